@@ -1,0 +1,233 @@
+//! What can go wrong, by whom: the head, the call, or one row of it.
+
+use core::fmt;
+
+/// A knob of [`RowParams`](crate::RowParams) or [`Plan`](crate::Plan), as named in messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs)] // each variant is the field of the same name
+pub enum Knob {
+    Temperature,
+    Position,
+    Draws,
+    FirstDraw,
+    WithoutReplacement,
+    Logprobs,
+    Mask,
+    LogitBias,
+    TopK,
+    TopP,
+    MinP,
+    RepetitionPenalty,
+    FrequencyPenalty,
+    PresencePenalty,
+    Canonical,
+    MaxRows,
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Knob::Temperature => "temperature",
+            Knob::Position => "position",
+            Knob::Draws => "draws",
+            Knob::FirstDraw => "first_draw",
+            Knob::WithoutReplacement => "without_replacement",
+            Knob::Logprobs => "logprobs",
+            Knob::Mask => "mask",
+            Knob::LogitBias => "logit_bias",
+            Knob::TopK => "top_k",
+            Knob::TopP => "top_p",
+            Knob::MinP => "min_p",
+            Knob::RepetitionPenalty => "repetition_penalty",
+            Knob::FrequencyPenalty => "frequency_penalty",
+            Knob::PresencePenalty => "presence_penalty",
+            Knob::Canonical => "canonical",
+            Knob::MaxRows => "max_rows",
+        })
+    }
+}
+
+/// Why one row has no draw. The other rows of the call are not affected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RowError {
+    /// Every token is masked or has logit -inf.
+    #[error("no token has a finite logit")]
+    NoFiniteLogit,
+    /// A logit is NaN.
+    #[error("the logit of token {token} is NaN")]
+    NaN {
+        /// The lowest such token.
+        token: u32,
+    },
+    /// A logit is +inf, before or after the transforms.
+    #[error("the logit of token {token} is +inf")]
+    PositiveInfinity {
+        /// The lowest such token.
+        token: u32,
+    },
+    /// More draws without replacement than tokens with a finite logit.
+    #[error("{draws} draws without replacement from {available} tokens with a finite logit")]
+    SupportTooSmall {
+        /// Draws asked for.
+        draws: u32,
+        /// Tokens that could be drawn.
+        available: u32,
+    },
+    /// A knob has a value that means nothing.
+    #[error("{knob} {reason}")]
+    Invalid {
+        /// The knob.
+        knob: Knob,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A knob that this backend or variant cannot do.
+    #[error("{knob} is not supported by this sampler")]
+    Unsupported {
+        /// The knob.
+        knob: Knob,
+    },
+    /// A knob asks for more than was planned.
+    #[error("{knob} is {asked}, but the plan allows {planned}")]
+    BeyondPlan {
+        /// The knob.
+        knob: Knob,
+        /// The row's value.
+        asked: u64,
+        /// The plan's.
+        planned: u64,
+    },
+}
+
+/// Why a whole call has no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SampleError {
+    /// The input's width is not the head's.
+    #[error("the input has {found} columns, but the head has hidden size {expected}")]
+    Hidden {
+        /// Columns of the input.
+        found: usize,
+        /// What the head needs.
+        expected: usize,
+    },
+    /// One set of row parameters per row, please.
+    #[error("{params} row parameters for {rows} rows")]
+    RowCount {
+        /// Rows of the input.
+        rows: usize,
+        /// Row parameters given.
+        params: usize,
+    },
+    /// More rows than planned.
+    #[error("{rows} rows, but the plan allows {max_rows}")]
+    TooManyRows {
+        /// Rows of the input.
+        rows: usize,
+        /// The plan's limit.
+        max_rows: usize,
+    },
+    /// A knob of the plan that this backend or variant cannot do.
+    #[error("{knob} is not supported by this sampler")]
+    Unsupported {
+        /// The knob.
+        knob: Knob,
+    },
+    /// The backend failed; the source says how.
+    #[error("{backend} failed")]
+    Backend {
+        /// Which backend.
+        backend: &'static str,
+        /// Its own error.
+        #[source]
+        source: Box<dyn core::error::Error + Send + Sync>,
+    },
+}
+
+/// Why a matrix or an LM head cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeadError {
+    /// The buffer does not hold the matrix.
+    #[error("a [{rows}, {cols}] matrix with row stride {row_stride} needs {needed} bytes, found {found}")]
+    Length {
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+        /// Elements from one row to the next.
+        row_stride: usize,
+        /// Bytes that takes.
+        needed: usize,
+        /// Bytes there are.
+        found: usize,
+    },
+    /// A dimension is zero, too large, or its stride is smaller than its row.
+    #[error("a matrix of shape [{rows}, {cols}] with row stride {row_stride} cannot be used: {reason}")]
+    Shape {
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+        /// Elements from one row to the next.
+        row_stride: usize,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// The head's bias has another length than its weight has rows.
+    #[error("the bias has {found} entries, but the weight has {expected} rows")]
+    BiasLength {
+        /// Entries of the bias.
+        found: usize,
+        /// Rows of the weight.
+        expected: usize,
+    },
+    /// A bias entry is NaN or +inf.
+    #[error("the bias of weight row {row} is NaN or +inf")]
+    BiasValue {
+        /// The weight row.
+        row: usize,
+    },
+    /// `scale` must be finite and not zero, `soft_cap` finite and positive.
+    #[error("{what} = {value} cannot be used")]
+    Factor {
+        /// Which one.
+        what: &'static str,
+        /// Its value's bits, as a float.
+        value: FloatBits,
+    },
+    /// `vocab_size` leaves no token of the weight's rows, or token ids exceed 2^32 - 2.
+    #[error("vocab_size {vocab_size} with weight rows {vocab_start}..{vocab_end} leaves no valid token range")]
+    Vocab {
+        /// The vocabulary's size.
+        vocab_size: usize,
+        /// First global token of the weight.
+        vocab_start: usize,
+        /// One past the last.
+        vocab_end: usize,
+    },
+}
+
+/// A float that compares by its bits, so that errors can be compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct FloatBits(u32);
+
+impl From<f32> for FloatBits {
+    fn from(value: f32) -> Self {
+        FloatBits(value.to_bits())
+    }
+}
+
+impl fmt::Debug for FloatBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for FloatBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&f32::from_bits(self.0), f)
+    }
+}

@@ -1,0 +1,125 @@
+//! The winner above every threshold at once.
+
+use crate::winner::{Candidate, Winner};
+
+/// The candidates that no other candidate beats in both logit and score.
+///
+/// For **every** threshold `t`, the winner among the tokens with `logit >= t` lies on the frontier, and the frontier of
+/// a union is the frontier of the merged frontiers. So a rule that keeps the tokens above some logit may choose that
+/// logit after the pass. (It is the record sequence of Cohen's bottom-1 sketch; its expected size is at most
+/// `1 + ln(1 / p_max)`.)
+///
+/// Merging is associative, commutative and idempotent; the identity is the empty frontier.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Frontier {
+    /// Logits falling, winners rising: the largest logit first, the best score last.
+    points: Vec<Candidate>,
+}
+
+impl Frontier {
+    /// Whether `a` makes `b` superfluous: at every threshold that admits `b`, `a` is admitted and wins.
+    fn covers(a: &Candidate, b: &Candidate) -> bool {
+        a.logit >= b.logit && (a.winner == b.winner || a.winner.beats(&b.winner))
+    }
+
+    /// Offers a candidate.
+    pub fn push(&mut self, candidate: Candidate) {
+        // Points with a logit at least as large come first; the last of them has the best score of all those.
+        let at = self.points.partition_point(|p| p.logit >= candidate.logit);
+        if at > 0 && Frontier::covers(&self.points[at - 1], &candidate) {
+            return;
+        }
+        // What it covers: points of equal logit before, and of smaller logit behind, with worse scores.
+        let from = self.points[..at].iter().rposition(|p| !Frontier::covers(&candidate, p)).map_or(0, |i| i + 1);
+        let covered = self.points[at..].iter().take_while(|p| Frontier::covers(&candidate, p)).count();
+        self.points.splice(from..at + covered, [candidate]);
+    }
+
+    /// Adds the points of another frontier.
+    pub fn merge(&mut self, other: &Frontier) {
+        for &point in &other.points {
+            self.push(point);
+        }
+    }
+
+    /// The winner among the tokens with `logit >= threshold`.
+    pub fn winner_above(&self, threshold: f32) -> Winner {
+        let admitted = self.points.partition_point(|p| p.logit >= threshold);
+        admitted.checked_sub(1).map_or(Winner::NONE, |last| self.points[last].winner)
+    }
+
+    /// The points, best score first.
+    pub fn iter(&self) -> impl Iterator<Item = &Candidate> {
+        self.points.iter().rev()
+    }
+
+    /// Number of points.
+    pub fn len(&self) -> usize {
+        self.points.len()
+    }
+
+    /// Whether no candidate was offered.
+    pub fn is_empty(&self) -> bool {
+        self.points.is_empty()
+    }
+
+    /// Removes all points; keeps the memory.
+    pub fn clear(&mut self) {
+        self.points.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
+        prop::collection::vec((-4i8..5, -4i8..5), 0..24).prop_map(|v| {
+            v.into_iter()
+                .enumerate()
+                .map(|(i, (l, s))| Candidate { winner: Winner::new(f32::from(s), i as u32), logit: f32::from(l) })
+                .collect()
+        })
+    }
+
+    fn frontier(c: &[Candidate]) -> Frontier {
+        let mut f = Frontier::default();
+        c.iter().for_each(|&c| f.push(c));
+        f
+    }
+
+    proptest! {
+        #[test]
+        fn the_winner_above_every_threshold_is_on_it(c in candidates()) {
+            let f = frontier(&c);
+            for t in -5i8..6 {
+                let t = f32::from(t);
+                let want = c.iter().filter(|c| c.logit >= t).fold(Winner::NONE, |w, c| w.merge(c.winner));
+                prop_assert_eq!(f.winner_above(t), want);
+            }
+        }
+
+        #[test]
+        fn merge_is_a_semilattice(c in candidates(), i in 0usize..24, j in 0usize..24) {
+            let (i, j) = (i.min(j).min(c.len()), i.max(j).min(c.len()));
+            let [a, b, d] = [&c[..i], &c[i..j], &c[j..]].map(frontier);
+            let merged = |x: &Frontier, y: &Frontier| { let mut m = x.clone(); m.merge(y); m };
+            prop_assert_eq!(merged(&a, &b), merged(&b, &a));
+            prop_assert_eq!(merged(&a, &a), a.clone());
+            prop_assert_eq!(merged(&a, &Frontier::default()), a.clone());
+            prop_assert_eq!(merged(&merged(&a, &b), &d), merged(&a, &merged(&b, &d)));
+            prop_assert_eq!(merged(&merged(&a, &b), &d), frontier(&c));
+        }
+
+        #[test]
+        fn no_point_covers_another(c in candidates()) {
+            let f = frontier(&c);
+            for (i, a) in f.points.iter().enumerate() {
+                for (j, b) in f.points.iter().enumerate() {
+                    prop_assert!(i == j || !Frontier::covers(a, b));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The LM head: the weight, the tokens it covers, and the transforms that belong to the model.
+
+use crate::error::HeadError;
+use crate::math;
+use crate::matrix::Matrix;
+use core::ops::Range;
+
+/// An LM head, or the shard of one: `logits = scale * soft_cap(hidden x weight^T + bias)`.
+///
+/// The order is vLLM's: the bias of the linear layer, then the soft-cap `cap * tanh(l / cap)`, then the scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'w> {
+    weight: Matrix<'w>,
+    vocab_start: u32,
+    vocab_size: u32,
+    bias: Option<&'w [f32]>,
+    soft_cap: Option<f32>,
+    scale: f32,
+}
+
+impl<'w> Head<'w> {
+    /// The head of a whole vocabulary: weight `[vocab, hidden]`, row `i` is token `i`.
+    ///
+    /// # Errors
+    /// [`HeadError::Vocab`] when the weight has no rows or more than 2^32 - 2.
+    pub fn new(weight: Matrix<'w>) -> Result<Self, HeadError> {
+        Head::shard(weight, 0, weight.rows())
+    }
+
+    /// A shard: row `i` of the weight is token `vocab_start + i` of a vocabulary of `vocab_size`. Rows at and beyond
+    /// `vocab_size` are padding and never sampled; a shard of padding only, or of no rows, is allowed and has no mass.
+    ///
+    /// # Errors
+    /// [`HeadError::Vocab`] when `vocab_size` is zero or a token id would exceed 2^32 - 2.
+    pub fn shard(weight: Matrix<'w>, vocab_start: usize, vocab_size: usize) -> Result<Self, HeadError> {
+        let vocab_end = vocab_start.saturating_add(weight.rows());
+        // The largest id is the mark of `Winner::NONE`.
+        let limit = u32::MAX as usize - 1;
+        if vocab_size == 0 || vocab_end > limit || vocab_size > limit {
+            return Err(HeadError::Vocab { vocab_size, vocab_start, vocab_end });
+        }
+        Ok(Head {
+            weight,
+            vocab_start: vocab_start as u32,
+            vocab_size: vocab_size as u32,
+            bias: None,
+            soft_cap: None,
+            scale: 1.0,
+        })
+    }
+
+    /// Uses only the first `vocab_size` tokens: heads are often padded to a round number of rows, and the padding's
+    /// logits are 0, not -inf.
+    ///
+    /// # Errors
+    /// [`HeadError::Vocab`] when `vocab_size` is zero or larger than the vocabulary.
+    pub fn with_vocab_size(mut self, vocab_size: usize) -> Result<Self, HeadError> {
+        if vocab_size == 0 || vocab_size > self.vocab_size as usize {
+            return Err(HeadError::Vocab {
+                vocab_size,
+                vocab_start: self.vocab_start as usize,
+                vocab_end: self.vocab_start as usize + self.weight.rows(),
+            });
+        }
+        self.vocab_size = vocab_size as u32;
+        Ok(self)
+    }
+
+    /// Adds a bias per weight row, in nats before soft-cap and scale. `-inf` removes a token.
+    ///
+    /// # Errors
+    /// [`HeadError::BiasLength`] or [`HeadError::BiasValue`].
+    pub fn with_bias(mut self, bias: &'w [f32]) -> Result<Self, HeadError> {
+        if bias.len() != self.weight.rows() {
+            return Err(HeadError::BiasLength { found: bias.len(), expected: self.weight.rows() });
+        }
+        if let Some(row) = bias.iter().position(|b| b.is_nan() || *b == f32::INFINITY) {
+            return Err(HeadError::BiasValue { row });
+        }
+        self.bias = Some(bias);
+        Ok(self)
+    }
+
+    /// Caps the logits at `cap` in size: `cap * tanh(l / cap)`, as Gemma 2 does.
+    ///
+    /// # Errors
+    /// [`HeadError::Factor`] when `cap` is not finite and positive.
+    pub fn with_soft_cap(mut self, cap: f32) -> Result<Self, HeadError> {
+        if !(cap > 0.0 && cap.is_finite()) {
+            return Err(HeadError::Factor { what: "soft_cap", value: cap.into() });
+        }
+        self.soft_cap = Some(cap);
+        Ok(self)
+    }
+
+    /// Multiplies the logits, as Cohere and Granite do.
+    ///
+    /// # Errors
+    /// [`HeadError::Factor`] when `scale` is not finite and positive.
+    pub fn with_scale(mut self, scale: f32) -> Result<Self, HeadError> {
+        if !(scale > 0.0 && scale.is_finite()) {
+            return Err(HeadError::Factor { what: "scale", value: scale.into() });
+        }
+        self.scale = scale;
+        Ok(self)
+    }
+
+    /// The weight, `[rows, hidden]`.
+    pub fn weight(&self) -> Matrix<'w> {
+        self.weight
+    }
+
+    /// Size of the whole vocabulary, of which this head may be a shard.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// Hidden size.
+    pub fn hidden(&self) -> usize {
+        self.weight.cols()
+    }
+
+    /// The global ids of the tokens that this head can draw: its rows without the padding.
+    pub fn tokens(&self) -> Range<u32> {
+        let end = (self.vocab_start + self.weight.rows() as u32).min(self.vocab_size);
+        self.vocab_start.min(end)..end
+    }
+
+    /// The weight row of a token.
+    pub fn weight_row(&self, token: u32) -> usize {
+        (token - self.vocab_start) as usize
+    }
+
+    /// The factor by which a change of the dot product can grow on its way to the raw logit.
+    pub fn gain(&self) -> f32 {
+        self.scale
+    }
+
+    /// A shard of this head: the tokens `range` of [`Head::tokens`].
+    pub fn slice(&self, range: Range<u32>) -> Head<'w> {
+        let rows = self.weight_row(range.start)..self.weight_row(range.end);
+        Head {
+            weight: self.weight.row_range(rows.clone()),
+            vocab_start: range.start,
+            bias: self.bias.map(|b| &b[rows]),
+            ..*self
+        }
+    }
+
+    /// Splits the head into shards that begin at the given tokens; `starts` ascends, its first is this head's first
+    /// token, and equal neighbours make empty shards.
+    pub fn split(&self, starts: &[u32]) -> Vec<Head<'w>> {
+        let ends = starts.iter().skip(1).copied().chain([self.tokens().end]);
+        starts.iter().zip(ends).map(|(&start, end)| self.slice(start..end)).collect()
+    }
+
+    /// Turns dot products into raw logits: bias, soft-cap, scale. `dots[i]` belongs to token `first + i`.
+    #[inline(always)]
+    pub fn transform(&self, first: u32, dots: &mut [f32]) {
+        if let Some(bias) = self.bias {
+            for (l, b) in dots.iter_mut().zip(&bias[self.weight_row(first)..]) {
+                *l += b;
+            }
+        }
+        if let Some(cap) = self.soft_cap {
+            for l in dots.iter_mut() {
+                *l = if l.is_finite() { cap * math::tanh(*l / cap) } else { *l };
+            }
+        }
+        if self.scale != 1.0 {
+            for l in dots {
+                *l *= self.scale;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: [f32; 12] = [0.0; 12];
+
+    fn weight() -> Matrix<'static> {
+        Matrix::new(&DATA, 6, 2).unwrap()
+    }
+
+    #[test]
+    fn padding_and_shards_have_the_right_tokens() {
+        let head = Head::new(weight()).unwrap().with_vocab_size(5).unwrap();
+        assert_eq!(head.tokens(), 0..5);
+        let shards = head.split(&[0, 2, 2]);
+        assert_eq!(shards.iter().map(Head::tokens).collect::<Vec<_>>(), [0..2, 2..2, 2..5]);
+        let padding = Head::shard(weight(), 8, 7).unwrap();
+        assert!(padding.tokens().is_empty());
+        assert!(Head::shard(weight(), 0, 0).is_err());
+        assert!(Head::shard(weight(), u32::MAX as usize - 3, 9).is_err());
+        assert!(head.with_vocab_size(6).is_err());
+    }
+
+    #[test]
+    fn the_order_is_bias_cap_scale() {
+        let bias = [1.0, 2.0, 3.0, 4.0, 5.0, f32::NEG_INFINITY];
+        let head = Head::new(weight()).unwrap().with_bias(&bias).unwrap();
+        let head = head.with_soft_cap(2.0).unwrap().with_scale(3.0).unwrap();
+        let mut dots = [1.0f32, 1.0, 0.0];
+        head.transform(3, &mut dots);
+        let want = |x: f32| 3.0 * (2.0 * (x / 2.0).tanh());
+        assert!((dots[0] - want(5.0)).abs() < 1e-5 && (dots[1] - want(6.0)).abs() < 1e-5);
+        assert_eq!(dots[2], f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn bad_factors_are_refused() {
+        let head = Head::new(weight()).unwrap();
+        for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            assert!(head.with_scale(bad).is_err() && head.with_soft_cap(bad).is_err());
+        }
+        assert!(matches!(head.with_bias(&[0.0; 5]), Err(HeadError::BiasLength { found: 5, expected: 6 })));
+        assert!(matches!(head.with_bias(&[f32::NAN; 6]), Err(HeadError::BiasValue { row: 0 })));
+    }
+}

@@ -1,0 +1,53 @@
+//! The vocabulary of FlashSampling: everything that is true on every machine.
+//!
+//! A decode step of a language model ends with `hidden [rows, hidden] x weight [vocab, hidden]^T`, a transform of the
+//! logits, and one random draw per row. FlashSampling (Ruiz et al. 2026) adds Gumbel noise to each tile of logits while
+//! it is still on chip and keeps one winner per tile, so the `[rows, vocab]` logits are never written. This crate holds
+//! the theory that the backends share:
+//!
+//! | module | what it holds | paper |
+//! | --- | --- | --- |
+//! | [`noise`] | the noise of (seed, position, draw, token), version 1 | App. C, J |
+//! | [`math`] | `exp` and `tanh` with the same bits everywhere | |
+//! | [`winner`] | [`Winner`], [`Candidate`], [`TopList`]: maxima of perturbed scores | Lemma D.5 |
+//! | [`log_mass`], [`mass_histogram`] | streaming and order-independent log-sum-exp | App. L |
+//! | [`group_summary`] | [`GroupSummary`] and its binary merge | Lemma D.3 |
+//! | [`frontier`] | [`Frontier`]: the winner above every threshold at once | |
+//! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
+//! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
+//! | [`canonical`] | one dot product that every backend can agree on | |
+//! | [`reference`] | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
+//!
+//! # Crate layout
+//! This crate sees no backend and no threads and forbids `unsafe`. Backends see this crate and never each other.
+#![forbid(unsafe_code)]
+
+pub mod canonical;
+pub mod error;
+pub mod frontier;
+pub mod group_summary;
+pub mod head;
+pub mod log_mass;
+pub mod mass_histogram;
+pub mod math;
+pub mod matrix;
+pub mod noise;
+pub mod params;
+pub mod reference;
+pub mod sampler;
+pub mod samples;
+pub mod transform;
+pub mod winner;
+
+pub use error::{HeadError, Knob, RowError, SampleError};
+pub use frontier::Frontier;
+pub use group_summary::GroupSummary;
+pub use head::Head;
+pub use log_mass::LogMass;
+pub use mass_histogram::MassHistogram;
+pub use matrix::{DType, Matrix};
+pub use noise::{Domain, Noise, NoiseRng};
+pub use params::RowParams;
+pub use sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant};
+pub use samples::{Draw, RowSample, Samples};
+pub use winner::{Candidate, TopList, Winner};

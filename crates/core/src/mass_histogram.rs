@@ -1,0 +1,239 @@
+//! Log-sum-exp that does not depend on the order: integer masses on an absolute grid of logits.
+
+use crate::log_mass::LogMass;
+
+/// Bins kept: the highest one and those below it.
+const BINS: usize = 512;
+/// Bins per nat.
+const PER_NAT: f32 = 8.0;
+/// What the bins cover, in nats; `e^-64` of a mass is beneath the last bit of a float64.
+const WINDOW: f32 = 64.0;
+/// One unit of mass is 2^-30 of the mass at a bin's lower edge: 2^32 tokens cannot overflow a bin.
+const UNIT: f32 = 1_073_741_824.0;
+/// `e^r = 1 + r + r^2 p(r)` on `[0, 1/8]`, relative error 2^-29.7 (docs/noise/minimax.py).
+const P: [f32; 3] = [f32::from_bits(0x3f00_0057), f32::from_bits(0x3e2a_7721), f32::from_bits(0x3d34_1741)];
+
+/// The masses `e^l` of a set of logits, as integers in bins of 1/8 nat on an absolute grid.
+///
+/// Adding and merging are integer sums, so the histogram of a set is the same whatever the order, the tiles or the
+/// shards: [`merge`](MassHistogram::merge) is associative and commutative with the empty histogram as identity.
+/// Bins 64 nats and more below the highest are dropped; a token there has less than 2^-92 of the whole mass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MassHistogram {
+    /// Lower edge of the highest bin, in nats; -inf when empty.
+    top: f32,
+    /// The bin with lower edge `e` lies at `8 e mod BINS`; bins outside `(top - WINDOW, top]` are zero.
+    bins: Box<[u64; BINS]>,
+}
+
+impl Default for MassHistogram {
+    fn default() -> Self {
+        MassHistogram { top: f32::NEG_INFINITY, bins: Box::new([0; BINS]) }
+    }
+}
+
+/// The lower edge of a logit's bin.
+#[inline(always)]
+fn edge_of(logit: f32) -> f32 {
+    // Floats from 2^21 on are multiples of 1/8 anyway, and would overflow in the product.
+    if logit.abs() < 2_097_152.0 { (logit * PER_NAT).floor() / PER_NAT } else { logit }
+}
+
+#[inline(always)]
+fn slot_of(edge: f32) -> usize {
+    if edge.abs() < 2_097_152.0 {
+        ((edge * PER_NAT) as i32 & (BINS as i32 - 1)) as usize
+    } else {
+        (edge.rem_euclid(WINDOW) * PER_NAT) as usize
+    }
+}
+
+/// The edges of a window, from the top down. Among huge logits several steps may round to one float: it comes once.
+fn edges(top: f32) -> impl Iterator<Item = f32> {
+    let mut last = f32::INFINITY;
+    (0..BINS).filter_map(move |below| {
+        let edge = top - below as f32 / PER_NAT;
+        let fresh = edge < last && top - edge < WINDOW;
+        last = edge;
+        fresh.then_some(edge)
+    })
+}
+
+impl MassHistogram {
+    /// Empties the histogram.
+    pub fn clear(&mut self) {
+        if self.top > f32::NEG_INFINITY {
+            self.top = f32::NEG_INFINITY;
+            self.bins.fill(0);
+        }
+    }
+
+    /// Adds the mass of one logit; `-inf` adds nothing. `logit` must not be NaN or +inf.
+    #[inline]
+    pub fn push(&mut self, logit: f32) {
+        if logit == f32::NEG_INFINITY {
+            return;
+        }
+        let edge = edge_of(logit);
+        // Exact: both terms are multiples of the logit's last place.
+        let r = logit - edge;
+        let p = P[2].mul_add(r, P[1]).mul_add(r, P[0]);
+        let excess = (r * r).mul_add(p, r) * UNIT;
+        if self.admit(edge) {
+            self.bins[slot_of(edge)] += UNIT as u64 + excess as u64;
+        }
+    }
+
+    /// Adds the masses of a slice.
+    #[inline]
+    pub fn extend_from_slice(&mut self, logits: &[f32]) {
+        for &logit in logits {
+            self.push(logit);
+        }
+    }
+
+    /// Makes room for a bin; false when it lies below the window.
+    #[inline(always)]
+    fn admit(&mut self, edge: f32) -> bool {
+        if edge > self.top {
+            self.raise(edge);
+        }
+        self.top - edge < WINDOW
+    }
+
+    #[cold]
+    fn raise(&mut self, edge: f32) {
+        if edge - self.top >= WINDOW {
+            self.bins.fill(0);
+        } else {
+            for fresh in edges(edge).take_while(|&e| e > self.top) {
+                self.bins[slot_of(fresh)] = 0;
+            }
+        }
+        self.top = edge;
+    }
+
+    /// Adds the masses of another histogram.
+    pub fn merge(&mut self, other: &MassHistogram) {
+        if other.is_empty() {
+            return;
+        }
+        self.admit(other.top);
+        for edge in edges(other.top) {
+            let mass = other.bins[slot_of(edge)];
+            if mass > 0 && self.admit(edge) {
+                self.bins[slot_of(edge)] += mass;
+            }
+        }
+    }
+
+    /// Whether no mass was added.
+    pub fn is_empty(&self) -> bool {
+        self.top == f32::NEG_INFINITY
+    }
+
+    /// The bins that hold mass, highest first: lower edge in nats, and mass relative to that edge
+    /// (1 = one token exactly at the edge).
+    pub fn bins(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        edges(self.top).filter_map(|edge| {
+            let mass = self.bins[slot_of(edge)];
+            (mass > 0).then(|| (f64::from(edge), mass as f64 / f64::from(UNIT)))
+        })
+    }
+
+    /// The whole mass, summed in the fixed order of the bins.
+    pub fn log_mass(&self) -> LogMass {
+        let top = f64::from(self.top);
+        let sum = self.bins().map(|(edge, mass)| mass * (edge - top).exp()).sum();
+        LogMass { max: self.top, sum }
+    }
+
+    /// `ln sum e^l` in nats; -inf when empty. Error below 1e-8, and 2^-53 of its size.
+    pub fn log_z(&self) -> f64 {
+        self.log_mass().value()
+    }
+
+    /// The number of words that [`MassHistogram::to_words`] writes.
+    pub const WORDS: usize = BINS + 1;
+
+    /// Appends the words that a rank sends: the top edge's bits, then the bins by slot.
+    pub fn to_words(&self, words: &mut Vec<u64>) {
+        words.push(u64::from(self.top.to_bits()));
+        words.extend_from_slice(&*self.bins);
+    }
+
+    /// The inverse of [`MassHistogram::to_words`]; `None` for words that it cannot have written.
+    pub fn from_words(words: &[u64]) -> Option<Self> {
+        let (&top, bins) = words.split_first()?;
+        let top = f32::from_bits(u32::try_from(top).ok()?);
+        let is_edge = top < f32::INFINITY && (top == f32::NEG_INFINITY || top == edge_of(top));
+        let bins = Box::new(<[u64; BINS]>::try_from(bins).ok()?);
+        is_edge.then_some(MassHistogram { top, bins })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn histogram(logits: &[f32]) -> MassHistogram {
+        let mut h = MassHistogram::default();
+        h.extend_from_slice(logits);
+        h
+    }
+
+    fn logits() -> impl Strategy<Value = Vec<f32>> {
+        let one = prop_oneof![
+            8 => -90f32..90.0,
+            2 => -1e4f32..1e4,
+            1 => -1e38f32..1e38,
+            1 => Just(f32::NEG_INFINITY),
+            1 => Just(0.0f32),
+        ];
+        prop::collection::vec(one, 0..60)
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_does_not_matter(mut l in logits(), split in 0usize..60, rotate in 0usize..60) {
+            let whole = histogram(&l);
+            let (a, b) = l.split_at(split.min(l.len()));
+            let (mut ab, mut ba) = (histogram(a), histogram(b));
+            ab.merge(&histogram(b));
+            ba.merge(&histogram(a));
+            prop_assert_eq!(&ab, &whole);
+            prop_assert_eq!(&ba, &whole);
+            if !l.is_empty() {
+                let n = rotate % l.len();
+                l.rotate_left(n);
+            }
+            prop_assert_eq!(&histogram(&l), &whole);
+        }
+
+        #[test]
+        fn log_z_is_accurate(l in prop::collection::vec(-60f32..60.0, 1..60)) {
+            let exact: f64 = l.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
+            let log_z = histogram(&l).log_z();
+            prop_assert!((log_z - exact).abs() < 1e-8 + 1e-15 * exact.abs(), "{} against {}", log_z, exact);
+        }
+
+        #[test]
+        fn words_carry_the_histogram(l in prop::collection::vec(-1e4f32..1e4, 0..60)) {
+            let h = histogram(&l);
+            let mut words = Vec::new();
+            h.to_words(&mut words);
+            prop_assert_eq!(words.len(), MassHistogram::WORDS);
+            prop_assert_eq!(MassHistogram::from_words(&words), Some(h));
+        }
+    }
+
+    #[test]
+    fn one_token_has_its_own_logit_as_log_mass() {
+        for l in [0.0, -3.3, 700.0, -1e4, 1e9, -1e30, f32::MAX, f32::MIN] {
+            let log_z = histogram(&[l]).log_z();
+            assert!((log_z - f64::from(l)).abs() <= 1e-8 + 1e-7 * f64::from(l).abs(), "{l}: {log_z}");
+        }
+        assert_eq!(histogram(&[]).log_z(), f64::NEG_INFINITY);
+    }
+}

@@ -1,0 +1,203 @@
+//! Borrowed matrices of the three float types.
+
+use crate::error::HeadError;
+use half::{bf16, f16};
+
+/// Element type of a [`Matrix`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// bfloat16.
+    BF16,
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision.
+    F32,
+}
+
+impl DType {
+    /// Bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::BF16 | DType::F16 => 2,
+            DType::F32 => 4,
+        }
+    }
+
+    /// The name that safetensors and this project's command use in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::F32 => "f32",
+        }
+    }
+}
+
+/// A Rust type that a [`Matrix`] can hold.
+pub trait Element: bytemuck::Pod {
+    /// Its name at run time.
+    const DTYPE: DType;
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+}
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+/// A borrowed row-major matrix, `[rows, cols]`, in native byte order and at any alignment, so that a mapped file works.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    bytes: &'a [u8],
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// A matrix over a slice of `rows * cols` elements.
+    ///
+    /// # Errors
+    /// [`HeadError::Length`] when the slice has another length, [`HeadError::Shape`] when `cols` is zero.
+    pub fn new<T: Element>(data: &'a [T], rows: usize, cols: usize) -> Result<Self, HeadError> {
+        let m = Matrix::from_bytes(bytemuck::cast_slice(data), T::DTYPE, rows, cols, cols)?;
+        if m.bytes.len() == size_of_val(data) {
+            return Ok(m);
+        }
+        Err(HeadError::Length { rows, cols, row_stride: cols, needed: m.bytes.len(), found: size_of_val(data) })
+    }
+
+    /// A matrix over bytes, with `row_stride` elements from one row to the next. Bytes beyond the last row are ignored.
+    ///
+    /// # Errors
+    /// * [`HeadError::Length`]: fewer bytes than the matrix needs.
+    /// * [`HeadError::Shape`]: `cols` is zero, `row_stride < cols`, or the size overflows.
+    pub fn from_bytes(
+        bytes: &'a [u8],
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Result<Self, HeadError> {
+        let shape = |reason| HeadError::Shape { rows, cols, row_stride, reason };
+        if cols == 0 {
+            return Err(shape("it has no columns"));
+        }
+        if row_stride < cols {
+            return Err(shape("the stride is smaller than a row"));
+        }
+        let elements = match rows {
+            0 => Some(0),
+            n => (n - 1).checked_mul(row_stride).and_then(|e| e.checked_add(cols)),
+        };
+        let needed = elements.and_then(|e| e.checked_mul(dtype.size())).ok_or(shape("its size overflows"))?;
+        let bytes =
+            bytes.get(..needed).ok_or(HeadError::Length { rows, cols, row_stride, needed, found: bytes.len() })?;
+        Ok(Matrix { bytes, dtype, rows, cols, row_stride })
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Elements from one row to the next.
+    pub fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// All bytes, from the first row's first to the last row's last.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The bytes of a row; panics when it is out of range, like a slice.
+    pub fn row_bytes(&self, row: usize) -> &'a [u8] {
+        let at = row * self.row_stride * self.dtype.size();
+        &self.bytes[at..at + self.cols * self.dtype.size()]
+    }
+
+    /// The rows `range` as a matrix of their own; panics when it is out of range, like a slice.
+    pub fn row_range(&self, range: core::ops::Range<usize>) -> Matrix<'a> {
+        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
+        let size = self.dtype.size();
+        let start = range.start * self.row_stride * size;
+        let end = ((range.end.max(1) - 1) * self.row_stride + self.cols) * size;
+        let bytes = if range.is_empty() { &[] } else { &self.bytes[start..end] };
+        Matrix { bytes, rows: range.len(), ..*self }
+    }
+
+    /// Widens a row to float32, exactly; `out` must hold `cols` elements.
+    pub fn row_to_f32(&self, row: usize, out: &mut [f32]) {
+        widen(self.row_bytes(row), self.dtype, out);
+    }
+}
+
+/// Widens elements to float32, exactly; `out` must have as many elements as `bytes` holds.
+pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
+    assert_eq!(bytes.len(), out.len() * dtype.size());
+    match dtype {
+        DType::BF16 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *o = f32::from_bits(u32::from(u16::from_ne_bytes(*b)) << 16);
+            }
+        }
+        DType::F16 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *o = f16::from_ne_bytes(*b).to_f32();
+            }
+        }
+        DType::F32 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *o = f32::from_ne_bytes(*b);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_shapes_are_named() {
+        let data = [0f32; 6];
+        assert!(matches!(Matrix::new(&data, 2, 4), Err(HeadError::Length { needed: 32, found: 24, .. })));
+        assert!(matches!(Matrix::new(&data, 1, 4), Err(HeadError::Length { .. })));
+        assert!(matches!(Matrix::new(&data, 2, 0), Err(HeadError::Shape { .. })));
+        assert!(matches!(
+            Matrix::from_bytes(&[0; 24], DType::F32, usize::MAX, 3, 3),
+            Err(HeadError::Shape { reason: "its size overflows", .. })
+        ));
+        assert!(matches!(Matrix::from_bytes(&[0; 24], DType::F32, 2, 3, 2), Err(HeadError::Shape { .. })));
+    }
+
+    #[test]
+    fn strided_and_unaligned_rows_read_back() {
+        let values: Vec<bf16> = (0..10).map(|i| bf16::from_f32(i as f32)).collect();
+        let mut bytes = vec![0u8];
+        bytes.extend_from_slice(bytemuck::cast_slice(&values));
+        let m = Matrix::from_bytes(&bytes[1..], DType::BF16, 3, 2, 4).unwrap();
+        let mut row = [0.0; 2];
+        m.row_to_f32(2, &mut row);
+        assert_eq!(row, [8.0, 9.0]);
+        m.row_range(1..3).row_to_f32(0, &mut row);
+        assert_eq!(row, [4.0, 5.0]);
+        assert_eq!(m.row_range(3..3).rows(), 0);
+    }
+}

@@ -1,0 +1,149 @@
+//! Word to uniform to exponential to Gumbel.
+//!
+//! The winner of an argmax has a *small* exponential, so the fine end of the float goes there:
+//! `v = (x + 1/2) 2^-32`, `E = -ln(1 - v)`, `g = -ln E`, with two guards.
+//!
+//! 1. `v` must stay below 1. Near `x = 2^32` a float32 would round up to it, so the upper half works with the integer
+//!    complement: `1 - v = (!x + 1/2) 2^-32`, exactly as fine as the lower half.
+//! 2. A word below [`TAIL_WORDS`] is extended by 32 more bits, so that the law keeps its shape down to 2^-65.
+
+use super::log::{ln, neg_ln_1m};
+
+/// Words below this are extended by a refinement word.
+pub const TAIL_WORDS: u32 = 256;
+
+/// The largest Gumbel that a word can give: word 0 with refinement 0 has `v = 2^-65`, so g = 65 ln 2 = 45.05.
+pub const GUMBEL_MAX: f32 = 45.054_57;
+
+const SCALE: f32 = 1.0 / 4_294_967_296.0;
+
+/// A uniform in the open interval (0, 1), kept by its distance from the nearer end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum U01 {
+    /// `v` in `(0, 1/2]`.
+    Low(f32),
+    /// `1 - v` in `(0, 1/2]`.
+    High(f32),
+}
+
+impl U01 {
+    /// The uniform as a float64.
+    pub fn value(self) -> f64 {
+        match self {
+            U01::Low(v) => f64::from(v),
+            U01::High(w) => 1.0 - f64::from(w),
+        }
+    }
+}
+
+/// The open uniform of a word. `refinement` is asked for 32 more bits when the word is below [`TAIL_WORDS`].
+#[inline(always)]
+pub fn u01_open(word: u32, refinement: impl FnOnce() -> u32) -> U01 {
+    if word < TAIL_WORDS {
+        let fraction = refinement() as f32 + 0.5;
+        U01::Low(fraction.mul_add(SCALE, word as f32) * SCALE)
+    } else if word < 1 << 31 {
+        U01::Low((word as f32 + 0.5) * SCALE)
+    } else {
+        U01::High((!word as f32 + 0.5) * SCALE)
+    }
+}
+
+/// The standard exponential of a word, in `[2^-65, 22.9]`.
+#[inline(always)]
+pub fn exponential(word: u32, refinement: impl FnOnce() -> u32) -> f32 {
+    match u01_open(word, refinement) {
+        U01::Low(v) => neg_ln_1m(v),
+        U01::High(w) => -ln(w),
+    }
+}
+
+/// The standard Gumbel of a word, in `[-3.2, 45.1]`.
+#[inline(always)]
+pub fn gumbel(word: u32, refinement: impl FnOnce() -> u32) -> f32 {
+    -ln(exponential(word, refinement))
+}
+
+/// A uniform in (0, 1) with 64 bits, for comparisons with a probability: `P(coin < p) = p` to 2^-53 relative.
+pub fn coin_open(words: [u32; 2]) -> f64 {
+    let bits = u64::from(words[0]) << 32 | u64::from(words[1]);
+    // Above 2^53 the half is lost to rounding, and the top words would give 1: stay below it.
+    ((bits as f64 + 0.5) * 2f64.powi(-64)).min(1.0 - f64::EPSILON / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unused() -> u32 {
+        panic!("this word needs no refinement")
+    }
+
+    /// The map in float64, from the exact `v`.
+    fn exact_exponential(word: u32, refinement: u32) -> f64 {
+        if word < TAIL_WORDS {
+            -(-((f64::from(refinement) + 0.5) * 2f64.powi(-32) + f64::from(word)) * 2f64.powi(-32)).ln_1p()
+        } else if word < 1 << 31 {
+            -(-(f64::from(word) + 0.5) * 2f64.powi(-32)).ln_1p()
+        } else {
+            -((f64::from(!word) + 0.5) * 2f64.powi(-32)).ln()
+        }
+    }
+
+    fn check(word: u32, refinement: u32) {
+        let exact = exact_exponential(word, refinement);
+        let e = exponential(word, || refinement);
+        let g = gumbel(word, || refinement);
+        assert!(e > 0.0 && e.is_finite() && g.is_finite(), "word {word}");
+        assert!((f64::from(e) / exact - 1.0).abs() < 2.6e-7, "word {word}: E {e} against {exact}");
+        let exact_g = -exact.ln();
+        assert!(
+            (f64::from(g) - exact_g).abs() < 1.3e-7 * exact_g.abs() + 3.0e-7,
+            "word {word}: g {g} against {exact_g}"
+        );
+    }
+
+    #[test]
+    fn the_ends_are_open() {
+        assert_eq!(u01_open(0, || 0), U01::Low(2f32.powi(-65)));
+        assert_eq!(u01_open(!0, unused), U01::High(2f32.powi(-33)));
+        assert_eq!(u01_open((1 << 31) - 1, unused), U01::Low(0.5));
+        assert_eq!(u01_open(1 << 31, unused), U01::High(0.5));
+        assert!((gumbel(0, || 0) - GUMBEL_MAX).abs() < 1e-5);
+        assert!(gumbel(!0, unused) > -3.2);
+        assert!(coin_open([0, 0]) > 0.0 && coin_open([!0, !0]) < 1.0);
+    }
+
+    #[test]
+    fn the_refined_tail_meets_the_body() {
+        // The last refined word with the last refinement lies just below the first plain word.
+        let last = u01_open(TAIL_WORDS - 1, || !0).value();
+        let first = u01_open(TAIL_WORDS, unused).value();
+        assert!(last < first && first - last < 2f64.powi(-32));
+    }
+
+    #[test]
+    fn the_map_is_accurate_on_a_stride() {
+        for word in (0..=u32::MAX).step_by(9973).chain(0..2000).chain(u32::MAX - 2000..=u32::MAX) {
+            check(word, word.wrapping_mul(0x9e37_79b9));
+        }
+    }
+
+    #[test]
+    fn the_map_is_monotone_on_a_stride() {
+        let mut last = f32::INFINITY;
+        for word in (TAIL_WORDS..=u32::MAX).step_by(4099) {
+            let g = gumbel(word, unused);
+            assert!(g <= last, "word {word}");
+            last = g;
+        }
+    }
+
+    #[test]
+    #[ignore = "exhaustive: all 2^32 words, minutes; the stride above runs in CI"]
+    fn the_map_is_accurate_on_every_word() {
+        for word in 0..=u32::MAX {
+            check(word, word.wrapping_mul(0x9e37_79b9));
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The four variants in float64, as short as they get. Every fast path is judged against this file.
+//!
+//! Dot products are [`canonical`](crate::canonical), log-masses are float64 sums, noise and transforms are the scalar
+//! definitions of this crate. It holds the whole row of logits, and is slow.
+
+use crate::canonical::canonical_logit;
+use crate::error::{RowError, SampleError};
+use crate::head::Head;
+use crate::mass_histogram::MassHistogram;
+use crate::matrix::Matrix;
+use crate::noise::Domain;
+use crate::params::{Row, RowParams};
+use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant, check_call};
+use crate::samples::Samples;
+use crate::transform::first_invalid;
+use crate::winner::{Candidate, TopList, Winner};
+use core::ops::Range;
+
+/// Which variant the reference follows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scheme {
+    /// The argmax of the whole perturbed row (Alg. I.1, and Alg. 1 for any tiles).
+    Tiled,
+    /// Groups of `n` tokens and a fresh draw of the group (Alg. I.2).
+    Grouped(u32),
+    /// Groups of `n` tokens through the binary merge (Alg. I.3).
+    Online(u32),
+    /// Shards that begin at these tokens, and a fresh draw of the shard (Alg. I.4).
+    Sharded(Vec<u32>),
+}
+
+/// The transformed logits of a row, from its raw ones.
+fn transformed(row: &Row<'_>, raw: &[f32], first: u32) -> Result<Vec<f32>, RowError> {
+    let mut logits = raw.to_vec();
+    first_invalid(first, &logits).map_or(Ok(()), Err)?;
+    row.transform.apply(first, &mut logits);
+    first_invalid(first, &logits).map_or(Ok(()), Err)?;
+    if logits.iter().all(|&l| l == f32::NEG_INFINITY) { Err(RowError::NoFiniteLogit) } else { Ok(logits) }
+}
+
+/// Every token with its perturbed score.
+fn candidates<'a>(row: &'a Row<'_>, draw: u32, logits: &'a [f32], first: u32) -> impl Iterator<Item = Candidate> + 'a {
+    let finite = (first..).zip(logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
+    finite.map(move |(token, &logit)| {
+        let noise = if row.greedy { 0.0 } else { row.noise.gumbel(Domain::Token, draw, token) };
+        Candidate { winner: Winner::new(logit + noise, token), logit }
+    })
+}
+
+/// Paper Alg. I.1: the maximum of the perturbed logits.
+pub fn tiled(row: &Row<'_>, draw: u32, logits: &[f32], first: u32) -> Candidate {
+    candidates(row, draw, logits, first).fold(Candidate::NONE, Candidate::merge)
+}
+
+/// `ln sum e^l` in float64.
+pub fn log_mass(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if max == f32::NEG_INFINITY {
+        return f64::NEG_INFINITY;
+    }
+    f64::from(max) + logits.iter().map(|&l| (f64::from(l) - f64::from(max)).exp()).sum::<f64>().ln()
+}
+
+/// Paper Alg. I.2 and I.4: the group is drawn by its log-mass, the token within the group.
+/// `groups` are (number, tokens); `domain` is the outer noise.
+pub fn grouped(
+    row: &Row<'_>,
+    draw: u32,
+    logits: &[f32],
+    first: u32,
+    groups: impl Iterator<Item = (u32, Range<u32>)>,
+    domain: Domain,
+) -> Candidate {
+    let part = |g: &Range<u32>| &logits[(g.start - first) as usize..(g.end - first) as usize];
+    let scored = groups.map(|(k, g)| (log_mass(part(&g)) + f64::from(row.noise.gumbel(domain, draw, k)), g));
+    let best = scored.reduce(|a, b| if b.0 > a.0 { b } else { a });
+    best.map_or(Candidate::NONE, |(_, g)| tiled(row, draw, part(&g), g.start))
+}
+
+/// Paper Alg. I.3: groups stream through the binary merge.
+pub fn online(
+    row: &Row<'_>,
+    draw: u32,
+    logits: &[f32],
+    first: u32,
+    groups: impl Iterator<Item = (u32, Range<u32>)>,
+) -> Candidate {
+    let mut sample = Candidate::NONE;
+    let mut running = f64::NEG_INFINITY;
+    for (k, g) in groups {
+        let part = &logits[(g.start - first) as usize..(g.end - first) as usize];
+        let mass = log_mass(part);
+        let replace = 1.0 / (1.0 + (running - mass).exp());
+        if mass > f64::NEG_INFINITY && row.noise.coin(draw, k) < replace {
+            sample = tiled(row, draw, part, g.start);
+        }
+        let high = running.max(mass);
+        if high > f64::NEG_INFINITY {
+            running = high + ((running - high).exp() + (mass - high).exp()).ln();
+        }
+    }
+    sample
+}
+
+/// Cuts tokens into groups on the absolute grid of multiples of `size`; a group's number is its place on that grid.
+pub fn groups(tokens: Range<u32>, size: u32) -> impl Iterator<Item = (u32, Range<u32>)> {
+    let numbers = if tokens.is_empty() { 0..0 } else { tokens.start / size..tokens.end.div_ceil(size) };
+    numbers.map(move |k| (k, (k * size).max(tokens.start)..k.saturating_add(1).saturating_mul(size).min(tokens.end)))
+}
+
+/// The reference as a sampler.
+#[derive(Clone, Debug)]
+pub struct Reference<'w> {
+    head: Head<'w>,
+    plan: Plan,
+    scheme: Scheme,
+}
+
+impl<'w> Reference<'w> {
+    /// A reference sampler for a head.
+    pub fn new(head: Head<'w>, plan: Plan, scheme: Scheme) -> Self {
+        Reference { head, plan, scheme }
+    }
+
+    /// The raw logits of a hidden state (float32), for the head's tokens.
+    pub fn raw_logits(&self, hidden: &[f32]) -> Vec<f32> {
+        let mut scratch = vec![0.0; hidden.len()];
+        self.head.tokens().map(|token| canonical_logit(&self.head, token, hidden, &mut scratch)).collect()
+    }
+
+    fn draw(&self, row: &Row<'_>, draw: u32, logits: &[f32]) -> Candidate {
+        let tokens = self.head.tokens();
+        let first = tokens.start;
+        // Greedy is the argmax in every variant.
+        match &self.scheme {
+            _ if row.greedy => tiled(row, draw, logits, first),
+            Scheme::Tiled => tiled(row, draw, logits, first),
+            Scheme::Grouped(n) => grouped(row, draw, logits, first, groups(tokens, *n), Domain::Group),
+            Scheme::Online(n) => online(row, draw, logits, first, groups(tokens, *n)),
+            Scheme::Sharded(starts) => {
+                let ends = starts.iter().skip(1).copied().chain([tokens.end]);
+                let shards = (0..).zip(starts.iter().zip(ends).map(|(&a, b)| a..b));
+                grouped(row, draw, logits, first, shards, Domain::Shard)
+            }
+        }
+    }
+
+    fn row(&self, row: &Row<'_>, raw: &[f32], out: &mut Samples) -> Result<(), RowError> {
+        let first = self.head.tokens().start;
+        let logits = transformed(row, raw, first)?;
+        let last = row.first_draw + row.draws;
+        let draws: Vec<Candidate> = if row.without_replacement {
+            let mut list = TopList::new(row.draws as usize, 0.0);
+            candidates(row, row.first_draw, &logits, first).for_each(|c| list.push(c));
+            let available = list.as_slice().len() as u32;
+            if available < row.draws {
+                return Err(RowError::SupportTooSmall { draws: row.draws, available });
+            }
+            list.as_slice().to_vec()
+        } else {
+            (row.first_draw..last).map(|draw| self.draw(row, draw, &logits)).collect()
+        };
+        let mut mass = MassHistogram::default();
+        mass.extend_from_slice(&logits);
+        let mut top = TopList::new(row.logprobs.unwrap_or(0) as usize, 0.0);
+        let greedy = Row { greedy: true, ..*row };
+        candidates(&greedy, 0, &logits, first).for_each(|c| top.push(c));
+        out.push_row(draws, row.logprobs.is_some().then_some(&mass), top.as_slice());
+        Ok(())
+    }
+}
+
+impl PerturbedArgmax for Reference<'_> {
+    fn capabilities(&self) -> Capabilities {
+        let (variant, exactness) = match self.scheme {
+            Scheme::Tiled => (Variant::Tiled, Exactness::Pathwise),
+            Scheme::Grouped(_) => (Variant::Grouped, Exactness::InDistribution),
+            Scheme::Online(_) => (Variant::Online, Exactness::InDistribution),
+            Scheme::Sharded(_) => (Variant::Sharded, Exactness::InDistribution),
+        };
+        Capabilities {
+            backend: "reference",
+            variant,
+            exactness,
+            input: Input::Hidden,
+            without_replacement: exactness == Exactness::Pathwise,
+            filters: false,
+            penalties: false,
+            canonical: true,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
+    }
+
+    fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        check_call(&input, rows, &self.shape(), &self.plan)?;
+        out.clear();
+        let mut hidden = vec![0.0; input.cols()];
+        for (r, params) in rows.iter().enumerate() {
+            input.row_to_f32(r, &mut hidden);
+            let outcome = params
+                .check(&self.capabilities(), &self.plan, self.head.vocab_size())
+                .and_then(|row| self.row(&row, &self.raw_logits(&hidden), out));
+            if let Err(error) = outcome {
+                out.push_error(error);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! The trait that every variant on every backend implements.
+
+use crate::error::SampleError;
+use crate::matrix::Matrix;
+use crate::params::RowParams;
+use crate::samples::Samples;
+use core::ops::Range;
+
+/// The variants of the paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Variant {
+    /// Fused tiled: one winner per row and tile (Alg. 1).
+    Tiled,
+    /// Parallel groups: log-mass and local sample per group, then a draw of the group (Alg. I.2).
+    Grouped,
+    /// Online: groups streamed through the binary merge (Alg. I.3).
+    Online,
+    /// Vocabulary shards that exchange summaries (Alg. I.4).
+    Sharded,
+    /// Logits that already exist (Alg. I.1).
+    Standalone,
+}
+
+/// In which sense a sampler is exact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Exactness {
+    /// The token is the argmax of the perturbed row itself: the same whatever the tiles, threads, batch or shards.
+    Pathwise,
+    /// The token follows the softmax, by factorisation over groups; another grouping may give another token.
+    InDistribution,
+}
+
+/// What the columns of the input are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Input {
+    /// Hidden states, `[rows, hidden]`.
+    Hidden,
+    /// Logits, `[rows, vocab]`.
+    Logits,
+}
+
+/// What a sampler can do, as data. A knob that it cannot do is an error, never dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Backend and, where it matters, instruction set or device.
+    pub backend: &'static str,
+    /// Which variant this is.
+    pub variant: Variant,
+    /// Pathwise or in distribution.
+    pub exactness: Exactness,
+    /// What [`PerturbedArgmax::sample`] takes.
+    pub input: Input,
+    /// Whether it can draw without replacement.
+    pub without_replacement: bool,
+    /// Whether top-k, top-p and min-p are done.
+    pub filters: bool,
+    /// Whether repetition, frequency and presence penalties are done.
+    pub penalties: bool,
+    /// Whether [`Plan::canonical`] is done.
+    pub canonical: bool,
+}
+
+/// What a sampler is planned for: its scratch is sized once, and a call within the plan allocates nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Largest number of rows of a call.
+    pub max_rows: usize,
+    /// Largest number of draws of a row.
+    pub max_draws: u32,
+    /// Largest `logprobs` of a row; `None` = no row will ask.
+    pub max_logprobs: Option<u32>,
+    /// Re-evaluate the candidates within the rounding bound of the winner in one fixed order, in float64
+    /// ([`canonical_dot`](crate::canonical::canonical_dot)), so that the token agrees across instruction sets and
+    /// backends on real inputs too. Tokens, scores and logits are then those of the
+    /// [reference](crate::reference).
+    pub canonical: bool,
+}
+
+impl Default for Plan {
+    /// One row, one draw, no log-probabilities, not canonical.
+    fn default() -> Self {
+        Plan { max_rows: 1, max_draws: 1, max_logprobs: None, canonical: false }
+    }
+}
+
+/// The size of a sampler's head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The global ids of the tokens that can be drawn.
+    pub tokens: Range<u32>,
+    /// Size of the whole vocabulary; masks and biases name tokens below it.
+    pub vocab_size: u32,
+    /// Columns of the input.
+    pub input: usize,
+}
+
+/// Draws tokens: the argmax of transformed logits plus Gumbel noise, or a draw with the same law.
+///
+/// # Contract
+/// What an implementer owes, and what the conformance suite checks:
+/// * **Law.** P(token) is the softmax of the row's transformed logits, to within float32 rounding of the logits.
+/// * **Noise.** It comes from [`Noise`](crate::Noise) alone, keyed by (seed, position, draw, *global* token), so a row's
+///   result does not depend on its neighbours, on tiles, threads, or earlier calls.
+/// * **Pathwise** samplers return the argmax of `logit + noise` over the row, ties to the lower token; the score is
+///   that sum rounded once. Where dot products are exact the bits agree with the [reference](crate::reference).
+/// * **In distribution** samplers say so in [`Capabilities`]; score and logit are still those of the token.
+/// * **Greedy** rows (temperature 0) take no noise: the score is the logit.
+/// * **Bad rows** (NaN or +inf among the raw logits, no finite logit, an invalid or unsupported knob) get a
+///   [`RowError`](crate::RowError), and the other rows are unaffected. A head without tokens gives every row
+///   [`RowError::NoFiniteLogit`](crate::RowError::NoFiniteLogit).
+/// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::MassHistogram).
+/// * A call within the plan allocates nothing, once `out` has been through a call of the same shape.
+pub trait PerturbedArgmax: Send {
+    /// What this sampler can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The size of its head.
+    fn shape(&self) -> Shape;
+
+    /// What it was planned for.
+    fn plan(&self) -> Plan;
+
+    /// Draws for `input [rows, hidden]` (or `[rows, vocab]`, see [`Capabilities::input`]) with one [`RowParams`] a row.
+    ///
+    /// # Errors
+    /// * [`SampleError::Hidden`]: the input has another width than the head.
+    /// * [`SampleError::RowCount`]: not one parameter set per row.
+    /// * [`SampleError::TooManyRows`]: more rows than planned.
+    /// * [`SampleError::Backend`]: the backend failed.
+    ///
+    /// What concerns one row only is that row's error in `out`.
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError>;
+}
+
+/// The checks of a call that are the same for every implementer: width, number of parameters, number of rows.
+///
+/// # Errors
+/// See [`PerturbedArgmax::sample`].
+pub fn check_call(input: &Matrix<'_>, rows: &[RowParams<'_>], shape: &Shape, plan: &Plan) -> Result<(), SampleError> {
+    if input.cols() != shape.input {
+        return Err(SampleError::Hidden { found: input.cols(), expected: shape.input });
+    }
+    if input.rows() != rows.len() {
+        return Err(SampleError::RowCount { rows: input.rows(), params: rows.len() });
+    }
+    if rows.len() > plan.max_rows {
+        return Err(SampleError::TooManyRows { rows: rows.len(), max_rows: plan.max_rows });
+    }
+    Ok(())
+}
