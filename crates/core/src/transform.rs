@@ -64,8 +64,7 @@ fn apply_mask(mask: &[u32], first: u32, logits: &mut [f32]) {
 pub fn any_invalid(logits: &[f32]) -> bool {
     let mut invalid = false;
     for &l in logits {
-        // NaN compares false as well.
-        invalid |= !(l < f32::INFINITY);
+        invalid |= l.is_nan() | (l == f32::INFINITY);
     }
     invalid
 }
