@@ -131,8 +131,18 @@ impl<'w> Head<'w> {
         (token - self.vocab_start) as usize
     }
 
-    /// The factor by which a change of the dot product can grow on its way to the raw logit.
-    pub fn gain(&self) -> f32 {
+    /// The bias per weight row.
+    pub fn bias(&self) -> Option<&'w [f32]> {
+        self.bias
+    }
+
+    /// The soft-cap.
+    pub fn soft_cap(&self) -> Option<f32> {
+        self.soft_cap
+    }
+
+    /// The scale.
+    pub fn scale(&self) -> f32 {
         self.scale
     }
 

@@ -1,0 +1,126 @@
+//! Hidden states in the order that a kernel reads them: packed once per call, reused for the whole weight.
+
+use flash_sampling_core::Matrix;
+use half::bf16;
+
+/// A cache line of packed data.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Line([u8; 64]);
+
+impl Line {
+    pub(crate) const ZERO: Line = Line([0; 64]);
+}
+
+/// Elements that every layout rounds the hidden size up to, with zeros.
+const ROUND: usize = 32;
+
+/// How a kernel wants the hidden states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// float32 in order.
+    F32,
+    /// float32; in each run of `step` elements the even ones first, then the odd ones: a vector of bf16 pairs widens
+    /// to its even elements by a shift and to its odd ones by a mask.
+    EvenOdd { step: usize },
+    /// bfloat16 in order.
+    Bf16,
+    /// bfloat16 in AMX B tiles: 16 rows and 32 elements a tile of 16 pairs x 16 rows; tiles of a block of 16 rows
+    /// follow each other over hidden.
+    Amx,
+}
+
+/// Packed hidden states.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    layout: Layout,
+    max_rows: usize,
+    rows: usize,
+    cols: usize,
+    lines: Vec<Line>,
+    row: Vec<f32>,
+}
+
+impl Packed {
+    /// Room for up to `max_rows` rows of `cols` elements in any layout.
+    pub(crate) fn new(max_rows: usize, cols: usize) -> Self {
+        let padded = cols.next_multiple_of(ROUND);
+        let bytes = (max_rows * padded * 4).max(max_rows.next_multiple_of(16) * padded * 2);
+        let lines = vec![Line::ZERO; bytes / 64];
+        Packed { layout: Layout::F32, max_rows, rows: 0, cols, lines, row: vec![0.0; cols] }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of a packed row: a multiple of 64.
+    pub(crate) fn row_bytes(&self) -> usize {
+        let element = if matches!(self.layout, Layout::Bf16 | Layout::Amx) { 2 } else { 4 };
+        self.cols.next_multiple_of(ROUND) * element
+    }
+
+    /// The first byte; packed rows follow each other (AMX: blocks of 16 rows).
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.lines.as_ptr().cast()
+    }
+
+    /// The packed elements as words of their own size.
+    fn f32s(&mut self) -> &mut [f32] {
+        let len = self.lines.len() * 16;
+        // SAFETY: `lines` is initialised memory of `len` times 4 bytes, aligned to 64, and any bits are a float.
+        unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
+    }
+
+    fn bf16s(&mut self) -> &mut [bf16] {
+        let len = self.lines.len() * 32;
+        // SAFETY: as above, with 2 bytes.
+        unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
+    }
+
+    /// Packs at most `max_rows` hidden states. The bf16 layouts are exact for bf16 hidden states only.
+    pub(crate) fn pack(&mut self, layout: Layout, hidden: &Matrix<'_>) {
+        assert!(hidden.cols() == self.cols && hidden.rows() <= self.max_rows);
+        self.layout = layout;
+        self.rows = hidden.rows();
+        let cols = self.cols;
+        let padded = cols.next_multiple_of(ROUND);
+        // What lies between the rows must be zero, whatever was here before.
+        let used = self.rows.next_multiple_of(16) * self.row_bytes() / 64;
+        let used = used.min(self.lines.len());
+        self.lines[..used].fill(Line::ZERO);
+        let mut row = core::mem::take(&mut self.row);
+        for r in 0..hidden.rows() {
+            hidden.row_to_f32(r, &mut row);
+            match self.layout {
+                Layout::F32 => self.f32s()[r * padded..][..cols].copy_from_slice(&row),
+                Layout::EvenOdd { step } => {
+                    let out = &mut self.f32s()[r * padded..][..padded];
+                    for (k, &v) in row.iter().enumerate() {
+                        let at = k % step;
+                        out[k - at + at / 2 + at % 2 * (step / 2)] = v;
+                    }
+                }
+                Layout::Bf16 => {
+                    let out = &mut self.bf16s()[r * padded..][..cols];
+                    out.iter_mut().zip(&row).for_each(|(o, &v)| *o = bf16::from_f32(v));
+                }
+                Layout::Amx => {
+                    let out = &mut self.bf16s()[r / 16 * 16 * padded..][..16 * padded];
+                    for (k, &v) in row.iter().enumerate() {
+                        out[k / 32 * 512 + k % 32 / 2 * 32 + r % 16 * 2 + k % 2] = bf16::from_f32(v);
+                    }
+                }
+            }
+        }
+        self.row = row;
+    }
+}

@@ -1,0 +1,86 @@
+//! Dot products in plain Rust: sixteen partial sums, multiplied and added with two roundings.
+
+use super::lanes::{self, Lanes};
+use super::pack::Packed;
+use core::marker::PhantomData;
+use flash_sampling_core::matrix::Element;
+use flash_sampling_core::{DType, Matrix};
+use half::{bf16, f16};
+
+/// Plain Rust for a weight of type `T`.
+struct Portable<T>(PhantomData<T>);
+
+const WIDTH: usize = 16;
+
+/// Exact widening.
+trait Widen: Element {
+    fn widen(self) -> f32;
+}
+impl Widen for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+impl Widen for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+impl Widen for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl<T: Widen> Lanes for Portable<T> {
+    type Sums = [f32; WIDTH];
+    type Weights = [f32; WIDTH];
+    type Hidden = [f32; WIDTH];
+    const STEP: usize = WIDTH;
+    const WEIGHT_BYTES: usize = WIDTH * size_of::<T>();
+    const HIDDEN_BYTES: usize = WIDTH * 4;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::Sums {
+        [0.0; WIDTH]
+    }
+    #[inline(always)]
+    unsafe fn weights(at: *const u8) -> Self::Weights {
+        // SAFETY: the caller gives `STEP` readable elements; the read allows any alignment.
+        unsafe { at.cast::<[T; WIDTH]>().read_unaligned() }.map(T::widen)
+    }
+    #[inline(always)]
+    unsafe fn hidden(at: *const u8) -> Self::Hidden {
+        // SAFETY: as above.
+        unsafe { at.cast::<[f32; WIDTH]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(sums: Self::Sums, w: Self::Weights, h: Self::Hidden) -> Self::Sums {
+        core::array::from_fn(|j| sums[j] + w[j] * h[j])
+    }
+    #[inline(always)]
+    unsafe fn total(sums: Self::Sums) -> f32 {
+        let mut s = sums;
+        for width in [8, 4, 2, 1] {
+            for j in 0..width {
+                s[j] += s[j + width];
+            }
+        }
+        s[0]
+    }
+}
+
+/// See [`lanes::tile`].
+pub(super) fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
+    // SAFETY: plain Rust is always available; the dispatcher has checked types and sizes.
+    unsafe {
+        match weight.dtype() {
+            DType::BF16 => lanes::tile::<Portable<bf16>, 2, 2, 2>(weight, hidden, out),
+            DType::F16 => lanes::tile::<Portable<f16>, 2, 2, 2>(weight, hidden, out),
+            DType::F32 => lanes::tile::<Portable<f32>, 2, 2, 2>(weight, hidden, out),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What the variants share: planning, the rows of a call, passes over tokens on all threads, and the results.
+
+use crate::canonical::Canonical;
+use crate::dot::pack::Packed;
+use crate::dot::{Dot, TILE};
+use crate::error::CpuError;
+use crate::isa::Isa;
+use crate::options::{CpuOptions, Threads};
+use crate::state::{Best, Fault, RowState};
+use crate::tile::{Planned, Simd, Source, Worker};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::{
+    Candidate, Capabilities, DType, Head, Knob, MassHistogram, Matrix, Plan, RowError, RowParams, Samples,
+};
+use rayon::prelude::*;
+
+/// Tokens that a worker claims at a time.
+const CHUNK: u32 = 4 * TILE as u32;
+
+/// A call's rows, checked.
+pub(crate) type Rows<'a> = Vec<Result<Planned<'a>, RowError>>;
+
+/// The same memory for rows of another lifetime: collecting an emptied vector in place allocates nothing.
+fn recycle<'b>(mut rows: Rows<'_>) -> Rows<'b> {
+    rows.clear();
+    rows.into_iter().map(|_| unreachable!("the vector is empty")).collect()
+}
+
+/// Threads, their scratch, and the plan.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) plan: Plan,
+    isa: Isa,
+    simd: Simd,
+    threads: Threads,
+    pub(crate) workers: Vec<Worker>,
+    /// Keeps the memory of a call's rows.
+    rows: Rows<'static>,
+}
+
+impl Engine {
+    /// Plans for inputs of `width` columns. `weigh`: rows keep masses always.
+    pub(crate) fn new(plan: Plan, width: usize, options: &CpuOptions, weigh: bool) -> Result<Self, CpuError> {
+        if plan.max_rows == 0 {
+            return Err(CpuError::EmptyPlan { knob: Knob::MaxRows });
+        }
+        if plan.max_draws == 0 {
+            return Err(CpuError::EmptyPlan { knob: Knob::Draws });
+        }
+        let isa = options.isa.unwrap_or_else(|| Isa::best_for(DType::BF16, DType::BF16));
+        if !isa.is_available() {
+            return Err(CpuError::IsaUnavailable { isa, available: Isa::available() });
+        }
+        let threads = Threads::new(options.threads)?;
+        let workers = (0..threads.count())
+            .map(|_| {
+                let rows = (0..plan.max_rows).map(|_| RowState::new(&plan, weigh)).collect();
+                Worker::new(rows, Dot::scratch(isa, plan.max_rows, width))
+            })
+            .collect();
+        let rows = Vec::with_capacity(plan.max_rows);
+        Ok(Engine { plan, isa, simd: Simd::of(isa), threads, workers, rows })
+    }
+
+    /// The instruction set's name, as the backend's.
+    pub(crate) fn backend(&self) -> &'static str {
+        match self.isa {
+            Isa::Portable => "cpu (portable)",
+            Isa::Avx2 => "cpu (avx2)",
+            Isa::Avx512 => "cpu (avx512)",
+            Isa::Avx512Bf16 => "cpu (avx512bf16)",
+            Isa::Amx => "cpu (amx)",
+        }
+    }
+
+    /// Checks the rows of a call; `slack` says how far canonical candidates reach.
+    pub(crate) fn begin<'a>(
+        &mut self,
+        rows: &[RowParams<'a>],
+        can: &Capabilities,
+        vocab_size: u32,
+        mut slack: impl FnMut(usize, &Row<'a>) -> f32,
+    ) -> Rows<'a> {
+        let mut checked: Rows<'a> = recycle(core::mem::take(&mut self.rows));
+        checked.extend(rows.iter().enumerate().map(|(r, params)| {
+            let row = params.check(can, &self.plan, vocab_size)?;
+            Ok(Planned { slack: slack(r, &row), row })
+        }));
+        checked
+    }
+
+    /// Takes the memory of a call's rows back.
+    pub(crate) fn end(&mut self, rows: Rows<'_>) {
+        self.rows = recycle(rows);
+    }
+
+    /// Runs `work` for parts of `tokens` that begin at multiples of `chunk`, on all workers; which worker gets which
+    /// part is not defined.
+    pub(crate) fn for_parts(
+        &mut self,
+        tokens: Range<u32>,
+        chunk: u32,
+        work: impl Fn(&mut Worker, Range<u32>, Simd) + Sync,
+    ) {
+        let simd = self.simd;
+        let (first, last) = (tokens.start / chunk, tokens.end.div_ceil(chunk));
+        let part = |k: u32| {
+            (k * chunk).max(tokens.start)..(u64::from(k + 1) * u64::from(chunk)).min(u64::from(tokens.end)) as u32
+        };
+        let workers = &mut self.workers;
+        if matches!(self.threads, Threads::One) || last - first <= 1 {
+            return (first..last).for_each(|k| work(&mut workers[0], part(k), simd));
+        }
+        let next = AtomicU64::new(u64::from(first));
+        self.threads.install(|| {
+            workers.par_iter_mut().for_each(|worker| {
+                loop {
+                    let k = next.fetch_add(1, Ordering::Relaxed);
+                    if k >= u64::from(last) {
+                        break;
+                    }
+                    work(worker, part(k as u32), simd);
+                }
+            });
+        });
+    }
+
+    /// Evaluates `tokens` for all rows on all workers, and gathers the states in the first worker.
+    pub(crate) fn pass(&mut self, source: &Source<'_>, rows: &Rows<'_>, tokens: Range<u32>) {
+        self.workers.iter_mut().for_each(|worker| worker.begin(rows));
+        self.for_parts(tokens, CHUNK, |worker, part, simd| worker.evaluate(source, rows, part, simd));
+        self.gather(rows);
+    }
+
+    /// Merges every worker's states into the first worker's.
+    pub(crate) fn gather(&mut self, rows: &Rows<'_>) {
+        let Some((first, others)) = self.workers.split_first_mut() else { return };
+        for (r, _) in rows.iter().enumerate().filter(|(_, row)| row.is_ok()) {
+            others.iter().for_each(|other| first.rows[r].merge(&other.rows[r]));
+        }
+    }
+}
+
+/// What is left of a head's input when the weight is set aside: packed hidden states and the canonical option.
+#[derive(Debug)]
+pub(crate) struct Hidden {
+    packed: Packed,
+    canonical: Option<Canonical>,
+}
+
+impl Hidden {
+    pub(crate) fn new(head: &Head<'_>, plan: &Plan) -> Self {
+        Hidden {
+            packed: Packed::new(plan.max_rows, head.hidden()),
+            canonical: plan.canonical.then(|| Canonical::new(head)),
+        }
+    }
+
+    /// Packs the hidden states for a weight's kernel.
+    pub(crate) fn pack(&mut self, engine: &Engine, weight: DType, input: &Matrix<'_>) -> Dot {
+        let dot = Dot::new(engine.isa, weight, input.dtype());
+        self.packed.pack(dot.layout(), input);
+        dot
+    }
+
+    /// The slack of a row, 0 without the canonical option.
+    pub(crate) fn slack(&mut self, head: &Head<'_>, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
+        self.canonical.as_mut().map_or(0.0, |c| c.slack(head, row, input, r))
+    }
+
+    /// The matmul of `head` with these hidden states.
+    pub(crate) fn source<'a>(&'a self, head: &'a Head<'a>, dot: Dot) -> Source<'a> {
+        Source::Head { head, dot, hidden: &self.packed }
+    }
+
+    /// Appends the result of row `r` to `out`.
+    pub(crate) fn emit(
+        &mut self,
+        head: &Head<'_>,
+        row: &Row<'_>,
+        input: &Matrix<'_>,
+        r: usize,
+        summary: &Summary<'_>,
+        out: &mut Samples,
+    ) -> Result<(), RowError> {
+        let Some(canonical) = &mut self.canonical else { return summary.emit(row, out) };
+        summary.check(row)?;
+        canonical.load(input, r);
+        let limit = if row.without_replacement { row.draws as usize } else { 1 };
+        let mut drawn = Vec::new();
+        for (draw, list) in (row.first_draw..).zip(summary.best.lists()) {
+            let noise = (!row.greedy).then_some(draw);
+            drawn.extend_from_slice(canonical.resolve(head, row, noise, limit, list.as_slice()));
+        }
+        let top = canonical.resolve(head, row, None, row.logprobs.unwrap_or(0) as usize, summary.top);
+        let copies = if row.greedy && !row.without_replacement { row.draws as usize } else { 1 };
+        let draws = drawn.iter().copied().cycle().take(drawn.len() * copies);
+        out.push_row(draws, row.logprobs.and(summary.mass), top);
+        Ok(())
+    }
+}
+
+/// What is known of a row at the end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Summary<'a> {
+    pub(crate) fault: Option<Fault>,
+    pub(crate) alive: bool,
+    pub(crate) best: &'a Best,
+    pub(crate) mass: Option<&'a MassHistogram>,
+    pub(crate) top: &'a [Candidate],
+}
+
+impl<'a> From<&'a RowState> for Summary<'a> {
+    fn from(state: &'a RowState) -> Self {
+        let RowState { best, mass, top, fault, alive } = state;
+        Summary { fault: *fault, alive: *alive, best, mass: mass.as_ref(), top: top.as_slice() }
+    }
+}
+
+impl Summary<'_> {
+    /// The row's error, if it has one.
+    fn check(&self, row: &Row<'_>) -> Result<(), RowError> {
+        if let Some(fault) = self.fault {
+            return Err(fault.error);
+        }
+        if !self.alive {
+            return Err(RowError::NoFiniteLogit);
+        }
+        if let (true, [list, ..]) = (row.without_replacement, self.best.lists()) {
+            let available = list.as_slice().len() as u32;
+            if available < row.draws {
+                return Err(RowError::SupportTooSmall { draws: row.draws, available });
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the row's result to `out`.
+    pub(crate) fn emit(&self, row: &Row<'_>, out: &mut Samples) -> Result<(), RowError> {
+        self.check(row)?;
+        let mass = row.logprobs.and(self.mass);
+        match (self.best.lists(), row.greedy) {
+            ([list, ..], _) => out.push_row(list.as_slice().iter().copied(), mass, self.top),
+            ([], true) => {
+                let winner = self.best.winners[0];
+                out.push_row(core::iter::repeat_n(winner, row.draws as usize), mass, self.top);
+            }
+            ([], false) => out.push_row(self.best.winners.iter().copied(), mass, self.top),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! Why a sampler of this crate cannot be planned.
+
+use crate::isa::Isa;
+use flash_sampling_core::{HeadError, Knob};
+
+/// Errors of planning.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CpuError {
+    /// The instruction set that was asked for is not there.
+    #[error("this machine has no {isa}; it has {}", names(.available))]
+    IsaUnavailable {
+        /// What was asked for.
+        isa: Isa,
+        /// What there is.
+        available: Vec<Isa>,
+    },
+    /// Zero threads were asked for.
+    #[error("threads must be at least 1")]
+    NoThreads,
+    /// The thread pool could not be started.
+    #[error("the thread pool could not be started")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+    /// Groups are multiples of 64 tokens.
+    #[error("a group of {size} tokens cannot be used: it must be a positive multiple of 64")]
+    GroupSize {
+        /// What was asked for.
+        size: u32,
+    },
+    /// The plan asks for what this variant cannot do.
+    #[error("{knob} is not supported by this variant")]
+    Unsupported {
+        /// The knob of the plan.
+        knob: Knob,
+    },
+    /// The plan allows no rows, or no draws.
+    #[error("the plan's {knob} must be at least 1")]
+    EmptyPlan {
+        /// The knob of the plan.
+        knob: Knob,
+    },
+    /// The head cannot be used.
+    #[error(transparent)]
+    Head(#[from] HeadError),
+}
+
+fn names(isas: &[Isa]) -> String {
+    isas.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
+}

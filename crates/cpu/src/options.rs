@@ -1,0 +1,54 @@
+//! How a sampler uses the machine.
+
+use crate::error::CpuError;
+use crate::isa::Isa;
+
+/// Options of all samplers of this crate. The default takes the best instruction set and rayon's global pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// The instruction set of the dot products; `None` = the fastest for the types.
+    pub isa: Option<Isa>,
+    /// Threads: `Some(1)` runs on the caller's thread, `Some(n)` on a pool of the sampler's own, `None` on rayon's
+    /// global pool.
+    pub threads: Option<usize>,
+}
+
+/// The threads of a sampler.
+#[derive(Debug)]
+pub(crate) enum Threads {
+    /// The caller's.
+    One,
+    /// A pool of its own, or rayon's global one.
+    Pool(Option<rayon::ThreadPool>),
+}
+
+impl Threads {
+    pub(crate) fn new(threads: Option<usize>) -> Result<Self, CpuError> {
+        match threads {
+            Some(1) => Ok(Threads::One),
+            Some(0) => Err(CpuError::NoThreads),
+            Some(n) => {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build()?;
+                Ok(Threads::Pool(Some(pool)))
+            }
+            None if rayon::current_num_threads() == 1 => Ok(Threads::One),
+            None => Ok(Threads::Pool(None)),
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        match self {
+            Threads::One => 1,
+            Threads::Pool(Some(pool)) => pool.current_num_threads(),
+            Threads::Pool(None) => rayon::current_num_threads(),
+        }
+    }
+
+    /// Runs `work` on these threads.
+    pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match self {
+            Threads::Pool(Some(pool)) => pool.install(work),
+            _ => work(),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The draw inside a tile: which tokens can still win, and their exact scores.
+//!
+//! The plain version gives every token its Gumbel and keeps the best:
+//! ```text
+//! for each token i of the span: best = merge(best, (logit[i] + gumbel(word[i]), i))
+//! ```
+//! The two logarithms are the expensive part, so they are computed only where they could matter.
+//!
+//! **The bound.** A word `x` gives `v >= x 2^-32` and an exponential `E >= v`, so its Gumbel is at most
+//! `-ln(x 2^-32)`. A token of the span can reach a score `cut` only if `top + g >= cut`, where `top` is the largest
+//! logit of the span; that is, only if `x <= 2^32 e^(top - cut)`. One comparison of integers a token decides.
+//!
+//! **The slack.** Scores are float32: the computed Gumbel exceeds the true one by less than `1.3e-7 g + 3e-7` and the
+//! sum is rounded once. With `|g| <= 46` both are below `2^-16 + 2^-22 (|top| + |cut|)`, which is added to `top`.
+//!
+//! **The exponential.** `2^y <= (1 + frac y) 2^floor(y)` because `2^f` is convex on [0, 1]; the right side is what the
+//! float with bits `(y + 127) 2^23` is. So the limit below is never smaller than it must be, and at most 6.2% larger.
+//!
+//! Since only tokens that cannot reach `cut` are left out, the result is that of the plain version, bit for bit.
+
+use crate::words::{SPAN, token_words};
+use flash_sampling_core::noise::GUMBEL_MAX;
+use flash_sampling_core::{Candidate, Domain, Noise, Winner};
+
+/// Words above this limit give scores below `cut`, for logits up to `top`.
+#[inline(always)]
+fn word_limit(top: f32, cut: f32) -> u32 {
+    let slack = 1.53e-5 + 2.4e-7 * (top.abs() + cut.abs());
+    let y = (top - cut + slack) * core::f32::consts::LOG2_E + 32.0;
+    if y >= 32.0 {
+        u32::MAX
+    } else if y < -1.0 {
+        0
+    } else {
+        // One more for the rounding of `y` and of the conversion.
+        (f32::from_bits(((y + 127.0) * 8_388_608.0) as u32) * 1.000_1) as u32 + 1
+    }
+}
+
+/// Offers every token of a span that could reach the running cut.
+///
+/// `logits[i]` belongs to token `first + i`; `first` is a multiple of 4, `logits` has [`SPAN`] entries, -inf for tokens
+/// that are not there; `top` is not below any of them. `cut` is what a score must reach now, and `offer` takes a
+/// candidate and returns the cut that follows.
+#[inline(always)]
+pub(crate) fn perturb(
+    noise: &Noise,
+    draw: u32,
+    first: u32,
+    logits: &[f32; SPAN],
+    top: f32,
+    mut cut: f32,
+    mut offer: impl FnMut(Candidate) -> f32,
+) {
+    if top + GUMBEL_MAX + 1e-4 * (1.0 + top.abs()) < cut {
+        return;
+    }
+    let words = token_words(noise, draw, first);
+    let limit = word_limit(top, cut);
+    let mut smallest = u32::MAX;
+    for lane in &words {
+        for &word in lane {
+            smallest = smallest.min(word);
+        }
+    }
+    if smallest > limit {
+        return;
+    }
+    for (i, &logit) in logits.iter().enumerate() {
+        let word = words[i % 4][i / 4];
+        // The cut rises while candidates come in: look at the token's own limit, not the span's.
+        if word <= limit && logit > f32::NEG_INFINITY && word <= word_limit(logit, cut) {
+            let token = first + i as u32;
+            let score = logit + noise.gumbel_of_word(Domain::Token, draw, token, word);
+            cut = offer(Candidate { winner: Winner::new(score, token), logit });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling_core::noise::uniform::gumbel;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn words_above_the_limit_cannot_reach_the_cut(
+            top in -300f32..300.0, gap in -5f32..47.0, above in 0u32..1000, refinement: u32,
+        ) {
+            let cut = top + gap;
+            if let Some(word) = word_limit(top, cut).checked_add(1 + above) {
+                prop_assert!(top + gumbel(word, || refinement) < cut);
+            }
+        }
+
+        #[test]
+        fn the_limit_is_not_much_larger_than_it_must_be(top in -30f32..30.0, gap in 0.1f32..15.0) {
+            let exact = (32.0 - f64::from(gap) / core::f64::consts::LN_2).exp2();
+            prop_assert!(f64::from(word_limit(top, top + gap)) < 1.07 * exact + 2.0);
+        }
+
+        #[test]
+        fn skipping_changes_nothing(
+            seed: u64, spread in 0f32..30.0, shift in -100f32..100.0, blank in 0usize..64, spans in 1u32..12,
+        ) {
+            let noise = Noise::new(seed, 5).unwrap();
+            let (mut fast, mut plain) = (Candidate::NONE, Candidate::NONE);
+            for span in 0..spans {
+                let first = span * SPAN as u32;
+                let mut logits = [0f32; SPAN];
+                for (i, l) in logits.iter_mut().enumerate() {
+                    let hash = (first as usize + i).wrapping_mul(2_654_435_761) % 1000;
+                    *l = if i < blank { f32::NEG_INFINITY } else { shift + spread * hash as f32 / 1000.0 };
+                }
+                let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                perturb(&noise, 3, first, &logits, top, fast.winner.score, |c| {
+                    fast = fast.merge(c);
+                    fast.winner.score
+                });
+                for (token, &logit) in (first..).zip(&logits) {
+                    if logit > f32::NEG_INFINITY {
+                        let score = logit + noise.gumbel(Domain::Token, 3, token);
+                        plain = plain.merge(Candidate { winner: Winner::new(score, token), logit });
+                    }
+                }
+            }
+            prop_assert_eq!(fast, plain);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The sampler over logits that already exist (paper Alg. I.1).
+
+use crate::engine::{Engine, Summary};
+use crate::error::CpuError;
+use crate::options::CpuOptions;
+use crate::tile::Source;
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{
+    Capabilities, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
+    Shape, Variant,
+};
+
+/// Draws from existing logits, `[rows, vocab]` in bf16, f16 or f32: one streaming pass, no softmax (paper Alg. I.1).
+/// Exact pathwise: the draws are those of [`Tiled`](crate::Tiled) on the same logits.
+#[derive(Debug)]
+pub struct Standalone {
+    vocab_size: u32,
+    engine: Engine,
+}
+
+impl Standalone {
+    /// Plans a sampler for logits of `vocab_size` columns.
+    ///
+    /// # Errors
+    /// * [`CpuError::Head`]: `vocab_size` is zero or above 2^32 - 2.
+    /// * [`CpuError::Unsupported`]: [`Plan::canonical`], since logits are taken as they are.
+    /// * Those of [`Tiled::new`](crate::Tiled::new).
+    pub fn new(vocab_size: usize, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
+        if plan.canonical {
+            return Err(CpuError::Unsupported { knob: Knob::Canonical });
+        }
+        if vocab_size == 0 || vocab_size >= u32::MAX as usize {
+            return Err(HeadError::Vocab { vocab_size, vocab_start: 0, vocab_end: vocab_size }.into());
+        }
+        let engine = Engine::new(plan, 1, options, false)?;
+        Ok(Standalone { vocab_size: vocab_size as u32, engine })
+    }
+}
+
+impl PerturbedArgmax for Standalone {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: self.engine.backend(),
+            variant: Variant::Standalone,
+            exactness: Exactness::Pathwise,
+            input: Input::Logits,
+            without_replacement: true,
+            filters: false,
+            penalties: false,
+            canonical: false,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { tokens: 0..self.vocab_size, vocab_size: self.vocab_size, input: self.vocab_size as usize }
+    }
+
+    fn plan(&self) -> Plan {
+        self.engine.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        check_call(&input, rows, &self.shape(), &self.plan())?;
+        out.clear();
+        let can = self.capabilities();
+        let rows = self.engine.begin(rows, &can, self.vocab_size, |_, _| 0.0);
+        self.engine.pass(&Source::Logits(input), &rows, 0..self.vocab_size);
+        for (state, row) in self.engine.workers[0].rows.iter().zip(&rows) {
+            if let Err(error) = row.and_then(|planned| Summary::from(state).emit(&planned.row, out)) {
+                out.push_error(error);
+            }
+        }
+        self.engine.end(rows);
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! What a pass keeps per row: small summaries, merged over workers.
+
+use flash_sampling_core::params::Row;
+use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, TopList};
+
+/// A bad logit. Raw ones come before those that a transform made, then the lowest token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    /// 0 = raw, 1 = transformed.
+    pub(crate) stage: u8,
+    pub(crate) error: RowError,
+}
+
+impl Fault {
+    fn rank(&self) -> (u8, u32) {
+        let token = match self.error {
+            RowError::NaN { token } | RowError::PositiveInfinity { token } => token,
+            _ => u32::MAX,
+        };
+        (self.stage, token)
+    }
+
+    pub(crate) fn first(a: Option<Fault>, b: Option<Fault>) -> Option<Fault> {
+        match (a, b) {
+            (Some(a), Some(b)) => Some(if b.rank() < a.rank() { b } else { a }),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+/// The best candidates of a row's draws, over some set of tokens.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Best {
+    /// The winner of each draw; empty when lists are kept.
+    pub(crate) winners: Vec<Candidate>,
+    /// One list a draw, with a slack, for canonical re-evaluation; or the one list of draws without replacement.
+    lists: Vec<TopList>,
+    /// Lists in use.
+    used: usize,
+}
+
+impl Best {
+    /// Empties it for a row. With a `slack` the draws keep lists instead of winners.
+    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32) {
+        // A greedy row's draws are all the same, so one is kept; a list without replacement is one list.
+        let (draws, limit) = match (row.without_replacement, row.greedy) {
+            (true, _) => (1, row.draws as usize),
+            (false, true) => (1, 1),
+            (false, false) => (row.draws as usize, 1),
+        };
+        self.winners.clear();
+        self.used = 0;
+        if row.without_replacement || slack > 0.0 {
+            self.used = draws;
+            self.lists.resize_with(draws.max(self.lists.len()), TopList::default);
+            self.lists[..draws].iter_mut().for_each(|list| list.reset(limit, slack));
+        } else {
+            self.winners.resize(draws, Candidate::NONE);
+        }
+    }
+
+    /// The lists; empty when winners are kept.
+    pub(crate) fn lists(&self) -> &[TopList] {
+        &self.lists[..self.used]
+    }
+
+    /// The lists, to be filled.
+    pub(crate) fn lists_mut(&mut self) -> &mut [TopList] {
+        &mut self.lists[..self.used]
+    }
+
+    /// Adds what was best among other tokens.
+    pub(crate) fn merge(&mut self, other: &Best) {
+        for (a, &b) in self.winners.iter_mut().zip(&other.winners) {
+            *a = a.merge(b);
+        }
+        self.lists_mut().iter_mut().zip(other.lists()).for_each(|(a, b)| a.merge(b));
+    }
+}
+
+/// The summary of one row over the tokens that a pass has seen.
+#[derive(Clone, Debug)]
+pub(crate) struct RowState {
+    pub(crate) best: Best,
+    /// Masses, when log-probabilities are asked for or groups are weighed.
+    pub(crate) mass: Option<MassHistogram>,
+    /// The largest logits.
+    pub(crate) top: TopList,
+    pub(crate) fault: Option<Fault>,
+    /// Whether any logit was finite.
+    pub(crate) alive: bool,
+}
+
+impl RowState {
+    /// Room for any row of a plan; `weigh`: keep masses even when no log-probabilities are asked for.
+    pub(crate) fn new(plan: &Plan, weigh: bool) -> Self {
+        let mut state = RowState {
+            best: Best::default(),
+            mass: (weigh || plan.max_logprobs.is_some()).then(MassHistogram::default),
+            top: TopList::new(plan.max_logprobs.unwrap_or(0) as usize, 0.0),
+            fault: None,
+            alive: false,
+        };
+        if !plan.canonical {
+            state.best.winners.reserve(plan.max_draws as usize);
+        }
+        state
+    }
+
+    /// Empties the state for a row.
+    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32) {
+        self.best.begin(row, slack);
+        if let Some(mass) = &mut self.mass {
+            mass.clear();
+        }
+        self.top.reset(row.logprobs.unwrap_or(0) as usize, slack);
+        self.fault = None;
+        self.alive = false;
+    }
+
+    /// Adds what another worker has seen of the same row.
+    pub(crate) fn merge(&mut self, other: &RowState) {
+        self.fault = Fault::first(self.fault, other.fault);
+        self.alive |= other.alive;
+        self.best.merge(&other.best);
+        if let (Some(a), Some(b)) = (&mut self.mass, &other.mass) {
+            a.merge(b);
+        }
+        self.top.merge(&other.top);
+    }
+}

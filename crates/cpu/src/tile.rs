@@ -1,0 +1,257 @@
+//! One tile: its logits, their transforms, and what each row keeps of them.
+
+use crate::dot::pack::Packed;
+use crate::dot::{Dot, DotScratch, TILE};
+use crate::isa::Isa;
+use crate::perturb::perturb;
+use crate::state::{Fault, RowState};
+use crate::words::SPAN;
+use core::ops::Range;
+use flash_sampling_core::matrix::widen;
+use flash_sampling_core::params::Row;
+use flash_sampling_core::transform::{any_invalid, first_invalid};
+use flash_sampling_core::{Candidate, Head, Matrix, RowError, Winner};
+
+/// Where logits come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Source<'a> {
+    /// The matmul with a head.
+    Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed },
+    /// Logits that exist, `[rows, vocab]`.
+    Logits(Matrix<'a>),
+}
+
+impl Source<'_> {
+    /// Writes the raw logits of `tokens` (at most [`TILE`]) to `out[r * TILE ..]`, for all rows.
+    fn fill(&self, tokens: Range<u32>, out: &mut [f32], scratch: &mut DotScratch) {
+        match self {
+            Source::Head { head, dot, hidden } => {
+                let rows = head.weight_row(tokens.start)..head.weight_row(tokens.end);
+                dot.tile(&head.weight().row_range(rows), hidden, out, scratch);
+            }
+            Source::Logits(logits) => {
+                let size = logits.dtype().size();
+                let bytes = tokens.start as usize * size..tokens.end as usize * size;
+                for r in 0..logits.rows() {
+                    let out = &mut out[r * TILE..][..tokens.len()];
+                    widen(&logits.row_bytes(r)[bytes.clone()], logits.dtype(), out);
+                }
+            }
+        }
+    }
+}
+
+/// A row that takes part in a pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned<'a> {
+    pub(crate) row: Row<'a>,
+    /// How far below the best a candidate may be and still be the canonical winner; 0 = not canonical.
+    pub(crate) slack: f32,
+}
+
+/// The memory of one worker.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    /// Logits of a tile, `[rows, TILE]`, and a span of margin for tiles that do not begin on the grid.
+    logits: Vec<f32>,
+    dot: DotScratch,
+    pub(crate) rows: Vec<RowState>,
+}
+
+impl Worker {
+    pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch) -> Self {
+        Worker { logits: vec![0.0; rows.len() * TILE + SPAN], dot, rows }
+    }
+
+    /// Empties the states for the rows of a pass.
+    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>]) {
+        for (state, row) in self.rows.iter_mut().zip(rows) {
+            if let Ok(planned) = row {
+                state.begin(&planned.row, planned.slack);
+            }
+        }
+    }
+
+    /// Adds `tokens` to the states.
+    pub(crate) fn evaluate(
+        &mut self,
+        source: &Source<'_>,
+        rows: &[Result<Planned<'_>, RowError>],
+        tokens: Range<u32>,
+        simd: Simd,
+    ) {
+        let grid = tokens.start / SPAN as u32 * SPAN as u32;
+        for first in (grid..tokens.end).step_by(TILE) {
+            let part = first.max(tokens.start)..first.saturating_add(TILE as u32).min(tokens.end);
+            let at = (part.start - first) as usize;
+            source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
+            for (r, row) in rows.iter().enumerate() {
+                let Ok(planned) = row else { continue };
+                let logits = &mut self.logits[r * TILE..][..TILE];
+                simd.summarize(Span { source, planned, first, at, len: part.len(), logits }, &mut self.rows[r]);
+            }
+        }
+    }
+}
+
+/// The raw logits of one row and tile: `logits[at .. at + len]` belong to tokens `first + at ..`.
+struct Span<'a, 'b> {
+    source: &'a Source<'b>,
+    planned: &'a Planned<'b>,
+    first: u32,
+    at: usize,
+    len: usize,
+    logits: &'a mut [f32],
+}
+
+/// Instruction set of everything but the dot products. The results do not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Simd {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Simd {
+    /// The vectors that go with an available instruction set.
+    pub(crate) fn of(isa: Isa) -> Simd {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Simd::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => Simd::Avx512,
+            _ => Simd::Portable,
+        }
+    }
+
+    fn summarize(self, span: Span<'_, '_>, state: &mut RowState) {
+        match self {
+            Simd::Portable => summarize(span, state),
+            // SAFETY: `of` was given an available instruction set.
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => unsafe { summarize_avx2(span, state) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => unsafe { summarize_avx512(span, state) },
+        }
+    }
+}
+
+/// # Safety
+/// AVX2 and FMA are available.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn summarize_avx2(span: Span<'_, '_>, state: &mut RowState) {
+    summarize(span, state);
+}
+
+/// # Safety
+/// AVX-512 F, BW, DQ and VL are available.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
+    summarize(span, state);
+}
+
+/// Transforms the logits of one row and tile, and adds them to the row's state.
+#[inline(always)]
+fn summarize(span: Span<'_, '_>, state: &mut RowState) {
+    let Span { source, planned, first, at, len, logits } = span;
+    let row = &planned.row;
+    let (token, end) = (first + at as u32, at + len);
+    if let Source::Head { head, .. } = source {
+        head.transform(token, &mut logits[at..end]);
+    }
+    if any_invalid(&logits[at..end]) {
+        let fault = first_invalid(token, &logits[at..end]).map(|error| Fault { stage: 0, error });
+        state.fault = Fault::first(state.fault, fault);
+        return;
+    }
+    row.transform.apply(token, &mut logits[at..end]);
+    logits[..at].fill(f32::NEG_INFINITY);
+    let whole = end.next_multiple_of(SPAN);
+    logits[end..whole].fill(f32::NEG_INFINITY);
+    for (i, part) in logits[..whole].as_chunks::<SPAN>().0.iter().enumerate() {
+        let first = first + (i * SPAN) as u32;
+        let top = largest(part);
+        if top == f32::INFINITY {
+            let fault = first_invalid(first, part).map(|error| Fault { stage: 1, error });
+            state.fault = Fault::first(state.fault, fault);
+        } else if top > f32::NEG_INFINITY {
+            state.alive = true;
+            add(row, first, part, top, state);
+        }
+    }
+}
+
+/// The largest of a span, as a tree that vectorises. No entry is NaN.
+#[inline(always)]
+fn largest(logits: &[f32; SPAN]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for chunk in logits.as_chunks::<16>().0 {
+        for (a, &b) in lanes.iter_mut().zip(chunk) {
+            *a = if b > *a { b } else { *a };
+        }
+    }
+    lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
+}
+
+/// Adds a span of transformed logits, `top` the largest of them, to what the row keeps.
+#[inline(always)]
+fn add(row: &Row<'_>, first: u32, logits: &[f32; SPAN], top: f32, state: &mut RowState) {
+    if let Some(mass) = &mut state.mass {
+        mass.extend_from_slice(logits);
+    }
+    if top >= state.top.threshold() {
+        rank(first, logits, state.top.threshold(), |c| {
+            state.top.push(c);
+            state.top.threshold()
+        });
+    }
+    for (draw, winner) in (row.first_draw..).zip(&mut state.best.winners) {
+        let cut = winner.winner.score;
+        let offer = |c| {
+            *winner = winner.merge(c);
+            winner.winner.score
+        };
+        draw_span(row, draw, first, logits, top, cut, offer);
+    }
+    for (draw, list) in (row.first_draw..).zip(state.best.lists_mut()) {
+        let cut = list.threshold();
+        let offer = |c| {
+            list.push(c);
+            list.threshold()
+        };
+        draw_span(row, draw, first, logits, top, cut, offer);
+    }
+}
+
+/// Offers the tokens of a span that can reach `cut`, perturbed or greedy.
+#[inline(always)]
+fn draw_span(
+    row: &Row<'_>,
+    draw: u32,
+    first: u32,
+    logits: &[f32; SPAN],
+    top: f32,
+    cut: f32,
+    offer: impl FnMut(Candidate) -> f32,
+) {
+    if !row.greedy {
+        perturb(&row.noise, draw, first, logits, top, cut, offer);
+    } else if top >= cut {
+        rank(first, logits, cut, offer);
+    }
+}
+
+/// Offers the logits that reach `cut` as their own scores.
+#[inline(always)]
+fn rank(first: u32, logits: &[f32; SPAN], mut cut: f32, mut offer: impl FnMut(Candidate) -> f32) {
+    for (token, &logit) in (first..).zip(logits) {
+        if logit >= cut && logit > f32::NEG_INFINITY {
+            cut = offer(Candidate { winner: Winner::new(logit, token), logit });
+        }
+    }
+}
