@@ -1,1 +1,47 @@
-//! placeholder
+//! Vocabulary shards: one draw over an LM head whose rows are spread over several samplers.
+//!
+//! Each shard draws from its own tokens and leaves a small [`ShardSummary`] per row: its draws, and on request its mass
+//! and its largest logits. The summaries are all that moves (paper Alg. I.4 and appendix L); the `[rows, vocab]` logits
+//! are never gathered. Two merges turn them into one draw:
+//!
+//! | merge | the draw is | what crosses per row and draw |
+//! | --- | --- | --- |
+//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes |
+//! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes, and 8 per row |
+//!
+//! and two samplers perform them. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
+//! one rank of a group that exchanges summaries over a [`Transport`]; [`Loopback`] is the transport between the threads
+//! of a process. Both are samplers over the whole vocabulary like any other.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `tiling` | what a shard says of itself, and the check that shards make up a vocabulary |
+//! | `shard` | one shard and its last answers, asked again where its support was too small |
+//! | `summary`, `received` | [`ShardSummary`] and its bytes, written and read |
+//! | `merge` | the two merges |
+//! | `sharded`, `shard_sampler` | the two samplers |
+//! | `transport`, `loopback` | the exchange |
+//!
+//! Shards are numbered in the order of their tokens; a shard's number is its rank.
+#![forbid(unsafe_code)]
+
+mod error;
+mod loopback;
+mod merge;
+mod received;
+mod shard;
+mod shard_sampler;
+mod sharded;
+mod summary;
+mod tiling;
+mod transport;
+mod wire;
+
+pub use error::ShardError;
+pub use loopback::Loopback;
+pub use merge::ShardMerge;
+pub use shard_sampler::ShardSampler;
+pub use sharded::Sharded;
+pub use summary::ShardSummary;
+pub use transport::{Transport, TransportError};
+pub use wire::WireError;

@@ -1,0 +1,160 @@
+//! What can go wrong between shards.
+
+use crate::merge::ShardMerge;
+use crate::transport::TransportError;
+use crate::wire::WireError;
+use flash_sampling_core::{Plan, SampleError};
+
+/// Why shards cannot draw together. `shard` is the number of the shard, which is its rank.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShardError {
+    /// There is no shard at all.
+    #[error("there are no shards")]
+    NoShards,
+    /// Tokens that no shard covers.
+    #[error("no shard covers the tokens {from}..{to} before shard {shard}")]
+    Gap {
+        /// The shard behind the gap; the number of shards when the gap is at the vocabulary's end.
+        shard: usize,
+        /// First token of the gap.
+        from: u32,
+        /// One past its last token.
+        to: u32,
+    },
+    /// A shard begins before the end of the shards before it.
+    #[error("shard {shard} begins at token {start}, but the shards before it end at {end}")]
+    Overlap {
+        /// The shard.
+        shard: usize,
+        /// Its first token.
+        start: u32,
+        /// One past the last token of the shards before it.
+        end: u32,
+    },
+    /// A shard is part of another vocabulary than shard 0.
+    #[error("shard {shard} has a vocabulary of {found} tokens, but shard 0 one of {expected}")]
+    VocabSize {
+        /// The shard.
+        shard: usize,
+        /// Shard 0's vocabulary.
+        expected: u32,
+        /// The shard's.
+        found: u32,
+    },
+    /// A shard takes an input of another width than shard 0.
+    #[error("shard {shard} has hidden size {found}, but shard 0 has {expected}")]
+    Hidden {
+        /// The shard.
+        shard: usize,
+        /// Shard 0's hidden size.
+        expected: usize,
+        /// The shard's.
+        found: usize,
+    },
+    /// A shard has another plan than shard 0.
+    #[error("shard {shard} has {found:?}, but shard 0 has {expected:?}")]
+    Plan {
+        /// The shard.
+        shard: usize,
+        /// Shard 0's plan.
+        expected: Plan,
+        /// The shard's.
+        found: Plan,
+    },
+    /// A shard takes logits; shards take hidden states.
+    #[error("shard {shard} takes logits rather than hidden states")]
+    Input {
+        /// The shard.
+        shard: usize,
+    },
+    /// [`ShardMerge::Winners`] compares scores, which only a pathwise sampler's scores stand for.
+    #[error("the scores of shard {shard} are not those of a pathwise sampler: merge by log-mass")]
+    NotPathwise {
+        /// The shard.
+        shard: usize,
+    },
+    /// [`ShardMerge::LogMass`] needs each shard's log Z, for which its plan has no room.
+    #[error("the merge by log-mass needs log Z of each shard: plan shards with max_logprobs")]
+    NoLogMass,
+    /// Ranks disagree about the merge.
+    #[error("shard {shard} merges by {found:?}, but shard 0 by {expected:?}")]
+    Merge {
+        /// The shard.
+        shard: usize,
+        /// Shard 0's merge.
+        expected: ShardMerge,
+        /// The shard's.
+        found: ShardMerge,
+    },
+    /// A plan that asks for more than the shards were planned for.
+    #[error("{asked:?} asks for more than the shards' {planned:?}")]
+    BeyondShards {
+        /// The plan asked for.
+        asked: Plan,
+        /// The shards' plan.
+        planned: Plan,
+    },
+    /// The exchange failed.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The transport gave another number of messages than it has ranks.
+    #[error("the transport gave {found} messages for {expected} ranks")]
+    World {
+        /// Ranks of the transport.
+        expected: usize,
+        /// Messages received.
+        found: usize,
+    },
+    /// A message cannot be read.
+    #[error("the message of shard {shard} cannot be read")]
+    Message {
+        /// The sender.
+        shard: usize,
+        /// What is wrong with it.
+        #[source]
+        source: WireError,
+    },
+    /// Ranks were called with different numbers of rows.
+    #[error("shard {shard} was called with {found} rows, this one with {expected}")]
+    Rows {
+        /// The shard.
+        shard: usize,
+        /// Rows here.
+        expected: usize,
+        /// Rows there.
+        found: usize,
+    },
+    /// Ranks were called with different parameters for a row.
+    #[error("shard {shard} was called with other parameters for row {row}")]
+    Params {
+        /// The shard.
+        shard: usize,
+        /// The row.
+        row: usize,
+    },
+    /// A shard's whole call failed.
+    #[error("shard {shard} failed: {reason}")]
+    Failed {
+        /// The shard.
+        shard: usize,
+        /// Its error, in words.
+        reason: String,
+    },
+    /// A shard's answer for a row does not fit what it was asked.
+    #[error("shard {shard} gave no usable answer for row {row}: {reason}")]
+    Answer {
+        /// The shard.
+        shard: usize,
+        /// The row.
+        row: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl From<ShardError> for SampleError {
+    fn from(error: ShardError) -> Self {
+        SampleError::Backend { backend: "distributed", source: Box::new(error) }
+    }
+}

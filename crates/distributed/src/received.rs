@@ -1,0 +1,328 @@
+//! The summaries that another shard sent, checked as they are read.
+
+use crate::error::ShardError;
+use crate::summary::{
+    ANSWER, BIN, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, ROWS, ShardSummary, UNUSABLE, fingerprint,
+};
+use crate::wire::{Reader, WireError};
+use core::ops::Range;
+use flash_sampling_core::{Candidate, Draw, MassHistogram, RowError, RowParams, RowSample, Winner};
+
+/// The received summaries of one shard; keeps its memory from call to call.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    rows: Vec<Result<Answer, RowError>>,
+    draws: Vec<Draw>,
+    top: Vec<Candidate>,
+    masses: Vec<MassHistogram>,
+    words: Vec<u64>,
+}
+
+/// Where a row's parts lie in [`Received`].
+#[derive(Clone, Debug)]
+struct Answer {
+    draws: Range<usize>,
+    log_mass: Option<f64>,
+    mass: Option<usize>,
+    top: Range<usize>,
+}
+
+impl Received {
+    /// Reads the message of `shard`, which covers `tokens`. `row` gives a row's checked parameters, or nothing where they
+    /// are invalid; `by_mass` says whether the merge of a row needs the log-mass.
+    pub(crate) fn decode<'a>(
+        &mut self,
+        bytes: &[u8],
+        shard: usize,
+        tokens: &Range<u32>,
+        rows: &[RowParams<'a>],
+        by_mass: impl Fn(&RowParams<'a>) -> Option<bool>,
+    ) -> Result<(), ShardError> {
+        self.rows.clear();
+        self.draws.clear();
+        self.top.clear();
+        self.masses.clear();
+        let message = |source| ShardError::Message { shard, source };
+        let mut reader = Reader::new(bytes);
+        let found = self.header(&mut reader, shard)?;
+        if found != rows.len() {
+            return Err(ShardError::Rows { shard, expected: rows.len(), found });
+        }
+        for (r, params) in rows.iter().enumerate() {
+            if reader.u64().map_err(message)? != fingerprint(params) {
+                return Err(ShardError::Params { shard, row: r });
+            }
+            let kind = reader.u8().map_err(message)?;
+            if kind == UNUSABLE {
+                let reason = reader.text().map_err(message)?.to_owned();
+                return Err(ShardError::Answer { shard, row: r, reason });
+            }
+            let summary = match by_mass(params) {
+                Some(by_mass) => self.row_of(kind, &mut reader, tokens, params.logprobs.is_some(), by_mass),
+                None if kind == NOT_ASKED => Ok(Err(RowError::NoFiniteLogit)),
+                None => Err(reader.invalid("an answer to invalid parameters")),
+            };
+            self.rows.push(summary.map_err(message)?);
+        }
+        reader.finish().map_err(message)
+    }
+
+    /// The number of rows that follow.
+    fn header(&self, reader: &mut Reader<'_>, shard: usize) -> Result<usize, ShardError> {
+        let header = (|| {
+            if reader.u32()? != MAGIC {
+                return Err(reader.invalid("not a shard's summaries"));
+            }
+            match reader.u8()? {
+                ROWS => Ok(Ok(reader.u32()? as usize)),
+                FAILED => Ok(Err(reader.text()?.to_owned())),
+                _ => Err(reader.invalid("an unknown status")),
+            }
+        })();
+        match header.map_err(|source| ShardError::Message { shard, source })? {
+            Ok(rows) => Ok(rows),
+            Err(reason) => Err(ShardError::Failed { shard, reason }),
+        }
+    }
+
+    fn row_of(
+        &mut self,
+        kind: u8,
+        reader: &mut Reader<'_>,
+        tokens: &Range<u32>,
+        logprobs: bool,
+        by_mass: bool,
+    ) -> Result<Result<Answer, RowError>, WireError> {
+        let error = match kind {
+            ANSWER => return self.answer(reader, tokens, logprobs, by_mass).map(Ok),
+            NO_MASS => RowError::NoFiniteLogit,
+            NAN => RowError::NaN { token: token(reader, tokens)? },
+            INFINITE => RowError::PositiveInfinity { token: token(reader, tokens)? },
+            NOT_ASKED => return Err(reader.invalid("no answer to valid parameters")),
+            _ => return Err(reader.invalid("an unknown kind of answer")),
+        };
+        Ok(Err(error))
+    }
+
+    fn answer(
+        &mut self,
+        reader: &mut Reader<'_>,
+        tokens: &Range<u32>,
+        logprobs: bool,
+        by_mass: bool,
+    ) -> Result<Answer, WireError> {
+        let (from, count) = (self.draws.len(), reader.count(DRAW)?);
+        for _ in 0..count {
+            self.draws.push(draw(reader, tokens)?);
+        }
+        let mut answer =
+            Answer { draws: from..self.draws.len(), log_mass: None, mass: None, top: self.top.len()..self.top.len() };
+        if by_mass {
+            let log_mass = reader.f64()?;
+            if !log_mass.is_finite() {
+                return Err(reader.invalid("a log-mass that is not finite"));
+            }
+            answer.log_mass = Some(log_mass);
+        }
+        if logprobs {
+            self.mass(reader, tokens.len())?;
+            answer.mass = Some(self.masses.len() - 1);
+            for _ in 0..reader.count(DRAW)? {
+                let Draw { token, score, logit } = draw(reader, tokens)?;
+                self.top.push(Candidate { winner: Winner::new(score, token), logit });
+            }
+            answer.top.end = self.top.len();
+        }
+        Ok(answer)
+    }
+
+    fn mass(&mut self, reader: &mut Reader<'_>, tokens: usize) -> Result<(), WireError> {
+        self.words.clear();
+        self.words.resize(MassHistogram::WORDS, 0);
+        self.words[0] = u64::from(reader.u32()?);
+        let mut next = 0;
+        for _ in 0..reader.count(BIN)? {
+            let bin = reader.u32()? as usize;
+            if bin < next || bin + 1 >= MassHistogram::WORDS {
+                return Err(reader.invalid("a bin out of order or range"));
+            }
+            let mass = reader.u64()?;
+            // A token has less than 2^31 units; this keeps sums over shards from overflowing.
+            if mass == 0 || mass >= (tokens as u64) << 31 {
+                return Err(reader.invalid("a mass beyond that of the shard's tokens"));
+            }
+            self.words[1 + bin] = mass;
+            next = bin + 1;
+        }
+        let mass = MassHistogram::from_words(&self.words).filter(|mass| !mass.is_empty());
+        self.masses.push(mass.ok_or_else(|| reader.invalid("not a mass histogram"))?);
+        Ok(())
+    }
+
+    /// The summary of a row.
+    pub(crate) fn row(&self, row: usize) -> ShardSummary<'_> {
+        let answer = self.rows[row].as_ref().map_err(|error| *error)?;
+        Ok(RowSample {
+            draws: &self.draws[answer.draws.clone()],
+            log_z: answer.log_mass,
+            top: &self.top[answer.top.clone()],
+            mass: answer.mass.map(|i| &self.masses[i]),
+        })
+    }
+}
+
+/// A token of the shard.
+fn token(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<u32, WireError> {
+    let token = reader.u32()?;
+    if tokens.contains(&token) { Ok(token) } else { Err(reader.invalid("a token of another shard")) }
+}
+
+fn draw(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<Draw, WireError> {
+    let draw = Draw { token: token(reader, tokens)?, score: reader.f32()?, logit: reader.f32()? };
+    if draw.score.is_finite() && draw.logit.is_finite() {
+        Ok(draw)
+    } else {
+        Err(reader.invalid("a score or logit that is not finite"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::summary::{begin, encode_failure, encode_not_asked, encode_row};
+    use flash_sampling_core::Samples;
+    use proptest::prelude::*;
+
+    const TOKENS: Range<u32> = 100..200;
+
+    /// Parameters of four rows: an answer with everything, one without mass, a NaN, one that is not asked for.
+    fn rows() -> [RowParams<'static>; 4] {
+        let row = RowParams { seed: 5, draws: 3, logprobs: Some(2), ..RowParams::default() };
+        [row, row, RowParams { position: 9, ..row }, RowParams { temperature: -1.0, ..row }]
+    }
+
+    fn by_mass(params: &RowParams<'_>) -> Option<bool> {
+        (params.temperature >= 0.0).then_some(true)
+    }
+
+    fn samples() -> Samples {
+        let candidate = |token, score, logit| Candidate { winner: Winner::new(score, token), logit };
+        let mut mass = MassHistogram::default();
+        mass.extend_from_slice(&[1.5, -2.0, -200.0, 1.4]);
+        let top = [candidate(150, 1.5, 1.5), candidate(199, 1.4, 1.4)];
+        let draws = [candidate(100, 3.5, -2.0), candidate(150, 2.0, 1.5), candidate(150, 9.0, 1.5)];
+        let mut samples = Samples::new();
+        samples.push_row(draws, Some(&mass), &top);
+        samples.push_error(RowError::NoFiniteLogit);
+        samples.push_error(RowError::NaN { token: 123 });
+        samples
+    }
+
+    fn message(samples: &Samples) -> Vec<u8> {
+        let (mut bytes, mut words) = (Vec::new(), Vec::new());
+        begin(&mut bytes, rows().len());
+        for (r, params) in rows().iter().enumerate() {
+            match by_mass(params) {
+                Some(by_mass) => encode_row(&mut bytes, &mut words, params, by_mass, &samples.row(r)),
+                None => encode_not_asked(&mut bytes, params),
+            }
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Received, ShardError> {
+        let mut summaries = Received::default();
+        summaries.decode(bytes, 1, &TOKENS, &rows(), by_mass).map(|()| summaries)
+    }
+
+    fn wire_error(bytes: &[u8]) -> WireError {
+        match decode(bytes).unwrap_err() {
+            ShardError::Message { shard: 1, source } => source,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn bytes_carry_the_summaries() {
+        let samples = samples();
+        let bytes = message(&samples);
+        let mut summaries = decode(&bytes).unwrap();
+        // A second call of the same shape finds nothing of the first.
+        summaries.decode(&bytes, 1, &TOKENS, &rows(), by_mass).unwrap();
+        let (sent, received) = (samples.row(0).unwrap(), summaries.row(0).unwrap());
+        assert_eq!(received.draws, sent.draws);
+        assert_eq!(received.log_z, sent.log_z);
+        assert_eq!(received.top, sent.top);
+        assert_eq!(received.mass, sent.mass);
+        assert_eq!(summaries.row(1).unwrap_err(), RowError::NoFiniteLogit);
+        assert_eq!(summaries.row(2).unwrap_err(), RowError::NaN { token: 123 });
+    }
+
+    #[test]
+    fn a_cut_or_longer_message_is_refused() {
+        let mut bytes = message(&samples());
+        for cut in 0..bytes.len() {
+            assert_eq!(wire_error(&bytes[..cut]), WireError::Truncated { at: cut });
+        }
+        bytes.push(0);
+        assert_eq!(wire_error(&bytes), WireError::Trailing { at: bytes.len() - 1, extra: 1 });
+    }
+
+    #[test]
+    fn other_rows_and_other_parameters_are_named() {
+        let bytes = message(&samples());
+        let mut summaries = Received::default();
+        let error = summaries.decode(&bytes, 1, &TOKENS, &rows()[..3], by_mass).unwrap_err();
+        assert!(matches!(error, ShardError::Rows { shard: 1, expected: 3, found: 4 }));
+        let changes: [fn(&mut RowParams<'static>); 5] =
+            [|p| p.seed += 1, |p| p.position += 1, |p| p.draws += 1, |p| p.first_draw += 1, |p| p.mask = Some(&[])];
+        for change in changes {
+            let mut other = rows();
+            change(&mut other[2]);
+            let error = summaries.decode(&bytes, 1, &TOKENS, &other, by_mass).unwrap_err();
+            assert!(matches!(error, ShardError::Params { shard: 1, row: 2 }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_another_shard_is_refused() {
+        let bytes = message(&samples());
+        let mut summaries = Received::default();
+        for tokens in [101..200, 100..199, 300..400] {
+            let error = summaries.decode(&bytes, 1, &tokens, &rows(), by_mass).unwrap_err();
+            assert!(matches!(error, ShardError::Message { source: WireError::Invalid { .. }, .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_failure_and_an_unusable_answer_keep_their_words() {
+        let mut bytes = Vec::new();
+        encode_failure(&mut bytes, "out of memory");
+        let error = decode(&bytes).unwrap_err();
+        assert!(matches!(&error, ShardError::Failed { shard: 1, reason } if reason == "out of memory"));
+
+        let mut samples = samples();
+        samples.clear();
+        (0..3).for_each(|_| samples.push_error(RowError::SupportTooSmall { draws: 2, available: 1 }));
+        let error = decode(&message(&samples)).unwrap_err();
+        assert!(matches!(&error, ShardError::Answer { shard: 1, row: 0, reason } if reason.contains("2 draws")));
+    }
+
+    proptest! {
+        /// Damaged bytes are an error or summaries that can be read; never a panic, never a large allocation.
+        #[test]
+        fn damaged_messages_do_no_harm(damage in prop::collection::vec((0usize..1000, any::<u8>()), 1..6)) {
+            let mut bytes = message(&samples());
+            let length = bytes.len();
+            damage.into_iter().for_each(|(at, byte)| bytes[at % length] = byte);
+            if let Ok(summaries) = decode(&bytes) {
+                for row in 0..rows().len() {
+                    if let Ok(sample) = summaries.row(row) {
+                        prop_assert!(sample.draws.iter().all(|d| TOKENS.contains(&d.token) && d.score.is_finite()));
+                        prop_assert!(sample.mass.unwrap().log_z().is_finite());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! All shards in one process.
+
+use crate::error::ShardError;
+use crate::merge::{Merger, ShardMerge};
+use crate::shard::Shard;
+use crate::tiling::{Description, Whole};
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+
+/// All shards of a vocabulary in one process, asked one after the other.
+///
+/// Exact pathwise with [`ShardMerge::Winners`], in distribution with [`ShardMerge::LogMass`]. A shard that answers
+/// [`NoFiniteLogit`](flash_sampling_core::RowError::NoFiniteLogit) has no mass, which is an error of the row only if
+/// every shard says so. A NaN or +inf on any shard is the row's error, with the lowest such token.
+///
+/// ```
+/// use flash_sampling_core::reference::{Reference, Scheme};
+/// use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+/// use flash_sampling_distributed::{ShardMerge, Sharded};
+///
+/// let weight: Vec<f32> = (0..600).map(|i| (i % 7) as f32).collect();
+/// let head = Head::new(Matrix::new(&weight, 300, 2)?)?;
+/// let shard = |h| Box::new(Reference::new(h, Plan::default(), Scheme::Tiled)) as Box<dyn PerturbedArgmax + '_>;
+/// let mut sharded = Sharded::new(head.split(&[0, 100, 250]).into_iter().map(shard).collect(), ShardMerge::Winners)?;
+/// let mut out = Samples::new();
+/// sharded.sample(Matrix::new(&[1.0f32, 0.5], 1, 2)?, &[RowParams { seed: 7, ..Default::default() }], &mut out)?;
+/// println!("token {}", out.row(0)?.token());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Sharded<'s> {
+    shards: Vec<Shard<'s>>,
+    whole: Whole,
+    merger: Merger,
+}
+
+impl<'s> Sharded<'s> {
+    /// A sampler over shards in the order of their tokens, which must cover the vocabulary; shards may be of unequal
+    /// size or empty. It is planned for what the shards were planned for.
+    ///
+    /// # Errors
+    /// * [`ShardError::NoShards`], [`ShardError::Gap`], [`ShardError::Overlap`]: they are not a vocabulary.
+    /// * [`ShardError::VocabSize`], [`ShardError::Hidden`], [`ShardError::Plan`], [`ShardError::Input`]: they differ.
+    /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`]: the merge cannot be done with them.
+    pub fn new(shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {
+        let descriptions: Vec<_> = shards.iter().map(|s| Description::of(&**s, merge)).collect();
+        let mut backends = shards.iter().map(|s| s.capabilities().backend);
+        let first = backends.next().ok_or(ShardError::NoShards)?;
+        let backend = if backends.all(|b| b == first) { first } else { "mixed" };
+        let whole = Whole::of(&descriptions, backend)?;
+        Ok(Sharded { shards: shards.into_iter().map(Shard::new).collect(), whole, merger: Merger::default() })
+    }
+
+    /// Restricts the plan, so that a row that asks for more is refused: [`ShardMerge::LogMass`] needs shards planned
+    /// with `max_logprobs` even where no row will ask for log-probabilities.
+    ///
+    /// # Errors
+    /// [`ShardError::BeyondShards`] when `plan` asks for more than the shards were planned for.
+    pub fn with_plan(mut self, plan: Plan) -> Result<Self, ShardError> {
+        self.whole.restrict(plan).map(|()| self)
+    }
+}
+
+impl PerturbedArgmax for Sharded<'_> {
+    fn capabilities(&self) -> Capabilities {
+        self.whole.capabilities
+    }
+
+    fn shape(&self) -> Shape {
+        self.whole.shape.clone()
+    }
+
+    fn plan(&self) -> Plan {
+        self.whole.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
+        check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;
+        for shard in &mut self.shards {
+            shard.ask(input, rows, self.whole.merge)?;
+        }
+        let Sharded { shards, whole, merger } = self;
+        Ok(merger.rows(whole, rows, shards.len(), |shard, row| shards[shard].summary(row), out)?)
+    }
+}

@@ -1,0 +1,143 @@
+//! What a shard leaves behind of a call, and its bytes.
+//!
+//! ```text
+//! message   magic u32 | 0 u8 | rows u32 | row ...          or, when the whole call failed:  magic u32 | 1 u8 | text
+//! row       fingerprint of the parameters u64 | kind u8 | rest
+//!   0 ANSWER        draws | log-mass f64 if merged by it | mass and top if log-probabilities were asked for
+//!   1 NO_MASS       the shard has no finite logit
+//!   2 NAN           token u32
+//!   3 INFINITE      token u32
+//!   4 UNUSABLE      text: an error that no shard should give for a row with valid parameters
+//!   5 NOT_ASKED     the parameters are invalid, as every rank finds for itself
+//! draws, top        count u32 | (token u32 | score f32 | logit f32) ...
+//! mass              top edge's bits u32 | bins u32 | (bin u32 | mass u64) ..., bins ascending, no mass of 0
+//! ```
+
+use crate::wire::put_text;
+use flash_sampling_core::{Draw, MassHistogram, RowError, RowParams, RowSample};
+
+/// What a shard says about a row: its draws and, when asked for, its log-mass (`log_z`), mass histogram and largest
+/// logits, all over its own tokens; or why it has none. [`RowError::NoFiniteLogit`] is the summary of a shard without
+/// mass, the identity of every merge.
+pub type ShardSummary<'a> = Result<RowSample<'a>, RowError>;
+
+/// First bytes of a message; the last two digits are the version of the format.
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs01");
+
+pub(crate) const ROWS: u8 = 0;
+pub(crate) const FAILED: u8 = 1;
+
+pub(crate) const ANSWER: u8 = 0;
+pub(crate) const NO_MASS: u8 = 1;
+pub(crate) const NAN: u8 = 2;
+pub(crate) const INFINITE: u8 = 3;
+pub(crate) const UNUSABLE: u8 = 4;
+pub(crate) const NOT_ASKED: u8 = 5;
+
+/// Bytes of a draw.
+pub(crate) const DRAW: usize = 12;
+/// Bytes of a bin.
+pub(crate) const BIN: usize = 12;
+
+/// Begins a message of `rows` rows.
+pub(crate) fn begin(bytes: &mut Vec<u8>, rows: usize) {
+    bytes.clear();
+    bytes.extend_from_slice(&MAGIC.to_le_bytes());
+    bytes.push(ROWS);
+    bytes.extend_from_slice(&(rows as u32).to_le_bytes());
+}
+
+/// The message of a call that failed.
+pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
+    bytes.clear();
+    bytes.extend_from_slice(&MAGIC.to_le_bytes());
+    bytes.push(FAILED);
+    put_text(bytes, reason);
+}
+
+/// Appends a row that was not asked for, because its parameters are invalid.
+pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>, params: &RowParams<'_>) {
+    bytes.extend_from_slice(&fingerprint(params).to_le_bytes());
+    bytes.push(NOT_ASKED);
+}
+
+/// Appends a row's summary. `by_mass`: the merge needs the log-mass.
+pub(crate) fn encode_row(
+    bytes: &mut Vec<u8>,
+    words: &mut Vec<u64>,
+    params: &RowParams<'_>,
+    by_mass: bool,
+    summary: &ShardSummary<'_>,
+) {
+    bytes.extend_from_slice(&fingerprint(params).to_le_bytes());
+    match summary {
+        Ok(sample) => {
+            bytes.push(ANSWER);
+            put_draws(bytes, sample.draws.len(), sample.draws.iter().copied());
+            if by_mass {
+                bytes.extend_from_slice(&sample.log_z.unwrap_or(f64::NEG_INFINITY).to_le_bytes());
+            }
+            if params.logprobs.is_some() {
+                put_mass(bytes, words, sample.mass.unwrap_or(&MassHistogram::default()));
+                put_draws(bytes, sample.top.len(), sample.top.iter().map(|&c| Draw::from(c)));
+            }
+        }
+        Err(RowError::NoFiniteLogit) => bytes.push(NO_MASS),
+        Err(RowError::NaN { token }) => {
+            bytes.push(NAN);
+            bytes.extend_from_slice(&token.to_le_bytes());
+        }
+        Err(RowError::PositiveInfinity { token }) => {
+            bytes.push(INFINITE);
+            bytes.extend_from_slice(&token.to_le_bytes());
+        }
+        Err(error) => {
+            bytes.push(UNUSABLE);
+            put_text(bytes, &error.to_string());
+        }
+    }
+}
+
+fn put_draws(bytes: &mut Vec<u8>, count: usize, draws: impl Iterator<Item = Draw>) {
+    bytes.extend_from_slice(&(count as u32).to_le_bytes());
+    for draw in draws {
+        bytes.extend_from_slice(&draw.token.to_le_bytes());
+        bytes.extend_from_slice(&draw.score.to_le_bytes());
+        bytes.extend_from_slice(&draw.logit.to_le_bytes());
+    }
+}
+
+fn put_mass(bytes: &mut Vec<u8>, words: &mut Vec<u64>, mass: &MassHistogram) {
+    words.clear();
+    mass.to_words(words);
+    bytes.extend_from_slice(&(words[0] as u32).to_le_bytes());
+    let bins = || (0u32..).zip(&words[1..]).filter(|(_, mass)| **mass > 0);
+    bytes.extend_from_slice(&(bins().count() as u32).to_le_bytes());
+    for (bin, mass) in bins() {
+        bytes.extend_from_slice(&bin.to_le_bytes());
+        bytes.extend_from_slice(&mass.to_le_bytes());
+    }
+}
+
+/// Tells apart the parameters that ranks may be called with by mistake: all scalars, and the lengths of the lists
+/// (FNV-1a over their bits). Ranks that agree on it draw the same noise.
+pub(crate) fn fingerprint(params: &RowParams<'_>) -> u64 {
+    let fields = [
+        params.seed,
+        params.position,
+        u64::from(params.temperature.to_bits()),
+        u64::from(params.draws) << 32 | u64::from(params.first_draw),
+        u64::from(params.without_replacement),
+        params.logprobs.map_or(u64::MAX, u64::from),
+        params.mask.map_or(u64::MAX, |m| m.len() as u64),
+        params.logit_bias.len() as u64,
+        u64::from(params.top_k),
+        u64::from(params.top_p.to_bits()) << 32 | u64::from(params.min_p.to_bits()),
+        u64::from(params.repetition_penalty.to_bits()),
+        u64::from(params.frequency_penalty.to_bits()) << 32 | u64::from(params.presence_penalty.to_bits()),
+        params.prompt.len() as u64,
+        params.output.len() as u64,
+    ];
+    let bytes = fields.iter().flat_map(|field| field.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

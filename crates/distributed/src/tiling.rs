@@ -1,0 +1,285 @@
+//! What a shard says of itself, and the check that shards make up a vocabulary.
+
+use crate::error::ShardError;
+use crate::merge::ShardMerge;
+use crate::wire::{Reader, WireError};
+use core::ops::Range;
+use flash_sampling_core::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant};
+
+/// First bytes of a description; the last two digits are the version of the format.
+const MAGIC: u32 = u32::from_le_bytes(*b"FS01");
+
+/// What a shard says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Description {
+    /// The tokens it draws from.
+    pub(crate) tokens: Range<u32>,
+    pub(crate) vocab_size: u32,
+    pub(crate) input: usize,
+    pub(crate) plan: Plan,
+    pub(crate) merge: ShardMerge,
+    takes_hidden: bool,
+    pathwise: bool,
+    without_replacement: bool,
+    penalties: bool,
+    canonical: bool,
+}
+
+impl Description {
+    pub(crate) fn of(sampler: &dyn PerturbedArgmax, merge: ShardMerge) -> Self {
+        let (shape, can) = (sampler.shape(), sampler.capabilities());
+        Description {
+            tokens: shape.tokens,
+            vocab_size: shape.vocab_size,
+            input: shape.input,
+            plan: sampler.plan(),
+            merge,
+            takes_hidden: can.input == Input::Hidden,
+            pathwise: can.exactness == Exactness::Pathwise,
+            without_replacement: can.without_replacement,
+            penalties: can.penalties,
+            canonical: can.canonical,
+        }
+    }
+
+    pub(crate) fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.clear();
+        for word in [MAGIC, self.tokens.start, self.tokens.end, self.vocab_size, self.plan.max_draws] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.plan.max_logprobs.unwrap_or(0).to_le_bytes());
+        for size in [self.input, self.plan.max_rows] {
+            bytes.extend_from_slice(&(size as u64).to_le_bytes());
+        }
+        let flags = [
+            self.plan.max_logprobs.is_some(),
+            self.plan.canonical,
+            self.merge == ShardMerge::LogMass,
+            self.takes_hidden,
+            self.pathwise,
+            self.without_replacement,
+            self.penalties,
+            self.canonical,
+        ];
+        bytes.extend(flags.map(u8::from));
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut reader = Reader::new(bytes);
+        if reader.u32()? != MAGIC {
+            return Err(reader.invalid("not a shard's description"));
+        }
+        let tokens = reader.u32()?..reader.u32()?;
+        let (vocab_size, max_draws, logprobs) = (reader.u32()?, reader.u32()?, reader.u32()?);
+        let (input, max_rows) = (reader.size()?, reader.size()?);
+        let max_logprobs = reader.flag()?.then_some(logprobs);
+        let plan = Plan { max_rows, max_draws, max_logprobs, canonical: reader.flag()? };
+        let description = Description {
+            tokens,
+            vocab_size,
+            input,
+            plan,
+            merge: if reader.flag()? { ShardMerge::LogMass } else { ShardMerge::Winners },
+            takes_hidden: reader.flag()?,
+            pathwise: reader.flag()?,
+            without_replacement: reader.flag()?,
+            penalties: reader.flag()?,
+            canonical: reader.flag()?,
+        };
+        reader.finish().map(|()| description)
+    }
+}
+
+/// The vocabulary that shards make up.
+#[derive(Clone, Debug)]
+pub(crate) struct Whole {
+    pub(crate) shape: Shape,
+    pub(crate) plan: Plan,
+    /// The shards' common plan.
+    pub(crate) shards_plan: Plan,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) merge: ShardMerge,
+}
+
+impl Whole {
+    /// Checks that the shards, in order, make up one vocabulary and can be merged; shard 0 sets what the others must
+    /// agree with. `backend` names the sampler in its [`Capabilities`].
+    pub(crate) fn of(shards: &[Description], backend: &'static str) -> Result<Whole, ShardError> {
+        let first = shards.first().ok_or(ShardError::NoShards)?;
+        let (plan, merge) = (first.plan, first.merge);
+        for (shard, s) in shards.iter().enumerate() {
+            if s.merge != merge {
+                return Err(ShardError::Merge { shard, expected: merge, found: s.merge });
+            }
+            if !s.takes_hidden {
+                return Err(ShardError::Input { shard });
+            }
+            if s.vocab_size != first.vocab_size {
+                return Err(ShardError::VocabSize { shard, expected: first.vocab_size, found: s.vocab_size });
+            }
+            if s.input != first.input {
+                return Err(ShardError::Hidden { shard, expected: first.input, found: s.input });
+            }
+            if s.plan != plan {
+                return Err(ShardError::Plan { shard, expected: plan, found: s.plan });
+            }
+            if merge == ShardMerge::Winners && !s.pathwise {
+                return Err(ShardError::NotPathwise { shard });
+            }
+        }
+        if merge == ShardMerge::LogMass && plan.max_logprobs.is_none() {
+            return Err(ShardError::NoLogMass);
+        }
+        check_tiling(shards, first.vocab_size)?;
+        let capabilities = Capabilities {
+            backend,
+            variant: Variant::Sharded,
+            exactness: match merge {
+                ShardMerge::Winners => Exactness::Pathwise,
+                ShardMerge::LogMass => Exactness::InDistribution,
+            },
+            input: Input::Hidden,
+            without_replacement: merge == ShardMerge::Winners && shards.iter().all(|s| s.without_replacement),
+            // Which tokens pass a filter depends on the other shards' tokens.
+            filters: false,
+            penalties: shards.iter().all(|s| s.penalties),
+            canonical: shards.iter().all(|s| s.canonical),
+        };
+        let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
+        Ok(Whole { shape, plan, shards_plan: plan, capabilities, merge })
+    }
+
+    /// Restricts the plan to one within the shards' own.
+    pub(crate) fn restrict(&mut self, asked: Plan) -> Result<(), ShardError> {
+        let planned = self.shards_plan;
+        let fits = asked.max_rows <= planned.max_rows
+            && asked.max_draws <= planned.max_draws
+            && asked.max_logprobs <= planned.max_logprobs
+            && asked.canonical == planned.canonical;
+        if !fits {
+            return Err(ShardError::BeyondShards { asked, planned });
+        }
+        self.plan = asked;
+        Ok(())
+    }
+}
+
+/// Shards without tokens may stand anywhere; the others follow one another from token 0 to the end.
+fn check_tiling(shards: &[Description], vocab_size: u32) -> Result<(), ShardError> {
+    let mut end = 0;
+    for (shard, s) in shards.iter().enumerate().filter(|(_, s)| !s.tokens.is_empty()) {
+        if s.tokens.start > end {
+            return Err(ShardError::Gap { shard, from: end, to: s.tokens.start });
+        }
+        if s.tokens.start < end {
+            return Err(ShardError::Overlap { shard, start: s.tokens.start, end });
+        }
+        end = s.tokens.end;
+    }
+    if end < vocab_size {
+        return Err(ShardError::Gap { shard: shards.len(), from: end, to: vocab_size });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn description(tokens: Range<u32>) -> Description {
+        Description {
+            tokens,
+            vocab_size: 10,
+            input: 4,
+            plan: Plan { max_rows: 3, max_draws: 5, max_logprobs: Some(2), canonical: false },
+            merge: ShardMerge::Winners,
+            takes_hidden: true,
+            pathwise: true,
+            without_replacement: true,
+            penalties: false,
+            canonical: true,
+        }
+    }
+
+    #[test]
+    fn bytes_carry_the_description() {
+        let mut bytes = Vec::new();
+        for merge in [ShardMerge::Winners, ShardMerge::LogMass] {
+            for max_logprobs in [None, Some(0), Some(7)] {
+                let mut d = Description { merge, ..description(3..9) };
+                d.plan.max_logprobs = max_logprobs;
+                d.encode(&mut bytes);
+                assert_eq!(Description::decode(&bytes), Ok(d));
+            }
+        }
+        for cut in 0..bytes.len() {
+            assert_eq!(Description::decode(&bytes[..cut]), Err(WireError::Truncated { at: cut }));
+        }
+        bytes.push(0);
+        assert!(matches!(Description::decode(&bytes), Err(WireError::Trailing { extra: 1, .. })));
+        bytes[0] ^= 1;
+        assert!(matches!(Description::decode(&bytes), Err(WireError::Invalid { .. })));
+    }
+
+    fn whole(shards: &[Description]) -> Result<Whole, ShardError> {
+        Whole::of(shards, "test")
+    }
+
+    #[test]
+    fn unequal_and_empty_shards_make_up_a_vocabulary() {
+        let shards = [0..0, 0..7, 7..7, 7..8, 10..10, 8..10].map(description);
+        assert_eq!(whole(&shards).unwrap().shape.tokens, 0..10);
+    }
+
+    #[test]
+    fn gaps_and_overlaps_are_named() {
+        let gap = |parts: [Range<u32>; 2]| whole(&parts.map(description)).unwrap_err();
+        assert!(matches!(gap([0..4, 5..10]), ShardError::Gap { shard: 1, from: 4, to: 5 }));
+        assert!(matches!(gap([1..4, 4..10]), ShardError::Gap { shard: 0, from: 0, to: 1 }));
+        assert!(matches!(gap([0..4, 4..9]), ShardError::Gap { shard: 2, from: 9, to: 10 }));
+        assert!(matches!(gap([0..4, 3..10]), ShardError::Overlap { shard: 1, start: 3, end: 4 }));
+        assert!(matches!(gap([5..10, 0..5]), ShardError::Gap { shard: 0, from: 0, to: 5 }));
+        assert!(matches!(whole(&[]), Err(ShardError::NoShards)));
+    }
+
+    #[test]
+    fn shards_that_differ_are_named() {
+        let with = |change: fn(&mut Description)| {
+            let mut other = description(5..10);
+            change(&mut other);
+            whole(&[description(0..5), other]).unwrap_err()
+        };
+        assert!(matches!(with(|d| d.vocab_size = 11), ShardError::VocabSize { shard: 1, expected: 10, found: 11 }));
+        assert!(matches!(with(|d| d.input = 5), ShardError::Hidden { shard: 1, expected: 4, found: 5 }));
+        assert!(matches!(with(|d| d.plan.max_rows = 2), ShardError::Plan { shard: 1, .. }));
+        assert!(matches!(with(|d| d.takes_hidden = false), ShardError::Input { shard: 1 }));
+        assert!(matches!(with(|d| d.pathwise = false), ShardError::NotPathwise { shard: 1 }));
+        assert!(matches!(with(|d| d.merge = ShardMerge::LogMass), ShardError::Merge { shard: 1, .. }));
+    }
+
+    #[test]
+    fn the_merge_by_log_mass_takes_any_exact_sampler_that_knows_its_mass() {
+        let mut d = Description { merge: ShardMerge::LogMass, pathwise: false, ..description(0..10) };
+        let w = whole(std::slice::from_ref(&d)).unwrap();
+        assert_eq!(w.capabilities.exactness, Exactness::InDistribution);
+        assert!(!w.capabilities.without_replacement);
+        d.plan.max_logprobs = None;
+        assert!(matches!(whole(&[d]), Err(ShardError::NoLogMass)));
+    }
+
+    #[test]
+    fn a_plan_can_be_restricted_but_not_widened() {
+        let mut w = whole(&[description(0..10)]).unwrap();
+        let narrow = Plan { max_rows: 2, max_draws: 5, max_logprobs: None, canonical: false };
+        w.restrict(narrow).unwrap();
+        assert_eq!(w.plan, narrow);
+        for wide in [
+            Plan { max_rows: 4, ..narrow },
+            Plan { max_draws: 6, ..narrow },
+            Plan { max_logprobs: Some(3), ..narrow },
+            Plan { canonical: true, ..narrow },
+        ] {
+            assert!(matches!(w.restrict(wide), Err(ShardError::BeyondShards { .. })));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! A head with exact dot products, its shards, and a comparison that looks at every bit.
+
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{
+    Candidate, Draw, Head, MassHistogram, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples,
+};
+
+pub(crate) const VOCAB: usize = 1000;
+pub(crate) const HIDDEN: usize = 24;
+pub(crate) const PLAN: Plan = Plan { max_rows: 16, max_draws: 12, max_logprobs: Some(6), canonical: false };
+
+/// Shards of very different sizes, three of them empty.
+pub(crate) const STARTS: [u32; 8] = [0, 0, 3, 4, 500, 500, 940, 1000];
+
+/// Small integers that look random.
+pub(crate) fn integers(n: usize, salt: u64) -> Vec<f32> {
+    let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % 7) as f32 - 3.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// A head over integers, with a scale that keeps the logits within some twenty nats.
+pub(crate) fn head(weight: &[f32]) -> Head<'_> {
+    Head::new(Matrix::new(weight, weight.len() / HIDDEN, HIDDEN).unwrap()).unwrap().with_scale(0.125).unwrap()
+}
+
+pub(crate) fn reference<'w>(head: Head<'w>, plan: Plan, scheme: Scheme) -> Box<dyn PerturbedArgmax + 'w> {
+    Box::new(Reference::new(head, plan, scheme))
+}
+
+pub(crate) fn shards<'w>(head: &Head<'w>, starts: &[u32], plan: Plan) -> Vec<Box<dyn PerturbedArgmax + 'w>> {
+    head.split(starts).into_iter().map(|shard| reference(shard, plan, Scheme::Tiled)).collect()
+}
+
+/// One row of every kind; `mask` leaves tokens 2, 3 and 999.
+pub(crate) fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
+    let row = RowParams { seed: 11, position: 70, ..RowParams::default() };
+    vec![
+        row,
+        RowParams { seed: 12, temperature: 0.6, draws: 9, first_draw: 5, ..row },
+        RowParams { temperature: 0.0, logprobs: Some(6), ..row },
+        RowParams { logprobs: Some(0), draws: 2, ..row },
+        RowParams { position: 3, logprobs: Some(6), logit_bias: &[(4, 2.5), (941, f32::NEG_INFINITY)], ..row },
+        RowParams { mask: Some(mask), logprobs: Some(6), ..row },
+        RowParams { mask: Some(none), ..row },
+        RowParams { temperature: f32::NAN, ..row },
+        RowParams { draws: 13, ..row },
+        RowParams { logit_bias: &[(1000, 1.0)], ..row },
+        RowParams { top_k: 5, ..row },
+    ]
+}
+
+/// Rows that draw lists without replacement: within a shard's support, across several, beyond all.
+pub(crate) fn lists<'a>(mask: &'a [u32]) -> Vec<RowParams<'a>> {
+    let row = RowParams { seed: 21, without_replacement: true, ..RowParams::default() };
+    vec![
+        RowParams { draws: 12, logprobs: Some(2), ..row },
+        RowParams { draws: 1, ..row },
+        RowParams { draws: 3, mask: Some(mask), first_draw: 2, logprobs: Some(6), ..row },
+        RowParams { draws: 2, mask: Some(mask), ..row },
+        RowParams { draws: 4, mask: Some(mask), ..row },
+        RowParams { draws: 5, temperature: 0.0, ..row },
+    ]
+}
+
+pub(crate) fn mask_of(tokens: &[u32]) -> Vec<u32> {
+    let mut mask = vec![0; VOCAB.div_ceil(32)];
+    tokens.iter().for_each(|&t| mask[t as usize / 32] |= 1 << (t % 32));
+    mask
+}
+
+pub(crate) fn hidden(rows: usize) -> Vec<f32> {
+    integers(rows * HIDDEN, 5)
+}
+
+pub(crate) fn sample(sampler: &mut dyn PerturbedArgmax, hidden: &[f32], rows: &[RowParams<'_>]) -> Samples {
+    let mut out = Samples::new();
+    sampler.sample(Matrix::new(hidden, rows.len(), hidden.len() / rows.len()).unwrap(), rows, &mut out).unwrap();
+    out
+}
+
+/// Everything that a row has.
+pub(crate) type Row = Result<(Vec<Draw>, Option<u64>, Vec<Candidate>, Option<MassHistogram>), RowError>;
+
+pub(crate) fn all(samples: &Samples) -> Vec<Row> {
+    let row = |r: flash_sampling_core::RowSample<'_>| {
+        (r.draws.to_vec(), r.log_z.map(f64::to_bits), r.top.to_vec(), r.mass.cloned())
+    };
+    samples.iter().map(|r| r.map(row)).collect()
+}
+
+pub(crate) fn tokens(samples: &Samples) -> Vec<Result<Vec<u32>, RowError>> {
+    samples.iter().map(|r| r.map(|r| r.draws.iter().map(|d| d.token).collect())).collect()
+}

@@ -1,0 +1,155 @@
+//! Ranks in threads: the samples of all shards in one process, and typed errors on every rank when one goes wrong.
+
+use crate::common::*;
+use core::error::Error;
+use flash_sampling_core::{Matrix, Plan, RowParams, SampleError, Samples};
+use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardSampler, Sharded, TransportError};
+use std::thread;
+
+const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
+
+/// Runs a rank in each of eight threads, over the shards that begin at [`STARTS`], and returns what each says.
+fn ranks<R: Send>(rank: impl Fn(usize, Loopback) -> R + Sync) -> Vec<R> {
+    let rank = &rank;
+    thread::scope(|scope| {
+        let threads: Vec<_> = Loopback::group(STARTS.len())
+            .into_iter()
+            .enumerate()
+            .map(|(r, transport)| scope.spawn(move || rank(r, transport)))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn source(error: &SampleError) -> &ShardError {
+    error.source().and_then(|e| e.downcast_ref()).unwrap()
+}
+
+#[test]
+fn every_rank_gets_the_samples_of_all_shards_in_one_process() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    let (mask, none) = (mask_of(&[2, 3, 999]), mask_of(&[]));
+    let calls = [rows(&mask, &none), lists(&mask)];
+    for merge in MERGES {
+        let mut sharded = Sharded::new(shards(&head, &STARTS, PLAN), merge).unwrap();
+        let want: Vec<_> = calls.iter().map(|rows| all(&sample(&mut sharded, &hidden(rows.len()), rows))).collect();
+        let got = ranks(|rank, transport| {
+            let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
+            let mut sampler = ShardSampler::new(local, transport, merge).unwrap();
+            // Several steps, so that ranks run ahead of one another.
+            let mut last = Vec::new();
+            for _ in 0..20 {
+                last = calls.iter().map(|rows| all(&sample(&mut sampler, &hidden(rows.len()), rows))).collect();
+            }
+            last
+        });
+        for (rank, got) in got.into_iter().enumerate() {
+            assert_eq!(got, want, "rank {rank}, {merge:?}");
+        }
+    }
+}
+
+#[test]
+fn every_rank_learns_that_the_shards_do_not_fit() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    let errors = ranks(|rank, transport| {
+        // Rank 4 lacks its last tokens.
+        let local = if rank == 4 { head.slice(4..490) } else { head.split(&STARTS).swap_remove(rank) };
+        let local = reference(local, PLAN, flash_sampling_core::reference::Scheme::Tiled);
+        ShardSampler::new(local, transport, ShardMerge::Winners).unwrap_err()
+    });
+    for error in errors {
+        // STARTS[3] = 4 begins the long shard; the slice of rank 4 overlaps it.
+        assert!(matches!(error, ShardError::Overlap { shard: 4, start: 4, end: 500 }), "{error}");
+    }
+}
+
+#[test]
+fn ranks_must_agree_on_the_merge() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    let errors = ranks(|rank, transport| {
+        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
+        ShardSampler::new(local, transport, MERGES[usize::from(rank == 6)]).unwrap_err()
+    });
+    assert!(errors.iter().all(|e| matches!(e, ShardError::Merge { shard: 6, .. })));
+}
+
+#[test]
+fn other_seeds_or_rows_on_a_rank_are_an_error_on_every_rank() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    ranks(|rank, transport| {
+        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
+        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
+        let mut call = |rows: &[RowParams<'_>]| {
+            let hidden = hidden(rows.len());
+            let input = Matrix::new(&hidden, rows.len(), HIDDEN).unwrap();
+            flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, rows, &mut Samples::new())
+        };
+        // "One seed for every rank, plus its number": the noise would be right nowhere.
+        let seeds = [RowParams::default(), RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
+        let error = call(&seeds).unwrap_err();
+        let other = if rank == 5 { 0 } else { 5 };
+        assert!(matches!(source(&error), ShardError::Params { shard, row: 1 } if *shard == other), "{error:?}");
+        let error = call(&seeds[..if rank == 5 { 1 } else { 2 }]).unwrap_err();
+        assert!(matches!(source(&error), ShardError::Rows { shard, .. } if *shard == other), "{error:?}");
+        // Ranks that agree again go on.
+        call(&[RowParams::default(); 2]).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_whose_call_fails_tells_the_others() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    ranks(|rank, transport| {
+        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
+        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
+        let hidden = hidden(1);
+        let columns = if rank == 2 { HIDDEN - 1 } else { HIDDEN };
+        let input = Matrix::new(&hidden[..columns], 1, columns).unwrap();
+        let rows = [RowParams::default()];
+        let error = flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, &rows, &mut Samples::new());
+        match error.unwrap_err() {
+            SampleError::Hidden { found, .. } => assert_eq!((rank, found), (2, HIDDEN - 1)),
+            error => {
+                let failed =
+                    matches!(source(&error), ShardError::Failed { shard: 2, reason } if reason.contains("columns"));
+                assert!(failed && rank != 2, "{error:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_is_gone_is_an_error_on_the_others() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    ranks(|rank, transport| {
+        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
+        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
+        if rank == 3 {
+            return;
+        }
+        let hidden = hidden(1);
+        let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
+        let rows = [RowParams::default()];
+        let call = flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, &rows, &mut Samples::new());
+        let error = call.unwrap_err();
+        // A rank that saw the gap leaves too, so the one named may be either.
+        assert!(matches!(source(&error), ShardError::Transport(TransportError::PeerLeft { .. })), "{error:?}");
+    });
+}
+
+#[test]
+fn one_rank_is_a_group() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let transport: Box<dyn flash_sampling_distributed::Transport> = Box::new(Loopback::group(1).remove(0));
+    let plan = Plan { max_logprobs: Some(0), ..Plan::default() };
+    let local = shards(&head(&weight), &[0], plan).remove(0);
+    let mut sampler = ShardSampler::new(local, transport, ShardMerge::LogMass).unwrap();
+    assert!(sample(&mut sampler, &hidden(1), &[RowParams::default()]).row(0).is_ok());
+}

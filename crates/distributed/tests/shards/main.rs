@@ -1,0 +1,6 @@
+//! Shards against the sampler without shards: one file for each promise.
+
+mod common;
+mod degenerate_rows;
+mod exchange;
+mod shard_invariance;
