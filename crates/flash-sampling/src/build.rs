@@ -1,0 +1,136 @@
+//! From a configuration to a sampler.
+
+use crate::config::{Backend, BackendConfig, VariantConfig};
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{Head, PerturbedArgmax};
+#[cfg(feature = "distributed")]
+use {
+    core::ops::Range,
+    flash_sampling_core::Plan,
+    flash_sampling_distributed::{ShardMerge, Sharded},
+};
+
+/// The largest number of shards that [`build`] cuts a head into.
+pub const MAX_SHARDS: usize = 4096;
+
+/// Shards begin at multiples of this many tokens, so that tiles stay whole.
+#[cfg(feature = "distributed")]
+const SHARD_ALIGNMENT: u32 = 64;
+
+/// Why a configuration has no sampler.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The backend does not have the variant.
+    #[error("the {backend} backend cannot do the {variant} variant")]
+    Unsupported {
+        /// The backend.
+        backend: &'static str,
+        /// The variant.
+        variant: &'static str,
+    },
+    /// This build of the library was made without a feature.
+    #[error("this build has no feature '{feature}'")]
+    NotBuilt {
+        /// The feature.
+        feature: &'static str,
+    },
+    /// Groups of no tokens.
+    #[error("a group must have at least one token")]
+    GroupSize,
+    /// A number of shards that cannot be made.
+    #[error("{shards} shards cannot be made: it must be 1 to {MAX_SHARDS}")]
+    Shards {
+        /// The number asked for.
+        shards: usize,
+    },
+    /// The CPU backend refuses.
+    #[cfg(feature = "cpu")]
+    #[error(transparent)]
+    Cpu(#[from] flash_sampling_cpu::CpuError),
+    /// The CUDA backend refuses.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] flash_sampling_cuda::CudaError),
+    /// The shards do not fit together.
+    #[cfg(feature = "distributed")]
+    #[error(transparent)]
+    Shard(#[from] flash_sampling_distributed::ShardError),
+}
+
+/// Makes the sampler that a configuration describes, for a head with weight `[vocab, hidden]`.
+///
+/// # Errors
+/// [`BuildError`] when the backend is not there, cannot do the variant, or refuses the plan.
+pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+    let plan = config.plan;
+    Ok(match (&config.backend, &config.variant) {
+        #[cfg(feature = "distributed")]
+        (_, VariantConfig::Sharded { shards, merge }) => sharded(head, config, *shards, *merge)?,
+        (_, VariantConfig::Online { size: 0 }) => return Err(BuildError::GroupSize),
+        (Backend::Reference, VariantConfig::Tiled) => Box::new(Reference::new(head, plan, Scheme::Tiled)),
+        (Backend::Reference, VariantConfig::Online { size }) => {
+            Box::new(Reference::new(head, plan, Scheme::Online(*size)))
+        }
+        #[cfg(feature = "cpu")]
+        (Backend::Cpu(options), VariantConfig::Tiled) => Box::new(flash_sampling_cpu::Tiled::new(head, plan, options)?),
+        #[cfg(feature = "cpu")]
+        (Backend::Cpu(_), VariantConfig::Online { .. }) => {
+            return Err(BuildError::Unsupported { backend: "cpu", variant: "online" });
+        }
+        #[cfg(feature = "cuda")]
+        (Backend::Cuda, _) => Box::new(flash_sampling_cuda::Cuda::new(head, plan)?),
+        #[cfg(not(feature = "cuda"))]
+        (Backend::Cuda, _) => return Err(BuildError::NotBuilt { feature: "cuda" }),
+    })
+}
+
+/// The head in shards, each drawn by the tiled variant of the same backend.
+#[cfg(feature = "distributed")]
+fn sharded<'w>(
+    head: Head<'w>,
+    config: &BackendConfig,
+    shards: usize,
+    merge: ShardMerge,
+) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+    if !(1..=MAX_SHARDS).contains(&shards) {
+        return Err(BuildError::Shards { shards });
+    }
+    let plan = match merge {
+        ShardMerge::Winners => config.plan,
+        // The merge needs each shard's log-mass, whether or not a row will ask for log-probabilities.
+        ShardMerge::LogMass => Plan { max_logprobs: config.plan.max_logprobs.or(Some(0)), ..config.plan },
+    };
+    let of_shard = BackendConfig { backend: config.backend.clone(), variant: VariantConfig::Tiled, plan };
+    let parts = head.split(&shard_starts(head.tokens(), shards)).into_iter().map(|part| build(part, &of_shard));
+    Ok(Box::new(Sharded::new(parts.collect::<Result<_, _>>()?, merge)?.with_plan(config.plan)?))
+}
+
+/// The first tokens of `shards` near-equal shards, on the grid of [`SHARD_ALIGNMENT`]; a small vocabulary leaves some
+/// shards empty.
+#[cfg(feature = "distributed")]
+fn shard_starts(tokens: Range<u32>, shards: usize) -> Vec<u32> {
+    let start = |shard: u64| {
+        let cut = u64::from(tokens.start) + tokens.len() as u64 * shard / shards as u64;
+        (cut as u32 / SHARD_ALIGNMENT * SHARD_ALIGNMENT).max(tokens.start)
+    };
+    (0..shards as u64).map(start).collect()
+}
+
+#[cfg(all(test, feature = "distributed"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_near_equal_and_aligned() {
+        assert_eq!(shard_starts(0..151_936, 4), [0, 37_952, 75_968, 113_920]);
+        assert_eq!(shard_starts(0..100, 4), [0, 0, 0, 64]);
+        assert_eq!(shard_starts(70..300, 2), [70, 128]);
+        assert_eq!(shard_starts(0..0, 3), [0, 0, 0]);
+        for shards in [1, 3, 7, 100] {
+            let starts = shard_starts(0..256_000, shards);
+            let sizes = starts.windows(2).map(|w| w[1] - w[0]);
+            assert!(sizes.into_iter().all(|s| s.abs_diff(256_000 / shards as u32) <= 2 * SHARD_ALIGNMENT));
+        }
+    }
+}
