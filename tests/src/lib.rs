@@ -1,1 +1,64 @@
-//! placeholder
+//! The laws that every backend and variant obeys, as one suite.
+//!
+//! # Adding a backend
+//! Implement [`SamplerFactory`] (a name and `build`), and write one line in a test file:
+//! ```
+//! use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
+//! use flash_sampling_core::reference::{Reference, Scheme};
+//! use flash_sampling_core::{Head, PerturbedArgmax, Plan};
+//!
+//! struct Mine;
+//!
+//! impl SamplerFactory for Mine {
+//!     fn name(&self) -> String {
+//!         "mine/tiled".into()
+//!     }
+//!     fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+//!         Some(Scheme::Tiled)
+//!     }
+//!     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+//!         Ok(Box::new(Reference::new(head, plan, Scheme::Tiled)))
+//!     }
+//! }
+//!
+//! suite!(mine_tiled, Mine);
+//! # fn main() {}
+//! ```
+//! [`suite!`] expands to a module with one test per law of [`laws::ALL`]; programs run the same laws through
+//! [`Law::check`], which reports statistic, alpha and verdict of every check, and points to plot.
+//!
+//! # What is where
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`factory`] | what a backend brings, and the adapter for samplers that take logits |
+//! | [`laws`] | the laws, one function each |
+//! | [`noise_map`] | the law of a map from words to Gumbels, driven without a sampler |
+//! | [`report`], [`trial`] | what a law says, and what it runs with |
+//! | [`problem`], [`logits`], [`tensor`], [`data`] | the heads and rows that laws draw from |
+//! | [`statistics`] | chi-square, Kolmogorov-Smirnov, exact binomial; tails pooled |
+//! | [`vectors`] | the files of `vectors/` |
+//! | [`mod@suite`] | the macro, skips, and the switch that turns skips into failures |
+//!
+//! # Skips
+//! A factory that cannot run on this machine says why, and its tests are skipped: counted, and printed with the reason.
+//! `FLASH_SAMPLING_REQUIRE=cuda,amx` turns a skip into a failure for every factory that has one of these words in its
+//! name, so that green on a GPU machine means that it ran there.
+#![forbid(unsafe_code)]
+
+pub mod data;
+pub mod factory;
+pub mod laws;
+pub mod logits;
+pub mod noise_map;
+pub mod problem;
+pub mod report;
+pub mod statistics;
+pub mod suite;
+pub mod tensor;
+pub mod trial;
+pub mod vectors;
+
+pub use factory::{BuildError, SamplerFactory};
+pub use laws::Law;
+pub use report::{LawFailure, LawReport};
+pub use trial::{Effort, Trial};

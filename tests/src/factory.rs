@@ -1,0 +1,97 @@
+//! What a backend brings to the suite.
+
+use flash_sampling_core::canonical::canonical_logit;
+use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{
+    Capabilities, DType, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+};
+
+/// Why a sampler could not be built: the backend's own sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuildError(pub String);
+
+impl core::fmt::Display for BuildError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl core::error::Error for BuildError {}
+
+/// Makes samplers of one backend and variant, for any head and plan.
+pub trait SamplerFactory: Sync {
+    /// Words that name backend, variant and what else matters, separated by `/`, such as `cpu/tiled/avx2`.
+    /// `FLASH_SAMPLING_REQUIRE` matches these words.
+    fn name(&self) -> String;
+
+    /// Why nothing can be built on this machine; `None` = it can.
+    fn unavailable(&self) -> Option<String> {
+        None
+    }
+
+    /// The scheme of the [reference](flash_sampling_core::reference) that gives the same tokens for this head:
+    /// [`Scheme::Tiled`] for every pathwise sampler; `None` for a factorisation that the reference does not have.
+    fn scheme(&self, head: &Head<'_>) -> Option<Scheme>;
+
+    /// How many times more draws from large vocabularies the laws may take than they take from the reference, which
+    /// draws about 30 million tokens' scores a second.
+    fn pace(&self) -> usize {
+        1
+    }
+
+    /// A sampler. One that takes logits is returned as a [`FromLogits`].
+    ///
+    /// # Errors
+    /// What the backend says, naming the knob when the plan asks for something that it cannot do.
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError>;
+}
+
+/// Gives a sampler of [`Input::Logits`] the face of one that takes hidden states: computes the whole vocabulary's raw
+/// logits by the canonical dot product, those outside the head as -inf, and hands them over as float32.
+#[derive(Debug)]
+pub struct FromLogits<'w, S> {
+    head: Head<'w>,
+    sampler: S,
+    logits: Vec<f32>,
+}
+
+impl<'w, S: PerturbedArgmax> FromLogits<'w, S> {
+    /// An adapter; `sampler` must take logits of `head.vocab_size()` columns.
+    pub fn new(head: Head<'w>, sampler: S) -> Self {
+        FromLogits { head, sampler, logits: Vec::new() }
+    }
+}
+
+impl<S: PerturbedArgmax> PerturbedArgmax for FromLogits<'_, S> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { input: Input::Hidden, ..self.sampler.capabilities() }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
+    }
+
+    fn plan(&self) -> Plan {
+        self.sampler.plan()
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        check_call(&input, rows, &self.shape(), &self.plan())?;
+        let vocab = self.head.vocab_size() as usize;
+        let mut hidden = vec![0.0; input.cols()];
+        let mut scratch = vec![0.0; input.cols()];
+        self.logits.clear();
+        self.logits.resize(input.rows() * vocab, f32::NEG_INFINITY);
+        for (r, logits) in self.logits.chunks_mut(vocab).enumerate() {
+            input.row_to_f32(r, &mut hidden);
+            for token in self.head.tokens() {
+                logits[token as usize] = canonical_logit(&self.head, token, &hidden, &mut scratch);
+            }
+        }
+        let bytes: Vec<u8> = self.logits.iter().flat_map(|l| l.to_ne_bytes()).collect();
+        let logits = Matrix::from_bytes(&bytes, DType::F32, input.rows(), vocab, vocab)
+            .expect("one row of the vocabulary per row of the input");
+        self.sampler.sample(logits, rows, out)
+    }
+}

@@ -1,0 +1,187 @@
+//! Agreement with the float64 reference.
+
+use crate::problem::{Problem, Size};
+use crate::report::{Broken, LawReport, ensure};
+use crate::trial::{DTYPES, RowBits, Trial};
+use flash_sampling_core::canonical::{dot_error_bound, largest_norm, norm};
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{
+    DType, Domain, Draw, Exactness, Knob, Noise, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Winner,
+};
+
+fn rows(count: usize, draws: u32, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
+    let row = |r: usize| RowParams {
+        seed: 77 + r as u64 / 2,
+        position: r as u64 % 2 * 1000,
+        temperature: [1.0, 0.8, 1.0, 0.0, 2.5][r % 5],
+        draws,
+        logprobs,
+        ..RowParams::default()
+    };
+    (0..count).map(row).collect()
+}
+
+/// The noise that a draw was made with.
+fn gumbel(row: &RowParams<'_>, draw: u32, token: u32) -> Result<f32, Broken> {
+    let noise = Noise::new(row.seed, row.position).ok_or(Broken("the position is valid".into()))?;
+    Ok(if row.temperature == 0.0 { 0.0 } else { noise.gumbel(Domain::Token, draw, token) })
+}
+
+pub(super) fn exact_inputs_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let sizes = [Size::new(7, 1003, 64), Size::new(5, 257, 1), Size::new(9, 2050, 33)];
+    for (i, (weight, hidden)) in DTYPES.into_iter().enumerate() {
+        let mut compared = 0;
+        for size in sizes {
+            let problem = Problem::integers(size, weight, hidden, 31 + i as u64);
+            let plan = Plan { max_rows: size.rows, max_draws: 6, max_logprobs: Some(5), canonical: false };
+            let rows = rows(size.rows, 6, Some(5));
+            let Some(mut reference) = trial.reference(problem.head(), plan) else {
+                report.note("this factorisation has no reference; its laws are checked by statistics");
+                return Ok(());
+            };
+            let found = trial.sample(&problem, plan, &rows)?;
+            let mut want = Samples::new();
+            reference.sample(problem.input(), &rows, &mut want)?;
+            for r in 0..size.rows {
+                let (found, want) = (RowBits::of(&found, r), RowBits::of(&want, r));
+                ensure!(
+                    found == want,
+                    "{} x {}, {size:?}, row {r}: {found:?}, the reference has {want:?}",
+                    weight.name(),
+                    hidden.name()
+                );
+            }
+            compared += size.rows * 6;
+        }
+        report.agreed(format!("draws on integers, {} x {}", weight.name(), hidden.name()), compared);
+        (trial.progress)((i + 1) as f64 / DTYPES.len() as f64);
+    }
+    Ok(())
+}
+
+pub(super) fn real_inputs_stay_within_the_rounding_bound(
+    trial: &Trial<'_>,
+    report: &mut LawReport,
+) -> Result<(), Broken> {
+    let size = Size::new(10, 1537, 320);
+    let pathwise = trial.capabilities()?.exactness == Exactness::Pathwise;
+    for (weight, hidden) in DTYPES {
+        let problem = Problem::gaussian(size, weight, hidden, 41);
+        let plan = Plan { max_rows: size.rows, max_draws: 16, ..Plan::default() };
+        let rows = rows(size.rows, 16, None);
+        let found = trial.sample(&problem, plan, &rows)?;
+        let weight_norm = largest_norm(&problem.weight.matrix());
+        let mut want = Samples::new();
+        if let Some(mut reference) = trial.reference(problem.head(), plan) {
+            reference.sample(problem.input(), &rows, &mut want)?;
+        }
+        let (mut worst, mut mismatches) = (0.0f64, 0);
+        for (r, row) in rows.iter().enumerate() {
+            let raw = problem.raw_logits(r);
+            let inverse = if row.temperature == 0.0 { 1.0 } else { 1.0 / row.temperature };
+            let bound = dot_error_bound(size.hidden, weight_norm, norm(&problem.hidden.row(r)));
+            let bound = |score: f32| bound * f64::from(inverse) + 4.0 * f64::from(score.abs()) * 2f64.powi(-24);
+            let exact = |token: u32| raw[token as usize] * inverse;
+            for (n, d) in (0u32..).zip(found.row(r)?.draws) {
+                let score = exact(d.token) + gumbel(row, n, d.token)?;
+                worst = worst.max(f64::from((d.logit - exact(d.token)).abs()) / bound(d.logit));
+                worst = worst.max(f64::from((d.score - score).abs()) / bound(d.score.abs().max(d.logit.abs())));
+                if want.is_empty() {
+                    continue;
+                }
+                let best: Draw = want.row(r)?.draws[n as usize];
+                if best.token != d.token {
+                    mismatches += 1;
+                    let gap = f64::from(best.score - score);
+                    ensure!(
+                        !(pathwise || row.temperature == 0.0) || gap <= 2.0 * bound(best.score),
+                        "row {r}, draw {n}: token {} has score {score}, token {} has {}",
+                        d.token,
+                        best.token,
+                        best.score
+                    );
+                }
+            }
+        }
+        let draws = size.rows * 16;
+        let pair = format!("{} x {}", weight.name(), hidden.name());
+        report.at_most(format!("largest error over its bound, {pair}"), draws, worst, 1.0);
+        report.at_most(format!("tokens changed by near ties, {pair}"), draws, f64::from(mismatches), 2.0);
+    }
+    Ok(())
+}
+
+/// Rows that nearly tie: copies of one row of the weight, each with one element moved by its last bit.
+fn near_ties(size: Size, dtype: DType) -> Problem {
+    let base = Problem::gaussian(size, dtype, dtype, 52);
+    let row = base.weight.row(0);
+    let step = if dtype == DType::F32 { 2f32.powi(-23) } else { 2f32.powi(-8) };
+    let weight = crate::tensor::Tensor::from_fn(dtype, size.vocab, size.hidden, |i, k| {
+        if i % size.hidden == k { row[k] + row[k].abs() * step * if i % 2 == 0 { 1.0 } else { -1.0 } } else { row[k] }
+    });
+    Problem::new(weight, base.hidden)
+}
+
+pub(super) fn canonical_plans_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let size = Size::new(10, 1030, 200);
+    let plan = Plan { max_rows: size.rows, max_draws: 16, max_logprobs: None, canonical: true };
+    let problem = Problem::gaussian(size, DType::BF16, DType::BF16, 51);
+    let rows = rows(size.rows, 16, None);
+    if !trial.capabilities()?.canonical {
+        let refused = match trial.sampler(problem.head(), plan) {
+            Err(e) => e.0.contains("canonical"),
+            Ok(mut sampler) => matches!(
+                sampler.sample(problem.input(), &rows, &mut Samples::new()),
+                Err(SampleError::Unsupported { knob: Knob::Canonical })
+            ),
+        };
+        ensure!(refused, "the sampler cannot be canonical, but a canonical plan is not refused by name");
+        report.agreed("canonical plans refused", 1);
+        return Ok(());
+    }
+    let mut cases = Vec::new();
+    for (weight, hidden) in DTYPES {
+        let name = format!("{} x {}", weight.name(), hidden.name());
+        cases.push((name, Problem::gaussian(size, weight, hidden, 51)));
+    }
+    for dtype in [DType::BF16, DType::F32] {
+        cases.push((format!("near ties, {}", dtype.name()), near_ties(size, dtype)));
+    }
+    let mut capped = problem.clone();
+    capped.bias = Some((0..size.vocab).map(|i| (i % 7) as f32 * 0.1).collect());
+    capped.soft_cap = Some(5.0);
+    capped.scale = Some(1.25);
+    cases.push(("bias, soft-cap and scale".into(), capped));
+    for (name, problem) in &cases {
+        let scheme = trial.factory.scheme(&problem.head()).unwrap_or(Scheme::Tiled);
+        let mut want = Samples::new();
+        Reference::new(problem.head(), plan, scheme).sample(problem.input(), &rows, &mut want)?;
+        let found = trial.sample(problem, plan, &rows)?;
+        for r in 0..size.rows {
+            let (found, want) = (RowBits::of(&found, r), RowBits::of(&want, r));
+            ensure!(found == want, "{name}, row {r}: {found:?}, the reference has {want:?}");
+        }
+        report.agreed(format!("draws with a canonical plan, {name}"), size.rows * 16);
+    }
+    Ok(())
+}
+
+pub(super) fn scores_are_logit_plus_noise(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let size = Size::new(10, 3001, 50);
+    let problem = Problem::gaussian(size, DType::BF16, DType::BF16, 61);
+    let rows = rows(size.rows, 16, None);
+    let found = trial.sample(&problem, Plan { max_rows: 10, max_draws: 16, ..Plan::default() }, &rows)?;
+    for (r, row) in rows.iter().enumerate() {
+        for (n, d) in (0u32..).zip(found.row(r)?.draws) {
+            let want = Winner::new(d.logit + gumbel(row, n, d.token)?, d.token).score;
+            ensure!(
+                d.score.to_bits() == want.to_bits(),
+                "row {r}, draw {n}, token {}: score {}, but logit and noise make {want}",
+                d.token,
+                d.score
+            );
+        }
+    }
+    report.agreed("scores against logit plus noise", size.rows * 16);
+    Ok(())
+}

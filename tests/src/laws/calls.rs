@@ -1,0 +1,105 @@
+//! Calls and knobs that cannot be served.
+
+use crate::problem::{Problem, Size};
+use crate::report::{Broken, LawReport, ensure};
+use crate::trial::{RowBits, Trial};
+use flash_sampling_core::noise::POSITION_MAX;
+use flash_sampling_core::{DType, Plan, RowParams, SampleError, Samples};
+
+const PLAN: Plan = Plan { max_rows: 40, max_draws: 4, max_logprobs: Some(3), canonical: false };
+
+pub(super) fn impossible_knobs_are_errors(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let problem = Problem::gaussian(Size::new(31, 300, 16), DType::BF16, DType::BF16, 950);
+    let capabilities = trial.capabilities()?;
+    let good = RowParams { seed: 4, ..RowParams::default() };
+    let rows = vec![
+        good,
+        RowParams { temperature: f32::NAN, ..good },
+        RowParams { temperature: -1.0, ..good },
+        RowParams { temperature: f32::INFINITY, ..good },
+        RowParams { temperature: 1e-42, ..good },
+        RowParams { position: POSITION_MAX + 1, ..good },
+        RowParams { draws: 0, ..good },
+        RowParams { draws: 5, ..good },
+        RowParams { draws: 2, first_draw: u32::MAX - 1, ..good },
+        RowParams { logprobs: Some(4), ..good },
+        RowParams { logit_bias: &[(300, 1.0)], ..good },
+        RowParams { logit_bias: &[(5, 1.0), (5, 2.0)], ..good },
+        RowParams { logit_bias: &[(6, 1.0), (5, 2.0)], ..good },
+        RowParams { logit_bias: &[(5, f32::NAN)], ..good },
+        RowParams { logit_bias: &[(5, f32::INFINITY)], ..good },
+        good,
+        RowParams { top_k: 5, ..good },
+        RowParams { top_p: 0.9, ..good },
+        RowParams { top_p: 0.0, ..good },
+        RowParams { top_p: f32::NAN, ..good },
+        RowParams { min_p: 0.1, ..good },
+        RowParams { min_p: 1.5, ..good },
+        RowParams { repetition_penalty: 1.1, ..good },
+        RowParams { repetition_penalty: 0.0, ..good },
+        RowParams { frequency_penalty: 0.5, ..good },
+        RowParams { frequency_penalty: f32::NAN, ..good },
+        RowParams { presence_penalty: 0.5, ..good },
+        RowParams { presence_penalty: f32::INFINITY, ..good },
+        RowParams { without_replacement: true, ..good },
+        RowParams { temperature: 0.0, draws: 0, ..good },
+        good,
+    ];
+    let out = trial.sample(&problem, PLAN, &rows)?;
+    let mut alone = problem.clone();
+    alone.hidden = problem.hidden.select(&[30]);
+    let want_last = RowBits::of(&trial.sample(&alone, PLAN, &[good])?, 0);
+    for (r, row) in rows.iter().enumerate() {
+        let want = row.check(&capabilities, &PLAN, 300).err();
+        let found = out.row(r).err();
+        ensure!(found == want, "row {r}: {found:?} instead of {want:?}");
+    }
+    ensure!(RowBits::of(&out, 30) == want_last, "bad rows change the bits of a good one");
+    report.agreed("rows with impossible knobs, and good ones among them", rows.len());
+
+    // No log-probabilities were planned.
+    let plan = Plan { max_logprobs: None, ..PLAN };
+    let row = RowParams { logprobs: Some(0), ..good };
+    let found = trial.sample(&alone, plan, &[row])?.row(0).err();
+    let want = row.check(&capabilities, &plan, 300).err();
+    ensure!(found == want && want.is_some(), "unplanned log-probabilities: {found:?} instead of {want:?}");
+    report.agreed("unplanned log-probabilities", 1);
+    Ok(())
+}
+
+pub(super) fn wrong_shapes_are_errors(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let problem = Problem::gaussian(Size::new(5, 300, 16), DType::F32, DType::F32, 951);
+    let wide = Problem::gaussian(Size::new(5, 300, 17), DType::F32, DType::F32, 951);
+    let mut sampler = trial.sampler(problem.head(), Plan { max_rows: 4, ..Plan::default() })?;
+    let shape = sampler.shape();
+    ensure!(
+        shape.tokens == problem.head().tokens() && shape.vocab_size == 300 && shape.input == 16,
+        "the sampler's shape is {shape:?}"
+    );
+    ensure!(sampler.plan() == Plan { max_rows: 4, ..Plan::default() }, "the plan is {:?}", sampler.plan());
+    let rows = [RowParams::default(); 6];
+    let mut out = Samples::new();
+    sampler.sample(problem.input().row_range(0..4), &rows[..4], &mut out)?;
+    let first = RowBits::all(&out);
+
+    let found = sampler.sample(wide.input().row_range(0..4), &rows[..4], &mut out);
+    ensure!(matches!(found, Err(SampleError::Hidden { found: 17, expected: 16 })), "17 columns for 16: {found:?}");
+    for params in [0, 3, 5] {
+        let found = sampler.sample(problem.input().row_range(0..4), &rows[..params], &mut out);
+        ensure!(
+            matches!(found, Err(SampleError::RowCount { rows: 4, params: p }) if p == params),
+            "{params} parameters for 4 rows: {found:?}"
+        );
+    }
+    let found = sampler.sample(problem.input(), &rows[..5], &mut out);
+    ensure!(
+        matches!(found, Err(SampleError::TooManyRows { rows: 5, max_rows: 4 })),
+        "5 rows with a plan for 4: {found:?}"
+    );
+    sampler.sample(problem.input().row_range(2..2), &[], &mut out)?;
+    ensure!(out.is_empty(), "no rows give {} results", out.len());
+    sampler.sample(problem.input().row_range(0..4), &rows[..4], &mut out)?;
+    ensure!(RowBits::all(&out) == first, "after failed calls the sampler answers differently");
+    report.agreed("calls of wrong shape", 6);
+    Ok(())
+}

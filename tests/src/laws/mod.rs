@@ -1,0 +1,105 @@
+//! The laws. One function each; its name states the promise.
+
+mod agreement;
+mod bad_rows;
+mod batch;
+mod calls;
+mod group_max;
+mod independence;
+mod logprobs;
+mod noise;
+mod partition;
+mod shapes;
+mod softmax;
+mod tail;
+mod transforms;
+mod values;
+mod without_replacement;
+
+pub use values::{scheme_name, stability_problem, stability_schemes, uneven_starts};
+
+use crate::report::{Broken, LawFailure, LawReport};
+use crate::trial::Trial;
+
+/// A law that a sampler obeys or breaks.
+#[derive(Clone, Copy, Debug)]
+pub struct Law {
+    /// Its name, which is its test's name.
+    pub name: &'static str,
+    /// What it promises, in a sentence.
+    pub promise: &'static str,
+    run: fn(&Trial<'_>, &mut LawReport) -> Result<(), Broken>,
+}
+
+impl Law {
+    /// Runs the law.
+    ///
+    /// # Errors
+    /// The report of the broken law, with what broke it.
+    pub fn check(&self, trial: &Trial<'_>) -> Result<LawReport, LawFailure> {
+        let mut report = LawReport { law: self.name, sampler: trial.factory.name(), ..LawReport::default() };
+        let outcome = (self.run)(trial, &mut report);
+        (trial.progress)(1.0);
+        report.verdict(outcome)
+    }
+}
+
+/// The law of a name.
+pub fn named(name: &str) -> Option<&'static Law> {
+    ALL.iter().find(|law| law.name == name)
+}
+
+/// Lists every law once: (file, function, promise). `$then` is a macro of this crate that gets the list.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! each_law {
+    ($then:ident { $($context:tt)* }) => {
+        $crate::$then! {
+            { $($context)* }
+            (noise, noise_has_the_reference_bits, "The noise of (seed, position, draw, token) has the bits of the scalar definition, for every token of a tile, the last one included.")
+            (noise, noise_matches_the_vectors, "The noise of the words in vectors/noise.txt, the rarest words included, has the bits written there.")
+            (values, values_are_stable, "The tokens of vectors/value_stability.txt come out.")
+            (partition, partitions_merge_to_the_same_winner, "Every split of the vocabulary, merged in any order, gives the winner, the score bits and the log Z bits of the whole.")
+            (batch, rows_do_not_depend_on_the_batch, "A row alone and the row in any place of any batch have the same bits.")
+            (batch, draws_do_not_depend_on_how_many_are_asked, "Draw n has the same bits whether it is made alone or among others.")
+            (batch, results_do_not_depend_on_earlier_calls, "A sampler that has served other calls, failed ones included, answers like a new one.")
+            (agreement, exact_inputs_have_the_reference_bits, "Where dot products are exact, token, score, logit and log Z have the bits of the float64 reference, for all dtypes.")
+            (agreement, real_inputs_stay_within_the_rounding_bound, "On real inputs scores stay within the float32 rounding bound, and only near ties may change a token.")
+            (agreement, canonical_plans_have_the_reference_bits, "With a canonical plan, token, score and logit have the bits of the reference on real inputs too.")
+            (agreement, scores_are_logit_plus_noise, "Every draw's score is its logit plus the noise of its token, rounded once, in every variant.")
+            (shapes, every_shape_is_taken, "Vocabularies from 1 to 256k and hidden sizes from 1 to 8192, aligned or not, one row to 256, strided and unaligned.")
+            (shapes, ties_go_to_the_lower_token, "Of equal scores the lower token wins.")
+            (softmax, tokens_follow_the_softmax, "Tokens follow the softmax: by index, by lane within a tile, by tile, and by probability decade with the tail pooled.")
+            (softmax, tokens_follow_the_softmax_over_large_vocabularies, "The same at 32k to 256k tokens.")
+            (tail, rare_tokens_are_drawn_as_often_as_they_should, "Tokens of probability 1e-6 and 1e-7 are drawn as often as they should, pooled.")
+            (group_max, winning_scores_are_gumbel, "The winning score of a group is Gumbel with the group's log-mass as location.")
+            (independence, draws_are_independent, "Successive draws of a row are independent.")
+            (independence, positions_are_independent, "Neighbouring positions under one seed are independent.")
+            (independence, rows_are_independent, "Rows with neighbouring seeds are independent.")
+            (independence, shards_are_independent, "Shards of one head draw from independent noise.")
+            (without_replacement, lists_follow_plackett_luce, "Lists without replacement follow the Plackett-Luce law, by enumeration on a small vocabulary.")
+            (without_replacement, lists_extend_the_single_draw, "A list is distinct, sorted, begins with the draw made with replacement, and has the reference's bits.")
+            (transforms, masks_forbid_and_allow, "Masked tokens never come, a full mask changes no bit, tokens beyond the mask's end are forbidden.")
+            (transforms, logit_bias_shifts_logits, "A sparse logit bias is the same as a bias of the head.")
+            (transforms, temperature_divides_logits, "Temperature divides the logits; 0 is the argmax and takes no noise.")
+            (transforms, head_transforms_have_the_reference_bits, "Head bias, soft-cap, scale and all row transforms together have the reference's bits.")
+            (transforms, padding_is_never_drawn, "Weight rows beyond vocab_size are never drawn nor looked at.")
+            (logprobs, log_z_and_top_logprobs_are_right, "log Z is within 2e-8 of the float64 value, and the top list holds the largest logits.")
+            (bad_rows, bad_rows_are_errors_that_name_themselves, "NaN, +inf, all masked and all -inf rows give the reference's error, and the other rows keep their bits.")
+            (calls, impossible_knobs_are_errors, "A knob out of range, beyond the plan or beyond the sampler is an error that names it.")
+            (calls, wrong_shapes_are_errors, "A call with wrong width, wrong parameter count or too many rows is an error, and the sampler lives on.")
+        }
+    };
+}
+
+/// Expands [`each_law!`](crate::each_law) to the table.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! law_table {
+    ({} $(($module:ident, $law:ident, $promise:expr))*) => {
+        &[$(Law { name: stringify!($law), promise: $promise, run: $module::$law }),*]
+    };
+}
+
+/// Every law, in the order in which a reader wants to see them.
+pub const ALL: &[Law] = crate::each_law!(law_table {});

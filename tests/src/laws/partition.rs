@@ -1,0 +1,115 @@
+//! A vocabulary may be cut anywhere.
+
+use crate::problem::{Problem, Size};
+use crate::report::{Broken, LawReport, ensure};
+use crate::trial::Trial;
+use flash_sampling_core::{
+    DType, Exactness, Head, MassHistogram, Plan, RowError, RowParams, SampleError, Samples, Winner,
+};
+
+const PLAN: Plan = Plan { max_rows: 6, max_draws: 4, max_logprobs: Some(3), canonical: false };
+
+/// Draws, then greedy, then with all row transforms, on either of two hidden states.
+fn rows(mask: &[u32]) -> [RowParams<'_>; 6] {
+    let drawn = RowParams { seed: 11, position: 3, draws: 4, logprobs: Some(3), ..RowParams::default() };
+    let greedy = RowParams { temperature: 0.0, ..drawn };
+    let all = RowParams { mask: Some(mask), logit_bias: &[(5, 1.5), (700, -2.0)], temperature: 0.7, ..drawn };
+    [drawn, RowParams { seed: 12, ..drawn }, greedy, greedy, all, RowParams { position: 4, ..all }]
+}
+
+/// What a shard contributes to a row: the winner of each draw, and the masses. `None` = it has no token to offer.
+type Part = Option<(Vec<Winner>, MassHistogram)>;
+
+fn parts(trial: &Trial<'_>, head: Head<'_>, problem: &Problem, rows: &[RowParams<'_>]) -> Result<Vec<Part>, Broken> {
+    let mut out = Samples::new();
+    match trial.sampler(head, PLAN)?.sample(problem.input(), rows, &mut out) {
+        Ok(()) => {}
+        Err(e @ SampleError::Backend { .. }) => return Err(Broken(format!("shard {:?}: {e}", head.tokens()))),
+        Err(e) => return Err(e.into()),
+    }
+    out.iter()
+        .map(|row| match row {
+            Ok(row) => {
+                let winners = row.draws.iter().map(|d| Winner::new(d.score, d.token)).collect();
+                let mass = row.mass.ok_or(Broken("log-probabilities were asked for, but there is no mass".into()))?;
+                Ok(Some((winners, mass.clone())))
+            }
+            Err(RowError::NoFiniteLogit) => Ok(None),
+            Err(e) => Err(Broken(format!("shard {:?}: {e}", head.tokens()))),
+        })
+        .collect()
+}
+
+fn merge(a: Part, b: Part) -> Part {
+    match (a, b) {
+        (Some((mut winners, mut mass)), Some((others, other))) => {
+            winners.iter_mut().zip(others).for_each(|(w, o)| *w = w.merge(o));
+            mass.merge(&other);
+            Some((winners, mass))
+        }
+        (a, b) => a.or(b),
+    }
+}
+
+/// Left to right, right to left, and as a tree.
+fn merge_orders(parts: &[Part]) -> [Part; 3] {
+    let mut tree = parts.to_vec();
+    while tree.len() > 1 {
+        tree = tree.chunks(2).map(|pair| pair.iter().cloned().fold(None, merge)).collect();
+    }
+    [parts.iter().cloned().fold(None, merge), parts.iter().rev().cloned().fold(None, merge), tree.pop().flatten()]
+}
+
+pub(super) fn partitions_merge_to_the_same_winner(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let pathwise = trial.capabilities()?.exactness == Exactness::Pathwise;
+    if !pathwise {
+        report.note("this variant is exact in distribution: partitions are compared for greedy rows and log Z only");
+    }
+    let vocab = 1543u32;
+    let size = Size::new(6, vocab as usize, 96);
+    let fine: Vec<u32> = (0..vocab).step_by(101).collect();
+    let splits: [&[u32]; 6] = [
+        &[0, 1],
+        &[0, vocab - 1],
+        &[0, 0, 700, 700, 701, vocab],
+        &[0, 128, 256, 1024],
+        &[0, 3, 6, 9, 13, 18, 1111],
+        &fine,
+    ];
+    let problems = [
+        ("integers", Problem::integers(size, DType::BF16, DType::BF16, 5)),
+        ("real bf16", Problem::gaussian(size, DType::BF16, DType::BF16, 6)),
+        ("real f32", Problem::gaussian(size, DType::F32, DType::F32, 7)),
+    ];
+    let mask: Vec<u32> = (0..49).map(|i| 0xffff_0f0fu32.rotate_left(i)).collect();
+    for (i, (name, problem)) in problems.iter().enumerate() {
+        let rows = rows(&mask);
+        let whole = parts(trial, problem.head(), problem, &rows)?;
+        for starts in splits {
+            let shards: Vec<Vec<Part>> = problem
+                .head()
+                .split(starts)
+                .into_iter()
+                .map(|head| parts(trial, head, problem, &rows))
+                .collect::<Result<_, _>>()?;
+            for (r, row) in rows.iter().enumerate() {
+                let shards: Vec<Part> = shards.iter().map(|shard| shard[r].clone()).collect();
+                for merged in merge_orders(&shards) {
+                    let (merged, whole) = (merged.as_ref(), whole[r].as_ref());
+                    let log_z = |p: Option<&(Vec<Winner>, MassHistogram)>| p.map(|p| p.1.log_z().to_bits());
+                    ensure!(log_z(merged) == log_z(whole), "{name}, row {r}, split {starts:?}: log Z differs");
+                    let winners = |p: Option<&(Vec<Winner>, MassHistogram)>| p.map(|p| p.0.clone());
+                    ensure!(
+                        !(pathwise || row.temperature == 0.0) || winners(merged) == winners(whole),
+                        "{name}, row {r}, split {starts:?}: {:?} against {:?}",
+                        winners(merged),
+                        winners(whole)
+                    );
+                }
+            }
+        }
+        report.agreed(format!("rows, splits and merge orders, {name}"), rows.len() * splits.len() * 3);
+        (trial.progress)((i + 1) as f64 / problems.len() as f64);
+    }
+    Ok(())
+}

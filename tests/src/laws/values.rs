@@ -1,0 +1,73 @@
+//! Seeds keep their tokens from release to release.
+
+use crate::problem::{Problem, Size};
+use crate::report::{Broken, LawReport, ensure};
+use crate::trial::Trial;
+use crate::vectors;
+use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::{DType, Plan, RowParams};
+
+/// The head of `vectors/value_stability.txt`: line `i` of a scheme draws from row `i mod 8`.
+pub fn stability_problem() -> Problem {
+    Problem::integers(Size::new(8, 5003, 32), DType::BF16, DType::BF16, 2026)
+}
+
+/// The schemes of the file.
+pub fn stability_schemes() -> [Scheme; 4] {
+    [Scheme::Tiled, Scheme::Grouped(512), Scheme::Online(512), Scheme::Sharded(uneven_starts(0, 5003))]
+}
+
+/// Four unequal shards of `tokens`, one of them empty, none aligned: the split of the suite's sharded samplers.
+pub fn uneven_starts(start: u32, end: u32) -> Vec<u32> {
+    let size = end - start;
+    [0, size / 3, size / 3, size - size / 5].map(|at| start + at).to_vec()
+}
+
+/// A scheme as the file writes it.
+pub fn scheme_name(scheme: &Scheme) -> String {
+    match scheme {
+        Scheme::Tiled => "tiled".into(),
+        Scheme::Grouped(size) => format!("grouped/{size}"),
+        Scheme::Online(size) => format!("online/{size}"),
+        Scheme::Sharded(starts) => {
+            let starts: Vec<String> = starts.iter().map(u32::to_string).collect();
+            format!("sharded/{}", starts.join(","))
+        }
+    }
+}
+
+pub(super) fn values_are_stable(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let problem = stability_problem();
+    let Some(scheme) = trial.factory.scheme(&problem.head()) else {
+        report.note("this factorisation has no lines in vectors/value_stability.txt");
+        return Ok(());
+    };
+    let scheme = scheme_name(&scheme);
+    let lines: Vec<Vec<u64>> = vectors::lines(vectors::VALUE_STABILITY)
+        .filter(|fields| fields[0] == scheme)
+        .map(|fields| fields[1..].iter().map(|f| vectors::number(f)).collect())
+        .collect();
+    if lines.is_empty() {
+        report.note(format!("{scheme} has no lines in vectors/value_stability.txt"));
+    }
+    for chunk in lines.chunks(8) {
+        let rows: Vec<RowParams<'_>> = chunk
+            .iter()
+            .map(|f| RowParams { seed: f[0], position: f[1], first_draw: f[2] as u32, ..RowParams::default() })
+            .collect();
+        let used: Vec<usize> = (0..chunk.len()).collect();
+        let part = Problem { hidden: problem.hidden.select(&used), ..problem.clone() };
+        let out = trial.sample(&part, Plan { max_rows: 8, ..Plan::default() }, &rows)?;
+        for (row, fields) in out.iter().zip(chunk) {
+            let token = row?.token();
+            ensure!(
+                u64::from(token) == fields[3],
+                "{scheme}, seed, position, draw {:?}: token {token}, not {}",
+                &fields[..3],
+                fields[3]
+            );
+        }
+    }
+    report.agreed(format!("tokens of {scheme} in vectors/value_stability.txt"), lines.len());
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! The macro that turns laws into tests, and what happens to tests that cannot run here.
+
+use crate::factory::SamplerFactory;
+use crate::laws;
+use crate::trial::Trial;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::Mutex;
+
+/// The environment switch: words, separated by commas; a factory with one of them in its name must not be skipped.
+pub const REQUIRE: &str = "FLASH_SAMPLING_REQUIRE";
+
+/// Skipped tests by factory.
+static SKIPS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+
+/// The word of `require` that forbids skipping `name`, if there is one.
+fn required<'r>(name: &str, require: &'r str) -> Option<&'r str> {
+    require.split(',').map(str::trim).find(|word| !word.is_empty() && name.split('/').any(|part| part == *word))
+}
+
+/// Whether a test on `name` (words separated by `/`) runs. When `unavailable` says why it cannot, the skip is counted
+/// and printed, past the test harness's capture.
+///
+/// # Panics
+/// When the environment requires one of the words of `name`.
+pub fn runs(name: &str, unavailable: Option<String>) -> bool {
+    let Some(reason) = unavailable else { return true };
+    let require = std::env::var(REQUIRE).unwrap_or_default();
+    if let Some(word) = required(name, &require) {
+        panic!("{name} cannot run here, but {REQUIRE} names {word}: {reason}");
+    }
+    let mut skips = SKIPS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let count = skips.entry(name.to_owned()).or_default();
+    *count += 1;
+    // The test harness captures what the print macros write, not this. A closed stderr is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "skipped ({count} of {name}): {reason}");
+    false
+}
+
+/// Runs one law as a test.
+///
+/// # Panics
+/// When the law is broken, with its report; when there is no law of that name.
+pub fn check(factory: &dyn SamplerFactory, law: &str) {
+    let law = laws::ALL.iter().find(|l| l.name == law).expect("the macro names laws of the table");
+    if runs(&factory.name(), factory.unavailable()) {
+        match law.check(&Trial::new(factory)) {
+            Ok(report) => println!("{report}"),
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+}
+
+/// One test per law for a sampler factory: `suite!(module_name, factory_expression);`.
+#[macro_export]
+macro_rules! suite {
+    ($name:ident, $factory:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+            $crate::each_law!(law_tests { $factory });
+        }
+    };
+}
+
+/// Expands [`each_law!`](crate::each_law) to tests.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! law_tests {
+    ({ $factory:expr } $(($module:ident, $law:ident, $promise:expr))*) => {
+        $(
+            #[test]
+            fn $law() {
+                $crate::suite::check(&$factory, stringify!($law));
+            }
+        )*
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requirements_match_whole_words() {
+        assert_eq!(required("cpu/tiled/avx512", "cuda, avx512"), Some("avx512"));
+        assert_eq!(required("cpu/tiled/avx512bf16", "cuda,avx512"), None);
+        assert_eq!(required("cpu/tiled", ""), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! What a law runs with: the factory, the effort, and someone to tell about progress.
+
+use crate::factory::{BuildError, SamplerFactory};
+use crate::problem::Problem;
+use crate::report::Broken;
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{Capabilities, DType, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+
+/// How much work the statistical laws do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effort {
+    /// Seconds for all laws: what the tests run.
+    #[default]
+    Quick,
+    /// Sixteen times the draws.
+    Full,
+}
+
+/// One run of laws on one sampler.
+#[derive(Clone, Copy)]
+pub struct Trial<'a> {
+    /// Makes the samplers.
+    pub factory: &'a dyn SamplerFactory,
+    /// How much work to do.
+    pub effort: Effort,
+    /// Told the finished part of the current law, from 0 to 1.
+    pub progress: &'a dyn Fn(f64),
+}
+
+impl core::fmt::Debug for Trial<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Trial").field("factory", &self.factory.name()).field("effort", &self.effort).finish()
+    }
+}
+
+impl<'a> Trial<'a> {
+    /// A quick trial that tells nobody.
+    pub fn new(factory: &'a dyn SamplerFactory) -> Self {
+        Trial { factory, effort: Effort::Quick, progress: &|_| () }
+    }
+
+    /// The number of draws to take where a quick trial takes `quick`.
+    pub fn draws(&self, quick: usize) -> usize {
+        match self.effort {
+            Effort::Quick => quick,
+            Effort::Full => 16 * quick,
+        }
+    }
+
+    /// A sampler for a head.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn sampler<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        self.factory.build(head, plan)
+    }
+
+    /// The reference that must give the same tokens.
+    pub fn reference<'w>(&self, head: Head<'w>, plan: Plan) -> Option<Reference<'w>> {
+        self.factory.scheme(&head).map(|scheme| Reference::new(head, Plan { canonical: false, ..plan }, scheme))
+    }
+
+    /// What samplers of this factory can do.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn capabilities(&self) -> Result<Capabilities, BuildError> {
+        let weight = [0f32; 4];
+        let matrix = Matrix::new(&weight, 4, 1).expect("four elements");
+        let head = Head::new(matrix).expect("four tokens");
+        Ok(self.sampler(head, Plan::default())?.capabilities())
+    }
+
+    /// One call of a fresh sampler.
+    ///
+    /// # Errors
+    /// The backend's, and every row's.
+    pub fn sample(&self, problem: &Problem, plan: Plan, rows: &[RowParams<'_>]) -> Result<Samples, Broken> {
+        let mut out = Samples::new();
+        self.sampler(problem.head(), plan)?.sample(problem.input(), rows, &mut out)?;
+        Ok(out)
+    }
+
+    /// `n` independent draws, or a few more: the problem's rows, each with its own seed and position.
+    ///
+    /// # Errors
+    /// The backend's, and every row's.
+    pub fn collect(&self, problem: &Problem, n: usize, seed: u64) -> Result<Vec<Draw>, Broken> {
+        let rows = problem.rows();
+        let per_row = n.div_ceil(rows);
+        let block = per_row.min(256);
+        let plan = Plan { max_rows: rows, max_draws: block as u32, ..Plan::default() };
+        let mut sampler = self.sampler(problem.head(), plan)?;
+        let mut out = Samples::new();
+        let mut draws = Vec::with_capacity(n);
+        let mut first = 0;
+        while first < per_row {
+            let count = block.min(per_row - first);
+            let params: Vec<RowParams<'_>> = (0..rows as u64)
+                .map(|r| RowParams {
+                    seed: seed.wrapping_add(r / 3),
+                    position: 100 + r % 3,
+                    first_draw: first as u32,
+                    draws: count as u32,
+                    ..RowParams::default()
+                })
+                .collect();
+            sampler.sample(problem.input(), &params, &mut out)?;
+            for row in out.iter() {
+                draws.extend_from_slice(row?.draws);
+            }
+            first += count;
+            (self.progress)(first as f64 / per_row as f64);
+        }
+        Ok(draws)
+    }
+}
+
+/// The dtype pairs (weight, hidden) that the laws visit: the native ones and every mix.
+pub const DTYPES: [(DType, DType); 9] = [
+    (DType::BF16, DType::BF16),
+    (DType::F32, DType::F32),
+    (DType::F16, DType::F16),
+    (DType::BF16, DType::F32),
+    (DType::F16, DType::F32),
+    (DType::F32, DType::BF16),
+    (DType::F16, DType::BF16),
+    (DType::BF16, DType::F16),
+    (DType::F32, DType::F16),
+];
+
+/// Everything about a row's result that must have the same bits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowBits {
+    outcome: Result<Drawn, flash_sampling_core::RowError>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Drawn {
+    /// token, score bits, logit bits
+    draws: Vec<(u32, u32, u32)>,
+    log_z: Option<u64>,
+    /// token, logit bits
+    top: Vec<(u32, u32)>,
+}
+
+impl RowBits {
+    /// The bits of a row.
+    pub fn of(out: &Samples, row: usize) -> Self {
+        let outcome = out.row(row).map(|row| Drawn {
+            draws: row.draws.iter().map(|d| (d.token, d.score.to_bits(), d.logit.to_bits())).collect(),
+            log_z: row.log_z.map(f64::to_bits),
+            top: row.top.iter().map(|c| (c.winner.token, c.logit.to_bits())).collect(),
+        });
+        RowBits { outcome }
+    }
+
+    /// The bits of every row.
+    pub fn all(out: &Samples) -> Vec<Self> {
+        (0..out.len()).map(|row| RowBits::of(out, row)).collect()
+    }
+}
+
+/// The groups of a scheme over a head's tokens; the whole head for a pathwise scheme.
+pub fn groups_of(scheme: &Scheme, head: &Head<'_>) -> Vec<core::ops::Range<u32>> {
+    let tokens = head.tokens();
+    match scheme {
+        Scheme::Tiled => vec![tokens],
+        Scheme::Grouped(size) | Scheme::Online(size) => {
+            flash_sampling_core::reference::groups(tokens, *size).map(|(_, range)| range).collect()
+        }
+        Scheme::Sharded(starts) => {
+            let ends = starts.iter().skip(1).copied().chain([tokens.end]);
+            starts.iter().zip(ends).map(|(&a, b)| a..b).collect()
+        }
+    }
+}
