@@ -12,12 +12,13 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{
-    Candidate, Capabilities, DType, Head, Knob, MassHistogram, Matrix, Plan, RowError, RowParams, Samples,
+    Candidate, Capabilities, DType, Exactness, Head, Input, Knob, MassHistogram, Matrix, Plan, RowError, RowParams,
+    Samples, Variant,
 };
 use rayon::prelude::*;
 
 /// Tokens that a worker claims at a time.
-const CHUNK: u32 = 4 * TILE as u32;
+pub(crate) const CHUNK: u32 = 4 * TILE as u32;
 
 /// A call's rows, checked.
 pub(crate) type Rows<'a> = Vec<Result<Planned<'a>, RowError>>;
@@ -26,6 +27,13 @@ pub(crate) type Rows<'a> = Vec<Result<Planned<'a>, RowError>>;
 fn recycle<'b>(mut rows: Rows<'_>) -> Rows<'b> {
     rows.clear();
     rows.into_iter().map(|_| unreachable!("the vector is empty")).collect()
+}
+
+/// What a call brings.
+pub(crate) struct Call<'c, 'a> {
+    pub(crate) input: Matrix<'c>,
+    pub(crate) rows: &'c [RowParams<'a>],
+    pub(crate) can: Capabilities,
 }
 
 /// Threads, their scratch, and the plan.
@@ -62,6 +70,21 @@ impl Engine {
             .collect();
         let rows = Vec::with_capacity(plan.max_rows);
         Ok(Engine { plan, isa, simd: Simd::of(isa), threads, workers, rows })
+    }
+
+    /// What a variant over hidden states can do.
+    pub(crate) fn capabilities(&self, variant: Variant, exactness: Exactness) -> Capabilities {
+        let pathwise = exactness == Exactness::Pathwise;
+        Capabilities {
+            backend: self.backend(),
+            variant,
+            exactness,
+            input: Input::Hidden,
+            without_replacement: pathwise,
+            filters: false,
+            penalties: false,
+            canonical: pathwise,
+        }
     }
 
     /// The instruction set's name, as the backend's.
@@ -128,14 +151,38 @@ impl Engine {
     }
 
     /// Evaluates `tokens` for all rows on all workers, and gathers the states in the first worker.
-    pub(crate) fn pass(&mut self, source: &Source<'_>, rows: &Rows<'_>, tokens: Range<u32>) {
+    pub(crate) fn pass(&mut self, source: &Source<'_>, rows: &Rows<'_>, tokens: Range<u32>, chunk: u32) {
         self.workers.iter_mut().for_each(|worker| worker.begin(rows));
-        self.for_parts(tokens, CHUNK, |worker, part, simd| worker.evaluate(source, rows, part, simd));
+        self.for_parts(tokens, chunk, |worker, part, simd| worker.evaluate(source, rows, part, simd));
         self.gather(rows);
     }
 
+    /// A whole call of a pathwise variant: one pass over the head's tokens, a worker claiming `chunk` at a time.
+    pub(crate) fn sample_pathwise(
+        &mut self,
+        head: &Head<'_>,
+        hidden: &mut Hidden,
+        chunk: u32,
+        call: Call<'_, '_>,
+        out: &mut Samples,
+    ) {
+        out.clear();
+        let dot = hidden.pack(self, head.weight().dtype(), &call.input);
+        let rows =
+            self.begin(call.rows, &call.can, head.vocab_size(), |r, row| hidden.slack(head, row, &call.input, r));
+        self.pass(&hidden.source(head, dot), &rows, head.tokens(), chunk);
+        for (r, row) in rows.iter().enumerate() {
+            let summary = Summary::from(&self.workers[0].rows[r]);
+            let outcome = row.and_then(|planned| hidden.emit(head, &planned.row, &call.input, r, &summary, out));
+            if let Err(error) = outcome {
+                out.push_error(error);
+            }
+        }
+        self.end(rows);
+    }
+
     /// Merges every worker's states into the first worker's.
-    pub(crate) fn gather(&mut self, rows: &Rows<'_>) {
+    fn gather(&mut self, rows: &Rows<'_>) {
         let Some((first, others)) = self.workers.split_first_mut() else { return };
         for (r, _) in rows.iter().enumerate().filter(|(_, row)| row.is_ok()) {
             others.iter().for_each(|other| first.rows[r].merge(&other.rows[r]));

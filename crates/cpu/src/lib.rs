@@ -1,21 +1,42 @@
-//! FlashSampling on the CPU: the draw fused into the LM-head matmul.
-#![doc = ""]
+//! FlashSampling on the CPU: the draw fused into the LM-head matmul, with rayon and SIMD.
+//!
+//! | type | variant | paper | exact |
+//! | --- | --- | --- | --- |
+//! | [`Tiled`] | fused tiled | Alg. 1 | pathwise |
+//! | [`Grouped`] | parallel groups | Alg. I.2, section D.3 | in distribution; pathwise with [`GroupDraw::Reuse`] |
+//! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
+//! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
+//!
+//! Weight and hidden states are bf16, f16 or f32 in any pair, borrowed and never repacked; sums are float32. A tile of
+//! 256 tokens is multiplied with all rows of the batch ([`Isa`] says with which instructions), transformed, perturbed
+//! and reduced while it is in the cache: there is no `[rows, vocab]` array.
+//!
+//! # Crate layout
+//! `dot` multiplies (README beside it), `words` makes noise words, `perturb` decides which tokens need their Gumbel,
+//! `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads, and each
+//! variant has its file. `unsafe` lives in `dot`, `words`, and the dispatch of `tile`.
 
 mod canonical;
 mod dot;
 mod engine;
 mod error;
+mod grouped;
 mod isa;
+mod online;
 mod options;
 mod perturb;
 mod standalone;
 mod state;
+mod stream;
 mod tile;
 mod tiled;
 mod words;
 
 pub use error::CpuError;
+pub use grouped::{GroupDraw, Grouped};
 pub use isa::{Isa, ParseIsaError};
+pub use online::Online;
 pub use options::CpuOptions;
 pub use standalone::Standalone;
+pub use stream::{OnlineStream, StreamError, StreamHead};
 pub use tiled::Tiled;

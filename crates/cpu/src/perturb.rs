@@ -7,8 +7,8 @@
 //! The two logarithms are the expensive part, so they are computed only where they could matter.
 //!
 //! **The bound.** A word `x` gives `v >= x 2^-32` and an exponential `E >= v`, so its Gumbel is at most
-//! `-ln(x 2^-32)`. A token of the span can reach a score `cut` only if `top + g >= cut`, where `top` is the largest
-//! logit of the span; that is, only if `x <= 2^32 e^(top - cut)`. One comparison of integers a token decides.
+//! `-ln(x 2^-32)`. A token of the tile can reach a score `cut` only if `top + g >= cut`, where `top` is the largest
+//! logit of the tile; that is, only if `x <= 2^32 e^(top - cut)`. One comparison of integers a token decides.
 //!
 //! **The slack.** Scores are float32: the computed Gumbel exceeds the true one by less than `1.3e-7 g + 3e-7` and the
 //! sum is rounded once. With `|g| <= 46` both are below `2^-16 + 2^-22 (|top| + |cut|)`, which is added to `top`.
@@ -18,11 +18,11 @@
 //!
 //! Since only tokens that cannot reach `cut` are left out, the result is that of the plain version, bit for bit.
 
-use crate::words::{SPAN, token_words};
+use crate::words::{Lanes, SPAN, token_words};
 use flash_sampling_core::noise::GUMBEL_MAX;
 use flash_sampling_core::{Candidate, Domain, Noise, Winner};
 
-/// Words above this limit give scores below `cut`, for logits up to `top`.
+/// The largest word that could bring a logit of at most `top` to a score of `cut`.
 #[inline(always)]
 fn word_limit(top: f32, cut: f32) -> u32 {
     let slack = 1.53e-5 + 2.4e-7 * (top.abs() + cut.abs());
@@ -37,17 +37,20 @@ fn word_limit(top: f32, cut: f32) -> u32 {
     }
 }
 
-/// Offers every token of a span that could reach the running cut.
+/// Offers every token of some spans that could reach the running cut.
 ///
-/// `logits[i]` belongs to token `first + i`; `first` is a multiple of 4, `logits` has [`SPAN`] entries, -inf for tokens
-/// that are not there; `top` is not below any of them. `cut` is what a score must reach now, and `offer` takes a
-/// candidate and returns the cut that follows.
+/// `spans[s][i]` is the transformed logit of token `first + 64 s + i`, -inf where there is none; `first` is a multiple
+/// of 4, and `top` is not below any logit. `cut` is what a score must reach now; `offer` takes a candidate and returns
+/// the cut that follows.
+///
+/// # Safety
+/// The instruction set of `L` is available.
 #[inline(always)]
-pub(crate) fn perturb(
+pub(crate) unsafe fn perturb<L: Lanes>(
     noise: &Noise,
     draw: u32,
     first: u32,
-    logits: &[f32; SPAN],
+    spans: &[[f32; SPAN]],
     top: f32,
     mut cut: f32,
     mut offer: impl FnMut(Candidate) -> f32,
@@ -55,31 +58,34 @@ pub(crate) fn perturb(
     if top + GUMBEL_MAX + 1e-4 * (1.0 + top.abs()) < cut {
         return;
     }
-    let words = token_words(noise, draw, first);
-    let limit = word_limit(top, cut);
-    let mut smallest = u32::MAX;
-    for lane in &words {
-        for &word in lane {
-            smallest = smallest.min(word);
+    let mut limit = word_limit(top, cut);
+    for (s, logits) in spans.iter().enumerate() {
+        let first = first + (s * SPAN) as u32;
+        // SAFETY: by this function's contract.
+        let words = unsafe {
+            let words = token_words::<L>(noise, draw, first);
+            if !L::any_at_most(&words, limit) {
+                continue;
+            }
+            words.map(|lanes| L::to_array(lanes))
+        };
+        for (i, &logit) in logits.iter().enumerate() {
+            let word = words[i % 4][i / 4];
+            // The cut rises while candidates come in, and the token's own limit is lower than that of the largest.
+            if word <= limit && logit > f32::NEG_INFINITY && word <= word_limit(logit, cut) {
+                let token = first + i as u32;
+                let score = logit + noise.gumbel_of_word(Domain::Token, draw, token, word);
+                cut = offer(Candidate { winner: Winner::new(score, token), logit });
+            }
         }
-    }
-    if smallest > limit {
-        return;
-    }
-    for (i, &logit) in logits.iter().enumerate() {
-        let word = words[i % 4][i / 4];
-        // The cut rises while candidates come in: look at the token's own limit, not the span's.
-        if word <= limit && logit > f32::NEG_INFINITY && word <= word_limit(logit, cut) {
-            let token = first + i as u32;
-            let score = logit + noise.gumbel_of_word(Domain::Token, draw, token, word);
-            cut = offer(Candidate { winner: Winner::new(score, token), logit });
-        }
+        limit = word_limit(top, cut);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::words::portable::Portable;
     use flash_sampling_core::noise::uniform::gumbel;
     use proptest::prelude::*;
 
@@ -114,10 +120,13 @@ mod tests {
                     *l = if i < blank { f32::NEG_INFINITY } else { shift + spread * hash as f32 / 1000.0 };
                 }
                 let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                perturb(&noise, 3, first, &logits, top, fast.winner.score, |c| {
+                let cut = fast.winner.score;
+                let offer = |c| {
                     fast = fast.merge(c);
                     fast.winner.score
-                });
+                };
+                // SAFETY: plain Rust is always available.
+                unsafe { perturb::<Portable>(&noise, 3, first, &[logits], top, cut, offer) };
                 for (token, &logit) in (first..).zip(&logits) {
                     if logit > f32::NEG_INFINITY {
                         let score = logit + noise.gumbel(Domain::Token, 3, token);

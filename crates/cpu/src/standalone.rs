@@ -1,6 +1,6 @@
 //! The sampler over logits that already exist (paper Alg. I.1).
 
-use crate::engine::{Engine, Summary};
+use crate::engine::{CHUNK, Engine, Summary};
 use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::tile::Source;
@@ -39,16 +39,8 @@ impl Standalone {
 
 impl PerturbedArgmax for Standalone {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            backend: self.engine.backend(),
-            variant: Variant::Standalone,
-            exactness: Exactness::Pathwise,
-            input: Input::Logits,
-            without_replacement: true,
-            filters: false,
-            penalties: false,
-            canonical: false,
-        }
+        let can = self.engine.capabilities(Variant::Standalone, Exactness::Pathwise);
+        Capabilities { input: Input::Logits, canonical: false, ..can }
     }
 
     fn shape(&self) -> Shape {
@@ -64,7 +56,7 @@ impl PerturbedArgmax for Standalone {
         out.clear();
         let can = self.capabilities();
         let rows = self.engine.begin(rows, &can, self.vocab_size, |_, _| 0.0);
-        self.engine.pass(&Source::Logits(input), &rows, 0..self.vocab_size);
+        self.engine.pass(&Source::Logits(input), &rows, 0..self.vocab_size, CHUNK);
         for (state, row) in self.engine.workers[0].rows.iter().zip(&rows) {
             if let Err(error) = row.and_then(|planned| Summary::from(state).emit(&planned.row, out)) {
                 out.push_error(error);

@@ -2,10 +2,13 @@
 
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
+use crate::grouped::Chosen;
 use crate::isa::Isa;
 use crate::perturb::perturb;
 use crate::state::{Fault, RowState};
-use crate::words::SPAN;
+use crate::words::{Lanes, SPAN, portable};
+#[cfg(target_arch = "x86_64")]
+use crate::words::{avx2, avx512};
 use core::ops::Range;
 use flash_sampling_core::matrix::widen;
 use flash_sampling_core::params::Row;
@@ -56,11 +59,13 @@ pub(crate) struct Worker {
     logits: Vec<f32>,
     dot: DotScratch,
     pub(crate) rows: Vec<RowState>,
+    /// The groups seen so far, for variants that draw a group.
+    pub(crate) chosen: Vec<Chosen>,
 }
 
 impl Worker {
     pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch) -> Self {
-        Worker { logits: vec![0.0; rows.len() * TILE + SPAN], dot, rows }
+        Worker { logits: vec![0.0; rows.len() * TILE + SPAN], dot, rows, chosen: Vec::new() }
     }
 
     /// Empties the states for the rows of a pass.
@@ -128,7 +133,8 @@ impl Simd {
 
     fn summarize(self, span: Span<'_, '_>, state: &mut RowState) {
         match self {
-            Simd::Portable => summarize(span, state),
+            // SAFETY: plain Rust is always available.
+            Simd::Portable => unsafe { summarize::<portable::Portable>(span, state) },
             // SAFETY: `of` was given an available instruction set.
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => unsafe { summarize_avx2(span, state) },
@@ -144,7 +150,8 @@ impl Simd {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn summarize_avx2(span: Span<'_, '_>, state: &mut RowState) {
-    summarize(span, state);
+    // SAFETY: by this function's contract.
+    unsafe { summarize::<avx2::Avx2>(span, state) };
 }
 
 /// # Safety
@@ -152,12 +159,16 @@ unsafe fn summarize_avx2(span: Span<'_, '_>, state: &mut RowState) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
-    summarize(span, state);
+    // SAFETY: by this function's contract.
+    unsafe { summarize::<avx512::Avx512>(span, state) };
 }
 
 /// Transforms the logits of one row and tile, and adds them to the row's state.
+///
+/// # Safety
+/// The instruction set of `L` is available.
 #[inline(always)]
-fn summarize(span: Span<'_, '_>, state: &mut RowState) {
+unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
     let Span { source, planned, first, at, len, logits } = span;
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
@@ -173,39 +184,30 @@ fn summarize(span: Span<'_, '_>, state: &mut RowState) {
     logits[..at].fill(f32::NEG_INFINITY);
     let whole = end.next_multiple_of(SPAN);
     logits[end..whole].fill(f32::NEG_INFINITY);
-    for (i, part) in logits[..whole].as_chunks::<SPAN>().0.iter().enumerate() {
-        let first = first + (i * SPAN) as u32;
-        let top = largest(part);
-        if top == f32::INFINITY {
-            let fault = first_invalid(first, part).map(|error| Fault { stage: 1, error });
-            state.fault = Fault::first(state.fault, fault);
-        } else if top > f32::NEG_INFINITY {
-            state.alive = true;
-            add(row, first, part, top, state);
-        }
+    let spans = logits[..whole].as_chunks::<SPAN>().0;
+    // SAFETY: by this function's contract.
+    let top = spans.iter().map(|span| unsafe { L::largest(span) }).fold(f32::NEG_INFINITY, f32::max);
+    if top == f32::INFINITY {
+        let fault = first_invalid(first, &logits[..whole]).map(|error| Fault { stage: 1, error });
+        state.fault = Fault::first(state.fault, fault);
+    } else if top > f32::NEG_INFINITY {
+        state.alive = true;
+        // SAFETY: by this function's contract.
+        unsafe { add::<L>(row, first, spans, top, state) };
     }
 }
 
-/// The largest of a span, as a tree that vectorises. No entry is NaN.
+/// Adds a tile of transformed logits, `top` the largest of them, to what the row keeps.
+///
+/// # Safety
+/// The instruction set of `L` is available.
 #[inline(always)]
-fn largest(logits: &[f32; SPAN]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    for chunk in logits.as_chunks::<16>().0 {
-        for (a, &b) in lanes.iter_mut().zip(chunk) {
-            *a = if b > *a { b } else { *a };
-        }
-    }
-    lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
-}
-
-/// Adds a span of transformed logits, `top` the largest of them, to what the row keeps.
-#[inline(always)]
-fn add(row: &Row<'_>, first: u32, logits: &[f32; SPAN], top: f32, state: &mut RowState) {
+unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f32, state: &mut RowState) {
     if let Some(mass) = &mut state.mass {
-        mass.extend_from_slice(logits);
+        mass.extend_from_slice(spans.as_flattened());
     }
     if top >= state.top.threshold() {
-        rank(first, logits, state.top.threshold(), |c| {
+        rank(first, spans, state.top.threshold(), |c| {
             state.top.push(c);
             state.top.threshold()
         });
@@ -216,7 +218,8 @@ fn add(row: &Row<'_>, first: u32, logits: &[f32; SPAN], top: f32, state: &mut Ro
             *winner = winner.merge(c);
             winner.winner.score
         };
-        draw_span(row, draw, first, logits, top, cut, offer);
+        // SAFETY: by this function's contract.
+        unsafe { draw_tile::<L>(row, draw, first, spans, top, cut, offer) };
     }
     for (draw, list) in (row.first_draw..).zip(state.best.lists_mut()) {
         let cut = list.threshold();
@@ -224,32 +227,37 @@ fn add(row: &Row<'_>, first: u32, logits: &[f32; SPAN], top: f32, state: &mut Ro
             list.push(c);
             list.threshold()
         };
-        draw_span(row, draw, first, logits, top, cut, offer);
+        // SAFETY: by this function's contract.
+        unsafe { draw_tile::<L>(row, draw, first, spans, top, cut, offer) };
     }
 }
 
-/// Offers the tokens of a span that can reach `cut`, perturbed or greedy.
+/// Offers the tokens of a tile that can reach `cut`, perturbed or greedy.
+///
+/// # Safety
+/// The instruction set of `L` is available.
 #[inline(always)]
-fn draw_span(
+unsafe fn draw_tile<L: Lanes>(
     row: &Row<'_>,
     draw: u32,
     first: u32,
-    logits: &[f32; SPAN],
+    spans: &[[f32; SPAN]],
     top: f32,
     cut: f32,
     offer: impl FnMut(Candidate) -> f32,
 ) {
     if !row.greedy {
-        perturb(&row.noise, draw, first, logits, top, cut, offer);
+        // SAFETY: by this function's contract.
+        unsafe { perturb::<L>(&row.noise, draw, first, spans, top, cut, offer) };
     } else if top >= cut {
-        rank(first, logits, cut, offer);
+        rank(first, spans, cut, offer);
     }
 }
 
 /// Offers the logits that reach `cut` as their own scores.
 #[inline(always)]
-fn rank(first: u32, logits: &[f32; SPAN], mut cut: f32, mut offer: impl FnMut(Candidate) -> f32) {
-    for (token, &logit) in (first..).zip(logits) {
+fn rank(first: u32, spans: &[[f32; SPAN]], mut cut: f32, mut offer: impl FnMut(Candidate) -> f32) {
+    for (token, &logit) in (first..).zip(spans.as_flattened()) {
         if logit >= cut && logit > f32::NEG_INFINITY {
             cut = offer(Candidate { winner: Winner::new(logit, token), logit });
         }

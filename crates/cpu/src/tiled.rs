@@ -1,12 +1,11 @@
 //! The fused tiled variant (paper Alg. 1).
 
-use crate::engine::{Engine, Hidden, Summary};
+use crate::engine::{CHUNK, Call, Engine, Hidden};
 use crate::error::CpuError;
 use crate::options::CpuOptions;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
-    Variant,
+    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
 };
 
 /// Draws inside the matmul: one pass over the weight for the whole batch, logits never leave their tile, one winner per
@@ -35,16 +34,7 @@ impl<'w> Tiled<'w> {
 
 impl PerturbedArgmax for Tiled<'_> {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            backend: self.engine.backend(),
-            variant: Variant::Tiled,
-            exactness: Exactness::Pathwise,
-            input: Input::Hidden,
-            without_replacement: true,
-            filters: false,
-            penalties: false,
-            canonical: true,
-        }
+        self.engine.capabilities(Variant::Tiled, Exactness::Pathwise)
     }
 
     fn shape(&self) -> Shape {
@@ -57,20 +47,8 @@ impl PerturbedArgmax for Tiled<'_> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         check_call(&input, rows, &self.shape(), &self.plan())?;
-        out.clear();
         let can = self.capabilities();
-        let Tiled { head, engine, hidden } = self;
-        let dot = hidden.pack(engine, head.weight().dtype(), &input);
-        let rows = engine.begin(rows, &can, head.vocab_size(), |r, row| hidden.slack(head, row, &input, r));
-        engine.pass(&hidden.source(head, dot), &rows, head.tokens());
-        for (r, row) in rows.iter().enumerate() {
-            let summary = Summary::from(&engine.workers[0].rows[r]);
-            let outcome = row.and_then(|planned| hidden.emit(head, &planned.row, &input, r, &summary, out));
-            if let Err(error) = outcome {
-                out.push_error(error);
-            }
-        }
-        engine.end(rows);
+        self.engine.sample_pathwise(&self.head, &mut self.hidden, CHUNK, Call { input, rows, can }, out);
         Ok(())
     }
 }

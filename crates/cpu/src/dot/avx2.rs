@@ -41,6 +41,11 @@ macro_rules! lanes {
                 unsafe { _mm256_fmadd_ps(w[1], h[1], _mm256_fmadd_ps(w[0], h[0], sums)) }
             }
             #[inline(always)]
+            unsafe fn prefetch(at: *const u8) {
+                // SAFETY: a prefetch of any address is harmless.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+            }
+            #[inline(always)]
             unsafe fn total(sums: __m256) -> f32 {
                 // SAFETY: as above.
                 unsafe {

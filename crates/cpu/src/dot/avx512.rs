@@ -41,6 +41,11 @@ macro_rules! lanes {
                 unsafe { _mm512_fmadd_ps(w[1], h[1], _mm512_fmadd_ps(w[0], h[0], sums)) }
             }
             #[inline(always)]
+            unsafe fn prefetch(at: *const u8) {
+                // SAFETY: a prefetch of any address is harmless.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+            }
+            #[inline(always)]
             unsafe fn total(sums: __m512) -> f32 {
                 // SAFETY: as above.
                 unsafe { _mm512_reduce_add_ps(sums) }

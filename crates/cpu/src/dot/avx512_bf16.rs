@@ -38,6 +38,11 @@ impl Lanes for Avx512Bf16 {
         unsafe { _mm512_dpbf16_ps(sums, w, h) }
     }
     #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+    #[inline(always)]
     unsafe fn total(sums: __m512) -> f32 {
         // SAFETY: as above.
         unsafe { _mm512_reduce_add_ps(sums) }

@@ -12,7 +12,9 @@
 //! 2. `MR x NR` outputs are computed together, so that each loaded vector is used several times. They do not mix.
 //! 3. The weight is cut into blocks that stay in the second-level cache while all hidden rows pass over them: the
 //!    weight is read from memory once for the whole batch.
-//! 4. What is left of a weight row beyond the last whole step is copied next to zeros; the packed hidden states are
+//! 4. While a block is multiplied, the next one is prefetched, spread evenly over the work, so that memory and
+//!    arithmetic overlap at every batch size. A prefetch changes no value and may reach beyond the weight.
+//! 5. What is left of a weight row beyond the last whole step is copied next to zeros; the packed hidden states are
 //!    zero there too.
 
 use super::TILE;
@@ -44,10 +46,12 @@ pub(crate) trait Lanes {
     unsafe fn hidden(at: *const u8) -> Self::Hidden;
     unsafe fn multiply_add(sums: Self::Sums, w: Self::Weights, h: Self::Hidden) -> Self::Sums;
     unsafe fn total(sums: Self::Sums) -> f32;
+    /// Asks for the cache line at `at`, which need not be readable.
+    unsafe fn prefetch(at: *const u8);
 }
 
 /// Weight rows that stay in the second-level cache while the batch passes over them.
-const BLOCK: usize = 64;
+const BLOCK: usize = 32;
 /// Largest `WEIGHT_BYTES` of any instruction set.
 const TAIL_BYTES: usize = 128;
 
@@ -59,6 +63,8 @@ struct Block {
     hidden_stride: usize,
     cols: usize,
     out: *mut f32,
+    /// The first of `AHEAD` weight rows to prefetch.
+    ahead: *const u8,
 }
 
 /// One register block: `MR` weight rows by `NR` hidden rows.
@@ -67,7 +73,7 @@ struct Block {
 /// The instruction set of `L` is available; `block` points to `MR` weight rows of `cols` elements, `NR` packed hidden
 /// rows, and `NR` output rows of [`TILE`] floats with `MR` of them left.
 #[inline(always)]
-unsafe fn register_block<L: Lanes, const MR: usize, const NR: usize>(block: &Block) {
+unsafe fn register_block<L: Lanes, const MR: usize, const NR: usize, const AHEAD: usize>(block: &Block) {
     // SAFETY: by this function's contract; steps stay below `cols`, and the tail is copied before it is read.
     unsafe {
         let mut sums = [[L::zero(); NR]; MR];
@@ -75,6 +81,9 @@ unsafe fn register_block<L: Lanes, const MR: usize, const NR: usize>(block: &Blo
         let w: [*const u8; MR] = core::array::from_fn(|m| block.weight.add(m * block.weight_stride));
         let h: [*const u8; NR] = core::array::from_fn(|n| block.hidden.add(n * block.hidden_stride));
         for step in 0..steps {
+            for a in 0..AHEAD {
+                L::prefetch(block.ahead.wrapping_add(a * block.weight_stride + step * L::WEIGHT_BYTES));
+            }
             let weights: [L::Weights; MR] = core::array::from_fn(|m| L::weights(w[m].add(step * L::WEIGHT_BYTES)));
             for n in 0..NR {
                 let hidden = L::hidden(h[n].add(step * L::HIDDEN_BYTES));
@@ -96,9 +105,9 @@ unsafe fn register_block<L: Lanes, const MR: usize, const NR: usize>(block: &Blo
                 }
             }
         }
-        for n in 0..NR {
-            for m in 0..MR {
-                *block.out.add(n * TILE + m) = L::total(sums[m][n]);
+        for (m, sums) in sums.into_iter().enumerate() {
+            for (n, sums) in sums.into_iter().enumerate() {
+                *block.out.add(n * TILE + m) = L::total(sums);
             }
         }
     }
@@ -117,59 +126,89 @@ pub(crate) unsafe fn tile<L: Lanes, const MR: usize, const NR: usize, const M1: 
     out: &mut [f32],
 ) {
     const { assert!(NR <= 6 && L::WEIGHT_BYTES <= TAIL_BYTES) }
-    let weight_stride = weight.row_stride() * weight.dtype().size();
-    let block_at = |i: usize, r: usize, out: *mut f32| Block {
-        // SAFETY: `i` is a weight row, `r` a hidden row, and `out` has room for both.
-        weight: unsafe { weight.bytes().as_ptr().add(i * weight_stride) },
-        weight_stride,
-        // SAFETY: as above.
-        hidden: unsafe { hidden.as_ptr().add(r * hidden.row_bytes()) },
-        hidden_stride: hidden.row_bytes(),
-        cols: weight.cols(),
-        // SAFETY: as above.
-        out: unsafe { out.add(r * TILE + i) },
-    };
-    let out = out.as_mut_ptr();
+    let all = All { weight, hidden, out: out.as_mut_ptr() };
+    let rows = hidden.rows();
     for start in (0..weight.rows()).step_by(BLOCK) {
-        let end = (start + BLOCK).min(weight.rows());
-        let mut r = 0;
-        while r < hidden.rows() {
-            let left = hidden.rows() - r;
-            // SAFETY: the columns function's contract is this one's; `r + n <= hidden.rows()` in every arm.
-            let n = unsafe {
-                match left {
-                    1 if hidden.rows() == 1 => columns::<L, M1, 1>(start, end, |i| block_at(i, r, out)),
-                    n if n >= NR => columns::<L, MR, NR>(start, end, |i| block_at(i, r, out)),
-                    5 => columns::<L, MR, 5>(start, end, |i| block_at(i, r, out)),
-                    4 => columns::<L, MR, 4>(start, end, |i| block_at(i, r, out)),
-                    3 => columns::<L, MR, 3>(start, end, |i| block_at(i, r, out)),
-                    2 => columns::<L, MR, 2>(start, end, |i| block_at(i, r, out)),
-                    _ => columns::<L, MR, 1>(start, end, |i| block_at(i, r, out)),
+        // SAFETY: the contract is this function's; the panels cover the hidden rows and no more.
+        unsafe {
+            if rows == 1 {
+                all.panel::<L, M1, 1, M1>(start, 0);
+                continue;
+            }
+            let mut r = 0;
+            while rows - r >= NR {
+                match rows.div_ceil(NR) {
+                    1 => all.panel::<L, MR, NR, MR>(start, r),
+                    2 | 3 => all.panel::<L, MR, NR, 2>(start, r),
+                    _ => all.panel::<L, MR, NR, 1>(start, r),
                 }
-            };
-            r += n;
+                r += NR;
+            }
+            match rows - r {
+                5 => all.panel::<L, MR, 5, MR>(start, r),
+                4 => all.panel::<L, MR, 4, MR>(start, r),
+                3 => all.panel::<L, MR, 3, MR>(start, r),
+                2 => all.panel::<L, MR, 2, MR>(start, r),
+                1 => all.panel::<L, MR, 1, MR>(start, r),
+                _ => {}
+            }
         }
     }
 }
 
-/// The weight rows `start..end` for one panel of `NR` hidden rows; returns `NR`.
-#[inline(always)]
-unsafe fn columns<L: Lanes, const MR: usize, const NR: usize>(
-    start: usize,
-    end: usize,
-    block_at: impl Fn(usize) -> Block,
-) -> usize {
-    let mut i = start;
-    // SAFETY: by the contract of `tile`; the blocks cover `start..end` and no more.
-    unsafe {
-        while i + MR <= end {
-            register_block::<L, MR, NR>(&block_at(i));
-            i += MR;
-        }
-        while i < end {
-            register_block::<L, 1, NR>(&block_at(i));
-            i += 1;
+/// The operands of a tile.
+struct All<'a, 'w> {
+    weight: &'a Matrix<'w>,
+    hidden: &'a Packed,
+    out: *mut f32,
+}
+
+impl All<'_, '_> {
+    /// The weight rows of the block at `start` for the `NR` hidden rows from `r` on; every register block prefetches
+    /// its share, `AHEAD` rows, of the next block.
+    ///
+    /// # Safety
+    /// As for [`tile`], and `r + NR` is at most the number of hidden rows.
+    #[inline(always)]
+    unsafe fn panel<L: Lanes, const MR: usize, const NR: usize, const AHEAD: usize>(&self, start: usize, r: usize) {
+        let end = (start + BLOCK).min(self.weight.rows());
+        let first_share = r / NR * (BLOCK / MR) * AHEAD;
+        let mut i = start;
+        // SAFETY: `i + MR <= end` in the first loop and `i < end` in the second.
+        unsafe {
+            while i + MR <= end {
+                let share = first_share + (i - start) / MR * AHEAD;
+                if share < BLOCK {
+                    register_block::<L, MR, NR, AHEAD>(&self.block(i, r, start + BLOCK + share));
+                } else {
+                    register_block::<L, MR, NR, 0>(&self.block(i, r, 0));
+                }
+                i += MR;
+            }
+            while i < end {
+                register_block::<L, 1, NR, 0>(&self.block(i, r, 0));
+                i += 1;
+            }
         }
     }
-    NR
+
+    /// # Safety
+    /// `i` is a weight row and `r` a hidden row.
+    #[inline(always)]
+    unsafe fn block(&self, i: usize, r: usize, ahead: usize) -> Block {
+        let weight_stride = self.weight.row_stride() * self.weight.dtype().size();
+        let weight = self.weight.bytes().as_ptr();
+        // SAFETY: by this function's contract, and `out` has room for both.
+        unsafe {
+            Block {
+                weight: weight.add(i * weight_stride),
+                weight_stride,
+                hidden: self.hidden.as_ptr().add(r * self.hidden.row_bytes()),
+                hidden_stride: self.hidden.row_bytes(),
+                cols: self.weight.cols(),
+                out: self.out.add(r * TILE + i),
+                ahead: weight.wrapping_add(ahead * weight_stride),
+            }
+        }
+    }
 }

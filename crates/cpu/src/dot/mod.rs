@@ -72,14 +72,17 @@ impl Dot {
         let _ = &scratch;
         match self.isa {
             Isa::Portable => portable::tile(weight, hidden, out),
-            // SAFETY (all arms): `new` has checked that the instruction set is available; the asserts above are the
-            // kernels' other requirements.
+            // SAFETY: `new` has checked that the instruction set is available; the asserts above are the other
+            // requirements.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::tile(weight, hidden, out) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { avx512::tile(weight, hidden, out) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => unsafe { avx512_bf16::tile(weight, hidden, out) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => unsafe { amx::tile(weight, hidden, out, scratch) },
             #[cfg(not(target_arch = "x86_64"))]

@@ -45,7 +45,7 @@ impl Packed {
     /// Room for up to `max_rows` rows of `cols` elements in any layout.
     pub(crate) fn new(max_rows: usize, cols: usize) -> Self {
         let padded = cols.next_multiple_of(ROUND);
-        let bytes = (max_rows * padded * 4).max(max_rows.next_multiple_of(16) * padded * 2);
+        let bytes = (max_rows * (padded * 4 + 64)).max(max_rows.next_multiple_of(16) * padded * 2);
         let lines = vec![Line::ZERO; bytes / 64];
         Packed { layout: Layout::F32, max_rows, rows: 0, cols, lines, row: vec![0.0; cols] }
     }
@@ -62,10 +62,15 @@ impl Packed {
         self.cols
     }
 
-    /// Bytes of a packed row: a multiple of 64.
+    /// Bytes from one packed row to the next, a multiple of 64. Beyond AMX, one line more than the row has: rows whose
+    /// size is a power of two would otherwise all fall into the same sets of the first-level cache.
     pub(crate) fn row_bytes(&self) -> usize {
-        let element = if matches!(self.layout, Layout::Bf16 | Layout::Amx) { 2 } else { 4 };
-        self.cols.next_multiple_of(ROUND) * element
+        let padded = self.cols.next_multiple_of(ROUND);
+        match self.layout {
+            Layout::Amx => padded * 2,
+            Layout::Bf16 => padded * 2 + 64,
+            Layout::F32 | Layout::EvenOdd { .. } => padded * 4 + 64,
+        }
     }
 
     /// The first byte; packed rows follow each other (AMX: blocks of 16 rows).
@@ -94,23 +99,23 @@ impl Packed {
         let cols = self.cols;
         let padded = cols.next_multiple_of(ROUND);
         // What lies between the rows must be zero, whatever was here before.
-        let used = self.rows.next_multiple_of(16) * self.row_bytes() / 64;
-        let used = used.min(self.lines.len());
+        let used = (self.rows.next_multiple_of(16) * self.row_bytes() / 64).min(self.lines.len());
         self.lines[..used].fill(Line::ZERO);
         let mut row = core::mem::take(&mut self.row);
+        let stride = self.row_bytes();
         for r in 0..hidden.rows() {
             hidden.row_to_f32(r, &mut row);
             match self.layout {
-                Layout::F32 => self.f32s()[r * padded..][..cols].copy_from_slice(&row),
+                Layout::F32 => self.f32s()[r * stride / 4..][..cols].copy_from_slice(&row),
                 Layout::EvenOdd { step } => {
-                    let out = &mut self.f32s()[r * padded..][..padded];
+                    let out = &mut self.f32s()[r * stride / 4..][..padded];
                     for (k, &v) in row.iter().enumerate() {
                         let at = k % step;
                         out[k - at + at / 2 + at % 2 * (step / 2)] = v;
                     }
                 }
                 Layout::Bf16 => {
-                    let out = &mut self.bf16s()[r * padded..][..cols];
+                    let out = &mut self.bf16s()[r * stride / 2..][..cols];
                     out.iter_mut().zip(&row).for_each(|(o, &v)| *o = bf16::from_f32(v));
                 }
                 Layout::Amx => {

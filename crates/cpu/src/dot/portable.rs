@@ -62,6 +62,8 @@ impl<T: Widen> Lanes for Portable<T> {
         core::array::from_fn(|j| sums[j] + w[j] * h[j])
     }
     #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
     unsafe fn total(sums: Self::Sums) -> f32 {
         let mut s = sums;
         for width in [8, 4, 2, 1] {

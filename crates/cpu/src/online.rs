@@ -1,0 +1,177 @@
+//! The online variant (paper Alg. I.3): groups stream through the binary merge.
+
+use crate::engine::{CHUNK, Engine, Hidden, Rows, Summary};
+use crate::error::CpuError;
+use crate::grouped::check_group;
+use crate::options::CpuOptions;
+use crate::state::{Best, Fault, RowState};
+use crate::tile::Source;
+use core::ops::Range;
+use flash_sampling_core::params::Row;
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{
+    Candidate, Capabilities, Exactness, GroupSummary, Head, Knob, LogMass, MassHistogram, Matrix, PerturbedArgmax,
+    Plan, RowParams, SampleError, Samples, Shape, TopList, Variant,
+};
+
+/// Groups of tokens one after another, merged by a coin (paper Alg. I.3). Exact in distribution; what is kept between
+/// groups is one log-mass and one sample a draw. Groups lie on the absolute grid of multiples of their size.
+///
+/// The local sample is drawn in the same pass as the log-mass, where the paper draws it only after the coin: it is the
+/// same token, since noise is a pure function, and logits need not be kept.
+#[derive(Debug)]
+pub struct Online<'w> {
+    head: Head<'w>,
+    engine: Engine,
+    hidden: Hidden,
+    group: u32,
+    running: Vec<Running>,
+}
+
+/// What is kept of one row between groups.
+#[derive(Debug)]
+pub(crate) struct Running {
+    draws: Vec<GroupSummary<Candidate>>,
+    total: MassHistogram,
+    top: TopList,
+    fault: Option<Fault>,
+    best: Best,
+}
+
+impl Running {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        Running {
+            draws: Vec::with_capacity(plan.max_draws as usize),
+            total: MassHistogram::default(),
+            top: TopList::new(plan.max_logprobs.unwrap_or(0) as usize, 0.0),
+            fault: None,
+            best: Best::default(),
+        }
+    }
+
+    pub(crate) fn begin(&mut self, row: &Row<'_>) {
+        let draws = if row.greedy { 1 } else { row.draws as usize };
+        self.draws.clear();
+        self.draws.resize(draws, GroupSummary::EMPTY);
+        self.total.clear();
+        self.top.reset(row.logprobs.unwrap_or(0) as usize, 0.0);
+        self.fault = None;
+    }
+
+    /// Merges group `k`, of which `state` is the summary.
+    fn add(&mut self, row: &Row<'_>, k: u32, state: &RowState) {
+        self.fault = Fault::first(self.fault, state.fault);
+        let mass = state.mass.as_ref().map_or(LogMass::EMPTY, MassHistogram::log_mass);
+        if let (true, Some(mass)) = (row.logprobs.is_some(), &state.mass) {
+            self.total.merge(mass);
+        }
+        self.top.merge(&state.top);
+        for ((draw, running), &local) in (row.first_draw..).zip(&mut self.draws).zip(&state.best.winners) {
+            let sample = (!mass.is_empty()).then_some(local);
+            *running = if row.greedy {
+                // The argmax needs no coin.
+                let best = running.sample.unwrap_or(Candidate::NONE).merge(sample.unwrap_or(Candidate::NONE));
+                GroupSummary { mass: running.mass.merge(mass), sample: (!best.winner.is_none()).then_some(best) }
+            } else {
+                running.merge(GroupSummary { mass, sample }, row.noise.coin(draw, k))
+            };
+        }
+    }
+
+    /// The row's result.
+    pub(crate) fn summary(&mut self) -> Summary<'_> {
+        self.best.winners.clear();
+        self.best.winners.extend(self.draws.iter().map(|running| running.sample.unwrap_or(Candidate::NONE)));
+        Summary {
+            fault: self.fault,
+            alive: self.draws.iter().all(|running| running.sample.is_some()),
+            best: &self.best,
+            mass: Some(&self.total),
+            top: self.top.as_slice(),
+        }
+    }
+}
+
+/// Merges group `k`, the tokens of `source` in `tokens`, into what runs.
+pub(crate) fn merge_group(
+    engine: &mut Engine,
+    source: &Source<'_>,
+    rows: &Rows<'_>,
+    k: u32,
+    tokens: Range<u32>,
+    running: &mut [Running],
+) {
+    engine.pass(source, rows, tokens, CHUNK);
+    for ((state, planned), running) in engine.workers[0].rows.iter().zip(rows).zip(running) {
+        if let Ok(planned) = planned {
+            running.add(&planned.row, k, state);
+        }
+    }
+}
+
+/// Begins every valid row.
+pub(crate) fn begin_rows(rows: &Rows<'_>, running: &mut [Running]) {
+    for (planned, running) in rows.iter().zip(running) {
+        if let Ok(planned) = planned {
+            running.begin(&planned.row);
+        }
+    }
+}
+
+/// Appends every row's result to `out`.
+pub(crate) fn emit_rows(rows: &Rows<'_>, running: &mut [Running], out: &mut Samples) {
+    for (row, running) in rows.iter().zip(running) {
+        if let Err(error) = row.and_then(|planned| running.summary().emit(&planned.row, out)) {
+            out.push_error(error);
+        }
+    }
+}
+
+impl<'w> Online<'w> {
+    /// Plans a sampler with groups of `group` tokens.
+    ///
+    /// # Errors
+    /// * [`CpuError::GroupSize`]: `group` is not a positive multiple of 64.
+    /// * [`CpuError::Unsupported`]: [`Plan::canonical`], as this variant is not pathwise.
+    /// * Those of [`Tiled::new`](crate::Tiled::new).
+    pub fn new(head: Head<'w>, plan: Plan, group: u32, options: &CpuOptions) -> Result<Self, CpuError> {
+        check_group(group)?;
+        if plan.canonical {
+            return Err(CpuError::Unsupported { knob: Knob::Canonical });
+        }
+        let engine = Engine::new(plan, head.hidden(), options, true)?;
+        let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
+        Ok(Online { hidden: Hidden::new(&head, &plan), head, engine, group, running })
+    }
+}
+
+impl PerturbedArgmax for Online<'_> {
+    fn capabilities(&self) -> Capabilities {
+        self.engine.capabilities(Variant::Online, Exactness::InDistribution)
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
+    }
+
+    fn plan(&self) -> Plan {
+        self.engine.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        check_call(&input, rows, &self.shape(), &self.plan())?;
+        out.clear();
+        let can = self.capabilities();
+        let Online { head, engine, hidden, group, running } = self;
+        let dot = hidden.pack(engine, head.weight().dtype(), &input);
+        let rows = engine.begin(rows, &can, head.vocab_size(), |_, _| 0.0);
+        begin_rows(&rows, running);
+        let source = hidden.source(head, dot);
+        for (k, tokens) in flash_sampling_core::reference::groups(head.tokens(), *group) {
+            merge_group(engine, &source, &rows, k, tokens, running);
+        }
+        emit_rows(&rows, running, out);
+        engine.end(rows);
+        Ok(())
+    }
+}
