@@ -40,6 +40,11 @@ pub trait SamplerFactory: Sync {
         1
     }
 
+    /// Whether a sampler can be built for a shard of a head, not only for a whole vocabulary.
+    fn takes_shards(&self) -> bool {
+        true
+    }
+
     /// A sampler. One that takes logits is returned as a [`FromLogits`].
     ///
     /// # Errors

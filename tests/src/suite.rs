@@ -3,37 +3,37 @@
 use crate::factory::SamplerFactory;
 use crate::laws;
 use crate::trial::Trial;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::Mutex;
 
 /// The environment switch: words, separated by commas; a factory with one of them in its name must not be skipped.
 pub const REQUIRE: &str = "FLASH_SAMPLING_REQUIRE";
 
-/// Skipped tests by factory.
-static SKIPS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+/// The names whose skip was printed.
+static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// The word of `require` that forbids skipping `name`, if there is one.
 fn required<'r>(name: &str, require: &'r str) -> Option<&'r str> {
     require.split(',').map(str::trim).find(|word| !word.is_empty() && name.split('/').any(|part| part == *word))
 }
 
-/// Whether a test on `name` (words separated by `/`) runs. When `unavailable` says why it cannot, the skip is counted
-/// and printed, past the test harness's capture.
+/// Whether a test on `name` (words separated by `/`) runs. When `unavailable` says why it cannot, the skip is printed
+/// past the test harness's capture: once per name, with the number of `tests` on it.
 ///
 /// # Panics
 /// When the environment requires one of the words of `name`.
-pub fn runs(name: &str, unavailable: Option<String>) -> bool {
+pub fn runs(name: &str, unavailable: Option<String>, tests: usize) -> bool {
     let Some(reason) = unavailable else { return true };
     let require = std::env::var(REQUIRE).unwrap_or_default();
     if let Some(word) = required(name, &require) {
         panic!("{name} cannot run here, but {REQUIRE} names {word}: {reason}");
     }
-    let mut skips = SKIPS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let count = skips.entry(name.to_owned()).or_default();
-    *count += 1;
-    // The test harness captures what the print macros write, not this. A closed stderr is no reason to fail.
-    let _ = writeln!(std::io::stderr(), "skipped ({count} of {name}): {reason}");
+    let mut printed = PRINTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if printed.insert(name.to_owned()) {
+        // The test harness captures what the print macros write, not this. A closed stderr is no reason to fail.
+        let _ = writeln!(std::io::stderr(), "skipped: {tests} tests of {name}: {reason}");
+    }
     false
 }
 
@@ -43,7 +43,7 @@ pub fn runs(name: &str, unavailable: Option<String>) -> bool {
 /// When the law is broken, with its report; when there is no law of that name.
 pub fn check(factory: &dyn SamplerFactory, law: &str) {
     let law = laws::ALL.iter().find(|l| l.name == law).expect("the macro names laws of the table");
-    if runs(&factory.name(), factory.unavailable()) {
+    if runs(&factory.name(), factory.unavailable(), laws::ALL.len()) {
         match law.check(&Trial::new(factory)) {
             Ok(report) => println!("{report}"),
             Err(failure) => panic!("{failure}"),

@@ -22,6 +22,11 @@ impl SamplerFactory for Referee {
         })
     }
 
+    // Alg. I.4 numbers its outer noise by rank: a shard of a shard would use the same noise twice.
+    fn takes_shards(&self) -> bool {
+        self.0 != "sharded"
+    }
+
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         let scheme = self.scheme(&head).ok_or(BuildError("no scheme".into()))?;
         Ok(Box::new(Reference::new(head, plan, scheme)))

@@ -6,7 +6,7 @@ use crate::report::{Broken, LawReport};
 use crate::statistics::{contingency, correlation, gumbel_cdf};
 use crate::trial::{Trial, groups_of};
 use flash_sampling_core::reference::log_mass;
-use flash_sampling_core::{Draw, Exactness, Plan, RowParams, Samples, Variant};
+use flash_sampling_core::{Draw, Plan, RowParams, Samples};
 
 const VOCAB: usize = 37;
 const CLASSES: usize = 5;
@@ -108,9 +108,8 @@ pub(super) fn rows_are_independent(trial: &Trial<'_>, report: &mut LawReport) ->
 
 /// Shards with the same logits under the same seed and position: only the global token ids tell their noise apart.
 pub(super) fn shards_are_independent(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
-    let capabilities = trial.capabilities()?;
-    if (capabilities.variant, capabilities.exactness) == (Variant::Sharded, Exactness::InDistribution) {
-        report.note("the outer noise is numbered by rank, so a shard of a shard has no noise of its own");
+    if !trial.factory.takes_shards() {
+        report.note("this sampler covers whole vocabularies only");
         return Ok(());
     }
     let local = LogitShape::Gaussian.logits(VOCAB, 301);

@@ -1,0 +1,147 @@
+//! Factories of the CPU backend and of shards over it, shared by the test files.
+#![allow(dead_code)] // each test file uses its part
+
+use flash_sampling_conformance::factory::FromLogits;
+use flash_sampling_conformance::laws::uneven_starts;
+use flash_sampling_conformance::{BuildError, SamplerFactory};
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{Head, PerturbedArgmax, Plan};
+use flash_sampling_cpu::{CpuOptions, Isa, Standalone, Tiled};
+use flash_sampling_distributed::{ShardMerge, Sharded};
+
+/// A variant of the CPU backend. Groups have 512 tokens, the size that `vectors/value_stability.txt` knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Tiled,
+    Standalone,
+}
+
+/// The CPU backend with one variant, instruction set and number of threads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cpu {
+    kind: Kind,
+    isa: Isa,
+    threads: Option<usize>,
+}
+
+impl Cpu {
+    pub(crate) const fn new(kind: Kind, isa: Isa) -> Self {
+        Cpu { kind, isa, threads: None }
+    }
+
+    pub(crate) fn with_threads(self, threads: usize) -> Self {
+        Cpu { threads: Some(threads), ..self }
+    }
+}
+
+fn boxed<'w, S: PerturbedArgmax + 'w, E: core::error::Error>(
+    sampler: Result<S, E>,
+) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+    match sampler {
+        Ok(sampler) => Ok(Box::new(sampler)),
+        Err(e) => Err(BuildError(e.to_string())),
+    }
+}
+
+impl SamplerFactory for Cpu {
+    fn name(&self) -> String {
+        format!("cpu/{:?}/{}", self.kind, self.isa).to_lowercase()
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        (!self.isa.is_available()).then(|| format!("this machine has no {}", self.isa))
+    }
+
+    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+        Some(match self.kind {
+            Kind::Tiled | Kind::Standalone => Scheme::Tiled,
+        })
+    }
+
+    fn pace(&self) -> usize {
+        8
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        let options = CpuOptions { isa: Some(self.isa), threads: self.threads };
+        match self.kind {
+            Kind::Tiled => boxed(Tiled::new(head, plan, &options)),
+            Kind::Standalone => {
+                let sampler = Standalone::new(head.vocab_size() as usize, plan, &options);
+                boxed(sampler.map(|sampler| FromLogits::new(head, sampler)))
+            }
+        }
+    }
+}
+
+/// Shards over the samplers of a factory, dealt out in turn when there are several.
+pub(crate) struct Shards<'f> {
+    pub(crate) name: &'static str,
+    pub(crate) merge: ShardMerge,
+    pub(crate) shards: &'f [&'f dyn SamplerFactory],
+    /// Unequal shards, one of them empty; or this many equal ones.
+    pub(crate) equal: Option<u32>,
+}
+
+impl Shards<'_> {
+    fn starts(&self, head: &Head<'_>) -> Vec<u32> {
+        let tokens = head.tokens();
+        match self.equal {
+            None => uneven_starts(tokens.start, tokens.end),
+            Some(n) => {
+                (0..n).map(|k| tokens.start + (tokens.len() as u64 * u64::from(k) / u64::from(n)) as u32).collect()
+            }
+        }
+    }
+}
+
+impl SamplerFactory for Shards<'_> {
+    fn name(&self) -> String {
+        format!("sharded/{}", self.name)
+    }
+
+    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
+        let pathwise = self.shards.iter().all(|f| f.scheme(head) == Some(Scheme::Tiled));
+        match self.merge {
+            ShardMerge::Winners => Some(Scheme::Tiled),
+            _ => pathwise.then(|| Scheme::Sharded(self.starts(head))),
+        }
+    }
+
+    fn pace(&self) -> usize {
+        self.shards.iter().map(|f| f.pace()).min().unwrap_or(1)
+    }
+
+    // The outer noise is numbered by rank, and shards must make up the vocabulary.
+    fn takes_shards(&self) -> bool {
+        false
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        let shard_plan = match self.merge {
+            ShardMerge::LogMass => Plan { max_logprobs: Some(plan.max_logprobs.unwrap_or(0)), ..plan },
+            _ => plan,
+        };
+        let heads = head.split(&self.starts(&head)).into_iter();
+        let shards = heads.zip(self.shards.iter().cycle()).map(|(head, f)| f.build(head, shard_plan));
+        let shards = shards.collect::<Result<_, _>>()?;
+        boxed(Sharded::new(shards, self.merge).and_then(|sharded| sharded.with_plan(plan)))
+    }
+}
+
+/// The reference as a shard.
+pub(crate) struct Referee;
+
+impl SamplerFactory for Referee {
+    fn name(&self) -> String {
+        "reference/tiled".into()
+    }
+
+    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+        Some(Scheme::Tiled)
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        Ok(Box::new(Reference::new(head, plan, Scheme::Tiled)))
+    }
+}

@@ -1,0 +1,29 @@
+//! The suite on vocabulary shards in one process: both merges, equal and unequal shards, an empty one, and samplers of
+//! different kinds side by side.
+
+mod backends;
+
+use backends::{Cpu, Kind, Referee, Shards};
+use flash_sampling_conformance::{SamplerFactory, suite};
+use flash_sampling_cpu::Isa;
+use flash_sampling_distributed::ShardMerge;
+
+/// Shards of one kind.
+static PORTABLE: Cpu = Cpu::new(Kind::Tiled, Isa::Portable);
+
+fn shards(name: &'static str, merge: ShardMerge, equal: Option<u32>) -> Shards<'static> {
+    const TILED: &[&dyn SamplerFactory] = &[&PORTABLE];
+    Shards { name, merge, shards: TILED, equal }
+}
+
+fn mixed(name: &'static str, merge: ShardMerge) -> Shards<'static> {
+    const MIXED: &[&dyn SamplerFactory] = &[&PORTABLE, &Referee];
+    Shards { name, merge, shards: MIXED, equal: None }
+}
+
+suite!(winners_uneven, shards("winners/uneven", ShardMerge::Winners, None));
+suite!(winners_8, shards("winners/8", ShardMerge::Winners, Some(8)));
+suite!(log_mass_uneven, shards("log_mass/uneven", ShardMerge::LogMass, None));
+suite!(log_mass_3, shards("log_mass/3", ShardMerge::LogMass, Some(3)));
+suite!(winners_mixed, mixed("winners/mixed", ShardMerge::Winners));
+suite!(log_mass_mixed, mixed("log_mass/mixed", ShardMerge::LogMass));
