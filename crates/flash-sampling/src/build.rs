@@ -3,6 +3,8 @@
 use crate::config::{Backend, BackendConfig, VariantConfig};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{Head, PerturbedArgmax};
+#[cfg(feature = "cpu")]
+use flash_sampling_cpu::{GroupDraw, Grouped, Online, Tiled};
 #[cfg(feature = "distributed")]
 use {
     core::ops::Range,
@@ -67,22 +69,36 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
     Ok(match (&config.backend, &config.variant) {
         #[cfg(feature = "distributed")]
         (_, VariantConfig::Sharded { shards, merge }) => sharded(head, config, *shards, *merge)?,
-        (_, VariantConfig::Online { size: 0 }) => return Err(BuildError::GroupSize),
         (Backend::Reference, VariantConfig::Tiled) => Box::new(Reference::new(head, plan, Scheme::Tiled)),
         (Backend::Reference, VariantConfig::Online { size }) => {
-            Box::new(Reference::new(head, plan, Scheme::Online(*size)))
+            Box::new(Reference::new(head, plan, Scheme::Online(positive(*size)?)))
         }
         #[cfg(feature = "cpu")]
-        (Backend::Cpu(options), VariantConfig::Tiled) => Box::new(flash_sampling_cpu::Tiled::new(head, plan, options)?),
-        #[cfg(feature = "cpu")]
-        (Backend::Cpu(_), VariantConfig::Online { .. }) => {
-            return Err(BuildError::Unsupported { backend: "cpu", variant: "online" });
+        (Backend::Reference, VariantConfig::Grouped { size, draw: GroupDraw::Fresh }) => {
+            Box::new(Reference::new(head, plan, Scheme::Grouped(positive(*size)?)))
         }
+        #[cfg(feature = "cpu")]
+        (Backend::Reference, VariantConfig::Grouped { draw: GroupDraw::Reuse, .. }) => {
+            return Err(BuildError::Unsupported { backend: "reference", variant: "grouped (reusing maxima)" });
+        }
+        #[cfg(feature = "cpu")]
+        (Backend::Cpu(options), VariantConfig::Tiled) => Box::new(Tiled::new(head, plan, options)?),
+        #[cfg(feature = "cpu")]
+        (Backend::Cpu(options), VariantConfig::Grouped { size, draw }) => {
+            Box::new(Grouped::new(head, plan, *size, *draw, options)?)
+        }
+        #[cfg(feature = "cpu")]
+        (Backend::Cpu(options), VariantConfig::Online { size }) => Box::new(Online::new(head, plan, *size, options)?),
         #[cfg(feature = "cuda")]
         (Backend::Cuda, _) => Box::new(flash_sampling_cuda::Cuda::new(head, plan)?),
         #[cfg(not(feature = "cuda"))]
         (Backend::Cuda, _) => return Err(BuildError::NotBuilt { feature: "cuda" }),
     })
+}
+
+/// The reference takes groups of any size but none.
+fn positive(size: u32) -> Result<u32, BuildError> {
+    if size > 0 { Ok(size) } else { Err(BuildError::GroupSize) }
 }
 
 /// The head in shards, each drawn by the tiled variant of the same backend.

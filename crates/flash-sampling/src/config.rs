@@ -2,7 +2,7 @@
 
 use flash_sampling_core::Plan;
 #[cfg(feature = "cpu")]
-use flash_sampling_cpu::CpuOptions;
+use flash_sampling_cpu::{CpuOptions, GroupDraw};
 #[cfg(feature = "distributed")]
 use flash_sampling_distributed::ShardMerge;
 
@@ -36,9 +36,18 @@ pub enum VariantConfig {
     /// One winner per row and tile (paper Alg. 1). Pathwise.
     #[default]
     Tiled,
+    /// Log-mass and local sample of each group, then a draw of the group (paper Alg. I.2). Pathwise or in distribution,
+    /// by how the group is drawn.
+    #[cfg(feature = "cpu")]
+    Grouped {
+        /// Tokens of a group; on the CPU a multiple of 64.
+        size: u32,
+        /// How the group is drawn.
+        draw: GroupDraw,
+    },
     /// Groups streamed through the binary merge (paper Alg. I.3). In distribution.
     Online {
-        /// Tokens of a group.
+        /// Tokens of a group; on the CPU a multiple of 64.
         size: u32,
     },
     /// The head in near-equal shards within this process (paper Alg. I.4). Pathwise or in distribution, by the merge.

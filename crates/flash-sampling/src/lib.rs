@@ -25,8 +25,9 @@
 //!
 //! # What is here
 //! The vocabulary of [`flash_sampling_core`] (heads, row parameters, the [`PerturbedArgmax`] trait, noise, summaries,
-//! the f64 [`reference`](mod@reference)) and [`build`], which makes any variant on any backend from a [`BackendConfig`]. The backends' own
-//! types are in the modules [`cpu`], [`distributed`] and, with the feature of that name, `cuda`.
+//! the f64 [`reference`](mod@reference)) and [`build`], which makes any variant on any backend from a
+//! [`BackendConfig`]. The backends' own types, for what a configuration cannot say (logits that already exist, a head
+//! read from a stream, ranks in threads), are in the modules `cpu`, `distributed` and `cuda`.
 //!
 //! # Features
 //! | feature | default | what it adds |
@@ -48,7 +49,7 @@ pub use flash_sampling_core::*;
 #[cfg(feature = "cpu")]
 pub use flash_sampling_cpu as cpu;
 #[cfg(feature = "cpu")]
-pub use flash_sampling_cpu::{CpuError, CpuOptions, Isa};
+pub use flash_sampling_cpu::{CpuError, CpuOptions, GroupDraw, Isa};
 #[cfg(feature = "cuda")]
 pub use flash_sampling_cuda as cuda;
 #[cfg(feature = "distributed")]

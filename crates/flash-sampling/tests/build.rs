@@ -2,8 +2,8 @@
 #![cfg(all(feature = "cpu", feature = "distributed"))]
 
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, CpuOptions, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowError,
-    RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
+    Backend, BackendConfig, BuildError, CpuOptions, Exactness, GroupDraw, Head, Matrix, PerturbedArgmax, Plan,
+    RowError, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
 };
 
 const VOCAB: usize = 700;
@@ -37,11 +37,27 @@ fn pathwise_configurations_give_the_same_tokens() {
     let want = tokens(&mut *build(head(&weight), &config(Backend::Reference, VariantConfig::Tiled)).unwrap());
     let sharded = |shards| VariantConfig::Sharded { shards, merge: ShardMerge::Winners };
     for backend in [Backend::Reference, Backend::Cpu(CpuOptions::default())] {
-        for variant in [VariantConfig::Tiled, sharded(1), sharded(3), sharded(100)] {
+        let mut variants = vec![VariantConfig::Tiled, sharded(1), sharded(3), sharded(100)];
+        if backend != Backend::Reference {
+            variants.push(VariantConfig::Grouped { size: 128, draw: GroupDraw::Reuse });
+        }
+        for variant in variants {
             let mut sampler = build(head(&weight), &config(backend.clone(), variant.clone())).unwrap();
             assert_eq!(sampler.capabilities().exactness, Exactness::Pathwise);
             assert_eq!(tokens(&mut *sampler), want, "{backend:?}, {variant:?}");
         }
+    }
+}
+
+#[test]
+fn configurations_exact_in_distribution_follow_their_reference() {
+    let weight = weight();
+    let fresh = VariantConfig::Grouped { size: 128, draw: GroupDraw::Fresh };
+    for variant in [fresh, VariantConfig::Online { size: 64 }] {
+        let of = |backend| build(head(&weight), &config(backend, variant.clone())).unwrap();
+        let [mut reference, mut cpu] = [Backend::Reference, Backend::default()].map(of);
+        assert_eq!(cpu.capabilities().exactness, Exactness::InDistribution);
+        assert_eq!(tokens(&mut *reference), tokens(&mut *cpu), "{variant:?}");
     }
 }
 
@@ -67,6 +83,9 @@ fn what_cannot_be_built_is_named() {
     assert!(matches!(error(Backend::Reference, sharded(0)), BuildError::Shards { shards: 0 }));
     assert!(matches!(error(Backend::Reference, sharded(usize::MAX)), BuildError::Shards { .. }));
     assert!(matches!(error(Backend::Reference, VariantConfig::Online { size: 0 }), BuildError::GroupSize));
+    assert!(matches!(error(Backend::default(), VariantConfig::Online { size: 100 }), BuildError::Cpu(_)));
+    let reuse = VariantConfig::Grouped { size: 64, draw: GroupDraw::Reuse };
+    assert!(matches!(error(Backend::Reference, reuse), BuildError::Unsupported { backend: "reference", .. }));
     let text = error(Backend::Cuda, VariantConfig::Tiled).to_string();
     assert!(text.contains("cuda") || text.contains("CUDA is unavailable"), "{text}");
     // A head that is itself a shard is no whole vocabulary.
