@@ -1,0 +1,34 @@
+//! Flags that choose the head and the hidden states.
+
+use crate::load::TensorPath;
+use clap::Args;
+use std::convert::Infallible;
+use std::path::PathBuf;
+
+/// The head and the hidden states.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Head and hidden states (without any: a built-in head)")]
+pub struct HeadArgs {
+    /// A Hugging Face checkpoint folder: lm_head.weight or the tied embedding, in one file or in shards.
+    #[arg(long, value_name = "DIR", conflicts_with = "weight", requires = "hidden")]
+    pub model: Option<PathBuf>,
+    /// The head's weight, [vocab, hidden], in bf16, f16 or f32: a safetensors or .npy file.
+    #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path, requires = "hidden")]
+    pub weight: Option<TensorPath>,
+    /// Hidden states, [rows, hidden] or [hidden], in bf16, f16 or f32: a safetensors or .npy file.
+    #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path)]
+    pub hidden: Option<TensorPath>,
+    /// Use only the first N tokens: the rest of the weight's rows is padding.
+    #[arg(long, value_name = "N")]
+    pub vocab_size: Option<usize>,
+    /// Cap the logits: cap * tanh(logit / cap). Overrides config.json.
+    #[arg(long, value_name = "CAP", allow_negative_numbers = true)]
+    pub soft_cap: Option<f32>,
+    /// Multiply the logits, after the cap. Overrides config.json.
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub scale: Option<f32>,
+}
+
+fn tensor_path(text: &str) -> Result<TensorPath, Infallible> {
+    Ok(TensorPath::parse(text))
+}

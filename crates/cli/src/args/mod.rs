@@ -1,0 +1,64 @@
+//! The command line.
+
+mod head;
+mod rows;
+mod sampler;
+
+pub use head::HeadArgs;
+pub use rows::{LogitBias, RowArgs};
+pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Exact token sampling fused into the LM-head matmul.
+#[derive(Debug, Parser)]
+#[command(
+    name = "flash-sampling",
+    version,
+    after_help = "Notes go to standard error; FLASH_SAMPLING_LOG=warn silences them, FLASH_SAMPLING_LOG=debug says more."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Draw tokens for rows of hidden states.
+    Sample(SampleArgs),
+}
+
+/// Flags of `sample`.
+#[derive(Debug, Args)]
+pub struct SampleArgs {
+    /// The head and the hidden states.
+    #[command(flatten)]
+    pub head: HeadArgs,
+    /// Backend and variant.
+    #[command(flatten)]
+    pub sampler: SamplerArgs,
+    /// What is drawn.
+    #[command(flatten)]
+    pub rows: RowArgs,
+    /// How results are written: a text for people, or one JSON object a line.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people; long lists of draws are summarised.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The message of a bad command line, on one line.
+pub(crate) fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let body = text.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
+    body.split_whitespace().collect::<Vec<_>>().join(" ")
+}

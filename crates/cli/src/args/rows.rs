@@ -1,0 +1,56 @@
+//! Flags that say what is drawn.
+
+use crate::load::logit_bias;
+use clap::Args;
+use std::path::PathBuf;
+
+/// The most draws of a row.
+const MAX_DRAWS: u32 = 10_000_000;
+
+/// What is drawn.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Draws")]
+pub struct RowArgs {
+    /// Divides the logits; 0 takes the largest logit.
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// The seed of all rows.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
+    /// Row r draws at position P + r of the one seed; with --seeds every row draws at P.
+    #[arg(long, value_name = "P", default_value_t = 0)]
+    pub position: u64,
+    /// A seed for each row.
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', conflicts_with = "seed")]
+    pub seeds: Option<Vec<u64>>,
+    /// Draws of each row, up to 10000000.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DRAWS)))]
+    pub draws: u32,
+    /// Draw different tokens, best score first.
+    #[arg(long)]
+    pub without_replacement: bool,
+    /// Bitmaps of allowed tokens: a .npy file of uint32 words, [words] or [rows, words], lowest bit first.
+    #[arg(long, value_name = "FILE")]
+    pub mask: Option<PathBuf>,
+    /// Added to the logits of single tokens; -inf bans one.
+    #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases)]
+    pub logit_bias: Option<LogitBias>,
+    /// How many of the largest log-probabilities to list.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub logprobs: u32,
+}
+
+/// Biases by token, ascending.
+pub type LogitBias = std::sync::Arc<[(u32, f32)]>;
+
+fn logit_biases(text: &str) -> Result<LogitBias, String> {
+    logit_bias::parse(text).map(LogitBias::from)
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(t) if t >= 0.0 && t.is_finite() => Ok(t),
+        Ok(_) => Err("it must be finite and not negative".into()),
+        Err(_) => Err("it is not a number".into()),
+    }
+}

@@ -1,0 +1,105 @@
+//! Flags that choose backend and variant.
+
+use crate::error::CommandError;
+use clap::{Args, ValueEnum};
+use flash_sampling::Isa;
+
+/// Backend and variant.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Backend and variant")]
+pub struct SamplerArgs {
+    /// Where the work is done.
+    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
+    pub backend: BackendName,
+    /// How the vocabulary is summarised.
+    #[arg(long, value_enum, default_value_t = VariantName::Tiled)]
+    pub variant: VariantName,
+    /// Shards of the vocabulary (default 4); for --variant sharded.
+    #[arg(long, value_name = "N")]
+    pub shards: Option<usize>,
+    /// What the shards exchange (default winners); for --variant sharded.
+    #[arg(long, value_enum)]
+    pub merge: Option<Merge>,
+    /// Tokens of a group (default 1024); for --variant grouped or online.
+    #[arg(long, value_name = "TOKENS")]
+    pub group: Option<u32>,
+    /// How a group is drawn (default fresh); for --variant grouped.
+    #[arg(long, value_enum)]
+    pub group_draw: Option<Draw>,
+    /// Threads (default: one for each processor).
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest that there is).
+    #[arg(long, value_name = "ISA")]
+    pub isa: Option<Isa>,
+    /// Decide near ties by a float64 sum in one fixed order, so that the tokens are equal on every machine.
+    #[arg(long)]
+    pub canonical: bool,
+}
+
+/// Where the work is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendName {
+    /// The processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// How the vocabulary is summarised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VariantName {
+    /// One pass, one winner a tile; exact pathwise.
+    Tiled,
+    /// Log-mass and local sample per group, then a draw of the group; exact in distribution.
+    Grouped,
+    /// Groups streamed through the binary merge; exact in distribution.
+    Online,
+    /// Shards of the vocabulary that exchange summaries.
+    Sharded,
+    /// The slow float64 definition that all others are judged against.
+    Reference,
+}
+
+/// What shards exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Merge {
+    /// Winners: exact pathwise.
+    Winners,
+    /// Log-mass and local sample: exact in distribution.
+    LogMass,
+}
+
+/// How a group is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Draw {
+    /// By noise of its own.
+    Fresh,
+    /// By the maximum of its perturbed scores, which is such noise already.
+    Reuse,
+}
+
+impl SamplerArgs {
+    /// Refuses a flag that the chosen backend and variant have no use for: no knob is dropped in silence.
+    ///
+    /// # Errors
+    /// [`CommandError::Usage`], naming the flag.
+    pub fn check(&self) -> Result<(), CommandError> {
+        let sharded = self.variant == VariantName::Sharded;
+        let grouped = self.variant == VariantName::Grouped;
+        let online = self.variant == VariantName::Online;
+        let cpu = self.backend == BackendName::Cpu && self.variant != VariantName::Reference;
+        let idle = [
+            ("--shards", self.shards.is_some() && !sharded),
+            ("--merge", self.merge.is_some() && !sharded),
+            ("--group", self.group.is_some() && !(grouped || online)),
+            ("--group-draw", self.group_draw.is_some() && !grouped),
+            ("--threads", self.threads.is_some() && !cpu),
+            ("--isa", self.isa.is_some() && !cpu),
+        ];
+        match idle.into_iter().find(|(_, idle)| *idle) {
+            Some((flag, _)) => Err(CommandError::usage(format!("{flag} means nothing to this backend and variant"))),
+            None => Ok(()),
+        }
+    }
+}

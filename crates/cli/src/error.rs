@@ -1,0 +1,74 @@
+//! What ends a command early, and the exit code that says so.
+
+use crate::load::LoadError;
+use flash_sampling::{BuildError, HeadError, SampleError};
+use std::error::Error;
+use std::io;
+
+/// Why a command ended early. Its message is one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommandError {
+    /// Flags that make no sense, alone or together.
+    #[error("{0}")]
+    Usage(String),
+    /// A file that cannot be used.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A weight, bias or factor that makes no head.
+    #[error(transparent)]
+    Head(#[from] HeadError),
+    /// A sampler that this machine or build does not have.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A backend failed at its work.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// Results could not be written.
+    #[error("cannot write {what}: {source}")]
+    Write {
+        /// What was being written.
+        what: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl CommandError {
+    /// A [`CommandError::Usage`].
+    pub fn usage(message: impl Into<String>) -> Self {
+        CommandError::Usage(message.into())
+    }
+
+    /// A function that turns an I/O error into a [`CommandError::Write`].
+    pub fn write(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        move |source| CommandError::Write { what: what.into(), source }
+    }
+
+    /// 2 for bad usage or files, 1 for work that failed, 130 for Ctrl-C, and 0 when the reader of the output left.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            CommandError::Usage(_) | CommandError::Load(_) | CommandError::Head(_) | CommandError::Build(_) => 2,
+            CommandError::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => 0,
+            CommandError::Sample(_) | CommandError::Write { .. } => 1,
+            CommandError::Interrupted => 130,
+        }
+    }
+
+    /// The error and its causes, on one line.
+    pub fn one_line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !line.ends_with(&text) {
+                line = format!("{line}: {text}");
+            }
+            cause = error.source();
+        }
+        line.replace('\n', " ")
+    }
+}

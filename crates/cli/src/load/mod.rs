@@ -1,0 +1,28 @@
+//! Reading heads, hidden states and masks from files.
+//!
+//! Files are mapped, never read whole. The parsers work on bytes and never panic on them, whatever they hold: they are
+//! the targets of the fuzz folder.
+//!
+//! | module | what it reads |
+//! | --- | --- |
+//! | [`tensor`] | `FILE[:tensor]`, safetensors or `.npy`, as a mapped matrix |
+//! | [`safetensors`], [`npy`] | where in the bytes a tensor lies |
+//! | [`checkpoint`] | a Hugging Face checkpoint folder: shards, the head or the tied embedding, its bias |
+//! | [`config`] | what `config.json` says about the head |
+//! | [`mask`] | bitmaps of allowed tokens |
+//! | [`logit_bias`] | `ID:VALUE,...` |
+
+#[cfg(target_endian = "big")]
+compile_error!("tensor files are little-endian and are mapped as they are");
+
+pub mod checkpoint;
+pub mod config;
+mod error;
+pub mod logit_bias;
+pub mod mask;
+pub mod npy;
+pub mod safetensors;
+pub mod tensor;
+
+pub use error::{LoadError, Problem};
+pub use tensor::{Tensor, TensorPath};

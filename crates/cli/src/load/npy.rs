@@ -1,0 +1,207 @@
+//! The header of a `.npy` file (numpy's format 1.0 to 3.0).
+//!
+//! The header is a Python dictionary. Only what numpy itself writes for a plain array is accepted: the three keys, a
+//! type string, a boolean, a tuple of integers. That is small enough to parse in full, without the recursion and the
+//! unchecked products of a general parser of Python literals.
+
+use crate::load::Problem;
+
+/// numpy refuses longer headers as well.
+const MAX_HEADER: usize = 10_000;
+
+/// What the header says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NpyHeader {
+    /// numpy's type string, such as `<f4`.
+    pub descr: String,
+    /// Whether the first index runs fastest.
+    pub fortran_order: bool,
+    /// The shape.
+    pub shape: Vec<usize>,
+    /// Where the data begin, in bytes from the start of the file.
+    pub data: usize,
+}
+
+/// The first bytes of every `.npy` file.
+pub const MAGIC: &[u8] = b"\x93NUMPY";
+
+fn invalid(reason: impl Into<String>) -> Problem {
+    Problem::Format { format: ".npy", reason: reason.into() }
+}
+
+impl NpyHeader {
+    /// Parses the header at the start of `bytes`.
+    ///
+    /// # Errors
+    /// [`Problem::Format`], or [`Problem::Truncated`] when the file ends within the header.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Problem> {
+        let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| invalid("it does not begin with the magic string"))?;
+        let truncated = || Problem::Truncated("it ends within the header".into());
+        let (length, text) = match rest {
+            [1, 0, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),
+            [2 | 3, 0, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, rest),
+            [1..=3, 0, ..] | [] | [_] => return Err(truncated()),
+            [major, minor, ..] => return Err(invalid(format!("version {major}.{minor}"))),
+        };
+        if length > MAX_HEADER {
+            return Err(invalid(format!("a header of {length} bytes")));
+        }
+        let data = bytes.len() - text.len() + length;
+        let text = text.get(..length).ok_or_else(truncated)?;
+        let text = str::from_utf8(text).map_err(|_| invalid("the header is not UTF-8"))?;
+        let mut parser = Parser { rest: text };
+        let (descr, fortran_order, shape) = parser.dictionary().ok_or_else(|| {
+            invalid(format!("cannot read the header near {:?}", parser.rest.chars().take(24).collect::<String>()))
+        })?;
+        Ok(NpyHeader { descr, fortran_order, shape, data })
+    }
+
+    /// The array's bytes, for elements of `size` bytes.
+    ///
+    /// # Errors
+    /// [`Problem::Truncated`] when the file does not hold them, [`Problem::Format`] when their number overflows.
+    pub fn data<'a>(&self, bytes: &'a [u8], size: usize) -> Result<&'a [u8], Problem> {
+        let needed = self.shape.iter().try_fold(size, |n, &d| n.checked_mul(d));
+        let needed = needed.ok_or_else(|| invalid("its size overflows"))?;
+        let found = bytes.get(self.data..).unwrap_or_default();
+        found.get(..needed).ok_or_else(|| {
+            Problem::Truncated(format!(
+                "an array of shape {:?} needs {needed} bytes, found {}",
+                self.shape,
+                found.len()
+            ))
+        })
+    }
+
+    /// The array's bytes in C order, when its type string is one of `descrs`.
+    ///
+    /// # Errors
+    /// [`Problem::DType`], [`Problem::Shape`] for an array in Fortran order, or those of [`NpyHeader::data`].
+    pub fn data_as<'a, T: Copy>(
+        &self,
+        bytes: &'a [u8],
+        descrs: &[(&str, usize, T)],
+        expected: &'static str,
+    ) -> Result<(T, &'a [u8]), Problem> {
+        let found = descrs.iter().find(|(descr, ..)| *descr == self.descr);
+        let &(_, size, kind) =
+            found.ok_or_else(|| Problem::DType { tensor: "the array".into(), found: self.descr.clone(), expected })?;
+        if self.fortran_order && self.shape.len() > 1 {
+            return Err(Problem::Shape {
+                tensor: "the array".into(),
+                found: self.shape.clone(),
+                expected: "C order, not Fortran order (numpy.ascontiguousarray)".into(),
+            });
+        }
+        Ok((kind, self.data(bytes, size)?))
+    }
+}
+
+/// The part of the header not read yet. Each method reads one thing, or answers `None`.
+struct Parser<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Parser<'a> {
+    fn token(&mut self, token: &str) -> Option<()> {
+        self.rest = self.rest.trim_start().strip_prefix(token)?;
+        Some(())
+    }
+
+    fn string(&mut self) -> Option<&'a str> {
+        let rest = self.rest.trim_start();
+        let quote = rest.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
+        let (string, rest) = rest[1..].split_once(quote)?;
+        self.rest = rest;
+        (!string.contains('\\')).then_some(string)
+    }
+
+    fn boolean(&mut self) -> Option<bool> {
+        self.token("True").map(|()| true).or_else(|| self.token("False").map(|()| false))
+    }
+
+    fn tuple(&mut self) -> Option<Vec<usize>> {
+        let mut items = Vec::new();
+        self.token("(")?;
+        while self.token(")").is_none() {
+            let rest = self.rest.trim_start();
+            let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+            items.push(rest[..digits].parse().ok()?);
+            self.rest = &rest[digits..];
+            if self.token(",").is_none() {
+                self.token(")")?;
+                return Some(items);
+            }
+        }
+        Some(items)
+    }
+
+    fn dictionary(&mut self) -> Option<(String, bool, Vec<usize>)> {
+        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
+        self.token("{")?;
+        while self.token("}").is_none() {
+            let key = self.string()?;
+            self.token(":")?;
+            match key {
+                "descr" => descr = Some(self.string()?.to_owned()),
+                "fortran_order" => fortran_order = Some(self.boolean()?),
+                "shape" => shape = Some(self.tuple()?),
+                _ => return None,
+            }
+            if self.token(",").is_none() {
+                self.token("}")?;
+                break;
+            }
+        }
+        Some((descr?, fortran_order?, shape?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str, data: usize) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend([1, 0]);
+        bytes.extend((text.len() as u16).to_le_bytes());
+        bytes.extend(text.as_bytes());
+        bytes.resize(bytes.len() + data, 0);
+        bytes
+    }
+
+    #[test]
+    fn headers_of_numpy_are_read() {
+        let bytes = file("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n", 48);
+        let header = NpyHeader::parse(&bytes).unwrap();
+        assert_eq!((header.descr.as_str(), header.fortran_order, &*header.shape), ("<f4", false, &[3, 4][..]));
+        assert_eq!(header.data(&bytes, 4).unwrap().len(), 48);
+        assert!(matches!(header.data(&bytes[..bytes.len() - 1], 4), Err(Problem::Truncated(_))));
+        for (text, shape) in [("()", vec![]), ("(7,)", vec![7]), ("(1,2,3)", vec![1, 2, 3])] {
+            let bytes = file(&format!("{{\"shape\":{text},'fortran_order':True,'descr':'|u1'}}"), 0);
+            assert_eq!(NpyHeader::parse(&bytes).unwrap().shape, shape);
+        }
+    }
+
+    #[test]
+    fn broken_headers_are_refused() {
+        for text in [
+            "",
+            "{}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4)",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (3 4)}",
+            "{'descr': '<f4', 'fortran_order': 0, 'shape': (3,)}",
+            "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (-3,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",
+        ] {
+            assert!(NpyHeader::parse(&file(text, 0)).is_err(), "{text}");
+        }
+        let whole = file("{'descr': '<f4', 'fortran_order': False, 'shape': (3,)}", 0);
+        for end in 0..whole.len() {
+            assert!(NpyHeader::parse(&whole[..end]).is_err());
+        }
+        let overflow = file("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999, 9999999999)}", 0);
+        assert!(NpyHeader::parse(&overflow).unwrap().data(&overflow, 4).is_err());
+    }
+}

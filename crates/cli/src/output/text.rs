@@ -1,0 +1,111 @@
+//! Rows for people.
+
+use crate::output::{Drawn, RowOutcome};
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+/// More draws than this are summarised.
+const LISTED: usize = 32;
+/// Tokens of a summary.
+const MOST: usize = 10;
+
+/// Writes one row. Up to 32 draws are listed; of more, the most frequent tokens with their frequency beside their
+/// probability.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome) -> io::Result<()> {
+    let drawn = match outcome {
+        Ok(drawn) => drawn,
+        Err(error) => return writeln!(out, "row {row}: error: {error}"),
+    };
+    let n = drawn.tokens.len();
+    if n <= LISTED {
+        writeln!(out, "row {row}: log Z {:.4}", drawn.log_z)?;
+        list(out, drawn)?;
+    } else {
+        let ranking = ranking(drawn);
+        writeln!(out, "row {row}: log Z {:.4}, {n} draws of {} different tokens", drawn.log_z, ranking.len())?;
+        summarise(out, drawn, &ranking)?;
+    }
+    for c in &drawn.top {
+        let logprob = drawn.log_prob(c.logit);
+        writeln!(
+            out,
+            "  top    token {:>7}  logprob {logprob:>9.4}  probability {:.6}",
+            c.winner.token,
+            logprob.exp()
+        )?;
+    }
+    Ok(())
+}
+
+fn list(out: &mut dyn Write, drawn: &Drawn) -> io::Result<()> {
+    for ((token, score), &logit) in drawn.tokens.iter().zip(&drawn.scores).zip(&drawn.logits) {
+        writeln!(out, "  drawn  token {token:>7}  logprob {:>9.4}  score {score:.4}", drawn.log_prob(logit))?;
+    }
+    Ok(())
+}
+
+/// A token's count and logit.
+type Ranked = (u32, (usize, f32));
+
+/// The drawn tokens, most frequent first, then the lower token.
+fn ranking(drawn: &Drawn) -> Vec<Ranked> {
+    let mut counts: HashMap<u32, (usize, f32)> = HashMap::new();
+    for (&token, &logit) in drawn.tokens.iter().zip(&drawn.logits) {
+        counts.entry(token).or_insert((0, logit)).0 += 1;
+    }
+    let mut ranking: Vec<Ranked> = counts.into_iter().collect();
+    ranking.sort_unstable_by_key(|&(token, (count, _))| (std::cmp::Reverse(count), token));
+    ranking
+}
+
+fn summarise(out: &mut dyn Write, drawn: &Drawn, ranking: &[Ranked]) -> io::Result<()> {
+    let n = drawn.tokens.len();
+    let (mut others, mut rest) = (n, 1.0);
+    for &(token, (count, logit)) in ranking.iter().take(MOST) {
+        let (frequency, probability) = (count as f64 / n as f64, drawn.log_prob(logit).exp());
+        writeln!(
+            out,
+            "  drawn  token {token:>7} {count:>9} times  frequency {frequency:.6}  probability {probability:.6}"
+        )?;
+        others -= count;
+        rest -= probability;
+    }
+    if others > 0 {
+        let frequency = others as f64 / n as f64;
+        writeln!(out, "  drawn  all the others{others:>8} times  frequency {frequency:.6}  probability {rest:.6}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling::{Draw, RowError};
+
+    fn text(outcome: &RowOutcome) -> String {
+        let mut out = Vec::new();
+        write_text(&mut out, 3, outcome).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn many_draws_are_counted() {
+        let mut drawn = Drawn { log_z: 2f64.ln(), ..Drawn::default() };
+        for i in 0..100u32 {
+            drawn.extend(&[Draw { token: i % 2 * 7, score: 0.0, logit: 0.0 }]);
+        }
+        drawn.extend(&[Draw { token: 7, score: 0.0, logit: 0.0 }]);
+        let text = text(&Ok(drawn));
+        assert!(text.contains("101 draws of 2 different tokens"), "{text}");
+        let first = text.lines().nth(1).unwrap();
+        assert!(first.contains("7        51 times  frequency 0.504950  probability 0.500000"), "{first}");
+    }
+
+    #[test]
+    fn a_failed_row_is_one_line() {
+        assert_eq!(text(&Err(RowError::NoFiniteLogit)), "row 3: error: no token has a finite logit\n");
+    }
+}

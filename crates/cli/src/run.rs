@@ -1,0 +1,59 @@
+//! From the command line to the exit code.
+
+use crate::args::{self, Cli, Command};
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::sample;
+use clap::Parser;
+use clap::error::ErrorKind;
+use std::ffi::OsString;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// The environment variable that says which notes are wanted.
+const LOG: &str = "FLASH_SAMPLING_LOG";
+
+/// Runs the command: results on standard output, notes and one line for an error on standard error.
+///
+/// The exit code is 0; 1 when a row or a law failed; 2 for bad usage or files; 130 after Ctrl-C.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let filter = EnvFilter::try_from_env(LOG).unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+            _ => return fail(2, &args::one_line(&error)),
+        },
+    };
+    let interrupt = Interrupt::listen();
+    let mut out = BufWriter::new(io::stdout().lock());
+    let outcome = dispatch(&cli.command, &mut out, &interrupt);
+    let flushed = out.flush().map_err(CommandError::write("to standard output"));
+    match outcome.and_then(|code| flushed.map(|()| code)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if error.exit_code() == 0 => ExitCode::SUCCESS,
+        Err(error) => fail(error.exit_code(), &error.one_line()),
+    }
+}
+
+fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    match command {
+        Command::Sample(args) => sample::run(args, out, interrupt),
+    }
+}
+
+fn fail(code: u8, message: &str) -> ExitCode {
+    // A closed standard error leaves nobody to tell.
+    let _ = writeln!(io::stderr(), "error: {message}");
+    ExitCode::from(code)
+}

@@ -1,0 +1,166 @@
+//! `flash-sampling sample`.
+
+use crate::args::{Format, RowArgs, SampleArgs};
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::load::mask::Masks;
+use crate::output::{Drawn, RowOutcome, write_json, write_text};
+use crate::source::Source;
+use crate::{progress, sampler};
+use flash_sampling::noise::POSITION_MAX;
+use flash_sampling::{Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use indicatif::ProgressBar;
+use std::io::Write;
+use std::ops::Range;
+
+/// Rows of one call of the sampler.
+const ROWS_PER_CALL: usize = 256;
+/// Draws of one call of the sampler, all rows together.
+const DRAWS_PER_CALL: usize = 1 << 16;
+/// Draws kept before their rows are written; a single row may have up to 10^7.
+const DRAWS_KEPT: usize = 1 << 23;
+
+/// Draws, and writes row by row. The exit code is 1 when a row failed.
+///
+/// # Errors
+/// Bad flags and files, a backend that fails, Ctrl-C.
+pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    args.sampler.check()?;
+    let source = Source::open(&args.head)?;
+    let (head, hidden) = (source.head()?, source.hidden()?);
+    let job = Job::new(&args.rows, hidden, head.vocab_size())?;
+    let mut sampler = sampler::build(head, &args.sampler, job.plan())?;
+    let can = sampler.capabilities();
+    if args.rows.without_replacement && !can.without_replacement {
+        return Err(CommandError::usage("--without-replacement is not possible with this variant"));
+    }
+    tracing::debug!("{can:?}");
+    let bar = progress::bar("drawing", hidden.rows() as u64 * u64::from(args.rows.draws));
+    let mut failed = false;
+    for batch in job.batches() {
+        for (row, outcome) in batch.clone().zip(job.draw(&mut *sampler, batch, &bar, interrupt)?) {
+            failed |= outcome.is_err();
+            let written = match args.format {
+                Format::Text => write_text(out, row, &outcome),
+                Format::Json => write_json(out, row, &outcome),
+            };
+            written.map_err(CommandError::write("to standard output"))?;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(u8::from(failed))
+}
+
+/// What is to be drawn, and in which portions. Memory is bounded whatever the number of rows and draws: calls are
+/// split by rows and by draw numbers, which leaves every draw as it would be in one call.
+#[derive(Debug)]
+struct Job<'a> {
+    args: &'a RowArgs,
+    hidden: Matrix<'a>,
+    masks: Option<Masks>,
+}
+
+impl<'a> Job<'a> {
+    fn new(args: &'a RowArgs, hidden: Matrix<'a>, vocab_size: u32) -> Result<Self, CommandError> {
+        let rows = hidden.rows();
+        if let Some(seeds) = args.seeds.as_ref().filter(|seeds| seeds.len() != rows) {
+            return Err(CommandError::usage(format!("{} --seeds for {rows} rows", seeds.len())));
+        }
+        let last_row = if args.seeds.is_some() { 0 } else { rows as u64 - 1 };
+        if args.position.checked_add(last_row).is_none_or(|last| last > POSITION_MAX) {
+            return Err(CommandError::usage(format!(
+                "--position {} of {rows} rows: must stay below 2^56",
+                args.position
+            )));
+        }
+        if args.without_replacement && args.draws > vocab_size {
+            let message = format!("--draws {} without replacement, but there are {vocab_size} tokens", args.draws);
+            return Err(CommandError::usage(message));
+        }
+        let last_bias = args.logit_bias.as_deref().and_then(<[_]>::last);
+        if let Some((token, _)) = last_bias.filter(|(token, _)| *token >= vocab_size) {
+            let message = format!("--logit-bias names token {token}, but there are {vocab_size} tokens");
+            return Err(CommandError::usage(message));
+        }
+        let masks = args.mask.as_deref().map(|path| Masks::open(path, rows, vocab_size as usize)).transpose()?;
+        Ok(Job { args, hidden, masks })
+    }
+
+    fn rows_per_call(&self) -> usize {
+        (DRAWS_KEPT / self.args.draws as usize).clamp(1, ROWS_PER_CALL).min(self.hidden.rows())
+    }
+
+    fn draws_per_call(&self) -> u32 {
+        // A list without replacement is one draw of the noise.
+        let most = if self.args.without_replacement { usize::MAX } else { DRAWS_PER_CALL / self.rows_per_call() };
+        most.min(self.args.draws as usize) as u32
+    }
+
+    fn plan(&self) -> Plan {
+        Plan {
+            max_rows: self.rows_per_call(),
+            max_draws: self.draws_per_call(),
+            max_logprobs: Some(self.args.logprobs),
+            canonical: false,
+        }
+    }
+
+    fn batches(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (step, rows) = (self.rows_per_call(), self.hidden.rows());
+        (0..rows).step_by(step).map(move |first| first..(first + step).min(rows))
+    }
+
+    fn params(&self, row: usize, draws: Range<u32>) -> RowParams<'_> {
+        let (seed, position) = match &self.args.seeds {
+            Some(seeds) => (seeds[row], self.args.position),
+            None => (self.args.seed, self.args.position + row as u64),
+        };
+        RowParams {
+            seed,
+            position,
+            temperature: self.args.temperature,
+            first_draw: draws.start,
+            draws: draws.end - draws.start,
+            without_replacement: self.args.without_replacement,
+            // The same for every portion of a row's draws.
+            logprobs: (draws.start == 0).then_some(self.args.logprobs),
+            mask: self.masks.as_ref().map(|masks| masks.row(row)),
+            logit_bias: self.args.logit_bias.as_deref().unwrap_or_default(),
+            ..RowParams::default()
+        }
+    }
+
+    /// All draws of a batch of rows.
+    fn draw(
+        &self,
+        sampler: &mut dyn PerturbedArgmax,
+        batch: Range<usize>,
+        bar: &ProgressBar,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<RowOutcome>, CommandError> {
+        let mut outcomes: Vec<RowOutcome> = vec![Ok(Drawn::default()); batch.len()];
+        let input = self.hidden.row_range(batch.clone());
+        let mut samples = Samples::new();
+        let mut done = 0;
+        while done < self.args.draws {
+            interrupt.check()?;
+            let next = done + self.draws_per_call().min(self.args.draws - done);
+            let params: Vec<_> = batch.clone().map(|row| self.params(row, done..next)).collect();
+            sampler.sample(input, &params, &mut samples)?;
+            for (outcome, row) in outcomes.iter_mut().zip(samples.iter()) {
+                match (&mut *outcome, row) {
+                    (Ok(drawn), Ok(row)) => {
+                        drawn.extend(row.draws);
+                        drawn.log_z = row.log_z.unwrap_or(drawn.log_z);
+                        drawn.top.extend_from_slice(row.top);
+                    }
+                    (Ok(_), Err(error)) => *outcome = Err(error),
+                    (Err(_), _) => {}
+                }
+            }
+            bar.inc(u64::from(next - done) * batch.len() as u64);
+            done = next;
+        }
+        Ok(outcomes)
+    }
+}

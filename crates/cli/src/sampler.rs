@@ -1,0 +1,53 @@
+//! The sampler that the flags choose.
+
+use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
+use crate::error::CommandError;
+use flash_sampling::{
+    Backend, BackendConfig, CpuOptions, GroupDraw, Head, PerturbedArgmax, Plan, ShardMerge, VariantConfig,
+    build as build_config,
+};
+
+/// Tokens of a group, without `--group`.
+const GROUP: u32 = 1024;
+/// Shards, without `--shards`.
+const SHARDS: usize = 4;
+
+/// The flags as a configuration.
+pub fn config(args: &SamplerArgs, plan: Plan) -> BackendConfig {
+    let backend = match (args.variant, args.backend) {
+        (VariantName::Reference, _) => Backend::Reference,
+        (_, BackendName::Cpu) => Backend::Cpu(CpuOptions { isa: args.isa, threads: args.threads }),
+        (_, BackendName::Cuda) => Backend::Cuda,
+    };
+    let variant = match args.variant {
+        VariantName::Tiled | VariantName::Reference => VariantConfig::Tiled,
+        VariantName::Grouped => VariantConfig::Grouped {
+            size: args.group.unwrap_or(GROUP),
+            draw: match args.group_draw {
+                None | Some(Draw::Fresh) => GroupDraw::Fresh,
+                Some(Draw::Reuse) => GroupDraw::Reuse,
+            },
+        },
+        VariantName::Online => VariantConfig::Online { size: args.group.unwrap_or(GROUP) },
+        VariantName::Sharded => VariantConfig::Sharded {
+            shards: args.shards.unwrap_or(SHARDS),
+            merge: match args.merge {
+                None | Some(Merge::Winners) => ShardMerge::Winners,
+                Some(Merge::LogMass) => ShardMerge::LogMass,
+            },
+        },
+    };
+    BackendConfig { backend, variant, plan: Plan { canonical: args.canonical, ..plan } }
+}
+
+/// Plans the sampler.
+///
+/// # Errors
+/// What the backend refuses.
+pub fn build<'w>(
+    head: Head<'w>,
+    args: &SamplerArgs,
+    plan: Plan,
+) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
+    Ok(build_config(head, &config(args, plan))?)
+}

@@ -1,0 +1,177 @@
+//! Bad input: one clear line on standard error, exit code 2, and no output. A bad row: its own error, exit code 1.
+
+use crate::common::{Files, bf16_bytes, f32_bytes, run, small_head, values, with};
+use safetensors::tensor::Dtype;
+
+/// A file for `--weight`, with hidden states that would fit a hidden size of 32.
+fn refuse_weight(weight: &str, says: &str) {
+    let files = Files::new();
+    let hidden = files.npy("h.npy", &[1, 32], &values(32, 1));
+    run(&["sample", "--weight", weight, "--hidden", &hidden]).assert_refused(says);
+}
+
+#[test]
+fn files_that_are_not_there_are_named() {
+    let files = Files::new();
+    refuse_weight(&files.name("nothing.safetensors"), "nothing.safetensors: No such file");
+    refuse_weight(files.folder().to_str().unwrap(), "is a directory");
+    run(&["sample", "--model", &files.name("none"), "--hidden", &files.name("h.npy")]).assert_refused("none");
+    let head = small_head(&files);
+    run(&with(&head, "--mask /nonexistent/mask.npy")).assert_refused("/nonexistent/mask.npy: No such file");
+}
+
+#[test]
+fn tensors_that_are_not_there_are_named() {
+    let files = Files::new();
+    let two = files.safetensors(
+        "two.safetensors",
+        &[
+            ("a", Dtype::F32, &[4, 32], f32_bytes(&values(128, 1))),
+            ("b", Dtype::F32, &[4, 32], f32_bytes(&values(128, 2))),
+        ],
+    );
+    refuse_weight(&two, "which tensor? Name one as FILE:TENSOR; it holds 2: a, b");
+    refuse_weight(&format!("{two}:lm_head.weight"), "no tensor \"lm_head.weight\"; it holds 2: a, b");
+    let array = files.npy("a.npy", &[4, 32], &values(128, 1));
+    refuse_weight(&format!("{array}:x"), "no tensor \"x\"");
+}
+
+#[test]
+fn types_that_cannot_be_read_are_named() {
+    let files = Files::new();
+    let tensor =
+        |dtype, size: usize| files.safetensors("x.safetensors", &[("x", dtype, &[4, 32], vec![0; 128 * size])]);
+    refuse_weight(&tensor(Dtype::I8, 1), "x has dtype I8, expected bf16, f16 or f32");
+    refuse_weight(&tensor(Dtype::F64, 8), "x has dtype F64");
+    refuse_weight(&tensor(Dtype::F8_E4M3, 1), "x has dtype F8_E4M3");
+    refuse_weight(&files.npy("d.npy", &[4, 32], &[0f64; 128]), "dtype <f8, expected little-endian float32");
+    refuse_weight(&files.npy("u.npy", &[4, 32], &[0u32; 128]), "dtype <u4");
+}
+
+#[test]
+fn shapes_that_make_no_head_are_named() {
+    let files = Files::new();
+    refuse_weight(&files.npy("v.npy", &[32], &values(32, 1)), "has shape [32], expected [vocab, hidden]");
+    refuse_weight(&files.npy("c.npy", &[2, 2, 32], &values(128, 1)), "has shape [2, 2, 32]");
+    refuse_weight(&files.npy("z.npy", &[0, 32], &[0f32; 0]), "has shape [0, 32]");
+    refuse_weight(&files.npy("y.npy", &[4, 0], &[0f32; 0]), "has shape [4, 0]");
+    refuse_weight(
+        &files.npy("n.npy", &[4, 16], &values(64, 1)),
+        "the hidden states have 32 columns, but the head has hidden size 16",
+    );
+    let head = small_head(&files);
+    let no_rows = files.npy("h0.npy", &[0, 32], &[0f32; 0]);
+    run(&[&head[..6], &[no_rows]].concat()).assert_refused("has shape [0, 32], expected [rows, hidden] or [hidden]");
+    let text = b"{'descr': '<f4', 'fortran_order': True, 'shape': (1, 32)}";
+    let fortran = [b"\x93NUMPY\x01\x00", &[text.len() as u8, 0][..], text, &[0; 128]].concat();
+    run(&[&head[..6], &[files.bytes("f.npy", &fortran)]].concat()).assert_refused("expected C order");
+}
+
+#[test]
+fn truncated_and_damaged_files_are_refused() {
+    let files = Files::new();
+    let whole = files.safetensors("w.safetensors", &[("w", Dtype::BF16, &[4, 32], bf16_bytes(&values(128, 1)))]);
+    let bytes = std::fs::read(whole).unwrap();
+    for keep in [0, 4, 8, 20, bytes.len() - 1] {
+        refuse_weight(&files.bytes("cut.safetensors", &bytes[..keep]), "the file is truncated or damaged");
+    }
+    refuse_weight(&files.bytes("long.safetensors", &[&bytes[..], &[0]].concat()), "the file is truncated or damaged");
+    let mut garbled = bytes;
+    garbled[9] = 0xff;
+    refuse_weight(&files.bytes("garbled.safetensors", &garbled), "not a valid safetensors file");
+    let array = std::fs::read(files.npy("a.npy", &[4, 32], &values(128, 1))).unwrap();
+    refuse_weight(&files.bytes("cut.npy", &array[..array.len() - 1]), "needs 512 bytes, found 511");
+    refuse_weight(&files.bytes("head.npy", &array[..30]), "the file is truncated or damaged");
+    refuse_weight(&files.bytes("text.npy", b"1 2 3\n"), "not a valid .npy file");
+}
+
+#[test]
+fn masks_must_decide_every_token() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let mask = |path: String, says: &str| run(&with(&head, &format!("--mask {path}"))).assert_refused(says);
+    mask(
+        files.npy("short.npy", &[9], &[u32::MAX; 9]),
+        "9 words a row, which decide 288 tokens; the vocabulary has 300",
+    );
+    mask(files.npy("rows.npy", &[2, 10], &[u32::MAX; 20]), "has shape [2, 10], expected [words] or [3, words]");
+    mask(files.npy("type.npy", &[10], &[u64::MAX; 10]), "dtype <u8, expected little-endian uint32");
+    mask(files.npy("flat.npy", &[], &[1u32]), "has shape []");
+}
+
+#[test]
+fn flags_that_mean_nothing_are_refused() {
+    let files = Files::new();
+    let head = small_head(&files);
+    for (flags, says) in [
+        ("--logit-bias 3", "\"3\" is not ID:VALUE"),
+        ("--logit-bias 3:x", "is not a number"),
+        ("--logit-bias 3:1,3:2", "token 3 is named twice"),
+        ("--logit-bias 300:1", "--logit-bias names token 300, but there are 300 tokens"),
+        ("--vocab-size 290 --logit-bias 290:1", "there are 290 tokens"),
+        ("--vocab-size 301", "vocab_size 301"),
+        ("--vocab-size 0", "vocab_size 0"),
+        ("--isa sse9", "'sse9' is no instruction set"),
+        ("--temperature nan", "must be finite and not negative"),
+        ("--temperature -0.5", "must be finite and not negative"),
+        ("--temperature warm", "not a number"),
+        ("--draws 0", "0 is not in 1..=10000000"),
+        ("--draws 10000001", "10000001 is not in 1..=10000000"),
+        ("--draws 301 --without-replacement", "there are 300 tokens"),
+        ("--seeds 1,2", "2 --seeds for 3 rows"),
+        ("--seeds 1,2,x", "invalid value 'x' for '--seeds"),
+        ("--seed 1 --seeds 1,2,3", "cannot be used with"),
+        ("--position 72057594037927934", "must stay below 2^56"),
+        ("--soft-cap 0", "soft_cap = 0"),
+        ("--scale -1", "scale = -1"),
+        ("--threads 0", "threads must be at least 1"),
+        ("--shards 2", "--shards means nothing"),
+        ("--variant sharded --shards 0", "0 shards"),
+        ("--variant grouped --group 0", "group"),
+        ("--variant grouped --without-replacement", "--without-replacement is not possible"),
+        ("--variant reference --isa portable", "--isa means nothing"),
+        ("--backend cuda --threads 2", "--threads means nothing"),
+        ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
+        ("--top-k 5", "unexpected argument '--top-k'"),
+    ] {
+        run(&with(&head, flags)).assert_refused(says);
+    }
+    run(&["sample", "--hidden", &head[6]])
+        .assert_refused("--hidden and one of --model and --weight are needed together");
+    run(&["sample", "--weight", &head[4]]).assert_refused("--hidden");
+    run(&["sample", "--format", "xml"]).assert_refused("possible values: text, json");
+    run(&["draw"]).assert_refused("unrecognized subcommand 'draw'");
+}
+
+#[test]
+fn what_the_machine_does_not_have_is_refused() {
+    let files = Files::new();
+    let head = small_head(&files);
+    run(&with(&head, "--backend cuda")).assert_refused("CUDA is unavailable");
+    let missing = flash_sampling::Isa::ALL.into_iter().find(|isa| !isa.is_available());
+    if let Some(isa) = missing {
+        run(&with(&head, &format!("--isa {isa}"))).assert_refused(&format!("this machine has no {isa}"));
+    }
+}
+
+#[test]
+fn a_bad_row_fails_alone() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let good = run(&head).rows();
+    for (bad, says) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+        let mut hidden = values(3 * 32, 2);
+        hidden[40] = bad;
+        let path = files.npy("bad.npy", &[3, 32], &hidden);
+        let result = run(&[&head[..6], &[path]].concat());
+        assert_eq!(result.code, 1, "{result:#?}");
+        let rows = result.rows();
+        assert!(rows[1]["error"].as_str().unwrap().contains(says), "{rows:?}");
+        assert_eq!(rows[1]["row"], 1);
+        assert_eq!((&rows[0], &rows[2]), (&good[0], &good[2]));
+    }
+    let nothing_allowed = files.npy("none.npy", &[10], &[0u32; 10]);
+    let result = run(&with(&head, &format!("--mask {nothing_allowed}")));
+    assert_eq!(result.code, 1);
+    assert!(result.rows().iter().all(|row| row["error"] == "no token has a finite logit"), "{result:#?}");
+}

@@ -1,0 +1,122 @@
+//! Running the command, and the files it is given.
+
+use npyz::WriterBuilder;
+use safetensors::tensor::{Dtype, TensorView};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// What a run of the command left.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs `flash-sampling` with these arguments; notes are off, errors stay.
+pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
+    run_logging("off", args)
+}
+
+pub(crate) fn run_logging<S: AsRef<std::ffi::OsStr>>(log: &str, args: &[S]) -> Run {
+    let output = Command::new(env!("CARGO_BIN_EXE_flash-sampling"))
+        .args(args)
+        .env("FLASH_SAMPLING_LOG", log)
+        .output()
+        .expect("the command starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Run { code: output.status.code().expect("no signal"), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+impl Run {
+    /// The rows of `--format json`.
+    pub(crate) fn rows(&self) -> Vec<serde_json::Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect()
+    }
+
+    /// Asserts exit code 2, no output, and one line on standard error that holds `says`.
+    pub(crate) fn assert_refused(&self, says: &str) {
+        let lines: Vec<_> = self.stderr.lines().collect();
+        assert!(self.code == 2 && self.stdout.is_empty() && lines.len() == 1, "{self:#?}");
+        assert!(lines[0].starts_with("error: ") && lines[0].contains(says), "expected {says:?} in {:?}", lines[0]);
+    }
+
+    /// The tokens of every row.
+    pub(crate) fn tokens(&self) -> Vec<Vec<u64>> {
+        assert_eq!(self.code, 0, "{self:#?}");
+        let tokens =
+            |row: &serde_json::Value| row["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+        self.rows().iter().map(tokens).collect()
+    }
+}
+
+/// A folder of files, removed at the end.
+pub(crate) struct Files(TempDir);
+
+impl Files {
+    pub(crate) fn new() -> Self {
+        Files(TempDir::new().expect("a temporary folder"))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A file of these bytes; answers its path.
+    pub(crate) fn bytes(&self, name: &str, bytes: &[u8]) -> String {
+        std::fs::write(self.path(name), bytes).expect("a writable folder");
+        self.name(name)
+    }
+
+    pub(crate) fn name(&self, name: &str) -> String {
+        self.path(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A safetensors file of `(name, dtype, shape, bytes)`.
+    pub(crate) fn safetensors(&self, name: &str, tensors: &[(&str, Dtype, &[usize], Vec<u8>)]) -> String {
+        let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+            (*name, TensorView::new(*dtype, shape.to_vec(), bytes).expect("bytes of that shape"))
+        });
+        self.bytes(name, &safetensors::serialize(views, None).expect("a valid file"))
+    }
+
+    /// A `.npy` file.
+    pub(crate) fn npy<T: npyz::AutoSerialize + Copy>(&self, name: &str, shape: &[u64], data: &[T]) -> String {
+        let mut bytes = Vec::new();
+        let mut writer = npyz::WriteOptions::new().default_dtype().shape(shape).writer(&mut bytes).begin_nd().unwrap();
+        writer.extend(data.iter().copied()).unwrap();
+        writer.finish().unwrap();
+        self.bytes(name, &bytes)
+    }
+}
+
+/// Deterministic values between -1 and 1, multiples of 1/8, which every float type holds.
+pub(crate) fn values(n: usize, seed: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + seed * 104_729 + i / 13) % 17) as f32 / 8.0 - 1.0).collect()
+}
+
+pub(crate) fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+pub(crate) fn bf16_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()
+}
+
+/// A head `[300, 32]` in bf16 and hidden states `[3, 32]` in f32; answers the flags that name them.
+pub(crate) fn small_head(files: &Files) -> Vec<String> {
+    let weight =
+        files.safetensors("w.safetensors", &[("w", Dtype::BF16, &[300, 32], bf16_bytes(&values(300 * 32, 1)))]);
+    let hidden = files.npy("h.npy", &[3, 32], &values(3 * 32, 2));
+    ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec()
+}
+
+/// `base` and more flags, separated by spaces.
+pub(crate) fn with(base: &[String], more: &str) -> Vec<String> {
+    base.iter().cloned().chain(more.split_whitespace().map(str::to_owned)).collect()
+}

@@ -1,0 +1,6 @@
+//! The command as its users run it: arguments in, output and exit code out.
+
+mod bad_input;
+mod checkpoint;
+mod common;
+mod sample;

@@ -1,0 +1,176 @@
+//! `sample`: the same flags give the same output, whatever the variant, the threads and the portions.
+
+use crate::common::{Files, f32_bytes, run, run_logging, small_head, values, with};
+use safetensors::tensor::Dtype;
+
+#[test]
+fn a_row_of_json_has_the_promised_shape() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let rows = run(&with(&head, "--draws 5 --logprobs 3")).rows();
+    assert_eq!(rows.len(), 3);
+    for (r, row) in rows.iter().enumerate() {
+        assert_eq!(row["row"], r);
+        for list in ["tokens", "scores", "logprobs"] {
+            assert_eq!(row[list].as_array().unwrap().len(), 5, "{list}");
+        }
+        let top = row["top"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        assert!(top.iter().all(|t| t["token"].is_u64() && t["logprob"].as_f64().unwrap() < 0.0));
+        assert!(row["log_z"].as_f64().unwrap() > 5.0);
+        assert_eq!(row.as_object().unwrap().len(), 6);
+    }
+    let plain = run(&head).rows();
+    assert!(plain[0]["top"].as_array().unwrap().is_empty() && plain[0]["logprobs"][0].is_f64());
+}
+
+#[test]
+fn the_same_flags_give_the_same_output() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let flags = with(&head, "--draws 50 --logprobs 2 --seed 9 --temperature 0.7");
+    let first = run(&flags);
+    assert_eq!(first.code, 0);
+    assert_eq!(run(&flags).stdout, first.stdout);
+    assert_eq!(run(&with(&flags, "--threads 1")).stdout, first.stdout);
+    assert_eq!(run(&with(&flags, "--threads 3")).stdout, first.stdout);
+    assert_ne!(run(&with(&head, "--draws 50 --logprobs 2 --seed 8 --temperature 0.7")).stdout, first.stdout);
+}
+
+#[test]
+fn pathwise_variants_give_the_same_tokens() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let want = run(&with(&head, "--draws 200")).tokens();
+    for variant in [
+        "sharded",
+        "sharded --shards 1",
+        "sharded --shards 7",
+        "sharded --shards 1000",
+        "reference",
+        "tiled --canonical",
+        "grouped --group 64 --group-draw reuse",
+    ] {
+        assert_eq!(run(&with(&head, &format!("--draws 200 --variant {variant}"))).tokens(), want, "{variant}");
+    }
+    for isa in flash_sampling::Isa::available() {
+        assert_eq!(run(&with(&head, &format!("--draws 200 --isa {isa}"))).tokens(), want, "{isa}");
+    }
+    for variant in ["grouped --group 64", "online --group 64", "sharded --merge log-mass"] {
+        let tokens = run(&with(&head, &format!("--draws 200 --variant {variant}"))).tokens();
+        assert!(tokens.iter().all(|row| row.len() == 200 && row.iter().all(|t| *t < 300)), "{variant}");
+        assert_ne!(tokens, want, "{variant}");
+    }
+}
+
+#[test]
+fn a_position_is_a_row_under_one_seed() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let rows = run(&with(&head, "--draws 20 --seed 5 --position 100")).tokens();
+    for (r, row) in rows.iter().enumerate() {
+        let seeds = run(&with(&head, &format!("--draws 20 --seeds 5,5,5 --position {}", 100 + r))).tokens();
+        assert_eq!(seeds[r], *row);
+    }
+    let own = run(&with(&head, "--draws 20 --seeds 1,5,2 --position 101")).tokens();
+    assert_eq!(own[1], rows[1]);
+    assert_ne!(own[0], rows[0]);
+}
+
+#[test]
+fn draws_made_in_portions_equal_draws_made_at_once() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let few = run(&with(&head, "--draws 1000")).tokens();
+    // Several portions: 65536 draws of all rows are made at a time.
+    let many = run(&with(&head, "--draws 50000")).tokens();
+    for (few, many) in few.iter().zip(&many) {
+        assert_eq!(many.len(), 50_000);
+        assert_eq!(*few, many[..1000]);
+    }
+    let later: Vec<_> = many[0][30_000..].to_vec();
+    assert_ne!(later[..1000], many[0][..1000]);
+}
+
+#[test]
+fn draws_without_replacement_are_different_tokens_best_first() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let first = run(&head).tokens();
+    let rows = run(&with(&head, "--draws 300 --without-replacement")).rows();
+    for (row, first) in rows.iter().zip(first) {
+        let mut tokens: Vec<_> = row["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+        assert_eq!(tokens[0], first[0]);
+        let scores: Vec<_> = row["scores"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
+        assert!(scores.is_sorted_by(|a, b| a >= b));
+        tokens.sort_unstable();
+        assert!(tokens.into_iter().eq(0..300));
+    }
+}
+
+#[test]
+fn temperature_zero_takes_the_largest_logit() {
+    let files = Files::new();
+    let rows = run(&with(&small_head(&files), "--temperature 0 --logprobs 1 --seed 77")).rows();
+    for row in rows {
+        assert_eq!(row["tokens"][0], row["top"][0]["token"]);
+    }
+}
+
+#[test]
+fn masks_and_biases_decide_what_is_drawn() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let even = files.npy("even.npy", &[10], &[0x5555_5555u32; 10]);
+    let tokens = run(&with(&head, &format!("--draws 300 --mask {even}"))).tokens();
+    assert!(tokens.iter().flatten().all(|token| token % 2 == 0));
+    let mut by_row = [[0i32; 10]; 3];
+    (0..3).for_each(|r| by_row[r][r] = 1 << 4);
+    let by_row = files.npy("rows.npy", &[3, 10], by_row.as_flattened());
+    let tokens = run(&with(&head, &format!("--draws 2 --mask {by_row}"))).tokens();
+    assert_eq!(tokens, [[4, 4], [36, 36], [68, 68]]);
+    let tokens = run(&with(&head, "--draws 20 --logit-bias 299:100,7:-inf")).tokens();
+    assert!(tokens.iter().flatten().all(|token| *token == 299));
+    let tokens = run(&with(&head, "--draws 2000 --vocab-size 10")).tokens();
+    assert!(tokens.iter().flatten().all(|token| *token < 10));
+}
+
+#[test]
+fn every_pair_of_types_and_both_formats_are_read() {
+    let files = Files::new();
+    let (w, h) = (values(40 * 8, 1), values(2 * 8, 2));
+    let half = |v: &[f32]| v.iter().map(|v| half::f16::from_f32(*v)).collect::<Vec<_>>();
+    let half_bytes = |v: &[f32]| half(v).iter().flat_map(|h| h.to_le_bytes()).collect::<Vec<_>>();
+    let of = |name: &str, rows: usize, v: &[f32]| {
+        [
+            files.safetensors(&format!("{name}32.st"), &[("x", Dtype::F32, &[rows, 8], f32_bytes(v))]),
+            files
+                .safetensors(&format!("{name}b16.st"), &[("x", Dtype::BF16, &[rows, 8], crate::common::bf16_bytes(v))])
+                + ":x",
+            files.safetensors(&format!("{name}f16.st"), &[("x", Dtype::F16, &[rows, 8], half_bytes(v))]),
+            files.npy(&format!("{name}32.npy"), &[rows as u64, 8], v),
+            files.npy(&format!("{name}16.npy"), &[rows as u64, 8], &half(v)),
+        ]
+    };
+    let mut seen: Option<Vec<Vec<u64>>> = None;
+    for weight in of("w", 40, &w) {
+        for hidden in of("h", 2, &h) {
+            let tokens =
+                run(&["sample", "--format", "json", "--draws", "40", "--weight", &weight, "--hidden", &hidden])
+                    .tokens();
+            assert_eq!(*seen.get_or_insert(tokens.clone()), tokens, "{weight} x {hidden}");
+        }
+    }
+    let one = files.npy("one.npy", &[8], &h[..8]);
+    let weight = files.npy("w.npy", &[40, 8], &w);
+    let one = run(&["sample", "--format", "json", "--draws", "40", "--weight", &weight, "--hidden", &one]).tokens();
+    assert_eq!(one[0], seen.unwrap()[0]);
+}
+
+#[test]
+fn the_built_in_head_says_so_and_draws() {
+    let result = run_logging("info", &["sample", "--draws", "40"]);
+    assert_eq!(result.code, 0);
+    assert!(result.stderr.contains("a built-in head of 151936 tokens, hidden size 1024"), "{}", result.stderr);
+    assert!(result.stdout.contains("row 3: log Z") && result.stdout.contains("probability"), "{}", result.stdout);
+}
