@@ -24,8 +24,8 @@ pub(crate) const TILE: usize = 256;
 pub(crate) struct DotScratch {
     /// AMX accumulators, tile by tile.
     pub(crate) sums: Vec<pack::Line>,
-    /// Weight rows padded to whole AMX tiles.
-    pub(crate) padded: Vec<pack::Line>,
+    /// Weight rows copied into AMX tiles.
+    pub(crate) tiles: Vec<pack::Line>,
 }
 
 /// The dot products of one weight, on one instruction set.
