@@ -6,14 +6,22 @@ use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{Head, PerturbedArgmax, Plan};
-use flash_sampling_cpu::{CpuOptions, Isa, Standalone, Tiled};
+use flash_sampling_cpu::{CpuOptions, GroupDraw, Grouped, Isa, Online, Standalone, Tiled};
 use flash_sampling_distributed::{ShardMerge, Sharded};
 
-/// A variant of the CPU backend. Groups have 512 tokens, the size that `vectors/value_stability.txt` knows.
+/// Tokens of a group: the size that `vectors/value_stability.txt` knows.
+const GROUP: u32 = 512;
+
+/// A variant of the CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Tiled,
     Standalone,
+    /// With fresh noise for the group.
+    Grouped,
+    /// With the groups' maxima.
+    GroupedReuse,
+    Online,
 }
 
 /// The CPU backend with one variant, instruction set and number of threads.
@@ -54,7 +62,9 @@ impl SamplerFactory for Cpu {
 
     fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
         Some(match self.kind {
-            Kind::Tiled | Kind::Standalone => Scheme::Tiled,
+            Kind::Tiled | Kind::Standalone | Kind::GroupedReuse => Scheme::Tiled,
+            Kind::Grouped => Scheme::Grouped(GROUP),
+            Kind::Online => Scheme::Online(GROUP),
         })
     }
 
@@ -66,6 +76,9 @@ impl SamplerFactory for Cpu {
         let options = CpuOptions { isa: Some(self.isa), threads: self.threads };
         match self.kind {
             Kind::Tiled => boxed(Tiled::new(head, plan, &options)),
+            Kind::Grouped => boxed(Grouped::new(head, plan, GROUP, GroupDraw::Fresh, &options)),
+            Kind::GroupedReuse => boxed(Grouped::new(head, plan, GROUP, GroupDraw::Reuse, &options)),
+            Kind::Online => boxed(Online::new(head, plan, GROUP, &options)),
             Kind::Standalone => {
                 let sampler = Standalone::new(head.vocab_size() as usize, plan, &options);
                 boxed(sampler.map(|sampler| FromLogits::new(head, sampler)))

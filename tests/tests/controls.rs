@@ -1,0 +1,95 @@
+//! Negative controls: every law rejects a sampler that breaks it, with the seeds and the effort of the tests.
+
+mod wrong;
+
+use flash_sampling_conformance::noise_map;
+use flash_sampling_conformance::{Effort, Trial, laws, suite};
+use wrong::Fault;
+use wrong::maps::WrongMap;
+
+/// The mistake, and the law that must reject it; between them every law.
+const CONTROLS: &[(Fault, &str)] = &[
+    (Fault::Map(WrongMap::TritonRand), "noise_has_the_reference_bits"),
+    (Fault::DroppedTile, "noise_has_the_reference_bits"),
+    (Fault::Map(WrongMap::NoRefinement), "noise_matches_the_vectors"),
+    (Fault::Map(WrongMap::FastInnerLog), "noise_matches_the_vectors"),
+    (Fault::NextCoin, "values_are_stable"),
+    (Fault::LocalNoise, "partitions_merge_to_the_same_winner"),
+    (Fault::DroppedTile, "partitions_merge_to_the_same_winner"),
+    (Fault::RowNoise, "rows_do_not_depend_on_the_batch"),
+    (Fault::SumsByBatch, "rows_do_not_depend_on_the_batch"),
+    (Fault::FirstDrawIgnored, "draws_do_not_depend_on_how_many_are_asked"),
+    (Fault::CallNoise, "results_do_not_depend_on_earlier_calls"),
+    (Fault::Bf16Maxima, "exact_inputs_have_the_reference_bits"),
+    (Fault::NextCoin, "exact_inputs_have_the_reference_bits"),
+    (Fault::Bf16Logits, "real_inputs_stay_within_the_rounding_bound"),
+    (Fault::NotCanonical, "canonical_plans_have_the_reference_bits"),
+    (Fault::Bf16Maxima, "scores_are_logit_plus_noise"),
+    (Fault::OddHidden, "every_shape_is_taken"),
+    (Fault::HigherTie, "ties_go_to_the_lower_token"),
+    (Fault::DroppedTile, "tokens_follow_the_softmax"),
+    (Fault::RunningMassTooEarly, "tokens_follow_the_softmax"),
+    (Fault::OneCoin, "tokens_follow_the_softmax_over_large_vocabularies"),
+    (Fault::Map(WrongMap::Clipped), "rare_tokens_are_drawn_as_often_as_they_should"),
+    (Fault::ReuseCalledFresh, "winning_scores_are_gumbel"),
+    (Fault::DrawHalved, "draws_are_independent"),
+    (Fault::PositionTruncated, "positions_are_independent"),
+    (Fault::SeedTruncated, "rows_are_independent"),
+    (Fault::LocalNoise, "shards_are_independent"),
+    (Fault::GreedyList, "lists_follow_plackett_luce"),
+    (Fault::ListOfDraws, "lists_extend_the_single_draw"),
+    (Fault::MaskBitOrder, "masks_forbid_and_allow"),
+    (Fault::BiasTooShort, "logit_bias_shifts_logits"),
+    (Fault::TemperatureOnScores, "temperature_divides_logits"),
+    (Fault::BiasAfterTemperature, "head_transforms_have_the_reference_bits"),
+    (Fault::PaddingDrawn, "padding_is_never_drawn"),
+    (Fault::Bf16Mass, "log_z_and_top_logprobs_are_right"),
+    (Fault::NanIgnored, "bad_rows_are_errors_that_name_themselves"),
+    (Fault::FiltersDropped, "impossible_knobs_are_errors"),
+    (Fault::RowCountIgnored, "wrong_shapes_are_errors"),
+];
+
+suite!(without_a_fault, Fault::None);
+
+#[test]
+fn every_law_rejects_the_samplers_that_break_it() {
+    let mut missed = Vec::new();
+    for &(fault, law) in CONTROLS {
+        match laws::named(law).expect("a law of the table").check(&Trial::new(&fault)) {
+            Ok(report) => missed.push(format!("{fault:?}: {report}")),
+            Err(failure) => println!("{fault:?}: {failure}"),
+        }
+    }
+    assert!(missed.is_empty(), "not rejected:\n{}", missed.join("\n"));
+}
+
+#[test]
+fn every_law_has_a_control() {
+    let without: Vec<&str> =
+        laws::ALL.iter().map(|law| law.name).filter(|law| !CONTROLS.iter().any(|(_, l)| l == law)).collect();
+    assert!(without.is_empty(), "no control breaks {without:?}");
+}
+
+#[test]
+fn the_tail_law_rejects_triton_rand() {
+    match noise_map::check(&WrongMap::TritonRand, Effort::Quick, &|_| ()) {
+        Ok(report) => panic!("not rejected: {report}"),
+        Err(failure) => {
+            println!("{failure}");
+            let hits = failure.report.checks.iter().find(|check| check.what.contains("1e-7 pooled"));
+            assert!(hits.is_some_and(|check| !check.passes()), "the draws alone do not reject it");
+        }
+    }
+}
+
+#[test]
+fn the_measure_of_the_tail_rejects_the_maps_in_use_elsewhere() {
+    use WrongMap::{Clipped, FastInnerLog, NoRefinement, RoundsToOne, TritonRand};
+    for (map, p) in
+        [(TritonRand, 1e-6), (FastInnerLog, 1e-7), (RoundsToOne, 1e-7), (Clipped, 1e-6), (NoRefinement, 1e-9)]
+    {
+        let bias = noise_map::bias(&map, p);
+        println!("{map:?}: relative bias {bias:+.4} of a token of probability {p:e}");
+        assert!(bias.abs() > noise_map::BIAS_LIMIT, "{map:?} is not rejected at {p:e}");
+    }
+}

@@ -1,0 +1,369 @@
+//! A sampler with one mistake: the reference's algorithm, and a switch for each thing that backends get wrong.
+
+pub(crate) mod maps;
+
+use flash_sampling_conformance::laws::scheme_name;
+use flash_sampling_conformance::noise_map::NoiseMap;
+use flash_sampling_conformance::{BuildError, SamplerFactory};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::reference::{Reference, Scheme, groups, log_mass};
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::transform::first_invalid;
+use flash_sampling_core::winner::{Candidate, TopList, Winner};
+use flash_sampling_core::{
+    Capabilities, Domain, Exactness, Head, Knob, MassHistogram, Matrix, Noise, PerturbedArgmax, Plan, RowError,
+    RowParams, SampleError, Samples, Shape,
+};
+use half::bf16;
+use maps::WrongMap;
+
+const TILE: usize = 128;
+
+/// The mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// None: the control of the controls.
+    None,
+    /// Another map from words to Gumbels.
+    Map(WrongMap),
+    /// Noise by the token's place in the shard.
+    LocalNoise,
+    /// Noise by the row's place in the batch.
+    RowNoise,
+    /// Noise that advances with every call.
+    CallNoise,
+    /// Only the low 32 bits of the seed count.
+    SeedTruncated,
+    /// Only the low 32 bits of the position count.
+    PositionTruncated,
+    /// Two draws share their noise.
+    DrawHalved,
+    /// Draws are counted from the first of the call.
+    FirstDrawIgnored,
+    /// Scores are kept in bf16.
+    Bf16Maxima,
+    /// Logits are kept in bf16.
+    Bf16Logits,
+    /// Masses are summed over bf16 logits.
+    Bf16Mass,
+    /// Float32 sums whose order depends on the number of rows.
+    SumsByBatch,
+    /// Float32 sums although the plan is canonical.
+    NotCanonical,
+    /// An odd hidden size loses its last element.
+    OddHidden,
+    /// Of several tiles the last is never looked at.
+    DroppedTile,
+    /// Of equal scores the higher token wins.
+    HigherTie,
+    /// The binary merge tosses the coin of the next group.
+    NextCoin,
+    /// The binary merge compares with a running mass that holds the new group already.
+    RunningMassTooEarly,
+    /// The binary merge tosses one coin for all groups.
+    OneCoin,
+    /// The group is chosen by its maximum, but said to be chosen by its mass.
+    ReuseCalledFresh,
+    /// After the first token, a list takes the largest logits.
+    GreedyList,
+    /// A list takes each token by a draw of its own.
+    ListOfDraws,
+    /// The most significant bit of a mask word comes first.
+    MaskBitOrder,
+    /// The bias of the last token is lost.
+    BiasTooShort,
+    /// The bias is added after the temperature.
+    BiasAfterTemperature,
+    /// The temperature divides logit plus noise.
+    TemperatureOnScores,
+    /// Padding takes part.
+    PaddingDrawn,
+    /// A NaN counts as -inf.
+    NanIgnored,
+    /// Filters are accepted and dropped.
+    FiltersDropped,
+    /// Any number of row parameters goes.
+    RowCountIgnored,
+}
+
+impl Fault {
+    fn algorithm(self) -> Scheme {
+        match self {
+            Fault::NextCoin | Fault::RunningMassTooEarly | Fault::OneCoin => Scheme::Online(512),
+            Fault::ReuseCalledFresh => Scheme::Grouped(512),
+            _ => Scheme::Tiled,
+        }
+    }
+}
+
+impl SamplerFactory for Fault {
+    fn name(&self) -> String {
+        format!("wrong/{}/{self:?}", scheme_name(&self.algorithm()))
+    }
+
+    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+        Some(self.algorithm())
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        let seen = match self {
+            Fault::PaddingDrawn => Head::new(head.weight()).map_err(|e| BuildError(e.to_string()))?,
+            _ => head,
+        };
+        Ok(Box::new(Wrong { head, seen, plan, fault: *self, calls: 0 }))
+    }
+}
+
+struct Wrong<'w> {
+    head: Head<'w>,
+    /// The head that is drawn from.
+    seen: Head<'w>,
+    plan: Plan,
+    fault: Fault,
+    calls: u64,
+}
+
+/// One row, ready to draw.
+struct Drawing<'a> {
+    fault: Fault,
+    row: Row<'a>,
+    noise: Noise,
+    temperature: f32,
+    logits: Vec<f32>,
+    first: u32,
+}
+
+impl Drawing<'_> {
+    fn gumbel(&self, domain: Domain, draw: u32, index: u32) -> f32 {
+        let draw = match self.fault {
+            Fault::DrawHalved => draw >> 1,
+            Fault::FirstDrawIgnored => draw - self.row.first_draw,
+            _ => draw,
+        };
+        match self.fault {
+            Fault::Map(map) => map.gumbel(self.noise.word(domain, draw, index), 0),
+            Fault::LocalNoise => self.noise.gumbel(domain, draw, index - self.first),
+            _ => self.noise.gumbel(domain, draw, index),
+        }
+    }
+
+    fn candidate(&self, draw: u32, token: u32) -> Candidate {
+        let logit = self.logits[(token - self.first) as usize];
+        let noise = if self.row.greedy { 0.0 } else { self.gumbel(Domain::Token, draw, token) };
+        let score = match self.fault {
+            Fault::TemperatureOnScores if !self.row.greedy => logit + noise / self.temperature,
+            Fault::Bf16Maxima => bf16::from_f32(logit + noise).to_f32(),
+            _ => logit + noise,
+        };
+        Candidate { winner: Winner::new(score, token), logit }
+    }
+
+    /// The finite tokens of a range with their scores.
+    fn candidates(&self, draw: u32, tokens: core::ops::Range<u32>) -> impl Iterator<Item = Candidate> {
+        tokens.map(move |token| self.candidate(draw, token)).filter(|c| c.logit > f32::NEG_INFINITY)
+    }
+
+    fn best(&self, draw: u32, tokens: core::ops::Range<u32>) -> Candidate {
+        let higher = |a: Candidate, b: Candidate| if b.winner.score >= a.winner.score { b } else { a };
+        let merge = if self.fault == Fault::HigherTie { higher } else { Candidate::merge };
+        self.candidates(draw, tokens).fold(Candidate::NONE, merge)
+    }
+
+    fn mass(&self, tokens: &core::ops::Range<u32>) -> f64 {
+        log_mass(&self.logits[(tokens.start - self.first) as usize..(tokens.end - self.first) as usize])
+    }
+
+    fn online(&self, draw: u32, tokens: core::ops::Range<u32>) -> Candidate {
+        let (mut sample, mut running) = (Candidate::NONE, f64::NEG_INFINITY);
+        for (k, group) in groups(tokens, 512) {
+            let mass = self.mass(&group);
+            let high = running.max(mass);
+            let next = high + ((running - high).exp() + (mass - high).exp()).ln();
+            let early = self.fault == Fault::RunningMassTooEarly && running > f64::NEG_INFINITY;
+            let against = if early { next } else { running };
+            let coin = match self.fault {
+                Fault::NextCoin => k + 1,
+                Fault::OneCoin => 0,
+                _ => k,
+            };
+            if mass > f64::NEG_INFINITY {
+                if self.noise.coin(draw, coin) < 1.0 / (1.0 + (against - mass).exp()) {
+                    sample = self.best(draw, group);
+                }
+                running = next;
+            }
+        }
+        sample
+    }
+
+    fn draw(&self, draw: u32) -> Candidate {
+        let tokens = self.first..self.first + self.logits.len() as u32;
+        match self.fault.algorithm() {
+            Scheme::Online(_) if !self.row.greedy => self.online(draw, tokens),
+            _ => self.best(draw, tokens),
+        }
+    }
+
+    fn list(&self) -> Result<Vec<Candidate>, RowError> {
+        let draw = self.row.first_draw;
+        let tokens = self.first..self.first + self.logits.len() as u32;
+        let mut list = TopList::new(self.row.draws as usize, 0.0);
+        self.candidates(draw, tokens.clone()).for_each(|c| list.push(c));
+        let mut list = list.as_slice().to_vec();
+        if list.len() < self.row.draws as usize {
+            return Err(RowError::SupportTooSmall { draws: self.row.draws, available: list.len() as u32 });
+        }
+        match self.fault {
+            Fault::GreedyList => {
+                let mut rest: Vec<Candidate> = self.candidates(draw, tokens).collect();
+                rest.retain(|c| c.winner != list[0].winner);
+                rest.sort_by(|a, b| b.logit.total_cmp(&a.logit));
+                list.truncate(1);
+                list.extend(rest.into_iter().take(self.row.draws as usize - 1));
+            }
+            Fault::ListOfDraws => list = (0..self.row.draws).map(|n| self.draw(draw + n)).collect(),
+            _ => {}
+        }
+        Ok(list)
+    }
+}
+
+impl Wrong<'_> {
+    fn raw_logits(&self, hidden: &[f32], rows: usize) -> Vec<f32> {
+        let mut hidden = hidden.to_vec();
+        if self.fault == Fault::OddHidden && hidden.len() % 2 == 1 {
+            hidden.last_mut().into_iter().for_each(|h| *h = 0.0);
+        }
+        let float32_sums = match self.fault {
+            Fault::NotCanonical => true,
+            Fault::SumsByBatch => rows > 1,
+            _ => false,
+        };
+        if !float32_sums {
+            return Reference::new(self.seen, self.plan, Scheme::Tiled).raw_logits(&hidden);
+        }
+        let mut weight = vec![0.0; hidden.len()];
+        let dot = |token: u32| {
+            self.seen.weight().row_to_f32(self.seen.weight_row(token), &mut weight);
+            let mut logit = [weight.iter().zip(&hidden).fold(0f32, |sum, (w, h)| sum + w * h)];
+            self.seen.transform(token, &mut logit);
+            logit[0]
+        };
+        self.seen.tokens().map(dot).collect()
+    }
+
+    fn transform(&self, row: &Row<'_>, raw: Vec<f32>) -> Result<Vec<f32>, RowError> {
+        let first = self.seen.tokens().start;
+        let mut logits = raw;
+        if self.fault == Fault::NanIgnored {
+            logits.iter_mut().filter(|l| l.is_nan()).for_each(|l| *l = f32::NEG_INFINITY);
+        }
+        first_invalid(first, &logits).map_or(Ok(()), Err)?;
+        let mut transform = row.transform;
+        let reversed: Vec<u32>;
+        match self.fault {
+            Fault::MaskBitOrder => {
+                reversed = transform.mask.unwrap_or_default().iter().map(|word| word.reverse_bits()).collect();
+                transform.mask = transform.mask.map(|_| &reversed[..]);
+                transform.apply(first, &mut logits);
+            }
+            Fault::BiasAfterTemperature => {
+                let bias = core::mem::take(&mut transform.logit_bias);
+                transform.apply(first, &mut logits);
+                bias.iter().for_each(|&(token, value)| logits[(token - first) as usize] += value);
+            }
+            Fault::BiasTooShort => {
+                let kept = transform.logit_bias.partition_point(|&(token, _)| token + 1 < self.head.vocab_size());
+                transform.logit_bias = &transform.logit_bias[..kept];
+                transform.apply(first, &mut logits);
+            }
+            _ => transform.apply(first, &mut logits),
+        }
+        first_invalid(first, &logits).map_or(Ok(()), Err)?;
+        if self.fault == Fault::Bf16Logits {
+            logits.iter_mut().for_each(|l| *l = bf16::from_f32(*l).to_f32());
+        }
+        if self.fault == Fault::DroppedTile && logits.len() > TILE {
+            let last = (logits.len().max(1) - 1) / TILE * TILE;
+            logits[last..].fill(f32::NEG_INFINITY);
+        }
+        let dead = logits.iter().all(|&l| l == f32::NEG_INFINITY);
+        if dead { Err(RowError::NoFiniteLogit) } else { Ok(logits) }
+    }
+
+    fn row(
+        &self,
+        params: &RowParams<'_>,
+        r: usize,
+        hidden: &[f32],
+        rows: usize,
+        out: &mut Samples,
+    ) -> Result<(), RowError> {
+        let filters = self.fault == Fault::FiltersDropped;
+        let taken = Capabilities { filters, ..self.capabilities() };
+        let row = params.check(&taken, &self.plan, self.head.vocab_size())?;
+        let logits = self.transform(&row, self.raw_logits(hidden, rows))?;
+        let seed = match self.fault {
+            Fault::RowNoise => params.seed.wrapping_add(r as u64),
+            Fault::CallNoise => params.seed.wrapping_add(self.calls),
+            Fault::SeedTruncated => params.seed & 0xffff_ffff,
+            _ => params.seed,
+        };
+        let low = if self.fault == Fault::PositionTruncated { 0xffff_ffff } else { u64::MAX };
+        let position = RowError::Invalid { knob: Knob::Position, reason: "must be below 2^56" };
+        let noise = Noise::new(seed, params.position & low).ok_or(position)?;
+        let first = self.seen.tokens().start;
+        let drawing = Drawing { fault: self.fault, row, noise, temperature: params.temperature, logits, first };
+        let draws = if row.without_replacement {
+            drawing.list()?
+        } else {
+            (row.first_draw..row.first_draw + row.draws).map(|draw| drawing.draw(draw)).collect()
+        };
+        let mut mass = MassHistogram::default();
+        for &logit in &drawing.logits {
+            mass.push(if self.fault == Fault::Bf16Mass { bf16::from_f32(logit).to_f32() } else { logit });
+        }
+        let mut top = TopList::new(row.logprobs.unwrap_or(0) as usize, 0.0);
+        for (token, &logit) in (first..).zip(&drawing.logits).filter(|(_, l)| **l > f32::NEG_INFINITY) {
+            top.push(Candidate { winner: Winner::new(logit, token), logit });
+        }
+        out.push_row(draws, row.logprobs.is_some().then_some(&mass), top.as_slice());
+        Ok(())
+    }
+}
+
+impl PerturbedArgmax for Wrong<'_> {
+    fn capabilities(&self) -> Capabilities {
+        let pathwise = self.fault.algorithm() == Scheme::Tiled;
+        Capabilities {
+            exactness: if pathwise { Exactness::Pathwise } else { Exactness::InDistribution },
+            without_replacement: pathwise,
+            ..Reference::new(self.head, self.plan, self.fault.algorithm()).capabilities()
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Reference::new(self.head, self.plan, Scheme::Tiled).shape()
+    }
+
+    fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        match check_call(&input, rows, &self.shape(), &self.plan) {
+            Err(SampleError::RowCount { .. }) if self.fault == Fault::RowCountIgnored => {}
+            outcome => outcome?,
+        }
+        out.clear();
+        let mut hidden = vec![0.0; input.cols()];
+        for (r, params) in rows.iter().enumerate().take(input.rows()) {
+            input.row_to_f32(r, &mut hidden);
+            if let Err(error) = self.row(params, r, &hidden, input.rows(), out) {
+                out.push_error(error);
+            }
+        }
+        self.calls += 1;
+        Ok(())
+    }
+}
