@@ -56,3 +56,8 @@ pub use flash_sampling_cuda as cuda;
 pub use flash_sampling_distributed as distributed;
 #[cfg(feature = "distributed")]
 pub use flash_sampling_distributed::{ShardError, ShardMerge};
+
+/// The examples of the README, compiled and run by the doctests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
