@@ -8,19 +8,26 @@
 //! | [`source`] | the head and the hidden states that the flags choose |
 //! | [`sampler`] | the sampler that the flags choose |
 //! | [`sample`] | `flash-sampling sample` |
+//! | [`verify`] | `flash-sampling verify` |
+//! | [`info`], [`machine`] | `flash-sampling info`, and the machine in records |
+//! | [`plot`] | what all plots share |
 //! | [`output`] | rows as text and as JSON |
 //! | [`error`], [`interrupt`], [`progress`] | one-line errors, Ctrl-C, progress bars |
 
 pub mod args;
 pub mod error;
+pub mod info;
 pub mod interrupt;
 pub mod load;
+pub mod machine;
 pub mod output;
+pub mod plot;
 pub mod progress;
 mod run;
 pub mod sample;
 pub mod sampler;
 pub mod source;
 pub mod synthetic;
+pub mod verify;
 
 pub use run::run;

@@ -3,7 +3,7 @@
 use crate::args::{self, Cli, Command};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::sample;
+use crate::{info, sample, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::ffi::OsString;
@@ -49,6 +49,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     match command {
         Command::Sample(args) => sample::run(args, out, interrupt),
+        Command::Verify(args) => verify::run(args, out, interrupt),
+        Command::Info { format } => info::run(*format, out),
     }
 }
 

@@ -101,7 +101,7 @@ impl<'a> Job<'a> {
             max_rows: self.rows_per_call(),
             max_draws: self.draws_per_call(),
             max_logprobs: Some(self.args.logprobs),
-            canonical: false,
+            canonical: self.args.canonical,
         }
     }
 

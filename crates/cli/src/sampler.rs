@@ -8,9 +8,9 @@ use flash_sampling::{
 };
 
 /// Tokens of a group, without `--group`.
-const GROUP: u32 = 1024;
+pub const GROUP: u32 = 512;
 /// Shards, without `--shards`.
-const SHARDS: usize = 4;
+pub const SHARDS: usize = 4;
 
 /// The flags as a configuration.
 pub fn config(args: &SamplerArgs, plan: Plan) -> BackendConfig {
@@ -37,7 +37,7 @@ pub fn config(args: &SamplerArgs, plan: Plan) -> BackendConfig {
             },
         },
     };
-    BackendConfig { backend, variant, plan: Plan { canonical: args.canonical, ..plan } }
+    BackendConfig { backend, variant, plan }
 }
 
 /// Plans the sampler.

@@ -3,10 +3,12 @@
 mod head;
 mod rows;
 mod sampler;
+mod verify;
 
 pub use head::HeadArgs;
 pub use rows::{LogitBias, RowArgs};
 pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName};
+pub use verify::{Effort, Named, VerifyArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -28,6 +30,14 @@ pub struct Cli {
 pub enum Command {
     /// Draw tokens for rows of hidden states.
     Sample(SampleArgs),
+    /// Check the laws of exact sampling on this machine; the exit code is 1 when one fails.
+    Verify(VerifyArgs),
+    /// Tell what this machine has and which kernels would run.
+    Info {
+        /// How it is written.
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
 }
 
 /// Flags of `sample`.

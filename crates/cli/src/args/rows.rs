@@ -29,6 +29,9 @@ pub struct RowArgs {
     /// Draw different tokens, best score first.
     #[arg(long)]
     pub without_replacement: bool,
+    /// Decide near ties by a float64 sum in one fixed order, so that the tokens are equal on every machine.
+    #[arg(long)]
+    pub canonical: bool,
     /// Bitmaps of allowed tokens: a .npy file of uint32 words, [words] or [rows, words], lowest bit first.
     #[arg(long, value_name = "FILE")]
     pub mask: Option<PathBuf>,

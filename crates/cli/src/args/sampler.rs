@@ -20,7 +20,7 @@ pub struct SamplerArgs {
     /// What the shards exchange (default winners); for --variant sharded.
     #[arg(long, value_enum)]
     pub merge: Option<Merge>,
-    /// Tokens of a group (default 1024); for --variant grouped or online.
+    /// Tokens of a group (default 512); for --variant grouped or online.
     #[arg(long, value_name = "TOKENS")]
     pub group: Option<u32>,
     /// How a group is drawn (default fresh); for --variant grouped.
@@ -32,9 +32,6 @@ pub struct SamplerArgs {
     /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest that there is).
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
-    /// Decide near ties by a float64 sum in one fixed order, so that the tokens are equal on every machine.
-    #[arg(long)]
-    pub canonical: bool,
 }
 
 /// Where the work is done.

@@ -129,6 +129,7 @@ fn flags_that_mean_nothing_are_refused() {
         ("--variant sharded --shards 0", "0 shards"),
         ("--variant grouped --group 0", "group"),
         ("--variant grouped --without-replacement", "--without-replacement is not possible"),
+        ("--variant grouped --canonical", "canonical is not supported"),
         ("--variant reference --isa portable", "--isa means nothing"),
         ("--backend cuda --threads 2", "--threads means nothing"),
         ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),

@@ -4,3 +4,4 @@ mod bad_input;
 mod checkpoint;
 mod common;
 mod sample;
+mod verify;

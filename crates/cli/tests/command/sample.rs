@@ -49,6 +49,7 @@ fn pathwise_variants_give_the_same_tokens() {
         "sharded --shards 1000",
         "reference",
         "tiled --canonical",
+        "sharded --canonical",
         "grouped --group 64 --group-draw reuse",
     ] {
         assert_eq!(run(&with(&head, &format!("--draws 200 --variant {variant}"))).tokens(), want, "{variant}");

@@ -1,0 +1,131 @@
+//! `flash-sampling info`: what this machine has, and what would run on it.
+
+use crate::args::Format;
+use crate::error::CommandError;
+use crate::machine::Machine;
+use flash_sampling::cuda::Probe;
+use flash_sampling::{DType, Isa};
+use serde::Serialize;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Libraries that backends and transports may use; nothing is loaded, files are looked for.
+const LIBRARIES: [&str; 5] = ["libcuda.so.1", "libnvrtc.so", "libnccl.so.2", "libmpi.so.40", "libmpi.so.12"];
+/// Where they are looked for, besides `LD_LIBRARY_PATH`.
+const FOLDERS: [&str; 8] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/usr/local/cuda/lib64",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+];
+
+/// All that `info` tells.
+#[derive(Debug, Serialize)]
+struct Info {
+    version: &'static str,
+    machine: Machine,
+    /// Processor features that the kernels ask for, and whether they are there.
+    features: Vec<(&'static str, bool)>,
+    /// Weight type, hidden type, and the instruction set that runs.
+    kernels: Vec<(&'static str, &'static str, &'static str)>,
+    cuda: String,
+    gpus: Vec<String>,
+    /// Library, and the file that was found.
+    libraries: Vec<(&'static str, Option<PathBuf>)>,
+}
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> Vec<(&'static str, bool)> {
+    macro_rules! detected {
+        ($($name:tt)*) => { vec![$(($name, is_x86_feature_detected!($name))),*] };
+    }
+    detected!("avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512bf16" "avx512vnni")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn features() -> Vec<(&'static str, bool)> {
+    Vec::new()
+}
+
+/// The names of NVIDIA GPUs, as their kernel driver tells them.
+fn gpus() -> Vec<String> {
+    let cards = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let model = |card: fs::DirEntry| {
+        let text = fs::read_to_string(card.path().join("information")).ok()?;
+        Some(text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_owned())
+    };
+    cards.filter_map(model).collect()
+}
+
+fn find(library: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty());
+    folders.chain(FOLDERS.iter().map(PathBuf::from)).map(|folder| folder.join(library)).find(|p| Path::exists(p))
+}
+
+impl Info {
+    fn of_this_machine() -> Self {
+        let types = [DType::BF16, DType::F16, DType::F32];
+        let pairs = types.iter().flat_map(|&weight| types.map(|hidden| (weight, hidden)));
+        Info {
+            version: env!("CARGO_PKG_VERSION"),
+            machine: Machine::this(),
+            features: features(),
+            kernels: pairs.map(|(w, h)| (w.name(), h.name(), Isa::best_for(w, h).name())).collect(),
+            cuda: Probe::of_this_machine().to_string(),
+            gpus: gpus(),
+            libraries: LIBRARIES.iter().map(|library| (*library, find(library))).collect(),
+        }
+    }
+
+    fn write_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let list = |there: bool| {
+            let names = self.features.iter().filter(|(_, has)| *has == there).map(|(name, _)| *name);
+            names.collect::<Vec<_>>().join(" ")
+        };
+        writeln!(out, "flash-sampling {}", self.version)?;
+        writeln!(out, "processor          {}", self.machine)?;
+        writeln!(out, "features           {}", list(true))?;
+        writeln!(out, "features not there {}", list(false))?;
+        for isa in Isa::ALL {
+            writeln!(
+                out,
+                "instruction set    {isa:<10} {}",
+                if isa.is_available() { "available" } else { "not available" }
+            )?;
+        }
+        for (weight, hidden, isa) in &self.kernels {
+            writeln!(out, "kernel             weight {weight:<4} x hidden {hidden:<4} runs on {isa}")?;
+        }
+        writeln!(out, "cuda               this build contains no CUDA kernels")?;
+        writeln!(out, "cuda devices       {}", self.cuda)?;
+        for gpu in &self.gpus {
+            writeln!(out, "gpu                {gpu}")?;
+        }
+        for (library, found) in &self.libraries {
+            match found {
+                Some(path) => writeln!(out, "library            {library:<12} at {}", path.display())?,
+                None => writeln!(out, "library            {library:<12} not found")?,
+            }
+        }
+        writeln!(out, "libraries were looked for in LD_LIBRARY_PATH, {}; none was loaded", FOLDERS.join(", "))
+    }
+}
+
+/// Tells what this machine has.
+///
+/// # Errors
+/// [`CommandError::Write`].
+pub fn run(format: Format, out: &mut dyn Write) -> Result<u8, CommandError> {
+    let info = Info::of_this_machine();
+    let written = match format {
+        Format::Text => info.write_text(out),
+        Format::Json => serde_json::to_writer(&mut *out, &info).map_err(io::Error::from).and_then(|()| writeln!(out)),
+    };
+    written.map_err(CommandError::write("to standard output")).map(|()| 0)
+}

@@ -1,0 +1,81 @@
+//! The sampler that the flags choose, as the suite wants it.
+
+use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
+use crate::error::CommandError;
+use crate::sampler::{self, GROUP, SHARDS};
+use flash_sampling::reference::Scheme;
+use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan};
+use flash_sampling_conformance::{BuildError, SamplerFactory};
+
+/// The sampler that the flags choose.
+#[derive(Debug)]
+pub struct Chosen {
+    args: SamplerArgs,
+    name: String,
+}
+
+impl Chosen {
+    /// Makes sure that this machine has the sampler.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn new(args: SamplerArgs) -> Result<Self, CommandError> {
+        let weight = [0f32; 4];
+        let head = Head::new(Matrix::new(&weight, 4, 1)?)?;
+        let backend = sampler::build(head, &args, Plan::default())?.capabilities().backend;
+        let variant = match (args.variant, args.group_draw, args.merge) {
+            (VariantName::Grouped, Some(Draw::Reuse), _) => "grouped-reuse",
+            (VariantName::Sharded, _, Some(Merge::LogMass)) => "sharded-log-mass",
+            (VariantName::Tiled | VariantName::Reference, ..) => "tiled",
+            (VariantName::Grouped, ..) => "grouped",
+            (VariantName::Online, ..) => "online",
+            (VariantName::Sharded, ..) => "sharded",
+        };
+        // "cpu (avx512)" becomes "cpu/tiled/avx512".
+        let (place, isa) =
+            backend.split_once(" (").map_or((backend, None), |(p, isa)| (p, Some(isa.trim_end_matches(')'))));
+        let name = [Some(place), Some(variant), isa].into_iter().flatten().collect::<Vec<_>>().join("/");
+        Ok(Chosen { args, name })
+    }
+
+    /// Where the library cuts a head: near-equal parts on the grid of its tiles. Were this another cut than the
+    /// library's, the laws that compare with the reference would fail.
+    fn shard_starts(&self, head: &Head<'_>) -> Vec<u32> {
+        let (tokens, shards) = (head.tokens(), self.args.shards.unwrap_or(SHARDS) as u64);
+        let cut = |shard| u64::from(tokens.start) + tokens.len() as u64 * shard / shards;
+        (0..shards).map(|shard| (cut(shard) as u32 / 64 * 64).max(tokens.start)).collect()
+    }
+}
+
+impl SamplerFactory for Chosen {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
+        let group = self.args.group.unwrap_or(GROUP);
+        match (self.args.variant, self.args.group_draw, self.args.merge) {
+            (VariantName::Grouped, None | Some(Draw::Fresh), _) => Some(Scheme::Grouped(group)),
+            (VariantName::Online, ..) => Some(Scheme::Online(group)),
+            (VariantName::Sharded, _, Some(Merge::LogMass)) => Some(Scheme::Sharded(self.shard_starts(head))),
+            _ => Some(Scheme::Tiled),
+        }
+    }
+
+    fn pace(&self) -> usize {
+        match (self.args.variant, self.args.backend) {
+            (VariantName::Reference, _) => 1,
+            (_, BackendName::Cpu) => 8,
+            (_, BackendName::Cuda) => 64,
+        }
+    }
+
+    fn takes_shards(&self) -> bool {
+        // The outer noise of shards is numbered by rank: shards must make up the vocabulary.
+        self.args.variant != VariantName::Sharded
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        sampler::build(head, &self.args, plan).map_err(|error| BuildError(error.one_line()))
+    }
+}

@@ -1,0 +1,105 @@
+//! `flash-sampling verify`: the exactness report of a backend and variant on this machine.
+//!
+//! It runs the laws of the conformance suite, the ones that the tests run, on the sampler that the flags choose.
+
+mod factory;
+mod html;
+mod plots;
+mod text;
+
+pub use factory::Chosen;
+
+use crate::args::{Effort, VerifyArgs};
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::machine::{Machine, utc_now};
+use crate::progress;
+use flash_sampling_conformance::{Effort as LawEffort, Law, LawFailure, LawReport, SamplerFactory, Trial, laws};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// What came out of one law.
+#[derive(Debug)]
+pub struct Verdict {
+    /// The law.
+    pub law: &'static Law,
+    /// Its report, complete or up to the failure.
+    pub report: LawReport,
+    /// What broke the law, when it was no check.
+    pub reason: Option<String>,
+    /// Whether the law holds.
+    pub holds: bool,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What came out of all laws asked for.
+#[derive(Debug)]
+pub struct Report {
+    /// The sampler, such as `cpu/tiled/avx512`.
+    pub sampler: String,
+    /// The machine.
+    pub machine: Machine,
+    /// When it was made.
+    pub when: String,
+    /// The verdicts, in the order of the laws.
+    pub verdicts: Vec<Verdict>,
+}
+
+impl Report {
+    /// Whether every law holds.
+    pub fn holds(&self) -> bool {
+        self.verdicts.iter().all(|verdict| verdict.holds)
+    }
+
+    /// Runs laws on a sampler.
+    ///
+    /// # Errors
+    /// [`CommandError::Interrupted`] between two laws.
+    pub fn make(
+        factory: &dyn SamplerFactory,
+        laws: &[&'static Law],
+        effort: LawEffort,
+        interrupt: &Interrupt,
+    ) -> Result<Self, CommandError> {
+        const STEPS: f64 = 1000.0;
+        let bar = progress::bar("laws", laws.len() as u64 * STEPS as u64);
+        let mut verdicts = Vec::new();
+        for (done, law) in (0u64..).zip(laws) {
+            interrupt.check()?;
+            bar.set_message(law.name);
+            let show = |part: f64| bar.set_position(done * STEPS as u64 + (part * STEPS) as u64);
+            let start = Instant::now();
+            let outcome = law.check(&Trial { factory, effort, progress: &show });
+            let (report, reason, holds) = match outcome {
+                Ok(report) => (report, None, true),
+                Err(LawFailure { reason, report }) => (*report, reason, false),
+            };
+            verdicts.push(Verdict { law, report, reason, holds, took: start.elapsed() });
+        }
+        bar.finish_and_clear();
+        Ok(Report { sampler: factory.name(), machine: Machine::this(), when: utc_now(), verdicts })
+    }
+}
+
+/// Runs the laws, prints the report, and writes the page that was asked for. The exit code is 1 when a law fails.
+///
+/// # Errors
+/// Bad flags, a sampler that this machine does not have, a page that cannot be written, Ctrl-C.
+pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    args.sampler.check()?;
+    let chosen = Chosen::new(args.sampler.clone())?;
+    let all = || laws::ALL.iter().collect();
+    let laws = if args.laws.is_empty() { all() } else { args.laws.iter().map(|law| law.0).collect::<Vec<_>>() };
+    let effort = match args.effort {
+        Effort::Quick => LawEffort::Quick,
+        Effort::Full => LawEffort::Full,
+    };
+    let report = Report::make(&chosen, &laws, effort, interrupt)?;
+    text::write(out, &report, args.checks).map_err(CommandError::write("to standard output"))?;
+    if let Some(path) = &args.report {
+        std::fs::write(path, html::page(&report)).map_err(CommandError::write(path.display().to_string()))?;
+        tracing::info!("the report is in {}", path.display());
+    }
+    Ok(u8::from(!report.holds()))
+}

@@ -1,0 +1,60 @@
+//! The report for the terminal.
+
+use crate::verify::{Report, Verdict};
+use flash_sampling_conformance::report::{Check, Criterion};
+use std::io::{self, Write};
+
+/// How close a check is to failing: below 1 it passes.
+fn tension(check: &Check) -> f64 {
+    match check.criterion {
+        // On a log scale: p = 1 gives 0, p = alpha gives 1.
+        Criterion::PValue { p, alpha } => p.max(f64::MIN_POSITIVE).ln() / alpha.ln(),
+        Criterion::AtMost(limit) if check.statistic <= limit => {
+            if limit > 0.0 {
+                check.statistic / limit
+            } else {
+                0.0
+            }
+        }
+        Criterion::AtMost(_) => f64::INFINITY,
+    }
+}
+
+/// The check of a law that came closest to failing, or failed.
+pub(super) fn decisive(verdict: &Verdict) -> Option<&Check> {
+    verdict.report.checks.iter().max_by(|a, b| tension(a).total_cmp(&tension(b)))
+}
+
+fn write_verdict(out: &mut dyn Write, verdict: &Verdict, all: bool) -> io::Result<()> {
+    let word = if verdict.holds { "holds" } else { "FAILS" };
+    let checks = &verdict.report.checks;
+    let seconds = verdict.took.as_secs_f64();
+    writeln!(out, "{word}  {:<52} {:>3} checks {seconds:>7.2} s", verdict.law.name, checks.len())?;
+    if all {
+        checks.iter().try_for_each(|check| writeln!(out, "       {check}"))?;
+    } else if let Some(check) = decisive(verdict) {
+        writeln!(out, "       {check}")?;
+    }
+    for note in &verdict.report.notes {
+        writeln!(out, "       note  {note}")?;
+    }
+    match &verdict.reason {
+        Some(reason) => writeln!(out, "       FAIL  {reason}"),
+        None => Ok(()),
+    }
+}
+
+/// Writes the report: for each law its verdict and the check that came closest to failing, or all checks.
+pub(super) fn write(out: &mut dyn Write, report: &Report, all: bool) -> io::Result<()> {
+    writeln!(out, "{} on {}, {}", report.sampler, report.machine, report.when)?;
+    for verdict in &report.verdicts {
+        write_verdict(out, verdict, all)?;
+    }
+    let broken = report.verdicts.iter().filter(|verdict| !verdict.holds).count();
+    let checks: usize = report.verdicts.iter().map(|verdict| verdict.report.checks.len()).sum();
+    let laws = report.verdicts.len();
+    match broken {
+        0 => writeln!(out, "all {laws} laws hold ({checks} checks)"),
+        n => writeln!(out, "{n} of {laws} laws FAIL ({checks} checks)"),
+    }
+}
