@@ -18,7 +18,7 @@ const P: [f32; 3] = [f32::from_bits(0x3f00_0057), f32::from_bits(0x3e2a_7721), f
 /// Adding and merging are integer sums, so the histogram of a set is the same whatever the order, the tiles or the
 /// shards: [`merge`](MassHistogram::merge) is associative and commutative with the empty histogram as identity.
 /// Bins 64 nats and more below the highest are dropped; a token there has less than 2^-92 of the whole mass.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub struct MassHistogram {
     /// Lower edge of the highest bin, in nats; -inf when empty.
     top: f32,
@@ -29,6 +29,18 @@ pub struct MassHistogram {
 impl Default for MassHistogram {
     fn default() -> Self {
         MassHistogram { top: f32::NEG_INFINITY, bins: Box::new([0; BINS]) }
+    }
+}
+
+impl Clone for MassHistogram {
+    fn clone(&self) -> Self {
+        MassHistogram { top: self.top, bins: self.bins.clone() }
+    }
+
+    /// Keeps the memory, as the results of a call do from call to call.
+    fn clone_from(&mut self, source: &Self) {
+        self.top = source.top;
+        self.bins.copy_from_slice(&*source.bins);
     }
 }
 
