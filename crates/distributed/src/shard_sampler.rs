@@ -17,6 +17,29 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 /// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes exactly one
 /// [`all_gather`](Transport::all_gather), whatever goes wrong on this rank, so that a failure here is an error on the
 /// other ranks and not a hang. All ranks merge the same bytes, so they agree to the last bit.
+///
+/// ```
+/// use flash_sampling_core::reference::{Reference, Scheme};
+/// use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+/// use flash_sampling_distributed::{Loopback, ShardMerge, ShardSampler};
+///
+/// let weight: Vec<f32> = (0..600).map(|i| (i % 7) as f32).collect();
+/// let head = Head::new(Matrix::new(&weight, 300, 2)?)?;
+/// let rank = |(shard, transport)| {
+///     let local = Box::new(Reference::new(shard, Plan::default(), Scheme::Tiled));
+///     let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
+///     let (mut out, rows) = (Samples::new(), [RowParams { seed: 7, ..Default::default() }]);
+///     sampler.sample(Matrix::new(&[1.0f32, 0.5], 1, 2).unwrap(), &rows, &mut out).unwrap();
+///     out.row(0).unwrap().token()
+/// };
+/// let tokens: Vec<u32> = std::thread::scope(|scope| {
+///     let ranks = head.split(&[0, 100, 250]).into_iter().zip(Loopback::group(3));
+///     let threads: Vec<_> = ranks.map(|rank_of| scope.spawn(move || rank(rank_of))).collect();
+///     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+/// });
+/// assert!(tokens[0] == tokens[1] && tokens[1] == tokens[2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ShardSampler<'s, T> {
     local: Shard<'s>,
