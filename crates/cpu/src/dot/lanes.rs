@@ -132,26 +132,31 @@ pub(crate) unsafe fn tile<L: Lanes, const MR: usize, const NR: usize, const M1: 
         // SAFETY: the contract is this function's; the panels cover the hidden rows and no more.
         unsafe {
             if rows == 1 {
-                all.panel::<L, M1, 1, M1>(start, 0);
+                all.panel::<L, M1, 1, M1>(start, 0, 0);
                 continue;
             }
-            let mut r = 0;
+            let panels = rows.div_ceil(NR);
+            let (mut r, mut share) = (0, 0);
             while rows - r >= NR {
-                match rows.div_ceil(NR) {
-                    1 => all.panel::<L, MR, NR, MR>(start, r),
-                    2 | 3 => all.panel::<L, MR, NR, 2>(start, r),
-                    _ => all.panel::<L, MR, NR, 1>(start, r),
-                }
+                share += match panels {
+                    1 => all.panel::<L, MR, NR, MR>(start, r, share),
+                    2 | 3 => all.panel::<L, MR, NR, 2>(start, r, share),
+                    _ => all.panel::<L, MR, NR, 1>(start, r, share),
+                };
                 r += NR;
             }
-            match rows - r {
-                5 => all.panel::<L, MR, 5, MR>(start, r),
-                4 => all.panel::<L, MR, 4, MR>(start, r),
-                3 => all.panel::<L, MR, 3, MR>(start, r),
-                2 => all.panel::<L, MR, 2, MR>(start, r),
-                1 => all.panel::<L, MR, 1, MR>(start, r),
-                _ => {}
-            }
+            match (rows - r, panels) {
+                (5, 1) => all.panel::<L, MR, 5, MR>(start, r, share),
+                (4, 1) => all.panel::<L, MR, 4, MR>(start, r, share),
+                (3, 1) => all.panel::<L, MR, 3, MR>(start, r, share),
+                (2, 1) => all.panel::<L, MR, 2, MR>(start, r, share),
+                (5, _) => all.panel::<L, MR, 5, 2>(start, r, share),
+                (4, _) => all.panel::<L, MR, 4, 2>(start, r, share),
+                (3, _) => all.panel::<L, MR, 3, 2>(start, r, share),
+                (2, _) => all.panel::<L, MR, 2, 2>(start, r, share),
+                (1, _) => all.panel::<L, MR, 1, 2>(start, r, share),
+                _ => 0,
+            };
         }
     }
 }
@@ -164,20 +169,24 @@ struct All<'a, 'w> {
 }
 
 impl All<'_, '_> {
-    /// The weight rows of the block at `start` for the `NR` hidden rows from `r` on; every register block prefetches
-    /// its share, `AHEAD` rows, of the next block.
+    /// The weight rows of the block at `start` for the `NR` hidden rows from `r` on. Every register block prefetches
+    /// `AHEAD` rows of the next block, from row `share` of it on, until it is through; returns how many rows that was.
     ///
     /// # Safety
     /// As for [`tile`], and `r + NR` is at most the number of hidden rows.
     #[inline(always)]
-    unsafe fn panel<L: Lanes, const MR: usize, const NR: usize, const AHEAD: usize>(&self, start: usize, r: usize) {
+    unsafe fn panel<L: Lanes, const MR: usize, const NR: usize, const AHEAD: usize>(
+        &self,
+        start: usize,
+        r: usize,
+        share: usize,
+    ) -> usize {
         let end = (start + BLOCK).min(self.weight.rows());
-        let first_share = r / NR * (BLOCK / MR) * AHEAD;
         let mut i = start;
         // SAFETY: `i + MR <= end` in the first loop and `i < end` in the second.
         unsafe {
             while i + MR <= end {
-                let share = first_share + (i - start) / MR * AHEAD;
+                let share = share + (i - start) / MR * AHEAD;
                 if share < BLOCK {
                     register_block::<L, MR, NR, AHEAD>(&self.block(i, r, start + BLOCK + share));
                 } else {
@@ -190,6 +199,7 @@ impl All<'_, '_> {
                 i += 1;
             }
         }
+        BLOCK / MR * AHEAD
     }
 
     /// # Safety
