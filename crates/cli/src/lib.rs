@@ -9,12 +9,14 @@
 //! | [`sampler`] | the sampler that the flags choose |
 //! | [`sample`] | `flash-sampling sample` |
 //! | [`verify`] | `flash-sampling verify` |
+//! | [`bench`] | `flash-sampling bench` |
 //! | [`info`], [`machine`] | `flash-sampling info`, and the machine in records |
 //! | [`plot`] | what all plots share |
 //! | [`output`] | rows as text and as JSON |
 //! | [`error`], [`interrupt`], [`progress`] | one-line errors, Ctrl-C, progress bars |
 
 pub mod args;
+pub mod bench;
 pub mod error;
 pub mod info;
 pub mod interrupt;

@@ -3,7 +3,7 @@
 use crate::args::{self, Cli, Command};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::{info, sample, verify};
+use crate::{bench, info, sample, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::ffi::OsString;
@@ -50,6 +50,7 @@ fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Re
     match command {
         Command::Sample(args) => sample::run(args, out, interrupt),
         Command::Verify(args) => verify::run(args, out, interrupt),
+        Command::Bench(args) => bench::run(args, out, interrupt),
         Command::Info { format } => info::run(*format, out),
     }
 }

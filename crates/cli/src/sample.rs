@@ -15,8 +15,11 @@ use std::ops::Range;
 
 /// Rows of one call of the sampler.
 const ROWS_PER_CALL: usize = 256;
-/// Draws of one call of the sampler, all rows together.
-const DRAWS_PER_CALL: usize = 1 << 16;
+/// Draws of one call of the sampler, all rows together: about a second of work on a large vocabulary, after which
+/// Ctrl-C is heard.
+const DRAWS_PER_CALL: usize = 1 << 13;
+/// Draws of one row in one call, at the least: each call computes the logits anew.
+const LEAST_DRAWS: usize = 1 << 8;
 /// Draws kept before their rows are written; a single row may have up to 10^7.
 const DRAWS_KEPT: usize = 1 << 23;
 
@@ -92,7 +95,11 @@ impl<'a> Job<'a> {
 
     fn draws_per_call(&self) -> u32 {
         // A list without replacement is one draw of the noise.
-        let most = if self.args.without_replacement { usize::MAX } else { DRAWS_PER_CALL / self.rows_per_call() };
+        let most = if self.args.without_replacement {
+            usize::MAX
+        } else {
+            (DRAWS_PER_CALL / self.rows_per_call()).max(LEAST_DRAWS)
+        };
         most.min(self.args.draws as usize) as u32
     }
 

@@ -12,10 +12,10 @@ pub struct HeadArgs {
     /// A Hugging Face checkpoint folder: lm_head.weight or the tied embedding, in one file or in shards.
     #[arg(long, value_name = "DIR", conflicts_with = "weight", requires = "hidden")]
     pub model: Option<PathBuf>,
-    /// The head's weight, [vocab, hidden], in bf16, f16 or f32: a safetensors or .npy file.
+    /// The head's weight, vocab x hidden, in bf16, f16 or f32: a safetensors or .npy file.
     #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path, requires = "hidden")]
     pub weight: Option<TensorPath>,
-    /// Hidden states, [rows, hidden] or [hidden], in bf16, f16 or f32: a safetensors or .npy file.
+    /// Hidden states, rows x hidden or a single row, in bf16, f16 or f32: a safetensors or .npy file.
     #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path)]
     pub hidden: Option<TensorPath>,
     /// Use only the first N tokens: the rest of the weight's rows is padding.

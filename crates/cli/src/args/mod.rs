@@ -1,10 +1,12 @@
 //! The command line.
 
+mod bench;
 mod head;
 mod rows;
 mod sampler;
 mod verify;
 
+pub use bench::{BenchArgs, BenchSize, Timed, Type};
 pub use head::HeadArgs;
 pub use rows::{LogitBias, RowArgs};
 pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName};
@@ -32,6 +34,8 @@ pub enum Command {
     Sample(SampleArgs),
     /// Check the laws of exact sampling on this machine; the exit code is 1 when one fails.
     Verify(VerifyArgs),
+    /// Time the variants against the read bandwidth and the same kernel without noise.
+    Bench(BenchArgs),
     /// Tell what this machine has and which kernels would run.
     Info {
         /// How it is written.

@@ -32,7 +32,7 @@ pub struct RowArgs {
     /// Decide near ties by a float64 sum in one fixed order, so that the tokens are equal on every machine.
     #[arg(long)]
     pub canonical: bool,
-    /// Bitmaps of allowed tokens: a .npy file of uint32 words, [words] or [rows, words], lowest bit first.
+    /// Bitmaps of allowed tokens: a .npy file of uint32 words, one row of them or one for each row, lowest bit first.
     #[arg(long, value_name = "FILE")]
     pub mask: Option<PathBuf>,
     /// Added to the logits of single tokens; -inf bans one.

@@ -31,7 +31,8 @@ fn quantiles(area: &Area<'_>, series: &Series) -> Drawn {
 /// Observed over expected counts by decade of probability, with two standard deviations of a count.
 fn decades(area: &Area<'_>, series: &Series) -> Drawn {
     let points: Vec<_> = series.points.iter().filter(|p| p.expected > 0.0).collect();
-    let x = span(points.iter().map(|p| p.x)).unwrap_or((0.0, 1.0));
+    let (low, high) = span(points.iter().map(|p| p.x)).unwrap_or((-1.0, 0.0));
+    let x = (low.round() - 0.5, high.round() + 0.5);
     let bars: Vec<_> = points.iter().map(|p| (p.x, p.observed / p.expected, 2.0 / p.expected.sqrt())).collect();
     let reach = bars.iter().map(|(_, ratio, two)| (ratio - 1.0).abs().max(*two)).fold(0.01, f64::max).min(2.0) * 1.1;
     let mut chart = ChartBuilder::on(area)
@@ -39,15 +40,17 @@ fn decades(area: &Area<'_>, series: &Series) -> Drawn {
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(56)
-        .build_cartesian_2d(x.0 - 0.5..x.1 + 0.5, 1.0 - reach..1.0 + reach)?;
-    let mesh_label = |x: &f64| format!("{x:.0}");
+        .build_cartesian_2d(x.0..x.1, 1.0 - reach..1.0 + reach)?;
+    // A label where a decade ends, none between.
+    let label = |x: &f64| if (x - x.round()).abs() < 0.01 { format!("{x:.0}") } else { String::new() };
     chart
         .configure_mesh()
         .x_desc("log10 of the token's probability (upper end of the decade)")
         .y_desc("draws / expected draws")
-        .x_label_formatter(&mesh_label)
+        .x_labels(2 * (x.1 - x.0) as usize + 1)
+        .x_label_formatter(&label)
         .draw()?;
-    chart.draw_series(LineSeries::new([(x.0 - 0.5, 1.0), (x.1 + 0.5, 1.0)], COLOURS[6]))?;
+    chart.draw_series(LineSeries::new([(x.0, 1.0), (x.1, 1.0)], COLOURS[6]))?;
     chart.draw_series(
         bars.iter().map(|&(x, _, two)| PathElement::new([(x, 1.0 - two), (x, 1.0 + two)], COLOURS[4].stroke_width(4))),
     )?;

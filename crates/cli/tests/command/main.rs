@@ -3,5 +3,6 @@
 mod bad_input;
 mod checkpoint;
 mod common;
+mod process;
 mod sample;
 mod verify;

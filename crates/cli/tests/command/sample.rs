@@ -83,7 +83,7 @@ fn draws_made_in_portions_equal_draws_made_at_once() {
     let files = Files::new();
     let head = small_head(&files);
     let few = run(&with(&head, "--draws 1000")).tokens();
-    // Several portions: 65536 draws of all rows are made at a time.
+    // Several portions: 8192 draws of all rows are made at a time.
     let many = run(&with(&head, "--draws 50000")).tokens();
     for (few, many) in few.iter().zip(&many) {
         assert_eq!(many.len(), 50_000);

@@ -1,0 +1,233 @@
+//! What is timed.
+
+use crate::bench::read;
+use crate::bench::record::{Memory, Section};
+use crate::bench::table::{GREEDY, READ};
+use crate::bench::timing::Contender;
+use crate::error::CommandError;
+use crate::load::Tensor;
+use crate::synthetic::{self, Logits};
+use flash_sampling::cpu::Standalone;
+use flash_sampling::{
+    Backend, BackendConfig, CpuOptions, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, VariantConfig,
+    build,
+};
+
+/// A head with hidden states of both kinds of logits.
+#[derive(Debug)]
+pub struct Inputs {
+    weight: Tensor,
+    gaussian: Tensor,
+    peaked: Tensor,
+}
+
+/// How our samplers are run.
+#[derive(Clone, Debug)]
+pub struct Ours {
+    /// Instruction set and threads.
+    pub options: CpuOptions,
+    /// The variants to time, with their names.
+    pub variants: Vec<(String, VariantConfig)>,
+}
+
+impl Ours {
+    /// The number of threads.
+    pub fn threads(&self) -> usize {
+        self.options.threads.unwrap_or_else(rayon::current_num_threads)
+    }
+
+    fn build<'w>(
+        &self,
+        head: Head<'w>,
+        variant: &VariantConfig,
+        max_rows: usize,
+    ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
+        let plan = Plan { max_rows, ..Plan::default() };
+        Ok(build(head, &BackendConfig { backend: Backend::Cpu(self.options), variant: variant.clone(), plan })?)
+    }
+}
+
+/// One draw of each row, at a position of its own in each call.
+fn draw<'a>(
+    mut sampler: Box<dyn PerturbedArgmax + 'a>,
+    input: Matrix<'a>,
+    temperature: f32,
+) -> impl FnMut() -> Result<(), CommandError> + 'a {
+    let mut position = 0;
+    let mut out = Samples::new();
+    let mut params = vec![RowParams::default(); input.rows()];
+    move || {
+        for (seed, params) in (0..).zip(&mut params) {
+            *params = RowParams { seed, position, temperature, ..RowParams::default() };
+        }
+        position += 1;
+        sampler.sample(input, &params, &mut out)?;
+        match out.iter().find_map(Result::err) {
+            Some(error) => Err(CommandError::usage(format!("a row of the benchmark failed: {error}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Inputs {
+    /// A weight `[vocab, hidden]` and `rows` hidden states of each kind.
+    ///
+    /// # Errors
+    /// When there is not that much memory.
+    pub fn new(vocab: usize, hidden: usize, rows: usize, dtype: DType) -> Result<Self, CommandError> {
+        let failed = |error| CommandError::usage(format!("cannot make a head of {vocab} x {hidden}: {error}"));
+        let weight = synthetic::weight(vocab, hidden, dtype).map_err(failed)?;
+        let states = |logits| synthetic::hidden(weight.matrix()?, rows, dtype, logits).map_err(failed);
+        Ok(Inputs { gaussian: states(Logits::Gaussian)?, peaked: states(Logits::Peaked)?, weight })
+    }
+
+    /// The weight.
+    ///
+    /// # Errors
+    /// A shape that cannot be used.
+    pub fn weight(&self) -> Result<Matrix<'_>, CommandError> {
+        Ok(self.weight.matrix()?)
+    }
+
+    /// The first rows of the hidden states.
+    ///
+    /// # Errors
+    /// A shape that cannot be used.
+    pub fn states(&self, logits: Logits, rows: usize) -> Result<Matrix<'_>, CommandError> {
+        let states = match logits {
+            Logits::Gaussian => &self.gaussian,
+            Logits::Peaked => &self.peaked,
+        };
+        Ok(states.matrix()?.row_range(0..rows))
+    }
+
+    /// The read, the tiled kernel without noise, and the draws, for the first rows.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn contenders<'a>(&'a self, ours: &Ours, rows: usize) -> Result<Vec<Contender<'a>>, CommandError> {
+        let weight = self.weight()?;
+        let head = Head::new(weight)?;
+        let (gaussian, peaked) = (self.states(Logits::Gaussian, rows)?, self.states(Logits::Peaked, rows)?);
+        let threads = ours.threads();
+        let tiled = || ours.build(head, &VariantConfig::Tiled, rows);
+        let mut contenders = vec![
+            Contender::new(READ, move || {
+                read::stream(weight.bytes(), threads);
+                Ok(())
+            }),
+            Contender::new(GREEDY, draw(tiled()?, peaked, 0.0)),
+        ];
+        for (name, variant) in &ours.variants {
+            let sampler = || ours.build(head, variant, rows);
+            if *variant == VariantConfig::Tiled {
+                contenders.push(Contender::new(format!("{name}, gaussian"), draw(sampler()?, gaussian, 1.0)));
+            }
+            contenders.push(Contender::new(format!("{name}, peaked"), draw(sampler()?, peaked, 1.0)));
+        }
+        Ok(contenders)
+    }
+
+    /// The section that these contenders make.
+    pub fn section(&self, ours: &Ours, rows: usize, rounds: usize) -> Section {
+        Section {
+            what: "matmul and draw".into(),
+            rows,
+            vocab: self.weight.rows(),
+            hidden: Some(self.weight.cols()),
+            dtypes: self.weight.dtype().name().into(),
+            threads: ours.threads(),
+            bytes: self.weight.rows() * self.weight.cols() * self.weight.dtype().size(),
+            rounds,
+            entries: Vec::new(),
+        }
+    }
+
+    /// Peak memory of planning the tiled variant and drawing once.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn memory(&self, ours: &Ours, rows: usize) -> Result<Memory, CommandError> {
+        let head = Head::new(self.weight()?)?;
+        let states = self.states(Logits::Peaked, rows)?;
+        let peak = super::memory::peak_rise(|| draw(ours.build(head, &VariantConfig::Tiled, rows)?, states, 1.0)())?;
+        let logits = (rows * self.weight.rows() * size_of::<f32>()) as u64;
+        Ok(Memory { what: "tiled".into(), rows, peak, logits })
+    }
+}
+
+/// Logits `[1, vocab]` of both kinds, for the standalone sampler.
+#[derive(Debug)]
+pub struct Rows {
+    gaussian: Vec<f32>,
+    peaked: Vec<f32>,
+}
+
+impl Rows {
+    /// The logits of a small synthetic head.
+    ///
+    /// # Errors
+    /// When there is not that much memory.
+    pub fn new(vocab: usize) -> Result<Self, CommandError> {
+        const HIDDEN: usize = 64;
+        let inputs = Inputs::new(vocab, HIDDEN, 1, DType::F32)?;
+        let logits = |kind| {
+            let (weight, states) = (inputs.weight()?, inputs.states(kind, 1)?);
+            let (mut w, mut h) = ([0f32; HIDDEN], [0f32; HIDDEN]);
+            states.row_to_f32(0, &mut h);
+            let dot = |token| {
+                weight.row_to_f32(token, &mut w);
+                w.iter().zip(&h).map(|(w, h)| w * h).sum()
+            };
+            Ok::<Vec<f32>, CommandError>((0..vocab).map(dot).collect())
+        };
+        Ok(Rows { gaussian: logits(Logits::Gaussian)?, peaked: logits(Logits::Peaked)? })
+    }
+
+    /// The logits of a kind.
+    pub fn logits(&self, kind: Logits) -> &[f32] {
+        match kind {
+            Logits::Gaussian => &self.gaussian,
+            Logits::Peaked => &self.peaked,
+        }
+    }
+
+    /// The read, the argmax, and the draws, on one thread.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn contenders(&self, ours: &Ours) -> Result<Vec<Contender<'_>>, CommandError> {
+        let vocab = self.peaked.len();
+        let options = CpuOptions { threads: Some(1), ..ours.options };
+        let sampler = || -> Result<Box<dyn PerturbedArgmax>, CommandError> {
+            let standalone = Standalone::new(vocab, Plan::default(), &options);
+            Ok(Box::new(standalone.map_err(flash_sampling::BuildError::from)?))
+        };
+        let input = |kind| Matrix::new(self.logits(kind), 1, vocab);
+        let bytes = input(Logits::Peaked)?.bytes();
+        Ok(vec![
+            Contender::new(READ, move || {
+                std::hint::black_box(read::fold(bytes));
+                Ok(())
+            }),
+            Contender::new(GREEDY, draw(sampler()?, input(Logits::Peaked)?, 0.0)),
+            Contender::new("standalone, gaussian", draw(sampler()?, input(Logits::Gaussian)?, 1.0)),
+            Contender::new("standalone, peaked", draw(sampler()?, input(Logits::Peaked)?, 1.0)),
+        ])
+    }
+
+    /// The section that these contenders make.
+    pub fn section(&self, rounds: usize) -> Section {
+        Section {
+            what: "draw from logits".into(),
+            rows: 1,
+            vocab: self.peaked.len(),
+            hidden: None,
+            dtypes: "f32".into(),
+            threads: 1,
+            bytes: size_of_val(&self.peaked[..]),
+            rounds,
+            entries: Vec::new(),
+        }
+    }
+}

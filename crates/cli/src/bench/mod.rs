@@ -1,0 +1,92 @@
+//! `flash-sampling bench`: times the variants against the physical limit and the same kernel without noise.
+//!
+//! All figures that are compared come from one run, timed in turn, best of several. The comparison with candle is
+//! `cargo bench -p flash-sampling-cli --features candle --bench candle`, on the same parts.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`cases`] | what is timed |
+//! | [`timing`] | contenders in turn |
+//! | [`read`] | the plain streaming read |
+//! | [`memory`] | peak memory of a piece of work |
+//! | [`record`], [`table`], [`plots`] | the results as JSON, text and SVG |
+
+pub mod cases;
+pub mod memory;
+pub mod plots;
+pub mod read;
+pub mod record;
+pub mod table;
+pub mod timing;
+
+use crate::args::BenchArgs;
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::progress;
+use cases::{Inputs, Ours, Rows};
+use record::{Record, Section};
+use std::io::Write;
+use timing::{Contender, in_turn};
+
+/// Rounds of the standalone sampler for each round of the matmul: it takes a thousandth of the time.
+pub const STANDALONE_ROUNDS: usize = 20;
+
+/// Times contenders and fills their section.
+///
+/// # Errors
+/// Those of [`in_turn`].
+pub fn time(
+    mut section: Section,
+    mut contenders: Vec<Contender<'_>>,
+    interrupt: &Interrupt,
+) -> Result<Section, CommandError> {
+    let bar = progress::bar("timing", ((section.rounds + 1) * contenders.len()) as u64);
+    bar.set_message(format!("{} rows", section.rows));
+    let timings = in_turn(&mut contenders, section.rounds, &bar, interrupt)?;
+    bar.finish_and_clear();
+    section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
+    Ok(section)
+}
+
+/// Writes the record and the picture where the flags say.
+///
+/// # Errors
+/// [`CommandError::Write`].
+pub fn save(record: &Record, args: &BenchArgs) -> Result<(), CommandError> {
+    if let Some(path) = &args.json {
+        let mut text = serde_json::to_string_pretty(record).map_err(|error| CommandError::usage(error.to_string()))?;
+        text.push('\n');
+        std::fs::write(path, text).map_err(CommandError::write(path.display().to_string()))?;
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, plots::picture(record)).map_err(CommandError::write(path.display().to_string()))?;
+    }
+    Ok(())
+}
+
+/// Times everything asked for, prints the table, writes the record and the picture.
+///
+/// # Errors
+/// Bad flags, what the backend refuses, files that cannot be written, Ctrl-C.
+pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    let size = args.size();
+    let ours = Ours { options: args.options(), variants: args.variants() };
+    let most = size.rows.iter().copied().max().unwrap_or(1);
+    let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
+    let mut memory = Vec::new();
+    if !size.rows.is_empty() {
+        memory.push(inputs.memory(&ours, most)?);
+    }
+    let mut sections = Vec::new();
+    for &rows in &size.rows {
+        let section = inputs.section(&ours, rows, size.rounds);
+        sections.push(time(section, inputs.contenders(&ours, rows)?, interrupt)?);
+    }
+    let logits = Rows::new(size.vocab)?;
+    let section = logits.section(size.rounds * STANDALONE_ROUNDS);
+    sections.push(time(section, logits.contenders(&ours)?, interrupt)?);
+    let record = Record::now(sections, memory);
+    table::write(out, &record, None).map_err(CommandError::write("to standard output"))?;
+    save(&record, args)?;
+    Ok(0)
+}

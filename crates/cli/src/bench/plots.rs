@@ -1,0 +1,79 @@
+//! The benchmark as a picture: share of the read bandwidth, and time over the time without noise, by rows.
+
+use crate::bench::record::{Record, Section};
+use crate::bench::table::{GREEDY, READ};
+use crate::plot::{Area, COLOURS, Drawn, SIZE, svg};
+use plotters::prelude::*;
+use std::ops::Range;
+
+/// A line: a contender's points by rows.
+struct Line<'a> {
+    name: &'a str,
+    colour: RGBColor,
+    points: Vec<(f64, f64)>,
+}
+
+/// The lines of a figure, where a section has it; contenders in the order of their first section.
+fn lines<'a>(sections: &[&'a Section], figure: impl Fn(&Section, f64) -> Option<f64>) -> Vec<Line<'a>> {
+    let mut lines: Vec<Line<'a>> = Vec::new();
+    for section in sections {
+        for entry in &section.entries {
+            let Some(y) = figure(section, entry.best) else { continue };
+            let point = ((section.rows as f64).log2(), y);
+            match lines.iter_mut().find(|line| line.name == entry.name) {
+                Some(line) => line.points.push(point),
+                None => {
+                    let colour = COLOURS[lines.len() % COLOURS.len()];
+                    lines.push(Line { name: &entry.name, colour, points: vec![point] });
+                }
+            }
+        }
+    }
+    lines
+}
+
+fn panel(area: &Area<'_>, title: &str, lines: &[Line<'_>], y: Range<f64>, legend: SeriesLabelPosition) -> Drawn {
+    let rows = lines.iter().flat_map(|line| line.points.iter().map(|p| p.0));
+    let last = rows.fold(0.0, f64::max).max(1.0);
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 15))
+        .margin(12)
+        .x_label_area_size(36)
+        .y_label_area_size(44)
+        .build_cartesian_2d(0.0..last, y)?;
+    chart
+        .configure_mesh()
+        .x_desc("rows")
+        .x_labels(last as usize + 1)
+        .x_label_formatter(&|x| format!("{:.0}", x.exp2()))
+        .draw()?;
+    for &Line { name, colour, ref points } in lines {
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)).point_size(3))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    chart.configure_series_labels().position(legend).background_style(WHITE.mix(0.8)).border_style(COLOURS[6]).draw()
+}
+
+/// The picture of all sections with a matmul.
+pub fn picture(record: &Record) -> String {
+    let sections: Vec<_> = record.sections.iter().filter(|section| section.hidden.is_some()).collect();
+    let of_read = lines(&sections, |section, best| section.entry(READ).map(|read| read.best / best));
+    let over_greedy: Vec<_> = lines(&sections, |section, best| section.entry(GREEDY).map(|greedy| best / greedy.best))
+        .into_iter()
+        .filter(|line| ![READ, GREEDY].contains(&line.name))
+        .collect();
+    let highest = over_greedy.iter().flat_map(|line| &line.points).map(|p| p.1).fold(1.2, f64::max).min(6.0);
+    svg((SIZE.0 * 2, SIZE.1), |area| {
+        let (left, right) = area.split_horizontally(SIZE.0);
+        panel(&left, "share of the read bandwidth", &of_read, 0.0..1.1, SeriesLabelPosition::MiddleRight)?;
+        panel(
+            &right,
+            "time over the same kernel without noise",
+            &over_greedy,
+            0.8..highest * 1.05,
+            SeriesLabelPosition::UpperLeft,
+        )
+    })
+}

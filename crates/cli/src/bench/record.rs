@@ -1,0 +1,119 @@
+//! What a run of the benchmark leaves behind.
+
+use crate::bench::timing::Timing;
+use crate::machine::{Machine, utc_now};
+use serde::Serialize;
+use std::process::Command;
+
+/// The whole run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Record {
+    /// The command line.
+    pub command: String,
+    /// When it ended, in UTC.
+    pub when: String,
+    /// Version of this command.
+    pub version: &'static str,
+    /// The commit of the working tree, when this ran in one.
+    pub commit: Option<String>,
+    /// The machine.
+    pub machine: Machine,
+    /// The sections, in order.
+    pub sections: Vec<Section>,
+    /// Memory beyond the inputs.
+    pub memory: Vec<Memory>,
+}
+
+/// Contenders that were timed in turn on the same input.
+#[derive(Clone, Debug, Serialize)]
+pub struct Section {
+    /// What was done.
+    pub what: String,
+    /// Rows of the batch.
+    pub rows: usize,
+    /// Tokens.
+    pub vocab: usize,
+    /// Columns of the hidden states; `None` for logits that exist already.
+    pub hidden: Option<usize>,
+    /// Element types, weight first.
+    pub dtypes: String,
+    /// Threads.
+    pub threads: usize,
+    /// Bytes that must be read at least: the weight, or the logits.
+    pub bytes: usize,
+    /// Rounds timed.
+    pub rounds: usize,
+    /// The contenders.
+    pub entries: Vec<Entry>,
+}
+
+/// One contender.
+#[derive(Clone, Debug, Serialize)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// The shortest time, in seconds.
+    pub best: f64,
+    /// The time in the middle, in seconds.
+    pub median: f64,
+}
+
+/// Peak memory of planning and drawing once, beyond the inputs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// What was done.
+    pub what: String,
+    /// Rows of the batch.
+    pub rows: usize,
+    /// Bytes; `None` where the system does not tell.
+    pub peak: Option<u64>,
+    /// Bytes of float32 logits for these rows, which are never made.
+    pub logits: u64,
+}
+
+impl Section {
+    /// Puts names and times together.
+    pub fn fill<'a>(&mut self, names: impl Iterator<Item = &'a str>, timings: &[Timing]) {
+        let entry =
+            |(name, timing): (&str, &Timing)| Entry { name: name.into(), best: timing.best, median: timing.median };
+        self.entries = names.zip(timings).map(entry).collect();
+    }
+
+    /// The contender of a name.
+    pub fn entry(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+}
+
+impl Record {
+    /// A record of this process, made now.
+    pub fn now(sections: Vec<Section>, memory: Vec<Memory>) -> Self {
+        Record {
+            command: command_line(),
+            when: utc_now(),
+            version: env!("CARGO_PKG_VERSION"),
+            commit: commit(),
+            machine: Machine::this(),
+            sections,
+            memory,
+        }
+    }
+}
+
+/// The command line, the program without its folder.
+fn command_line() -> String {
+    let mut args = std::env::args();
+    let program = args.next().unwrap_or_default();
+    let program = program.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
+    std::iter::once(program).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+/// The commit of the working tree that this runs in, if it is this project's.
+fn commit() -> Option<String> {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+        String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
+    };
+    git(&["ls-files", "--error-unmatch", ":/crates/cli/src/bench/record.rs"])?;
+    git(&["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
+}

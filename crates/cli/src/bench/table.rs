@@ -1,0 +1,54 @@
+//! The table of ratios.
+
+use crate::bench::record::{Memory, Record, Section};
+use std::io::{self, Write};
+
+/// The contender that is the physical limit.
+pub const READ: &str = "read";
+/// The contender that is the same kernel without noise.
+pub const GREEDY: &str = "greedy";
+
+fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::Result<()> {
+    let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
+    writeln!(
+        out,
+        "\n{}: {} rows, {size} {}, {} threads, best of {}",
+        section.what, section.rows, section.dtypes, section.threads, section.rounds
+    )?;
+    let over = rival.map(|rival| format!("{rival} / time")).unwrap_or_default();
+    writeln!(out, "  {:<28} {:>10} {:>9} {:>8} {:>10}  {over}", "", "ms", "GB/s", "of read", "/ greedy")?;
+    let best = |name: &str| section.entry(name).map(|entry| entry.best);
+    let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |r| format!("{r:.3}"));
+    for entry in &section.entries {
+        let of_read = ratio(best(READ).map(|read| read / entry.best));
+        let over_greedy = ratio(best(GREEDY).map(|greedy| entry.best / greedy));
+        let over_rival = rival.and_then(best).map_or_else(String::new, |rival| format!("{:.2}", rival / entry.best));
+        let (ms, gb) = (entry.best * 1e3, section.bytes as f64 / entry.best / 1e9);
+        writeln!(out, "  {:<28} {ms:>10.3} {gb:>9.2} {of_read:>8} {over_greedy:>10}  {over_rival}", entry.name)?;
+    }
+    Ok(())
+}
+
+fn memory(out: &mut dyn Write, memory: &Memory) -> io::Result<()> {
+    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+    let Memory { what, rows, peak, logits } = memory;
+    match peak {
+        Some(peak) => writeln!(
+            out,
+            "\nmemory beyond the inputs, {what}, {rows} rows: {:.1} MiB at most (the logits would take {:.1} MiB)",
+            mib(*peak),
+            mib(*logits)
+        ),
+        None => writeln!(out, "\nmemory beyond the inputs: this system does not tell"),
+    }
+}
+
+/// Writes all sections. `rival` is a contender that the last column compares with: how many times as fast.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write(out: &mut dyn Write, record: &Record, rival: Option<&str>) -> io::Result<()> {
+    writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))?;
+    record.sections.iter().try_for_each(|s| section(out, s, rival))?;
+    record.memory.iter().try_for_each(|m| memory(out, m))
+}

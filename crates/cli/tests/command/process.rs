@@ -1,0 +1,70 @@
+//! The command among other processes: Ctrl-C, a reader that leaves, the benchmark's smoke run.
+
+use crate::common::{Files, run};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flash-sampling"));
+    command.args(args).env("FLASH_SAMPLING_LOG", "off").stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_ends_cleanly() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_flash-sampling"))
+        .args(["sample", "--draws", "10000000"])
+        .env("FLASH_SAMPLING_LOG", "info")
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The first note comes after the handler is in place.
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    stderr.read_line(&mut String::new()).unwrap();
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let status = child.wait().unwrap();
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert_eq!((status.code(), rest.trim()), (Some(130), "error: interrupted"));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let mut child = command(&["sample", "--draws", "3000", "--format", "json"]).spawn().unwrap();
+    drop(child.stdout.take());
+    let status = child.wait().unwrap();
+    let mut stderr = String::new();
+    child.stderr.unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn the_benchmark_leaves_a_table_a_record_and_a_picture() {
+    let files = Files::new();
+    let (json, svg) = (files.name("record.json"), files.name("picture.svg"));
+    let result = run(&["bench", "--quick", "--dtype", "f32", "--json", &json, "--svg", &svg]);
+    assert_eq!(result.code, 0, "{result:#?}");
+    for says in
+        ["of read", "/ greedy", "tiled, gaussian", "online, peaked", "standalone, peaked", "memory beyond the inputs"]
+    {
+        assert!(result.stdout.contains(says), "{says}: {}", result.stdout);
+    }
+    let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    assert_eq!(record["sections"][0]["entries"][0]["name"], "read");
+    assert!(record["sections"][1]["entries"][2]["best"].as_f64().unwrap() > 0.0);
+    assert!(
+        record["machine"]["processor"].is_string() && record["command"].as_str().unwrap().contains("bench --quick")
+    );
+    assert!(std::fs::read_to_string(svg).unwrap().starts_with("<svg"));
+}
+
+#[test]
+fn bad_sizes_of_a_benchmark_are_refused() {
+    run(&["bench", "--vocab", "0"]).assert_refused("0 is not in 1..");
+    run(&["bench", "--rows", "1,0"]).assert_refused("0 is not in 1..=4096");
+    run(&["bench", "--rounds", "0"]).assert_refused("1 to 10000");
+    run(&["bench", "--quick", "--threads", "0"]).assert_refused("threads must be at least 1");
+}
