@@ -60,7 +60,7 @@ fn candle_contenders(weight: &Tensor, hidden: Tensor) -> Result<Vec<Contender<'_
     let states = move || hidden.to_dtype(CandleType::F32);
     let wide = weight.to_dtype(CandleType::F32).map_err(failed)?;
     let draw = move |processor: &mut LogitsProcessor, logits: Tensor| {
-        (0..rows).try_for_each(|row| processor.sample(&logits.get(row)?).map(|token| drop(black_box(token))))
+        (0..rows).try_for_each(|row| processor.sample(&logits.get(row)?).map(|token| _ = black_box(token)))
     };
     let (mut first, mut second) = (processor(), processor());
     let (states_kept, states_alone, wide_alone) = (states.clone(), states.clone(), wide.clone());
@@ -103,7 +103,7 @@ fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<(), CommandError> {
     let mut contenders = rows.contenders(&ours)?;
     let mut processor = processor();
     contenders.push(Contender::new(RIVAL, move || {
-        processor.sample(&logits).map(|token| drop(black_box(token))).map_err(failed)
+        processor.sample(&logits).map(|token| _ = black_box(token)).map_err(failed)
     }));
     sections.push(time(rows.section(size.rounds * STANDALONE_ROUNDS), contenders, interrupt)?);
     let record = Record::now(sections, Vec::new());

@@ -9,7 +9,7 @@
 //! | [`sampler`] | the sampler that the flags choose |
 //! | [`sample`] | `flash-sampling sample` |
 //! | [`verify`] | `flash-sampling verify` |
-//! | [`bench`] | `flash-sampling bench` |
+//! | [`mod@bench`] | `flash-sampling bench` |
 //! | [`info`], [`machine`] | `flash-sampling info`, and the machine in records |
 //! | [`plot`] | what all plots share |
 //! | [`output`] | rows as text and as JSON |
