@@ -16,7 +16,7 @@
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
 //! | [`canonical`] | one dot product that every backend can agree on | |
-//! | [`reference`] | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
+//! | [`reference`](mod@reference) | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
 //!
 //! # Crate layout
 //! This crate sees no backend and no threads and forbids `unsafe`. Backends see this crate and never each other.
