@@ -32,6 +32,16 @@ pub enum ShardError {
         /// One past the last token of the shards before it.
         end: u32,
     },
+    /// A shard has tokens beyond its vocabulary.
+    #[error("shard {shard} ends at token {end}, beyond the vocabulary of {vocab_size}")]
+    Beyond {
+        /// The shard.
+        shard: usize,
+        /// One past its last token.
+        end: u32,
+        /// Size of the vocabulary.
+        vocab_size: u32,
+    },
     /// A shard is part of another vocabulary than shard 0.
     #[error("shard {shard} has a vocabulary of {found} tokens, but shard 0 one of {expected}")]
     VocabSize {

@@ -39,7 +39,8 @@ impl<'s> Sharded<'s> {
     /// size or empty. It is planned for what the shards were planned for.
     ///
     /// # Errors
-    /// * [`ShardError::NoShards`], [`ShardError::Gap`], [`ShardError::Overlap`]: they are not a vocabulary.
+    /// * [`ShardError::NoShards`], [`ShardError::Gap`], [`ShardError::Overlap`], [`ShardError::Beyond`]: they are not a
+    ///   vocabulary.
     /// * [`ShardError::VocabSize`], [`ShardError::Hidden`], [`ShardError::Plan`], [`ShardError::Input`]: they differ.
     /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`]: the merge cannot be done with them.
     pub fn new(shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {

@@ -175,6 +175,9 @@ fn check_tiling(shards: &[Description], vocab_size: u32) -> Result<(), ShardErro
             return Err(ShardError::Overlap { shard, start: s.tokens.start, end });
         }
         end = s.tokens.end;
+        if end > vocab_size {
+            return Err(ShardError::Beyond { shard, end, vocab_size });
+        }
     }
     if end < vocab_size {
         return Err(ShardError::Gap { shard: shards.len(), from: end, to: vocab_size });
@@ -239,6 +242,7 @@ mod tests {
         assert!(matches!(gap([0..4, 4..9]), ShardError::Gap { shard: 2, from: 9, to: 10 }));
         assert!(matches!(gap([0..4, 3..10]), ShardError::Overlap { shard: 1, start: 3, end: 4 }));
         assert!(matches!(gap([5..10, 0..5]), ShardError::Gap { shard: 0, from: 0, to: 5 }));
+        assert!(matches!(gap([0..5, 5..11]), ShardError::Beyond { shard: 1, end: 11, vocab_size: 10 }));
         assert!(matches!(whole(&[]), Err(ShardError::NoShards)));
     }
 
