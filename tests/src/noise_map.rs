@@ -4,7 +4,7 @@
 //! Three checks:
 //! * **Shape.** A million Gumbels of real noise words pass Kolmogorov-Smirnov.
 //! * **Hits.** Of a vocabulary of one heavy token and many rare ones, the rare ones win as often as they should; every
-//!   word of every token is real noise, a billion words in all. A token whose word cannot win is passed over by a bound.
+//!   word of every token is real noise, two billion words in all. A token whose word cannot win is passed over by a bound.
 //! * **Measure.** The probability that a rare token beats the heavy one, as a sum over the map itself: for quantiles of
 //!   the heavy token's word, bisection counts the (word, refinement) pairs of the rare token that win. It has no
 //!   sampling error, and so reaches any probability.
@@ -135,7 +135,7 @@ fn run(map: &dyn NoiseMap, effort: Effort, progress: &dyn Fn(f64), report: &mut 
         report.at_most(what, QUANTILES as usize, bias(map, p).abs(), BIAS_LIMIT);
     }
 
-    for (i, (p, rare, draws)) in [(1e-6, 1u32 << 18, 4000), (1e-7, 1 << 20, 2000)].into_iter().enumerate() {
+    for (i, (p, rare, draws)) in [(1e-6, 1u32 << 17, 4000), (1e-7, 1 << 19, 3000)].into_iter().enumerate() {
         let draws = draws * more;
         let hits = hits(map, 1.0 / p, rare, draws, &|part| progress((i as f64 + part) / 2.0))?;
         let mass = p * f64::from(rare);

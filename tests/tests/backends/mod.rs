@@ -5,9 +5,12 @@ use flash_sampling_conformance::factory::FromLogits;
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::{Reference, Scheme};
-use flash_sampling_core::{Head, PerturbedArgmax, Plan};
-use flash_sampling_cpu::{CpuOptions, GroupDraw, Grouped, Isa, Online, Standalone, Tiled};
+use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_cpu::{
+    CpuOptions, GroupDraw, Grouped, Isa, Online, OnlineStream, Standalone, StreamError, StreamHead, Tiled,
+};
 use flash_sampling_distributed::{ShardMerge, Sharded};
+use std::io::Read;
 
 /// Tokens of a group: the size that `vectors/value_stability.txt` knows.
 const GROUP: u32 = 512;
@@ -22,6 +25,8 @@ pub(crate) enum Kind {
     /// With the groups' maxima.
     GroupedReuse,
     Online,
+    /// The online variant over a reader.
+    Stream,
 }
 
 /// The CPU backend with one variant, instruction set and number of threads.
@@ -64,12 +69,17 @@ impl SamplerFactory for Cpu {
         Some(match self.kind {
             Kind::Tiled | Kind::Standalone | Kind::GroupedReuse => Scheme::Tiled,
             Kind::Grouped => Scheme::Grouped(GROUP),
-            Kind::Online => Scheme::Online(GROUP),
+            Kind::Online | Kind::Stream => Scheme::Online(GROUP),
         })
     }
 
     fn pace(&self) -> usize {
         8
+    }
+
+    // A stream begins at the vocabulary's first token.
+    fn takes_shards(&self) -> bool {
+        self.kind != Kind::Stream
     }
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
@@ -79,11 +89,75 @@ impl SamplerFactory for Cpu {
             Kind::Grouped => boxed(Grouped::new(head, plan, GROUP, GroupDraw::Fresh, &options)),
             Kind::GroupedReuse => boxed(Grouped::new(head, plan, GROUP, GroupDraw::Reuse, &options)),
             Kind::Online => boxed(Online::new(head, plan, GROUP, &options)),
+            Kind::Stream => Ok(Box::new(streamed(head, plan, &options)?)),
             Kind::Standalone => {
                 let sampler = Standalone::new(head.vocab_size() as usize, plan, &options);
                 boxed(sampler.map(|sampler| FromLogits::new(head, sampler)))
             }
         }
+    }
+}
+
+/// A streamed sampler that reads the weight of a head in memory.
+struct Streamed<'w> {
+    head: Head<'w>,
+    plan: Plan,
+    stream: OnlineStream<'w>,
+}
+
+fn streamed<'w>(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Streamed<'w>, BuildError> {
+    let weight = head.weight();
+    let described = StreamHead {
+        vocab_size: head.tokens().len(),
+        bias: head.bias(),
+        soft_cap: head.soft_cap(),
+        scale: head.scale(),
+        ..StreamHead::new(weight.rows(), weight.cols(), weight.dtype())
+    };
+    let stream = OnlineStream::new(described, plan, GROUP, options).map_err(|e| BuildError(e.to_string()))?;
+    Ok(Streamed { head, plan, stream })
+}
+
+impl PerturbedArgmax for Streamed<'_> {
+    fn capabilities(&self) -> Capabilities {
+        self.stream.capabilities()
+    }
+
+    fn shape(&self) -> Shape {
+        self.stream.shape()
+    }
+
+    fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        let weight = self.head.weight();
+        let mut reader = Trickle::new((0..weight.rows()).flat_map(move |row| weight.row_bytes(row)).copied());
+        self.stream.sample(&mut reader, input, rows, out).map_err(|e| match e {
+            StreamError::Call(e) => e,
+            e => SampleError::Backend { backend: "cpu", source: Box::new(e) },
+        })
+    }
+}
+
+/// A reader that yields at most 1000 bytes at a time, as pipes do.
+pub(crate) struct Trickle<I>(I);
+
+impl<I> Trickle<I> {
+    pub(crate) fn new(bytes: I) -> Self {
+        Trickle(bytes)
+    }
+}
+
+impl<I: Iterator<Item = u8>> Read for Trickle<I> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let mut read = 0;
+        for (slot, byte) in buffer.iter_mut().take(1000).zip(&mut self.0) {
+            *slot = byte;
+            read += 1;
+        }
+        Ok(read)
     }
 }
 
