@@ -1,0 +1,13 @@
+//! A file of masks: every row that was asked for has a mask that decides every token.
+#![no_main]
+
+use flash_sampling_cli::load::mask::Masks;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    for (rows, vocab_size) in [(1, 1), (3, 64), (2, 33)] {
+        if let Ok(masks) = Masks::parse(bytes, rows, vocab_size) {
+            (0..rows).for_each(|row| assert!(masks.row(row).len() * 32 >= vocab_size));
+        }
+    }
+});
