@@ -60,11 +60,11 @@ pub fn norm(row: &[f32]) -> f64 {
 }
 
 /// A bound on the error of a float32 dot product of `hidden` terms, in any order of summation, with or without fused
-/// multiply-adds, rounding to nearest or towards zero, flushing subnormals or not:
-/// `hidden * 2^-23 * |a| |b| + hidden * 2^-125`.
+/// multiply-adds, rounding to nearest or towards zero, taking subnormal inputs and sums as zero or not:
+/// `hidden (2^-23 |a| |b| + 2^-126 (|a| + |b| + 2))`.
 pub fn dot_error_bound(hidden: usize, norm_a: f64, norm_b: f64) -> f64 {
     let n = hidden as f64 + 2.0;
-    n * (2f64.powi(-23) * norm_a * norm_b + 2f64.powi(-125))
+    n * (2f64.powi(-23) * norm_a * norm_b + 2f64.powi(-126) * (norm_a + norm_b + 2.0))
 }
 
 #[cfg(test)]

@@ -49,6 +49,9 @@ impl fmt::Display for Knob {
 }
 
 /// Why one row has no draw. The other rows of the call are not affected.
+///
+/// Where several logits of a row are bad, a raw one is named before one that a transform made, then the lowest token;
+/// shards each name their own, and the lowest token of those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {
@@ -190,7 +193,7 @@ pub enum HeadError {
         /// The weight row.
         row: usize,
     },
-    /// `scale` must be finite and not zero, `soft_cap` finite and positive.
+    /// `scale` and `soft_cap` must be finite and positive.
     #[error("{what} = {value} cannot be used")]
     Factor {
         /// Which one.

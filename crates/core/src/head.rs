@@ -123,7 +123,7 @@ impl<'w> Head<'w> {
     /// The global ids of the tokens that this head can draw: its rows without the padding.
     pub fn tokens(&self) -> Range<u32> {
         let end = (self.vocab_start + self.weight.rows() as u32).min(self.vocab_size);
-        self.vocab_start.min(end)..end
+        self.vocab_start..end.max(self.vocab_start)
     }
 
     /// The weight row of a token.
@@ -202,7 +202,8 @@ mod tests {
         let shards = head.split(&[0, 2, 2]);
         assert_eq!(shards.iter().map(Head::tokens).collect::<Vec<_>>(), [0..2, 2..2, 2..5]);
         let padding = Head::shard(weight(), 8, 7).unwrap();
-        assert!(padding.tokens().is_empty());
+        assert_eq!(padding.tokens(), 8..8);
+        assert_eq!(padding.slice(8..8).weight().rows(), 0);
         assert!(Head::shard(weight(), 0, 0).is_err());
         assert!(Head::shard(weight(), u32::MAX as usize - 3, 9).is_err());
         assert!(head.with_vocab_size(6).is_err());

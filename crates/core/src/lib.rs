@@ -48,6 +48,6 @@ pub use mass_histogram::MassHistogram;
 pub use matrix::{DType, Matrix};
 pub use noise::{Domain, Noise, NoiseRng};
 pub use params::RowParams;
-pub use sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant};
+pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
 pub use samples::{Draw, RowSample, Samples};
 pub use winner::{Candidate, TopList, Winner};

@@ -7,7 +7,8 @@
 /// Where the result must not depend on the order at all, use [`MassHistogram`](crate::MassHistogram).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogMass {
-    /// The reference logit, in nats: not below any logit of the set; -inf when the set is empty.
+    /// The reference logit, in nats: the largest of the set, or an eighth of a nat below it at most (the edge of its
+    /// bin, where the mass comes from a histogram); -inf when the set is empty.
     pub max: f32,
     /// `sum e^(l - max)`; 0 when the set is empty.
     pub sum: f64,

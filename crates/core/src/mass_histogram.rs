@@ -48,7 +48,8 @@ impl Clone for MassHistogram {
 #[inline(always)]
 fn edge_of(logit: f32) -> f32 {
     // Floats from 2^21 on are multiples of 1/8 anyway, and would overflow in the product.
-    if logit.abs() < 2_097_152.0 { (logit * PER_NAT).floor() / PER_NAT } else { logit }
+    // + 0: the edge zero has one sign.
+    if logit.abs() < 2_097_152.0 { (logit * PER_NAT).floor() / PER_NAT + 0.0 } else { logit }
 }
 
 #[inline(always)]
@@ -115,12 +116,15 @@ impl MassHistogram {
 
     #[cold]
     fn raise(&mut self, edge: f32) {
-        if edge - self.top >= WINDOW {
-            self.bins.fill(0);
-        } else {
-            for fresh in edges(edge).take_while(|&e| e > self.top) {
-                self.bins[slot_of(fresh)] = 0;
+        let risen = edge - self.top;
+        if risen < WINDOW {
+            // By slot, not by edge: floats far from zero do not reach every slot, but an old bin may lie there.
+            let old = slot_of(self.top);
+            for step in 1..=(risen * PER_NAT) as usize {
+                self.bins[(old + step) % BINS] = 0;
             }
+        } else {
+            self.bins.fill(0);
         }
         self.top = edge;
     }
@@ -202,6 +206,9 @@ mod tests {
             1 => -1e38f32..1e38,
             1 => Just(f32::NEG_INFINITY),
             1 => Just(0.0f32),
+            1 => Just(-0.0f32),
+            2 => 2_097_100f32..2_097_200.0,
+            1 => 16_777_150f32..16_777_300.0,
         ];
         prop::collection::vec(one, 0..60)
     }

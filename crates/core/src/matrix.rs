@@ -88,6 +88,9 @@ impl<'a> Matrix<'a> {
         if cols == 0 {
             return Err(shape("it has no columns"));
         }
+        if cols > u32::MAX as usize {
+            return Err(shape("it has 2^32 columns or more"));
+        }
         if row_stride < cols {
             return Err(shape("the stride is smaller than a row"));
         }

@@ -104,6 +104,7 @@ pub fn online(
 
 /// Cuts tokens into groups on the absolute grid of multiples of `size`; a group's number is its place on that grid.
 pub fn groups(tokens: Range<u32>, size: u32) -> impl Iterator<Item = (u32, Range<u32>)> {
+    let size = size.max(1);
     let numbers = if tokens.is_empty() { 0..0 } else { tokens.start / size..tokens.end.div_ceil(size) };
     numbers.map(move |k| (k, (k * size).max(tokens.start)..k.saturating_add(1).saturating_mul(size).min(tokens.end)))
 }
@@ -199,8 +200,8 @@ impl PerturbedArgmax for Reference<'_> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        check_call(&input, rows, &self.shape(), &self.plan)?;
         out.clear();
+        check_call(&input, rows, &self.shape(), &self.plan)?;
         let mut hidden = vec![0.0; input.cols()];
         for (r, params) in rows.iter().enumerate() {
             input.row_to_f32(r, &mut hidden);

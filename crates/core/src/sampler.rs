@@ -22,6 +22,16 @@ pub enum Variant {
     Standalone,
 }
 
+/// How the group is chosen (paper section D.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GroupDraw {
+    /// By the groups' log-masses with fresh noise of their own. Exact in distribution.
+    Fresh,
+    /// By the groups' maxima of perturbed scores, which are there already. Exact pathwise: the draws are those of
+    /// the tiled variant.
+    Reuse,
+}
+
 /// In which sense a sampler is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exactness {
@@ -73,7 +83,7 @@ pub struct Plan {
     /// Re-evaluate the candidates within the rounding bound of the winner in one fixed order, in float64
     /// ([`canonical_dot`](crate::canonical::canonical_dot)), so that the token agrees across instruction sets and
     /// backends on real inputs too. Tokens, scores and logits are then those of the
-    /// [reference](crate::reference).
+    /// [reference](crate::reference); log Z still sums the logits of the pass.
     pub canonical: bool,
 }
 
@@ -110,7 +120,9 @@ pub struct Shape {
 ///   [`RowError`](crate::RowError), and the other rows are unaffected. A head without tokens gives every row
 ///   [`RowError::NoFiniteLogit`](crate::RowError::NoFiniteLogit).
 /// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::MassHistogram).
-/// * A call within the plan allocates nothing, once `out` has been through a call of the same shape.
+/// * A call empties `out` first, also one that fails.
+/// * A call within the plan allocates nothing of its own, once `out` and the sampler have been through calls like it (the
+///   [reference](crate::reference), which plans nothing, is the exception).
 pub trait PerturbedArgmax: Send {
     /// What this sampler can do.
     fn capabilities(&self) -> Capabilities;

@@ -5,9 +5,11 @@
 //! is then evaluated again as the [reference](flash_sampling_core::reference) does.
 //!
 //! The difference is bounded by the rounding of the dot product ([`dot_error_bound`]), carried through the transforms
-//! (bias, a soft-cap of slope at most 1, scale, 1 / temperature), and a few roundings of each step on the way. Tokens
-//! with a very negative logit bias round more coarsely, but cannot win while any other token is alive; when the winner's
-//! score says that none was, the whole row is evaluated canonically.
+//! (bias, a soft-cap of slope at most 1 and its own error, scale, 1 / temperature), and a few roundings of each step.
+//!
+//! Tokens with a very negative bias, of the head or of the row, round more coarsely than the rest. They are left out of
+//! the bound where they cannot win while any other token is alive (below a soft-cap: where its tangent is flat, and
+//! every rounding the same); when the winner's score says that none was, the whole row is evaluated canonically.
 
 use flash_sampling_core::canonical::{canonical_logit, dot_error_bound, largest_norm, norm};
 use flash_sampling_core::params::Row;
@@ -18,11 +20,17 @@ const UNIT: f64 = 1.0 / 4_194_304.0;
 /// Above any Gumbel's size.
 const NOISE: f64 = 46.0;
 
+/// A bound on the relative error of [`tanh`](flash_sampling_core::math::tanh).
+const TANH: f64 = 4e-7;
+
 /// What the canonical option needs of a head, found once.
 #[derive(Debug)]
 pub(crate) struct Canonical {
     largest_weight: f64,
-    largest_bias: f64,
+    /// The largest bias of the head that is not negative.
+    positive: f64,
+    /// Sizes of its negative, finite biases, ascending.
+    negative: Vec<f32>,
     hidden: Vec<f32>,
     weight_row: Vec<f32>,
     list: TopList,
@@ -31,20 +39,30 @@ pub(crate) struct Canonical {
 /// Bounds for one row.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
-    /// Of the size of a raw logit.
-    raw: f64,
-    /// Of the size of a transformed logit without its logit bias.
-    logit: f64,
     /// Of the difference of two scores of one token.
     error: f64,
+    /// What a token without negative biases scores at least, whatever its noise. A winner above this shows that the
+    /// tokens which were left out did not matter.
+    alive: f64,
+    /// Whether tokens were left out.
+    coarse: bool,
+}
+
+/// The largest of ascending sizes that is at most `limit`, and whether any is above.
+fn largest_below(sizes: &[f32], limit: f64) -> (f64, bool) {
+    let within = sizes.partition_point(|&b| f64::from(b) <= limit);
+    (within.checked_sub(1).map_or(0.0, |last| f64::from(sizes[last])), within < sizes.len())
 }
 
 impl Canonical {
     pub(crate) fn new(head: &Head<'_>) -> Self {
-        let bias = head.bias().unwrap_or(&[]).iter().filter(|b| b.is_finite());
+        let biases = head.bias().unwrap_or(&[]).iter().filter(|b| b.is_finite());
+        let mut negative: Vec<f32> = biases.clone().filter(|b| **b < 0.0).map(|b| -b).collect();
+        negative.sort_by(f32::total_cmp);
         Canonical {
             largest_weight: largest_norm(&head.weight()),
-            largest_bias: bias.fold(0.0, |m, b| m.max(f64::from(b.abs()))),
+            positive: f64::from(biases.fold(0.0, |m: f32, b| m.max(*b))),
+            negative,
             hidden: vec![0.0; head.hidden()],
             weight_row: vec![0.0; head.hidden()],
             list: TopList::default(),
@@ -53,16 +71,25 @@ impl Canonical {
 
     fn bounds(&self, head: &Head<'_>, row: &Row<'_>, hidden: f64) -> Bounds {
         let (scale, inv_t) = (f64::from(head.scale()), f64::from(row.transform.inv_temperature));
-        let before = hidden * self.largest_weight + self.largest_bias;
+        let dot = hidden * self.largest_weight;
+        // With a negative bias beyond this size a token scores below `alive`.
+        let reach = 2.1 * (dot + NOISE / (scale * inv_t)) + head.soft_cap().map_or(0.0, |cap| 10.0 * f64::from(cap));
+        let (negative, head_coarse) = largest_below(&self.negative, reach);
+        let before = dot + self.positive.max(negative);
         let raw = scale * head.soft_cap().map_or(before, |cap| before.min(f64::from(cap)));
-        // A logit bias below this cannot win against a token without one.
-        let hopeless = -(2.1 * raw + 2.1 * NOISE / inv_t);
-        let biases = row.transform.logit_bias.iter().map(|&(_, b)| f64::from(b));
-        let bias = biases.filter(|&b| b >= hopeless).fold(0.0, |m: f64, b| m.max(b.abs()));
-        let dot = dot_error_bound(head.hidden(), hidden, self.largest_weight);
-        let transformed = (raw + bias) * inv_t;
-        let error = (dot + UNIT * before) * scale * inv_t + UNIT * (2.0 * transformed + raw * inv_t + NOISE);
-        Bounds { raw, logit: raw * inv_t, error }
+        let reach = 2.1 * (raw + NOISE / inv_t);
+        let row_biases = row.transform.logit_bias.iter().map(|&(_, b)| f64::from(b)).filter(|b| b.is_finite());
+        let row_bias = row_biases.clone().filter(|&b| b >= -reach).fold(0.0, |m: f64, b| m.max(b.abs()));
+        let cap_error = if head.soft_cap().is_some() { 2.0 * TANH * raw } else { 0.0 };
+        let transformed = (raw + row_bias) * inv_t;
+        let rounding = UNIT * (2.0 * transformed + raw * inv_t + NOISE);
+        let sum = dot_error_bound(head.hidden(), hidden, self.largest_weight) + UNIT * before;
+        let error = (sum * scale + cap_error) * inv_t + rounding;
+        Bounds {
+            error,
+            alive: -1.01 * (dot * scale * inv_t + error) - NOISE,
+            coarse: head_coarse || row_biases.clone().any(|b| b < -reach),
+        }
     }
 
     /// The slack of a row; its hidden state is row `r` of `input`.
@@ -102,11 +129,9 @@ impl Canonical {
                 list.push(candidate);
             }
         }
-        let bounds = self.bounds(head, row, norm(&self.hidden));
-        let alive = -1.01 * (bounds.logit + bounds.error) - NOISE;
-        let coarse = |&(_, b): &(u32, f32)| b.is_finite() && f64::from(b) < -2.0 * bounds.raw;
+        let Bounds { alive, coarse, .. } = self.bounds(head, row, norm(&self.hidden));
         let last = list.as_slice().last().map_or(0.0, |c| f64::from(c.winner.score));
-        if last < alive && row.transform.logit_bias.iter().any(coarse) {
+        if coarse && last < alive {
             list.reset(limit, 0.0);
             for token in head.tokens() {
                 let candidate = self.candidate(head, row, draw, token);

@@ -17,6 +17,11 @@ use flash_sampling_core::{
 };
 use rayon::prelude::*;
 
+/// Limits of a plan, so that a nonsensical one is an error rather than the end of memory: rows, draws of all rows
+/// together, log-probabilities of all rows together.
+const MAX_ROWS: u64 = 1 << 16;
+const MAX_DRAWS: u64 = 1 << 26;
+const MAX_LOGPROBS: u64 = 1 << 26;
 /// Tokens that a worker claims at a time.
 pub(crate) const CHUNK: u32 = 4 * TILE as u32;
 
@@ -40,6 +45,7 @@ pub(crate) struct Call<'c, 'a> {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) plan: Plan,
+    weight: DType,
     isa: Isa,
     simd: Simd,
     threads: Threads,
@@ -49,13 +55,29 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Plans for inputs of `width` columns. `weigh`: rows keep masses always.
-    pub(crate) fn new(plan: Plan, width: usize, options: &CpuOptions, weigh: bool) -> Result<Self, CpuError> {
+    /// Plans for a weight's type and inputs of `width` columns. `weigh`: rows keep masses always.
+    pub(crate) fn new(
+        plan: Plan,
+        weight: DType,
+        width: usize,
+        options: &CpuOptions,
+        weigh: bool,
+    ) -> Result<Self, CpuError> {
         if plan.max_rows == 0 {
             return Err(CpuError::EmptyPlan { knob: Knob::MaxRows });
         }
         if plan.max_draws == 0 {
             return Err(CpuError::EmptyPlan { knob: Knob::Draws });
+        }
+        let limits = [
+            (Knob::MaxRows, plan.max_rows as u64, MAX_ROWS),
+            (Knob::Draws, u64::from(plan.max_draws), MAX_DRAWS / plan.max_rows as u64),
+            (Knob::Logprobs, u64::from(plan.max_logprobs.unwrap_or(0)), MAX_LOGPROBS / plan.max_rows as u64),
+        ];
+        for (knob, asked, limit) in limits {
+            if asked > limit {
+                return Err(CpuError::PlanSize { knob, asked, limit });
+            }
         }
         let isa = options.isa.unwrap_or_else(|| Isa::best_for(DType::BF16, DType::BF16));
         if !isa.is_available() {
@@ -69,7 +91,7 @@ impl Engine {
             })
             .collect();
         let rows = Vec::with_capacity(plan.max_rows);
-        Ok(Engine { plan, isa, simd: Simd::of(isa), threads, workers, rows })
+        Ok(Engine { plan, weight, isa, simd: Simd::of(isa), threads, workers, rows })
     }
 
     /// What a variant over hidden states can do.
@@ -87,15 +109,20 @@ impl Engine {
         }
     }
 
-    /// The instruction set's name, as the backend's.
+    /// The instruction set for this weight and bf16 hidden states, as the backend's name.
     pub(crate) fn backend(&self) -> &'static str {
-        match self.isa {
+        match self.isa.for_types(self.weight, DType::BF16) {
             Isa::Portable => "cpu (portable)",
             Isa::Avx2 => "cpu (avx2)",
             Isa::Avx512 => "cpu (avx512)",
             Isa::Avx512Bf16 => "cpu (avx512bf16)",
             Isa::Amx => "cpu (amx)",
         }
+    }
+
+    /// Whether work may leave the caller's thread.
+    pub(crate) fn is_parallel(&self) -> bool {
+        !matches!(self.threads, Threads::One)
     }
 
     /// Checks the rows of a call; `slack` says how far canonical candidates reach.
@@ -132,8 +159,9 @@ impl Engine {
         let part = |k: u32| {
             (k * chunk).max(tokens.start)..(u64::from(k + 1) * u64::from(chunk)).min(u64::from(tokens.end)) as u32
         };
+        let parallel = self.is_parallel();
         let workers = &mut self.workers;
-        if matches!(self.threads, Threads::One) || last - first <= 1 {
+        if !parallel || last - first <= 1 {
             return (first..last).for_each(|k| work(&mut workers[0], part(k), simd));
         }
         let next = AtomicU64::new(u64::from(first));
@@ -153,6 +181,9 @@ impl Engine {
     /// Evaluates `tokens` for all rows on all workers, and gathers the states in the first worker.
     pub(crate) fn pass(&mut self, source: &Source<'_>, rows: &Rows<'_>, tokens: Range<u32>, chunk: u32) {
         self.workers.iter_mut().for_each(|worker| worker.begin(rows));
+        if rows.iter().all(Result::is_err) {
+            return;
+        }
         self.for_parts(tokens, chunk, |worker, part, simd| worker.evaluate(source, rows, part, simd));
         self.gather(rows);
     }
@@ -166,7 +197,6 @@ impl Engine {
         call: Call<'_, '_>,
         out: &mut Samples,
     ) {
-        out.clear();
         let dot = hidden.pack(self, head.weight().dtype(), &call.input);
         let rows =
             self.begin(call.rows, &call.can, head.vocab_size(), |r, row| hidden.slack(head, row, &call.input, r));
@@ -195,6 +225,8 @@ impl Engine {
 pub(crate) struct Hidden {
     packed: Packed,
     canonical: Option<Canonical>,
+    /// The canonical draws of a row.
+    drawn: Vec<Candidate>,
 }
 
 impl Hidden {
@@ -202,6 +234,7 @@ impl Hidden {
         Hidden {
             packed: Packed::new(plan.max_rows, head.hidden()),
             canonical: plan.canonical.then(|| Canonical::new(head)),
+            drawn: Vec::new(),
         }
     }
 
@@ -236,8 +269,9 @@ impl Hidden {
         summary.check(row)?;
         canonical.load(input, r);
         let limit = if row.without_replacement { row.draws as usize } else { 1 };
-        let mut drawn = Vec::new();
-        for (draw, list) in (row.first_draw..).zip(summary.best.lists()) {
+        let mut drawn = core::mem::take(&mut self.drawn);
+        drawn.clear();
+        for (list, draw) in summary.best.lists().iter().zip(row.first_draw..) {
             let noise = (!row.greedy).then_some(draw);
             drawn.extend_from_slice(canonical.resolve(head, row, noise, limit, list.as_slice()));
         }
@@ -245,6 +279,7 @@ impl Hidden {
         let copies = if row.greedy && !row.without_replacement { row.draws as usize } else { 1 };
         let draws = drawn.iter().copied().cycle().take(drawn.len() * copies);
         out.push_row(draws, row.logprobs.and(summary.mass), top);
+        self.drawn = drawn;
         Ok(())
     }
 }
@@ -261,7 +296,7 @@ pub(crate) struct Summary<'a> {
 
 impl<'a> From<&'a RowState> for Summary<'a> {
     fn from(state: &'a RowState) -> Self {
-        let RowState { best, mass, top, fault, alive } = state;
+        let RowState { best, mass, top, fault, alive, .. } = state;
         Summary { fault: *fault, alive: *alive, best, mass: mass.as_ref(), top: top.as_slice() }
     }
 }

@@ -39,6 +39,16 @@ pub enum CpuError {
         /// The knob of the plan.
         knob: Knob,
     },
+    /// The plan asks for more scratch than any call could need.
+    #[error("the plan's {knob} is {asked}; at most {limit} can be planned for")]
+    PlanSize {
+        /// The knob of the plan.
+        knob: Knob,
+        /// The plan's value.
+        asked: u64,
+        /// The largest there can be.
+        limit: u64,
+    },
     /// The head cannot be used.
     #[error(transparent)]
     Head(#[from] HeadError),

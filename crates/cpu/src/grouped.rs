@@ -8,19 +8,9 @@ use crate::words::SPAN;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Candidate, Capabilities, Domain, Exactness, Head, Knob, MassHistogram, Matrix, PerturbedArgmax, Plan, RowParams,
-    SampleError, Samples, Shape, TopList, Variant,
+    Candidate, Capabilities, Domain, Exactness, GroupDraw, Head, Knob, MassHistogram, Matrix, PerturbedArgmax, Plan,
+    RowParams, SampleError, Samples, Shape, TopList, Variant,
 };
-
-/// How the group is chosen (paper section D.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GroupDraw {
-    /// By the groups' log-masses with fresh noise of their own. Exact in distribution.
-    Fresh,
-    /// By the groups' maxima of perturbed scores, which are there already. Exact pathwise: the draws are those of
-    /// [`Tiled`](crate::Tiled).
-    Reuse,
-}
 
 /// Log-mass and local sample of each group of tokens, then a draw of the group (paper Alg. I.2). Groups lie on the
 /// absolute grid of multiples of their size, so they are the same in every shard.
@@ -63,7 +53,7 @@ impl<'w> Grouped<'w> {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
         let fresh = draw == GroupDraw::Fresh;
-        let mut engine = Engine::new(plan, head.hidden(), options, fresh)?;
+        let mut engine = Engine::new(plan, head.weight().dtype(), head.hidden(), options, fresh)?;
         if fresh {
             for worker in &mut engine.workers {
                 worker.chosen = (0..plan.max_rows).map(|_| Chosen::new(&plan)).collect();
@@ -110,7 +100,7 @@ impl Chosen {
             self.total.merge(mass);
         }
         let log_mass = mass.log_z();
-        for ((draw, best), &sample) in (row.first_draw..).zip(&mut self.draws).zip(&state.best.winners) {
+        for ((best, &sample), draw) in self.draws.iter_mut().zip(&state.best.winners).zip(row.first_draw..) {
             let score = if row.greedy {
                 f64::from(sample.winner.score)
             } else {
@@ -180,6 +170,7 @@ impl PerturbedArgmax for Grouped<'_> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
         check_call(&input, rows, &self.shape(), &self.plan())?;
         let can = self.capabilities();
         let Grouped { head, engine, hidden, group, draw } = self;
@@ -187,7 +178,6 @@ impl PerturbedArgmax for Grouped<'_> {
             engine.sample_pathwise(head, hidden, *group, Call { input, rows, can }, out);
             return Ok(());
         }
-        out.clear();
         let dot = hidden.pack(engine, head.weight().dtype(), &input);
         let rows = engine.begin(rows, &can, head.vocab_size(), |_, _| 0.0);
         let active = |r: usize| rows[r].as_ref().ok().map(|planned| planned.row);

@@ -33,7 +33,8 @@ mod tiled;
 mod words;
 
 pub use error::CpuError;
-pub use grouped::{GroupDraw, Grouped};
+pub use flash_sampling_core::GroupDraw;
+pub use grouped::Grouped;
 pub use isa::{Isa, ParseIsaError};
 pub use online::Online;
 pub use options::CpuOptions;

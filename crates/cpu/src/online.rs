@@ -1,5 +1,6 @@
 //! The online variant (paper Alg. I.3): groups stream through the binary merge.
 
+use crate::dot::TILE;
 use crate::engine::{CHUNK, Engine, Hidden, Rows, Summary};
 use crate::error::CpuError;
 use crate::grouped::check_group;
@@ -66,7 +67,7 @@ impl Running {
             self.total.merge(mass);
         }
         self.top.merge(&state.top);
-        for ((draw, running), &local) in (row.first_draw..).zip(&mut self.draws).zip(&state.best.winners) {
+        for ((running, &local), draw) in self.draws.iter_mut().zip(&state.best.winners).zip(row.first_draw..) {
             let sample = (!mass.is_empty()).then_some(local);
             *running = if row.greedy {
                 // The argmax needs no coin.
@@ -101,7 +102,9 @@ pub(crate) fn merge_group(
     tokens: Range<u32>,
     running: &mut [Running],
 ) {
-    engine.pass(source, rows, tokens, CHUNK);
+    // Small groups are shared out in single tiles.
+    let share = (tokens.len() as u32 / engine.workers.len() as u32).next_multiple_of(TILE as u32);
+    engine.pass(source, rows, tokens, share.clamp(TILE as u32, CHUNK));
     for ((state, planned), running) in engine.workers[0].rows.iter().zip(rows).zip(running) {
         if let Ok(planned) = planned {
             running.add(&planned.row, k, state);
@@ -139,7 +142,7 @@ impl<'w> Online<'w> {
         if plan.canonical {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
-        let engine = Engine::new(plan, head.hidden(), options, true)?;
+        let engine = Engine::new(plan, head.weight().dtype(), head.hidden(), options, true)?;
         let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
         Ok(Online { hidden: Hidden::new(&head, &plan), head, engine, group, running })
     }
@@ -159,8 +162,8 @@ impl PerturbedArgmax for Online<'_> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        check_call(&input, rows, &self.shape(), &self.plan())?;
         out.clear();
+        check_call(&input, rows, &self.shape(), &self.plan())?;
         let can = self.capabilities();
         let Online { head, engine, hidden, group, running } = self;
         let dot = hidden.pack(engine, head.weight().dtype(), &input);

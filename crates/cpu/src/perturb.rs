@@ -32,8 +32,8 @@ fn word_limit(top: f32, cut: f32) -> u32 {
     } else if y < -1.0 {
         0
     } else {
-        // One more for the rounding of `y` and of the conversion.
-        (f32::from_bits(((y + 127.0) * 8_388_608.0) as u32) * 1.000_1) as u32 + 1
+        // A little more for the rounding of `y` and of the conversion, which saturates just below 2^32.
+        ((f32::from_bits(((y + 127.0) * 8_388_608.0) as u32) * 1.000_1) as u32).saturating_add(1)
     }
 }
 
@@ -92,12 +92,17 @@ mod tests {
     proptest! {
         #[test]
         fn words_above_the_limit_cannot_reach_the_cut(
-            top in -300f32..300.0, gap in -5f32..47.0, above in 0u32..1000, refinement: u32,
+            top in -300f32..300.0, gap in prop_oneof![4 => -5f32..47.0, 1 => -2e-4f32..2e-4], above in 0u32..1000, refinement: u32,
         ) {
             let cut = top + gap;
             if let Some(word) = word_limit(top, cut).checked_add(1 + above) {
                 prop_assert!(top + gumbel(word, || refinement) < cut);
             }
+        }
+
+        #[test]
+        fn the_limit_falls_as_the_cut_rises(top in -9f32..9.0, gap in -3e-4f32..3e-4, step in 0f32..1e-3) {
+            prop_assert!(word_limit(top, top + gap) >= word_limit(top, top + gap + step));
         }
 
         #[test]

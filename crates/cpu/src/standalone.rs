@@ -6,8 +6,8 @@ use crate::options::CpuOptions;
 use crate::tile::Source;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
-    Shape, Variant,
+    Capabilities, DType, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,
+    Samples, Shape, Variant,
 };
 
 /// Draws from existing logits, `[rows, vocab]` in bf16, f16 or f32: one streaming pass, no softmax (paper Alg. I.1).
@@ -32,7 +32,7 @@ impl Standalone {
         if vocab_size == 0 || vocab_size >= u32::MAX as usize {
             return Err(HeadError::Vocab { vocab_size, vocab_start: 0, vocab_end: vocab_size }.into());
         }
-        let engine = Engine::new(plan, 1, options, false)?;
+        let engine = Engine::new(plan, DType::F32, 1, options, false)?;
         Ok(Standalone { vocab_size: vocab_size as u32, engine })
     }
 }
@@ -52,8 +52,8 @@ impl PerturbedArgmax for Standalone {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        check_call(&input, rows, &self.shape(), &self.plan())?;
         out.clear();
+        check_call(&input, rows, &self.shape(), &self.plan())?;
         let can = self.capabilities();
         let rows = self.engine.begin(rows, &can, self.vocab_size, |_, _| 0.0);
         self.engine.pass(&Source::Logits(input), &rows, 0..self.vocab_size, CHUNK);

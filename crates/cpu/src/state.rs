@@ -82,8 +82,12 @@ impl Best {
 #[derive(Clone, Debug)]
 pub(crate) struct RowState {
     pub(crate) best: Best,
-    /// Masses, when log-probabilities are asked for or groups are weighed.
+    /// Masses, when the plan allows log-probabilities or groups are weighed.
     pub(crate) mass: Option<MassHistogram>,
+    /// Whether groups are weighed: every row needs its masses.
+    weigh: bool,
+    /// Whether this row needs its masses.
+    pub(crate) weighed: bool,
     /// The largest logits.
     pub(crate) top: TopList,
     pub(crate) fault: Option<Fault>,
@@ -97,6 +101,8 @@ impl RowState {
         let mut state = RowState {
             best: Best::default(),
             mass: (weigh || plan.max_logprobs.is_some()).then(MassHistogram::default),
+            weigh,
+            weighed: false,
             top: TopList::new(plan.max_logprobs.unwrap_or(0) as usize, 0.0),
             fault: None,
             alive: false,
@@ -113,6 +119,7 @@ impl RowState {
         if let Some(mass) = &mut self.mass {
             mass.clear();
         }
+        self.weighed = self.weigh || row.logprobs.is_some();
         self.top.reset(row.logprobs.unwrap_or(0) as usize, slack);
         self.fault = None;
         self.alive = false;

@@ -110,7 +110,7 @@ impl<'a> OnlineStream<'a> {
                 return Err(HeadError::BiasValue { row }.into());
             }
         }
-        let engine = Engine::new(plan, head.hidden, options, true)?;
+        let engine = Engine::new(plan, head.dtype, head.hidden, options, true)?;
         let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
         let whole = StreamHead { bias: None, ..head };
         let hidden = Hidden::new(&whole.part(nothing, head.vocab)?, &plan);
@@ -140,8 +140,8 @@ impl<'a> OnlineStream<'a> {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), StreamError> {
-        check_call(&input, rows, &self.shape(), &self.engine.plan)?;
         out.clear();
+        check_call(&input, rows, &self.shape(), &self.engine.plan)?;
         let can = self.capabilities();
         let OnlineStream { head, engine, hidden, group, running, blocks } = self;
         let rows = engine.begin(rows, &can, head.vocab_size as u32, |_, _| 0.0);
@@ -166,10 +166,16 @@ impl<'a> OnlineStream<'a> {
                 .map_err(|source| SampleError::Backend { backend: "cpu", source: Box::new(source) })?;
             let tokens = start as u32..(start + count) as u32;
             let source = hidden.source(&part, dot);
-            (outcome, ()) = rayon::join(
-                || read(weight, start + size, next),
-                || merge_group(engine, &source, &rows, start as u32 / *group, tokens, running),
-            );
+            let k = start as u32 / *group;
+            if engine.is_parallel() {
+                (outcome, ()) = rayon::join(
+                    || read(weight, start + size, next),
+                    || merge_group(engine, &source, &rows, k, tokens, running),
+                );
+            } else {
+                merge_group(engine, &source, &rows, k, tokens, running);
+                outcome = read(weight, start + size, next);
+            }
             core::mem::swap(current, next);
         }
         outcome?;

@@ -203,7 +203,7 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
 /// The instruction set of `L` is available.
 #[inline(always)]
 unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f32, state: &mut RowState) {
-    if let Some(mass) = &mut state.mass {
+    if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
         mass.extend_from_slice(spans.as_flattened());
     }
     if top >= state.top.threshold() {
@@ -212,7 +212,7 @@ unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f
             state.top.threshold()
         });
     }
-    for (draw, winner) in (row.first_draw..).zip(&mut state.best.winners) {
+    for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
         let cut = winner.winner.score;
         let offer = |c| {
             *winner = winner.merge(c);
@@ -221,7 +221,7 @@ unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f
         // SAFETY: by this function's contract.
         unsafe { draw_tile::<L>(row, draw, first, spans, top, cut, offer) };
     }
-    for (draw, list) in (row.first_draw..).zip(state.best.lists_mut()) {
+    for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         let cut = list.threshold();
         let offer = |c| {
             list.push(c);
@@ -257,9 +257,9 @@ unsafe fn draw_tile<L: Lanes>(
 /// Offers the logits that reach `cut` as their own scores.
 #[inline(always)]
 fn rank(first: u32, spans: &[[f32; SPAN]], mut cut: f32, mut offer: impl FnMut(Candidate) -> f32) {
-    for (token, &logit) in (first..).zip(spans.as_flattened()) {
+    for (i, &logit) in spans.as_flattened().iter().enumerate() {
         if logit >= cut && logit > f32::NEG_INFINITY {
-            cut = offer(Candidate { winner: Winner::new(logit, token), logit });
+            cut = offer(Candidate { winner: Winner::new(logit, first + i as u32), logit });
         }
     }
 }

@@ -27,7 +27,7 @@ impl<'w> Tiled<'w> {
     /// * [`CpuError::IsaUnavailable`], [`CpuError::NoThreads`], [`CpuError::Threads`]: the options.
     /// * [`CpuError::EmptyPlan`]: the plan has no rows or no draws.
     pub fn new(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
-        let engine = Engine::new(plan, head.hidden(), options, false)?;
+        let engine = Engine::new(plan, head.weight().dtype(), head.hidden(), options, false)?;
         Ok(Tiled { hidden: Hidden::new(&head, &plan), head, engine })
     }
 }
@@ -46,6 +46,7 @@ impl PerturbedArgmax for Tiled<'_> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
         check_call(&input, rows, &self.shape(), &self.plan())?;
         let can = self.capabilities();
         self.engine.sample_pathwise(&self.head, &mut self.hidden, CHUNK, Call { input, rows, can }, out);

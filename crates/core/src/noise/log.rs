@@ -40,7 +40,7 @@ fn ln_1p_reduced(f: f32, k: f32) -> f32 {
     k.mul_add(LN_2_HI, k.mul_add(LN_2_LO, r))
 }
 
-/// `ln x` for positive, normal, finite `x`; relative error below 2^-22.9, absolute error below 2^-23 |ln x| + 2^-25.
+/// `ln x` for positive, normal, finite `x`; relative error below 2^-22.9.
 ///
 /// Other arguments give an unspecified result.
 #[inline(always)]

@@ -64,7 +64,8 @@ pub fn gumbel(word: u32, refinement: impl FnOnce() -> u32) -> f32 {
     -ln(exponential(word, refinement))
 }
 
-/// A uniform in (0, 1) with 64 bits, for comparisons with a probability: `P(coin < p) = p` to 2^-53 relative.
+/// A uniform in (0, 1) with 64 bits, for comparisons with a probability: `P(coin < p) = p` to 2^-64 absolute and 2^-53
+/// relative, whichever is larger.
 pub fn coin_open(words: [u32; 2]) -> f64 {
     let bits = u64::from(words[0]) << 32 | u64::from(words[1]);
     // Above 2^53 the half is lost to rounding, and the top words would give 1: stay below it.
