@@ -1,11 +1,12 @@
-// Entry points of the fused Hopper kernel. FS_COLUMNS, FS_UNITS, FS_CLUSTER and FS_OPERAND are given by the build.
+// The entry point of the fused Hopper kernel. FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER and FS_OPERAND are given by the
+// build.
 #include "flash_sampling/kernels/fused_hopper.cuh"
 
 using namespace flash_sampling;
+using Kernel = FusedHopper<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER>;
 
-extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(384, 1)
-    fused_hopper(const __grid_constant__ Call call, const __grid_constant__ ptx::TensorMap weight,
-                 const __grid_constant__ ptx::TensorMap hidden) {
+extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Kernel::THREADS, 1)
+    fused_hopper(const __grid_constant__ Call call, const __grid_constant__ Kernel::Maps maps) {
     extern __shared__ u8 memory[];
-    FusedHopper<FS_COLUMNS, FS_UNITS, FS_CLUSTER>::block<ptx::Operand::FS_OPERAND>(call, weight, hidden, memory);
+    Kernel::block<ptx::Operand::FS_OPERAND>(call, maps, memory);
 }

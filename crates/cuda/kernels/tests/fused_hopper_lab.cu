@@ -23,12 +23,12 @@ using namespace flash_sampling;
         }                                                                                          \
     } while (0)
 
-template <int COLUMNS, int UNITS, int CLUSTER>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
-    fused(const __grid_constant__ Call call, const __grid_constant__ ptx::TensorMap weight,
-          const __grid_constant__ ptx::TensorMap hidden) {
+    fused(const __grid_constant__ Call call,
+          const __grid_constant__ typename FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::Maps maps) {
     extern __shared__ u8 memory[];
-    FusedHopper<COLUMNS, UNITS, CLUSTER>::template block<ptx::Operand::BF16>(call, weight, hidden, memory);
+    FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::template block<ptx::Operand::BF16>(call, maps, memory);
 }
 
 typedef CUresult (*EncodeFn)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -54,19 +54,19 @@ struct Problem {
     Call call;
 };
 
-template <int COLUMNS, int UNITS, int CLUSTER>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 static void launch(const Problem& p, cudaStream_t s = 0) {
-    using K = FusedHopper<COLUMNS, UNITS, CLUSTER>;
+    using K = FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>;
     static bool once = false;
     if (!once) {
-        CHECK(cudaFuncSetAttribute(fused<COLUMNS, UNITS, CLUSTER>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::SHARED_BYTES));
+        CHECK(cudaFuncSetAttribute(fused<COLUMNS, UNITS, SLABS, CLUSTER>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::SHARED_BYTES));
         once = true;
     }
-    const auto wm = map_of(p.w, p.call.tokens, p.call.hidden, 64);
-    const auto hm = map_of(p.h, p.call.row_count, p.call.hidden, COLUMNS / CLUSTER);
-    const u32 units = (p.call.tokens + 63) / 64;
+    const typename K::Maps maps = {map_of(p.w, p.call.tokens, p.call.hidden, 64), map_of(p.w, p.call.tokens, p.call.hidden, 16),
+                                   map_of(p.h, p.call.row_count, p.call.hidden, COLUMNS / CLUSTER)};
+    const u32 units = (p.call.tokens + 15) / 16;
     u32 grid = std::min<u32>(sms / CLUSTER, (units + CLUSTER - 1) / CLUSTER) * CLUSTER;
-    fused<COLUMNS, UNITS, CLUSTER><<<grid, 384, K::SHARED_BYTES, s>>>(p.call, wm, hm);
+    fused<COLUMNS, UNITS, SLABS, CLUSTER><<<grid, 384, K::SHARED_BYTES, s>>>(p.call, maps);
     CHECK(cudaGetLastError());
 }
 
@@ -77,9 +77,21 @@ struct Variant {
     Launch launch;
 };
 static const Variant variants[] = {
-    {"8x2x1", 8, launch<8, 2, 1>},       {"16x2x1", 16, launch<16, 2, 1>},    {"32x2x1", 32, launch<32, 2, 1>},
-    {"64x2x1", 64, launch<64, 2, 1>},    {"64x2x2", 64, launch<64, 2, 2>},    {"128x2x1", 128, launch<128, 2, 1>},
-    {"128x2x2", 128, launch<128, 2, 2>}, {"256x1x1", 256, launch<256, 1, 1>}, {"256x1x2", 256, launch<256, 1, 2>},
+    {"8x2x1x1", 8, launch<8, 2, 1, 1>},
+    {"8x1x2x1", 8, launch<8, 1, 2, 1>},
+    {"8x1x1x1", 8, launch<8, 1, 1, 1>},
+    {"8x2x2x1", 8, launch<8, 2, 2, 1>},
+    {"16x2x1x1", 16, launch<16, 2, 1, 1>},
+    {"16x1x2x1", 16, launch<16, 1, 2, 1>},
+    {"32x2x1x1", 32, launch<32, 2, 1, 1>},
+    {"32x1x2x1", 32, launch<32, 1, 2, 1>},
+    {"64x2x1x1", 64, launch<64, 2, 1, 1>},
+    {"64x2x1x2", 64, launch<64, 2, 1, 2>},
+    {"64x1x2x1", 64, launch<64, 1, 2, 1>},
+    {"128x2x1x1", 128, launch<128, 2, 1, 1>},
+    {"128x2x1x2", 128, launch<128, 2, 1, 2>},
+    {"256x1x1x1", 256, launch<256, 1, 1, 1>},
+    {"256x1x1x2", 256, launch<256, 1, 1, 2>},
 };
 
 // The scalar definition, one thread a token and row; integer inputs, so the sum is exact in any order.
@@ -241,6 +253,9 @@ static std::pair<float, float> time_it(void (*f)(void*), void* arg, int warm = 2
     return {t[0] * 1e3f, t[reps / 2] * 1e3f};
 }
 
+static std::string only;
+static int repetitions = 100;
+
 static void bench(u32 V, u32 D, const std::vector<int>& batches) {
     auto* w = device<__nv_bfloat16>((u64)V * D);
     auto* h = device<__nv_bfloat16>(256ull * D);
@@ -255,8 +270,9 @@ static void bench(u32 V, u32 D, const std::vector<int>& batches) {
     for (int rows : batches) {
         for (const auto& v : variants) {
             if (v.columns < rows || (v.columns > 8 && v.columns >= 2 * rows)) continue;
+            if (!only.empty() && only != v.name) continue;
             printf("rows %3d %-8s", rows, v.name);
-            for (int mode = 0; mode < 4; ++mode) {
+            for (int mode = 0; mode < 3; ++mode) {
                 Call c = scratch(rows);
                 c.row_count = rows;
                 c.hidden = D;
@@ -271,7 +287,7 @@ static void bench(u32 V, u32 D, const std::vector<int>& batches) {
                 }
                 CHECK(cudaMemcpy((void*)c.rows, q.data(), rows * sizeof(Row), cudaMemcpyHostToDevice));
                 struct L { Problem p; Launch l; } a{{w, h, c}, v.launch};
-                auto t = time_it([](void* x) { auto* l = (L*)x; l->l(l->p, 0); }, &a);
+                auto t = time_it([](void* x) { auto* l = (L*)x; l->l(l->p, 0); }, &a, repetitions / 4, repetitions);
                 printf("  %s %7.1f %7.1f", mode == 0 ? "greedy" : mode == 1 ? "T=1" : mode == 2 ? "sd2.2" : "sd1", t.first, t.second);
                 fflush(stdout);
             }
@@ -291,6 +307,12 @@ int main(int argc, char** argv) {
     CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000, cudaEnableDefault, &q));
     printf("%s, %d SMs, L2 %d MB\n", prop.name, sms, prop.l2CacheSize >> 20);
     flush_buffer = device<u8>(256 << 20);
+    if (what == "one") {  // variant V D rows: few launches, for a profiler
+        only = argv[2];
+        repetitions = 4;
+        bench(atoi(argv[3]), atoi(argv[4]), {atoi(argv[5])});
+        return 0;
+    }
     if (what != "bench") {
         for (u32 R : {1u, 3u, 8u, 16u, 27u, 64u, 100u, 128u, 200u, 256u})
             for (int kind = 0; kind < 4; ++kind) check(1000 + R, 200, R, kind == 0 ? 0 : 37 * kind, kind, R * 4 + kind);

@@ -89,8 +89,9 @@ __device__ __forceinline__ void improve(Best* best, u64* global, u64 key, float 
 }
 
 // Scores one token exactly and offers it. `dot` has the head's bias already.
-__device__ __forceinline__ void offer(const Call& call, Best* best, u32 column, u32 token, float dot) {
-    const Row& row = call.rows[column];
+__device__ __forceinline__ void offer(const Call& call, const Row* rows, Best* best, u32 column, u32 token,
+                                      float dot) {
+    const Row& row = rows[column];
     const float raw = call.head.apply(dot, 0.0f, false);
     u64 invalid = invalid_key(raw, token, 0);
     float logit = 0.0f;

@@ -28,16 +28,19 @@
 
 namespace flash_sampling {
 
-// COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups.
-template <int COLUMNS, int UNITS, int CLUSTER>
+// COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups, SLABS slabs of
+// 64 hidden elements a stage.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 struct FusedHopper {
     static constexpr int UNIT = 64;
-    static constexpr int DEPTH = 64;  // hidden elements of a stage: one 128-byte swizzle row
+    static constexpr int GRANULE = 16;  // tokens are shared out among blocks in granules
+    static constexpr int DEPTH = 64;    // hidden elements of a slab: one 128-byte swizzle row
     static constexpr int TILE_UNITS = 2 * UNITS;
     static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
     static constexpr int WEIGHT_BYTES = TILE_UNITS * UNIT_BYTES;
     static constexpr int HIDDEN_BYTES = COLUMNS * DEPTH * 2;
-    static constexpr int STAGE_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
+    static constexpr int SLAB_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
+    static constexpr int STAGE_BYTES = SLABS * SLAB_BYTES;
     static constexpr int ACCUMULATORS = COLUMNS / 2;  // of a thread and unit
     static constexpr int WORDS = ACCUMULATORS < 32 ? 1 : ACCUMULATORS / 32;
     static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : 32;
@@ -57,6 +60,7 @@ struct FusedHopper {
 
     struct Shared {
         Best best[COLUMNS];
+        Row rows[COLUMNS];
         float losing[COLUMNS];
         u32 largest[COLUMNS];  // the first tile's largest dot product, as monotone bits
         u32 marks[TILE_UNITS][4][WORDS][32];
@@ -74,42 +78,49 @@ struct FusedHopper {
     static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + static_cast<int>(sizeof(Shared));
     static_assert(STAGES >= 3, "loads must run ahead of the products");
 
-    // Which units a block works on: clusters share a contiguous range evenly, tiles share it again, and the blocks of
+    // Which tokens a block works on: clusters share the granules evenly, tiles share a cluster's again, and the blocks of
     // a cluster halve each tile.
     struct Schedule {
-        u32 first, count, tiles, rank;
+        u32 tokens, first, count, tiles, rank;
 
-        __device__ __forceinline__ Schedule(u32 tokens, u32 group, u32 groups, u32 rank) : rank(rank) {
-            const u64 units = (tokens + UNIT - 1) / UNIT;
-            first = static_cast<u32>(units * group / groups);
-            count = static_cast<u32>(units * (group + 1) / groups) - first;
-            tiles = (count + CLUSTER * TILE_UNITS - 1) / (CLUSTER * TILE_UNITS);
+        __device__ __forceinline__ Schedule(u32 tokens, u32 group, u32 groups, u32 rank) : tokens(tokens), rank(rank) {
+            const u64 granules = (tokens + GRANULE - 1) / GRANULE;
+            first = static_cast<u32>(granules * group / groups);
+            count = static_cast<u32>(granules * (group + 1) / groups) - first;
+            tiles = (count * GRANULE + CLUSTER * TILE_UNITS * UNIT - 1) / (CLUSTER * TILE_UNITS * UNIT);
         }
-        __device__ __forceinline__ void tile(u32 t, u32& start, u32& units) const {
+        // The first token of a tile, and how many there are.
+        __device__ __forceinline__ void tile(u32 t, u32& start, u32& size) const {
             const u32 from = count * t / tiles, to = count * (t + 1) / tiles;
             const u32 half = CLUSTER == 2 ? (to - from + 1) / 2 : to - from;
-            start = first + from + (rank ? half : 0);
-            units = rank ? to - from - half : half;
+            start = (first + from + (rank ? half : 0)) * GRANULE;
+            size = min((rank ? to - from - half : half) * GRANULE, tokens - min(start, tokens));
         }
-        // The block that works on a unit.
-        static __device__ __forceinline__ u32 owner(u32 tokens, u32 groups, u32 unit) {
-            const u64 units = (tokens + UNIT - 1) / UNIT;
-            const u32 group = static_cast<u32>(((unit + 1ull) * groups - 1) / units);
+        // The block that works on a token.
+        static __device__ __forceinline__ u32 owner(u32 tokens, u32 groups, u32 token) {
+            const u64 granules = (tokens + GRANULE - 1) / GRANULE;
+            const u32 granule = token / GRANULE;
+            const u32 group = static_cast<u32>(((granule + 1ull) * groups - 1) / granules);
             if (CLUSTER == 1) return group;
-            const Schedule schedule(tokens, group, groups, 0);
-            const u32 t = ((unit - schedule.first + 1) * schedule.tiles - 1) / schedule.count;
-            u32 start, mine;
-            schedule.tile(t, start, mine);
-            return 2 * group + (unit >= start + mine);
+            const Schedule schedule(tokens, group, groups, 1);
+            u32 start, size;
+            schedule.tile(((granule - schedule.first + 1) * schedule.tiles - 1) / schedule.count, start, size);
+            return 2 * group + (token >= start);
         }
     };
 
+    // The tensors as boxes of one slab.
+    struct Maps {
+        ptx::TensorMap weight;   // 64 tokens
+        ptx::TensorMap granule;  // 16 tokens, for the end of a tile
+        ptx::TensorMap hidden;   // COLUMNS / CLUSTER rows
+    };
+
     template <ptx::Operand OPERAND>
-    static __device__ __forceinline__ void block(const Call& call, const ptx::TensorMap& weight,
-                                                 const ptx::TensorMap& hidden, u8* memory);
-    static __device__ __forceinline__ void load(const Call& call, const ptx::TensorMap& weight,
-                                                const ptx::TensorMap& hidden, u8* stages, Shared& shared,
+    static __device__ __forceinline__ void block(const Call& call, const Maps& maps, u8* memory);
+    static __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared& shared,
                                                 const Schedule& schedule);
+    static __device__ __forceinline__ void prepare(const Call& call, Shared& shared);
     static __device__ __forceinline__ void scout(const Call& call, Shared& shared, const Schedule& schedule);
     template <ptx::Operand OPERAND>
     static __device__ __forceinline__ void consume(const Call& call, const u8* stages, Shared& shared,
@@ -130,10 +141,10 @@ __device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
 }
 
 // The threshold of a row from what this block and the others have found.
-__device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Best* best, u32 column, float noise_bound,
-                                                      u32 next_token) {
+__device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Row* rows, const Best* best, u32 column,
+                                                      float noise_bound, u32 next_token) {
     if (column >= call.row_count) return bits_to_f32(0x7f7fffffu);
-    const Row& row = call.rows[column];
+    const Row& row = rows[column];
     const u64 mine = *const_cast<volatile const u64*>(&best[column].key);
     const u64 theirs = load_relaxed(&call.best[column]);
     const u64 key = mine > theirs ? mine : theirs;
@@ -146,28 +157,43 @@ __device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Be
 }
 
 // One thread keeps the ring full.
-template <int COLUMNS, int UNITS, int CLUSTER>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::load(
-    const Call& call, const ptx::TensorMap& weight, const ptx::TensorMap& hidden, u8* stages, Shared& shared,
-    const Schedule& schedule) {
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::load(
+    const Call& call, const Maps& maps, u8* stages, Shared& shared, const Schedule& schedule) {
     const u64 stream = ptx::policy_evict_first();
     const u64 keep = ptx::policy_evict_last();
-    const u32 steps = (call.hidden + DEPTH - 1) / DEPTH;
+    const u32 steps = (call.hidden + SLABS * DEPTH - 1) / (SLABS * DEPTH);
     u32 stage = 0, phase = 0;
     for (u32 t = 0; t < schedule.tiles; ++t) {
-        u32 start, units;
-        schedule.tile(t, start, units);
+        u32 start, size;
+        schedule.tile(t, start, size);
+        const u32 granules = (size + GRANULE - 1) / GRANULE;
+        const u32 units = granules / (UNIT / GRANULE);
         for (u32 step = 0; step < steps; ++step) {
             ptx::mbarrier_wait(&shared.empty[stage], phase ^ 1);
-            ptx::mbarrier_arrive_expect(&shared.full[stage], units * UNIT_BYTES + HIDDEN_BYTES);
-            u8* const to = stages + stage * STAGE_BYTES;
+            u64* const full = &shared.full[stage];
+            ptx::mbarrier_arrive_expect(full, SLABS * (granules * (UNIT_BYTES / (UNIT / GRANULE)) + HIDDEN_BYTES));
+            u8* to = stages + stage * STAGE_BYTES;
+            // The slabs of a unit follow each other: neighbours in device memory.
             for (u32 u = 0; u < units; ++u)
-                ptx::copy_box(to + u * UNIT_BYTES, &weight, &shared.full[stage], step * DEPTH, (start + u) * UNIT, stream);
-            if (CLUSTER == 1) {
-                ptx::copy_box(to + WEIGHT_BYTES, &hidden, &shared.full[stage], step * DEPTH, 0, keep);
-            } else {
-                ptx::copy_box_multicast(to + WEIGHT_BYTES + schedule.rank * (HIDDEN_BYTES / 2), &hidden, &shared.full[stage],
-                                        step * DEPTH, schedule.rank * (COLUMNS / 2), 3, keep);
+#pragma unroll
+                for (int slab = 0; slab < SLABS; ++slab)
+                    ptx::copy_box(to + slab * SLAB_BYTES + u * UNIT_BYTES, &maps.weight, full, (step * SLABS + slab) * DEPTH,
+                                  start + u * UNIT, stream);
+            for (u32 g = units * (UNIT / GRANULE); g < granules; ++g)
+#pragma unroll
+                for (int slab = 0; slab < SLABS; ++slab)
+                    ptx::copy_box(to + slab * SLAB_BYTES + g * (UNIT_BYTES / (UNIT / GRANULE)), &maps.granule, full,
+                                  (step * SLABS + slab) * DEPTH, start + g * GRANULE, stream);
+#pragma unroll
+            for (int slab = 0; slab < SLABS; ++slab) {
+                u8* const at = to + slab * SLAB_BYTES + WEIGHT_BYTES;
+                const u32 depth = (step * SLABS + slab) * DEPTH;
+                if (CLUSTER == 1)
+                    ptx::copy_box(at, &maps.hidden, full, depth, 0, keep);
+                else
+                    ptx::copy_box_multicast(at + schedule.rank * (HIDDEN_BYTES / 2), &maps.hidden, full, depth,
+                                            schedule.rank * (COLUMNS / 2), 3, keep);
             }
             if (++stage == STAGES) {
                 stage = 0;
@@ -177,19 +203,33 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::load(
     }
 }
 
+// Scouts and consumers fill in what they share; the first loads are under way meanwhile.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::prepare(const Call& call, Shared& shared) {
+    constexpr u32 HANDS = THREADS - 32;
+    const u32 hand = threadIdx.x - 32;
+    for (u32 i = hand; i < COLUMNS; i += HANDS) {
+        shared.best[i] = {0, 0.0f, 0};
+        shared.largest[i] = 0;
+    }
+    for (u32 i = hand; i < sizeof(shared.marks) / 4; i += HANDS) (&shared.marks[0][0][0][0])[i] = 0;
+    const u32 words = call.row_count * (sizeof(Row) / 8);
+    for (u32 i = hand; i < words; i += HANDS)
+        reinterpret_cast<u64*>(shared.rows)[i] = reinterpret_cast<const u64*>(call.rows)[i];
+    ptx::named_barrier(2, HANDS);
+}
+
 // Marks the words of each tile that are small enough to matter, and refreshes the thresholds.
-template <int COLUMNS, int UNITS, int CLUSTER>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::scout(const Call& call, Shared& shared,
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::scout(const Call& call, Shared& shared,
                                                                             const Schedule& schedule) {
     constexpr u32 ACROSS = COLUMNS < 32 ? COLUMNS : 32;  // columns of a warp at a time
     constexpr u32 DOWN = 32 / ACROSS;                    // quads of tokens of a warp at a time
     constexpr u32 CHUNK = 8;                             // quads of a lane at a time
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
     for (u32 t = 0; t < schedule.tiles; ++t) {
-        u32 start, units;
-        schedule.tile(t, start, units);
-        const u32 first = start * UNIT;
-        const u32 size = min(units * UNIT, call.tokens - min(first, call.tokens));
+        u32 first, size;
+        schedule.tile(t, first, size);
         const u32 threshold = t == 0 ? FIRST_MARK_WORD : MARK_WORD;
         // Quads of four global token ids share a Philox block; a shard may begin within one.
         const u32 base = call.first_token + first;
@@ -200,7 +240,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::scout(cons
         for (u32 item = warp; item < parts * (COLUMNS / ACROSS); item += SCOUT_WARPS) {
             const u32 column = item % (COLUMNS / ACROSS) * ACROSS + lane % ACROSS;
             if (column >= call.row_count) continue;
-            const Row& row = call.rows[column];
+            const Row& row = shared.rows[column];
             if (row.greedy) continue;
             const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
             const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
@@ -224,7 +264,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::scout(cons
         }
         if (t > 0) {
             for (u32 column = threadIdx.x - 32; column < COLUMNS; column += 32 * SCOUT_WARPS)
-                shared.losing[column] = refreshed_losing_dot(call, shared.best, column, MARK_NOISE_BOUND, base);
+                shared.losing[column] = refreshed_losing_dot(call, shared.rows, shared.best, column, MARK_NOISE_BOUND, base);
         }
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(&shared.scouted);
@@ -243,23 +283,21 @@ __device__ __forceinline__ float pick(const float (&d)[ROWS][COLS], u32 index) {
     }
 }
 
-template <int COLUMNS, int UNITS, int CLUSTER>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 template <ptx::Operand OPERAND>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::consume(const Call& call, const u8* stages,
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::consume(const Call& call, const u8* stages,
                                                                               Shared& shared, const Schedule& schedule) {
     const u32 thread = threadIdx.x - 128;
     const u32 lane = thread % 32, warp = thread / 32;  // of all consumers
     const u32 group = warp / 4;
-    const u32 steps = (call.hidden + DEPTH - 1) / DEPTH;
+    const u32 steps = (call.hidden + SLABS * DEPTH - 1) / (SLABS * DEPTH);
     Entry* const queue = shared.queue[warp];
     u32 stage = 0, phase = 0;
     float d[UNITS][ACCUMULATORS];
 
     for (u32 t = 0; t < schedule.tiles; ++t) {
-        u32 start, units;
-        schedule.tile(t, start, units);
-        const u32 first = start * UNIT;
-        const u32 size = min(units * UNIT, call.tokens - min(first, call.tokens));
+        u32 first, size;
+        schedule.tile(t, first, size);
 
         // The products: one accumulator over hidden, ascending.
         for (u32 step = 0; step < steps; ++step) {
@@ -269,11 +307,11 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::consume(co
             const u64 a = ptx::operand_descriptor(at + group * UNIT_BYTES);
             ptx::wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < DEPTH / 16; ++k) {
+            for (int k = 0; k < SLABS * DEPTH / 16; ++k) {
+                const u64 offset = k / 4 * (SLAB_BYTES >> 4) + k % 4 * ptx::DESCRIPTOR_STEP;
 #pragma unroll
                 for (int u = 0; u < UNITS; ++u)
-                    ptx::Wgmma<COLUMNS, OPERAND>::multiply(d[u], a + u * (2 * UNIT_BYTES >> 4) + k * ptx::DESCRIPTOR_STEP,
-                                                           b + k * ptx::DESCRIPTOR_STEP, step + k > 0);
+                    ptx::Wgmma<COLUMNS, OPERAND>::multiply(d[u], a + u * (2 * UNIT_BYTES >> 4) + offset, b + offset, step + k > 0);
             }
             ptx::wgmma_commit();
             // The stage before this one has been read.
@@ -309,7 +347,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::consume(co
                 __syncwarp();
                 for (u32 e = lane; e < queued; e += 32) {
                     const Entry entry = queue[e];
-                    offer(call, shared.best, entry.place & 0xffff, call.first_token + first + (entry.place >> 16), entry.dot);
+                    offer(call, shared.rows, shared.best, entry.place & 0xffff, call.first_token + first + (entry.place >> 16), entry.dot);
                 }
                 __syncwarp();
                 queued = 0;
@@ -407,7 +445,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::consume(co
                 ptx::named_barrier(1, CONSUMERS);
                 for (u32 column = thread; column < COLUMNS; column += CONSUMERS)
                     shared.losing[column] =
-                        refreshed_losing_dot(call, shared.best, column, FIRST_MARK_NOISE_BOUND, call.first_token + first);
+                        refreshed_losing_dot(call, shared.rows, shared.best, column, FIRST_MARK_NOISE_BOUND, call.first_token + first);
                 ptx::named_barrier(1, CONSUMERS);
             }
         }
@@ -430,8 +468,8 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::consume(co
         const u64 invalid = load_relaxed(&call.invalid[column]);
         float logit = 0.0f;
         if (best) {
-            const u32 unit = (from_ordered_bits(best).token - call.first_token) / UNIT;
-            const u32 owner = Schedule::owner(call.tokens, gridDim.x / CLUSTER, unit);
+            const u32 token = from_ordered_bits(best).token - call.first_token;
+            const u32 owner = Schedule::owner(call.tokens, gridDim.x / CLUSTER, token);
             logit = __ldcg(&call.logits[static_cast<u64>(owner) * call.row_count + column]);
         }
         call.draws[column] = conclude(best, invalid, logit);
@@ -441,18 +479,18 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::consume(co
     if (thread == 0) *call.arrived = 0;
 }
 
-template <int COLUMNS, int UNITS, int CLUSTER>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 template <ptx::Operand OPERAND>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::block(const Call& call, const ptx::TensorMap& weight,
-                                                                            const ptx::TensorMap& hidden, u8* memory) {
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::block(const Call& call, const Maps& maps,
+                                                                            u8* memory) {
     u8* const stages = memory + (1024 - ptx::shared_address(memory) % 1024) % 1024;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
     const u32 rank = CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
     const Schedule schedule(call.tokens, blockIdx.x / CLUSTER, gridDim.x / CLUSTER, rank);
 
     if (threadIdx.x == 0) {
-        ptx::prefetch_map(&weight);
-        ptx::prefetch_map(&hidden);
+        ptx::prefetch_map(&maps.weight);
+        ptx::prefetch_map(&maps.hidden);
         for (int s = 0; s < STAGES; ++s) {
             ptx::mbarrier_init(&shared.full[s], 1);
             ptx::mbarrier_init(&shared.empty[s], 8 * CLUSTER);
@@ -461,11 +499,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::block(cons
         ptx::mbarrier_init(&shared.filtered, 8);
         ptx::mbarrier_init_fence();
     }
-    for (u32 i = threadIdx.x; i < COLUMNS; i += THREADS) {
-        shared.best[i] = {0, 0.0f, 0};
-        shared.largest[i] = 0;
-    }
-    for (u32 i = threadIdx.x; i < sizeof(shared.marks) / 4; i += THREADS) (&shared.marks[0][0][0][0])[i] = 0;
     __syncthreads();
     if (CLUSTER == 2) ptx::cluster_sync();
 
@@ -473,10 +506,11 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, CLUSTER>::block(cons
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         ptx::lower_registers<SCOUT_REGISTERS>();
-        if (threadIdx.x == 0) load(call, weight, hidden, stages, shared, schedule);
-        if (threadIdx.x >= 32) scout(call, shared, schedule);
+        if (threadIdx.x == 0) load(call, maps, stages, shared, schedule);
+        if (threadIdx.x >= 32) prepare(call, shared), scout(call, shared, schedule);
     } else {
         ptx::raise_registers<CONSUMER_REGISTERS>();
+        prepare(call, shared);
         consume<OPERAND>(call, stages, shared, schedule);
     }
     // No block leaves while its peer may still write here or arrive here.
