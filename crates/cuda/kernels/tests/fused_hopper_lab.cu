@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -23,12 +25,12 @@ using namespace flash_sampling;
         }                                                                                          \
     } while (0)
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     fused(const __grid_constant__ Call call,
-          const __grid_constant__ typename FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::Maps maps) {
+          const __grid_constant__ typename FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::Maps maps) {
     extern __shared__ u8 memory[];
-    FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::template block<ptx::Operand::BF16>(call, maps, memory);
+    FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::template block<ptx::Operand::BF16>(call, maps, memory);
 }
 
 typedef CUresult (*EncodeFn)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -54,19 +56,19 @@ struct Problem {
     Call call;
 };
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
 static void launch(const Problem& p, cudaStream_t s = 0) {
-    using K = FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>;
+    using K = FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>;
     static bool once = false;
     if (!once) {
-        CHECK(cudaFuncSetAttribute(fused<COLUMNS, UNITS, SLABS, CLUSTER>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::SHARED_BYTES));
+        CHECK(cudaFuncSetAttribute(fused<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::SHARED_BYTES));
         once = true;
     }
     const typename K::Maps maps = {map_of(p.w, p.call.tokens, p.call.hidden, 64), map_of(p.w, p.call.tokens, p.call.hidden, 16),
                                    map_of(p.h, p.call.row_count, p.call.hidden, COLUMNS / CLUSTER)};
     const u32 units = (p.call.tokens + 15) / 16;
     u32 grid = std::min<u32>(sms / CLUSTER, (units + CLUSTER - 1) / CLUSTER) * CLUSTER;
-    fused<COLUMNS, UNITS, SLABS, CLUSTER><<<grid, 384, K::SHARED_BYTES, s>>>(p.call, maps);
+    fused<COLUMNS, UNITS, SLABS, CLUSTER, LAZY><<<grid, 384, K::SHARED_BYTES, s>>>(p.call, maps);
     CHECK(cudaGetLastError());
 }
 
@@ -76,23 +78,32 @@ struct Variant {
     int columns;
     Launch launch;
 };
+#ifdef FS_LAB_ONLY
 static const Variant variants[] = {
-    {"8x2x1x1", 8, launch<8, 2, 1, 1>},
-    {"8x1x2x1", 8, launch<8, 1, 2, 1>},
-    {"8x1x1x1", 8, launch<8, 1, 1, 1>},
-    {"8x2x2x1", 8, launch<8, 2, 2, 1>},
-    {"16x2x1x1", 16, launch<16, 2, 1, 1>},
-    {"16x1x2x1", 16, launch<16, 1, 2, 1>},
-    {"32x2x1x1", 32, launch<32, 2, 1, 1>},
-    {"32x1x2x1", 32, launch<32, 1, 2, 1>},
-    {"64x2x1x1", 64, launch<64, 2, 1, 1>},
-    {"64x2x1x2", 64, launch<64, 2, 1, 2>},
-    {"64x1x2x1", 64, launch<64, 1, 2, 1>},
-    {"128x2x1x1", 128, launch<128, 2, 1, 1>},
-    {"128x2x1x2", 128, launch<128, 2, 1, 2>},
-    {"256x1x1x1", 256, launch<256, 1, 1, 1>},
-    {"256x1x1x2", 256, launch<256, 1, 1, 2>},
+    {"128x2x1x1S", 128, launch<128, 2, 1, 1, false>},
+    {"256x1x1x2S", 256, launch<256, 1, 1, 2, false>},
+#ifndef FS_LAB_SCOUT
+    {"256x1x1x2L", 256, launch<256, 1, 1, 2, true>},
+#endif
 };
+#else
+static const Variant variants[] = {
+    {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
+    {"16x1x2x1S", 16, launch<16, 1, 2, 1, false>},
+    {"32x1x2x1S", 32, launch<32, 1, 2, 1, false>},
+    {"64x2x1x1S", 64, launch<64, 2, 1, 1, false>},
+    {"64x2x1x1L", 64, launch<64, 2, 1, 1, true>},
+    {"64x1x2x1S", 64, launch<64, 1, 2, 1, false>},
+    {"128x2x1x1S", 128, launch<128, 2, 1, 1, false>},
+    {"128x2x1x1L", 128, launch<128, 2, 1, 1, true>},
+    {"128x2x1x2S", 128, launch<128, 2, 1, 2, false>},
+    {"128x1x1x2S", 128, launch<128, 1, 1, 2, false>},
+    {"256x1x1x1S", 256, launch<256, 1, 1, 1, false>},
+    {"256x1x1x2S", 256, launch<256, 1, 1, 2, false>},
+    {"256x1x1x1L", 256, launch<256, 1, 1, 1, true>},
+    {"256x1x1x2L", 256, launch<256, 1, 1, 2, true>},
+};
+#endif
 
 // The scalar definition, one thread a token and row; integer inputs, so the sum is exact in any order.
 __global__ void reference(Call call, const __nv_bfloat16* w, const __nv_bfloat16* h, u64* best, float* logits) {
@@ -237,6 +248,8 @@ static void check(u32 V, u32 D, u32 R, u32 first, int kind, u32 seed) {
 
 static void* flush_buffer;
 static std::pair<float, float> time_it(void (*f)(void*), void* arg, int warm = 25, int reps = 100) {
+    CHECK(cudaDeviceSynchronize());
+    usleep(250000);  // every measurement begins cool
     for (int i = 0; i < warm; ++i) f(arg);
     std::vector<cudaEvent_t> a(reps), b(reps);
     for (int i = 0; i < reps; ++i) cudaEventCreate(&a[i]), cudaEventCreate(&b[i]);
@@ -287,6 +300,25 @@ static void bench(u32 V, u32 D, const std::vector<int>& batches) {
                 }
                 CHECK(cudaMemcpy((void*)c.rows, q.data(), rows * sizeof(Row), cudaMemcpyHostToDevice));
                 struct L { Problem p; Launch l; } a{{w, h, c}, v.launch};
+#ifdef FS_LAB_TRACE
+                v.launch({w, h, c}, 0);
+                CHECK(cudaDeviceSynchronize());
+                static u64 tr[12 * 64 * 8];
+                CHECK(cudaMemset(flush_buffer, 1, 256 << 20));
+                v.launch({w, h, c}, 0);
+                CHECK(cudaDeviceSynchronize());
+                CHECK(cudaMemcpyFromSymbol(tr, lab_trace, sizeof tr));
+                u64 base = tr[4 * 64 * 8];
+                printf("\n mode %d\n", mode);
+                for (int wp : {1, 2, 4, 8})
+                    for (int tt = 0; tt < 5; ++tt) {
+                        if (wp > 1 && wp != 4 && tt > 1) continue;
+                        printf("  warp %2d tile %d:", wp, tt);
+                        for (int k = 0; k < 7; ++k) printf(" %8lld", tr[(wp * 64 + tt) * 8 + k] ? (long long)(tr[(wp * 64 + tt) * 8 + k] - base) : -1);
+                        printf("\n");
+                    }
+                CHECK(cudaMemset(flush_buffer, 1, 256 << 20));
+#endif
                 auto t = time_it([](void* x) { auto* l = (L*)x; l->l(l->p, 0); }, &a, repetitions / 4, repetitions);
                 printf("  %s %7.1f %7.1f", mode == 0 ? "greedy" : mode == 1 ? "T=1" : mode == 2 ? "sd2.2" : "sd1", t.first, t.second);
                 fflush(stdout);

@@ -69,8 +69,8 @@ struct alignas(16) Best {
     u32 lock;
 };
 
-// Takes the candidate when it is better, and tells the other blocks.
-__device__ __forceinline__ void improve(Best* best, u64* global, u64 key, float logit) {
+// Takes the candidate when it is better.
+__device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
     volatile Best* const slot = best;
     bool waiting = key > slot->key;
     while (waiting) {
@@ -79,7 +79,6 @@ __device__ __forceinline__ void improve(Best* best, u64* global, u64 key, float 
             if (key > slot->key) {
                 slot->key = key;
                 slot->logit = logit;
-                atomicMax(global, key);
             }
             __threadfence_block();
             atomicExch(&best->lock, 0u);
@@ -106,7 +105,7 @@ __device__ __forceinline__ void offer(const Call& call, const Row* rows, Best* b
     if (logit == -f32_infinity()) return;
     const Noise noise{row.seed, row.position};
     const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
-    improve(&best[column], &call.best[column], to_ordered_bits(Winner::of(score, token)), logit);
+    improve(&best[column], to_ordered_bits(Winner::of(score, token)), logit);
 }
 
 // The draw of a row, once every block has arrived.

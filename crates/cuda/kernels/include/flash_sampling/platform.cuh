@@ -36,7 +36,11 @@ FS_FUNCTION float sub_rn(float a, float b) { return __fsub_rn(a, b); }
 FS_FUNCTION float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 FS_FUNCTION float u32_to_f32(u32 x) { return __uint2float_rn(x); }
 FS_FUNCTION float i32_to_f32(i32 x) { return __int2float_rn(x); }
-FS_FUNCTION u32 mul_high(u32 a, u32 b) { return __umulhi(a, b); }
+FS_FUNCTION u64 mul_wide(u32 a, u32 b) {
+    u64 product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+}
 FS_FUNCTION double mul_rn(double a, double b) { return __dmul_rn(a, b); }
 FS_FUNCTION double add_rn(double a, double b) { return __dadd_rn(a, b); }
 #elif !defined(__CUDACC_RTC__)
@@ -49,7 +53,7 @@ FS_FUNCTION float sub_rn(float a, float b) { return a - b; }
 FS_FUNCTION float div_rn(float a, float b) { return a / b; }
 FS_FUNCTION float u32_to_f32(u32 x) { return static_cast<float>(x); }
 FS_FUNCTION float i32_to_f32(i32 x) { return static_cast<float>(x); }
-FS_FUNCTION u32 mul_high(u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); }
+FS_FUNCTION u64 mul_wide(u32 a, u32 b) { return static_cast<u64>(a) * b; }
 FS_FUNCTION double mul_rn(double a, double b) { return a * b; }
 FS_FUNCTION double add_rn(double a, double b) { return a + b; }
 #endif

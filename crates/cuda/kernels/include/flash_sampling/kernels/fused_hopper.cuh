@@ -30,7 +30,7 @@ namespace flash_sampling {
 
 // COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups, SLABS slabs of
 // 64 hidden elements a stage.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
 struct FusedHopper {
     static constexpr int UNIT = 64;
     static constexpr int GRANULE = 16;  // tokens are shared out among blocks in granules
@@ -49,8 +49,8 @@ struct FusedHopper {
     static constexpr int SCOUT_WARPS = 3;
     static constexpr int THREADS = 128 + CONSUMERS;
     // What a block of 384 threads gets at its start, dealt out again.
-    static constexpr int SCOUT_REGISTERS = 72;
-    static constexpr int CONSUMER_REGISTERS = 216;
+    static constexpr int SCOUT_REGISTERS = LAZY ? 40 : 72;
+    static constexpr int CONSUMER_REGISTERS = LAZY ? 232 : 216;
     static_assert(SCOUT_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "raise_registers would wait for ever");
 
     struct Entry {
@@ -63,7 +63,8 @@ struct FusedHopper {
         Row rows[COLUMNS];
         float losing[COLUMNS];
         u32 largest[COLUMNS];  // the first tile's largest dot product, as monotone bits
-        u32 marks[TILE_UNITS][4][WORDS][32];
+        float far[LAZY ? COLUMNS : 1];  // below this no noise at all can help
+        u32 marks[LAZY ? 1 : TILE_UNITS][LAZY ? 8 : 4][LAZY ? 1 : WORDS][32];
         Entry queue[8][QUEUE];
         u64 full[8];
         u64 empty[8];
@@ -120,6 +121,9 @@ struct FusedHopper {
     static __device__ __forceinline__ void block(const Call& call, const Maps& maps, u8* memory);
     static __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared& shared,
                                                 const Schedule& schedule);
+    static __device__ __forceinline__ u32 marks_of(const Call& call, Shared& shared, u32 slab, u32 word, u32 threshold);
+    static __device__ __forceinline__ void refresh_losing_dots(const Call& call, Shared& shared, u32 column, u64 theirs,
+                                                               u32 next_token);
     static __device__ __forceinline__ void prepare(const Call& call, Shared& shared);
     static __device__ __forceinline__ void scout(const Call& call, Shared& shared, const Schedule& schedule);
     template <ptx::Operand OPERAND>
@@ -127,26 +131,33 @@ struct FusedHopper {
                                                    const Schedule& schedule);
 };
 
-// Words below these leave a mark: about one in 4096 tokens, and one in 32 in a block's first tile.
-constexpr u32 MARK_WORD = 1u << 20;
+// Words below these leave a mark: about one in 1024 tokens, and one in 32 in a block's first tile.
+constexpr u32 MARK_WORD = 1u << 22;
 constexpr u32 FIRST_MARK_WORD = 1u << 27;
 // -ln(word 2^-32), rounded up.
-constexpr float MARK_NOISE_BOUND = 8.317768f;
+constexpr float MARK_NOISE_BOUND = 6.931473f;
 constexpr float FIRST_MARK_NOISE_BOUND = 3.465737f;
 
+#ifdef FS_LAB_TRACE
+__device__ u64 lab_trace[12 * 64 * 8];
+#define LAB(slot, t) if (blockIdx.x == 6 && lane == 0) { u64 now_; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now_)); lab_trace[((threadIdx.x / 32) * 64 + (t)) * 8 + (slot)] = clock64(); }
+#else
+#define LAB(slot, t)
+#endif
 __device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
     u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(pointer) : "memory");
     return value;
 }
 
-// The threshold of a row from what this block and the others have found.
+// Tells the other blocks what this one has found for a row; returns the threshold from what all have found.
 __device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Row* rows, const Best* best, u32 column,
                                                       float noise_bound, u32 next_token) {
     if (column >= call.row_count) return bits_to_f32(0x7f7fffffu);
     const Row& row = rows[column];
     const u64 mine = *const_cast<volatile const u64*>(&best[column].key);
     const u64 theirs = load_relaxed(&call.best[column]);
+    if (mine > theirs) atomicMax(&call.best[column], mine);
     const u64 key = mine > theirs ? mine : theirs;
     if (key == 0) return -f32_infinity();
     const Winner winner = from_ordered_bits(key);
@@ -157,8 +168,8 @@ __device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Ro
 }
 
 // One thread keeps the ring full.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::load(
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::load(
     const Call& call, const Maps& maps, u8* stages, Shared& shared, const Schedule& schedule) {
     const u64 stream = ptx::policy_evict_first();
     const u64 keep = ptx::policy_evict_last();
@@ -204,8 +215,8 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::loa
 }
 
 // Scouts and consumers fill in what they share; the first loads are under way meanwhile.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::prepare(const Call& call, Shared& shared) {
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::prepare(const Call& call, Shared& shared) {
     constexpr u32 HANDS = THREADS - 32;
     const u32 hand = threadIdx.x - 32;
     for (u32 i = hand; i < COLUMNS; i += HANDS) {
@@ -220,8 +231,8 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::pre
 }
 
 // Marks the words of each tile that are small enough to matter, and refreshes the thresholds.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::scout(const Call& call, Shared& shared,
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::scout(const Call& call, Shared& shared,
                                                                             const Schedule& schedule) {
     constexpr u32 ACROSS = COLUMNS < 32 ? COLUMNS : 32;  // columns of a warp at a time
     constexpr u32 DOWN = 32 / ACROSS;                    // quads of tokens of a warp at a time
@@ -237,6 +248,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::sco
         const u32 quads = size ? ((base + size - 1) >> 2) - first_quad + 1 : 0;
         const u32 parts = (quads + CHUNK * DOWN - 1) / (CHUNK * DOWN);
         if (t > 0) ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
+        LAB(0, t);
         for (u32 item = warp; item < parts * (COLUMNS / ACROSS); item += SCOUT_WARPS) {
             const u32 column = item % (COLUMNS / ACROSS) * ACROSS + lane % ACROSS;
             if (column >= call.row_count) continue;
@@ -248,8 +260,32 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::sco
 #pragma unroll 2
             for (u32 i = 0; i < CHUNK; ++i) {
                 const u32 quad = from + i * DOWN;
+#if FS_LAB_SCOUT
+                Words w = {{first_quad + quad, key0, key1, origin.w[2]}};
+#pragma unroll
+                for (int z = 0; z < 11; ++z) {
+#if FS_LAB_SCOUT == 5
+                    for (int y = 0; y < 2; ++y) { u32 h_, l_; asm volatile("mul.hi.u32 %0, %2, %3; mul.lo.u32 %1, %2, %3;" : "=r"(h_), "=r"(l_) : "r"(w.w[y]), "r"(w.w[(y + 1) & 3])); w.w[y] = h_; w.w[y + 2] = l_; }
+#elif FS_LAB_SCOUT == 6
+                    for (int y = 0; y < 4; ++y) asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+r"(w.w[y]) : "r"(w.w[(y + 1) & 3]), "r"(w.w[(y + 2) & 3]));
+#elif FS_LAB_SCOUT == 1
+                    for (int y = 0; y < 4; ++y) asm volatile("lop3.b32 %0, %0, %1, %2, 0x96;" : "+r"(w.w[y]) : "r"(w.w[(y + 1) & 3]), "r"(w.w[(y + 2) & 3]));
+#elif FS_LAB_SCOUT == 2
+                    for (int y = 0; y < 4; ++y) { u64 p_ = mul_wide(w.w[y], w.w[(y + 1) & 3]); w.w[y] = (u32)(p_ >> 32); asm volatile("" : "+r"(w.w[y])); }
+#elif FS_LAB_SCOUT == 3
+                    for (int y = 0; y < 4; ++y) asm volatile("mad.lo.u32 %0, %0, %1, %2;" : "+r"(w.w[y]) : "r"(w.w[(y + 1) & 3]), "r"(w.w[(y + 2) & 3]));
+#elif FS_LAB_SCOUT == 4
+                    for (int y = 0; y < 4; ++y) asm volatile("add.u32 %0, %0, %1;" : "+r"(w.w[y]) : "r"(w.w[(y + 1) & 3]));
+#endif
+                }
+#else
                 const Words w = philox4x32_10({{first_quad + quad, origin.w[1], origin.w[2], origin.w[3]}}, key0, key1);
+#endif
+#if FS_LAB_SCOUT
+                if ((w.w[0] ^ w.w[1] ^ w.w[2] ^ w.w[3]) == 0x12345671u && quad < quads) {
+#else
                 if (min(min(w.w[0], w.w[1]), min(w.w[2], w.w[3])) < threshold && quad < quads) {
+#endif
 #pragma unroll
                     for (u32 j = 0; j < 4; ++j) {
                         const u32 m = (first_quad + quad) * 4 + j - base;  // token within the tile; wraps before its first
@@ -262,13 +298,93 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::sco
                 }
             }
         }
+        LAB(1, t);
         if (t > 0) {
             for (u32 column = threadIdx.x - 32; column < COLUMNS; column += 32 * SCOUT_WARPS)
                 shared.losing[column] = refreshed_losing_dot(call, shared.rows, shared.best, column, MARK_NOISE_BOUND, base);
         }
         __syncwarp();
+        LAB(2, t);
         if (lane == 0) ptx::mbarrier_arrive(&shared.scouted);
     }
+}
+
+// The bits of a warp's slab of 16 tokens and 64 columns, for this lane's word of accumulators.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ u32 FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::marks_of(const Call& call, Shared& shared,
+                                                                                           u32 slab, u32 word,
+                                                                                           u32 threshold) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
+    u32* const marks = shared.marks[0][warp][0];
+    const u32 base = call.first_token + slab;
+#pragma unroll 1
+    for (u32 column = word * 64 + lane; column < min(word * 64 + 64, call.row_count); column += 32) {
+        const Row& row = shared.rows[column];
+        if (row.greedy) continue;
+        const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
+        const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
+        const auto mark = [&](u32 quad, const Words& w) {
+            if (min(min(w.w[0], w.w[1]), min(w.w[2], w.w[3])) < threshold) {
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) {
+                    const u32 m = quad * 4 + j - base;
+                    if (w.w[j] < threshold && m < 16)
+                        atomicOr(&marks[m % 8 * 4 + column % 8 / 2], 1u << (column % 64 / 8 * 4 + column % 2 + m / 8 * 2));
+                }
+            }
+        };
+        // Four blocks at a time hide each other's latency.
+#pragma unroll 1
+        for (u32 quad = base >> 2; quad <= (base + 15) >> 2; quad += 4) {
+            Words w[4];
+#pragma unroll
+            for (u32 q = 0; q < 4; ++q) w[q] = {{quad + q, origin.w[1], origin.w[2], origin.w[3]}};
+            u32 k0 = key0, k1 = key1;
+#pragma unroll 1
+            for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+                for (u32 round = 0; round < 5; ++round) {
+#pragma unroll
+                    for (u32 q = 0; q < 4; ++q) w[q] = philox4x32_round(w[q], k0, k1);
+                    k0 += PHILOX_W32_0;
+                    k1 += PHILOX_W32_1;
+                }
+            }
+#pragma unroll
+            for (u32 q = 0; q < 4; ++q) mark(quad + q, w[q]);
+        }
+    }
+    __syncwarp();
+    const u32 bits = marks[lane];
+    marks[lane] = 0;
+    __syncwarp();
+    return bits;
+}
+
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::refresh_losing_dots(
+    const Call& call, Shared& shared, u32 column, u64 theirs, u32 next_token) {
+    float losing = bits_to_f32(0x7f7fffffu), far = losing;
+    if (column < call.row_count) {
+        const Row& row = shared.rows[column];
+        const u64 mine = shared.best[column].key;
+        if (mine > theirs) atomicMax(&call.best[column], mine);
+        const u64 key = mine > theirs ? mine : theirs;
+        losing = far = -f32_infinity();
+        if (key) {
+            const Winner winner = from_ordered_bits(key);
+            const bool plain =
+                row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
+            if (row.greedy) {
+                losing = far = plain && winner.token < next_token ? winner.score : losing_dot(winner.score, 0.0f, call.head, row);
+            } else {
+                losing = losing_dot(winner.score, MARK_NOISE_BOUND, call.head, row);
+                far = losing_dot(winner.score, 45.0546f, call.head, row);
+            }
+        }
+    }
+    shared.losing[column] = losing;
+    shared.far[column] = far;
 }
 
 // A register picked by a run-time index through selects; LENGTH is a power of two.
@@ -283,9 +399,54 @@ __device__ __forceinline__ float pick(const float (&d)[ROWS][COLS], u32 index) {
     }
 }
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+// Raises the largest dot product of each column (monotone bits) by a warp's accumulators. Eight lanes hold the rows of
+// a column: they halve the columns among themselves three times, sixteen columns of a lane at a time.
+template <int COLUMNS, int UNITS, int ACCUMULATORS>
+__device__ __forceinline__ void raise_largest(const float (&d)[UNITS][ACCUMULATORS], const u32 (&real)[UNITS], u32* largest,
+                                              u32 lane) {
+    constexpr int HELD = ACCUMULATORS / 2;  // columns of a lane
+    constexpr int AT_ONCE = HELD < 16 ? HELD : 16;
+#pragma unroll
+    for (int first = 0; first < HELD; first += AT_ONCE) {
+        float m[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int at = (first + i) / 2 * 4 + i % 2;
+            m[i] = -f32_infinity();
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) {
+                m[i] = fmaxf(m[i], real[u] & 1 ? d[u][at] : m[i]);
+                m[i] = fmaxf(m[i], real[u] & 4 ? d[u][at + 2] : m[i]);
+            }
+        }
+        u32 column = first / 2 * 8 + lane % 4 * 2;
+        int held = AT_ONCE;
+#pragma unroll
+        for (int apart = 16; apart >= 4; apart /= 2) {
+            const bool upper = lane & apart;
+            if (held > 2) {
+                held /= 2;
+#pragma unroll
+                for (int i = 0; i < AT_ONCE / 2; ++i) {
+                    if (i < held) {
+                        const float other = __shfl_xor_sync(0xffffffffu, upper ? m[i] : m[i + held], apart);
+                        m[i] = fmaxf(upper ? m[i + held] : m[i], other);
+                    }
+                }
+                column += upper ? held / 2 * 8 : 0;
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], apart));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) atomicMax(&largest[column + i], to_monotone_bits(m[i]));
+    }
+}
+
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
 template <ptx::Operand OPERAND>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::consume(const Call& call, const u8* stages,
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::consume(const Call& call, const u8* stages,
                                                                               Shared& shared, const Schedule& schedule) {
     const u32 thread = threadIdx.x - 128;
     const u32 lane = thread % 32, warp = thread / 32;  // of all consumers
@@ -299,6 +460,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::con
         u32 first, size;
         schedule.tile(t, first, size);
 
+        LAB(0, t);
         // The products: one accumulator over hidden, ascending.
         for (u32 step = 0; step < steps; ++step) {
             ptx::mbarrier_wait(&shared.full[stage], phase);
@@ -322,9 +484,12 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::con
                 phase ^= 1;
             }
         }
+        u64 theirs = 0;
+        if (LAZY && t > 0 && thread < call.row_count) theirs = load_relaxed(&call.best[thread]);
         ptx::wgmma_wait<0>();
         if (lane < CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[stage == 0 ? STAGES - 1 : stage - 1], lane);
 
+        LAB(1, t);
         // Which of the thread's two rows of each unit are tokens, as bits of a word of accumulators.
         u32 real[UNITS];
 #pragma unroll
@@ -381,31 +546,27 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::con
             flush();
         };
 
-        ptx::mbarrier_wait(&shared.scouted, t & 1);
+        if constexpr (LAZY) {
+            if (t > 0) {
+                // The other warps have settled the tile before.
+                ptx::named_barrier(1, CONSUMERS);
+                if (thread < COLUMNS) refresh_losing_dots(call, shared, thread, theirs, call.first_token + first);
+                ptx::named_barrier(1, CONSUMERS);
+            }
+        } else {
+            ptx::mbarrier_wait(&shared.scouted, t & 1);
+        }
+        LAB(2, t);
         // The first tile is filtered twice: by its largest dot products, then by the best scores among those.
         for (u32 pass = t == 0 ? 0 : 1; pass < 2; ++pass) {
             if (pass == 0) {
-#pragma unroll
-                for (int j = 0; j < ACCUMULATORS / 4; ++j) {
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        float largest = -f32_infinity();
-#pragma unroll
-                        for (int u = 0; u < UNITS; ++u) {
-                            if (real[u] & 1) largest = fmaxf(largest, d[u][4 * j + e]);
-                            if (real[u] & 4) largest = fmaxf(largest, d[u][4 * j + e + 2]);
-                        }
-#pragma unroll
-                        for (int apart = 4; apart < 32; apart *= 2)
-                            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
-                        if (lane < 4) atomicMax(&shared.largest[8 * j + 2 * lane + e], to_monotone_bits(largest));
-                    }
-                }
+                raise_largest<COLUMNS>(d, real, shared.largest, lane);
                 ptx::named_barrier(1, CONSUMERS);
                 for (u32 column = thread; column < COLUMNS; column += CONSUMERS) {
                     // The next smaller float, so that the largest is above it.
                     const float below = next_below(from_monotone_bits(max(shared.largest[column], 0x007fffffu)));
                     shared.losing[column] = column < call.row_count ? below : bits_to_f32(0x7f7fffffu);
+                    if (LAZY) shared.far[column] = shared.losing[column];
                 }
                 ptx::named_barrier(1, CONSUMERS);
             }
@@ -413,15 +574,24 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::con
             for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
                 for (int w = 0; w < WORDS; ++w) {
-                    u32& marks = shared.marks[2 * u + group][warp % 4][w][lane];
-                    u32 bits = marks;
-                    if (bits) marks = 0;
+                    // Is any dot product above what surely loses? (When lazy: above what loses with any noise.)
                     bool above = false;
 #pragma unroll
                     for (int j = 0; j < WORD_BITS / 4; ++j) {
-                        const float2 losing = *reinterpret_cast<const float2*>(&shared.losing[w * 64 + j * 8 + lane % 4 * 2]);
+                        const float2 limit =
+                            *reinterpret_cast<const float2*>(&(LAZY ? shared.far : shared.losing)[w * 64 + j * 8 + lane % 4 * 2]);
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) above |= !(d[u][w * 32 + j * 4 + e] <= (e & 1 ? losing.y : losing.x));
+                        for (int e = 0; e < 4; ++e) above |= !(d[u][w * 32 + j * 4 + e] <= (e & 1 ? limit.y : limit.x));
+                    }
+                    u32 bits = 0;
+                    if constexpr (LAZY) {
+                        const bool scan = pass == 0 || (t > 0 && __any_sync(0xffffffffu, above));
+                        if (scan) bits = marks_of(call, shared, first + (2 * u + group) * UNIT + warp % 4 * 16, w,
+                                                  t == 0 ? FIRST_MARK_WORD : MARK_WORD);
+                    } else {
+                        u32& marks = shared.marks[2 * u + group][warp % 4][w][lane];
+                        bits = marks;
+                        if (bits) marks = 0;
                     }
                     if (above) {
 #pragma unroll
@@ -440,23 +610,28 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::con
             for (int u = 0; u < UNITS; ++u)
 #pragma unroll
                 for (int w = 0; w < WORDS; ++w) any |= pending[u][w];
+            LAB(3 + 2 * pass - 1 + (pass == 0), t);
             if (__any_sync(0xffffffffu, any)) settle();
+            LAB(5 + pass, t);
             if (pass == 0) {
                 ptx::named_barrier(1, CONSUMERS);
                 for (u32 column = thread; column < COLUMNS; column += CONSUMERS)
                     shared.losing[column] =
                         refreshed_losing_dot(call, shared.rows, shared.best, column, FIRST_MARK_NOISE_BOUND, call.first_token + first);
+                if (LAZY && thread < COLUMNS) shared.far[thread] = shared.losing[thread];
                 ptx::named_barrier(1, CONSUMERS);
             }
         }
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(&shared.filtered);
+        if (!LAZY && lane == 0) ptx::mbarrier_arrive(&shared.filtered);
     }
 
     // The block's own logits, then the last block to arrive concludes and leaves the scratch as it found it.
     ptx::named_barrier(1, CONSUMERS);
-    for (u32 column = thread; column < call.row_count; column += CONSUMERS)
+    for (u32 column = thread; column < call.row_count; column += CONSUMERS) {
+        if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
         call.logits[static_cast<u64>(blockIdx.x) * call.row_count + column] = shared.best[column].logit;
+    }
     __threadfence();
     ptx::named_barrier(1, CONSUMERS);
     if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) == gridDim.x - 1;
@@ -479,9 +654,9 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::con
     if (thread == 0) *call.arrived = 0;
 }
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
 template <ptx::Operand OPERAND>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::block(const Call& call, const Maps& maps,
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::block(const Call& call, const Maps& maps,
                                                                             u8* memory) {
     u8* const stages = memory + (1024 - ptx::shared_address(memory) % 1024) % 1024;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
@@ -507,7 +682,10 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::blo
     if (warpgroup == 0) {
         ptx::lower_registers<SCOUT_REGISTERS>();
         if (threadIdx.x == 0) load(call, maps, stages, shared, schedule);
-        if (threadIdx.x >= 32) prepare(call, shared), scout(call, shared, schedule);
+        if (threadIdx.x >= 32) {
+            prepare(call, shared);
+            if constexpr (!LAZY) scout(call, shared, schedule);
+        }
     } else {
         ptx::raise_registers<CONSUMER_REGISTERS>();
         prepare(call, shared);
