@@ -26,7 +26,7 @@ using namespace flash_sampling;
     } while (0)
 
 template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::THREADS, 1)
     fused(const __grid_constant__ Call call,
           const __grid_constant__ typename FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::Maps maps) {
     extern __shared__ u8 memory[];
@@ -68,7 +68,7 @@ static void launch(const Problem& p, cudaStream_t s = 0) {
                                    map_of(p.h, p.call.row_count, p.call.hidden, COLUMNS / CLUSTER)};
     const u32 units = (p.call.tokens + 15) / 16;
     u32 grid = std::min<u32>(sms / CLUSTER, (units + CLUSTER - 1) / CLUSTER) * CLUSTER;
-    fused<COLUMNS, UNITS, SLABS, CLUSTER, LAZY><<<grid, 384, K::SHARED_BYTES, s>>>(p.call, maps);
+    fused<COLUMNS, UNITS, SLABS, CLUSTER, LAZY><<<grid, K::THREADS, K::SHARED_BYTES, s>>>(p.call, maps);
     CHECK(cudaGetLastError());
 }
 
@@ -303,16 +303,17 @@ static void bench(u32 V, u32 D, const std::vector<int>& batches) {
 #ifdef FS_LAB_TRACE
                 v.launch({w, h, c}, 0);
                 CHECK(cudaDeviceSynchronize());
-                static u64 tr[12 * 64 * 8];
+                static u64 tr[16 * 64 * 8];
                 CHECK(cudaMemset(flush_buffer, 1, 256 << 20));
                 v.launch({w, h, c}, 0);
                 CHECK(cudaDeviceSynchronize());
                 CHECK(cudaMemcpyFromSymbol(tr, lab_trace, sizeof tr));
-                u64 base = tr[4 * 64 * 8];
+                const int c0 = 4;
+                u64 base = tr[c0 * 64 * 8];
                 printf("\n mode %d\n", mode);
-                for (int wp : {1, 2, 4, 8})
+                for (int wp : {1, 7, c0, c0 + 4})
                     for (int tt = 0; tt < 5; ++tt) {
-                        if (wp > 1 && wp != 4 && tt > 1) continue;
+                        if (wp > 1 && wp != c0 && tt > 1) continue;
                         printf("  warp %2d tile %d:", wp, tt);
                         for (int k = 0; k < 7; ++k) printf(" %8lld", tr[(wp * 64 + tt) * 8 + k] ? (long long)(tr[(wp * 64 + tt) * 8 + k] - base) : -1);
                         printf("\n");

@@ -46,12 +46,14 @@ struct FusedHopper {
     static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : 32;
     static constexpr int QUEUE = 64;
     static constexpr int CONSUMERS = 256;
-    static constexpr int SCOUT_WARPS = 3;
-    static constexpr int THREADS = 128 + CONSUMERS;
-    // What a block of 384 threads gets at its start, dealt out again.
+    static constexpr int FIRST_CONSUMER = 128;
+    static constexpr int SCOUT_WARPS = FIRST_CONSUMER / 32 - 1;
+    static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
+    // What a block gets at its start, dealt out again.
     static constexpr int SCOUT_REGISTERS = LAZY ? 40 : 72;
     static constexpr int CONSUMER_REGISTERS = LAZY ? 232 : 216;
-    static_assert(SCOUT_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "raise_registers would wait for ever");
+    static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
+                  "raise_registers would wait for ever");
 
     struct Entry {
         float dot;
@@ -139,7 +141,7 @@ constexpr float MARK_NOISE_BOUND = 6.931473f;
 constexpr float FIRST_MARK_NOISE_BOUND = 3.465737f;
 
 #ifdef FS_LAB_TRACE
-__device__ u64 lab_trace[12 * 64 * 8];
+__device__ u64 lab_trace[16 * 64 * 8];
 #define LAB(slot, t) if (blockIdx.x == 6 && lane == 0) { u64 now_; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now_)); lab_trace[((threadIdx.x / 32) * 64 + (t)) * 8 + (slot)] = clock64(); }
 #else
 #define LAB(slot, t)
@@ -257,42 +259,34 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
             const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
             const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
             const u32 from = item / (COLUMNS / ACROSS) * CHUNK * DOWN + lane / ACROSS;
+            // Four blocks at a time hide each other's latency.
+            constexpr u32 AT_ONCE = 4;
+#pragma unroll 1
+            for (u32 i = 0; i < CHUNK; i += AT_ONCE) {
+                Words w[AT_ONCE];
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j)
+                    w[j] = {{first_quad + from + (i + j) * DOWN, origin.w[1], origin.w[2], origin.w[3]}};
+                u32 k0 = key0, k1 = key1;
 #pragma unroll 2
-            for (u32 i = 0; i < CHUNK; ++i) {
-                const u32 quad = from + i * DOWN;
-#if FS_LAB_SCOUT
-                Words w = {{first_quad + quad, key0, key1, origin.w[2]}};
+                for (u32 round = 0; round < 10; ++round) {
 #pragma unroll
-                for (int z = 0; z < 11; ++z) {
-#if FS_LAB_SCOUT == 5
-                    for (int y = 0; y < 2; ++y) { u32 h_, l_; asm volatile("mul.hi.u32 %0, %2, %3; mul.lo.u32 %1, %2, %3;" : "=r"(h_), "=r"(l_) : "r"(w.w[y]), "r"(w.w[(y + 1) & 3])); w.w[y] = h_; w.w[y + 2] = l_; }
-#elif FS_LAB_SCOUT == 6
-                    for (int y = 0; y < 4; ++y) asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+r"(w.w[y]) : "r"(w.w[(y + 1) & 3]), "r"(w.w[(y + 2) & 3]));
-#elif FS_LAB_SCOUT == 1
-                    for (int y = 0; y < 4; ++y) asm volatile("lop3.b32 %0, %0, %1, %2, 0x96;" : "+r"(w.w[y]) : "r"(w.w[(y + 1) & 3]), "r"(w.w[(y + 2) & 3]));
-#elif FS_LAB_SCOUT == 2
-                    for (int y = 0; y < 4; ++y) { u64 p_ = mul_wide(w.w[y], w.w[(y + 1) & 3]); w.w[y] = (u32)(p_ >> 32); asm volatile("" : "+r"(w.w[y])); }
-#elif FS_LAB_SCOUT == 3
-                    for (int y = 0; y < 4; ++y) asm volatile("mad.lo.u32 %0, %0, %1, %2;" : "+r"(w.w[y]) : "r"(w.w[(y + 1) & 3]), "r"(w.w[(y + 2) & 3]));
-#elif FS_LAB_SCOUT == 4
-                    for (int y = 0; y < 4; ++y) asm volatile("add.u32 %0, %0, %1;" : "+r"(w.w[y]) : "r"(w.w[(y + 1) & 3]));
-#endif
+                    for (u32 j = 0; j < AT_ONCE; ++j) w[j] = narrow_philox4x32_round(w[j], k0, k1);
+                    k0 += PHILOX_W32_0;
+                    k1 += PHILOX_W32_1;
                 }
-#else
-                const Words w = philox4x32_10({{first_quad + quad, origin.w[1], origin.w[2], origin.w[3]}}, key0, key1);
-#endif
-#if FS_LAB_SCOUT
-                if ((w.w[0] ^ w.w[1] ^ w.w[2] ^ w.w[3]) == 0x12345671u && quad < quads) {
-#else
-                if (min(min(w.w[0], w.w[1]), min(w.w[2], w.w[3])) < threshold && quad < quads) {
-#endif
 #pragma unroll
-                    for (u32 j = 0; j < 4; ++j) {
-                        const u32 m = (first_quad + quad) * 4 + j - base;  // token within the tile; wraps before its first
-                        if (w.w[j] < threshold && m < size) {
-                            const u32 bit = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
-                            const u32 owner = m % 8 * 4 + column % 8 / 2;
-                            atomicOr(&shared.marks[m / 64][m % 64 / 16][bit / 32][owner], 1u << bit % 32);
+                for (u32 j = 0; j < AT_ONCE; ++j) {
+                    const u32 quad = from + (i + j) * DOWN;
+                    if (min(min(w[j].w[0], w[j].w[1]), min(w[j].w[2], w[j].w[3])) < threshold && quad < quads) {
+#pragma unroll
+                        for (u32 k = 0; k < 4; ++k) {
+                            const u32 m = (first_quad + quad) * 4 + k - base;  // token within the tile; wraps before its first
+                            if (w[j].w[k] < threshold && m < size) {
+                                const u32 bit = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
+                                const u32 owner = m % 8 * 4 + column % 8 / 2;
+                                atomicOr(&shared.marks[m / 64][m % 64 / 16][bit / 32][owner], 1u << bit % 32);
+                            }
                         }
                     }
                 }
@@ -314,7 +308,7 @@ template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
 __device__ __forceinline__ u32 FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::marks_of(const Call& call, Shared& shared,
                                                                                            u32 slab, u32 word,
                                                                                            u32 threshold) {
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
+    const u32 lane = threadIdx.x % 32, warp = (threadIdx.x - FIRST_CONSUMER) / 32;
     u32* const marks = shared.marks[0][warp][0];
     const u32 base = call.first_token + slab;
 #pragma unroll 1
@@ -448,7 +442,7 @@ template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
 template <ptx::Operand OPERAND>
 __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::consume(const Call& call, const u8* stages,
                                                                               Shared& shared, const Schedule& schedule) {
-    const u32 thread = threadIdx.x - 128;
+    const u32 thread = threadIdx.x - FIRST_CONSUMER;
     const u32 lane = thread % 32, warp = thread / 32;  // of all consumers
     const u32 group = warp / 4;
     const u32 steps = (call.hidden + SLABS * DEPTH - 1) / (SLABS * DEPTH);
@@ -679,7 +673,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
 
     // The same in every lane, and known to be: the compiler serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    if (warpgroup == 0) {
+    if (warpgroup < FIRST_CONSUMER / 128) {
         ptx::lower_registers<SCOUT_REGISTERS>();
         if (threadIdx.x == 0) load(call, maps, stages, shared, schedule);
         if (threadIdx.x >= 32) {
