@@ -78,15 +78,6 @@ struct Variant {
     int columns;
     Launch launch;
 };
-#ifdef FS_LAB_ONLY
-static const Variant variants[] = {
-    {"128x2x1x1S", 128, launch<128, 2, 1, 1, false>},
-    {"256x1x1x2S", 256, launch<256, 1, 1, 2, false>},
-#ifndef FS_LAB_SCOUT
-    {"256x1x1x2L", 256, launch<256, 1, 1, 2, true>},
-#endif
-};
-#else
 static const Variant variants[] = {
     {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
     {"16x1x2x1S", 16, launch<16, 1, 2, 1, false>},
@@ -103,7 +94,6 @@ static const Variant variants[] = {
     {"256x1x1x1L", 256, launch<256, 1, 1, 1, true>},
     {"256x1x1x2L", 256, launch<256, 1, 1, 2, true>},
 };
-#endif
 
 // The scalar definition, one thread a token and row; integer inputs, so the sum is exact in any order.
 __global__ void reference(Call call, const __nv_bfloat16* w, const __nv_bfloat16* h, u64* best, float* logits) {
@@ -300,26 +290,6 @@ static void bench(u32 V, u32 D, const std::vector<int>& batches) {
                 }
                 CHECK(cudaMemcpy((void*)c.rows, q.data(), rows * sizeof(Row), cudaMemcpyHostToDevice));
                 struct L { Problem p; Launch l; } a{{w, h, c}, v.launch};
-#ifdef FS_LAB_TRACE
-                v.launch({w, h, c}, 0);
-                CHECK(cudaDeviceSynchronize());
-                static u64 tr[16 * 64 * 8];
-                CHECK(cudaMemset(flush_buffer, 1, 256 << 20));
-                v.launch({w, h, c}, 0);
-                CHECK(cudaDeviceSynchronize());
-                CHECK(cudaMemcpyFromSymbol(tr, lab_trace, sizeof tr));
-                const int c0 = 4;
-                u64 base = tr[c0 * 64 * 8];
-                printf("\n mode %d\n", mode);
-                for (int wp : {1, 7, c0, c0 + 4})
-                    for (int tt = 0; tt < 5; ++tt) {
-                        if (wp > 1 && wp != c0 && tt > 1) continue;
-                        printf("  warp %2d tile %d:", wp, tt);
-                        for (int k = 0; k < 7; ++k) printf(" %8lld", tr[(wp * 64 + tt) * 8 + k] ? (long long)(tr[(wp * 64 + tt) * 8 + k] - base) : -1);
-                        printf("\n");
-                    }
-                CHECK(cudaMemset(flush_buffer, 1, 256 << 20));
-#endif
                 auto t = time_it([](void* x) { auto* l = (L*)x; l->l(l->p, 0); }, &a, repetitions / 4, repetitions);
                 printf("  %s %7.1f %7.1f", mode == 0 ? "greedy" : mode == 1 ? "T=1" : mode == 2 ? "sd2.2" : "sd1", t.first, t.second);
                 fflush(stdout);

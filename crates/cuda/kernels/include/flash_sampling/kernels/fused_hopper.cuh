@@ -140,12 +140,6 @@ constexpr u32 FIRST_MARK_WORD = 1u << 27;
 constexpr float MARK_NOISE_BOUND = 6.931473f;
 constexpr float FIRST_MARK_NOISE_BOUND = 3.465737f;
 
-#ifdef FS_LAB_TRACE
-__device__ u64 lab_trace[16 * 64 * 8];
-#define LAB(slot, t) if (blockIdx.x == 6 && lane == 0) { u64 now_; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now_)); lab_trace[((threadIdx.x / 32) * 64 + (t)) * 8 + (slot)] = clock64(); }
-#else
-#define LAB(slot, t)
-#endif
 __device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
     u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(pointer) : "memory");
@@ -250,7 +244,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
         const u32 quads = size ? ((base + size - 1) >> 2) - first_quad + 1 : 0;
         const u32 parts = (quads + CHUNK * DOWN - 1) / (CHUNK * DOWN);
         if (t > 0) ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
-        LAB(0, t);
         for (u32 item = warp; item < parts * (COLUMNS / ACROSS); item += SCOUT_WARPS) {
             const u32 column = item % (COLUMNS / ACROSS) * ACROSS + lane % ACROSS;
             if (column >= call.row_count) continue;
@@ -292,13 +285,11 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
                 }
             }
         }
-        LAB(1, t);
         if (t > 0) {
             for (u32 column = threadIdx.x - 32; column < COLUMNS; column += 32 * SCOUT_WARPS)
                 shared.losing[column] = refreshed_losing_dot(call, shared.rows, shared.best, column, MARK_NOISE_BOUND, base);
         }
         __syncwarp();
-        LAB(2, t);
         if (lane == 0) ptx::mbarrier_arrive(&shared.scouted);
     }
 }
@@ -453,8 +444,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
     for (u32 t = 0; t < schedule.tiles; ++t) {
         u32 first, size;
         schedule.tile(t, first, size);
-
-        LAB(0, t);
         // The products: one accumulator over hidden, ascending.
         for (u32 step = 0; step < steps; ++step) {
             ptx::mbarrier_wait(&shared.full[stage], phase);
@@ -482,8 +471,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
         if (LAZY && t > 0 && thread < call.row_count) theirs = load_relaxed(&call.best[thread]);
         ptx::wgmma_wait<0>();
         if (lane < CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[stage == 0 ? STAGES - 1 : stage - 1], lane);
-
-        LAB(1, t);
         // Which of the thread's two rows of each unit are tokens, as bits of a word of accumulators.
         u32 real[UNITS];
 #pragma unroll
@@ -550,7 +537,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
         } else {
             ptx::mbarrier_wait(&shared.scouted, t & 1);
         }
-        LAB(2, t);
         // The first tile is filtered twice: by its largest dot products, then by the best scores among those.
         for (u32 pass = t == 0 ? 0 : 1; pass < 2; ++pass) {
             if (pass == 0) {
@@ -604,9 +590,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
             for (int u = 0; u < UNITS; ++u)
 #pragma unroll
                 for (int w = 0; w < WORDS; ++w) any |= pending[u][w];
-            LAB(3 + 2 * pass - 1 + (pass == 0), t);
             if (__any_sync(0xffffffffu, any)) settle();
-            LAB(5 + pass, t);
             if (pass == 0) {
                 ptx::named_barrier(1, CONSUMERS);
                 for (u32 column = thread; column < COLUMNS; column += CONSUMERS)
