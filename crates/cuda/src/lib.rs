@@ -1,6 +1,7 @@
 //! The CUDA backend of FlashSampling.
 //!
-//! This build contains **no kernels**. [`Cuda::new`] therefore always answers [`CudaError::Unavailable`], with what a
+//! The sources of the kernels are in `kernels/`; this build contains **no kernels**: nothing compiles or launches them
+//! yet. [`Cuda::new`] therefore always answers [`CudaError::Unavailable`], with what a
 //! [`Probe`] of the machine found: GPU device nodes, the version of the kernel driver and the driver library. Nothing
 //! is linked and no library is loaded, so the crate builds and runs on every machine.
 //!

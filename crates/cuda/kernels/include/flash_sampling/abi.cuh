@@ -1,0 +1,54 @@
+// The types that cross from the host to the kernels. crates/cuda/src/abi.rs holds the same ones; both assert the sizes.
+#pragma once
+
+#include "head.cuh"
+#include "transform.cuh"
+
+namespace flash_sampling {
+
+// All that differs from row to row.
+struct Row {
+    u64 seed;
+    u64 position;
+    const u32* mask;        // null = every token is allowed
+    const LogitBias* bias;  // tokens strictly ascending
+    u32 mask_words;
+    u32 biases;
+    float inv_temperature;
+    float largest_bias;  // the largest of the biases and 0
+    u32 draw;
+    u32 greedy;
+
+    FS_FUNCTION RowTransform transform() const { return {mask, mask_words, biases, bias, inv_temperature}; }
+};
+static_assert(sizeof(Row) == 56, "the host writes this layout");
+
+enum class Status : u32 { Drawn = 0, NoFiniteLogit = 1, NaN = 2, PositiveInfinity = 3 };
+
+// The result of a row; for an invalid row `token` is the offending one.
+struct Draw {
+    u32 token;
+    float score;
+    float logit;
+    Status status;
+};
+static_assert(sizeof(Draw) == 16, "the host reads this layout");
+
+// The head and the batch of one launch.
+struct Call {
+    const Row* rows;        // [row_count]
+    const float* bias;      // [tokens], or null
+    u64* best;              // [row_count] ordered bits of the best winner so far; 0 between launches
+    u64* invalid;           // [row_count] first invalid logit; all ones between launches
+    float* logits;          // [blocks, row_count] the logit of each block's own winner
+    u32* arrived;           // blocks that are done; 0 between launches
+    Draw* draws;            // [row_count]
+    HeadTransform head;
+    u32 row_count;
+    u32 hidden;
+    u32 first_token;        // global id of the weight's first row
+    u32 tokens;             // rows of the weight that can be drawn
+};
+static_assert(sizeof(Call) == 80, "the host writes this layout");
+
+}  // namespace flash_sampling

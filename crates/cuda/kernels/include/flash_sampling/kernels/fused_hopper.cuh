@@ -1,0 +1,679 @@
+// Fused tiled sampling on Hopper (paper Alg. 1): the weight streams once past the tensor cores, and every tile of logits
+// dies in registers.
+//
+// The plain version:
+//
+//   for each tile of tokens (units of 64 weight rows)
+//       D[tokens, rows] = weight[tokens, hidden] x hidden[rows, hidden]^T
+//       for each (token, row) of D
+//           best[row] = max(best[row], transform(D) + gumbel(seed, position, draw, token))
+//
+// What differs, and why the answer stays the same:
+//
+// 1. Noise does not depend on the matmul. While a tile's products run, three *scout* warps compute its Philox words and
+//    leave one bit for every word below a threshold; all other words have noise of at most `noise_bound`.
+// 2. So at the end of a tile a token can win only if its bit is set or its dot product is above `losing_dot(best)`.
+//    Both are one compare per element; what passes is scored exactly. `best` may be old: pruning by an older best only
+//    scores more tokens.
+// 3. A block's first tile has no best yet. It first scores each row's largest logit and the tokens with set bits (of a
+//    larger threshold), then filters as always.
+// 4. Winners are merged by integer maxima, so neither blocks nor order matter.
+// 5. Dot products are one accumulator over hidden in ascending order, whatever the number of rows: a row's bits do not
+//    depend on its neighbours.
+#pragma once
+
+#include "../perturb.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+
+namespace flash_sampling {
+
+// COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups, SLABS slabs of
+// 64 hidden elements a stage.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+struct FusedHopper {
+    static constexpr int UNIT = 64;
+    static constexpr int GRANULE = 16;  // tokens are shared out among blocks in granules
+    static constexpr int DEPTH = 64;    // hidden elements of a slab: one 128-byte swizzle row
+    static constexpr int TILE_UNITS = 2 * UNITS;
+    static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
+    static constexpr int WEIGHT_BYTES = TILE_UNITS * UNIT_BYTES;
+    static constexpr int HIDDEN_BYTES = COLUMNS * DEPTH * 2;
+    static constexpr int SLAB_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
+    static constexpr int STAGE_BYTES = SLABS * SLAB_BYTES;
+    static constexpr int ACCUMULATORS = COLUMNS / 2;  // of a thread and unit
+    static constexpr int WORDS = ACCUMULATORS < 32 ? 1 : ACCUMULATORS / 32;
+    static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : 32;
+    static constexpr int QUEUE = 64;
+    static constexpr int CONSUMERS = 256;
+    static constexpr int FIRST_CONSUMER = 128;
+    static constexpr int SCOUT_WARPS = FIRST_CONSUMER / 32 - 1;
+    static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
+    // What a block gets at its start, dealt out again.
+    static constexpr int SCOUT_REGISTERS = LAZY ? 40 : 72;
+    static constexpr int CONSUMER_REGISTERS = LAZY ? 232 : 216;
+    static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
+                  "raise_registers would wait for ever");
+
+    struct Entry {
+        float dot;
+        u32 place;  // row of the batch, then token within the tile
+    };
+
+    struct Shared {
+        Best best[COLUMNS];
+        Row rows[COLUMNS];
+        float losing[COLUMNS];
+        u32 largest[COLUMNS];  // the first tile's largest dot product, as monotone bits
+        float far[LAZY ? COLUMNS : 1];  // below this no noise at all can help
+        u32 marks[LAZY ? 1 : TILE_UNITS][LAZY ? 8 : 4][LAZY ? 1 : WORDS][32];
+        Entry queue[8][QUEUE];
+        u64 full[8];
+        u64 empty[8];
+        u64 scouted;
+        u64 filtered;
+        u32 last;
+    };
+
+    static constexpr int SHARED_LIMIT = 227 * 1024;
+    static constexpr int STAGES_THAT_FIT = (SHARED_LIMIT - 1024 - static_cast<int>(sizeof(Shared))) / STAGE_BYTES;
+    static constexpr int STAGES = STAGES_THAT_FIT < 8 ? STAGES_THAT_FIT : 8;
+    static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + static_cast<int>(sizeof(Shared));
+    static_assert(STAGES >= 3, "loads must run ahead of the products");
+
+    // Which tokens a block works on: clusters share the granules evenly, tiles share a cluster's again, and the blocks of
+    // a cluster halve each tile.
+    struct Schedule {
+        u32 tokens, first, count, tiles, rank;
+
+        __device__ __forceinline__ Schedule(u32 tokens, u32 group, u32 groups, u32 rank) : tokens(tokens), rank(rank) {
+            const u64 granules = (tokens + GRANULE - 1) / GRANULE;
+            first = static_cast<u32>(granules * group / groups);
+            count = static_cast<u32>(granules * (group + 1) / groups) - first;
+            tiles = (count * GRANULE + CLUSTER * TILE_UNITS * UNIT - 1) / (CLUSTER * TILE_UNITS * UNIT);
+        }
+        // The first token of a tile, and how many there are.
+        __device__ __forceinline__ void tile(u32 t, u32& start, u32& size) const {
+            const u32 from = count * t / tiles, to = count * (t + 1) / tiles;
+            const u32 half = CLUSTER == 2 ? (to - from + 1) / 2 : to - from;
+            start = (first + from + (rank ? half : 0)) * GRANULE;
+            size = min((rank ? to - from - half : half) * GRANULE, tokens - min(start, tokens));
+        }
+        // The block that works on a token.
+        static __device__ __forceinline__ u32 owner(u32 tokens, u32 groups, u32 token) {
+            const u64 granules = (tokens + GRANULE - 1) / GRANULE;
+            const u32 granule = token / GRANULE;
+            const u32 group = static_cast<u32>(((granule + 1ull) * groups - 1) / granules);
+            if (CLUSTER == 1) return group;
+            const Schedule schedule(tokens, group, groups, 1);
+            u32 start, size;
+            schedule.tile(((granule - schedule.first + 1) * schedule.tiles - 1) / schedule.count, start, size);
+            return 2 * group + (token >= start);
+        }
+    };
+
+    // The tensors as boxes of one slab.
+    struct Maps {
+        ptx::TensorMap weight;   // 64 tokens
+        ptx::TensorMap granule;  // 16 tokens, for the end of a tile
+        ptx::TensorMap hidden;   // COLUMNS / CLUSTER rows
+    };
+
+    template <ptx::Operand OPERAND>
+    static __device__ __forceinline__ void block(const Call& call, const Maps& maps, u8* memory);
+    static __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared& shared,
+                                                const Schedule& schedule);
+    static __device__ __forceinline__ u32 marks_of(const Call& call, Shared& shared, u32 slab, u32 word, u32 threshold);
+    static __device__ __forceinline__ void refresh_losing_dots(const Call& call, Shared& shared, u32 column, u64 theirs,
+                                                               u32 next_token);
+    static __device__ __forceinline__ void prepare(const Call& call, Shared& shared);
+    static __device__ __forceinline__ void scout(const Call& call, Shared& shared, const Schedule& schedule);
+    template <ptx::Operand OPERAND>
+    static __device__ __forceinline__ void consume(const Call& call, const u8* stages, Shared& shared,
+                                                   const Schedule& schedule);
+};
+
+// Words below these leave a mark: about one in 1024 tokens, and one in 32 in a block's first tile.
+constexpr u32 MARK_WORD = 1u << 22;
+constexpr u32 FIRST_MARK_WORD = 1u << 27;
+// -ln(word 2^-32), rounded up.
+constexpr float MARK_NOISE_BOUND = 6.931473f;
+constexpr float FIRST_MARK_NOISE_BOUND = 3.465737f;
+
+__device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
+    u64 value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(pointer) : "memory");
+    return value;
+}
+
+// Tells the other blocks what this one has found for a row; returns the threshold from what all have found.
+__device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Row* rows, const Best* best, u32 column,
+                                                      float noise_bound, u32 next_token) {
+    if (column >= call.row_count) return bits_to_f32(0x7f7fffffu);
+    const Row& row = rows[column];
+    const u64 mine = *const_cast<volatile const u64*>(&best[column].key);
+    const u64 theirs = load_relaxed(&call.best[column]);
+    if (mine > theirs) atomicMax(&call.best[column], mine);
+    const u64 key = mine > theirs ? mine : theirs;
+    if (key == 0) return -f32_infinity();
+    const Winner winner = from_ordered_bits(key);
+    const bool plain = row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
+    // An equal logit of a later token loses a greedy row.
+    if (row.greedy && plain && winner.token < next_token) return winner.score;
+    return losing_dot(winner.score, row.greedy ? 0.0f : noise_bound, call.head, row);
+}
+
+// One thread keeps the ring full.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::load(
+    const Call& call, const Maps& maps, u8* stages, Shared& shared, const Schedule& schedule) {
+    const u64 stream = ptx::policy_evict_first();
+    const u64 keep = ptx::policy_evict_last();
+    const u32 steps = (call.hidden + SLABS * DEPTH - 1) / (SLABS * DEPTH);
+    u32 stage = 0, phase = 0;
+    for (u32 t = 0; t < schedule.tiles; ++t) {
+        u32 start, size;
+        schedule.tile(t, start, size);
+        const u32 granules = (size + GRANULE - 1) / GRANULE;
+        const u32 units = granules / (UNIT / GRANULE);
+        for (u32 step = 0; step < steps; ++step) {
+            ptx::mbarrier_wait(&shared.empty[stage], phase ^ 1);
+            u64* const full = &shared.full[stage];
+            ptx::mbarrier_arrive_expect(full, SLABS * (granules * (UNIT_BYTES / (UNIT / GRANULE)) + HIDDEN_BYTES));
+            u8* to = stages + stage * STAGE_BYTES;
+            // The slabs of a unit follow each other: neighbours in device memory.
+            for (u32 u = 0; u < units; ++u)
+#pragma unroll
+                for (int slab = 0; slab < SLABS; ++slab)
+                    ptx::copy_box(to + slab * SLAB_BYTES + u * UNIT_BYTES, &maps.weight, full, (step * SLABS + slab) * DEPTH,
+                                  start + u * UNIT, stream);
+            for (u32 g = units * (UNIT / GRANULE); g < granules; ++g)
+#pragma unroll
+                for (int slab = 0; slab < SLABS; ++slab)
+                    ptx::copy_box(to + slab * SLAB_BYTES + g * (UNIT_BYTES / (UNIT / GRANULE)), &maps.granule, full,
+                                  (step * SLABS + slab) * DEPTH, start + g * GRANULE, stream);
+#pragma unroll
+            for (int slab = 0; slab < SLABS; ++slab) {
+                u8* const at = to + slab * SLAB_BYTES + WEIGHT_BYTES;
+                const u32 depth = (step * SLABS + slab) * DEPTH;
+                if (CLUSTER == 1)
+                    ptx::copy_box(at, &maps.hidden, full, depth, 0, keep);
+                else
+                    ptx::copy_box_multicast(at + schedule.rank * (HIDDEN_BYTES / 2), &maps.hidden, full, depth,
+                                            schedule.rank * (COLUMNS / 2), 3, keep);
+            }
+            if (++stage == STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+    }
+}
+
+// Scouts and consumers fill in what they share; the first loads are under way meanwhile.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::prepare(const Call& call, Shared& shared) {
+    constexpr u32 HANDS = THREADS - 32;
+    const u32 hand = threadIdx.x - 32;
+    for (u32 i = hand; i < COLUMNS; i += HANDS) {
+        shared.best[i] = {0, 0.0f, 0};
+        shared.largest[i] = 0;
+    }
+    for (u32 i = hand; i < sizeof(shared.marks) / 4; i += HANDS) (&shared.marks[0][0][0][0])[i] = 0;
+    const u32 words = call.row_count * (sizeof(Row) / 8);
+    for (u32 i = hand; i < words; i += HANDS)
+        reinterpret_cast<u64*>(shared.rows)[i] = reinterpret_cast<const u64*>(call.rows)[i];
+    ptx::named_barrier(2, HANDS);
+}
+
+// Marks the words of each tile that are small enough to matter, and refreshes the thresholds.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::scout(const Call& call, Shared& shared,
+                                                                            const Schedule& schedule) {
+    constexpr u32 ACROSS = COLUMNS < 32 ? COLUMNS : 32;  // columns of a warp at a time
+    constexpr u32 DOWN = 32 / ACROSS;                    // quads of tokens of a warp at a time
+    constexpr u32 CHUNK = 8;                             // quads of a lane at a time
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
+    for (u32 t = 0; t < schedule.tiles; ++t) {
+        u32 first, size;
+        schedule.tile(t, first, size);
+        const u32 threshold = t == 0 ? FIRST_MARK_WORD : MARK_WORD;
+        // Quads of four global token ids share a Philox block; a shard may begin within one.
+        const u32 base = call.first_token + first;
+        const u32 first_quad = base >> 2;
+        const u32 quads = size ? ((base + size - 1) >> 2) - first_quad + 1 : 0;
+        const u32 parts = (quads + CHUNK * DOWN - 1) / (CHUNK * DOWN);
+        if (t > 0) ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
+        for (u32 item = warp; item < parts * (COLUMNS / ACROSS); item += SCOUT_WARPS) {
+            const u32 column = item % (COLUMNS / ACROSS) * ACROSS + lane % ACROSS;
+            if (column >= call.row_count) continue;
+            const Row& row = shared.rows[column];
+            if (row.greedy) continue;
+            const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
+            const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
+            const u32 from = item / (COLUMNS / ACROSS) * CHUNK * DOWN + lane / ACROSS;
+            // Four blocks at a time hide each other's latency.
+            constexpr u32 AT_ONCE = 4;
+#pragma unroll 1
+            for (u32 i = 0; i < CHUNK; i += AT_ONCE) {
+                Words w[AT_ONCE];
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j)
+                    w[j] = {{first_quad + from + (i + j) * DOWN, origin.w[1], origin.w[2], origin.w[3]}};
+                u32 k0 = key0, k1 = key1;
+#pragma unroll 2
+                for (u32 round = 0; round < 10; ++round) {
+#pragma unroll
+                    for (u32 j = 0; j < AT_ONCE; ++j) w[j] = narrow_philox4x32_round(w[j], k0, k1);
+                    k0 += PHILOX_W32_0;
+                    k1 += PHILOX_W32_1;
+                }
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j) {
+                    const u32 quad = from + (i + j) * DOWN;
+                    if (min(min(w[j].w[0], w[j].w[1]), min(w[j].w[2], w[j].w[3])) < threshold && quad < quads) {
+#pragma unroll
+                        for (u32 k = 0; k < 4; ++k) {
+                            const u32 m = (first_quad + quad) * 4 + k - base;  // token within the tile; wraps before its first
+                            if (w[j].w[k] < threshold && m < size) {
+                                const u32 bit = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
+                                const u32 owner = m % 8 * 4 + column % 8 / 2;
+                                atomicOr(&shared.marks[m / 64][m % 64 / 16][bit / 32][owner], 1u << bit % 32);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        if (t > 0) {
+            for (u32 column = threadIdx.x - 32; column < COLUMNS; column += 32 * SCOUT_WARPS)
+                shared.losing[column] = refreshed_losing_dot(call, shared.rows, shared.best, column, MARK_NOISE_BOUND, base);
+        }
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(&shared.scouted);
+    }
+}
+
+// The bits of a warp's slab of 16 tokens and 64 columns, for this lane's word of accumulators.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ u32 FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::marks_of(const Call& call, Shared& shared,
+                                                                                           u32 slab, u32 word,
+                                                                                           u32 threshold) {
+    const u32 lane = threadIdx.x % 32, warp = (threadIdx.x - FIRST_CONSUMER) / 32;
+    u32* const marks = shared.marks[0][warp][0];
+    const u32 base = call.first_token + slab;
+#pragma unroll 1
+    for (u32 column = word * 64 + lane; column < min(word * 64 + 64, call.row_count); column += 32) {
+        const Row& row = shared.rows[column];
+        if (row.greedy) continue;
+        const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
+        const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
+        const auto mark = [&](u32 quad, const Words& w) {
+            if (min(min(w.w[0], w.w[1]), min(w.w[2], w.w[3])) < threshold) {
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) {
+                    const u32 m = quad * 4 + j - base;
+                    if (w.w[j] < threshold && m < 16)
+                        atomicOr(&marks[m % 8 * 4 + column % 8 / 2], 1u << (column % 64 / 8 * 4 + column % 2 + m / 8 * 2));
+                }
+            }
+        };
+        // Four blocks at a time hide each other's latency.
+#pragma unroll 1
+        for (u32 quad = base >> 2; quad <= (base + 15) >> 2; quad += 4) {
+            Words w[4];
+#pragma unroll
+            for (u32 q = 0; q < 4; ++q) w[q] = {{quad + q, origin.w[1], origin.w[2], origin.w[3]}};
+            u32 k0 = key0, k1 = key1;
+#pragma unroll 1
+            for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+                for (u32 round = 0; round < 5; ++round) {
+#pragma unroll
+                    for (u32 q = 0; q < 4; ++q) w[q] = philox4x32_round(w[q], k0, k1);
+                    k0 += PHILOX_W32_0;
+                    k1 += PHILOX_W32_1;
+                }
+            }
+#pragma unroll
+            for (u32 q = 0; q < 4; ++q) mark(quad + q, w[q]);
+        }
+    }
+    __syncwarp();
+    const u32 bits = marks[lane];
+    marks[lane] = 0;
+    __syncwarp();
+    return bits;
+}
+
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::refresh_losing_dots(
+    const Call& call, Shared& shared, u32 column, u64 theirs, u32 next_token) {
+    float losing = bits_to_f32(0x7f7fffffu), far = losing;
+    if (column < call.row_count) {
+        const Row& row = shared.rows[column];
+        const u64 mine = shared.best[column].key;
+        if (mine > theirs) atomicMax(&call.best[column], mine);
+        const u64 key = mine > theirs ? mine : theirs;
+        losing = far = -f32_infinity();
+        if (key) {
+            const Winner winner = from_ordered_bits(key);
+            const bool plain =
+                row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
+            if (row.greedy) {
+                losing = far = plain && winner.token < next_token ? winner.score : losing_dot(winner.score, 0.0f, call.head, row);
+            } else {
+                losing = losing_dot(winner.score, MARK_NOISE_BOUND, call.head, row);
+                far = losing_dot(winner.score, 45.0546f, call.head, row);
+            }
+        }
+    }
+    shared.losing[column] = losing;
+    shared.far[column] = far;
+}
+
+// A register picked by a run-time index through selects; LENGTH is a power of two.
+template <int FIRST, int LENGTH, int ROWS, int COLS>
+__device__ __forceinline__ float pick(const float (&d)[ROWS][COLS], u32 index) {
+    if constexpr (LENGTH == 1) {
+        return d[FIRST / COLS][FIRST % COLS];
+    } else {
+        const float low = pick<FIRST, LENGTH / 2>(d, index);
+        const float high = pick<FIRST + LENGTH / 2, LENGTH / 2>(d, index);
+        return index & (LENGTH / 2) ? high : low;
+    }
+}
+
+// Raises the largest dot product of each column (monotone bits) by a warp's accumulators. Eight lanes hold the rows of
+// a column: they halve the columns among themselves three times, sixteen columns of a lane at a time.
+template <int COLUMNS, int UNITS, int ACCUMULATORS>
+__device__ __forceinline__ void raise_largest(const float (&d)[UNITS][ACCUMULATORS], const u32 (&real)[UNITS], u32* largest,
+                                              u32 lane) {
+    constexpr int HELD = ACCUMULATORS / 2;  // columns of a lane
+    constexpr int AT_ONCE = HELD < 16 ? HELD : 16;
+#pragma unroll
+    for (int first = 0; first < HELD; first += AT_ONCE) {
+        float m[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int at = (first + i) / 2 * 4 + i % 2;
+            m[i] = -f32_infinity();
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) {
+                m[i] = fmaxf(m[i], real[u] & 1 ? d[u][at] : m[i]);
+                m[i] = fmaxf(m[i], real[u] & 4 ? d[u][at + 2] : m[i]);
+            }
+        }
+        u32 column = first / 2 * 8 + lane % 4 * 2;
+        int held = AT_ONCE;
+#pragma unroll
+        for (int apart = 16; apart >= 4; apart /= 2) {
+            const bool upper = lane & apart;
+            if (held > 2) {
+                held /= 2;
+#pragma unroll
+                for (int i = 0; i < AT_ONCE / 2; ++i) {
+                    if (i < held) {
+                        const float other = __shfl_xor_sync(0xffffffffu, upper ? m[i] : m[i + held], apart);
+                        m[i] = fmaxf(upper ? m[i + held] : m[i], other);
+                    }
+                }
+                column += upper ? held / 2 * 8 : 0;
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], apart));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) atomicMax(&largest[column + i], to_monotone_bits(m[i]));
+    }
+}
+
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+template <ptx::Operand OPERAND>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::consume(const Call& call, const u8* stages,
+                                                                              Shared& shared, const Schedule& schedule) {
+    const u32 thread = threadIdx.x - FIRST_CONSUMER;
+    const u32 lane = thread % 32, warp = thread / 32;  // of all consumers
+    const u32 group = warp / 4;
+    const u32 steps = (call.hidden + SLABS * DEPTH - 1) / (SLABS * DEPTH);
+    Entry* const queue = shared.queue[warp];
+    u32 stage = 0, phase = 0;
+    float d[UNITS][ACCUMULATORS];
+
+    for (u32 t = 0; t < schedule.tiles; ++t) {
+        u32 first, size;
+        schedule.tile(t, first, size);
+        // The products: one accumulator over hidden, ascending.
+        for (u32 step = 0; step < steps; ++step) {
+            ptx::mbarrier_wait(&shared.full[stage], phase);
+            const u8* const at = stages + stage * STAGE_BYTES;
+            const u64 b = ptx::operand_descriptor(at + WEIGHT_BYTES);
+            const u64 a = ptx::operand_descriptor(at + group * UNIT_BYTES);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < SLABS * DEPTH / 16; ++k) {
+                const u64 offset = k / 4 * (SLAB_BYTES >> 4) + k % 4 * ptx::DESCRIPTOR_STEP;
+#pragma unroll
+                for (int u = 0; u < UNITS; ++u)
+                    ptx::Wgmma<COLUMNS, OPERAND>::multiply(d[u], a + u * (2 * UNIT_BYTES >> 4) + offset, b + offset, step + k > 0);
+            }
+            ptx::wgmma_commit();
+            // The stage before this one has been read.
+            ptx::wgmma_wait<1>();
+            if (step > 0 && lane < CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[stage == 0 ? STAGES - 1 : stage - 1], lane);
+            if (++stage == STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+        u64 theirs = 0;
+        if (LAZY && t > 0 && thread < call.row_count) theirs = load_relaxed(&call.best[thread]);
+        ptx::wgmma_wait<0>();
+        if (lane < CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[stage == 0 ? STAGES - 1 : stage - 1], lane);
+        // Which of the thread's two rows of each unit are tokens, as bits of a word of accumulators.
+        u32 real[UNITS];
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+            const u32 m = (2 * u + group) * UNIT + warp % 4 * 16 + lane / 4;
+            real[u] = (m < size ? 0x33333333u : 0u) | (m + 8 < size ? 0xccccccccu : 0u);
+            if (call.bias) {
+                const float low = m < size ? call.bias[first + m] : 0.0f;
+                const float high = m + 8 < size ? call.bias[first + m + 8] : 0.0f;
+#pragma unroll
+                for (int i = 0; i < ACCUMULATORS; ++i) d[u][i] = add_rn(d[u][i], i & 2 ? high : low);
+            }
+        }
+
+        u32 pending[UNITS][WORDS];
+        // Scores what is pending exactly, through a queue so that no lane idles.
+        const auto settle = [&] {
+            u32 queued = 0;
+            const auto flush = [&] {
+                __syncwarp();
+                for (u32 e = lane; e < queued; e += 32) {
+                    const Entry entry = queue[e];
+                    offer(call, shared.rows, shared.best, entry.place & 0xffff, call.first_token + first + (entry.place >> 16), entry.dot);
+                }
+                __syncwarp();
+                queued = 0;
+            };
+            for (;;) {
+                u32 index = 0;
+                bool found = false;
+#pragma unroll
+                for (int u = 0; u < UNITS; ++u) {
+#pragma unroll
+                    for (int w = 0; w < WORDS; ++w) {
+                        if (!found && pending[u][w]) {
+                            found = true;
+                            index = u * ACCUMULATORS + w * 32 + (__ffs(pending[u][w]) - 1);
+                            pending[u][w] &= pending[u][w] - 1;
+                        }
+                    }
+                }
+                const u32 ballot = __ballot_sync(0xffffffffu, found);
+                if (ballot == 0) break;
+                if (queued + __popc(ballot) > QUEUE) flush();
+                const float dot = pick<0, UNITS * ACCUMULATORS>(d, index);
+                if (found) {
+                    const u32 i = index % ACCUMULATORS, unit = index / ACCUMULATORS * 2 + group;
+                    const u32 column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                    const u32 m = unit * UNIT + warp % 4 * 16 + lane / 4 + i % 4 / 2 * 8;
+                    queue[queued + __popc(ballot & ((1u << lane) - 1))] = {dot, m << 16 | column};
+                }
+                queued += __popc(ballot);
+            }
+            flush();
+        };
+
+        if constexpr (LAZY) {
+            if (t > 0) {
+                // The other warps have settled the tile before.
+                ptx::named_barrier(1, CONSUMERS);
+                if (thread < COLUMNS) refresh_losing_dots(call, shared, thread, theirs, call.first_token + first);
+                ptx::named_barrier(1, CONSUMERS);
+            }
+        } else {
+            ptx::mbarrier_wait(&shared.scouted, t & 1);
+        }
+        // The first tile is filtered twice: by its largest dot products, then by the best scores among those.
+        for (u32 pass = t == 0 ? 0 : 1; pass < 2; ++pass) {
+            if (pass == 0) {
+                raise_largest<COLUMNS>(d, real, shared.largest, lane);
+                ptx::named_barrier(1, CONSUMERS);
+                for (u32 column = thread; column < COLUMNS; column += CONSUMERS) {
+                    // The next smaller float, so that the largest is above it.
+                    const float below = next_below(from_monotone_bits(max(shared.largest[column], 0x007fffffu)));
+                    shared.losing[column] = column < call.row_count ? below : bits_to_f32(0x7f7fffffu);
+                    if (LAZY) shared.far[column] = shared.losing[column];
+                }
+                ptx::named_barrier(1, CONSUMERS);
+            }
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) {
+#pragma unroll
+                for (int w = 0; w < WORDS; ++w) {
+                    // Is any dot product above what surely loses? (When lazy: above what loses with any noise.)
+                    bool above = false;
+#pragma unroll
+                    for (int j = 0; j < WORD_BITS / 4; ++j) {
+                        const float2 limit =
+                            *reinterpret_cast<const float2*>(&(LAZY ? shared.far : shared.losing)[w * 64 + j * 8 + lane % 4 * 2]);
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) above |= !(d[u][w * 32 + j * 4 + e] <= (e & 1 ? limit.y : limit.x));
+                    }
+                    u32 bits = 0;
+                    if constexpr (LAZY) {
+                        const bool scan = pass == 0 || (t > 0 && __any_sync(0xffffffffu, above));
+                        if (scan) bits = marks_of(call, shared, first + (2 * u + group) * UNIT + warp % 4 * 16, w,
+                                                  t == 0 ? FIRST_MARK_WORD : MARK_WORD);
+                    } else {
+                        u32& marks = shared.marks[2 * u + group][warp % 4][w][lane];
+                        bits = marks;
+                        if (bits) marks = 0;
+                    }
+                    if (above) {
+#pragma unroll
+                        for (int j = 0; j < WORD_BITS / 4; ++j) {
+                            const float2 losing = *reinterpret_cast<const float2*>(&shared.losing[w * 64 + j * 8 + lane % 4 * 2]);
+#pragma unroll
+                            for (int e = 0; e < 4; ++e)
+                                if (!(d[u][w * 32 + j * 4 + e] <= (e & 1 ? losing.y : losing.x))) bits |= 1u << (j * 4 + e);
+                        }
+                    }
+                    pending[u][w] = bits & real[u];
+                }
+            }
+            u32 any = 0;
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+                for (int w = 0; w < WORDS; ++w) any |= pending[u][w];
+            if (__any_sync(0xffffffffu, any)) settle();
+            if (pass == 0) {
+                ptx::named_barrier(1, CONSUMERS);
+                for (u32 column = thread; column < COLUMNS; column += CONSUMERS)
+                    shared.losing[column] =
+                        refreshed_losing_dot(call, shared.rows, shared.best, column, FIRST_MARK_NOISE_BOUND, call.first_token + first);
+                if (LAZY && thread < COLUMNS) shared.far[thread] = shared.losing[thread];
+                ptx::named_barrier(1, CONSUMERS);
+            }
+        }
+        __syncwarp();
+        if (!LAZY && lane == 0) ptx::mbarrier_arrive(&shared.filtered);
+    }
+
+    // The block's own logits, then the last block to arrive concludes and leaves the scratch as it found it.
+    ptx::named_barrier(1, CONSUMERS);
+    for (u32 column = thread; column < call.row_count; column += CONSUMERS) {
+        if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
+        call.logits[static_cast<u64>(blockIdx.x) * call.row_count + column] = shared.best[column].logit;
+    }
+    __threadfence();
+    ptx::named_barrier(1, CONSUMERS);
+    if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) == gridDim.x - 1;
+    ptx::named_barrier(1, CONSUMERS);
+    if (!shared.last) return;
+    __threadfence();
+    for (u32 column = thread; column < call.row_count; column += CONSUMERS) {
+        const u64 best = load_relaxed(&call.best[column]);
+        const u64 invalid = load_relaxed(&call.invalid[column]);
+        float logit = 0.0f;
+        if (best) {
+            const u32 token = from_ordered_bits(best).token - call.first_token;
+            const u32 owner = Schedule::owner(call.tokens, gridDim.x / CLUSTER, token);
+            logit = __ldcg(&call.logits[static_cast<u64>(owner) * call.row_count + column]);
+        }
+        call.draws[column] = conclude(best, invalid, logit);
+        call.best[column] = 0;
+        call.invalid[column] = ~0ull;
+    }
+    if (thread == 0) *call.arrived = 0;
+}
+
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+template <ptx::Operand OPERAND>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::block(const Call& call, const Maps& maps,
+                                                                            u8* memory) {
+    u8* const stages = memory + (1024 - ptx::shared_address(memory) % 1024) % 1024;
+    Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
+    const u32 rank = CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
+    const Schedule schedule(call.tokens, blockIdx.x / CLUSTER, gridDim.x / CLUSTER, rank);
+
+    if (threadIdx.x == 0) {
+        ptx::prefetch_map(&maps.weight);
+        ptx::prefetch_map(&maps.hidden);
+        for (int s = 0; s < STAGES; ++s) {
+            ptx::mbarrier_init(&shared.full[s], 1);
+            ptx::mbarrier_init(&shared.empty[s], 8 * CLUSTER);
+        }
+        ptx::mbarrier_init(&shared.scouted, SCOUT_WARPS);
+        ptx::mbarrier_init(&shared.filtered, 8);
+        ptx::mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (CLUSTER == 2) ptx::cluster_sync();
+
+    // The same in every lane, and known to be: the compiler serialises wgmma behind branches that may diverge.
+    const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (warpgroup < FIRST_CONSUMER / 128) {
+        ptx::lower_registers<SCOUT_REGISTERS>();
+        if (threadIdx.x == 0) load(call, maps, stages, shared, schedule);
+        if (threadIdx.x >= 32) {
+            prepare(call, shared);
+            if constexpr (!LAZY) scout(call, shared, schedule);
+        }
+    } else {
+        ptx::raise_registers<CONSUMER_REGISTERS>();
+        prepare(call, shared);
+        consume<OPERAND>(call, stages, shared, schedule);
+    }
+    // No block leaves while its peer may still write here or arrive here.
+    if (CLUSTER == 2) {
+        __syncwarp();
+        ptx::cluster_sync();
+    }
+}
+
+}  // namespace flash_sampling

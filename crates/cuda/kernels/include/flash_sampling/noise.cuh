@@ -1,0 +1,45 @@
+// Noise, version 1: the noise of (seed, position, draw, token) is a pure function. The twin of core's noise.
+#pragma once
+
+#include "noise/counter.cuh"
+#include "noise/uniform.cuh"
+
+namespace flash_sampling {
+
+// The noise of one row.
+struct Noise {
+    u64 seed;
+    u64 position;
+
+    FS_FUNCTION Words words_of_code(u32 code, u32 draw, u32 block) const {
+        return philox4x32_10(counter(block, draw, position, code), static_cast<u32>(seed), static_cast<u32>(seed >> 32));
+    }
+    FS_FUNCTION Words words(Domain domain, u32 draw, u32 block) const {
+        return words_of_code(domain_code(domain), draw, block);
+    }
+    FS_FUNCTION u32 word(Domain domain, u32 draw, u32 index) const {
+        return pick(words(domain, draw, index >> 2), index & 3);
+    }
+    FS_FUNCTION u32 refinement(Domain domain, u32 draw, u32 index) const {
+        return pick(words_of_code(refinement_code(domain), draw, index >> 2), index & 3);
+    }
+    FS_FUNCTION float gumbel(Domain domain, u32 draw, u32 index) const {
+        return gumbel_of(domain, draw, index, word(domain, draw, index));
+    }
+    // The Gumbel of an index whose word is already at hand.
+    FS_FUNCTION float gumbel_of(Domain domain, u32 draw, u32 index, u32 word) const {
+        return gumbel_of_word(word, [&] { return refinement(domain, draw, index); });
+    }
+    FS_FUNCTION double coin(u32 draw, u32 group) const {
+        const Words w = words(Domain::MergeCoin, draw, group);
+        return coin_open(w.w[0], w.w[1]);
+    }
+    // Selects, so that the words stay in registers.
+    FS_FUNCTION static u32 pick(const Words& w, u32 i) {
+        const u32 low = i & 1 ? w.w[1] : w.w[0];
+        const u32 high = i & 1 ? w.w[3] : w.w[2];
+        return i & 2 ? high : low;
+    }
+};
+
+}  // namespace flash_sampling

@@ -1,0 +1,49 @@
+// Word to uniform to exponential to Gumbel: the twin of core's noise/uniform.rs.
+#pragma once
+
+#include "log.cuh"
+
+namespace flash_sampling {
+
+// Words below this are extended by a refinement word.
+constexpr u32 TAIL_WORDS = 256;
+constexpr float WORD_SCALE = 1.0f / 4294967296.0f;
+
+// A uniform in (0, 1), kept by its distance from the nearer end: v when low, else 1 - v.
+struct U01 {
+    float distance;
+    bool low;
+};
+
+FS_FUNCTION U01 u01_open_refined(u32 word, u32 refinement) {
+    const float fraction = add_rn(u32_to_f32(refinement), 0.5f);
+    return {mul_rn(fma_rn(fraction, WORD_SCALE, u32_to_f32(word)), WORD_SCALE), true};
+}
+
+FS_FUNCTION U01 u01_open_plain(u32 word) {
+    const bool low = word < 1u << 31;
+    return {mul_rn(add_rn(u32_to_f32(low ? word : ~word), 0.5f), WORD_SCALE), low};
+}
+
+FS_FUNCTION float exponential(U01 u) { return u.low ? neg_ln_1m(u.distance) : -ln(u.distance); }
+
+// `refinement` is called only for words below TAIL_WORDS.
+template <class Refinement>
+FS_FUNCTION U01 u01_open(u32 word, Refinement refinement) {
+    return word < TAIL_WORDS ? u01_open_refined(word, refinement()) : u01_open_plain(word);
+}
+
+template <class Refinement>
+FS_FUNCTION float gumbel_of_word(u32 word, Refinement refinement) {
+    return -ln(exponential(u01_open(word, refinement)));
+}
+
+// A uniform in (0, 1) with 64 bits.
+FS_FUNCTION double coin_open(u32 high, u32 low) {
+    const u64 bits = static_cast<u64>(high) << 32 | low;
+    const double coin = mul_rn(add_rn(static_cast<double>(bits), 0.5), 1.0 / 18446744073709551616.0);
+    const double below_one = 1.0 - 1.0 / 9007199254740992.0;
+    return coin < below_one ? coin : below_one;
+}
+
+}  // namespace flash_sampling

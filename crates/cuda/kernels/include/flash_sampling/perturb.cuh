@@ -1,0 +1,124 @@
+// One logit on its way to a winner: transforms, noise, and the maximum kept by a block for each row.
+#pragma once
+
+#include "abi.cuh"
+#include "noise.cuh"
+#include "winner.cuh"
+
+namespace flash_sampling {
+
+// The order of errors within a row is core's: an invalid raw logit comes before an invalid transformed one, then the
+// lower token. Returns all ones for a valid logit.
+FS_FUNCTION u64 invalid_key(float logit, u32 token, u32 stage) {
+    if (logit < f32_infinity()) return ~0ull;
+    return static_cast<u64>(stage) << 33 | static_cast<u64>(token) << 1 | static_cast<u64>(!is_nan(logit));
+}
+
+// A float below x, nothing but -0 or +0 in between; -inf stays.
+FS_FUNCTION float next_below(float x) {
+    if (x == 0.0f) return bits_to_f32(0x80000001u);
+    return x == -f32_infinity() ? x : from_monotone_bits(to_monotone_bits(x) - 1);
+}
+
+// The threshold below which no logit of a row can win any more, as a bound on the dot product (bias added).
+//
+// A token whose word is at least `word` has noise at most -ln(word 2^-32) = `noise_bound`, up to 5e-6 of rounding. So its
+// score is below `best` when its logit is at most best - noise_bound - slack; the slack covers the rounding of the
+// noise (1.3e-7 |g| + 3e-7), of the score (2^-24 |score|) and of this arithmetic. Then the transforms are undone, each
+// widened by more than its own rounding. NaN and +inf are above every threshold.
+FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform& head, const Row& row) {
+    const float infinity = f32_infinity();
+    if (best == -infinity) return -infinity;
+    float l = best - noise_bound;
+    l -= 2e-5f + 1e-6f * (fabsf(best) + noise_bound);
+    if (row.inv_temperature != 1.0f) {
+        l /= row.inv_temperature;
+        l -= 1e-6f * fabsf(l);
+    }
+    if (row.biases) {
+        l -= row.largest_bias;
+        l -= 1e-6f * (fabsf(l) + row.largest_bias);
+    }
+    if (head.scale != 1.0f) {
+        l /= head.scale;
+        l -= 1e-6f * fabsf(l);
+    }
+    if (head.soft_cap != 0.0f) {
+        const float t = l / head.soft_cap;
+        if (t >= 1.00001f) {
+            l = infinity;
+        } else if (t <= -1.0f) {
+            l = -infinity;
+        } else {
+            // The computed tanh is within 4e-7 of the true one; 1e-6 more is taken away on both sides.
+            const float below = t - 2e-6f;
+            l = below <= -1.0f ? -infinity : below >= 0.99999f ? 6.0f : atanhf(below);
+            l = (l - 1e-5f * fabsf(l)) * head.soft_cap;
+        }
+    }
+    const float largest = bits_to_f32(0x7f7fffffu);
+    return l > largest ? largest : l;
+}
+
+#ifdef __CUDACC__
+
+// The best candidate of a row within a block, in shared memory.
+struct alignas(16) Best {
+    u64 key;  // ordered bits; 0 = none
+    float logit;
+    u32 lock;
+};
+
+// Takes the candidate when it is better.
+__device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
+    volatile Best* const slot = best;
+    bool waiting = key > slot->key;
+    while (waiting) {
+        if (atomicCAS(&best->lock, 0u, 1u) == 0) {
+            __threadfence_block();
+            if (key > slot->key) {
+                slot->key = key;
+                slot->logit = logit;
+            }
+            __threadfence_block();
+            atomicExch(&best->lock, 0u);
+            waiting = false;
+        }
+    }
+}
+
+// Scores one token exactly and offers it. `dot` has the head's bias already.
+__device__ __forceinline__ void offer(const Call& call, const Row* rows, Best* best, u32 column, u32 token,
+                                      float dot) {
+    const Row& row = rows[column];
+    const float raw = call.head.apply(dot, 0.0f, false);
+    u64 invalid = invalid_key(raw, token, 0);
+    float logit = 0.0f;
+    if (invalid == ~0ull) {
+        logit = row.transform().apply(raw, token);
+        invalid = invalid_key(logit, token, 1);
+    }
+    if (invalid != ~0ull) {
+        atomicMin(&call.invalid[column], invalid);
+        return;
+    }
+    if (logit == -f32_infinity()) return;
+    const Noise noise{row.seed, row.position};
+    const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
+    improve(&best[column], to_ordered_bits(Winner::of(score, token)), logit);
+}
+
+// The draw of a row, once every block has arrived.
+__device__ __forceinline__ Draw conclude(u64 best, u64 invalid, float logit) {
+    if (invalid != ~0ull) {
+        const Status status = invalid & 1 ? Status::PositiveInfinity : Status::NaN;
+        return {static_cast<u32>(invalid >> 1), 0.0f, 0.0f, status};
+    }
+    if (best == 0) return {0xffffffffu, -f32_infinity(), -f32_infinity(), Status::NoFiniteLogit};
+    const Winner winner = from_ordered_bits(best);
+    return {winner.token, winner.score, logit, Status::Drawn};
+}
+
+#endif
+
+}  // namespace flash_sampling

@@ -1,0 +1,48 @@
+// The bulk tensor copy engine: boxes of a 2-D tensor into 128-byte swizzled shared memory.
+#pragma once
+
+#include "mbarrier.cuh"
+
+namespace flash_sampling::ptx {
+
+// What the driver encodes; opaque here.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+__device__ __forceinline__ u64 policy_evict_first() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ u64 policy_evict_last() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Copies the box at (column, row) and counts its bytes at the barrier.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap* map, u64* barrier, i32 column, i32 row, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "l"(policy)
+        : "memory");
+}
+
+// The same into every block of the cluster that `blocks` names, at the same place, counted at each block's barrier.
+__device__ __forceinline__ void copy_box_multicast(void* to, const TensorMap* map, u64* barrier, i32 column, i32 row,
+                                                   u16 blocks, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+        " [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "h"(blocks), "l"(policy)
+        : "memory");
+}
+
+}  // namespace flash_sampling::ptx

@@ -1,0 +1,99 @@
+// Warpgroup matrix products: D [64, N] += A [64, 16] x B [N, 16]^T, both operands K-major in 128-byte swizzled shared
+// memory, D in float32 registers.
+//
+// In D, thread t of the warpgroup holds rows 16 (t / 32) + (t % 32) / 4 and that + 8, columns 8 j + 2 (t % 4) + {0, 1}:
+// d[4 j + e] is row + 8 (e / 2), column + e % 2.
+#pragma once
+
+#include "mbarrier.cuh"
+
+namespace flash_sampling::ptx {
+
+enum class Operand { BF16, F16 };
+
+// The descriptor of a K-major operand of 64 elements (128 bytes) a row, in groups of 8 rows.
+__device__ __forceinline__ u64 operand_descriptor(const void* pointer) {
+    const u64 address = (shared_address(pointer) & 0x3ffff) >> 4;
+    const u64 group_stride = 1024 >> 4;
+    const u64 swizzle_128 = 1;
+    return address | 1ull << 16 | group_stride << 32 | swizzle_128 << 62;
+}
+
+// From one step of 16 elements to the next.
+constexpr u64 DESCRIPTOR_STEP = 32 >> 4;
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int GROUPS>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
+}
+
+template <int N, Operand T>
+struct Wgmma;
+
+#define FS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define FS_D16(i) FS_D4(i), FS_D4(i + 4), FS_D4(i + 8), FS_D4(i + 12)
+#define FS_D64(i) FS_D16(i), FS_D16(i + 16), FS_D16(i + 32), FS_D16(i + 48)
+#define FS_WGMMA(N, OPERAND, NAME, REGISTERS, A, B, P, ...)                                                    \
+    template <>                                                                                                \
+    struct Wgmma<N, Operand::OPERAND> {                                                                        \
+        static __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {    \
+            asm volatile("{ .reg .pred keep;\n"                                                                \
+                         "setp.ne.b32 keep, " P ", 0;\n"                                                       \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" REGISTERS "}, "  \
+                         A ", " B ", keep, 1, 1, 0, 0; }\n"                                                    \
+                         : __VA_ARGS__                                                                         \
+                         : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)));                                 \
+        }                                                                                                      \
+    };
+
+#define FS_R8 \
+    "%0, %1, %2, %3"
+FS_WGMMA(8, BF16, "bf16", FS_R8, "%4", "%5", "%6", FS_D4(0))
+FS_WGMMA(8, F16, "f16", FS_R8, "%4", "%5", "%6", FS_D4(0))
+#define FS_R16 \
+    "%0, %1, %2, %3, %4, %5, %6, %7"
+FS_WGMMA(16, BF16, "bf16", FS_R16, "%8", "%9", "%10", FS_D4(0), FS_D4(4))
+FS_WGMMA(16, F16, "f16", FS_R16, "%8", "%9", "%10", FS_D4(0), FS_D4(4))
+#define FS_R32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+FS_WGMMA(32, BF16, "bf16", FS_R32, "%16", "%17", "%18", FS_D16(0))
+FS_WGMMA(32, F16, "f16", FS_R32, "%16", "%17", "%18", FS_D16(0))
+#define FS_R64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+FS_WGMMA(64, BF16, "bf16", FS_R64, "%32", "%33", "%34", FS_D16(0), FS_D16(16))
+FS_WGMMA(64, F16, "f16", FS_R64, "%32", "%33", "%34", FS_D16(0), FS_D16(16))
+#define FS_R128 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+FS_WGMMA(128, BF16, "bf16", FS_R128, "%64", "%65", "%66", FS_D64(0))
+FS_WGMMA(128, F16, "f16", FS_R128, "%64", "%65", "%66", FS_D64(0))
+#define FS_R256 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+FS_WGMMA(256, BF16, "bf16", FS_R256, "%128", "%129", "%130", FS_D64(0), FS_D64(64))
+FS_WGMMA(256, F16, "f16", FS_R256, "%128", "%129", "%130", FS_D64(0), FS_D64(64))
+
+#undef FS_WGMMA
+#undef FS_D64
+#undef FS_D16
+#undef FS_D4
+
+#undef FS_R8
+#undef FS_R16
+#undef FS_R32
+#undef FS_R64
+#undef FS_R128
+#undef FS_R256
+
+}  // namespace flash_sampling::ptx

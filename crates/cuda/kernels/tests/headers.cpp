@@ -1,0 +1,98 @@
+// The headers as plain C++: writes what their functions give on fixed inputs, as little-endian words on standard output.
+// crates/cuda/tests/headers.rs computes the same in Rust and compares every bit.
+#include <cstdio>
+
+#include "flash_sampling/abi.cuh"
+#include "flash_sampling/frontier.cuh"
+#include "flash_sampling/group_summary.cuh"
+#include "flash_sampling/mass_histogram.cuh"
+#include "flash_sampling/noise.cuh"
+#include "flash_sampling/perturb.cuh"
+
+using namespace flash_sampling;
+
+static void put(u32 word) { fwrite(&word, 4, 1, stdout); }
+static void put(float x) { put(f32_to_bits(x)); }
+static void put(u64 x) {
+    put(static_cast<u32>(x));
+    put(static_cast<u32>(x >> 32));
+}
+static void put(double x) {
+    u64 bits;
+    memcpy(&bits, &x, 8);
+    put(bits);
+}
+
+// The inputs: word i of a fixed stream.
+static u32 input(u32 i) { return Noise{1, 2}.word(Domain::Generator, 3, i); }
+
+// A finite float of any size, from a word.
+static float any_float(u32 word) {
+    const float x = bits_to_f32(word);
+    return is_finite(x) ? x : 1.0f;
+}
+
+int main() {
+    for (u32 i = 0; i < 4000; ++i) {
+        const Noise noise{static_cast<u64>(input(i)) << 32 | input(i + 1), input(i + 2) * 0x1000001ull & 0xffffffffffffffull};
+        const Domain domain = static_cast<Domain>(i % 7);
+        const Words words = noise.words(domain, i, input(i + 3));
+        for (u32 j = 0; j < 4; ++j) put(words.w[j]);
+        put(noise.word(domain, i, input(i + 4)));
+        put(noise.refinement(domain, i, input(i + 4)));
+        put(noise.gumbel(domain, i, input(i + 4)));
+        put(noise.coin(i, input(i + 5)));
+        // Every word of the refined tail, words of every size, and the ends.
+        const u32 word = i < 300 ? i : i < 310 ? ~(i - 300) : input(i) >> i % 32;
+        put(noise.gumbel_of(domain, 0, i, word));
+    }
+    for (u32 i = 0; i < 20000; ++i) {
+        const float x = any_float(input(i));
+        const float unit = (input(i + 1) + 0.5f) * 0x1p-33f;
+        put(ln(x > 1e-37f ? x : unit));
+        put(neg_ln_1m(unit));
+        put(flash_sampling::exp(x));
+        put(flash_sampling::exp((unit - 0.25f) * 400.0f));
+        put(flash_sampling::tanh(x));
+        put(flash_sampling::tanh((unit - 0.25f) * 8.0f));
+        put(to_ordered_bits(Winner::of(x, i)));
+        const Winner back = from_ordered_bits(to_ordered_bits(Winner::of(x, i)));
+        put(back.score);
+        put(back.token);
+        put(HeadTransform{30.0f, 0.5f}.apply(x, unit, true));
+        put(HeadTransform{0.0f, 1.0f}.apply(x, unit, false));
+        const u32 mask[] = {input(i), input(i + 2), input(i + 3)};
+        const LogitBias bias[] = {{3, 1.5f}, {17, -2.25f}, {90, x}};
+        put(RowTransform{mask, 3, 3, bias, 0.7f}.apply(x, input(i + 4) % 100));
+        put(RowTransform{nullptr, 0, 0, nullptr, 1.0f}.apply(x, i));
+        const float logit = (unit - 0.25f) * 200.0f;
+        const float logits[] = {logit, x};
+        for (float l : logits) {
+            const float edge = mass_edge(l);
+            put(edge);
+            put(mass_slot(edge));
+            put(mass_units(l, edge));
+        }
+    }
+    // The pruning threshold: whatever lies at or below it must lose.
+    u32 broken = 0;
+    for (u32 i = 0; i < 200000; ++i) {
+        Row row{};
+        row.inv_temperature = i % 3 ? 1.0f / (0.01f + (input(i) >> 8) * 1e-5f) : 1.0f;
+        const LogitBias bias[] = {{7, (input(i + 1) >> 24) * 0.1f}};
+        if (i % 5 == 0) row.bias = bias, row.biases = 1, row.largest_bias = bias[0].value;
+        const HeadTransform head{i % 4 == 0 ? 30.0f : 0.0f, i % 2 ? 1.0f : 0.37f};
+        const float best = (static_cast<i32>(input(i + 2)) * 0x1p-31f) * (i % 7 ? 50.0f : 1e4f);
+        const float bound = i % 6 ? 8.317768f : 3.465737f;
+        const float losing = losing_dot(best, bound, head, row);
+        // The largest noise of a word at the threshold.
+        const float noise = gumbel_of_word(i % 6 ? 1u << 20 : 1u << 27, [] { return 0u; });
+        const float dots[] = {losing, next_below(losing), losing - 1e-3f, losing - 10.0f};
+        for (float dot : dots) {
+            const float l = row.transform().apply(head.apply(dot, 0.0f, false), 7);
+            if (l > -f32_infinity() && add_rn(l, noise) >= best) ++broken;
+        }
+    }
+    put(broken);
+    return 0;
+}
