@@ -54,6 +54,8 @@ pub(crate) enum Fault {
     OddHidden,
     /// Of several tiles the last is never looked at.
     DroppedTile,
+    /// Tokens behind the first are passed over when the best score is less than 1e-4 above the largest logit.
+    SkipsTooMuch,
     /// Of equal scores the higher token wins.
     HigherTie,
     /// The binary merge tosses the coin of the next group.
@@ -164,6 +166,12 @@ impl Drawing<'_> {
     }
 
     fn best(&self, draw: u32, tokens: core::ops::Range<u32>) -> Candidate {
+        if self.fault == Fault::SkipsTooMuch {
+            let top = self.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let able = |best: &Candidate| !(0.0..1e-4).contains(&(best.winner.score - top));
+            let add = |best: Candidate, c| if able(&best) { best.merge(c) } else { best };
+            return self.candidates(draw, tokens).fold(Candidate::NONE, add);
+        }
         let higher = |a: Candidate, b: Candidate| if b.winner.score >= a.winner.score { b } else { a };
         let merge = if self.fault == Fault::HigherTie { higher } else { Candidate::merge };
         self.candidates(draw, tokens).fold(Candidate::NONE, merge)
