@@ -3,8 +3,8 @@
 use crate::args::Format;
 use crate::error::CommandError;
 use crate::machine::Machine;
-use flash_sampling::cuda::Probe;
-use flash_sampling::{DType, Isa};
+use flash_sampling::cuda::Cuda;
+use flash_sampling::{DType, Head, Isa, Matrix, Plan};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};
@@ -33,7 +33,8 @@ struct Info {
     features: Vec<(&'static str, bool)>,
     /// Weight type, hidden type, and the instruction set that runs.
     kernels: Vec<(&'static str, &'static str, &'static str)>,
-    cuda: String,
+    /// `None` when the CUDA backend can be used; else why not.
+    cuda: Option<String>,
     gpus: Vec<String>,
     /// Library, and the file that was found.
     libraries: Vec<(&'static str, Option<PathBuf>)>,
@@ -62,6 +63,13 @@ fn gpus() -> Vec<String> {
     cards.filter_map(model).collect()
 }
 
+/// Why the CUDA backend cannot be used, in its own words.
+fn without_cuda() -> Option<String> {
+    let weight = [0f32; 4];
+    let head = Matrix::new(&weight, 4, 1).and_then(Head::new).map_err(|error| error.to_string());
+    head.and_then(|head| Cuda::new(head, Plan::default()).map_err(|error| error.to_string())).err()
+}
+
 fn find(library: &str) -> Option<PathBuf> {
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty());
@@ -77,7 +85,7 @@ impl Info {
             machine: Machine::this(),
             features: features(),
             kernels: pairs.map(|(w, h)| (w.name(), h.name(), Isa::best_for(w, h).name())).collect(),
-            cuda: Probe::of_this_machine().to_string(),
+            cuda: without_cuda(),
             gpus: gpus(),
             libraries: LIBRARIES.iter().map(|library| (*library, find(library))).collect(),
         }
@@ -102,8 +110,7 @@ impl Info {
         for (weight, hidden, isa) in &self.kernels {
             writeln!(out, "kernel             weight {weight:<4} x hidden {hidden:<4} runs on {isa}")?;
         }
-        writeln!(out, "cuda               this build contains no CUDA kernels")?;
-        writeln!(out, "cuda devices       {}", self.cuda)?;
+        writeln!(out, "cuda               {}", self.cuda.as_deref().unwrap_or("available"))?;
         for gpu in &self.gpus {
             writeln!(out, "gpu                {gpu}")?;
         }
