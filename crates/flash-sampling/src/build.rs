@@ -2,9 +2,9 @@
 
 use crate::config::{Backend, BackendConfig, VariantConfig};
 use flash_sampling_core::reference::{Reference, Scheme};
-use flash_sampling_core::{Head, PerturbedArgmax};
+use flash_sampling_core::{GroupDraw, Head, PerturbedArgmax};
 #[cfg(feature = "cpu")]
-use flash_sampling_cpu::{GroupDraw, Grouped, Online, Tiled};
+use flash_sampling_cpu::{Grouped, Online, Tiled};
 #[cfg(feature = "distributed")]
 use {
     core::ops::Range,
@@ -73,11 +73,9 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
         (Backend::Reference, VariantConfig::Online { size }) => {
             Box::new(Reference::new(head, plan, Scheme::Online(positive(*size)?)))
         }
-        #[cfg(feature = "cpu")]
         (Backend::Reference, VariantConfig::Grouped { size, draw: GroupDraw::Fresh }) => {
             Box::new(Reference::new(head, plan, Scheme::Grouped(positive(*size)?)))
         }
-        #[cfg(feature = "cpu")]
         (Backend::Reference, VariantConfig::Grouped { draw: GroupDraw::Reuse, .. }) => {
             return Err(BuildError::Unsupported { backend: "reference", variant: "grouped (reusing maxima)" });
         }

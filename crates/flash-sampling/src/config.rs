@@ -1,8 +1,8 @@
 //! Which sampler is wanted, as data.
 
-use flash_sampling_core::Plan;
+use flash_sampling_core::{GroupDraw, Plan};
 #[cfg(feature = "cpu")]
-use flash_sampling_cpu::{CpuOptions, GroupDraw};
+use flash_sampling_cpu::CpuOptions;
 #[cfg(feature = "distributed")]
 use flash_sampling_distributed::ShardMerge;
 
@@ -38,7 +38,6 @@ pub enum VariantConfig {
     Tiled,
     /// Log-mass and local sample of each group, then a draw of the group (paper Alg. I.2). Pathwise or in distribution,
     /// by how the group is drawn.
-    #[cfg(feature = "cpu")]
     Grouped {
         /// Tokens of a group; on the CPU a multiple of 64.
         size: u32,

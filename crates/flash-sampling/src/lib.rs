@@ -34,7 +34,7 @@
 //! | --- | --- | --- |
 //! | `cpu` | yes | the CPU backend: rayon and SIMD, chosen at run time |
 //! | `distributed` | yes | vocabulary shards |
-//! | `cuda` | no | the CUDA backend; this release contains no kernels, so it answers that it is unavailable |
+//! | `cuda` | no | the CUDA backend; nothing launches its kernels yet, so it answers that it is unavailable |
 //!
 //! Without any feature there remains the reference, which is exact and slow.
 #![forbid(unsafe_code)]
@@ -49,7 +49,7 @@ pub use flash_sampling_core::*;
 #[cfg(feature = "cpu")]
 pub use flash_sampling_cpu as cpu;
 #[cfg(feature = "cpu")]
-pub use flash_sampling_cpu::{CpuError, CpuOptions, GroupDraw, Isa};
+pub use flash_sampling_cpu::{CpuError, CpuOptions, Isa};
 #[cfg(feature = "cuda")]
 pub use flash_sampling_cuda as cuda;
 #[cfg(feature = "distributed")]
