@@ -1,4 +1,5 @@
-//! Memory beyond the inputs is bounded: no `[rows, vocab]` array anywhere in the fused variants.
+//! Memory beyond the inputs is bounded: no `[rows, vocab]` array anywhere in the fused variants. Measured with two
+//! threads; each further one adds its tile of logits and its summaries, 1.4 MiB at 256 rows.
 
 mod backends;
 mod counting;
@@ -15,7 +16,7 @@ static ALLOCATOR: Counting = Counting;
 
 const ROWS: usize = 256;
 const VOCAB: usize = 151_936;
-/// Of the issue: at 256 rows and 152k tokens, sampler and results together. The logits alone would be 148 MiB.
+/// At 256 rows and 152k tokens, sampler and results together. The logits alone would be 148 MiB.
 const LIMIT: usize = 16 << 20;
 
 /// The peak of building a sampler and making one call, over a head of zeros (whose pages cost nothing to hold).
@@ -44,17 +45,17 @@ fn memory_beyond_the_inputs_is_at_most_16_mib() {
     let mut worst = 0;
     for kind in [Kind::Tiled, Kind::Grouped, Kind::GroupedReuse, Kind::Online] {
         for isa in Isa::ALL {
-            let factory = Cpu::new(kind, isa);
+            let factory = Cpu::new(kind, isa).with_threads(2);
             if runs(&factory.name(), factory.unavailable(), 1) {
                 for logprobs in [None, Some(20)] {
                     worst = worst.max(peak(&factory, &weight[..2 * VOCAB * 64], 64, logprobs));
                 }
             }
         }
-        let best = Cpu::new(kind, Isa::best_for(DType::BF16, DType::BF16));
+        let best = Cpu::new(kind, Isa::best_for(DType::BF16, DType::BF16)).with_threads(2);
         worst = worst.max(peak(&best, &weight[..2 * VOCAB * 1024], 1024, Some(20)));
     }
-    let best = Cpu::new(Kind::Tiled, Isa::best_for(DType::BF16, DType::BF16));
+    let best = Cpu::new(Kind::Tiled, Isa::best_for(DType::BF16, DType::BF16)).with_threads(2);
     worst = worst.max(peak(&best, &weight, 4096, None));
     assert!(worst <= LIMIT, "{worst} bytes");
 }
