@@ -182,9 +182,14 @@ impl MassHistogram {
     pub fn from_words(words: &[u64]) -> Option<Self> {
         let (&top, bins) = words.split_first()?;
         let top = f32::from_bits(u32::try_from(top).ok()?);
-        let is_edge = top < f32::INFINITY && (top == f32::NEG_INFINITY || top == edge_of(top));
         let bins = Box::new(<[u64; BINS]>::try_from(bins).ok()?);
-        is_edge.then_some(MassHistogram { top, bins })
+        let possible = if top == f32::NEG_INFINITY {
+            bins.iter().all(|&mass| mass == 0)
+        } else {
+            // The highest bin is the bin of some logit.
+            top.is_finite() && top == edge_of(top) && bins[slot_of(top)] > 0
+        };
+        possible.then_some(MassHistogram { top, bins })
     }
 }
 
@@ -245,6 +250,17 @@ mod tests {
             prop_assert_eq!(words.len(), MassHistogram::WORDS);
             prop_assert_eq!(MassHistogram::from_words(&words), Some(h));
         }
+    }
+
+    #[test]
+    fn words_that_no_histogram_has_are_refused() {
+        let mut words = Vec::new();
+        histogram(&[1.0]).to_words(&mut words);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.01, 2.0, 1e30] {
+            words[0] = u64::from(bad.to_bits());
+            assert_eq!(MassHistogram::from_words(&words), None, "{bad}");
+        }
+        assert_eq!(MassHistogram::from_words(&words[1..]), None);
     }
 
     #[test]

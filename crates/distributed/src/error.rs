@@ -84,6 +84,12 @@ pub enum ShardError {
         /// The shard.
         shard: usize,
     },
+    /// A shard draws shards of its own by log-mass. Both draws would use the noise of shards, and not be independent.
+    #[error("shard {shard} draws shards of its own by log-mass; merge its shards with the others instead")]
+    Nested {
+        /// The shard.
+        shard: usize,
+    },
     /// [`ShardMerge::LogMass`] needs each shard's log Z, for which its plan has no room.
     #[error("the merge by log-mass needs log Z of each shard: plan shards with max_logprobs")]
     NoLogMass,

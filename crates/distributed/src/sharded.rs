@@ -42,7 +42,8 @@ impl<'s> Sharded<'s> {
     /// * [`ShardError::NoShards`], [`ShardError::Gap`], [`ShardError::Overlap`], [`ShardError::Beyond`]: they are not a
     ///   vocabulary.
     /// * [`ShardError::VocabSize`], [`ShardError::Hidden`], [`ShardError::Plan`], [`ShardError::Input`]: they differ.
-    /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`]: the merge cannot be done with them.
+    /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`], [`ShardError::Nested`]: the merge cannot be done with
+    ///   them.
     pub fn new(shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {
         let descriptions: Vec<_> = shards.iter().map(|s| Description::of(&**s, merge)).collect();
         let mut backends = shards.iter().map(|s| s.capabilities().backend);

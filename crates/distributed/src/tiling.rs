@@ -20,6 +20,8 @@ pub(crate) struct Description {
     pub(crate) merge: ShardMerge,
     takes_hidden: bool,
     pathwise: bool,
+    /// It draws shards itself, with the noise of shards.
+    draws_shards: bool,
     without_replacement: bool,
     penalties: bool,
     canonical: bool,
@@ -36,6 +38,7 @@ impl Description {
             merge,
             takes_hidden: can.input == Input::Hidden,
             pathwise: can.exactness == Exactness::Pathwise,
+            draws_shards: can.variant == Variant::Sharded && can.exactness == Exactness::InDistribution,
             without_replacement: can.without_replacement,
             penalties: can.penalties,
             canonical: can.canonical,
@@ -57,6 +60,7 @@ impl Description {
             self.merge == ShardMerge::LogMass,
             self.takes_hidden,
             self.pathwise,
+            self.draws_shards,
             self.without_replacement,
             self.penalties,
             self.canonical,
@@ -82,6 +86,7 @@ impl Description {
             merge: if reader.flag()? { ShardMerge::LogMass } else { ShardMerge::Winners },
             takes_hidden: reader.flag()?,
             pathwise: reader.flag()?,
+            draws_shards: reader.flag()?,
             without_replacement: reader.flag()?,
             penalties: reader.flag()?,
             canonical: reader.flag()?,
@@ -125,6 +130,9 @@ impl Whole {
             }
             if merge == ShardMerge::Winners && !s.pathwise {
                 return Err(ShardError::NotPathwise { shard });
+            }
+            if s.draws_shards {
+                return Err(ShardError::Nested { shard });
             }
         }
         if merge == ShardMerge::LogMass && plan.max_logprobs.is_none() {
@@ -198,6 +206,7 @@ mod tests {
             merge: ShardMerge::Winners,
             takes_hidden: true,
             pathwise: true,
+            draws_shards: false,
             without_replacement: true,
             penalties: false,
             canonical: true,
@@ -269,6 +278,13 @@ mod tests {
         assert!(!w.capabilities.without_replacement);
         d.plan.max_logprobs = None;
         assert!(matches!(whole(&[d]), Err(ShardError::NoLogMass)));
+    }
+
+    #[test]
+    fn shards_that_draw_shards_are_refused() {
+        // Both draws would use the same noise: rank r's of the inner and of the outer shards.
+        let d = Description { merge: ShardMerge::LogMass, pathwise: false, draws_shards: true, ..description(0..10) };
+        assert!(matches!(whole(&[d]), Err(ShardError::Nested { shard: 0 })));
     }
 
     #[test]
