@@ -15,9 +15,14 @@ pub enum CpuError {
         /// What there is.
         available: Vec<Isa>,
     },
-    /// Zero threads were asked for.
-    #[error("threads must be at least 1")]
-    NoThreads,
+    /// A number of threads that cannot be meant.
+    #[error("{threads} threads cannot be used: it must be 1 to {limit}")]
+    ThreadCount {
+        /// What was asked for.
+        threads: usize,
+        /// The largest number.
+        limit: usize,
+    },
     /// The thread pool could not be started.
     #[error("the thread pool could not be started")]
     Threads(#[from] rayon::ThreadPoolBuildError),

@@ -13,6 +13,9 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
 }
 
+/// More threads than any machine of today has cores for.
+const MAX_THREADS: usize = 1024;
+
 /// The threads of a sampler.
 #[derive(Debug)]
 pub(crate) enum Threads {
@@ -26,7 +29,9 @@ impl Threads {
     pub(crate) fn new(threads: Option<usize>) -> Result<Self, CpuError> {
         match threads {
             Some(1) => Ok(Threads::One),
-            Some(0) => Err(CpuError::NoThreads),
+            Some(threads) if threads == 0 || threads > MAX_THREADS => {
+                Err(CpuError::ThreadCount { threads, limit: MAX_THREADS })
+            }
             Some(n) => {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build()?;
                 Ok(Threads::Pool(Some(pool)))

@@ -24,7 +24,7 @@ impl<'w> Tiled<'w> {
     /// Plans a sampler; allocates its scratch. With [`Plan::canonical`] it reads the weight once, for its norms.
     ///
     /// # Errors
-    /// * [`CpuError::IsaUnavailable`], [`CpuError::NoThreads`], [`CpuError::Threads`]: the options.
+    /// * [`CpuError::IsaUnavailable`], [`CpuError::ThreadCount`], [`CpuError::Threads`]: the options.
     /// * [`CpuError::EmptyPlan`]: the plan has no rows or no draws.
     pub fn new(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
         let engine = Engine::new(plan, head.weight().dtype(), head.hidden(), options, false)?;
