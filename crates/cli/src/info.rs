@@ -3,8 +3,8 @@
 use crate::args::Format;
 use crate::error::CommandError;
 use crate::machine::Machine;
-use flash_sampling::cuda::Cuda;
-use flash_sampling::{DType, Head, Isa, Matrix, Plan};
+use flash_sampling::cuda::Probe;
+use flash_sampling::{DType, Isa};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};
@@ -33,8 +33,9 @@ struct Info {
     features: Vec<(&'static str, bool)>,
     /// Weight type, hidden type, and the instruction set that runs.
     kernels: Vec<(&'static str, &'static str, &'static str)>,
-    /// `None` when the CUDA backend can be used; else why not.
-    cuda: Option<String>,
+    /// What the CUDA backend answers.
+    cuda_backend: String,
+    cuda: String,
     gpus: Vec<String>,
     /// Library, and the file that was found.
     libraries: Vec<(&'static str, Option<PathBuf>)>,
@@ -63,11 +64,22 @@ fn gpus() -> Vec<String> {
     cards.filter_map(model).collect()
 }
 
-/// Why the CUDA backend cannot be used, in its own words.
-fn without_cuda() -> Option<String> {
-    let weight = [0f32; 4];
-    let head = Matrix::new(&weight, 4, 1).and_then(Head::new).map_err(|error| error.to_string());
-    head.and_then(|head| Cuda::new(head, Plan::default()).map_err(|error| error.to_string())).err()
+/// What the CUDA backend answers when it is asked for the first GPU.
+#[cfg(feature = "cuda")]
+fn cuda_backend() -> String {
+    use flash_sampling::cuda::Device;
+    let described = Device::new(0).and_then(|device| {
+        let (major, minor) = device.capability();
+        let (name, units) = (device.name()?, device.multiprocessors());
+        let kernel = if (major, minor) == (9, 0) { "the fused kernel runs on it" } else { "no kernel yet" };
+        Ok(format!("{name}, compute capability {major}.{minor}, {units} multiprocessors; {kernel}"))
+    });
+    described.unwrap_or_else(|error| error.to_string())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_backend() -> String {
+    "this build has no feature 'cuda'".to_owned()
 }
 
 fn find(library: &str) -> Option<PathBuf> {
@@ -85,7 +97,8 @@ impl Info {
             machine: Machine::this(),
             features: features(),
             kernels: pairs.map(|(w, h)| (w.name(), h.name(), Isa::best_for(w, h).name())).collect(),
-            cuda: without_cuda(),
+            cuda_backend: cuda_backend(),
+            cuda: Probe::of_this_machine().to_string(),
             gpus: gpus(),
             libraries: LIBRARIES.iter().map(|library| (*library, find(library))).collect(),
         }
@@ -110,7 +123,8 @@ impl Info {
         for (weight, hidden, isa) in &self.kernels {
             writeln!(out, "kernel             weight {weight:<4} x hidden {hidden:<4} runs on {isa}")?;
         }
-        writeln!(out, "cuda               {}", self.cuda.as_deref().unwrap_or("available"))?;
+        writeln!(out, "cuda               {}", self.cuda_backend)?;
+        writeln!(out, "cuda devices       {}", self.cuda)?;
         for gpu in &self.gpus {
             writeln!(out, "gpu                {gpu}")?;
         }
@@ -120,7 +134,11 @@ impl Info {
                 None => writeln!(out, "library            {library:<12} not found")?,
             }
         }
-        writeln!(out, "libraries were looked for in LD_LIBRARY_PATH, {}; none was loaded", FOLDERS.join(", "))
+        writeln!(
+            out,
+            "libraries were looked for in LD_LIBRARY_PATH, {}; none of them was loaded for this list",
+            FOLDERS.join(", ")
+        )
     }
 }
 

@@ -1,15 +1,98 @@
-//! Why there is no CUDA sampler.
+//! Why there is no CUDA sampler, or why a call failed.
 
 use crate::probe::Probe;
+use cudarc::driver::DriverError;
+use flash_sampling_core::{DType, Knob};
 
-/// Why there is no CUDA sampler.
+/// Why there is no CUDA sampler, or why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// This build contains no CUDA kernels; the probe says whether the machine could run any.
-    #[error("CUDA is unavailable: this build contains no CUDA kernels (on this machine: {probe})")]
+    /// The machine lacks a library or a GPU; the probe says what was found.
+    #[error("CUDA is unavailable: {reason} (on this machine: {probe})")]
     Unavailable {
+        /// What is missing.
+        reason: &'static str,
         /// What was looked for and found.
-        probe: Probe,
+        probe: Box<Probe>,
     },
+    /// The GPU has no kernel.
+    #[error("compute capability {major}.{minor} has no kernel yet; 9.0 has one")]
+    Architecture {
+        /// Major number.
+        major: i32,
+        /// Minor number.
+        minor: i32,
+    },
+    /// The driver failed.
+    #[error("the CUDA driver failed to {action}: {name} ({code})")]
+    Driver {
+        /// What was being done.
+        action: &'static str,
+        /// The driver's code, a `CUresult`.
+        code: u32,
+        /// The code's name.
+        name: String,
+    },
+    /// The run-time compiler refused a kernel.
+    #[error("the CUDA compiler refused {kernel} (code {code}): {log}")]
+    Compile {
+        /// The kernel's file.
+        kernel: &'static str,
+        /// The compiler's code, an `nvrtcResult`.
+        code: u32,
+        /// What the compiler said.
+        log: String,
+    },
+    /// A knob of the plan that the sampler cannot do.
+    #[error("{knob} is not supported by the CUDA sampler")]
+    Unsupported {
+        /// The knob.
+        knob: Knob,
+    },
+    /// The plan has none of something.
+    #[error("{knob} of the plan is 0")]
+    EmptyPlan {
+        /// The knob.
+        knob: Knob,
+    },
+    /// More tokens or a larger hidden size than the kernel can index.
+    #[error("{found} {what} are more than the kernel's {limit}")]
+    TooLarge {
+        /// Tokens or columns.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A value that the tensor cores' type does not hold; nothing is rounded.
+    #[error("row {row} of the {what} has a value that {dtype} does not hold exactly", dtype = .dtype.name())]
+    Inexact {
+        /// Weight or hidden states.
+        what: &'static str,
+        /// The first such row.
+        row: usize,
+        /// The type.
+        dtype: DType,
+    },
+    /// A matrix in device memory that the copy engine cannot read.
+    #[error("the {what} in device memory cannot be used: {reason}")]
+    Layout {
+        /// Weight or hidden states.
+        what: &'static str,
+        /// What is wrong.
+        reason: &'static str,
+    },
+}
+
+impl CudaError {
+    /// For `map_err`: the driver's error, with what was being done.
+    pub(crate) fn driver(action: &'static str) -> impl Fn(DriverError) -> CudaError {
+        move |DriverError(code)| CudaError::Driver { action, code: code as u32, name: format!("{code:?}") }
+    }
+
+    pub(crate) fn unavailable(reason: &'static str) -> CudaError {
+        CudaError::Unavailable { reason, probe: Box::new(Probe::of_this_machine()) }
+    }
 }

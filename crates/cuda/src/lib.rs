@@ -1,26 +1,73 @@
-//! The CUDA backend of FlashSampling.
+//! The CUDA backend of FlashSampling: the draw fused into the matmul, on Hopper (compute capability 9.0).
 //!
-//! The sources of the kernels are in `kernels/`; this build contains **no kernels**: nothing compiles or launches them
-//! yet. [`Cuda::new`] therefore always answers [`CudaError::Unavailable`], with what a
-//! [`Probe`] of the machine found: GPU device nodes, the version of the kernel driver and the driver library. Nothing
-//! is linked and no library is loaded, so the crate builds and runs on every machine.
+//! The kernels are CUDA C++ under `kernels/`, embedded here and compiled for the GPU by NVIDIA's run-time compiler
+//! (NVRTC) at first use; the result is kept on disk (see [`cache`]). Nothing is linked: the crate builds and runs on
+//! every machine, and where the driver, the compiler or a GPU is missing, planning answers
+//! [`CudaError::Unavailable`] with what was looked for.
+//!
+//! | type | inputs | a call |
+//! | --- | --- | --- |
+//! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
+//! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
+//!
+//! What it does not do yet is refused by name: log-probabilities, draws without replacement, canonical plans, other
+//! variants, other GPUs, and float32 values that neither bf16 nor f16 holds exactly.
+//!
+//! # Features
+//! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system.
 //!
 //! ```
+//! # #[cfg(feature = "driver")] {
 //! use flash_sampling_core::{Head, Matrix, Plan};
-//! use flash_sampling_cuda::Cuda;
+//! use flash_sampling_cuda::{CudaTiled, Device};
 //!
 //! let weight = [0.0f32; 8];
 //! let head = Head::new(Matrix::new(&weight, 4, 2)?)?;
-//! let error = Cuda::new(head, Plan::default()).unwrap_err();
-//! assert!(error.to_string().starts_with("CUDA is unavailable: this build contains no CUDA kernels"));
+//! match Device::new(0).and_then(|device| CudaTiled::new(head, Plan::default(), &device)) {
+//!     Ok(_) => println!("planned"),
+//!     Err(error) => println!("{error}"),
+//! }
+//! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
-mod cuda;
-mod error;
 mod probe;
 
-pub use cuda::Cuda;
-pub use error::CudaError;
+#[cfg(feature = "driver")]
+pub mod abi;
+#[cfg(feature = "driver")]
+pub mod cache;
+#[cfg(feature = "driver")]
+mod compile;
+#[cfg(feature = "driver")]
+mod device;
+#[cfg(feature = "driver")]
+mod device_tiled;
+#[cfg(feature = "driver")]
+mod error;
+#[cfg(feature = "driver")]
+mod fused_hopper;
+#[cfg(feature = "driver")]
+mod narrow;
+#[cfg(feature = "driver")]
+mod sources;
+#[cfg(feature = "driver")]
+mod staging;
+#[cfg(feature = "driver")]
+mod tensor_map;
+#[cfg(feature = "driver")]
+mod tiled;
+
 pub use probe::Probe;
+
+#[cfg(feature = "driver")]
+pub use cudarc;
+#[cfg(feature = "driver")]
+pub use device::Device;
+#[cfg(feature = "driver")]
+pub use device_tiled::{DeviceHead, DeviceMatrix, DeviceTiled};
+#[cfg(feature = "driver")]
+pub use error::CudaError;
+#[cfg(feature = "driver")]
+pub use tiled::CudaTiled;

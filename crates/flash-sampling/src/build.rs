@@ -88,7 +88,17 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
         #[cfg(feature = "cpu")]
         (Backend::Cpu(options), VariantConfig::Online { size }) => Box::new(Online::new(head, plan, *size, options)?),
         #[cfg(feature = "cuda")]
-        (Backend::Cuda, _) => Box::new(flash_sampling_cuda::Cuda::new(head, plan)?),
+        (Backend::Cuda, VariantConfig::Tiled) => {
+            Box::new(flash_sampling_cuda::CudaTiled::new(head, plan, &flash_sampling_cuda::Device::new(0)?)?)
+        }
+        #[cfg(feature = "cuda")]
+        (Backend::Cuda, VariantConfig::Grouped { .. }) => {
+            return Err(BuildError::Unsupported { backend: "cuda", variant: "grouped" });
+        }
+        #[cfg(feature = "cuda")]
+        (Backend::Cuda, VariantConfig::Online { .. }) => {
+            return Err(BuildError::Unsupported { backend: "cuda", variant: "online" });
+        }
         #[cfg(not(feature = "cuda"))]
         (Backend::Cuda, _) => return Err(BuildError::NotBuilt { feature: "cuda" }),
     })

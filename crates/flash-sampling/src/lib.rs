@@ -34,7 +34,8 @@
 //! | --- | --- | --- |
 //! | `cpu` | yes | the CPU backend: rayon and SIMD, chosen at run time |
 //! | `distributed` | yes | vocabulary shards |
-//! | `cuda` | no | the CUDA backend; nothing launches its kernels yet, so it answers that it is unavailable |
+//! | `cuda` | no | the CUDA backend: the tiled variant on Hopper GPUs; needs no CUDA to build |
+//! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
 //!
 //! Without any feature there remains the reference, which is exact and slow.
 #![forbid(unsafe_code)]
@@ -50,7 +51,7 @@ pub use flash_sampling_core::*;
 pub use flash_sampling_cpu as cpu;
 #[cfg(feature = "cpu")]
 pub use flash_sampling_cpu::{CpuError, CpuOptions, Isa};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cuda-probe")]
 pub use flash_sampling_cuda as cuda;
 #[cfg(feature = "distributed")]
 pub use flash_sampling_distributed as distributed;

@@ -90,6 +90,8 @@ __device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
 // Scores one token exactly and offers it. `dot` has the head's bias already.
 __device__ __forceinline__ void offer(const Call& call, const Row* rows, Best* best, u32 column, u32 token,
                                       float dot) {
+    // A column beyond the batch is all zeros; its products with an infinite or NaN weight are NaN.
+    if (column >= call.row_count) return;
     const Row& row = rows[column];
     const float raw = call.head.apply(dot, 0.0f, false);
     u64 invalid = invalid_key(raw, token, 0);

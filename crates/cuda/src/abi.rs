@@ -1,0 +1,113 @@
+//! The types that cross from the host to the kernels: the twin of `kernels/include/flash_sampling/abi.cuh`; both assert
+//! the sizes. Pointers are device addresses.
+
+use bytemuck::{Pod, Zeroable};
+
+/// A token and what is added to its logit.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct LogitBias {
+    /// Global token id.
+    pub token: u32,
+    /// In nats; not NaN, not +inf.
+    pub value: f32,
+}
+
+/// All that differs from row to row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct Row {
+    /// The key of the row's noise.
+    pub seed: u64,
+    /// The token's place in its sequence, below 2^56.
+    pub position: u64,
+    /// `mask_words` words, 1 = allowed, by global token id; 0 = every token is allowed.
+    pub mask: u64,
+    /// `biases` entries of [`LogitBias`], tokens strictly ascending.
+    pub bias: u64,
+    /// Words of the mask; tokens beyond them are forbidden.
+    pub mask_words: u32,
+    /// Number of biases.
+    pub biases: u32,
+    /// One over the temperature; 1 for a greedy row.
+    pub inv_temperature: f32,
+    /// The largest of the biases and 0. A smaller value would lose tokens that should win.
+    pub largest_bias: f32,
+    /// Number of the draw.
+    pub draw: u32,
+    /// 1 = no noise.
+    pub greedy: u32,
+}
+
+/// The result of a row; for an invalid row `token` is the offending one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct Draw {
+    /// Global token id.
+    pub token: u32,
+    /// Transformed logit plus noise, in nats.
+    pub score: f32,
+    /// Transformed logit, in nats.
+    pub logit: f32,
+    /// One of the constants of [`status`].
+    pub status: u32,
+}
+
+/// What a row came to.
+pub mod status {
+    /// A token was drawn.
+    pub const DRAWN: u32 = 0;
+    /// No token has a finite logit.
+    pub const NO_FINITE_LOGIT: u32 = 1;
+    /// A logit is NaN.
+    pub const NAN: u32 = 2;
+    /// A logit is +inf.
+    pub const POSITIVE_INFINITY: u32 = 3;
+}
+
+/// From dot products to raw logits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadTransform {
+    /// 0 = none.
+    pub(crate) soft_cap: f32,
+    pub(crate) scale: f32,
+}
+
+/// The head and the batch of one launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) rows: u64,
+    pub(crate) bias: u64,
+    pub(crate) best: u64,
+    pub(crate) invalid: u64,
+    pub(crate) logits: u64,
+    pub(crate) arrived: u64,
+    pub(crate) draws: u64,
+    pub(crate) head: HeadTransform,
+    pub(crate) row_count: u32,
+    pub(crate) hidden: u32,
+    pub(crate) first_token: u32,
+    pub(crate) tokens: u32,
+}
+
+/// What the driver encodes.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TensorMap(pub(crate) [u64; 16]);
+
+/// The tensors of one launch as boxes of one slab.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maps {
+    pub(crate) weight: TensorMap,
+    pub(crate) granule: TensorMap,
+    pub(crate) hidden: TensorMap,
+}
+
+const _: () = assert!(size_of::<LogitBias>() == 8);
+const _: () = assert!(size_of::<Row>() == 56);
+const _: () = assert!(size_of::<Draw>() == 16);
+const _: () = assert!(size_of::<Call>() == 80);
+const _: () = assert!(size_of::<Maps>() == 384);

@@ -1,0 +1,115 @@
+//! The kernels' sources, embedded, and one translation unit out of them.
+
+/// A file below `kernels/`: its path there and its text.
+macro_rules! file {
+    ($path:literal) => {
+        ($path, include_str!(concat!("../kernels/", $path)))
+    };
+}
+
+/// Every kernel and every header; a test holds the list against the folder.
+const FILES: &[(&str, &str)] = &[
+    file!("fused_hopper.cu"),
+    file!("include/flash_sampling/abi.cuh"),
+    file!("include/flash_sampling/frontier.cuh"),
+    file!("include/flash_sampling/group_summary.cuh"),
+    file!("include/flash_sampling/head.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper.cuh"),
+    file!("include/flash_sampling/log_mass.cuh"),
+    file!("include/flash_sampling/mass_histogram.cuh"),
+    file!("include/flash_sampling/math.cuh"),
+    file!("include/flash_sampling/noise.cuh"),
+    file!("include/flash_sampling/noise/counter.cuh"),
+    file!("include/flash_sampling/noise/log.cuh"),
+    file!("include/flash_sampling/noise/philox.cuh"),
+    file!("include/flash_sampling/noise/uniform.cuh"),
+    file!("include/flash_sampling/perturb.cuh"),
+    file!("include/flash_sampling/platform.cuh"),
+    file!("include/flash_sampling/ptx/mbarrier.cuh"),
+    file!("include/flash_sampling/ptx/tma.cuh"),
+    file!("include/flash_sampling/ptx/wgmma.cuh"),
+    file!("include/flash_sampling/transform.cuh"),
+    file!("include/flash_sampling/winner.cuh"),
+];
+
+/// The text of a kernel with every header in place of its first `#include "..."`: NVRTC looks names up literally, so it
+/// cannot follow includes that are relative to the file they stand in. The whole of what is compiled is in one string,
+/// which is what the cache hashes.
+pub(crate) fn translation_unit(kernel: &'static str) -> String {
+    let mut unit = String::new();
+    append(kernel, &mut Vec::new(), &mut unit);
+    unit
+}
+
+fn append(path: &str, done: &mut Vec<String>, unit: &mut String) {
+    done.push(path.to_owned());
+    let text = text(path).expect("the list holds every file that a file of it includes");
+    for line in text.lines() {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            Some(name) => {
+                let name = resolve(path, name);
+                if !done.contains(&name) {
+                    append(&name, done, unit);
+                }
+            }
+            None if line.trim() == "#pragma once" => {}
+            None => {
+                unit.push_str(line);
+                unit.push('\n');
+            }
+        }
+    }
+}
+
+fn text(path: &str) -> Option<&'static str> {
+    FILES.iter().find(|(name, _)| *name == path).map(|(_, text)| *text)
+}
+
+/// The path of an included file: beside the including one, or below `include`.
+fn resolve(from: &str, name: &str) -> String {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in name.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    let beside = parts.join("/");
+    if text(&beside).is_some() { beside } else { format!("include/{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    fn below(folder: &Path, root: &Path, found: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                below(&path, root, found);
+            } else {
+                found.insert(path.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/"));
+            }
+        }
+    }
+
+    #[test]
+    fn every_source_is_embedded() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let mut found = BTreeSet::new();
+        below(&root, &root, &mut found);
+        found.retain(|name| !name.starts_with("tests/"));
+        assert_eq!(found, FILES.iter().map(|(name, _)| (*name).to_owned()).collect());
+    }
+
+    #[test]
+    fn a_unit_holds_each_header_once() {
+        let unit = translation_unit("fused_hopper.cu");
+        assert!(!unit.contains("#include \"") && !unit.contains("#pragma once"));
+        assert_eq!(unit.matches("using u32 = unsigned int;").count(), 1);
+        assert_eq!(unit.matches("struct Winner {").count(), 1);
+    }
+}

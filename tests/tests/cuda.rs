@@ -1,0 +1,138 @@
+//! The suite on the CUDA backend, and what only this backend promises.
+
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cuda::{CudaTiled, Device};
+
+/// The fused tiled variant on the first GPU.
+struct Cuda;
+
+impl SamplerFactory for Cuda {
+    fn name(&self) -> String {
+        "cuda/tiled".into()
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        match Device::new(0) {
+            Ok(device) if device.capability() == (9, 0) => None,
+            Ok(device) => Some(format!("compute capability {:?} has no kernel yet", device.capability())),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+        Some(Scheme::Tiled)
+    }
+
+    fn pace(&self) -> usize {
+        8
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        let failed = |error: flash_sampling_cuda::CudaError| BuildError(error.to_string());
+        let device = Device::new(0).map_err(failed)?;
+        Ok(Box::new(CudaTiled::new(head, plan, &device).map_err(failed)?))
+    }
+}
+
+suite!(tiled, Cuda);
+
+/// Token, score and logit of every draw.
+fn bits(samples: &Samples) -> Vec<Result<Vec<(u32, u32, u32)>, String>> {
+    let draw = |d: &flash_sampling_core::Draw| (d.token, d.score.to_bits(), d.logit.to_bits());
+    samples.iter().map(|row| row.map(|row| row.draws.iter().map(draw).collect()).map_err(|e| e.to_string())).collect()
+}
+
+/// Rows that differ in everything that the kernel takes.
+fn rows(count: usize) -> Vec<RowParams<'static>> {
+    const MASK: [u32; 40] = [0xdead_beef; 40];
+    let row = |r: usize| {
+        let base = RowParams { seed: 7 + r as u64 / 3, position: (1 << 40) + r as u64, ..RowParams::default() };
+        match r % 6 {
+            0 => base,
+            1 => RowParams { temperature: 0.0, ..base },
+            2 => RowParams { temperature: 0.6, draws: 3, first_draw: 9, ..base },
+            3 => RowParams { logit_bias: &[(1, 4.0), (9, f32::NEG_INFINITY), (60, -1.0)], ..base },
+            4 => RowParams { mask: Some(&MASK), draws: 2, ..base },
+            _ => RowParams { temperature: 1000.0, ..base },
+        }
+    };
+    (0..count).map(row).collect()
+}
+
+#[test]
+fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
+    if !runs(&Cuda.name(), Cuda.unavailable(), 1) {
+        return;
+    }
+    let sizes = [(1, 1, 1), (3, 64, 8), (8, 1000, 200), (16, 517, 65), (31, 33_000, 130), (64, 5000, 512)];
+    let large = [(100, 2048, 1023), (128, 4097, 96), (200, 50_000, 64), (256, 20_011, 192), (300, 700, 40)];
+    for (i, (count, vocab, hidden)) in sizes.into_iter().chain(large).enumerate() {
+        for dtype in [DType::BF16, DType::F16] {
+            let mut problem = Problem::integers(Size::new(count, vocab, hidden), dtype, dtype, 40 + i as u64);
+            if i % 2 == 1 {
+                problem.bias = Some((0..vocab).map(|t| (t % 7) as f32 * 0.25).collect());
+            }
+            (problem.soft_cap, problem.scale) = if i % 3 == 2 { (Some(30.0), Some(1.5)) } else { (None, None) };
+            let rows = rows(count);
+            let rows: Vec<_> = rows
+                .into_iter()
+                .map(|row| if vocab <= 60 { RowParams { logit_bias: &[], ..row } } else { row })
+                .collect();
+            let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
+            let (mut want, mut found) = (Samples::new(), Samples::new());
+            Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+            let mut sampler = Cuda.build(problem.head(), plan).unwrap();
+            // Twice: the scratch must be left as it was found.
+            for _ in 0..2 {
+                sampler.sample(problem.input(), &rows, &mut found).unwrap();
+                assert_eq!(bits(&found), bits(&want), "{count} rows, {vocab} x {hidden}, {}", dtype.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_have_the_same_bits_in_batches_of_1_to_256() {
+    if !runs(&Cuda.name(), Cuda.unavailable(), 1) {
+        return;
+    }
+    let problem = Problem::gaussian(Size::new(256, 6011, 775), DType::BF16, DType::BF16, 21);
+    let rows = rows(256);
+    let mut sampler = Cuda.build(problem.head(), Plan { max_rows: 256, max_draws: 3, ..Plan::default() }).unwrap();
+    let mut out = Samples::new();
+    sampler.sample(problem.input(), &rows, &mut out).unwrap();
+    let all = bits(&out);
+    for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255] {
+        for first in [0, 1, 256 - batch] {
+            let input: Matrix<'_> = problem.input().row_range(first..first + batch);
+            sampler.sample(input, &rows[first..first + batch], &mut out).unwrap();
+            assert_eq!(bits(&out), all[first..first + batch], "rows {first}.. in a batch of {batch}");
+        }
+    }
+}
+
+#[test]
+fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
+    if !runs(&Cuda.name(), Cuda.unavailable(), 1) {
+        return;
+    }
+    // A NaN weight times the zeros of the unused columns is NaN there too.
+    let mut bad = Problem::integers(Size::new(3, 500, 16), DType::BF16, DType::BF16, 4);
+    bad.bias = Some((0..500).map(|t| if t == 77 { f32::NEG_INFINITY } else { 0.0 }).collect());
+    let weight: Vec<f32> = (0..500).flat_map(|t| bad.weight.row(t)).collect();
+    let poisoned: Vec<f32> =
+        weight.iter().enumerate().map(|(i, &w)| if i == 123 * 16 + 5 { f32::NAN } else { w }).collect();
+    let rows = rows(8);
+    let plan = Plan { max_rows: 8, max_draws: 3, ..Plan::default() };
+    let head = Head::new(Matrix::new(&poisoned, 500, 16).unwrap()).unwrap();
+    let mut sampler = Cuda.build(head, plan).unwrap();
+    let (mut out, mut want) = (Samples::new(), Samples::new());
+    sampler.sample(bad.input(), &rows[..3], &mut out).unwrap();
+    Reference::new(head, plan, Scheme::Tiled).sample(bad.input(), &rows[..3], &mut want).unwrap();
+    assert_eq!(bits(&out), bits(&want));
+    assert!(out.iter().all(|row| row.is_err()));
+}
