@@ -34,11 +34,6 @@ pub trait SamplerFactory: Sync {
     /// [`Scheme::Tiled`] for every pathwise sampler; `None` for a factorisation that the reference does not have.
     fn scheme(&self, head: &Head<'_>) -> Option<Scheme>;
 
-    /// Why this sampler is not held to a law yet, by the law's name; such a law counts as skipped and is printed.
-    fn excused(&self, _law: &str) -> Option<String> {
-        None
-    }
-
     /// How many times more draws from large vocabularies the laws may take than they take from the reference, which
     /// draws about 30 million tokens' scores a second.
     fn pace(&self) -> usize {

@@ -5,7 +5,9 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_cuda::{CudaTiled, Device};
+use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use flash_sampling_cuda::{CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, abi};
 
 /// The fused tiled variant on the first GPU.
 struct Cuda;
@@ -16,11 +18,7 @@ impl SamplerFactory for Cuda {
     }
 
     fn unavailable(&self) -> Option<String> {
-        match Device::new(0) {
-            Ok(device) if device.capability() == (9, 0) => None,
-            Ok(device) => Some(format!("compute capability {:?} has no kernel yet", device.capability())),
-            Err(error) => Some(error.to_string()),
-        }
+        Device::new(0).err().map(|error| error.to_string())
     }
 
     fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
@@ -40,8 +38,68 @@ impl SamplerFactory for Cuda {
 
 suite!(tiled, Cuda);
 
-/// Token, score and logit of every draw.
-fn bits(samples: &Samples) -> Vec<Result<Vec<(u32, u32, u32)>, String>> {
+/// Device memory, the caller's stream, and a graph whose replays read new positions.
+#[test]
+fn a_captured_call_draws_fresh_noise_when_positions_change() {
+    if !runs(&Cuda.name(), Cuda.unavailable(), 1) {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    if device.capability() != (9, 0) {
+        return;
+    }
+    let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
+    let stream = device.context().new_stream().unwrap();
+    let weight = stream.clone_htod(problem.weight.matrix().bytes()).unwrap();
+    let hidden = stream.clone_htod(problem.input().bytes()).unwrap();
+    let mut rows_there = stream.alloc_zeros::<abi::Row>(5).unwrap();
+    let draws_there = stream.alloc_zeros::<abi::Draw>(5).unwrap();
+    let [weight, hidden] = [(&weight, 3001), (&hidden, 5)].map(|(slice, rows)| DeviceMatrix {
+        address: slice.device_ptr(&stream).0,
+        dtype: DType::BF16,
+        rows,
+        cols: 136,
+        row_stride: 136,
+    });
+    let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
+    let (rows_at, draws_at) = (rows_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
+    stream.synchronize().unwrap();
+    // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
+    let mut sampler = unsafe { DeviceTiled::new(head, 5, &device) }.unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
+    unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at) }.unwrap();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    let (mut want, mut tokens) = (Samples::new(), Vec::new());
+    for position in 0..4 {
+        let params: Vec<RowParams<'_>> =
+            (0..5).map(|seed| RowParams { seed, position, ..RowParams::default() }).collect();
+        let row = |p: &RowParams<'_>| abi::Row {
+            seed: p.seed,
+            position: p.position,
+            inv_temperature: 1.0,
+            ..abi::Row::default()
+        };
+        stream.memcpy_htod(&params.iter().map(row).collect::<Vec<_>>(), &mut rows_there).unwrap();
+        graph.launch().unwrap();
+        let found = stream.clone_dtoh(&draws_there).unwrap();
+        stream.synchronize().unwrap();
+        let plan = Plan { max_rows: 5, ..Plan::default() };
+        Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &params, &mut want).unwrap();
+        for (found, want) in found.iter().zip(want.iter()) {
+            let want = want.unwrap().draws[0];
+            assert_eq!((found.status, found.token), (abi::status::DRAWN, want.token));
+            assert_eq!((found.score.to_bits(), found.logit.to_bits()), (want.score.to_bits(), want.logit.to_bits()));
+        }
+        tokens.push(found.iter().map(|draw| draw.token).collect::<Vec<_>>());
+    }
+    assert!(tokens.windows(2).all(|pair| pair[0] != pair[1]), "{tokens:?}");
+}
+
+/// Token, and the bits of score and logit, of every draw of a row; or the row's error.
+type Bits = Result<Vec<(u32, u32, u32)>, String>;
+
+fn bits(samples: &Samples) -> Vec<Bits> {
     let draw = |d: &flash_sampling_core::Draw| (d.token, d.score.to_bits(), d.logit.to_bits());
     samples.iter().map(|row| row.map(|row| row.draws.iter().map(draw).collect()).map_err(|e| e.to_string())).collect()
 }

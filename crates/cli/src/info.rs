@@ -71,7 +71,7 @@ fn cuda_backend() -> String {
     let described = Device::new(0).and_then(|device| {
         let (major, minor) = device.capability();
         let (name, units) = (device.name()?, device.multiprocessors());
-        let kernel = if (major, minor) == (9, 0) { "the fused kernel runs on it" } else { "no kernel yet" };
+        let kernel = if (major, minor) == (9, 0) { "runs the fused kernel" } else { "runs the plain kernel" };
         Ok(format!("{name}, compute capability {major}.{minor}, {units} multiprocessors; {kernel}"))
     });
     described.unwrap_or_else(|error| error.to_string())

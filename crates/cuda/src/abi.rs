@@ -2,6 +2,7 @@
 //! the sizes. Pointers are device addresses.
 
 use bytemuck::{Pod, Zeroable};
+use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 
 /// A token and what is added to its logit.
 #[repr(C)]
@@ -52,6 +53,19 @@ pub struct Draw {
     /// One of the constants of [`status`].
     pub status: u32,
 }
+
+// SAFETY: both are plain data with the layout that the kernels know, and all zeros is a value of each.
+#[allow(unsafe_code)]
+unsafe impl DeviceRepr for Row {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl ValidAsZeroBits for Row {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl DeviceRepr for Draw {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl ValidAsZeroBits for Draw {}
 
 /// What a row came to.
 pub mod status {

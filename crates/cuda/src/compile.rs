@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::CudaError;
+use crate::{cache, sources};
 use core::ffi::{CStr, c_int};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
@@ -19,6 +20,16 @@ pub(crate) fn version() -> String {
     // SAFETY: two integers to write to.
     let code = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
     format!("{major}.{minor} ({code:?})")
+}
+
+/// Machine code of a kernel, from the cache or the compiler.
+///
+/// # Errors
+/// [`CudaError::Compile`].
+pub(crate) fn kept_machine_code(kernel: &'static str, options: &[String]) -> Result<Vec<u8>, CudaError> {
+    let unit = sources::translation_unit(kernel);
+    let key = cache::key(&[kernel, &version(), &options.join(" "), &unit]);
+    cache::get_or_make(&key, || machine_code(kernel, &unit, options))
 }
 
 struct Program(sys::nvrtcProgram);

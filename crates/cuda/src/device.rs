@@ -2,11 +2,13 @@
 #![allow(unsafe_code)]
 
 use crate::compile;
+use crate::dense::DenseKernels;
 use crate::error::CudaError;
 use crate::fused_hopper::{Loaded, Tile};
 use core::fmt;
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaModule, CudaStream};
+use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,6 +22,7 @@ pub struct Device {
     capability: (i32, i32),
     multiprocessors: u32,
     kernels: Mutex<HashMap<Tile, Arc<Loaded>>>,
+    dense: Mutex<Option<Arc<DenseKernels>>>,
 }
 
 impl fmt::Debug for Device {
@@ -56,8 +59,8 @@ impl Device {
         let capability = context.compute_capability().map_err(&of_device)?;
         let multiprocessors =
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(&of_device)? as u32;
-        let kernels = Mutex::default();
-        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels });
+        let (kernels, dense) = (Mutex::default(), Mutex::default());
+        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, dense });
         devices.push(device.clone());
         Ok(device)
     }
@@ -88,6 +91,20 @@ impl Device {
     /// A stream of its own.
     pub(crate) fn stream(&self) -> Result<Arc<CudaStream>, CudaError> {
         self.context.new_stream().map_err(CudaError::driver("make a stream"))
+    }
+
+    /// Loads machine code.
+    pub(crate) fn load(&self, code: &[u8]) -> Result<Arc<CudaModule>, CudaError> {
+        self.context.load_module(Ptx::from_binary(code.to_vec())).map_err(CudaError::driver("load a kernel"))
+    }
+
+    /// The plain kernels, compiled and loaded at first use.
+    pub(crate) fn dense(&self) -> Result<Arc<DenseKernels>, CudaError> {
+        let mut dense = self.dense.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = dense.as_ref() {
+            return Ok(loaded.clone());
+        }
+        Ok(dense.insert(Arc::new(DenseKernels::load(self)?)).clone())
     }
 
     /// A kernel, compiled and loaded at first use.

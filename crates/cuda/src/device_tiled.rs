@@ -67,7 +67,9 @@ pub struct DeviceTiled {
     weight: TensorMap,
     granule: TensorMap,
     /// Ordered bits of the best winner a row, the first invalid logit a row, a counter, and a logit a block and row.
-    scratch: CudaSlice<u8>,
+    scratch: u64,
+    /// What `scratch` is the address of.
+    _scratch: CudaSlice<u8>,
     max_rows: usize,
 }
 
@@ -119,7 +121,8 @@ impl DeviceTiled {
         stream.synchronize().map_err(&allocate)?;
         let weight = tensor_map::encode(&head.weight, 64)?;
         let granule = tensor_map::encode(&head.weight, 16)?;
-        Ok(DeviceTiled { device: device.clone(), head, kernels, weight, granule, scratch, max_rows })
+        let device = device.clone();
+        Ok(DeviceTiled { device, head, kernels, weight, granule, scratch: base, _scratch: scratch, max_rows })
     }
 
     /// The device.
@@ -166,7 +169,7 @@ impl DeviceTiled {
         let fitting = self.kernels.iter().find(|kernel| kernel.tile.columns as usize >= hidden.rows);
         let kernel = fitting.expect("the planned tiles reach the planned rows");
         let tokens = self.head.weight.rows as u32;
-        let base = self.scratch.device_ptr(self.scratch.stream()).0;
+        let base = self.scratch;
         let call = Call {
             rows,
             bias: self.head.bias.unwrap_or(0),

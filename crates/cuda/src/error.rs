@@ -2,7 +2,7 @@
 
 use crate::probe::Probe;
 use cudarc::driver::DriverError;
-use flash_sampling_core::{DType, Knob};
+use flash_sampling_core::Knob;
 
 /// Why there is no CUDA sampler, or why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,16 +65,6 @@ pub enum CudaError {
         found: usize,
         /// The limit.
         limit: usize,
-    },
-    /// A value that the tensor cores' type does not hold; nothing is rounded.
-    #[error("row {row} of the {what} has a value that {dtype} does not hold exactly", dtype = .dtype.name())]
-    Inexact {
-        /// Weight or hidden states.
-        what: &'static str,
-        /// The first such row.
-        row: usize,
-        /// The type.
-        dtype: DType,
     },
     /// A matrix in device memory that the copy engine cannot read.
     #[error("the {what} in device memory cannot be used: {reason}")]

@@ -2,13 +2,12 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Call, Maps};
+use crate::compile;
 use crate::device::Device;
 use crate::error::CudaError;
-use crate::{cache, compile, sources};
 use core::ffi::c_void;
 use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream, result};
-use cudarc::nvrtc::Ptx;
 use flash_sampling_core::DType;
 
 const SOURCE: &str = "fused_hopper.cu";
@@ -58,18 +57,10 @@ impl Tile {
         ]
     }
 
-    /// Machine code, from the cache or the compiler.
-    fn machine_code(self) -> Result<Vec<u8>, CudaError> {
-        let unit = sources::translation_unit(SOURCE);
-        let options = self.options();
-        let key = cache::key(&[SOURCE, &compile::version(), &options.join(" "), &unit]);
-        cache::get_or_make(&key, || compile::machine_code(SOURCE, &unit, &options))
-    }
-
     /// Loads the kernel into a device.
     pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
         let failed = CudaError::driver("load a kernel");
-        let module = device.context().load_module(Ptx::from_binary(self.machine_code()?)).map_err(&failed)?;
+        let module = device.load(&compile::kept_machine_code(SOURCE, &self.options())?)?;
         let function = module.load_function("fused_hopper").map_err(&failed)?;
         let mut launch = [0u8; 8];
         let stream = device.context().default_stream();
@@ -133,6 +124,7 @@ impl Loaded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sources;
 
     #[test]
     fn tiles_cover_a_plan() {
@@ -145,7 +137,7 @@ mod tests {
 
     /// Needs the compiler's library, but no GPU.
     #[test]
-    fn every_tile_compiles() {
+    fn every_kernel_compiles() {
         if !compile::is_present() {
             use std::io::Write;
             // The test harness captures what the print macros write, not this.
@@ -159,5 +151,8 @@ mod tests {
                 assert!(code.starts_with(b"\x7fELF"), "{tile:?}");
             }
         }
+        let options = ["--gpu-architecture=sm_80".into(), "--std=c++17".into()];
+        let code = compile::machine_code("dense.cu", &sources::translation_unit("dense.cu"), &options).unwrap();
+        assert!(code.starts_with(b"\x7fELF"));
     }
 }

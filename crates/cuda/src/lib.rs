@@ -1,4 +1,4 @@
-//! The CUDA backend of FlashSampling: the draw fused into the matmul, on Hopper (compute capability 9.0).
+//! The CUDA backend of FlashSampling: the draw fused into the matmul, fast on Hopper (compute capability 9.0).
 //!
 //! The kernels are CUDA C++ under `kernels/`, embedded here and compiled for the GPU by NVIDIA's run-time compiler
 //! (NVRTC) at first use; the result is kept on disk (see [`cache`]). Nothing is linked: the crate builds and runs on
@@ -10,8 +10,9 @@
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //!
-//! What it does not do yet is refused by name: log-probabilities, draws without replacement, canonical plans, other
-//! variants, other GPUs, and float32 values that neither bf16 nor f16 holds exactly.
+//! Fast is the fused kernel: bf16 or f16 on both sides, on Hopper. A plain kernel, one row at a time, serves the rest:
+//! log-probabilities, float32, pairs of different types, other GPUs. Refused by name are draws without replacement,
+//! canonical plans and the other variants.
 //!
 //! # Features
 //! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system.
@@ -41,6 +42,8 @@ pub mod cache;
 #[cfg(feature = "driver")]
 mod compile;
 #[cfg(feature = "driver")]
+mod dense;
+#[cfg(feature = "driver")]
 mod device;
 #[cfg(feature = "driver")]
 mod device_tiled;
@@ -49,7 +52,7 @@ mod error;
 #[cfg(feature = "driver")]
 mod fused_hopper;
 #[cfg(feature = "driver")]
-mod narrow;
+mod resident;
 #[cfg(feature = "driver")]
 mod sources;
 #[cfg(feature = "driver")]

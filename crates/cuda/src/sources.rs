@@ -9,6 +9,7 @@ macro_rules! file {
 
 /// Every kernel and every header; a test holds the list against the folder.
 const FILES: &[(&str, &str)] = &[
+    file!("dense.cu"),
     file!("fused_hopper.cu"),
     file!("include/flash_sampling/abi.cuh"),
     file!("include/flash_sampling/frontier.cuh"),
@@ -107,9 +108,11 @@ mod tests {
 
     #[test]
     fn a_unit_holds_each_header_once() {
-        let unit = translation_unit("fused_hopper.cu");
-        assert!(!unit.contains("#include \"") && !unit.contains("#pragma once"));
-        assert_eq!(unit.matches("using u32 = unsigned int;").count(), 1);
-        assert_eq!(unit.matches("struct Winner {").count(), 1);
+        for kernel in ["fused_hopper.cu", "dense.cu"] {
+            let unit = translation_unit(kernel);
+            assert!(!unit.contains("#include \"") && !unit.contains("#pragma once"));
+            assert_eq!(unit.matches("using u32 = unsigned int;").count(), 1);
+            assert_eq!(unit.matches("struct Winner {").count(), 1);
+        }
     }
 }

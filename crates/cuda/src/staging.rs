@@ -9,17 +9,13 @@ pub(crate) struct Staging {
     hidden: Vec<u8>,
     rows: Vec<Row>,
     words: Vec<u32>,
-    /// The mask that was appended last, and where: the draws of a row share it.
-    last_mask: Option<(*const u32, usize, u64)>,
+    /// The mask that was appended last, by address and length, and where: the draws of a row share it.
+    last_mask: Option<(usize, usize, u64)>,
     biases: Vec<LogitBias>,
-    last_bias: Option<(*const (u32, f32), usize, u64, f32)>,
+    /// The same of the biases, and the largest of them.
+    last_bias: Option<(usize, usize, u64, f32)>,
     bytes: Vec<u8>,
 }
-
-// The pointers are compared, never read.
-#[allow(unsafe_code)]
-// SAFETY: see above.
-unsafe impl Send for Staging {}
 
 impl Staging {
     pub(crate) fn clear(&mut self) {
@@ -30,9 +26,11 @@ impl Staging {
         (self.last_mask, self.last_bias) = (None, None);
     }
 
-    /// Where a row's hidden states are to be appended.
-    pub(crate) fn hidden(&mut self) -> &mut Vec<u8> {
-        &mut self.hidden
+    /// Appends a row's hidden states, filled up with zeros to `stride` bytes.
+    pub(crate) fn push_hidden(&mut self, row: &[u8], stride: usize) {
+        let end = self.hidden.len() + stride;
+        self.hidden.extend_from_slice(row);
+        self.hidden.resize(end, 0);
     }
 
     /// Number of rows.
@@ -48,19 +46,19 @@ impl Staging {
             Some(mask) => {
                 let mask = &mask[..mask.len().min(vocab_size.div_ceil(32) as usize)];
                 let at = match self.last_mask {
-                    Some((pointer, length, at)) if pointer == mask.as_ptr() && length == mask.len() => at,
+                    Some((address, length, at)) if address == mask.as_ptr().addr() && length == mask.len() => at,
                     _ => {
                         self.words.extend_from_slice(mask);
                         (self.words.len() - mask.len()) as u64
                     }
                 };
-                self.last_mask = Some((mask.as_ptr(), mask.len(), at));
+                self.last_mask = Some((mask.as_ptr().addr(), mask.len(), at));
                 (at + 1, mask.len() as u32)
             }
         };
         let biases = row.transform.logit_bias;
         let (bias, largest_bias) = match self.last_bias {
-            Some((pointer, length, at, largest)) if pointer == biases.as_ptr() && length == biases.len() => {
+            Some((address, length, at, largest)) if address == biases.as_ptr().addr() && length == biases.len() => {
                 (at, largest)
             }
             _ => {
@@ -69,7 +67,7 @@ impl Staging {
                 (at, biases.iter().fold(0.0f32, |largest, &(_, value)| largest.max(value)))
             }
         };
-        self.last_bias = Some((biases.as_ptr(), biases.len(), bias, largest_bias));
+        self.last_bias = Some((biases.as_ptr().addr(), biases.len(), bias, largest_bias));
         self.rows.push(Row {
             seed,
             position,
@@ -134,7 +132,7 @@ mod tests {
         let masked = RowParams { mask: Some(&[1, 2, 3, 4]), ..RowParams::default() };
         let biased = RowParams { logit_bias: &[(3, -1.0), (9, 2.5)], mask: Some(&[]), ..RowParams::default() };
         let mut staging = Staging::default();
-        staging.hidden().extend_from_slice(&[7; 20]);
+        staging.push_hidden(&[7; 18], 20);
         for (params, draw) in [(masked, 0), (masked, 1), (biased, 0)] {
             let row = params.check(&can, &plan, 64).unwrap();
             staging.push(params.seed, params.position, &row, draw, 64);
