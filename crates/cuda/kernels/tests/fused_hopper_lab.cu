@@ -3,17 +3,22 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "flash_sampling/kernels/fused_hopper.cuh"
 
+#ifndef FS_LAB_PROMOTION
+#define FS_LAB_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+#endif
 using namespace flash_sampling;
 
 #define CHECK(x)                                                                                   \
@@ -44,7 +49,7 @@ static ptx::TensorMap map_of(const void* base, u64 rows, u64 cols, u32 box_rows)
     cuuint64_t dims[2] = {cols, rows}, strides[1] = {cols * 2};
     cuuint32_t box[2] = {64, box_rows}, step[2] = {1, 1};
     CHECK(encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void*)base, dims, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+                 CU_TENSOR_MAP_SWIZZLE_128B, FS_LAB_PROMOTION, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
     ptx::TensorMap t;
     static_assert(sizeof(t) == sizeof(m), "");
     memcpy(&t, &m, sizeof m);
@@ -78,21 +83,46 @@ struct Variant {
     int columns;
     Launch launch;
 };
+#ifndef FS_LAB_SET
+#define FS_LAB_SET 0
+#endif
 static const Variant variants[] = {
+#if FS_LAB_SET == 6
     {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
     {"16x1x2x1S", 16, launch<16, 1, 2, 1, false>},
-    {"32x1x2x1S", 32, launch<32, 1, 2, 1, false>},
-    {"64x2x1x1S", 64, launch<64, 2, 1, 1, false>},
-    {"64x2x1x1L", 64, launch<64, 2, 1, 1, true>},
     {"64x1x2x1S", 64, launch<64, 1, 2, 1, false>},
-    {"128x2x1x1S", 128, launch<128, 2, 1, 1, false>},
-    {"128x2x1x1L", 128, launch<128, 2, 1, 1, true>},
+    {"128x1x1x2S", 128, launch<128, 1, 1, 2, false>},
+    {"256x1x1x2S", 256, launch<256, 1, 1, 2, false>},
+#endif
+#if FS_LAB_SET == 5
+    {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
+#endif
+#if FS_LAB_SET == 4
+    {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
+    {"8x2x1x1S", 8, launch<8, 2, 1, 1, false>},
+    {"8x2x2x1S", 8, launch<8, 2, 2, 1, false>},
+    {"8x3x1x1S", 8, launch<8, 3, 1, 1, false>},
+    {"8x1x2x2S", 8, launch<8, 1, 2, 2, false>},
+    {"16x1x2x1S", 16, launch<16, 1, 2, 1, false>},
+    {"16x2x1x1S", 16, launch<16, 2, 1, 1, false>},
+#endif
+#if FS_LAB_SET == 0 || FS_LAB_SET == 1
+    {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
+    {"16x1x2x1S", 16, launch<16, 1, 2, 1, false>},
+    {"8x1x4x1S", 8, launch<8, 1, 4, 1, false>},
+    {"16x1x4x1S", 16, launch<16, 1, 4, 1, false>},
+#endif
+#if FS_LAB_SET == 0
+    {"32x1x2x1S", 32, launch<32, 1, 2, 1, false>},
+    {"64x1x2x1S", 64, launch<64, 1, 2, 1, false>},
+#endif
+#if FS_LAB_SET == 0 || FS_LAB_SET == 2
     {"128x2x1x2S", 128, launch<128, 2, 1, 2, false>},
     {"128x1x1x2S", 128, launch<128, 1, 1, 2, false>},
-    {"256x1x1x1S", 256, launch<256, 1, 1, 1, false>},
+#endif
+#if FS_LAB_SET == 0 || FS_LAB_SET == 2 || FS_LAB_SET == 3
     {"256x1x1x2S", 256, launch<256, 1, 1, 2, false>},
-    {"256x1x1x1L", 256, launch<256, 1, 1, 1, true>},
-    {"256x1x1x2L", 256, launch<256, 1, 1, 2, true>},
+#endif
 };
 
 // The scalar definition, one thread a token and row; integer inputs, so the sum is exact in any order.
@@ -236,45 +266,124 @@ static void check(u32 V, u32 D, u32 R, u32 first, int kind, u32 seed) {
     cudaFree(w), cudaFree(h);
 }
 
-static void* flush_buffer;
-static std::pair<float, float> time_it(void (*f)(void*), void* arg, int warm = 25, int reps = 100) {
-    CHECK(cudaDeviceSynchronize());
-    usleep(250000);  // every measurement begins cool
-    for (int i = 0; i < warm; ++i) f(arg);
-    std::vector<cudaEvent_t> a(reps), b(reps);
-    for (int i = 0; i < reps; ++i) cudaEventCreate(&a[i]), cudaEventCreate(&b[i]);
-    for (int i = 0; i < reps; ++i) {
-        cudaMemsetAsync(flush_buffer, i, 256 << 20);
-        cudaEventRecord(a[i]);
-        f(arg);
-        cudaEventRecord(b[i]);
+// A NaN row, a row whose mask allows nothing, then an infinite bias: each row says so, the others stay right.
+static void check_bad(u32 R) {
+    const u32 V = 3000, D = 256;
+    auto* w = device<__nv_bfloat16>((u64)V * D);
+    auto* h = device<__nv_bfloat16>((u64)R * D);
+    fill_small<<<1024, 256>>>(w, (u64)V * D, 5, 2);
+    fill_small<<<1024, 256>>>(h, (u64)R * D, 6, 2);
+    const __nv_bfloat16 nan = __float2bfloat16(NAN);
+    CHECK(cudaMemcpy(h + D + 7, &nan, 2, cudaMemcpyHostToDevice));
+    Call c = scratch(R);
+    c.row_count = R, c.hidden = D, c.tokens = V;
+    u32* none = device<u32>((V + 31) / 32);
+    CHECK(cudaMemset(none, 0, (V + 31) / 32 * 4));
+    std::vector<float> bias(V);
+    bias[1234] = INFINITY;
+    float* infinite = device<float>(V);
+    CHECK(cudaMemcpy(infinite, bias.data(), V * 4, cudaMemcpyHostToDevice));
+    std::vector<Row> rows(R);
+    for (u32 r = 0; r < R; ++r) {
+        rows[r] = Row{};
+        rows[r].seed = r, rows[r].inv_temperature = 1.0f;
+        if (r == 3) rows[r].mask = none, rows[r].mask_words = (V + 31) / 32;
     }
-    CHECK(cudaDeviceSynchronize());
-    std::vector<float> t(reps);
-    for (int i = 0; i < reps; ++i) cudaEventElapsedTime(&t[i], a[i], b[i]), cudaEventDestroy(a[i]), cudaEventDestroy(b[i]);
-    std::sort(t.begin(), t.end());
-    return {t[0] * 1e3f, t[reps / 2] * 1e3f};
+    CHECK(cudaMemcpy((void*)c.rows, rows.data(), R * sizeof(Row), cudaMemcpyHostToDevice));
+    u64* best = device<u64>(R);
+    CHECK(cudaMemset(best, 0, R * 8));
+    reference<<<dim3((V + 31) / 32, (R + 7) / 8), 256>>>(c, w, h, best, nullptr);
+    std::vector<u64> want(R);
+    CHECK(cudaMemcpy(want.data(), best, R * 8, cudaMemcpyDeviceToHost));
+    for (const auto& v : variants) {
+        if (v.columns < (int)R) continue;
+        for (int round = 0; round < 2; ++round) {
+            c.bias = round ? infinite : nullptr;
+            v.launch({w, h, c}, 0);
+            CHECK(cudaDeviceSynchronize());
+            std::vector<Draw> got(R);
+            CHECK(cudaMemcpy(got.data(), c.draws, R * sizeof(Draw), cudaMemcpyDeviceToHost));
+            for (u32 r = 0; r < R; ++r) {
+                bool ok = got[r].status == Status::Drawn && got[r].token == from_ordered_bits(want[r]).token;
+                if (round) ok = got[r].status == Status::PositiveInfinity && got[r].token == 1234;
+                if (!round && r == 3) ok = got[r].status == Status::NoFiniteLogit;
+                if (r == 1) ok = got[r].status == Status::NaN && got[r].token == 0;
+                if (!ok) ++failures, printf("FAIL bad rows %u %s round %d row %u: status %u token %u\n", R, v.name, round, r, (u32)got[r].status, got[r].token);
+            }
+        }
+    }
+    cudaFree(w), cudaFree(h);
 }
 
+static void* flush_buffer;
 static std::string only;
 static int repetitions = 100;
+
+// The vendor's matrix product, if its library is found.
+typedef int (*GemmEx)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*,
+                      void*, int, int, int, int);
+static void* cublas;
+static GemmEx gemm_ex;
+static void open_cublas() {
+    const char* path = getenv("FS_CUBLAS");
+    void* library = path ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : nullptr;
+    if (!library) return (void)printf("no cuBLAS: %s\n", path ? dlerror() : "FS_CUBLAS is not set");
+    CHECK(((int (*)(void**))dlsym(library, "cublasCreate_v2"))(&cublas));
+    CHECK(((int (*)(void*, void*, size_t))dlsym(library, "cublasSetWorkspace_v2"))(cublas, device<u8>(64 << 20), 64 << 20));
+    gemm_ex = (GemmEx)dlsym(library, "cublasGemmEx");
+    CHECK(gemm_ex == nullptr);
+}
+
+struct Candidate_ {
+    std::string name;
+    std::function<void()> run;
+    std::vector<float> times;
+};
+
+// Every candidate once a round, so that all meet the same clocks.
+static void time_rounds(std::vector<Candidate_>& candidates) {
+    cudaEvent_t a, b;
+    cudaEventCreate(&a), cudaEventCreate(&b);
+    for (int round = -repetitions / 4; round < repetitions; ++round) {
+        for (size_t i = 0; i < candidates.size(); ++i) {
+            auto& c = candidates[(i + round + repetitions) % candidates.size()];
+            cudaMemsetAsync(flush_buffer, round, 256 << 20);
+            cudaEventRecord(a);
+            c.run();
+            cudaEventRecord(b);
+            CHECK(cudaEventSynchronize(b));
+            float ms;
+            cudaEventElapsedTime(&ms, a, b);
+            if (round >= 0) c.times.push_back(ms * 1e3f);
+            usleep(500);
+        }
+    }
+    for (auto& c : candidates) {
+        std::sort(c.times.begin(), c.times.end());
+        printf("  %-18s %7.1f min %7.1f median\n", c.name.c_str(), c.times[0], c.times[c.times.size() / 2]);
+    }
+}
 
 static void bench(u32 V, u32 D, const std::vector<int>& batches) {
     auto* w = device<__nv_bfloat16>((u64)V * D);
     auto* h = device<__nv_bfloat16>(256ull * D);
+    auto* product = device<__nv_bfloat16>(256ull * V);
     fill_normal<<<4096, 256>>>(w, (u64)V * D, 1, 1.0f);
     fill_normal<<<1024, 256>>>(h, 256ull * D, 2, 1.0f);
     CHECK(cudaDeviceSynchronize());
     u32* out = device<u32>(1);
-    struct R { const uint4* p; u64 n; u32* out; } ra{(const uint4*)w, (u64)V * D / 8, out};
-    auto rt = time_it([](void* x) { auto* a = (R*)x; read_all<<<sms * 4, 512>>>(a->p, a->n, a->out); }, &ra);
-    printf("== %u x %u  read ceiling %.1f us min %.1f median  %.3f TB/s\n", V, D, rt.first, rt.second, V * 2e-6 * D / rt.first);
-    const float temperature[] = {1.0f, sqrtf((float)D) / 2.2f, sqrtf((float)D)};
+    const float temperature[] = {1.0f, sqrtf((float)D) / 2.2f};
     for (int rows : batches) {
+        std::vector<Candidate_> candidates;
+        candidates.push_back({"read", [=] { read_all<<<sms * 4, 512>>>((const uint4*)w, (u64)V * D / 8, out); }, {}});
+        if (gemm_ex)
+            candidates.push_back({"cuBLAS", [=] {
+                                      const float one = 1, zero = 0;
+                                      CHECK(gemm_ex(cublas, 1, 0, V, rows, D, &one, w, 14, D, h, 14, D, &zero, product, 14, V, 68, -1));
+                                  }, {}});
         for (const auto& v : variants) {
             if (v.columns < rows || (v.columns > 8 && v.columns >= 2 * rows)) continue;
             if (!only.empty() && only != v.name) continue;
-            printf("rows %3d %-8s", rows, v.name);
             for (int mode = 0; mode < 3; ++mode) {
                 Call c = scratch(rows);
                 c.row_count = rows;
@@ -289,15 +398,41 @@ static void bench(u32 V, u32 D, const std::vector<int>& batches) {
                     q[r].inv_temperature = mode ? 1.0f / temperature[mode - 1] : 1.0f;
                 }
                 CHECK(cudaMemcpy((void*)c.rows, q.data(), rows * sizeof(Row), cudaMemcpyHostToDevice));
-                struct L { Problem p; Launch l; } a{{w, h, c}, v.launch};
-                auto t = time_it([](void* x) { auto* l = (L*)x; l->l(l->p, 0); }, &a, repetitions / 4, repetitions);
-                printf("  %s %7.1f %7.1f", mode == 0 ? "greedy" : mode == 1 ? "T=1" : mode == 2 ? "sd2.2" : "sd1", t.first, t.second);
-                fflush(stdout);
+                const Problem p{w, h, c};
+                const auto launch = v.launch;
+#ifdef FS_LAB_TRACE
+                CHECK(cudaMemset(flush_buffer, 1, 256 << 20));
+                v.launch(p, 0);
+                CHECK(cudaDeviceSynchronize());
+                CHECK(cudaMemset(flush_buffer, 1, 256 << 20));
+                v.launch(p, 0);
+                CHECK(cudaDeviceSynchronize());
+                static u64 tr[16 * 64 * 8];
+                CHECK(cudaMemcpyFromSymbol(tr, lab_trace, sizeof tr));
+                static u64 lt[3][256];
+                CHECK(cudaMemcpyFromSymbol(lt, lab_times, sizeof lt));
+                for (int k = 0; k < 2; ++k) std::sort(lt[k], lt[k] + sms);
+                const u64 last = *std::max_element(lt[2], lt[2] + sms);
+                printf("start 0 %lld %lld  end %lld %lld %lld %lld %lld  all %lld ns\n", lt[0][sms / 2] - lt[0][0], lt[0][sms - 1] - lt[0][0],
+                       lt[1][0] - lt[0][0], lt[1][sms / 4] - lt[0][0], lt[1][sms / 2] - lt[0][0], lt[1][sms * 3 / 4] - lt[0][0],
+                       lt[1][sms - 1] - lt[0][0], last - lt[0][0]);
+                const int c0 = 4;
+                u64 base = tr[c0 * 64 * 8];
+                printf("%s mode %d\n", v.name, mode);
+                for (int wp : {1, c0, c0 + 4})
+                    for (int tt = 0; tt < 4; ++tt) {
+                        printf("  warp %2d tile %d:", wp, tt);
+                        for (int k = 0; k < 7; ++k) printf(" %8lld", tr[(wp * 64 + tt) * 8 + k] ? (long long)(tr[(wp * 64 + tt) * 8 + k] - base) : -1);
+                        printf("\n");
+                    }
+#endif
+                candidates.push_back({std::string(v.name) + (mode == 0 ? " greedy" : mode == 1 ? " T=1" : " sd2.2"), [=] { launch(p, 0); }, {}});
             }
-            printf("\n");
         }
+        printf("== %u x %u, %d rows\n", V, D, rows);
+        time_rounds(candidates);
     }
-    cudaFree(w), cudaFree(h);
+    cudaFree(w), cudaFree(h), cudaFree(product);
 }
 
 int main(int argc, char** argv) {
@@ -310,15 +445,39 @@ int main(int argc, char** argv) {
     CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000, cudaEnableDefault, &q));
     printf("%s, %d SMs, L2 %d MB\n", prop.name, sms, prop.l2CacheSize >> 20);
     flush_buffer = device<u8>(256 << 20);
+    open_cublas();
+    if (what == "rows") {  // rows...: the heads of the benchmark
+        std::vector<int> rows;
+        for (int i = 2; i < argc; ++i) rows.push_back(atoi(argv[i]));
+        bench(151936, 4096, rows);
+        bench(128256, 8192, rows);
+        return 0;
+    }
+    if (what == "head") {  // V D rows...
+        std::vector<int> rows;
+        for (int i = 4; i < argc; ++i) rows.push_back(atoi(argv[i]));
+        bench(atoi(argv[2]), atoi(argv[3]), rows);
+        return 0;
+    }
     if (what == "one") {  // variant V D rows: few launches, for a profiler
         only = argv[2];
         repetitions = 4;
         bench(atoi(argv[3]), atoi(argv[4]), {atoi(argv[5])});
         return 0;
     }
+    if (what == "count") {
+        for (const auto& v : variants) printf("%s ", v.name);
+        return 0;
+    }
+    if (what == "small") {  // for compute-sanitizer
+        for (u32 R : {5u, 16u, 64u, 128u, 256u}) check(700, 200, R, 37, R % 3 + 1, R), check_bad(R);
+        printf("checks: %d failures\n", failures);
+        return failures != 0;
+    }
     if (what != "bench") {
         for (u32 R : {1u, 3u, 8u, 16u, 27u, 64u, 100u, 128u, 200u, 256u})
             for (int kind = 0; kind < 4; ++kind) check(1000 + R, 200, R, kind == 0 ? 0 : 37 * kind, kind, R * 4 + kind);
+        for (u32 R : {5u, 16u, 60u, 128u, 256u}) check_bad(R);
         check(64, 64, 5, 0, 0, 1);
         check(1, 8, 5, 0, 0, 2);
         check(50000, 512, 256, 3, 0, 3);

@@ -10,13 +10,14 @@
 //
 // What differs, and why the answer stays the same:
 //
-// 1. Noise does not depend on the matmul. While a tile's products run, three *scout* warps compute its Philox words and
-//    leave one bit for every word below a threshold; all other words have noise of at most `noise_bound`.
+// 1. Noise does not depend on the matmul. While a tile's products run, three *scout* warps compute the Philox words of
+//    the next and leave one bit for every word below a threshold; all other words have noise of at most `noise_bound`.
+//    What the scouts cannot do in time the consumers do at the end of a tile.
 // 2. So at the end of a tile a token can win only if its bit is set or its dot product is above `losing_dot(best)`.
-//    Both are one compare per element; what passes is scored exactly. `best` may be old: pruning by an older best only
-//    scores more tokens.
-// 3. A block's first tile has no best yet. It first scores each row's largest logit and the tokens with set bits (of a
-//    larger threshold), then filters as always.
+//    Both are one compare per element; what passes is queued, and the scouts score it exactly while the next tile's
+//    products run. `best` may be old: pruning by an older best only scores more tokens.
+// 3. A block's first tile has no best yet. It is filtered three times: each row's largest logit gives a first best, which
+//    the blocks exchange; then the tokens with bits (of a larger threshold); then all.
 // 4. Winners are merged by integer maxima, so neither blocks nor order matter.
 // 5. Dot products are one accumulator over hidden in ascending order, whatever the number of rows: a row's bits do not
 //    depend on its neighbours.
@@ -48,6 +49,11 @@ struct FusedHopper {
     static constexpr int CONSUMERS = 256;
     static constexpr int FIRST_CONSUMER = 128;
     static constexpr int SCOUT_WARPS = FIRST_CONSUMER / 32 - 1;
+    // The scouts' columns. Three warps are too slow for 256 beside the products of a short hidden dimension, so there the
+    // consumers look at the last 64 at the end of a tile.
+    static __device__ __forceinline__ u32 scouted_columns(const Call& call) {
+        return COLUMNS == 256 && call.hidden < 8192 ? 192 : COLUMNS;
+    }
     static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
     // What a block gets at its start, dealt out again.
     static constexpr int SCOUT_REGISTERS = LAZY ? 40 : 72;
@@ -66,8 +72,10 @@ struct FusedHopper {
         float losing[COLUMNS];
         u32 largest[COLUMNS];  // the first tile's largest dot product, as monotone bits
         float far[LAZY ? COLUMNS : 1];  // below this no noise at all can help
-        u32 marks[LAZY ? 1 : TILE_UNITS][LAZY ? 8 : 4][LAZY ? 1 : WORDS][32];
+        // Of this tile and the next. In the first tile the second half has the words between the two thresholds.
+        u32 marks[LAZY ? 1 : 2][LAZY ? 1 : TILE_UNITS][LAZY ? 8 : 4][LAZY ? 1 : WORDS][32];
         Entry queue[8][QUEUE];
+        u32 queued[8];
         u64 full[8];
         u64 empty[8];
         u64 scouted;
@@ -81,35 +89,52 @@ struct FusedHopper {
     static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + static_cast<int>(sizeof(Shared));
     static_assert(STAGES >= 3, "loads must run ahead of the products");
 
-    // Which tokens a block works on: clusters share the granules evenly, tiles share a cluster's again, and the blocks of
-    // a cluster halve each tile.
+    // Which tokens a block works on; a cluster's blocks halve each tile. Clusters share the granules evenly, either in
+    // one run each, or tile by tile in turn with one last tile each that shares the rest.
     struct Schedule {
-        u32 tokens, first, count, tiles, rank;
+        static constexpr u32 FULL = CLUSTER * TILE_UNITS * (UNIT / GRANULE);  // granules of a whole tile
+        u32 tokens, group, groups, rank, waves, rest, tiles;
 
-        __device__ __forceinline__ Schedule(u32 tokens, u32 group, u32 groups, u32 rank) : tokens(tokens), rank(rank) {
-            const u64 granules = (tokens + GRANULE - 1) / GRANULE;
-            first = static_cast<u32>(granules * group / groups);
-            count = static_cast<u32>(granules * (group + 1) / groups) - first;
-            tiles = (count * GRANULE + CLUSTER * TILE_UNITS * UNIT - 1) / (CLUSTER * TILE_UNITS * UNIT);
+        __device__ __forceinline__ Schedule(u32 tokens, bool in_turn, u32 group, u32 groups, u32 rank)
+            : tokens(tokens), group(group), groups(groups), rank(rank) {
+            const u32 granules = (tokens + GRANULE - 1) / GRANULE;
+            waves = in_turn ? granules / (groups * FULL) : 0;
+            rest = granules - waves * groups * FULL;
+            tiles = waves + (share(group + 1) - share(group) + FULL - 1) / FULL;
         }
+        // The granules of the rest before a cluster's own.
+        __device__ __forceinline__ u32 share(u32 of) const { return static_cast<u32>(static_cast<u64>(rest) * of / groups); }
         // The first token of a tile, and how many there are.
         __device__ __forceinline__ void tile(u32 t, u32& start, u32& size) const {
-            const u32 from = count * t / tiles, to = count * (t + 1) / tiles;
+            u32 from = (t * groups + group) * FULL, to = from + FULL;
+            if (t >= waves) {
+                const u32 whole = waves * groups * FULL;
+                from = whole + share(group) + (t - waves) * FULL;
+                to = min(from + FULL, whole + share(group + 1));
+            }
             const u32 half = CLUSTER == 2 ? (to - from + 1) / 2 : to - from;
-            start = (first + from + (rank ? half : 0)) * GRANULE;
+            start = (from + (rank ? half : 0)) * GRANULE;
             size = min((rank ? to - from - half : half) * GRANULE, tokens - min(start, tokens));
         }
         // The block that works on a token.
-        static __device__ __forceinline__ u32 owner(u32 tokens, u32 groups, u32 token) {
-            const u64 granules = (tokens + GRANULE - 1) / GRANULE;
-            const u32 granule = token / GRANULE;
-            const u32 group = static_cast<u32>(((granule + 1ull) * groups - 1) / granules);
-            if (CLUSTER == 1) return group;
-            const Schedule schedule(tokens, group, groups, 1);
+        static __device__ __forceinline__ u32 owner(u32 tokens, bool in_turn, u32 groups, u32 token) {
+            Schedule schedule(tokens, in_turn, 0, groups, 1);
+            const u32 granule = token / GRANULE, whole = schedule.waves * groups * FULL;
+            u32 t;
+            if (granule < whole) {
+                schedule.group = granule / FULL % groups;
+                t = granule / FULL / groups;
+            } else {
+                schedule.group = static_cast<u32>(((granule - whole + 1ull) * groups - 1) / schedule.rest);
+                t = schedule.waves + (granule - whole - schedule.share(schedule.group)) / FULL;
+            }
+            if (CLUSTER == 1) return schedule.group;
             u32 start, size;
-            schedule.tile(((granule - schedule.first + 1) * schedule.tiles - 1) / schedule.count, start, size);
-            return 2 * group + (token >= start);
+            schedule.tile(t, start, size);
+            return 2 * schedule.group + (token >= start);
         }
+        // Measured: rows of the weight of 16 KiB stream faster by turns, of 8 KiB in runs.
+        static __device__ __forceinline__ bool by_turns(const Call& call) { return call.hidden >= 8192; }
     };
 
     // The tensors as boxes of one slab.
@@ -123,6 +148,9 @@ struct FusedHopper {
     static __device__ __forceinline__ void block(const Call& call, const Maps& maps, u8* memory);
     static __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared& shared,
                                                 const Schedule& schedule);
+    static __device__ __forceinline__ void leave_marks(Shared& shared, u32 t, const Words& words, u32 quad, u32 column,
+                                                       u32 shift, u32 size);
+    static __device__ __forceinline__ void scan(const Call& call, Shared& shared, u32 t, u32 first, u32 size, u32 slab);
     static __device__ __forceinline__ u32 marks_of(const Call& call, Shared& shared, u32 slab, u32 word, u32 threshold);
     static __device__ __forceinline__ void refresh_losing_dots(const Call& call, Shared& shared, u32 column, u64 theirs,
                                                                u32 next_token);
@@ -133,17 +161,36 @@ struct FusedHopper {
                                                    const Schedule& schedule);
 };
 
-// Words below these leave a mark: about one in 1024 tokens, and one in 32 in a block's first tile.
+// Words below these leave a mark: about one in 1024 tokens, and one in 128 in a block's first tile.
 constexpr u32 MARK_WORD = 1u << 22;
-constexpr u32 FIRST_MARK_WORD = 1u << 27;
+constexpr u32 FIRST_MARK_WORD = 1u << 25;
 // -ln(word 2^-32), rounded up.
 constexpr float MARK_NOISE_BOUND = 6.931473f;
-constexpr float FIRST_MARK_NOISE_BOUND = 3.465737f;
+constexpr float FIRST_MARK_NOISE_BOUND = 4.852032f;
 
 __device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
     u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(pointer) : "memory");
     return value;
+}
+
+// The threshold of a row from its best winner so far.
+__device__ __forceinline__ float losing_dot_of(const Call& call, const Row& row, u64 key, float noise_bound, u32 next_token) {
+    if (key == 0) return -f32_infinity();
+    const Winner winner = from_ordered_bits(key);
+    const bool plain = row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
+    // An equal logit of a later token loses a greedy row.
+    if (row.greedy && plain && winner.token < next_token) return winner.score;
+    return losing_dot(winner.score, row.greedy ? 0.0f : noise_bound, call.head, row);
+}
+
+// The same as below in a block's first tile, when every block has news: waits for what the others have found.
+__device__ __forceinline__ float first_losing_dot(const Call& call, const Row* rows, const Best* best, u32 column,
+                                                  float noise_bound, u32 next_token) {
+    if (column >= call.row_count) return bits_to_f32(0x7f7fffffu);
+    const u64 mine = best[column].key;
+    const u64 theirs = atomicMax(&call.best[column], mine);
+    return losing_dot_of(call, rows[column], mine > theirs ? mine : theirs, noise_bound, next_token);
 }
 
 // Tells the other blocks what this one has found for a row; returns the threshold from what all have found.
@@ -154,20 +201,14 @@ __device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Ro
     const u64 mine = *const_cast<volatile const u64*>(&best[column].key);
     const u64 theirs = load_relaxed(&call.best[column]);
     if (mine > theirs) atomicMax(&call.best[column], mine);
-    const u64 key = mine > theirs ? mine : theirs;
-    if (key == 0) return -f32_infinity();
-    const Winner winner = from_ordered_bits(key);
-    const bool plain = row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
-    // An equal logit of a later token loses a greedy row.
-    if (row.greedy && plain && winner.token < next_token) return winner.score;
-    return losing_dot(winner.score, row.greedy ? 0.0f : noise_bound, call.head, row);
+    return losing_dot_of(call, row, mine > theirs ? mine : theirs, noise_bound, next_token);
 }
 
 // One thread keeps the ring full.
 template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
 __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::load(
     const Call& call, const Maps& maps, u8* stages, Shared& shared, const Schedule& schedule) {
-    const u64 stream = ptx::policy_evict_first();
+        const u64 stream = ptx::policy_evict_first();
     const u64 keep = ptx::policy_evict_last();
     const u32 steps = (call.hidden + SLABS * DEPTH - 1) / (SLABS * DEPTH);
     u32 stage = 0, phase = 0;
@@ -219,11 +260,61 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
         shared.best[i] = {0, 0.0f, 0};
         shared.largest[i] = 0;
     }
-    for (u32 i = hand; i < sizeof(shared.marks) / 4; i += HANDS) (&shared.marks[0][0][0][0])[i] = 0;
+    for (u32 i = hand; i < sizeof(shared.marks) / 4; i += HANDS) (&shared.marks[0][0][0][0][0])[i] = 0;
     const u32 words = call.row_count * (sizeof(Row) / 8);
     for (u32 i = hand; i < words; i += HANDS)
         reinterpret_cast<u64*>(shared.rows)[i] = reinterpret_cast<const u64*>(call.rows)[i];
     ptx::named_barrier(2, HANDS);
+}
+
+// Marks the small words of a quad of tokens. `shift` is the first token of the tile within its first quad.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::leave_marks(
+    Shared& shared, u32 t, const Words& words, u32 quad, u32 column, u32 shift, u32 size) {
+    const u32 threshold = t == 0 ? FIRST_MARK_WORD : MARK_WORD;
+    if (min(min(words.w[0], words.w[1]), min(words.w[2], words.w[3])) >= threshold) return;
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+        const u32 m = quad * 4 + k - shift;  // token within the tile; wraps before its first
+        if (words.w[k] < threshold && m < size) {
+            const u32 bit = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
+            const u32 owner = m % 8 * 4 + column % 8 / 2;
+            const u32 half = t == 0 ? words.w[k] >= MARK_WORD : t & 1;
+            atomicOr(&shared.marks[half][m / 64][m % 64 / 16][bit / 32][owner], 1u << bit % 32);
+        }
+    }
+}
+
+// Marks the small words of a warp's slab of 16 tokens in the columns that are not the scouts'. Nothing runs beside it, so
+// wide multiplications are the fast ones here.
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::scan(const Call& call, Shared& shared, u32 t,
+                                                                                       u32 first, u32 size, u32 slab) {
+    const u32 base = call.first_token + first, shift = base & 3;
+    for (u32 column = scouted_columns(call) + threadIdx.x % 32; column < call.row_count; column += 32) {
+        const Row& row = shared.rows[column];
+        if (row.greedy) continue;
+        const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
+#pragma unroll 1
+        for (u32 quad = (slab + shift) >> 2; quad <= (slab + 15 + shift) >> 2; quad += 4) {
+            constexpr u32 AT_ONCE = 4;
+            Words w[AT_ONCE];
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j) w[j] = {{(base >> 2) + quad + j, origin.w[1], origin.w[2], origin.w[3]}};
+            u32 k0 = static_cast<u32>(row.seed), k1 = static_cast<u32>(row.seed >> 32);
+#pragma unroll 2
+            for (u32 round = 0; round < 10; ++round) {
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j) w[j] = philox4x32_round(w[j], k0, k1);
+                k0 += PHILOX_W32_0;
+                k1 += PHILOX_W32_1;
+            }
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j)
+                if (quad + j <= (slab + 15 + shift) >> 2) leave_marks(shared, t, w[j], quad + j, column, shift, size);
+        }
+    }
+    __syncwarp();
 }
 
 // Marks the words of each tile that are small enough to matter, and refreshes the thresholds.
@@ -233,60 +324,70 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
     constexpr u32 ACROSS = COLUMNS < 32 ? COLUMNS : 32;  // columns of a warp at a time
     constexpr u32 DOWN = 32 / ACROSS;                    // quads of tokens of a warp at a time
     constexpr u32 CHUNK = 8;                             // quads of a lane at a time
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
+    constexpr u32 AT_ONCE = 2;                                     // blocks of a lane that hide each other's latency
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1, hand = threadIdx.x - 32;
+    const u32 across = scouted_columns(call) / ACROSS;
     for (u32 t = 0; t < schedule.tiles; ++t) {
         u32 first, size;
         schedule.tile(t, first, size);
-        const u32 threshold = t == 0 ? FIRST_MARK_WORD : MARK_WORD;
         // Quads of four global token ids share a Philox block; a shard may begin within one.
         const u32 base = call.first_token + first;
         const u32 first_quad = base >> 2;
         const u32 quads = size ? ((base + size - 1) >> 2) - first_quad + 1 : 0;
         const u32 parts = (quads + CHUNK * DOWN - 1) / (CHUNK * DOWN);
-        if (t > 0) ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
-        for (u32 item = warp; item < parts * (COLUMNS / ACROSS); item += SCOUT_WARPS) {
-            const u32 column = item % (COLUMNS / ACROSS) * ACROSS + lane % ACROSS;
+        // The first tile uses both halves of the marks; after it the scouts run ahead of the filter by a tile.
+        if (t == 1) ptx::mbarrier_wait(&shared.filtered, 0);
+        for (u32 item = warp; item < parts * across; item += SCOUT_WARPS) {
+            const u32 column = item % across * ACROSS + lane % ACROSS;
             if (column >= call.row_count) continue;
             const Row& row = shared.rows[column];
             if (row.greedy) continue;
             const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
             const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
-            const u32 from = item / (COLUMNS / ACROSS) * CHUNK * DOWN + lane / ACROSS;
-            // Four blocks at a time hide each other's latency.
-            constexpr u32 AT_ONCE = 4;
+            // Half of the first two rounds is the same for all tokens of a row.
+            const u64 fixed1 = mul_wide(PHILOX_M4x32_1, origin.w[2]);
+            const u64 fixed0 = mul_wide(PHILOX_M4x32_0, static_cast<u32>(fixed1 >> 32) ^ origin.w[1] ^ key0);
+            const u32 in0 = static_cast<u32>(fixed1) ^ (key0 + PHILOX_W32_0);
+            const u32 in2 = static_cast<u32>(fixed0 >> 32) ^ (key1 + PHILOX_W32_1);
+            const u32 from = item / across * CHUNK * DOWN + lane / ACROSS;
 #pragma unroll 1
             for (u32 i = 0; i < CHUNK; i += AT_ONCE) {
                 Words w[AT_ONCE];
 #pragma unroll
-                for (u32 j = 0; j < AT_ONCE; ++j)
-                    w[j] = {{first_quad + from + (i + j) * DOWN, origin.w[1], origin.w[2], origin.w[3]}};
-                u32 k0 = key0, k1 = key1;
-#pragma unroll 2
-                for (u32 round = 0; round < 10; ++round) {
+                for (u32 j = 0; j < AT_ONCE; ++j) {
+                    const u64 product = mul_wide(PHILOX_M4x32_0, first_quad + from + (i + j) * DOWN);
+                    const u32 second = static_cast<u32>(product >> 32) ^ origin.w[3] ^ key1;
+                    w[j] = {{narrow_mul_high(PHILOX_M4x32_1, second) ^ in0, PHILOX_M4x32_1 * second,
+                             static_cast<u32>(product) ^ in2, static_cast<u32>(fixed0)}};
+                }
+                u32 k0 = key0 + 2 * PHILOX_W32_0, k1 = key1 + 2 * PHILOX_W32_1;
+#pragma unroll 4
+                for (u32 round = 2; round < 10; ++round) {
 #pragma unroll
-                    for (u32 j = 0; j < AT_ONCE; ++j) w[j] = narrow_philox4x32_round(w[j], k0, k1);
+                    for (u32 j = 0; j < AT_ONCE; ++j)
+                        w[j] = narrow_philox4x32_round(w[j], k0, k1);
                     k0 += PHILOX_W32_0;
                     k1 += PHILOX_W32_1;
                 }
 #pragma unroll
                 for (u32 j = 0; j < AT_ONCE; ++j) {
                     const u32 quad = from + (i + j) * DOWN;
-                    if (min(min(w[j].w[0], w[j].w[1]), min(w[j].w[2], w[j].w[3])) < threshold && quad < quads) {
-#pragma unroll
-                        for (u32 k = 0; k < 4; ++k) {
-                            const u32 m = (first_quad + quad) * 4 + k - base;  // token within the tile; wraps before its first
-                            if (w[j].w[k] < threshold && m < size) {
-                                const u32 bit = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
-                                const u32 owner = m % 8 * 4 + column % 8 / 2;
-                                atomicOr(&shared.marks[m / 64][m % 64 / 16][bit / 32][owner], 1u << bit % 32);
-                            }
-                        }
-                    }
+                    if (quad < quads) leave_marks(shared, t, w[j], quad, column, base & 3, size);
                 }
             }
         }
         if (t > 0) {
-            for (u32 column = threadIdx.x - 32; column < COLUMNS; column += 32 * SCOUT_WARPS)
+            ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
+            // Score what the tile before has left in the queues.
+            u32 before, unused;
+            schedule.tile(t - 1, before, unused);
+            const u32 queue = hand % 8;
+            for (u32 slot = hand / 8; slot < shared.queued[queue]; slot += SCOUT_WARPS * 4) {
+                const Entry entry = shared.queue[queue][slot];
+                offer(call, shared.rows, shared.best, entry.place & 0xffff, call.first_token + before + (entry.place >> 16), entry.dot);
+            }
+            ptx::named_barrier(3, SCOUT_WARPS * 32);
+            for (u32 column = hand; column < COLUMNS; column += 32 * SCOUT_WARPS)
                 shared.losing[column] = refreshed_losing_dot(call, shared.rows, shared.best, column, MARK_NOISE_BOUND, base);
         }
         __syncwarp();
@@ -300,7 +401,7 @@ __device__ __forceinline__ u32 FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>
                                                                                            u32 slab, u32 word,
                                                                                            u32 threshold) {
     const u32 lane = threadIdx.x % 32, warp = (threadIdx.x - FIRST_CONSUMER) / 32;
-    u32* const marks = shared.marks[0][warp][0];
+    u32* const marks = shared.marks[0][0][warp][0];
     const u32 base = call.first_token + slab;
 #pragma unroll 1
     for (u32 column = word * 64 + lane; column < min(word * 64 + 64, call.row_count); column += 32) {
@@ -444,6 +545,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
     for (u32 t = 0; t < schedule.tiles; ++t) {
         u32 first, size;
         schedule.tile(t, first, size);
+
         // The products: one accumulator over hidden, ascending.
         for (u32 step = 0; step < steps; ++step) {
             ptx::mbarrier_wait(&shared.full[stage], phase);
@@ -471,6 +573,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
         if (LAZY && t > 0 && thread < call.row_count) theirs = load_relaxed(&call.best[thread]);
         ptx::wgmma_wait<0>();
         if (lane < CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[stage == 0 ? STAGES - 1 : stage - 1], lane);
+
         // Which of the thread's two rows of each unit are tokens, as bits of a word of accumulators.
         u32 real[UNITS];
 #pragma unroll
@@ -486,18 +589,18 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
         }
 
         u32 pending[UNITS][WORDS];
-        // Scores what is pending exactly, through a queue so that no lane idles.
+        // Puts what is pending into a queue, and scores the queue exactly, so that no lane idles.
+        u32 queued = 0;
+        const auto flush = [&] {
+            __syncwarp();
+            for (u32 e = lane; e < queued; e += 32) {
+                const Entry entry = queue[e];
+                offer(call, shared.rows, shared.best, entry.place & 0xffff, call.first_token + first + (entry.place >> 16), entry.dot);
+            }
+            __syncwarp();
+            queued = 0;
+        };
         const auto settle = [&] {
-            u32 queued = 0;
-            const auto flush = [&] {
-                __syncwarp();
-                for (u32 e = lane; e < queued; e += 32) {
-                    const Entry entry = queue[e];
-                    offer(call, shared.rows, shared.best, entry.place & 0xffff, call.first_token + first + (entry.place >> 16), entry.dot);
-                }
-                __syncwarp();
-                queued = 0;
-            };
             for (;;) {
                 u32 index = 0;
                 bool found = false;
@@ -524,7 +627,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
                 }
                 queued += __popc(ballot);
             }
-            flush();
         };
 
         if constexpr (LAZY) {
@@ -535,10 +637,17 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
                 ptx::named_barrier(1, CONSUMERS);
             }
         } else {
+            if (COLUMNS == 256 && scouted_columns(call) < call.row_count) {
+#pragma unroll 1
+                for (u32 u = 0; u < UNITS; ++u) scan(call, shared, t, first, size, (2 * u + group) * UNIT + warp % 4 * 16);
+                // A shard may begin within a quad: the neighbours' marks too.
+                if ((call.first_token + first) & 3) ptx::named_barrier(1, CONSUMERS);
+            }
             ptx::mbarrier_wait(&shared.scouted, t & 1);
         }
-        // The first tile is filtered twice: by its largest dot products, then by the best scores among those.
-        for (u32 pass = t == 0 ? 0 : 1; pass < 2; ++pass) {
+        // The first tile is filtered three times: its largest dot products give a first best, then the tokens with hints
+        // are filtered by that, then all of them.
+        for (u32 pass = t == 0 ? 0 : LAZY ? 1 : 2; pass < (LAZY ? 2 : 3); ++pass) {
             if (pass == 0) {
                 raise_largest<COLUMNS>(d, real, shared.largest, lane);
                 ptx::named_barrier(1, CONSUMERS);
@@ -563,24 +672,33 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
 #pragma unroll
                         for (int e = 0; e < 4; ++e) above |= !(d[u][w * 32 + j * 4 + e] <= (e & 1 ? limit.y : limit.x));
                     }
-                    u32 bits = 0;
+                    u32 bits = 0, allowed = ~0u;
                     if constexpr (LAZY) {
                         const bool scan = pass == 0 || (t > 0 && __any_sync(0xffffffffu, above));
                         if (scan) bits = marks_of(call, shared, first + (2 * u + group) * UNIT + warp % 4 * 16, w,
                                                   t == 0 ? FIRST_MARK_WORD : MARK_WORD);
                     } else {
-                        u32& marks = shared.marks[2 * u + group][warp % 4][w][lane];
-                        bits = marks;
-                        if (bits) marks = 0;
+                        if (pass == 1) {
+                            u32& hints = shared.marks[1][2 * u + group][warp % 4][w][lane];
+                            allowed = hints;
+                            hints = 0;
+                        }
+                        if (pass == (t == 0 ? 1 : 2)) {
+                            u32& marks = shared.marks[t & 1][2 * u + group][warp % 4][w][lane];
+                            bits = marks;
+                            if (bits) marks = 0;
+                        }
                     }
-                    if (above) {
+                    if (above && allowed) {
+                        u32 mask = 0;
 #pragma unroll
                         for (int j = 0; j < WORD_BITS / 4; ++j) {
                             const float2 losing = *reinterpret_cast<const float2*>(&shared.losing[w * 64 + j * 8 + lane % 4 * 2]);
 #pragma unroll
                             for (int e = 0; e < 4; ++e)
-                                if (!(d[u][w * 32 + j * 4 + e] <= (e & 1 ? losing.y : losing.x))) bits |= 1u << (j * 4 + e);
+                                if (!(d[u][w * 32 + j * 4 + e] <= (e & 1 ? losing.y : losing.x))) mask |= 1u << (j * 4 + e);
                         }
+                        bits |= mask & allowed;
                     }
                     pending[u][w] = bits & real[u];
                 }
@@ -591,17 +709,23 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
 #pragma unroll
                 for (int w = 0; w < WORDS; ++w) any |= pending[u][w];
             if (__any_sync(0xffffffffu, any)) settle();
-            if (pass == 0) {
+            // The scouts score what the last pass of a tile leaves, while the next one's products run.
+            if (LAZY || pass < 2 || t + 1 == schedule.tiles) flush();
+            if (pass + 1 < (LAZY ? 2 : 3)) {
                 ptx::named_barrier(1, CONSUMERS);
                 for (u32 column = thread; column < COLUMNS; column += CONSUMERS)
-                    shared.losing[column] =
-                        refreshed_losing_dot(call, shared.rows, shared.best, column, FIRST_MARK_NOISE_BOUND, call.first_token + first);
+                    shared.losing[column] = first_losing_dot(call, shared.rows, shared.best, column,
+                                                             pass == 0 && !LAZY ? MARK_NOISE_BOUND : FIRST_MARK_NOISE_BOUND,
+                                                             call.first_token + first);
                 if (LAZY && thread < COLUMNS) shared.far[thread] = shared.losing[thread];
                 ptx::named_barrier(1, CONSUMERS);
             }
         }
         __syncwarp();
-        if (!LAZY && lane == 0) ptx::mbarrier_arrive(&shared.filtered);
+        if (!LAZY && lane == 0) {
+            shared.queued[warp] = queued;
+            ptx::mbarrier_arrive(&shared.filtered);
+        }
     }
 
     // The block's own logits, then the last block to arrive concludes and leaves the scratch as it found it.
@@ -622,7 +746,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
         float logit = 0.0f;
         if (best) {
             const u32 token = from_ordered_bits(best).token - call.first_token;
-            const u32 owner = Schedule::owner(call.tokens, gridDim.x / CLUSTER, token);
+            const u32 owner = Schedule::owner(call.tokens, Schedule::by_turns(call), gridDim.x / CLUSTER, token);
             logit = __ldcg(&call.logits[static_cast<u64>(owner) * call.row_count + column]);
         }
         call.draws[column] = conclude(best, invalid, logit);
@@ -639,7 +763,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
     u8* const stages = memory + (1024 - ptx::shared_address(memory) % 1024) % 1024;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
     const u32 rank = CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
-    const Schedule schedule(call.tokens, blockIdx.x / CLUSTER, gridDim.x / CLUSTER, rank);
+    const Schedule schedule(call.tokens, Schedule::by_turns(call), blockIdx.x / CLUSTER, gridDim.x / CLUSTER, rank);
 
     if (threadIdx.x == 0) {
         ptx::prefetch_map(&maps.weight);
