@@ -93,6 +93,7 @@ impl SamplerArgs {
             ("--group-draw", self.group_draw.is_some() && !grouped),
             ("--threads", self.threads.is_some() && !cpu),
             ("--isa", self.isa.is_some() && !cpu),
+            ("--backend cuda", self.backend == BackendName::Cuda && self.variant == VariantName::Reference),
         ];
         match idle.into_iter().find(|(_, idle)| *idle) {
             Some((flag, _)) => Err(CommandError::usage(format!("{flag} means nothing to this backend and variant"))),

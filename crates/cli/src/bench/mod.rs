@@ -69,6 +69,11 @@ pub fn save(record: &Record, args: &BenchArgs) -> Result<(), CommandError> {
 /// # Errors
 /// Bad flags, what the backend refuses, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    // A path that cannot be written is found now, not when all is measured.
+    for path in args.json.iter().chain(&args.svg) {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        file.map_err(CommandError::write(path.display().to_string()))?;
+    }
     let size = args.size();
     let ours = Ours { options: args.options(), variants: args.variants() };
     let most = size.rows.iter().copied().max().unwrap_or(1);

@@ -23,7 +23,7 @@ impl Masks {
         Masks::parse(&tensor::map(path)?, rows, vocab_size).map_err(|problem| problem.at(path))
     }
 
-    /// Parses a `.npy` file of 32-bit words, shape `[words]` (one mask for all rows) or `[rows, words]`. Signed words
+    /// Parses a `.npy` file of 32-bit words, shape `[words]` or `[1, words]` (one mask for all rows) or `[rows, words]`. Signed words
     /// are taken by their bits: that is how grammar libraries hold bitmaps in tensor types without unsigned integers.
     ///
     /// # Errors
@@ -36,6 +36,7 @@ impl Masks {
         let (shared, width) = match header.shape[..] {
             [words] => (true, words),
             [mask_rows, words] if mask_rows == rows => (false, words),
+            [1, words] => (true, words),
             _ => {
                 return Err(Problem::Shape {
                     tensor: "the mask".into(),

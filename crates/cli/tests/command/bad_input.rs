@@ -125,6 +125,7 @@ fn flags_that_mean_nothing_are_refused() {
         ("--soft-cap 0", "soft_cap = 0"),
         ("--scale -1", "scale = -1"),
         ("--threads 0", "0 threads cannot be used: it must be 1 to 1024"),
+        ("--variant reference --backend cuda", "--backend cuda means nothing to this backend and variant"),
         ("--threads 100000", "100000 threads cannot be used"),
         ("--shards 2", "--shards means nothing"),
         ("--variant sharded --shards 0", "0 shards"),
