@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "exhaustive: a minute; the stride above runs in CI"]
+    #[ignore = "exhaustive: minutes; the stride above runs in CI"]
     fn logs_are_accurate_on_every_float() {
         ln_is_accurate(1);
         neg_ln_1m_is_accurate(1);
