@@ -1,9 +1,8 @@
-// The entry point of the fused Hopper kernel. FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, FS_LAZY and FS_OPERAND are given by the
-// build.
+// The entry point of the fused Hopper kernel. FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER and FS_OPERAND are given by the build.
 #include "flash_sampling/kernels/fused_hopper.cuh"
 
 using namespace flash_sampling;
-using Kernel = FusedHopper<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, FS_LAZY>;
+using Kernel = FusedHopper<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER>;
 
 // What the host must know to launch it: dynamic shared memory in bytes, and threads of a block.
 extern "C" {

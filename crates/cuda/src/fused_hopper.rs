@@ -52,7 +52,6 @@ impl Tile {
             define("UNITS", &self.units),
             define("SLABS", &self.slabs),
             define("CLUSTER", &self.cluster),
-            define("LAZY", &false),
             define("OPERAND", &operand),
         ]
     }

@@ -30,12 +30,12 @@ using namespace flash_sampling;
         }                                                                                          \
     } while (0)
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::THREADS, 1)
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::THREADS, 1)
     fused(const __grid_constant__ Call call,
-          const __grid_constant__ typename FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::Maps maps) {
+          const __grid_constant__ typename FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::Maps maps) {
     extern __shared__ u8 memory[];
-    FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::template block<ptx::Operand::BF16>(call, maps, memory);
+    FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::template block<ptx::Operand::BF16>(call, maps, memory);
 }
 
 typedef CUresult (*EncodeFn)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -61,19 +61,19 @@ struct Problem {
     Call call;
 };
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 static void launch(const Problem& p, cudaStream_t s = 0) {
-    using K = FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>;
+    using K = FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>;
     static bool once = false;
     if (!once) {
-        CHECK(cudaFuncSetAttribute(fused<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::SHARED_BYTES));
+        CHECK(cudaFuncSetAttribute(fused<COLUMNS, UNITS, SLABS, CLUSTER>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::SHARED_BYTES));
         once = true;
     }
     const typename K::Maps maps = {map_of(p.w, p.call.tokens, p.call.hidden, 64), map_of(p.w, p.call.tokens, p.call.hidden, 16),
                                    map_of(p.h, p.call.row_count, p.call.hidden, COLUMNS / CLUSTER)};
     const u32 units = (p.call.tokens + 15) / 16;
     u32 grid = std::min<u32>(sms / CLUSTER, (units + CLUSTER - 1) / CLUSTER) * CLUSTER;
-    fused<COLUMNS, UNITS, SLABS, CLUSTER, LAZY><<<grid, K::THREADS, K::SHARED_BYTES, s>>>(p.call, maps);
+    fused<COLUMNS, UNITS, SLABS, CLUSTER><<<grid, K::THREADS, K::SHARED_BYTES, s>>>(p.call, maps);
     CHECK(cudaGetLastError());
 }
 
@@ -88,40 +88,40 @@ struct Variant {
 #endif
 static const Variant variants[] = {
 #if FS_LAB_SET == 6
-    {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
-    {"16x1x2x1S", 16, launch<16, 1, 2, 1, false>},
-    {"64x1x2x1S", 64, launch<64, 1, 2, 1, false>},
-    {"128x1x1x2S", 128, launch<128, 1, 1, 2, false>},
-    {"256x1x1x2S", 256, launch<256, 1, 1, 2, false>},
+    {"8x1x2x1S", 8, launch<8, 1, 2, 1>},
+    {"16x1x2x1S", 16, launch<16, 1, 2, 1>},
+    {"64x1x2x1S", 64, launch<64, 1, 2, 1>},
+    {"128x1x1x2S", 128, launch<128, 1, 1, 2>},
+    {"256x1x1x2S", 256, launch<256, 1, 1, 2>},
 #endif
 #if FS_LAB_SET == 5
-    {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
+    {"8x1x2x1S", 8, launch<8, 1, 2, 1>},
 #endif
 #if FS_LAB_SET == 4
-    {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
-    {"8x2x1x1S", 8, launch<8, 2, 1, 1, false>},
-    {"8x2x2x1S", 8, launch<8, 2, 2, 1, false>},
-    {"8x3x1x1S", 8, launch<8, 3, 1, 1, false>},
-    {"8x1x2x2S", 8, launch<8, 1, 2, 2, false>},
-    {"16x1x2x1S", 16, launch<16, 1, 2, 1, false>},
-    {"16x2x1x1S", 16, launch<16, 2, 1, 1, false>},
+    {"8x1x2x1S", 8, launch<8, 1, 2, 1>},
+    {"8x2x1x1S", 8, launch<8, 2, 1, 1>},
+    {"8x2x2x1S", 8, launch<8, 2, 2, 1>},
+    {"8x3x1x1S", 8, launch<8, 3, 1, 1>},
+    {"8x1x2x2S", 8, launch<8, 1, 2, 2>},
+    {"16x1x2x1S", 16, launch<16, 1, 2, 1>},
+    {"16x2x1x1S", 16, launch<16, 2, 1, 1>},
 #endif
 #if FS_LAB_SET == 0 || FS_LAB_SET == 1
-    {"8x1x2x1S", 8, launch<8, 1, 2, 1, false>},
-    {"16x1x2x1S", 16, launch<16, 1, 2, 1, false>},
-    {"8x1x4x1S", 8, launch<8, 1, 4, 1, false>},
-    {"16x1x4x1S", 16, launch<16, 1, 4, 1, false>},
+    {"8x1x2x1S", 8, launch<8, 1, 2, 1>},
+    {"16x1x2x1S", 16, launch<16, 1, 2, 1>},
+    {"8x1x4x1S", 8, launch<8, 1, 4, 1>},
+    {"16x1x4x1S", 16, launch<16, 1, 4, 1>},
 #endif
 #if FS_LAB_SET == 0
-    {"32x1x2x1S", 32, launch<32, 1, 2, 1, false>},
-    {"64x1x2x1S", 64, launch<64, 1, 2, 1, false>},
+    {"32x1x2x1S", 32, launch<32, 1, 2, 1>},
+    {"64x1x2x1S", 64, launch<64, 1, 2, 1>},
 #endif
 #if FS_LAB_SET == 0 || FS_LAB_SET == 2
-    {"128x2x1x2S", 128, launch<128, 2, 1, 2, false>},
-    {"128x1x1x2S", 128, launch<128, 1, 1, 2, false>},
+    {"128x2x1x2S", 128, launch<128, 2, 1, 2>},
+    {"128x1x1x2S", 128, launch<128, 1, 1, 2>},
 #endif
 #if FS_LAB_SET == 0 || FS_LAB_SET == 2 || FS_LAB_SET == 3
-    {"256x1x1x2S", 256, launch<256, 1, 1, 2, false>},
+    {"256x1x1x2S", 256, launch<256, 1, 1, 2>},
 #endif
 };
 

@@ -31,7 +31,7 @@ namespace flash_sampling {
 
 // COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups, SLABS slabs of
 // 64 hidden elements a stage.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 struct FusedHopper {
     static constexpr int UNIT = 64;
     static constexpr int GRANULE = 16;  // tokens are shared out among blocks in granules
@@ -56,8 +56,8 @@ struct FusedHopper {
     }
     static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
     // What a block gets at its start, dealt out again.
-    static constexpr int SCOUT_REGISTERS = LAZY ? 40 : 72;
-    static constexpr int CONSUMER_REGISTERS = LAZY ? 232 : 216;
+    static constexpr int SCOUT_REGISTERS = 72;
+    static constexpr int CONSUMER_REGISTERS = 216;
     static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
                   "raise_registers would wait for ever");
 
@@ -71,9 +71,8 @@ struct FusedHopper {
         Row rows[COLUMNS];
         float losing[COLUMNS];
         u32 largest[COLUMNS];  // the first tile's largest dot product, as monotone bits
-        float far[LAZY ? COLUMNS : 1];  // below this no noise at all can help
         // Of this tile and the next. In the first tile the second half has the words between the two thresholds.
-        u32 marks[LAZY ? 1 : 2][LAZY ? 1 : TILE_UNITS][LAZY ? 8 : 4][LAZY ? 1 : WORDS][32];
+        u32 marks[2][TILE_UNITS][4][WORDS][32];
         Entry queue[8][QUEUE];
         u32 queued[8];
         u64 full[8];
@@ -151,9 +150,6 @@ struct FusedHopper {
     static __device__ __forceinline__ void leave_marks(Shared& shared, u32 t, const Words& words, u32 quad, u32 column,
                                                        u32 shift, u32 size);
     static __device__ __forceinline__ void scan(const Call& call, Shared& shared, u32 t, u32 first, u32 size, u32 slab);
-    static __device__ __forceinline__ u32 marks_of(const Call& call, Shared& shared, u32 slab, u32 word, u32 threshold);
-    static __device__ __forceinline__ void refresh_losing_dots(const Call& call, Shared& shared, u32 column, u64 theirs,
-                                                               u32 next_token);
     static __device__ __forceinline__ void prepare(const Call& call, Shared& shared);
     static __device__ __forceinline__ void scout(const Call& call, Shared& shared, const Schedule& schedule);
     template <ptx::Operand OPERAND>
@@ -205,8 +201,8 @@ __device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Ro
 }
 
 // One thread keeps the ring full.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::load(
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::load(
     const Call& call, const Maps& maps, u8* stages, Shared& shared, const Schedule& schedule) {
         const u64 stream = ptx::policy_evict_first();
     const u64 keep = ptx::policy_evict_last();
@@ -252,8 +248,8 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
 }
 
 // Scouts and consumers fill in what they share; the first loads are under way meanwhile.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::prepare(const Call& call, Shared& shared) {
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::prepare(const Call& call, Shared& shared) {
     constexpr u32 HANDS = THREADS - 32;
     const u32 hand = threadIdx.x - 32;
     for (u32 i = hand; i < COLUMNS; i += HANDS) {
@@ -268,8 +264,8 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
 }
 
 // Marks the small words of a quad of tokens. `shift` is the first token of the tile within its first quad.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::leave_marks(
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::leave_marks(
     Shared& shared, u32 t, const Words& words, u32 quad, u32 column, u32 shift, u32 size) {
     const u32 threshold = t == 0 ? FIRST_MARK_WORD : MARK_WORD;
     if (min(min(words.w[0], words.w[1]), min(words.w[2], words.w[3])) >= threshold) return;
@@ -287,8 +283,8 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
 
 // Marks the small words of a warp's slab of 16 tokens in the columns that are not the scouts'. Nothing runs beside it, so
 // wide multiplications are the fast ones here.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::scan(const Call& call, Shared& shared, u32 t,
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::scan(const Call& call, Shared& shared, u32 t,
                                                                                        u32 first, u32 size, u32 slab) {
     const u32 base = call.first_token + first, shift = base & 3;
     for (u32 column = scouted_columns(call) + threadIdx.x % 32; column < call.row_count; column += 32) {
@@ -318,8 +314,8 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
 }
 
 // Marks the words of each tile that are small enough to matter, and refreshes the thresholds.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::scout(const Call& call, Shared& shared,
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::scout(const Call& call, Shared& shared,
                                                                             const Schedule& schedule) {
     constexpr u32 ACROSS = COLUMNS < 32 ? COLUMNS : 32;  // columns of a warp at a time
     constexpr u32 DOWN = 32 / ACROSS;                    // quads of tokens of a warp at a time
@@ -395,84 +391,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
     }
 }
 
-// The bits of a warp's slab of 16 tokens and 64 columns, for this lane's word of accumulators.
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__device__ __forceinline__ u32 FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::marks_of(const Call& call, Shared& shared,
-                                                                                           u32 slab, u32 word,
-                                                                                           u32 threshold) {
-    const u32 lane = threadIdx.x % 32, warp = (threadIdx.x - FIRST_CONSUMER) / 32;
-    u32* const marks = shared.marks[0][0][warp][0];
-    const u32 base = call.first_token + slab;
-#pragma unroll 1
-    for (u32 column = word * 64 + lane; column < min(word * 64 + 64, call.row_count); column += 32) {
-        const Row& row = shared.rows[column];
-        if (row.greedy) continue;
-        const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
-        const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
-        const auto mark = [&](u32 quad, const Words& w) {
-            if (min(min(w.w[0], w.w[1]), min(w.w[2], w.w[3])) < threshold) {
-#pragma unroll
-                for (u32 j = 0; j < 4; ++j) {
-                    const u32 m = quad * 4 + j - base;
-                    if (w.w[j] < threshold && m < 16)
-                        atomicOr(&marks[m % 8 * 4 + column % 8 / 2], 1u << (column % 64 / 8 * 4 + column % 2 + m / 8 * 2));
-                }
-            }
-        };
-        // Four blocks at a time hide each other's latency.
-#pragma unroll 1
-        for (u32 quad = base >> 2; quad <= (base + 15) >> 2; quad += 4) {
-            Words w[4];
-#pragma unroll
-            for (u32 q = 0; q < 4; ++q) w[q] = {{quad + q, origin.w[1], origin.w[2], origin.w[3]}};
-            u32 k0 = key0, k1 = key1;
-#pragma unroll 1
-            for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-                for (u32 round = 0; round < 5; ++round) {
-#pragma unroll
-                    for (u32 q = 0; q < 4; ++q) w[q] = philox4x32_round(w[q], k0, k1);
-                    k0 += PHILOX_W32_0;
-                    k1 += PHILOX_W32_1;
-                }
-            }
-#pragma unroll
-            for (u32 q = 0; q < 4; ++q) mark(quad + q, w[q]);
-        }
-    }
-    __syncwarp();
-    const u32 bits = marks[lane];
-    marks[lane] = 0;
-    __syncwarp();
-    return bits;
-}
-
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::refresh_losing_dots(
-    const Call& call, Shared& shared, u32 column, u64 theirs, u32 next_token) {
-    float losing = bits_to_f32(0x7f7fffffu), far = losing;
-    if (column < call.row_count) {
-        const Row& row = shared.rows[column];
-        const u64 mine = shared.best[column].key;
-        if (mine > theirs) atomicMax(&call.best[column], mine);
-        const u64 key = mine > theirs ? mine : theirs;
-        losing = far = -f32_infinity();
-        if (key) {
-            const Winner winner = from_ordered_bits(key);
-            const bool plain =
-                row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
-            if (row.greedy) {
-                losing = far = plain && winner.token < next_token ? winner.score : losing_dot(winner.score, 0.0f, call.head, row);
-            } else {
-                losing = losing_dot(winner.score, MARK_NOISE_BOUND, call.head, row);
-                far = losing_dot(winner.score, 45.0546f, call.head, row);
-            }
-        }
-    }
-    shared.losing[column] = losing;
-    shared.far[column] = far;
-}
-
 // A register picked by a run-time index through selects; LENGTH is a power of two.
 template <int FIRST, int LENGTH, int ROWS, int COLS>
 __device__ __forceinline__ float pick(const float (&d)[ROWS][COLS], u32 index) {
@@ -530,9 +448,9 @@ __device__ __forceinline__ void raise_largest(const float (&d)[UNITS][ACCUMULATO
     }
 }
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 template <ptx::Operand OPERAND>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::consume(const Call& call, const u8* stages,
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::consume(const Call& call, const u8* stages,
                                                                               Shared& shared, const Schedule& schedule) {
     const u32 thread = threadIdx.x - FIRST_CONSUMER;
     const u32 lane = thread % 32, warp = thread / 32;  // of all consumers
@@ -569,8 +487,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
                 phase ^= 1;
             }
         }
-        u64 theirs = 0;
-        if (LAZY && t > 0 && thread < call.row_count) theirs = load_relaxed(&call.best[thread]);
         ptx::wgmma_wait<0>();
         if (lane < CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[stage == 0 ? STAGES - 1 : stage - 1], lane);
 
@@ -629,25 +545,16 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
             }
         };
 
-        if constexpr (LAZY) {
-            if (t > 0) {
-                // The other warps have settled the tile before.
-                ptx::named_barrier(1, CONSUMERS);
-                if (thread < COLUMNS) refresh_losing_dots(call, shared, thread, theirs, call.first_token + first);
-                ptx::named_barrier(1, CONSUMERS);
-            }
-        } else {
-            if (COLUMNS == 256 && scouted_columns(call) < call.row_count) {
+        if (COLUMNS == 256 && scouted_columns(call) < call.row_count) {
 #pragma unroll 1
-                for (u32 u = 0; u < UNITS; ++u) scan(call, shared, t, first, size, (2 * u + group) * UNIT + warp % 4 * 16);
-                // A shard may begin within a quad: the neighbours' marks too.
-                if ((call.first_token + first) & 3) ptx::named_barrier(1, CONSUMERS);
-            }
-            ptx::mbarrier_wait(&shared.scouted, t & 1);
+            for (u32 u = 0; u < UNITS; ++u) scan(call, shared, t, first, size, (2 * u + group) * UNIT + warp % 4 * 16);
+            // A shard may begin within a quad: the neighbours' marks too.
+            if ((call.first_token + first) & 3) ptx::named_barrier(1, CONSUMERS);
         }
+        ptx::mbarrier_wait(&shared.scouted, t & 1);
         // The first tile is filtered three times: its largest dot products give a first best, then the tokens with hints
         // are filtered by that, then all of them.
-        for (u32 pass = t == 0 ? 0 : LAZY ? 1 : 2; pass < (LAZY ? 2 : 3); ++pass) {
+        for (u32 pass = t == 0 ? 0 : 2; pass < 3; ++pass) {
             if (pass == 0) {
                 raise_largest<COLUMNS>(d, real, shared.largest, lane);
                 ptx::named_barrier(1, CONSUMERS);
@@ -655,7 +562,6 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
                     // The next smaller float, so that the largest is above it.
                     const float below = next_below(from_monotone_bits(max(shared.largest[column], 0x007fffffu)));
                     shared.losing[column] = column < call.row_count ? below : bits_to_f32(0x7f7fffffu);
-                    if (LAZY) shared.far[column] = shared.losing[column];
                 }
                 ptx::named_barrier(1, CONSUMERS);
             }
@@ -663,31 +569,25 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
             for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
                 for (int w = 0; w < WORDS; ++w) {
-                    // Is any dot product above what surely loses? (When lazy: above what loses with any noise.)
+                    // Is any dot product above what surely loses?
                     bool above = false;
 #pragma unroll
                     for (int j = 0; j < WORD_BITS / 4; ++j) {
                         const float2 limit =
-                            *reinterpret_cast<const float2*>(&(LAZY ? shared.far : shared.losing)[w * 64 + j * 8 + lane % 4 * 2]);
+                            *reinterpret_cast<const float2*>(&shared.losing[w * 64 + j * 8 + lane % 4 * 2]);
 #pragma unroll
                         for (int e = 0; e < 4; ++e) above |= !(d[u][w * 32 + j * 4 + e] <= (e & 1 ? limit.y : limit.x));
                     }
                     u32 bits = 0, allowed = ~0u;
-                    if constexpr (LAZY) {
-                        const bool scan = pass == 0 || (t > 0 && __any_sync(0xffffffffu, above));
-                        if (scan) bits = marks_of(call, shared, first + (2 * u + group) * UNIT + warp % 4 * 16, w,
-                                                  t == 0 ? FIRST_MARK_WORD : MARK_WORD);
-                    } else {
-                        if (pass == 1) {
-                            u32& hints = shared.marks[1][2 * u + group][warp % 4][w][lane];
-                            allowed = hints;
-                            hints = 0;
-                        }
-                        if (pass == (t == 0 ? 1 : 2)) {
-                            u32& marks = shared.marks[t & 1][2 * u + group][warp % 4][w][lane];
-                            bits = marks;
-                            if (bits) marks = 0;
-                        }
+                    if (pass == 1) {
+                        u32& hints = shared.marks[1][2 * u + group][warp % 4][w][lane];
+                        allowed = hints;
+                        hints = 0;
+                    }
+                    if (pass == (t == 0 ? 1 : 2)) {
+                        u32& marks = shared.marks[t & 1][2 * u + group][warp % 4][w][lane];
+                        bits = marks;
+                        if (bits) marks = 0;
                     }
                     if (above && allowed) {
                         u32 mask = 0;
@@ -710,19 +610,18 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
                 for (int w = 0; w < WORDS; ++w) any |= pending[u][w];
             if (__any_sync(0xffffffffu, any)) settle();
             // The scouts score what the last pass of a tile leaves, while the next one's products run.
-            if (LAZY || pass < 2 || t + 1 == schedule.tiles) flush();
-            if (pass + 1 < (LAZY ? 2 : 3)) {
+            if (pass < 2 || t + 1 == schedule.tiles) flush();
+            if (pass + 1 < 3) {
                 ptx::named_barrier(1, CONSUMERS);
                 for (u32 column = thread; column < COLUMNS; column += CONSUMERS)
                     shared.losing[column] = first_losing_dot(call, shared.rows, shared.best, column,
-                                                             pass == 0 && !LAZY ? MARK_NOISE_BOUND : FIRST_MARK_NOISE_BOUND,
+                                                             pass == 0 ? MARK_NOISE_BOUND : FIRST_MARK_NOISE_BOUND,
                                                              call.first_token + first);
-                if (LAZY && thread < COLUMNS) shared.far[thread] = shared.losing[thread];
                 ptx::named_barrier(1, CONSUMERS);
             }
         }
         __syncwarp();
-        if (!LAZY && lane == 0) {
+        if (lane == 0) {
             shared.queued[warp] = queued;
             ptx::mbarrier_arrive(&shared.filtered);
         }
@@ -756,9 +655,9 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
     if (thread == 0) *call.arrived = 0;
 }
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER, bool LAZY>
+template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
 template <ptx::Operand OPERAND>
-__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY>::block(const Call& call, const Maps& maps,
+__device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER>::block(const Call& call, const Maps& maps,
                                                                             u8* memory) {
     u8* const stages = memory + (1024 - ptx::shared_address(memory) % 1024) % 1024;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
@@ -786,7 +685,7 @@ __device__ __forceinline__ void FusedHopper<COLUMNS, UNITS, SLABS, CLUSTER, LAZY
         if (threadIdx.x == 0) load(call, maps, stages, shared, schedule);
         if (threadIdx.x >= 32) {
             prepare(call, shared);
-            if constexpr (!LAZY) scout(call, shared, schedule);
+            scout(call, shared, schedule);
         }
     } else {
         ptx::raise_registers<CONSUMER_REGISTERS>();
