@@ -12,6 +12,7 @@ const FILES: &[(&str, &str)] = &[
     file!("dense.cu"),
     file!("fused_hopper.cu"),
     file!("include/flash_sampling/abi.cuh"),
+    file!("include/flash_sampling/dot_tile.cuh"),
     file!("include/flash_sampling/frontier.cuh"),
     file!("include/flash_sampling/group_summary.cuh"),
     file!("include/flash_sampling/head.cuh"),
