@@ -52,6 +52,8 @@ mod device_tiled;
 #[cfg(feature = "driver")]
 mod error;
 #[cfg(feature = "driver")]
+mod frame;
+#[cfg(feature = "driver")]
 mod fused_hopper;
 #[cfg(feature = "driver")]
 mod resident;
