@@ -1,7 +1,9 @@
 //! From a translation unit to machine code, by NVRTC.
 #![allow(unsafe_code)]
 
+use crate::architecture::Architecture;
 use crate::error::CudaError;
+use crate::kernels::{Instance, KernelSource};
 use crate::{cache, sources};
 use core::ffi::{CStr, c_int};
 use cudarc::nvrtc::result::{self, NvrtcError};
@@ -26,10 +28,24 @@ pub(crate) fn version() -> String {
 ///
 /// # Errors
 /// [`CudaError::Compile`].
-pub(crate) fn kept_machine_code(kernel: &'static str, options: &[String]) -> Result<Vec<u8>, CudaError> {
-    let unit = sources::translation_unit(kernel);
-    let key = cache::key(&[kernel, &version(), &options.join(" "), &unit]);
-    cache::get_or_make(&key, || machine_code(kernel, &unit, options))
+pub(crate) fn kept_machine_code(
+    kernel: &KernelSource,
+    instance: &Instance,
+    architecture: Architecture,
+) -> Result<Vec<u8>, CudaError> {
+    let unit = sources::translation_unit(kernel.file);
+    let options = instance.options(architecture);
+    let key = cache::key(&[kernel.file, &version(), &options.join(" "), &unit]);
+    cache::get_or_make(&key, || Ok(machine_code(kernel.file, &unit, &options)?.code))
+}
+
+/// What the compiler gives.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    pub(crate) code: Vec<u8>,
+    /// What it said, registers and spills of every kernel among it.
+    #[allow(dead_code)]
+    pub(crate) log: String,
 }
 
 struct Program(sys::nvrtcProgram);
@@ -45,20 +61,22 @@ impl Drop for Program {
 ///
 /// # Errors
 /// [`CudaError::Compile`], with the compiler's log.
-pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String]) -> Result<Vec<u8>, CudaError> {
+pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String]) -> Result<Compiled, CudaError> {
     let failed = |NvrtcError(code), log| CudaError::Compile { kernel, code: code as u32, log };
     let source = CString::new(unit).expect("the embedded sources hold no zero byte");
     let name = CString::new(kernel).expect("the kernels' names hold no zero byte");
     let create = result::create_program(&source, Some(&name));
     let program = Program(create.map_err(|e| failed(e, "the program could not be created".into()))?);
+    let options: Vec<&str> = options.iter().map(String::as_str).chain(["--ptxas-options=-v"]).collect();
     // SAFETY: the program is alive; the options are strings.
-    unsafe { result::compile_program(program.0, options) }.map_err(|e| {
-        // SAFETY: the program is alive.
-        let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
-        let bytes: Vec<u8> = log.iter().map(|&c| c as u8).collect();
-        let text = CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned());
-        failed(e, text.unwrap_or_default())
-    })?;
+    let outcome = unsafe { result::compile_program(program.0, &options) };
+    // SAFETY: the program is alive.
+    let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
+    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).collect();
+    let log = CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    if let Err(error) = outcome {
+        return Err(failed(error, log));
+    }
     let mut size = 0usize;
     // SAFETY: the program is alive and compiled; an integer to write to.
     unsafe { sys::nvrtcGetCUBINSize(program.0, &raw mut size) }.result().map_err(|e| failed(e, "no code".into()))?;
@@ -67,5 +85,22 @@ pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String])
     unsafe { sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()) }
         .result()
         .map_err(|e| failed(e, "no code".into()))?;
-    Ok(code)
+    Ok(Compiled { code, log })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::Write;
+
+    /// Whether tests of the compiler run here; says how many are skipped, unless they are required.
+    pub(crate) fn runs(count: usize) -> bool {
+        if super::is_present() {
+            return true;
+        }
+        let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|r| r == "nvrtc"), "no libnvrtc, but FLASH_SAMPLING_REQUIRE names nvrtc");
+        // The test harness captures what the print macros write, not this.
+        let _ = writeln!(std::io::stderr(), "skipped: {count} test of cuda/nvrtc: libnvrtc cannot be loaded");
+        false
+    }
 }

@@ -2,17 +2,24 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Call, HeadTransform};
-use crate::compile;
 use crate::device::Device;
 use crate::device_tiled::{DeviceHead, DeviceMatrix};
 use crate::error::CudaError;
 use crate::fused_hopper::MAX_ROWS;
+use crate::kernels::{self, Instance, KernelSource};
 use core::ffi::c_void;
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr, result};
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
-const SOURCE: &str = "dense.cu";
+/// One instance, for every GPU.
+pub(crate) static SOURCE: KernelSource =
+    KernelSource { file: "dense.cu", serves: kernels::any, instances: || vec![instance()] };
+
+fn instance() -> Instance {
+    Instance::new(&[]).cold()
+}
+
 /// Threads of a block, each with a token.
 const THREADS: u32 = 256;
 
@@ -25,9 +32,7 @@ pub(crate) struct DenseKernels {
 
 impl DenseKernels {
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        let (major, minor) = device.capability();
-        let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into()];
-        let module = device.load(&compile::kept_machine_code(SOURCE, &options)?)?;
+        let module = device.module(&SOURCE, &instance())?;
         let function = |name| module.load_function(name).map_err(CudaError::driver("load a kernel"));
         Ok(DenseKernels { row: function("dense_row")?, conclude: function("dense_conclude")? })
     }

@@ -1,10 +1,12 @@
 //! A GPU, its context, and the kernels that were loaded into it.
 #![allow(unsafe_code)]
 
+use crate::architecture::Architecture;
 use crate::compile;
 use crate::dense::DenseKernels;
 use crate::error::CudaError;
 use crate::fused_hopper::{Loaded, Tile};
+use crate::kernels::{Instance, KernelSource};
 use core::fmt;
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, CudaModule, CudaStream};
@@ -93,9 +95,16 @@ impl Device {
         self.context.new_stream().map_err(CudaError::driver("make a stream"))
     }
 
-    /// Loads machine code.
-    pub(crate) fn load(&self, code: &[u8]) -> Result<Arc<CudaModule>, CudaError> {
-        self.context.load_module(Ptx::from_binary(code.to_vec())).map_err(CudaError::driver("load a kernel"))
+    /// What kernels for this GPU are compiled for.
+    pub fn architecture(&self) -> Architecture {
+        Architecture::of_capability(self.capability)
+    }
+
+    /// Finds or compiles an instance of a kernel, and loads it. Nothing is kept of it here.
+    pub(crate) fn module(&self, kernel: &KernelSource, instance: &Instance) -> Result<Arc<CudaModule>, CudaError> {
+        debug_assert!((kernel.instances)().contains(instance), "{} {instance} is in no list", kernel.file);
+        let code = compile::kept_machine_code(kernel, instance, self.architecture())?;
+        self.context.load_module(Ptx::from_binary(code)).map_err(CudaError::driver("load a kernel"))
     }
 
     /// The plain kernels, compiled and loaded at first use.

@@ -40,6 +40,8 @@ mod probe;
 #[cfg(feature = "driver")]
 pub mod abi;
 #[cfg(feature = "driver")]
+mod architecture;
+#[cfg(feature = "driver")]
 pub mod cache;
 #[cfg(feature = "driver")]
 mod compile;
@@ -56,6 +58,9 @@ mod frame;
 #[cfg(feature = "driver")]
 mod fused_hopper;
 #[cfg(feature = "driver")]
+#[allow(dead_code)] // half of it is read by what builds ahead of time
+mod kernels;
+#[cfg(feature = "driver")]
 mod resident;
 #[cfg(feature = "driver")]
 mod sources;
@@ -68,6 +73,8 @@ mod tiled;
 
 pub use probe::Probe;
 
+#[cfg(feature = "driver")]
+pub use architecture::{Architecture, UnknownArchitecture};
 #[cfg(feature = "driver")]
 pub use cudarc;
 #[cfg(feature = "driver")]

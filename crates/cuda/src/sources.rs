@@ -43,6 +43,12 @@ pub(crate) fn translation_unit(kernel: &'static str) -> String {
     unit
 }
 
+/// The paths of all embedded files.
+#[cfg(test)]
+pub(crate) fn files() -> impl Iterator<Item = &'static str> {
+    FILES.iter().map(|(path, _)| *path)
+}
+
 fn append(path: &str, done: &mut Vec<String>, unit: &mut String) {
     done.push(path.to_owned());
     let text = text(path).expect("the list holds every file that a file of it includes");

@@ -1,0 +1,102 @@
+//! The kernels and all their instances: the one list that loading, building ahead of time and CI go by.
+//!
+//! A new kernel is a file below `kernels/` (named in sources.rs), a [`KernelSource`] beside the Rust code that launches
+//! it, and a place in [`KERNELS`]. It is loaded by [`Device::module`](crate::Device), which takes the source and one of
+//! its instances.
+
+use crate::architecture::Architecture;
+use crate::{dense, fused_hopper};
+use core::fmt;
+
+/// Every kernel of this crate.
+pub(crate) static KERNELS: &[&KernelSource] = &[&fused_hopper::SOURCE, &dense::SOURCE];
+
+/// A file of kernels and what is built of it.
+#[derive(Debug)]
+pub(crate) struct KernelSource {
+    /// The file below `kernels/`.
+    pub(crate) file: &'static str,
+    /// Whether it can run on an architecture.
+    pub(crate) serves: fn(Architecture) -> bool,
+    /// Every instance that may be asked for.
+    pub(crate) instances: fn() -> Vec<Instance>,
+}
+
+/// Serves every GPU that this crate knows: compute capability 8.0 and up.
+pub(crate) fn any(architecture: Architecture) -> bool {
+    architecture.capability().0 >= 8
+}
+
+/// One translation unit: macro definitions for a file of kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Instance {
+    /// Name after `FS_`, value.
+    defines: Vec<(&'static str, String)>,
+    /// Whether CI refuses spills, local memory and serialised wgmma in it.
+    pub(crate) hot: bool,
+}
+
+impl Instance {
+    /// An instance in which each macro `FS_<name>` has this value. Hot.
+    pub(crate) fn new(defines: &[(&'static str, &dyn fmt::Display)]) -> Instance {
+        Instance { defines: defines.iter().map(|(name, value)| (*name, value.to_string())).collect(), hot: true }
+    }
+
+    /// The same, where time does not count: CI reports its spills and does not refuse them.
+    pub(crate) fn cold(self) -> Instance {
+        Instance { hot: false, ..self }
+    }
+
+    /// What the compiler is told.
+    pub(crate) fn options(&self, architecture: Architecture) -> Vec<String> {
+        let of_all = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
+        let defines = self.defines.iter().map(|(name, value)| format!("--define-macro=FS_{name}={value}"));
+        of_all.into_iter().chain(defines).collect()
+    }
+}
+
+/// `COLUMNS=8 OPERAND=BF16`, or nothing where the file has one instance.
+impl fmt::Display for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let defines: Vec<_> = self.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        f.write_str(&defines.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{compile, sources};
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_kernel_file_is_listed_once_and_its_instances_differ() {
+        let listed: Vec<_> = KERNELS.iter().map(|kernel| kernel.file).collect();
+        let mut files: Vec<_> = sources::files().filter(|file| file.ends_with(".cu")).collect();
+        files.sort_unstable();
+        let mut sorted = listed.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, files);
+        for kernel in KERNELS {
+            let names: Vec<_> = (kernel.instances)().iter().map(Instance::to_string).collect();
+            assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{}", kernel.file);
+            assert!(!names.is_empty() && Architecture::ALL.into_iter().any(kernel.serves), "{}", kernel.file);
+        }
+    }
+
+    /// Needs the compiler's library, but no GPU.
+    #[test]
+    fn every_kernel_compiles() {
+        if !compile::tests::runs(1) {
+            return;
+        }
+        for kernel in KERNELS {
+            let architecture = Architecture::USUAL.into_iter().find(|a| (kernel.serves)(*a)).unwrap();
+            let unit = sources::translation_unit(kernel.file);
+            for instance in (kernel.instances)() {
+                let built = compile::machine_code(kernel.file, &unit, &instance.options(architecture)).unwrap();
+                assert!(built.code.starts_with(b"\x7fELF"), "{} {instance}", kernel.file);
+            }
+        }
+    }
+}
