@@ -5,11 +5,11 @@
 //! its instances.
 
 use crate::architecture::Architecture;
-use crate::{dense, fused_hopper};
+use crate::{dense, fused_hopper, select};
 use core::fmt;
 
 /// Every kernel of this crate.
-pub(crate) static KERNELS: &[&KernelSource] = &[&fused_hopper::SOURCE, &dense::SOURCE];
+pub(crate) static KERNELS: &[&KernelSource] = &[&fused_hopper::SOURCE, &dense::SOURCE, &select::SOURCE];
 
 /// A file of kernels and what is built of it.
 #[derive(Debug)]

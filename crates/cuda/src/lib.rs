@@ -63,6 +63,8 @@ mod kernels;
 #[cfg(feature = "driver")]
 mod resident;
 #[cfg(feature = "driver")]
+mod select;
+#[cfg(feature = "driver")]
 mod sources;
 #[cfg(feature = "driver")]
 mod staging;

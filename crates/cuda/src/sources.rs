@@ -13,6 +13,7 @@ const FILES: &[(&str, &str)] = &[
     file!("fused_hopper.cu"),
     file!("include/flash_sampling/abi.cuh"),
     file!("include/flash_sampling/dot_tile.cuh"),
+    file!("include/flash_sampling/epilogue/summary.cuh"),
     file!("include/flash_sampling/frontier.cuh"),
     file!("include/flash_sampling/group_summary.cuh"),
     file!("include/flash_sampling/head.cuh"),
@@ -25,13 +26,16 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/noise/log.cuh"),
     file!("include/flash_sampling/noise/philox.cuh"),
     file!("include/flash_sampling/noise/uniform.cuh"),
+    file!("include/flash_sampling/partial.cuh"),
     file!("include/flash_sampling/perturb.cuh"),
     file!("include/flash_sampling/platform.cuh"),
     file!("include/flash_sampling/ptx/mbarrier.cuh"),
     file!("include/flash_sampling/ptx/tma.cuh"),
     file!("include/flash_sampling/ptx/wgmma.cuh"),
+    file!("include/flash_sampling/select.cuh"),
     file!("include/flash_sampling/transform.cuh"),
     file!("include/flash_sampling/winner.cuh"),
+    file!("select.cu"),
 ];
 
 /// The text of a kernel with every header in place of its first `#include "..."`: NVRTC looks names up literally, so it

@@ -15,11 +15,13 @@ struct LogMass {
     FS_FUNCTION bool is_empty() const { return sum == 0.0; }
 
     FS_FUNCTION LogMass merge(const LogMass& other) const {
-        const LogMass& high = max >= other.max ? *this : other;
-        const LogMass& low = max >= other.max ? other : *this;
-        if (low.is_empty()) return high;
-        const double scale = ::exp(static_cast<double>(low.max) - static_cast<double>(high.max));
-        return {high.max, add_rn(high.sum, mul_rn(low.sum, scale))};
+        // Values, not references to the one or the other: those would lie in memory.
+        const bool is_high = max >= other.max;
+        const float high = is_high ? max : other.max, low = is_high ? other.max : max;
+        const double high_sum = is_high ? sum : other.sum, low_sum = is_high ? other.sum : sum;
+        if (low_sum == 0.0) return {high, high_sum};
+        const double scale = ::exp(static_cast<double>(low) - static_cast<double>(high));
+        return {high, add_rn(high_sum, mul_rn(low_sum, scale))};
     }
 
     FS_FUNCTION double value() const { return static_cast<double>(max) + ::log(sum); }

@@ -1,0 +1,243 @@
+// The epilogue of the grouped and online variants (paper Alg. I.2 and I.3, their first halves): of every row and group a
+// log-mass and an exact local sample.
+//
+// The plain version, for a row:
+//
+//   for each token of the group
+//       l = transform(dot)
+//       mass = mass + e^l
+//       sample = max(sample, l + gumbel(seed, position, draw, token))
+//
+// What differs, and why the answer stays the same:
+//
+// 1. A warp takes 32 x 4 tokens at a time. e^l is e^edge e^r with edge the lower multiple of 1/8, so that r is exact in
+//    float32; e^(edge - largest edge) comes from a table. Relative error of a mass: 2^-28.
+// 2. A token's noise is at most -ln(word 2^-32), a cheap bound. Of its four tokens a lane scores the one with the largest
+//    bound, the warp keeps the best, and goes on only with tokens whose bound reaches it.
+// 3. No words at all where the largest logit and the largest noise together stay below the group's best.
+#pragma once
+
+#include "../mass_histogram.cuh"
+#include "../partial.cuh"
+#include "../perturb.cuh"
+
+namespace flash_sampling {
+
+// Above the noise of every word: core's GUMBEL_MAX, and rounding.
+constexpr float MOST_NOISE = 45.0547f;
+
+// e^r - 1 for r in [0, 1/8].
+FS_FUNCTION float expm1_of_rest(float r) {
+    const float p = fma_rn(fma_rn(bits_to_f32(0x3d341741u), r, bits_to_f32(0x3e2a7721u)), r, bits_to_f32(0x3f000057u));
+    return fma_rn(mul_rn(r, r), p, r);
+}
+
+// The noise of a word is at most -ln(word 2^-32), give or take 6e-6 of rounding.
+FS_FUNCTION float noise_bound(u32 word) {
+#ifdef __CUDA_ARCH__
+    const float log2_word = __log2f(u32_to_f32(word));
+#else
+    const float log2_word = log2f(u32_to_f32(word));
+#endif
+    return fminf(0.69314718f * (32.0f - log2_word), MOST_NOISE);
+}
+
+#ifdef __CUDACC__
+
+template <int COLUMNS>
+struct SummaryEpilogue {
+    static constexpr u32 GRANULE = Groups::GRANULE;
+
+    // The kernel's last parameter. The host writes this layout.
+    struct Arguments {
+        Partial* partials;  // [row_count, slots]
+        u32 size;           // tokens of a group: a multiple of 64
+        u32 slots;          // of a row
+    };
+
+    struct Shared {
+        double weights[MASS_BINS];  // e^(-i / 8)
+        GroupSummary open[COLUMNS];  // of the group that each row is in
+        u32 group[COLUMNS];
+    };
+
+    static constexpr u32 NO_GROUP = 0xffffffffu;
+    static constexpr u32 ALL = 0xffffffffu;
+
+    const Call& call;
+    const Arguments& arguments;
+    const Run& run;
+    Shared& shared;
+
+    __device__ __forceinline__ void begin() {
+        for (u32 i = threadIdx.x; i < MASS_BINS; i += EPILOGUE_THREADS) shared.weights[i] = ::exp(-0.125 * i);
+        for (u32 i = threadIdx.x; i < COLUMNS; i += EPILOGUE_THREADS) {
+            shared.open[i] = GroupSummary::empty();
+            shared.group[i] = NO_GROUP;
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void tile(const DotTile& tile) {
+        const u32 first = call.first_token + tile.first, last = first + tile.tokens - 1;
+        for (u32 c = threadIdx.x / 32; c < tile.columns; c += WARPS) {
+            u32 token = first;
+            while (true) {
+                // The part of the tile within one group.
+                const u32 group = token / arguments.size;
+                const u32 left = arguments.size - 1 - (token - group * arguments.size);
+                const u32 stop = left < last - token ? token + left : last;
+                add(tile, c, group, token, stop);
+                if (stop == last) break;
+                token = stop + 1;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void end() {
+        for (u32 row = threadIdx.x / 32; row < call.row_count; row += WARPS) flush(row);
+    }
+
+    // The mass of an edge below another one.
+    __device__ __forceinline__ double weight(float top, float edge) const {
+        const float steps = (top - edge) * 8.0f;
+        return steps < static_cast<float>(MASS_BINS) ? shared.weights[static_cast<u32>(steps)] : 0.0;
+    }
+
+    // Writes down what is known of the row's group. The warp of the row calls it.
+    __device__ __forceinline__ void flush(u32 row) {
+        const u32 group = shared.group[row];
+        if (threadIdx.x % 32 == 0 && group != NO_GROUP) {
+            const u32 slot = run.block + (group - call.first_token / arguments.size);
+            arguments.partials[static_cast<u64>(row) * arguments.slots + slot] = Partial::of(shared.open[row]);
+        }
+        __syncwarp();
+    }
+
+    // Adds the tokens from `token` to `stop`, all of one group, of row `c` of the tile.
+    __device__ __forceinline__ void add(const DotTile& tile, u32 c, u32 group, u32 token, u32 stop) {
+        const u32 lane = threadIdx.x % 32, index = tile.column + c;
+        const Row& row = call.rows[index];
+        const bool is_new = shared.group[index] != group;
+        if (is_new) flush(index);
+        GroupSummary open = is_new ? GroupSummary::empty() : shared.open[index];
+        for (u32 base = token & ~3u; base <= stop && base >= (token & ~3u); base += 128)
+            add_quads(tile, c, row, base + 4 * lane, token, stop, open);
+        __syncwarp();
+        if (lane == 0) {
+            shared.open[index] = open;
+            shared.group[index] = group;
+        }
+        __syncwarp();
+    }
+
+    // Adds four tokens a lane, from `mine` on; those outside [token, stop] are left out.
+    __device__ __forceinline__ void add_quads(const DotTile& tile, u32 c, const Row& row, u32 mine, u32 token, u32 stop,
+                                              GroupSummary& open) {
+        float logits[4];
+        load(tile, c, row, mine, token, stop, logits);
+        const float high = fmaxf(fmaxf(logits[0], logits[1]), fmaxf(logits[2], logits[3]));
+        const float largest = from_monotone_bits(__reduce_max_sync(ALL, to_monotone_bits(high)));
+        if (largest == -f32_infinity()) return;
+
+        // The masses.
+        const float edge = mass_edge(largest);
+        const float top = edge > open.mass.max ? edge : open.mass.max;
+        double sum = 0.0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float below = mass_edge(logits[j]);
+            const double unit = weight(top, below);
+            if (unit != 0.0) sum = fma(unit, static_cast<double>(expm1_of_rest(sub_rn(logits[j], below))), sum + unit);
+        }
+#pragma unroll
+        for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
+        const double old = open.mass.is_empty() ? 0.0 : open.mass.sum * weight(top, open.mass.max);
+        open.mass = {top, old + sum};
+
+        // The local sample.
+        const float reach = row.greedy ? 0.0f : MOST_NOISE;
+        if (!reaches(largest + reach, open.sample.winner.score)) return;
+        const Noise noise{row.seed, row.position};
+        Words words{};
+        float bounds[4];
+        if (!row.greedy) words = noise.words(Domain::Token, row.draw, mine >> 2);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) bounds[j] = row.greedy ? logits[j] : logits[j] + noise_bound(words.w[j]);
+        u64 best = open.sample.winner.is_none() ? 0 : to_ordered_bits(open.sample.winner);
+        float best_score = open.sample.winner.score;
+        while (true) {
+            // The lane's most promising token that is left.
+            float bound = bounds[0], logit = logits[0];
+            u32 word = words.w[0], at = 0;
+#pragma unroll
+            for (int j = 1; j < 4; ++j)
+                if (bounds[j] > bound) bound = bounds[j], logit = logits[j], word = words.w[j], at = j;
+            const bool can_win = logit > -f32_infinity() && reaches(bound, best_score);
+            if (!__any_sync(ALL, can_win)) break;
+            u64 key = 0;
+            if (can_win) {
+                const float score = row.greedy ? logit
+                                               : add_rn(logit, noise.gumbel_of(Domain::Token, row.draw, mine + at, word));
+                key = to_ordered_bits(Winner::of(score, mine + at));
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (j == static_cast<int>(at)) bounds[j] = -f32_infinity();
+            }
+            const u64 winner = largest_of_warp(key);
+            if (winner > best) {
+                const u32 owner = __ffs(__ballot_sync(ALL, key == winner)) - 1;
+                best = winner;
+                open.sample = {from_ordered_bits(winner), __shfl_sync(ALL, logit, owner)};
+                best_score = open.sample.winner.score;
+            }
+        }
+    }
+
+    // Whether a bound, with all rounding against it, is at least a score: the noise is within 1.3e-7 |g| + 3e-7, its bound
+    // within 6e-6, and sums are rounded once.
+    static __device__ __forceinline__ bool reaches(float bound, float score) {
+        return bound + (2e-5f + 1e-6f * fabsf(bound)) >= score;
+    }
+
+    static __device__ __forceinline__ u64 largest_of_warp(u64 key) {
+        const u32 high = __reduce_max_sync(ALL, static_cast<u32>(key >> 32));
+        const u32 low = __reduce_max_sync(ALL, static_cast<u32>(key >> 32) == high ? static_cast<u32>(key) : 0);
+        return static_cast<u64>(high) << 32 | low;
+    }
+
+    // Transformed logits of four tokens; -inf for those left out, and for invalid ones, which are written down.
+    __device__ __forceinline__ void load(const DotTile& tile, u32 c, const Row& row, u32 mine, u32 token, u32 stop,
+                                         float (&logits)[4]) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) logits[j] = -f32_infinity();
+        if (mine > stop) return;
+        const RowTransform transform = row.transform();
+        // Aligned heads have a lane's four products side by side.
+        const float* const dots = tile.dots + c * tile.stride;
+        const u32 place = mine - call.first_token - tile.first;
+        float4 side_by_side{};
+        const bool is_aligned = place % 4 == 0;
+        if (is_aligned) side_by_side = *reinterpret_cast<const float4*>(dots + place);
+        const float four[4] = {side_by_side.x, side_by_side.y, side_by_side.z, side_by_side.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const u32 t = mine + j;
+            if (t < token || t > stop) continue;
+            const u32 at = t - call.first_token;
+            const float dot = is_aligned ? four[j] : dots[place + j];
+            const float raw = call.head.apply(dot, call.bias ? call.bias[at] : 0.0f, call.bias != nullptr);
+            u64 invalid = invalid_key(raw, t, 0);
+            const float logit = transform.apply(raw, t);
+            if (invalid == ~0ull) invalid = invalid_key(logit, t, 1);
+            if (invalid == ~0ull)
+                logits[j] = logit;
+            else
+                atomicMin(&call.invalid[tile.column + c], invalid);
+        }
+    }
+};
+
+#endif
+
+}  // namespace flash_sampling

@@ -1,0 +1,187 @@
+// Runs the blocks of a kernel on the processor, so that kernels are tested without a GPU: every thread of a block is a
+// fiber, and barriers and warp functions switch to the next one. Slow, one block at a time, in one fixed order of
+// threads: it finds wrong results, not races.
+//
+// Include this before every kernel header.
+#pragma once
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <vector>
+
+#define __CUDACC__
+#define __host__
+#define __device__
+#define __forceinline__ inline
+
+struct float4 {
+    float x, y, z, w;
+};
+
+namespace emulator {
+
+struct Index {
+    unsigned x;
+};
+
+// A context starts a fiber; from then on jumps switch, which leave the signal mask alone and so need no system call.
+struct Fiber {
+    ucontext_t context;
+    jmp_buf place;
+    bool is_started;
+    bool is_done;
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    jmp_buf scheduler;
+    unsigned arrived = 0, generation = 0;              // of the block's barrier
+    std::vector<unsigned> warp_arrived, warp_generation;
+    std::vector<unsigned long long> slots[2];          // a value a thread, for two warp functions in a row
+    std::function<void()> body;
+};
+
+constexpr size_t STACK = 32 << 10;
+
+inline Block* current;
+inline unsigned thread;
+
+inline void next_fiber() {
+    if (!_setjmp(current->fibers[thread].place)) _longjmp(current->scheduler, 1);
+}
+
+inline void start() {
+    current->body();
+    current->fibers[thread].is_done = true;
+    next_fiber();
+}
+
+inline bool rounds_end() {
+    for (const Fiber& fiber : current->fibers)
+        if (!fiber.is_done) return false;
+    return true;
+}
+
+// Runs one block of `threads` threads to its end.
+inline void run(unsigned threads, std::function<void()> body) {
+    Block block;
+    current = &block;
+    block.body = body;
+    block.fibers.resize(threads);
+    block.warp_arrived.assign(threads / 32, 0);
+    block.warp_generation.assign(threads / 32, 0);
+    for (auto& slots : block.slots) slots.assign(threads, 0);
+    static std::vector<char> stacks;  // kept from block to block
+    if (stacks.size() < threads * STACK) stacks.resize(threads * STACK);
+    char* stack = stacks.data();
+    for (auto& fiber : block.fibers) {
+        fiber.is_done = fiber.is_started = false;
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = stack;
+        fiber.context.uc_stack.ss_size = STACK;
+        stack += STACK;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, start, 0);
+    }
+    while (!rounds_end()) {
+        for (thread = 0; thread < threads; ++thread) {
+            Fiber& fiber = block.fibers[thread];
+            if (fiber.is_done || _setjmp(block.scheduler)) continue;
+            if (fiber.is_started) _longjmp(fiber.place, 1);
+            fiber.is_started = true;
+            setcontext(&fiber.context);
+        }
+    }
+}
+
+inline void block_barrier() {
+    const unsigned generation = current->generation;
+    if (++current->arrived == current->fibers.size()) {
+        current->arrived = 0;
+        ++current->generation;
+        return;
+    }
+    while (current->generation == generation) next_fiber();
+}
+
+// Every lane gives a value, and gets the place where all 32 lie.
+inline const unsigned long long* exchange(unsigned long long value) {
+    const unsigned warp = thread / 32, generation = current->warp_generation[warp];
+    auto& slots = current->slots[generation % 2];
+    slots[thread] = value;
+    if (++current->warp_arrived[warp] == 32) {
+        current->warp_arrived[warp] = 0;
+        ++current->warp_generation[warp];
+    } else {
+        while (current->warp_generation[warp] == generation) next_fiber();
+    }
+    return &slots[warp * 32];
+}
+
+template <class T>
+T of_lane(T value, unsigned lane) {
+    unsigned long long bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    const unsigned long long found = exchange(bits)[lane];
+    memcpy(&value, &found, sizeof(T));
+    return value;
+}
+
+struct ThreadIndex {
+    struct X {
+        operator unsigned() const { return thread; }
+    } x;
+};
+
+}  // namespace emulator
+
+inline emulator::ThreadIndex threadIdx;
+
+inline void __syncthreads() { emulator::block_barrier(); }
+inline void __syncwarp() { emulator::exchange(0); }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+    const unsigned long long* votes = emulator::exchange(vote);
+    unsigned ballot = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) ballot |= static_cast<unsigned>(votes[lane]) << lane;
+    return ballot;
+}
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+    const unsigned long long* values = emulator::exchange(value);
+    unsigned max = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) max = values[lane] > max ? static_cast<unsigned>(values[lane]) : max;
+    return max;
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, unsigned mask) { return emulator::of_lane(value, emulator::thread % 32 ^ mask); }
+template <class T>
+T __shfl_sync(unsigned, T value, unsigned lane) { return emulator::of_lane(value, lane); }
+inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
+    const unsigned long long old = *at;
+    if (value < old) *at = value;
+    return old;
+}
+inline unsigned long long atomicMax(unsigned long long* at, unsigned long long value) {
+    const unsigned long long old = *at;
+    if (value > old) *at = value;
+    return old;
+}
+// Never contended: fibers switch at barriers alone.
+inline unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value) {
+    const unsigned old = *at;
+    if (old == expected) *at = value;
+    return old;
+}
+inline unsigned atomicExch(unsigned* at, unsigned value) {
+    const unsigned old = *at;
+    *at = value;
+    return old;
+}
+inline void __threadfence_block() {}

@@ -1,0 +1,268 @@
+//! The kernels of the grouped and online variants on the processor: the system's C++ compiler builds them with a small
+//! emulator of a block's threads, and every draw is compared with the core's reference.
+
+use flash_sampling_core::noise::{Domain, Noise};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::reference::{grouped, groups, log_mass, online, tiled};
+use flash_sampling_core::transform::{RowTransform, first_invalid};
+use flash_sampling_core::{Candidate, Head, Matrix, RowError};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const FRESH: u32 = 0;
+const ONLINE: u32 = 1;
+const MAXIMA: u32 = 2;
+
+/// The program, or `None` when the machine has no C++ compiler.
+fn program() -> Option<std::path::PathBuf> {
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("groups");
+    // The emulator's jumps between stacks look like smashed ones to a hardened library.
+    let build = Command::new(&compiler)
+        .args([
+            "-std=c++17",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unknown-pragmas",
+            "-U_FORTIFY_SOURCE",
+            "-ffp-contract=off",
+            "-I",
+        ])
+        .arg(kernels.join("include"))
+        .arg(kernels.join("tests/groups.cpp"))
+        .arg("-o")
+        .arg(&program)
+        .status();
+    match build {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        status => assert!(status.unwrap().success(), "{compiler} could not build the kernels"),
+    }
+    Some(program)
+}
+
+/// Word `i` of the stream that inputs are taken from.
+fn input(i: u32) -> u32 {
+    Noise::new(3, 5).unwrap().word(Domain::Generator, 7, i)
+}
+
+/// How a row's dot products look.
+fn dot(shape: u32, i: u32) -> f32 {
+    let unit = |i| (f64::from(input(i)) + 0.5) * 2f64.powi(-32);
+    let normal = ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32;
+    match shape % 6 {
+        0 => normal,
+        1 => 0.0,
+        2 => (normal * 3.0).round(),
+        3 if i.is_multiple_of(97) => 18.0 + normal,
+        3 => normal * 2.5,
+        4 => normal * 300.0,
+        _ => normal * 1e8,
+    }
+}
+
+#[derive(Debug)]
+struct RowCase {
+    seed: u64,
+    position: u64,
+    inv_temperature: f32,
+    draw: u32,
+    greedy: bool,
+    mask: Option<Vec<u32>>,
+    bias: Vec<(u32, f32)>,
+    dots: Vec<f32>,
+}
+
+#[derive(Debug)]
+struct Case {
+    tokens: u32,
+    first: u32,
+    size: u32,
+    blocks: u32,
+    /// Tokens of a launch; 0 = all.
+    part: u32,
+    rule: u32,
+    soft_cap: f32,
+    scale: f32,
+    bias: Vec<f32>,
+    rows: Vec<RowCase>,
+}
+
+impl Case {
+    fn write(&self, out: &mut Vec<u8>) {
+        let mut word = |x: u32| out.extend_from_slice(&x.to_le_bytes());
+        let header = [self.rows.len() as u32, self.tokens, self.first, self.size, self.blocks, self.part, self.rule];
+        header.into_iter().for_each(&mut word);
+        [self.soft_cap, self.scale].into_iter().chain(self.bias.iter().copied()).for_each(|x| word(x.to_bits()));
+        for row in &self.rows {
+            [row.seed as u32, (row.seed >> 32) as u32].into_iter().for_each(&mut word);
+            [row.position as u32, (row.position >> 32) as u32].into_iter().for_each(&mut word);
+            [row.inv_temperature.to_bits(), row.draw, row.greedy.into()].into_iter().for_each(&mut word);
+            let mask = row.mask.as_deref().unwrap_or_default();
+            word(mask.len() as u32);
+            mask.iter().copied().for_each(&mut word);
+            word(row.bias.len() as u32);
+            row.bias.iter().for_each(|&(token, value)| [token, value.to_bits()].into_iter().for_each(&mut word));
+        }
+        self.rows.iter().flat_map(|row| &row.dots).for_each(|dot| word(dot.to_bits()));
+    }
+
+    /// The reference's draw, and log Z.
+    fn expected(&self, row: &RowCase) -> Result<(Candidate, f64), RowError> {
+        let weight = vec![0.0f32; self.tokens as usize];
+        let matrix = Matrix::new(&weight, self.tokens as usize, 1).unwrap();
+        let mut head = Head::shard(matrix, self.first as usize, (self.first + self.tokens) as usize).unwrap();
+        if self.soft_cap > 0.0 {
+            head = head.with_soft_cap(self.soft_cap).unwrap();
+        }
+        let head = head.with_scale(self.scale).unwrap().with_bias(&self.bias).unwrap();
+        let mut logits = row.dots.clone();
+        head.transform(self.first, &mut logits);
+        first_invalid(self.first, &logits).map_or(Ok(()), Err)?;
+        let transform =
+            RowTransform { mask: row.mask.as_deref(), logit_bias: &row.bias, inv_temperature: row.inv_temperature };
+        transform.apply(self.first, &mut logits);
+        first_invalid(self.first, &logits).map_or(Ok(()), Err)?;
+        if logits.iter().all(|&l| l == f32::NEG_INFINITY) {
+            return Err(RowError::NoFiniteLogit);
+        }
+        let checked = Row {
+            noise: Noise::new(row.seed, row.position).unwrap(),
+            greedy: row.greedy,
+            transform,
+            first_draw: row.draw,
+            draws: 1,
+            without_replacement: false,
+            logprobs: None,
+        };
+        let parts = groups(self.first..self.first + self.tokens, self.size);
+        let candidate = match self.rule {
+            _ if row.greedy => tiled(&checked, row.draw, &logits, self.first),
+            FRESH => grouped(&checked, row.draw, &logits, self.first, parts, Domain::Group),
+            ONLINE => online(&checked, row.draw, &logits, self.first, parts),
+            _ => tiled(&checked, row.draw, &logits, self.first),
+        };
+        Ok((candidate, log_mass(&logits)))
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    // tokens, first token, group, blocks, tokens of a launch
+    let shapes = [
+        (1, 0, 64, 1, 0),
+        (63, 0, 64, 1, 0),
+        (64, 64, 64, 5, 0),
+        (777, 0, 64, 3, 0),
+        (1003, 0, 128, 7, 256),
+        (1003, 70, 64, 4, 192),
+        (900, 1021, 64, 2, 0),
+        (2050, 0, 512, 5, 0),
+        (2050, 513, 1024, 9, 1024),
+        (1500, 3, 4096, 20, 0),
+        (640, 128, 128, 10, 128),
+    ];
+    let mut next = 0u32;
+    for (i, (tokens, first, size, blocks, part)) in (0u32..).zip(shapes) {
+        for rule in [FRESH, ONLINE, MAXIMA] {
+            let row = |r: u32| {
+                let at = next + r * 10_000;
+                let dots: Vec<f32> = (0..tokens).map(|t| dot(i + r + rule, at + t)).collect();
+                let words = (first + tokens).div_ceil(32);
+                let base = RowCase {
+                    seed: u64::from(r / 2) << 33 | 5,
+                    position: (1 << 40) + u64::from(r),
+                    inv_temperature: [1.0, 0.75, 2.5][r as usize % 3],
+                    draw: r % 5,
+                    greedy: false,
+                    mask: None,
+                    bias: Vec::new(),
+                    dots,
+                };
+                match r {
+                    2 => RowCase { greedy: true, inv_temperature: 1.0, ..base },
+                    3 => RowCase { mask: Some((0..words).map(|w| input(at + w)).collect()), ..base },
+                    4 => RowCase { mask: Some(vec![0; words as usize]), ..base },
+                    5 => RowCase {
+                        bias: vec![(first, 3.0), (first + tokens / 2 + 1, f32::NEG_INFINITY)],
+                        mask: Some(vec![!0; (words as usize).div_ceil(2)]),
+                        ..base
+                    },
+                    6 => {
+                        let mut row = base;
+                        row.dots[tokens as usize / 2] = f32::NAN;
+                        row
+                    }
+                    7 => {
+                        let mut row = base;
+                        row.dots[tokens as usize - 1] = f32::INFINITY;
+                        row.dots[tokens as usize / 3] = f32::NEG_INFINITY;
+                        row
+                    }
+                    _ => base,
+                }
+            };
+            let rows = (0..13).map(row).collect();
+            let is_capped = (i + rule) % 3 == 1;
+            let bias = (0..tokens).map(|t| if is_capped { (t % 7) as f32 * 0.25 } else { 0.0 }).collect();
+            let soft_cap = if is_capped { 20.0 } else { 0.0 };
+            let scale = if i % 4 == 2 { 0.5 } else { 1.0 };
+            cases.push(Case { tokens, first, size, blocks, part, rule, soft_cap, scale, bias, rows });
+            next = next.wrapping_add(200_000);
+        }
+    }
+    cases
+}
+
+#[test]
+fn the_kernels_of_groups_draw_what_the_reference_draws() {
+    let Some(program) = program() else {
+        let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|r| r == "c++"), "no C++ compiler, but FLASH_SAMPLING_REQUIRE names c++");
+        // The test harness captures what the print macros write, not this.
+        let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/groups: no C++ compiler (set CXX)");
+        return;
+    };
+    let cases = cases();
+    let mut bytes = (cases.len() as u32).to_le_bytes().to_vec();
+    cases.iter().for_each(|case| case.write(&mut bytes));
+    let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let writer = std::thread::spawn(move || stdin.write_all(&bytes).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert!(output.status.success());
+    let mut words = output.stdout.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+    let mut word = || words.next().expect("a draw and log Z for every row");
+    let (mut drawn, mut invalid) = (0, 0);
+    for case in &cases {
+        let draws: Vec<[u32; 4]> = case.rows.iter().map(|_| [word(), word(), word(), word()]).collect();
+        for (r, (row, [token, score, logit, status])) in case.rows.iter().zip(draws).enumerate() {
+            let log_z = f64::from_bits(u64::from(word()) | u64::from(word()) << 32);
+            let what = || {
+                let Case { tokens, first, size, blocks, part, rule, .. } = case;
+                format!(
+                    "{tokens} tokens from {first}, groups of {size}, {blocks} blocks, parts of {part}, rule {rule}, row {r}"
+                )
+            };
+            match case.expected(row) {
+                Ok((want, want_z)) => {
+                    let want = (want.winner.token, want.winner.score.to_bits(), want.logit.to_bits(), 0);
+                    assert_eq!((token, score, logit, status), want, "{}", what());
+                    let error = (log_z - want_z).abs();
+                    assert!(error <= 1e-8 + 1e-15 * want_z.abs(), "log Z {log_z}, {want_z}: {}", what());
+                    drawn += 1;
+                }
+                Err(RowError::NaN { token: want }) => assert_eq!((token, status), (want, 2), "{}", what()),
+                Err(RowError::PositiveInfinity { token: want }) => assert_eq!((token, status), (want, 3), "{}", what()),
+                Err(error) => assert_eq!((status, error), (1, RowError::NoFiniteLogit), "{}", what()),
+            }
+            invalid += u32::from(status != 0);
+        }
+    }
+    assert!(words.next().is_none());
+    assert!(drawn > 250 && invalid > 60, "{drawn} drawn, {invalid} invalid");
+}
