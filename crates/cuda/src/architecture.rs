@@ -55,7 +55,6 @@ impl Architecture {
     }
 
     /// Other architectures whose code runs where this one's does, best first.
-    #[allow(dead_code)]
     pub(crate) fn also(self) -> impl Iterator<Item = Architecture> {
         (0..=self.minor).rev().map(move |minor| plain(self.major, minor)).filter(move |other| *other != self)
     }

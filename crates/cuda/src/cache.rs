@@ -1,19 +1,32 @@
-//! Compiled kernels on disk.
+//! Folders of compiled kernels.
 //!
-//! A file's name is a hash of everything that its content depends on: the kernel's name, the compiler's version, the
-//! options, and the whole source with every header. A file is written under another name and moved into place, so that
-//! processes may share the folder. Where it cannot be written, the kernels are compiled again by the next process.
+//! | folder | written by | which files of it are used |
+//! | --- | --- | --- |
+//! | each that [`AHEAD`] names, in that order | `flash-sampling kernels build --out` | the newest compiler's |
+//! | the cache ([`FOLDER`]) | the first use of a kernel, and `kernels build` | the present compiler's; without one, the newest compiler's |
+//!
+//! A file is named after a hash of all that its content depends on (the kernel's file, the options, the whole source with
+//! every header) and the compiler's version. It is used only when it is whole, and when nobody but this user and root can
+//! write to it or to its folder. It is written under another name and moved into place, so that processes may share a
+//! folder. What cannot be read or written is passed over with a warning through `tracing`: the kernels are compiled
+//! again then.
 
+use crate::entry::{self, CompilerVersion, Label};
+use crate::trust;
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::{Mutex, PoisonError};
 
-/// The environment variable that names the folder; without it `$XDG_CACHE_HOME/flash-sampling`, then
+/// The environment variable that names the cache; without it `$XDG_CACHE_HOME/flash-sampling`, then
 /// `$HOME/.cache/flash-sampling`.
 pub const FOLDER: &str = "FLASH_SAMPLING_CACHE";
 
-/// The folder; `None` when the environment names none.
+/// The environment variable that names folders of kernels compiled ahead of time, separated as in `PATH`.
+pub const AHEAD: &str = "FLASH_SAMPLING_KERNELS";
+
+/// The cache; `None` when the environment names none.
 pub fn folder() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable(FOLDER)
@@ -21,70 +34,179 @@ pub fn folder() -> Option<PathBuf> {
         .or_else(|| variable("HOME").map(|home| home.join(".cache/flash-sampling")))
 }
 
-/// FNV-1a over 128 bits, each part ended by its length, so that no two lists of parts run together.
-pub(crate) fn key(parts: &[&str]) -> String {
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    for part in parts {
-        for byte in part.bytes().chain((part.len() as u64).to_le_bytes()) {
-            hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+/// The folders of kernels compiled ahead of time that the environment names.
+pub fn ahead() -> Vec<PathBuf> {
+    let paths = std::env::var_os(AHEAD).unwrap_or_default();
+    std::env::split_paths(&paths).filter(|path| !path.as_os_str().is_empty()).collect()
+}
+
+/// A file of a folder of kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it was made of.
+    pub label: Label,
+    /// Bytes of machine code.
+    pub bytes: usize,
+}
+
+/// The whole files of a folder, by name; none when the folder is not there.
+///
+/// # Errors
+/// The folder cannot be read, or others may write to it.
+pub fn list(folder: &Path) -> io::Result<Vec<Kept>> {
+    match trust::folder(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        trusted => trusted?,
+    }
+    let mut paths: Vec<_> = fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == entry::EXTENSION));
+    paths.sort();
+    let kept = |path: PathBuf| {
+        let file = trust::read(&path).ok()?;
+        let (label, code) = entry::open(&file)?;
+        Some(Kept { path, label, bytes: code.len() })
+    };
+    Ok(paths.into_iter().filter_map(kept).collect())
+}
+
+/// Machine code of a recipe from a folder: of one compiler, or of the newest.
+pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion>) -> Option<Vec<u8>> {
+    match trust::folder(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            warn(folder, "compiled kernels are not taken from", &error);
+            return None;
         }
+        Ok(()) => {}
     }
-    format!("{hash:032x}")
+    let entries = fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let of_recipe = entries.filter_map(|name| {
+        let (found, version) = entry::of_file_name(&name)?;
+        (found == recipe && compiler.is_none_or(|wanted| wanted == version)).then(|| (version, name.clone()))
+    });
+    let mut names: Vec<_> = of_recipe.collect();
+    names.sort();
+    names.into_iter().rev().find_map(|(version, name)| {
+        let path = folder.join(name);
+        let file =
+            trust::read(&path).map_err(|error| warn(&path, "a compiled kernel is not taken from", &error)).ok()?;
+        let (label, code) = entry::open(&file)?;
+        (label.recipe == recipe && label.compiler == version).then(|| code.to_vec())
+    })
 }
 
-/// The kept bytes, or those that `make` gives, which are then kept.
-pub(crate) fn get_or_make<E>(key: &str, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
-    let path = folder().map(|folder| folder.join(format!("{key}.cubin")));
-    if let Some(bytes) = path.as_ref().and_then(|path| fs::read(path).ok()).filter(|bytes| !bytes.is_empty()) {
-        return Ok(bytes);
-    }
-    let bytes = make()?;
-    if let Some(path) = path {
-        keep(&path, &bytes).unwrap_or_else(|error| warn(&path, &error));
-    }
-    Ok(bytes)
-}
-
-fn keep(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().expect("the path has a file name");
-    fs::create_dir_all(folder)?;
+/// Keeps machine code, under another name first.
+///
+/// # Errors
+/// What the system says; others may write to the folder.
+pub(crate) fn keep(folder: &Path, label: &Label, code: &[u8]) -> io::Result<PathBuf> {
+    trust::make_folder(folder)?;
+    trust::folder(folder)?;
+    let path = folder.join(label.file_name());
     let written = path.with_extension(format!("{}.part", std::process::id()));
-    let result = fs::write(&written, bytes).and_then(|()| fs::rename(&written, path));
+    // What a process of that number left when it was killed.
+    let _ = fs::remove_file(&written);
+    let result = trust::write(&written, &label.seal(code)).and_then(|()| fs::rename(&written, &path));
     if result.is_err() {
         let _ = fs::remove_file(&written);
     }
-    result
+    result.map(|()| path)
 }
 
-/// Says once that nothing is kept. A closed stderr is no reason to fail.
-fn warn(path: &Path, error: &io::Error) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let folder = path.parent().unwrap_or(path).display();
-        let _ = writeln!(io::stderr(), "flash-sampling: compiled kernels cannot be kept in {folder}: {error}");
-    });
+/// Says once of each path that it is of no use.
+pub(crate) fn warn(path: &Path, what: &str, error: &io::Error) {
+    static TOLD: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned()) {
+        tracing::warn!("{what} {}: {error}", path.display());
+    }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    #[test]
-    fn keys_differ_by_every_part() {
-        assert_eq!(key(&["a", "b"]), key(&["a", "b"]));
-        assert_ne!(key(&["ab", ""]), key(&["a", "b"]));
-        assert_ne!(key(&["a", "b"]), key(&["b", "a"]));
+    /// A folder of its own, removed at the end.
+    pub(crate) struct Folder(pub(crate) PathBuf);
+
+    impl Folder {
+        pub(crate) fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("flash-sampling-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Folder(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    pub(crate) fn label(recipe: &str, major: u32, minor: u32) -> Label {
+        Label {
+            kernel: "k.cu".into(),
+            instance: "A=1".into(),
+            architecture: "sm_80".into(),
+            compiler: CompilerVersion { major, minor },
+            recipe: recipe.into(),
+        }
     }
 
     #[test]
-    fn a_file_is_kept_whole_and_an_unwritable_folder_is_an_error_value() {
-        let folder = std::env::temp_dir().join(format!("flash-sampling-cache-{}", std::process::id()));
-        let path = folder.join("sub/kernel.cubin");
-        keep(&path, b"code").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"code");
-        assert_eq!(fs::read_dir(folder.join("sub")).unwrap().count(), 1);
-        assert!(keep(&path.join("below a file"), b"code").is_err());
-        fs::remove_dir_all(&folder).unwrap();
+    fn the_compiler_asked_for_or_the_newest_is_found() {
+        let folder = Folder::new("cache-find");
+        let of = |major, minor| Some(CompilerVersion { major, minor });
+        assert_eq!(find(&folder.0, "r", None), None);
+        for (recipe, major, minor, code) in
+            [("r", 13, 10, "b"), ("r", 13, 9, "a"), ("r", 9, 99, "c"), ("s", 14, 0, "d")]
+        {
+            keep(&folder.0, &label(recipe, major, minor), code.as_bytes()).unwrap();
+        }
+        assert_eq!(find(&folder.0, "r", None).unwrap(), b"b");
+        assert_eq!(find(&folder.0, "r", of(13, 9)).unwrap(), b"a");
+        assert_eq!(find(&folder.0, "r", of(14, 0)), None);
+        assert_eq!(find(&folder.0, "t", None), None);
+        assert_eq!(list(&folder.0).unwrap().len(), 4);
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 4, "something else was left behind");
+    }
+
+    #[test]
+    fn a_damaged_file_is_passed_over_and_replaced() {
+        let folder = Folder::new("cache-damaged");
+        keep(&folder.0, &label("r", 13, 0), b"old").unwrap();
+        let path = keep(&folder.0, &label("r", 13, 1), b"new").unwrap();
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        assert_eq!(find(&folder.0, "r", None).unwrap(), b"old");
+        assert_eq!(list(&folder.0).unwrap().len(), 1);
+        // A file of another recipe under this one's name is damage too.
+        fs::write(&path, label("s", 13, 1).seal(b"other")).unwrap();
+        assert_eq!(find(&folder.0, "r", None).unwrap(), b"old");
+        keep(&folder.0, &label("r", 13, 1), b"new").unwrap();
+        assert_eq!(find(&folder.0, "r", None).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_is_an_error_value() {
+        let folder = Folder::new("cache-unwritable");
+        let path = keep(&folder.0, &label("r", 13, 0), b"code").unwrap();
+        assert!(keep(&path.join("below a file"), &label("r", 13, 0), b"code").is_err());
+        assert!(list(&path).is_err());
+        assert!(list(&folder.0.join("none")).unwrap().is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_that_others_may_write_to_is_not_used() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = Folder::new("cache-shared");
+        keep(&folder.0, &label("r", 13, 0), b"code").unwrap();
+        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(find(&folder.0, "r", None), None);
+        assert!(list(&folder.0).is_err());
+        let refused = keep(&folder.0, &label("r", 13, 1), b"code").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     }
 }

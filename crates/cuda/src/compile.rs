@@ -1,10 +1,8 @@
 //! From a translation unit to machine code, by NVRTC.
 #![allow(unsafe_code)]
 
-use crate::architecture::Architecture;
+use crate::entry::CompilerVersion;
 use crate::error::CudaError;
-use crate::kernels::{Instance, KernelSource};
-use crate::{cache, sources};
 use core::ffi::{CStr, c_int};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
@@ -16,27 +14,15 @@ pub(crate) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// The compiler's version.
-pub(crate) fn version() -> String {
+/// The compiler's version; `None` when its library cannot be loaded.
+pub(crate) fn version() -> Option<CompilerVersion> {
+    if !is_present() {
+        return None;
+    }
     let (mut major, mut minor) = (0 as c_int, 0 as c_int);
     // SAFETY: two integers to write to.
-    let code = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
-    format!("{major}.{minor} ({code:?})")
-}
-
-/// Machine code of a kernel, from the cache or the compiler.
-///
-/// # Errors
-/// [`CudaError::Compile`].
-pub(crate) fn kept_machine_code(
-    kernel: &KernelSource,
-    instance: &Instance,
-    architecture: Architecture,
-) -> Result<Vec<u8>, CudaError> {
-    let unit = sources::translation_unit(kernel.file);
-    let options = instance.options(architecture);
-    let key = cache::key(&[kernel.file, &version(), &options.join(" "), &unit]);
-    cache::get_or_make(&key, || Ok(machine_code(kernel.file, &unit, &options)?.code))
+    unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result().ok()?;
+    Some(CompilerVersion { major: major.try_into().ok()?, minor: minor.try_into().ok()? })
 }
 
 /// What the compiler gives.
@@ -44,7 +30,6 @@ pub(crate) fn kept_machine_code(
 pub(crate) struct Compiled {
     pub(crate) code: Vec<u8>,
     /// What it said, registers and spills of every kernel among it.
-    #[allow(dead_code)]
     pub(crate) log: String,
 }
 

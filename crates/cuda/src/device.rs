@@ -2,11 +2,11 @@
 #![allow(unsafe_code)]
 
 use crate::architecture::Architecture;
-use crate::compile;
 use crate::dense::DenseKernels;
 use crate::error::CudaError;
 use crate::fused_hopper::{Loaded, Tile};
 use crate::kernels::{Instance, KernelSource};
+use crate::machine_code::Request;
 use core::fmt;
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, CudaModule, CudaStream};
@@ -37,8 +37,8 @@ impl Device {
     /// The GPU of a number, 0 the first, with its primary context. The same number gives the same device.
     ///
     /// # Errors
-    /// [`CudaError::Unavailable`] without the driver's or the compiler's library or without a GPU of that number,
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Unavailable`] without the driver's library or a GPU of that number, [`CudaError::Driver`]. The
+    /// compiler's library is asked for when a kernel is needed that no folder holds compiled (see [`cache`](crate::cache)).
     pub fn new(ordinal: usize) -> Result<Arc<Device>, CudaError> {
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = devices.iter().find(|device| device.ordinal == ordinal) {
@@ -47,9 +47,6 @@ impl Device {
         // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
             return Err(CudaError::unavailable("the driver library libcuda cannot be loaded"));
-        }
-        if !compile::is_present() {
-            return Err(CudaError::unavailable("the compiler library libnvrtc cannot be loaded"));
         }
         cudarc::driver::result::init().map_err(CudaError::driver("start"))?;
         let count = CudaContext::device_count().map_err(CudaError::driver("count the GPUs"))?;
@@ -103,7 +100,7 @@ impl Device {
     /// Finds or compiles an instance of a kernel, and loads it. Nothing is kept of it here.
     pub(crate) fn module(&self, kernel: &KernelSource, instance: &Instance) -> Result<Arc<CudaModule>, CudaError> {
         debug_assert!((kernel.instances)().contains(instance), "{} {instance} is in no list", kernel.file);
-        let code = compile::kept_machine_code(kernel, instance, self.architecture())?;
+        let code = Request { kernel, instance, architecture: self.architecture() }.machine_code()?;
         self.context.load_module(Ptx::from_binary(code)).map_err(CudaError::driver("load a kernel"))
     }
 

@@ -3,6 +3,7 @@
 use crate::probe::Probe;
 use cudarc::driver::DriverError;
 use flash_sampling_core::Knob;
+use std::path::PathBuf;
 
 /// Why there is no CUDA sampler, or why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -12,7 +13,7 @@ pub enum CudaError {
     #[error("CUDA is unavailable: {reason} (on this machine: {probe})")]
     Unavailable {
         /// What is missing.
-        reason: &'static str,
+        reason: String,
         /// What was looked for and found.
         probe: Box<Probe>,
     },
@@ -33,6 +34,14 @@ pub enum CudaError {
         code: u32,
         /// The code's name.
         name: String,
+    },
+    /// A folder for compiled kernels cannot be used.
+    #[error("kernels cannot be kept in {}: {reason}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system says.
+        reason: String,
     },
     /// The run-time compiler refused a kernel.
     #[error("the CUDA compiler refused {kernel} (code {code}): {log}")]
@@ -82,7 +91,7 @@ impl CudaError {
         move |DriverError(code)| CudaError::Driver { action, code: code as u32, name: format!("{code:?}") }
     }
 
-    pub(crate) fn unavailable(reason: &'static str) -> CudaError {
-        CudaError::Unavailable { reason, probe: Box::new(Probe::of_this_machine()) }
+    pub(crate) fn unavailable(reason: impl Into<String>) -> CudaError {
+        CudaError::Unavailable { reason: reason.into(), probe: Box::new(Probe::of_this_machine()) }
     }
 }

@@ -1,9 +1,9 @@
 //! The CUDA backend of FlashSampling: the draw fused into the matmul, fast on Hopper (compute capability 9.0).
 //!
 //! The kernels are CUDA C++ under `kernels/`, embedded here and compiled for the GPU by NVIDIA's run-time compiler
-//! (NVRTC) at first use; the result is kept on disk (see [`cache`]). Nothing is linked: the crate builds and runs on
-//! every machine, and where the driver, the compiler or a GPU is missing, planning answers
-//! [`CudaError::Unavailable`] with what was looked for.
+//! (NVRTC): at first use, and then kept on disk (see [`cache`]), or ahead of time (see [`ahead`]), for hosts that have a
+//! driver only. Nothing is linked: the crate builds and runs on every machine, and where the driver, a GPU, or both a
+//! compiled kernel and the compiler are missing, planning answers [`CudaError::Unavailable`] with what was looked for.
 //!
 //! | type | inputs | a call |
 //! | --- | --- | --- |
@@ -40,6 +40,8 @@ mod probe;
 #[cfg(feature = "driver")]
 pub mod abi;
 #[cfg(feature = "driver")]
+pub mod ahead;
+#[cfg(feature = "driver")]
 mod architecture;
 #[cfg(feature = "driver")]
 pub mod cache;
@@ -52,16 +54,21 @@ mod device;
 #[cfg(feature = "driver")]
 mod device_tiled;
 #[cfg(feature = "driver")]
+mod entry;
+#[cfg(feature = "driver")]
 mod error;
 #[cfg(feature = "driver")]
 mod frame;
 #[cfg(feature = "driver")]
 mod fused_hopper;
 #[cfg(feature = "driver")]
-#[allow(dead_code)] // half of it is read by what builds ahead of time
 mod kernels;
 #[cfg(feature = "driver")]
+mod machine_code;
+#[cfg(feature = "driver")]
 mod resident;
+#[cfg(feature = "driver")]
+mod resources;
 #[cfg(feature = "driver")]
 mod select;
 #[cfg(feature = "driver")]
@@ -72,6 +79,8 @@ mod staging;
 mod tensor_map;
 #[cfg(feature = "driver")]
 mod tiled;
+#[cfg(feature = "driver")]
+mod trust;
 
 pub use probe::Probe;
 
@@ -84,6 +93,10 @@ pub use device::Device;
 #[cfg(feature = "driver")]
 pub use device_tiled::{DeviceHead, DeviceMatrix, DeviceTiled};
 #[cfg(feature = "driver")]
+pub use entry::{CompilerVersion, Label};
+#[cfg(feature = "driver")]
 pub use error::CudaError;
+#[cfg(feature = "driver")]
+pub use resources::Resources;
 #[cfg(feature = "driver")]
 pub use tiled::CudaTiled;
