@@ -1,0 +1,69 @@
+// The consumers: two warpgroups that multiply, filter what they have, and leave the rest to the scouts.
+#pragma once
+
+#include "filter.cuh"
+#include "largest.cuh"
+#include "queue.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// Waits for the marks of the tile, after adding those of the columns that are not the scouts'.
+template <class T>
+__device__ __forceinline__ void await_marks(const Call& call, Shared<T>& shared, u32 t, u32 first, u32 size,
+                                            const Consumer& self) {
+    if (T::COLUMNS == 256 && T::scouted_columns(call) < call.row_count) {
+#pragma unroll 1
+        for (u32 u = 0; u < T::UNITS; ++u) scan(call, shared, t, first, size, self.slab(u));
+        // A shard may begin within a quad: the neighbours' marks too.
+        if ((call.first_token + first) & 3) ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+    }
+    ptx::mbarrier_wait(&shared.scouted, t & 1);
+}
+
+template <class T, ptx::Operand OPERAND>
+__device__ __forceinline__ void consume(const Call& call, const u8* stages, Shared<T>& shared,
+                                        const Schedule<T>& schedule) {
+    const Consumer self(threadIdx.x - T::FIRST_CONSUMER);
+    const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
+    Entry* const queue = shared.queue[self.warp];
+    Ring<T> ring;
+    float d[T::UNITS][T::ACCUMULATORS];
+
+    for (u32 t = 0; t < schedule.tiles; ++t) {
+        u32 first, size;
+        schedule.tile(t, first, size);
+        u32 real[T::UNITS];
+        multiply<T, OPERAND>(d, stages, shared, ring, steps, self);
+        add_bias<T>(d, real, call, first, size, self);
+        await_marks(call, shared, t, first, size, self);
+
+        u32 queued = 0;
+        for (u32 pass = t == 0 ? LARGEST : ALL; pass < PASSES; ++pass) {
+            if (pass == LARGEST) keep_largest<T>(d, real, call, shared, self.thread);
+            u32 pending[T::UNITS][T::WORDS], any = 0;
+            filter<T>(pending, d, real, shared, t, pass, self);
+#pragma unroll
+            for (int u = 0; u < T::UNITS; ++u)
+#pragma unroll
+                for (int w = 0; w < T::WORDS; ++w) any |= pending[u][w];
+            if (__any_sync(0xffffffffu, any)) enqueue<T>(pending, queued, queue, d, call, shared, first, self);
+            // The scouts score what the last pass of a tile leaves, while the next one's products run.
+            if (pass < ALL || t + 1 == schedule.tiles) flush(queued, queue, call, shared, first, self);
+            if (pass < ALL) {
+                ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+                for (u32 column = self.thread; column < T::COLUMNS; column += T::CONSUMERS)
+                    shared.losing[column] = first_losing_dot(
+                        call, shared.rows, shared.best, column,
+                        pass == LARGEST ? MARK_NOISE_BOUND : FIRST_MARK_NOISE_BOUND, call.first_token + first);
+                ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+            }
+        }
+        __syncwarp();
+        if (self.lane == 0) {
+            shared.queued[self.warp] = queued;
+            ptx::mbarrier_arrive(&shared.filtered);
+        }
+    }
+}
+
+}  // namespace flash_sampling::fused_hopper

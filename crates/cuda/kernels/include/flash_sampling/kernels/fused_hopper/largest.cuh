@@ -1,0 +1,67 @@
+// The first tile's largest dot product of each row: what there is to filter by before anything has been scored.
+#pragma once
+
+#include "threshold.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// Raises the largest dot product of each column (monotone bits) by a warp's accumulators. Eight lanes hold the rows of
+// a column: they halve the columns among themselves three times, sixteen columns of a lane at a time.
+template <int COLUMNS, int UNITS, int ACCUMULATORS>
+__device__ __forceinline__ void raise_largest(const float (&d)[UNITS][ACCUMULATORS], const u32 (&real)[UNITS], u32* largest,
+                                              u32 lane) {
+    constexpr int HELD = ACCUMULATORS / 2;  // columns of a lane
+    constexpr int AT_ONCE = HELD < 16 ? HELD : 16;
+#pragma unroll
+    for (int first = 0; first < HELD; first += AT_ONCE) {
+        float m[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int at = (first + i) / 2 * 4 + i % 2;
+            m[i] = -f32_infinity();
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) {
+                m[i] = fmaxf(m[i], real[u] & 1 ? d[u][at] : m[i]);
+                m[i] = fmaxf(m[i], real[u] & 4 ? d[u][at + 2] : m[i]);
+            }
+        }
+        u32 column = first / 2 * 8 + lane % 4 * 2;
+        int held = AT_ONCE;
+#pragma unroll
+        for (int apart = 16; apart >= 4; apart /= 2) {
+            const bool upper = lane & apart;
+            if (held > 2) {
+                held /= 2;
+#pragma unroll
+                for (int i = 0; i < AT_ONCE / 2; ++i) {
+                    if (i < held) {
+                        const float other = __shfl_xor_sync(0xffffffffu, upper ? m[i] : m[i + held], apart);
+                        m[i] = fmaxf(upper ? m[i + held] : m[i], other);
+                    }
+                }
+                column += upper ? held / 2 * 8 : 0;
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) m[i] = fmaxf(m[i], __shfl_xor_sync(0xffffffffu, m[i], apart));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) atomicMax(&largest[column + i], to_monotone_bits(m[i]));
+    }
+}
+
+// Thresholds that only each row's largest dot product passes.
+template <class T>
+__device__ __forceinline__ void keep_largest(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
+                                             const Call& call, Shared<T>& shared, u32 thread) {
+    raise_largest<T::COLUMNS>(d, real, shared.largest, thread % 32);
+    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+    for (u32 column = thread; column < T::COLUMNS; column += T::CONSUMERS) {
+        // The next smaller float, so that the largest is above it.
+        const float below = next_below(from_monotone_bits(max(shared.largest[column], 0x007fffffu)));
+        shared.losing[column] = column < call.row_count ? below : bits_to_f32(LOSES_ALWAYS);
+    }
+    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+}
+
+}  // namespace flash_sampling::fused_hopper

@@ -1,0 +1,61 @@
+// One thread keeps the ring of stages full.
+#pragma once
+
+#include "schedule.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// The tensors as boxes of one slab.
+struct Maps {
+    ptx::TensorMap weight;   // 64 tokens
+    ptx::TensorMap granule;  // 16 tokens, for the end of a tile
+    ptx::TensorMap hidden;   // COLUMNS / CLUSTER rows
+};
+
+template <class T>
+__device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared<T>& shared,
+                                     const Schedule<T>& schedule) {
+    const u64 stream = ptx::policy_evict_first();
+    const u64 keep = ptx::policy_evict_last();
+    const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
+    Ring<T> ring;
+    for (u32 t = 0; t < schedule.tiles; ++t) {
+        u32 start, size;
+        schedule.tile(t, start, size);
+        const u32 granules = (size + T::GRANULE - 1) / T::GRANULE;
+        const u32 units = granules / T::UNIT_GRANULES;
+        for (u32 step = 0; step < steps; ++step) {
+            ptx::mbarrier_wait(&shared.empty[ring.stage], ring.phase ^ 1);
+            u64* const full = &shared.full[ring.stage];
+            ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::HIDDEN_BYTES));
+            u8* to = stages + ring.stage * T::STAGE_BYTES;
+
+            // The slabs of a unit follow each other: neighbours in device memory.
+            for (u32 u = 0; u < units; ++u)
+#pragma unroll
+                for (int slab = 0; slab < T::SLABS; ++slab)
+                    ptx::copy_box(to + slab * T::SLAB_BYTES + u * T::UNIT_BYTES, &maps.weight, full,
+                                  (step * T::SLABS + slab) * T::DEPTH, start + u * T::UNIT, stream);
+            for (u32 g = units * T::UNIT_GRANULES; g < granules; ++g)
+#pragma unroll
+                for (int slab = 0; slab < T::SLABS; ++slab)
+                    ptx::copy_box(to + slab * T::SLAB_BYTES + g * T::GRANULE_BYTES, &maps.granule, full,
+                                  (step * T::SLABS + slab) * T::DEPTH, start + g * T::GRANULE, stream);
+
+            // Each block of a cluster loads its part of the hidden states for both.
+#pragma unroll
+            for (int slab = 0; slab < T::SLABS; ++slab) {
+                u8* const at = to + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
+                const u32 depth = (step * T::SLABS + slab) * T::DEPTH;
+                if (T::CLUSTER == 1)
+                    ptx::copy_box(at, &maps.hidden, full, depth, 0, keep);
+                else
+                    ptx::copy_box_multicast(at + schedule.rank * (T::HIDDEN_BYTES / 2), &maps.hidden, full, depth,
+                                            schedule.rank * (T::COLUMNS / 2), 3, keep);
+            }
+            ring.advance();
+        }
+    }
+}
+
+}  // namespace flash_sampling::fused_hopper

@@ -1,0 +1,41 @@
+// The end of a block: its winners join those of the others; the last block to arrive concludes.
+#pragma once
+
+#include "schedule.cuh"
+#include "threshold.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// The consumers' last act. The last block leaves the scratch as the launch found it.
+template <class T>
+__device__ __forceinline__ void publish(const Call& call, Shared<T>& shared) {
+    const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
+    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+    for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
+        if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
+        call.logits[static_cast<u64>(blockIdx.x) * call.row_count + column] = shared.best[column].logit;
+    }
+    __threadfence();
+    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+    if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) == gridDim.x - 1;
+    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+    if (!shared.last) return;
+    __threadfence();
+    for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
+        const u64 best = load_relaxed(&call.best[column]);
+        const u64 invalid = load_relaxed(&call.invalid[column]);
+        float logit = 0.0f;
+        if (best) {
+            const u32 token = from_ordered_bits(best).token - call.first_token;
+            const u32 owner =
+                Schedule<T>::owner(call.tokens, Schedule<T>::by_turns(call), gridDim.x / T::CLUSTER, token);
+            logit = __ldcg(&call.logits[static_cast<u64>(owner) * call.row_count + column]);
+        }
+        call.draws[column] = conclude(best, invalid, logit);
+        call.best[column] = 0;
+        call.invalid[column] = ~0ull;
+    }
+    if (thread == 0) *call.arrived = 0;
+}
+
+}  // namespace flash_sampling::fused_hopper

@@ -1,0 +1,97 @@
+// The scouts: three warps that look at the noise of the next tile while this one's products run.
+#pragma once
+
+#include "schedule.cuh"
+#include "threshold.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// Marks the small words of a tile: items of ACROSS columns and CHUNK x DOWN quads of tokens, by turns among the warps.
+template <class T>
+__device__ __forceinline__ void mark_tile(const Call& call, Shared<T>& shared, u32 t, u32 base, u32 size) {
+    constexpr u32 ACROSS = T::COLUMNS < 32 ? T::COLUMNS : 32;  // columns of a warp at a time
+    constexpr u32 DOWN = 32 / ACROSS;                          // quads of tokens of a warp at a time
+    constexpr u32 CHUNK = 8;                                   // quads of a lane at a time
+    constexpr u32 AT_ONCE = 2;                                 // blocks of a lane that hide each other's latency
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
+    const u32 across = T::scouted_columns(call) / ACROSS;
+    // Quads of four global token ids share a Philox block; a shard may begin within one.
+    const u32 first_quad = base >> 2;
+    const u32 quads = size ? ((base + size - 1) >> 2) - first_quad + 1 : 0;
+    const u32 parts = (quads + CHUNK * DOWN - 1) / (CHUNK * DOWN);
+    // The first tile uses both halves of the marks; after it the scouts run ahead of the filter by a tile.
+    if (t == 1) ptx::mbarrier_wait(&shared.filtered, 0);
+    for (u32 item = warp; item < parts * across; item += T::SCOUT_WARPS) {
+        const u32 column = item % across * ACROSS + lane % ACROSS;
+        if (column >= call.row_count) continue;
+        const Row& row = shared.rows[column];
+        if (row.greedy) continue;
+        const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
+        const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
+        // Half of the first two rounds is the same for all tokens of a row.
+        const u64 fixed1 = mul_wide(PHILOX_M4x32_1, origin.w[2]);
+        const u64 fixed0 = mul_wide(PHILOX_M4x32_0, static_cast<u32>(fixed1 >> 32) ^ origin.w[1] ^ key0);
+        const u32 in0 = static_cast<u32>(fixed1) ^ (key0 + PHILOX_W32_0);
+        const u32 in2 = static_cast<u32>(fixed0 >> 32) ^ (key1 + PHILOX_W32_1);
+        const u32 from = item / across * CHUNK * DOWN + lane / ACROSS;
+#pragma unroll 1
+        for (u32 i = 0; i < CHUNK; i += AT_ONCE) {
+            Words w[AT_ONCE];
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j) {
+                const u64 product = mul_wide(PHILOX_M4x32_0, first_quad + from + (i + j) * DOWN);
+                const u32 second = static_cast<u32>(product >> 32) ^ origin.w[3] ^ key1;
+                w[j] = {{narrow_mul_high(PHILOX_M4x32_1, second) ^ in0, PHILOX_M4x32_1 * second,
+                         static_cast<u32>(product) ^ in2, static_cast<u32>(fixed0)}};
+            }
+            u32 k0 = key0 + 2 * PHILOX_W32_0, k1 = key1 + 2 * PHILOX_W32_1;
+#pragma unroll 4
+            for (u32 round = 2; round < 10; ++round) {
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j) w[j] = narrow_philox4x32_round(w[j], k0, k1);
+                k0 += PHILOX_W32_0;
+                k1 += PHILOX_W32_1;
+            }
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; ++j) {
+                const u32 quad = from + (i + j) * DOWN;
+                if (quad < quads) leave_marks(shared, t, w[j], quad, column, base & 3, size);
+            }
+        }
+    }
+}
+
+// Scores what the filter of the tile before has left in the queues, and refreshes the thresholds for this one.
+template <class T>
+__device__ __forceinline__ void score_queues(const Call& call, Shared<T>& shared, const Schedule<T>& schedule, u32 t,
+                                             u32 base) {
+    const u32 hand = threadIdx.x - 32;
+    ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
+    u32 before, unused;
+    schedule.tile(t - 1, before, unused);
+    const u32 queue = hand % T::CONSUMER_WARPS;
+    for (u32 slot = hand / T::CONSUMER_WARPS; slot < shared.queued[queue]; slot += T::SCOUT_WARPS * 4) {
+        const Entry entry = shared.queue[queue][slot];
+        const u32 token = call.first_token + before + (entry.place >> 16);
+        offer(call, shared.rows, shared.best, entry.place & 0xffff, token, entry.dot);
+    }
+    ptx::named_barrier(SCOUTS_BARRIER, T::SCOUT_WARPS * 32);
+    for (u32 column = hand; column < T::COLUMNS; column += 32 * T::SCOUT_WARPS)
+        shared.losing[column] =
+            refreshed_losing_dot(call, shared.rows, shared.best, column, MARK_NOISE_BOUND, base);
+}
+
+template <class T>
+__device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const Schedule<T>& schedule) {
+    for (u32 t = 0; t < schedule.tiles; ++t) {
+        u32 first, size;
+        schedule.tile(t, first, size);
+        const u32 base = call.first_token + first;
+        mark_tile(call, shared, t, base, size);
+        if (t > 0) score_queues(call, shared, schedule, t, base);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.scouted);
+    }
+}
+
+}  // namespace flash_sampling::fused_hopper

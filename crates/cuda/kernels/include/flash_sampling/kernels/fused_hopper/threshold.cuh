@@ -1,0 +1,49 @@
+// What surely loses: bounds on the dot products of a tile, from the best that all blocks have found.
+#pragma once
+
+#include "marks.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// Below every dot product that a row beyond the batch can have: nothing of it is looked at.
+constexpr u32 LOSES_ALWAYS = 0x7f7fffffu;
+
+__device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
+    u64 value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(pointer) : "memory");
+    return value;
+}
+
+// The threshold of a row from its best winner so far.
+__device__ __forceinline__ float losing_dot_of(const Call& call, const Row& row, u64 key, float noise_bound,
+                                               u32 next_token) {
+    if (key == 0) return -f32_infinity();
+    const Winner winner = from_ordered_bits(key);
+    const bool plain =
+        row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
+    // An equal logit of a later token loses a greedy row.
+    if (row.greedy && plain && winner.token < next_token) return winner.score;
+    return losing_dot(winner.score, row.greedy ? 0.0f : noise_bound, call.head, row);
+}
+
+// The same as below in a block's first tile, when every block has news: waits for what the others have found.
+__device__ __forceinline__ float first_losing_dot(const Call& call, const Row* rows, const Best* best, u32 column,
+                                                  float noise_bound, u32 next_token) {
+    if (column >= call.row_count) return bits_to_f32(LOSES_ALWAYS);
+    const u64 mine = best[column].key;
+    const u64 theirs = atomicMax(&call.best[column], mine);
+    return losing_dot_of(call, rows[column], mine > theirs ? mine : theirs, noise_bound, next_token);
+}
+
+// Tells the other blocks what this one has found for a row; returns the threshold from what all have found.
+__device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Row* rows, const Best* best, u32 column,
+                                                      float noise_bound, u32 next_token) {
+    if (column >= call.row_count) return bits_to_f32(LOSES_ALWAYS);
+    const Row& row = rows[column];
+    const u64 mine = *const_cast<volatile const u64*>(&best[column].key);
+    const u64 theirs = load_relaxed(&call.best[column]);
+    if (mine > theirs) atomicMax(&call.best[column], mine);
+    return losing_dot_of(call, row, mine > theirs ? mine : theirs, noise_bound, next_token);
+}
+
+}  // namespace flash_sampling::fused_hopper

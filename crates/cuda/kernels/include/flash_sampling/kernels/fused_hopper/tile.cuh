@@ -1,0 +1,107 @@
+// A tile of the kernel: its sizes, and what a block keeps in shared memory.
+#pragma once
+
+#include "../../perturb.cuh"
+#include "../../ptx/tma.cuh"
+#include "../../ptx/wgmma.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups, SLABS slabs of
+// 64 hidden elements a stage, CLUSTER blocks that share the hidden states.
+template <int COLUMNS_, int UNITS_, int SLABS_, int CLUSTER_>
+struct Tile {
+    static constexpr int COLUMNS = COLUMNS_;
+    static constexpr int UNITS = UNITS_;
+    static constexpr int SLABS = SLABS_;
+    static constexpr int CLUSTER = CLUSTER_;
+
+    static constexpr int UNIT = 64;
+    static constexpr int GRANULE = 16;  // tokens are shared out among blocks in granules
+    static constexpr int DEPTH = 64;    // hidden elements of a slab: one 128-byte swizzle row
+    static constexpr int TILE_UNITS = 2 * UNITS;
+    static constexpr int UNIT_GRANULES = UNIT / GRANULE;
+
+    static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
+    static constexpr int GRANULE_BYTES = UNIT_BYTES / UNIT_GRANULES;
+    static constexpr int WEIGHT_BYTES = TILE_UNITS * UNIT_BYTES;
+    static constexpr int HIDDEN_BYTES = COLUMNS * DEPTH * 2;
+    static constexpr int SLAB_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
+    static constexpr int STAGE_BYTES = SLABS * SLAB_BYTES;
+
+    // A thread's accumulators of a unit, and how many words hold a bit of each.
+    static constexpr int ACCUMULATORS = COLUMNS / 2;
+    static constexpr int WORDS = ACCUMULATORS < 32 ? 1 : ACCUMULATORS / 32;
+    static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : 32;
+
+    // One loading warp, three scouts, two warpgroups of consumers.
+    static constexpr int FIRST_CONSUMER = 128;
+    static constexpr int CONSUMERS = 256;
+    static constexpr int CONSUMER_WARPS = CONSUMERS / 32;
+    static constexpr int SCOUT_WARPS = FIRST_CONSUMER / 32 - 1;
+    static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
+
+    // What a block gets at its start, dealt out again.
+    static constexpr int SCOUT_REGISTERS = 72;
+    static constexpr int CONSUMER_REGISTERS = 216;
+    static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
+                  "raise_registers would wait for ever");
+
+    // The scouts' columns. Three warps are too slow for 256 beside the products of a short hidden dimension, so there the
+    // consumers look at the last 64 at the end of a tile.
+    static __device__ __forceinline__ u32 scouted_columns(const Call& call) {
+        return COLUMNS == 256 && call.hidden < 8192 ? 192 : COLUMNS;
+    }
+};
+
+// A token that may win.
+struct Entry {
+    float dot;
+    u32 place;  // row of the batch, then token within the tile
+};
+constexpr int QUEUE = 64;
+
+template <class T>
+struct Shared {
+    Best best[T::COLUMNS];
+    Row rows[T::COLUMNS];
+    float losing[T::COLUMNS];
+    u32 largest[T::COLUMNS];  // the first tile's largest dot product, as monotone bits
+    // Of this tile and the next. In the first tile the second half has the words between the two thresholds.
+    u32 marks[2][T::TILE_UNITS][4][T::WORDS][32];
+    Entry queue[T::CONSUMER_WARPS][QUEUE];
+    u32 queued[T::CONSUMER_WARPS];
+    u64 full[8];
+    u64 empty[8];
+    u64 scouted;
+    u64 filtered;
+    u32 last;
+};
+
+// What is left of shared memory is the ring of stages.
+template <class T>
+struct Ring {
+    static constexpr int LIMIT = 227 * 1024;
+    static constexpr int ALIGNMENT = 1024;
+    static constexpr int FIT = (LIMIT - ALIGNMENT - static_cast<int>(sizeof(Shared<T>))) / T::STAGE_BYTES;
+    static constexpr int STAGES = FIT < 8 ? FIT : 8;
+    static constexpr int SHARED_BYTES = ALIGNMENT + STAGES * T::STAGE_BYTES + static_cast<int>(sizeof(Shared<T>));
+    static_assert(STAGES >= 3, "loads must run ahead of the products");
+
+    // The stage that comes next, and the parity of its barriers.
+    u32 stage = 0, phase = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    __device__ __forceinline__ u32 before() const { return stage == 0 ? STAGES - 1 : stage - 1; }
+};
+
+// Barriers of part of a block; 0 is the whole block's.
+constexpr u32 CONSUMERS_BARRIER = 1;
+constexpr u32 PREPARED_BARRIER = 2;
+constexpr u32 SCOUTS_BARRIER = 3;
+
+}  // namespace flash_sampling::fused_hopper
