@@ -130,6 +130,11 @@ impl DeviceTiled {
         &self.device
     }
 
+    /// Bytes of device memory that the plan holds besides the kernels.
+    pub fn scratch_bytes(&self) -> usize {
+        self._scratch.len()
+    }
+
     /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns.
     ///
     /// `rows` is the device address of one [`abi::Row`](crate::abi::Row) a row, `draws` of room for one

@@ -43,6 +43,14 @@ pub enum CudaError {
         /// What the system says.
         reason: String,
     },
+    /// cuBLAS failed; only the benchmark's rivals use it.
+    #[error("cuBLAS failed to {action}: {name}")]
+    Cublas {
+        /// What was being done.
+        action: &'static str,
+        /// The library's code by name.
+        name: String,
+    },
     /// The run-time compiler refused a kernel.
     #[error("the CUDA compiler refused {kernel} (code {code}): {log}")]
     Compile {

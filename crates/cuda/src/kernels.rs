@@ -11,6 +11,12 @@ use core::fmt;
 /// Every kernel of this crate.
 pub(crate) static KERNELS: &[&KernelSource] = &[&fused_hopper::SOURCE, &dense::SOURCE, &select::SOURCE];
 
+/// The benchmark's kernels; nothing is built of them ahead of time.
+#[cfg(all(test, feature = "rivals"))]
+static RIVALS: &[&KernelSource] = &[&crate::rivals::READ, &crate::rivals::SOFTMAX];
+#[cfg(all(test, not(feature = "rivals")))]
+static RIVALS: &[&KernelSource] = &[];
+
 /// A file of kernels and what is built of it.
 #[derive(Debug)]
 pub(crate) struct KernelSource {
@@ -71,13 +77,14 @@ mod tests {
 
     #[test]
     fn every_kernel_file_is_listed_once_and_its_instances_differ() {
-        let listed: Vec<_> = KERNELS.iter().map(|kernel| kernel.file).collect();
+        let listed: Vec<_> = KERNELS.iter().chain(RIVALS).map(|kernel| kernel.file).collect();
         let mut files: Vec<_> = sources::files().filter(|file| file.ends_with(".cu")).collect();
+        files.retain(|file| cfg!(feature = "rivals") || !file.starts_with("rivals/"));
         files.sort_unstable();
         let mut sorted = listed.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, files);
-        for kernel in KERNELS {
+        for kernel in KERNELS.iter().chain(RIVALS) {
             let names: Vec<_> = (kernel.instances)().iter().map(Instance::to_string).collect();
             assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{}", kernel.file);
             assert!(!names.is_empty() && Architecture::ALL.into_iter().any(kernel.serves), "{}", kernel.file);
@@ -90,7 +97,7 @@ mod tests {
         if !compile::tests::runs(1) {
             return;
         }
-        for kernel in KERNELS {
+        for kernel in KERNELS.iter().chain(RIVALS) {
             let architecture = Architecture::USUAL.into_iter().find(|a| (kernel.serves)(*a)).unwrap();
             let unit = sources::translation_unit(kernel.file);
             for instance in (kernel.instances)() {

@@ -15,7 +15,8 @@
 //! canonical plans and the other variants.
 //!
 //! # Features
-//! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system.
+//! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system. `rivals` adds
+//! [`rivals`], what the benchmark compares with.
 //!
 //! ```
 //! # #[cfg(feature = "driver")] {
@@ -33,7 +34,7 @@
 //! ```
 #![deny(unsafe_code)]
 // Without the feature the documentation still tells of what it adds.
-#![cfg_attr(not(feature = "driver"), allow(rustdoc::broken_intra_doc_links))]
+#![cfg_attr(not(feature = "rivals"), allow(rustdoc::broken_intra_doc_links))]
 
 mod probe;
 
@@ -69,6 +70,8 @@ mod machine_code;
 mod resident;
 #[cfg(feature = "driver")]
 mod resources;
+#[cfg(feature = "rivals")]
+pub mod rivals;
 #[cfg(feature = "driver")]
 mod select;
 #[cfg(feature = "driver")]

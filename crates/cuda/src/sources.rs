@@ -47,6 +47,8 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/select.cuh"),
     file!("include/flash_sampling/transform.cuh"),
     file!("include/flash_sampling/winner.cuh"),
+    file!("rivals/read.cu"),
+    file!("rivals/softmax.cu"),
     file!("select.cu"),
 ];
 

@@ -36,6 +36,7 @@
 //! | `distributed` | yes | vocabulary shards |
 //! | `cuda` | no | the CUDA backend: the tiled variant, fast on Hopper GPUs; needs no CUDA to build |
 //! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
+//! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF
 //!
 //! Without any feature there remains the reference, which is exact and slow.
 #![forbid(unsafe_code)]
