@@ -106,6 +106,32 @@ pub(crate) struct Call {
     pub(crate) tokens: u32,
 }
 
+/// The two factors in device memory, in any layout.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrices {
+    pub(crate) weight: u64,
+    pub(crate) hidden: u64,
+    /// Bytes from one row to the next.
+    pub(crate) weight_stride: u64,
+    pub(crate) hidden_stride: u64,
+    /// 0 = bf16, 1 = f16, 2 = f32.
+    pub(crate) weight_type: u32,
+    pub(crate) hidden_type: u32,
+    /// Bytes read at once: a power of two up to 16 that divides address and stride.
+    pub(crate) weight_unit: u32,
+    pub(crate) hidden_unit: u32,
+}
+
+/// Where transformed logits go, `[rows, tokens]`; 0 = nowhere.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stored {
+    pub(crate) logits: u64,
+    /// Floats from one row to the next.
+    pub(crate) stride: u64,
+}
+
 /// What the driver encodes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -125,3 +151,5 @@ const _: () = assert!(size_of::<Row>() == 56);
 const _: () = assert!(size_of::<Draw>() == 16);
 const _: () = assert!(size_of::<Call>() == 80);
 const _: () = assert!(size_of::<Maps>() == 384);
+const _: () = assert!(size_of::<Matrices>() == 48);
+const _: () = assert!(size_of::<Stored>() == 16);

@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::architecture::Architecture;
-use crate::dense::DenseKernels;
 use crate::error::CudaError;
 use crate::fused_hopper::{Loaded, Tile};
+use crate::fused_portable::{LoadedPortable, Portable};
 use crate::kernels::{Instance, KernelSource};
 use crate::machine_code::Request;
 use core::fmt;
@@ -24,7 +24,7 @@ pub struct Device {
     capability: (i32, i32),
     multiprocessors: u32,
     kernels: Mutex<HashMap<Tile, Arc<Loaded>>>,
-    dense: Mutex<Option<Arc<DenseKernels>>>,
+    portable: Mutex<HashMap<Portable, Arc<LoadedPortable>>>,
 }
 
 impl fmt::Debug for Device {
@@ -58,8 +58,8 @@ impl Device {
         let capability = context.compute_capability().map_err(&of_device)?;
         let multiprocessors =
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(&of_device)? as u32;
-        let (kernels, dense) = (Mutex::default(), Mutex::default());
-        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, dense });
+        let (kernels, portable) = (Mutex::default(), Mutex::default());
+        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, portable });
         devices.push(device.clone());
         Ok(device)
     }
@@ -104,16 +104,18 @@ impl Device {
         self.context.load_module(Ptx::from_binary(code)).map_err(CudaError::driver("load a kernel"))
     }
 
-    /// The plain kernels, compiled and loaded at first use.
-    pub(crate) fn dense(&self) -> Result<Arc<DenseKernels>, CudaError> {
-        let mut dense = self.dense.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(loaded) = dense.as_ref() {
+    /// A portable kernel, compiled and loaded at first use.
+    pub(crate) fn portable(&self, instance: Portable) -> Result<Arc<LoadedPortable>, CudaError> {
+        let mut portable = self.portable.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = portable.get(&instance) {
             return Ok(loaded.clone());
         }
-        Ok(dense.insert(Arc::new(DenseKernels::load(self)?)).clone())
+        let loaded = Arc::new(instance.load(self)?);
+        portable.insert(instance, loaded.clone());
+        Ok(loaded)
     }
 
-    /// A kernel, compiled and loaded at first use.
+    /// A Hopper kernel, compiled and loaded at first use.
     pub(crate) fn kernel(&self, tile: Tile) -> Result<Arc<Loaded>, CudaError> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = kernels.get(&tile) {

@@ -1,10 +1,12 @@
 //! The fused tiled variant over device memory (paper Alg. 1).
 #![allow(unsafe_code)]
 
-use crate::abi::{Call, HeadTransform, Maps, TensorMap};
+use crate::abi::{Call, HeadTransform, Maps, Matrices, Stored, TensorMap};
 use crate::device::Device;
+use crate::device_matrix::DeviceMatrix;
 use crate::error::CudaError;
 use crate::fused_hopper::{Loaded, MAX_ROWS, Tile};
+use crate::fused_portable::{LoadedPortable, MAX_BLOCKS, Portable};
 use crate::tensor_map;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
 use flash_sampling_core::{DType, Knob};
@@ -12,35 +14,6 @@ use std::sync::Arc;
 
 /// The most tokens of a head: beyond it the kernel's 32-bit shares overflow.
 const MAX_TOKENS: usize = 1 << 26;
-
-/// A row-major matrix `[rows, cols]` in device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceMatrix {
-    /// Device address; a multiple of 16.
-    pub address: u64,
-    /// Element type: bf16 or f16.
-    pub dtype: DType,
-    /// Number of rows.
-    pub rows: usize,
-    /// Elements of a row.
-    pub cols: usize,
-    /// Elements from one row to the next; a multiple of 8.
-    pub row_stride: usize,
-}
-
-impl DeviceMatrix {
-    fn check(&self, what: &'static str) -> Result<(), CudaError> {
-        let reason = match () {
-            () if self.dtype == DType::F32 => "the tensor cores take bf16 and f16",
-            () if !self.address.is_multiple_of(16) => "its address is not a multiple of 16 bytes",
-            () if !self.row_stride.is_multiple_of(8) => "its row stride is not a multiple of 8 elements",
-            () if self.cols == 0 => "it has no columns",
-            () if self.row_stride < self.cols => "the stride is smaller than a row",
-            () => return Ok(()),
-        };
-        Err(CudaError::Layout { what, reason })
-    }
-}
 
 /// An LM head in device memory: `logits = scale * soft_cap(hidden x weight^T + bias)`.
 #[derive(Clone, Copy, Debug)]
@@ -57,20 +30,58 @@ pub struct DeviceHead {
     pub scale: f32,
 }
 
+/// Which kernels draw. All give the same bits, but for types that tensor cores do not take, whose sums are rounded
+/// otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KernelChoice {
+    /// The fastest that takes the GPU and the layout: the Hopper kernel, else the portable one.
+    #[default]
+    Fastest,
+    /// The portable kernel: `mma.sync` and `cp.async`.
+    Portable,
+    /// The portable kernel, which reads every layout as if nothing were aligned. Slow; made for tests.
+    PortableUnaligned,
+}
+
 /// The fused tiled variant over device memory: one launch a call, on the caller's stream. A call allocates nothing and
 /// waits for nothing, so it can be captured into a graph; positions are read from device memory when the kernel runs.
+///
+/// Planned are the kernels for hidden states of the weight's type that lie as well aligned as the weight. Others, and
+/// [`DeviceTiled::launch_storing`] on Hopper, take other kernels: the first such launch loads one, and compiles it when
+/// it is in no cache. Make one before a capture.
 #[derive(Debug)]
 pub struct DeviceTiled {
     device: Arc<Device>,
     head: DeviceHead,
-    kernels: Vec<Arc<Loaded>>,
-    weight: TensorMap,
-    granule: TensorMap,
+    choice: KernelChoice,
+    /// Where the Hopper kernel takes the weight.
+    hopper: Option<Hopper>,
+    /// Those that were used or planned.
+    portable: Vec<Arc<LoadedPortable>>,
     /// Ordered bits of the best winner a row, the first invalid logit a row, a counter, and a logit a block and row.
     scratch: u64,
     /// What `scratch` is the address of.
     _scratch: CudaSlice<u8>,
     max_rows: usize,
+}
+
+/// The Hopper kernels, and the weight as they read it.
+#[derive(Debug)]
+struct Hopper {
+    kernels: Vec<Arc<Loaded>>,
+    weight: TensorMap,
+    granule: TensorMap,
+}
+
+impl Hopper {
+    fn new(weight: &DeviceMatrix, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
+        let tiles = Tile::up_to(max_rows, weight.dtype);
+        Ok(Hopper {
+            kernels: tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?,
+            weight: tensor_map::encode(weight, 64)?,
+            granule: tensor_map::encode(weight, 16)?,
+        })
+    }
 }
 
 const BEST: u64 = 0;
@@ -82,8 +93,8 @@ impl DeviceTiled {
     /// Plans for calls of up to `max_rows` rows, 256 at most: compiles and loads the kernels, allocates the scratch.
     ///
     /// # Errors
-    /// * [`CudaError::Architecture`]: the device is no Hopper.
-    /// * [`CudaError::Layout`]: the weight's type, address or stride.
+    /// * [`CudaError::Architecture`]: the device is older than compute capability 8.0.
+    /// * [`CudaError::Layout`]: the weight has no columns, a stride below its width, or an address within an element.
     /// * [`CudaError::TooLarge`]: tokens, columns or rows.
     /// * [`CudaError::EmptyPlan`]: `max_rows` is 0.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
@@ -92,8 +103,25 @@ impl DeviceTiled {
     /// The head's weight and bias are device memory of this device, of the stated sizes, and stay so and unchanged
     /// while this value is used and until all its launches have run.
     pub unsafe fn new(head: DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+        // SAFETY: this function's contract is the same.
+        unsafe { DeviceTiled::with_kernels(head, max_rows, device, KernelChoice::default()) }
+    }
+
+    /// [`DeviceTiled::new`] with a choice of kernels.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::new`].
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::new`].
+    pub unsafe fn with_kernels(
+        head: DeviceHead,
+        max_rows: usize,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+    ) -> Result<Self, CudaError> {
         let (major, minor) = device.capability();
-        if (major, minor) != (9, 0) {
+        if major < 8 {
             return Err(CudaError::Architecture { major, minor });
         }
         head.weight.check("weight")?;
@@ -108,10 +136,17 @@ impl DeviceTiled {
         if let Some(&(what, found, limit)) = limits.iter().find(|(_, found, limit)| found > limit) {
             return Err(CudaError::TooLarge { what, found, limit });
         }
-        let tiles = Tile::up_to(max_rows, head.weight.dtype);
-        let kernels = tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?;
+        let is_hopper = (major, minor) == (9, 0) && choice == KernelChoice::Fastest && head.weight.is_aligned();
+        let hopper = is_hopper.then(|| Hopper::new(&head.weight, max_rows, device)).transpose()?;
+        let operand = Portable::operand(head.weight.dtype, head.weight.dtype);
+        let mut portable = Vec::new();
+        if hopper.is_none() {
+            for instance in Portable::up_to(max_rows, operand) {
+                portable.push(device.portable(instance)?);
+            }
+        }
         let allocate = CudaError::driver("allocate scratch");
-        let size = LOGITS as usize + 4 * device.multiprocessors() as usize * max_rows;
+        let size = LOGITS as usize + 4 * MAX_BLOCKS * device.multiprocessors() as usize * max_rows;
         let stream = device.stream()?;
         let scratch = stream.alloc_zeros::<u8>(size).map_err(&allocate)?;
         let base = scratch.device_ptr(&stream).0;
@@ -119,10 +154,8 @@ impl DeviceTiled {
         unsafe { result::memset_d8_async(base + INVALID, 0xff, 8 * MAX_ROWS, stream.cu_stream()) }
             .map_err(&allocate)?;
         stream.synchronize().map_err(&allocate)?;
-        let weight = tensor_map::encode(&head.weight, 64)?;
-        let granule = tensor_map::encode(&head.weight, 16)?;
         let device = device.clone();
-        Ok(DeviceTiled { device, head, kernels, weight, granule, scratch: base, _scratch: scratch, max_rows })
+        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch: base, _scratch: scratch, max_rows })
     }
 
     /// The device.
@@ -141,9 +174,9 @@ impl DeviceTiled {
     /// [`abi::Draw`](crate::abi::Draw) a row.
     ///
     /// # Errors
-    /// * [`CudaError::Layout`]: the hidden states' type, width, address or stride.
+    /// * [`CudaError::Layout`]: the hidden states' width, stride or address.
     /// * [`CudaError::TooLarge`]: more rows than planned.
-    /// * [`CudaError::Driver`].
+    /// * [`CudaError::Driver`], and [`CudaError::Compile`] where a kernel is needed that was not planned.
     ///
     /// # Safety
     /// * `hidden`, `rows`, `draws`, and what the rows point to, are device memory of this device, of the stated sizes,
@@ -157,43 +190,127 @@ impl DeviceTiled {
         rows: u64,
         draws: u64,
     ) -> Result<(), CudaError> {
-        hidden.check("hidden states")?;
-        let wrong = |reason| Err(CudaError::Layout { what: "hidden states", reason });
-        if hidden.dtype != self.head.weight.dtype {
-            return wrong("their type is not the weight's");
+        if !self.takes(hidden)? {
+            return Ok(());
         }
+        let call = self.call(hidden, rows, draws);
+        let Some(hopper) = self.hopper.as_ref().filter(|_| self.is_alike(hidden) && hidden.is_aligned()) else {
+            // SAFETY: the same contract.
+            return unsafe { self.launch_portable(stream, hidden, &call, Stored::default()) };
+        };
+        let fitting = hopper.kernels.iter().find(|kernel| kernel.tile.columns as usize >= hidden.rows);
+        let kernel = fitting.expect("the planned tiles reach the planned rows");
+        let map = tensor_map::encode(hidden, kernel.tile.columns / kernel.tile.cluster)?;
+        let maps = Maps { weight: hopper.weight, granule: hopper.granule, hidden: map };
+        let blocks = kernel.blocks(call.tokens, self.device.multiprocessors());
+        // SAFETY: head and inputs by this function's and `new`'s contract; the scratch is this value's, sized by `new`
+        // for every multiprocessor, and the kernel leaves it as it found it.
+        unsafe { kernel.launch(stream, blocks, &call, &maps) }
+    }
+
+    /// Draws as [`DeviceTiled::launch`] does, and keeps the transformed logits (paper App. K), float32: that of row `r`
+    /// and of the weight's row `t` at the device address `logits + 4 * (r * row_stride + t)`. An invalid logit is stored
+    /// as -inf, and its row's draw says so. Always the portable kernel's work.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also when the logits' address is not a multiple of 4 or
+    /// `row_stride` is smaller than the weight's rows.
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`]; the logits too are device memory of this device until the launch has run.
+    pub unsafe fn launch_storing(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: u64,
+        draws: u64,
+        logits: u64,
+        row_stride: usize,
+    ) -> Result<(), CudaError> {
+        let (cols, dtype) = (self.head.weight.rows, DType::F32);
+        DeviceMatrix { address: logits, dtype, rows: hidden.rows, cols, row_stride }.check("logits")?;
+        if !self.takes(hidden)? {
+            return Ok(());
+        }
+        let call = self.call(hidden, rows, draws);
+        // SAFETY: the same contract.
+        unsafe { self.launch_portable(stream, hidden, &call, Stored { logits, stride: row_stride as u64 }) }
+    }
+
+    /// Whether there is anything to do.
+    fn takes(&self, hidden: &DeviceMatrix) -> Result<bool, CudaError> {
+        hidden.check("hidden states")?;
         if hidden.cols != self.head.weight.cols {
-            return wrong("their width is not the weight's");
+            return Err(CudaError::Layout { what: "hidden states", reason: "their width is not the weight's" });
         }
         if hidden.rows > self.max_rows {
             return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
         }
-        if hidden.rows == 0 {
-            return Ok(());
-        }
-        let fitting = self.kernels.iter().find(|kernel| kernel.tile.columns as usize >= hidden.rows);
-        let kernel = fitting.expect("the planned tiles reach the planned rows");
-        let tokens = self.head.weight.rows as u32;
-        let base = self.scratch;
-        let call = Call {
+        Ok(hidden.rows > 0)
+    }
+
+    fn is_alike(&self, hidden: &DeviceMatrix) -> bool {
+        hidden.dtype == self.head.weight.dtype
+    }
+
+    fn call(&self, hidden: &DeviceMatrix, rows: u64, draws: u64) -> Call {
+        Call {
             rows,
             bias: self.head.bias.unwrap_or(0),
-            best: base + BEST,
-            invalid: base + INVALID,
-            logits: base + LOGITS,
-            arrived: base + ARRIVED,
+            best: self.scratch + BEST,
+            invalid: self.scratch + INVALID,
+            logits: self.scratch + LOGITS,
+            arrived: self.scratch + ARRIVED,
             draws,
             head: HeadTransform { soft_cap: self.head.soft_cap.unwrap_or(0.0), scale: self.head.scale },
             row_count: hidden.rows as u32,
             hidden: hidden.cols as u32,
             first_token: self.head.first_token,
-            tokens,
+            tokens: self.head.weight.rows as u32,
+        }
+    }
+
+    /// # Safety
+    /// As [`DeviceTiled::launch_storing`]; the logits may be null.
+    unsafe fn launch_portable(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        call: &Call,
+        stored: Stored,
+    ) -> Result<(), CudaError> {
+        let weight = &self.head.weight;
+        let instance = Portable::for_rows(hidden.rows, Portable::operand(weight.dtype, hidden.dtype));
+        // The smallest unit that an element of 16 bits allows.
+        let largest = if self.choice == KernelChoice::PortableUnaligned { 2 } else { 16 };
+        let matrices = Matrices {
+            weight: weight.address,
+            hidden: hidden.address,
+            weight_stride: weight.stride_bytes(),
+            hidden_stride: hidden.stride_bytes(),
+            weight_type: type_code(weight.dtype),
+            hidden_type: type_code(hidden.dtype),
+            weight_unit: weight.unit().min(largest),
+            hidden_unit: hidden.unit().min(largest),
         };
-        let map = tensor_map::encode(hidden, kernel.tile.columns / kernel.tile.cluster)?;
-        let maps = Maps { weight: self.weight, granule: self.granule, hidden: map };
-        let blocks = kernel.blocks(tokens, self.device.multiprocessors());
-        // SAFETY: head and inputs by this function's and `new`'s contract; the scratch is this value's, sized by `new`
-        // for every multiprocessor, and the kernel leaves it as it found it.
-        unsafe { kernel.launch(stream, blocks, &call, &maps) }
+        let kernel = match self.portable.iter().find(|kernel| kernel.portable == instance) {
+            Some(kernel) => kernel,
+            None => {
+                self.portable.push(self.device.portable(instance)?);
+                self.portable.last().expect("one was just added")
+            }
+        };
+        // SAFETY: head and inputs by the caller's and `new`'s contract; the scratch is this value's, sized by `new` for the
+        // most blocks, and the kernel leaves it as it found it; the instance is the one for these rows and types.
+        unsafe { kernel.launch(stream, call, &matrices, &stored) }
+    }
+}
+
+/// The kernels' names of the types.
+fn type_code(dtype: DType) -> u32 {
+    match dtype {
+        DType::BF16 => 0,
+        DType::F16 => 1,
+        DType::F32 => 2,
     }
 }

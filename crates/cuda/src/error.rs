@@ -17,8 +17,8 @@ pub enum CudaError {
         /// What was looked for and found.
         probe: Box<Probe>,
     },
-    /// The GPU has no kernel.
-    #[error("compute capability {major}.{minor} has no kernel yet; 9.0 has one")]
+    /// The GPU is too old for the kernels.
+    #[error("compute capability {major}.{minor} has no kernel; 8.0 and up have")]
     Architecture {
         /// Major number.
         major: i32,
@@ -83,7 +83,7 @@ pub enum CudaError {
         /// The limit.
         limit: usize,
     },
-    /// A matrix in device memory that the copy engine cannot read.
+    /// A matrix in device memory that no kernel can read.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {
         /// Weight or hidden states.

@@ -2,6 +2,7 @@
 
 use crate::abi::{Draw, status};
 use crate::device::Device;
+use crate::device_tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::resident::Resident;
 use crate::staging::Staging;
@@ -35,7 +36,13 @@ pub(crate) struct Frame<'w> {
 
 impl<'w> Frame<'w> {
     /// Checks the plan, copies the weight, compiles and loads the kernels.
-    pub(crate) fn new(head: Head<'w>, plan: Plan, can: Capabilities, device: &Arc<Device>) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        head: Head<'w>,
+        plan: Plan,
+        can: Capabilities,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+    ) -> Result<Self, CudaError> {
         if plan.canonical && !can.canonical {
             return Err(CudaError::Unsupported { knob: Knob::Canonical });
         }
@@ -46,7 +53,7 @@ impl<'w> Frame<'w> {
         let stream = device.stream()?;
         let resident = match head.tokens().is_empty() {
             true => None,
-            false => Some(Resident::new(&head, &plan, device, &stream)?),
+            false => Some(Resident::new(&head, &plan, device, choice, &stream)?),
         };
         Ok(Frame {
             head,

@@ -5,11 +5,12 @@
 //! its instances.
 
 use crate::architecture::Architecture;
-use crate::{dense, fused_hopper, select};
+use crate::{fused_hopper, fused_portable, select};
 use core::fmt;
 
 /// Every kernel of this crate.
-pub(crate) static KERNELS: &[&KernelSource] = &[&fused_hopper::SOURCE, &dense::SOURCE, &select::SOURCE];
+pub(crate) static KERNELS: &[&KernelSource] =
+    &[&fused_hopper::SOURCE, &fused_portable::TENSOR, &fused_portable::PLAIN, &select::SOURCE];
 
 /// The benchmark's kernels; nothing is built of them ahead of time.
 #[cfg(all(test, feature = "rivals"))]

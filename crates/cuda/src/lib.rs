@@ -1,4 +1,4 @@
-//! The CUDA backend of FlashSampling: the draw fused into the matmul, fast on Hopper (compute capability 9.0).
+//! The CUDA backend of FlashSampling: the draw fused into the matmul, for GPUs of compute capability 8.0 and up.
 //!
 //! The kernels are CUDA C++ under `kernels/`, embedded here and compiled for the GPU by NVIDIA's run-time compiler
 //! (NVRTC): at first use, and then kept on disk (see [`cache`]), or ahead of time (see [`ahead`]), for hosts that have a
@@ -10,8 +10,9 @@
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //!
-//! Fast is the fused kernel: bf16 or f16 on both sides, on Hopper. A plain kernel, one row at a time, serves the rest:
-//! log-probabilities, float32, pairs of different types, other GPUs. Refused by name are draws without replacement,
+//! One fused kernel is for Hopper, one for every GPU of compute capability 8.0 and up; both multiply bf16 or f16 on tensor
+//! cores and give the same bits. Float32 and pairs of different types are multiplied without tensor cores. The layout
+//! of device memory decides how fast inputs are read, not whether. Refused by name are draws without replacement,
 //! canonical plans and the other variants.
 //!
 //! # Features
@@ -49,9 +50,9 @@ pub mod cache;
 #[cfg(feature = "driver")]
 mod compile;
 #[cfg(feature = "driver")]
-mod dense;
-#[cfg(feature = "driver")]
 mod device;
+#[cfg(feature = "driver")]
+mod device_matrix;
 #[cfg(feature = "driver")]
 mod device_tiled;
 #[cfg(feature = "driver")]
@@ -62,6 +63,8 @@ mod error;
 mod frame;
 #[cfg(feature = "driver")]
 mod fused_hopper;
+#[cfg(feature = "driver")]
+mod fused_portable;
 #[cfg(feature = "driver")]
 mod kernels;
 #[cfg(feature = "driver")]
@@ -94,7 +97,9 @@ pub use cudarc;
 #[cfg(feature = "driver")]
 pub use device::Device;
 #[cfg(feature = "driver")]
-pub use device_tiled::{DeviceHead, DeviceMatrix, DeviceTiled};
+pub use device_matrix::DeviceMatrix;
+#[cfg(feature = "driver")]
+pub use device_tiled::{DeviceHead, DeviceTiled, KernelChoice};
 #[cfg(feature = "driver")]
 pub use entry::{CompilerVersion, Label};
 #[cfg(feature = "driver")]

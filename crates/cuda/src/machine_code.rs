@@ -111,7 +111,7 @@ impl Request<'_> {
 mod tests {
     use super::*;
     use crate::cache::tests::Folder;
-    use crate::{dense, fused_hopper};
+    use crate::{fused_hopper, fused_portable};
 
     const NEW: CompilerVersion = CompilerVersion { major: 13, minor: 1 };
     const OLD: CompilerVersion = CompilerVersion { major: 12, minor: 9 };
@@ -147,20 +147,20 @@ mod tests {
     #[test]
     fn a_compiler_s_own_file_is_used_and_another_s_is_not() {
         let kept = Folder::new("own");
-        let instances = (dense::SOURCE.instances)();
-        let dense = request(&dense::SOURCE, &instances[0], "sm_90a");
+        let instances = (fused_portable::PLAIN.instances)();
+        let plain = request(&fused_portable::PLAIN, &instances[0], "sm_90a");
         let folders = Folders { cache: Some(kept.0.clone()), ..Folders::default() };
-        cache::keep(&kept.0, &dense.label(OLD), b"old").unwrap();
-        assert_eq!(dense.from(&folders, || Some(NEW), || Ok(b"new".to_vec())).unwrap(), b"new");
-        assert_eq!(dense.from(&folders, || Some(NEW), never).unwrap(), b"new");
-        assert_eq!(dense.from(&folders, || Some(OLD), never).unwrap(), b"old");
+        cache::keep(&kept.0, &plain.label(OLD), b"old").unwrap();
+        assert_eq!(plain.from(&folders, || Some(NEW), || Ok(b"new".to_vec())).unwrap(), b"new");
+        assert_eq!(plain.from(&folders, || Some(NEW), never).unwrap(), b"new");
+        assert_eq!(plain.from(&folders, || Some(OLD), never).unwrap(), b"old");
     }
 
     #[test]
     fn code_for_a_relative_serves_where_no_closer_one_is() {
         let kept = Folder::new("relative");
-        let instances = (dense::SOURCE.instances)();
-        let on = |architecture| request(&dense::SOURCE, &instances[0], architecture);
+        let instances = (fused_portable::PLAIN.instances)();
+        let on = |architecture| request(&fused_portable::PLAIN, &instances[0], architecture);
         let folders = Folders { ahead: vec![kept.0.clone()], cache: None };
         cache::keep(&kept.0, &on("sm_80").label(NEW), b"80").unwrap();
         assert_eq!(on("sm_89").from(&folders, || None, never).unwrap(), b"80");
@@ -175,12 +175,12 @@ mod tests {
     #[test]
     fn a_cache_that_cannot_be_written_costs_nothing_but_time() {
         let kept = Folder::new("unwritable");
-        let instances = (dense::SOURCE.instances)();
-        let dense = request(&dense::SOURCE, &instances[0], "sm_80");
-        let file = cache::keep(&kept.0, &dense.label(OLD), b"old").unwrap();
+        let instances = (fused_portable::PLAIN.instances)();
+        let plain = request(&fused_portable::PLAIN, &instances[0], "sm_80");
+        let file = cache::keep(&kept.0, &plain.label(OLD), b"old").unwrap();
         for cache in [None, Some(file.join("below a file"))] {
             let folders = Folders { cache, ..Folders::default() };
-            assert_eq!(dense.from(&folders, || Some(NEW), || Ok(b"new".to_vec())).unwrap(), b"new");
+            assert_eq!(plain.from(&folders, || Some(NEW), || Ok(b"new".to_vec())).unwrap(), b"new");
         }
     }
 }

@@ -2,34 +2,38 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Draw, Row};
-use crate::dense::Dense;
 use crate::device::Device;
-use crate::device_tiled::{DeviceHead, DeviceMatrix, DeviceTiled};
+use crate::device_matrix::DeviceMatrix;
+use crate::device_tiled::{DeviceHead, DeviceTiled, KernelChoice};
 use crate::error::CudaError;
 use crate::fused_hopper::MAX_ROWS;
 use crate::staging::Staging;
+use core::ops::Range;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::{DType, Head, Matrix, Plan};
+use flash_sampling_core::{Head, Matrix, Plan};
 use std::sync::Arc;
 
 /// Bytes of the weight that are laid out and copied at a time.
 const PART: usize = 64 << 20;
+/// Bytes of transformed logits that are kept at a time; at least a row's.
+const STORED: usize = 64 << 20;
 
 /// A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #[derive(Debug)]
 pub(crate) struct Resident {
-    /// `None` where the fused kernel does not run: other GPUs, and a float32 weight.
-    fused: Option<DeviceTiled>,
-    dense: Dense,
+    fused: DeviceTiled,
     /// Draws of a launch.
     most: usize,
-    dtype: DType,
+    tokens: usize,
     /// Elements from one row to the next, of the weight and of hidden states.
     row_stride: usize,
     inputs: CudaSlice<u8>,
     draws: CudaSlice<u8>,
     /// Hidden states of the last launch and where its rows begin in `inputs`.
     last: Option<(DeviceMatrix, u64)>,
+    /// Transformed logits, `[rows, tokens]`, of the rows in `stored` of the last launch.
+    logits: CudaSlice<f32>,
+    stored: Range<usize>,
     /// Held for the kernels, which know their addresses; freed after them.
     _weight: CudaSlice<u8>,
     _bias: Option<CudaSlice<f32>>,
@@ -40,6 +44,7 @@ impl Resident {
         head: &Head<'_>,
         plan: &Plan,
         device: &Arc<Device>,
+        choice: KernelChoice,
         stream: &Arc<CudaStream>,
     ) -> Result<Self, CudaError> {
         let failed = CudaError::driver("copy the head to the GPU");
@@ -64,17 +69,27 @@ impl Resident {
             scale: head.scale(),
         };
         let most = plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS);
-        let is_fused = device.capability() == (9, 0) && dtype != DType::F32;
-        let fused = match is_fused {
-            // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are freed after the kernels.
-            true => Some(unsafe { DeviceTiled::new(on_device, most, device) }?),
-            false => None,
-        };
-        let dense = Dense::new(on_device, device, stream)?;
+        // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are freed after the kernels.
+        let fused = unsafe { DeviceTiled::with_kernels(on_device, most, device, choice) }?;
         let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
         let inputs = stream.alloc_zeros(size).map_err(&failed)?;
         let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
-        Ok(Resident { fused, dense, most, dtype, row_stride, inputs, draws, last: None, _weight: weight, _bias: bias })
+        let stored_rows = plan.max_logprobs.map_or(0, |_| (STORED / size_of::<f32>() / tokens.len()).clamp(1, most));
+        let logits = stream.alloc_zeros(stored_rows * tokens.len()).map_err(&failed)?;
+        let (last, stored) = (None, 0..0);
+        Ok(Resident {
+            fused,
+            most,
+            row_stride,
+            inputs,
+            draws,
+            last,
+            logits,
+            stored,
+            tokens: tokens.len(),
+            _weight: weight,
+            _bias: bias,
+        })
     }
 
     /// Draws of a launch.
@@ -106,21 +121,11 @@ impl Resident {
         stream.memcpy_htod(staging.finish(base), &mut self.inputs).map_err(&failed)?;
         let (dtype, cols, row_stride) = (input.dtype(), input.cols(), self.row_stride);
         let hidden = DeviceMatrix { address: base, dtype, rows: count, cols, row_stride };
-        self.last = Some((hidden, rows));
+        (self.last, self.stored) = (Some((hidden, rows)), 0..0);
         let out = self.draws.device_ptr(stream).0;
-        match &mut self.fused {
-            Some(fused) if self.dtype == dtype => {
-                // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws; the call
-                // waits below, so launches follow each other.
-                unsafe { fused.launch(stream, &hidden, rows, out) }?;
-            }
-            _ => {
-                for row in 0..count {
-                    // SAFETY: as above.
-                    unsafe { self.dense.row(stream, &hidden, rows, out, row, true) }?;
-                }
-            }
-        }
+        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws; the call waits below,
+        // so launches follow each other.
+        unsafe { self.fused.launch(stream, &hidden, rows, out) }?;
         draws.clear();
         draws.resize(count, Draw::default());
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(draws);
@@ -128,13 +133,34 @@ impl Resident {
         stream.synchronize().map_err(CudaError::driver("run the kernels"))
     }
 
-    /// The transformed logits of the draw at place `row` of the last launch, by the plain kernel.
+    /// The transformed logits of the draw at place `row` of the last launch; the plan must allow log-probabilities. They
+    /// are made for many rows at once, and those that follow `row` are kept.
     pub(crate) fn logits(&mut self, row: usize, out: &mut Vec<f32>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        let failed = CudaError::driver("copy the logits of a row");
+        if !self.stored.contains(&row) {
+            self.store(row, stream)?;
+        }
+        let at = (row - self.stored.start) * self.tokens;
+        out.resize(self.tokens, 0.0);
+        stream.memcpy_dtoh(&self.logits.slice(at..at + self.tokens), out).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)
+    }
+
+    /// Enqueues the transformed logits of the last launch's rows from `first` on, as many as there is room for.
+    fn store(&mut self, first: usize, stream: &CudaStream) -> Result<(), CudaError> {
         let Some((hidden, rows)) = self.last else { return Ok(()) };
-        let draws = self.draws.device_ptr(stream).0;
-        // SAFETY: the inputs of the last launch are still there, on the same stream.
-        unsafe { self.dense.row(stream, &hidden, rows, draws, row, false) }?;
-        self.dense.logits(stream, out)
+        let count = (hidden.rows - first).min(self.logits.len() / self.tokens);
+        let from =
+            DeviceMatrix { address: hidden.address + first as u64 * hidden.stride_bytes(), rows: count, ..hidden };
+        let rows = rows + (first * size_of::<Row>()) as u64;
+        // The same draws again.
+        let draws = self.draws.device_ptr(self.draws.stream()).0 + (first * size_of::<Draw>()) as u64;
+        let logits = self.logits.device_ptr(self.logits.stream()).0;
+        // SAFETY: the inputs of the last launch are still there, on the same stream; there is room for `count` rows of
+        // logits and, with the draws before `first`, for the draws.
+        unsafe { self.fused.launch_storing(stream, &from, rows, draws, logits, self.tokens) }?;
+        self.stored = first..first + count;
+        Ok(())
     }
 }
 

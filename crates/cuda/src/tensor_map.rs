@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::TensorMap;
-use crate::device_tiled::DeviceMatrix;
+use crate::device_matrix::DeviceMatrix;
 use crate::error::CudaError;
 use cudarc::driver::sys::{
     CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,

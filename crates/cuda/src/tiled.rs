@@ -1,6 +1,7 @@
 //! The tiled variant over host memory (paper Alg. 1).
 
 use crate::device::Device;
+use crate::device_tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::frame::Frame;
 use flash_sampling_core::{
@@ -12,11 +13,11 @@ use std::sync::Arc;
 /// Draws inside the matmul on a GPU, for inputs in host memory (paper Alg. 1). Exact pathwise.
 ///
 /// The weight is copied to the GPU once. A call copies hidden states and row parameters up, launches once for every 256
-/// draws, copies the draws down and waits. That is the fused kernel: bf16 or f16, the same type on both sides, on
-/// Hopper. Other types and GPUs take a plain kernel, one row at a time. Which of the two depends on the types alone, so
-/// that a row's bits do not depend on its neighbours. Sums are in float32.
+/// draws, copies the draws down and waits. Bf16 and f16, the same type on both sides, are multiplied on tensor cores, other
+/// types without them. Which of the two depends on the types alone, so that a row's bits do not depend on its
+/// neighbours. Sums are in float32.
 ///
-/// A row that asks for log-probabilities is evaluated once more by the plain kernel, and its logits are copied down.
+/// Rows that ask for log-probabilities are evaluated once more, and their logits are copied down.
 /// Memory on the GPU grows when a call brings more masks and biases than any before it.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(Frame<'w>);
@@ -27,8 +28,21 @@ impl<'w> CudaTiled<'w> {
     /// # Errors
     /// * [`CudaError::Unsupported`]: the plan is canonical.
     /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
-    /// * [`CudaError::TooLarge`], [`CudaError::Compile`], [`CudaError::Driver`].
+    /// * [`CudaError::Architecture`], [`CudaError::TooLarge`], [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(head: Head<'w>, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
+        CudaTiled::with_kernels(head, plan, device, KernelChoice::default())
+    }
+
+    /// [`CudaTiled::new`] with a choice of kernels.
+    ///
+    /// # Errors
+    /// As [`CudaTiled::new`].
+    pub fn with_kernels(
+        head: Head<'w>,
+        plan: Plan,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+    ) -> Result<Self, CudaError> {
         let can = Capabilities {
             backend: "cuda",
             variant: Variant::Tiled,
@@ -39,7 +53,7 @@ impl<'w> CudaTiled<'w> {
             penalties: false,
             canonical: false,
         };
-        Ok(CudaTiled(Frame::new(head, plan, can, device)?))
+        Ok(CudaTiled(Frame::new(head, plan, can, device, choice)?))
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::device::Device;
-use crate::device_tiled::DeviceMatrix;
+use crate::device_matrix::DeviceMatrix;
 use crate::error::CudaError;
 use crate::kernels::{self, Instance, KernelSource};
 use core::ffi::c_void;

@@ -1,13 +1,9 @@
 // Barriers in shared memory that count arrivals and bytes.
 #pragma once
 
-#include "../platform.cuh"
+#include "address.cuh"
 
 namespace flash_sampling::ptx {
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
 
 __device__ __forceinline__ void mbarrier_init(u64* barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");

@@ -6,10 +6,9 @@
 #pragma once
 
 #include "mbarrier.cuh"
+#include "operand.cuh"
 
 namespace flash_sampling::ptx {
-
-enum class Operand { BF16, F16 };
 
 // The descriptor of a K-major operand of 64 elements (128 bytes) a row, in groups of 8 rows.
 __device__ __forceinline__ u64 operand_descriptor(const void* pointer) {

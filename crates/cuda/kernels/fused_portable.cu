@@ -1,0 +1,22 @@
+// The entry point of the fused kernel on tensor cores of compute capability 8.0 and up. FS_COLUMNS (rows of the batch) and
+// FS_OPERAND are given by the build.
+#include "flash_sampling/epilogue/draw.cuh"
+#include "flash_sampling/kernels/fused_portable.cuh"
+#include "flash_sampling/mainloop/tensor.cuh"
+
+using namespace flash_sampling;
+using Mainloop = TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND>;
+using Epilogue = DrawEpilogue<Mainloop::MOST_ROWS>;
+using Kernel = FusedPortable<Mainloop, Epilogue>;
+
+// What the host must know to launch it: dynamic shared memory in bytes, threads of a block, blocks of a multiprocessor.
+extern "C" {
+__constant__ u32 fused_launch[3] = {Kernel::SHARED_BYTES, Kernel::THREADS, Kernel::BLOCKS};
+}
+
+extern "C" __global__ void __launch_bounds__(Kernel::THREADS, Kernel::BLOCKS)
+    fused(const __grid_constant__ Call call, const __grid_constant__ Matrices matrices,
+          const __grid_constant__ Epilogue::Arguments arguments) {
+    extern __shared__ __align__(128) u8 memory[];
+    Kernel::block(call, matrices, arguments, memory);
+}

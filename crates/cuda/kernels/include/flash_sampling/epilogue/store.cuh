@@ -1,0 +1,28 @@
+// The optional store of logits (paper App. K).
+#pragma once
+
+#include "winners.cuh"
+
+namespace flash_sampling {
+
+// Where transformed logits go: [rows, tokens].
+struct Stored {
+    float* logits;  // null = nowhere
+    u64 stride;     // floats from one row to the next
+};
+static_assert(sizeof(Stored) == 16, "the host writes this layout");
+
+// A warp stores its row of a tile. `dots` are the row's.
+__device__ __forceinline__ void store_row(const Call& call, const Stored& stored, const DotTile& tile, u32 column,
+                                          const float* dots) {
+    const Row& row = call.rows[column];
+    float* const to = stored.logits + column * stored.stride + tile.first;
+#pragma unroll 1
+    for (u32 t = threadIdx.x % 32; t < tile.tokens; t += 32) {
+        float dot = dots[t];
+        if (call.bias) dot = add_rn(dot, call.bias[tile.first + t]);
+        to[t] = checked_logit(call, row, column, call.first_token + tile.first + t, dot);
+    }
+}
+
+}  // namespace flash_sampling

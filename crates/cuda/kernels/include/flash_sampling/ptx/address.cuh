@@ -1,0 +1,24 @@
+// Addresses in shared memory as PTX takes them, and how long L2 should keep a line.
+#pragma once
+
+#include "../platform.cuh"
+
+namespace flash_sampling::ptx {
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ u64 policy_evict_first() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ u64 policy_evict_last() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+}  // namespace flash_sampling::ptx

@@ -1,0 +1,23 @@
+// Copies from device to shared memory that run while the threads compute (compute capability 8.0 and up).
+#pragma once
+
+#include "address.cuh"
+
+namespace flash_sampling::ptx {
+
+// Copies the first `bytes` of 16, both addresses multiples of 16, and fills up with zeros; nothing beyond is read.
+__device__ __forceinline__ void copy_async(u32 to, const void* from, u32 bytes, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(bytes), "l"(policy)
+                 : "memory");
+}
+
+// Ends a group: what this thread has copied since the last one.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most the last `PENDING` groups of this thread are under way.
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+}  // namespace flash_sampling::ptx

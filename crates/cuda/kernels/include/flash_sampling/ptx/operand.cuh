@@ -1,0 +1,8 @@
+// The types that the tensor cores multiply.
+#pragma once
+
+namespace flash_sampling::ptx {
+
+enum class Operand { BF16, F16 };
+
+}  // namespace flash_sampling::ptx
