@@ -13,6 +13,7 @@
 //! | [`log_mass`], [`mass_histogram`] | streaming and order-independent log-sum-exp | App. L |
 //! | [`group_summary`] | [`GroupSummary`] and its binary merge | Lemma D.3 |
 //! | [`frontier`] | [`Frontier`]: the winner above every threshold at once | |
+//! | [`stream_head`] | [`StreamHead`]: a head whose weight arrives block by block | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
 //! | [`canonical`] | one dot product that every backend can agree on | |
@@ -36,6 +37,7 @@ pub mod params;
 pub mod reference;
 pub mod sampler;
 pub mod samples;
+pub mod stream_head;
 pub mod transform;
 pub mod winner;
 
@@ -50,4 +52,5 @@ pub use noise::{Domain, Noise, NoiseRng};
 pub use params::RowParams;
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
 pub use samples::{Draw, RowSample, Samples};
+pub use stream_head::{StreamError, StreamHead};
 pub use winner::{Candidate, TopList, Winner};

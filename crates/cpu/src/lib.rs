@@ -33,11 +33,11 @@ mod tiled;
 mod words;
 
 pub use error::CpuError;
-pub use flash_sampling_core::GroupDraw;
+pub use flash_sampling_core::{GroupDraw, StreamError, StreamHead};
 pub use grouped::Grouped;
 pub use isa::{Isa, ParseIsaError};
 pub use online::Online;
 pub use options::CpuOptions;
 pub use standalone::Standalone;
-pub use stream::{OnlineStream, StreamError, StreamHead};
+pub use stream::OnlineStream;
 pub use tiled::Tiled;

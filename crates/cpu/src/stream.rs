@@ -7,68 +7,10 @@ use crate::online::{Running, begin_rows, emit_rows, merge_group};
 use crate::options::CpuOptions;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, DType, Exactness, Head, HeadError, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape,
+    Capabilities, Exactness, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
     Variant,
 };
-use std::io::{self, Read};
-
-/// The head of a stream: everything but the weight.
-#[derive(Clone, Copy, Debug)]
-pub struct StreamHead<'a> {
-    /// Rows of the weight.
-    pub vocab: usize,
-    /// Columns of the weight.
-    pub hidden: usize,
-    /// Element type of the weight.
-    pub dtype: DType,
-    /// Tokens that can be drawn; at most `vocab`.
-    pub vocab_size: usize,
-    /// See [`Head::with_bias`]; one entry per weight row.
-    pub bias: Option<&'a [f32]>,
-    /// See [`Head::with_soft_cap`].
-    pub soft_cap: Option<f32>,
-    /// See [`Head::with_scale`]; 1 = none.
-    pub scale: f32,
-}
-
-impl<'a> StreamHead<'a> {
-    /// A head of `[vocab, hidden]` without transforms.
-    pub fn new(vocab: usize, hidden: usize, dtype: DType) -> Self {
-        StreamHead { vocab, hidden, dtype, vocab_size: vocab, bias: None, soft_cap: None, scale: 1.0 }
-    }
-
-    /// The head of the weight rows that begin at `start`.
-    fn part<'h>(&'h self, weight: Matrix<'h>, start: usize) -> Result<Head<'h>, HeadError> {
-        let rows = start..start + weight.rows();
-        let mut head = Head::shard(weight, start, self.vocab_size)?.with_scale(self.scale)?;
-        if let Some(cap) = self.soft_cap {
-            head = head.with_soft_cap(cap)?;
-        }
-        if let Some(bias) = self.bias {
-            let expected = self.vocab;
-            head = head.with_bias(bias.get(rows).ok_or(HeadError::BiasLength { found: bias.len(), expected })?)?;
-        }
-        Ok(head)
-    }
-}
-
-/// Why a streamed call has no result.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StreamError {
-    /// The reader failed, or ended before the head did.
-    #[error("the weight's rows from token {token} on could not be read")]
-    Read {
-        /// First token of the block that was being read.
-        token: usize,
-        /// The reader's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The call is off; see [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample).
-    #[error(transparent)]
-    Call(#[from] SampleError),
-}
+use std::io::Read;
 
 /// The online variant (paper Alg. I.3) over a reader that yields the weight, row-major and in native byte order: a head
 /// larger than memory. It holds two groups of weight rows, one being read while the other is multiplied.
@@ -95,25 +37,11 @@ impl<'a> OnlineStream<'a> {
         if plan.canonical {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
-        let vocab = HeadError::Vocab { vocab_size: head.vocab_size, vocab_start: 0, vocab_end: head.vocab };
-        if head.vocab_size > head.vocab {
-            return Err(vocab.into());
-        }
-        // A head of no rows checks everything but the bias, which is checked whole.
-        let nothing = Matrix::from_bytes(&[], head.dtype, 0, head.hidden, head.hidden)?;
-        StreamHead { bias: None, ..head }.part(nothing, head.vocab)?;
-        if let Some(bias) = head.bias {
-            if bias.len() != head.vocab {
-                return Err(HeadError::BiasLength { found: bias.len(), expected: head.vocab }.into());
-            }
-            if let Some(row) = bias.iter().position(|b| b.is_nan() || *b == f32::INFINITY) {
-                return Err(HeadError::BiasValue { row }.into());
-            }
-        }
+        head.check()?;
         let engine = Engine::new(plan, head.dtype, head.hidden, options, true)?;
         let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
-        let whole = StreamHead { bias: None, ..head };
-        let hidden = Hidden::new(&whole.part(nothing, head.vocab)?, &plan);
+        let nothing = Matrix::from_bytes(&[], head.dtype, 0, head.hidden, head.hidden)?;
+        let hidden = Hidden::new(&StreamHead { bias: None, ..head }.part(nothing, head.vocab)?, &plan);
         let bytes = (group as usize).min(head.vocab) * head.hidden * head.dtype.size();
         Ok(OnlineStream { head, engine, hidden, group, running, blocks: [vec![0; bytes], vec![0; bytes]] })
     }
