@@ -7,14 +7,24 @@ use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flash_sampling_cuda::{CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, abi};
+use flash_sampling_cuda::{CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, abi};
+
+#[path = "cuda/layouts.rs"]
+mod layouts;
 
 /// The fused tiled variant on the first GPU.
-struct Cuda;
+struct Cuda(KernelChoice);
+
+const CHOICES: [KernelChoice; 3] = [KernelChoice::Fastest, KernelChoice::Portable, KernelChoice::PortableUnaligned];
 
 impl SamplerFactory for Cuda {
     fn name(&self) -> String {
-        "cuda/tiled".into()
+        let kernels = match self.0 {
+            KernelChoice::Fastest => "",
+            KernelChoice::Portable => "/portable",
+            KernelChoice::PortableUnaligned => "/unaligned",
+        };
+        format!("cuda/tiled{kernels}")
     }
 
     fn unavailable(&self) -> Option<String> {
@@ -32,22 +42,31 @@ impl SamplerFactory for Cuda {
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         let failed = |error: flash_sampling_cuda::CudaError| BuildError(error.to_string());
         let device = Device::new(0).map_err(failed)?;
-        Ok(Box::new(CudaTiled::new(head, plan, &device).map_err(failed)?))
+        Ok(Box::new(CudaTiled::with_kernels(head, plan, &device, self.0).map_err(failed)?))
     }
 }
 
-suite!(tiled, Cuda);
+suite!(tiled, Cuda(KernelChoice::Fastest));
+suite!(portable, Cuda(KernelChoice::Portable));
+suite!(unaligned, Cuda(KernelChoice::PortableUnaligned));
+
+/// Whether tests of this file run here; each is counted once.
+fn runs_here() -> bool {
+    let cuda = Cuda(KernelChoice::Fastest);
+    runs(&cuda.name(), cuda.unavailable(), 1)
+}
 
 /// Device memory, the caller's stream, and a graph whose replays read new positions.
 #[test]
 fn a_captured_call_draws_fresh_noise_when_positions_change() {
-    if !runs(&Cuda.name(), Cuda.unavailable(), 1) {
+    if !runs_here() {
         return;
     }
+    CHOICES.into_iter().for_each(captured_call);
+}
+
+fn captured_call(choice: KernelChoice) {
     let device = Device::new(0).unwrap();
-    if device.capability() != (9, 0) {
-        return;
-    }
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let stream = device.context().new_stream().unwrap();
     let weight = stream.clone_htod(problem.weight.matrix().bytes()).unwrap();
@@ -65,7 +84,7 @@ fn a_captured_call_draws_fresh_noise_when_positions_change() {
     let (rows_at, draws_at) = (rows_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
     stream.synchronize().unwrap();
     // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
-    let mut sampler = unsafe { DeviceTiled::new(head, 5, &device) }.unwrap();
+    let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
     unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at) }.unwrap();
@@ -123,7 +142,7 @@ fn rows(count: usize) -> Vec<RowParams<'static>> {
 
 #[test]
 fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
-    if !runs(&Cuda.name(), Cuda.unavailable(), 1) {
+    if !runs_here() {
         return;
     }
     let sizes = [(1, 1, 1), (3, 64, 8), (8, 1000, 200), (16, 517, 65), (31, 33_000, 130), (64, 5000, 512)];
@@ -143,11 +162,14 @@ fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
             let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
             let (mut want, mut found) = (Samples::new(), Samples::new());
             Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
-            let mut sampler = Cuda.build(problem.head(), plan).unwrap();
-            // Twice: the scratch must be left as it was found.
-            for _ in 0..2 {
-                sampler.sample(problem.input(), &rows, &mut found).unwrap();
-                assert_eq!(bits(&found), bits(&want), "{count} rows, {vocab} x {hidden}, {}", dtype.name());
+            for choice in CHOICES {
+                let mut sampler = Cuda(choice).build(problem.head(), plan).unwrap();
+                // Twice: the scratch must be left as it was found.
+                for _ in 0..2 {
+                    sampler.sample(problem.input(), &rows, &mut found).unwrap();
+                    let what = format!("{count} rows, {vocab} x {hidden}, {}, {choice:?}", dtype.name());
+                    assert_eq!(bits(&found), bits(&want), "{what}");
+                }
             }
         }
     }
@@ -155,27 +177,34 @@ fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
 
 #[test]
 fn rows_have_the_same_bits_in_batches_of_1_to_256() {
-    if !runs(&Cuda.name(), Cuda.unavailable(), 1) {
+    if !runs_here() {
         return;
     }
     let problem = Problem::gaussian(Size::new(256, 6011, 775), DType::BF16, DType::BF16, 21);
     let rows = rows(256);
-    let mut sampler = Cuda.build(problem.head(), Plan { max_rows: 256, max_draws: 3, ..Plan::default() }).unwrap();
     let mut out = Samples::new();
-    sampler.sample(problem.input(), &rows, &mut out).unwrap();
-    let all = bits(&out);
-    for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255] {
-        for first in [0, 1, 256 - batch] {
-            let input: Matrix<'_> = problem.input().row_range(first..first + batch);
-            sampler.sample(input, &rows[first..first + batch], &mut out).unwrap();
-            assert_eq!(bits(&out), all[first..first + batch], "rows {first}.. in a batch of {batch}");
+    // The kernels agree with each other too.
+    let mut all = Vec::new();
+    for choice in CHOICES {
+        let plan = Plan { max_rows: 256, max_draws: 3, ..Plan::default() };
+        let mut sampler = Cuda(choice).build(problem.head(), plan).unwrap();
+        if all.is_empty() {
+            sampler.sample(problem.input(), &rows, &mut out).unwrap();
+            all = bits(&out);
+        }
+        for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255, 256] {
+            for first in [0, 1, 256 - batch].into_iter().filter(|first| first + batch <= 256) {
+                let input: Matrix<'_> = problem.input().row_range(first..first + batch);
+                sampler.sample(input, &rows[first..first + batch], &mut out).unwrap();
+                assert_eq!(bits(&out), all[first..first + batch], "rows {first}.. in a batch of {batch}, {choice:?}");
+            }
         }
     }
 }
 
 #[test]
 fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
-    if !runs(&Cuda.name(), Cuda.unavailable(), 1) {
+    if !runs_here() {
         return;
     }
     // A NaN weight times the zeros of the unused columns is NaN there too.
@@ -187,10 +216,12 @@ fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
     let rows = rows(8);
     let plan = Plan { max_rows: 8, max_draws: 3, ..Plan::default() };
     let head = Head::new(Matrix::new(&poisoned, 500, 16).unwrap()).unwrap();
-    let mut sampler = Cuda.build(head, plan).unwrap();
     let (mut out, mut want) = (Samples::new(), Samples::new());
-    sampler.sample(bad.input(), &rows[..3], &mut out).unwrap();
     Reference::new(head, plan, Scheme::Tiled).sample(bad.input(), &rows[..3], &mut want).unwrap();
-    assert_eq!(bits(&out), bits(&want));
-    assert!(out.iter().all(|row| row.is_err()));
+    for choice in CHOICES {
+        let mut sampler = Cuda(choice).build(head, plan).unwrap();
+        sampler.sample(bad.input(), &rows[..3], &mut out).unwrap();
+        assert_eq!(bits(&out), bits(&want), "{choice:?}");
+        assert!(out.iter().all(|row| row.is_err()));
+    }
 }

@@ -150,9 +150,11 @@ impl DeviceTiled {
         let stream = device.stream()?;
         let scratch = stream.alloc_zeros::<u8>(size).map_err(&allocate)?;
         let base = scratch.device_ptr(&stream).0;
-        // SAFETY: the scratch holds the invalid keys there.
-        unsafe { result::memset_d8_async(base + INVALID, 0xff, 8 * MAX_ROWS, stream.cu_stream()) }
-            .map_err(&allocate)?;
+        // Ones are what the invalid keys begin with, and NaN for the logits, which nobody reads before they are written.
+        for (at, byte, size) in [(0, 0xff, size), (BEST, 0, 8 * MAX_ROWS), (ARRIVED, 0, (LOGITS - ARRIVED) as usize)] {
+            // SAFETY: these are parts of the scratch.
+            unsafe { result::memset_d8_async(base + at, byte, size, stream.cu_stream()) }.map_err(&allocate)?;
+        }
         stream.synchronize().map_err(&allocate)?;
         let device = device.clone();
         Ok(DeviceTiled { device, head, choice, hopper, portable, scratch: base, _scratch: scratch, max_rows })

@@ -70,7 +70,7 @@ impl Portable {
                 let operand = if dtype == DType::F16 { "F16" } else { "BF16" };
                 Instance::new(&[("COLUMNS", &self.columns), ("OPERAND", &operand)])
             }
-            None => Instance::new(&[("COLUMNS", &self.columns)]),
+            None => Instance::new(&[("COLUMNS", &self.columns)]).cold(),
         }
     }
 

@@ -1,0 +1,203 @@
+//! Device memory of any layout, and stored logits.
+
+use super::{CHOICES, runs_here};
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::tensor::Tensor;
+use flash_sampling_core::DType;
+use flash_sampling_core::transform::RowTransform;
+use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_cuda::{CudaError, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, abi};
+use std::sync::Arc;
+
+/// A matrix on the GPU, `before` bytes into its memory and with `gap` elements of NaN after each row.
+struct There {
+    _memory: CudaSlice<u8>,
+    matrix: DeviceMatrix,
+}
+
+impl There {
+    fn new(tensor: &Tensor, before: usize, gap: usize, stream: &Arc<CudaStream>) -> There {
+        let (bytes, row_stride) = tensor.strided(before, gap);
+        let memory = stream.clone_htod(&bytes).unwrap();
+        let address = memory.device_ptr(stream).0 + before as u64;
+        let (dtype, rows, cols) = (tensor.matrix().dtype(), tensor.rows(), tensor.cols());
+        There { _memory: memory, matrix: DeviceMatrix { address, dtype, rows, cols, row_stride } }
+    }
+}
+
+const FIRST_TOKEN: u32 = 6;
+const GAP: usize = 5;
+const POISON: u8 = 0xff;
+
+fn head(weight: DeviceMatrix) -> DeviceHead {
+    DeviceHead { weight, first_token: FIRST_TOKEN, bias: None, soft_cap: None, scale: 1.0 }
+}
+
+/// Rows with noise at several temperatures, greedy ones among them.
+fn rows(count: usize) -> Vec<abi::Row> {
+    let row = |r: usize| abi::Row {
+        seed: 3 + r as u64,
+        position: 1 << 33 | r as u64,
+        inv_temperature: [1.0, 0.25, 1.0, 2.5][r % 4],
+        greedy: (r % 4 == 2).into(),
+        ..abi::Row::default()
+    };
+    (0..count).map(row).collect()
+}
+
+/// Draws into poisoned memory, by a sampler that was planned for `most` rows; with `logits`, also stores them there.
+fn draws(
+    sampler: &mut DeviceTiled,
+    hidden: &DeviceMatrix,
+    logits: Option<&CudaSlice<u8>>,
+    stream: &Arc<CudaStream>,
+) -> Vec<abi::Draw> {
+    let rows = stream.clone_htod(&rows(hidden.rows)).unwrap();
+    let poison = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
+    let mut out = stream.clone_htod(&vec![poison; hidden.rows]).unwrap();
+    let rows_at = rows.device_ptr(stream).0;
+    // Twice: the scratch must be left as it was found.
+    for _ in 0..2 {
+        stream.memcpy_htod(&vec![poison; hidden.rows], &mut out).unwrap();
+        let out_at = out.device_ptr(stream).0;
+        match logits {
+            // SAFETY: all of it is memory of this device, of the stated sizes, and is freed after the stream was waited for.
+            None => unsafe { sampler.launch(stream, hidden, rows_at, out_at) }.unwrap(),
+            Some(logits) => {
+                let stride = logits.len() / 4 / hidden.rows;
+                // SAFETY: as above.
+                unsafe { sampler.launch_storing(stream, hidden, rows_at, out_at, logits.device_ptr(stream).0, stride) }
+                    .unwrap();
+            }
+        }
+    }
+    let found = stream.clone_dtoh(&out).unwrap();
+    stream.synchronize().unwrap();
+    found
+}
+
+fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
+    draws.iter().map(|d| (d.status, d.token, d.score.to_bits(), d.logit.to_bits())).collect()
+}
+
+#[test]
+fn every_layout_of_device_memory_and_every_kernel_gives_the_same_bits() {
+    if !runs_here() {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    // Bytes before the matrix and elements between rows, of weight and of hidden states. Rows have 193 elements.
+    let layouts = [
+        [(0, 7), (0, 7)],
+        [(0, 0), (0, 0)],
+        [(2, 7), (0, 7)],
+        [(0, 7), (2, 7)],
+        [(4, 1), (8, 3)],
+        [(8, 15), (4, 7)],
+        [(16, 15), (6, 0)],
+    ];
+    for dtype in [DType::BF16, DType::F16] {
+        for (count, tokens) in [(3, 1003), (20, 3001), (70, 517), (256, 2050)] {
+            let problem = Problem::gaussian(Size::new(count, tokens, 193), dtype, dtype, 5 + count as u64);
+            let mut want = Vec::new();
+            for [of_weight, of_hidden] in layouts {
+                let weight = There::new(&problem.weight, of_weight.0, of_weight.1, &stream);
+                let hidden = There::new(&problem.hidden, of_hidden.0, of_hidden.1, &stream);
+                stream.synchronize().unwrap();
+                for choice in CHOICES {
+                    // SAFETY: the weight outlives the sampler's launches.
+                    let sampler = unsafe { DeviceTiled::with_kernels(head(weight.matrix), count, &device, choice) };
+                    let found = bits(&draws(&mut sampler.unwrap(), &hidden.matrix, None, &stream));
+                    if want.is_empty() {
+                        assert!(found.iter().all(|draw| draw.0 == abi::status::DRAWN), "{found:?}");
+                        want = found;
+                        continue;
+                    }
+                    let what = format!("{} {count} x {tokens}, {of_weight:?} {of_hidden:?} {choice:?}", dtype.name());
+                    let first = (0..count).find(|&r| found[r] != want[r]);
+                    let pair = first.map(|r| (r, found[r], want[r]));
+                    assert!(pair.is_none(), "{what}: row, found, wanted {pair:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
+    if !runs_here() {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    use DType::{BF16, F16, F32};
+    for (count, tokens, hidden) in [(1, 1, 1), (5, 700, 130), (33, 1111, 64), (130, 257, 40), (256, 300, 96)] {
+        for (of_weight, of_hidden) in [(BF16, BF16), (F16, F16), (F32, F32), (BF16, F32), (F32, F16), (F16, BF16)] {
+            let problem = Problem::integers(Size::new(count, tokens, hidden), of_weight, of_hidden, 9);
+            let weight = There::new(&problem.weight, 0, 0, &stream);
+            let states = There::new(&problem.hidden, 0, 0, &stream);
+            stream.synchronize().unwrap();
+            let parameters = rows(count);
+            let plain: Vec<Vec<f32>> = (0..tokens).map(|t| problem.weight.row(t)).collect();
+            for choice in [KernelChoice::Fastest, KernelChoice::PortableUnaligned] {
+                // SAFETY: the weight outlives the sampler's launches.
+                let sampler = unsafe { DeviceTiled::with_kernels(head(weight.matrix), count, &device, choice) };
+                let mut sampler = sampler.unwrap();
+                let logits = stream.clone_htod(&vec![POISON; 4 * count * (tokens + GAP)]).unwrap();
+                let storing = draws(&mut sampler, &states.matrix, Some(&logits), &stream);
+                let drawing = draws(&mut sampler, &states.matrix, None, &stream);
+                let what = format!("{count} x {tokens} x {hidden}, {} x {}", of_weight.name(), of_hidden.name());
+                assert_eq!(bits(&storing), bits(&drawing), "{what}");
+                let found = stream.clone_dtoh(&logits).unwrap();
+                stream.synchronize().unwrap();
+                let found: Vec<u32> = found.as_chunks::<4>().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
+                for r in 0..count {
+                    let state = problem.hidden.row(r);
+                    let dot = |row: &Vec<f32>| row.iter().zip(&state).fold(0.0f32, |sum, (w, h)| sum + w * h);
+                    let mut want: Vec<f32> = plain.iter().map(dot).collect();
+                    let inv_temperature = parameters[r].inv_temperature;
+                    RowTransform { mask: None, logit_bias: &[], inv_temperature }.apply(FIRST_TOKEN, &mut want);
+                    let stored = &found[r * (tokens + GAP)..][..tokens + GAP];
+                    let bad = (0..tokens).find(|&t| f32::from_bits(stored[t]) != want[t]);
+                    let pair = bad.map(|t| (t, f32::from_bits(stored[t]), want[t]));
+                    assert!(pair.is_none(), "{what} {choice:?}, row {r}: token, found, wanted {pair:?}");
+                    assert!(stored[tokens..].iter().all(|&bits| bits == !0), "{what} {choice:?}, row {r}: beyond");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nonsense_is_refused() {
+    if !runs_here() {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    let problem = Problem::integers(Size::new(2, 40, 16), DType::BF16, DType::BF16, 1);
+    let (weight, hidden) = (There::new(&problem.weight, 0, 0, &stream), There::new(&problem.hidden, 0, 0, &stream));
+    stream.synchronize().unwrap();
+    let plan = |weight| {
+        // SAFETY: the weight outlives the sampler, which is not used.
+        unsafe { DeviceTiled::new(head(weight), 2, &device) }.err()
+    };
+    for wrong in [
+        DeviceMatrix { cols: 0, ..weight.matrix },
+        DeviceMatrix { row_stride: 15, ..weight.matrix },
+        DeviceMatrix { address: weight.matrix.address + 1, ..weight.matrix },
+    ] {
+        assert!(matches!(plan(wrong), Some(CudaError::Layout { what: "weight", .. })), "{wrong:?}");
+    }
+    // SAFETY: nothing is launched with what is refused.
+    let mut sampler = unsafe { DeviceTiled::new(head(weight.matrix), 2, &device) }.unwrap();
+    for wrong in [DeviceMatrix { cols: 8, ..hidden.matrix }, DeviceMatrix { row_stride: 3, ..hidden.matrix }] {
+        // SAFETY: as above.
+        let refused = unsafe { sampler.launch(&stream, &wrong, 0, 0) };
+        assert!(matches!(refused, Err(CudaError::Layout { what: "hidden states", .. })), "{wrong:?}");
+    }
+    // SAFETY: as above.
+    let refused = unsafe { sampler.launch_storing(&stream, &hidden.matrix, 0, 0, 4096, 39) };
+    assert!(matches!(refused, Err(CudaError::Layout { what: "logits", .. })));
+}
