@@ -11,7 +11,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Libraries that backends and transports may use; nothing is loaded, files are looked for.
-const LIBRARIES: [&str; 5] = ["libcuda.so.1", "libnvrtc.so", "libnccl.so.2", "libmpi.so.40", "libmpi.so.12"];
+const LIBRARIES: [&str; 7] =
+    ["libcuda.so.1", "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnccl.so.2", "libmpi.so.40", "libmpi.so.12"];
 /// Where they are looked for, besides `LD_LIBRARY_PATH`.
 const FOLDERS: [&str; 8] = [
     "/usr/lib/x86_64-linux-gnu",
@@ -35,6 +36,10 @@ struct Info {
     kernels: Vec<(&'static str, &'static str, &'static str)>,
     /// What the CUDA backend answers.
     cuda_backend: String,
+    /// The run-time compiler.
+    cuda_compiler: String,
+    /// Folders of compiled kernels, and what is in them.
+    cuda_kernels: Vec<(PathBuf, String)>,
     cuda: String,
     gpus: Vec<String>,
     /// Library, and the file that was found.
@@ -82,6 +87,42 @@ fn cuda_backend() -> String {
     "this build has no feature 'cuda'".to_owned()
 }
 
+/// The run-time compiler, which compiles what no folder holds compiled.
+#[cfg(feature = "cuda")]
+fn cuda_compiler() -> String {
+    let found = flash_sampling::cuda::compiler().map(|version| format!("NVRTC {version}"));
+    found.unwrap_or_else(|| "libnvrtc cannot be loaded: kernels must have been compiled ahead of time".to_owned())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_compiler() -> String {
+    cuda_backend()
+}
+
+/// Folders of compiled kernels, in the order in which they are looked at.
+#[cfg(feature = "cuda")]
+fn cuda_kernels() -> Vec<(PathBuf, String)> {
+    use flash_sampling::cuda::{ahead, cache};
+    let told = |folder: &PathBuf| match cache::list(folder) {
+        Err(error) => format!("is not used: {error}"),
+        Ok(kept) => {
+            let current: Vec<_> = kept.iter().filter(|kept| ahead::is_current(&kept.label)).collect();
+            let mut names: Vec<_> = current.iter().map(|kept| &*kept.label.architecture).collect();
+            names.sort_unstable();
+            names.dedup();
+            let of = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+            format!("{} compiled kernels{of}, {} of other sources", current.len(), kept.len() - current.len())
+        }
+    };
+    let folders = cache::ahead().into_iter().chain(cache::folder());
+    folders.map(|folder| (folder.clone(), told(&folder))).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_kernels() -> Vec<(PathBuf, String)> {
+    Vec::new()
+}
+
 fn find(library: &str) -> Option<PathBuf> {
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty());
@@ -98,6 +139,8 @@ impl Info {
             features: features(),
             kernels: pairs.map(|(w, h)| (w.name(), h.name(), Isa::best_for(w, h).name())).collect(),
             cuda_backend: cuda_backend(),
+            cuda_compiler: cuda_compiler(),
+            cuda_kernels: cuda_kernels(),
             cuda: Probe::of_this_machine().to_string(),
             gpus: gpus(),
             libraries: LIBRARIES.iter().map(|library| (*library, find(library))).collect(),
@@ -124,14 +167,18 @@ impl Info {
             writeln!(out, "kernel             weight {weight:<4} x hidden {hidden:<4} runs on {isa}")?;
         }
         writeln!(out, "cuda               {}", self.cuda_backend)?;
+        writeln!(out, "cuda compiler      {}", self.cuda_compiler)?;
+        for (folder, told) in &self.cuda_kernels {
+            writeln!(out, "cuda kernels       {}: {told}", folder.display())?;
+        }
         writeln!(out, "cuda devices       {}", self.cuda)?;
         for gpu in &self.gpus {
             writeln!(out, "gpu                {gpu}")?;
         }
         for (library, found) in &self.libraries {
             match found {
-                Some(path) => writeln!(out, "library            {library:<12} at {}", path.display())?,
-                None => writeln!(out, "library            {library:<12} not found")?,
+                Some(path) => writeln!(out, "library            {library:<14} at {}", path.display())?,
+                None => writeln!(out, "library            {library:<14} not found")?,
             }
         }
         writeln!(

@@ -10,6 +10,7 @@
 //! | [`sample`] | `flash-sampling sample` |
 //! | [`verify`] | `flash-sampling verify` |
 //! | [`mod@bench`] | `flash-sampling bench` |
+//! | `kernels` | `flash-sampling kernels`, with the feature `cuda` |
 //! | [`info`], [`machine`] | `flash-sampling info`, and the machine in records |
 //! | [`plot`] | what all plots share |
 //! | [`output`] | rows as text and as JSON |
@@ -20,6 +21,8 @@ pub mod bench;
 pub mod error;
 pub mod info;
 pub mod interrupt;
+#[cfg(feature = "cuda")]
+pub mod kernels;
 pub mod load;
 pub mod machine;
 pub mod output;

@@ -51,6 +51,10 @@ fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Re
         Command::Sample(args) => sample::run(args, out, interrupt),
         Command::Verify(args) => verify::run(args, out, interrupt),
         Command::Bench(args) => bench::run(args, out, interrupt),
+        #[cfg(feature = "cuda")]
+        Command::Kernels(command) => crate::kernels::run(command, out, interrupt),
+        #[cfg(not(feature = "cuda"))]
+        Command::Kernels(_) => Err(flash_sampling::BuildError::NotBuilt { feature: "cuda" }.into()),
         Command::Info { format } => info::run(*format, out),
     }
 }

@@ -14,8 +14,8 @@ pub(crate) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// The compiler's version; `None` when its library cannot be loaded.
-pub(crate) fn version() -> Option<CompilerVersion> {
+/// The version of NVIDIA's run-time compiler; `None` when its library cannot be loaded.
+pub fn version() -> Option<CompilerVersion> {
     if !is_present() {
         return None;
     }

@@ -93,6 +93,8 @@ pub use probe::Probe;
 #[cfg(feature = "driver")]
 pub use architecture::{Architecture, UnknownArchitecture};
 #[cfg(feature = "driver")]
+pub use compile::version as compiler;
+#[cfg(feature = "driver")]
 pub use cudarc;
 #[cfg(feature = "driver")]
 pub use device::Device;

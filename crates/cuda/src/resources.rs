@@ -81,7 +81,8 @@ pub(crate) fn faults(functions: &[Resources], log: &str) -> Vec<String> {
 
 /// The lines of a log that warn.
 pub(crate) fn warnings(log: &str) -> impl Iterator<Item = String> {
-    log.lines().filter(|line| line.contains("warning")).map(|line| line.trim().to_owned())
+    let warns = |line: &&str| line.contains(": warning") || line.contains("ptxas warning");
+    log.lines().filter(warns).map(|line| line.trim().to_owned())
 }
 
 #[cfg(test)]

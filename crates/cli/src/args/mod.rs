@@ -2,12 +2,14 @@
 
 mod bench;
 mod head;
+mod kernels;
 mod rows;
 mod sampler;
 mod verify;
 
 pub use bench::{BenchArgs, BenchSize, Timed, Type};
 pub use head::HeadArgs;
+pub use kernels::{KernelsBuildArgs, KernelsCommand};
 pub use rows::{LogitBias, RowArgs};
 pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 pub use verify::{Effort, Named, VerifyArgs};
@@ -36,6 +38,9 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Time the variants against the read bandwidth and the same kernel without noise.
     Bench(BenchArgs),
+    /// CUDA kernels compiled ahead of time (feature `cuda`).
+    #[command(subcommand)]
+    Kernels(KernelsCommand),
     /// Tell what this machine has and which kernels would run.
     Info {
         /// How it is written.

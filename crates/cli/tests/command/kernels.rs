@@ -1,0 +1,72 @@
+//! `kernels`: CUDA kernels compiled ahead of time.
+
+use crate::common::run;
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_build_without_the_feature_says_so() {
+    run(&["kernels", "build", "--arch", "sm_90a"]).assert_refused("this build has no feature 'cuda'");
+    run(&["kernels", "list"]).assert_refused("this build has no feature 'cuda'");
+}
+
+#[cfg(feature = "cuda")]
+mod with_cuda {
+    use super::run;
+    use crate::common::{Files, Run};
+    use std::process::Command;
+
+    /// Runs `flash-sampling` with folders of kernels in its environment.
+    fn run_in(ahead: &str, cache: &str, args: &[&str]) -> Run {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flash-sampling"));
+        command.args(args).env("FLASH_SAMPLING_LOG", "warn");
+        command.env("FLASH_SAMPLING_KERNELS", ahead).env("FLASH_SAMPLING_CACHE", cache);
+        let output = command.output().unwrap();
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        Run { code: output.status.code().unwrap(), stdout, stderr }
+    }
+
+    #[test]
+    fn architectures_that_are_not_known_are_refused_with_the_list() {
+        let known = "known are sm_80, sm_86";
+        for name in ["sm_75", "sm_90a,hopper", "", "90"] {
+            run(&["kernels", "build", "--arch", name]).assert_refused(known);
+        }
+        run(&["kernels", "build", "--jobs", "0"]).assert_refused("0 is not in 1..=256");
+    }
+
+    /// Needs the compiler's library, but no GPU.
+    #[test]
+    fn what_is_built_is_listed_and_a_folder_that_others_may_write_to_is_not_used() {
+        if flash_sampling::cuda::compiler().is_none() {
+            let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|r| r == "nvrtc"), "no libnvrtc, but FLASH_SAMPLING_REQUIRE names nvrtc");
+            let (folder, line) = (Files::new(), "the compiler library libnvrtc cannot be loaded");
+            run(&["kernels", "build", "--out", &folder.name("x")]).assert_refused(line);
+            return;
+        }
+        let files = Files::new();
+        let (ahead, cache) = (files.name("ahead"), files.name("cache"));
+        let args = ["kernels", "build", "--arch", "sm_80", "--out", &ahead, "--format", "json", "--check"];
+        let built = run_in("", &cache, &args);
+        assert_eq!(built.code, 0, "{built:#?}");
+        let [built, listed] =
+            [built, run_in(&ahead, &cache, &["kernels", "list", "--format", "json"])].map(|run| run.rows());
+        assert!(!built.is_empty() && built.len() == listed.len());
+        assert!(listed.iter().all(|file| file["current"] == true && file["architecture"] == "sm_80"), "{listed:?}");
+        assert!(built.iter().all(|kernel| kernel["functions"][0]["registers"].as_u64() > Some(0)), "{built:?}");
+        let info = run_in(&ahead, &cache, &["info"]).stdout;
+        assert!(
+            info.contains(&format!("{ahead}: {} compiled kernels (sm_80), 0 of other sources", built.len())),
+            "{info}"
+        );
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::set_permissions(&ahead, std::fs::Permissions::from_mode(0o777)).unwrap();
+            let listed = run_in(&ahead, &cache, &["kernels", "list", "--format", "json"]);
+            assert!(listed.rows().is_empty() && listed.stderr.contains("everyone may write to it"), "{listed:#?}");
+            let refused = run_in("", &cache, &["kernels", "build", "--arch", "sm_80", "--out", &ahead]);
+            assert!(refused.code == 2 && refused.stderr.contains("kernels cannot be kept in"), "{refused:#?}");
+        }
+    }
+}
