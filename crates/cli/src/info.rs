@@ -76,7 +76,11 @@ fn cuda_backend() -> String {
     let described = Device::new(0).and_then(|device| {
         let (major, minor) = device.capability();
         let (name, units) = (device.name()?, device.multiprocessors());
-        let kernel = if (major, minor) == (9, 0) { "runs the fused kernel" } else { "runs the plain kernel" };
+        let kernel = match (major, minor) {
+            (9, 0) => "runs the Hopper kernel",
+            (8.., _) => "runs the portable kernel",
+            _ => "is too old",
+        };
         Ok(format!("{name}, compute capability {major}.{minor}, {units} multiprocessors; {kernel}"))
     });
     described.unwrap_or_else(|error| error.to_string())

@@ -36,6 +36,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/kernels/fused_hopper/tile.cuh"),
     file!("include/flash_sampling/kernels/fused_portable.cuh"),
     file!("include/flash_sampling/log_mass.cuh"),
+    file!("include/flash_sampling/mainloop/load_slab.cuh"),
     file!("include/flash_sampling/mainloop/memory.cuh"),
     file!("include/flash_sampling/mainloop/plain.cuh"),
     file!("include/flash_sampling/mainloop/swizzle.cuh"),

@@ -143,5 +143,7 @@ fn the_headers_have_the_bits_of_the_core() {
     noise(&mut out);
     floats(&mut out);
     out.word("tokens wrongly pruned", 0, 0);
+    out.word("runs of tokens that do not fit", 0, 0);
+    out.word("chunks that meet in a bank or in a place", 0, 0);
     assert_eq!(out.at, found.len());
 }

@@ -3,8 +3,10 @@
 #include <cstdio>
 
 #include "flash_sampling/abi.cuh"
+#include "flash_sampling/dot_tile.cuh"
 #include "flash_sampling/frontier.cuh"
 #include "flash_sampling/group_summary.cuh"
+#include "flash_sampling/mainloop/swizzle.cuh"
 #include "flash_sampling/mass_histogram.cuh"
 #include "flash_sampling/noise.cuh"
 #include "flash_sampling/perturb.cuh"
@@ -30,6 +32,43 @@ static u32 input(u32 i) { return Noise{1, 2}.word(Domain::Generator, 3, i); }
 static float any_float(u32 word) {
     const float x = bits_to_f32(word);
     return is_finite(x) ? x : 1.0f;
+}
+
+// Runs must follow each other, cover all tokens, and be found again from their tokens.
+static u32 broken_runs() {
+    u32 broken = 0;
+    for (u32 i = 0; i < 3000; ++i) {
+        const u32 granule = 16u << i % 4, tokens = 1 + (input(i) >> (i % 3 ? 20 : 14));
+        const u32 granules = (tokens + granule - 1) / granule, most = 1 + input(i + 1) % 300;
+        const u32 blocks = granules < most ? granules : most;
+        u32 next = 0;
+        for (u32 block = 0; block < blocks; ++block) {
+            const Run run = Run::of(block, blocks, tokens, granule);
+            broken += run.first != next || run.end <= run.first || run.first % granule != 0;
+            next = run.end;
+            const u32 inside[] = {run.first, run.end - 1, run.first + (run.end - run.first) / 2};
+            for (u32 token : inside) broken += Run::owner(blocks, tokens, granule, token) != block;
+        }
+        broken += next != tokens;
+    }
+    return broken;
+}
+
+// Every chunk must have its own place, and eight neighbouring rows of a column of chunks eight banks of 16 bytes.
+template <int DEPTH>
+static u32 broken_swizzle() {
+    const u32 rows = 32, chunks = Swizzle<DEPTH>::CHUNKS;
+    u32 broken = 0;
+    bool taken[rows * chunks] = {};
+    for (u32 row = 0; row < rows; ++row) {
+        for (u32 chunk = 0; chunk < chunks; ++chunk) {
+            const u32 at = Swizzle<DEPTH>::at(row, chunk);
+            broken += at % 16 != 0 || at / 16 >= rows * chunks || taken[at / 16];
+            taken[at / 16] = true;
+            for (u32 other = row / 8 * 8; other < row; ++other) broken += at / 16 % 8 == Swizzle<DEPTH>::at(other, chunk) / 16 % 8;
+        }
+    }
+    return broken;
 }
 
 int main() {
@@ -94,5 +133,7 @@ int main() {
         }
     }
     put(broken);
+    put(broken_runs());
+    put(broken_swizzle<32>() + broken_swizzle<64>() + broken_swizzle<128>());
     return 0;
 }

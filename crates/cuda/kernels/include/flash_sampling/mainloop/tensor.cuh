@@ -20,8 +20,8 @@
 
 #include "../dot_tile.cuh"
 #include "../ptx/mma.cuh"
+#include "load_slab.cuh"
 #include "memory.cuh"
-#include "swizzle.cuh"
 
 namespace flash_sampling {
 
