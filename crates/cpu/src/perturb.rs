@@ -67,7 +67,9 @@ pub(crate) unsafe fn perturb<L: Lanes>(
             if !L::any_at_most(&words, limit) {
                 continue;
             }
-            words.map(|lanes| L::to_array(lanes))
+            // Not `map`, which may stay a call without the instruction set.
+            let [a, b, c, d] = words;
+            [L::to_array(a), L::to_array(b), L::to_array(c), L::to_array(d)]
         };
         for (i, &logit) in logits.iter().enumerate() {
             let word = words[i % 4][i / 4];
