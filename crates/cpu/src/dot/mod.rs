@@ -58,7 +58,7 @@ impl Dot {
         let mut scratch = DotScratch::default();
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx {
-            amx::reserve(&mut scratch, rows, hidden);
+            amx::reserve(&mut scratch, rows);
         }
         let _ = (isa, rows, hidden);
         scratch

@@ -6,7 +6,7 @@ use half::bf16;
 /// A cache line of packed data.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Line([u8; 64]);
+pub(crate) struct Line(pub(crate) [u8; 64]);
 
 impl Line {
     pub(crate) const ZERO: Line = Line([0; 64]);

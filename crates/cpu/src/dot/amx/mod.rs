@@ -1,95 +1,161 @@
 //! Dot products in AMX-BF16 tiles, through stable inline assembly.
 //!
-//! The weight is the A operand: 16 rows x 32 elements a tile, loaded as they lie in memory. The hidden states are the
-//! B operand, packed once per call. An output's sum runs over hidden in ascending steps of 32, whatever the batch.
+//! The weight is the A operand: 16 rows x 32 elements a tile. The hidden states are the B operand, packed once per call.
+//! An output's sum runs over hidden in ascending steps of 32, whatever the batch.
 //!
-//! Deviations from the plain triple loop, and why each keeps the answer:
-//! 1. 64 weight rows at a time are copied into whole tiles, next to zeros where rows or elements are missing. The copy
-//!    reads rows as streams, with prefetches, which the memory serves much faster than tile loads with a large stride.
-//! 2. Up to 16 rows, 64 weight rows by 16 hidden rows are multiplied at a time (4 x 1 tiles); above, 32 by 32
-//!    (2 x 2 tiles), which loads each tile for two products.
-//! 3. Hidden is cut into slabs, so that a slab of the whole batch stays in the second-level cache for the vocabulary
-//!    tile. Accumulators go to memory between slabs as float32, which is what they are, so no bit changes.
+//! Plain version, for a tile of the vocabulary:
+//! ```text
+//! for each 32 weight rows, for each 32 hidden rows, for each step: C += A x B in 2 x 2 tiles
+//! ```
+//! Deviations, and why each keeps the answer:
+//! 1. The work is cut into units of 32 weight rows by a chunk of steps, and a unit's weights are copied into tiles, next
+//!    to zeros where rows or elements are missing. Its 16 KiB stay in the first-level cache while all hidden rows pass,
+//!    and the rows' power-of-two distance, which would send a tile's lines to one set, is gone.
+//! 2. The copy of the next unit is spread over the products of this one, and so is a prefetch of a later one into the
+//!    second-level cache: memory and the tile unit work at the same time.
+//! 3. Accumulators go to memory between chunks as float32, which is what they are, so no bit changes.
+//! 4. Where the batch is too large for the second-level cache, hidden is cut into slabs of chunks, and the vocabulary tile
+//!    passes over one slab after another. A sum still takes its steps in ascending order.
 
 mod copy;
 mod multiply;
 mod permission;
+#[cfg(test)]
+mod plain;
+mod schedule;
 mod transpose;
 
 use super::pack::{Line, Packed};
 use super::{DotScratch, TILE};
-use copy::copy_block;
+use copy::copy_unit;
 use flash_sampling_core::Matrix;
-use multiply::{multiply_2x2, multiply_4x1};
 pub(crate) use permission::is_available;
-use transpose::transpose;
+use schedule::{CHUNK, Schedule};
 
-/// Weight rows that are copied at a time.
-const BLOCK: usize = 64;
-/// What a slab of the batch may take of the second-level cache, in bytes.
-const SLAB_BYTES: usize = 1 << 19;
-/// A batch up to this size needs no slabs, in bytes.
-const WHOLE_BYTES: usize = 1 << 20;
+/// Weight rows of a unit: two tiles.
+const GROUP: usize = 32;
+/// Groups of a vocabulary tile.
+const GROUPS: usize = TILE / GROUP;
 /// Bytes of a tile: 16 rows of 64.
 const TILE_BYTES: usize = 1024;
+/// How many units the prefetch runs ahead of the copy.
+const AHEAD: usize = 2;
 
-/// Reserves what [`tile`] needs for up to `rows` hidden rows.
-pub(super) fn reserve(scratch: &mut DotScratch, rows: usize, cols: usize) {
-    scratch.sums = vec![Line::ZERO; TILE / 16 * rows.div_ceil(32) * 2 * TILE_BYTES / 64];
-    scratch.tiles = vec![Line::ZERO; BLOCK * cols.div_ceil(32)];
+/// The operations of a tile unit; the loop around them is [`tile_on`].
+///
+/// # Safety
+/// Every function may only be called where the unit is available; [`Unit::multiply`] between `begin` and `end`, on one thread.
+trait Unit {
+    /// Sets the unit up.
+    unsafe fn begin();
+    /// Releases it; no state outlives this.
+    unsafe fn end();
+    /// `C += A x B` for a block, and its part of the next unit's copy: `share` rows, which is 0, 4, 8, 16 or 32.
+    ///
+    /// # Safety
+    /// What [`Block`] says, and `steps` is not zero.
+    unsafe fn multiply(block: &Block, share: usize);
+    /// Writes `rows` columns of a C tile, `count` floats each, to `out`, [`TILE`] floats apart.
+    ///
+    /// # Safety
+    /// `tile` points to a C tile, `out` to that many rows and floats; neither is above 16.
+    unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: usize);
 }
 
-/// See [`super::lanes::tile`]; `scratch` was reserved by [`reserve`] for at least this many rows and columns.
+/// A register block of 2 x 2 tiles, and what is copied meanwhile.
+struct Block {
+    /// `steps` pairs of tiles, one pair after another.
+    a: *const u8,
+    /// Two runs of `steps` tiles.
+    b: [*const u8; 2],
+    /// Four tiles: (A0 B0), (A1 B0), (A0 B1), (A1 B1).
+    c: *mut u8,
+    steps: usize,
+    /// The first of `share` weight rows, `stride` bytes apart, of which `steps` lines are readable.
+    source: *const u8,
+    stride: usize,
+    /// Where the first line goes; the next row's is 64 bytes on, the next step's two tiles. Writable where `source` is read.
+    target: *mut u8,
+    /// The first of as many rows to prefetch; it need not be readable.
+    ahead: *const u8,
+}
+
+/// The machine's tile unit.
+struct Amx;
+
+/// Reserves what [`tile`] needs for up to `rows` hidden rows.
+pub(super) fn reserve(scratch: &mut DotScratch, rows: usize) {
+    scratch.sums = vec![Line::ZERO; rows.div_ceil(32) * GROUPS * 4 * TILE_BYTES / 64];
+    scratch.tiles = vec![Line::ZERO; 2 * CHUNK * GROUP];
+}
+
+/// See [`super::lanes::tile`]; `scratch` was reserved by [`reserve`] for at least this many rows.
 ///
 /// # Safety
 /// AMX-BF16 and AVX-512 F are available; `weight` holds bf16 and at most [`TILE`] rows; `hidden` is in AMX layout with the
 /// same columns; `out` holds [`TILE`] floats a hidden row.
 pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
-    let rows = hidden.rows();
-    let all_steps = weight.cols().div_ceil(32);
-    let panels = rows.div_ceil(16);
-    let panel_bytes = 16 * hidden.row_bytes();
-    let slab = match panels * panel_bytes {
-        small if small <= WHOLE_BYTES => all_steps,
-        _ => (SLAB_BYTES / (panels * TILE_BYTES)).max(8),
+    // SAFETY: by this function's contract.
+    unsafe { tile_on::<Amx>(weight, hidden, out, scratch) }
+}
+
+/// # Safety
+/// As for [`tile`], with the unit of `U`.
+unsafe fn tile_on<U: Unit>(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
+    let panels = hidden.rows().div_ceil(16);
+    let pairs = panels.div_ceil(2);
+    // The next unit's rows, shared out among the pairs; the assembly has these four.
+    let share = match pairs {
+        1 => 32,
+        2..4 => 16,
+        4..8 => 8,
+        _ => 4,
     };
-    // Sums: panel by panel, TILE / 16 tiles each.
-    let needed = panels.next_multiple_of(2) * (TILE / 16) * TILE_BYTES / 64;
+    let schedule = Schedule::new(weight, panels);
+    let needed = pairs * GROUPS * 4 * TILE_BYTES / 64;
     scratch.sums[..needed].fill(Line::ZERO);
+    assert!(scratch.tiles.len() >= 2 * CHUNK * GROUP && out.len() >= hidden.rows() * TILE);
     let sums: *mut u8 = scratch.sums.as_mut_ptr().cast();
-    for from in (0..all_steps).step_by(slab) {
-        let steps = slab.min(all_steps - from);
-        for first in (0..weight.rows()).step_by(BLOCK) {
-            // SAFETY: the block's tiles and the panels' tiles exist, and `needed` has room for the sums' tiles.
-            unsafe {
-                copy_block(weight, first, from, steps, &mut scratch.tiles);
-                let a: *const u8 = scratch.tiles.as_ptr().cast();
-                let run = steps * TILE_BYTES;
-                let b_at = |panel: usize| hidden.as_ptr().add(panel * panel_bytes + from * TILE_BYTES);
-                let c_at = |panel: usize, row: usize| sums.add((panel * (TILE / 16) + row / 16) * TILE_BYTES);
-                if panels == 1 {
-                    multiply_4x1(a, run, b_at(0), steps, c_at(0, first));
-                    continue;
-                }
-                for panel in (0..panels).step_by(2) {
-                    // An odd last panel is multiplied twice; the copy's sums are never read.
-                    let b = [b_at(panel), b_at((panel + 1).min(panels - 1))];
-                    for half in [0, 32] {
-                        let c = [c_at(panel, first + half), c_at(panel + 1, first + half)];
-                        multiply_2x2(a.add(half / 16 * run), run, b, steps, c);
-                    }
-                }
+    let (mut current, mut next) = scratch.tiles.split_at_mut(CHUNK * GROUP);
+    let panel_bytes = 16 * hidden.row_bytes();
+    copy_unit(weight, &schedule.unit(0), current);
+    // SAFETY: sums, panels and copies are inside their memory: there are `needed` lines of sums, a unit's steps are steps
+    // of the panels and fit into either half of the tiles; a whole unit's lines are inside the weight.
+    unsafe {
+        U::begin();
+        for i in 0..schedule.len() {
+            let unit = schedule.unit(i);
+            let following = (i + 1 < schedule.len()).then(|| schedule.unit(i + 1));
+            let alongside = following.as_ref().is_some_and(|f| f.whole && f.steps == unit.steps);
+            let (source, ahead) = (schedule.address(i + 1), schedule.address(i + 1 + AHEAD));
+            for pair in 0..pairs {
+                // An odd last panel is multiplied twice; the copy's sums are never read.
+                let panel = |p: usize| hidden.as_ptr().add(p.min(panels - 1) * panel_bytes + unit.from * TILE_BYTES);
+                let row = pair * share;
+                let block = Block {
+                    a: current.as_ptr().cast(),
+                    b: [panel(2 * pair), panel(2 * pair + 1)],
+                    c: sums.add((pair * GROUPS + unit.group) * 4 * TILE_BYTES),
+                    steps: unit.steps,
+                    source: source.wrapping_add(row * schedule.stride()),
+                    stride: schedule.stride(),
+                    target: next.as_mut_ptr().cast::<u8>().wrapping_add(row * 64),
+                    ahead: ahead.wrapping_add(row * schedule.stride()),
+                };
+                U::multiply(&block, if alongside && row < GROUP { share } else { 0 });
             }
+            if let (Some(following), false) = (&following, alongside) {
+                copy_unit(weight, following, next);
+            }
+            core::mem::swap(&mut current, &mut next);
         }
-    }
-    for (panel, out) in out.chunks_mut(16 * TILE).enumerate().take(panels) {
-        let rows = (rows - panel * 16).min(16);
-        for group in 0..weight.rows().div_ceil(16) {
-            // SAFETY: the tile is inside the `needed` lines and was written above as float32; AVX-512 F is available.
-            let columns = unsafe { transpose(sums.add((panel * (TILE / 16) + group) * TILE_BYTES).cast()) };
-            let count = (weight.rows() - group * 16).min(16);
-            for (out, column) in out.chunks_mut(TILE).zip(&columns).take(rows) {
-                out[group * 16..][..count].copy_from_slice(&column[..count]);
+        U::end();
+        for (panel, out) in out.chunks_mut(16 * TILE).enumerate().take(panels) {
+            let rows = (hidden.rows() - panel * 16).min(16);
+            for part in 0..weight.rows().div_ceil(16) {
+                let at = (panel / 2 * GROUPS + part / 2) * 4 + panel % 2 * 2 + part % 2;
+                let count = (weight.rows() - part * 16).min(16);
+                U::turn(sums.add(at * TILE_BYTES).cast(), out[part * 16..].as_mut_ptr(), rows, count);
             }
         }
     }

@@ -1,5 +1,13 @@
-//! The two register blocks, in assembly. Each sets the tile configuration up and releases it, so no state outlives it.
+//! The register block in assembly: 2 x 2 tiles, with the copy of the next unit's weights between the products.
+//!
+//! A step is four products, which keep the tile unit busy for 64 cycles, and four loads of tiles, which take half of that.
+//! The other loads and stores go in the gaps: for each of `share` weight rows one line, copied to where a tile wants it,
+//! and one prefetch. There is one block of assembly for each `share`.
+//!
+//! B is loaded with the hint that its lines are not wanted in the first-level cache (`tileloaddt1`): a unit's hidden states
+//! are many times what that cache holds, and pushed A out of it.
 
+use super::{Amx, Block, Unit};
 use core::arch::asm;
 
 /// Palette 1, all eight tiles 16 rows of 64 bytes.
@@ -25,104 +33,143 @@ const fn config() -> Config {
 
 static CONFIG: Config = config();
 
-/// `C += A x B` for 4 x 1 tiles: 64 weight rows, 16 hidden rows, `steps` steps. C is four tiles one after another.
-///
-/// # Safety
-/// AMX-BF16 is available and permitted; `a` points to 4 runs of `steps` tiles, `a_run` bytes apart, and `steps` is not
-/// zero; `b` has `steps` tiles; `c` has 4 tiles.
-pub(super) unsafe fn multiply_4x1(a: *const u8, a_run: usize, b: *const u8, steps: usize, c: *mut u8) {
-    // SAFETY: by this function's contract; the block writes only to `c`, and clobbers what it declares.
-    unsafe {
-        asm!(
-            "ldtilecfg [{config}]",
-            "tileloadd tmm0, [{c} + {line}*1]",
-            "tileloadd tmm1, [{c} + {line}*1 + 1024]",
-            "tileloadd tmm2, [{c} + {line}*1 + 2048]",
-            "tileloadd tmm3, [{c} + {line}*1 + 3072]",
-            "2:",
-            "tileloadd tmm4, [{b} + {line}*1]",
-            "tileloadd tmm5, [{a0} + {line}*1]",
-            "tileloadd tmm6, [{a1} + {line}*1]",
-            "tdpbf16ps tmm0, tmm5, tmm4",
-            "tileloadd tmm7, [{a2} + {line}*1]",
-            "tdpbf16ps tmm1, tmm6, tmm4",
-            "tileloadd tmm5, [{a3} + {line}*1]",
-            "tdpbf16ps tmm2, tmm7, tmm4",
-            "tdpbf16ps tmm3, tmm5, tmm4",
-            "add {b}, 1024",
-            "add {a0}, 1024",
-            "add {a1}, 1024",
-            "add {a2}, 1024",
-            "add {a3}, 1024",
-            "dec {steps}",
-            "jnz 2b",
-            "tilestored [{c} + {line}*1], tmm0",
-            "tilestored [{c} + {line}*1 + 1024], tmm1",
-            "tilestored [{c} + {line}*1 + 2048], tmm2",
-            "tilestored [{c} + {line}*1 + 3072], tmm3",
-            "tilerelease",
-            config = in(reg) &CONFIG,
-            line = in(reg) 64usize,
-            a0 = inout(reg) a => _,
-            a1 = inout(reg) a.add(a_run) => _,
-            a2 = inout(reg) a.add(2 * a_run) => _,
-            a3 = inout(reg) a.add(3 * a_run) => _,
-            b = inout(reg) b => _,
-            c = in(reg) c,
-            steps = inout(reg) steps => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
+/// A line of each of four weight rows from `{s}` on, to four lines from `{target}` + 256 `$at` on; the same lines of a
+/// later unit, from `{p}` on, are asked for.
+macro_rules! copy_four {
+    ($at:literal) => {
+        concat!(
+            "prefetcht1 [{p}]\n",
+            "prefetcht1 [{p} + {stride}]\n",
+            "prefetcht1 [{p} + 2*{stride}]\n",
+            "prefetcht1 [{p} + {three}]\n",
+            "lea {p}, [{p} + 4*{stride}]\n",
+            "vmovdqu64 zmm0, [{s}]\n",
+            "vmovdqu64 zmm1, [{s} + {stride}]\n",
+            "vmovdqu64 zmm2, [{s} + 2*{stride}]\n",
+            "vmovdqu64 zmm3, [{s} + {three}]\n",
+            "lea {s}, [{s} + 4*{stride}]\n",
+            "vmovdqa64 [{target} + 256*",
+            $at,
+            "], zmm0\n",
+            "vmovdqa64 [{target} + 256*",
+            $at,
+            " + 64], zmm1\n",
+            "vmovdqa64 [{target} + 256*",
+            $at,
+            " + 128], zmm2\n",
+            "vmovdqa64 [{target} + 256*",
+            $at,
+            " + 192], zmm3\n",
+        )
+    };
 }
 
-/// `C += A x B` for 2 x 2 tiles: 32 weight rows, 32 hidden rows. C is the tiles (A0 B0), (A1 B0), (A0 B1), (A1 B1):
-/// the first two at `c[0]`, the others at `c[1]`.
-///
-/// # Safety
-/// As for [`multiply_4x1`], with 2 runs of A, two runs of B, and two tiles at each of `c[0]` and `c[1]`.
-pub(super) unsafe fn multiply_2x2(a: *const u8, a_run: usize, b: [*const u8; 2], steps: usize, c: [*mut u8; 2]) {
-    // SAFETY: by this function's contract; the block writes only to `c`, and clobbers what it declares.
-    unsafe {
-        asm!(
-            "ldtilecfg [{config}]",
-            "tileloadd tmm0, [{c0} + {line}*1]",
-            "tileloadd tmm1, [{c0} + {line}*1 + 1024]",
-            "tileloadd tmm2, [{c1} + {line}*1]",
-            "tileloadd tmm3, [{c1} + {line}*1 + 1024]",
-            "2:",
-            "tileloadd tmm4, [{b0} + {line}*1]",
-            "tileloadd tmm5, [{a0} + {line}*1]",
-            "tileloadd tmm6, [{a1} + {line}*1]",
-            "tdpbf16ps tmm0, tmm5, tmm4",
-            "tileloadd tmm7, [{b1} + {line}*1]",
-            "tdpbf16ps tmm1, tmm6, tmm4",
-            "tdpbf16ps tmm2, tmm5, tmm7",
-            "tdpbf16ps tmm3, tmm6, tmm7",
-            "add {b0}, 1024",
-            "add {b1}, 1024",
-            "add {a0}, 1024",
-            "add {a1}, 1024",
-            "dec {steps}",
-            "jnz 2b",
-            "tilestored [{c0} + {line}*1], tmm0",
-            "tilestored [{c0} + {line}*1 + 1024], tmm1",
-            "tilestored [{c1} + {line}*1], tmm2",
-            "tilestored [{c1} + {line}*1 + 1024], tmm3",
-            "tilerelease",
-            config = in(reg) &CONFIG,
-            line = in(reg) 64usize,
-            a0 = inout(reg) a => _,
-            a1 = inout(reg) a.add(a_run) => _,
-            b0 = inout(reg) b[0] => _,
-            b1 = inout(reg) b[1] => _,
-            c0 = in(reg) c[0],
-            c1 = in(reg) c[1],
-            steps = inout(reg) steps => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
+/// The block, with what goes after each of the four products.
+macro_rules! block {
+    ($name:ident: $first:expr, $second:expr, $third:expr, $fourth:expr) => {
+        /// # Safety
+        /// See [`Unit::multiply`].
+        unsafe fn $name(block: &Block) {
+            // SAFETY: by this function's contract; the assembly writes only to `c` and `target`, and clobbers what it
+            // declares.
+            unsafe {
+                asm!(
+                    "tileloadd tmm0, [{c} + {line}*1]",
+                    "tileloadd tmm1, [{c} + {line}*1 + 1024]",
+                    "tileloadd tmm2, [{c} + {line}*1 + 2048]",
+                    "tileloadd tmm3, [{c} + {line}*1 + 3072]",
+                    "2:",
+                    "mov {s}, {source}",
+                    "mov {p}, {ahead}",
+                    "tileloaddt1 tmm4, [{b0} + {line}*1]",
+                    "tileloadd tmm5, [{a} + {line}*1]",
+                    "tileloadd tmm6, [{a} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm0, tmm5, tmm4",
+                    $first,
+                    "tileloaddt1 tmm7, [{b1} + {line}*1]",
+                    "tdpbf16ps tmm1, tmm6, tmm4",
+                    $second,
+                    "tdpbf16ps tmm2, tmm5, tmm7",
+                    $third,
+                    "tdpbf16ps tmm3, tmm6, tmm7",
+                    $fourth,
+                    "add {b0}, 1024",
+                    "add {b1}, 1024",
+                    "add {a}, 2048",
+                    "add {target}, 2048",
+                    "add {source}, 64",
+                    "add {ahead}, 64",
+                    "dec {steps:e}",
+                    "jnz 2b",
+                    "tilestored [{c} + {line}*1], tmm0",
+                    "tilestored [{c} + {line}*1 + 1024], tmm1",
+                    "tilestored [{c} + {line}*1 + 2048], tmm2",
+                    "tilestored [{c} + {line}*1 + 3072], tmm3",
+                    "/* {stride} {three} */",
+                    line = in(reg) 64usize,
+                    a = inout(reg) block.a => _,
+                    b0 = inout(reg) block.b[0] => _,
+                    b1 = inout(reg) block.b[1] => _,
+                    c = in(reg) block.c,
+                    steps = inout(reg) block.steps => _,
+                    source = inout(reg) block.source => _,
+                    target = inout(reg) block.target => _,
+                    ahead = inout(reg) block.ahead => _,
+                    stride = in(reg) block.stride,
+                    three = in(reg) 3 * block.stride,
+                    s = out(reg) _,
+                    p = out(reg) _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+block!(multiply_0: "", "", "", "");
+block!(multiply_4: copy_four!("0"), "", "", "");
+block!(multiply_8: copy_four!("0"), "", copy_four!("1"), "");
+block!(multiply_16: copy_four!("0"), copy_four!("1"), copy_four!("2"), copy_four!("3"));
+block!(multiply_32:
+    concat!(copy_four!("0"), copy_four!("1")),
+    concat!(copy_four!("2"), copy_four!("3")),
+    concat!(copy_four!("4"), copy_four!("5")),
+    concat!(copy_four!("6"), copy_four!("7"))
+);
+
+impl Unit for Amx {
+    #[inline(always)]
+    unsafe fn begin() {
+        // SAFETY: AMX is available; the configuration is a valid one.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack)) };
+    }
+
+    #[inline(always)]
+    unsafe fn end() {
+        // SAFETY: AMX is available.
+        unsafe { asm!("tilerelease", options(nostack)) };
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(block: &Block, share: usize) {
+        // SAFETY: by this function's contract.
+        unsafe {
+            match share {
+                0 => multiply_0(block),
+                4 => multiply_4(block),
+                8 => multiply_8(block),
+                16 => multiply_16(block),
+                _ => multiply_32(block),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: usize) {
+        // SAFETY: by this function's contract; AVX-512 F comes with AMX.
+        unsafe { super::transpose::turn(tile, out, rows, count) };
     }
 }

@@ -1,13 +1,15 @@
 //! Sums of a tile, turned around: the tile unit leaves weight rows by hidden rows, and the logits lie the other way.
 
+use crate::dot::TILE;
 use core::arch::x86_64::*;
 
-/// The columns of a 16 x 16 tile.
+/// Writes the first `rows` columns of a 16 x 16 tile, the first `count` floats of each, to rows of `out`, [`TILE`] floats
+/// apart.
 ///
 /// # Safety
-/// AVX-512 F is available, and `tile` points to 256 floats.
+/// AVX-512 F is available; `tile` points to 256 floats, `out` to that many rows and floats, neither above 16.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn transpose(tile: *const f32) -> [[f32; 16]; 16] {
+pub(super) unsafe fn turn(tile: *const f32, out: *mut f32, rows: usize, count: usize) {
     // SAFETY: the rows are inside the tile.
     let mut r: [__m512; 16] = core::array::from_fn(|i| unsafe { _mm512_loadu_ps(tile.add(16 * i)) });
     // Pairs, then quadruples of rows, within 128-bit parts.
@@ -24,7 +26,7 @@ pub(super) unsafe fn transpose(tile: *const f32) -> [[f32; 16]; 16] {
         r[i + 3] = whole(_mm512_unpackhi_pd(b, d));
     }
     // The 128-bit parts: column 4 p + j gathers part p of rows j, j + 4, j + 8, j + 12.
-    let mut columns = [[0.0; 16]; 16];
+    let mask = ((1u32 << count) - 1) as __mmask16;
     for j in 0..4 {
         let low = [_mm512_shuffle_f32x4::<0x88>(r[j], r[j + 4]), _mm512_shuffle_f32x4::<0xdd>(r[j], r[j + 4])];
         let high =
@@ -36,11 +38,12 @@ pub(super) unsafe fn transpose(tile: *const f32) -> [[f32; 16]; 16] {
             _mm512_shuffle_f32x4::<0xdd>(low[1], high[1]),
         ];
         for (p, part) in parts.into_iter().enumerate() {
-            // SAFETY: a column holds sixteen floats.
-            unsafe { _mm512_storeu_ps(columns[4 * p + j].as_mut_ptr(), part) };
+            if 4 * p + j < rows {
+                // SAFETY: the row is one of `rows`, and the mask leaves `count` floats of it.
+                unsafe { _mm512_mask_storeu_ps(out.add((4 * p + j) * TILE), mask, part) };
+            }
         }
     }
-    columns
 }
 
 #[cfg(test)]
@@ -48,12 +51,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_columns() {
+    fn columns_are_columns_and_nothing_else_is_written() {
         if crate::Isa::Avx512.is_available() {
             let tile: [f32; 256] = core::array::from_fn(|i| i as f32);
-            // SAFETY: AVX-512 is available, and the tile has 256 floats.
-            let columns = unsafe { transpose(tile.as_ptr()) };
-            assert!((0..256).all(|i| columns[i % 16][i / 16] == i as f32));
+            for (rows, count) in [(16, 16), (1, 16), (16, 1), (7, 13), (15, 15)] {
+                let mut out = vec![-1.0; 16 * TILE];
+                // SAFETY: AVX-512 is available, the tile has 256 floats, and `out` sixteen rows of more than sixteen.
+                unsafe { turn(tile.as_ptr(), out.as_mut_ptr(), rows, count) };
+                for (at, &value) in out.iter().enumerate() {
+                    let (row, i) = (at / TILE, at % TILE);
+                    let want = if row < rows && i < count { tile[i * 16 + row] } else { -1.0 };
+                    assert_eq!(value, want, "{rows} x {count}: [{row}, {i}]");
+                }
+            }
         }
     }
 }
