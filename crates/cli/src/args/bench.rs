@@ -1,19 +1,28 @@
 //! Flags of `bench`.
 
+use super::BackendName;
+use crate::error::CommandError;
 use crate::sampler::{GROUP, SHARDS};
 use clap::{Args, ValueEnum};
 use flash_sampling::{CpuOptions, DType, GroupDraw, Isa, ShardMerge, VariantConfig};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Flags of `bench`.
 #[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
-    /// Tokens of the head.
-    #[arg(long, value_name = "N", default_value = "151936", value_parser = clap::value_parser!(u32).range(1..))]
-    pub vocab: u32,
-    /// Hidden size of the head.
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = clap::value_parser!(u32).range(1..))]
-    pub hidden: u32,
+    /// What is timed: the variants of the CPU, or the fused kernel on a GPU against cuBLAS.
+    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
+    pub backend: BackendName,
+    /// Tokens of the head (default 151936).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub vocab: Option<u32>,
+    /// Hidden size of the head (default 4096).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub hidden: Option<u32>,
+    /// Several heads, tokens x hidden size (default with --backend cuda: 151936x4096,128256x8192,151936x2048,201088x2880).
+    #[arg(long, value_name = "VxD,...", value_delimiter = ',', conflicts_with_all = ["vocab", "hidden"])]
+    pub heads: Vec<HeadSize>,
     /// Rows of the batches.
     #[arg(
         long,
@@ -26,21 +35,25 @@ pub struct BenchArgs {
     /// Element type of the weight and the hidden states.
     #[arg(long, value_enum, default_value_t = Type::Bf16)]
     pub dtype: Type,
-    /// The variants to time.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Timed::Tiled, Timed::Grouped, Timed::Online, Timed::Sharded])]
+    /// The variants to time (default: all); for the CPU.
+    #[arg(long, value_enum, value_delimiter = ',')]
     pub variants: Vec<Timed>,
-    /// Threads (default: one for each processor).
+    /// Threads (default: one for each processor); for the CPU.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Instruction set (default: the fastest that there is).
+    /// Instruction set (default: the fastest that there is); for the CPU.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
-    /// Rounds; the best of them counts.
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = rounds)]
-    pub rounds: usize,
+    /// Rounds; the best of them counts (default 9; with --backend cuda 100, after a quarter as many to warm up).
+    #[arg(long, value_name = "N", value_parser = rounds)]
+    pub rounds: Option<usize>,
     /// A small head, few rows and two rounds, to see that everything runs; the figures mean nothing.
     #[arg(long)]
     pub quick: bool,
+    /// Times of other programs on the same machine, one JSON object a line with V, D, B, peer, min_us and med_us: shown
+    /// beside ours; for --backend cuda.
+    #[arg(long, value_name = "FILE")]
+    pub peers: Option<PathBuf>,
     /// Write the record as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -83,6 +96,34 @@ pub enum Timed {
     Sharded,
 }
 
+/// The size of a head, `VxD`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadSize {
+    /// Tokens.
+    pub vocab: u32,
+    /// Hidden size.
+    pub hidden: u32,
+}
+
+impl FromStr for HeadSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().ok().filter(|&n: &u32| n > 0);
+        let pair = text.split_once('x').and_then(|(vocab, hidden)| Some((number(vocab)?, number(hidden)?)));
+        let (vocab, hidden) = pair.ok_or("it must be tokens x hidden size, as 151936x4096")?;
+        Ok(HeadSize { vocab, hidden })
+    }
+}
+
+/// The heads that a GPU is timed on, those of the paper among them: Qwen3-8B, Llama-3.3-70B, Qwen3-1.7B, gpt-oss.
+const HEADS: [HeadSize; 4] = [
+    HeadSize { vocab: 151_936, hidden: 4096 },
+    HeadSize { vocab: 128_256, hidden: 8192 },
+    HeadSize { vocab: 151_936, hidden: 2048 },
+    HeadSize { vocab: 201_088, hidden: 2880 },
+];
+
 /// What is timed, after `--quick`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BenchSize {
@@ -104,13 +145,60 @@ fn rounds(text: &str) -> Result<usize, String> {
 }
 
 impl BenchArgs {
-    /// What is timed.
-    pub fn size(&self) -> BenchSize {
+    /// The heads to time; one at least.
+    pub fn sizes(&self) -> Vec<BenchSize> {
+        let cuda = self.backend == BackendName::Cuda;
         if self.quick {
-            return BenchSize { vocab: 4096, hidden: 256, rows: vec![1, 4], rounds: 2 };
+            return vec![BenchSize { vocab: 4096, hidden: 256, rows: vec![1, 4], rounds: 2 }];
         }
-        let rows = self.rows.iter().map(|&rows| rows as usize).collect();
-        BenchSize { vocab: self.vocab as usize, hidden: self.hidden as usize, rows, rounds: self.rounds }
+        let one =
+            HeadSize { vocab: self.vocab.unwrap_or(HEADS[0].vocab), hidden: self.hidden.unwrap_or(HEADS[0].hidden) };
+        let heads = match () {
+            () if !self.heads.is_empty() => self.heads.clone(),
+            () if cuda && self.vocab.is_none() && self.hidden.is_none() => HEADS.to_vec(),
+            () => vec![one],
+        };
+        let rows: Vec<_> = self.rows.iter().map(|&rows| rows as usize).collect();
+        let rounds = self.rounds.unwrap_or(if cuda { 100 } else { 9 });
+        let size = |head: HeadSize| BenchSize {
+            vocab: head.vocab as usize,
+            hidden: head.hidden as usize,
+            rows: rows.clone(),
+            rounds,
+        };
+        heads.into_iter().map(size).collect()
+    }
+
+    /// The first head to time.
+    pub fn size(&self) -> BenchSize {
+        self.sizes().remove(0)
+    }
+
+    /// Refuses flags that mean nothing to the backend, and sizes that it cannot time.
+    ///
+    /// # Errors
+    /// [`CommandError::Usage`], naming the flag.
+    pub fn check(&self) -> Result<(), CommandError> {
+        let cuda = self.backend == BackendName::Cuda;
+        let idle = [
+            ("--variants", cuda && !self.variants.is_empty()),
+            ("--threads", cuda && self.threads.is_some()),
+            ("--isa", cuda && self.isa.is_some()),
+            ("--peers", !cuda && self.peers.is_some()),
+        ];
+        if let Some((flag, _)) = idle.into_iter().find(|(_, idle)| *idle) {
+            return Err(CommandError::usage(format!("{flag} means nothing to this backend")));
+        }
+        let sizes = self.sizes();
+        let refused = [
+            ("--dtype f32: the fused kernel takes bf16 and f16", self.dtype == Type::F32),
+            ("--rows: one launch takes at most 256", sizes.iter().any(|size| size.rows.iter().any(|&rows| rows > 256))),
+            ("--hidden: the benchmark takes multiples of 8", sizes.iter().any(|size| size.hidden % 8 != 0)),
+        ];
+        match refused.into_iter().find(|(_, refused)| cuda && *refused) {
+            Some((why, _)) => Err(CommandError::usage(format!("cannot be timed on a GPU: {why}"))),
+            None => Ok(()),
+        }
     }
 
     /// Instruction set and threads.
@@ -128,6 +216,7 @@ impl BenchArgs {
                 (format!("{SHARDS} shards"), VariantConfig::Sharded { shards: SHARDS, merge: ShardMerge::Winners })
             }
         };
-        self.variants.iter().map(config).collect()
+        let all = [Timed::Tiled, Timed::Grouped, Timed::Online, Timed::Sharded];
+        if self.variants.is_empty() { all.iter() } else { self.variants.iter() }.map(config).collect()
     }
 }

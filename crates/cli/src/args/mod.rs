@@ -7,7 +7,7 @@ mod rows;
 mod sampler;
 mod verify;
 
-pub use bench::{BenchArgs, BenchSize, Timed, Type};
+pub use bench::{BenchArgs, BenchSize, HeadSize, Timed, Type};
 pub use head::HeadArgs;
 pub use kernels::{KernelsBuildArgs, KernelsCommand};
 pub use rows::{LogitBias, RowArgs};

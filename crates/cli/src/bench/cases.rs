@@ -136,10 +136,11 @@ impl Inputs {
             vocab: self.weight.rows(),
             hidden: Some(self.weight.cols()),
             dtypes: self.weight.dtype().name().into(),
-            threads: ours.threads(),
+            threads: Some(ours.threads()),
             bytes: self.weight.rows() * self.weight.cols() * self.weight.dtype().size(),
             rounds,
             entries: Vec::new(),
+            peers: Vec::new(),
         }
     }
 
@@ -224,10 +225,11 @@ impl Rows {
             vocab: self.peaked.len(),
             hidden: None,
             dtypes: "f32".into(),
-            threads: 1,
+            threads: Some(1),
             bytes: size_of_val(&self.peaked[..]),
             rounds,
             entries: Vec::new(),
+            peers: Vec::new(),
         }
     }
 }

@@ -8,10 +8,13 @@
 //! | [`cases`] | what is timed |
 //! | [`timing`] | contenders in turn |
 //! | [`read`] | the plain streaming read |
+//! | `cuda` | the same on a GPU, against cuBLAS (feature `cuda`) |
 //! | [`memory`] | peak memory of a piece of work |
 //! | [`record`], [`table`], [`plots`] | the results as JSON, text and SVG |
 
 pub mod cases;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod memory;
 pub mod plots;
 pub mod read;
@@ -19,7 +22,7 @@ pub mod record;
 pub mod table;
 pub mod timing;
 
-use crate::args::BenchArgs;
+use crate::args::{BackendName, BenchArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::progress;
@@ -69,29 +72,43 @@ pub fn save(record: &Record, args: &BenchArgs) -> Result<(), CommandError> {
 /// # Errors
 /// Bad flags, what the backend refuses, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    args.check()?;
     // A path that cannot be written is found now, not when all is measured.
     for path in args.json.iter().chain(&args.svg) {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         file.map_err(CommandError::write(path.display().to_string()))?;
     }
-    let size = args.size();
+    if args.backend == BackendName::Cuda {
+        return cuda(args, out, interrupt);
+    }
     let ours = Ours { options: args.options(), variants: args.variants() };
-    let most = size.rows.iter().copied().max().unwrap_or(1);
-    let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
-    let mut memory = Vec::new();
-    if !size.rows.is_empty() {
-        memory.push(inputs.memory(&ours, most)?);
+    let (mut memory, mut sections) = (Vec::new(), Vec::new());
+    for size in args.sizes() {
+        let most = size.rows.iter().copied().max().unwrap_or(1);
+        let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
+        if !size.rows.is_empty() {
+            memory.push(inputs.memory(&ours, most)?);
+        }
+        for &rows in &size.rows {
+            let section = inputs.section(&ours, rows, size.rounds);
+            sections.push(time(section, inputs.contenders(&ours, rows)?, interrupt)?);
+        }
+        let logits = Rows::new(size.vocab)?;
+        let section = logits.section(size.rounds * STANDALONE_ROUNDS);
+        sections.push(time(section, logits.contenders(&ours)?, interrupt)?);
     }
-    let mut sections = Vec::new();
-    for &rows in &size.rows {
-        let section = inputs.section(&ours, rows, size.rounds);
-        sections.push(time(section, inputs.contenders(&ours, rows)?, interrupt)?);
-    }
-    let logits = Rows::new(size.vocab)?;
-    let section = logits.section(size.rounds * STANDALONE_ROUNDS);
-    sections.push(time(section, logits.contenders(&ours)?, interrupt)?);
     let record = Record::now(sections, memory);
     table::write(out, &record, None).map_err(CommandError::write("to standard output"))?;
     save(&record, args)?;
     Ok(0)
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    cuda::run(args, out, interrupt)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: &BenchArgs, _: &mut dyn Write, _: &Interrupt) -> Result<u8, CommandError> {
+    Err(flash_sampling::BuildError::NotBuilt { feature: "cuda" }.into())
 }

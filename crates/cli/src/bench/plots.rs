@@ -1,7 +1,8 @@
-//! The benchmark as a picture: share of the read bandwidth, and time over the time without noise, by rows.
+//! The benchmark as a picture, a strip for each head: share of the read bandwidth by rows, and beside it the time over
+//! the time without noise, or over cuBLAS's matmul alone where a GPU was timed.
 
 use crate::bench::record::{Record, Section};
-use crate::bench::table::{GREEDY, READ};
+use crate::bench::table::{CUBLAS, GREEDY, READ};
 use crate::plot::{Area, COLOURS, Drawn, SIZE, svg};
 use plotters::prelude::*;
 use std::ops::Range;
@@ -59,21 +60,37 @@ fn panel(area: &Area<'_>, title: &str, lines: &[Line<'_>], y: Range<f64>, legend
 /// The picture of all sections with a matmul.
 pub fn picture(record: &Record) -> String {
     let sections: Vec<_> = record.sections.iter().filter(|section| section.hidden.is_some()).collect();
-    let of_read = lines(&sections, |section, best| section.entry(READ).map(|read| read.best / best));
-    let over_greedy: Vec<_> = lines(&sections, |section, best| section.entry(GREEDY).map(|greedy| best / greedy.best))
-        .into_iter()
-        .filter(|line| ![READ, GREEDY].contains(&line.name))
-        .collect();
-    let highest = over_greedy.iter().flat_map(|line| &line.points).map(|p| p.1).fold(1.2, f64::max).min(6.0);
-    svg((SIZE.0 * 2, SIZE.1), |area| {
-        let (left, right) = area.split_horizontally(SIZE.0);
-        panel(&left, "share of the read bandwidth", &of_read, 0.0..1.1, SeriesLabelPosition::MiddleRight)?;
-        panel(
-            &right,
-            "time over the same kernel without noise",
-            &over_greedy,
-            0.8..highest * 1.05,
-            SeriesLabelPosition::UpperLeft,
-        )
+    let heads: Vec<_> = sections.chunk_by(|a, b| (a.vocab, a.hidden) == (b.vocab, b.hidden)).collect();
+    let (rival, over) = match &record.gpu {
+        Some(_) => (CUBLAS, "time over cuBLAS's matmul alone"),
+        None => (GREEDY, "time over the same kernel without noise"),
+    };
+    let strips = heads.len().max(1);
+    svg((SIZE.0 * 2, SIZE.1 * strips as u32), |area| {
+        let areas = area.split_evenly((strips, 1));
+        areas.iter().zip(&heads).try_for_each(|(area, head)| {
+            let size = match (strips, head.first()) {
+                (2.., Some(section)) => format!("{} x {}: ", section.vocab, section.hidden.unwrap_or_default()),
+                _ => String::new(),
+            };
+            strip(area, &size, head, rival, over)
+        })
     })
+}
+
+/// Both panels of a head.
+fn strip(area: &Area<'_>, size: &str, sections: &[&Section], rival: &str, over: &str) -> Drawn {
+    let of_read = lines(sections, |section, best| section.entry(READ).map(|read| read.best / best));
+    let over_rival: Vec<_> = lines(sections, |section, best| section.entry(rival).map(|rival| best / rival.best))
+        .into_iter()
+        .filter(|line| ![READ, rival].contains(&line.name))
+        .collect();
+    let points = || over_rival.iter().flat_map(|line| &line.points).map(|p| p.1);
+    let highest = points().fold(1.2, f64::max).min(6.0);
+    let lowest = points().fold(0.8, f64::min);
+    let (left, right) = area.split_horizontally(SIZE.0);
+    let title = format!("{size}share of the read bandwidth");
+    panel(&left, &title, &of_read, 0.0..1.1, SeriesLabelPosition::MiddleRight)?;
+    let title = format!("{size}{over}");
+    panel(&right, &title, &over_rival, lowest..highest * 1.05, SeriesLabelPosition::UpperLeft)
 }

@@ -18,10 +18,51 @@ pub struct Record {
     pub commit: Option<String>,
     /// The machine.
     pub machine: Machine,
+    /// The GPU, where one was timed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
     /// The sections, in order.
     pub sections: Vec<Section>,
     /// Memory beyond the inputs.
     pub memory: Vec<Memory>,
+    /// What a call costs the processor, where a GPU does the work.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<Call>,
+    /// The file that the peers' times come from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers: Option<String>,
+}
+
+/// What a reader wants to know about the GPU.
+#[derive(Clone, Debug, Serialize)]
+pub struct Gpu {
+    /// Its name.
+    pub name: String,
+    /// Compute capability.
+    pub capability: String,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// The driver, as it names itself.
+    pub driver: Option<String>,
+    /// cuBLAS's version; `None` where it was not found.
+    pub cublas: Option<i32>,
+    /// Operations a second of cuBLAS on a square product of 8192: the matrix ceiling.
+    pub matrix_flops: Option<f64>,
+}
+
+/// Host time of enqueuing one call.
+#[derive(Clone, Debug, Serialize)]
+pub struct Call {
+    /// Tokens.
+    pub vocab: usize,
+    /// Columns of the hidden states.
+    pub hidden: usize,
+    /// Rows of the batch.
+    pub rows: usize,
+    /// Calls timed, each on an idle GPU.
+    pub calls: usize,
+    /// The time in the middle, in seconds.
+    pub median: f64,
 }
 
 /// Contenders that were timed in turn on the same input.
@@ -37,14 +78,18 @@ pub struct Section {
     pub hidden: Option<usize>,
     /// Element types, weight first.
     pub dtypes: String,
-    /// Threads.
-    pub threads: usize,
+    /// Threads, where the processor works.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
     /// Bytes that must be read at least: the weight, or the logits.
     pub bytes: usize,
     /// Rounds timed.
     pub rounds: usize,
     /// The contenders.
     pub entries: Vec<Entry>,
+    /// Other programs, in processes of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<Entry>,
 }
 
 /// One contender.
@@ -94,8 +139,11 @@ impl Record {
             version: env!("CARGO_PKG_VERSION"),
             commit: commit(),
             machine: Machine::this(),
+            gpu: None,
             sections,
             memory,
+            calls: Vec::new(),
+            peers: None,
         }
     }
 }

@@ -7,13 +7,19 @@ use std::io::{self, Write};
 pub const READ: &str = "read";
 /// The contender that is the same kernel without noise.
 pub const GREEDY: &str = "greedy";
+/// The contender that is NVIDIA's matmul alone.
+pub const CUBLAS: &str = "cuBLAS";
 
 fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::Result<()> {
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(
         out,
         "\n{}: {} rows, {size} {}, {} threads, best of {}",
-        section.what, section.rows, section.dtypes, section.threads, section.rounds
+        section.what,
+        section.rows,
+        section.dtypes,
+        section.threads.unwrap_or(1),
+        section.rounds
     )?;
     let over = rival.map(|rival| format!("{rival} / time")).unwrap_or_default();
     writeln!(out, "  {:<28} {:>10} {:>9} {:>8} {:>10}  {over}", "", "ms", "GB/s", "of read", "/ greedy")?;

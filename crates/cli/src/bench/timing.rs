@@ -35,6 +35,14 @@ pub struct Timing {
     pub median: f64,
 }
 
+impl Timing {
+    /// Of the times of all rounds; one at least.
+    pub fn of(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        Timing { best: times[0], median: times[times.len() / 2] }
+    }
+}
+
 /// Runs every contender once to warm up, then all of them in turn for `rounds` rounds.
 ///
 /// # Errors
@@ -58,9 +66,5 @@ pub fn in_turn(
             bar.inc(1);
         }
     }
-    let timing = |mut times: Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        Timing { best: times[0], median: times[times.len() / 2] }
-    };
-    Ok(times.into_iter().map(timing).collect())
+    Ok(times.into_iter().map(Timing::of).collect())
 }

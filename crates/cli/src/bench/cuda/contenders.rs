@@ -1,0 +1,223 @@
+//! What is timed on a GPU.
+
+use super::clock::Clock;
+use super::head::{Calls, OnDevice};
+use super::{BULK, INVERSE, OURS, driver, failed};
+use crate::bench::record::{Call, Section};
+use crate::bench::table::{CUBLAS, GREEDY, READ};
+use crate::bench::timing::Contender;
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::synthetic::Logits;
+use flash_sampling::cuda::abi::{Draw, status};
+use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling::cuda::rivals::{InverseCdf, Matmul, Read, Way};
+use flash_sampling::cuda::{Device, DeviceMatrix, DeviceTiled};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Sides of the product that tells the matrix ceiling.
+const SQUARE: usize = 8192;
+
+/// Everything that is timed over one head, planned once.
+#[derive(Debug)]
+pub struct Contenders<'h> {
+    head: &'h OnDevice,
+    stream: Arc<CudaStream>,
+    reads: Vec<(&'static str, Read)>,
+    /// `None` where cuBLAS is not found.
+    matmul: Option<Matmul>,
+    inverse: InverseCdf,
+    /// Greedy, then a draw of each kind of logits.
+    ours: [Ours; 3],
+    /// `[rows, vocab]`, of the weight's type: what the rivals write and we never make.
+    logits: CudaSlice<u8>,
+    tokens: CudaSlice<u32>,
+}
+
+#[derive(Debug)]
+struct Ours {
+    name: &'static str,
+    states: Logits,
+    tiled: DeviceTiled,
+    draws: CudaSlice<Draw>,
+}
+
+impl<'h> Contenders<'h> {
+    /// Plans for the head's rows.
+    ///
+    /// # Errors
+    /// What the backend refuses, the driver's.
+    pub fn new(head: &'h OnDevice, device: &Arc<Device>, stream: &Arc<CudaStream>) -> Result<Self, CommandError> {
+        let allocate = driver("allocate memory");
+        let (weight, most) = (head.weight(), head.rows());
+        let mut reads = Vec::new();
+        for (name, way) in [(READ, Way::Streaming), (BULK, Way::Bulk)] {
+            reads.extend(Read::new(way, device).map_err(failed)?.map(|read| (name, read)));
+        }
+        let matmul = Matmul::new(stream).map_err(failed)?;
+        if matmul.is_none() {
+            tracing::warn!("libcublas cannot be loaded: its contenders are left out");
+        }
+        let ours = |name, states| {
+            // SAFETY: the weight is device memory of this size, which `head` holds and nothing writes to.
+            let tiled = unsafe { DeviceTiled::new(head.head(), most, device) }.map_err(failed)?;
+            let draws = stream.alloc_zeros(most).map_err(&allocate)?;
+            Ok::<_, CommandError>(Ours { name, states, tiled, draws })
+        };
+        let ours = [ours(GREEDY, Logits::Peaked)?, ours(OURS[0], Logits::Gaussian)?, ours(OURS[1], Logits::Peaked)?];
+        Ok(Contenders {
+            head,
+            stream: stream.clone(),
+            reads,
+            matmul,
+            inverse: InverseCdf::new(weight.dtype, most, device).map_err(failed)?,
+            ours,
+            logits: stream.alloc_zeros(most * weight.rows * weight.dtype.size()).map_err(&allocate)?,
+            tokens: stream.alloc_zeros(most).map_err(&allocate)?,
+        })
+    }
+
+    /// cuBLAS's version, where it was found.
+    pub fn cublas_version(&self) -> Option<i32> {
+        self.matmul.as_ref().map(Matmul::version)
+    }
+
+    /// Bytes of device memory that one plan of ours holds.
+    pub fn scratch_bytes(&self) -> usize {
+        self.ours[0].tiled.scratch_bytes()
+    }
+
+    /// Times every contender on the first rows, fills the section, and looks at what was drawn.
+    ///
+    /// # Errors
+    /// A draw that failed; the driver's; Ctrl-C.
+    pub fn time(
+        &mut self,
+        section: &mut Section,
+        clock: &mut Clock,
+        interrupt: &Interrupt,
+    ) -> Result<(), CommandError> {
+        let (rows, rounds) = (section.rows, section.rounds);
+        let warm = rounds.div_ceil(4);
+        let mut contenders = self.of(rows, warm + rounds)?;
+        let timings = clock.in_turn(&mut contenders, warm, rounds, interrupt)?;
+        section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
+        drop(contenders);
+        self.look(rows)
+    }
+
+    fn of(&mut self, rows: usize, calls: usize) -> Result<Vec<Contender<'_>>, CommandError> {
+        let (head, stream) = (self.head, &*self.stream);
+        let weight = head.weight();
+        let bytes = (weight.rows * weight.cols * weight.dtype.size()) as u64;
+        let mut list = Vec::new();
+        for (name, read) in &self.reads {
+            list.push(Contender::new(*name, move || {
+                // SAFETY: the whole weight, which `head` holds.
+                unsafe { read.launch(stream, weight.address, bytes) }.map_err(failed)
+            }));
+        }
+        let peaked = head.states(Logits::Peaked, rows);
+        let (address, tokens) = (self.logits.device_ptr(&self.stream).0, self.tokens.device_ptr(&self.stream).0);
+        let logits = DeviceMatrix { address, dtype: weight.dtype, rows, cols: weight.rows, row_stride: weight.rows };
+        if let Some(matmul) = &self.matmul {
+            // SAFETY: operands that `head` holds, and room for `rows` rows of logits.
+            let product = move || unsafe { matmul.launch(&weight, &peaked, logits.address) }.map_err(failed);
+            list.push(Contender::new(CUBLAS, product));
+            // Rows of odd vocabularies do not begin where its loads need them.
+            if weight.rows.is_multiple_of(8) {
+                let mut calls = Calls::new(rows, calls, false, &self.stream)?;
+                let inverse = &mut self.inverse;
+                list.push(Contender::new(INVERSE, move || {
+                    product()?;
+                    // SAFETY: the logits just made, the positions of this call, room for a token a row.
+                    unsafe { inverse.launch(stream, &logits, 1.0, calls.advance().1, tokens) }.map_err(failed)
+                }));
+            }
+        }
+        for ours in &mut self.ours {
+            let mut calls = Calls::new(rows, calls, ours.name == GREEDY, &self.stream)?;
+            list.push(Contender::new(
+                ours.name,
+                ours.call(head, stream, &self.stream, rows, move || calls.advance().0),
+            ));
+        }
+        Ok(list)
+    }
+
+    /// Whether every row of the last calls was drawn, and is a token.
+    fn look(&self, rows: usize) -> Result<(), CommandError> {
+        let (failed, vocab) = (driver("copy the draws"), self.head.weight().rows as u32);
+        let wrong = |name: &str, row| CommandError::usage(format!("{name}: row {row} of the benchmark was not drawn"));
+        for ours in &self.ours {
+            let draws = self.stream.clone_dtoh(&ours.draws.slice(..rows)).map_err(&failed)?;
+            let bad = draws.iter().position(|draw| draw.status != status::DRAWN || draw.token >= vocab);
+            bad.map_or(Ok(()), |row| Err(wrong(ours.name, row)))?;
+        }
+        let tokens = self.stream.clone_dtoh(&self.tokens.slice(..rows)).map_err(&failed)?;
+        let bad = tokens.iter().position(|&token| token >= vocab);
+        bad.map_or(Ok(()), |row| Err(wrong(INVERSE, row)))
+    }
+
+    /// The time that the processor takes to enqueue a call of ours, the GPU idle.
+    ///
+    /// # Errors
+    /// The driver's, Ctrl-C.
+    pub fn host_time(&mut self, rows: usize, calls: usize, interrupt: &Interrupt) -> Result<Call, CommandError> {
+        let head = self.head;
+        let mut params = Calls::new(rows, calls, false, &self.stream)?;
+        let mut call = self.ours[2].call(head, &self.stream, &self.stream, rows, move || params.advance().0);
+        let mut times = Vec::with_capacity(calls);
+        for _ in 0..calls {
+            interrupt.check()?;
+            self.stream.synchronize().map_err(driver("wait for a call"))?;
+            let start = Instant::now();
+            call()?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        self.stream.synchronize().map_err(driver("wait for a call"))?;
+        times.sort_by(f64::total_cmp);
+        let (vocab, hidden, median) = (head.weight().rows, head.weight().cols, times[calls / 2]);
+        Ok(Call { vocab, hidden, rows, calls, median })
+    }
+
+    /// Operations a second of cuBLAS on a square product, its operands taken from the weight; `None` without cuBLAS or
+    /// where the weight is too small for that.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn matrix_flops(&self, clock: &mut Clock) -> Result<Option<f64>, CommandError> {
+        let weight = self.head.weight();
+        let side = SQUARE * SQUARE * weight.dtype.size();
+        let Some(matmul) = self.matmul.as_ref().filter(|_| weight.rows * weight.cols >= 2 * SQUARE * SQUARE) else {
+            return Ok(None);
+        };
+        let out: CudaSlice<u8> = self.stream.alloc_zeros(side).map_err(driver("allocate memory"))?;
+        let a = DeviceMatrix { rows: SQUARE, cols: SQUARE, row_stride: SQUARE, ..weight };
+        let b = DeviceMatrix { address: weight.address + side as u64, ..a };
+        let to = out.device_ptr(&self.stream).0;
+        // SAFETY: both operands lie in the weight, which is that large; `out` has room for the product.
+        let product = Contender::new(CUBLAS, move || unsafe { matmul.launch(&a, &b, to) }.map_err(failed));
+        let timing = clock.in_turn(&mut [product], 10, 20, &Interrupt::default())?;
+        Ok(Some(2.0 * (SQUARE as f64).powi(3) / timing[0].best))
+    }
+}
+
+impl Ours {
+    /// One call on the first rows; `next` gives the address of its parameters.
+    fn call<'a>(
+        &'a mut self,
+        head: &'a OnDevice,
+        stream: &'a CudaStream,
+        owner: &Arc<CudaStream>,
+        rows: usize,
+        mut next: impl FnMut() -> u64 + 'a,
+    ) -> impl FnMut() -> Result<(), CommandError> + 'a {
+        let hidden = head.states(self.states, rows);
+        let draws = self.draws.device_ptr(owner).0;
+        // SAFETY: hidden states and draws of at least `rows` rows, held by `head` and this value; the parameters are as
+        // `Calls` lays them down; one stream, so launches follow each other.
+        move || unsafe { self.tiled.launch(stream, &hidden, next(), draws) }.map_err(failed)
+    }
+}

@@ -1,0 +1,127 @@
+//! `flash-sampling bench --backend cuda`: the fused kernel against cuBLAS, samplers over its logits, and the ceilings.
+//!
+//! One process, one stream. Before each timed call 256 MiB are written, so that nothing of the weight is in the cache;
+//! events around the call time it. All contenders of a cell take turns, so that they meet the same clocks.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`clock`] | events, and the cold cache |
+//! | [`head`] | weight, hidden states and row parameters in device memory |
+//! | [`contenders`] | what is timed |
+//! | [`peers`] | times of other programs, from a file |
+//! | [`table`] | times and ratios as text |
+
+pub mod clock;
+pub mod contenders;
+pub mod head;
+pub mod peers;
+pub mod table;
+
+use crate::args::{BenchArgs, BenchSize};
+use crate::bench::record::{Gpu, Memory, Record, Section};
+use crate::bench::save;
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::progress;
+use clock::Clock;
+use contenders::Contenders;
+use flash_sampling::cuda::cudarc::driver::DriverError;
+use flash_sampling::cuda::{CudaError, Device, Probe};
+use flash_sampling::{BuildError, DType};
+use head::OnDevice;
+use peers::Peers;
+use std::io::Write;
+use std::sync::Arc;
+
+/// The other read; the faster of the two is the ceiling.
+pub const BULK: &str = "read, bulk copies";
+/// Ours, on logits that are one Gaussian, and as language models have them.
+pub const OURS: [&str; 2] = ["tiled, gaussian", "tiled, peaked"];
+/// cuBLAS, then softmax and inverse CDF.
+pub const INVERSE: &str = "cuBLAS + inverse CDF";
+
+/// Calls whose host time is taken.
+const CALLS: usize = 1000;
+
+/// For `map_err`: a failure of the CUDA backend.
+fn failed(error: CudaError) -> CommandError {
+    BuildError::from(error).into()
+}
+
+/// For `map_err`: a failure of the driver while doing something.
+fn driver(action: &'static str) -> impl Fn(DriverError) -> CommandError {
+    move |DriverError(code)| failed(CudaError::Driver { action, code: code as u32, name: format!("{code:?}") })
+}
+
+/// Times everything asked for, prints the table, writes the record and the picture.
+///
+/// # Errors
+/// No GPU, what the backend refuses, files that cannot be read or written, Ctrl-C.
+pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    let peers = args.peers.as_deref().map(Peers::read).transpose()?;
+    let device = Device::new(0).map_err(failed)?;
+    let stream = device.context().new_stream().map_err(driver("make a stream"))?;
+    let mut clock = Clock::new(stream)?;
+    let mut gpu = describe(&device)?;
+    let (mut sections, mut memory, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    for size in args.sizes() {
+        let most = size.rows.iter().copied().max().unwrap_or(1);
+        let head = OnDevice::new(&size, most, args.dtype.into(), clock.stream())?;
+        let mut contenders = Contenders::new(&head, &device, clock.stream())?;
+        gpu.cublas = contenders.cublas_version();
+        if gpu.matrix_flops.is_none() {
+            gpu.matrix_flops = contenders.matrix_flops(&mut clock)?;
+        }
+        let bar = progress::bar("timing", size.rows.len() as u64);
+        for &rows in &size.rows {
+            bar.set_message(format!("{} x {}, {rows} rows", size.vocab, size.hidden));
+            let mut section = section(&size, rows, args.dtype.into());
+            contenders.time(&mut section, &mut clock, interrupt)?;
+            if let Some(peers) = &peers {
+                section.peers = peers.of(size.vocab, size.hidden, rows);
+            }
+            sections.push(section);
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let ends = [size.rows.iter().min(), size.rows.iter().max()];
+        for &rows in ends.into_iter().flatten() {
+            calls.push(contenders.host_time(rows, if args.quick { 10 } else { CALLS }, interrupt)?);
+        }
+        let logits = (most * size.vocab * size_of::<f32>()) as u64;
+        let peak = Some(contenders.scratch_bytes() as u64);
+        memory.push(Memory { what: "tiled".into(), rows: most, peak, logits });
+    }
+    let mut record = Record::now(sections, memory);
+    (record.gpu, record.calls, record.peers) = (Some(gpu), calls, peers.map(|peers| peers.source));
+    table::write(out, &record).map_err(CommandError::write("to standard output"))?;
+    save(&record, args)?;
+    Ok(0)
+}
+
+fn describe(device: &Arc<Device>) -> Result<Gpu, CommandError> {
+    let (major, minor) = device.capability();
+    Ok(Gpu {
+        name: device.name().map_err(failed)?,
+        capability: format!("{major}.{minor}"),
+        multiprocessors: device.multiprocessors(),
+        driver: Probe::of_this_machine().driver,
+        cublas: None,
+        matrix_flops: None,
+    })
+}
+
+fn section(size: &BenchSize, rows: usize, dtype: DType) -> Section {
+    Section {
+        what: "matmul and draw".into(),
+        rows,
+        vocab: size.vocab,
+        hidden: Some(size.hidden),
+        dtypes: dtype.name().into(),
+        threads: None,
+        bytes: size.vocab * size.hidden * dtype.size(),
+        rounds: size.rounds,
+        entries: Vec::new(),
+        peers: Vec::new(),
+    }
+}
