@@ -16,7 +16,7 @@
 //! | [`stream_head`] | [`StreamHead`]: a head whose weight arrives block by block | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
-//! | [`canonical`] | one dot product that every backend can agree on | |
+//! | [`canonical`], [`near_ties`] | one dot product that every backend can agree on, and when it must decide | |
 //! | [`reference`](mod@reference) | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
 //!
 //! # Crate layout
@@ -32,6 +32,7 @@ pub mod log_mass;
 pub mod mass_histogram;
 pub mod math;
 pub mod matrix;
+pub mod near_ties;
 pub mod noise;
 pub mod params;
 pub mod reference;

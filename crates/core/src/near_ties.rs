@@ -1,0 +1,104 @@
+//! How far apart the scores of two passes can be, and so which tokens the canonical option must evaluate again.
+//!
+//! A pass in float32 keeps, beside the best candidate, all those within a slack of it. The slack is twice the largest
+//! difference between a score of the pass and the [canonical](crate::canonical) score of the same token, so the canonical
+//! winner is among them.
+//!
+//! The difference is bounded by the rounding of the dot product ([`dot_error_bound`]), carried through the transforms
+//! (bias, a soft-cap of slope at most 1 and its own error, scale, 1 / temperature), and a few roundings of each step.
+//!
+//! Tokens with a very negative bias, of the head or of the row, round more coarsely than the rest. They are left out of
+//! the bound where they cannot win while any other token is alive (below a soft-cap: where its tangent is flat, and
+//! every rounding the same); when the winner's score says that none was, the whole row is evaluated canonically.
+
+use crate::canonical::{dot_error_bound, largest_norm};
+use crate::head::Head;
+use crate::params::Row;
+
+/// Unit of the roundings that are charged beside the dot product's: four half-ulps of float32.
+const UNIT: f64 = 1.0 / 4_194_304.0;
+/// Above any Gumbel's size.
+const NOISE: f64 = 46.0;
+/// A bound on the relative error of [`tanh`](crate::math::tanh).
+const TANH: f64 = 4e-7;
+
+/// What the bounds need of a head, found once.
+#[derive(Clone, Debug)]
+pub struct NearTies {
+    largest_weight: f64,
+    /// The largest bias of the head that is not negative.
+    positive: f64,
+    /// Sizes of its negative, finite biases, ascending.
+    negative: Vec<f32>,
+}
+
+/// Bounds for one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowNearTies {
+    /// Of the difference of two scores of one token.
+    error: f64,
+    /// What a token without negative biases scores at least, whatever its noise. A winner above this shows that the
+    /// tokens which were left out did not matter.
+    alive: f64,
+    /// Whether tokens were left out.
+    coarse: bool,
+}
+
+/// The largest of ascending sizes that is at most `limit`, and whether any is above.
+fn largest_below(sizes: &[f32], limit: f64) -> (f64, bool) {
+    let within = sizes.partition_point(|&b| f64::from(b) <= limit);
+    (within.checked_sub(1).map_or(0.0, |last| f64::from(sizes[last])), within < sizes.len())
+}
+
+impl NearTies {
+    /// Reads the head's weight once, for its norms.
+    pub fn new(head: &Head<'_>) -> Self {
+        let biases = head.bias().unwrap_or(&[]).iter().filter(|b| b.is_finite());
+        let mut negative: Vec<f32> = biases.clone().filter(|b| **b < 0.0).map(|b| -b).collect();
+        negative.sort_by(f32::total_cmp);
+        NearTies {
+            largest_weight: largest_norm(&head.weight()),
+            positive: f64::from(biases.fold(0.0, |m: f32, b| m.max(*b))),
+            negative,
+        }
+    }
+
+    /// The bounds of a row whose hidden state has the Euclidean norm `hidden`; `head` is the one that [`NearTies::new`]
+    /// read.
+    pub fn row(&self, head: &Head<'_>, row: &Row<'_>, hidden: f64) -> RowNearTies {
+        let (scale, inv_t) = (f64::from(head.scale()), f64::from(row.transform.inv_temperature));
+        let dot = hidden * self.largest_weight;
+        // With a negative bias beyond this size a token scores below `alive`.
+        let reach = 2.1 * (dot + NOISE / (scale * inv_t)) + head.soft_cap().map_or(0.0, |cap| 10.0 * f64::from(cap));
+        let (negative, head_coarse) = largest_below(&self.negative, reach);
+        let before = dot + self.positive.max(negative);
+        let raw = scale * head.soft_cap().map_or(before, |cap| before.min(f64::from(cap)));
+        let reach = 2.1 * (raw + NOISE / inv_t);
+        let row_biases = row.transform.logit_bias.iter().map(|&(_, b)| f64::from(b)).filter(|b| b.is_finite());
+        let row_bias = row_biases.clone().filter(|&b| b >= -reach).fold(0.0, |m: f64, b| m.max(b.abs()));
+        let cap_error = if head.soft_cap().is_some() { 2.0 * TANH * raw } else { 0.0 };
+        let transformed = (raw + row_bias) * inv_t;
+        let rounding = UNIT * (2.0 * transformed + raw * inv_t + NOISE);
+        let sum = dot_error_bound(head.hidden(), hidden, self.largest_weight) + UNIT * before;
+        let error = (sum * scale + cap_error) * inv_t + rounding;
+        RowNearTies {
+            error,
+            alive: -1.01 * (dot * scale * inv_t + error) - NOISE,
+            coarse: head_coarse || row_biases.clone().any(|b| b < -reach),
+        }
+    }
+}
+
+impl RowNearTies {
+    /// How far below the last score that is kept a candidate may lie, in nats; `f32::MAX`: every token is a candidate.
+    pub fn slack(&self) -> f32 {
+        let slack = 2.02 * self.error;
+        if slack < f64::from(f32::MAX) { (slack as f32).max(f32::MIN_POSITIVE) } else { f32::MAX }
+    }
+
+    /// Whether the last canonical score that is kept (0 where none is) leaves it open that a token which the bounds left
+    /// out is better: then every token must be evaluated.
+    pub fn leaves_open(&self, last: f32) -> bool {
+        self.coarse && f64::from(last) < self.alive
+    }
+}
