@@ -1,7 +1,8 @@
-//! With a canonical plan the token is the same on every instruction set.
+//! With a canonical plan the token is the same on every instruction set and on a GPU.
 
 mod backends;
 
+use backends::gpu::Gpu;
 use backends::{Cpu, Kind, Referee};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
@@ -31,10 +32,11 @@ fn tokens(factory: &dyn SamplerFactory, problem: &Problem, canonical: bool, call
     tokens
 }
 
-/// The instruction sets of this machine, as tiled samplers.
-fn samplers() -> Vec<Cpu> {
-    let all = Isa::ALL.into_iter().map(|isa| Cpu::new(Kind::Tiled, isa));
-    all.filter(|factory| runs(&factory.name(), factory.unavailable(), 1)).collect()
+/// The instruction sets of this machine and its GPU, as tiled samplers.
+fn samplers() -> Vec<Box<dyn SamplerFactory>> {
+    let cpu = Isa::ALL.into_iter().map(|isa| Box::new(Cpu::new(Kind::Tiled, isa)) as Box<dyn SamplerFactory>);
+    let all = cpu.chain([Box::new(Gpu::Tiled) as Box<dyn SamplerFactory>]);
+    all.filter(|factory| runs(&factory.name(), factory.unavailable(), 4)).collect()
 }
 
 /// Logits near 500, where float32 steps by 3e-5 and sums of 512 products differ by several steps between instruction
@@ -51,16 +53,68 @@ fn large_logits() -> Problem {
 }
 
 #[test]
-fn canonical_tokens_agree_across_instruction_sets_on_millions_of_draws() {
+fn canonical_tokens_agree_across_instruction_sets_and_gpus_on_millions_of_draws() {
     let problem = Problem::gaussian(Size::new(ROWS, 131, 64), DType::BF16, DType::BF16, 33);
     let mut want: Option<Vec<u32>> = None;
     for factory in samplers() {
-        let found = tokens(&factory, &problem, true, 128);
+        let found = tokens(&*factory, &problem, true, 128);
         let want = want.get_or_insert_with(|| found.clone());
         assert!(found == *want, "{} differs from the others", factory.name());
     }
     let count = want.map_or(0, |tokens| tokens.len());
     assert!(count >= 2_000_000, "{count} draws");
+}
+
+/// A larger vocabulary and hidden size; logits of standard deviation 2, or 20: one token has nearly all of the mass.
+#[test]
+fn canonical_tokens_agree_on_gaussian_and_peaked_heads() {
+    for (sharpness, seed) in [(1.0, 34), (10.0, 35)] {
+        let size = Size::new(ROWS, 5003, 200);
+        let mut problem = Problem::gaussian(size, DType::BF16, DType::BF16, seed);
+        problem.hidden =
+            Tensor::from_fn(DType::BF16, size.rows, size.hidden, |r, k| sharpness * problem.hidden.row(r)[k]);
+        let mut want: Option<Vec<u32>> = None;
+        for factory in samplers() {
+            let found = tokens(&*factory, &problem, true, 1);
+            let want = want.get_or_insert_with(|| found.clone());
+            assert!(found == *want, "{} differs from the others, {sharpness} times as peaked", factory.name());
+        }
+    }
+}
+
+/// Lists without replacement, log-probabilities and greedy rows under a canonical plan: the reference's bits.
+#[test]
+fn canonical_lists_and_logprobs_have_the_bits_of_the_reference() {
+    let mut problem = large_logits();
+    problem.soft_cap = Some(900.0);
+    let plan = Plan { max_rows: ROWS, max_draws: 40, max_logprobs: Some(9), canonical: true };
+    let far: Vec<(u32, f32)> = (0..301).map(|token| (token, -1e30)).collect();
+    let rows: Vec<RowParams<'_>> = (0..ROWS)
+        .map(|r| {
+            let base = RowParams { seed: r as u64, position: 3, draws: 5, ..RowParams::default() };
+            match r % 5 {
+                0 => RowParams { draws: 40, without_replacement: true, logprobs: Some(9), ..base },
+                1 => RowParams { temperature: 0.0, logprobs: Some(1), ..base },
+                2 => RowParams { temperature: 0.0, without_replacement: true, ..base },
+                3 => RowParams { mask: Some(&[0xf0f0_1234; 10]), temperature: 0.9, logprobs: Some(0), ..base },
+                // Every token far below where the bounds look: the whole row is evaluated.
+                _ => RowParams { logit_bias: &far, ..base },
+            }
+        })
+        .collect();
+    let (mut want, mut found) = (Samples::new(), Samples::new());
+    Referee.build(problem.head(), plan).unwrap().sample(problem.input(), &rows, &mut want).unwrap();
+    for factory in samplers() {
+        factory.build(problem.head(), plan).unwrap().sample(problem.input(), &rows, &mut found).unwrap();
+        for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
+            let (found, want) = (found.unwrap(), want.unwrap());
+            assert_eq!(found.draws, want.draws, "row {r} of {}", factory.name());
+            assert_eq!(found.top, want.top, "row {r} of {}", factory.name());
+            assert_eq!(found.log_z.is_some(), want.log_z.is_some());
+            let apart = found.log_z.zip(want.log_z).map_or(0.0, |(a, b)| (a - b).abs());
+            assert!(apart < 1e-2, "row {r} of {}: log Z is {apart} off", factory.name());
+        }
+    }
 }
 
 #[test]
@@ -70,7 +124,7 @@ fn canonical_tokens_agree_where_rounding_decides() {
     let reference = canonical.len();
     let mut rounded = 0;
     for factory in samplers() {
-        let found = tokens(&factory, &problem, true, 16);
+        let found = tokens(&*factory, &problem, true, 16);
         assert!(found[..reference] == canonical[..reference], "{} differs from the reference", factory.name());
         if canonical.len() == reference {
             canonical = found;
@@ -78,9 +132,10 @@ fn canonical_tokens_agree_where_rounding_decides() {
             assert!(found == canonical, "{} differs from the others", factory.name());
         }
         // The control: without the canonical plan, rounding decides some of these draws.
-        let plain = tokens(&factory, &problem, false, 16);
-        rounded += plain.iter().zip(&canonical).filter(|(a, b)| a != b).count();
+        let plain = tokens(&*factory, &problem, false, 16);
+        let differ = plain.iter().zip(&canonical).filter(|(a, b)| a != b).count();
+        println!("{differ} of {} plain draws of {} are decided by rounding", canonical.len(), factory.name());
+        rounded += differ;
     }
-    println!("{rounded} of {} plain draws are decided by rounding", canonical.len());
     assert!(rounded > 0, "the inputs are too tame to show anything");
 }

@@ -3,6 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
+use flash_sampling_core::DType;
 
 /// A token and what is added to its logit.
 #[repr(C)]
@@ -132,6 +133,130 @@ pub(crate) struct Stored {
     pub(crate) stride: u64,
 }
 
+/// The logits that the standalone kernel draws from.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Existing {
+    pub(crate) logits: u64,
+    /// The row of each draw, u32; 0 = draw `i` takes row `i`.
+    pub(crate) sources: u64,
+    pub(crate) row_stride: u64,
+    pub(crate) blocks: u32,
+    pub(crate) parts_of_block: u32,
+}
+
+/// Transformed logits that were stored: the twin of stored.cuh, as are the five below.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoredLogits {
+    pub(crate) logits: u64,
+    pub(crate) row_stride: u64,
+    pub(crate) first_token: u32,
+    pub(crate) tokens: u32,
+}
+
+/// Something asked of a stored row: the `limit` best, and all within `slack` of the last of those.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub(crate) struct Item {
+    pub(crate) source: u32,
+    pub(crate) limit: u32,
+    /// 0 = none, infinite = every token.
+    pub(crate) slack: f32,
+    pub(crate) padding: u32,
+}
+
+/// A token that an item keeps.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub(crate) struct Entry {
+    /// Ordered bits; 0 = canonically forbidden.
+    pub(crate) key: u64,
+    pub(crate) logit: f32,
+    pub(crate) item: u32,
+}
+
+/// Where items keep their entries.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entries {
+    pub(crate) entries: u64,
+    pub(crate) count: u64,
+    pub(crate) capacity: u64,
+}
+
+/// The argument of top_list.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TopLists {
+    pub(crate) stored: StoredLogits,
+    pub(crate) out: Entries,
+    pub(crate) rows: u64,
+    pub(crate) items: u64,
+    pub(crate) scores: u64,
+    pub(crate) item_count: u32,
+    pub(crate) padding: u32,
+}
+
+/// The argument of near_ties.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NearTies {
+    pub(crate) stored: StoredLogits,
+    pub(crate) out: Entries,
+    pub(crate) rows: u64,
+    pub(crate) items: u64,
+    pub(crate) draws: u64,
+    pub(crate) blocks: u32,
+    pub(crate) parts_of_block: u32,
+}
+
+/// The argument of canonical.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Canonical {
+    pub(crate) out: Entries,
+    pub(crate) items: u64,
+    pub(crate) noise: u64,
+    pub(crate) rows: u64,
+    pub(crate) weight: u64,
+    pub(crate) hidden: u64,
+    pub(crate) bias: u64,
+    pub(crate) weight_stride: u64,
+    pub(crate) hidden_stride: u64,
+    pub(crate) head: HeadTransform,
+    pub(crate) weight_type: u32,
+    pub(crate) hidden_type: u32,
+    pub(crate) width: u32,
+    pub(crate) first_token: u32,
+}
+
+/// The argument of transform.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transform {
+    pub(crate) raw: u64,
+    pub(crate) stored: u64,
+    pub(crate) invalid: u64,
+    pub(crate) rows: u64,
+    pub(crate) sources: u64,
+    pub(crate) raw_stride: u64,
+    pub(crate) stored_stride: u64,
+    pub(crate) element: u32,
+    pub(crate) first_token: u32,
+    pub(crate) tokens: u32,
+    pub(crate) padding: u32,
+}
+
+/// The kernels' number of a type.
+pub(crate) fn element(dtype: DType) -> u32 {
+    match dtype {
+        DType::BF16 => 0,
+        DType::F16 => 1,
+        DType::F32 => 2,
+    }
+}
+
 /// What the driver encodes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -153,3 +278,12 @@ const _: () = assert!(size_of::<Call>() == 80);
 const _: () = assert!(size_of::<Maps>() == 384);
 const _: () = assert!(size_of::<Matrices>() == 48);
 const _: () = assert!(size_of::<Stored>() == 16);
+const _: () = assert!(size_of::<Existing>() == 32);
+const _: () = assert!(size_of::<StoredLogits>() == 24);
+const _: () = assert!(size_of::<Item>() == 16);
+const _: () = assert!(size_of::<Entry>() == 16);
+const _: () = assert!(size_of::<Entries>() == 24);
+const _: () = assert!(size_of::<TopLists>() == 80);
+const _: () = assert!(size_of::<NearTies>() == 80);
+const _: () = assert!(size_of::<Canonical>() == 112);
+const _: () = assert!(size_of::<Transform>() == 72);

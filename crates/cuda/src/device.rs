@@ -9,7 +9,7 @@ use crate::kernels::{Instance, KernelSource};
 use crate::machine_code::Request;
 use core::fmt;
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaContext, CudaModule, CudaStream};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
 use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +25,7 @@ pub struct Device {
     multiprocessors: u32,
     kernels: Mutex<HashMap<Tile, Arc<Loaded>>>,
     portable: Mutex<HashMap<Portable, Arc<LoadedPortable>>>,
+    modules: Mutex<HashMap<(&'static str, String), Arc<CudaModule>>>,
 }
 
 impl fmt::Debug for Device {
@@ -58,8 +59,8 @@ impl Device {
         let capability = context.compute_capability().map_err(&of_device)?;
         let multiprocessors =
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(&of_device)? as u32;
-        let (kernels, portable) = (Mutex::default(), Mutex::default());
-        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, portable });
+        let (kernels, portable, modules) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, portable, modules });
         devices.push(device.clone());
         Ok(device)
     }
@@ -102,6 +103,22 @@ impl Device {
         debug_assert!((kernel.instances)().contains(instance), "{} {instance} is in no list", kernel.file);
         let code = Request { kernel, instance, architecture: self.architecture() }.machine_code()?;
         self.context.load_module(Ptx::from_binary(code)).map_err(CudaError::driver("load a kernel"))
+    }
+
+    /// A kernel of an instance, which is compiled and loaded at first use and kept.
+    pub(crate) fn function(
+        &self,
+        kernel: &'static KernelSource,
+        instance: &Instance,
+        name: &str,
+    ) -> Result<CudaFunction, CudaError> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (kernel.file, instance.to_string());
+        let module = match modules.get(&key) {
+            Some(module) => module.clone(),
+            None => modules.entry(key).or_insert(self.module(kernel, instance)?).clone(),
+        };
+        module.load_function(name).map_err(CudaError::driver("load a kernel"))
     }
 
     /// A portable kernel, compiled and loaded at first use.

@@ -83,6 +83,12 @@ pub enum CudaError {
         /// The limit.
         limit: usize,
     },
+    /// A kernel wrote what it cannot have written; the driver reported nothing.
+    #[error("the GPU returned {what} that no row has")]
+    Corrupt {
+        /// What was returned.
+        what: &'static str,
+    },
     /// A matrix in device memory that no kernel can read.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {

@@ -1,16 +1,20 @@
 //! What the samplers over host memory share: checks, staging, launches, and results as core says them.
 
 use crate::abi::{Draw, status};
+use crate::answers::{Answers, Asking};
 use crate::device::Device;
 use crate::device_tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::resident::Resident;
 use crate::staging::Staging;
+use crate::stored::Stored;
 use cudarc::driver::CudaStream;
+use flash_sampling_core::canonical::norm;
+use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Candidate, Capabilities, Head, Knob, MassHistogram, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape,
-    TopList, Winner,
+    Candidate, Capabilities, Exactness, Head, Knob, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape,
+    Winner, params,
 };
 use std::sync::Arc;
 
@@ -29,9 +33,12 @@ pub(crate) struct Frame<'w> {
     /// The draws of the last launches, and of the call.
     draws: Vec<Draw>,
     results: Vec<Draw>,
-    /// The logits of a row, and for each row that asked: its number, its masses and its largest logits.
-    logits: Vec<f32>,
-    asked: Vec<(usize, MassHistogram, TopList)>,
+    /// For the rows that ask for more, made when the first of them comes; and the bounds of a canonical plan.
+    stored: Option<Stored>,
+    near_ties: Option<NearTies>,
+    answers: Answers,
+    /// The rows of the call that ask.
+    asking: Vec<usize>,
 }
 
 impl<'w> Frame<'w> {
@@ -65,15 +72,16 @@ impl<'w> Frame<'w> {
             work: Vec::new(),
             draws: Vec::new(),
             results: Vec::new(),
-            logits: Vec::new(),
-            asked: Vec::new(),
+            stored: None,
+            near_ties: plan.canonical.then(|| NearTies::new(&head)),
+            answers: Answers::default(),
+            asking: Vec::new(),
         })
     }
 
-    /// Makes every draw of `work`, in its order, and evaluates the rows that ask for log-probabilities.
+    /// Makes every draw of `work`, in its order.
     fn draw(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         self.results.clear();
-        self.asked.clear();
         let (can, vocab_size) = (self.can, self.head.vocab_size());
         let Some(resident) = &mut self.resident else {
             let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
@@ -94,30 +102,55 @@ impl<'w> Frame<'w> {
             }
             resident.draw(&mut self.staging, input, &mut self.draws, &self.stream)?;
             self.results.extend_from_slice(&self.draws);
-            for (i, &(r, draw)) in part.iter().enumerate() {
-                let Some(most) = rows[r].logprobs else { continue };
-                if draw == rows[r].first_draw && self.draws[i].status == status::DRAWN {
-                    resident.logits(i, &mut self.logits, &self.stream)?;
-                    self.asked.push(summary(r, most, self.head.tokens().start, &self.logits));
-                }
+        }
+        Ok(())
+    }
+
+    /// Whether a row is served from stored logits: all of a canonical plan, lists without replacement, log-probabilities.
+    /// Draws of a sampler that is not pathwise are made by its own kernels all the same.
+    fn asks(&self, row: &params::Row<'_>) -> bool {
+        self.resident.is_some() && (self.plan.canonical || row.without_replacement || row.logprobs.is_some())
+    }
+
+    fn draws_from_stored(&self) -> bool {
+        self.can.exactness == Exactness::Pathwise
+    }
+
+    /// Stores the logits of the rows that ask, some at a time, and asks them.
+    fn ask(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+        self.answers.clear();
+        let (can, vocab_size, draw) = (self.can, self.head.vocab_size(), self.draws_from_stored());
+        let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
+        if self.stored.is_none() {
+            self.stored = Some(Stored::new(self.head.tokens(), self.plan.max_rows, resident.device(), &self.stream)?);
+        }
+        let Some(stored) = &mut self.stored else { return Ok(()) };
+        let mut hidden = vec![0.0; if self.near_ties.is_some() { input.cols() } else { 0 }];
+        for part in self.asking.chunks(stored.rows().min(resident.most())) {
+            self.staging.clear();
+            let mut asking = Vec::with_capacity(part.len());
+            for &r in part {
+                let row = rows[r].check(&can, &self.plan, vocab_size).expect("rows that ask were checked");
+                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, vocab_size);
+                let near_ties = self.near_ties.as_ref().map(|bounds| {
+                    input.row_to_f32(r, &mut hidden);
+                    bounds.row(&self.head, &row, norm(&hidden))
+                });
+                asking.push(Asking { seed: rows[r].seed, position: rows[r].position, row, near_ties });
             }
+            let (logits, stride) = stored.place(&self.stream);
+            let inputs = resident.store(&mut self.staging, input, logits, stride, &mut self.draws, &self.stream)?;
+            let canonical = self.plan.canonical.then_some(&inputs);
+            let outcomes = self.draws.iter().map(|draw| candidate(draw).map(drop));
+            self.answers.ask(&asking, outcomes, draw, canonical, stored, &self.stream)?;
         }
         Ok(())
     }
 }
 
-/// Masses and largest logits of row `r`; `logits[i]` belongs to token `first + i`.
-fn summary(r: usize, most: u32, first: u32, logits: &[f32]) -> (usize, MassHistogram, TopList) {
-    let (mut mass, mut top) = (MassHistogram::default(), TopList::new(most as usize, 0.0));
-    mass.extend_from_slice(logits);
-    for (token, &logit) in (first..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY) {
-        top.push(Candidate { winner: Winner::new(logit, token), logit });
-    }
-    (r, mass, top)
-}
-
 /// The row's result of the kernel, as core says it.
-fn candidate(draw: &Draw) -> Result<Candidate, RowError> {
+pub(crate) fn candidate(draw: &Draw) -> Result<Candidate, RowError> {
     match draw.status {
         status::DRAWN => Ok(Candidate { winner: Winner::new(draw.score, draw.token), logit: draw.logit }),
         status::NAN => Err(RowError::NaN { token: draw.token }),
@@ -149,23 +182,33 @@ impl Frame<'_> {
         out.clear();
         let (can, vocab_size) = (self.can, self.head.vocab_size());
         self.work.clear();
+        self.asking.clear();
         for (r, params) in rows.iter().enumerate() {
-            if let Ok(row) = params.check(&can, &self.plan, vocab_size) {
+            let Ok(row) = params.check(&can, &self.plan, vocab_size) else { continue };
+            let asks = self.asks(&row);
+            if asks {
+                self.asking.push(r);
+            }
+            if !asks || !self.draws_from_stored() {
                 self.work.extend((row.first_draw..row.first_draw + row.draws).map(|draw| (r, draw)));
             }
         }
         let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
         self.draw(&input, rows).map_err(failed)?;
-        let (mut results, mut asked) = (self.results.as_slice(), self.asked.iter().peekable());
+        self.ask(&input, rows).map_err(failed)?;
+        let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
         for (r, params) in rows.iter().enumerate() {
-            let extra = asked.next_if(|(row, ..)| *row == r);
-            let outcome = params.check(&can, &self.plan, vocab_size).and_then(|row| {
-                let (draws, rest) = results.split_at(row.draws as usize);
-                results = rest;
-                draws.iter().try_for_each(|draw| candidate(draw).map(drop))?;
-                let (mass, top) = extra.map_or((None, [].as_slice()), |(_, mass, top)| (Some(mass), top.as_slice()));
-                out.push_row(draws.iter().flat_map(candidate), mass, top);
-                Ok(())
+            let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
+            let outcome = params.check(&can, &self.plan, vocab_size).and_then(|row| match asked {
+                Some(i) if self.draws_from_stored() => self.answers.emit(i, &row, out),
+                asked => {
+                    let (draws, rest) = results.split_at(row.draws as usize);
+                    results = rest;
+                    draws.iter().try_for_each(|draw| candidate(draw).map(drop))?;
+                    let (mass, top) = asked.map_or((None, [].as_slice()), |i| self.answers.extras(i));
+                    out.push_row(draws.iter().flat_map(candidate), mass, top);
+                    Ok(())
+                }
             });
             if let Err(error) = outcome {
                 out.push_error(error);

@@ -5,12 +5,22 @@
 //! its instances.
 
 use crate::architecture::Architecture;
-use crate::{fused_hopper, fused_portable, select};
+use crate::{device_standalone, fused_hopper, fused_portable, select, stored};
 use core::fmt;
 
 /// Every kernel of this crate.
-pub(crate) static KERNELS: &[&KernelSource] =
-    &[&fused_hopper::SOURCE, &fused_portable::TENSOR, &fused_portable::PLAIN, &select::SOURCE];
+pub(crate) static KERNELS: &[&KernelSource] = &[
+    &fused_hopper::SOURCE,
+    &fused_portable::TENSOR,
+    &fused_portable::PLAIN,
+    &select::SOURCE,
+    &device_standalone::SOURCE,
+    &stored::MASS_HISTOGRAM,
+    &stored::TOP_LIST,
+    &stored::NEAR_TIES,
+    &stored::CANONICAL,
+    &stored::TRANSFORM,
+];
 
 /// The benchmark's kernels; nothing is built of them ahead of time.
 #[cfg(all(test, feature = "rivals"))]

@@ -9,11 +9,16 @@
 //! | --- | --- | --- |
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
+//! | [`CudaStandalone`] | existing logits in host memory | copies them up, launches, copies the draws down, waits |
+//! | [`DeviceStandalone`] | existing logits in device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //!
 //! One fused kernel is for Hopper, one for every GPU of compute capability 8.0 and up; both multiply bf16 or f16 on tensor
 //! cores and give the same bits. Float32 and pairs of different types are multiplied without tensor cores. The layout
-//! of device memory decides how fast inputs are read, not whether. Refused by name are draws without replacement,
-//! canonical plans and the other variants.
+//! of device memory decides how fast inputs are read, not whether.
+//!
+//! Log-probabilities, lists without replacement and canonical plans are served over host memory: the transformed logits
+//! of the rows that ask are stored on the GPU, some rows at a time, and kernels over those sum masses, find the best
+//! tokens, and evaluate near ties again in the canonical float64 order.
 //!
 //! # Features
 //! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system. `rivals` adds
@@ -44,6 +49,8 @@ pub mod abi;
 #[cfg(feature = "driver")]
 pub mod ahead;
 #[cfg(feature = "driver")]
+mod answers;
+#[cfg(feature = "driver")]
 mod architecture;
 #[cfg(feature = "driver")]
 pub mod cache;
@@ -53,6 +60,8 @@ mod compile;
 mod device;
 #[cfg(feature = "driver")]
 mod device_matrix;
+#[cfg(feature = "driver")]
+mod device_standalone;
 #[cfg(feature = "driver")]
 mod device_tiled;
 #[cfg(feature = "driver")]
@@ -68,7 +77,11 @@ mod fused_portable;
 #[cfg(feature = "driver")]
 mod kernels;
 #[cfg(feature = "driver")]
+mod launch;
+#[cfg(feature = "driver")]
 mod machine_code;
+#[cfg(feature = "driver")]
+mod noise_math;
 #[cfg(feature = "driver")]
 mod resident;
 #[cfg(feature = "driver")]
@@ -81,6 +94,10 @@ mod select;
 mod sources;
 #[cfg(feature = "driver")]
 mod staging;
+#[cfg(feature = "driver")]
+mod standalone;
+#[cfg(feature = "driver")]
+mod stored;
 #[cfg(feature = "driver")]
 mod tensor_map;
 #[cfg(feature = "driver")]
@@ -101,12 +118,18 @@ pub use device::Device;
 #[cfg(feature = "driver")]
 pub use device_matrix::DeviceMatrix;
 #[cfg(feature = "driver")]
+pub use device_standalone::{DeviceDraws, DeviceStandalone};
+#[cfg(feature = "driver")]
 pub use device_tiled::{DeviceHead, DeviceTiled, KernelChoice};
 #[cfg(feature = "driver")]
 pub use entry::{CompilerVersion, Label};
 #[cfg(feature = "driver")]
 pub use error::CudaError;
 #[cfg(feature = "driver")]
+pub use noise_math::NoiseMath;
+#[cfg(feature = "driver")]
 pub use resources::Resources;
+#[cfg(feature = "driver")]
+pub use standalone::CudaStandalone;
 #[cfg(feature = "driver")]
 pub use tiled::CudaTiled;

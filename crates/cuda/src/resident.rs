@@ -8,15 +8,13 @@ use crate::device_tiled::{DeviceHead, DeviceTiled, KernelChoice};
 use crate::error::CudaError;
 use crate::fused_hopper::MAX_ROWS;
 use crate::staging::Staging;
-use core::ops::Range;
+use crate::stored::CanonicalInputs;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{Head, Matrix, Plan};
 use std::sync::Arc;
 
 /// Bytes of the weight that are laid out and copied at a time.
 const PART: usize = 64 << 20;
-/// Bytes of transformed logits that are kept at a time; at least a row's.
-const STORED: usize = 64 << 20;
 
 /// A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #[derive(Debug)]
@@ -24,16 +22,12 @@ pub(crate) struct Resident {
     fused: DeviceTiled,
     /// Draws of a launch.
     most: usize,
-    tokens: usize,
+    device: Arc<Device>,
+    head: DeviceHead,
     /// Elements from one row to the next, of the weight and of hidden states.
     row_stride: usize,
     inputs: CudaSlice<u8>,
     draws: CudaSlice<u8>,
-    /// Hidden states of the last launch and where its rows begin in `inputs`.
-    last: Option<(DeviceMatrix, u64)>,
-    /// Transformed logits, `[rows, tokens]`, of the rows in `stored` of the last launch.
-    logits: CudaSlice<f32>,
-    stored: Range<usize>,
     /// Held for the kernels, which know their addresses; freed after them.
     _weight: CudaSlice<u8>,
     _bias: Option<CudaSlice<f32>>,
@@ -74,22 +68,22 @@ impl Resident {
         let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
         let inputs = stream.alloc_zeros(size).map_err(&failed)?;
         let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
-        let stored_rows = plan.max_logprobs.map_or(0, |_| (STORED / size_of::<f32>() / tokens.len()).clamp(1, most));
-        let logits = stream.alloc_zeros(stored_rows * tokens.len()).map_err(&failed)?;
-        let (last, stored) = (None, 0..0);
         Ok(Resident {
             fused,
             most,
             row_stride,
             inputs,
             draws,
-            last,
-            logits,
-            stored,
-            tokens: tokens.len(),
+            device: device.clone(),
+            head: on_device,
             _weight: weight,
             _bias: bias,
         })
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// Draws of a launch.
@@ -111,6 +105,41 @@ impl Resident {
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws; the call waits below,
+        // so launches follow each other.
+        unsafe { self.fused.launch(stream, &hidden, rows, out) }?;
+        self.copy_draws(hidden.rows, draws, stream)
+    }
+
+    /// Stores the transformed logits of the rows that are staged, at most [`Resident::most`] rows, `row_stride` floats
+    /// apart from the device address `logits` on, and waits. Each row's draw is left in `draws`, and tells of invalid
+    /// rows. Returns what the logits were made of, for the canonical arithmetic.
+    pub(crate) fn store(
+        &mut self,
+        staging: &mut Staging,
+        input: &Matrix<'_>,
+        logits: u64,
+        row_stride: usize,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<CanonicalInputs, CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        // SAFETY: as above; the caller has room for the logits of as many rows as are staged.
+        unsafe { self.fused.launch_storing(stream, &hidden, rows, out, logits, row_stride) }?;
+        self.copy_draws(hidden.rows, draws, stream)?;
+        Ok(CanonicalInputs { head: self.head, hidden, rows })
+    }
+
+    /// Copies what is staged up: the hidden states, and where the rows are.
+    fn copy(
+        &mut self,
+        staging: &mut Staging,
+        input: &Matrix<'_>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(DeviceMatrix, u64), CudaError> {
         let failed = CudaError::driver("copy the inputs of a call");
         if staging.len() > self.inputs.len() {
             self.inputs = stream.alloc_zeros(staging.len().next_power_of_two()).map_err(&failed)?;
@@ -121,46 +150,16 @@ impl Resident {
         stream.memcpy_htod(staging.finish(base), &mut self.inputs).map_err(&failed)?;
         let (dtype, cols, row_stride) = (input.dtype(), input.cols(), self.row_stride);
         let hidden = DeviceMatrix { address: base, dtype, rows: count, cols, row_stride };
-        (self.last, self.stored) = (Some((hidden, rows)), 0..0);
-        let out = self.draws.device_ptr(stream).0;
-        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws; the call waits below,
-        // so launches follow each other.
-        unsafe { self.fused.launch(stream, &hidden, rows, out) }?;
+        Ok((hidden, rows))
+    }
+
+    /// Copies the first draws down, and waits.
+    fn copy_draws(&self, count: usize, draws: &mut Vec<Draw>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         draws.clear();
         draws.resize(count, Draw::default());
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(draws);
         stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(CudaError::driver("copy the draws"))?;
         stream.synchronize().map_err(CudaError::driver("run the kernels"))
-    }
-
-    /// The transformed logits of the draw at place `row` of the last launch; the plan must allow log-probabilities. They
-    /// are made for many rows at once, and those that follow `row` are kept.
-    pub(crate) fn logits(&mut self, row: usize, out: &mut Vec<f32>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
-        let failed = CudaError::driver("copy the logits of a row");
-        if !self.stored.contains(&row) {
-            self.store(row, stream)?;
-        }
-        let at = (row - self.stored.start) * self.tokens;
-        out.resize(self.tokens, 0.0);
-        stream.memcpy_dtoh(&self.logits.slice(at..at + self.tokens), out).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)
-    }
-
-    /// Enqueues the transformed logits of the last launch's rows from `first` on, as many as there is room for.
-    fn store(&mut self, first: usize, stream: &CudaStream) -> Result<(), CudaError> {
-        let Some((hidden, rows)) = self.last else { return Ok(()) };
-        let count = (hidden.rows - first).min(self.logits.len() / self.tokens);
-        let from =
-            DeviceMatrix { address: hidden.address + first as u64 * hidden.stride_bytes(), rows: count, ..hidden };
-        let rows = rows + (first * size_of::<Row>()) as u64;
-        // The same draws again.
-        let draws = self.draws.device_ptr(self.draws.stream()).0 + (first * size_of::<Draw>()) as u64;
-        let logits = self.logits.device_ptr(self.logits.stream()).0;
-        // SAFETY: the inputs of the last launch are still there, on the same stream; there is room for `count` rows of
-        // logits and, with the draws before `first`, for the draws.
-        unsafe { self.fused.launch_storing(stream, &from, rows, draws, logits, self.tokens) }?;
-        self.stored = first..first + count;
-        Ok(())
     }
 }
 

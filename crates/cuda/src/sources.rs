@@ -9,11 +9,13 @@ macro_rules! file {
 
 /// Every kernel and every header; a test holds the list against the folder.
 const FILES: &[(&str, &str)] = &[
+    file!("canonical.cu"),
     file!("fused_hopper.cu"),
     file!("fused_plain.cu"),
     file!("fused_portable.cu"),
     file!("include/flash_sampling/abi.cuh"),
     file!("include/flash_sampling/dot_tile.cuh"),
+    file!("include/flash_sampling/element.cuh"),
     file!("include/flash_sampling/epilogue/draw.cuh"),
     file!("include/flash_sampling/epilogue/store.cuh"),
     file!("include/flash_sampling/epilogue/summary.cuh"),
@@ -59,12 +61,20 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/ptx/operand.cuh"),
     file!("include/flash_sampling/ptx/tma.cuh"),
     file!("include/flash_sampling/ptx/wgmma.cuh"),
+    file!("include/flash_sampling/scan.cuh"),
     file!("include/flash_sampling/select.cuh"),
+    file!("include/flash_sampling/stored.cuh"),
     file!("include/flash_sampling/transform.cuh"),
     file!("include/flash_sampling/winner.cuh"),
+    file!("include/flash_sampling/word_limit.cuh"),
+    file!("mass_histogram.cu"),
+    file!("near_ties.cu"),
     file!("rivals/read.cu"),
     file!("rivals/softmax.cu"),
     file!("select.cu"),
+    file!("standalone.cu"),
+    file!("top_list.cu"),
+    file!("transform.cu"),
 ];
 
 /// The text of a kernel with every header in place of its first `#include "..."`: NVRTC looks names up literally, so it

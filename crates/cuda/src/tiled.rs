@@ -17,8 +17,11 @@ use std::sync::Arc;
 /// types without them. Which of the two depends on the types alone, so that a row's bits do not depend on its
 /// neighbours. Sums are in float32.
 ///
-/// Rows that ask for log-probabilities are evaluated once more, and their logits are copied down.
-/// Memory on the GPU grows when a call brings more masks and biases than any before it.
+/// Rows that ask for log-probabilities or for lists without replacement, and all rows of a canonical plan, take another
+/// way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum
+/// the masses, and find the best tokens. Only results are copied down. The memory for it (about 130 MiB for a vocabulary
+/// of 152k) is allocated when the first such row comes; and it grows when a call brings more masks and biases than any
+/// before it. A canonical plan reads the weight once more when it is planned, on the host, for its norms.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(Frame<'w>);
 
@@ -26,7 +29,6 @@ impl<'w> CudaTiled<'w> {
     /// Plans a sampler: copies the weight, compiles and loads the kernels.
     ///
     /// # Errors
-    /// * [`CudaError::Unsupported`]: the plan is canonical.
     /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
     /// * [`CudaError::Architecture`], [`CudaError::TooLarge`], [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(head: Head<'w>, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
@@ -48,10 +50,10 @@ impl<'w> CudaTiled<'w> {
             variant: Variant::Tiled,
             exactness: Exactness::Pathwise,
             input: Input::Hidden,
-            without_replacement: false,
+            without_replacement: true,
             filters: false,
             penalties: false,
-            canonical: false,
+            canonical: true,
         };
         Ok(CudaTiled(Frame::new(head, plan, can, device, choice)?))
     }

@@ -145,5 +145,6 @@ fn the_headers_have_the_bits_of_the_core() {
     out.word("tokens wrongly pruned", 0, 0);
     out.word("runs of tokens that do not fit", 0, 0);
     out.word("chunks that meet in a bank or in a place", 0, 0);
+    out.word("words wrongly skipped", 0, 0);
     assert_eq!(out.at, found.len());
 }

@@ -1,6 +1,8 @@
 //! Factories of the CPU backend and of shards over it, shared by the test files.
 #![allow(dead_code)] // each test file uses its part
 
+pub(crate) mod gpu;
+
 use flash_sampling_conformance::factory::FromLogits;
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};

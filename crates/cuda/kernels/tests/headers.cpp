@@ -10,6 +10,7 @@
 #include "flash_sampling/mass_histogram.cuh"
 #include "flash_sampling/noise.cuh"
 #include "flash_sampling/perturb.cuh"
+#include "flash_sampling/word_limit.cuh"
 
 using namespace flash_sampling;
 
@@ -135,5 +136,21 @@ int main() {
     put(broken);
     put(broken_runs());
     put(broken_swizzle<32>() + broken_swizzle<64>() + broken_swizzle<128>());
+    // Words beyond the limit must not reach the cut.
+    broken = 0;
+    for (u32 i = 0; i < 200000; ++i) {
+        const float top = static_cast<i32>(input(i)) * 0x1p-31f * (i % 3 ? 20.0f : 3000.0f);
+        const float gap = i % 4 ? -2.0f + (input(i + 1) >> 8) * 0x1p-24f * 50.0f : static_cast<i32>(input(i + 1)) * 1e-13f;
+        const float cut = top + gap;
+        const u32 limit = word_limit(top, cut);
+        if (limit < 0xfffffc00u) {
+            const u32 words[] = {limit + 1, limit + 2 + (input(i + 2) >> 24), limit + 1 + (input(i + 3) >> i % 32) % ~limit};
+            for (u32 word : words)
+                if (add_rn(top, gumbel_of_word(word, [&] { return input(i + 4); })) >= cut) ++broken;
+        }
+        const float largest = gumbel_of_word(0, [] { return 0u; });
+        if (cannot_reach(top, cut) && add_rn(top, largest) >= cut) ++broken;
+    }
+    put(broken);
     return 0;
 }

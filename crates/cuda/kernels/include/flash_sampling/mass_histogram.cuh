@@ -12,7 +12,8 @@ constexpr float MASS_WINDOW = 64.0f;
 FS_FUNCTION float mass_edge(float logit) {
     const float size = bits_to_f32(f32_to_bits(logit) & 0x7fffffffu);
     if (!(size < 2097152.0f)) return logit;
-    return mul_rn(floorf(mul_rn(logit, 8.0f)), 0.125f);
+    // + 0: the edge zero has one sign.
+    return add_rn(mul_rn(floorf(mul_rn(logit, 8.0f)), 0.125f), 0.0f);
 }
 
 // The slot of an edge: 8 edge mod 512.

@@ -1,0 +1,44 @@
+// Existing numbers of one of three types, read as float32.
+#pragma once
+
+#include "platform.cuh"
+
+namespace flash_sampling {
+
+// The host writes these codes.
+enum class Element : u32 { BF16 = 0, F16 = 1, F32 = 2 };
+
+FS_FUNCTION u32 element_bytes(Element type) { return type == Element::F32 ? 4 : 2; }
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ float widen_f16(u32 bits) {
+    float value;
+    asm("{.reg .b16 half; cvt.u16.u32 half, %1; cvt.f32.f16 %0, half;}" : "=f"(value) : "r"(bits));
+    return value;
+}
+
+// The number whose bits are the low (or, for 16 bits, the high) part of a word.
+template <Element TYPE>
+__device__ __forceinline__ float widen(u32 word, bool high) {
+    if (TYPE == Element::F32) return bits_to_f32(word);
+    if (TYPE == Element::BF16) return bits_to_f32(high ? word & 0xffff0000u : word << 16);
+    return widen_f16(high ? word >> 16 : word & 0xffffu);
+}
+
+// One number, wherever it lies.
+template <Element TYPE>
+__device__ __forceinline__ float element(const void* from, u64 at) {
+    if (TYPE == Element::F32) return static_cast<const float*>(from)[at];
+    return widen<TYPE>(static_cast<const u16*>(from)[at], false);
+}
+
+// The same for a type that is known when the kernel runs.
+__device__ __forceinline__ float element(Element type, const void* from, u64 at) {
+    if (type == Element::F32) return element<Element::F32>(from, at);
+    return type == Element::BF16 ? element<Element::BF16>(from, at) : element<Element::F16>(from, at);
+}
+
+#endif
+
+}  // namespace flash_sampling

@@ -1,0 +1,145 @@
+// The best tokens of stored rows by score (Gumbel-top-k, Kool et al. 2019) or by logit: the twin of core's TopList. A
+// block takes an item at a time.
+//
+// The plain version sorts all tokens by (score, then lower token) and cuts. Here the key of the last one that is kept is
+// found digit by digit, from the top: a histogram of the next 11 bits among the keys that agree with the digits so far.
+// Keys are 64 bits and differ, so the cut is exact, ties and all; most often the digits of the score decide.
+#include "flash_sampling/noise.cuh"
+#include "flash_sampling/stored.cuh"
+
+using namespace flash_sampling;
+
+constexpr u32 THREADS = 1024;
+constexpr u32 DIGIT = 11;
+constexpr u32 DIGITS = 6;
+
+struct Shared {
+    u32 histogram[1 << DIGIT];
+    u32 present;  // tokens that have a score
+    u32 digit;    // where the last kept key is, in the current histogram
+    u32 above;    // keys in higher digits
+    u32 within;   // keys in that digit
+};
+
+// Ordered bits of a token; 0 = it has no score.
+__device__ __forceinline__ u64 key_of(u32 score, u32 token) {
+    return score ? static_cast<u64>(score) << 32 | static_cast<u32>(~token) : 0;
+}
+
+// The digits of a key from the top: three of the score, three of the token.
+__device__ __forceinline__ u32 shift_of(u32 digit) {
+    constexpr u32 SHIFT[DIGITS] = {53, 42, 32, 21, 10, 0};
+    return SHIFT[digit];
+}
+__device__ __forceinline__ u32 bits_of(u32 digit) { return digit % 3 == 2 ? DIGIT - 1 : DIGIT; }
+
+// One warp finds the digit of the key that `need` keys reach, counted from the largest.
+__device__ __forceinline__ void find_digit(Shared& shared, u32 need) {
+    constexpr u32 SHARE = (1 << DIGIT) / 32;
+    const u32 lane = threadIdx.x;
+    // Lane 0 has the highest digits.
+    const u32 base = (31 - lane) * SHARE;
+    u32 sum = 0;
+    for (u32 i = 0; i < SHARE; ++i) sum += shared.histogram[base + (i + lane) % SHARE];
+    u32 upto = sum;
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(0xffffffffu, upto, distance);
+        if (lane >= distance) upto += other;
+    }
+    u32 above = upto - sum;
+    if (above < need && need <= upto) {
+        u32 digit = base + SHARE - 1;
+        while (above + shared.histogram[digit] < need) above += shared.histogram[digit--];
+        shared.digit = digit;
+        shared.above = above;
+        shared.within = shared.histogram[digit];
+    }
+}
+
+struct TopLists {
+    StoredLogits stored;
+    Entries out;
+    const Row* rows;    // [items] the noise; greedy = by logit
+    const Item* items;  // [items]
+    u32* scores;        // [blocks, tokens] scratch
+    u32 item_count;
+    u32 padding;
+};
+static_assert(sizeof(TopLists) == 80, "the host writes this layout");
+
+extern "C" __global__ void __launch_bounds__(THREADS) top_list(const __grid_constant__ TopLists call) {
+    __shared__ Shared shared;
+    const StoredLogits& stored = call.stored;
+    u32* const scores = call.scores + static_cast<u64>(blockIdx.x) * stored.tokens;
+    const u32 end_token = stored.first_token + stored.tokens;
+    for (u32 i = blockIdx.x; i < call.item_count; i += gridDim.x) {
+        const Item item = call.items[i];
+        if (item.limit == 0) continue;
+        const Row& row = call.rows[i];
+        const float* const logits = stored.row(item.source);
+        const Noise noise{row.seed, row.position};
+        const bool greedy = row.greedy;
+        const u32 draw = row.draw;
+
+        // Monotone bits of every score; a thread takes the four tokens of a Philox block.
+        if (threadIdx.x == 0) shared.present = 0;
+        __syncthreads();
+        u32 present = 0;
+        for (u32 block = stored.first_token / 4 + threadIdx.x; block <= (end_token - 1) / 4; block += THREADS) {
+            Words words{};
+            if (!greedy) words = noise.words(Domain::Token, draw, block);
+#pragma unroll
+            for (u32 w = 0; w < 4; ++w) {
+                const u32 token = 4 * block + w, t = token - stored.first_token;
+                if (t >= stored.tokens) continue;
+                const float logit = logits[t];
+                const bool alive = logit > -f32_infinity();
+                float score = logit;
+                if (alive && !greedy) score = add_rn(logit, noise.gumbel_of(Domain::Token, draw, token, words.w[w]));
+                scores[t] = alive ? to_monotone_bits(Winner::of(score, token).score) : 0;
+                present += alive;
+            }
+        }
+        present = __reduce_add_sync(0xffffffffu, present);
+        if (threadIdx.x % 32 == 0) atomicAdd(&shared.present, present);
+        __syncthreads();
+
+        // The smallest key that is kept: digits found so far, zeros below.
+        u64 least = 1;
+        u32 need = item.limit;
+        const bool all = shared.present <= need || item.slack == f32_infinity();
+        if (!all) {
+            u64 found = 0;
+            for (u32 digit = 0; digit < DIGITS; ++digit) {
+                const u32 shift = shift_of(digit), bits = bits_of(digit);
+                for (u32 b = threadIdx.x; b < 1u << DIGIT; b += THREADS) shared.histogram[b] = 0;
+                __syncthreads();
+                for (u32 t = threadIdx.x; t < stored.tokens; t += THREADS) {
+                    const u64 key = key_of(scores[t], stored.first_token + t);
+                    // The digits above this one; of the first digit there are none.
+                    const bool agrees = digit == 0 || key >> (shift + bits) == found >> (shift + bits);
+                    if (key && agrees) atomicAdd(&shared.histogram[key >> shift & ((1u << bits) - 1)], 1u);
+                }
+                __syncthreads();
+                if (threadIdx.x < 32) find_digit(shared, need);
+                __syncthreads();
+                found |= static_cast<u64>(shared.digit) << shift;
+                need -= shared.above;
+                const bool whole = shared.within == need;
+                // With a slack the last score itself must be known.
+                if (item.slack > 0.0f ? digit == 2 : whole) break;
+                __syncthreads();
+            }
+            least = found;
+            if (item.slack > 0.0f) {
+                const float cut = sub_rn(from_monotone_bits(static_cast<u32>(found >> 32)), item.slack);
+                least = static_cast<u64>(to_monotone_bits(cut)) << 32;
+            }
+        }
+        for (u32 t = threadIdx.x; t < stored.tokens; t += THREADS) {
+            const u64 key = key_of(scores[t], stored.first_token + t);
+            if (key && key >= least) call.out.push({key, logits[t], i});
+        }
+        __syncthreads();
+    }
+}

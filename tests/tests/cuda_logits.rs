@@ -1,0 +1,219 @@
+//! The CUDA sampler over existing logits: the suite, and what only it promises.
+
+mod backends;
+
+use backends::gpu::Gpu;
+use flash_sampling_conformance::SamplerFactory;
+use flash_sampling_conformance::data::normal;
+use flash_sampling_conformance::suite;
+use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::tensor::Tensor;
+use flash_sampling_conformance::trial::RowBits;
+use flash_sampling_core::reference::tiled;
+use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cpu::{CpuOptions, Isa, Standalone};
+use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use flash_sampling_cuda::{CudaStandalone, Device, DeviceDraws, DeviceMatrix, DeviceStandalone, NoiseMath, abi};
+
+suite!(standalone, Gpu::Standalone);
+
+/// Rows that differ in everything that a row can ask for.
+fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
+    const MASK: [u32; 40] = [0xdead_beef; 40];
+    let row = |r: usize| {
+        let base = RowParams { seed: 7 + r as u64 / 3, position: (1 << 40) + r as u64, ..RowParams::default() };
+        match r % 8 {
+            0 => base,
+            1 => RowParams { temperature: 0.0, draws: 2, ..base },
+            2 => RowParams { temperature: 0.6, draws: 3, first_draw: 9, ..base },
+            3 => RowParams { logit_bias: &[(1, 4.0), (9, f32::NEG_INFINITY), (60, -1.0)], ..base },
+            4 => RowParams { mask: Some(&MASK), draws: 2, ..base },
+            5 => RowParams { temperature: 1000.0, logprobs, ..base },
+            6 => RowParams { draws: 3, without_replacement: true, logprobs, ..base },
+            _ => RowParams { draws: 2, without_replacement: true, temperature: 0.0, ..base },
+        }
+    };
+    (0..count).map(row).collect()
+}
+
+#[test]
+fn logits_of_every_type_and_width_have_the_bits_of_the_cpu() {
+    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
+    let sizes = [(17, 3), (9, 61), (8, 255), (8, 256), (8, 257), (16, 1000), (8, 50_257), (8, 151_936), (300, 640)];
+    for (i, (count, vocab)) in sizes.into_iter().enumerate() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            // Spread 3, and a few logits far above.
+            let logits = Tensor::from_fn(dtype, count, vocab, |r, t| {
+                let z = normal(90 + i as u64, (r * vocab + t) as u64);
+                (3.0 * z + if (t + r) % 977 == 5 { 9.0 } else { 0.0 }) as f32
+            });
+            let plan = Plan { max_rows: count, max_draws: 3, max_logprobs: Some(3), canonical: false };
+            let rows: Vec<_> = rows(count, Some(3))
+                .into_iter()
+                .map(|row| if vocab <= 60 { RowParams { logit_bias: &[], ..row } } else { row })
+                .collect();
+            let (mut want, mut found) = (Samples::new(), Samples::new());
+            Standalone::new(vocab, plan, &options).unwrap().sample(logits.matrix(), &rows, &mut want).unwrap();
+            let mut sampler = CudaStandalone::new(vocab, plan, &device).unwrap();
+            // Twice: the scratch must be left as it was found.
+            for _ in 0..2 {
+                sampler.sample(logits.matrix(), &rows, &mut found).unwrap();
+                for r in 0..count {
+                    let (found, want) = (RowBits::of(&found, r), RowBits::of(&want, r));
+                    assert_eq!(found, want, "row {r} of {count} x {vocab}, {}", dtype.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
+    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
+    let vocab = 120_001;
+    // Row 0: few different logits, so greedy lists are cut among ties.
+    let logits = Tensor::from_fn(DType::F32, 2, vocab, |r, t| {
+        let z = normal(97, (r * vocab + t) as u64) as f32;
+        if r == 0 { (2.0 * z).round() * 0.5 } else { z }
+    });
+    for (draws, temperature) in [(1, 1.0), (2000, 1.0), (2000, 0.0), (100_000, 1.0), (vocab as u32, 1.0)] {
+        let plan = Plan { max_rows: 2, max_draws: draws, ..Plan::default() };
+        let row =
+            RowParams { seed: 3, position: 8, draws, temperature, without_replacement: true, ..RowParams::default() };
+        let mut found = Samples::new();
+        CudaStandalone::new(vocab, plan, &device).unwrap().sample(logits.matrix(), &[row; 2], &mut found).unwrap();
+        let can = Standalone::new(vocab, plan, &options).unwrap().capabilities();
+        let checked = row.check(&can, &plan, vocab as u32).unwrap();
+        for r in 0..2 {
+            let mut want: Vec<(f32, u32)> = logits
+                .row(r)
+                .iter()
+                .zip(0..)
+                .map(|(&logit, token)| {
+                    let noise = checked.noise.gumbel(flash_sampling_core::Domain::Token, 0, token);
+                    (if temperature == 0.0 { logit } else { logit + noise }, token)
+                })
+                .collect();
+            want.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            let list = found.row(r).unwrap().draws;
+            assert_eq!(list.len(), draws as usize);
+            for (at, (found, want)) in list.iter().zip(&want).enumerate() {
+                let found_bits = (found.score.to_bits(), found.token);
+                assert_eq!(found_bits, ((want.0 + 0.0).to_bits(), want.1), "row {r}, place {at} of {draws}");
+            }
+        }
+    }
+}
+
+/// Fast-math is not bit-exact, but the law of the draw holds.
+#[test]
+fn fast_math_keeps_the_law_of_the_draw() {
+    for law in [
+        "tokens_follow_the_softmax",
+        "tokens_follow_the_softmax_over_large_vocabularies",
+        "rare_tokens_are_drawn_as_often_as_they_should",
+        "winning_scores_are_gumbel",
+        "draws_are_independent",
+    ] {
+        suite::check(&Gpu::StandaloneFast, law);
+    }
+    if Gpu::StandaloneFast.unavailable().is_some() {
+        return;
+    }
+    // It is what it says: scores within 1e-5 of the exact ones, and not all the same bits.
+    let device = Device::new(0).unwrap();
+    let logits = Tensor::from_fn(DType::F32, 64, 5000, |r, t| (2.0 * normal(96, (r * 5000 + t) as u64)) as f32);
+    let plan = Plan { max_rows: 64, max_draws: 8, ..Plan::default() };
+    let rows: Vec<_> = (0..64).map(|seed| RowParams { seed, draws: 8, ..RowParams::default() }).collect();
+    let (mut exact, mut fast) = (Samples::new(), Samples::new());
+    CudaStandalone::new(5000, plan, &device).unwrap().sample(logits.matrix(), &rows, &mut exact).unwrap();
+    let mut sampler = CudaStandalone::with_math(5000, plan, &device, NoiseMath::Fast).unwrap();
+    assert_eq!(sampler.capabilities().backend, "cuda (fast-math)");
+    sampler.sample(logits.matrix(), &rows, &mut fast).unwrap();
+    let mut differ = 0;
+    for (exact, fast) in exact.iter().zip(fast.iter()) {
+        for (exact, fast) in exact.unwrap().draws.iter().zip(fast.unwrap().draws) {
+            assert!((exact.score - fast.score).abs() < 1e-5, "{exact:?} {fast:?}");
+            differ += usize::from(exact.score.to_bits() != fast.score.to_bits());
+        }
+    }
+    println!("{differ} of 512 scores differ in bits");
+    assert!(differ > 0, "fast-math is exact-math");
+}
+
+/// Device memory of any stride and address, a shard of the tokens, several draws of a row, the caller's stream, and a
+/// graph whose replays read new positions; outputs are poisoned before.
+#[test]
+fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
+    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    for (first, count, stride, lead) in [(0u32, 3000u32, 3008usize, 0usize), (70, 2001, 2003, 3), (1021, 515, 515, 1)] {
+        let rows = 3usize;
+        let values: Vec<f32> = (0..lead + rows * stride).map(|i| (2.0 * normal(98, i as u64)) as f32).collect();
+        let there = stream.clone_htod(&values).unwrap();
+        let tokens = first..first + count;
+        let sources: Vec<u32> = vec![2, 0, 1, 1, 2];
+        let sources_there = stream.clone_htod(&sources).unwrap();
+        let mut rows_there = stream.alloc_zeros::<abi::Row>(5).unwrap();
+        let poison = abi::Draw { token: 0xdead, score: f32::NAN, logit: f32::NAN, status: 77 };
+        let mut draws_there = stream.clone_htod(&[poison; 5]).unwrap();
+        let logits = DeviceMatrix {
+            address: there.device_ptr(&stream).0 + 4 * lead as u64,
+            dtype: DType::F32,
+            rows,
+            cols: count as usize,
+            row_stride: stride,
+        };
+        let draws = DeviceDraws {
+            count: 5,
+            rows: rows_there.device_ptr(&stream).0,
+            sources: Some(sources_there.device_ptr(&stream).0),
+            draws: draws_there.device_ptr(&stream).0,
+        };
+        stream.synchronize().unwrap();
+        let mut sampler = DeviceStandalone::new(tokens, DType::F32, 5, &device).unwrap();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        // SAFETY: logits, rows, sources and draws are on this device and outlive the graph; one stream is used.
+        unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        let can = CudaStandalone::new(4, Plan::default(), &device).unwrap().capabilities();
+        for position in 0..4 {
+            let params: Vec<RowParams<'_>> =
+                (0..5).map(|seed| RowParams { seed, position, temperature: 0.7, ..RowParams::default() }).collect();
+            let row = |p: &RowParams<'_>| abi::Row {
+                seed: p.seed,
+                position: p.position,
+                inv_temperature: 1.0 / 0.7,
+                draw: 3,
+                ..abi::Row::default()
+            };
+            stream.memcpy_htod(&params.iter().map(row).collect::<Vec<_>>(), &mut rows_there).unwrap();
+            stream.memcpy_htod(&[poison; 5], &mut draws_there).unwrap();
+            graph.launch().unwrap();
+            let found = stream.clone_dtoh(&draws_there).unwrap();
+            stream.synchronize().unwrap();
+            for (i, (found, params)) in found.iter().zip(&params).enumerate() {
+                let row = params.check(&can, &Plan::default(), u32::MAX - 1).unwrap();
+                let from = lead + sources[i] as usize * stride;
+                let mut transformed = values[from..from + count as usize].to_vec();
+                row.transform.apply(first, &mut transformed);
+                let want = tiled(&row, 3, &transformed, first);
+                assert_eq!((found.status, found.token), (abi::status::DRAWN, want.winner.token), "draw {i}");
+                let bits = (found.score.to_bits(), found.logit.to_bits());
+                assert_eq!(bits, (want.winner.score.to_bits(), want.logit.to_bits()), "draw {i}");
+            }
+        }
+    }
+}
