@@ -24,6 +24,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/group_summary.cuh"),
     file!("include/flash_sampling/head.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/best.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/consume.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/filter.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/largest.cuh"),

@@ -1,4 +1,4 @@
-// One logit on its way to a winner: transforms, noise, and the maximum kept by a block for each row.
+// One logit on its way to a winner: which errors it can be, what surely loses, and the draw at the end.
 #pragma once
 
 #include "abi.cuh"
@@ -61,54 +61,6 @@ FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform&
 }
 
 #ifdef __CUDACC__
-
-// The best candidate of a row within a block, in shared memory.
-struct alignas(16) Best {
-    u64 key;  // ordered bits; 0 = none
-    float logit;
-    u32 lock;
-};
-
-// Takes the candidate when it is better.
-__device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
-    volatile Best* const slot = best;
-    bool waiting = key > slot->key;
-    while (waiting) {
-        if (atomicCAS(&best->lock, 0u, 1u) == 0) {
-            __threadfence_block();
-            if (key > slot->key) {
-                slot->key = key;
-                slot->logit = logit;
-            }
-            __threadfence_block();
-            atomicExch(&best->lock, 0u);
-            waiting = false;
-        }
-    }
-}
-
-// Scores one token exactly and offers it. `dot` has the head's bias already.
-__device__ __forceinline__ void offer(const Call& call, const Row* rows, Best* best, u32 column, u32 token,
-                                      float dot) {
-    // A column beyond the batch is all zeros; its products with an infinite or NaN weight are NaN.
-    if (column >= call.row_count) return;
-    const Row& row = rows[column];
-    const float raw = call.head.apply(dot, 0.0f, false);
-    u64 invalid = invalid_key(raw, token, 0);
-    float logit = 0.0f;
-    if (invalid == ~0ull) {
-        logit = row.transform().apply(raw, token);
-        invalid = invalid_key(logit, token, 1);
-    }
-    if (invalid != ~0ull) {
-        atomicMin(&call.invalid[column], invalid);
-        return;
-    }
-    if (logit == -f32_infinity()) return;
-    const Noise noise{row.seed, row.position};
-    const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
-    improve(&best[column], to_ordered_bits(Winner::of(score, token)), logit);
-}
 
 // The draw of a row, once every block has arrived.
 __device__ __forceinline__ Draw conclude(u64 best, u64 invalid, float logit) {

@@ -1,9 +1,9 @@
 // A tile of the kernel: its sizes, and what a block keeps in shared memory.
 #pragma once
 
-#include "../../perturb.cuh"
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
+#include "best.cuh"
 
 namespace flash_sampling::fused_hopper {
 
