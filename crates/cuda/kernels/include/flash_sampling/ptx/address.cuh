@@ -15,6 +15,13 @@ __device__ __forceinline__ u64 policy_evict_first() {
     return policy;
 }
 
+// Lines keep their places in the order of eviction: what passes by once pushes nothing else out.
+__device__ __forceinline__ u64 policy_evict_unchanged() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 __device__ __forceinline__ u64 policy_evict_last() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

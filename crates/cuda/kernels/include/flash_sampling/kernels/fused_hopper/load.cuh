@@ -15,7 +15,9 @@ struct Maps {
 template <class T>
 __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared<T>& shared,
                                      const Schedule<T>& schedule) {
-    const u64 stream = ptx::policy_evict_first();
+    // Measured: evict-first pushes the dirty lines of the kernels before out, and the weight waits for their way to memory:
+    // 303 microseconds against 290 (151936 x 4096, 1 row, after a write of 256 MB).
+    const u64 stream = ptx::policy_evict_unchanged();
     const u64 keep = ptx::policy_evict_last();
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
     Ring<T> ring;
