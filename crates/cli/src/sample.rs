@@ -4,7 +4,7 @@ use crate::args::{Format, RowArgs, SampleArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
-use crate::output::{Drawn, RowOutcome, write_json, write_text};
+use crate::output::{Drawn, RowFailure, RowOutcome, write_json, write_text};
 use crate::source::Source;
 use crate::{progress, sampler};
 use flash_sampling::noise::POSITION_MAX;
@@ -39,10 +39,10 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     }
     tracing::debug!("{can:?}");
     let bar = progress::bar("drawing", hidden.rows() as u64 * u64::from(args.rows.draws));
-    let mut failed = false;
+    let mut failed = 0;
     for batch in job.batches() {
         for (row, outcome) in batch.clone().zip(job.draw(&mut *sampler, batch, &bar, interrupt)?) {
-            failed |= outcome.is_err();
+            failed += usize::from(outcome.is_err());
             let written = match args.format {
                 Format::Text => write_text(out, row, &outcome),
                 Format::Json => write_json(out, row, &outcome),
@@ -51,7 +51,10 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
         }
     }
     bar.finish_and_clear();
-    Ok(u8::from(failed))
+    if failed > 0 {
+        tracing::warn!("{failed} of {} rows have no draw; each says why in its place", hidden.rows());
+    }
+    Ok(u8::from(failed > 0))
 }
 
 /// What is to be drawn, and in which portions. Memory is bounded whatever the number of rows and draws: calls are
@@ -78,6 +81,10 @@ impl<'a> Job<'a> {
         }
         if args.without_replacement && args.draws > vocab_size {
             let message = format!("--draws {} without replacement, but there are {vocab_size} tokens", args.draws);
+            return Err(CommandError::usage(message));
+        }
+        if args.logprobs > vocab_size {
+            let message = format!("--logprobs {}, but there are {vocab_size} tokens", args.logprobs);
             return Err(CommandError::usage(message));
         }
         let last_bias = args.logit_bias.as_deref().and_then(<[_]>::last);
@@ -154,14 +161,14 @@ impl<'a> Job<'a> {
             let next = done + self.draws_per_call().min(self.args.draws - done);
             let params: Vec<_> = batch.clone().map(|row| self.params(row, done..next)).collect();
             sampler.sample(input, &params, &mut samples)?;
-            for (outcome, row) in outcomes.iter_mut().zip(samples.iter()) {
+            for (at, (outcome, row)) in outcomes.iter_mut().zip(samples.iter()).enumerate() {
                 match (&mut *outcome, row) {
                     (Ok(drawn), Ok(row)) => {
                         drawn.extend(row.draws);
                         drawn.log_z = row.log_z.unwrap_or(drawn.log_z);
                         drawn.top.extend_from_slice(row.top);
                     }
-                    (Ok(_), Err(error)) => *outcome = Err(error),
+                    (Ok(_), Err(error)) => *outcome = Err(RowFailure::of(error, input, at)),
                     (Err(_), _) => {}
                 }
             }

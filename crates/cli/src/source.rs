@@ -42,6 +42,12 @@ impl Source {
             (None, None, None) => Source::built_in()?,
             _ => return Err(CommandError::usage("--hidden and one of --model and --weight are needed together")),
         };
+        if let Some(size) = args.vocab_size.filter(|size| !(1..=source.weight.rows()).contains(size)) {
+            let rows = source.weight.rows();
+            return Err(CommandError::usage(format!(
+                "--vocab-size {size}: the weight has {rows} rows, so 1 to {rows}"
+            )));
+        }
         source.vocab_size = args.vocab_size.or(source.vocab_size);
         source.soft_cap = args.soft_cap.or(source.soft_cap);
         source.scale = args.scale.or(source.scale);

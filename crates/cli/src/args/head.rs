@@ -19,14 +19,22 @@ pub struct HeadArgs {
     #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path)]
     pub hidden: Option<TensorPath>,
     /// Use only the first N tokens: the rest of the weight's rows is padding.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub vocab_size: Option<usize>,
     /// Cap the logits: cap * tanh(logit / cap). Overrides config.json.
-    #[arg(long, value_name = "CAP", allow_negative_numbers = true)]
+    #[arg(long, value_name = "CAP", value_parser = factor, allow_negative_numbers = true)]
     pub soft_cap: Option<f32>,
     /// Multiply the logits, after the cap. Overrides config.json.
-    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    #[arg(long, value_name = "FACTOR", value_parser = factor, allow_negative_numbers = true)]
     pub scale: Option<f32>,
+}
+
+fn factor(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(factor),
+        Ok(_) => Err("it must be finite and above 0".into()),
+        Err(_) => Err("it is not a number".into()),
+    }
 }
 
 fn tensor_path(text: &str) -> Result<TensorPath, Infallible> {

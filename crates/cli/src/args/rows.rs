@@ -2,6 +2,7 @@
 
 use crate::load::logit_bias;
 use clap::Args;
+use flash_sampling::noise::POSITION_MAX;
 use std::path::PathBuf;
 
 /// The most draws of a row.
@@ -15,16 +16,16 @@ pub struct RowArgs {
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
     /// The seed of all rows.
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
     pub seed: u64,
     /// Row r draws at position P + r of the one seed; with --seeds every row draws at P.
-    #[arg(long, value_name = "P", default_value_t = 0)]
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=POSITION_MAX), allow_negative_numbers = true)]
     pub position: u64,
     /// A seed for each row.
-    #[arg(long, value_name = "A,B,...", value_delimiter = ',', conflicts_with = "seed")]
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', conflicts_with = "seed", allow_negative_numbers = true)]
     pub seeds: Option<Vec<u64>>,
     /// Draws of each row, up to 10000000.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DRAWS)))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DRAWS)), allow_negative_numbers = true)]
     pub draws: u32,
     /// Draw different tokens, best score first.
     #[arg(long)]
@@ -38,8 +39,8 @@ pub struct RowArgs {
     /// Added to the logits of single tokens; -inf bans one.
     #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases)]
     pub logit_bias: Option<LogitBias>,
-    /// How many of the largest log-probabilities to list.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// How many of the largest log-probabilities to list, up to one for each token; tokens that cannot be drawn are not listed.
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub logprobs: u32,
 }
 

@@ -15,19 +15,19 @@ pub struct SamplerArgs {
     #[arg(long, value_enum, default_value_t = VariantName::Tiled)]
     pub variant: VariantName,
     /// Shards of the vocabulary (default 4); for --variant sharded.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub shards: Option<usize>,
     /// What the shards exchange (default winners); for --variant sharded.
     #[arg(long, value_enum)]
     pub merge: Option<Merge>,
     /// Tokens of a group (default 512); for --variant grouped or online.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     pub group: Option<u32>,
     /// How a group is drawn (default fresh); for --variant grouped.
     #[arg(long, value_enum)]
     pub group_draw: Option<Draw>,
     /// Threads (default: one for each processor).
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest that there is).
     #[arg(long, value_name = "ISA")]

@@ -106,6 +106,6 @@ mod tests {
 
     #[test]
     fn a_failed_row_is_one_line() {
-        assert_eq!(text(&Err(RowError::NoFiniteLogit)), "row 3: error: no token has a finite logit\n");
+        assert_eq!(text(&Err(RowError::NoFiniteLogit.into())), "row 3: error: no token has a finite logit\n");
     }
 }

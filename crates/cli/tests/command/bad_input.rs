@@ -1,6 +1,6 @@
 //! Bad input: one clear line on standard error, exit code 2, and no output. A bad row: its own error, exit code 1.
 
-use crate::common::{Files, bf16_bytes, f32_bytes, run, small_head, values, with};
+use crate::common::{Files, bf16_bytes, f32_bytes, run, run_logging, small_head, values, with};
 use safetensors::tensor::Dtype;
 
 /// A file for `--weight`, with hidden states that would fit a hidden size of 32.
@@ -109,8 +109,8 @@ fn flags_that_mean_nothing_are_refused() {
         ("--logit-bias 3:1,3:2", "token 3 is named twice"),
         ("--logit-bias 300:1", "--logit-bias names token 300, but there are 300 tokens"),
         ("--vocab-size 290 --logit-bias 290:1", "there are 290 tokens"),
-        ("--vocab-size 301", "vocab_size 301"),
-        ("--vocab-size 0", "vocab_size 0"),
+        ("--vocab-size 301", "--vocab-size 301: the weight has 300 rows, so 1 to 300"),
+        ("--vocab-size 0", "--vocab-size 0: the weight has 300 rows"),
         ("--isa sse9", "'sse9' is no instruction set"),
         ("--temperature nan", "must be finite and not negative"),
         ("--temperature -0.5", "must be finite and not negative"),
@@ -122,8 +122,19 @@ fn flags_that_mean_nothing_are_refused() {
         ("--seeds 1,2,x", "invalid value 'x' for '--seeds"),
         ("--seed 1 --seeds 1,2,3", "cannot be used with"),
         ("--position 72057594037927934", "must stay below 2^56"),
-        ("--soft-cap 0", "soft_cap = 0"),
-        ("--scale -1", "scale = -1"),
+        ("--soft-cap 0", "'0' for '--soft-cap <CAP>': it must be finite and above 0"),
+        ("--scale -1", "'-1' for '--scale <FACTOR>': it must be finite and above 0"),
+        ("--scale inf", "must be finite and above 0"),
+        ("--draws -1", "'-1' for '--draws <N>': -1 is not in 1..=10000000"),
+        ("--seed -1", "'-1' for '--seed <SEED>'"),
+        ("--position -1", "'-1' for '--position <P>'"),
+        ("--seeds -1", "'-1' for '--seeds"),
+        ("--logprobs -1", "'-1' for '--logprobs <N>'"),
+        ("--logprobs 301", "--logprobs 301, but there are 300 tokens"),
+        ("--vocab-size 290 --logprobs 291", "there are 290 tokens"),
+        ("--vocab-size -1", "'-1' for '--vocab-size <N>'"),
+        ("--threads -2", "'-2' for '--threads <N>'"),
+        ("--variant grouped --group -2", "'-2' for '--group <TOKENS>'"),
         ("--threads 0", "0 threads cannot be used: it must be 1 to 1024"),
         ("--variant reference --backend cuda", "--backend cuda means nothing to this backend and variant"),
         ("--threads 100000", "100000 threads cannot be used"),
@@ -167,10 +178,12 @@ fn a_bad_row_fails_alone() {
         let mut hidden = values(3 * 32, 2);
         hidden[40] = bad;
         let path = files.npy("bad.npy", &[3, 32], &hidden);
-        let result = run(&[&head[..6], &[path]].concat());
+        let result = run(&[&head[..6], std::slice::from_ref(&path)].concat());
         assert_eq!(result.code, 1, "{result:#?}");
         let rows = result.rows();
-        assert!(rows[1]["error"].as_str().unwrap().contains(says), "{rows:?}");
+        let error = rows[1]["error"].as_str().unwrap();
+        assert!(error.starts_with(&format!("hidden state 8 of the row is {says}: ")), "{rows:?}");
+        assert!(run_logging("warn", &[&head[..6], &[path]].concat()).stderr.contains("1 of 3 rows have no draw"));
         assert_eq!(rows[1]["row"], 1);
         assert_eq!((&rows[0], &rows[2]), (&good[0], &good[2]));
     }

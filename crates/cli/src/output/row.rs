@@ -1,0 +1,70 @@
+//! What became of one row.
+
+use flash_sampling::{Candidate, Draw, Matrix, RowError};
+
+/// All draws of one row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Drawn {
+    /// Tokens, in order.
+    pub tokens: Vec<u32>,
+    /// Their scores.
+    pub scores: Vec<f32>,
+    /// Their transformed logits.
+    pub logits: Vec<f32>,
+    /// `ln sum e^l`, in nats.
+    pub log_z: f64,
+    /// The largest transformed logits, largest first.
+    pub top: Vec<Candidate>,
+}
+
+impl Drawn {
+    /// Appends draws.
+    pub fn extend(&mut self, draws: &[Draw]) {
+        self.tokens.extend(draws.iter().map(|d| d.token));
+        self.scores.extend(draws.iter().map(|d| d.score));
+        self.logits.extend(draws.iter().map(|d| d.logit));
+    }
+
+    /// The log-probability of a transformed logit, in nats.
+    pub fn log_prob(&self, logit: f32) -> f64 {
+        f64::from(logit) - self.log_z
+    }
+}
+
+/// Why a row has no draw.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RowFailure {
+    /// The sampler's answer.
+    #[error(transparent)]
+    Row(#[from] RowError),
+    /// The sampler's answer, and what explains it.
+    #[error("hidden state {column} of the row is {value}: {error}")]
+    Hidden {
+        /// The first column whose value is not finite.
+        column: usize,
+        /// Its value.
+        value: f32,
+        /// The sampler's answer.
+        error: RowError,
+    },
+}
+
+impl RowFailure {
+    /// Looks for the cause of bad logits among the row's hidden states.
+    pub fn of(error: RowError, hidden: Matrix<'_>, row: usize) -> Self {
+        let of_logits =
+            matches!(error, RowError::NaN { .. } | RowError::PositiveInfinity { .. } | RowError::NoFiniteLogit);
+        if !of_logits {
+            return error.into();
+        }
+        let mut values = vec![0.0; hidden.cols()];
+        hidden.row_to_f32(row, &mut values);
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(column) => RowFailure::Hidden { column, value: values[column], error },
+            None => error.into(),
+        }
+    }
+}
+
+/// What became of one row.
+pub type RowOutcome = Result<Drawn, RowFailure>;
