@@ -2,15 +2,15 @@
 
 use crate::bench::read;
 use crate::bench::record::{Memory, Section};
-use crate::bench::table::{GREEDY, READ};
+use crate::bench::table::{GREEDY, PRODUCTS, READ};
 use crate::bench::timing::Contender;
 use crate::error::CommandError;
 use crate::load::Tensor;
 use crate::synthetic::{self, Logits};
-use flash_sampling::cpu::Standalone;
+use flash_sampling::cpu::{Standalone, products};
 use flash_sampling::{
-    Backend, BackendConfig, CpuOptions, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, VariantConfig,
-    build,
+    Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples,
+    VariantConfig, build,
 };
 
 /// A head with hidden states of both kinds of logits.
@@ -69,6 +69,19 @@ fn draw<'a>(
     }
 }
 
+/// `count` multiply-adds in all with this many threads, on cached data of one type.
+fn multiply(isa: Option<Isa>, dtype: DType, count: u64, threads: usize) -> Result<(), CommandError> {
+    let part = count.div_ceil(threads.max(1) as u64);
+    let one = || products(isa, dtype, dtype, part);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(one)).collect();
+        let first = one();
+        // A thread that panicked has said so itself.
+        others.into_iter().filter_map(|other| other.join().ok()).fold(first, Result::and)
+    })
+    .map_err(|error| CommandError::usage(error.to_string()))
+}
+
 impl Inputs {
     /// A weight `[vocab, hidden]` and `rows` hidden states of each kind.
     ///
@@ -101,7 +114,7 @@ impl Inputs {
         Ok(states.matrix()?.row_range(0..rows))
     }
 
-    /// The read, the tiled kernel without noise, and the draws, for the first rows.
+    /// The two limits (the read, the products), the tiled kernel without noise, and the draws, for the first rows.
     ///
     /// # Errors
     /// What the backend refuses.
@@ -115,6 +128,10 @@ impl Inputs {
             Contender::new(READ, move || {
                 read::stream(weight.bytes(), threads);
                 Ok(())
+            }),
+            Contender::new(PRODUCTS, {
+                let (isa, count) = (ours.options.isa, (rows * weight.rows() * weight.cols()) as u64);
+                move || multiply(isa, weight.dtype(), count, threads)
             }),
             Contender::new(GREEDY, draw(tiled()?, peaked, 0.0)),
         ];

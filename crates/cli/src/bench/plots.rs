@@ -2,7 +2,7 @@
 //! the time without noise, or over cuBLAS's matmul alone where a GPU was timed.
 
 use crate::bench::record::{Record, Section};
-use crate::bench::table::{CUBLAS, GREEDY, READ};
+use crate::bench::table::{CUBLAS, GREEDY, PRODUCTS, READ};
 use crate::plot::{Area, COLOURS, Drawn, SIZE, svg};
 use plotters::prelude::*;
 use std::ops::Range;
@@ -80,17 +80,21 @@ pub fn picture(record: &Record) -> String {
 
 /// Both panels of a head.
 fn strip(area: &Area<'_>, size: &str, sections: &[&Section], rival: &str, over: &str) -> Drawn {
-    let of_read = lines(sections, |section, best| section.entry(READ).map(|read| read.best / best));
+    let mut of_read = lines(sections, |section, best| section.entry(READ).map(|read| read.best / best));
+    let shares = of_read.iter().filter(|line| line.name != PRODUCTS).flat_map(|line| &line.points);
+    let largest = 1.05 * shares.map(|p| p.1).fold(1.05, f64::max);
+    // The arithmetic limit, where it is anywhere near.
+    of_read.iter_mut().for_each(|line| line.points.retain(|p| p.1 <= largest));
     let over_rival: Vec<_> = lines(sections, |section, best| section.entry(rival).map(|rival| best / rival.best))
         .into_iter()
-        .filter(|line| ![READ, rival].contains(&line.name))
+        .filter(|line| ![READ, PRODUCTS, rival].contains(&line.name))
         .collect();
     let points = || over_rival.iter().flat_map(|line| &line.points).map(|p| p.1);
     let highest = points().fold(1.2, f64::max).min(6.0);
     let lowest = points().fold(0.8, f64::min);
     let (left, right) = area.split_horizontally(SIZE.0);
     let title = format!("{size}share of the read bandwidth");
-    panel(&left, &title, &of_read, 0.0..1.1, SeriesLabelPosition::MiddleRight)?;
+    panel(&left, &title, &of_read, 0.0..largest, SeriesLabelPosition::MiddleRight)?;
     let title = format!("{size}{over}");
     panel(&right, &title, &over_rival, lowest..highest * 1.05, SeriesLabelPosition::UpperLeft)
 }

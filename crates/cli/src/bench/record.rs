@@ -14,7 +14,8 @@ pub struct Record {
     pub when: String,
     /// Version of this command.
     pub version: &'static str,
-    /// The commit of the working tree, when this ran in one.
+    /// The commit that this was built from, when the build was told (`FLASH_SAMPLING_COMMIT`); else that of the working
+    /// tree, when this ran in one.
     pub commit: Option<String>,
     /// The machine.
     pub machine: Machine,
@@ -137,7 +138,7 @@ impl Record {
             command: command_line(),
             when: utc_now(),
             version: env!("CARGO_PKG_VERSION"),
-            commit: commit(),
+            commit: option_env!("FLASH_SAMPLING_COMMIT").map(str::to_owned).or_else(commit),
             machine: Machine::this(),
             gpu: None,
             sections,

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 /// The contender that is the physical limit.
 pub const READ: &str = "read";
+/// The contender that is the arithmetic limit.
+pub const PRODUCTS: &str = "products";
 /// The contender that is the same kernel without noise.
 pub const GREEDY: &str = "greedy";
 /// The contender that is NVIDIA's matmul alone.
@@ -22,15 +24,25 @@ fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::R
         section.rounds
     )?;
     let over = rival.map(|rival| format!("{rival} / time")).unwrap_or_default();
-    writeln!(out, "  {:<28} {:>10} {:>9} {:>8} {:>10}  {over}", "", "ms", "GB/s", "of read", "/ greedy")?;
+    let names = ("ms", "GB/s", "of read", "of products", "/ greedy");
+    writeln!(
+        out,
+        "  {:<28} {:>10} {:>9} {:>8} {:>12} {:>10}  {over}",
+        "", names.0, names.1, names.2, names.3, names.4
+    )?;
     let best = |name: &str| section.entry(name).map(|entry| entry.best);
     let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |r| format!("{r:.3}"));
     for entry in &section.entries {
         let of_read = ratio(best(READ).map(|read| read / entry.best));
+        let of_products = ratio(best(PRODUCTS).map(|products| products / entry.best));
         let over_greedy = ratio(best(GREEDY).map(|greedy| entry.best / greedy));
         let over_rival = rival.and_then(best).map_or_else(String::new, |rival| format!("{:.2}", rival / entry.best));
         let (ms, gb) = (entry.best * 1e3, section.bytes as f64 / entry.best / 1e9);
-        writeln!(out, "  {:<28} {ms:>10.3} {gb:>9.2} {of_read:>8} {over_greedy:>10}  {over_rival}", entry.name)?;
+        writeln!(
+            out,
+            "  {:<28} {ms:>10.3} {gb:>9.2} {of_read:>8} {of_products:>12} {over_greedy:>10}  {over_rival}",
+            entry.name
+        )?;
     }
     Ok(())
 }

@@ -47,13 +47,20 @@ fn the_benchmark_leaves_a_table_a_record_and_a_picture() {
     let (json, svg) = (files.name("record.json"), files.name("picture.svg"));
     let result = run(&["bench", "--quick", "--dtype", "f32", "--json", &json, "--svg", &svg]);
     assert_eq!(result.code, 0, "{result:#?}");
-    for says in
-        ["of read", "/ greedy", "tiled, gaussian", "online, peaked", "standalone, peaked", "memory beyond the inputs"]
-    {
+    for says in [
+        "of read",
+        "of products",
+        "/ greedy",
+        "tiled, gaussian",
+        "online, peaked",
+        "standalone, peaked",
+        "memory beyond the inputs",
+    ] {
         assert!(result.stdout.contains(says), "{says}: {}", result.stdout);
     }
     let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     assert_eq!(record["sections"][0]["entries"][0]["name"], "read");
+    assert_eq!(record["sections"][0]["entries"][1]["name"], "products");
     assert!(record["sections"][1]["entries"][2]["best"].as_f64().unwrap() > 0.0);
     assert!(
         record["machine"]["processor"].is_string() && record["command"].as_str().unwrap().contains("bench --quick")

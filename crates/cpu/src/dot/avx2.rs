@@ -83,3 +83,19 @@ pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32])
         }
     }
 }
+
+/// See [`lanes::products`].
+///
+/// # Safety
+/// AVX2, FMA and F16C are available.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn products(weight: DType, count: u64) -> f32 {
+    // SAFETY: by this function's contract.
+    unsafe {
+        match weight {
+            DType::BF16 => lanes::products::<Avx2<bf16>, 2, 4>(count),
+            DType::F16 => lanes::products::<Avx2<f16>, 2, 4>(count),
+            DType::F32 => lanes::products::<Avx2<f32>, 2, 4>(count),
+        }
+    }
+}

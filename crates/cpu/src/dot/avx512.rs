@@ -79,3 +79,19 @@ pub(super) unsafe fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32])
         }
     }
 }
+
+/// See [`lanes::products`].
+///
+/// # Safety
+/// AVX-512 F, BW, DQ and VL are available.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(super) unsafe fn products(weight: DType, count: u64) -> f32 {
+    // SAFETY: by this function's contract.
+    unsafe {
+        match weight {
+            DType::BF16 => lanes::products::<Avx512<bf16>, 4, 4>(count),
+            DType::F16 => lanes::products::<Avx512<f16>, 4, 4>(count),
+            DType::F32 => lanes::products::<Avx512<f32>, 4, 4>(count),
+        }
+    }
+}

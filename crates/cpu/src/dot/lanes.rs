@@ -18,7 +18,7 @@
 //!    zero there too.
 
 use super::TILE;
-use super::pack::Packed;
+use super::pack::{Line, Packed};
 use flash_sampling_core::Matrix;
 
 /// The operations that an instruction set brings: all of them, and no loop.
@@ -220,5 +220,34 @@ impl All<'_, '_> {
                 ahead: weight.wrapping_add(ahead * weight_stride),
             }
         }
+    }
+}
+
+/// At least `count` multiply-adds in register blocks of `MR x NR`, with operands from a few lines of the first-level cache:
+/// what [`tile`] would take if neither memory nor caches cost anything. Returns the sums' total, which is zero.
+///
+/// # Safety
+/// The instruction set of `L` is available.
+#[inline(always)]
+pub(crate) unsafe fn products<L: Lanes, const MR: usize, const NR: usize>(count: u64) -> f32 {
+    const LINES: usize = 4 * TAIL_BYTES / 64;
+    const { assert!(MR <= 4 && NR * L::HIDDEN_BYTES <= 2 * LINES * 64) }
+    let operands = [Line::ZERO; 2 * LINES];
+    // The compiler must not know what they are.
+    let at: *const u8 = core::hint::black_box(operands.as_ptr()).cast();
+    // SAFETY: the instruction set by this function's contract; `MR` weights and `NR` hidden are inside the operands.
+    unsafe {
+        let mut sums = [[L::zero(); MR]; NR];
+        for _ in 0..count.div_ceil((MR * NR * L::STEP) as u64) {
+            let at = core::hint::black_box(at);
+            let weights: [L::Weights; MR] = core::array::from_fn(|m| L::weights(at.add(m * L::WEIGHT_BYTES)));
+            for (n, sums) in sums.iter_mut().enumerate() {
+                let hidden = L::hidden(at.add(n * L::HIDDEN_BYTES));
+                for (sum, &weight) in sums.iter_mut().zip(&weights) {
+                    *sum = L::multiply_add(*sum, weight, hidden);
+                }
+            }
+        }
+        sums.into_iter().flatten().map(|sums| L::total(sums)).sum()
     }
 }

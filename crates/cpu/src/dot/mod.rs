@@ -64,6 +64,32 @@ impl Dot {
         scratch
     }
 
+    /// At least `count` multiply-adds with this kernel's instructions and register block, on operands in the first-level
+    /// cache: the arithmetic limit of [`Dot::tile`].
+    pub(crate) fn products(&self, count: u64) {
+        let total = match self.isa {
+            Isa::Portable => portable::products(self.weight, count),
+            // SAFETY: `new` has checked that the instruction set is available.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::products(self.weight, count) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { avx512::products(self.weight, count) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => unsafe { avx512_bf16::products(count) },
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => {
+                // SAFETY: as above.
+                unsafe { amx::products(count) };
+                0.0
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("only the portable instruction set is available here"),
+        };
+        core::hint::black_box(total);
+    }
+
     /// Writes `out[r * TILE + i]` = row `i` of `weight` (at most [`TILE`] rows) times row `r` of `hidden`.
     pub(crate) fn tile(&self, weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
         assert!(weight.rows() <= TILE && weight.dtype() == self.weight);

@@ -86,3 +86,15 @@ pub(super) fn tile(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32]) {
         }
     }
 }
+
+/// See [`lanes::products`].
+pub(super) fn products(weight: DType, count: u64) -> f32 {
+    // SAFETY: plain Rust is always available.
+    unsafe {
+        match weight {
+            DType::BF16 => lanes::products::<Portable<bf16>, 2, 2>(count),
+            DType::F16 => lanes::products::<Portable<f16>, 2, 2>(count),
+            DType::F32 => lanes::products::<Portable<f32>, 2, 2>(count),
+        }
+    }
+}
