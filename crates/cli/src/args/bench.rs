@@ -44,12 +44,19 @@ pub struct BenchArgs {
     /// Instruction set (default: the fastest that there is); for the CPU.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
-    /// Rounds; the best of them counts (default 9; with --backend cuda 100, after a quarter as many to warm up).
+    /// Rounds; the best of them counts (default 9; with --backend cuda twice 100, a quarter as many before to warm up).
     #[arg(long, value_name = "N", value_parser = rounds)]
     pub rounds: Option<usize>,
     /// A small head, few rows and two rounds, to see that everything runs; the figures mean nothing.
     #[arg(long)]
     pub quick: bool,
+    /// Time all contenders by turns without a pause: a GPU under sustained load, clocks as they then are; for
+    /// --backend cuda.
+    #[arg(long)]
+    pub sustained: bool,
+    /// Time the portable kernel too, and what it costs there to keep the logits; for --backend cuda.
+    #[arg(long)]
+    pub portable: bool,
     /// Times of other programs on the same machine, one JSON object a line with V, D, B, peer, min_us and med_us: shown
     /// beside ours; for --backend cuda.
     #[arg(long, value_name = "FILE")]
@@ -184,6 +191,8 @@ impl BenchArgs {
             ("--variants", cuda && !self.variants.is_empty()),
             ("--threads", cuda && self.threads.is_some()),
             ("--isa", cuda && self.isa.is_some()),
+            ("--sustained", !cuda && self.sustained),
+            ("--portable", !cuda && self.portable),
             ("--peers", !cuda && self.peers.is_some()),
         ];
         if let Some((flag, _)) = idle.into_iter().find(|(_, idle)| *idle) {

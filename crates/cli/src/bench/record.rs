@@ -22,6 +22,9 @@ pub struct Record {
     /// The GPU, where one was timed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
+    /// How a GPU's times were taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<&'static str>,
     /// The sections, in order.
     pub sections: Vec<Section>,
     /// Memory beyond the inputs.
@@ -141,6 +144,7 @@ impl Record {
             commit: option_env!("FLASH_SAMPLING_COMMIT").map(str::to_owned).or_else(commit),
             machine: Machine::this(),
             gpu: None,
+            protocol: None,
             sections,
             memory,
             calls: Vec::new(),

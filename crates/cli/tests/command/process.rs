@@ -74,4 +74,19 @@ fn bad_sizes_of_a_benchmark_are_refused() {
     run(&["bench", "--rows", "1,0"]).assert_refused("0 is not in 1..=4096");
     run(&["bench", "--rounds", "0"]).assert_refused("1 to 10000");
     run(&["bench", "--quick", "--threads", "0"]).assert_refused("0 threads cannot be used");
+    run(&["bench", "--heads", "64,8"]).assert_refused("tokens x hidden size");
+    run(&["bench", "--heads", "64x8", "--vocab", "9"]).assert_refused("cannot be used with");
+}
+
+#[test]
+fn flags_of_the_other_backend_are_refused() {
+    let cuda = |more: &[&str], why: &str| run(&[&["bench", "--backend", "cuda"], more].concat()).assert_refused(why);
+    cuda(&["--threads", "2"], "--threads means nothing to this backend");
+    cuda(&["--variants", "tiled"], "--variants means nothing to this backend");
+    cuda(&["--rows", "1,257"], "at most 256");
+    cuda(&["--heads", "64x9"], "multiples of 8");
+    cuda(&["--dtype", "f32"], "bf16 and f16");
+    cuda(&["--peers", "/no/such/file"], if cfg!(feature = "cuda") { "/no/such/file" } else { "'cuda'" });
+    run(&["bench", "--peers", "x"]).assert_refused("--peers means nothing to this backend");
+    run(&["bench", "--sustained"]).assert_refused("--sustained means nothing to this backend");
 }

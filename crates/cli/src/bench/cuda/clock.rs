@@ -7,17 +7,69 @@ use crate::interrupt::Interrupt;
 use flash_sampling::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use flash_sampling::cuda::cudarc::driver::{CudaEvent, CudaSlice, CudaStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is written before each call: several times the cache of any GPU.
 const FLUSH: usize = 256 << 20;
-/// Rounds that are enqueued before the host waits, and looks for Ctrl-C.
-const AHEAD: usize = 10;
+/// Calls that are enqueued before the host waits, and looks for Ctrl-C.
+const AHEAD: usize = 125;
+
+/// In which order contenders are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Each by itself, after a pause in which the GPU cools; then all once more in the opposite order. The clocks are
+    /// those of a GPU that has power to spare.
+    Blocks {
+        /// How long the GPU rests before each block.
+        rest: Duration,
+    },
+    /// By turns without a pause, each round beginning with another one. Large products then run into the GPU's power
+    /// limit, and its clocks fall, for all contenders alike.
+    Sustained,
+}
+
+impl Protocol {
+    /// For records.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Protocol::Blocks { .. } => "blocks: rest, warm-ups, timed calls; all contenders again in opposite order",
+            Protocol::Sustained => "sustained: by turns without a pause",
+        }
+    }
+
+    /// Blocks or rounds of all contenders.
+    fn passes(self) -> usize {
+        match self {
+            Protocol::Blocks { .. } => 2,
+            Protocol::Sustained => 1,
+        }
+    }
+
+    /// Calls of one contender, warm-ups among them.
+    pub fn calls(self, rounds: usize) -> usize {
+        self.passes() * (warm(rounds) + rounds)
+    }
+}
+
+/// Warm-ups before `rounds` timed calls.
+fn warm(rounds: usize) -> usize {
+    rounds.div_ceil(4)
+}
 
 /// Times what is enqueued on a stream.
 #[derive(Debug)]
 pub struct Clock {
+    protocol: Protocol,
     stream: Arc<CudaStream>,
     flush: CudaSlice<u8>,
+}
+
+/// A call between two events: whose it is, and whether it counts.
+struct Pending {
+    which: usize,
+    counts: bool,
+    start: CudaEvent,
+    end: CudaEvent,
 }
 
 impl Clock {
@@ -25,9 +77,9 @@ impl Clock {
     ///
     /// # Errors
     /// The driver's.
-    pub fn new(stream: Arc<CudaStream>) -> Result<Self, CommandError> {
+    pub fn new(protocol: Protocol, stream: Arc<CudaStream>) -> Result<Self, CommandError> {
         let flush = stream.alloc_zeros(FLUSH).map_err(driver("allocate memory"))?;
-        Ok(Clock { stream, flush })
+        Ok(Clock { protocol, stream, flush })
     }
 
     /// The stream.
@@ -35,16 +87,18 @@ impl Clock {
         &self.stream
     }
 
+    /// The protocol.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
     /// Waits for all that was enqueued.
-    ///
-    /// # Errors
-    /// The driver's, also of what ran.
-    pub fn wait(&self) -> Result<(), CommandError> {
+    fn wait(&self) -> Result<(), CommandError> {
         self.stream.synchronize().map_err(driver("run what is timed"))
     }
 
-    /// One call between two events, the cache cold.
-    fn call(&mut self, contender: &mut Contender<'_>) -> Result<(CudaEvent, CudaEvent), CommandError> {
+    /// Enqueues one call between two events, the cache cold.
+    fn call(&mut self, which: usize, contender: &mut Contender<'_>, counts: bool) -> Result<Pending, CommandError> {
         let failed = driver("time a call");
         let event = || self.stream.context().new_event(Some(CU_EVENT_DEFAULT)).map_err(&failed);
         let (start, end) = (event()?, event()?);
@@ -52,41 +106,64 @@ impl Clock {
         start.record(&self.stream).map_err(&failed)?;
         (contender.run)()?;
         end.record(&self.stream).map_err(&failed)?;
-        Ok((start, end))
+        Ok(Pending { which, counts, start, end })
     }
 
-    /// Runs all contenders in turn: `warm` rounds that do not count, then `rounds` that do. Each round begins with
-    /// another contender.
+    /// Times all contenders: a quarter of `rounds` calls that do not count, then `rounds` that do, in each pass of the
+    /// protocol.
     ///
     /// # Errors
     /// A contender's error, the driver's; [`CommandError::Interrupted`].
-    pub fn in_turn(
+    pub fn time(
         &mut self,
         contenders: &mut [Contender<'_>],
-        warm: usize,
         rounds: usize,
         interrupt: &Interrupt,
     ) -> Result<Vec<Timing>, CommandError> {
-        let count = contenders.len();
-        let mut times = vec![Vec::with_capacity(rounds); count];
-        let mut events = Vec::with_capacity(AHEAD * count);
-        for round in 0..warm + rounds {
-            for turn in 0..count {
-                let which = (round + turn) % count;
-                let pair = self.call(&mut contenders[which])?;
-                events.push((which, round >= warm, pair));
-            }
-            if (round + 1) % AHEAD == 0 || round + 1 == warm + rounds {
-                interrupt.check()?;
-                self.wait()?;
-                for (which, counts, (start, end)) in events.drain(..) {
-                    let milliseconds = start.elapsed_ms(&end).map_err(driver("read a time"))?;
-                    if counts {
-                        times[which].push(f64::from(milliseconds) * 1e-3);
+        let (count, warm) = (contenders.len(), warm(rounds));
+        let mut times = vec![Vec::with_capacity(2 * rounds); count];
+        match self.protocol {
+            Protocol::Blocks { rest } => {
+                for which in (0..count).chain((0..count).rev()) {
+                    self.wait()?;
+                    std::thread::sleep(rest);
+                    for _ in 0..warm {
+                        (contenders[which].run)()?;
                     }
+                    self.wait()?;
+                    self.run(contenders, (0..rounds).map(|_| (which, true)), &mut times, interrupt)?;
                 }
+            }
+            Protocol::Sustained => {
+                let turn = |round| (0..count).map(move |turn| ((round + turn) % count, round >= warm));
+                self.run(contenders, (0..warm + rounds).flat_map(turn), &mut times, interrupt)?;
             }
         }
         Ok(times.into_iter().map(Timing::of).collect())
+    }
+
+    fn run(
+        &mut self,
+        contenders: &mut [Contender<'_>],
+        calls: impl Iterator<Item = (usize, bool)>,
+        times: &mut [Vec<f64>],
+        interrupt: &Interrupt,
+    ) -> Result<(), CommandError> {
+        let mut calls = calls.peekable();
+        let mut pending = Vec::with_capacity(AHEAD);
+        while calls.peek().is_some() {
+            interrupt.check()?;
+            for (which, counts) in calls.by_ref().take(AHEAD) {
+                pending.push(self.call(which, &mut contenders[which], counts)?);
+            }
+            self.wait()?;
+            for Pending { which, counts, start, end } in pending.drain(..) {
+                let milliseconds = start.elapsed_ms(&end).map_err(driver("read a time"))?;
+                if counts {
+                    times[which].push(f64::from(milliseconds) * 1e-3);
+                }
+            }
+        }
+        Ok(())
     }
 }

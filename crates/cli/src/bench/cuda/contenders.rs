@@ -2,17 +2,17 @@
 
 use super::clock::Clock;
 use super::head::{Calls, OnDevice};
-use super::{BULK, INVERSE, OURS, driver, failed};
-use crate::bench::record::{Call, Section};
+use super::{BULK, INVERSE, OURS, PORTABLE, STANDALONE, driver, failed};
+use crate::bench::record::{Call, Entry, Section};
 use crate::bench::table::{CUBLAS, GREEDY, READ};
-use crate::bench::timing::Contender;
+use crate::bench::timing::{Contender, Timing};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::synthetic::Logits;
 use flash_sampling::cuda::abi::{Draw, status};
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::cuda::rivals::{InverseCdf, Matmul, Read, Way};
-use flash_sampling::cuda::{Device, DeviceMatrix, DeviceTiled};
+use flash_sampling::cuda::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,11 +28,13 @@ pub struct Contenders<'h> {
     /// `None` where cuBLAS is not found.
     matmul: Option<Matmul>,
     inverse: InverseCdf,
-    /// Greedy, then a draw of each kind of logits.
-    ours: [Ours; 3],
+    standalone: DeviceStandalone,
+    /// Greedy, a draw of each kind of logits, and the portable kernel's when asked for.
+    ours: Vec<Ours>,
     /// `[rows, vocab]`, of the weight's type: what the rivals write and we never make.
     logits: CudaSlice<u8>,
     tokens: CudaSlice<u32>,
+    draws: CudaSlice<Draw>,
 }
 
 #[derive(Debug)]
@@ -41,14 +43,21 @@ struct Ours {
     states: Logits,
     tiled: DeviceTiled,
     draws: CudaSlice<Draw>,
+    /// `[rows, vocab]`, where they are kept.
+    kept: Option<CudaSlice<f32>>,
 }
 
 impl<'h> Contenders<'h> {
-    /// Plans for the head's rows.
+    /// Plans for the head's rows; `portable` adds the portable kernel.
     ///
     /// # Errors
     /// What the backend refuses, the driver's.
-    pub fn new(head: &'h OnDevice, device: &Arc<Device>, stream: &Arc<CudaStream>) -> Result<Self, CommandError> {
+    pub fn new(
+        head: &'h OnDevice,
+        portable: bool,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CommandError> {
         let allocate = driver("allocate memory");
         let (weight, most) = (head.weight(), head.rows());
         let mut reads = Vec::new();
@@ -59,22 +68,34 @@ impl<'h> Contenders<'h> {
         if matmul.is_none() {
             tracing::warn!("libcublas cannot be loaded: its contenders are left out");
         }
-        let ours = |name, states| {
+        let mut ours = Vec::new();
+        let mut plan = |name, states, choice, keeps| {
             // SAFETY: the weight is device memory of this size, which `head` holds and nothing writes to.
-            let tiled = unsafe { DeviceTiled::new(head.head(), most, device) }.map_err(failed)?;
+            let tiled = unsafe { DeviceTiled::with_kernels(head.head(), most, device, choice) }.map_err(failed)?;
             let draws = stream.alloc_zeros(most).map_err(&allocate)?;
-            Ok::<_, CommandError>(Ours { name, states, tiled, draws })
+            let kept = if keeps { Some(stream.alloc_zeros(most * weight.rows).map_err(&allocate)?) } else { None };
+            ours.push(Ours { name, states, tiled, draws, kept });
+            Ok::<_, CommandError>(())
         };
-        let ours = [ours(GREEDY, Logits::Peaked)?, ours(OURS[0], Logits::Gaussian)?, ours(OURS[1], Logits::Peaked)?];
+        plan(GREEDY, Logits::Peaked, KernelChoice::Fastest, false)?;
+        plan(OURS[0], Logits::Gaussian, KernelChoice::Fastest, false)?;
+        plan(OURS[1], Logits::Peaked, KernelChoice::Fastest, false)?;
+        if portable {
+            plan(PORTABLE[0], Logits::Peaked, KernelChoice::Portable, false)?;
+            plan(PORTABLE[1], Logits::Peaked, KernelChoice::Portable, true)?;
+        }
+        let tokens = 0..weight.rows as u32;
         Ok(Contenders {
             head,
             stream: stream.clone(),
             reads,
             matmul,
             inverse: InverseCdf::new(weight.dtype, most, device).map_err(failed)?,
+            standalone: DeviceStandalone::new(tokens, weight.dtype, most, device).map_err(failed)?,
             ours,
             logits: stream.alloc_zeros(most * weight.rows * weight.dtype.size()).map_err(&allocate)?,
             tokens: stream.alloc_zeros(most).map_err(&allocate)?,
+            draws: stream.alloc_zeros(most).map_err(&allocate)?,
         })
     }
 
@@ -99,17 +120,19 @@ impl<'h> Contenders<'h> {
         interrupt: &Interrupt,
     ) -> Result<(), CommandError> {
         let (rows, rounds) = (section.rows, section.rounds);
-        let warm = rounds.div_ceil(4);
-        let mut contenders = self.of(rows, warm + rounds)?;
-        let timings = clock.in_turn(&mut contenders, warm, rounds, interrupt)?;
+        let mut contenders = self.of(rows, clock.protocol().calls(rounds))?;
+        let timings = clock.time(&mut contenders, rounds, interrupt)?;
         section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
         drop(contenders);
         self.look(rows)
     }
 
-    fn of(&mut self, rows: usize, calls: usize) -> Result<Vec<Contender<'_>>, CommandError> {
-        let (head, stream) = (self.head, &*self.stream);
-        let weight = head.weight();
+    /// Times the reads of the whole weight.
+    ///
+    /// # Errors
+    /// The driver's; Ctrl-C.
+    pub fn reads(&self, rounds: usize, clock: &mut Clock, interrupt: &Interrupt) -> Result<Vec<Entry>, CommandError> {
+        let (weight, stream) = (self.head.weight(), &*self.stream);
         let bytes = (weight.rows * weight.cols * weight.dtype.size()) as u64;
         let mut list = Vec::new();
         for (name, read) in &self.reads {
@@ -118,6 +141,19 @@ impl<'h> Contenders<'h> {
                 unsafe { read.launch(stream, weight.address, bytes) }.map_err(failed)
             }));
         }
+        let timings = clock.time(&mut list, rounds, interrupt)?;
+        let entry = |(contender, timing): (&Contender<'_>, &Timing)| Entry {
+            name: contender.name.clone(),
+            best: timing.best,
+            median: timing.median,
+        };
+        Ok(list.iter().zip(&timings).map(entry).collect())
+    }
+
+    fn of(&mut self, rows: usize, calls: usize) -> Result<Vec<Contender<'_>>, CommandError> {
+        let (head, stream) = (self.head, &*self.stream);
+        let weight = head.weight();
+        let mut list = Vec::new();
         let peaked = head.states(Logits::Peaked, rows);
         let (address, tokens) = (self.logits.device_ptr(&self.stream).0, self.tokens.device_ptr(&self.stream).0);
         let logits = DeviceMatrix { address, dtype: weight.dtype, rows, cols: weight.rows, row_stride: weight.rows };
@@ -125,6 +161,14 @@ impl<'h> Contenders<'h> {
             // SAFETY: operands that `head` holds, and room for `rows` rows of logits.
             let product = move || unsafe { matmul.launch(&weight, &peaked, logits.address) }.map_err(failed);
             list.push(Contender::new(CUBLAS, product));
+            let mut of_standalone = Calls::new(rows, calls, false, &self.stream)?;
+            let (standalone, draws) = (&mut self.standalone, self.draws.device_ptr(&self.stream).0);
+            list.push(Contender::new(STANDALONE, move || {
+                product()?;
+                let draws = DeviceDraws { count: rows, rows: of_standalone.advance().0, sources: None, draws };
+                // SAFETY: the logits just made, the parameters of this call, room for a draw a row.
+                unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
+            }));
             // Rows of odd vocabularies do not begin where its loads need them.
             if weight.rows.is_multiple_of(8) {
                 let mut calls = Calls::new(rows, calls, false, &self.stream)?;
@@ -150,10 +194,12 @@ impl<'h> Contenders<'h> {
     fn look(&self, rows: usize) -> Result<(), CommandError> {
         let (failed, vocab) = (driver("copy the draws"), self.head.weight().rows as u32);
         let wrong = |name: &str, row| CommandError::usage(format!("{name}: row {row} of the benchmark was not drawn"));
-        for ours in &self.ours {
-            let draws = self.stream.clone_dtoh(&ours.draws.slice(..rows)).map_err(&failed)?;
+        let draws = self.ours.iter().map(|ours| (ours.name, &ours.draws));
+        let existing = self.matmul.as_ref().map(|_| (STANDALONE, &self.draws));
+        for (name, draws) in draws.chain(existing) {
+            let draws = self.stream.clone_dtoh(&draws.slice(..rows)).map_err(&failed)?;
             let bad = draws.iter().position(|draw| draw.status != status::DRAWN || draw.token >= vocab);
-            bad.map_or(Ok(()), |row| Err(wrong(ours.name, row)))?;
+            bad.map_or(Ok(()), |row| Err(wrong(name, row)))?;
         }
         let tokens = self.stream.clone_dtoh(&self.tokens.slice(..rows)).map_err(&failed)?;
         let bad = tokens.iter().position(|&token| token >= vocab);
@@ -199,7 +245,7 @@ impl<'h> Contenders<'h> {
         let to = out.device_ptr(&self.stream).0;
         // SAFETY: both operands lie in the weight, which is that large; `out` has room for the product.
         let product = Contender::new(CUBLAS, move || unsafe { matmul.launch(&a, &b, to) }.map_err(failed));
-        let timing = clock.in_turn(&mut [product], 10, 20, &Interrupt::default())?;
+        let timing = clock.time(&mut [product], 20, &Interrupt::default())?;
         Ok(Some(2.0 * (SQUARE as f64).powi(3) / timing[0].best))
     }
 }
@@ -216,8 +262,19 @@ impl Ours {
     ) -> impl FnMut() -> Result<(), CommandError> + 'a {
         let hidden = head.states(self.states, rows);
         let draws = self.draws.device_ptr(owner).0;
-        // SAFETY: hidden states and draws of at least `rows` rows, held by `head` and this value; the parameters are as
-        // `Calls` lays them down; one stream, so launches follow each other.
-        move || unsafe { self.tiled.launch(stream, &hidden, next(), draws) }.map_err(failed)
+        let kept = self.kept.as_ref().map(|kept| kept.device_ptr(owner).0);
+        let (tiled, vocab) = (&mut self.tiled, head.weight().rows);
+        move || {
+            let rows = next();
+            // SAFETY: hidden states, draws and kept logits of at least `rows` rows, held by `head` and this value; the
+            // parameters are as `Calls` lays them down; one stream, so launches follow each other.
+            unsafe {
+                match kept {
+                    None => tiled.launch(stream, &hidden, rows, draws),
+                    Some(logits) => tiled.launch_storing(stream, &hidden, rows, draws, logits, vocab),
+                }
+            }
+            .map_err(failed)
+        }
     }
 }

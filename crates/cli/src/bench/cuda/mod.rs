@@ -1,7 +1,7 @@
 //! `flash-sampling bench --backend cuda`: the fused kernel against cuBLAS, samplers over its logits, and the ceilings.
 //!
 //! One process, one stream. Before each timed call 256 MiB are written, so that nothing of the weight is in the cache;
-//! events around the call time it. All contenders of a cell take turns, so that they meet the same clocks.
+//! events around the call time it. [`clock::Protocol`] says in which order contenders are called.
 //!
 //! | module | what it holds |
 //! | --- | --- |
@@ -23,7 +23,7 @@ use crate::bench::save;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::progress;
-use clock::Clock;
+use clock::{Clock, Protocol};
 use contenders::Contenders;
 use flash_sampling::cuda::cudarc::driver::DriverError;
 use flash_sampling::cuda::{CudaError, Device, Probe};
@@ -32,6 +32,7 @@ use head::OnDevice;
 use peers::Peers;
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The other read; the faster of the two is the ceiling.
 pub const BULK: &str = "read, bulk copies";
@@ -39,6 +40,14 @@ pub const BULK: &str = "read, bulk copies";
 pub const OURS: [&str; 2] = ["tiled, gaussian", "tiled, peaked"];
 /// cuBLAS, then softmax and inverse CDF.
 pub const INVERSE: &str = "cuBLAS + inverse CDF";
+
+/// How long the GPU rests before a block of calls.
+const REST: Duration = Duration::from_millis(250);
+
+/// cuBLAS, then our sampler over existing logits.
+pub const STANDALONE: &str = "cuBLAS + standalone";
+/// The portable kernel; and the same, which keeps the float32 logits.
+pub const PORTABLE: [&str; 2] = ["portable, peaked", "portable, logits kept"];
 
 /// Calls whose host time is taken.
 const CALLS: usize = 1000;
@@ -61,22 +70,29 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
     let peers = args.peers.as_deref().map(Peers::read).transpose()?;
     let device = Device::new(0).map_err(failed)?;
     let stream = device.context().new_stream().map_err(driver("make a stream"))?;
-    let mut clock = Clock::new(stream)?;
+    let protocol = match (args.sustained, args.quick) {
+        (true, _) => Protocol::Sustained,
+        (false, quick) => Protocol::Blocks { rest: if quick { Duration::ZERO } else { REST } },
+    };
+    let mut clock = Clock::new(protocol, stream)?;
     let mut gpu = describe(&device)?;
     let (mut sections, mut memory, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let head = OnDevice::new(&size, most, args.dtype.into(), clock.stream())?;
-        let mut contenders = Contenders::new(&head, &device, clock.stream())?;
+        let mut contenders = Contenders::new(&head, args.portable, &device, clock.stream())?;
         gpu.cublas = contenders.cublas_version();
         if gpu.matrix_flops.is_none() {
             gpu.matrix_flops = contenders.matrix_flops(&mut clock)?;
         }
+        // A read is the same for any number of rows.
+        let reads = contenders.reads(size.rounds, &mut clock, interrupt)?;
         let bar = progress::bar("timing", size.rows.len() as u64);
         for &rows in &size.rows {
             bar.set_message(format!("{} x {}, {rows} rows", size.vocab, size.hidden));
             let mut section = section(&size, rows, args.dtype.into());
             contenders.time(&mut section, &mut clock, interrupt)?;
+            section.entries.splice(0..0, reads.iter().cloned());
             if let Some(peers) = &peers {
                 section.peers = peers.of(size.vocab, size.hidden, rows);
             }
@@ -94,6 +110,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
     }
     let mut record = Record::now(sections, memory);
     (record.gpu, record.calls, record.peers) = (Some(gpu), calls, peers.map(|peers| peers.source));
+    record.protocol = Some(clock.protocol().describe());
     table::write(out, &record).map_err(CommandError::write("to standard output"))?;
     save(&record, args)?;
     Ok(0)

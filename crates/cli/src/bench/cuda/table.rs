@@ -1,6 +1,6 @@
 //! Times and ratios of a GPU as text.
 
-use super::{BULK, OURS};
+use super::{BULK, OURS, PORTABLE};
 use crate::bench::record::{Entry, Gpu, Record, Section};
 use crate::bench::table::{CUBLAS, GREEDY, READ};
 use std::io::{self, Write};
@@ -14,6 +14,7 @@ pub fn write(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     if let Some(gpu) = &record.gpu {
         describe(out, gpu)?;
     }
+    writeln!(out, "{}", record.protocol.unwrap_or_default())?;
     let flops = record.gpu.as_ref().and_then(|gpu| gpu.matrix_flops);
     for head in record.sections.chunk_by(|a, b| (a.vocab, a.hidden) == (b.vocab, b.hidden)) {
         times(out, head)?;
@@ -55,7 +56,7 @@ fn read(section: &Section) -> Option<f64> {
 
 fn times(out: &mut dyn Write, head: &[Section]) -> io::Result<()> {
     let Some(first) = head.first() else { return Ok(()) };
-    writeln!(out, "\n{}, microseconds, shortest of {} (cold cache, by turns)", name(first), first.rounds)?;
+    writeln!(out, "\n{}, microseconds, shortest (cold cache, {} rounds)", name(first), first.rounds)?;
     let every = |section: &Section| -> Vec<Entry> { section.entries.iter().chain(&section.peers).cloned().collect() };
     let all = every(first);
     let own = first.entries.len();
@@ -91,7 +92,7 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
     let Some(first) = head.first() else { return Ok(()) };
     let best = |section: &Section, name: &str| section.entry(name).map(|entry| entry.best);
     // Every rival that draws: its time over ours on the same logits, cuBLAS alone being no such rival.
-    let plain = [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1]];
+    let plain = [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], PORTABLE[1]];
     let rivals: Vec<&str> =
         first.entries.iter().map(|entry| entry.name.as_str()).filter(|name| !plain.contains(name)).collect();
     let peers: Vec<&str> = first.peers.iter().map(|entry| entry.name.as_str()).collect();
