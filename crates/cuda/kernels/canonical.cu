@@ -42,7 +42,7 @@ __device__ __forceinline__ double dot(const Canonical& call, u32 t, u32 source) 
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) canonical(const __grid_constant__ Canonical call) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) canonical(const __grid_constant__ Canonical call) {
     const u64 count = min(*call.out.count, call.out.capacity);
     const u64 warp = (static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x) / 32, warps = gridDim.x * (THREADS / 32);
     for (u64 e = warp; e < count; e += warps) {
