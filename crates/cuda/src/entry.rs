@@ -62,7 +62,8 @@ pub struct Label {
 impl Label {
     /// The file's name: the recipe and the compiler's version tell files apart, the rest is for people.
     pub(crate) fn file_name(&self) -> String {
-        let stem = self.kernel.strip_suffix(".cu").unwrap_or(&self.kernel);
+        // A kernel may stand in a folder of its own; its code stands in no folder.
+        let stem = self.kernel.strip_suffix(".cu").unwrap_or(&self.kernel).replace('/', ".");
         format!("{stem}-{}-{}-{}.{EXTENSION}", self.architecture, self.recipe, self.compiler)
     }
 
@@ -141,7 +142,9 @@ mod tests {
 
     #[test]
     fn what_is_sealed_is_opened() {
-        for label in [label(), Label { instance: String::new(), ..label() }] {
+        let below = Label { kernel: "rivals/read.cu".into(), ..label() };
+        assert!(below.file_name().starts_with("rivals.read-"));
+        for label in [label(), Label { instance: String::new(), ..label() }, below] {
             assert_eq!(open(&label.seal(b"\x7fELF\n\ncode")), Some((label.clone(), &b"\x7fELF\n\ncode"[..])));
             assert_eq!(of_file_name(&label.file_name()), Some((&*label.recipe, label.compiler)));
         }
