@@ -1,12 +1,13 @@
-// The entry point of the fused kernel without tensor cores: any pair of types. FS_COLUMNS (rows of the batch at a time) is
-// given by the build.
+// The entry point of the fused kernel without tensor cores: any pair of types. FS_COLUMNS (rows of the batch at a time)
+// and FS_EPILOGUE are given by the build.
 #include "flash_sampling/epilogue/draw.cuh"
+#include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/kernels/fused_portable.cuh"
 #include "flash_sampling/mainloop/plain.cuh"
 
 using namespace flash_sampling;
 using Mainloop = PlainMainloop<FS_COLUMNS>;
-using Epilogue = DrawEpilogue<Mainloop::MOST_ROWS>;
+using Epilogue = FS_EPILOGUE<Mainloop::MOST_ROWS>;
 using Kernel = FusedPortable<Mainloop, Epilogue>;
 
 // What the host must know to launch it: dynamic shared memory in bytes, threads of a block, blocks of a multiprocessor.

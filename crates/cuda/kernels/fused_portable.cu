@@ -1,12 +1,13 @@
-// The entry point of the fused kernel on tensor cores of compute capability 8.0 and up. FS_COLUMNS (rows of the batch) and
-// FS_OPERAND are given by the build.
+// The entry point of the fused kernel on tensor cores of compute capability 8.0 and up. FS_COLUMNS (rows of the batch),
+// FS_OPERAND and FS_EPILOGUE are given by the build.
 #include "flash_sampling/epilogue/draw.cuh"
+#include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/kernels/fused_portable.cuh"
 #include "flash_sampling/mainloop/tensor.cuh"
 
 using namespace flash_sampling;
 using Mainloop = TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND>;
-using Epilogue = DrawEpilogue<Mainloop::MOST_ROWS>;
+using Epilogue = FS_EPILOGUE<Mainloop::MOST_ROWS>;
 using Kernel = FusedPortable<Mainloop, Epilogue>;
 
 // What the host must know to launch it: dynamic shared memory in bytes, threads of a block, blocks of a multiprocessor.

@@ -1,5 +1,6 @@
 //! Matrices in device memory.
 
+use crate::abi::Matrices;
 use crate::error::CudaError;
 use flash_sampling_core::DType;
 
@@ -46,6 +47,31 @@ impl DeviceMatrix {
     /// Whether the tensor cores take it as it lies, by the copy engine or by asynchronous copies.
     pub(crate) fn is_aligned(&self) -> bool {
         self.dtype != DType::F32 && self.unit() == 16
+    }
+}
+
+impl Matrices {
+    /// Both factors; `largest_unit` is the most bytes to read at once, 16 or less.
+    pub(crate) fn of(weight: &DeviceMatrix, hidden: &DeviceMatrix, largest_unit: u32) -> Matrices {
+        Matrices {
+            weight: weight.address,
+            hidden: hidden.address,
+            weight_stride: weight.stride_bytes(),
+            hidden_stride: hidden.stride_bytes(),
+            weight_type: type_code(weight.dtype),
+            hidden_type: type_code(hidden.dtype),
+            weight_unit: weight.unit().min(largest_unit),
+            hidden_unit: hidden.unit().min(largest_unit),
+        }
+    }
+}
+
+/// The kernels' names of the types.
+fn type_code(dtype: DType) -> u32 {
+    match dtype {
+        DType::BF16 => 0,
+        DType::F16 => 1,
+        DType::F32 => 2,
     }
 }
 

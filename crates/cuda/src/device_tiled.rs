@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::device_matrix::DeviceMatrix;
 use crate::error::CudaError;
 use crate::fused_hopper::{Loaded, MAX_ROWS, Tile};
-use crate::fused_portable::{LoadedPortable, MAX_BLOCKS, Portable};
+use crate::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
 use crate::tensor_map;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
 use flash_sampling_core::{DType, Knob};
@@ -28,6 +28,45 @@ pub struct DeviceHead {
     pub soft_cap: Option<f32>,
     /// Multiplies the logits; finite and positive.
     pub scale: f32,
+}
+
+impl DeviceHead {
+    /// Whether launches of up to `max_rows` rows can be planned.
+    pub(crate) fn check(&self, max_rows: usize, device: &Device) -> Result<(), CudaError> {
+        let (major, minor) = device.capability();
+        if major < 8 {
+            return Err(CudaError::Architecture { major, minor });
+        }
+        self.weight.check("weight")?;
+        if max_rows == 0 {
+            return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
+        }
+        let limits = [
+            ("rows", max_rows, MAX_ROWS),
+            ("tokens", self.weight.rows, MAX_TOKENS),
+            ("columns", self.weight.cols, i32::MAX as usize),
+        ];
+        match limits.iter().find(|(_, found, limit)| found > limit) {
+            Some(&(what, found, limit)) => Err(CudaError::TooLarge { what, found, limit }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether hidden states are of a planned head and batch, and there are any.
+    pub(crate) fn takes(&self, hidden: &DeviceMatrix, max_rows: usize) -> Result<bool, CudaError> {
+        hidden.check("hidden states")?;
+        if hidden.cols != self.weight.cols {
+            return Err(CudaError::Layout { what: "hidden states", reason: "their width is not the weight's" });
+        }
+        if hidden.rows > max_rows {
+            return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: max_rows });
+        }
+        Ok(hidden.rows > 0)
+    }
+
+    pub(crate) fn transform(&self) -> HeadTransform {
+        HeadTransform { soft_cap: self.soft_cap.unwrap_or(0.0), scale: self.scale }
+    }
 }
 
 /// Which kernels draw. All give the same bits, but for types that tensor cores do not take, whose sums are rounded
@@ -120,31 +159,31 @@ impl DeviceTiled {
         device: &Arc<Device>,
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
-        let (major, minor) = device.capability();
-        if major < 8 {
-            return Err(CudaError::Architecture { major, minor });
-        }
-        head.weight.check("weight")?;
-        if max_rows == 0 {
-            return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
-        }
-        let limits = [
-            ("rows", max_rows, MAX_ROWS),
-            ("tokens", head.weight.rows, MAX_TOKENS),
-            ("columns", head.weight.cols, i32::MAX as usize),
-        ];
-        if let Some(&(what, found, limit)) = limits.iter().find(|(_, found, limit)| found > limit) {
-            return Err(CudaError::TooLarge { what, found, limit });
-        }
-        let is_hopper = (major, minor) == (9, 0) && choice == KernelChoice::Fastest && head.weight.is_aligned();
-        let hopper = is_hopper.then(|| Hopper::new(&head.weight, max_rows, device)).transpose()?;
-        let operand = Portable::operand(head.weight.dtype, head.weight.dtype);
-        let mut portable = Vec::new();
-        if hopper.is_none() {
-            for instance in Portable::up_to(max_rows, operand) {
-                portable.push(device.portable(instance)?);
+        let is_hopper = device.capability() == (9, 0) && choice == KernelChoice::Fastest && head.weight.is_aligned();
+        // SAFETY: this function's contract is the same.
+        let mut planned = unsafe { DeviceTiled::unplanned(head, max_rows, device, choice) }?;
+        if is_hopper {
+            planned.hopper = Some(Hopper::new(&head.weight, max_rows, device)?);
+        } else {
+            let operand = Portable::operand(head.weight.dtype, head.weight.dtype);
+            for instance in Portable::up_to(max_rows, operand, Epilogue::Draw) {
+                planned.portable.push(device.portable(instance)?);
             }
         }
+        Ok(planned)
+    }
+
+    /// [`DeviceTiled::with_kernels`] for the portable kernels, which are loaded when they are used.
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::new`].
+    pub(crate) unsafe fn unplanned(
+        head: DeviceHead,
+        max_rows: usize,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+    ) -> Result<Self, CudaError> {
+        head.check(max_rows, device)?;
         let allocate = CudaError::driver("allocate scratch");
         let size = LOGITS as usize + 4 * MAX_BLOCKS * device.multiprocessors() as usize * max_rows;
         let stream = device.stream()?;
@@ -157,6 +196,7 @@ impl DeviceTiled {
         }
         stream.synchronize().map_err(&allocate)?;
         let device = device.clone();
+        let (hopper, portable) = (None, Vec::new());
         Ok(DeviceTiled { device, head, choice, hopper, portable, scratch: base, _scratch: scratch, max_rows })
     }
 
@@ -192,7 +232,7 @@ impl DeviceTiled {
         rows: u64,
         draws: u64,
     ) -> Result<(), CudaError> {
-        if !self.takes(hidden)? {
+        if !self.head.takes(hidden, self.max_rows)? {
             return Ok(());
         }
         let call = self.call(hidden, rows, draws);
@@ -231,24 +271,12 @@ impl DeviceTiled {
     ) -> Result<(), CudaError> {
         let (cols, dtype) = (self.head.weight.rows, DType::F32);
         DeviceMatrix { address: logits, dtype, rows: hidden.rows, cols, row_stride }.check("logits")?;
-        if !self.takes(hidden)? {
+        if !self.head.takes(hidden, self.max_rows)? {
             return Ok(());
         }
         let call = self.call(hidden, rows, draws);
         // SAFETY: the same contract.
         unsafe { self.launch_portable(stream, hidden, &call, Stored { logits, stride: row_stride as u64 }) }
-    }
-
-    /// Whether there is anything to do.
-    fn takes(&self, hidden: &DeviceMatrix) -> Result<bool, CudaError> {
-        hidden.check("hidden states")?;
-        if hidden.cols != self.head.weight.cols {
-            return Err(CudaError::Layout { what: "hidden states", reason: "their width is not the weight's" });
-        }
-        if hidden.rows > self.max_rows {
-            return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
-        }
-        Ok(hidden.rows > 0)
     }
 
     fn is_alike(&self, hidden: &DeviceMatrix) -> bool {
@@ -264,7 +292,7 @@ impl DeviceTiled {
             logits: self.scratch + LOGITS,
             arrived: self.scratch + ARRIVED,
             draws,
-            head: HeadTransform { soft_cap: self.head.soft_cap.unwrap_or(0.0), scale: self.head.scale },
+            head: self.head.transform(),
             row_count: hidden.rows as u32,
             hidden: hidden.cols as u32,
             first_token: self.head.first_token,
@@ -282,19 +310,10 @@ impl DeviceTiled {
         stored: Stored,
     ) -> Result<(), CudaError> {
         let weight = &self.head.weight;
-        let instance = Portable::for_rows(hidden.rows, Portable::operand(weight.dtype, hidden.dtype));
+        let instance = Portable::for_rows(hidden.rows, Portable::operand(weight.dtype, hidden.dtype), Epilogue::Draw);
         // The smallest unit that an element of 16 bits allows.
         let largest = if self.choice == KernelChoice::PortableUnaligned { 2 } else { 16 };
-        let matrices = Matrices {
-            weight: weight.address,
-            hidden: hidden.address,
-            weight_stride: weight.stride_bytes(),
-            hidden_stride: hidden.stride_bytes(),
-            weight_type: type_code(weight.dtype),
-            hidden_type: type_code(hidden.dtype),
-            weight_unit: weight.unit().min(largest),
-            hidden_unit: hidden.unit().min(largest),
-        };
+        let matrices = Matrices::of(weight, hidden, largest);
         let kernel = match self.portable.iter().find(|kernel| kernel.portable == instance) {
             Some(kernel) => kernel,
             None => {
@@ -305,14 +324,5 @@ impl DeviceTiled {
         // SAFETY: head and inputs by the caller's and `new`'s contract; the scratch is this value's, sized by `new` for the
         // most blocks, and the kernel leaves it as it found it; the instance is the one for these rows and types.
         unsafe { kernel.launch(stream, call, &matrices, &stored) }
-    }
-}
-
-/// The kernels' names of the types.
-fn type_code(dtype: DType) -> u32 {
-    match dtype {
-        DType::BF16 => 0,
-        DType::F16 => 1,
-        DType::F32 => 2,
     }
 }

@@ -67,6 +67,15 @@ pub enum CudaError {
         /// The knob.
         knob: Knob,
     },
+    /// The head cannot be used.
+    #[error(transparent)]
+    Head(#[from] flash_sampling_core::HeadError),
+    /// Groups are multiples of 64 tokens.
+    #[error("a group of {size} tokens cannot be used: it must be a positive multiple of 64")]
+    GroupSize {
+        /// What was asked for.
+        size: u32,
+    },
     /// The plan has none of something.
     #[error("{knob} of the plan is 0")]
     EmptyPlan {

@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::device_tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::resident::Resident;
+use crate::select::GroupRule;
 use crate::staging::Staging;
 use crate::stored::Stored;
 use cudarc::driver::CudaStream;
@@ -42,13 +43,15 @@ pub(crate) struct Frame<'w> {
 }
 
 impl<'w> Frame<'w> {
-    /// Checks the plan, copies the weight, compiles and loads the kernels.
+    /// Checks the plan, copies the weight, compiles and loads the kernels. Without `groups`, tokens of a group and how they
+    /// draw, the draws are the tiled kernel's.
     pub(crate) fn new(
         head: Head<'w>,
         plan: Plan,
         can: Capabilities,
         device: &Arc<Device>,
         choice: KernelChoice,
+        groups: Option<(u32, GroupRule)>,
     ) -> Result<Self, CudaError> {
         if plan.canonical && !can.canonical {
             return Err(CudaError::Unsupported { knob: Knob::Canonical });
@@ -60,7 +63,7 @@ impl<'w> Frame<'w> {
         let stream = device.stream()?;
         let resident = match head.tokens().is_empty() {
             true => None,
-            false => Some(Resident::new(&head, &plan, device, choice, &stream)?),
+            false => Some(Resident::new(&head, &plan, device, choice, groups, &stream)?),
         };
         Ok(Frame {
             head,

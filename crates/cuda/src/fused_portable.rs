@@ -1,7 +1,7 @@
 //! The fused kernels for every GPU from compute capability 8.0 on: their instances and their launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{Call, Matrices, Stored};
+use crate::abi::{Call, Matrices};
 use crate::device::Device;
 use crate::error::CudaError;
 use crate::fused_hopper::MAX_ROWS;
@@ -15,21 +15,43 @@ use flash_sampling_core::DType;
 pub(crate) static TENSOR: KernelSource = KernelSource {
     file: "fused_portable.cu",
     serves: kernels::any,
-    instances: || {
-        let instances = [DType::BF16, DType::F16].map(|dtype| Portable::up_to(MAX_ROWS, Some(dtype)));
-        instances.into_iter().flatten().map(Portable::instance).collect()
-    },
+    instances: || all([Some(DType::BF16), Some(DType::F16)]),
 };
 
 /// Without tensor cores, for float32 and for pairs of different types.
-pub(crate) static PLAIN: KernelSource = KernelSource {
-    file: "fused_plain.cu",
-    serves: kernels::any,
-    instances: || Portable::up_to(MAX_ROWS, None).map(Portable::instance).collect(),
-};
+pub(crate) static PLAIN: KernelSource =
+    KernelSource { file: "fused_plain.cu", serves: kernels::any, instances: || all([None]) };
 
-/// Tokens are shared out among blocks in granules of this many.
-const GRANULE: u32 = 16;
+fn all<const N: usize>(operands: [Option<DType>; N]) -> Vec<Instance> {
+    let of_operand = |operand| [Epilogue::Draw, Epilogue::Summary].map(|e| Portable::up_to(MAX_ROWS, operand, e));
+    operands.into_iter().flat_map(of_operand).flatten().map(Portable::instance).collect()
+}
+
+/// What is made of the products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue {
+    /// Draws, and stored logits where they are wanted. Its arguments are [`Stored`](crate::abi::Stored).
+    Draw,
+    /// Log-masses and samples of groups. Its arguments are [`Summaries`](crate::abi::Summaries).
+    Summary,
+}
+
+impl Epilogue {
+    fn name(self) -> &'static str {
+        match self {
+            Epilogue::Draw => "DrawEpilogue",
+            Epilogue::Summary => "SummaryEpilogue",
+        }
+    }
+
+    /// Tokens are shared out among blocks in granules of this many.
+    fn granule(self) -> u32 {
+        match self {
+            Epilogue::Draw => 16,
+            Epilogue::Summary => 64,
+        }
+    }
+}
 
 /// The most blocks on a multiprocessor, of any instance.
 pub(crate) const MAX_BLOCKS: usize = 2;
@@ -41,6 +63,7 @@ pub(crate) struct Portable {
     columns: u32,
     /// The type on both sides; `None` = any types, without tensor cores.
     operand: Option<DType>,
+    epilogue: Epilogue,
 }
 
 const COLUMNS: [u32; 6] = [8, 16, 32, 64, 128, 256];
@@ -53,24 +76,25 @@ impl Portable {
     }
 
     /// The instances that calls of up to `rows` rows use, smallest first.
-    pub(crate) fn up_to(rows: usize, operand: Option<DType>) -> impl Iterator<Item = Portable> {
+    pub(crate) fn up_to(rows: usize, operand: Option<DType>, epilogue: Epilogue) -> impl Iterator<Item = Portable> {
         let columns: &[u32] = if operand.is_some() { &COLUMNS } else { &PLAIN_COLUMNS };
         let largest = columns.iter().position(|&c| c as usize >= rows).unwrap_or(columns.len() - 1);
-        columns[..=largest].iter().map(move |&columns| Portable { columns, operand })
+        columns[..=largest].iter().map(move |&columns| Portable { columns, operand, epilogue })
     }
 
     /// The instance for a call of `rows` rows, at most [`MAX_ROWS`].
-    pub(crate) fn for_rows(rows: usize, operand: Option<DType>) -> Portable {
-        Portable::up_to(rows, operand).last().expect("there is a smallest instance")
+    pub(crate) fn for_rows(rows: usize, operand: Option<DType>, epilogue: Epilogue) -> Portable {
+        Portable::up_to(rows, operand, epilogue).last().expect("there is a smallest instance")
     }
 
     fn instance(self) -> Instance {
+        let epilogue = self.epilogue.name();
         match self.operand {
             Some(dtype) => {
                 let operand = if dtype == DType::F16 { "F16" } else { "BF16" };
-                Instance::new(&[("COLUMNS", &self.columns), ("OPERAND", &operand)])
+                Instance::new(&[("COLUMNS", &self.columns), ("OPERAND", &operand), ("EPILOGUE", &epilogue)])
             }
-            None => Instance::new(&[("COLUMNS", &self.columns)]).cold(),
+            None => Instance::new(&[("COLUMNS", &self.columns), ("EPILOGUE", &epilogue)]).cold(),
         }
     }
 
@@ -105,30 +129,36 @@ pub(crate) struct LoadedPortable {
 }
 
 impl LoadedPortable {
-    /// Launches it: draws, and stores the logits where `stored` is not null.
+    /// Blocks of a launch over `tokens` tokens: at most one for each granule.
+    pub(crate) fn blocks(&self, tokens: u32) -> u32 {
+        self.blocks.min(tokens.div_ceil(self.portable.epilogue.granule()))
+    }
+
+    /// Launches it.
     ///
     /// # Safety
+    /// * `A` is the type that [`Epilogue`] states for this instance.
     /// * Every pointer is device memory of this kernel's device, of the sizes that abi.cuh and matrices.cuh state for
     ///   [`MAX_BLOCKS`] blocks on each multiprocessor, and stays so until the stream has passed the launch.
     /// * The matrices' types are those that this instance multiplies, and their units divide addresses and strides.
     /// * `call.row_count` is at most [`MAX_ROWS`] and what [`Portable::for_rows`] says of this instance, and at least 1;
     ///   `call.tokens` is at least 1.
     /// * The scratch is as abi.cuh states between launches, and no other launch uses it at the same time.
-    pub(crate) unsafe fn launch(
+    pub(crate) unsafe fn launch<A>(
         &self,
         stream: &CudaStream,
         call: &Call,
         matrices: &Matrices,
-        stored: &Stored,
+        of_epilogue: &A,
     ) -> Result<(), CudaError> {
         stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        let blocks = self.blocks.min(call.tokens.div_ceil(GRANULE));
+        let blocks = self.blocks(call.tokens);
         let mut arguments = [
             (&raw const *call).cast_mut().cast::<c_void>(),
             (&raw const *matrices).cast_mut().cast(),
-            (&raw const *stored).cast_mut().cast(),
+            (&raw const *of_epilogue).cast_mut().cast(),
         ];
-        // SAFETY: the kernel takes a Call, Matrices and Stored by value, whose layouts abi.rs asserts; the rest is the
+        // SAFETY: the kernel takes a Call, Matrices and the epilogue's arguments by value, whose layouts abi.rs asserts; the rest is the
         // caller's.
         unsafe {
             result::launch_kernel(
@@ -150,12 +180,13 @@ mod tests {
 
     #[test]
     fn instances_cover_a_plan() {
-        let columns = |rows, operand| Portable::up_to(rows, operand).map(|p| p.columns).collect::<Vec<_>>();
+        let columns =
+            |rows, operand| Portable::up_to(rows, operand, Epilogue::Draw).map(|p| p.columns).collect::<Vec<_>>();
         assert_eq!(columns(1, Some(DType::BF16)), [8]);
         assert_eq!(columns(17, Some(DType::F16)), [8, 16, 32]);
         assert_eq!(columns(256, None), [8, 64]);
         for rows in 1..=MAX_ROWS {
-            let tensor = Portable::for_rows(rows, Some(DType::BF16));
+            let tensor = Portable::for_rows(rows, Some(DType::BF16), Epilogue::Summary);
             assert!(tensor.columns as usize >= rows && (tensor.columns == 8 || tensor.columns as usize / 2 < rows));
         }
         assert_eq!(Portable::operand(DType::BF16, DType::F16), None);

@@ -9,12 +9,18 @@
 //! | --- | --- | --- |
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
+//! | [`CudaGrouped`], [`CudaOnline`] | host memory | the same, with a draw by groups |
+//! | [`DeviceGroups`] | device memory, on the caller's stream | two launches; allocates nothing, waits for nothing |
+//! | [`CudaStreamed`] | host memory, the weight from a reader in blocks | reads, copies and multiplies at once |
 //! | [`CudaStandalone`] | existing logits in host memory | copies them up, launches, copies the draws down, waits |
 //! | [`DeviceStandalone`] | existing logits in device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //!
 //! One fused kernel is for Hopper, one for every GPU of compute capability 8.0 and up; both multiply bf16 or f16 on tensor
 //! cores and give the same bits. Float32 and pairs of different types are multiplied without tensor cores. The layout
 //! of device memory decides how fast inputs are read, not whether.
+//!
+//! The variants with groups (paper Alg. I.2 and I.3) are made by the portable kernel: it leaves log-masses and samples of
+//! groups in place of winners, and a second kernel draws from those by a [`GroupRule`].
 //!
 //! Log-probabilities, lists without replacement and canonical plans are served over host memory: the transformed logits
 //! of the rows that ask are stored on the GPU, some rows at a time, and kernels over those sum masses, find the best
@@ -59,6 +65,8 @@ mod compile;
 #[cfg(feature = "driver")]
 mod device;
 #[cfg(feature = "driver")]
+mod device_groups;
+#[cfg(feature = "driver")]
 mod device_matrix;
 #[cfg(feature = "driver")]
 mod device_standalone;
@@ -75,6 +83,8 @@ mod fused_hopper;
 #[cfg(feature = "driver")]
 mod fused_portable;
 #[cfg(feature = "driver")]
+mod grouped;
+#[cfg(feature = "driver")]
 mod kernels;
 #[cfg(feature = "driver")]
 mod launch;
@@ -82,6 +92,7 @@ mod launch;
 mod machine_code;
 #[cfg(feature = "driver")]
 mod noise_math;
+mod online;
 #[cfg(feature = "driver")]
 mod resident;
 #[cfg(feature = "driver")]
@@ -98,6 +109,8 @@ mod staging;
 mod standalone;
 #[cfg(feature = "driver")]
 mod stored;
+#[cfg(feature = "driver")]
+mod streamed;
 #[cfg(feature = "driver")]
 mod tensor_map;
 #[cfg(feature = "driver")]
@@ -116,6 +129,8 @@ pub use cudarc;
 #[cfg(feature = "driver")]
 pub use device::Device;
 #[cfg(feature = "driver")]
+pub use device_groups::DeviceGroups;
+#[cfg(feature = "driver")]
 pub use device_matrix::DeviceMatrix;
 #[cfg(feature = "driver")]
 pub use device_standalone::{DeviceDraws, DeviceStandalone};
@@ -125,11 +140,18 @@ pub use device_tiled::{DeviceHead, DeviceTiled, KernelChoice};
 pub use entry::{CompilerVersion, Label};
 #[cfg(feature = "driver")]
 pub use error::CudaError;
+pub use grouped::CudaGrouped;
 #[cfg(feature = "driver")]
 pub use noise_math::NoiseMath;
 #[cfg(feature = "driver")]
+pub use online::CudaOnline;
+#[cfg(feature = "driver")]
 pub use resources::Resources;
 #[cfg(feature = "driver")]
+pub use select::GroupRule;
+#[cfg(feature = "driver")]
 pub use standalone::CudaStandalone;
+#[cfg(feature = "driver")]
+pub use streamed::CudaStreamed;
 #[cfg(feature = "driver")]
 pub use tiled::CudaTiled;

@@ -3,10 +3,12 @@
 
 use crate::abi::{Draw, Row};
 use crate::device::Device;
+use crate::device_groups::DeviceGroups;
 use crate::device_matrix::DeviceMatrix;
 use crate::device_tiled::{DeviceHead, DeviceTiled, KernelChoice};
 use crate::error::CudaError;
 use crate::fused_hopper::MAX_ROWS;
+use crate::select::GroupRule;
 use crate::staging::Staging;
 use crate::stored::CanonicalInputs;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
@@ -20,6 +22,8 @@ const PART: usize = 64 << 20;
 #[derive(Debug)]
 pub(crate) struct Resident {
     fused: DeviceTiled,
+    /// Draws in place of `fused`, for the variants that have groups.
+    groups: Option<DeviceGroups>,
     /// Draws of a launch.
     most: usize,
     device: Arc<Device>,
@@ -39,6 +43,7 @@ impl Resident {
         plan: &Plan,
         device: &Arc<Device>,
         choice: KernelChoice,
+        groups: Option<(u32, GroupRule)>,
         stream: &Arc<CudaStream>,
     ) -> Result<Self, CudaError> {
         let failed = CudaError::driver("copy the head to the GPU");
@@ -64,12 +69,22 @@ impl Resident {
         };
         let most = plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS);
         // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are freed after the kernels.
-        let fused = unsafe { DeviceTiled::with_kernels(on_device, most, device, choice) }?;
+        let new = |(size, rule)| unsafe { DeviceGroups::new(on_device, most, size, rule, device) };
+        let groups = groups.map(new).transpose()?;
+        // SAFETY: as above.
+        let fused = unsafe {
+            match groups {
+                // It only stores logits.
+                Some(_) => DeviceTiled::unplanned(on_device, most, device, KernelChoice::Portable),
+                None => DeviceTiled::with_kernels(on_device, most, device, choice),
+            }
+        }?;
         let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
         let inputs = stream.alloc_zeros(size).map_err(&failed)?;
         let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
         Ok(Resident {
             fused,
+            groups,
             most,
             row_stride,
             inputs,
@@ -109,7 +124,12 @@ impl Resident {
         let out = self.draws.device_ptr(stream).0;
         // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws; the call waits below,
         // so launches follow each other.
-        unsafe { self.fused.launch(stream, &hidden, rows, out) }?;
+        unsafe {
+            match &mut self.groups {
+                Some(groups) => groups.launch(stream, &hidden, rows, out, None),
+                None => self.fused.launch(stream, &hidden, rows, out),
+            }
+        }?;
         self.copy_draws(hidden.rows, draws, stream)
     }
 

@@ -26,6 +26,17 @@ use std::sync::Arc;
 pub struct CudaTiled<'w>(Frame<'w>);
 
 impl<'w> CudaTiled<'w> {
+    pub(crate) const CAPABILITIES: Capabilities = Capabilities {
+        backend: "cuda",
+        variant: Variant::Tiled,
+        exactness: Exactness::Pathwise,
+        input: Input::Hidden,
+        without_replacement: true,
+        filters: false,
+        penalties: false,
+        canonical: true,
+    };
+
     /// Plans a sampler: copies the weight, compiles and loads the kernels.
     ///
     /// # Errors
@@ -45,17 +56,7 @@ impl<'w> CudaTiled<'w> {
         device: &Arc<Device>,
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
-        let can = Capabilities {
-            backend: "cuda",
-            variant: Variant::Tiled,
-            exactness: Exactness::Pathwise,
-            input: Input::Hidden,
-            without_replacement: true,
-            filters: false,
-            penalties: false,
-            canonical: true,
-        };
-        Ok(CudaTiled(Frame::new(head, plan, can, device, choice)?))
+        Ok(CudaTiled(Frame::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
     }
 }
 

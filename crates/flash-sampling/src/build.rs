@@ -5,6 +5,8 @@ use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{GroupDraw, Head, PerturbedArgmax};
 #[cfg(feature = "cpu")]
 use flash_sampling_cpu::{Grouped, Online, Tiled};
+#[cfg(feature = "cuda")]
+use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaTiled, Device};
 #[cfg(feature = "distributed")]
 use {
     core::ops::Range,
@@ -88,16 +90,14 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
         #[cfg(feature = "cpu")]
         (Backend::Cpu(options), VariantConfig::Online { size }) => Box::new(Online::new(head, plan, *size, options)?),
         #[cfg(feature = "cuda")]
-        (Backend::Cuda, VariantConfig::Tiled) => {
-            Box::new(flash_sampling_cuda::CudaTiled::new(head, plan, &flash_sampling_cuda::Device::new(0)?)?)
+        (Backend::Cuda, VariantConfig::Tiled) => Box::new(CudaTiled::new(head, plan, &Device::new(0)?)?),
+        #[cfg(feature = "cuda")]
+        (Backend::Cuda, VariantConfig::Grouped { size, draw }) => {
+            Box::new(CudaGrouped::new(head, plan, *size, *draw, &Device::new(0)?)?)
         }
         #[cfg(feature = "cuda")]
-        (Backend::Cuda, VariantConfig::Grouped { .. }) => {
-            return Err(BuildError::Unsupported { backend: "cuda", variant: "grouped" });
-        }
-        #[cfg(feature = "cuda")]
-        (Backend::Cuda, VariantConfig::Online { .. }) => {
-            return Err(BuildError::Unsupported { backend: "cuda", variant: "online" });
+        (Backend::Cuda, VariantConfig::Online { size }) => {
+            Box::new(CudaOnline::new(head, plan, *size, &Device::new(0)?)?)
         }
         #[cfg(not(feature = "cuda"))]
         (Backend::Cuda, _) => return Err(BuildError::NotBuilt { feature: "cuda" }),

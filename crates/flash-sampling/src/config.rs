@@ -39,14 +39,14 @@ pub enum VariantConfig {
     /// Log-mass and local sample of each group, then a draw of the group (paper Alg. I.2). Pathwise or in distribution,
     /// by how the group is drawn.
     Grouped {
-        /// Tokens of a group; on the CPU a multiple of 64.
+        /// Tokens of a group; a multiple of 64, but for the reference.
         size: u32,
         /// How the group is drawn.
         draw: GroupDraw,
     },
     /// Groups streamed through the binary merge (paper Alg. I.3). In distribution.
     Online {
-        /// Tokens of a group; on the CPU a multiple of 64.
+        /// Tokens of a group; a multiple of 64, but for the reference.
         size: u32,
     },
     /// The head in near-equal shards within this process (paper Alg. I.4). Pathwise or in distribution, by the merge.

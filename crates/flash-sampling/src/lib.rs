@@ -34,7 +34,7 @@
 //! | --- | --- | --- |
 //! | `cpu` | yes | the CPU backend: rayon and SIMD, chosen at run time |
 //! | `distributed` | yes | vocabulary shards |
-//! | `cuda` | no | the CUDA backend: the tiled variant, on GPUs of compute capability 8.0 and up; needs no CUDA to build |
+//! | `cuda` | no | the CUDA backend: tiled, grouped and online, on GPUs of compute capability 8.0 and up; needs no CUDA to build |
 //! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
 //! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF
 //!

@@ -11,7 +11,7 @@
 // What differs, and why the answer stays the same:
 //
 // 1. A warp takes 32 x 4 tokens at a time. e^l is e^edge e^r with edge the lower multiple of 1/8, so that r is exact in
-//    float32; e^(edge - largest edge) comes from a table. Relative error of a mass: 2^-28.
+//    float32; e^(edge - largest edge) comes from two small tables. Relative error of a mass: 2^-28.
 // 2. A token's noise is at most -ln(word 2^-32), a cheap bound. Of its four tokens a lane scores the one with the largest
 //    bound, the warp keeps the best, and goes on only with tokens whose bound reaches it.
 // 3. No words at all where the largest logit and the largest noise together stay below the group's best.
@@ -56,12 +56,11 @@ struct SummaryEpilogue {
     };
 
     struct Shared {
-        double weights[MASS_BINS];  // e^(-i / 8)
-        GroupSummary open[COLUMNS];  // of the group that each row is in
-        u32 group[COLUMNS];
+        double nats[MASS_BINS / 8];  // e^-i
+        double eighths[8];           // e^(-i / 8)
+        Partial open[COLUMNS];       // of the group that the rows are in
     };
 
-    static constexpr u32 NO_GROUP = 0xffffffffu;
     static constexpr u32 ALL = 0xffffffffu;
 
     const Call& call;
@@ -70,11 +69,9 @@ struct SummaryEpilogue {
     Shared& shared;
 
     __device__ __forceinline__ void begin() {
-        for (u32 i = threadIdx.x; i < MASS_BINS; i += EPILOGUE_THREADS) shared.weights[i] = ::exp(-0.125 * i);
-        for (u32 i = threadIdx.x; i < COLUMNS; i += EPILOGUE_THREADS) {
-            shared.open[i] = GroupSummary::empty();
-            shared.group[i] = NO_GROUP;
-        }
+        const u32 i = threadIdx.x;
+        if (i < MASS_BINS / 8) shared.nats[i] = ::exp(-1.0 * i);
+        if (i < 8) shared.eighths[i] = ::exp(-0.125 * i);
         __syncthreads();
     }
 
@@ -95,39 +92,41 @@ struct SummaryEpilogue {
     }
 
     __device__ __forceinline__ void end() {
-        for (u32 row = threadIdx.x / 32; row < call.row_count; row += WARPS) flush(row);
+        if (run.first == run.end) return;
+        const u32 group = (call.first_token + run.end - 1) / arguments.size;
+        for (u32 row = threadIdx.x / 32; row < call.row_count; row += WARPS) flush(row, group);
     }
 
     // The mass of an edge below another one.
     __device__ __forceinline__ double weight(float top, float edge) const {
         const float steps = (top - edge) * 8.0f;
-        return steps < static_cast<float>(MASS_BINS) ? shared.weights[static_cast<u32>(steps)] : 0.0;
+        if (!(steps < static_cast<float>(MASS_BINS))) return 0.0;
+        const u32 i = static_cast<u32>(steps);
+        return shared.nats[i / 8] * shared.eighths[i % 8];
     }
 
-    // Writes down what is known of the row's group. The warp of the row calls it.
-    __device__ __forceinline__ void flush(u32 row) {
-        const u32 group = shared.group[row];
-        if (threadIdx.x % 32 == 0 && group != NO_GROUP) {
-            const u32 slot = run.block + (group - call.first_token / arguments.size);
-            arguments.partials[static_cast<u64>(row) * arguments.slots + slot] = Partial::of(shared.open[row]);
-        }
-        __syncwarp();
+    // Writes down what is known of a group. The warp of the row calls it.
+    __device__ __forceinline__ void flush(u32 row, u32 group) {
+        const u32 slot = run.block + (group - call.first_token / arguments.size);
+        if (threadIdx.x % 32 == 0) arguments.partials[static_cast<u64>(row) * arguments.slots + slot] = shared.open[row];
     }
 
     // Adds the tokens from `token` to `stop`, all of one group, of row `c` of the tile.
     __device__ __forceinline__ void add(const DotTile& tile, u32 c, u32 group, u32 token, u32 stop) {
         const u32 lane = threadIdx.x % 32, index = tile.column + c;
         const Row& row = call.rows[index];
-        const bool is_new = shared.group[index] != group;
-        if (is_new) flush(index);
-        GroupSummary open = is_new ? GroupSummary::empty() : shared.open[index];
+        GroupSummary open = GroupSummary::empty();
+        const bool is_first = token == call.first_token + run.first;
+        if (!is_first) {
+            if (token == group * arguments.size)
+                flush(index, group - 1);
+            else
+                open = {shared.open[index].mass(), shared.open[index].sample()};
+        }
         for (u32 base = token & ~3u; base <= stop && base >= (token & ~3u); base += 128)
             add_quads(tile, c, row, base + 4 * lane, token, stop, open);
         __syncwarp();
-        if (lane == 0) {
-            shared.open[index] = open;
-            shared.group[index] = group;
-        }
+        if (lane == 0) shared.open[index] = Partial::of(open);
         __syncwarp();
     }
 

@@ -124,8 +124,14 @@ struct TensorMainloop {
         constexpr int STAGES = Memory<KEPT>::STAGES;
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const u32 warp_down = warp / ACROSS, warp_across = warp % ACROSS;
-        const u32 ring = ptx::shared_address(memory);
         float* const dots = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
+        // NOTE: through memory that is not used yet, so that the ring's addresses lie in vector registers. Of uniform ones the
+        // compiler (ptxas 13, sm_90a) makes copies "LDGSTS [R + UR14], desc[UR15]", and the cache policy stays in UR14: an
+        // illegal instruction.
+        static_assert(DOTS_BYTES >= THREADS * 4, "a word for each thread");
+        volatile u32* const own = reinterpret_cast<volatile u32*>(dots) + threadIdx.x;
+        *own = ptx::shared_address(memory);
+        const u32 ring = *own;
         const u64 stream = ptx::policy_evict_first(), keep = ptx::policy_evict_last();
 
         // The slab that is loaded next.
