@@ -109,13 +109,21 @@ mod tests {
         if !compile::tests::runs(1) {
             return;
         }
-        for kernel in KERNELS.iter().chain(RIVALS) {
+        let instances = |kernel: &&'static KernelSource| {
             let architecture = Architecture::USUAL.into_iter().find(|a| (kernel.serves)(*a)).unwrap();
-            let unit = sources::translation_unit(kernel.file);
-            for instance in (kernel.instances)() {
-                let built = compile::machine_code(kernel.file, &unit, &instance.options(architecture)).unwrap();
-                assert!(built.code.starts_with(b"\x7fELF"), "{} {instance}", kernel.file);
-            }
-        }
+            let of_kernel = (kernel.instances)().into_iter().map(move |instance| (kernel.file, instance, architecture));
+            of_kernel.collect::<Vec<_>>()
+        };
+        let all: Vec<_> = KERNELS.iter().chain(RIVALS).flat_map(instances).collect();
+        let compiles = |(file, instance, architecture): &(&'static str, Instance, Architecture)| {
+            let unit = sources::translation_unit(file);
+            let built = compile::machine_code(file, &unit, &instance.options(*architecture)).unwrap();
+            assert!(built.code.starts_with(b"\x7fELF"), "{file} {instance}");
+        };
+        std::thread::scope(|scope| {
+            let (even, odd): (Vec<_>, Vec<_>) = all.iter().enumerate().partition(|(at, _)| at % 2 == 0);
+            scope.spawn(move || even.into_iter().for_each(|(_, part)| compiles(part)));
+            odd.into_iter().for_each(|(_, part)| compiles(part));
+        });
     }
 }
