@@ -72,7 +72,7 @@ pub fn build(
     let (next, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
     let made = |(kernel, instance, architecture): &Part| -> Result<Built, CudaError> {
         let request = Request { kernel, instance, architecture: *architecture };
-        let compiled = request.compile()?;
+        let compiled = request.compile_reported()?;
         let path = cache::keep(folder, &request.label(version), &compiled.code)
             .map_err(|error| CudaError::Folder { folder: folder.to_owned(), reason: error.to_string() })?;
         let resources = resources::of_log(&compiled.log);

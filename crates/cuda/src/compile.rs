@@ -3,6 +3,7 @@
 
 use crate::entry::CompilerVersion;
 use crate::error::CudaError;
+use crate::resources;
 use core::ffi::{CStr, c_int};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
@@ -73,8 +74,28 @@ pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String])
     Ok(Compiled { code, log })
 }
 
+/// As [`machine_code`], with the assembler's report in the log: where there is a driver, NVRTC keeps what it compiled and
+/// says nothing the second time, so it is told not to.
+///
+/// # Errors
+/// As [`machine_code`].
+pub(crate) fn reported(kernel: &'static str, unit: &str, options: &[String]) -> Result<Compiled, CudaError> {
+    let compiled = machine_code(kernel, unit, options)?;
+    if !resources::of_log(&compiled.log).is_empty() {
+        return Ok(compiled);
+    }
+    // Older compilers keep nothing, and do not know the option.
+    Ok(machine_code(kernel, unit, &[options, &[ANEW.to_owned()]].concat()).unwrap_or(compiled))
+}
+
+/// Do not take what was compiled before.
+const ANEW: &str = "--no-cache";
+
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::{ANEW, machine_code};
+    use crate::resources;
+
     use std::io::Write;
 
     /// Whether tests of the compiler run here; says how many are skipped, unless they are required.
@@ -87,5 +108,17 @@ pub(crate) mod tests {
         // The test harness captures what the print macros write, not this.
         let _ = writeln!(std::io::stderr(), "skipped: {count} test of cuda/nvrtc: libnvrtc cannot be loaded");
         false
+    }
+
+    #[test]
+    fn the_compiler_can_be_told_to_compile_anew() {
+        if !runs(1) {
+            return;
+        }
+        let options = ["--gpu-architecture=sm_80".to_owned(), ANEW.to_owned()];
+        let unit = "extern \"C\" __global__ void kernel(float* x) { x[threadIdx.x] += 1.0f; }";
+        for _ in 0..2 {
+            assert_eq!(resources::of_log(&machine_code("kernel", unit, &options).unwrap().log).len(), 1);
+        }
     }
 }

@@ -54,6 +54,15 @@ impl Request<'_> {
         compile::machine_code(self.kernel.file, &unit, &self.instance.options(self.architecture))
     }
 
+    /// Compiles it, with the assembler's report in the log.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`].
+    pub(crate) fn compile_reported(&self) -> Result<compile::Compiled, CudaError> {
+        let unit = sources::translation_unit(self.kernel.file);
+        compile::reported(self.kernel.file, &unit, &self.instance.options(self.architecture))
+    }
+
     /// Machine code from the folders, or from the compiler, and then kept. The compiler is not loaded when a folder of
     /// kernels compiled ahead of time has it.
     ///

@@ -138,7 +138,7 @@ ptxas info    : Used 64 registers, used 0 barriers, 288 bytes cumulative stack s
         }
         let judged = |unit: &str, architecture: &str| {
             let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
-            let compiled = compile::machine_code("a control", unit, &options).unwrap();
+            let compiled = compile::reported("a control", unit, &options).unwrap();
             faults(&of_log(&compiled.log), &compiled.log)
         };
         for architecture in ["sm_80", "sm_90a", "sm_100a", "sm_120a"] {
