@@ -92,6 +92,7 @@ mod launch;
 mod machine_code;
 #[cfg(feature = "driver")]
 mod noise_math;
+#[cfg(feature = "driver")]
 mod online;
 #[cfg(feature = "driver")]
 mod resident;
@@ -140,6 +141,7 @@ pub use device_tiled::{DeviceHead, DeviceTiled, KernelChoice};
 pub use entry::{CompilerVersion, Label};
 #[cfg(feature = "driver")]
 pub use error::CudaError;
+#[cfg(feature = "driver")]
 pub use grouped::CudaGrouped;
 #[cfg(feature = "driver")]
 pub use noise_math::NoiseMath;
