@@ -6,8 +6,8 @@ use plotters::prelude::*;
 /// Width and height in pixels.
 pub const SIZE: (u32, u32) = (720, 440);
 
-/// Colours that keep apart in print and for colour-blind readers (Okabe & Ito 2008).
-pub const COLOURS: [RGBColor; 7] = [
+/// Colours that keep apart in print and for colour-blind readers (the first seven: Okabe & Ito 2008).
+pub const COLOURS: [RGBColor; 10] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -15,6 +15,9 @@ pub const COLOURS: [RGBColor; 7] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
     RGBColor(60, 60, 60),
+    RGBColor(148, 103, 63),
+    RGBColor(128, 100, 200),
+    RGBColor(170, 180, 0),
 ];
 
 /// Where a picture is drawn.

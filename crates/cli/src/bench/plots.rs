@@ -2,7 +2,7 @@
 //! the time without noise, or over cuBLAS's matmul alone where a GPU was timed.
 
 use crate::bench::record::{Record, Section};
-use crate::bench::table::{CUBLAS, GREEDY, PRODUCTS, READ};
+use crate::bench::table::{BULK, CUBLAS, GREEDY, PRODUCTS, READ};
 use crate::plot::{Area, COLOURS, Drawn, SIZE, svg};
 use plotters::prelude::*;
 use std::ops::Range;
@@ -18,7 +18,7 @@ struct Line<'a> {
 fn lines<'a>(sections: &[&'a Section], figure: impl Fn(&Section, f64) -> Option<f64>) -> Vec<Line<'a>> {
     let mut lines: Vec<Line<'a>> = Vec::new();
     for section in sections {
-        for entry in &section.entries {
+        for entry in section.entries.iter().chain(&section.peers) {
             let Some(y) = figure(section, entry.best) else { continue };
             let point = ((section.rows as f64).log2(), y);
             match lines.iter_mut().find(|line| line.name == entry.name) {
@@ -80,14 +80,15 @@ pub fn picture(record: &Record) -> String {
 
 /// Both panels of a head.
 fn strip(area: &Area<'_>, size: &str, sections: &[&Section], rival: &str, over: &str) -> Drawn {
-    let mut of_read = lines(sections, |section, best| section.entry(READ).map(|read| read.best / best));
+    let mut of_read = lines(sections, |section, best| section.read().map(|read| read / best));
+    of_read.retain(|line| line.name != BULK);
     let shares = of_read.iter().filter(|line| line.name != PRODUCTS).flat_map(|line| &line.points);
     let largest = 1.05 * shares.map(|p| p.1).fold(1.05, f64::max);
     // The arithmetic limit, where it is anywhere near.
     of_read.iter_mut().for_each(|line| line.points.retain(|p| p.1 <= largest));
     let over_rival: Vec<_> = lines(sections, |section, best| section.entry(rival).map(|rival| best / rival.best))
         .into_iter()
-        .filter(|line| ![READ, PRODUCTS, rival].contains(&line.name))
+        .filter(|line| ![READ, BULK, PRODUCTS, rival].contains(&line.name))
         .collect();
     let points = || over_rival.iter().flat_map(|line| &line.points).map(|p| p.1);
     let highest = points().fold(1.2, f64::max).min(6.0);

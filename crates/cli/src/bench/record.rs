@@ -1,5 +1,6 @@
 //! What a run of the benchmark leaves behind.
 
+use crate::bench::table::{BULK, READ};
 use crate::bench::timing::Timing;
 use crate::machine::{Machine, utc_now};
 use serde::Serialize;
@@ -126,6 +127,11 @@ impl Section {
         let entry =
             |(name, timing): (&str, &Timing)| Entry { name: name.into(), best: timing.best, median: timing.median };
         self.entries = names.zip(timings).map(entry).collect();
+    }
+
+    /// The time of the read, of the faster one where there are two.
+    pub fn read(&self) -> Option<f64> {
+        [READ, BULK].iter().filter_map(|name| self.entry(name)).map(|entry| entry.best).reduce(f64::min)
     }
 
     /// The contender of a name.

@@ -9,6 +9,8 @@ pub const READ: &str = "read";
 pub const PRODUCTS: &str = "products";
 /// The contender that is the same kernel without noise.
 pub const GREEDY: &str = "greedy";
+/// A GPU's other read.
+pub const BULK: &str = "read, bulk copies";
 /// The contender that is NVIDIA's matmul alone.
 pub const CUBLAS: &str = "cuBLAS";
 

@@ -2,9 +2,9 @@
 
 use super::clock::Clock;
 use super::head::{Calls, OnDevice};
-use super::{BULK, INVERSE, OURS, PORTABLE, STANDALONE, driver, failed};
+use super::{INVERSE, OURS, PORTABLE, STANDALONE, driver, failed};
 use crate::bench::record::{Call, Entry, Section};
-use crate::bench::table::{CUBLAS, GREEDY, READ};
+use crate::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use crate::bench::timing::{Contender, Timing};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;

@@ -34,8 +34,6 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The other read; the faster of the two is the ceiling.
-pub const BULK: &str = "read, bulk copies";
 /// Ours, on logits that are one Gaussian, and as language models have them.
 pub const OURS: [&str; 2] = ["tiled, gaussian", "tiled, peaked"];
 /// cuBLAS, then softmax and inverse CDF.

@@ -1,8 +1,8 @@
 //! Times and ratios of a GPU as text.
 
-use super::{BULK, OURS, PORTABLE};
+use super::{OURS, PORTABLE};
 use crate::bench::record::{Entry, Gpu, Record, Section};
-use crate::bench::table::{CUBLAS, GREEDY, READ};
+use crate::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use std::io::{self, Write};
 
 /// Writes all heads: times, then ratios.
@@ -49,11 +49,6 @@ fn name(section: &Section) -> String {
     format!("{} x {} {}", section.vocab, section.hidden.unwrap_or_default(), section.dtypes)
 }
 
-/// The shorter read.
-fn read(section: &Section) -> Option<f64> {
-    [READ, BULK].iter().filter_map(|name| section.entry(name)).map(|entry| entry.best).reduce(f64::min)
-}
-
 fn times(out: &mut dyn Write, head: &[Section]) -> io::Result<()> {
     let Some(first) = head.first() else { return Ok(()) };
     writeln!(out, "\n{}, microseconds, shortest (cold cache, {} rounds)", name(first), first.rounds)?;
@@ -85,7 +80,7 @@ fn times(out: &mut dyn Write, head: &[Section]) -> io::Result<()> {
 fn ceiling(section: &Section, flops: Option<f64>) -> Option<f64> {
     let operations = 2.0 * section.vocab as f64 * section.hidden? as f64 * section.rows as f64;
     let arithmetic = flops.map_or(0.0, |flops| operations / flops);
-    read(section).map(|read| read.max(arithmetic))
+    section.read().map(|read| read.max(arithmetic))
 }
 
 fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Result<()> {
