@@ -7,7 +7,7 @@ use crate::device_matrix::DeviceMatrix;
 use crate::device_tiled::DeviceHead;
 use crate::error::CudaError;
 use crate::fused_hopper::MAX_ROWS;
-use crate::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
+use crate::fused_portable::{Epilogue, LoadedPortable, Portable};
 use crate::select::{GroupRule, SelectKernel};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
 use std::sync::Arc;
@@ -126,6 +126,8 @@ pub(crate) struct GroupPass {
     size: u32,
     rule: GroupRule,
     max_rows: usize,
+    /// The most blocks of a launch.
+    blocks: u32,
     select: SelectKernel,
     /// Those that were used or planned.
     portable: Vec<Arc<LoadedPortable>>,
@@ -145,10 +147,11 @@ impl GroupPass {
         head.check(max_rows, device)?;
         let operand = Portable::operand(head.weight.dtype, head.weight.dtype);
         let planned = Portable::up_to(max_rows, operand, Epilogue::Summary);
-        let portable = planned.map(|instance| device.portable(instance)).collect::<Result<_, _>>()?;
-        let blocks = MAX_BLOCKS * device.multiprocessors() as usize;
+        let portable = planned.map(|instance| device.portable(instance)).collect::<Result<Vec<_>, _>>()?;
+        let most = portable.iter().map(|kernel| kernel.blocks(head.weight.rows as u32)).max();
+        let blocks = most.unwrap_or(device.multiprocessors());
         // One group more for a first token within a group.
-        let slots = head.weight.rows.div_ceil(size as usize) + 1 + blocks.min(head.weight.rows.div_ceil(64));
+        let slots = head.weight.rows.div_ceil(size as usize) + 1 + blocks as usize;
         let stream = device.stream()?;
         let allocate = CudaError::driver("allocate scratch");
         let partials = stream.alloc_zeros::<u8>(max_rows * slots * PARTIAL_BYTES).map_err(&allocate)?;
@@ -158,7 +161,7 @@ impl GroupPass {
         unsafe { result::memset_d8_async(base, 0xff, partials.len(), stream.cu_stream()) }.map_err(&allocate)?;
         stream.synchronize().map_err(&allocate)?;
         let (device, select) = (device.clone(), SelectKernel::load(device)?);
-        Ok(GroupPass { device, size, rule, max_rows, select, portable, partials })
+        Ok(GroupPass { device, size, rule, max_rows, blocks, select, portable, partials })
     }
 
     /// Enqueues both launches over `head`.
@@ -188,7 +191,7 @@ impl GroupPass {
             }
         };
         let (tokens, first_token, row_count) = (head.weight.rows as u32, head.first_token, hidden.rows as u32);
-        let groups = Groups { size: self.size, first_token, tokens, blocks: kernel.blocks(tokens) };
+        let groups = Groups { size: self.size, first_token, tokens, blocks: kernel.blocks(tokens).min(self.blocks) };
         let partials = self.partials.device_ptr(self.partials.stream()).0;
         let summaries = Summaries { partials, size: self.size, slots: groups.slots() };
         let call = Call {
@@ -221,7 +224,7 @@ impl GroupPass {
         // SAFETY: head, inputs and results by this function's contract; the scratch is this value's, sized by `new` for the
         // most blocks; the instance is the one for these rows and types, and its epilogue takes Summaries.
         unsafe {
-            kernel.launch(stream, &call, &Matrices::of(&head.weight, hidden, 16), &summaries)?;
+            kernel.launch(stream, &call, &Matrices::of(&head.weight, hidden, 16), &summaries, groups.blocks)?;
             self.select.launch(stream, &selection)
         }
     }

@@ -323,6 +323,6 @@ impl DeviceTiled {
         };
         // SAFETY: head and inputs by the caller's and `new`'s contract; the scratch is this value's, sized by `new` for the
         // most blocks, and the kernel leaves it as it found it; the instance is the one for these rows and types.
-        unsafe { kernel.launch(stream, call, &matrices, &stored) }
+        unsafe { kernel.launch(stream, call, &matrices, &stored, kernel.blocks(call.tokens)) }
     }
 }

@@ -137,7 +137,8 @@ impl LoadedPortable {
     /// Launches it.
     ///
     /// # Safety
-    /// * `A` is the type that [`Epilogue`] states for this instance.
+    /// * `A` is the type that [`Epilogue`] states for this instance; `blocks` is at least 1 and at most
+    ///   [`LoadedPortable::blocks`].
     /// * Every pointer is device memory of this kernel's device, of the sizes that abi.cuh and matrices.cuh state for
     ///   [`MAX_BLOCKS`] blocks on each multiprocessor, and stays so until the stream has passed the launch.
     /// * The matrices' types are those that this instance multiplies, and their units divide addresses and strides.
@@ -150,9 +151,9 @@ impl LoadedPortable {
         call: &Call,
         matrices: &Matrices,
         of_epilogue: &A,
+        blocks: u32,
     ) -> Result<(), CudaError> {
         stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        let blocks = self.blocks(call.tokens);
         let mut arguments = [
             (&raw const *call).cast_mut().cast::<c_void>(),
             (&raw const *matrices).cast_mut().cast(),
