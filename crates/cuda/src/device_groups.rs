@@ -29,7 +29,7 @@ pub(crate) fn check_group(size: u32) -> Result<(), CudaError> {
 /// of [`DeviceTiled`](crate::DeviceTiled)'s portable kernel.
 ///
 /// A row takes 24 bytes of scratch for each group and for each block of the first launch: groups of 512 tokens of a
-/// vocabulary of 151936 on 132 multiprocessors make less than 1 MiB per 100 rows. Smaller groups take more; see
+/// vocabulary of 151936 on 132 multiprocessors make less than 1 MiB per 100 rows. Smaller groups and larger vocabularies take more; see
 /// [`DeviceGroups::scratch_bytes`].
 ///
 /// Planned are the kernels for hidden states of the weight's type. Other types load one at their first launch, and compile
