@@ -41,7 +41,7 @@ pub(crate) struct Tile {
 /// Columns, units, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
 /// bytes, which is faster where the read alone counts; clusters of two share the hidden states.
 const TILES: [[u32; 4]; 6] =
-    [[8, 1, 2, 1], [16, 1, 2, 1], [32, 1, 2, 1], [64, 1, 2, 1], [128, 1, 1, 2], [256, 1, 1, 2]];
+    [[8, 1, 2, 1], [16, 1, 2, 1], [32, 1, 2, 1], [64, 1, 2, 2], [128, 1, 1, 2], [256, 1, 1, 2]];
 
 impl Tile {
     /// The tiles that calls of up to `rows` rows use, smallest first.

@@ -37,7 +37,11 @@ int main(int argc, char** argv) {
         return 0;
     }
     if (what == "small") {  // for compute-sanitizer
-        for (u32 R : {5u, 16u, 64u, 128u, 256u}) check(700, 200, R, 37, R % 3 + 1, R), check_bad(R);
+        for (u32 R : {5u, 16u, 64u, 128u, 256u}) {
+            check(700, 200, R, 37, R % 3 + 1, R);
+            check(700, 2048, R, 38, 0, R + 1);
+            check_bad(R);
+        }
         printf("checks: %d failures\n", failures);
         return failures != 0;
     }
@@ -51,6 +55,9 @@ int main(int argc, char** argv) {
         check(50000, 512, 64, 2, 3, 4);
         check(33000, 1024, 128, 2, 2, 5);
         check(151936, 512, 256, 0, 0, 6);
+        // Scouts and consumers share the columns.
+        for (u32 R : {64u, 100u, 128u, 255u, 256u})
+            for (u32 D : {1536u, 2048u, 2880u, 4096u}) check(12000 + R, D, R, D % 7, R % 4, D + R);
         printf("checks: %d failures\n", failures);
     }
     if (what != "check") {

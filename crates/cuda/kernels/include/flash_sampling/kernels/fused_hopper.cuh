@@ -69,18 +69,15 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, u8* me
     __syncthreads();
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
+    if (threadIdx.x >= 32) prepare(call, shared);
     // The same in every lane, and known to be: the compiler serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {
         ptx::lower_registers<T::SCOUT_REGISTERS>();
         if (threadIdx.x == 0) load(call, maps, stages, shared, schedule);
-        if (threadIdx.x >= 32) {
-            prepare(call, shared);
-            scout(call, shared, schedule);
-        }
+        if (threadIdx.x >= 32) scout(call, shared, schedule);
     } else {
         ptx::raise_registers<T::CONSUMER_REGISTERS>();
-        prepare(call, shared);
         consume<T, OPERAND>(call, stages, shared, schedule);
         publish(call, shared);
     }

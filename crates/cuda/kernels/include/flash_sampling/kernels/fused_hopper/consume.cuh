@@ -11,7 +11,7 @@ namespace flash_sampling::fused_hopper {
 template <class T>
 __device__ __forceinline__ void await_marks(const Call& call, Shared<T>& shared, u32 t, u32 first, u32 size,
                                             const Consumer& self) {
-    if (T::COLUMNS == 256 && T::scouted_columns(call) < call.row_count) {
+    if (T::CONSUMERS_SCAN && T::scouted_columns(call) < call.row_count) {
 #pragma unroll 1
         for (u32 u = 0; u < T::UNITS; ++u) scan(call, shared, t, first, size, self.slab(u));
         // A shard may begin within a quad: the neighbours' marks too.

@@ -31,7 +31,49 @@ __device__ __forceinline__ void leave_marks(Shared<T>& shared, u32 t, const Word
     }
 }
 
-// Marks the small words of a warp's slab of 16 tokens in the columns that are not the scouts'. Nothing runs beside it, so
+// A row's Philox blocks. Half of the first two rounds is the same for all tokens of a row.
+struct RowBlocks {
+    u32 key0, key1, last, in0, in2, fixed;
+
+    __device__ __forceinline__ explicit RowBlocks(const Row& row)
+        : key0(static_cast<u32>(row.seed)), key1(static_cast<u32>(row.seed >> 32)) {
+        const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
+        const u64 fixed1 = mul_wide(PHILOX_M4x32_1, origin.w[2]);
+        const u64 fixed0 = mul_wide(PHILOX_M4x32_0, static_cast<u32>(fixed1 >> 32) ^ origin.w[1] ^ key0);
+        last = origin.w[3] ^ key1;
+        in0 = static_cast<u32>(fixed1) ^ (key0 + PHILOX_W32_0);
+        in2 = static_cast<u32>(fixed0 >> 32) ^ (key1 + PHILOX_W32_1);
+        fixed = static_cast<u32>(fixed0);
+    }
+
+    // The first two rounds of the block of a quad. NARROW: see narrow_philox4x32_round.
+    template <bool NARROW>
+    __device__ __forceinline__ Words begin(u32 quad) const {
+        const u64 product = mul_wide(PHILOX_M4x32_0, quad);
+        const u32 second = static_cast<u32>(product >> 32) ^ last;
+        if (NARROW)
+            return {{narrow_mul_high(PHILOX_M4x32_1, second) ^ in0, PHILOX_M4x32_1 * second,
+                     static_cast<u32>(product) ^ in2, fixed}};
+        const u64 other = mul_wide(PHILOX_M4x32_1, second);
+        return {{static_cast<u32>(other >> 32) ^ in0, static_cast<u32>(other), static_cast<u32>(product) ^ in2, fixed}};
+    }
+
+    // The other eight rounds, of several blocks that hide each other's latency.
+    template <bool NARROW, int BLOCKS>
+    __device__ __forceinline__ void finish(Words (&w)[BLOCKS]) const {
+        u32 k0 = key0 + 2 * PHILOX_W32_0, k1 = key1 + 2 * PHILOX_W32_1;
+#pragma unroll(NARROW ? 4 : 8)
+        for (u32 round = 2; round < 10; ++round) {
+#pragma unroll
+            for (int j = 0; j < BLOCKS; ++j)
+                w[j] = NARROW ? narrow_philox4x32_round(w[j], k0, k1) : philox4x32_round(w[j], k0, k1);
+            k0 += PHILOX_W32_0;
+            k1 += PHILOX_W32_1;
+        }
+    }
+};
+
+// Marks the small words of a warp's slab of 16 tokens in the columns that are not the scouts'. Little runs beside it, so
 // wide multiplications are the fast ones here.
 template <class T>
 __device__ __forceinline__ void scan(const Call& call, Shared<T>& shared, u32 t, u32 first, u32 size, u32 slab) {
@@ -39,23 +81,15 @@ __device__ __forceinline__ void scan(const Call& call, Shared<T>& shared, u32 t,
     for (u32 column = T::scouted_columns(call) + threadIdx.x % 32; column < call.row_count; column += 32) {
         const Row& row = shared.rows[column];
         if (row.greedy) continue;
-        const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
+        const RowBlocks blocks(row);
 #pragma unroll 1
         for (u32 quad = (slab + shift) >> 2; quad <= (slab + 15 + shift) >> 2; quad += 4) {
-            constexpr u32 AT_ONCE = 4;
-            Words w[AT_ONCE];
+            Words w[4];
 #pragma unroll
-            for (u32 j = 0; j < AT_ONCE; ++j) w[j] = {{(base >> 2) + quad + j, origin.w[1], origin.w[2], origin.w[3]}};
-            u32 k0 = static_cast<u32>(row.seed), k1 = static_cast<u32>(row.seed >> 32);
-#pragma unroll 2
-            for (u32 round = 0; round < 10; ++round) {
+            for (u32 j = 0; j < 4; ++j) w[j] = blocks.begin<false>((base >> 2) + quad + j);
+            blocks.finish<false>(w);
 #pragma unroll
-                for (u32 j = 0; j < AT_ONCE; ++j) w[j] = philox4x32_round(w[j], k0, k1);
-                k0 += PHILOX_W32_0;
-                k1 += PHILOX_W32_1;
-            }
-#pragma unroll
-            for (u32 j = 0; j < AT_ONCE; ++j)
+            for (u32 j = 0; j < 4; ++j)
                 if (quad + j <= (slab + 15 + shift) >> 2) leave_marks(shared, t, w[j], quad + j, column, shift, size);
         }
     }

@@ -9,29 +9,25 @@ namespace flash_sampling::fused_hopper {
 template <class T>
 struct Schedule {
     static constexpr u32 FULL = T::CLUSTER * T::TILE_UNITS * T::UNIT_GRANULES;  // granules of a whole tile
-    u32 tokens, group, groups, rank, waves, rest, tiles;
+    u32 tokens, group, groups, rank, tiles;
+    u32 waves;       // whole tiles by turns
+    u32 begin, end;  // granules of the run after them
 
     __device__ __forceinline__ Schedule(u32 tokens, bool in_turn, u32 group, u32 groups, u32 rank)
         : tokens(tokens), group(group), groups(groups), rank(rank) {
         const u32 granules = (tokens + T::GRANULE - 1) / T::GRANULE;
         waves = in_turn ? granules / (groups * FULL) : 0;
-        rest = granules - waves * groups * FULL;
-        tiles = waves + (share(group + 1) - share(group) + FULL - 1) / FULL;
-    }
-
-    // The granules of the rest before a cluster's own.
-    __device__ __forceinline__ u32 share(u32 of) const {
-        return static_cast<u32>(static_cast<u64>(rest) * of / groups);
+        const u32 whole = waves * groups * FULL;
+        begin = whole + share(granules - whole, group);
+        end = whole + share(granules - whole, group + 1);
+        tiles = waves + (end - begin + FULL - 1) / FULL;
     }
 
     // The first token of a tile, and how many there are.
     __device__ __forceinline__ void tile(u32 t, u32& start, u32& size) const {
-        u32 from = (t * groups + group) * FULL, to = from + FULL;
-        if (t >= waves) {
-            const u32 whole = waves * groups * FULL;
-            from = whole + share(group) + (t - waves) * FULL;
-            to = min(from + FULL, whole + share(group + 1));
-        }
+        const bool in_turn = t < waves;
+        const u32 from = in_turn ? (t * groups + group) * FULL : begin + (t - waves) * FULL;
+        const u32 to = in_turn ? from + FULL : min(from + FULL, end);
         const u32 half = T::CLUSTER == 2 ? (to - from + 1) / 2 : to - from;
         start = (from + (rank ? half : 0)) * T::GRANULE;
         size = min((rank ? to - from - half : half) * T::GRANULE, tokens - min(start, tokens));
@@ -39,24 +35,27 @@ struct Schedule {
 
     // The block that works on a token.
     static __device__ __forceinline__ u32 owner(u32 tokens, bool in_turn, u32 groups, u32 token) {
-        Schedule schedule(tokens, in_turn, 0, groups, 1);
-        const u32 granule = token / T::GRANULE, whole = schedule.waves * groups * FULL;
-        u32 t;
-        if (granule < whole) {
-            schedule.group = granule / FULL % groups;
-            t = granule / FULL / groups;
-        } else {
-            schedule.group = static_cast<u32>(((granule - whole + 1ull) * groups - 1) / schedule.rest);
-            t = schedule.waves + (granule - whole - schedule.share(schedule.group)) / FULL;
-        }
-        if (T::CLUSTER == 1) return schedule.group;
+        const u32 granules = (tokens + T::GRANULE - 1) / T::GRANULE, granule = token / T::GRANULE;
+        const u32 whole = in_turn ? granules / (groups * FULL) * groups * FULL : 0;
+        const u32 group = granule < whole
+                              ? granule / FULL % groups
+                              : static_cast<u32>(((granule - whole + 1ull) * groups - 1) / (granules - whole));
+        if (T::CLUSTER == 1) return group;
+        const Schedule schedule(tokens, in_turn, group, groups, 1);
         u32 start, size;
-        schedule.tile(t, start, size);
-        return 2 * schedule.group + (token >= start);
+        schedule.tile(granule < whole ? granule / FULL / groups : schedule.waves + (granule - schedule.begin) / FULL, start,
+                      size);
+        return 2 * group + (token >= start);
     }
 
     // Measured: rows of the weight of 16 KiB stream faster by turns, of 8 KiB in runs.
     static __device__ __forceinline__ bool by_turns(const Call& call) { return call.hidden >= 8192; }
+
+  private:
+    // The granules of `rest` before a group's own.
+    __device__ __forceinline__ u32 share(u32 rest, u32 of) const {
+        return static_cast<u32>(static_cast<u64>(rest) * of / groups);
+    }
 };
 
 }  // namespace flash_sampling::fused_hopper

@@ -26,32 +26,14 @@ __device__ __forceinline__ void mark_tile(const Call& call, Shared<T>& shared, u
         if (column >= call.row_count) continue;
         const Row& row = shared.rows[column];
         if (row.greedy) continue;
-        const u32 key0 = static_cast<u32>(row.seed), key1 = static_cast<u32>(row.seed >> 32);
-        const Words origin = counter(0, row.draw, row.position, domain_code(Domain::Token));
-        // Half of the first two rounds is the same for all tokens of a row.
-        const u64 fixed1 = mul_wide(PHILOX_M4x32_1, origin.w[2]);
-        const u64 fixed0 = mul_wide(PHILOX_M4x32_0, static_cast<u32>(fixed1 >> 32) ^ origin.w[1] ^ key0);
-        const u32 in0 = static_cast<u32>(fixed1) ^ (key0 + PHILOX_W32_0);
-        const u32 in2 = static_cast<u32>(fixed0 >> 32) ^ (key1 + PHILOX_W32_1);
+        const RowBlocks blocks(row);
         const u32 from = item / across * CHUNK * DOWN + lane / ACROSS;
 #pragma unroll 1
         for (u32 i = 0; i < CHUNK; i += AT_ONCE) {
             Words w[AT_ONCE];
 #pragma unroll
-            for (u32 j = 0; j < AT_ONCE; ++j) {
-                const u64 product = mul_wide(PHILOX_M4x32_0, first_quad + from + (i + j) * DOWN);
-                const u32 second = static_cast<u32>(product >> 32) ^ origin.w[3] ^ key1;
-                w[j] = {{narrow_mul_high(PHILOX_M4x32_1, second) ^ in0, PHILOX_M4x32_1 * second,
-                         static_cast<u32>(product) ^ in2, static_cast<u32>(fixed0)}};
-            }
-            u32 k0 = key0 + 2 * PHILOX_W32_0, k1 = key1 + 2 * PHILOX_W32_1;
-#pragma unroll 4
-            for (u32 round = 2; round < 10; ++round) {
-#pragma unroll
-                for (u32 j = 0; j < AT_ONCE; ++j) w[j] = narrow_philox4x32_round(w[j], k0, k1);
-                k0 += PHILOX_W32_0;
-                k1 += PHILOX_W32_1;
-            }
+            for (u32 j = 0; j < AT_ONCE; ++j) w[j] = blocks.begin<true>(first_quad + from + (i + j) * DOWN);
+            blocks.finish<true>(w);
 #pragma unroll
             for (u32 j = 0; j < AT_ONCE; ++j) {
                 const u32 quad = from + (i + j) * DOWN;

@@ -47,10 +47,13 @@ struct Tile {
     static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
                   "raise_registers would wait for ever");
 
-    // The scouts' columns. Three warps are too slow for 256 beside the products of a short hidden dimension, so there the
-    // consumers look at the last 64 at the end of a tile.
+    // The scouts' columns. Three warps are too slow for many columns beside the products of a short hidden dimension, so
+    // the consumers look at the others at the end of a tile. Measured at 128 and 256 columns: all from 8192 hidden on,
+    // 192 at 4096, 96 to 128 at 2880, 64 at 2048.
+    static constexpr bool CONSUMERS_SCAN = COLUMNS >= 64;
     static __device__ __forceinline__ u32 scouted_columns(const Call& call) {
-        return COLUMNS == 256 && call.hidden < 8192 ? 192 : COLUMNS;
+        if (!CONSUMERS_SCAN) return COLUMNS;
+        return min(static_cast<u32>(COLUMNS), (max(call.hidden, 1024u) - 1024) / 512 * 32);
     }
 };
 
