@@ -112,6 +112,9 @@ pub(super) unsafe fn products(count: u64) {
 /// # Safety
 /// As for [`tile`], with the unit of `U`.
 unsafe fn tile_on<U: Unit>(weight: &Matrix<'_>, hidden: &Packed, out: &mut [f32], scratch: &mut DotScratch) {
+    if weight.rows() == 0 || hidden.rows() == 0 {
+        return; // An empty shard has a tile, too.
+    }
     let panels = hidden.rows().div_ceil(16);
     let pairs = panels.div_ceil(2);
     // The next unit's rows, shared out among the pairs; the assembly has these four.

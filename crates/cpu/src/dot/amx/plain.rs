@@ -115,6 +115,15 @@ fn every_share_slab_and_chunk_gives_the_dot_products() {
 }
 
 #[test]
+fn a_tile_without_rows_is_nothing_to_do() {
+    let (w, h) = (integers(96, 1), integers(96, 500));
+    let (w, h) = (Matrix::new(&w, 1, 96).unwrap(), Matrix::new(&h, 1, 96).unwrap());
+    // SAFETY: plain Rust is always available.
+    let out = unsafe { dots::<Plain>(&w.row_range(1..1), &h) };
+    assert!(out.iter().all(|value| value.is_nan()));
+}
+
+#[test]
 fn the_order_of_a_sum_does_not_depend_on_the_batch() {
     let (cols, rows) = (2400, 64);
     let value = |i: usize| bf16::from_f32((i * 7919 % 1009) as f32 / 504.5 - 1.0);
