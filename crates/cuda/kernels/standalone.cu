@@ -47,22 +47,28 @@ struct KeepBest {
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     standalone(const __grid_constant__ Call call, const __grid_constant__ Existing existing) {
     __shared__ Row row;
+    __shared__ RowPhilox philox;
     __shared__ u64 bests[WARPS];
     __shared__ u32 cut;
     const u32 draw = blockIdx.x / existing.blocks, block = blockIdx.x % existing.blocks;
-    if (threadIdx.x < sizeof(Row) / 4)
-        reinterpret_cast<u32*>(&row)[threadIdx.x] = reinterpret_cast<const u32*>(call.rows + draw)[threadIdx.x];
-    // Blocks that were faster have raised the cut already.
-    if (threadIdx.x == 64) cut = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
-    __syncthreads();
-
+    // The first logits are on their way while the row is read.
     const u32 source = existing.sources ? existing.sources[draw] : draw;
     const u64 offset = source * existing.row_stride * element_bytes(TYPE);
     const ExistingRow logits{static_cast<const u8*>(existing.logits) + offset, call.first_token, call.tokens};
-    const u32 end = (call.first_token + call.tokens - 1) / SCAN_TOKENS + 1;
-    const u32 begin = call.first_token / SCAN_TOKENS + block * existing.parts_of_block, warp = threadIdx.x / 32;
+    const u32 warp = threadIdx.x / 32, first = call.first_token / SCAN_TOKENS + block * existing.parts_of_block;
+    const u32 begin = first + warp;
+    const u32 end = min(first + existing.parts_of_block, (call.first_token + call.tokens - 1) / SCAN_TOKENS + 1);
+    Raw<TYPE> start{};
+    if (begin < end) start = load_lane<TYPE>(logits, is_aligned<TYPE>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
+
+    const Row* const given = call.rows + draw;
+    copy_row(&row, given);
+    // Blocks that were faster have raised the cut already.
+    if (threadIdx.x == 64) cut = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
+    if (threadIdx.x == 96) philox = RowPhilox::of(given->seed, given->position, given->draw, domain_code(Domain::Token));
+    __syncthreads();
     KeepBest keep{&cut, 0};
-    scan<TYPE>(logits, row, begin + warp, min(begin + existing.parts_of_block, end), WARPS, call.invalid + draw, keep);
+    scan<TYPE>(logits, row, &philox, begin, end, WARPS, start, call.invalid + draw, keep);
 
     // The block's best.
     u64 best = keep.best;

@@ -41,7 +41,7 @@ const THREADS: u32 = 128;
 pub(crate) const PART: u32 = 256;
 pub(crate) const WARPS: u32 = THREADS / 32;
 /// Blocks of a launch for each multiprocessor, where there is work for so many.
-const BLOCKS: u32 = 16;
+const BLOCKS: u32 = 8;
 /// The most draws of a launch, and the end of the token ids.
 pub(crate) const MAX_DRAWS: usize = 1 << 20;
 const MAX_TOKEN: usize = 1 << 31;
@@ -227,7 +227,7 @@ mod tests {
                 let needed = (tokens.end - 1) / PART + 1 - tokens.start / PART;
                 assert!(u64::from(blocks) * u64::from(parts) >= u64::from(needed), "{tokens:?}, {items}");
                 assert!((u64::from(blocks) - 1) * u64::from(parts) < u64::from(needed), "{tokens:?}, {items}");
-                assert!(blocks as usize * items <= items.max(16 * 132), "{tokens:?}, {items}");
+                assert!(blocks as usize * items <= items.max(BLOCKS as usize * 132), "{tokens:?}, {items}");
             }
         }
     }

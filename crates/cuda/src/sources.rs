@@ -51,6 +51,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/noise/counter.cuh"),
     file!("include/flash_sampling/noise/log.cuh"),
     file!("include/flash_sampling/noise/philox.cuh"),
+    file!("include/flash_sampling/noise/row_philox.cuh"),
     file!("include/flash_sampling/noise/uniform.cuh"),
     file!("include/flash_sampling/partial.cuh"),
     file!("include/flash_sampling/perturb.cuh"),

@@ -9,6 +9,7 @@
 #include "flash_sampling/mainloop/swizzle.cuh"
 #include "flash_sampling/mass_histogram.cuh"
 #include "flash_sampling/noise.cuh"
+#include "flash_sampling/noise/row_philox.cuh"
 #include "flash_sampling/perturb.cuh"
 #include "flash_sampling/word_limit.cuh"
 
@@ -74,7 +75,8 @@ static u32 broken_swizzle() {
 
 int main() {
     for (u32 i = 0; i < 4000; ++i) {
-        const Noise noise{static_cast<u64>(input(i)) << 32 | input(i + 1), input(i + 2) * 0x1000001ull & 0xffffffffffffffull};
+        const u64 position = input(i + 2) * 0x1000001ull & 0xffffffffffffffull;
+        const Noise noise{static_cast<u64>(input(i)) << 32 | input(i + 1), position};
         const Domain domain = static_cast<Domain>(i % 7);
         const Words words = noise.words(domain, i, input(i + 3));
         for (u32 j = 0; j < 4; ++j) put(words.w[j]);
@@ -136,6 +138,17 @@ int main() {
     put(broken);
     put(broken_runs());
     put(broken_swizzle<32>() + broken_swizzle<64>() + broken_swizzle<128>());
+    // A row's Philox has the words of the definition.
+    broken = 0;
+    for (u32 i = 0; i < 20000; ++i) {
+        const u64 position = input(i + 2) * 0x1000001ull & 0xffffffffffffffull;
+        const Noise noise{static_cast<u64>(input(i)) << 32 | input(i + 1), position};
+        const Words a = noise.words(Domain::Token, input(i + 3), input(i + 4));
+        const RowPhilox row = RowPhilox::of(noise.seed, noise.position, input(i + 3), domain_code(Domain::Token));
+        const Words b = row.words(input(i + 4));
+        for (u32 j = 0; j < 4; ++j) broken += a.w[j] != b.w[j];
+    }
+    put(broken);
     // Words beyond the limit must not reach the cut.
     broken = 0;
     for (u32 i = 0; i < 200000; ++i) {

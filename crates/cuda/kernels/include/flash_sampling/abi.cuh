@@ -23,6 +23,14 @@ struct Row {
 };
 static_assert(sizeof(Row) == 56, "the host writes this layout");
 
+#ifdef __CUDACC__
+// The first threads of a block copy a row, word by word; a barrier must follow.
+__device__ __forceinline__ void copy_row(Row* to, const Row* from) {
+    const u32 i = threadIdx.x;
+    if (i < sizeof(Row) / 4) reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(from)[i];
+}
+#endif
+
 enum class Status : u32 { Drawn = 0, NoFiniteLogit = 1, NaN = 2, PositiveInfinity = 3 };
 
 // The result of a row; for an invalid row `token` is the offending one.

@@ -15,6 +15,7 @@
 #include "abi.cuh"
 #include "element.cuh"
 #include "noise.cuh"
+#include "noise/row_philox.cuh"
 #include "perturb.cuh"
 #include "word_limit.cuh"
 
@@ -54,8 +55,14 @@ __device__ __forceinline__ void load_16_bytes(const void* from, u32* to) {
                  : "l"(from));
 }
 
+// Whether the row lies so that the address of every token that is a multiple of 256 is a multiple of 16.
+template <Element TYPE>
+__device__ __forceinline__ bool is_aligned(const ExistingRow& row) {
+    constexpr u64 BYTES = TYPE == Element::F32 ? 4 : 2;
+    return (reinterpret_cast<u64>(row.logits) - row.first_token * BYTES) % 16 == 0;
+}
+
 // Loads a lane's logits of the 256 tokens from `first` on (a multiple of 256). Tokens that are not in the row are -inf.
-// `aligned`: the row lies so that the address of a multiple of 4 (8 for 16 bits) tokens is a multiple of 16.
 template <Element TYPE>
 __device__ __forceinline__ Raw<TYPE> load_lane(const ExistingRow& row, bool aligned, u32 first, u32 lane) {
     Raw<TYPE> raw;
@@ -74,7 +81,8 @@ __device__ __forceinline__ Raw<TYPE> load_lane(const ExistingRow& row, bool alig
         if (TYPE == Element::F32) {
             raw.word[i] = t < row.tokens ? static_cast<const u32*>(row.logits)[t] : 0xff800000u;
         } else {
-            const u32 bits = t < row.tokens ? static_cast<const u16*>(row.logits)[t] : TYPE == Element::BF16 ? 0xff80u : 0xfc00u;
+            u32 bits = TYPE == Element::BF16 ? 0xff80u : 0xfc00u;
+            if (t < row.tokens) bits = static_cast<const u16*>(row.logits)[t];
             if (i % 2 == 0) raw.word[i / 2] = bits; else raw.word[i / 2] |= bits << 16;
         }
     }
@@ -118,7 +126,12 @@ __device__ __forceinline__ T pick(const T (&from)[8], u32 i) {
     return i & 4 ? high : low;
 }
 
+// Products with 0 are NaN for NaN and for infinities of either sign: one multiplication a logit where all are finite.
 __device__ __forceinline__ bool any_invalid(const float (&logits)[8]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) sum = fma_rn(logits[i], 0.0f, sum);
+    if (!is_nan(sum)) return false;
     bool invalid = false;
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) invalid |= !(logits[i] < f32_infinity());
@@ -153,22 +166,19 @@ __device__ __forceinline__ float score_at_least(float logit, u32 word) {
 }
 
 // Offers to `keep` every token that can reach its cut, among the 256-token parts `begin`, `begin + step`, ... below `end`
-// of the vocabulary. All lanes of a warp call it together. `row` is the draw's parameters in fast memory.
+// of the vocabulary. All lanes of a warp call it together. `row` and
+// `philox` are the draw's, in shared memory; `next` are the lane's logits of the part `begin`.
 //
 //   float Keep::cut()                      what a score must reach now; -inf at first, or fixed
 //   float Keep::raise(float)               some score of the row is at least this; returns the cut that follows
 //   void Keep::offer(float score, u32 token, float logit)
 template <Element TYPE, class Keep>
-__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, u32 begin, u32 end, u32 step,
-                                     u64* invalid, Keep& keep) {
-    if (begin >= end) return;
+__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, const RowPhilox* philox, u32 begin,
+                                     u32 end, u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
     const u32 lane = threadIdx.x % 32;
-    const RowTransform transform = row.transform();
-    const Noise noise{row.seed, row.position};
-    constexpr u32 BYTES = TYPE == Element::F32 ? 4 : 2;
-    const u64 origin = reinterpret_cast<u64>(existing.logits) - static_cast<u64>(existing.first_token) * BYTES;
-    const bool aligned = origin % 16 == 0;
-    Raw<TYPE> next = load_lane<TYPE>(existing, aligned, begin * SCAN_TOKENS, lane);
+    const bool aligned = is_aligned<TYPE>(existing);
+    // One register instead of the row's twelve, which are read where they are needed.
+    const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
 #pragma unroll 1
     for (u32 part = begin; part < end; part += step) {
         const u32 first = part * SCAN_TOKENS;
@@ -177,12 +187,14 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
         for (u32 i = 0; i < 8; ++i) logits[i] = next.logit(i);
         if (part + step < end) next = load_lane<TYPE>(existing, aligned, (part + step) * SCAN_TOKENS, lane);
 
-        // What a mask hides is not seen below. Without one an invalid logit stays invalid through the transforms.
-        bool bad = transform.mask && any_invalid(logits);
-        transform_lane<TYPE>(transform, first, lane, logits);
-        bad |= any_invalid(logits);
+        // Before the transforms too: a mask hides what is invalid.
+        bool bad = any_invalid(logits);
+        if (transforms) {
+            transform_lane<TYPE>(row.transform(), first, lane, logits);
+            bad |= any_invalid(logits);
+        }
         if (bad) {
-            note_invalid<TYPE>(existing, transform, first, lane, invalid);
+            note_invalid<TYPE>(existing, row.transform(), first, lane, invalid);
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) logits[i] = logits[i] < f32_infinity() ? logits[i] : -f32_infinity();
         }
@@ -205,32 +217,33 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
         }
 
         // Most often every lane needs its words. All lanes decide alike: the warp reduces together below.
-        if (!__any_sync(0xffffffffu, top > -f32_infinity() && !cannot_reach(top, cut))) continue;
-        u32 words[8];
-#pragma unroll
-        for (u32 group = 0; group < 2; ++group) {
-            const Words w = noise.words(Domain::Token, row.draw, (first + group_offset<TYPE>(lane, group)) >> 2);
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) words[4 * group + i] = w.w[i];
-        }
+        const bool alive = top > -f32_infinity();
+        if (!__any_sync(0xffffffffu, alive && !cannot_reach(top, cut))) continue;
+        const u32 blocks[2] = {(first + group_offset<TYPE>(lane, 0)) >> 2, (first + group_offset<TYPE>(lane, 1)) >> 2};
+        Words words[2];
+        row_words(philox, blocks, words);
         if (cut == -f32_infinity()) {
             float least = -f32_infinity();
 #pragma unroll
-            for (u32 i = 0; i < 8; ++i) least = fmaxf(least, score_at_least(logits[i], words[i]));
+            for (u32 i = 0; i < 8; ++i) least = fmaxf(least, score_at_least(logits[i], words[i / 4].w[i % 4]));
             cut = keep.raise(warp_max(least));
         }
-        if (top == -f32_infinity()) continue;
         const u32 limit = word_limit(top, cut);
+        bool hit = false;
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) hit |= words[i / 4].w[i % 4] <= limit;
+        if (!hit || !alive) continue;
         u32 hits = 0;
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) hits |= words[i] <= limit ? 1u << i : 0u;
-        while (hits) {
+        for (u32 i = 0; i < 8; ++i) hits |= words[i / 4].w[i % 4] <= limit ? 1u << i : 0u;
+#pragma unroll 1
+        for (; hits; hits &= hits - 1) {
             const u32 i = __ffs(static_cast<int>(hits)) - 1;
-            hits &= hits - 1;
-            const u32 word = pick(words, i);
+            const u32 word = i & 4 ? Noise::pick(words[1], i & 3) : Noise::pick(words[0], i & 3);
             const float logit = pick(logits, i);
             if (logit == -f32_infinity() || word > word_limit(logit, keep.cut())) continue;
             const u32 token = first + group_offset<TYPE>(lane, i / 4) + i % 4;
+            const Noise noise{row.seed, row.position};
             keep.offer(add_rn(logit, noise.gumbel_of(Domain::Token, row.draw, token, word)), token, logit);
         }
     }
