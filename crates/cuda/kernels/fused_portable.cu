@@ -1,4 +1,4 @@
-// The entry point of the fused kernel on tensor cores of compute capability 8.0 and up. FS_COLUMNS (rows of the batch),
+// The entry points of the fused kernel on tensor cores of compute capability 8.0 and up. FS_COLUMNS (rows of the batch),
 // FS_OPERAND and FS_EPILOGUE are given by the build.
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
@@ -6,18 +6,27 @@
 #include "flash_sampling/mainloop/tensor.cuh"
 
 using namespace flash_sampling;
-using Mainloop = TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND>;
-using Epilogue = FS_EPILOGUE<Mainloop::MOST_ROWS>;
-using Kernel = FusedPortable<Mainloop, Epilogue>;
+using Epilogue = FS_EPILOGUE<FS_COLUMNS>;
+template <bool ALIGNED>
+using Kernel = FusedPortable<TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND, ALIGNED>, Epilogue>;
 
 // What the host must know to launch it: dynamic shared memory in bytes, threads of a block, blocks of a multiprocessor.
 extern "C" {
-__constant__ u32 fused_launch[3] = {Kernel::SHARED_BYTES, Kernel::THREADS, Kernel::BLOCKS};
+__constant__ u32 fused_launch[3] = {Kernel<true>::SHARED_BYTES, Kernel<true>::THREADS, Kernel<true>::BLOCKS};
 }
 
-extern "C" __global__ void __launch_bounds__(Kernel::THREADS, Kernel::BLOCKS)
+// For factors that asynchronous copies can read.
+extern "C" __global__ void __launch_bounds__(Kernel<true>::THREADS, Kernel<true>::BLOCKS)
     fused(const __grid_constant__ Call call, const __grid_constant__ Matrices matrices,
           const __grid_constant__ Epilogue::Arguments arguments) {
     extern __shared__ __align__(128) u8 memory[];
-    Kernel::block(call, matrices, arguments, memory);
+    Kernel<true>::block(call, matrices, arguments, memory);
+}
+
+// For any layout.
+extern "C" __global__ void __launch_bounds__(Kernel<false>::THREADS, Kernel<false>::BLOCKS)
+    fused_unaligned(const __grid_constant__ Call call, const __grid_constant__ Matrices matrices,
+                    const __grid_constant__ Epilogue::Arguments arguments) {
+    extern __shared__ __align__(128) u8 memory[];
+    Kernel<false>::block(call, matrices, arguments, memory);
 }

@@ -104,6 +104,10 @@ impl Portable {
         let source = if self.operand.is_some() { &TENSOR } else { &PLAIN };
         let module = device.module(source, &self.instance())?;
         let function = module.load_function("fused").map_err(&failed)?;
+        let unaligned = match self.operand {
+            Some(_) => module.load_function("fused_unaligned").map_err(&failed)?,
+            None => function.clone(),
+        };
         let mut launch = [0u8; 12];
         let stream = device.context().default_stream();
         let global = module.get_global("fused_launch", &stream).map_err(&failed)?;
@@ -111,9 +115,11 @@ impl Portable {
         stream.synchronize().map_err(&failed)?;
         let [shared_bytes, threads, blocks]: [u32; 3] = bytemuck::cast(launch);
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function.set_attribute(attribute, shared_bytes as i32).map_err(&failed)?;
+        for function in [&function, &unaligned] {
+            function.set_attribute(attribute, shared_bytes as i32).map_err(&failed)?;
+        }
         let blocks = blocks.clamp(1, MAX_BLOCKS as u32) * device.multiprocessors();
-        Ok(LoadedPortable { portable: self, function, shared_bytes, threads, blocks })
+        Ok(LoadedPortable { portable: self, function, unaligned, shared_bytes, threads, blocks })
     }
 }
 
@@ -122,6 +128,8 @@ impl Portable {
 pub(crate) struct LoadedPortable {
     pub(crate) portable: Portable,
     function: CudaFunction,
+    /// The same for factors that asynchronous copies cannot read.
+    unaligned: CudaFunction,
     shared_bytes: u32,
     threads: u32,
     /// The most blocks of a launch.
@@ -154,16 +162,18 @@ impl LoadedPortable {
         blocks: u32,
     ) -> Result<(), CudaError> {
         stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
+        let is_aligned = matrices.weight_unit == 16 && matrices.hidden_unit == 16;
+        let function = if is_aligned { &self.function } else { &self.unaligned };
         let mut arguments = [
             (&raw const *call).cast_mut().cast::<c_void>(),
             (&raw const *matrices).cast_mut().cast(),
             (&raw const *of_epilogue).cast_mut().cast(),
         ];
-        // SAFETY: the kernel takes a Call, Matrices and the epilogue's arguments by value, whose layouts abi.rs asserts; the rest is the
-        // caller's.
+        // SAFETY: the kernel takes a Call, Matrices and the epilogue's arguments by value, whose layouts abi.rs asserts; the
+        // rest is the caller's.
         unsafe {
             result::launch_kernel(
-                self.function.cu_function(),
+                function.cu_function(),
                 (blocks, 1, 1),
                 (self.threads, 1, 1),
                 self.shared_bytes,

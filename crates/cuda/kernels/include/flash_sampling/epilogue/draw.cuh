@@ -22,6 +22,7 @@ constexpr float LARGEST_NOISE = 45.0546f;
 template <int COLUMNS>
 struct DrawEpilogue {
     static constexpr u32 GRANULE = 16;
+    static constexpr u32 AT_ONCE = 2;
     using Arguments = Stored;
     struct Shared {
         Winners<COLUMNS> winners;
@@ -66,61 +67,107 @@ struct DrawEpilogue {
                 refresh_limits(column, call.first_token + tile.first);
             __syncthreads();
         }
-        for (u32 c = threadIdx.x / 32; c < tile.columns; c += WARPS) {
-            const float* const dots = tile.dots + c * tile.stride;
-            if (stored.logits) store_row(call, stored, tile, tile.column + c, dots);
-            draw_row(tile, tile.column + c, dots);
-        }
+        const u32 warp = threadIdx.x / 32;
+        if (stored.logits)
+            for (u32 c = warp; c < tile.columns; c += WARPS) store_row(call, stored, tile, c);
+#pragma unroll 1
+        for (u32 c = warp; c < tile.columns; c += AT_ONCE * WARPS) draw_rows(tile, c);
     }
 
-    // A warp and a row: each lane takes the four tokens of a Philox block.
-    __device__ __forceinline__ void draw_row(const DotTile& tile, u32 column, const float* dots) {
-        const Row& row = call.rows[column];
-        const float near = shared.near[column], far = shared.far[column];
+    // A warp and AT_ONCE of its rows, which hide each other's latency: each lane takes the four tokens of a Philox block.
+    __device__ __forceinline__ void draw_rows(const DotTile& tile, u32 c) {
+        float near[AT_ONCE], far[AT_ONCE], logit[AT_ONCE];
+        u64 key[AT_ONCE];
+        const Row* row[AT_ONCE];
+#pragma unroll
+        for (u32 r = 0; r < AT_ONCE; ++r) {
+            // Where there is no further row nothing is below -inf, and its dot products are -inf.
+            const u32 column = tile.column + min(c + r * WARPS, tile.columns - 1);
+            row[r] = &call.rows[column];
+            near[r] = shared.near[column];
+            far[r] = shared.far[column];
+            key[r] = 0;
+            logit[r] = 0.0f;
+        }
         // Quads are of global token ids; a shard may begin within one.
         const u32 base = call.first_token + tile.first, shift = base & 3;
-        u64 key = 0;
-        float logit = 0.0f;
+#pragma unroll 1
         for (u32 quad = threadIdx.x % 32; quad * 4 < shift + tile.tokens; quad += 32) {
             const u32 t = quad * 4 - shift;  // wraps before the tile
-            float d[4];
-            read_quad(tile, dots, t, shift == 0, d);
-            bool is_far = true;
+            float d[AT_ONCE][4];
+            bool is_noisy = false;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) is_far = is_far && d[j] <= far;
-            if (is_far) continue;
-            const bool is_greedy = row.greedy;
-            const Noise noise{row.seed, row.position};
-            const u32 draw = row.draw;
-            Words words{{~0u, ~0u, ~0u, ~0u}};
-            if (!is_greedy) words = noise.words(Domain::Token, draw, (base >> 2) + quad);
-            u32 left = 0;
+            for (u32 r = 0; r < AT_ONCE; ++r) {
+                read_quad(tile, c + r * WARPS, t, shift == 0, d[r]);
+                bool is_near = false;
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                if (!(d[j] <= (words.w[j] < NEAR_WORD ? far : near))) left |= 1u << j;
-#pragma unroll 1
-            for (; left; left &= left - 1) {
-                const u32 j = __ffs(left) - 1;
-                const float dot = j & 2 ? (j & 1 ? d[3] : d[2]) : (j & 1 ? d[1] : d[0]);
-                const u32 token = base + t + j;
-                const float l = checked_logit(call, row, column, token, dot);
-                if (l == -f32_infinity()) continue;
-                float score = l;
-                if (!is_greedy) score = add_rn(l, noise.gumbel_of(Domain::Token, draw, token, Noise::pick(words, j)));
-                const u64 candidate = to_ordered_bits(Winner::of(score, token));
-                if (candidate > key) {
-                    key = candidate;
-                    logit = l;
-                }
+                for (u32 j = 0; j < 4; ++j) is_near = is_near || !(d[r][j] <= far[r]);
+                is_noisy = is_noisy || is_near;
+            }
+            if (!is_noisy) continue;
+            Words words[AT_ONCE];
+            make_words(row, (base >> 2) + quad, words);
+#pragma unroll
+            for (u32 r = 0; r < AT_ONCE; ++r) {
+                u32 left = 0;
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j)
+                    if (!(d[r][j] <= (words[r].w[j] < NEAR_WORD ? far[r] : near[r]))) left |= 1u << j;
+                if (left) score(*row[r], tile.column + c + r * WARPS, base + t, left, d[r], words[r], key[r], logit[r]);
             }
         }
         __syncwarp();
-        shared.winners.offer(column, key, logit);
+#pragma unroll
+        for (u32 r = 0; r < AT_ONCE; ++r)
+            if (c + r * WARPS < tile.columns) shared.winners.offer(tile.column + c + r * WARPS, key[r], logit[r]);
     }
 
-    // Four dot products with the head's bias; what is no token is -inf.
-    __device__ __forceinline__ void read_quad(const DotTile& tile, const float* dots, u32 t, bool is_aligned, float (&d)[4]) {
-        if (is_aligned) {
+    // The words of a block for AT_ONCE rows. A greedy row's do not matter: its limits are the same.
+    static __device__ __forceinline__ void make_words(const Row* const (&row)[AT_ONCE], u32 block, Words (&words)[AT_ONCE]) {
+        u32 k0[AT_ONCE], k1[AT_ONCE];
+#pragma unroll
+        for (u32 r = 0; r < AT_ONCE; ++r) {
+            words[r] = counter(block, row[r]->draw, row[r]->position, domain_code(Domain::Token));
+            k0[r] = static_cast<u32>(row[r]->seed);
+            k1[r] = static_cast<u32>(row[r]->seed >> 32);
+        }
+#pragma unroll
+        for (int round = 0; round < 10; ++round) {
+#pragma unroll
+            for (u32 r = 0; r < AT_ONCE; ++r) {
+                words[r] = philox4x32_round(words[r], k0[r], k1[r]);
+                k0[r] += PHILOX_W32_0;
+                k1[r] += PHILOX_W32_1;
+            }
+        }
+    }
+
+    // Scores the tokens `first + j` whose bits j are `left`, exactly.
+    __device__ __forceinline__ void score(const Row& row, u32 column, u32 first, u32 left, const float (&d)[4],
+                                          const Words& words, u64& key, float& logit) {
+        const bool is_greedy = row.greedy;
+        const Noise noise{row.seed, row.position};
+#pragma unroll 1
+        for (; left; left &= left - 1) {
+            const u32 j = __ffs(left) - 1;
+            const float dot = j & 2 ? (j & 1 ? d[3] : d[2]) : (j & 1 ? d[1] : d[0]);
+            const float l = checked_logit(call, row, column, first + j, dot);
+            if (l == -f32_infinity()) continue;
+            float s = l;
+            if (!is_greedy) s = add_rn(l, noise.gumbel_of(Domain::Token, row.draw, first + j, Noise::pick(words, j)));
+            const u64 candidate = to_ordered_bits(Winner::of(s, first + j));
+            if (candidate > key) {
+                key = candidate;
+                logit = l;
+            }
+        }
+    }
+
+    // Four dot products of a row of the tile with the head's bias; what is no token or no row is -inf.
+    __device__ __forceinline__ void read_quad(const DotTile& tile, u32 c, u32 t, bool is_aligned, float (&d)[4]) {
+        const u32 tokens = c < tile.columns ? tile.tokens : 0;
+        const float* const dots = tile.dots + c * tile.stride;
+        if (is_aligned && tokens) {
             const float4 quad = *reinterpret_cast<const float4*>(dots + t);
             d[0] = quad.x;
             d[1] = quad.y;
@@ -129,7 +176,7 @@ struct DrawEpilogue {
         }
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
-            const bool is_token = t + j < tile.tokens;
+            const bool is_token = t + j < tokens;
             if (!is_aligned && is_token) d[j] = dots[t + j];
             if (is_token && call.bias) d[j] = add_rn(d[j], call.bias[tile.first + t + j]);
             if (!is_token) d[j] = -f32_infinity();

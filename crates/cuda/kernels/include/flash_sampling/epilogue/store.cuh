@@ -12,9 +12,10 @@ struct Stored {
 };
 static_assert(sizeof(Stored) == 16, "the host writes this layout");
 
-// A warp stores its row of a tile. `dots` are the row's.
-__device__ __forceinline__ void store_row(const Call& call, const Stored& stored, const DotTile& tile, u32 column,
-                                          const float* dots) {
+// A warp stores row `column + c` of a tile.
+__device__ __forceinline__ void store_row(const Call& call, const Stored& stored, const DotTile& tile, u32 c) {
+    const u32 column = tile.column + c;
+    const float* const dots = tile.dots + c * tile.stride;
     const Row& row = call.rows[column];
     float* const to = stored.logits + column * stored.stride + tile.first;
 #pragma unroll 1

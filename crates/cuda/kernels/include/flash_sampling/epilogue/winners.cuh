@@ -33,13 +33,15 @@ struct Winners {
 
     // The warp of the row offers a candidate a lane; 0 = none. No two lanes offer the same token.
     __device__ __forceinline__ void offer(u32 column, u64 key, float logit) {
-        if (!__any_sync(0xffffffffu, key > keys[column])) return;
+        const bool is_better = key > keys[column];
+        if (!__any_sync(0xffffffffu, is_better)) return;
         const u32 high = static_cast<u32>(key >> 32);
         const u32 highest = __reduce_max_sync(0xffffffffu, high);
         const u32 low = high == highest ? static_cast<u32>(key) : 0;
         const u32 lowest_token = __reduce_max_sync(0xffffffffu, low);
-        // The key before may be the largest still.
-        if (high == highest && low == lowest_token && key > keys[column]) {
+        __syncwarp();
+        // The lane with the largest key is among the better ones.
+        if (is_better && high == highest && low == lowest_token) {
             keys[column] = key;
             logits[column] = logit;
         }
@@ -62,7 +64,8 @@ struct Winners {
             const u64 best = __ldcg(&call.best[column]), invalid = __ldcg(&call.invalid[column]);
             float logit = 0.0f;
             if (best) {
-                const u32 owner = Run::owner(run.blocks, call.tokens, granule, from_ordered_bits(best).token - call.first_token);
+                const u32 token = from_ordered_bits(best).token - call.first_token;
+                const u32 owner = Run::owner(run.blocks, call.tokens, granule, token);
                 logit = __ldcg(&call.logits[static_cast<u64>(owner) * call.row_count + column]);
             }
             call.draws[column] = conclude(best, invalid, logit);

@@ -1,4 +1,4 @@
-// From device memory into a slab, whatever the layout.
+// From device memory into slabs, whatever the layout.
 #pragma once
 
 #include "../matrices.cuh"
@@ -7,34 +7,52 @@
 
 namespace flash_sampling {
 
-// Fills a slab of up to ROWS rows, all threads of a block: rows `0..rows` at `from`, elements `k..k + DEPTH` of `width`.
-// What lies beyond the width becomes zero; rows beyond `rows` keep what they had.
+// A thread's share of loading a matrix of up to ROWS rows, slab by slab: one chunk of 16 bytes of every AT_ONCE-th row.
 template <int ROWS, int DEPTH, int THREADS>
-__device__ __forceinline__ void load_slab(u32 to, const u8* from, u64 stride, u32 rows, u32 unit, u32 k, u32 width, u64 policy) {
+struct SlabLoader {
     using Place = Swizzle<DEPTH>;
-    constexpr int AT_ONCE = THREADS / Place::CHUNKS;
-    const u32 chunk = threadIdx.x % Place::CHUNKS, first = threadIdx.x / Place::CHUNKS;
-    const u32 begin = k + chunk * 8;
-    const u32 bytes = begin < width ? min(16u, (width - begin) * 2) : 0;
-    // Where nothing is read the address is still one of the row.
-    const u8* at = from + first * stride + (bytes ? begin * 2ull : 0ull);
-#pragma unroll
-    for (int i = 0; i < (ROWS + AT_ONCE - 1) / AT_ONCE; ++i) {
-        const u32 row = first + i * AT_ONCE;
-        // The key does not change over the rows of a thread: they are multiples of 8 apart.
-        static_assert(AT_ONCE % 8 == 0, "the key would change");
-        if (row < rows) {
-            if (unit == 16) {
-                ptx::copy_async(to + Place::at(row, chunk), at, bytes, policy);
-            } else {
-                const uint4 w = gather(at, bytes, unit);
-                asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + Place::at(row, chunk)), "r"(w.x), "r"(w.y),
-                             "r"(w.z), "r"(w.w)
-                             : "memory");
-            }
-        }
-        at += AT_ONCE * stride;
+    static constexpr int AT_ONCE = THREADS / Place::CHUNKS;
+    static constexpr int COPIES = (ROWS + AT_ONCE - 1) / AT_ONCE;
+    static_assert(AT_ONCE % 8 == 0, "the swizzle's key is the same for all rows of a thread");
+
+    const u8* at;  // the thread's chunk of its first row
+    u64 step;      // bytes to its next row
+    u32 place;     // within a slab
+    u32 rows;      // of the matrix, from the thread's first row on
+    u64 policy;
+
+    // Rows `0..rows` at `from`, from their first elements on.
+    __device__ __forceinline__ void begin(const u8* from, u64 stride, u32 count, u64 keep_policy) {
+        const u32 chunk = threadIdx.x % Place::CHUNKS, row = threadIdx.x / Place::CHUNKS;
+        at = from + row * stride + chunk * 16;
+        step = AT_ONCE * stride;
+        place = Place::at(row, chunk);
+        rows = count > row ? count - row : 0;
+        policy = keep_policy;
     }
-}
+
+    // How many bytes of the thread's chunk the matrix has, of the slab that begins at element k.
+    static __device__ __forceinline__ u32 bytes(u32 k, u32 width) {
+        const u32 begin = k + threadIdx.x % Place::CHUNKS * 8;
+        return begin < width ? min(16u, (width - begin) * 2) : 0;
+    }
+
+    // One of COPIES. What lies beyond the width becomes zero; rows beyond the matrix keep what they had.
+    template <bool ALIGNED>
+    __device__ __forceinline__ void copy(int i, u32 slab, u32 bytes, u32 unit) const {
+        const u32 to = slab + place + i * AT_ONCE * Place::ROW_BYTES;
+        const u8* const from = at + i * step;
+        const bool is_row = i * AT_ONCE < rows;
+        if constexpr (ALIGNED) {
+            ptx::copy_async(to, from, bytes, is_row, policy);
+        } else if (is_row) {
+            const uint4 w = gather(from, bytes, unit);
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+                         : "memory");
+        }
+    }
+
+    __device__ __forceinline__ void next_slab() { at += DEPTH * 2; }
+};
 
 }  // namespace flash_sampling

@@ -25,8 +25,8 @@
 
 namespace flash_sampling {
 
-// COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256.
-template <int COLUMNS, ptx::Operand OPERAND>
+// COLUMNS: rows of the batch, 8, 16, 32, 64, 128 or 256. ALIGNED: asynchronous copies can read both factors.
+template <int COLUMNS, ptx::Operand OPERAND, bool ALIGNED>
 struct TensorMainloop {
     static constexpr int MOST_ROWS = COLUMNS;
     // Longer slabs read the weight in longer runs; shorter ones leave room for a ring.
@@ -57,33 +57,42 @@ struct TensorMainloop {
         static_assert(STAGES >= 3, "loads must run ahead of the products");
     };
 
-    // The products of one slab.
-    static __device__ __forceinline__ void multiply(float (&d)[HIGH][WIDE][4], u32 slab, u32 warp_down, u32 warp_across,
-                                                    u32 lane) {
-        using Place = Swizzle<DEPTH>;
-        const u32 weight = slab, hidden = slab + WEIGHT_BYTES;
+    static constexpr int STEPS = DEPTH / 16;
+
+    // What a step of 16 elements multiplies. With WIDE == 1 a B holds two steps.
+    struct Fragments {
+        u32 a[HIGH][4];
         u32 b[WIDE == 1 ? 1 : WIDE / 2][4];
+    };
+
+    // Where a warp finds its fragments.
+    struct Place {
+        u32 down, across, lane;
+
+        __device__ __forceinline__ void load(Fragments& f, u32 slab, u32 k) const {
+            using Slab = Swizzle<DEPTH>;
 #pragma unroll
-        for (u32 k = 0; k < DEPTH / 16; ++k) {
+            for (u32 i = 0; i < HIGH; ++i)
+                ptx::load_matrices(f.a[i], slab + Slab::at((down * HIGH + i) * 16 + lane % 16, k * 2 + lane / 16));
+            const u32 hidden = slab + WEIGHT_BYTES;
             if constexpr (WIDE == 1) {
-                // One fragment of two steps.
-                if (k % 2 == 0) ptx::load_matrices(b[0], hidden + Place::at(lane % 8, k * 2 + lane / 8));
+                ptx::load_matrices(f.b[0], hidden + Slab::at(lane % 8, k / 2 * 4 + lane / 8));
             } else {
 #pragma unroll
-                for (u32 j = 0; j < WIDE; j += 2) {
-                    const u32 row = ((j + lane / 16) * ACROSS + warp_across) * 8 + lane % 8;
-                    ptx::load_matrices(b[j / 2], hidden + Place::at(row, k * 2 + lane / 8 % 2));
-                }
+                for (u32 j = 0; j < WIDE; j += 2)
+                    ptx::load_matrices(f.b[j / 2], hidden + Slab::at(((j + lane / 16) * ACROSS + across) * 8 + lane % 8,
+                                                                     k * 2 + lane / 8 % 2));
             }
+        }
+    };
+
+    static __device__ __forceinline__ void multiply(float (&d)[HIGH][WIDE][4], const Fragments& f, u32 k) {
 #pragma unroll
-            for (u32 i = 0; i < HIGH; ++i) {
-                u32 a[4];
-                ptx::load_matrices(a, weight + Place::at((warp_down * HIGH + i) * 16 + lane % 16, k * 2 + lane / 16));
+        for (u32 i = 0; i < HIGH; ++i) {
 #pragma unroll
-                for (u32 j = 0; j < WIDE; ++j) {
-                    const u32 at = WIDE == 1 ? k % 2 * 2 : j % 2 * 2;
-                    ptx::multiply<OPERAND>(d[i][j], a, b[j / 2][at], b[j / 2][at + 1]);
-                }
+            for (u32 j = 0; j < WIDE; ++j) {
+                const u32 at = (WIDE == 1 ? k : j) % 2 * 2;
+                ptx::multiply<OPERAND>(d[i][j], f.a[i], f.b[j / 2][at], f.b[j / 2][at + 1]);
             }
         }
     }
@@ -91,8 +100,7 @@ struct TensorMainloop {
     // Gives the accumulators of a tile to the epilogue.
     template <class Epilogue>
     static __device__ __forceinline__ void hand_over(const float (&d)[HIGH][WIDE][4], float* dots, Epilogue& epilogue,
-                                                     u32 row_count, u32 first, u32 tokens, u32 warp_down, u32 warp_across,
-                                                     u32 lane) {
+                                                     u32 row_count, u32 first, u32 tokens, const Place& place) {
 #pragma unroll 1
         for (u32 part = 0; part < PARTS && part * PART < row_count; ++part) {
             if (part > 0) __syncthreads();
@@ -101,10 +109,10 @@ struct TensorMainloop {
                 if (p != part) continue;
 #pragma unroll
                 for (u32 j = 0; j < PART_WIDE; ++j) {
-                    float* const column = dots + ((j * ACROSS + warp_across) * 8 + lane % 4 * 2) * DOTS_STRIDE;
+                    float* const column = dots + ((j * ACROSS + place.across) * 8 + place.lane % 4 * 2) * DOTS_STRIDE;
 #pragma unroll
                     for (u32 i = 0; i < HIGH; ++i) {
-                        float* const to = column + (warp_down * HIGH + i) * 16 + lane / 4;
+                        float* const to = column + (place.down * HIGH + i) * 16 + place.lane / 4;
                         const float* const from = d[i][p * PART_WIDE + j];
                         to[0] = from[0];
                         to[DOTS_STRIDE] = from[1];
@@ -114,7 +122,8 @@ struct TensorMainloop {
                 }
             }
             __syncthreads();
-            epilogue.tile({dots, DOTS_STRIDE, first, tokens, part * PART, min(static_cast<u32>(PART), row_count - part * PART)});
+            const u32 columns = min(static_cast<u32>(PART), row_count - part * PART);
+            epilogue.tile({dots, DOTS_STRIDE, first, tokens, part * PART, columns});
         }
     }
 
@@ -123,57 +132,94 @@ struct TensorMainloop {
                                                Epilogue& epilogue) {
         constexpr int STAGES = Memory<KEPT>::STAGES;
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        const u32 warp_down = warp / ACROSS, warp_across = warp % ACROSS;
+        const Place place{warp / ACROSS, warp % ACROSS, lane};
         float* const dots = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
-        // NOTE: through memory that is not used yet, so that the ring's addresses lie in vector registers. Of uniform ones the
-        // compiler (ptxas 13, sm_90a) makes copies "LDGSTS [R + UR14], desc[UR15]", and the cache policy stays in UR14: an
-        // illegal instruction.
+        // NOTE: through memory that is not used yet, so that the ring's addresses lie in vector registers. Of uniform ones
+        // the compiler (ptxas 13, sm_90a) makes copies "LDGSTS [R + UR14], desc[UR15]", and the cache policy stays in UR14:
+        // an illegal instruction. (It sees through a shuffle.)
         static_assert(DOTS_BYTES >= THREADS * 4, "a word for each thread");
         volatile u32* const own = reinterpret_cast<volatile u32*>(dots) + threadIdx.x;
         *own = ptx::shared_address(memory);
-        const u32 ring = *own;
-        const u64 stream = ptx::policy_evict_first(), keep = ptx::policy_evict_last();
+        const u32 ring = *own, last = ring + (STAGES - 1) * STAGE_BYTES;
+        const u64 once = ptx::policy_evict_unchanged(), keep = ptx::policy_evict_last();
+        using WeightLoader = SlabLoader<TILE_TOKENS, DEPTH, THREADS>;
+        using HiddenLoader = SlabLoader<COLUMNS, DEPTH, THREADS>;
 
         // The slab that is loaded next.
         u32 ahead_first = run.first, ahead_k = 0, ahead_slab = ring;
-        const auto load = [&] {
-            if (ahead_first < run.end) {
-                load_slab<TILE_TOKENS, DEPTH, THREADS>(ahead_slab, matrices.weight + ahead_first * matrices.weight_stride,
-                                                       matrices.weight_stride, min(run.end - ahead_first, TILE_TOKENS),
-                                                       matrices.weight_unit, ahead_k, call.hidden, stream);
-                load_slab<COLUMNS, DEPTH, THREADS>(ahead_slab + WEIGHT_BYTES, matrices.hidden, matrices.hidden_stride,
-                                                   call.row_count, matrices.hidden_unit, ahead_k, call.hidden, keep);
-                ahead_k += DEPTH;
-                if (ahead_k >= call.hidden) {
-                    ahead_k = 0;
-                    ahead_first += TILE_TOKENS;
-                }
-                ahead_slab = ahead_slab == ring + (STAGES - 1) * STAGE_BYTES ? ring : ahead_slab + STAGE_BYTES;
-            }
-            ptx::copy_async_commit();
+        WeightLoader weight;
+        HiddenLoader hidden;
+        const auto begin_tile = [&] {
+            const u32 tokens = min(run.end - ahead_first, TILE_TOKENS);
+            weight.begin(matrices.weight + ahead_first * matrices.weight_stride, matrices.weight_stride, tokens, once);
+            hidden.begin(matrices.hidden, matrices.hidden_stride, tokens ? call.row_count : 0, keep);
         };
+        // Step k's share of the loads of a slab.
+        const auto load = [&](int k) {
+            const u32 bytes = WeightLoader::bytes(ahead_k, call.hidden);
+#pragma unroll
+            for (int i = k; i < WeightLoader::COPIES; i += STEPS)
+                weight.template copy<ALIGNED>(i, ahead_slab, bytes, matrices.weight_unit);
+#pragma unroll
+            for (int i = k; i < HiddenLoader::COPIES; i += STEPS)
+                hidden.template copy<ALIGNED>(i, ahead_slab + WEIGHT_BYTES, bytes, matrices.hidden_unit);
+        };
+        const auto end_load = [&] {
+            ptx::copy_async_commit();
+            weight.next_slab();
+            hidden.next_slab();
+            ahead_k += DEPTH;
+            if (ahead_k >= call.hidden) {
+                ahead_k = 0;
+                ahead_first = min(ahead_first + TILE_TOKENS, run.end);
+                begin_tile();
+            }
+            ahead_slab = ahead_slab == last ? ring : ahead_slab + STAGE_BYTES;
+        };
+        begin_tile();
 #pragma unroll 1
-        for (int s = 0; s < STAGES - 1; ++s) load();
+        for (int s = 0; s < STAGES - 1; ++s) {
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k) load(k);
+            end_load();
+        }
         epilogue.begin();
 
         u32 slab = ring;
+        Fragments f[2];
+        const auto await = [&] {
+            ptx::copy_async_wait<STAGES - 2>();
+            // The slab is there for all, and all have read the one before, which is loaded over.
+            __syncthreads();
+        };
+        await();
+        place.load(f[0], slab, 0);
 #pragma unroll 1
         for (u32 first = run.first; first < run.end; first += TILE_TOKENS) {
-            const u32 tokens = min(run.end - first, TILE_TOKENS);
-            const bool busy = warp_down * HIGH * 16 < tokens;
             float d[HIGH][WIDE][4];
 #pragma unroll
             for (int i = 0; i < HIGH * WIDE * 4; ++i) d[i / (WIDE * 4)][i / 4 % WIDE][i % 4] = 0.0f;
 #pragma unroll 1
             for (u32 k = 0; k < call.hidden; k += DEPTH) {
-                ptx::copy_async_wait<STAGES - 2>();
-                // The slab is there for all, and all have read the one before, which is loaded over.
-                __syncthreads();
-                load();
-                if (busy) multiply(d, slab, warp_down, warp_across, lane);
-                slab = slab == ring + (STAGES - 1) * STAGE_BYTES ? ring : slab + STAGE_BYTES;
+                const u32 next = slab == last ? ring : slab + STAGE_BYTES;
+#pragma unroll
+                for (int step = 0; step < STEPS; ++step) {
+                    // The fragments of a step are loaded while those of the one before are multiplied.
+                    load(step);
+                    if (step + 1 < STEPS) {
+                        place.load(f[(step + 1) % 2], slab, step + 1);
+                    } else {
+                        end_load();
+                        await();
+                        place.load(f[0], next, 0);
+                    }
+                    multiply(d, f[step % 2], step);
+                }
+                slab = next;
             }
-            hand_over(d, dots, epilogue, call.row_count, first, tokens, warp_down, warp_across, lane);
+            hand_over(d, dots, epilogue, call.row_count, first, min(run.end - first, TILE_TOKENS), place);
+            // Loaded again, so that the epilogue has the registers.
+            place.load(f[0], slab, 0);
         }
         ptx::copy_async_wait<0>();
         __syncthreads();

@@ -5,10 +5,15 @@
 
 namespace flash_sampling::ptx {
 
-// Copies the first `bytes` of 16, both addresses multiples of 16, and fills up with zeros; nothing beyond is read.
-__device__ __forceinline__ void copy_async(u32 to, const void* from, u32 bytes, u64 policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(bytes), "l"(policy)
-                 : "memory");
+// Copies the first `bytes` of 16, both addresses multiples of 16, and fills up with zeros; nothing beyond is read. Without
+// `is_wanted` it does nothing. No branch, so that the compiler moves it among other work.
+__device__ __forceinline__ void copy_async(u32 to, const void* from, u32 bytes, bool is_wanted, u64 policy) {
+    asm volatile(
+        "{ .reg .pred wanted;\n"
+        "setp.ne.b32 wanted, %3, 0;\n"
+        "@wanted cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %4; }" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(static_cast<u32>(is_wanted)), "l"(policy)
+        : "memory");
 }
 
 // Ends a group: what this thread has copied since the last one.
