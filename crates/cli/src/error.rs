@@ -51,9 +51,10 @@ impl CommandError {
     /// 2 for bad usage or files, 1 for work that failed, 130 for Ctrl-C, and 0 when the reader of the output left.
     pub fn exit_code(&self) -> u8 {
         match self {
-            CommandError::Usage(_) | CommandError::Load(_) | CommandError::Head(_) | CommandError::Build(_) => 2,
             CommandError::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => 0,
-            CommandError::Sample(_) | CommandError::Write { .. } => 1,
+            CommandError::Usage(_) | CommandError::Load(_) | CommandError::Head(_) | CommandError::Build(_) => 2,
+            CommandError::Write { .. } => 2,
+            CommandError::Sample(_) => 1,
             CommandError::Interrupted => 130,
         }
     }

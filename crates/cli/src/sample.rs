@@ -44,7 +44,7 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
         for (row, outcome) in batch.clone().zip(job.draw(&mut *sampler, batch, &bar, interrupt)?) {
             failed += usize::from(outcome.is_err());
             let written = match args.format {
-                Format::Text => write_text(out, row, &outcome),
+                Format::Text => write_text(out, row, &outcome, args.rows.without_replacement),
                 Format::Json => write_json(out, row, &outcome),
             };
             written.map_err(CommandError::write("to standard output"))?;
@@ -75,7 +75,7 @@ impl<'a> Job<'a> {
         let last_row = if args.seeds.is_some() { 0 } else { rows as u64 - 1 };
         if args.position.checked_add(last_row).is_none_or(|last| last > POSITION_MAX) {
             return Err(CommandError::usage(format!(
-                "--position {} of {rows} rows: must stay below 2^56",
+                "--position {} for {rows} rows: the last row would pass 2^56 - 1",
                 args.position
             )));
         }

@@ -2,9 +2,10 @@
 
 use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
+use flash_sampling::cpu::CpuError;
 use flash_sampling::{
-    Backend, BackendConfig, CpuOptions, GroupDraw, Head, PerturbedArgmax, Plan, ShardMerge, VariantConfig,
-    build as build_config,
+    Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, PerturbedArgmax, Plan, ShardMerge,
+    VariantConfig, build as build_config,
 };
 
 /// Tokens of a group, without `--group`.
@@ -40,6 +41,18 @@ pub fn config(args: &SamplerArgs, plan: Plan) -> BackendConfig {
     BackendConfig { backend, variant, plan }
 }
 
+/// The refusal, with the flag that it is of.
+fn named(error: BuildError) -> CommandError {
+    let flag = match &error {
+        BuildError::Cpu(CpuError::IsaUnavailable { .. }) => "--isa",
+        BuildError::Cpu(CpuError::Unsupported { knob: Knob::Canonical }) => "--canonical",
+        #[cfg(feature = "cuda")]
+        BuildError::Cuda(flash_sampling::cuda::CudaError::Unsupported { knob: Knob::Canonical }) => "--canonical",
+        _ => return error.into(),
+    };
+    CommandError::usage(format!("{flag}: {error}"))
+}
+
 /// Plans the sampler.
 ///
 /// # Errors
@@ -49,5 +62,5 @@ pub fn build<'w>(
     args: &SamplerArgs,
     plan: Plan,
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
-    Ok(build_config(head, &config(args, plan))?)
+    build_config(head, &config(args, plan)).map_err(named)
 }

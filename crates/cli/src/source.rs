@@ -53,7 +53,8 @@ impl Source {
         source.scale = args.scale.or(source.scale);
         if source.hidden.cols() != source.weight.cols() {
             return Err(CommandError::usage(format!(
-                "the hidden states have {} columns, but the head has hidden size {}",
+                "{}the hidden states have {} columns, but the head has hidden size {}",
+                args.hidden.as_ref().map(|path| format!("{}: ", path.file.display())).unwrap_or_default(),
                 source.hidden.cols(),
                 source.weight.cols()
             )));

@@ -34,7 +34,7 @@ pub enum BuildError {
         variant: &'static str,
     },
     /// This build of the library was made without a feature.
-    #[error("this build has no feature '{feature}'")]
+    #[error("this build has no feature '{feature}': build with --features {feature}")]
     NotBuilt {
         /// The feature.
         feature: &'static str,

@@ -1,6 +1,7 @@
 //! Flags of `bench`.
 
 use super::BackendName;
+use super::sampler::threads;
 use crate::error::CommandError;
 use crate::sampler::{GROUP, SHARDS};
 use clap::{Args, ValueEnum};
@@ -15,10 +16,10 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
     /// Tokens of the head (default 151936).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub vocab: Option<u32>,
     /// Hidden size of the head (default 4096).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub hidden: Option<u32>,
     /// Several heads, tokens x hidden size (default with --backend cuda: 151936x4096,128256x8192,151936x2048,201088x2880).
     #[arg(long, value_name = "VxD,...", value_delimiter = ',', conflicts_with_all = ["vocab", "hidden"])]
@@ -29,7 +30,8 @@ pub struct BenchArgs {
         value_name = "A,B,...",
         value_delimiter = ',',
         default_values_t = [1, 2, 4, 8, 16, 32, 64, 128, 256],
-        value_parser = clap::value_parser!(u32).range(1..=4096)
+        value_parser = clap::value_parser!(u32).range(1..=4096),
+        allow_hyphen_values = true
     )]
     pub rows: Vec<u32>,
     /// Element type of the weight and the hidden states.
@@ -39,16 +41,16 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub variants: Vec<Timed>,
     /// Threads (default: one for each processor); for the CPU.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Instruction set (default: the fastest that there is); for the CPU.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Rounds; the best of them counts (default 9; with --backend cuda twice 100, a quarter as many before to warm up).
-    #[arg(long, value_name = "N", value_parser = rounds)]
+    #[arg(long, value_name = "N", value_parser = rounds, allow_negative_numbers = true)]
     pub rounds: Option<usize>,
     /// A small head, few rows and two rounds, to see that everything runs; the figures mean nothing.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["vocab", "hidden", "heads", "rows", "rounds"])]
     pub quick: bool,
     /// Time all contenders by turns without a pause: a GPU under sustained load, clocks as they then are; for
     /// --backend cuda.
@@ -206,7 +208,7 @@ impl BenchArgs {
         ];
         match refused.into_iter().find(|(_, refused)| cuda && *refused) {
             Some((why, _)) => Err(CommandError::usage(format!("cannot be timed on a GPU: {why}"))),
-            None => Ok(()),
+            None => self.backend.check_built(),
         }
     }
 

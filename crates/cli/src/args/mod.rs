@@ -16,6 +16,10 @@ pub use verify::{Effort, Named, VerifyArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// What `sample` exits with.
+const EXIT_CODES: &str = "Exit codes: 0 every row has its draws; 1 a row failed, its line says why; 2 bad usage, or a file that cannot be read or \
+written; 130 Ctrl-C.";
+
 /// Exact token sampling fused into the LM-head matmul.
 #[derive(Debug, Parser)]
 #[command(
@@ -33,6 +37,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Draw tokens for rows of hidden states.
+    #[command(after_help = EXIT_CODES)]
     Sample(SampleArgs),
     /// Check the laws of exact sampling on this machine; the exit code is 1 when one fails.
     Verify(VerifyArgs),

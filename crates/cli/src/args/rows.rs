@@ -22,7 +22,7 @@ pub struct RowArgs {
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=POSITION_MAX), allow_negative_numbers = true)]
     pub position: u64,
     /// A seed for each row.
-    #[arg(long, value_name = "A,B,...", value_delimiter = ',', conflicts_with = "seed", allow_negative_numbers = true)]
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', conflicts_with = "seed", allow_hyphen_values = true)]
     pub seeds: Option<Vec<u64>>,
     /// Draws of each row, up to 10000000.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DRAWS)), allow_negative_numbers = true)]
@@ -37,7 +37,7 @@ pub struct RowArgs {
     #[arg(long, value_name = "FILE")]
     pub mask: Option<PathBuf>,
     /// Added to the logits of single tokens; -inf bans one.
-    #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases)]
+    #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
     pub logit_bias: Option<LogitBias>,
     /// How many of the largest log-probabilities to list, up to one for each token; tokens that cannot be drawn are not listed.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]

@@ -2,7 +2,7 @@
 
 use crate::error::CommandError;
 use clap::{Args, ValueEnum};
-use flash_sampling::Isa;
+use flash_sampling::{BuildError, Isa, MAX_SHARDS};
 
 /// Backend and variant.
 #[derive(Clone, Debug, Args)]
@@ -15,23 +15,45 @@ pub struct SamplerArgs {
     #[arg(long, value_enum, default_value_t = VariantName::Tiled)]
     pub variant: VariantName,
     /// Shards of the vocabulary (default 4); for --variant sharded.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = shards, allow_negative_numbers = true)]
     pub shards: Option<usize>,
     /// What the shards exchange (default winners); for --variant sharded.
     #[arg(long, value_enum)]
     pub merge: Option<Merge>,
     /// Tokens of a group (default 512); for --variant grouped or online.
-    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "TOKENS", value_parser = group, allow_negative_numbers = true)]
     pub group: Option<u32>,
     /// How a group is drawn (default fresh); for --variant grouped.
     #[arg(long, value_enum)]
     pub group_draw: Option<Draw>,
     /// Threads (default: one for each processor).
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest that there is).
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
+}
+
+/// The most threads that the CPU backend takes.
+const MAX_THREADS: usize = 1024;
+
+fn within(text: &str, most: usize) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=most).contains(number));
+    number.ok_or_else(|| format!("it must be 1 to {most}"))
+}
+
+fn shards(text: &str) -> Result<usize, String> {
+    within(text, MAX_SHARDS)
+}
+
+/// A number of threads.
+pub(super) fn threads(text: &str) -> Result<usize, String> {
+    within(text, MAX_THREADS)
+}
+
+fn group(text: &str) -> Result<u32, String> {
+    let size = text.parse().ok().filter(|&size: &u32| size > 0 && size.is_multiple_of(64));
+    size.ok_or_else(|| "it must be a positive multiple of 64".into())
 }
 
 /// Where the work is done.
@@ -41,6 +63,19 @@ pub enum BackendName {
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
+}
+
+impl BackendName {
+    /// Refuses a backend that this build does not have.
+    ///
+    /// # Errors
+    /// [`CommandError::Build`], naming the feature.
+    pub fn check_built(self) -> Result<(), CommandError> {
+        match self {
+            BackendName::Cuda if cfg!(not(feature = "cuda")) => Err(BuildError::NotBuilt { feature: "cuda" }.into()),
+            BackendName::Cuda | BackendName::Cpu => Ok(()),
+        }
+    }
 }
 
 /// How the vocabulary is summarised.
@@ -80,7 +115,7 @@ impl SamplerArgs {
     /// Refuses a flag that the chosen backend and variant have no use for: no knob is dropped in silence.
     ///
     /// # Errors
-    /// [`CommandError::Usage`], naming the flag.
+    /// [`CommandError::Usage`], naming the flag; [`CommandError::Build`] when this build does not have the backend.
     pub fn check(&self) -> Result<(), CommandError> {
         let sharded = self.variant == VariantName::Sharded;
         let grouped = self.variant == VariantName::Grouped;
@@ -97,7 +132,7 @@ impl SamplerArgs {
         ];
         match idle.into_iter().find(|(_, idle)| *idle) {
             Some((flag, _)) => Err(CommandError::usage(format!("{flag} means nothing to this backend and variant"))),
-            None => Ok(()),
+            None => self.backend.check_built(),
         }
     }
 }

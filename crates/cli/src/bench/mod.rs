@@ -25,7 +25,7 @@ pub mod timing;
 use crate::args::{BackendName, BenchArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::progress;
+use crate::{output, progress};
 use cases::{Inputs, Ours, Rows};
 use record::{Record, Section};
 use std::io::Write;
@@ -74,10 +74,7 @@ pub fn save(record: &Record, args: &BenchArgs) -> Result<(), CommandError> {
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.check()?;
     // A path that cannot be written is found now, not when all is measured.
-    for path in args.json.iter().chain(&args.svg) {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        file.map_err(CommandError::write(path.display().to_string()))?;
-    }
+    args.json.iter().chain(&args.svg).try_for_each(|path| output::try_path(path))?;
     if args.backend == BackendName::Cuda {
         return cuda(args, out, interrupt);
     }

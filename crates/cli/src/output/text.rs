@@ -9,12 +9,13 @@ const LISTED: usize = 32;
 /// Tokens of a summary.
 const MOST: usize = 10;
 
-/// Writes one row. Up to 32 draws are listed; of more, the most frequent tokens with their frequency beside their
-/// probability.
+/// Writes one row. Up to 32 draws are listed. Of more, those without replacement (`ordered`: they are different tokens,
+/// best first) are listed up to there and the rest counted; of others there are the most frequent tokens, with their
+/// frequency beside their probability.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome) -> io::Result<()> {
+pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome, ordered: bool) -> io::Result<()> {
     let drawn = match outcome {
         Ok(drawn) => drawn,
         Err(error) => return writeln!(out, "row {row}: error: {error}"),
@@ -23,6 +24,10 @@ pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome) -> io::
     if n <= LISTED {
         writeln!(out, "row {row}: log Z {:.4}", drawn.log_z)?;
         list(out, drawn)?;
+    } else if ordered {
+        writeln!(out, "row {row}: log Z {:.4}, {n} draws without replacement, best first", drawn.log_z)?;
+        list(out, drawn)?;
+        writeln!(out, "  drawn  {} more tokens: --format json lists them all", n - LISTED)?;
     } else {
         let ranking = ranking(drawn);
         writeln!(out, "row {row}: log Z {:.4}, {n} draws of {} different tokens", drawn.log_z, ranking.len())?;
@@ -41,7 +46,7 @@ pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome) -> io::
 }
 
 fn list(out: &mut dyn Write, drawn: &Drawn) -> io::Result<()> {
-    for ((token, score), &logit) in drawn.tokens.iter().zip(&drawn.scores).zip(&drawn.logits) {
+    for ((token, score), &logit) in drawn.tokens.iter().zip(&drawn.scores).zip(&drawn.logits).take(LISTED) {
         writeln!(out, "  drawn  token {token:>7}  logprob {:>9.4}  score {score:.4}", drawn.log_prob(logit))?;
     }
     Ok(())
@@ -85,9 +90,9 @@ mod tests {
     use super::*;
     use flash_sampling::{Draw, RowError};
 
-    fn text(outcome: &RowOutcome) -> String {
+    fn text(outcome: &RowOutcome, ordered: bool) -> String {
         let mut out = Vec::new();
-        write_text(&mut out, 3, outcome).unwrap();
+        write_text(&mut out, 3, outcome, ordered).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -98,14 +103,28 @@ mod tests {
             drawn.extend(&[Draw { token: i % 2 * 7, score: 0.0, logit: 0.0 }]);
         }
         drawn.extend(&[Draw { token: 7, score: 0.0, logit: 0.0 }]);
-        let text = text(&Ok(drawn));
+        let text = text(&Ok(drawn), false);
         assert!(text.contains("101 draws of 2 different tokens"), "{text}");
         let first = text.lines().nth(1).unwrap();
         assert!(first.contains("7        51 times  frequency 0.504950  probability 0.500000"), "{first}");
     }
 
     #[test]
+    fn a_list_without_replacement_keeps_its_order_and_counts_the_rest() {
+        for (n, lines) in [(32, 33), (33, 34), (300, 34)] {
+            let mut drawn = Drawn::default();
+            (0..n).for_each(|i| drawn.extend(&[Draw { token: 999 - i, score: -(i as f32), logit: 0.0 }]));
+            let text = text(&Ok(drawn), true);
+            assert_eq!(text.lines().count(), lines, "{text}");
+            for (i, line) in (0..32).zip(text.lines().skip(1)) {
+                assert!(line.starts_with(&format!("  drawn  token {:>7}  logprob", 999 - i)), "{line}");
+            }
+            assert_eq!(text.contains(&format!("{} more tokens", n.saturating_sub(32))), n > 32, "{text}");
+        }
+    }
+
+    #[test]
     fn a_failed_row_is_one_line() {
-        assert_eq!(text(&Err(RowError::NoFiniteLogit.into())), "row 3: error: no token has a finite logit\n");
+        assert_eq!(text(&Err(RowError::NoFiniteLogit.into()), false), "row 3: error: no token has a finite logit\n");
     }
 }

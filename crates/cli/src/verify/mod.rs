@@ -13,7 +13,7 @@ use crate::args::{Effort, VerifyArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::machine::{Machine, utc_now};
-use crate::progress;
+use crate::{output, progress};
 use flash_sampling_conformance::{Effort as LawEffort, Law, LawFailure, LawReport, SamplerFactory, Trial, laws};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -89,6 +89,7 @@ impl Report {
 pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.sampler.check()?;
     let chosen = Chosen::new(args.sampler.clone())?;
+    args.report.iter().try_for_each(|path| output::try_path(path))?;
     let all = || laws::ALL.iter().collect();
     let laws = if args.laws.is_empty() { all() } else { args.laws.iter().map(|law| law.0).collect::<Vec<_>>() };
     let effort = match args.effort {

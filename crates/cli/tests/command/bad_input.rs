@@ -57,7 +57,7 @@ fn shapes_that_make_no_head_are_named() {
     refuse_weight(&files.npy("y.npy", &[4, 0], &[0f32; 0]), "has shape [4, 0]");
     refuse_weight(
         &files.npy("n.npy", &[4, 16], &values(64, 1)),
-        "the hidden states have 32 columns, but the head has hidden size 16",
+        "h.npy: the hidden states have 32 columns, but the head has hidden size 16",
     );
     let head = small_head(&files);
     let no_rows = files.npy("h0.npy", &[0, 32], &[0f32; 0]);
@@ -121,7 +121,7 @@ fn flags_that_mean_nothing_are_refused() {
         ("--seeds 1,2", "2 --seeds for 3 rows"),
         ("--seeds 1,2,x", "invalid value 'x' for '--seeds"),
         ("--seed 1 --seeds 1,2,3", "cannot be used with"),
-        ("--position 72057594037927934", "must stay below 2^56"),
+        ("--position 72057594037927934", "--position 72057594037927934 for 3 rows: the last row would pass 2^56 - 1"),
         ("--soft-cap 0", "'0' for '--soft-cap <CAP>': it must be finite and above 0"),
         ("--scale -1", "'-1' for '--scale <FACTOR>': it must be finite and above 0"),
         ("--scale inf", "must be finite and above 0"),
@@ -129,20 +129,24 @@ fn flags_that_mean_nothing_are_refused() {
         ("--seed -1", "'-1' for '--seed <SEED>'"),
         ("--position -1", "'-1' for '--position <P>'"),
         ("--seeds -1", "'-1' for '--seeds"),
+        ("--seeds -1,2,3", "'-1' for '--seeds"),
+        ("--logit-bias -1:1", "'--logit-bias <ID:VALUE,...>': \"-1\" in \"-1:1\" is not a token id"),
         ("--logprobs -1", "'-1' for '--logprobs <N>'"),
         ("--logprobs 301", "--logprobs 301, but there are 300 tokens"),
         ("--vocab-size 290 --logprobs 291", "there are 290 tokens"),
         ("--vocab-size -1", "'-1' for '--vocab-size <N>'"),
         ("--threads -2", "'-2' for '--threads <N>'"),
         ("--variant grouped --group -2", "'-2' for '--group <TOKENS>'"),
-        ("--threads 0", "0 threads cannot be used: it must be 1 to 1024"),
+        ("--threads 0", "'0' for '--threads <N>': it must be 1 to 1024"),
         ("--variant reference --backend cuda", "--backend cuda means nothing to this backend and variant"),
-        ("--threads 100000", "100000 threads cannot be used"),
+        ("--threads 100000", "'100000' for '--threads <N>'"),
         ("--shards 2", "--shards means nothing"),
-        ("--variant sharded --shards 0", "0 shards"),
-        ("--variant grouped --group 0", "group"),
+        ("--variant sharded --shards 0", "'0' for '--shards <N>': it must be 1 to 4096"),
+        ("--variant sharded --shards 4097", "it must be 1 to 4096"),
+        ("--variant grouped --group 0", "'0' for '--group <TOKENS>': it must be a positive multiple of 64"),
+        ("--variant online --group 1000", "'1000' for '--group <TOKENS>'"),
         ("--variant grouped --without-replacement", "--without-replacement is not possible"),
-        ("--variant grouped --canonical", "canonical is not supported"),
+        ("--variant grouped --canonical", "--canonical: canonical is not supported"),
         ("--variant reference --isa portable", "--isa means nothing"),
         ("--backend cuda --threads 2", "--threads means nothing"),
         ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
@@ -162,10 +166,15 @@ fn what_the_machine_does_not_have_is_refused() {
     let files = Files::new();
     let head = small_head(&files);
     #[cfg(not(feature = "cuda"))]
-    run(&with(&head, "--backend cuda")).assert_refused("this build has no feature 'cuda'");
+    {
+        let says = "this build has no feature 'cuda': build with --features cuda";
+        run(&with(&head, "--backend cuda")).assert_refused(says);
+        // Before anything is said of a head.
+        run_logging("info", &["sample", "--backend", "cuda"]).assert_refused(says);
+    }
     let missing = flash_sampling::Isa::ALL.into_iter().find(|isa| !isa.is_available());
     if let Some(isa) = missing {
-        run(&with(&head, &format!("--isa {isa}"))).assert_refused(&format!("this machine has no {isa}"));
+        run(&with(&head, &format!("--isa {isa}"))).assert_refused(&format!("--isa: this machine has no {isa}"));
     }
 }
 

@@ -73,9 +73,52 @@ fn bad_sizes_of_a_benchmark_are_refused() {
     run(&["bench", "--vocab", "0"]).assert_refused("0 is not in 1..");
     run(&["bench", "--rows", "1,0"]).assert_refused("0 is not in 1..=4096");
     run(&["bench", "--rounds", "0"]).assert_refused("1 to 10000");
-    run(&["bench", "--quick", "--threads", "0"]).assert_refused("0 threads cannot be used");
+    run(&["bench", "--quick", "--threads", "0"]).assert_refused("'0' for '--threads <N>': it must be 1 to 1024");
+    run(&["bench", "--rows", "-1"]).assert_refused("'-1' for '--rows");
+    run(&["bench", "--rows", "-1,2"]).assert_refused("'-1' for '--rows");
+    run(&["bench", "--vocab", "-1"]).assert_refused("'-1' for '--vocab");
     run(&["bench", "--heads", "64,8"]).assert_refused("tokens x hidden size");
     run(&["bench", "--heads", "64x8", "--vocab", "9"]).assert_refused("cannot be used with");
+}
+
+#[test]
+fn a_quick_benchmark_takes_no_sizes() {
+    for flags in ["--vocab 64", "--hidden 64", "--heads 64x8", "--rows 2", "--rounds 3"] {
+        let (flag, value) = flags.split_once(' ').unwrap();
+        run(&["bench", "--quick", flag, value]).assert_refused(&format!("'--quick' cannot be used with '{flag} "));
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_found_before_the_work() {
+    let files = Files::new();
+    let path = files.name("no/such/folder/file");
+    let says = format!("cannot write {path}: No such file");
+    run(&["bench", "--json", &path]).assert_refused(&says);
+    run(&["bench", "--svg", &path]).assert_refused(&says);
+    // All laws would take minutes.
+    let start = std::time::Instant::now();
+    run(&["verify", "--effort", "full", "--report", &path]).assert_refused(&says);
+    assert!(start.elapsed().as_secs() < 20);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn an_output_without_room_is_refused_with_the_code_of_files() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = command(&["info"]).stdout(full).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(2) && stderr.starts_with("error: cannot write to standard output"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn help_tells_the_exit_codes() {
+    let help = run(&["sample", "--help"]);
+    let text = help.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.code == 0 && text.contains("Exit codes: 0") && text.contains("130 Ctrl-C"), "{text}");
 }
 
 #[test]
