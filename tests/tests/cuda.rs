@@ -2,6 +2,7 @@
 
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
@@ -9,6 +10,8 @@ use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, abi};
 
+#[path = "cuda/large.rs"]
+mod large;
 #[path = "cuda/layouts.rs"]
 mod layouts;
 
@@ -207,21 +210,36 @@ fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
     if !runs_here() {
         return;
     }
-    // A NaN weight times the zeros of the unused columns is NaN there too.
-    let mut bad = Problem::integers(Size::new(3, 500, 16), DType::BF16, DType::BF16, 4);
-    bad.bias = Some((0..500).map(|t| if t == 77 { f32::NEG_INFINITY } else { 0.0 }).collect());
-    let weight: Vec<f32> = (0..500).flat_map(|t| bad.weight.row(t)).collect();
-    let poisoned: Vec<f32> =
-        weight.iter().enumerate().map(|(i, &w)| if i == 123 * 16 + 5 { f32::NAN } else { w }).collect();
+    let good = Problem::integers(Size::new(8, 500, 16), DType::BF16, DType::BF16, 4);
+    let head_bias: Vec<f32> = (0..500).map(|t| if t == 77 { f32::NEG_INFINITY } else { 0.0 }).collect();
     let rows = rows(8);
     let plan = Plan { max_rows: 8, max_draws: 3, ..Plan::default() };
-    let head = Head::new(Matrix::new(&poisoned, 500, 16).unwrap()).unwrap();
-    let (mut out, mut want) = (Samples::new(), Samples::new());
-    Reference::new(head, plan, Scheme::Tiled).sample(bad.input(), &rows[..3], &mut want).unwrap();
-    for choice in CHOICES {
-        let mut sampler = Cuda(choice).build(head, plan).unwrap();
-        sampler.sample(bad.input(), &rows[..3], &mut out).unwrap();
-        assert_eq!(bits(&out), bits(&want), "{choice:?}");
-        assert!(out.iter().all(|row| row.is_err()));
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        // Times the zeros of the columns that no row uses, both are NaN there too.
+        for poison in [f32::NAN, f32::INFINITY] {
+            let at = |row: &[f32], k: usize, wrong: Option<f32>| wrong.filter(|_| k == 5).unwrap_or(row[k]);
+            let weight =
+                Tensor::from_fn(dtype, 500, 16, |t, k| at(&good.weight.row(t), k, (t == 123).then_some(poison)));
+            let hidden = |element| Tensor::from_fn(dtype, 8, 16, |r, k| at(&good.hidden.row(r), k, Some(element)));
+            let bad = Problem { bias: Some(head_bias.clone()), ..Problem::new(weight, hidden(1.0)) };
+            // Times a negative number, infinity only forbids its token.
+            let after = hidden(-0.5);
+            let (mut out, mut want, mut want_after) = (Samples::new(), Samples::new(), Samples::new());
+            let mut reference = Reference::new(bad.head(), plan, Scheme::Tiled);
+            reference.sample(bad.input().row_range(0..3), &rows[..3], &mut want).unwrap();
+            reference.sample(after.matrix(), &rows, &mut want_after).unwrap();
+            assert!(want.iter().all(|row| row.is_err()));
+            assert!(want_after.iter().all(|row| row.is_err() == poison.is_nan()));
+            for choice in CHOICES {
+                let mut sampler = Cuda(choice).build(bad.head(), plan).unwrap();
+                for turn in 0..2 {
+                    let what = format!("{poison} in {}, {choice:?}, turn {turn}", dtype.name());
+                    sampler.sample(bad.input().row_range(0..3), &rows[..3], &mut out).unwrap();
+                    assert_eq!(bits(&out), bits(&want), "{what}");
+                    sampler.sample(after.matrix(), &rows, &mut out).unwrap();
+                    assert_eq!(bits(&out), bits(&want_after), "{what}, more rows");
+                }
+            }
+        }
     }
 }

@@ -1,0 +1,65 @@
+//! Sizes at which the Hopper kernel shares its work out in other ways than at those of the suite.
+
+use super::{CHOICES, Cuda, bits, rows, runs_here};
+use flash_sampling_conformance::SamplerFactory;
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{DType, Head, PerturbedArgmax, Plan, Samples};
+use flash_sampling_cuda::KernelChoice;
+
+/// Not a multiple of 4: a call of Philox makes the words of 4 tokens.
+const FIRST_TOKEN: usize = 5;
+
+/// Rows whose bits are compared with the reference: one of each kind.
+const JUDGED: usize = 6;
+
+/// The first `count` rows of a problem, for each count: the kernels agree on all, and with the reference on the first.
+fn check(size: Size, counts: &[usize]) {
+    if !runs_here() {
+        return;
+    }
+    let problem = Problem::integers(size, DType::BF16, DType::BF16, 77);
+    let head = Head::shard(problem.weight.matrix(), FIRST_TOKEN, FIRST_TOKEN + size.vocab).unwrap();
+    let plan = Plan { max_rows: size.rows, max_draws: 3, ..Plan::default() };
+    let rows = rows(size.rows);
+    let (mut want, mut out) = (Samples::new(), Samples::new());
+    let judged = problem.input().row_range(0..JUDGED);
+    Reference::new(head, plan, Scheme::Tiled).sample(judged, &rows[..JUDGED], &mut want).unwrap();
+    let want = bits(&want);
+    let mut all = Vec::new();
+    for choice in [KernelChoice::Portable].into_iter().chain(CHOICES) {
+        let mut sampler = Cuda(choice).build(head, plan).unwrap();
+        if all.is_empty() {
+            sampler.sample(problem.input(), &rows, &mut out).unwrap();
+            all = bits(&out);
+            assert_eq!(all[..JUDGED], want, "{size:?}, {choice:?}");
+        }
+        for &count in counts {
+            sampler.sample(problem.input().row_range(0..count), &rows[..count], &mut out).unwrap();
+            let found = bits(&out);
+            assert_eq!(found.len(), count);
+            let first = (0..count).find(|&r| found[r] != all[r]).map(|r| (r, &found[r], &all[r]));
+            assert!(first.is_none(), "{size:?}, {count} rows, {choice:?}: row, found, wanted {first:?}");
+        }
+    }
+}
+
+/// From 8192 hidden on blocks take tiles by turns, when each has a whole one: 16,896 tokens on 132 multiprocessors.
+/// With their draws, these rows use every tile of the kernel.
+#[test]
+fn long_rows_of_the_weight_have_the_reference_bits() {
+    check(Size::new(200, 20_011, 8192), &[1, 10, 20, 40, 64, 200]);
+}
+
+/// Between 1536 and 8192 hidden the scouts look at a part of the columns, and the consumers at the others: with their
+/// draws, these rows use 96, 119 and 256 columns, of which the scouts have 96.
+#[test]
+fn columns_shared_by_scouts_and_consumers_have_the_reference_bits() {
+    check(Size::new(256, 12_007, 2880), &[64, 80, 256]);
+}
+
+/// The same with 32 of 64 columns.
+#[test]
+fn half_the_columns_of_a_small_batch_have_the_reference_bits() {
+    check(Size::new(40, 6007, 1600), &[22, 30, 40]);
+}
