@@ -16,7 +16,8 @@
 //! | [`DeviceStandalone`] | existing logits in device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //!
 //! One fused kernel is for Hopper, one for every GPU of compute capability 8.0 and up; both multiply bf16 or f16 on tensor
-//! cores and give the same bits. Float32 and pairs of different types are multiplied without tensor cores. The layout
+//! cores and, on one GPU, give the same bits (measured on an H200). Across generations only a canonical plan promises the
+//! same bits: how a tensor core rounds within a product is its own. Float32 and pairs of different types are multiplied without tensor cores. The layout
 //! of device memory decides how fast inputs are read, not whether.
 //!
 //! The variants with groups (paper Alg. I.2 and I.3) are made by the portable kernel: it leaves log-masses and samples of

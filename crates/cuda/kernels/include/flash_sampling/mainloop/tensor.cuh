@@ -10,8 +10,9 @@
 //
 // 1. Slabs of DEPTH elements of both factors run through a ring of STAGES; loads are STAGES - 1 slabs ahead, also over the
 //    border of tiles, so that memory is busy while an epilogue runs.
-// 2. Each product is one accumulator over hidden, 16 elements at a time, ascending, whatever the number of rows. On the
-//    same inputs wgmma sums in the same way: the bits are the Hopper kernel's.
+// 2. Each product is one accumulator over hidden, 16 elements at a time, ascending, whatever the number of rows. On
+//    Hopper wgmma was measured to sum in the same way: there the bits are the Hopper kernel's. Another generation may
+//    round otherwise.
 // 3. A factor whose rows are not multiples of 16 bytes apart is read by ordinary loads into the same slabs: the bits do
 //    not depend on the layout.
 // 4. The accumulators go to the epilogue in parts of PART rows of the batch. Warps along the rows take 8 each in turn, so
