@@ -64,20 +64,27 @@ fn allocations(factory: &dyn SamplerFactory, canonical: bool) -> usize {
 #[test]
 fn a_planned_call_allocates_nothing_after_the_first() {
     let (mut worst, mut pooled) = (0, 0);
+    let mut present = Vec::new();
     for kind in [Kind::Tiled, Kind::Grouped, Kind::GroupedReuse, Kind::Online] {
         for isa in Isa::ALL {
             let factory = Cpu::new(kind, isa);
             if runs(&factory.name(), factory.unavailable(), 1) {
-                let alone = factory.with_threads(1);
-                worst = worst.max(allocations(&alone, false)).max(allocations(&alone, true));
-                pooled = pooled.max(allocations(&factory.with_threads(2), false));
+                present.push(factory);
             }
         }
+    }
+    for factory in &present {
+        let alone = factory.with_threads(1);
+        worst = worst.max(allocations(&alone, false)).max(allocations(&alone, true));
     }
     let tiled = Cpu::new(Kind::Tiled, Isa::Portable).with_threads(1);
     for merge in [ShardMerge::Winners, ShardMerge::LogMass] {
         let shards = Shards { name: "allocation", merge, shards: &[&tiled], equal: None };
         worst = worst.max(allocations(&shards, false));
+    }
+    // Last: the threads of a pool outlive it for a moment, and what they allocate when they end is counted too.
+    for factory in &present {
+        pooled = pooled.max(allocations(&factory.with_threads(2), false));
     }
     assert_eq!(worst, 0);
     assert!(pooled < CALLS, "{pooled} allocations in {CALLS} calls");
