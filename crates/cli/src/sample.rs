@@ -168,7 +168,7 @@ impl<'a> Job<'a> {
                         drawn.log_z = row.log_z.unwrap_or(drawn.log_z);
                         drawn.top.extend_from_slice(row.top);
                     }
-                    (Ok(_), Err(error)) => *outcome = Err(RowFailure::of(error, input, at)),
+                    (Ok(_), Err(error)) => *outcome = Err(RowFailure::of(error, input, at, params[at].mask)),
                     (Err(_), _) => {}
                 }
             }

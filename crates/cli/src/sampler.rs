@@ -42,7 +42,7 @@ pub fn config(args: &SamplerArgs, plan: Plan) -> BackendConfig {
 }
 
 /// The refusal, with the flag that it is of.
-fn named(error: BuildError) -> CommandError {
+pub(crate) fn named(error: BuildError) -> CommandError {
     let flag = match &error {
         BuildError::Cpu(CpuError::IsaUnavailable { .. }) => "--isa",
         BuildError::Cpu(CpuError::Unsupported { knob: Knob::Canonical }) => "--canonical",

@@ -59,15 +59,14 @@ pub fn count(architectures: &[Architecture]) -> usize {
 /// done, in no order, and may end the work early.
 ///
 /// # Errors
-/// [`CudaError::Unavailable`] without the compiler's library, [`CudaError::Compile`], [`CudaError::Folder`].
+/// [`CudaError::NoCompiler`] without the compiler's library, [`CudaError::Compile`], [`CudaError::Folder`].
 pub fn build(
     architectures: &[Architecture],
     folder: &Path,
     threads: usize,
     each: &mut dyn FnMut(Built) -> ControlFlow<()>,
 ) -> Result<(), CudaError> {
-    let version = compile::version()
-        .ok_or_else(|| CudaError::unavailable("the compiler library libnvrtc cannot be loaded; building needs it"))?;
+    let version = compile::version().ok_or_else(|| CudaError::NoCompiler { tried: compile::names() })?;
     let parts = parts(architectures);
     let (next, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
     let made = |(kernel, instance, architecture): &Part| -> Result<Built, CudaError> {

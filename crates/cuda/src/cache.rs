@@ -34,10 +34,18 @@ pub fn folder() -> Option<PathBuf> {
         .or_else(|| variable("HOME").map(|home| home.join(".cache/flash-sampling")))
 }
 
-/// The folders of kernels compiled ahead of time that the environment names.
+/// The folders of kernels compiled ahead of time that the environment names. Warns, once, of each that is not there.
 pub fn ahead() -> Vec<PathBuf> {
     let paths = std::env::var_os(AHEAD).unwrap_or_default();
-    std::env::split_paths(&paths).filter(|path| !path.as_os_str().is_empty()).collect()
+    let folders: Vec<_> = std::env::split_paths(&paths).filter(|path| !path.as_os_str().is_empty()).collect();
+    for folder in &folders {
+        if let Err(error) = fs::metadata(folder)
+            && error.kind() == io::ErrorKind::NotFound
+        {
+            warn(folder, "FLASH_SAMPLING_KERNELS names a folder that is not there:", &error);
+        }
+    }
+    folders
 }
 
 /// A file of a folder of kernels.
@@ -51,7 +59,16 @@ pub struct Kept {
     pub bytes: usize,
 }
 
-/// The whole files of a folder, by name; none when the folder is not there.
+/// A file's label and machine code. Warns, once, of a file that is of no use.
+fn open(path: &Path) -> Option<(Label, Vec<u8>)> {
+    let opened = trust::read(path).and_then(|file| match entry::open(&file) {
+        Some((label, code)) => Ok((label, code.to_vec())),
+        None => Err(io::Error::new(io::ErrorKind::InvalidData, "it is damaged or cut short")),
+    });
+    opened.map_err(|error| warn(path, "a compiled kernel is not taken from", &error)).ok()
+}
+
+/// The whole files of a folder, by name; none when the folder is not there. Warns of the others.
 ///
 /// # Errors
 /// The folder cannot be read, or others may write to it.
@@ -64,8 +81,7 @@ pub fn list(folder: &Path) -> io::Result<Vec<Kept>> {
     paths.retain(|path| path.extension().is_some_and(|extension| extension == entry::EXTENSION));
     paths.sort();
     let kept = |path: PathBuf| {
-        let file = trust::read(&path).ok()?;
-        let (label, code) = entry::open(&file)?;
+        let (label, code) = open(&path)?;
         Some(Kept { path, label, bytes: code.len() })
     };
     Ok(paths.into_iter().filter_map(kept).collect())
@@ -90,10 +106,13 @@ pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion
     names.sort();
     names.into_iter().rev().find_map(|(version, name)| {
         let path = folder.join(name);
-        let file =
-            trust::read(&path).map_err(|error| warn(&path, "a compiled kernel is not taken from", &error)).ok()?;
-        let (label, code) = entry::open(&file)?;
-        (label.recipe == recipe && label.compiler == version).then(|| code.to_vec())
+        let (label, code) = open(&path)?;
+        let named = label.recipe == recipe && label.compiler == version;
+        if !named {
+            let error = io::Error::new(io::ErrorKind::InvalidData, "it holds another kernel than its name says");
+            warn(&path, "a compiled kernel is not taken from", &error);
+        }
+        named.then_some(code)
     })
 }
 

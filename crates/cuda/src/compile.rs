@@ -15,6 +15,13 @@ pub(crate) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
+/// The names by which the compiler's library is looked for; those of Windows only there.
+pub(crate) fn names() -> Vec<String> {
+    let mut names = cudarc::get_lib_name_candidates("nvrtc");
+    names.retain(|name| cfg!(windows) || !name.contains("nvrtc64"));
+    names
+}
+
 /// The version of NVIDIA's run-time compiler; `None` when its library cannot be loaded.
 pub fn version() -> Option<CompilerVersion> {
     if !is_present() {

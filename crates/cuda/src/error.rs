@@ -17,6 +17,12 @@ pub enum CudaError {
         /// What was looked for and found.
         probe: Box<Probe>,
     },
+    /// The run-time compiler's library cannot be loaded, and the work is compiling.
+    #[error("the compiler library libnvrtc cannot be loaded; tried on the loader's path: {}", .tried.join(", "))]
+    NoCompiler {
+        /// The names that were tried.
+        tried: Vec<String>,
+    },
     /// The GPU is too old for the kernels.
     #[error("compute capability {major}.{minor} has no kernel; 8.0 and up have")]
     Architecture {

@@ -6,6 +6,7 @@ use crate::bench::table::{GREEDY, PRODUCTS, READ};
 use crate::bench::timing::Contender;
 use crate::error::CommandError;
 use crate::load::Tensor;
+use crate::sampler::named;
 use crate::synthetic::{self, Logits};
 use flash_sampling::cpu::{Standalone, products};
 use flash_sampling::{
@@ -43,7 +44,8 @@ impl Ours {
         max_rows: usize,
     ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
         let plan = Plan { max_rows, ..Plan::default() };
-        Ok(build(head, &BackendConfig { backend: Backend::Cpu(self.options), variant: variant.clone(), plan })?)
+        let config = BackendConfig { backend: Backend::Cpu(self.options), variant: variant.clone(), plan };
+        build(head, &config).map_err(named)
     }
 }
 

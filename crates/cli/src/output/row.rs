@@ -37,6 +37,9 @@ pub enum RowFailure {
     /// The sampler's answer.
     #[error(transparent)]
     Row(#[from] RowError),
+    /// A mask without a token.
+    #[error("{0} (the mask allows none)")]
+    Mask(RowError),
     /// The sampler's answer, and what explains it.
     #[error("hidden state {column} of the row is {value}: {error}")]
     Hidden {
@@ -50,8 +53,8 @@ pub enum RowFailure {
 }
 
 impl RowFailure {
-    /// Looks for the cause of bad logits among the row's hidden states.
-    pub fn of(error: RowError, hidden: Matrix<'_>, row: usize) -> Self {
+    /// Looks for the cause of bad logits in the row's mask and among its hidden states.
+    pub fn of(error: RowError, hidden: Matrix<'_>, row: usize, mask: Option<&[u32]>) -> Self {
         let of_logits =
             matches!(error, RowError::NaN { .. } | RowError::PositiveInfinity { .. } | RowError::NoFiniteLogit);
         if !of_logits {
@@ -61,6 +64,9 @@ impl RowFailure {
         hidden.row_to_f32(row, &mut values);
         match values.iter().position(|value| !value.is_finite()) {
             Some(column) => RowFailure::Hidden { column, value: values[column], error },
+            None if error == RowError::NoFiniteLogit && mask.is_some_and(|mask| mask.iter().all(|&word| word == 0)) => {
+                RowFailure::Mask(error)
+            }
             None => error.into(),
         }
     }

@@ -34,13 +34,30 @@ mod with_cuda {
         run(&["kernels", "build", "--jobs", "0"]).assert_refused("0 is not in 1..=256");
     }
 
+    #[test]
+    fn folders_and_files_of_no_use_are_told_of_once() {
+        let files = Files::new();
+        let (none, ahead) = (files.name("none"), files.name("ahead"));
+        std::fs::create_dir(&ahead).unwrap();
+        let cut = files.bytes("ahead/cut-sm_80-0-13.0.kernel", b"flash-sampling kernel 1\n");
+        let both = std::env::join_paths([&none, &ahead]).unwrap().into_string().unwrap();
+        for args in [&["kernels", "list"][..], &["info"]] {
+            let told = run_in(&both, &files.name("cache"), args);
+            let lines: Vec<_> = told.stderr.lines().collect();
+            assert!(told.code == 0 && lines.len() == 2, "{told:#?}");
+            assert!(lines[0].contains("names a folder that is not there") && lines[0].contains(&none), "{lines:?}");
+            assert!(lines[1].contains(&cut) && lines[1].contains("damaged or cut short"), "{lines:?}");
+        }
+    }
+
     /// Needs the compiler's library, but no GPU.
     #[test]
     fn what_is_built_is_listed_and_a_folder_that_others_may_write_to_is_not_used() {
         if flash_sampling::cuda::compiler().is_none() {
             let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
             assert!(!required.split(',').any(|r| r == "nvrtc"), "no libnvrtc, but FLASH_SAMPLING_REQUIRE names nvrtc");
-            let (folder, line) = (Files::new(), "the compiler library libnvrtc cannot be loaded");
+            let (folder, line) =
+                (Files::new(), "libnvrtc cannot be loaded; tried on the loader's path: libnvrtc.so, libnvrtc.so.1");
             run(&["kernels", "build", "--out", &folder.name("x")]).assert_refused(line);
             return;
         }
@@ -59,6 +76,12 @@ mod with_cuda {
             info.contains(&format!("{ahead}: {} compiled kernels (sm_80), 0 of other sources", built.len())),
             "{info}"
         );
+        let path = built[0]["path"].as_str().unwrap();
+        let whole = std::fs::read(path).unwrap();
+        std::fs::write(path, &whole[..whole.len() - 1]).unwrap();
+        let listed = run_in(&ahead, &cache, &["kernels", "list", "--format", "json"]);
+        assert_eq!(listed.rows().len(), built.len() - 1);
+        assert_eq!(listed.stderr.matches(path).count(), 1, "{listed:#?}");
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;

@@ -31,8 +31,8 @@
 namespace flash_sampling {
 
 constexpr u32 EPILOGUE_THREADS = 256;
-constexpr u32 WARPS = EPILOGUE_THREADS / 32;
-constexpr u32 TILE_TOKENS = 128;
+[[maybe_unused]] constexpr u32 WARPS = EPILOGUE_THREADS / 32;
+[[maybe_unused]] constexpr u32 TILE_TOKENS = 128;
 
 // The tokens of a block: contiguous, as rows of the weight. Together the blocks' runs are all tokens, ascending.
 struct Run {

@@ -14,10 +14,10 @@
 namespace flash_sampling {
 
 // About one word in 1024 lies below this one, and -ln(word 2^-32), rounded up.
-constexpr u32 NEAR_WORD = 1u << 22;
-constexpr float NEAR_NOISE = 6.931473f;
+[[maybe_unused]] constexpr u32 NEAR_WORD = 1u << 22;
+[[maybe_unused]] constexpr float NEAR_NOISE = 6.931473f;
 // Above the largest noise, that of the smallest refined word.
-constexpr float LARGEST_NOISE = 45.0546f;
+[[maybe_unused]] constexpr float LARGEST_NOISE = 45.0546f;
 
 template <int COLUMNS>
 struct DrawEpilogue {
