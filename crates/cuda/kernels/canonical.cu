@@ -13,8 +13,8 @@ struct Canonical {
     const Item* items;  // [items]
     const Row* noise;   // [items] seed, position, draw, greedy
     const Row* rows;    // [rows] mask, bias, temperature
-    const void* weight;  // [tokens, hidden]
-    const void* hidden;  // [rows, hidden]
+    const void* weight;  // [tokens, hidden], its rows weight_stride apart
+    const void* hidden;  // [rows, hidden], its rows hidden_stride apart
     const float* bias;   // [tokens], or null
     u64 weight_stride;   // elements
     u64 hidden_stride;

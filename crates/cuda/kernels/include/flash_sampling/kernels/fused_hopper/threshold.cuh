@@ -5,7 +5,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Below every dot product that a row beyond the batch can have: nothing of it is looked at.
+// The threshold of a row beyond the batch, the largest finite float: no finite dot product is above it.
 constexpr u32 LOSES_ALWAYS = 0x7f7fffffu;
 
 __device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
