@@ -144,6 +144,7 @@ fn the_headers_have_the_bits_of_the_core() {
     floats(&mut out);
     out.word("tokens wrongly pruned", 0, 0);
     out.word("runs of tokens that do not fit", 0, 0);
+    out.word("tokens that a schedule has not once or does not find again", 0, 0);
     out.word("chunks that meet in a bank or in a place", 0, 0);
     out.word("words that a row's Philox has wrong", 0, 0);
     out.word("words wrongly skipped", 0, 0);

@@ -1,11 +1,17 @@
 // The headers as plain C++: writes what their functions give on fixed inputs, as little-endian words on standard output.
 // crates/cuda/tests/headers.rs computes the same in Rust and compares every bit.
+#include <algorithm>
 #include <cstdio>
+#include <vector>
+
+// CUDA has it without a namespace.
+using std::min;
 
 #include "flash_sampling/abi.cuh"
 #include "flash_sampling/dot_tile.cuh"
 #include "flash_sampling/frontier.cuh"
 #include "flash_sampling/group_summary.cuh"
+#include "flash_sampling/kernels/fused_hopper/schedule.cuh"
 #include "flash_sampling/mainloop/swizzle.cuh"
 #include "flash_sampling/mass_histogram.cuh"
 #include "flash_sampling/noise.cuh"
@@ -54,6 +60,43 @@ static u32 broken_runs() {
         broken += next != tokens;
     }
     return broken;
+}
+
+// The sizes of fused_hopper::Tile that its schedule reads.
+template <u32 CLUSTER_>
+struct Shares {
+    static constexpr u32 CLUSTER = CLUSTER_, TILE_UNITS = 2, UNIT_GRANULES = 4, GRANULE = 16;
+};
+
+// The blocks' tiles must hold every token once, each of them at most a tile, and be found again from their tokens.
+template <u32 CLUSTER>
+static u32 broken_schedules() {
+    using Schedule = fused_hopper::Schedule<Shares<CLUSTER>>;
+    u32 broken = 0, turns = 0;
+    for (u32 i = 0; i < 400; ++i) {
+        const u32 tokens = 1 + input(i) % (i % 4 ? 3000 : 60000), most = 1 + input(i + 1) % (i % 3 ? 132 : 7);
+        const u32 clusters = (tokens + 16 * CLUSTER - 1) / (16 * CLUSTER), groups = clusters < most ? clusters : most;
+        Call call{};
+        call.hidden = i % 2 ? 8192 : 8191;
+        const bool in_turn = Schedule::by_turns(call);
+        std::vector<u32> seen(tokens);
+        for (u32 block = 0; block < groups * CLUSTER; ++block) {
+            const Schedule schedule(tokens, in_turn, block / CLUSTER, groups, block % CLUSTER);
+            turns += schedule.waves;
+            for (u32 t = 0; t < schedule.tiles; ++t) {
+                u32 start, size;
+                schedule.tile(t, start, size);
+                broken += size > 128 || (size > 0 && start % 16 != 0);
+                for (u32 token = start; token < start + size; ++token) {
+                    if (token >= tokens) return ~0u / 2;
+                    ++seen[token];
+                    broken += Schedule::owner(tokens, in_turn, groups, token) != block;
+                }
+            }
+        }
+        for (u32 times : seen) broken += times != 1;
+    }
+    return broken + (turns == 0);
 }
 
 // Every chunk must have its own place, and eight neighbouring rows of a column of chunks eight banks of 16 bytes.
@@ -137,6 +180,7 @@ int main() {
     }
     put(broken);
     put(broken_runs());
+    put(broken_schedules<1>() + broken_schedules<2>());
     put(broken_swizzle<32>() + broken_swizzle<64>() + broken_swizzle<128>());
     // A row's Philox has the words of the definition.
     broken = 0;

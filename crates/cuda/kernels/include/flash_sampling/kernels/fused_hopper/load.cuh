@@ -2,6 +2,7 @@
 #pragma once
 
 #include "schedule.cuh"
+#include "tile.cuh"
 
 namespace flash_sampling::fused_hopper {
 

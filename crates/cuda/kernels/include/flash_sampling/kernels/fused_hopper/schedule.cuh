@@ -2,7 +2,7 @@
 // each, or tile by tile in turn with one last tile each that shares the rest.
 #pragma once
 
-#include "tile.cuh"
+#include "../../abi.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -13,7 +13,7 @@ struct Schedule {
     u32 waves;       // whole tiles by turns
     u32 begin, end;  // granules of the run after them
 
-    __device__ __forceinline__ Schedule(u32 tokens, bool in_turn, u32 group, u32 groups, u32 rank)
+    FS_FUNCTION Schedule(u32 tokens, bool in_turn, u32 group, u32 groups, u32 rank)
         : tokens(tokens), group(group), groups(groups), rank(rank) {
         const u32 granules = (tokens + T::GRANULE - 1) / T::GRANULE;
         waves = in_turn ? granules / (groups * FULL) : 0;
@@ -24,7 +24,7 @@ struct Schedule {
     }
 
     // The first token of a tile, and how many there are.
-    __device__ __forceinline__ void tile(u32 t, u32& start, u32& size) const {
+    FS_FUNCTION void tile(u32 t, u32& start, u32& size) const {
         const bool in_turn = t < waves;
         const u32 from = in_turn ? (t * groups + group) * FULL : begin + (t - waves) * FULL;
         const u32 to = in_turn ? from + FULL : min(from + FULL, end);
@@ -34,7 +34,7 @@ struct Schedule {
     }
 
     // The block that works on a token.
-    static __device__ __forceinline__ u32 owner(u32 tokens, bool in_turn, u32 groups, u32 token) {
+    static FS_FUNCTION u32 owner(u32 tokens, bool in_turn, u32 groups, u32 token) {
         const u32 granules = (tokens + T::GRANULE - 1) / T::GRANULE, granule = token / T::GRANULE;
         const u32 whole = in_turn ? granules / (groups * FULL) * groups * FULL : 0;
         const u32 group = granule < whole
@@ -49,11 +49,11 @@ struct Schedule {
     }
 
     // Measured: rows of the weight of 16 KiB stream faster by turns, of 8 KiB in runs.
-    static __device__ __forceinline__ bool by_turns(const Call& call) { return call.hidden >= 8192; }
+    static FS_FUNCTION bool by_turns(const Call& call) { return call.hidden >= 8192; }
 
   private:
     // The granules of `rest` before a group's own.
-    __device__ __forceinline__ u32 share(u32 rest, u32 of) const {
+    FS_FUNCTION u32 share(u32 rest, u32 of) const {
         return static_cast<u32>(static_cast<u64>(rest) * of / groups);
     }
 };
