@@ -82,6 +82,7 @@ impl<S: PerturbedArgmax> PerturbedArgmax for FromLogits<'_, S> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
         check_call(&input, rows, &self.shape(), &self.plan())?;
         let vocab = self.head.vocab_size() as usize;
         let mut hidden = vec![0.0; input.cols()];

@@ -181,8 +181,8 @@ impl Frame<'_> {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        check_call(&input, rows, &self.shape(), &self.plan)?;
         out.clear();
+        check_call(&input, rows, &self.shape(), &self.plan)?;
         let (can, vocab_size) = (self.can, self.head.vocab_size());
         self.work.clear();
         self.asking.clear();

@@ -4,7 +4,7 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{RowBits, Trial};
 use flash_sampling_core::noise::POSITION_MAX;
-use flash_sampling_core::{DType, Plan, RowParams, SampleError, Samples};
+use flash_sampling_core::{DType, Plan, RowError, RowParams, SampleError, Samples};
 
 const PLAN: Plan = Plan { max_rows: 40, max_draws: 4, max_logprobs: Some(3), canonical: false };
 
@@ -82,20 +82,30 @@ pub(super) fn wrong_shapes_are_errors(trial: &Trial<'_>, report: &mut LawReport)
     sampler.sample(problem.input().row_range(0..4), &rows[..4], &mut out)?;
     let first = RowBits::all(&out);
 
+    // Every call empties what it is given, one that fails too.
+    let mut fill = Samples::new();
+    fill.push_error(RowError::NoFiniteLogit);
+    out.clone_from(&fill);
     let found = sampler.sample(wide.input().row_range(0..4), &rows[..4], &mut out);
     ensure!(matches!(found, Err(SampleError::Hidden { found: 17, expected: 16 })), "17 columns for 16: {found:?}");
+    ensure!(out.is_empty(), "a failed call leaves {} results behind", out.len());
     for params in [0, 3, 5] {
+        out.clone_from(&fill);
         let found = sampler.sample(problem.input().row_range(0..4), &rows[..params], &mut out);
         ensure!(
             matches!(found, Err(SampleError::RowCount { rows: 4, params: p }) if p == params),
             "{params} parameters for 4 rows: {found:?}"
         );
+        ensure!(out.is_empty(), "a failed call leaves {} results behind", out.len());
     }
+    out.clone_from(&fill);
     let found = sampler.sample(problem.input(), &rows[..5], &mut out);
     ensure!(
         matches!(found, Err(SampleError::TooManyRows { rows: 5, max_rows: 4 })),
         "5 rows with a plan for 4: {found:?}"
     );
+    ensure!(out.is_empty(), "a failed call leaves {} results behind", out.len());
+    out.clone_from(&fill);
     sampler.sample(problem.input().row_range(2..2), &[], &mut out)?;
     ensure!(out.is_empty(), "no rows give {} results", out.len());
     sampler.sample(problem.input().row_range(0..4), &rows[..4], &mut out)?;

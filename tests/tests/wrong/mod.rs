@@ -359,11 +359,11 @@ impl PerturbedArgmax for Wrong<'_> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
         match check_call(&input, rows, &self.shape(), &self.plan) {
             Err(SampleError::RowCount { .. }) if self.fault == Fault::RowCountIgnored => {}
             outcome => outcome?,
         }
-        out.clear();
         let mut hidden = vec![0.0; input.cols()];
         for (r, params) in rows.iter().enumerate().take(input.rows()) {
             input.row_to_f32(r, &mut hidden);
