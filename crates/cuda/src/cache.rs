@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The environment variable that names the cache; without it `$XDG_CACHE_HOME/flash-sampling`, then
@@ -124,7 +125,9 @@ pub(crate) fn keep(folder: &Path, label: &Label, code: &[u8]) -> io::Result<Path
     trust::make_folder(folder)?;
     trust::folder(folder)?;
     let path = folder.join(label.file_name());
-    let written = path.with_extension(format!("{}.part", std::process::id()));
+    static WRITERS: AtomicU64 = AtomicU64::new(0);
+    let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
+    let written = path.with_extension(format!("{}-{writer}.part", std::process::id()));
     // What a process of that number left when it was killed.
     let _ = fs::remove_file(&written);
     let result = trust::write(&written, &label.seal(code)).and_then(|()| fs::rename(&written, &path));
