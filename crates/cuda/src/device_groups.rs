@@ -8,8 +8,9 @@ use crate::device_tiled::DeviceHead;
 use crate::error::CudaError;
 use crate::fused_hopper::MAX_ROWS;
 use crate::fused_portable::{Epilogue, LoadedPortable, Portable};
+use crate::scratch::Scratch;
 use crate::select::{GroupRule, SelectKernel};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use std::sync::Arc;
 
 /// Groups are multiples of this many tokens.
@@ -37,6 +38,7 @@ pub(crate) fn check_group(size: u32) -> Result<(), CudaError> {
 #[derive(Debug)]
 pub struct DeviceGroups {
     head: DeviceHead,
+    /// Dropped, and so waited for, before the keys.
     pass: GroupPass,
     /// The first invalid logit a row; all ones between calls.
     invalid: CudaSlice<u64>,
@@ -75,6 +77,11 @@ impl DeviceGroups {
     /// Bytes of device memory that the plan holds besides the kernels.
     pub fn scratch_bytes(&self) -> usize {
         self.pass.partials.len() + self.invalid.len() * size_of::<u64>()
+    }
+
+    /// Every launch has run: see [`Scratch::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.pass.settle();
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues two launches on `stream` and returns.
@@ -131,7 +138,7 @@ pub(crate) struct GroupPass {
     select: SelectKernel,
     /// Those that were used or planned.
     portable: Vec<Arc<LoadedPortable>>,
-    partials: CudaSlice<u8>,
+    partials: Scratch,
 }
 
 impl GroupPass {
@@ -152,16 +159,15 @@ impl GroupPass {
         let blocks = most.unwrap_or(device.multiprocessors());
         // One group more for a first token within a group.
         let slots = head.weight.rows.div_ceil(size as usize) + 1 + blocks as usize;
-        let stream = device.stream()?;
-        let allocate = CudaError::driver("allocate scratch");
-        let partials = stream.alloc_zeros::<u8>(max_rows * slots * PARTIAL_BYTES).map_err(&allocate)?;
-        let base = partials.device_ptr(&stream).0;
         // Not numbers: what is not written must not be read.
-        // SAFETY: this is the whole of the scratch.
-        unsafe { result::memset_d8_async(base, 0xff, partials.len(), stream.cu_stream()) }.map_err(&allocate)?;
-        stream.synchronize().map_err(&allocate)?;
+        let partials = Scratch::new(max_rows * slots * PARTIAL_BYTES, &[], device)?;
         let (device, select) = (device.clone(), SelectKernel::load(device)?);
         Ok(GroupPass { device, size, rule, max_rows, blocks, select, portable, partials })
+    }
+
+    /// Every launch has run: see [`Scratch::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.partials.settle();
     }
 
     /// Enqueues both launches over `head`.
@@ -192,7 +198,7 @@ impl GroupPass {
         };
         let (tokens, first_token, row_count) = (head.weight.rows as u32, head.first_token, hidden.rows as u32);
         let groups = Groups { size: self.size, first_token, tokens, blocks: kernel.blocks(tokens).min(self.blocks) };
-        let partials = self.partials.device_ptr(self.partials.stream()).0;
+        let partials = self.partials.lend();
         let summaries = Summaries { partials, size: self.size, slots: groups.slots() };
         let call = Call {
             rows: results.rows,

@@ -8,8 +8,9 @@ use crate::error::CudaError;
 use crate::kernels::{self, Instance, KernelSource};
 use crate::launch::{argument, launch};
 use crate::noise_math::NoiseMath;
+use crate::scratch::Scratch;
 use core::ops::Range;
-use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr, result};
+use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
@@ -82,9 +83,7 @@ pub struct DeviceStandalone {
     dtype: DType,
     max_draws: usize,
     /// Ordered bits of the best winner a draw, the first invalid logit a draw, and a counter a draw.
-    scratch: u64,
-    /// What `scratch` is the address of.
-    _scratch: CudaSlice<u8>,
+    scratch: Scratch,
 }
 
 impl DeviceStandalone {
@@ -123,28 +122,19 @@ impl DeviceStandalone {
             }
         }
         let kernel = device.function(&SOURCE, &instance(dtype, math), "standalone")?;
-        let allocate = CudaError::driver("allocate scratch");
-        let stream = device.stream()?;
-        let scratch = stream.alloc_zeros::<u8>(20 * max_draws).map_err(&allocate)?;
-        let base = scratch.device_ptr(&stream).0;
-        let invalid = base + 8 * max_draws as u64;
-        // SAFETY: the scratch holds the invalid keys there.
-        unsafe { result::memset_d8_async(invalid, 0xff, 8 * max_draws, stream.cu_stream()) }.map_err(&allocate)?;
-        stream.synchronize().map_err(&allocate)?;
-        Ok(DeviceStandalone {
-            device: device.clone(),
-            kernel,
-            tokens,
-            dtype,
-            max_draws,
-            scratch: base,
-            _scratch: scratch,
-        })
+        let keys = 8 * max_draws..16 * max_draws;
+        let scratch = Scratch::new(20 * max_draws, &[0..keys.start, keys.end..20 * max_draws], device)?;
+        Ok(DeviceStandalone { device: device.clone(), kernel, tokens, dtype, max_draws, scratch })
     }
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Every launch has run: see [`Scratch::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.scratch.settle();
     }
 
     /// Draws from `logits [rows, tokens]`: enqueues one launch on `stream` and returns.
@@ -160,6 +150,8 @@ impl DeviceStandalone {
     ///   until the launch has run; the sources are below the number of rows.
     /// * The rows are as [`abi::Row`](crate::abi::Row) states.
     /// * Launches of one planned value follow each other: on one stream, or ordered by events.
+    /// * This value outlives the launch, and every launch of a graph that captured it. Dropping it waits for the GPU when
+    ///   launches may be pending, so it is not dropped while a stream of the context captures.
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -186,7 +178,7 @@ impl DeviceStandalone {
             return Ok(());
         }
         let (blocks, parts_of_block) = split(&self.tokens, draws.count, self.device.multiprocessors());
-        let (scratch, each) = (self.scratch, 8 * self.max_draws as u64);
+        let (scratch, each) = (self.scratch.lend(), 8 * self.max_draws as u64);
         let call = Call {
             rows: draws.rows,
             bias: 0,

@@ -7,9 +7,10 @@ use crate::device_matrix::DeviceMatrix;
 use crate::error::CudaError;
 use crate::fused_hopper::{Loaded, MAX_ROWS, Tile};
 use crate::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
+use crate::scratch::Scratch;
 use crate::tensor_map;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
-use flash_sampling_core::{DType, Knob};
+use cudarc::driver::CudaStream;
+use flash_sampling_core::{DType, HeadError, Knob};
 use std::sync::Arc;
 
 /// The most tokens of a head: beyond it the kernel's 32-bit shares overflow.
@@ -20,9 +21,9 @@ const MAX_TOKENS: usize = 1 << 26;
 pub struct DeviceHead {
     /// `[tokens, hidden]`: the rows that can be drawn, without padding.
     pub weight: DeviceMatrix,
-    /// Global id of the weight's first row.
+    /// Global id of the weight's first row; no token's id exceeds 2^32 - 2.
     pub first_token: u32,
-    /// Device address of one float32 per weight row, added before soft-cap and scale.
+    /// Device address, a multiple of 4, of one float32 per weight row, added before soft-cap and scale.
     pub bias: Option<u64>,
     /// `cap * tanh(l / cap)`; finite and positive.
     pub soft_cap: Option<f32>,
@@ -38,6 +39,7 @@ impl DeviceHead {
             return Err(CudaError::Architecture { major, minor });
         }
         self.weight.check("weight")?;
+        self.check_values()?;
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
@@ -50,6 +52,26 @@ impl DeviceHead {
             Some(&(what, found, limit)) => Err(CudaError::TooLarge { what, found, limit }),
             None => Ok(()),
         }
+    }
+
+    /// Factors, token ids, and the bias's address. The kernels rely on them: they prune by a bound that grows with the dot
+    /// product.
+    fn check_values(&self) -> Result<(), CudaError> {
+        for (what, value) in [("scale", Some(self.scale)), ("soft_cap", self.soft_cap)] {
+            if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {
+                return Err(HeadError::Factor { what, value: value.into() }.into());
+            }
+        }
+        let vocab_start = self.first_token as usize;
+        let vocab_end = vocab_start.saturating_add(self.weight.rows);
+        // The largest id is the mark of no winner.
+        if vocab_end > u32::MAX as usize - 1 {
+            return Err(HeadError::Vocab { vocab_size: vocab_end, vocab_start, vocab_end }.into());
+        }
+        if self.bias.is_some_and(|bias| !bias.is_multiple_of(size_of::<f32>() as u64)) {
+            return Err(CudaError::Layout { what: "bias", reason: "its address lies within an element" });
+        }
+        Ok(())
     }
 
     /// Whether hidden states are of a planned head and batch, and there are any.
@@ -98,9 +120,7 @@ pub struct DeviceTiled {
     /// Those that were used or planned.
     portable: Vec<Arc<LoadedPortable>>,
     /// Ordered bits of the best winner a row, the first invalid logit a row, a counter, and a logit a block and row.
-    scratch: u64,
-    /// What `scratch` is the address of.
-    _scratch: CudaSlice<u8>,
+    scratch: Scratch,
     max_rows: usize,
 }
 
@@ -133,14 +153,18 @@ impl DeviceTiled {
     ///
     /// # Errors
     /// * [`CudaError::Architecture`]: the device is older than compute capability 8.0.
-    /// * [`CudaError::Layout`]: the weight has no columns, a stride below its width, or an address within an element.
+    /// * [`CudaError::Layout`]: the weight has no columns, a stride below its width, or an address within an element; or
+    ///   the bias such an address.
+    /// * [`CudaError::Head`]: a scale or soft-cap that is not finite and positive, or token ids above 2^32 - 2.
     /// * [`CudaError::TooLarge`]: tokens, columns or rows.
     /// * [`CudaError::EmptyPlan`]: `max_rows` is 0.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     ///
     /// # Safety
-    /// The head's weight and bias are device memory of this device, of the stated sizes, and stay so and unchanged
-    /// while this value is used and until all its launches have run.
+    /// * The head's weight and bias are device memory of this device, of the stated sizes, and stay so and unchanged
+    ///   while this value is used and until all its launches have run.
+    /// * This value outlives its launches and every launch of a graph that captured them. Dropping it waits for the GPU when
+    ///   launches may be pending, so it is not dropped while a stream of the context captures.
     pub unsafe fn new(head: DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         // SAFETY: this function's contract is the same.
         unsafe { DeviceTiled::with_kernels(head, max_rows, device, KernelChoice::default()) }
@@ -184,20 +208,13 @@ impl DeviceTiled {
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
         head.check(max_rows, device)?;
-        let allocate = CudaError::driver("allocate scratch");
         let size = LOGITS as usize + 4 * MAX_BLOCKS * device.multiprocessors() as usize * max_rows;
-        let stream = device.stream()?;
-        let scratch = stream.alloc_zeros::<u8>(size).map_err(&allocate)?;
-        let base = scratch.device_ptr(&stream).0;
         // Ones are what the invalid keys begin with, and NaN for the logits, which nobody reads before they are written.
-        for (at, byte, size) in [(0, 0xff, size), (BEST, 0, 8 * MAX_ROWS), (ARRIVED, 0, (LOGITS - ARRIVED) as usize)] {
-            // SAFETY: these are parts of the scratch.
-            unsafe { result::memset_d8_async(base + at, byte, size, stream.cu_stream()) }.map_err(&allocate)?;
-        }
-        stream.synchronize().map_err(&allocate)?;
+        let zeros = [BEST as usize..INVALID as usize, ARRIVED as usize..LOGITS as usize];
+        let scratch = Scratch::new(size, &zeros, device)?;
         let device = device.clone();
         let (hopper, portable) = (None, Vec::new());
-        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch: base, _scratch: scratch, max_rows })
+        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, max_rows })
     }
 
     /// The device.
@@ -207,7 +224,12 @@ impl DeviceTiled {
 
     /// Bytes of device memory that the plan holds besides the kernels.
     pub fn scratch_bytes(&self) -> usize {
-        self._scratch.len()
+        self.scratch.len()
+    }
+
+    /// Every launch has run: see [`Scratch::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.scratch.settle();
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns.
@@ -225,6 +247,7 @@ impl DeviceTiled {
     ///   until the launch has run.
     /// * The rows are as [`abi::Row`](crate::abi::Row) states.
     /// * Launches of one planned value follow each other: on one stream, or ordered by events.
+    /// * This value outlives the launch, and every launch of a graph that captured it.
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -283,14 +306,15 @@ impl DeviceTiled {
         hidden.dtype == self.head.weight.dtype
     }
 
-    fn call(&self, hidden: &DeviceMatrix, rows: u64, draws: u64) -> Call {
+    fn call(&mut self, hidden: &DeviceMatrix, rows: u64, draws: u64) -> Call {
+        let scratch = self.scratch.lend();
         Call {
             rows,
             bias: self.head.bias.unwrap_or(0),
-            best: self.scratch + BEST,
-            invalid: self.scratch + INVALID,
-            logits: self.scratch + LOGITS,
-            arrived: self.scratch + ARRIVED,
+            best: scratch + BEST,
+            invalid: scratch + INVALID,
+            logits: scratch + LOGITS,
+            arrived: scratch + ARRIVED,
             draws,
             head: self.head.transform(),
             row_count: hidden.rows as u32,

@@ -88,10 +88,10 @@ pub enum CudaError {
         /// The knob.
         knob: Knob,
     },
-    /// More tokens or a larger hidden size than the kernel can index.
+    /// More than the kernels can index, or than was planned.
     #[error("{found} {what} are more than the kernel's {limit}")]
     TooLarge {
-        /// Tokens or columns.
+        /// Tokens, columns, rows or draws.
         what: &'static str,
         /// How many there are.
         found: usize,
@@ -107,7 +107,7 @@ pub enum CudaError {
     /// A matrix in device memory that no kernel can read.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {
-        /// Weight or hidden states.
+        /// Weight, bias, hidden states, logits or operands.
         what: &'static str,
         /// What is wrong.
         reason: &'static str,

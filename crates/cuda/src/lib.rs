@@ -102,6 +102,8 @@ mod resources;
 #[cfg(feature = "rivals")]
 pub mod rivals;
 #[cfg(feature = "driver")]
+mod scratch;
+#[cfg(feature = "driver")]
 mod select;
 #[cfg(feature = "driver")]
 mod sources;

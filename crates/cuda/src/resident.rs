@@ -174,12 +174,15 @@ impl Resident {
     }
 
     /// Copies the first draws down, and waits.
-    fn copy_draws(&self, count: usize, draws: &mut Vec<Draw>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+    fn copy_draws(&mut self, count: usize, draws: &mut Vec<Draw>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         draws.clear();
         draws.resize(count, Draw::default());
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(draws);
         stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(CudaError::driver("copy the draws"))?;
-        stream.synchronize().map_err(CudaError::driver("run the kernels"))
+        stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
+        self.fused.settle();
+        self.groups.iter_mut().for_each(DeviceGroups::settle);
+        Ok(())
     }
 }
 

@@ -183,6 +183,7 @@ impl CudaStandalone {
             let failed = CudaError::driver("copy the draws");
             self.stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(&failed)?;
             self.stream.synchronize().map_err(&failed)?;
+            sampler.settle();
         }
         self.work = work;
         Ok(())

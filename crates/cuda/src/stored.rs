@@ -272,6 +272,7 @@ impl Stored {
             stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(&failed)?;
         }
         stream.synchronize().map_err(&failed)?;
+        self.draw.settle();
         if !has_entries {
             for draw in &self.draws_here {
                 let winner = Winner::new(draw.score, draw.token);

@@ -10,6 +10,7 @@ use crate::error::CudaError;
 use crate::frame::candidate;
 use crate::fused_hopper::MAX_ROWS;
 use crate::grouped::in_distribution;
+use crate::scratch::wait;
 use crate::select::GroupRule;
 use crate::staging::Staging;
 use crate::tiled::CudaTiled;
@@ -23,6 +24,8 @@ use std::sync::Arc;
 
 /// Tokens of a group of the tiled variant, whose draws do not depend on it.
 const TILED_GROUP: u32 = 1024;
+/// The most draws of a call: rows times draws of a row. No buffer's size overflows below it.
+const MAX_DRAWS: usize = u32::MAX as usize;
 
 /// Draws over a reader that yields the weight, row-major and in native byte order: a head larger than device memory. Two
 /// blocks of the weight are on the GPU, and two beside them in host memory that the GPU copies from: while one block is
@@ -88,6 +91,7 @@ impl<'a> CudaStreamed<'a> {
     /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
     /// * [`CudaError::Head`]: the head's shape or transforms cannot be used.
     /// * [`CudaError::Unsupported`]: a canonical plan, or one with log-probabilities.
+    /// * [`CudaError::TooLarge`]: also more than 2^32 - 1 draws of a call.
     /// * Those of [`CudaTiled::new`].
     pub fn online(
         head: StreamHead<'a>,
@@ -132,15 +136,18 @@ impl<'a> CudaStreamed<'a> {
         if let Some(&(_, knob)) = empty.iter().find(|(empty, _)| *empty) {
             return Err(CudaError::EmptyPlan { knob });
         }
+        let most = plan.max_rows.saturating_mul(plan.max_draws as usize);
+        if most > MAX_DRAWS {
+            return Err(CudaError::TooLarge { what: "draws", found: most, limit: MAX_DRAWS });
+        }
         let (stream, copies) = (device.stream()?, device.stream()?);
         let row_bytes = head.hidden * head.dtype.size();
         let groups = (block_bytes / row_bytes / group as usize).clamp(1, head.vocab_size.div_ceil(group as usize));
-        let tokens = groups * group as usize;
+        let tokens = (groups * group as usize).min(head.vocab_size);
         let blocks =
             [Block::new(tokens * row_bytes, device, &stream)?, Block::new(tokens * row_bytes, device, &stream)?];
         let failed = CudaError::driver("allocate what a call needs");
         let bias = head.bias.map(|bias| stream.clone_htod(&bias[..head.vocab_size])).transpose().map_err(&failed)?;
-        let most = plan.max_rows * plan.max_draws as usize;
         let first = DeviceHead {
             weight: DeviceMatrix {
                 address: blocks[0].weight.device_ptr(&stream).0,
@@ -280,7 +287,10 @@ impl<'a> CudaStreamed<'a> {
         let failed = CudaError::driver("copy a block of the weight");
         let block = &mut self.blocks[at];
         self.copies.wait(&block.used).map_err(&failed)?;
-        self.copies.memcpy_htod(&block.pinned, &mut block.weight).map_err(&failed)?;
+        let bytes = count * self.head.hidden * self.head.dtype.size();
+        // The events below tell when the pinned memory may be written again; dropping this value waits for the copy.
+        let read = &block.pinned.as_slice().map_err(&failed)?[..bytes];
+        self.copies.memcpy_htod(read, &mut block.weight.slice_mut(..bytes)).map_err(&failed)?;
         block.copied.record(&self.copies).map_err(&failed)?;
         self.stream.wait(&block.copied).map_err(&failed)?;
         let address = |slice: &CudaSlice<u8>| slice.device_ptr(slice.stream()).0;
@@ -325,6 +335,18 @@ impl<'a> CudaStreamed<'a> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.results);
         let there = self.draws.slice(..bytes.len());
         self.stream.memcpy_dtoh(&there, bytes).map_err(CudaError::driver("copy the draws"))?;
-        self.stream.synchronize().map_err(CudaError::driver("run the kernels"))
+        self.stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
+        self.pass.settle();
+        Ok(())
+    }
+}
+
+impl Drop for CudaStreamed<'_> {
+    /// Waits for what a call that failed left behind: it uses this value's memory.
+    fn drop(&mut self) {
+        let copied = wait(self.copies.context(), || self.copies.synchronize());
+        if copied && wait(self.stream.context(), || self.stream.synchronize()) {
+            self.pass.settle();
+        }
     }
 }

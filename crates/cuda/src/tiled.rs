@@ -41,6 +41,7 @@ impl<'w> CudaTiled<'w> {
     ///
     /// # Errors
     /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
+    /// * [`CudaError::Layout`]: the head has tokens, but no columns.
     /// * [`CudaError::Architecture`], [`CudaError::TooLarge`], [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(head: Head<'w>, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
         CudaTiled::with_kernels(head, plan, device, KernelChoice::default())

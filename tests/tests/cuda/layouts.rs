@@ -3,10 +3,12 @@
 use super::{CHOICES, runs_here};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_core::DType;
 use flash_sampling_core::transform::RowTransform;
+use flash_sampling_core::{DType, HeadError};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_cuda::{CudaError, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, abi};
+use flash_sampling_cuda::{
+    CudaError, Device, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, abi,
+};
 use std::sync::Arc;
 
 /// A matrix on the GPU, `before` bytes into its memory and with `gap` elements of NaN after each row.
@@ -190,6 +192,32 @@ fn nonsense_is_refused() {
     ] {
         assert!(matches!(plan(wrong), Some(CudaError::Layout { what: "weight", .. })), "{wrong:?}");
     }
+    let good = head(weight.matrix);
+    let plans = |head| {
+        // SAFETY: as above.
+        let tiled = unsafe { DeviceTiled::new(head, 2, &device) }.err();
+        // SAFETY: as above.
+        let groups = unsafe { DeviceGroups::new(head, 2, 64, GroupRule::Fresh, &device) }.err();
+        [tiled, groups]
+    };
+    for value in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        for error in plans(DeviceHead { scale: value, ..good }) {
+            let found = matches!(error, Some(CudaError::Head(HeadError::Factor { what: "scale", .. })));
+            assert!(found, "scale {value}: {error:?}");
+        }
+        for error in plans(DeviceHead { soft_cap: Some(value), ..good }) {
+            let found = matches!(error, Some(CudaError::Head(HeadError::Factor { what: "soft_cap", .. })));
+            assert!(found, "soft-cap {value}: {error:?}");
+        }
+    }
+    // 40 tokens: the last id would be 2^32 - 1, and then 2^32 - 2.
+    for error in plans(DeviceHead { first_token: u32::MAX - 39, ..good }) {
+        assert!(matches!(error, Some(CudaError::Head(HeadError::Vocab { .. }))), "{error:?}");
+    }
+    for error in plans(DeviceHead { bias: Some(weight.matrix.address + 2), ..good }) {
+        assert!(matches!(error, Some(CudaError::Layout { what: "bias", .. })), "{error:?}");
+    }
+    assert_eq!(plans(good), [None, None]);
     // SAFETY: nothing is launched with what is refused.
     let mut sampler = unsafe { DeviceTiled::new(head(weight.matrix), 2, &device) }.unwrap();
     for wrong in [DeviceMatrix { cols: 8, ..hidden.matrix }, DeviceMatrix { row_stride: 3, ..hidden.matrix }] {
