@@ -12,6 +12,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: CudaSlice<u8>,
+    address: u64,
     is_pending: bool,
 }
 
@@ -30,7 +31,7 @@ impl Scratch {
         fill(&(0..size), 0xff).map_err(&failed)?;
         zeros.iter().try_for_each(|range| fill(range, 0)).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
-        Ok(Scratch { memory, is_pending: false })
+        Ok(Scratch { memory, address: base, is_pending: false })
     }
 
     /// Bytes.
@@ -41,7 +42,7 @@ impl Scratch {
     /// The device address, for a launch that may be pending from now on.
     pub(crate) fn lend(&mut self) -> u64 {
         self.is_pending = true;
-        self.memory.device_ptr(self.memory.stream()).0
+        self.address
     }
 
     /// Every launch that used the memory has run: its stream was waited for, without an error.
