@@ -3,6 +3,7 @@
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
+use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
@@ -14,6 +15,10 @@ use flash_sampling_cuda::{CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTil
 mod large;
 #[path = "cuda/layouts.rs"]
 mod layouts;
+#[path = "cuda/rows.rs"]
+mod rows;
+
+use rows::rows;
 
 /// The fused tiled variant on the first GPU.
 struct Cuda(KernelChoice);
@@ -118,31 +123,6 @@ fn captured_call(choice: KernelChoice) {
     assert!(tokens.windows(2).all(|pair| pair[0] != pair[1]), "{tokens:?}");
 }
 
-/// Token, and the bits of score and logit, of every draw of a row; or the row's error.
-type Bits = Result<Vec<(u32, u32, u32)>, String>;
-
-fn bits(samples: &Samples) -> Vec<Bits> {
-    let draw = |d: &flash_sampling_core::Draw| (d.token, d.score.to_bits(), d.logit.to_bits());
-    samples.iter().map(|row| row.map(|row| row.draws.iter().map(draw).collect()).map_err(|e| e.to_string())).collect()
-}
-
-/// Rows that differ in everything that the kernel takes.
-fn rows(count: usize) -> Vec<RowParams<'static>> {
-    const MASK: [u32; 40] = [0xdead_beef; 40];
-    let row = |r: usize| {
-        let base = RowParams { seed: 7 + r as u64 / 3, position: (1 << 40) + r as u64, ..RowParams::default() };
-        match r % 6 {
-            0 => base,
-            1 => RowParams { temperature: 0.0, ..base },
-            2 => RowParams { temperature: 0.6, draws: 3, first_draw: 9, ..base },
-            3 => RowParams { logit_bias: &[(1, 4.0), (9, f32::NEG_INFINITY), (60, -1.0)], ..base },
-            4 => RowParams { mask: Some(&MASK), draws: 2, ..base },
-            _ => RowParams { temperature: 1000.0, ..base },
-        }
-    };
-    (0..count).map(row).collect()
-}
-
 #[test]
 fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
     if !runs_here() {
@@ -171,7 +151,7 @@ fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
                 for _ in 0..2 {
                     sampler.sample(problem.input(), &rows, &mut found).unwrap();
                     let what = format!("{count} rows, {vocab} x {hidden}, {}, {choice:?}", dtype.name());
-                    assert_eq!(bits(&found), bits(&want), "{what}");
+                    assert_eq!(RowBits::all(&found), RowBits::all(&want), "{what}");
                 }
             }
         }
@@ -193,13 +173,17 @@ fn rows_have_the_same_bits_in_batches_of_1_to_256() {
         let mut sampler = Cuda(choice).build(problem.head(), plan).unwrap();
         if all.is_empty() {
             sampler.sample(problem.input(), &rows, &mut out).unwrap();
-            all = bits(&out);
+            all = RowBits::all(&out);
         }
         for batch in [1, 2, 5, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 200, 255, 256] {
             for first in [0, 1, 256 - batch].into_iter().filter(|first| first + batch <= 256) {
                 let input: Matrix<'_> = problem.input().row_range(first..first + batch);
                 sampler.sample(input, &rows[first..first + batch], &mut out).unwrap();
-                assert_eq!(bits(&out), all[first..first + batch], "rows {first}.. in a batch of {batch}, {choice:?}");
+                assert_eq!(
+                    RowBits::all(&out),
+                    all[first..first + batch],
+                    "rows {first}.. in a batch of {batch}, {choice:?}"
+                );
             }
         }
     }
@@ -235,9 +219,9 @@ fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
                 for turn in 0..2 {
                     let what = format!("{poison} in {}, {choice:?}, turn {turn}", dtype.name());
                     sampler.sample(bad.input().row_range(0..3), &rows[..3], &mut out).unwrap();
-                    assert_eq!(bits(&out), bits(&want), "{what}");
+                    assert_eq!(RowBits::all(&out), RowBits::all(&want), "{what}");
                     sampler.sample(after.matrix(), &rows, &mut out).unwrap();
-                    assert_eq!(bits(&out), bits(&want_after), "{what}, more rows");
+                    assert_eq!(RowBits::all(&out), RowBits::all(&want_after), "{what}, more rows");
                 }
             }
         }

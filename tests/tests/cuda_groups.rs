@@ -13,6 +13,11 @@ use flash_sampling_cuda::{
     GroupRule, abi,
 };
 
+#[path = "cuda/rows.rs"]
+mod rows;
+
+use rows::rows;
+
 /// Tokens of a group: the size that `vectors/value_stability.txt` knows.
 const GROUP: u32 = 512;
 
@@ -68,23 +73,6 @@ impl SamplerFactory for Cuda {
 suite!(grouped, Cuda::Grouped(GROUP));
 suite!(grouped_reuse, Cuda::GroupedReuse);
 suite!(online, Cuda::Online(GROUP));
-
-/// Rows that differ in everything that the kernels take.
-fn rows(count: usize) -> Vec<RowParams<'static>> {
-    const MASK: [u32; 40] = [0xdead_beef; 40];
-    let row = |r: usize| {
-        let base = RowParams { seed: 7 + r as u64 / 3, position: (1 << 40) + r as u64, ..RowParams::default() };
-        match r % 6 {
-            0 => base,
-            1 => RowParams { temperature: 0.0, ..base },
-            2 => RowParams { temperature: 0.6, draws: 3, first_draw: 9, ..base },
-            3 => RowParams { logit_bias: &[(1, 4.0), (9, f32::NEG_INFINITY), (60, -1.0)], ..base },
-            4 => RowParams { mask: Some(&MASK), draws: 2, ..base },
-            _ => RowParams { temperature: 1000.0, ..base },
-        }
-    };
-    (0..count).map(row).collect()
-}
 
 #[test]
 fn integer_inputs_have_the_reference_bits_for_every_group_and_batch() {

@@ -14,8 +14,8 @@ use flash_sampling_core::canonical::norm;
 use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Candidate, Capabilities, Exactness, Head, Knob, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape,
-    Winner, params,
+    Candidate, Capabilities, Exactness, Head, Knob, MassHistogram, Matrix, Plan, RowError, RowParams, SampleError,
+    Samples, Shape, Winner, params,
 };
 use std::sync::Arc;
 
@@ -162,6 +162,50 @@ pub(crate) fn candidate(draw: &Draw) -> Result<Candidate, RowError> {
     }
 }
 
+/// Appends the row whose draws are next in `results`, with its masses and largest logits when it asked; or its error.
+pub(crate) fn push_row(
+    results: &mut &[Draw],
+    row: &params::Row<'_>,
+    mass: Option<&MassHistogram>,
+    top: &[Candidate],
+    out: &mut Samples,
+) -> Result<(), RowError> {
+    let (draws, rest) = results.split_at(row.draws as usize);
+    *results = rest;
+    draws.iter().try_for_each(|draw| candidate(draw).map(drop))?;
+    out.push_row(draws.iter().flat_map(candidate), mass, top);
+    Ok(())
+}
+
+/// Makes a public sampler of a [`Frame`] in a tuple struct.
+macro_rules! impl_sampler {
+    ($sampler:ident) => {
+        impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {
+            fn capabilities(&self) -> flash_sampling_core::Capabilities {
+                self.0.capabilities()
+            }
+
+            fn shape(&self) -> flash_sampling_core::Shape {
+                self.0.shape()
+            }
+
+            fn plan(&self) -> flash_sampling_core::Plan {
+                self.0.plan()
+            }
+
+            fn sample(
+                &mut self,
+                input: flash_sampling_core::Matrix<'_>,
+                rows: &[flash_sampling_core::RowParams<'_>],
+                out: &mut flash_sampling_core::Samples,
+            ) -> Result<(), flash_sampling_core::SampleError> {
+                self.0.sample(input, rows, out)
+            }
+        }
+    };
+}
+pub(crate) use impl_sampler;
+
 impl Frame<'_> {
     pub(crate) fn capabilities(&self) -> Capabilities {
         self.can
@@ -205,12 +249,8 @@ impl Frame<'_> {
             let outcome = params.check(&can, &self.plan, vocab_size).and_then(|row| match asked {
                 Some(i) if self.draws_from_stored() => self.answers.emit(i, &row, out),
                 asked => {
-                    let (draws, rest) = results.split_at(row.draws as usize);
-                    results = rest;
-                    draws.iter().try_for_each(|draw| candidate(draw).map(drop))?;
                     let (mass, top) = asked.map_or((None, [].as_slice()), |i| self.answers.extras(i));
-                    out.push_row(draws.iter().flat_map(candidate), mass, top);
-                    Ok(())
+                    push_row(&mut results, &row, mass, top, out)
                 }
             });
             if let Err(error) = outcome {

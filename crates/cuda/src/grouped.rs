@@ -4,13 +4,10 @@ use crate::device::Device;
 use crate::device_groups::check_group;
 use crate::device_tiled::KernelChoice;
 use crate::error::CudaError;
-use crate::frame::Frame;
+use crate::frame::{Frame, impl_sampler};
 use crate::select::GroupRule;
 use crate::tiled::CudaTiled;
-use flash_sampling_core::{
-    Capabilities, Exactness, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
-    Variant,
-};
+use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
 use std::sync::Arc;
 
 /// Log-mass and local sample of each group of tokens on a GPU, then a draw of the group, for inputs in host memory (paper
@@ -53,20 +50,4 @@ pub(crate) fn in_distribution(can: Capabilities) -> Capabilities {
     Capabilities { exactness: Exactness::InDistribution, without_replacement: false, canonical: false, ..can }
 }
 
-impl PerturbedArgmax for CudaGrouped<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.0.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.0.plan()
-    }
-
-    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        self.0.sample(input, rows, out)
-    }
-}
+impl_sampler!(CudaGrouped);

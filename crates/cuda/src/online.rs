@@ -4,13 +4,11 @@ use crate::device::Device;
 use crate::device_groups::check_group;
 use crate::device_tiled::KernelChoice;
 use crate::error::CudaError;
-use crate::frame::Frame;
+use crate::frame::{Frame, impl_sampler};
 use crate::grouped::in_distribution;
 use crate::select::GroupRule;
 use crate::tiled::CudaTiled;
-use flash_sampling_core::{
-    Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
-};
+use flash_sampling_core::{Capabilities, Head, Plan, Variant};
 use std::sync::Arc;
 
 /// Groups of tokens on a GPU, merged in ascending order by a coin, for inputs in host memory (paper Alg. I.3). Exact in
@@ -37,20 +35,4 @@ impl<'w> CudaOnline<'w> {
     }
 }
 
-impl PerturbedArgmax for CudaOnline<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.0.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.0.plan()
-    }
-
-    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        self.0.sample(input, rows, out)
-    }
-}
+impl_sampler!(CudaOnline);

@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::device_matrix::DeviceMatrix;
 use crate::device_standalone::{DeviceDraws, DeviceStandalone};
 use crate::error::CudaError;
-use crate::frame::candidate;
+use crate::frame::push_row;
 use crate::launch::{argument, launch};
 use crate::noise_math::NoiseMath;
 use crate::staging::Staging;
@@ -300,11 +300,7 @@ impl PerturbedArgmax for CudaStandalone {
                 if let Some(i) = asked {
                     return self.answers.emit(i, &row, out);
                 }
-                let (draws, rest) = results.split_at(row.draws as usize);
-                results = rest;
-                draws.iter().try_for_each(|draw| candidate(draw).map(drop))?;
-                out.push_row(draws.iter().flat_map(candidate), None, &[]);
-                Ok(())
+                push_row(&mut results, &row, None, &[], out)
             });
             if let Err(error) = outcome {
                 out.push_error(error);

@@ -7,7 +7,7 @@ use crate::device_groups::{GroupPass, Results, check_group};
 use crate::device_matrix::DeviceMatrix;
 use crate::device_tiled::DeviceHead;
 use crate::error::CudaError;
-use crate::frame::candidate;
+use crate::frame::push_row;
 use crate::fused_hopper::MAX_ROWS;
 use crate::grouped::in_distribution;
 use crate::scratch::wait;
@@ -243,13 +243,8 @@ impl<'a> CudaStreamed<'a> {
         }
         let mut results = self.results.as_slice();
         for params in rows {
-            let outcome = params.check(&can, &plan, vocab_size).and_then(|row| {
-                let (draws, rest) = results.split_at(row.draws as usize);
-                results = rest;
-                draws.iter().try_for_each(|draw| candidate(draw).map(drop))?;
-                out.push_row(draws.iter().flat_map(candidate), None, &[]);
-                Ok(())
-            });
+            let outcome =
+                params.check(&can, &plan, vocab_size).and_then(|row| push_row(&mut results, &row, None, &[], out));
             if let Err(error) = outcome {
                 out.push_error(error);
             }

@@ -3,11 +3,8 @@
 use crate::device::Device;
 use crate::device_tiled::KernelChoice;
 use crate::error::CudaError;
-use crate::frame::Frame;
-use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
-    Variant,
-};
+use crate::frame::{Frame, impl_sampler};
+use flash_sampling_core::{Capabilities, Exactness, Head, Input, Plan, Variant};
 use std::sync::Arc;
 
 /// Draws inside the matmul on a GPU, for inputs in host memory (paper Alg. 1). Exact pathwise.
@@ -61,20 +58,4 @@ impl<'w> CudaTiled<'w> {
     }
 }
 
-impl PerturbedArgmax for CudaTiled<'_> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.0.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.0.plan()
-    }
-
-    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        self.0.sample(input, rows, out)
-    }
-}
+impl_sampler!(CudaTiled);

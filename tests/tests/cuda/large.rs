@@ -1,8 +1,10 @@
 //! Sizes at which the Hopper kernel shares its work out in other ways than at those of the suite.
 
-use super::{CHOICES, Cuda, bits, rows, runs_here};
+use super::rows::rows;
+use super::{CHOICES, Cuda, runs_here};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, Head, PerturbedArgmax, Plan, Samples};
 use flash_sampling_cuda::KernelChoice;
@@ -25,18 +27,18 @@ fn check(size: Size, counts: &[usize]) {
     let (mut want, mut out) = (Samples::new(), Samples::new());
     let judged = problem.input().row_range(0..JUDGED);
     Reference::new(head, plan, Scheme::Tiled).sample(judged, &rows[..JUDGED], &mut want).unwrap();
-    let want = bits(&want);
+    let want = RowBits::all(&want);
     let mut all = Vec::new();
     for choice in [KernelChoice::Portable].into_iter().chain(CHOICES) {
         let mut sampler = Cuda(choice).build(head, plan).unwrap();
         if all.is_empty() {
             sampler.sample(problem.input(), &rows, &mut out).unwrap();
-            all = bits(&out);
+            all = RowBits::all(&out);
             assert_eq!(all[..JUDGED], want, "{size:?}, {choice:?}");
         }
         for &count in counts {
             sampler.sample(problem.input().row_range(0..count), &rows[..count], &mut out).unwrap();
-            let found = bits(&out);
+            let found = RowBits::all(&out);
             assert_eq!(found.len(), count);
             let first = (0..count).find(|&r| found[r] != all[r]).map(|r| (r, &found[r], &all[r]));
             assert!(first.is_none(), "{size:?}, {count} rows, {choice:?}: row, found, wanted {first:?}");
