@@ -1,8 +1,9 @@
 //! The suite on vocabulary shards in one process: both merges, equal and unequal shards, an empty one, and samplers of
-//! different kinds side by side.
+//! different kinds side by side; and on ranks that exchange summaries over each transport.
 
 mod backends;
 
+use backends::ranks::{Ranks, loopback};
 use backends::{Cpu, Kind, Referee, Shards};
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_cpu::Isa;
@@ -27,3 +28,10 @@ suite!(log_mass_uneven, shards("log_mass/uneven", ShardMerge::LogMass, None));
 suite!(log_mass_3, shards("log_mass/3", ShardMerge::LogMass, Some(3)));
 suite!(winners_mixed, mixed("winners/mixed", ShardMerge::Winners));
 suite!(log_mass_mixed, mixed("log_mass/mixed", ShardMerge::LogMass));
+
+fn ranks(name: &'static str, merge: ShardMerge) -> Ranks<'static> {
+    Ranks { name, merge, local: &PORTABLE, equal: None, transports: &loopback }
+}
+
+suite!(loopback_winners, ranks("loopback/winners", ShardMerge::Winners));
+suite!(loopback_log_mass, ranks("loopback/log_mass", ShardMerge::LogMass));

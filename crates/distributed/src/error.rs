@@ -1,9 +1,10 @@
 //! What can go wrong between shards.
 
 use crate::merge::ShardMerge;
+use crate::options::Exchange;
 use crate::transport::TransportError;
 use crate::wire::WireError;
-use flash_sampling_core::{Plan, SampleError};
+use flash_sampling_core::{DType, Plan, SampleError};
 
 /// Why shards cannot draw together. `shard` is the number of the shard, which is its rank.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +104,49 @@ pub enum ShardError {
         /// The shard's.
         found: ShardMerge,
     },
+    /// Ranks disagree about what crosses in a call, or about the check of tokens.
+    #[error(
+        "shard {shard} exchanges {found:?} (check of tokens: {found_check}), but shard 0 {expected:?} ({expected_check})"
+    )]
+    Exchange {
+        /// The shard.
+        shard: usize,
+        /// Shard 0's exchange.
+        expected: Exchange,
+        /// The shard's.
+        found: Exchange,
+        /// Whether shard 0 checks tokens.
+        expected_check: bool,
+        /// Whether the shard does.
+        found_check: bool,
+    },
+    /// [`Exchange::Winners`] carries winners; a draw by log-mass needs summaries.
+    #[error("winners alone cannot be merged by log-mass: exchange summaries")]
+    WinnersByMass,
+    /// A weight or hidden states are of another type than elsewhere.
+    #[error("shard {shard} has {what} of {found:?}, but {expected:?} is expected")]
+    Type {
+        /// The shard.
+        shard: usize,
+        /// Whose type: the weight's (against shard 0) or the hidden states' (against this rank's).
+        what: &'static str,
+        /// The type expected.
+        expected: DType,
+        /// The shard's.
+        found: DType,
+    },
+    /// A rank says of itself that it is another one, or part of another world.
+    #[error("shard {shard} says that it is rank {found_rank} of {found_world}, but there are {world} ranks")]
+    Rank {
+        /// The shard.
+        shard: usize,
+        /// Ranks here.
+        world: usize,
+        /// What the shard holds itself for.
+        found_rank: usize,
+        /// How many ranks the shard sees.
+        found_world: usize,
+    },
     /// A plan that asks for more than the shards were planned for.
     #[error("{asked:?} asks for more than the shards' {planned:?}")]
     BeyondShards {
@@ -144,6 +188,20 @@ pub enum ShardError {
     /// Ranks were called with different parameters for a row.
     #[error("shard {shard} was called with other parameters for row {row}")]
     Params {
+        /// The shard.
+        shard: usize,
+        /// The row.
+        row: usize,
+    },
+    /// The largest word of a row is no winner: the transport damaged it.
+    #[error("the ranks' winner of row {row} is no token of the vocabulary")]
+    Winner {
+        /// The row.
+        row: usize,
+    },
+    /// The check of tokens found another result on a rank.
+    #[error("shard {shard} has another result for row {row} than this one")]
+    Disagree {
         /// The shard.
         shard: usize,
         /// The row.

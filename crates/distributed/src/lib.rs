@@ -6,7 +6,7 @@
 //!
 //! | merge | the draw is | what crosses per row and draw |
 //! | --- | --- | --- |
-//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes |
+//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes; 8 by [`Exchange::Winners`], whatever the world |
 //! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes, and 8 per row |
 //!
 //! and two samplers perform them. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
@@ -19,15 +19,19 @@
 //! | `shard` | one shard and its last answers, asked again where its support was too small |
 //! | `summary`, `received` | [`ShardSummary`] and its bytes, written and read |
 //! | `merge` | the two merges |
+//! | `winners` | one word a row, for an exchange of winners alone |
+//! | `options`, `check` | what ranks agree on, and the debug check that they agree on results |
 //! | `sharded`, `shard_sampler` | the two samplers |
 //! | `transport`, `loopback` | the exchange |
 //!
 //! Shards are numbered in the order of their tokens; a shard's number is its rank.
 #![forbid(unsafe_code)]
 
+mod check;
 mod error;
 mod loopback;
 mod merge;
+mod options;
 mod received;
 mod shard;
 mod shard_sampler;
@@ -35,13 +39,15 @@ mod sharded;
 mod summary;
 mod tiling;
 mod transport;
+mod winners;
 mod wire;
 
 pub use error::ShardError;
 pub use loopback::Loopback;
 pub use merge::ShardMerge;
+pub use options::{Exchange, ShardOptions};
 pub use shard_sampler::ShardSampler;
 pub use sharded::Sharded;
 pub use summary::ShardSummary;
-pub use transport::{Transport, TransportError};
+pub use transport::{TIME_LIMIT, Transport, TransportError};
 pub use wire::WireError;

@@ -1,7 +1,9 @@
 //! The transport between the threads of one process.
 
-use crate::transport::{Transport, TransportError};
+use crate::transport::{TIME_LIMIT, Transport, TransportError, max_of};
+use core::time::Duration;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// One rank of a group of threads. Dropping it, also by a panic, releases the ranks that wait for it.
 ///
@@ -13,7 +15,12 @@ pub struct Loopback {
     rank: usize,
     /// Exchanges that this rank has begun.
     step: usize,
+    limit: Duration,
+    is_broken: bool,
     group: Arc<Group>,
+    /// Of reductions; only the memory lives from call to call.
+    words: Vec<u8>,
+    gathered: Vec<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -41,7 +48,56 @@ impl Loopback {
     pub fn group(world: usize) -> Vec<Loopback> {
         let state = Mutex::new(State { ranks: vec![Mailboxes::default(); world] });
         let group = Arc::new(Group { state, changed: Condvar::new() });
-        (0..world).map(|rank| Loopback { rank, step: 0, group: Arc::clone(&group) }).collect()
+        let rank = |rank| Loopback {
+            rank,
+            step: 0,
+            limit: TIME_LIMIT,
+            is_broken: false,
+            group: Arc::clone(&group),
+            words: Vec::new(),
+            gathered: Vec::new(),
+        };
+        (0..world).map(rank).collect()
+    }
+
+    /// Waits at most this long for the other ranks, in place of [`TIME_LIMIT`].
+    pub fn with_time_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Sends a message and waits for those of all ranks; the state is that of the step, and locked.
+    fn exchange(&mut self, mine: &[u8]) -> Result<MutexGuard<'_, State>, TransportError> {
+        if self.is_broken {
+            return Err(TransportError::Broken);
+        }
+        self.is_broken = true;
+        let (parity, deadline) = (self.step % 2, Instant::now().checked_add(self.limit));
+        self.step += 1;
+        let mut state = self.group.lock();
+        let own = &mut state.ranks[self.rank];
+        own.messages[parity].clear();
+        own.messages[parity].extend_from_slice(mine);
+        own.sent = self.step;
+        self.group.changed.notify_all();
+        loop {
+            let absent = || state.ranks.iter().enumerate().filter(|(_, r)| r.sent < self.step);
+            if absent().next().is_none() {
+                break;
+            }
+            if let Some((rank, _)) = absent().find(|(_, r)| r.left) {
+                return Err(TransportError::PeerLeft { rank });
+            }
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                let ranks = absent().map(|(rank, _)| rank).collect();
+                return Err(TransportError::TimedOut { ranks, limit: self.limit });
+            }
+            let woken = self.group.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.is_broken = false;
+        Ok(state)
     }
 }
 
@@ -63,24 +119,22 @@ impl Transport for Loopback {
 
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         let parity = self.step % 2;
-        self.step += 1;
-        let mut state = self.group.lock();
-        let own = &mut state.ranks[self.rank];
-        own.messages[parity].clear();
-        own.messages[parity].extend_from_slice(mine);
-        own.sent = self.step;
-        self.group.changed.notify_all();
-        while state.ranks.iter().any(|r| r.sent < self.step) {
-            if let Some(rank) = state.ranks.iter().position(|r| r.sent < self.step && r.left) {
-                return Err(TransportError::PeerLeft { rank });
-            }
-            state = self.group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let state = self.exchange(mine)?;
         all.resize_with(state.ranks.len(), Vec::new);
         for (mine, theirs) in all.iter_mut().zip(&state.ranks) {
             mine.clone_from(&theirs.messages[parity]);
         }
         Ok(())
+    }
+
+    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
+        let (mut words, mut gathered) = (core::mem::take(&mut self.words), core::mem::take(&mut self.gathered));
+        words.clear();
+        words.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        let reduced = self.all_gather(&words, &mut gathered).and_then(|()| max_of(&gathered, values));
+        (self.words, self.gathered) = (words, gathered);
+        self.is_broken |= reduced.is_err();
+        reduced
     }
 }
 
@@ -135,6 +189,62 @@ mod tests {
                     }
                     let error = transport.all_gather(b"second", &mut all).unwrap_err();
                     assert!(matches!(error, TransportError::PeerLeft { rank: 1 }));
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn every_rank_gets_the_largest_values_of_its_own_step() {
+        thread::scope(|scope| {
+            for mut transport in Loopback::group(5) {
+                scope.spawn(move || {
+                    let rank = transport.rank() as u64;
+                    for step in 0..400u64 {
+                        if (step * 13 + rank * 29) % 61 == 0 {
+                            thread::sleep(Duration::from_millis(1));
+                        }
+                        let value = |rank: u64| (rank * 31 + step * 17) % 101 + step;
+                        let mut values = [value(rank), u64::MAX - value(rank), 0];
+                        transport.all_reduce_max(&mut values).unwrap();
+                        let all = (0..5).map(value);
+                        assert_eq!(values, [all.clone().max().unwrap(), u64::MAX - all.min().unwrap(), 0]);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_that_hangs_is_named_within_the_time_limit_and_the_group_is_done() {
+        let limit = Duration::from_millis(50);
+        let mut group = Loopback::group(3);
+        // Alive, and never coming.
+        let _hangs = group.remove(1);
+        thread::scope(|scope| {
+            for transport in group {
+                let mut transport = transport.with_time_limit(limit);
+                scope.spawn(move || {
+                    let begun = Instant::now();
+                    let error = transport.all_reduce_max(&mut [7]).unwrap_err();
+                    assert!(matches!(&error, TransportError::TimedOut { ranks, .. } if ranks == &[1]), "{error}");
+                    assert!(begun.elapsed() >= limit && begun.elapsed() < 20 * limit);
+                    let error = transport.all_gather(b"again", &mut Vec::new()).unwrap_err();
+                    assert!(matches!(error, TransportError::Broken), "{error}");
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn another_length_in_a_reduction_is_named() {
+        thread::scope(|scope| {
+            for mut transport in Loopback::group(3) {
+                scope.spawn(move || {
+                    let values = if transport.rank() == 2 { 3 } else { 4 };
+                    let error = transport.all_reduce_max(&mut vec![1; values]).unwrap_err();
+                    let other = if values == 3 { 0 } else { 2 };
+                    assert!(matches!(error, TransportError::Length { rank, .. } if rank == other), "{error}");
                 });
             }
         });

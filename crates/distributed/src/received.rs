@@ -3,10 +3,11 @@
 use crate::error::ShardError;
 use crate::summary::{
     ANSWER, BIN, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, ROWS, ShardSummary, UNUSABLE, fingerprint,
+    of_element,
 };
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
-use flash_sampling_core::{Candidate, Draw, MassHistogram, RowError, RowParams, RowSample, Winner};
+use flash_sampling_core::{Candidate, DType, Draw, MassHistogram, RowError, RowParams, RowSample, Winner};
 
 /// The received summaries of one shard; keeps its memory from call to call.
 #[derive(Debug, Default)]
@@ -36,6 +37,7 @@ impl Received {
         shard: usize,
         tokens: &Range<u32>,
         rows: &[RowParams<'a>],
+        dtype: DType,
         by_mass: impl Fn(&RowParams<'a>) -> Option<bool>,
     ) -> Result<(), ShardError> {
         self.rows.clear();
@@ -44,9 +46,12 @@ impl Received {
         self.masses.clear();
         let message = |source| ShardError::Message { shard, source };
         let mut reader = Reader::new(bytes);
-        let found = self.header(&mut reader, shard)?;
+        let (found, of_type) = self.header(&mut reader, shard)?;
         if found != rows.len() {
             return Err(ShardError::Rows { shard, expected: rows.len(), found });
+        }
+        if of_type != dtype {
+            return Err(ShardError::Type { shard, what: "hidden states", expected: dtype, found: of_type });
         }
         for (r, params) in rows.iter().enumerate() {
             if reader.u64().map_err(message)? != fingerprint(params) {
@@ -67,20 +72,24 @@ impl Received {
         reader.finish().map_err(message)
     }
 
-    /// The number of rows that follow.
-    fn header(&self, reader: &mut Reader<'_>, shard: usize) -> Result<usize, ShardError> {
+    /// The number of rows that follow, and the type of their hidden states.
+    fn header(&self, reader: &mut Reader<'_>, shard: usize) -> Result<(usize, DType), ShardError> {
         let header = (|| {
             if reader.u32()? != MAGIC {
                 return Err(reader.invalid("not a shard's summaries"));
             }
             match reader.u8()? {
-                ROWS => Ok(Ok(reader.u32()? as usize)),
+                ROWS => {
+                    let rows = reader.u32()? as usize;
+                    let dtype = of_element(reader.u8()?).ok_or_else(|| reader.invalid("an unknown type"))?;
+                    Ok(Ok((rows, dtype)))
+                }
                 FAILED => Ok(Err(reader.text()?.to_owned())),
                 _ => Err(reader.invalid("an unknown status")),
             }
         })();
         match header.map_err(|source| ShardError::Message { shard, source })? {
-            Ok(rows) => Ok(rows),
+            Ok(header) => Ok(header),
             Err(reason) => Err(ShardError::Failed { shard, reason }),
         }
     }
@@ -220,7 +229,7 @@ mod tests {
 
     fn message(samples: &Samples) -> Vec<u8> {
         let (mut bytes, mut words) = (Vec::new(), Vec::new());
-        begin(&mut bytes, rows().len());
+        begin(&mut bytes, rows().len(), DType::BF16);
         for (r, params) in rows().iter().enumerate() {
             match by_mass(params) {
                 Some(by_mass) => encode_row(&mut bytes, &mut words, params, by_mass, &samples.row(r)),
@@ -232,7 +241,7 @@ mod tests {
 
     fn decode(bytes: &[u8]) -> Result<Received, ShardError> {
         let mut summaries = Received::default();
-        summaries.decode(bytes, 1, &TOKENS, &rows(), by_mass).map(|()| summaries)
+        summaries.decode(bytes, 1, &TOKENS, &rows(), DType::BF16, by_mass).map(|()| summaries)
     }
 
     fn wire_error(bytes: &[u8]) -> WireError {
@@ -248,7 +257,7 @@ mod tests {
         let bytes = message(&samples);
         let mut summaries = decode(&bytes).unwrap();
         // A second call of the same shape finds nothing of the first.
-        summaries.decode(&bytes, 1, &TOKENS, &rows(), by_mass).unwrap();
+        summaries.decode(&bytes, 1, &TOKENS, &rows(), DType::BF16, by_mass).unwrap();
         let (sent, received) = (samples.row(0).unwrap(), summaries.row(0).unwrap());
         assert_eq!(received.draws, sent.draws);
         assert_eq!(received.log_z, sent.log_z);
@@ -272,14 +281,19 @@ mod tests {
     fn other_rows_and_other_parameters_are_named() {
         let bytes = message(&samples());
         let mut summaries = Received::default();
-        let error = summaries.decode(&bytes, 1, &TOKENS, &rows()[..3], by_mass).unwrap_err();
+        let error = summaries.decode(&bytes, 1, &TOKENS, &rows()[..3], DType::BF16, by_mass).unwrap_err();
         assert!(matches!(error, ShardError::Rows { shard: 1, expected: 3, found: 4 }));
+        let error = summaries.decode(&bytes, 1, &TOKENS, &rows(), DType::F16, by_mass).unwrap_err();
+        assert!(
+            matches!(error, ShardError::Type { shard: 1, expected: DType::F16, found: DType::BF16, .. }),
+            "{error}"
+        );
         let changes: [fn(&mut RowParams<'static>); 5] =
             [|p| p.seed += 1, |p| p.position += 1, |p| p.draws += 1, |p| p.first_draw += 1, |p| p.mask = Some(&[])];
         for change in changes {
             let mut other = rows();
             change(&mut other[2]);
-            let error = summaries.decode(&bytes, 1, &TOKENS, &other, by_mass).unwrap_err();
+            let error = summaries.decode(&bytes, 1, &TOKENS, &other, DType::BF16, by_mass).unwrap_err();
             assert!(matches!(error, ShardError::Params { shard: 1, row: 2 }), "{error}");
         }
     }
@@ -289,7 +303,7 @@ mod tests {
         let bytes = message(&samples());
         let mut summaries = Received::default();
         for tokens in [101..200, 100..199, 300..400] {
-            let error = summaries.decode(&bytes, 1, &tokens, &rows(), by_mass).unwrap_err();
+            let error = summaries.decode(&bytes, 1, &tokens, &rows(), DType::BF16, by_mass).unwrap_err();
             assert!(matches!(error, ShardError::Message { source: WireError::Invalid { .. }, .. }), "{error}");
         }
     }

@@ -1,12 +1,14 @@
 //! One rank of a group of shards.
 
 use crate::error::ShardError;
-use crate::merge::{Merger, ShardMerge};
+use crate::merge::Merger;
+use crate::options::{Exchange, ShardOptions};
 use crate::received::Received;
 use crate::shard::Shard;
-use crate::summary;
 use crate::tiling::{Description, Whole};
 use crate::transport::Transport;
+use crate::winners::Winners;
+use crate::{check, summary};
 use core::ops::Range;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
@@ -14,9 +16,10 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 /// One rank: a local shard, one exchange of summaries per call, and the merge that every rank makes for itself.
 ///
 /// Every rank of the group makes the same calls with the same hidden states and row parameters, and gets the same
-/// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes exactly one
-/// [`all_gather`](Transport::all_gather), whatever goes wrong on this rank, so that a failure here is an error on the
-/// other ranks and not a hang. All ranks merge the same bytes, so they agree to the last bit.
+/// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes one [`all_gather`](Transport::all_gather) of
+/// summaries, or one [`all_reduce_max`](Transport::all_reduce_max) of winners (see [`Exchange`]), whatever goes wrong on
+/// this rank, so that a failure here is an error on the other ranks and not a hang. All ranks merge the same bytes, so they
+/// agree to the last bit.
 ///
 /// ```
 /// use flash_sampling_core::reference::{Reference, Scheme};
@@ -52,18 +55,28 @@ pub struct ShardSampler<'s, T> {
     messages: Vec<Vec<u8>>,
     received: Vec<Received>,
     words: Vec<u64>,
+    options: ShardOptions,
+    winners: Winners,
 }
 
 impl<'s, T: Transport> ShardSampler<'s, T> {
-    /// This rank's sampler, from its shard of the vocabulary. A collective call: every rank of the group makes it, and
-    /// they learn one another's tokens, plans and capabilities.
+    /// This rank's sampler, from its shard of the vocabulary; a [`ShardMerge`](crate::ShardMerge) alone stands for its
+    /// [`ShardOptions`]. A collective call: every rank of the group makes it, and in this handshake they learn one another's
+    /// ranks, tokens, plans, options and capabilities.
     ///
     /// # Errors
-    /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Merge`] when ranks ask for different merges, and
-    /// what can go wrong in an exchange. Every rank gets the same error about the shards.
-    pub fn new(local: Box<dyn PerturbedArgmax + 's>, mut transport: T, merge: ShardMerge) -> Result<Self, ShardError> {
+    /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Merge`], [`ShardError::Exchange`],
+    /// [`ShardError::Type`] and [`ShardError::Rank`] when ranks differ in these, [`ShardError::WinnersByMass`], and what can
+    /// go wrong in an exchange. Every rank gets the same error about the shards.
+    pub fn new(
+        local: Box<dyn PerturbedArgmax + 's>,
+        mut transport: T,
+        options: impl Into<ShardOptions>,
+    ) -> Result<Self, ShardError> {
+        let options = options.into();
         let (mut message, mut messages) = (Vec::new(), Vec::new());
-        Description::of(&*local, merge).encode(&mut message);
+        let rank = (transport.rank(), transport.world());
+        Description::of(&*local, &options, rank).encode(&mut message);
         exchange(&mut transport, &message, &mut messages)?;
         let description = |(shard, bytes): (usize, &Vec<u8>)| {
             Description::decode(bytes).map_err(|source| ShardError::Message { shard, source })
@@ -80,6 +93,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             messages,
             transport,
             words: Vec::new(),
+            options,
+            winners: Winners::default(),
         })
     }
 
@@ -91,11 +106,61 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         self.whole.restrict(plan).map(|()| self)
     }
 
-    /// The local summaries of a call, as the message to the other ranks.
-    fn summarize(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), SampleError> {
+    /// Asks the local shard.
+    fn ask(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), SampleError> {
         check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;
-        self.local.ask(input, rows, self.whole.merge)?;
-        summary::begin(&mut self.message, rows.len());
+        self.local.ask(input, rows, self.whole.merge)
+    }
+
+    /// Exchanges winners alone; whether that was enough, which is the same on every rank.
+    fn reduce(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        has_answers: bool,
+        out: &mut Samples,
+    ) -> Result<bool, ShardError> {
+        let ShardSampler { local, whole, winners, transport, .. } = self;
+        winners.begin(whole, rows, input.dtype());
+        if has_answers {
+            for (r, params) in rows.iter().enumerate() {
+                if let Ok(row) = params.check(&whole.capabilities, &whole.plan, whole.shape.vocab_size) {
+                    winners.put(r, &row, &local.summary(r));
+                }
+            }
+        } else {
+            winners.ask_for_summaries();
+        }
+        transport.all_reduce_max(winners.words())?;
+        Ok(winners.results(whole, rows, out)?.is_some())
+    }
+
+    /// Gathers the summaries and merges them. `failure` is why this rank has none.
+    fn gather(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        failure: Option<&SampleError>,
+        out: &mut Samples,
+    ) -> Result<(), ShardError> {
+        match failure {
+            Some(error) => summary::encode_failure(&mut self.message, &error.to_string()),
+            None => self.summarize(input, rows),
+        }
+        exchange(&mut self.transport, &self.message, &mut self.messages)?;
+        if failure.is_some() {
+            return Ok(());
+        }
+        let ShardSampler { whole, merger, tokens, messages, received, .. } = self;
+        for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
+            received.decode(bytes, shard, tokens, rows, input.dtype(), |params| by_mass(whole, params))?;
+        }
+        merger.rows(whole, rows, tokens.len(), |shard, row| received[shard].row(row), out)
+    }
+
+    /// The local summaries of a call, as the message to the other ranks.
+    fn summarize(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) {
+        summary::begin(&mut self.message, rows.len(), input.dtype());
         for (r, params) in rows.iter().enumerate() {
             match by_mass(&self.whole, params) {
                 None => summary::encode_not_asked(&mut self.message, params),
@@ -104,6 +169,25 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
                     summary::encode_row(&mut self.message, &mut self.words, params, by_mass, &summary);
                 }
             }
+        }
+    }
+
+    /// The exchanges of a call, after the local shard was asked.
+    fn draw_together(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        failure: Option<&SampleError>,
+        out: &mut Samples,
+    ) -> Result<(), ShardError> {
+        let is_done = self.options.exchange == Exchange::Winners && self.reduce(input, rows, failure.is_none(), out)?;
+        if !is_done {
+            self.gather(input, rows, failure, out)?;
+        }
+        if self.options.check_tokens && failure.is_none() {
+            check::encode(out, &mut self.message);
+            exchange(&mut self.transport, &self.message, &mut self.messages)?;
+            check::compare(&self.message, &self.messages)?;
         }
         Ok(())
     }
@@ -124,18 +208,15 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let local = self.summarize(input, rows);
-        if let Err(error) = &local {
-            summary::encode_failure(&mut self.message, &error.to_string());
+        let failure = self.ask(input, rows).err();
+        let drawn = self.draw_together(input, rows, failure.as_ref(), out);
+        if failure.is_some() || drawn.is_err() {
+            out.clear();
         }
-        let exchanged = exchange(&mut self.transport, &self.message, &mut self.messages);
-        local?;
-        exchanged?;
-        let ShardSampler { whole, merger, tokens, messages, received, .. } = self;
-        for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
-            received.decode(bytes, shard, tokens, rows, |params| by_mass(whole, params))?;
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(drawn?),
         }
-        Ok(merger.rows(whole, rows, tokens.len(), |shard, row| received[shard].row(row), out)?)
     }
 }
 

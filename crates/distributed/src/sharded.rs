@@ -2,6 +2,7 @@
 
 use crate::error::ShardError;
 use crate::merge::{Merger, ShardMerge};
+use crate::options::ShardOptions;
 use crate::shard::Shard;
 use crate::tiling::{Description, Whole};
 use flash_sampling_core::sampler::check_call;
@@ -45,7 +46,9 @@ impl<'s> Sharded<'s> {
     /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`], [`ShardError::Nested`]: the merge cannot be done with
     ///   them.
     pub fn new(shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {
-        let descriptions: Vec<_> = shards.iter().map(|s| Description::of(&**s, merge)).collect();
+        let (options, world) = (ShardOptions::new(merge), shards.len());
+        let describe = |(rank, shard)| Description::of(shard, &options, (rank, world));
+        let descriptions: Vec<_> = shards.iter().map(|shard| &**shard).enumerate().map(describe).collect();
         let mut backends = shards.iter().map(|s| s.capabilities().backend);
         let first = backends.next().ok_or(ShardError::NoShards)?;
         let backend = if backends.all(|b| b == first) { first } else { "mixed" };

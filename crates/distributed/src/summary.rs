@@ -1,7 +1,7 @@
 //! What a shard leaves behind of a call, and its bytes.
 //!
 //! ```text
-//! message   magic u32 | 0 u8 | rows u32 | row ...          or, when the whole call failed:  magic u32 | 1 u8 | text
+//! message   magic u32 | 0 u8 | rows u32 | type u8 | row ...          or, when the whole call failed:  magic u32 | 1 u8 | text
 //! row       fingerprint of the parameters u64 | kind u8 | rest
 //!   0 ANSWER        draws | log-mass f64 if merged by it | mass and top if log-probabilities were asked for
 //!   1 NO_MASS       the shard has no finite logit
@@ -14,7 +14,7 @@
 //! ```
 
 use crate::wire::put_text;
-use flash_sampling_core::{Draw, MassHistogram, RowError, RowParams, RowSample};
+use flash_sampling_core::{DType, Draw, MassHistogram, RowError, RowParams, RowSample};
 
 /// What a shard says about a row: its draws and, when asked for, its log-mass (`log_z`), mass histogram and largest
 /// logits, all over its own tokens; or why it has none. [`RowError::NoFiniteLogit`] is the summary of a shard without
@@ -22,7 +22,7 @@ use flash_sampling_core::{Draw, MassHistogram, RowError, RowParams, RowSample};
 pub type ShardSummary<'a> = Result<RowSample<'a>, RowError>;
 
 /// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs01");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs02");
 
 pub(crate) const ROWS: u8 = 0;
 pub(crate) const FAILED: u8 = 1;
@@ -39,12 +39,27 @@ pub(crate) const DRAW: usize = 12;
 /// Bytes of a bin.
 pub(crate) const BIN: usize = 12;
 
-/// Begins a message of `rows` rows.
-pub(crate) fn begin(bytes: &mut Vec<u8>, rows: usize) {
+/// Begins a message of `rows` rows of hidden states of a type.
+pub(crate) fn begin(bytes: &mut Vec<u8>, rows: usize, dtype: DType) {
     bytes.clear();
     bytes.extend_from_slice(&MAGIC.to_le_bytes());
     bytes.push(ROWS);
     bytes.extend_from_slice(&(rows as u32).to_le_bytes());
+    bytes.push(element(dtype));
+}
+
+/// The number of a type in messages.
+pub(crate) fn element(dtype: DType) -> u8 {
+    match dtype {
+        DType::BF16 => 0,
+        DType::F16 => 1,
+        DType::F32 => 2,
+    }
+}
+
+/// The type of a number.
+pub(crate) fn of_element(number: u8) -> Option<DType> {
+    [DType::BF16, DType::F16, DType::F32].into_iter().find(|&dtype| element(dtype) == number)
 }
 
 /// The message of a call that failed.
@@ -119,8 +134,7 @@ fn put_mass(bytes: &mut Vec<u8>, words: &mut Vec<u64>, mass: &MassHistogram) {
     }
 }
 
-/// Tells apart the parameters that ranks may be called with by mistake: all scalars, and the lengths of the lists
-/// (FNV-1a over their bits). Ranks that agree on it draw the same noise.
+/// Tells apart the parameters that ranks may be called with by mistake: all scalars, and the lengths of the lists. Ranks that agree on it draw the same noise.
 pub(crate) fn fingerprint(params: &RowParams<'_>) -> u64 {
     let fields = [
         params.seed,
@@ -138,6 +152,11 @@ pub(crate) fn fingerprint(params: &RowParams<'_>) -> u64 {
         params.prompt.len() as u64,
         params.output.len() as u64,
     ];
-    let bytes = fields.iter().flat_map(|field| field.to_le_bytes());
+    digest(fields)
+}
+
+/// FNV-1a over the bytes of words.
+pub(crate) fn digest(words: impl IntoIterator<Item = u64>) -> u64 {
+    let bytes = words.into_iter().flat_map(u64::to_le_bytes);
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -2,12 +2,14 @@
 
 use crate::error::ShardError;
 use crate::merge::ShardMerge;
+use crate::options::{Exchange, ShardOptions};
+use crate::summary::{element, of_element};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
-use flash_sampling_core::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant};
+use flash_sampling_core::{Capabilities, DType, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant};
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS01");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS02");
 
 /// What a shard says of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +20,11 @@ pub(crate) struct Description {
     pub(crate) input: usize,
     pub(crate) plan: Plan,
     pub(crate) merge: ShardMerge,
+    exchange: Exchange,
+    check_tokens: bool,
+    weight: Option<DType>,
+    /// What it holds itself for: rank and world.
+    rank: (usize, usize),
     takes_hidden: bool,
     pathwise: bool,
     /// It draws shards itself, with the noise of shards.
@@ -28,14 +35,19 @@ pub(crate) struct Description {
 }
 
 impl Description {
-    pub(crate) fn of(sampler: &dyn PerturbedArgmax, merge: ShardMerge) -> Self {
+    /// `rank`: the shard's number, and how many there are.
+    pub(crate) fn of(sampler: &dyn PerturbedArgmax, options: &ShardOptions, rank: (usize, usize)) -> Self {
         let (shape, can) = (sampler.shape(), sampler.capabilities());
         Description {
             tokens: shape.tokens,
             vocab_size: shape.vocab_size,
             input: shape.input,
             plan: sampler.plan(),
-            merge,
+            merge: options.merge,
+            exchange: options.exchange,
+            check_tokens: options.check_tokens,
+            weight: options.weight,
+            rank,
             takes_hidden: can.input == Input::Hidden,
             pathwise: can.exactness == Exactness::Pathwise,
             draws_shards: can.variant == Variant::Sharded && can.exactness == Exactness::InDistribution,
@@ -51,13 +63,15 @@ impl Description {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         bytes.extend_from_slice(&self.plan.max_logprobs.unwrap_or(0).to_le_bytes());
-        for size in [self.input, self.plan.max_rows] {
+        for size in [self.input, self.plan.max_rows, self.rank.0, self.rank.1] {
             bytes.extend_from_slice(&(size as u64).to_le_bytes());
         }
         let flags = [
             self.plan.max_logprobs.is_some(),
             self.plan.canonical,
             self.merge == ShardMerge::LogMass,
+            self.exchange == Exchange::Winners,
+            self.check_tokens,
             self.takes_hidden,
             self.pathwise,
             self.draws_shards,
@@ -66,6 +80,7 @@ impl Description {
             self.canonical,
         ];
         bytes.extend(flags.map(u8::from));
+        bytes.push(self.weight.map_or(u8::MAX, element));
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
@@ -76,20 +91,29 @@ impl Description {
         let tokens = reader.u32()?..reader.u32()?;
         let (vocab_size, max_draws, logprobs) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let (input, max_rows) = (reader.size()?, reader.size()?);
+        let rank = (reader.size()?, reader.size()?);
         let max_logprobs = reader.flag()?.then_some(logprobs);
         let plan = Plan { max_rows, max_draws, max_logprobs, canonical: reader.flag()? };
-        let description = Description {
+        let mut description = Description {
             tokens,
             vocab_size,
             input,
             plan,
             merge: if reader.flag()? { ShardMerge::LogMass } else { ShardMerge::Winners },
+            exchange: if reader.flag()? { Exchange::Winners } else { Exchange::Summaries },
+            check_tokens: reader.flag()?,
+            weight: None,
+            rank,
             takes_hidden: reader.flag()?,
             pathwise: reader.flag()?,
             draws_shards: reader.flag()?,
             without_replacement: reader.flag()?,
             penalties: reader.flag()?,
             canonical: reader.flag()?,
+        };
+        description.weight = match reader.u8()? {
+            u8::MAX => None,
+            number => Some(of_element(number).ok_or_else(|| reader.invalid("an unknown type"))?),
         };
         reader.finish().map(|()| description)
     }
@@ -113,8 +137,26 @@ impl Whole {
         let first = shards.first().ok_or(ShardError::NoShards)?;
         let (plan, merge) = (first.plan, first.merge);
         for (shard, s) in shards.iter().enumerate() {
+            let (found_rank, found_world) = s.rank;
+            if s.rank != (shard, shards.len()) {
+                return Err(ShardError::Rank { shard, world: shards.len(), found_rank, found_world });
+            }
             if s.merge != merge {
                 return Err(ShardError::Merge { shard, expected: merge, found: s.merge });
+            }
+            if (s.exchange, s.check_tokens) != (first.exchange, first.check_tokens) {
+                return Err(ShardError::Exchange {
+                    shard,
+                    expected: first.exchange,
+                    found: s.exchange,
+                    expected_check: first.check_tokens,
+                    found_check: s.check_tokens,
+                });
+            }
+            if let (Some(expected), Some(found)) = (first.weight, s.weight)
+                && expected != found
+            {
+                return Err(ShardError::Type { shard, what: "a weight", expected, found });
             }
             if !s.takes_hidden {
                 return Err(ShardError::Input { shard });
@@ -134,6 +176,9 @@ impl Whole {
             if s.draws_shards {
                 return Err(ShardError::Nested { shard });
             }
+        }
+        if merge == ShardMerge::LogMass && first.exchange == Exchange::Winners {
+            return Err(ShardError::WinnersByMass);
         }
         if merge == ShardMerge::LogMass && plan.max_logprobs.is_none() {
             return Err(ShardError::NoLogMass);
@@ -204,6 +249,10 @@ mod tests {
             input: 4,
             plan: Plan { max_rows: 3, max_draws: 5, max_logprobs: Some(2), canonical: false },
             merge: ShardMerge::Winners,
+            exchange: Exchange::Summaries,
+            check_tokens: false,
+            weight: Some(DType::BF16),
+            rank: (0, 1),
             takes_hidden: true,
             pathwise: true,
             draws_shards: false,
@@ -218,7 +267,9 @@ mod tests {
         let mut bytes = Vec::new();
         for merge in [ShardMerge::Winners, ShardMerge::LogMass] {
             for max_logprobs in [None, Some(0), Some(7)] {
-                let mut d = Description { merge, ..description(3..9) };
+                let weight = max_logprobs.map(|_| DType::F32);
+                let mut d = Description { merge, weight, rank: (3, 7), ..description(3..9) };
+                (d.exchange, d.check_tokens) = (Exchange::Winners, weight.is_none());
                 d.plan.max_logprobs = max_logprobs;
                 d.encode(&mut bytes);
                 assert_eq!(Description::decode(&bytes), Ok(d));
@@ -233,8 +284,13 @@ mod tests {
         assert!(matches!(Description::decode(&bytes), Err(WireError::Invalid { .. })));
     }
 
+    /// Numbers the shards that do not say otherwise.
     fn whole(shards: &[Description]) -> Result<Whole, ShardError> {
-        Whole::of(shards, "test")
+        let number = |(r, d): (usize, &Description)| {
+            let rank = if d.rank == (0, 1) { (r, shards.len()) } else { d.rank };
+            Description { rank, ..d.clone() }
+        };
+        Whole::of(&shards.iter().enumerate().map(number).collect::<Vec<_>>(), "test")
     }
 
     #[test]
@@ -268,6 +324,12 @@ mod tests {
         assert!(matches!(with(|d| d.takes_hidden = false), ShardError::Input { shard: 1 }));
         assert!(matches!(with(|d| d.pathwise = false), ShardError::NotPathwise { shard: 1 }));
         assert!(matches!(with(|d| d.merge = ShardMerge::LogMass), ShardError::Merge { shard: 1, .. }));
+        assert!(matches!(with(|d| d.exchange = Exchange::Winners), ShardError::Exchange { shard: 1, .. }));
+        assert!(matches!(with(|d| d.check_tokens = true), ShardError::Exchange { shard: 1, found_check: true, .. }));
+        assert!(matches!(with(|d| d.rank = (1, 3)), ShardError::Rank { shard: 1, world: 2, found_world: 3, .. }));
+        assert!(matches!(with(|d| d.rank = (0, 2)), ShardError::Rank { shard: 1, found_rank: 0, .. }));
+        let error = with(|d| d.weight = Some(DType::F16));
+        assert!(matches!(error, ShardError::Type { shard: 1, expected: DType::BF16, found: DType::F16, .. }));
     }
 
     #[test]

@@ -1,15 +1,21 @@
 //! The exchange between ranks.
 
+use core::time::Duration;
+
+/// How long an exchange waits for the other ranks, unless a transport is told otherwise.
+pub const TIME_LIMIT: Duration = Duration::from_secs(30);
+
 /// Moves bytes between the ranks of a group.
 ///
 /// # Contract
 /// * `world` is at least 1 and `rank` is below it; both never change, and each rank of the group exists once.
-/// * The group's ranks make the same sequence of [`all_gather`](Transport::all_gather) calls. A call returns the
-///   messages of *that* call, whatever the speed of the ranks: one that runs ahead must not overwrite what another has
-///   still to read.
-/// * Messages may have any length, 0 included, and different lengths on different ranks.
-/// * When a rank has gone and will not make the call, the others get an error in finite time, not a hang.
-/// * After an error the group is of no further use.
+/// * The group's ranks make the same sequence of calls. A call returns the messages of *that* call, whatever the speed of
+///   the ranks: one that runs ahead must not overwrite what another has still to read.
+/// * Messages of [`all_gather`](Transport::all_gather) may have any length, 0 included, and different lengths on different
+///   ranks.
+/// * When a rank has gone, hangs, or will not make the call, the others get an error that names it within twice the
+///   transport's time limit: once for the call, once to ask who is still there. No hang, no result.
+/// * After an error the group is of no further use: later calls fail with [`TransportError::Broken`] and wait for nobody.
 pub trait Transport: Send {
     /// This rank's number, from 0.
     fn rank(&self) -> usize;
@@ -23,6 +29,34 @@ pub trait Transport: Send {
     /// # Errors
     /// [`TransportError`]; the content of `all` is then unspecified.
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError>;
+
+    /// Replaces each of `values` by the largest that any rank has in its place; every rank brings as many.
+    ///
+    /// What a transport does not know better is made of [`all_gather`](Transport::all_gather).
+    ///
+    /// # Errors
+    /// [`TransportError`]; `values` are then unspecified.
+    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
+        let mine: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut all = Vec::new();
+        self.all_gather(&mine, &mut all)?;
+        max_of(&all, values)
+    }
+}
+
+/// The largest values of gathered messages, each of `values.len()` little-endian words.
+pub(crate) fn max_of(all: &[Vec<u8>], values: &mut [u64]) -> Result<(), TransportError> {
+    values.fill(0);
+    for (rank, message) in all.iter().enumerate() {
+        let (words, rest) = message.as_chunks::<8>();
+        if words.len() != values.len() || !rest.is_empty() {
+            return Err(TransportError::Length { rank, expected: size_of_val(values), found: message.len() });
+        }
+        for (value, word) in values.iter_mut().zip(words) {
+            *value = u64::from_le_bytes(*word).max(*value);
+        }
+    }
+    Ok(())
 }
 
 impl<T: Transport + ?Sized> Transport for Box<T> {
@@ -37,6 +71,10 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         (**self).all_gather(mine, all)
     }
+
+    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
+        (**self).all_reduce_max(values)
+    }
 }
 
 /// Why an exchange failed.
@@ -49,6 +87,33 @@ pub enum TransportError {
         /// The rank.
         rank: usize,
     },
+    /// Ranks did not come to the exchange in time: they hang, were stopped, or died without a word.
+    #[error("rank {} did not come to the exchange within {limit:?}", list(ranks))]
+    TimedOut {
+        /// The ranks, ascending; at least one.
+        ranks: Vec<usize>,
+        /// The time limit of the exchange.
+        limit: Duration,
+    },
+    /// Every rank came to the exchange, yet it did not end: ranks make different calls, or the transport hangs.
+    #[error("all ranks are there, but the exchange did not end within {limit:?}")]
+    Stuck {
+        /// The time limit of the exchange.
+        limit: Duration,
+    },
+    /// A rank brought another number of bytes to a reduction.
+    #[error("rank {rank} brought {found} bytes to a reduction of {expected}")]
+    Length {
+        /// The rank.
+        rank: usize,
+        /// Bytes expected.
+        expected: usize,
+        /// Bytes that it brought.
+        found: usize,
+    },
+    /// An earlier exchange failed.
+    #[error("an earlier exchange of this group failed")]
+    Broken,
     /// The transport itself failed; the source says how.
     #[error("the transport failed")]
     Failed {
@@ -56,4 +121,8 @@ pub enum TransportError {
         #[source]
         source: Box<dyn core::error::Error + Send + Sync>,
     },
+}
+
+fn list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -4,3 +4,4 @@ mod common;
 mod degenerate_rows;
 mod exchange;
 mod shard_invariance;
+mod winners;

@@ -1,0 +1,120 @@
+//! Ranks that draw together over a transport, as one sampler: a thread for each rank and call.
+
+use super::boxed;
+use flash_sampling_conformance::laws::uneven_starts;
+use flash_sampling_conformance::{BuildError, SamplerFactory};
+use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
+use std::thread;
+
+/// A transport of any kind.
+pub(crate) type BoxedTransport = Box<dyn Transport>;
+
+/// Makes a group of as many ranks as asked for.
+pub(crate) type Transports = dyn Fn(usize) -> Result<Vec<BoxedTransport>, BuildError> + Sync;
+
+/// A group of threads.
+pub(crate) fn loopback(world: usize) -> Result<Vec<BoxedTransport>, BuildError> {
+    Ok(Loopback::group(world).into_iter().map(|rank| Box::new(rank) as BoxedTransport).collect())
+}
+
+/// Shards over the samplers of a factory, one a rank, which exchange summaries over a transport.
+pub(crate) struct Ranks<'f> {
+    pub(crate) name: &'static str,
+    pub(crate) merge: ShardMerge,
+    pub(crate) local: &'f dyn SamplerFactory,
+    /// Unequal shards, one of them empty; or this many equal ones.
+    pub(crate) equal: Option<u32>,
+    pub(crate) transports: &'f Transports,
+}
+
+impl Ranks<'_> {
+    fn starts(&self, head: &Head<'_>) -> Vec<u32> {
+        let tokens = head.tokens();
+        match self.equal {
+            None => uneven_starts(tokens.start, tokens.end),
+            Some(n) => {
+                (0..n).map(|k| tokens.start + (tokens.len() as u64 * u64::from(k) / u64::from(n)) as u32).collect()
+            }
+        }
+    }
+}
+
+impl SamplerFactory for Ranks<'_> {
+    fn name(&self) -> String {
+        format!("sharded/{}", self.name)
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        let world = self.equal.unwrap_or(2) as usize;
+        self.local.unavailable().or_else(|| (self.transports)(world).err().map(|error| error.to_string()))
+    }
+
+    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
+        match self.merge {
+            ShardMerge::Winners => Some(Scheme::Tiled),
+            _ => Some(Scheme::Sharded(self.starts(head))),
+        }
+    }
+
+    fn pace(&self) -> usize {
+        self.local.pace()
+    }
+
+    // The outer noise is numbered by rank, and shards must make up the vocabulary.
+    fn takes_shards(&self) -> bool {
+        false
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        let shard_plan = match self.merge {
+            ShardMerge::LogMass => Plan { max_logprobs: Some(plan.max_logprobs.unwrap_or(0)), ..plan },
+            _ => plan,
+        };
+        let options = ShardOptions { check_tokens: true, ..ShardOptions::new(self.merge) };
+        let heads = head.split(&self.starts(&head));
+        let transports = (self.transports)(heads.len())?;
+        let locals = heads.into_iter().map(|head| self.local.build(head, shard_plan)).collect::<Result<Vec<_>, _>>()?;
+        // The handshake is a collective call.
+        let ranks: Result<Vec<_>, ShardError> = thread::scope(|scope| {
+            let join =
+                |(local, transport)| scope.spawn(move || ShardSampler::new(local, transport, options)?.with_plan(plan));
+            let threads: Vec<_> = locals.into_iter().zip(transports).map(join).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank does not panic")).collect()
+        });
+        boxed(ranks.map(|ranks| Group { ranks }))
+    }
+}
+
+/// All ranks of a group; the results are those of rank 0, as the check of tokens finds them on every rank.
+struct Group<'w> {
+    ranks: Vec<ShardSampler<'w, BoxedTransport>>,
+}
+
+impl PerturbedArgmax for Group<'_> {
+    fn capabilities(&self) -> Capabilities {
+        self.ranks[0].capabilities()
+    }
+
+    fn shape(&self) -> Shape {
+        self.ranks[0].shape()
+    }
+
+    fn plan(&self) -> Plan {
+        self.ranks[0].plan()
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
+        let Some((first, others)) = self.ranks.split_first_mut() else { return Ok(()) };
+        thread::scope(|scope| {
+            let threads: Vec<_> =
+                others.iter_mut().map(|rank| scope.spawn(|| rank.sample(input, rows, &mut Samples::new()))).collect();
+            let mine = first.sample(input, rows, out);
+            let theirs: Result<(), _> =
+                threads.into_iter().try_for_each(|thread| thread.join().expect("a rank does not panic"));
+            mine.and(theirs)
+        })
+    }
+}
