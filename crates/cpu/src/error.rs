@@ -1,7 +1,7 @@
 //! Why a sampler of this crate cannot be planned.
 
 use crate::isa::Isa;
-use flash_sampling_core::{HeadError, Knob};
+use flash_sampling_core::{DType, HeadError, Knob};
 
 /// Errors of planning.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,14 @@ pub enum CpuError {
         asked: u64,
         /// The largest there can be.
         limit: u64,
+    },
+    /// A plan is resumed over a weight that it was not made for; rows, columns and type of both.
+    #[error("planned for a weight of (rows, columns, type) {planned:?}, but this one has {found:?}")]
+    OtherWeight {
+        /// The weight of the plan.
+        planned: (usize, usize, DType),
+        /// The weight that was brought.
+        found: (usize, usize, DType),
     },
     /// The head cannot be used.
     #[error(transparent)]

@@ -7,6 +7,8 @@
 //! | [`Online`], [`OnlineStream`] | online, also over a reader | Alg. I.3 | in distribution |
 //! | [`Standalone`] | over existing logits | Alg. I.1 | pathwise |
 //!
+//! [`Parked`] is a plan between calls, for weights that are borrowed anew for each; [`matmul`] is the matmul alone.
+//!
 //! Weight and hidden states are bf16, f16 or f32 in any pair, borrowed and never repacked; sums are float32. A tile of
 //! 256 tokens is multiplied with all rows of the batch ([`Isa`] says with which instructions), transformed, perturbed
 //! and reduced while it is in the cache: there is no `[rows, vocab]` array.
@@ -23,8 +25,10 @@ mod error;
 mod grouped;
 mod isa;
 mod limit;
+mod matmul;
 mod online;
 mod options;
+mod parked;
 mod perturb;
 mod standalone;
 mod state;
@@ -38,8 +42,10 @@ pub use flash_sampling_core::{GroupDraw, StreamError, StreamHead};
 pub use grouped::Grouped;
 pub use isa::{Isa, ParseIsaError};
 pub use limit::products;
+pub use matmul::matmul;
 pub use online::Online;
 pub use options::CpuOptions;
+pub use parked::Parked;
 pub use standalone::Standalone;
 pub use stream::OnlineStream;
 pub use tiled::Tiled;

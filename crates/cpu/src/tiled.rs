@@ -30,6 +30,14 @@ impl<'w> Tiled<'w> {
         let engine = Engine::new(plan, head.weight().dtype(), head.hidden(), options, false)?;
         Ok(Tiled { hidden: Hidden::new(&head, &plan), head, engine })
     }
+
+    pub(crate) fn into_parts(self) -> (Head<'w>, Engine, Hidden) {
+        (self.head, self.engine, self.hidden)
+    }
+
+    pub(crate) fn from_parts(head: Head<'w>, engine: Engine, hidden: Hidden) -> Self {
+        Tiled { head, engine, hidden }
+    }
 }
 
 impl PerturbedArgmax for Tiled<'_> {

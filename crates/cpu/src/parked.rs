@@ -1,0 +1,74 @@
+//! A sampler without its weight.
+
+use crate::engine::{Engine, Hidden};
+use crate::error::CpuError;
+use crate::tiled::Tiled;
+use flash_sampling_core::{DType, Head};
+
+/// What a [`Tiled`] sampler has planned, without the borrow of its weight.
+///
+/// For an owner whose weight can be borrowed for one call at a time, as when it lies behind a lock: resume, sample, park.
+/// Nothing is allocated and nothing planned anew.
+#[derive(Debug)]
+pub struct Parked {
+    engine: Engine,
+    hidden: Hidden,
+    weight: (usize, usize, DType),
+}
+
+fn size(head: &Head<'_>) -> (usize, usize, DType) {
+    let weight = head.weight();
+    (weight.rows(), weight.cols(), weight.dtype())
+}
+
+impl Tiled<'_> {
+    /// Gives the weight back and keeps the plan.
+    pub fn park(self) -> Parked {
+        let (head, engine, hidden) = self.into_parts();
+        Parked { weight: size(&head), engine, hidden }
+    }
+}
+
+impl Parked {
+    /// The sampler again, over a head with a weight of the same size and type. With [`Plan::canonical`] its values must be
+    /// the same too: the bound on rounding was found from them.
+    ///
+    /// # Errors
+    /// [`CpuError::OtherWeight`], and the plan is lost.
+    ///
+    /// [`Plan::canonical`]: flash_sampling_core::Plan
+    pub fn resume(self, head: Head<'_>) -> Result<Tiled<'_>, CpuError> {
+        if size(&head) != self.weight {
+            return Err(CpuError::OtherWeight { planned: self.weight, found: size(&head) });
+        }
+        Ok(Tiled::from_parts(head, self.engine, self.hidden))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::CpuOptions;
+    use flash_sampling_core::{Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+
+    #[test]
+    fn it_draws_as_before_and_refuses_another_weight() {
+        let weight: Vec<f32> = (0..500 * 8).map(|i| (i as f32 * 0.7).sin()).collect();
+        let hidden = [0.5f32, -1.0, 2.0, 0.25, 1.0, 0.0, -0.5, 1.5];
+        let head = Head::new(Matrix::new(&weight, 500, 8).unwrap()).unwrap();
+        let mut sampler = Tiled::new(head, Plan::default(), &CpuOptions::default()).unwrap();
+        let draw = |sampler: &mut Tiled<'_>, position| {
+            let mut out = Samples::new();
+            let row = RowParams { position, ..RowParams::default() };
+            sampler.sample(Matrix::new(&hidden, 1, 8).unwrap(), &[row], &mut out).unwrap();
+            out.row(0).unwrap().draws[0]
+        };
+        let before: Vec<_> = (0..50).map(|position| draw(&mut sampler, position)).collect();
+        for (position, expected) in (0..50).zip(before) {
+            sampler = sampler.park().resume(head).unwrap();
+            assert_eq!(draw(&mut sampler, position), expected);
+        }
+        let shorter = Head::new(Matrix::new(&weight[..400 * 8], 400, 8).unwrap()).unwrap();
+        assert!(matches!(sampler.park().resume(shorter), Err(CpuError::OtherWeight { .. })));
+    }
+}
