@@ -7,7 +7,7 @@
 //! | [`synthetic`] | deterministic heads of any size |
 //! | [`source`] | the head and the hidden states that the flags choose |
 //! | [`sampler`] | the sampler that the flags choose |
-//! | [`sample`] | `flash-sampling sample` |
+//! | [`sample`], `ranks` | `flash-sampling sample`, also as one rank of several |
 //! | [`verify`] | `flash-sampling verify` |
 //! | [`mod@bench`] | `flash-sampling bench` |
 //! | `kernels` | `flash-sampling kernels`, with the feature `cuda` |
@@ -28,6 +28,8 @@ pub mod machine;
 pub mod output;
 pub mod plot;
 pub mod progress;
+#[cfg(feature = "mpi")]
+mod ranks;
 mod run;
 pub mod sample;
 pub mod sampler;

@@ -8,7 +8,7 @@ use crate::output::{Drawn, RowFailure, RowOutcome, write_json, write_text};
 use crate::source::Source;
 use crate::{progress, sampler};
 use flash_sampling::noise::POSITION_MAX;
-use flash_sampling::{Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use indicatif::ProgressBar;
 use std::io::Write;
 use std::ops::Range;
@@ -26,13 +26,29 @@ const DRAWS_KEPT: usize = 1 << 23;
 /// Draws, and writes row by row. The exit code is 1 when a row failed.
 ///
 /// # Errors
-/// Bad flags and files, a backend that fails, Ctrl-C.
+/// Bad flags and files, a backend that fails, ranks that disagree or are gone, Ctrl-C.
 pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    args.sampler.check()?;
+    args.sampler.check_with(args.transport.transport.is_some())?;
+    args.transport.check(&args.sampler)?;
+    #[cfg(feature = "mpi")]
+    if args.transport.transport.is_some() {
+        return crate::ranks::run(args, out, interrupt);
+    }
     let source = Source::open(&args.head)?;
+    draw(args, &source, |head, plan| sampler::build(head, &args.sampler, plan), out, interrupt)
+}
+
+/// Draws by the sampler that `build` makes.
+pub(crate) fn draw<'s>(
+    args: &SampleArgs,
+    source: &'s Source,
+    build: impl FnOnce(Head<'s>, Plan) -> Result<Box<dyn PerturbedArgmax + 's>, CommandError>,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<u8, CommandError> {
     let (head, hidden) = (source.head()?, source.hidden()?);
     let job = Job::new(&args.rows, hidden, head.vocab_size())?;
-    let mut sampler = sampler::build(head, &args.sampler, job.plan())?;
+    let mut sampler = build(head, job.plan())?;
     let can = sampler.capabilities();
     if args.rows.without_replacement && !can.without_replacement {
         return Err(CommandError::usage("--without-replacement is not possible with this variant"));

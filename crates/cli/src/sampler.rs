@@ -30,15 +30,17 @@ pub fn config(args: &SamplerArgs, plan: Plan) -> BackendConfig {
             },
         },
         VariantName::Online => VariantConfig::Online { size: args.group.unwrap_or(GROUP) },
-        VariantName::Sharded => VariantConfig::Sharded {
-            shards: args.shards.unwrap_or(SHARDS),
-            merge: match args.merge {
-                None | Some(Merge::Winners) => ShardMerge::Winners,
-                Some(Merge::LogMass) => ShardMerge::LogMass,
-            },
-        },
+        VariantName::Sharded => VariantConfig::Sharded { shards: args.shards.unwrap_or(SHARDS), merge: merge(args) },
     };
     BackendConfig { backend, variant, plan }
+}
+
+/// What shards exchange.
+pub(crate) fn merge(args: &SamplerArgs) -> ShardMerge {
+    match args.merge {
+        None | Some(Merge::Winners) => ShardMerge::Winners,
+        Some(Merge::LogMass) => ShardMerge::LogMass,
+    }
 }
 
 /// The refusal, with the flag that it is of.

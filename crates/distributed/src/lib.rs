@@ -25,12 +25,14 @@
 //! | `transport`, `loopback` | the exchange |
 //!
 //! Shards are numbered in the order of their tokens; a shard's number is its rank.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod check;
 mod error;
 mod loopback;
 mod merge;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod options;
 mod received;
 mod shard;
@@ -45,6 +47,8 @@ mod wire;
 pub use error::ShardError;
 pub use loopback::Loopback;
 pub use merge::ShardMerge;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use options::{Exchange, ShardOptions};
 pub use shard_sampler::ShardSampler;
 pub use sharded::Sharded;

@@ -164,7 +164,7 @@ mod tests {
                 scope.spawn(move || {
                     let (rank, mut all) = (transport.rank(), Vec::new());
                     for step in 0..400 {
-                        if (step * 13 + rank * 29) % 61 == 0 {
+                        if (step * 13 + rank * 29).is_multiple_of(61) {
                             thread::sleep(Duration::from_millis(1));
                         }
                         transport.all_gather(&message(rank, step), &mut all).unwrap();
@@ -201,7 +201,7 @@ mod tests {
                 scope.spawn(move || {
                     let rank = transport.rank() as u64;
                     for step in 0..400u64 {
-                        if (step * 13 + rank * 29) % 61 == 0 {
+                        if (step * 13 + rank * 29).is_multiple_of(61) {
                             thread::sleep(Duration::from_millis(1));
                         }
                         let value = |rank: u64| (rank * 31 + step * 17) % 101 + step;

@@ -77,6 +77,24 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
     }
 }
 
+impl<T: Transport + ?Sized> Transport for &mut T {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn world(&self) -> usize {
+        (**self).world()
+    }
+
+    fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
+        (**self).all_gather(mine, all)
+    }
+
+    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
+        (**self).all_reduce_max(values)
+    }
+}
+
 /// Why an exchange failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

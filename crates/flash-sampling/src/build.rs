@@ -11,7 +11,7 @@ use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaTiled, Device};
 use {
     core::ops::Range,
     flash_sampling_core::Plan,
-    flash_sampling_distributed::{ShardMerge, Sharded},
+    flash_sampling_distributed::{ShardMerge, ShardOptions, ShardSampler, Sharded, Transport},
 };
 
 /// The largest number of shards that [`build`] cuts a head into.
@@ -120,14 +120,48 @@ fn sharded<'w>(
     if !(1..=MAX_SHARDS).contains(&shards) {
         return Err(BuildError::Shards { shards });
     }
-    let plan = match merge {
-        ShardMerge::Winners => config.plan,
-        // The merge needs each shard's log-mass, whether or not a row will ask for log-probabilities.
-        ShardMerge::LogMass => Plan { max_logprobs: config.plan.max_logprobs.or(Some(0)), ..config.plan },
-    };
+    let plan = shard_plan(merge, config.plan);
     let of_shard = BackendConfig { backend: config.backend.clone(), variant: VariantConfig::Tiled, plan };
     let parts = head.split(&shard_starts(head.tokens(), shards)).into_iter().map(|part| build(part, &of_shard));
     Ok(Box::new(Sharded::new(parts.collect::<Result<_, _>>()?, merge)?.with_plan(config.plan)?))
+}
+
+/// Makes one rank of the sampler that a configuration describes: the head is cut into near-equal shards, one for each rank
+/// of the transport, and this rank draws from its own by the configured variant. A collective call; every rank has the
+/// whole head at hand, of which it reads its shard.
+///
+/// # Errors
+/// As [`build`]; [`BuildError::Unsupported`] for the sharded variant, whose shards are in one process; what ranks disagree
+/// about, and what can go wrong in an exchange.
+#[cfg(feature = "distributed")]
+pub fn build_rank<'w, T: Transport + 'w>(
+    head: Head<'w>,
+    config: &BackendConfig,
+    transport: T,
+    options: ShardOptions,
+) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+    let (rank, shards) = (transport.rank(), transport.world());
+    if !(1..=MAX_SHARDS).contains(&shards) {
+        return Err(BuildError::Shards { shards });
+    }
+    if matches!(config.variant, VariantConfig::Sharded { .. }) {
+        return Err(BuildError::Unsupported { backend: "distributed", variant: "sharded (in one process)" });
+    }
+    let plan = shard_plan(options.merge, config.plan);
+    let of_shard = BackendConfig { plan, ..config.clone() };
+    let part = head.split(&shard_starts(head.tokens(), shards)).swap_remove(rank);
+    let options = ShardOptions { weight: Some(head.weight().dtype()), ..options };
+    Ok(Box::new(ShardSampler::new(build(part, &of_shard)?, transport, options)?.with_plan(config.plan)?))
+}
+
+/// What shards are planned for: the merge by log-mass needs each shard's log-mass, whether or not a row will ask for
+/// log-probabilities.
+#[cfg(feature = "distributed")]
+fn shard_plan(merge: ShardMerge, plan: Plan) -> Plan {
+    match merge {
+        ShardMerge::Winners => plan,
+        ShardMerge::LogMass => Plan { max_logprobs: plan.max_logprobs.or(Some(0)), ..plan },
+    }
 }
 
 /// The first tokens of `shards` near-equal shards, on the grid of [`SHARD_ALIGNMENT`]; a small vocabulary leaves some

@@ -34,6 +34,7 @@
 //! | --- | --- | --- |
 //! | `cpu` | yes | the CPU backend: rayon and SIMD, chosen at run time |
 //! | `distributed` | yes | vocabulary shards |
+//! | `mpi` | no | `distributed::Mpi`, ranks as processes of MPI; building it needs an MPI library and libclang |
 //! | `cuda` | no | the CUDA backend: tiled, grouped and online, on GPUs of compute capability 8.0 and up; needs no CUDA to build |
 //! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
 //! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF
@@ -44,6 +45,8 @@
 mod build;
 mod config;
 
+#[cfg(feature = "distributed")]
+pub use build::build_rank;
 pub use build::{BuildError, MAX_SHARDS, build};
 pub use config::{Backend, BackendConfig, VariantConfig};
 pub use flash_sampling_core::*;

@@ -5,6 +5,7 @@ mod head;
 mod kernels;
 mod rows;
 mod sampler;
+mod transport;
 mod verify;
 
 pub use bench::{BenchArgs, BenchSize, HeadSize, Timed, Type};
@@ -12,6 +13,7 @@ pub use head::HeadArgs;
 pub use kernels::{KernelsBuildArgs, KernelsCommand};
 pub use rows::{LogitBias, RowArgs};
 pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName};
+pub use transport::{TransportArgs, TransportName};
 pub use verify::{Effort, Named, VerifyArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -63,6 +65,9 @@ pub struct SampleArgs {
     /// Backend and variant.
     #[command(flatten)]
     pub sampler: SamplerArgs,
+    /// Ranks.
+    #[command(flatten)]
+    pub transport: TransportArgs,
     /// What is drawn.
     #[command(flatten)]
     pub rows: RowArgs,

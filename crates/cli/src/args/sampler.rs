@@ -17,7 +17,7 @@ pub struct SamplerArgs {
     /// Shards of the vocabulary (default 4); for --variant sharded.
     #[arg(long, value_name = "N", value_parser = shards, allow_negative_numbers = true)]
     pub shards: Option<usize>,
-    /// What the shards exchange (default winners); for --variant sharded.
+    /// What the shards exchange (default winners); for --variant sharded and --transport.
     #[arg(long, value_enum)]
     pub merge: Option<Merge>,
     /// Tokens of a group (default 512); for --variant grouped or online.
@@ -117,13 +117,21 @@ impl SamplerArgs {
     /// # Errors
     /// [`CommandError::Usage`], naming the flag; [`CommandError::Build`] when this build does not have the backend.
     pub fn check(&self) -> Result<(), CommandError> {
+        self.check_with(false)
+    }
+
+    /// [`SamplerArgs::check`] where the vocabulary may be spread over `ranks`.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn check_with(&self, ranks: bool) -> Result<(), CommandError> {
         let sharded = self.variant == VariantName::Sharded;
         let grouped = self.variant == VariantName::Grouped;
         let online = self.variant == VariantName::Online;
         let cpu = self.backend == BackendName::Cpu && self.variant != VariantName::Reference;
         let idle = [
             ("--shards", self.shards.is_some() && !sharded),
-            ("--merge", self.merge.is_some() && !sharded),
+            ("--merge", self.merge.is_some() && !sharded && !ranks),
             ("--group", self.group.is_some() && !(grouped || online)),
             ("--group-draw", self.group_draw.is_some() && !grouped),
             ("--threads", self.threads.is_some() && !cpu),

@@ -21,6 +21,21 @@ fn files_that_are_not_there_are_named() {
 }
 
 #[test]
+fn flags_of_ranks_mean_something_only_together() {
+    let files = Files::new();
+    let head = small_head(&files);
+    run(&with(&head, "--time-limit 3")).assert_refused("--time-limit means nothing without --transport");
+    run(&with(&head, "--check-tokens")).assert_refused("--check-tokens means nothing without --transport");
+    run(&with(&head, "--merge winners")).assert_refused("--merge means nothing");
+    run(&with(&head, "--transport mpi --time-limit 0")).assert_refused("0.001 to 86400 seconds");
+    run(&with(&head, "--transport mpi --variant sharded"))
+        .assert_refused("--variant sharded has its shards in one process");
+    if cfg!(not(feature = "mpi")) {
+        run(&with(&head, "--transport mpi")).assert_refused("no feature 'mpi'");
+    }
+}
+
+#[test]
 fn tensors_that_are_not_there_are_named() {
     let files = Files::new();
     let two = files.safetensors(

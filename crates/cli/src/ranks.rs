@@ -1,0 +1,34 @@
+//! `flash-sampling sample` as one rank of several.
+
+use crate::args::SampleArgs;
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::source::Source;
+use crate::{sample, sampler};
+use flash_sampling::distributed::{Mpi, ShardOptions, TIME_LIMIT, Transport, TransportError};
+use flash_sampling::{BuildError, ShardError, build_rank};
+use std::io::{self, Write};
+use tracing::subscriber::{NoSubscriber, with_default};
+
+/// Draws as this rank of those that mpirun started. Rank 0 writes results and notes; every rank says why it failed.
+///
+/// # Errors
+/// As [`sample::run`].
+pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    let failed = |error: TransportError| BuildError::from(ShardError::from(error));
+    let mut mpi = Mpi::start().map_err(failed)?.with_time_limit(args.transport.time_limit.unwrap_or(TIME_LIMIT));
+    let rank = mpi.rank();
+    tracing::debug!("{mpi:?}");
+    let options =
+        ShardOptions { check_tokens: args.transport.check_tokens, ..ShardOptions::new(sampler::merge(&args.sampler)) };
+    let mut drawn = |out: &mut dyn Write| {
+        let source = Source::open(&args.head)?;
+        // Borrowed: it is shut down when all is done.
+        let transport = &mut mpi;
+        let build = |head, plan| {
+            build_rank(head, &sampler::config(&args.sampler, plan), transport, options).map_err(sampler::named)
+        };
+        sample::draw(args, &source, build, out, interrupt)
+    };
+    if rank == 0 { drawn(out) } else { with_default(NoSubscriber::default(), || drawn(&mut io::sink())) }
+}

@@ -1,0 +1,216 @@
+//! The transport between processes that MPI started.
+//!
+//! Every exchange is a nonblocking collective of the MPI library, polled until it is done or the time limit is over. The
+//! limit says that something is wrong but not who: the ranks that wait then call the roll by point-to-point messages, and
+//! those who do not answer are named. An exchange that did not end keeps its buffers for good, since the library may still
+//! write to them, and the group is not shut down, which would wait for the ranks that are gone.
+
+mod pending;
+mod roll_call;
+
+use crate::transport::{TIME_LIMIT, Transport, TransportError};
+use core::time::Duration;
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::topology::{Communicator, SimpleCommunicator};
+use pending::Collectives;
+
+/// One rank of a group of processes (`mpirun -n 4 ...`), over an MPI library.
+///
+/// Dropping it shuts MPI down when [`Mpi::start`] began it and no exchange has failed, which waits for the other ranks to
+/// do the same.
+pub struct Mpi {
+    rank: usize,
+    world: usize,
+    limit: Duration,
+    is_broken: bool,
+    /// Messages of at most this many bytes travel in one collective. Every rank has the same value: it follows from the
+    /// lengths of earlier messages, which all have seen.
+    block: usize,
+    sent: Vec<u8>,
+    received: Vec<u8>,
+    // Fields are dropped in order: the communicator, then the library.
+    collectives: Option<Collectives>,
+    universe: Option<Universe>,
+}
+
+/// The smallest block of a gathering: what a few rows need.
+const SMALLEST_BLOCK: usize = 256;
+/// Bytes in front of a block, for the message's whole length.
+const LENGTH: usize = size_of::<u64>();
+
+impl Mpi {
+    /// Starts MPI; this process becomes a rank of all that were started together.
+    ///
+    /// # Errors
+    /// [`TransportError::Failed`] when MPI has been started in this process before (see [`Mpi::over`]) or cannot be used
+    /// from one thread after another.
+    pub fn start() -> Result<Mpi, TransportError> {
+        let (universe, threading) = mpi::initialize_with_threading(Threading::Serialized)
+            .ok_or_else(|| failed("MPI has been started in this process before"))?;
+        if threading < Threading::Serialized {
+            return Err(failed("this MPI library cannot be used from one thread after another"));
+        }
+        let world = universe.world();
+        // The library allows calls from one thread after another.
+        let mut mpi = Mpi::of(&world)?;
+        mpi.universe = Some(universe);
+        Ok(mpi)
+    }
+
+    /// One rank of a group that exists. A collective call: the communicator is duplicated.
+    ///
+    /// # Errors
+    /// [`TransportError::Failed`], with what the library says.
+    ///
+    /// # Safety
+    /// * MPI is not shut down while this value lives.
+    /// * The library was started so that this value may be used where it is: `Funneled` allows the main thread only,
+    ///   `Serialized` one thread at a time in the whole process, `Multiple` every thread.
+    #[allow(unsafe_code)]
+    pub unsafe fn over(communicator: &SimpleCommunicator) -> Result<Mpi, TransportError> {
+        Mpi::of(communicator)
+    }
+
+    /// [`Mpi::over`], of whose contract the callers here take care.
+    fn of(communicator: &SimpleCommunicator) -> Result<Mpi, TransportError> {
+        let (rank, world) = (communicator.rank(), communicator.size());
+        let collectives = Collectives::new(communicator.duplicate(), communicator.duplicate())?;
+        Ok(Mpi {
+            rank: rank as usize,
+            world: world as usize,
+            limit: TIME_LIMIT,
+            is_broken: false,
+            block: SMALLEST_BLOCK,
+            sent: Vec::new(),
+            received: Vec::new(),
+            collectives: Some(collectives),
+            universe: None,
+        })
+    }
+
+    /// Waits at most this long for the other ranks, in place of [`TIME_LIMIT`].
+    pub fn with_time_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Runs an exchange; after an error there is no other.
+    fn run(
+        &mut self,
+        exchange: impl FnOnce(&mut Self, &Collectives) -> Result<(), TransportError>,
+    ) -> Result<(), TransportError> {
+        if self.is_broken {
+            return Err(TransportError::Broken);
+        }
+        let Some(collectives) = self.collectives.take() else { return Err(TransportError::Broken) };
+        let outcome = exchange(self, &collectives);
+        self.collectives = Some(collectives);
+        self.is_broken = outcome.is_err();
+        outcome
+    }
+
+    /// One collective in which every rank gives a block; `sent` holds this rank's, `received` all of them.
+    fn gather_blocks(&mut self, collectives: &Collectives) -> Result<(), TransportError> {
+        let (sent, received) = (core::mem::take(&mut self.sent), core::mem::take(&mut self.received));
+        (self.sent, self.received) = collectives.all_gather(sent, received, self.limit)?;
+        Ok(())
+    }
+
+    fn all_gather_once(
+        &mut self,
+        mine: &[u8],
+        all: &mut Vec<Vec<u8>>,
+        collectives: &Collectives,
+    ) -> Result<(), TransportError> {
+        // The length and the first bytes, and what is left in a second collective where any rank has more.
+        let block = self.block;
+        self.sent.clear();
+        self.sent.extend_from_slice(&(mine.len() as u64).to_le_bytes());
+        self.sent.extend_from_slice(&mine[..mine.len().min(block)]);
+        self.sent.resize(LENGTH + block, 0);
+        self.received.resize((LENGTH + block) * self.world, 0);
+        self.gather_blocks(collectives)?;
+        all.resize_with(self.world, Vec::new);
+        let mut longest = 0;
+        for (message, part) in all.iter_mut().zip(self.received.chunks_exact(LENGTH + block)) {
+            let (length, bytes) = part.split_first_chunk::<LENGTH>().ok_or(TransportError::Broken)?;
+            let length = u64::from_le_bytes(*length) as usize;
+            longest = longest.max(length);
+            message.clear();
+            message.extend_from_slice(&bytes[..length.min(block)]);
+            // The rest comes behind; meanwhile the length is kept.
+            message.resize(length, 0);
+        }
+        if longest > block {
+            let rest = longest - block;
+            self.sent.clear();
+            self.sent.extend_from_slice(&mine[mine.len().min(block)..]);
+            self.sent.resize(rest, 0);
+            self.received.resize(rest * self.world, 0);
+            self.gather_blocks(collectives)?;
+            for (message, part) in all.iter_mut().zip(self.received.chunks_exact(rest)) {
+                let length = message.len();
+                message.get_mut(block..).map(|end| end.copy_from_slice(&part[..length - block])).unwrap_or_default();
+            }
+            // The next message may be as long.
+            self.block = longest.next_power_of_two();
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Mpi {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.world
+    }
+
+    fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
+        self.run(|mpi, collectives| mpi.all_gather_once(mine, all, collectives))
+    }
+
+    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
+        self.run(|mpi, collectives| {
+            let mut words = core::mem::take(&mut mpi.sent);
+            words.clear();
+            words.extend(values.iter().flat_map(|value| value.to_ne_bytes()));
+            let words = collectives.all_reduce_max(words, mpi.limit)?;
+            for (value, word) in values.iter_mut().zip(words.as_chunks::<8>().0) {
+                *value = u64::from_ne_bytes(*word);
+            }
+            mpi.sent = words;
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Mpi {
+    fn drop(&mut self) {
+        if self.is_broken {
+            // Freeing the group and shutting down wait for ranks that may be gone.
+            core::mem::forget(self.collectives.take());
+            core::mem::forget(self.universe.take());
+        }
+    }
+}
+
+impl core::fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Mpi { rank, world, limit, is_broken, .. } = self;
+        f.debug_struct("Mpi")
+            .field("rank", rank)
+            .field("world", world)
+            .field("limit", limit)
+            .field("is_broken", is_broken)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What MPI says of itself or of this process.
+fn failed(what: impl Into<String>) -> TransportError {
+    TransportError::Failed { source: what.into().into() }
+}

@@ -1,0 +1,164 @@
+//! Nonblocking collectives with a time limit: the calls into the MPI library.
+#![allow(unsafe_code)]
+
+use super::failed;
+use super::roll_call::roll_call;
+use crate::transport::TransportError;
+use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
+use core::time::Duration;
+use mpi::ffi;
+use mpi::raw::AsRaw;
+use mpi::topology::{Communicator, SimpleCommunicator};
+use std::time::Instant;
+
+/// The communicators of a group: one for collectives, one for calling the roll, so that neither meets the other's messages.
+pub(super) struct Collectives {
+    of_exchanges: SimpleCommunicator,
+    of_roll_calls: SimpleCommunicator,
+}
+
+// SAFETY: the values are handles of a library that may be called from the thread that holds this value, which `Mpi::start`
+// asks of the library and `Mpi::over` of its caller.
+unsafe impl Send for Collectives {}
+
+impl Collectives {
+    /// Errors are returned rather than ending the process.
+    pub(super) fn new(
+        of_exchanges: SimpleCommunicator,
+        of_roll_calls: SimpleCommunicator,
+    ) -> Result<Self, TransportError> {
+        for communicator in [&of_exchanges, &of_roll_calls] {
+            // SAFETY: a live communicator and a constant of the library.
+            check(unsafe { ffi::MPI_Comm_set_errhandler(communicator.as_raw(), ffi::RSMPI_ERRORS_RETURN) })?;
+        }
+        Ok(Collectives { of_exchanges, of_roll_calls })
+    }
+
+    /// Every rank's `sent` one after the other in `received`, which holds as many bytes for each rank.
+    pub(super) fn all_gather(
+        &self,
+        sent: Vec<u8>,
+        mut received: Vec<u8>,
+        limit: Duration,
+    ) -> Result<(Vec<u8>, Vec<u8>), TransportError> {
+        let count = count(sent.len())?;
+        debug_assert_eq!(received.len(), sent.len() * self.of_exchanges.size() as usize);
+        let mut request = unbegun();
+        // SAFETY: the buffers have the stated sizes; `wait` keeps them until the collective is done, or for good.
+        let begun = unsafe {
+            ffi::MPI_Iallgather(
+                sent.as_ptr().cast(),
+                count,
+                ffi::RSMPI_UINT8_T,
+                received.as_mut_ptr().cast(),
+                count,
+                ffi::RSMPI_UINT8_T,
+                self.of_exchanges.as_raw(),
+                request.as_mut_ptr(),
+            )
+        };
+        self.wait(begun, request, (sent, received), limit)
+    }
+
+    /// The maxima over all ranks of the 64-bit words of `words`.
+    pub(super) fn all_reduce_max(&self, words: Vec<u8>, limit: Duration) -> Result<Vec<u8>, TransportError> {
+        let count = count(words.len() / size_of::<u64>())?;
+        let mut largest = vec![0u8; words.len()];
+        let mut request = unbegun();
+        // SAFETY: as above.
+        let begun = unsafe {
+            ffi::MPI_Iallreduce(
+                words.as_ptr().cast(),
+                largest.as_mut_ptr().cast::<c_void>(),
+                count,
+                ffi::RSMPI_UINT64_T,
+                ffi::RSMPI_MAX,
+                self.of_exchanges.as_raw(),
+                request.as_mut_ptr(),
+            )
+        };
+        self.wait(begun, request, (words, largest), limit).map(|(_, largest)| largest)
+    }
+
+    /// Polls a collective until it is done. One that is not keeps its buffers: the library may still use them.
+    fn wait<B>(
+        &self,
+        begun: c_int,
+        request: MaybeUninit<ffi::MPI_Request>,
+        buffers: B,
+        limit: Duration,
+    ) -> Result<B, TransportError> {
+        check(begun)?;
+        // SAFETY: the call that began it succeeded, so there is a request.
+        let mut request = Request(unsafe { request.assume_init() });
+        let outcome = request.wait_until(deadline(limit));
+        match outcome {
+            Ok(true) => Ok(buffers),
+            outcome => {
+                core::mem::forget(buffers);
+                outcome?;
+                let ranks = roll_call(&self.of_roll_calls, limit)?;
+                Err(if ranks.is_empty() {
+                    TransportError::Stuck { limit }
+                } else {
+                    TransportError::TimedOut { ranks, limit }
+                })
+            }
+        }
+    }
+}
+
+/// An operation that was begun.
+pub(super) struct Request(pub(super) ffi::MPI_Request);
+
+impl Request {
+    /// Whether it is done.
+    pub(super) fn test(&mut self) -> Result<bool, TransportError> {
+        let mut done: c_int = 0;
+        // SAFETY: a request that was begun, or the null request that an earlier test left, which counts as done.
+        check(unsafe { ffi::MPI_Test(&raw mut self.0, &raw mut done, ffi::RSMPI_STATUS_IGNORE) })?;
+        Ok(done != 0)
+    }
+
+    /// Polls until it is done, or the deadline is over. Others may need the processor to bring it about: ranks may be more
+    /// than processors.
+    fn wait_until(&mut self, deadline: Option<Instant>) -> Result<bool, TransportError> {
+        loop {
+            if self.test()? {
+                return Ok(true);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// When a wait that begins now is over; `None` = never.
+pub(super) fn deadline(limit: Duration) -> Option<Instant> {
+    Instant::now().checked_add(limit)
+}
+
+pub(super) fn unbegun() -> MaybeUninit<ffi::MPI_Request> {
+    MaybeUninit::uninit()
+}
+
+fn count(length: usize) -> Result<c_int, TransportError> {
+    c_int::try_from(length).map_err(|_| failed(format!("a message of {length} is more than MPI counts")))
+}
+
+/// A code of the library as a result.
+pub(super) fn check(code: c_int) -> Result<(), TransportError> {
+    if code == ffi::MPI_SUCCESS as c_int {
+        return Ok(());
+    }
+    let mut text = [0u8; ffi::MPI_MAX_ERROR_STRING as usize + 1];
+    let mut length: c_int = 0;
+    // SAFETY: the buffer is as long as the library asks for, and a length to write to.
+    let known = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut length) };
+    let text = text.get(..length.max(0) as usize).filter(|_| known == ffi::MPI_SUCCESS as c_int);
+    let text = text.map(|text| String::from_utf8_lossy(text).into_owned());
+    Err(failed(text.unwrap_or_else(|| format!("MPI error {code}"))))
+}

@@ -1,0 +1,66 @@
+//! Ranks that are processes. Run without arguments this program starts itself under `mpirun`, once for each scenario and
+//! world, and looks at what the ranks say; `rank SCENARIO` is one of those ranks.
+
+mod ranks;
+
+use std::process::{Command, ExitCode, Output};
+use std::time::{Duration, Instant};
+
+/// Ranks wait this long for one another in the scenarios in which one fails.
+pub(crate) const LIMIT: Duration = Duration::from_secs(2);
+
+/// A scenario, its world, and how many lines say `ok`.
+const SCENARIOS: [(&str, usize, usize); 8] = [
+    ("agree", 2, 2),
+    ("agree", 4, 4),
+    ("differ", 2, 2),
+    ("differ", 4, 4),
+    ("killed", 2, 1),
+    ("killed", 4, 3),
+    ("stopped", 4, 3),
+    ("timed", 4, 4),
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    if let [_, rank, scenario] = args.as_slice()
+        && rank == "rank"
+    {
+        ranks::run(scenario);
+        return ExitCode::SUCCESS;
+    }
+    let mut failed = 0;
+    for (scenario, world, ok) in SCENARIOS {
+        let begun = Instant::now();
+        let output = match mpirun(scenario, world) {
+            Ok(output) => output,
+            Err(error) => {
+                println!("mpirun cannot be started: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let (text, took) = (String::from_utf8_lossy(&output.stdout), begun.elapsed());
+        // A hang is what the time limits are against.
+        let is_ok = text.lines().filter(|line| line.starts_with("ok ")).count() == ok && took < 15 * LIMIT;
+        println!("test {scenario} with {world} ranks ... {} ({took:.1?})", if is_ok { "ok" } else { "FAILED" });
+        text.lines().filter(|line| line.starts_with("time ")).for_each(|line| println!("  {line}"));
+        if !is_ok {
+            failed += 1;
+            println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    println!("test result: {} passed; {failed} failed", SCENARIOS.len() - failed);
+    ExitCode::from(u8::from(failed > 0))
+}
+
+/// Starts the ranks; they may be more than processors, and a rank that dies does not end the others.
+fn mpirun(scenario: &str, world: usize) -> std::io::Result<Output> {
+    let world = world.to_string();
+    Command::new("mpirun")
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .args(["--oversubscribe", "--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0", "-n", &world])
+        .arg(std::env::current_exe()?)
+        .args(["rank", scenario])
+        .output()
+}

@@ -1,0 +1,179 @@
+//! What a rank does in each scenario. It prints a line that begins with `ok` when all was as it should be, and panics else.
+
+#[path = "../shards/common.rs"]
+#[allow(dead_code)]
+mod common;
+
+use crate::LIMIT;
+use common::*;
+use core::error::Error;
+use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::{DType, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
+use flash_sampling_distributed::{
+    Exchange, Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport, TransportError,
+};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub(crate) fn run(scenario: &str) {
+    let mpi = Mpi::start().unwrap();
+    match scenario {
+        "agree" => agree(mpi),
+        "differ" => differ(mpi),
+        "killed" => fails(mpi, "-KILL"),
+        "stopped" => fails(mpi, "-STOP"),
+        "timed" => timed(mpi),
+        other => panic!("no scenario {other}"),
+    }
+}
+
+fn say(rank: usize, what: &str) {
+    println!("ok rank {rank}: {what}");
+}
+
+/// Unequal shards: the first has one token, the second none.
+fn starts(world: usize) -> Vec<u32> {
+    (0..world as u32).map(|r| [0, 1, 1][r as usize % 3].max(r.saturating_sub(1) * 300)).collect()
+}
+
+/// Messages of all lengths arrive; draws are those of all shards in one process, for both merges and exchanges.
+fn agree(mut mpi: Mpi) {
+    let (rank, world) = (mpi.rank(), mpi.world());
+    let message = |rank: usize, step: usize| vec![(rank * 31 + step * 7) as u8; (rank + 1) * (step * 97 % 1000)];
+    let mut all = Vec::new();
+    for step in 0..200 {
+        if (step * 13 + rank * 29).is_multiple_of(61) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        mpi.all_gather(&message(rank, step), &mut all).unwrap();
+        assert_eq!(all, (0..world).map(|r| message(r, step)).collect::<Vec<_>>(), "step {step}");
+        let mut words = [(rank * 7 + step) as u64, u64::MAX - rank as u64];
+        mpi.all_reduce_max(&mut words).unwrap();
+        assert_eq!(words, [((world - 1) * 7 + step) as u64, u64::MAX]);
+    }
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let (head, starts) = (head(&weight), starts(world));
+    let (mask, none) = (mask_of(&[2, 3, 999]), mask_of(&[]));
+    let calls = [rows(&mask, &none), lists(&mask)];
+    let mut transport = mpi;
+    for (merge, exchange) in [
+        (ShardMerge::Winners, Exchange::Summaries),
+        (ShardMerge::Winners, Exchange::Winners),
+        (ShardMerge::LogMass, Exchange::Summaries),
+    ] {
+        let options = ShardOptions { merge, exchange, check_tokens: true, weight: Some(DType::F32) };
+        let local = shards(&head, &starts, PLAN).swap_remove(rank);
+        let mut sampler = ShardSampler::new(local, &mut transport, options).unwrap();
+        let mut whole = Sharded::new(shards(&head, &starts, PLAN), merge).unwrap();
+        for rows in &calls {
+            let want = all_of(&mut whole, rows);
+            for _ in 0..5 {
+                assert_eq!(all_of(&mut sampler, rows), want, "rank {rank}, {merge:?}, {exchange:?}");
+            }
+        }
+        // Winners alone: tokens and scores.
+        let row = [RowParams { seed: 3, ..RowParams::default() }];
+        for position in 0..20 {
+            let row = row.map(|row| RowParams { position, ..row });
+            let [got, want] =
+                [&mut sampler as &mut dyn PerturbedArgmax, &mut whole].map(|s| sample(s, &hidden(1), &row));
+            let (got, want) = (got.row(0).unwrap().draws[0], want.row(0).unwrap().draws[0]);
+            assert_eq!((got.token, got.score.to_bits()), (want.token, want.score.to_bits()));
+        }
+    }
+    say(rank, "agreed");
+}
+
+fn all_of(sampler: &mut dyn PerturbedArgmax, rows: &[RowParams<'_>]) -> Vec<Row> {
+    all(&sample(sampler, &hidden(rows.len()), rows))
+}
+
+fn source(error: &SampleError) -> &ShardError {
+    error.source().and_then(|e| e.downcast_ref()).unwrap()
+}
+
+/// The last rank has another shard table, weight type, width, or seed: every rank names it, or the last names rank 0.
+fn differ(mpi: Mpi) {
+    let mut transport = mpi.with_time_limit(LIMIT);
+    let (rank, world) = (transport.rank(), transport.world());
+    let (last, starts) = (world - 1, starts(world));
+    let (is_last, options) = (rank == last, ShardOptions::new(ShardMerge::Winners));
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    let slice = if is_last { head.slice(starts[last] + 5..1000) } else { head.split(&starts).swap_remove(rank) };
+    let error = ShardSampler::new(reference(slice, PLAN, Scheme::Tiled), &mut transport, options).unwrap_err();
+    assert!(matches!(error, ShardError::Gap { shard, .. } if shard == last), "{error}");
+
+    let weight_type = if is_last { DType::F16 } else { DType::BF16 };
+    let with_type = ShardOptions { weight: Some(weight_type), ..options };
+    let local = || shards(&head, &starts, PLAN).swap_remove(rank);
+    let error = ShardSampler::new(local(), &mut transport, with_type).unwrap_err();
+    assert!(matches!(error, ShardError::Type { shard, .. } if shard == last), "{error}");
+
+    let mut sampler = ShardSampler::new(local(), &mut transport, options).unwrap();
+    let row = [RowParams { seed: is_last.into(), ..RowParams::default() }];
+    let hidden = hidden(1);
+    let mut call = |columns: usize| {
+        let input = Matrix::new(&hidden[..columns], 1, columns).unwrap();
+        sampler.sample(input, &row, &mut Samples::new()).unwrap_err()
+    };
+    let (error, other) = (call(HIDDEN), if is_last { 0 } else { last });
+    assert!(matches!(source(&error), ShardError::Params { shard, row: 0 } if *shard == other), "{error:?}");
+    match call(if is_last { HIDDEN - 1 } else { HIDDEN }) {
+        SampleError::Hidden { .. } => assert!(is_last),
+        error => assert!(matches!(source(&error), ShardError::Failed { shard, .. } if *shard == last), "{error:?}"),
+    }
+    say(rank, "named what differs");
+}
+
+/// A rank is killed, or stopped, by a signal to its process: the others name it within twice the time limit.
+fn fails(mpi: Mpi, signal: &str) {
+    let mut mpi = mpi.with_time_limit(LIMIT);
+    let (rank, victim) = (mpi.rank(), mpi.world() / 2);
+    let mut words = [rank as u64; 64];
+    for _ in 0..10 {
+        mpi.all_reduce_max(&mut words).unwrap();
+    }
+    if rank == victim {
+        let me = std::process::id();
+        // Whoever is stopped cannot end itself: that is seen to before.
+        let script = format!("kill {signal} {me}; sleep 6; kill -KILL {me}");
+        let mut killer = Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        killer.wait().unwrap();
+        unreachable!("this process was killed");
+    }
+    let begun = Instant::now();
+    let error = mpi.all_reduce_max(&mut words).unwrap_err();
+    let took = begun.elapsed();
+    assert!(matches!(&error, TransportError::TimedOut { ranks, .. } if ranks == &[victim]), "{error}");
+    assert!(took >= LIMIT && took < 3 * LIMIT, "{took:?}");
+    let again = mpi.all_gather(b"again", &mut Vec::new()).unwrap_err();
+    assert!(matches!(again, TransportError::Broken), "{again}");
+    say(rank, &format!("{error} ({took:.1?})"));
+}
+
+/// What the exchange of 64 rows costs. It gates nothing: ranks may be more than processors.
+fn timed(mut mpi: Mpi) {
+    const ROUNDS: usize = 2000;
+    let rank = mpi.rank();
+    let microseconds = |mpi: &mut Mpi, exchange: &mut dyn FnMut(&mut Mpi)| {
+        let mut times: Vec<f64> = (0..ROUNDS)
+            .map(|_| {
+                let begun = Instant::now();
+                exchange(mpi);
+                begun.elapsed().as_secs_f64() * 1e6
+            })
+            .collect();
+        times.sort_by(f64::total_cmp);
+        (times[ROUNDS / 2], times[ROUNDS * 9 / 10])
+    };
+    let mut words = [rank as u64; 67];
+    let winners = microseconds(&mut mpi, &mut |mpi| mpi.all_reduce_max(&mut words).unwrap());
+    // A plain row's summary: fingerprint, kind, count, one draw.
+    let (message, mut all) = (vec![rank as u8; 10 + 64 * (8 + 1 + 4 + 12)], Vec::new());
+    let summaries = microseconds(&mut mpi, &mut |mpi| mpi.all_gather(&message, &mut all).unwrap());
+    for (what, (median, slow)) in [("winners (536 bytes)", winners), ("summaries (1610 bytes)", summaries)] {
+        println!("time rank {rank}: 64 rows, {what}: median {median:.1} us, 9 of 10 within {slow:.1} us");
+    }
+    say(rank, "timed");
+}
