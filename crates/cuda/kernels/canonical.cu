@@ -1,4 +1,4 @@
-// The canonical arithmetic of core's canonical.rs: a warp evaluates an entry again in float64, lane j summing the
+// The canonical arithmetic of core's canonical.rs: a warp evaluates a token again in float64, lane j summing the
 // products whose place is j modulo 32, in ascending order; then the lanes are halved.
 #include "flash_sampling/element.cuh"
 #include "flash_sampling/noise.cuh"
@@ -9,7 +9,7 @@ using namespace flash_sampling;
 constexpr u32 THREADS = 256;
 
 struct Canonical {
-    Entries out;        // evaluated in place
+    KeptTokens out;        // evaluated in place
     const Item* items;  // [items]
     const Row* noise;   // [items] seed, position, draw, greedy
     const Row* rows;    // [rows] mask, bias, temperature
@@ -19,22 +19,24 @@ struct Canonical {
     u64 weight_stride;   // elements
     u64 hidden_stride;
     HeadTransform head;
-    u32 weight_type;
-    u32 hidden_type;
+    Element weight_type;
+    Element hidden_type;
     u32 width;  // columns of both
     u32 first_token;
 };
-static_assert(sizeof(Canonical) == 112, "the host writes this layout");
+FS_LAYOUT(Canonical, 112,
+          FS_AT(out, 0) && FS_AT(items, 24) && FS_AT(noise, 32) && FS_AT(rows, 40) && FS_AT(weight, 48) &&
+          FS_AT(hidden, 56) && FS_AT(bias, 64) && FS_AT(weight_stride, 72) && FS_AT(hidden_stride, 80) && FS_AT(head, 88) &&
+          FS_AT(weight_type, 96) && FS_AT(hidden_type, 100) && FS_AT(width, 104) && FS_AT(first_token, 108));
 
 template <Element TYPE>
 __device__ __forceinline__ double dot(const Canonical& call, u32 t, u32 source) {
     const u32 lane = threadIdx.x % 32;
-    const Element hidden_type = static_cast<Element>(call.hidden_type);
     double sum = 0.0;
 #pragma unroll 4
     for (u32 k = lane; k < call.width; k += 32) {
         const float a = element<TYPE>(call.weight, t * call.weight_stride + k);
-        const float b = element(hidden_type, call.hidden, source * call.hidden_stride + k);
+        const float b = element(call.hidden_type, call.hidden, source * call.hidden_stride + k);
         // The product is exact.
         sum = add_rn(sum, mul_rn(static_cast<double>(a), static_cast<double>(b)));
     }
@@ -46,11 +48,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) canonical(const __grid_
     const u64 count = min(*call.out.count, call.out.capacity);
     const u64 warp = (static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x) / 32, warps = gridDim.x * (THREADS / 32);
     for (u64 e = warp; e < count; e += warps) {
-        const Entry entry = call.out.entries[e];
-        const Item item = call.items[entry.item];
-        const u32 token = from_ordered_bits(entry.key).token, t = token - call.first_token;
+        const KeptToken kept = call.out.tokens[e];
+        const Item item = call.items[kept.item];
+        const u32 token = from_ordered_bits(kept.key).token, t = token - call.first_token;
         double sum;
-        switch (static_cast<Element>(call.weight_type)) {
+        switch (call.weight_type) {
             case Element::BF16: sum = dot<Element::BF16>(call, t, item.source); break;
             case Element::F16: sum = dot<Element::F16>(call, t, item.source); break;
             default: sum = dot<Element::F32>(call, t, item.source); break;
@@ -58,11 +60,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) canonical(const __grid_
         if (threadIdx.x % 32 != 0) continue;
         const float raw = call.head.apply(static_cast<float>(sum), call.bias ? call.bias[t] : 0.0f, call.bias != nullptr);
         const float logit = call.rows[item.source].transform().apply(raw, token);
-        const Row& row = call.noise[entry.item];
+        const Row& row = call.noise[kept.item];
         const Noise noise{row.seed, row.position};
         const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
         // Key 0: canonically the token is forbidden.
         const u64 key = logit > -f32_infinity() ? to_ordered_bits(Winner::of(score, token)) : 0;
-        call.out.entries[e] = {key, logit, entry.item};
+        call.out.tokens[e] = {key, logit, kept.item};
     }
 }

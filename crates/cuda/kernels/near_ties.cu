@@ -8,17 +8,19 @@ constexpr u32 WARPS = 4;
 
 struct NearTies {
     StoredLogits stored;
-    Entries out;
+    KeptTokens out;
     const Row* rows;    // [items] the noise
     const Item* items;  // [items]
     const Draw* draws;  // [items]
     u32 blocks;          // blocks of an item
     u32 parts_of_block;  // runs of 256 tokens that a block takes
 };
-static_assert(sizeof(NearTies) == 80, "the host writes this layout");
+FS_LAYOUT(NearTies, 80,
+          FS_AT(stored, 0) && FS_AT(out, 24) && FS_AT(rows, 48) && FS_AT(items, 56) && FS_AT(draws, 64) &&
+          FS_AT(blocks, 72) && FS_AT(parts_of_block, 76));
 
 struct KeepNear {
-    const Entries& out;
+    const KeptTokens& out;
     float least;
     u32 item;
 

@@ -13,7 +13,7 @@ constexpr u32 RESIDENT = 8;
 #endif
 constexpr Element TYPE = Element::FS_ELEMENT;
 
-// What the draws are made from. The host writes this layout.
+// What the draws are made from.
 struct Existing {
     const void* logits;   // [rows, tokens]
     const u32* sources;   // [draws] the row of each draw; null = draw i takes row i
@@ -21,7 +21,8 @@ struct Existing {
     u32 blocks;           // blocks of a draw
     u32 parts_of_block;   // runs of 256 tokens that a block takes
 };
-static_assert(sizeof(Existing) == 32, "the host writes this layout");
+FS_LAYOUT(Existing, 32,
+          FS_AT(logits, 0) && FS_AT(sources, 8) && FS_AT(row_stride, 16) && FS_AT(blocks, 24) && FS_AT(parts_of_block, 28));
 
 // The best of a thread, and the block's best score, which raises the cut.
 struct KeepBest {

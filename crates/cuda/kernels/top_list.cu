@@ -58,14 +58,16 @@ __device__ __forceinline__ void find_digit(Shared& shared, u32 need) {
 
 struct TopLists {
     StoredLogits stored;
-    Entries out;
+    KeptTokens out;
     const Row* rows;    // [items] the noise; greedy = by logit
     const Item* items;  // [items]
     u32* scores;        // [blocks, tokens] scratch
     u32 item_count;
     u32 padding;
 };
-static_assert(sizeof(TopLists) == 80, "the host writes this layout");
+FS_LAYOUT(TopLists, 80,
+          FS_AT(stored, 0) && FS_AT(out, 24) && FS_AT(rows, 48) && FS_AT(items, 56) && FS_AT(scores, 64) &&
+          FS_AT(item_count, 72) && FS_AT(padding, 76));
 
 extern "C" __global__ void __launch_bounds__(THREADS) top_list(const __grid_constant__ TopLists call) {
     __shared__ Shared shared;

@@ -54,109 +54,42 @@ mod probe;
 #[cfg(feature = "driver")]
 pub mod abi;
 #[cfg(feature = "driver")]
-pub mod ahead;
-#[cfg(feature = "driver")]
-mod answers;
-#[cfg(feature = "driver")]
-mod architecture;
-#[cfg(feature = "driver")]
-pub mod cache;
-#[cfg(feature = "driver")]
 mod compile;
 #[cfg(feature = "driver")]
 mod device;
 #[cfg(feature = "driver")]
-mod device_groups;
-#[cfg(feature = "driver")]
-mod device_matrix;
-#[cfg(feature = "driver")]
-mod device_standalone;
-#[cfg(feature = "driver")]
-mod device_tiled;
-#[cfg(feature = "driver")]
-mod entry;
-#[cfg(feature = "driver")]
 mod error;
 #[cfg(feature = "driver")]
-mod frame;
-#[cfg(feature = "driver")]
-mod fused_hopper;
-#[cfg(feature = "driver")]
-mod fused_portable;
-#[cfg(feature = "driver")]
-mod grouped;
-#[cfg(feature = "driver")]
-mod kernels;
-#[cfg(feature = "driver")]
-mod launch;
-#[cfg(feature = "driver")]
-mod machine_code;
-#[cfg(feature = "driver")]
-mod noise_math;
-#[cfg(feature = "driver")]
-mod online;
-#[cfg(feature = "driver")]
-mod resident;
-#[cfg(feature = "driver")]
-mod resources;
+mod host;
 #[cfg(feature = "rivals")]
 pub mod rivals;
-#[cfg(feature = "driver")]
-mod scratch;
-#[cfg(feature = "driver")]
-mod select;
-#[cfg(feature = "driver")]
-mod sources;
-#[cfg(feature = "driver")]
-mod staging;
-#[cfg(feature = "driver")]
-mod standalone;
-#[cfg(feature = "driver")]
-mod stored;
-#[cfg(feature = "driver")]
-mod streamed;
-#[cfg(feature = "driver")]
-mod tensor_map;
-#[cfg(feature = "driver")]
-mod tiled;
-#[cfg(feature = "driver")]
-mod trust;
 
 pub use probe::Probe;
 
 #[cfg(feature = "driver")]
-pub use architecture::{Architecture, UnknownArchitecture};
-#[cfg(feature = "driver")]
-pub use compile::version as compiler;
+pub use crate::{
+    compile::{
+        ahead,
+        architecture::{Architecture, UnknownArchitecture},
+        cache,
+        kept_kernel::{CompilerVersion, Label},
+        nvrtc::version as compiler,
+        resources::Resources,
+    },
+    device::{
+        gpu::Device,
+        groups::DeviceGroups,
+        head::DeviceHead,
+        matrix::DeviceMatrix,
+        noise_math::NoiseMath,
+        select::GroupRule,
+        standalone::{DeviceDraws, DeviceStandalone},
+        tiled::{DeviceTiled, KernelChoice},
+    },
+    error::CudaError,
+    host::{
+        grouped::CudaGrouped, online::CudaOnline, standalone::CudaStandalone, streamed::CudaStreamed, tiled::CudaTiled,
+    },
+};
 #[cfg(feature = "driver")]
 pub use cudarc;
-#[cfg(feature = "driver")]
-pub use device::Device;
-#[cfg(feature = "driver")]
-pub use device_groups::DeviceGroups;
-#[cfg(feature = "driver")]
-pub use device_matrix::DeviceMatrix;
-#[cfg(feature = "driver")]
-pub use device_standalone::{DeviceDraws, DeviceStandalone};
-#[cfg(feature = "driver")]
-pub use device_tiled::{DeviceHead, DeviceTiled, KernelChoice};
-#[cfg(feature = "driver")]
-pub use entry::{CompilerVersion, Label};
-#[cfg(feature = "driver")]
-pub use error::CudaError;
-#[cfg(feature = "driver")]
-pub use grouped::CudaGrouped;
-#[cfg(feature = "driver")]
-pub use noise_math::NoiseMath;
-#[cfg(feature = "driver")]
-pub use online::CudaOnline;
-#[cfg(feature = "driver")]
-pub use resources::Resources;
-#[cfg(feature = "driver")]
-pub use select::GroupRule;
-#[cfg(feature = "driver")]
-pub use standalone::CudaStandalone;
-#[cfg(feature = "driver")]
-pub use streamed::CudaStreamed;
-#[cfg(feature = "driver")]
-pub use tiled::CudaTiled;

@@ -9,7 +9,6 @@ constexpr u32 THREADS = 256;
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 VECTOR = 8;
 
-// The host writes this layout.
 struct Softmax {
     const u16* logits;     // [rows, vocab], rows `stride` elements apart
     const u64* positions;  // [rows]; row r draws with seed r
@@ -21,7 +20,9 @@ struct Softmax {
     u32 part_count;  // at most THREADS
     float scale;     // log2(e) over the temperature
 };
-static_assert(sizeof(Softmax) == 56, "the host writes this layout");
+FS_LAYOUT(Softmax, 56,
+          FS_AT(logits, 0) && FS_AT(positions, 8) && FS_AT(parts, 16) && FS_AT(tokens, 24) && FS_AT(stride, 32) &&
+          FS_AT(vocab, 40) && FS_AT(part, 44) && FS_AT(part_count, 48) && FS_AT(scale, 52));
 
 __device__ __forceinline__ float logit(u16 bits) {
 #if FS_TYPE == 0

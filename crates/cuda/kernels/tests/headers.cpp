@@ -17,7 +17,7 @@ using std::min;
 #include "flash_sampling/noise.cuh"
 #include "flash_sampling/noise/row_philox.cuh"
 #include "flash_sampling/perturb.cuh"
-#include "flash_sampling/word_limit.cuh"
+#include "flash_sampling/noise_bound.cuh"
 
 using namespace flash_sampling;
 

@@ -1,7 +1,7 @@
 //! NVIDIA's matrix product.
 #![allow(unsafe_code)]
 
-use crate::device_matrix::DeviceMatrix;
+use crate::device::matrix::DeviceMatrix;
 use crate::error::CudaError;
 use core::ffi::{c_int, c_void};
 use cudarc::cublas::result::{self, CublasError};

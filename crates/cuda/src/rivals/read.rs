@@ -1,12 +1,12 @@
 //! The physical limit: a plain read of device memory.
 #![allow(unsafe_code)]
 
-use crate::device::Device;
+use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::device::gpu::Device;
+use crate::device::launch::{Grid, argument, launch};
 use crate::error::CudaError;
-use crate::kernels::{self, Instance, KernelSource};
-use core::ffi::c_void;
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr, result};
+use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr};
 
 pub(crate) static SOURCE: KernelSource =
     KernelSource { file: "rivals/read.cu", serves: kernels::any, instances: || vec![instance()] };
@@ -73,22 +73,21 @@ impl Read {
     /// # Safety
     /// `address` is device memory of this device, of that many bytes, until the launch has run.
     pub unsafe fn launch(&self, stream: &CudaStream, address: u64, bytes: u64) -> Result<(), CudaError> {
-        let failed = CudaError::driver("launch a read");
-        stream.context().bind_to_thread().map_err(&failed)?;
         let (sink, quads) = (self.sink.device_ptr(self.sink.stream()).0, bytes / 16);
-        let pointer = |value: &u64| core::ptr::from_ref(value).cast_mut().cast::<c_void>();
-        let (mut arguments, blocks, threads, shared) = match self.way {
-            Way::Streaming => {
-                let (threads, blocks) = STREAMING;
-                (vec![pointer(&address), pointer(&quads), pointer(&sink)], blocks, threads, 0)
-            }
-            Way::Bulk => (vec![pointer(&address), pointer(&bytes)], 1, 32, RING),
-        };
-        let (grid, stream) = ((blocks * self.multiprocessors, 1, 1), stream.cu_stream());
-        let function = self.function.cu_function();
         // SAFETY: read_streaming takes an address, a count and an address, read_bulk an address and a count, each of 8
         // bytes; the memory is the caller's, the sink this value's.
-        unsafe { result::launch_kernel(function, grid, (threads, 1, 1), shared, stream, &mut arguments) }
-            .map_err(&failed)
+        unsafe {
+            match self.way {
+                Way::Streaming => {
+                    let grid = Grid::of(STREAMING.1 * self.multiprocessors, STREAMING.0);
+                    let arguments = [argument(&address), argument(&quads), argument(&sink)];
+                    launch(&self.function, stream, grid, arguments)
+                }
+                Way::Bulk => {
+                    let grid = Grid { shared_bytes: RING, ..Grid::of(self.multiprocessors, 32) };
+                    launch(&self.function, stream, grid, [argument(&address), argument(&bytes)])
+                }
+            }
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! Softmax and inverse CDF over logits in device memory.
 #![allow(unsafe_code)]
 
-use crate::device::Device;
-use crate::device_matrix::DeviceMatrix;
+use crate::abi::layout::layout;
+use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::device::gpu::Device;
+use crate::device::launch::{Grid, argument, launch};
+use crate::device::matrix::DeviceMatrix;
 use crate::error::CudaError;
-use crate::kernels::{self, Instance, KernelSource};
-use core::ffi::c_void;
-use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr, result};
+use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::DType;
 
 pub(crate) static SOURCE: KernelSource = KernelSource {
@@ -39,7 +40,9 @@ struct Softmax {
     part_count: u32,
     scale: f32,
 }
-const _: () = assert!(size_of::<Softmax>() == 56);
+layout!(Softmax 56:
+    logits 0, positions 8, parts 16, tokens 24, stride 32, vocab 40, part 44, part_count 48, scale 52
+);
 
 /// Draws by softmax and inverse CDF: one read of the logits, in two launches. Its float32 sums make it exact to a few
 /// units of 2^-24 of the total mass, not of each token's.
@@ -118,16 +121,13 @@ impl InverseCdf {
             part_count: vocab.div_ceil(part),
             scale: core::f32::consts::LOG2_E / temperature,
         };
-        let failed = CudaError::driver("launch softmax and inverse CDF");
-        stream.context().bind_to_thread().map_err(&failed)?;
-        let mut arguments = [(&raw const softmax).cast_mut().cast::<c_void>()];
-        let mut enqueue = |function: &CudaFunction, grid| {
-            let (function, stream) = (function.cu_function(), stream.cu_stream());
-            // SAFETY: both kernels take a Softmax by value, whose size both sides assert; there are at most 256 parts,
-            // which `parts` has room for; the rest is the caller's.
-            unsafe { result::launch_kernel(function, grid, (THREADS, 1, 1), 0, stream, &mut arguments) }
-        };
-        enqueue(&self.parts_kernel, (softmax.part_count, rows, 1)).map_err(&failed)?;
-        enqueue(&self.draw_kernel, (rows, 1, 1)).map_err(&failed)
+        let arguments = || [argument(&softmax)];
+        let parts = Grid { blocks: (softmax.part_count, rows), ..Grid::of(0, THREADS) };
+        // SAFETY: both kernels take a Softmax by value, whose layout both sides assert; there are at most 256 parts, which
+        // `parts` has room for; the rest is the caller's.
+        unsafe {
+            launch(&self.parts_kernel, stream, parts, arguments())?;
+            launch(&self.draw_kernel, stream, Grid::of(rows, THREADS), arguments())
+        }
     }
 }

@@ -1,4 +1,5 @@
-// The types that cross from the host to the kernels. crates/cuda/src/abi.rs holds the same ones; both assert the sizes.
+// The types that cross from the host to all kernels. The host's module abi holds the same ones, and those of single
+// kernels, which stand beside them here. Both state their layouts; a test of the host's compares what they state.
 #pragma once
 
 #include "head.cuh"
@@ -20,8 +21,12 @@ struct Row {
     u32 greedy;
 
     FS_FUNCTION RowTransform transform() const { return {mask, mask_words, biases, bias, inv_temperature}; }
+    FS_FUNCTION float apply(float raw, u32 token) const { return transform().apply(raw, token); }
 };
-static_assert(sizeof(Row) == 56, "the host writes this layout");
+FS_LAYOUT(Row, 56,
+          FS_AT(seed, 0) && FS_AT(position, 8) && FS_AT(mask, 16) && FS_AT(bias, 24) && FS_AT(mask_words, 32) &&
+          FS_AT(biases, 36) && FS_AT(inv_temperature, 40) && FS_AT(largest_bias, 44) && FS_AT(draw, 48) &&
+          FS_AT(greedy, 52));
 
 #ifdef __CUDACC__
 // The first threads of a block copy a row, word by word; a barrier must follow.
@@ -40,7 +45,7 @@ struct Draw {
     float logit;
     Status status;
 };
-static_assert(sizeof(Draw) == 16, "the host reads this layout");
+FS_LAYOUT(Draw, 16, FS_AT(token, 0) && FS_AT(score, 4) && FS_AT(logit, 8) && FS_AT(status, 12));
 
 // The head and the batch of one launch.
 struct Call {
@@ -57,6 +62,9 @@ struct Call {
     u32 first_token;        // global id of the weight's first row
     u32 tokens;             // rows of the weight that can be drawn
 };
-static_assert(sizeof(Call) == 80, "the host writes this layout");
+FS_LAYOUT(Call, 80,
+          FS_AT(rows, 0) && FS_AT(bias, 8) && FS_AT(best, 16) && FS_AT(invalid, 24) && FS_AT(logits, 32) &&
+          FS_AT(arrived, 40) && FS_AT(draws, 48) && FS_AT(head, 56) && FS_AT(row_count, 64) && FS_AT(hidden, 68) &&
+          FS_AT(first_token, 72) && FS_AT(tokens, 76));
 
 }  // namespace flash_sampling

@@ -15,5 +15,6 @@ struct HeadTransform {
         return scale != 1.0f ? mul_rn(l, scale) : l;
     }
 };
+FS_LAYOUT(HeadTransform, 8, FS_AT(soft_cap, 0) && FS_AT(scale, 4));
 
 }  // namespace flash_sampling

@@ -1,35 +1,25 @@
-// The two factors in device memory, in any layout, and how their elements are read.
+// The two factors in device memory, in any layout, and how 16 bytes of them are read.
 #pragma once
 
-#include "platform.cuh"
+#include "element.cuh"
 
 namespace flash_sampling {
-
-enum class Type : u32 { BF16 = 0, F16 = 1, F32 = 2 };
 
 struct Matrices {
     const u8* weight;   // [tokens, hidden]
     const u8* hidden;   // [rows, hidden]
     u64 weight_stride;  // bytes from one row to the next
     u64 hidden_stride;
-    Type weight_type;
-    Type hidden_type;
+    Element weight_type;
+    Element hidden_type;
     u32 weight_unit;    // bytes read at once: a power of two up to 16 that divides address and stride
     u32 hidden_unit;
 };
-static_assert(sizeof(Matrices) == 48, "the host writes this layout");
+FS_LAYOUT(Matrices, 48,
+          FS_AT(weight, 0) && FS_AT(hidden, 8) && FS_AT(weight_stride, 16) && FS_AT(hidden_stride, 24) &&
+          FS_AT(weight_type, 32) && FS_AT(hidden_type, 36) && FS_AT(weight_unit, 40) && FS_AT(hidden_unit, 44));
 
 #ifdef __CUDACC__
-
-// The element at `from` as float32.
-__device__ __forceinline__ float element(const u8* from, Type type) {
-    if (type == Type::F32) return *reinterpret_cast<const float*>(from);
-    const u16 bits = *reinterpret_cast<const u16*>(from);
-    if (type == Type::BF16) return bits_to_f32(static_cast<u32>(bits) << 16);
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
 
 // The first `bytes` of 16 (an even number) at any address that `unit` divides, then zeros; nothing beyond is read.
 __device__ __forceinline__ uint4 gather(const u8* from, u32 bytes, u32 unit) {

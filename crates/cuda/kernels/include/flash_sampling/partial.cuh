@@ -51,5 +51,6 @@ struct Groups {
         to = Run::owner(blocks, tokens, GRANULE, start + (left - 1 < rest ? left - 1 : rest)) + 1;
     }
 };
+FS_LAYOUT(Groups, 16, FS_AT(size, 0) && FS_AT(first_token, 4) && FS_AT(tokens, 8) && FS_AT(blocks, 12));
 
 }  // namespace flash_sampling

@@ -62,6 +62,26 @@ FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform&
 
 #ifdef __CUDACC__
 
+// The transformed logit of a raw one. Whether it is valid; where not, that is noted in the row's `invalid`.
+template <class RowOrTransform>
+__device__ __forceinline__ bool check_logit(float raw, const RowOrTransform& row, u32 token, u64* invalid, float& logit) {
+    u64 key = invalid_key(raw, token, 0);
+    if (key == ~0ull) {
+        logit = row.apply(raw, token);
+        key = invalid_key(logit, token, 1);
+    }
+    if (key == ~0ull) return true;
+    atomicMin(invalid, key);
+    return false;
+}
+
+// The same, with an invalid one as -inf.
+template <class RowOrTransform>
+__device__ __forceinline__ float checked_logit(float raw, const RowOrTransform& row, u32 token, u64* invalid) {
+    float logit = 0.0f;
+    return check_logit(raw, row, token, invalid, logit) ? logit : -f32_infinity();
+}
+
 // The draw of a row, once every block has arrived.
 __device__ __forceinline__ Draw conclude(u64 best, u64 invalid, float logit) {
     if (invalid != ~0ull) {

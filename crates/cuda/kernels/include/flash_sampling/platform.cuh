@@ -17,6 +17,14 @@
 #endif
 #endif
 
+// States the size of a type that crosses from the host, and the place of each of its fields, in bytes.
+#define FS_LAYOUT(TYPE, SIZE, ...)                                                                        \
+    struct TYPE##Layout {                                                                                 \
+        using Type = TYPE;                                                                                \
+        static_assert(sizeof(TYPE) == SIZE && (__VA_ARGS__), "the host has this layout, in its module abi"); \
+    }
+#define FS_AT(FIELD, PLACE) (__builtin_offsetof(Type, FIELD) == PLACE)
+
 namespace flash_sampling {
 
 using u8 = unsigned char;

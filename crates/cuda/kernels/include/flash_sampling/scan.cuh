@@ -6,7 +6,7 @@
 //
 // 1. A warp takes 256 tokens that begin at a multiple of 256, a lane eight of them in two groups of four, so that two
 //    Philox blocks give all of a lane's words.
-// 2. The two logarithms of a Gumbel are computed only for words that could reach `keep.cut()`, by word_limit; where even
+// 2. The two logarithms of a Gumbel are computed only for words that could reach `keep.cut()`, by word_limit (noise_bound.cuh); where even
 //    the largest Gumbel could not, there are no words.
 // 3. Without any cut the warp first finds one: a lower bound of its best score, from cheap logarithms.
 // A token that is left out could not reach the cut, so what is kept is that of the plain version, bit for bit.
@@ -15,9 +15,9 @@
 #include "abi.cuh"
 #include "element.cuh"
 #include "noise.cuh"
+#include "noise_bound.cuh"
 #include "noise/row_philox.cuh"
 #include "perturb.cuh"
-#include "word_limit.cuh"
 
 #ifdef __CUDACC__
 
@@ -146,10 +146,7 @@ __device__ __forceinline__ void note_invalid(const ExistingRow& existing, const 
     for (u32 i = 0; i < 8; ++i) {
         const u32 token = first + group_offset<TYPE>(lane, i / 4) + i % 4, t = token - existing.first_token;
         if (t >= existing.tokens) continue;
-        const float raw = element<TYPE>(existing.logits, t);
-        u64 key = invalid_key(raw, token, 0);
-        if (key == ~0ull) key = invalid_key(row.apply(raw, token), token, 1);
-        if (key != ~0ull) atomicMin(invalid, key);
+        checked_logit(element<TYPE>(existing.logits, t), row, token, invalid);
     }
 }
 

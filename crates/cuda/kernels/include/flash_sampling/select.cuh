@@ -26,7 +26,7 @@ struct Running {
 };
 static_assert(sizeof(Running) == 40, "the host allocates this size");
 
-// The parameters of a launch. The host writes this layout.
+// The parameters of a launch.
 struct Selection {
     const Row* rows;          // [row_count]
     const Partial* partials;  // [row_count, slots]
@@ -40,7 +40,10 @@ struct Selection {
     u32 begins;  // 1 = the head's first tokens
     u32 ends;    // 1 = its last ones
 };
-static_assert(sizeof(Selection) == 80, "the host writes this layout");
+FS_LAYOUT(Selection, 80,
+          FS_AT(rows, 0) && FS_AT(partials, 8) && FS_AT(running, 16) && FS_AT(invalid, 24) && FS_AT(draws, 32) &&
+          FS_AT(log_z, 40) && FS_AT(groups, 48) && FS_AT(row_count, 64) && FS_AT(rule, 68) && FS_AT(begins, 72) &&
+          FS_AT(ends, 76));
 
 #ifdef __CUDACC__
 

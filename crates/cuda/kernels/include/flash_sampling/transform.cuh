@@ -10,6 +10,7 @@ struct LogitBias {
     u32 token;
     float value;
 };
+FS_LAYOUT(LogitBias, 8, FS_AT(token, 0) && FS_AT(value, 4));
 
 struct RowTransform {
     const u32* mask;  // null = every token is allowed

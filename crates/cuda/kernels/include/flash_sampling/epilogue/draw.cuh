@@ -9,28 +9,23 @@
 // 3. What is left is scored exactly, with the words that are already there.
 #pragma once
 
+#include "../noise_bound.cuh"
 #include "store.cuh"
 
 namespace flash_sampling {
-
-// About one word in 1024 lies below this one, and -ln(word 2^-32), rounded up.
-[[maybe_unused]] constexpr u32 NEAR_WORD = 1u << 22;
-[[maybe_unused]] constexpr float NEAR_NOISE = 6.931473f;
-// Above the largest noise, that of the smallest refined word.
-[[maybe_unused]] constexpr float LARGEST_NOISE = 45.0546f;
 
 template <int COLUMNS>
 struct DrawEpilogue {
     static constexpr u32 GRANULE = 16;
     static constexpr u32 AT_ONCE = 2;
-    using Arguments = Stored;
+    using Arguments = LogitStore;
     struct Shared {
         Winners<COLUMNS> winners;
         float near[COLUMNS];
         float far[COLUMNS];
     };
     const Call& call;
-    const Stored& stored;
+    const LogitStore& stored;
     const Run& run;
     Shared& shared;
 
@@ -53,7 +48,7 @@ struct DrawEpilogue {
                 far = near;
             } else {
                 near = losing_dot(winner.score, NEAR_NOISE, call.head, row);
-                far = losing_dot(winner.score, LARGEST_NOISE, call.head, row);
+                far = losing_dot(winner.score, NOISE_CEILING, call.head, row);
             }
         }
         shared.near[column] = near;
@@ -151,7 +146,8 @@ struct DrawEpilogue {
         for (; left; left &= left - 1) {
             const u32 j = __ffs(left) - 1;
             const float dot = j & 2 ? (j & 1 ? d[3] : d[2]) : (j & 1 ? d[1] : d[0]);
-            const float l = checked_logit(call, row, column, first + j, dot);
+            const float raw = call.head.apply(dot, 0.0f, false);
+            const float l = checked_logit(raw, row, first + j, &call.invalid[column]);
             if (l == -f32_infinity()) continue;
             float s = l;
             if (!is_greedy) s = add_rn(l, noise.gumbel_of(Domain::Token, row.draw, first + j, Noise::pick(words, j)));

@@ -6,14 +6,14 @@
 namespace flash_sampling {
 
 // Where transformed logits go: [rows, tokens].
-struct Stored {
+struct LogitStore {
     float* logits;  // null = nowhere
     u64 stride;     // floats from one row to the next
 };
-static_assert(sizeof(Stored) == 16, "the host writes this layout");
+FS_LAYOUT(LogitStore, 16, FS_AT(logits, 0) && FS_AT(stride, 8));
 
 // A warp stores row `column + c` of a tile.
-__device__ __forceinline__ void store_row(const Call& call, const Stored& stored, const DotTile& tile, u32 c) {
+__device__ __forceinline__ void store_row(const Call& call, const LogitStore& stored, const DotTile& tile, u32 c) {
     const u32 column = tile.column + c;
     const float* const dots = tile.dots + c * tile.stride;
     const Row& row = call.rows[column];
@@ -22,7 +22,8 @@ __device__ __forceinline__ void store_row(const Call& call, const Stored& stored
     for (u32 t = threadIdx.x % 32; t < tile.tokens; t += 32) {
         float dot = dots[t];
         if (call.bias) dot = add_rn(dot, call.bias[tile.first + t]);
-        to[t] = checked_logit(call, row, column, call.first_token + tile.first + t, dot);
+        const u32 token = call.first_token + tile.first + t;
+        to[t] = checked_logit(call.head.apply(dot, 0.0f, false), row, token, &call.invalid[column]);
     }
 }
 

@@ -18,13 +18,11 @@
 #pragma once
 
 #include "../mass_histogram.cuh"
+#include "../noise_bound.cuh"
 #include "../partial.cuh"
 #include "../perturb.cuh"
 
 namespace flash_sampling {
-
-// Above the noise of every word: core's GUMBEL_MAX, and rounding.
-constexpr float MOST_NOISE = 45.0547f;
 
 // e^r - 1 for r in [0, 1/8].
 FS_FUNCTION float expm1_of_rest(float r) {
@@ -32,15 +30,13 @@ FS_FUNCTION float expm1_of_rest(float r) {
     return fma_rn(mul_rn(r, r), p, r);
 }
 
-// The noise of a word is at most -ln(word 2^-32), give or take 6e-6 of rounding.
-FS_FUNCTION float noise_bound(u32 word) {
-#ifdef __CUDA_ARCH__
-    const float log2_word = __log2f(u32_to_f32(word));
-#else
-    const float log2_word = log2f(u32_to_f32(word));
-#endif
-    return fminf(0.69314718f * (32.0f - log2_word), MOST_NOISE);
-}
+// Where the summaries of groups go: the kernel's last parameter.
+struct Summaries {
+    Partial* partials;  // [row_count, slots]
+    u32 size;           // tokens of a group: a multiple of 64
+    u32 slots;          // of a row
+};
+FS_LAYOUT(Summaries, 16, FS_AT(partials, 0) && FS_AT(size, 8) && FS_AT(slots, 12));
 
 #ifdef __CUDACC__
 
@@ -48,12 +44,7 @@ template <int COLUMNS>
 struct SummaryEpilogue {
     static constexpr u32 GRANULE = Groups::GRANULE;
 
-    // The kernel's last parameter. The host writes this layout.
-    struct Arguments {
-        Partial* partials;  // [row_count, slots]
-        u32 size;           // tokens of a group: a multiple of 64
-        u32 slots;          // of a row
-    };
+    using Arguments = Summaries;
 
     struct Shared {
         double nats[MASS_BINS / 8];  // e^-i
@@ -155,7 +146,7 @@ struct SummaryEpilogue {
         open.mass = {top, old + sum};
 
         // The local sample.
-        const float reach = row.greedy ? 0.0f : MOST_NOISE;
+        const float reach = row.greedy ? 0.0f : NOISE_CEILING;
         if (!reaches(largest + reach, open.sample.winner.score)) return;
         const Noise noise{row.seed, row.position};
         Words words{};
@@ -226,13 +217,7 @@ struct SummaryEpilogue {
             const u32 at = t - call.first_token;
             const float dot = is_aligned ? four[j] : dots[place + j];
             const float raw = call.head.apply(dot, call.bias ? call.bias[at] : 0.0f, call.bias != nullptr);
-            u64 invalid = invalid_key(raw, t, 0);
-            const float logit = transform.apply(raw, t);
-            if (invalid == ~0ull) invalid = invalid_key(logit, t, 1);
-            if (invalid == ~0ull)
-                logits[j] = logit;
-            else
-                atomicMin(&call.invalid[tile.column + c], invalid);
+            logits[j] = checked_logit(raw, transform, t, &call.invalid[tile.column + c]);
         }
     }
 };

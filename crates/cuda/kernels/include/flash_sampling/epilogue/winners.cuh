@@ -7,20 +7,6 @@
 
 namespace flash_sampling {
 
-// The transformed logit of a dot product that has the head's bias. An invalid one is reported and counts as -inf.
-__device__ __forceinline__ float checked_logit(const Call& call, const Row& row, u32 column, u32 token, float dot) {
-    const float raw = call.head.apply(dot, 0.0f, false);
-    u64 invalid = invalid_key(raw, token, 0);
-    float logit = 0.0f;
-    if (invalid == ~0ull) {
-        logit = row.transform().apply(raw, token);
-        invalid = invalid_key(logit, token, 1);
-    }
-    if (invalid == ~0ull) return logit;
-    atomicMin(&call.invalid[column], invalid);
-    return -f32_infinity();
-}
-
 template <int COLUMNS>
 struct Winners {
     u64 keys[COLUMNS];  // ordered bits; 0 = none

@@ -38,12 +38,12 @@ struct PlainMainloop {
         static constexpr int ROWS_AT_ONCE = THREADS / DEPTH;
         float x[COUNT];
 
-        __device__ __forceinline__ void read(const u8* from, u64 stride, Type type, u32 rows, u32 k, u32 width) {
+        __device__ __forceinline__ void read(const u8* from, u64 stride, Element type, u32 rows, u32 k, u32 width) {
             const u32 column = k + threadIdx.x % DEPTH, row = threadIdx.x / DEPTH;
-            const u8* at = from + row * stride + static_cast<u64>(column) * (type == Type::F32 ? 4 : 2);
+            const u8* at = from + row * stride + static_cast<u64>(column) * element_bytes(type);
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
-                x[i] = column < width && row + i * ROWS_AT_ONCE < rows ? element(at, type) : 0.0f;
+                x[i] = column < width && row + i * ROWS_AT_ONCE < rows ? element(type, at, 0) : 0.0f;
                 at += ROWS_AT_ONCE * stride;
             }
         }

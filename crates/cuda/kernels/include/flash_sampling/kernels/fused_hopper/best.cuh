@@ -46,17 +46,8 @@ __device__ __forceinline__ void offer(const Call& call, const Row* rows, Best* b
     if (column >= call.row_count) return;
     const Row& row = rows[column];
     const float raw = call.head.apply(dot, 0.0f, false);
-    u64 invalid = invalid_key(raw, token, 0);
     float logit = 0.0f;
-    if (invalid == ~0ull) {
-        logit = row.transform().apply(raw, token);
-        invalid = invalid_key(logit, token, 1);
-    }
-    if (invalid != ~0ull) {
-        atomicMin(&call.invalid[column], invalid);
-        return;
-    }
-    if (logit == -f32_infinity()) return;
+    if (!check_logit(raw, row, token, &call.invalid[column], logit) || logit == -f32_infinity()) return;
     const Noise noise{row.seed, row.position};
     const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
     improve(&best[column], to_ordered_bits(Winner::of(score, token)), logit);

@@ -13,7 +13,7 @@ __device__ __forceinline__ void await_marks(const Call& call, Shared<T>& shared,
                                             const Consumer& self) {
     if (T::CONSUMERS_SCAN && T::scouted_columns(call) < call.row_count) {
 #pragma unroll 1
-        for (u32 u = 0; u < T::UNITS; ++u) scan(call, shared, t, first, size, self.slab(u));
+        for (u32 u = 0; u < T::UNITS; ++u) mark_slab(call, shared, t, first, size, self.slab(u));
         // A shard may begin within a quad: the neighbours' marks too.
         if ((call.first_token + first) & 3) ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     }
@@ -25,7 +25,7 @@ __device__ __forceinline__ void consume(const Call& call, const u8* stages, Shar
                                         const Schedule<T>& schedule) {
     const Consumer self(threadIdx.x - T::FIRST_CONSUMER);
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
-    Entry* const queue = shared.queue[self.warp];
+    Contender* const queue = shared.queue[self.warp];
     Ring<T> ring;
     float d[T::UNITS][T::ACCUMULATORS];
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void consume(const Call& call, const u8* stages, Shar
                 for (u32 column = self.thread; column < T::COLUMNS; column += T::CONSUMERS)
                     shared.losing[column] = first_losing_dot(
                         call, shared.rows, shared.best, column,
-                        pass == LARGEST ? MARK_NOISE_BOUND : FIRST_MARK_NOISE_BOUND, call.first_token + first);
+                        pass == LARGEST ? NEAR_NOISE : FIRST_NOISE, call.first_token + first);
                 ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
             }
         }

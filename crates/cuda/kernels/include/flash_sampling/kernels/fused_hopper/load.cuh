@@ -12,6 +12,7 @@ struct Maps {
     ptx::TensorMap granule;  // 16 tokens, for the end of a tile
     ptx::TensorMap hidden;   // COLUMNS / CLUSTER rows
 };
+FS_LAYOUT(Maps, 384, FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256));
 
 template <class T>
 __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* stages, Shared<T>& shared,

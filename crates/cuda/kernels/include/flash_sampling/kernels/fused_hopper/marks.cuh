@@ -2,22 +2,21 @@
 // same elements of the products, bit for bit in the order of its accumulators.
 #pragma once
 
+#include "../../noise_bound.cuh"
 #include "tile.cuh"
 
 namespace flash_sampling::fused_hopper {
 
-// Words below these leave a mark: about one in 1024 tokens, and one in 128 in a block's first tile.
-constexpr u32 MARK_WORD = 1u << 22;
-constexpr u32 FIRST_MARK_WORD = 1u << 25;
-// -ln(word 2^-32), rounded up.
-constexpr float MARK_NOISE_BOUND = 6.931473f;
-constexpr float FIRST_MARK_NOISE_BOUND = 4.852032f;
+// Words below NEAR_WORD leave a mark: about one in 1024 tokens. In a block's first tile it is one in 128: the words below
+// this one, and -ln(word 2^-32), rounded up.
+constexpr u32 FIRST_WORD = 1u << 25;
+constexpr float FIRST_NOISE = 4.852032f;
 
 // Marks the small words of a quad of tokens. `shift` is the first token of the tile within its first quad.
 template <class T>
 __device__ __forceinline__ void leave_marks(Shared<T>& shared, u32 t, const Words& words, u32 quad, u32 column, u32 shift,
                                             u32 size) {
-    const u32 threshold = t == 0 ? FIRST_MARK_WORD : MARK_WORD;
+    const u32 threshold = t == 0 ? FIRST_WORD : NEAR_WORD;
     if (min(min(words.w[0], words.w[1]), min(words.w[2], words.w[3])) >= threshold) return;
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {
@@ -25,7 +24,7 @@ __device__ __forceinline__ void leave_marks(Shared<T>& shared, u32 t, const Word
         if (words.w[k] < threshold && m < size) {
             const u32 bit = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
             const u32 owner = m % 8 * 4 + column % 8 / 2;
-            const u32 half = t == 0 ? words.w[k] >= MARK_WORD : t & 1;
+            const u32 half = t == 0 ? words.w[k] >= NEAR_WORD : t & 1;
             atomicOr(&shared.marks[half][m / 64][m % 64 / 16][bit / 32][owner], 1u << bit % 32);
         }
     }
@@ -76,7 +75,7 @@ struct RowBlocks {
 // Marks the small words of a warp's slab of 16 tokens in the columns that are not the scouts'. Little runs beside it, so
 // wide multiplications are the fast ones here.
 template <class T>
-__device__ __forceinline__ void scan(const Call& call, Shared<T>& shared, u32 t, u32 first, u32 size, u32 slab) {
+__device__ __forceinline__ void mark_slab(const Call& call, Shared<T>& shared, u32 t, u32 first, u32 size, u32 slab) {
     const u32 base = call.first_token + first, shift = base & 3;
     for (u32 column = T::scouted_columns(call) + threadIdx.x % 32; column < call.row_count; column += 32) {
         const Row& row = shared.rows[column];

@@ -19,13 +19,13 @@ __device__ __forceinline__ float pick(const float (&d)[ROWS][COLS], u32 index) {
 
 // Scores the queue exactly, and empties it.
 template <class T>
-__device__ __forceinline__ void flush(u32& queued, const Entry* queue, const Call& call, Shared<T>& shared, u32 first,
+__device__ __forceinline__ void flush(u32& queued, const Contender* queue, const Call& call, Shared<T>& shared, u32 first,
                                       const Consumer& self) {
     __syncwarp();
     for (u32 e = self.lane; e < queued; e += 32) {
-        const Entry entry = queue[e];
-        const u32 token = call.first_token + first + (entry.place >> 16);
-        offer(call, shared.rows, shared.best, entry.place & 0xffff, token, entry.dot);
+        const Contender contender = queue[e];
+        const u32 token = call.first_token + first + (contender.place >> 16);
+        offer(call, shared.rows, shared.best, contender.place & 0xffff, token, contender.dot);
     }
     __syncwarp();
     queued = 0;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void flush(u32& queued, const Entry* queue, const Cal
 
 // Moves what is pending to the queue.
 template <class T>
-__device__ __forceinline__ void enqueue(u32 (&pending)[T::UNITS][T::WORDS], u32& queued, Entry* queue,
+__device__ __forceinline__ void enqueue(u32 (&pending)[T::UNITS][T::WORDS], u32& queued, Contender* queue,
                                         const float (&d)[T::UNITS][T::ACCUMULATORS], const Call& call, Shared<T>& shared,
                                         u32 first, const Consumer& self) {
     for (;;) {

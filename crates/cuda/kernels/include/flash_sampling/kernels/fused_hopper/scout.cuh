@@ -53,14 +53,14 @@ __device__ __forceinline__ void score_queues(const Call& call, Shared<T>& shared
     schedule.tile(t - 1, before, unused);
     const u32 queue = hand % T::CONSUMER_WARPS;
     for (u32 slot = hand / T::CONSUMER_WARPS; slot < shared.queued[queue]; slot += T::SCOUT_WARPS * 4) {
-        const Entry entry = shared.queue[queue][slot];
-        const u32 token = call.first_token + before + (entry.place >> 16);
-        offer(call, shared.rows, shared.best, entry.place & 0xffff, token, entry.dot);
+        const Contender contender = shared.queue[queue][slot];
+        const u32 token = call.first_token + before + (contender.place >> 16);
+        offer(call, shared.rows, shared.best, contender.place & 0xffff, token, contender.dot);
     }
     ptx::named_barrier(SCOUTS_BARRIER, T::SCOUT_WARPS * 32);
     for (u32 column = hand; column < T::COLUMNS; column += 32 * T::SCOUT_WARPS)
         shared.losing[column] =
-            refreshed_losing_dot(call, shared.rows, shared.best, column, MARK_NOISE_BOUND, base);
+            refreshed_losing_dot(call, shared.rows, shared.best, column, NEAR_NOISE, base);
 }
 
 template <class T>

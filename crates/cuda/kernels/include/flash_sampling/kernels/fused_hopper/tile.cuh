@@ -58,7 +58,7 @@ struct Tile {
 };
 
 // A token that may win.
-struct Entry {
+struct Contender {
     float dot;
     u32 place;  // row of the batch, then token within the tile
 };
@@ -72,7 +72,7 @@ struct Shared {
     u32 largest[T::COLUMNS];  // the first tile's largest dot product, as monotone bits
     // Of this tile and the next. In the first tile the second half has the words between the two thresholds.
     u32 marks[2][T::TILE_UNITS][4][T::WORDS][32];
-    Entry queue[T::CONSUMER_WARPS][QUEUE];
+    Contender queue[T::CONSUMER_WARPS][QUEUE];
     u32 queued[T::CONSUMER_WARPS];
     u64 full[8];
     u64 empty[8];

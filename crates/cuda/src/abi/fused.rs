@@ -1,0 +1,100 @@
+//! The arguments of the fused kernels.
+
+use crate::abi::layout::layout;
+use flash_sampling_core::DType;
+
+/// From dot products to raw logits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadTransform {
+    /// 0 = none.
+    pub(crate) soft_cap: f32,
+    pub(crate) scale: f32,
+}
+layout!(HeadTransform 8: soft_cap 0, scale 4);
+
+/// The head and the batch of one launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) rows: u64,
+    pub(crate) bias: u64,
+    pub(crate) best: u64,
+    pub(crate) invalid: u64,
+    pub(crate) logits: u64,
+    pub(crate) arrived: u64,
+    pub(crate) draws: u64,
+    pub(crate) head: HeadTransform,
+    pub(crate) row_count: u32,
+    pub(crate) hidden: u32,
+    pub(crate) first_token: u32,
+    pub(crate) tokens: u32,
+}
+layout!(Call 80:
+    rows 0, bias 8, best 16, invalid 24, logits 32, arrived 40, draws 48, head 56, row_count 64, hidden 68,
+    first_token 72, tokens 76
+);
+
+/// The two factors in device memory, in any layout.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrices {
+    pub(crate) weight: u64,
+    pub(crate) hidden: u64,
+    /// Bytes from one row to the next.
+    pub(crate) weight_stride: u64,
+    pub(crate) hidden_stride: u64,
+    /// 0 = bf16, 1 = f16, 2 = f32.
+    pub(crate) weight_type: u32,
+    pub(crate) hidden_type: u32,
+    /// Bytes read at once: a power of two up to 16 that divides address and stride.
+    pub(crate) weight_unit: u32,
+    pub(crate) hidden_unit: u32,
+}
+layout!(Matrices 48:
+    weight 0, hidden 8, weight_stride 16, hidden_stride 24, weight_type 32, hidden_type 36, weight_unit 40,
+    hidden_unit 44
+);
+
+/// Where transformed logits go, `[rows, tokens]`; 0 = nowhere.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LogitStore {
+    pub(crate) logits: u64,
+    /// Floats from one row to the next.
+    pub(crate) stride: u64,
+}
+layout!(LogitStore 16: logits 0, stride 8);
+
+/// What the driver encodes.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TensorMap(pub(crate) [u64; 16]);
+
+/// The tensors of one launch as boxes of one slab.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maps {
+    pub(crate) weight: TensorMap,
+    pub(crate) granule: TensorMap,
+    pub(crate) hidden: TensorMap,
+}
+layout!(Maps 384: weight 0, granule 128, hidden 256);
+
+/// The kernels' number of a type.
+pub(crate) fn element(dtype: DType) -> u32 {
+    match dtype {
+        DType::BF16 => 0,
+        DType::F16 => 1,
+        DType::F32 => 2,
+    }
+}
+
+/// The kernels' name of a type.
+pub(crate) fn element_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "BF16",
+        DType::F16 => "F16",
+        DType::F32 => "F32",
+    }
+}

@@ -1,0 +1,49 @@
+//! Where the fields of a type lie, as both sides state it.
+
+/// Asserts a type's size and the place of each of its fields in bytes, as `FS_LAYOUT` does in the kernels.
+macro_rules! layout {
+    ($type:ident $size:literal: $($field:ident $place:literal),+ $(,)?) => {
+        const _: () = assert!(size_of::<$type>() == $size $(&& core::mem::offset_of!($type, $field) == $place)+);
+    };
+}
+pub(crate) use layout;
+
+#[cfg(test)]
+mod tests {
+    use crate::compile::sources;
+    use std::collections::BTreeMap;
+
+    /// Size, and places of the fields, by type.
+    type Layouts = BTreeMap<String, (usize, BTreeMap<String, usize>)>;
+
+    /// What stands between `open` and `);`, without punctuation: a type, its size, then a field and its place by turns.
+    fn stated<'a>(texts: impl IntoIterator<Item = &'a str>, open: &str) -> Layouts {
+        let mut layouts = Layouts::new();
+        for layout in texts.into_iter().flat_map(|text| text.split(open).skip(1)) {
+            let (layout, _) = layout.split_once(");").unwrap();
+            let words = layout.replace("FS_AT", "").replace(|c: char| !c.is_alphanumeric() && c != '_', " ");
+            let words: Vec<_> = words.split_whitespace().collect();
+            let (head, fields) = words.split_at(2);
+            let number = |word: &str| word.parse().unwrap();
+            let fields = fields.chunks_exact(2).map(|field| (field[0].to_owned(), number(field[1])));
+            let before = layouts.insert(head[0].to_owned(), (number(head[1]), fields.collect()));
+            assert!(before.is_none(), "{} is stated twice", head[0]);
+        }
+        layouts
+    }
+
+    #[test]
+    fn both_sides_state_the_same_layouts() {
+        let rust = [
+            include_str!("mod.rs"),
+            include_str!("fused.rs"),
+            include_str!("groups.rs"),
+            include_str!("stored.rs"),
+            include_str!("../rivals/softmax.rs"),
+        ];
+        let here = stated(rust, "\nlayout!(");
+        let there = stated(sources::texts(), "\nFS_LAYOUT(");
+        assert_eq!(here, there);
+        assert!(here.len() > 20 && here["Row"].1["draw"] == 48, "{here:?}");
+    }
+}

@@ -1,0 +1,100 @@
+//! The types that cross from the host to the kernels. Each has a twin of its name in `kernels/`; both sides assert sizes
+//! and places of fields, and a test that they assert the same. Pointers are device addresses.
+//!
+//! Public is what callers of the entry points over device memory write and read.
+
+mod fused;
+mod groups;
+pub(crate) mod layout;
+mod stored;
+
+pub(crate) use fused::{Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, element, element_name};
+pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
+pub(crate) use stored::{
+    Canonical, Existing, Item, KeptToken, KeptTokens, NearTies, StoredLogits, TopLists, Transform,
+};
+
+use bytemuck::{Pod, Zeroable};
+use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
+use layout::layout;
+
+/// A token and what is added to its logit.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct LogitBias {
+    /// Global token id.
+    pub token: u32,
+    /// In nats; not NaN, not +inf.
+    pub value: f32,
+}
+layout!(LogitBias 8: token 0, value 4);
+
+/// All that differs from row to row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct Row {
+    /// The key of the row's noise.
+    pub seed: u64,
+    /// The token's place in its sequence, below 2^56.
+    pub position: u64,
+    /// `mask_words` words, 1 = allowed, by global token id; 0 = every token is allowed.
+    pub mask: u64,
+    /// `biases` entries of [`LogitBias`], tokens strictly ascending.
+    pub bias: u64,
+    /// Words of the mask; tokens beyond them are forbidden.
+    pub mask_words: u32,
+    /// Number of biases.
+    pub biases: u32,
+    /// One over the temperature; 1 for a greedy row.
+    pub inv_temperature: f32,
+    /// The largest of the biases and 0. A smaller value would lose tokens that should win.
+    pub largest_bias: f32,
+    /// Number of the draw.
+    pub draw: u32,
+    /// 1 = no noise.
+    pub greedy: u32,
+}
+layout!(Row 56:
+    seed 0, position 8, mask 16, bias 24, mask_words 32, biases 36, inv_temperature 40, largest_bias 44, draw 48,
+    greedy 52
+);
+
+/// The result of a row; for an invalid row `token` is the offending one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct Draw {
+    /// Global token id.
+    pub token: u32,
+    /// Transformed logit plus noise, in nats.
+    pub score: f32,
+    /// Transformed logit, in nats.
+    pub logit: f32,
+    /// One of the constants of [`status`].
+    pub status: u32,
+}
+layout!(Draw 16: token 0, score 4, logit 8, status 12);
+
+// SAFETY: both are plain data with the layout that the kernels know, and all zeros is a value of each.
+#[allow(unsafe_code)]
+unsafe impl DeviceRepr for Row {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl ValidAsZeroBits for Row {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl DeviceRepr for Draw {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl ValidAsZeroBits for Draw {}
+
+/// What a row came to.
+pub mod status {
+    /// A token was drawn.
+    pub const DRAWN: u32 = 0;
+    /// No token has a finite logit.
+    pub const NO_FINITE_LOGIT: u32 = 1;
+    /// A logit is NaN.
+    pub const NAN: u32 = 2;
+    /// A logit is +inf.
+    pub const POSITIVE_INFINITY: u32 = 3;
+}

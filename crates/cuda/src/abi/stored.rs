@@ -1,0 +1,135 @@
+//! The arguments of the kernels over logits that exist or were stored.
+
+use crate::abi::fused::HeadTransform;
+use crate::abi::layout::layout;
+use bytemuck::{Pod, Zeroable};
+
+/// The logits that the standalone kernel draws from.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Existing {
+    pub(crate) logits: u64,
+    /// The row of each draw, u32; 0 = draw `i` takes row `i`.
+    pub(crate) sources: u64,
+    pub(crate) row_stride: u64,
+    pub(crate) blocks: u32,
+    pub(crate) parts_of_block: u32,
+}
+layout!(Existing 32: logits 0, sources 8, row_stride 16, blocks 24, parts_of_block 28);
+
+/// Transformed logits that were stored: the twin of stored.cuh, as are the five below.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoredLogits {
+    pub(crate) logits: u64,
+    pub(crate) row_stride: u64,
+    pub(crate) first_token: u32,
+    pub(crate) tokens: u32,
+}
+layout!(StoredLogits 24: logits 0, row_stride 8, first_token 16, tokens 20);
+
+/// Something asked of a stored row: the `limit` best, and all within `slack` of the last of those.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub(crate) struct Item {
+    pub(crate) source: u32,
+    pub(crate) limit: u32,
+    /// 0 = none, infinite = every token.
+    pub(crate) slack: f32,
+    pub(crate) padding: u32,
+}
+layout!(Item 16: source 0, limit 4, slack 8, padding 12);
+
+/// A token that an item keeps.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub(crate) struct KeptToken {
+    /// Ordered bits; 0 = canonically forbidden.
+    pub(crate) key: u64,
+    pub(crate) logit: f32,
+    pub(crate) item: u32,
+}
+layout!(KeptToken 16: key 0, logit 8, item 12);
+
+/// Where items keep their entries.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeptTokens {
+    pub(crate) tokens: u64,
+    pub(crate) count: u64,
+    pub(crate) capacity: u64,
+}
+layout!(KeptTokens 24: tokens 0, count 8, capacity 16);
+
+/// The argument of top_list.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TopLists {
+    pub(crate) stored: StoredLogits,
+    pub(crate) out: KeptTokens,
+    pub(crate) rows: u64,
+    pub(crate) items: u64,
+    pub(crate) scores: u64,
+    pub(crate) item_count: u32,
+    pub(crate) padding: u32,
+}
+layout!(TopLists 80: stored 0, out 24, rows 48, items 56, scores 64, item_count 72, padding 76);
+
+/// The argument of near_ties.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NearTies {
+    pub(crate) stored: StoredLogits,
+    pub(crate) out: KeptTokens,
+    pub(crate) rows: u64,
+    pub(crate) items: u64,
+    pub(crate) draws: u64,
+    pub(crate) blocks: u32,
+    pub(crate) parts_of_block: u32,
+}
+layout!(NearTies 80: stored 0, out 24, rows 48, items 56, draws 64, blocks 72, parts_of_block 76);
+
+/// The argument of canonical.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Canonical {
+    pub(crate) out: KeptTokens,
+    pub(crate) items: u64,
+    pub(crate) noise: u64,
+    pub(crate) rows: u64,
+    pub(crate) weight: u64,
+    pub(crate) hidden: u64,
+    pub(crate) bias: u64,
+    pub(crate) weight_stride: u64,
+    pub(crate) hidden_stride: u64,
+    pub(crate) head: HeadTransform,
+    pub(crate) weight_type: u32,
+    pub(crate) hidden_type: u32,
+    pub(crate) width: u32,
+    pub(crate) first_token: u32,
+}
+layout!(Canonical 112:
+    out 0, items 24, noise 32, rows 40, weight 48, hidden 56, bias 64, weight_stride 72, hidden_stride 80, head 88,
+    weight_type 96, hidden_type 100, width 104, first_token 108
+);
+
+/// The argument of transform.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transform {
+    pub(crate) raw: u64,
+    pub(crate) stored: u64,
+    pub(crate) invalid: u64,
+    pub(crate) rows: u64,
+    pub(crate) sources: u64,
+    pub(crate) raw_stride: u64,
+    pub(crate) stored_stride: u64,
+    pub(crate) element: u32,
+    pub(crate) first_token: u32,
+    pub(crate) tokens: u32,
+    pub(crate) padding: u32,
+}
+layout!(Transform 72:
+    raw 0, stored 8, invalid 16, rows 24, sources 32, raw_stride 40, stored_stride 48, element 56, first_token 60,
+    tokens 64, padding 68
+);

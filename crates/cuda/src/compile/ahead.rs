@@ -1,0 +1,187 @@
+//! Every kernel compiled ahead of time, for hosts that have a driver and no compiler. Needs no GPU.
+
+use crate::compile::architecture::Architecture;
+use crate::compile::kernels::{Instance, KERNELS, KernelSource};
+use crate::compile::machine_code::Request;
+use crate::compile::resources::{self, Resources};
+use crate::compile::{cache, nvrtc, sources};
+use crate::error::CudaError;
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+
+/// One compiled instance of a kernel, in its folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Built {
+    /// The file of its source.
+    pub kernel: &'static str,
+    /// The macro definitions, as `COLUMNS=8 OPERAND=BF16`.
+    pub instance: String,
+    /// What it is for.
+    pub architecture: Architecture,
+    /// Whether draws wait for it, so that it must be without faults.
+    pub hot: bool,
+    /// The file it was written to.
+    pub path: PathBuf,
+    /// What its functions take.
+    pub resources: Vec<Resources>,
+    /// The compiler's warnings.
+    pub warnings: Vec<String>,
+    /// Spills, local memory, products of the tensor cores that wait for each other: what a hot kernel must not have.
+    pub faults: Vec<String>,
+}
+
+/// An instance and what it is for.
+type Part = (&'static KernelSource, Instance, Architecture);
+
+/// Every instance of every kernel that serves any of the architectures.
+fn parts(architectures: &[Architecture]) -> Vec<Part> {
+    let mut wanted = architectures.to_vec();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let of = |kernel: &&'static KernelSource| -> Vec<Part> {
+        let served: Vec<_> = wanted.iter().copied().filter(|architecture| (kernel.serves)(*architecture)).collect();
+        let pair = |instance: Instance| served.clone().into_iter().map(move |a| (*kernel, instance.clone(), a));
+        (kernel.instances)().into_iter().flat_map(pair).collect()
+    };
+    KERNELS.iter().flat_map(of).collect()
+}
+
+/// How many files [`build`] writes.
+pub fn count(architectures: &[Architecture]) -> usize {
+    parts(architectures).len()
+}
+
+/// Compiles every kernel for these architectures into a folder, on some threads. `each` is told of every one as it is
+/// done, in no order, and may end the work early.
+///
+/// # Errors
+/// [`CudaError::NoCompiler`] without the compiler's library, [`CudaError::Compile`], [`CudaError::Folder`].
+pub fn build(
+    architectures: &[Architecture],
+    folder: &Path,
+    threads: usize,
+    each: &mut dyn FnMut(Built) -> ControlFlow<()>,
+) -> Result<(), CudaError> {
+    let version = nvrtc::version().ok_or_else(|| CudaError::NoCompiler { tried: nvrtc::names() })?;
+    let parts = parts(architectures);
+    let (next, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let made = |(kernel, instance, architecture): &Part| -> Result<Built, CudaError> {
+        let request = Request { kernel, instance, architecture: *architecture };
+        let compiled = request.compile_reported()?;
+        let path = cache::keep(folder, &request.label(version), &compiled.code)
+            .map_err(|error| CudaError::Folder { folder: folder.to_owned(), reason: error.to_string() })?;
+        let resources = resources::of_log(&compiled.log);
+        Ok(Built {
+            kernel: kernel.file,
+            instance: instance.to_string(),
+            architecture: *architecture,
+            hot: instance.hot,
+            path,
+            faults: resources::faults(&resources, &compiled.log),
+            warnings: resources::warnings(&compiled.log).collect(),
+            resources,
+        })
+    };
+    thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..threads.clamp(1, parts.len().max(1)) {
+            let sender = sender.clone();
+            scope.spawn(|| {
+                let sender = sender;
+                while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if ended.load(Ordering::Relaxed) || sender.send(made(part)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut outcome = Ok(());
+        for built in receiver {
+            match built.map(&mut *each) {
+                Ok(ControlFlow::Continue(())) => {}
+                Ok(ControlFlow::Break(())) => ended.store(true, Ordering::Relaxed),
+                Err(error) => {
+                    ended.store(true, Ordering::Relaxed);
+                    outcome = outcome.and(Err(error));
+                }
+            }
+        }
+        outcome
+    })
+}
+
+/// Whether a kept file is of this program's kernels; others are of older or newer sources, and are never loaded by it.
+pub fn is_current(label: &crate::Label) -> bool {
+    let Ok(architecture) = label.architecture.parse() else { return false };
+    let of_kernel = KERNELS.iter().filter(|kernel| kernel.file == label.kernel);
+    let mut recipes = of_kernel.flat_map(|kernel| {
+        let unit = sources::translation_unit(kernel.file);
+        let recipe = move |instance: Instance| Request { kernel, instance: &instance, architecture }.recipe(&unit);
+        let named = (kernel.instances)().into_iter().filter(|instance| instance.to_string() == label.instance);
+        named.map(recipe)
+    });
+    recipes.any(|recipe| recipe == label.recipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::cache::tests::Folder;
+
+    fn named(names: &[&str]) -> Vec<Architecture> {
+        names.iter().map(|name| name.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn each_architecture_has_the_kernels_that_serve_it() {
+        let on = |names: &[&str]| parts(&named(names));
+        let hopper = |parts: Vec<Part>| parts.iter().filter(|(kernel, ..)| kernel.file == "fused_hopper.cu").count();
+        assert!(hopper(on(&["sm_90a"])) > 0);
+        assert_eq!(hopper(on(&["sm_80", "sm_90", "sm_100a", "sm_120a"])), 0);
+        for architecture in Architecture::ALL {
+            assert!(count(&[architecture]) > 0, "{architecture}");
+        }
+        assert_eq!(count(&named(&["sm_80", "sm_80"])), count(&named(&["sm_80"])));
+    }
+
+    #[test]
+    fn what_is_built_is_listed_as_current_and_ends_when_told() {
+        if !nvrtc::tests::runs(1) {
+            return;
+        }
+        let folder = Folder::new("ahead-build");
+        let mut built = Vec::new();
+        // The first few alone: CI builds them all.
+        let mut each = |one| {
+            built.push(one);
+            ControlFlow::Break(())
+        };
+        build(&named(&["sm_80"]), &folder.0, 1, &mut each).unwrap();
+        let listed = cache::list(&folder.0).unwrap();
+        assert_eq!(listed.len(), built.len());
+        assert!(!built.is_empty() && built.len() <= count(&named(&["sm_80"])));
+        for one in &built {
+            let label = &listed.iter().find(|kept| kept.path == one.path).unwrap().label;
+            assert!(is_current(label));
+            assert!(!is_current(&crate::Label { recipe: "0".into(), ..label.clone() }));
+            assert!(one.resources.iter().any(|f| f.entry && f.registers > 0), "{one:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_is_refused() {
+        if !nvrtc::tests::runs(1) {
+            return;
+        }
+        let file = Folder::new("ahead-file");
+        std::fs::write(&file.0, b"").unwrap();
+        let refused = build(&named(&["sm_80"]), &file.0.join("x"), 1, &mut |_| ControlFlow::Break(()));
+        assert!(matches!(refused, Err(CudaError::Folder { .. })), "{refused:?}");
+        std::fs::remove_file(&file.0).unwrap();
+    }
+}

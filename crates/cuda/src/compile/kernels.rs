@@ -1,0 +1,129 @@
+//! The kernels and all their instances: the one list that loading, building ahead of time and CI go by.
+//!
+//! A new kernel is a file below `kernels/` (named in sources.rs), a [`KernelSource`] beside the Rust code that launches
+//! it, and a place in [`KERNELS`]. It is loaded by [`Device::module`](crate::Device), which takes the source and one of
+//! its instances.
+
+use crate::compile::architecture::Architecture;
+use crate::device::{fused_hopper, fused_portable, select, standalone, stored_kernels};
+use core::fmt;
+
+/// Every kernel of this crate.
+pub(crate) static KERNELS: &[&KernelSource] = &[
+    &fused_hopper::SOURCE,
+    &fused_portable::TENSOR,
+    &fused_portable::PLAIN,
+    &select::SOURCE,
+    &standalone::SOURCE,
+    &stored_kernels::MASS_HISTOGRAM,
+    &stored_kernels::TOP_LIST,
+    &stored_kernels::NEAR_TIES,
+    &stored_kernels::CANONICAL,
+    &stored_kernels::TRANSFORM,
+];
+
+/// The benchmark's kernels; nothing is built of them ahead of time.
+#[cfg(all(test, feature = "rivals"))]
+static RIVALS: &[&KernelSource] = &[&crate::rivals::READ, &crate::rivals::SOFTMAX];
+#[cfg(all(test, not(feature = "rivals")))]
+static RIVALS: &[&KernelSource] = &[];
+
+/// A file of kernels and what is built of it.
+#[derive(Debug)]
+pub(crate) struct KernelSource {
+    /// The file below `kernels/`.
+    pub(crate) file: &'static str,
+    /// Whether it can run on an architecture.
+    pub(crate) serves: fn(Architecture) -> bool,
+    /// Every instance that may be asked for.
+    pub(crate) instances: fn() -> Vec<Instance>,
+}
+
+/// Serves every GPU that this crate knows: compute capability 8.0 and up.
+pub(crate) fn any(architecture: Architecture) -> bool {
+    architecture.capability().0 >= 8
+}
+
+/// One translation unit: macro definitions for a file of kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Instance {
+    /// Name after `FS_`, value.
+    defines: Vec<(&'static str, String)>,
+    /// Whether CI refuses spills, local memory and serialised wgmma in it.
+    pub(crate) hot: bool,
+}
+
+impl Instance {
+    /// An instance in which each macro `FS_<name>` has this value. Hot.
+    pub(crate) fn new(defines: &[(&'static str, &dyn fmt::Display)]) -> Instance {
+        Instance { defines: defines.iter().map(|(name, value)| (*name, value.to_string())).collect(), hot: true }
+    }
+
+    /// The same, where time does not count: CI reports its spills and does not refuse them.
+    #[allow(dead_code)] // not every set of features has such a kernel
+    pub(crate) fn cold(self) -> Instance {
+        Instance { hot: false, ..self }
+    }
+
+    /// What the compiler is told.
+    pub(crate) fn options(&self, architecture: Architecture) -> Vec<String> {
+        let of_all = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
+        let defines = self.defines.iter().map(|(name, value)| format!("--define-macro=FS_{name}={value}"));
+        of_all.into_iter().chain(defines).collect()
+    }
+}
+
+/// `COLUMNS=8 OPERAND=BF16`, or nothing where the file has one instance.
+impl fmt::Display for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let defines: Vec<_> = self.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        f.write_str(&defines.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::{nvrtc, sources};
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_kernel_file_is_listed_once_and_its_instances_differ() {
+        let listed: Vec<_> = KERNELS.iter().chain(RIVALS).map(|kernel| kernel.file).collect();
+        let mut files: Vec<_> = sources::files().filter(|file| file.ends_with(".cu")).collect();
+        files.retain(|file| cfg!(feature = "rivals") || !file.starts_with("rivals/"));
+        files.sort_unstable();
+        let mut sorted = listed.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, files);
+        for kernel in KERNELS.iter().chain(RIVALS) {
+            let names: Vec<_> = (kernel.instances)().iter().map(Instance::to_string).collect();
+            assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{}", kernel.file);
+            assert!(!names.is_empty() && Architecture::ALL.into_iter().any(kernel.serves), "{}", kernel.file);
+        }
+    }
+
+    /// Needs the compiler's library, but no GPU.
+    #[test]
+    fn every_kernel_compiles() {
+        if !nvrtc::tests::runs(1) {
+            return;
+        }
+        let instances = |kernel: &&'static KernelSource| {
+            let architecture = Architecture::USUAL.into_iter().find(|a| (kernel.serves)(*a)).unwrap();
+            let of_kernel = (kernel.instances)().into_iter().map(move |instance| (kernel.file, instance, architecture));
+            of_kernel.collect::<Vec<_>>()
+        };
+        let all: Vec<_> = KERNELS.iter().chain(RIVALS).flat_map(instances).collect();
+        let compiles = |(file, instance, architecture): &(&'static str, Instance, Architecture)| {
+            let unit = sources::translation_unit(file);
+            let built = nvrtc::machine_code(file, &unit, &instance.options(*architecture)).unwrap();
+            assert!(built.code.starts_with(b"\x7fELF"), "{file} {instance}");
+        };
+        std::thread::scope(|scope| {
+            let (even, odd): (Vec<_>, Vec<_>) = all.iter().enumerate().partition(|(at, _)| at % 2 == 0);
+            scope.spawn(move || even.into_iter().for_each(|(_, part)| compiles(part)));
+            odd.into_iter().for_each(|(_, part)| compiles(part));
+        });
+    }
+}

@@ -1,0 +1,18 @@
+//! From the embedded sources to machine code that a GPU takes. Needs no GPU.
+//!
+//! ```text
+//! kernels + sources -> machine_code -> a file of a folder (cache, kept_kernel, trust)
+//!                                   -> the compiler (nvrtc), and then into the cache
+//! ahead             -> the compiler for every kernel, with what each takes (resources)
+//! ```
+
+pub mod ahead;
+pub(crate) mod architecture;
+pub mod cache;
+pub(crate) mod kept_kernel;
+pub(crate) mod kernels;
+pub(crate) mod machine_code;
+pub(crate) mod nvrtc;
+pub(crate) mod resources;
+pub(crate) mod sources;
+mod trust;

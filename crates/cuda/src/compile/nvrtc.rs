@@ -1,0 +1,131 @@
+//! From a translation unit to machine code, by NVRTC.
+#![allow(unsafe_code)]
+
+use crate::compile::kept_kernel::CompilerVersion;
+use crate::compile::resources;
+use crate::error::CudaError;
+use core::ffi::{CStr, c_int};
+use cudarc::nvrtc::result::{self, NvrtcError};
+use cudarc::nvrtc::sys;
+use std::ffi::CString;
+
+/// Whether the compiler's library can be loaded. cudarc panics when it cannot, so this is asked first.
+pub(crate) fn is_present() -> bool {
+    // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
+    unsafe { sys::is_culib_present() }
+}
+
+/// The names by which the compiler's library is looked for; those of Windows only there.
+pub(crate) fn names() -> Vec<String> {
+    let mut names = cudarc::get_lib_name_candidates("nvrtc");
+    names.retain(|name| cfg!(windows) || !name.contains("nvrtc64"));
+    names
+}
+
+/// The version of NVIDIA's run-time compiler; `None` when its library cannot be loaded.
+pub fn version() -> Option<CompilerVersion> {
+    if !is_present() {
+        return None;
+    }
+    let (mut major, mut minor) = (0 as c_int, 0 as c_int);
+    // SAFETY: two integers to write to.
+    unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result().ok()?;
+    Some(CompilerVersion { major: major.try_into().ok()?, minor: minor.try_into().ok()? })
+}
+
+/// What the compiler gives.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    pub(crate) code: Vec<u8>,
+    /// What it said, registers and spills of every kernel among it.
+    pub(crate) log: String,
+}
+
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created by `create_program` and destroyed once.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+/// Compiles `unit` to machine code for one architecture, which the options name.
+///
+/// # Errors
+/// [`CudaError::Compile`], with the compiler's log.
+pub(crate) fn machine_code(kernel: &'static str, unit: &str, options: &[String]) -> Result<Compiled, CudaError> {
+    let failed = |NvrtcError(code), log| CudaError::Compile { kernel, code: code as u32, log };
+    let source = CString::new(unit).expect("the embedded sources hold no zero byte");
+    let name = CString::new(kernel).expect("the kernels' names hold no zero byte");
+    let create = result::create_program(&source, Some(&name));
+    let program = Program(create.map_err(|e| failed(e, "the program could not be created".into()))?);
+    let options: Vec<&str> = options.iter().map(String::as_str).chain(["--ptxas-options=-v"]).collect();
+    // SAFETY: the program is alive; the options are strings.
+    let outcome = unsafe { result::compile_program(program.0, &options) };
+    // SAFETY: the program is alive.
+    let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
+    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).collect();
+    let log = CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    if let Err(error) = outcome {
+        return Err(failed(error, log));
+    }
+    let mut size = 0usize;
+    // SAFETY: the program is alive and compiled; an integer to write to.
+    unsafe { sys::nvrtcGetCUBINSize(program.0, &raw mut size) }.result().map_err(|e| failed(e, "no code".into()))?;
+    let mut code = vec![0u8; size];
+    // SAFETY: the buffer has the size that the compiler asked for.
+    unsafe { sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()) }
+        .result()
+        .map_err(|e| failed(e, "no code".into()))?;
+    Ok(Compiled { code, log })
+}
+
+/// As [`machine_code`], with the assembler's report in the log: where there is a driver, NVRTC keeps what it compiled and
+/// says nothing the second time, so it is told not to.
+///
+/// # Errors
+/// As [`machine_code`].
+pub(crate) fn reported(kernel: &'static str, unit: &str, options: &[String]) -> Result<Compiled, CudaError> {
+    let compiled = machine_code(kernel, unit, options)?;
+    if !resources::of_log(&compiled.log).is_empty() {
+        return Ok(compiled);
+    }
+    // Older compilers keep nothing, and do not know the option.
+    Ok(machine_code(kernel, unit, &[options, &[ANEW.to_owned()]].concat()).unwrap_or(compiled))
+}
+
+/// Do not take what was compiled before.
+const ANEW: &str = "--no-cache";
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::{ANEW, machine_code};
+    use crate::compile::resources;
+
+    use std::io::Write;
+
+    /// Whether tests of the compiler run here; says how many are skipped, unless they are required.
+    pub(crate) fn runs(count: usize) -> bool {
+        if super::is_present() {
+            return true;
+        }
+        let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|r| r == "nvrtc"), "no libnvrtc, but FLASH_SAMPLING_REQUIRE names nvrtc");
+        // The test harness captures what the print macros write, not this.
+        let _ = writeln!(std::io::stderr(), "skipped: {count} test of cuda/nvrtc: libnvrtc cannot be loaded");
+        false
+    }
+
+    #[test]
+    fn the_compiler_can_be_told_to_compile_anew() {
+        if !runs(1) {
+            return;
+        }
+        let options = ["--gpu-architecture=sm_80".to_owned(), ANEW.to_owned()];
+        let unit = "extern \"C\" __global__ void kernel(float* x) { x[threadIdx.x] += 1.0f; }";
+        for _ in 0..2 {
+            assert_eq!(resources::of_log(&machine_code("kernel", unit, &options).unwrap().log).len(), 1);
+        }
+    }
+}

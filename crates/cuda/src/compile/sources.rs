@@ -1,0 +1,176 @@
+//! The kernels' sources, embedded, and one translation unit out of them.
+
+/// A file below `kernels/`: its path there and its text.
+macro_rules! file {
+    ($path:literal) => {
+        ($path, include_str!(concat!("../../kernels/", $path)))
+    };
+}
+
+/// Every kernel and every header; a test holds the list against the folder.
+const FILES: &[(&str, &str)] = &[
+    file!("canonical.cu"),
+    file!("fused_hopper.cu"),
+    file!("fused_plain.cu"),
+    file!("fused_portable.cu"),
+    file!("include/flash_sampling/abi.cuh"),
+    file!("include/flash_sampling/dot_tile.cuh"),
+    file!("include/flash_sampling/element.cuh"),
+    file!("include/flash_sampling/epilogue/draw.cuh"),
+    file!("include/flash_sampling/epilogue/store.cuh"),
+    file!("include/flash_sampling/epilogue/summary.cuh"),
+    file!("include/flash_sampling/epilogue/winners.cuh"),
+    file!("include/flash_sampling/frontier.cuh"),
+    file!("include/flash_sampling/group_summary.cuh"),
+    file!("include/flash_sampling/head.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/best.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/consume.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/filter.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/largest.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/load.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/marks.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/multiply.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/publish.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/queue.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/schedule.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/scout.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/threshold.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/tile.cuh"),
+    file!("include/flash_sampling/kernels/fused_portable.cuh"),
+    file!("include/flash_sampling/log_mass.cuh"),
+    file!("include/flash_sampling/mainloop/load_slab.cuh"),
+    file!("include/flash_sampling/mainloop/memory.cuh"),
+    file!("include/flash_sampling/mainloop/plain.cuh"),
+    file!("include/flash_sampling/mainloop/swizzle.cuh"),
+    file!("include/flash_sampling/mainloop/tensor.cuh"),
+    file!("include/flash_sampling/mass_histogram.cuh"),
+    file!("include/flash_sampling/math.cuh"),
+    file!("include/flash_sampling/matrices.cuh"),
+    file!("include/flash_sampling/noise.cuh"),
+    file!("include/flash_sampling/noise/counter.cuh"),
+    file!("include/flash_sampling/noise/log.cuh"),
+    file!("include/flash_sampling/noise/philox.cuh"),
+    file!("include/flash_sampling/noise/row_philox.cuh"),
+    file!("include/flash_sampling/noise/uniform.cuh"),
+    file!("include/flash_sampling/noise_bound.cuh"),
+    file!("include/flash_sampling/partial.cuh"),
+    file!("include/flash_sampling/perturb.cuh"),
+    file!("include/flash_sampling/platform.cuh"),
+    file!("include/flash_sampling/ptx/address.cuh"),
+    file!("include/flash_sampling/ptx/cp_async.cuh"),
+    file!("include/flash_sampling/ptx/mbarrier.cuh"),
+    file!("include/flash_sampling/ptx/mma.cuh"),
+    file!("include/flash_sampling/ptx/operand.cuh"),
+    file!("include/flash_sampling/ptx/tma.cuh"),
+    file!("include/flash_sampling/ptx/wgmma.cuh"),
+    file!("include/flash_sampling/scan.cuh"),
+    file!("include/flash_sampling/select.cuh"),
+    file!("include/flash_sampling/stored.cuh"),
+    file!("include/flash_sampling/transform.cuh"),
+    file!("include/flash_sampling/winner.cuh"),
+    file!("mass_histogram.cu"),
+    file!("near_ties.cu"),
+    file!("rivals/read.cu"),
+    file!("rivals/softmax.cu"),
+    file!("select.cu"),
+    file!("standalone.cu"),
+    file!("top_list.cu"),
+    file!("transform.cu"),
+];
+
+/// The text of a kernel with every header in place of its first `#include "..."`: NVRTC looks names up literally, so it
+/// cannot follow includes that are relative to the file they stand in. The whole of what is compiled is in one string,
+/// which is what the cache hashes.
+pub(crate) fn translation_unit(kernel: &'static str) -> String {
+    let mut unit = String::new();
+    append(kernel, &mut Vec::new(), &mut unit);
+    unit
+}
+
+/// The texts of all embedded files.
+#[cfg(test)]
+pub(crate) fn texts() -> impl Iterator<Item = &'static str> {
+    FILES.iter().map(|(_, text)| *text)
+}
+
+/// The paths of all embedded files.
+#[cfg(test)]
+pub(crate) fn files() -> impl Iterator<Item = &'static str> {
+    FILES.iter().map(|(path, _)| *path)
+}
+
+fn append(path: &str, done: &mut Vec<String>, unit: &mut String) {
+    done.push(path.to_owned());
+    let text = text(path).expect("the list holds every file that a file of it includes");
+    for line in text.lines() {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            Some(name) => {
+                let name = resolve(path, name);
+                if !done.contains(&name) {
+                    append(&name, done, unit);
+                }
+            }
+            None if line.trim() == "#pragma once" => {}
+            None => {
+                unit.push_str(line);
+                unit.push('\n');
+            }
+        }
+    }
+}
+
+fn text(path: &str) -> Option<&'static str> {
+    FILES.iter().find(|(name, _)| *name == path).map(|(_, text)| *text)
+}
+
+/// The path of an included file: beside the including one, or below `include`.
+fn resolve(from: &str, name: &str) -> String {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in name.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    let beside = parts.join("/");
+    if text(&beside).is_some() { beside } else { format!("include/{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    fn below(folder: &Path, root: &Path, found: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                below(&path, root, found);
+            } else {
+                found.insert(path.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/"));
+            }
+        }
+    }
+
+    #[test]
+    fn every_source_is_embedded() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let mut found = BTreeSet::new();
+        below(&root, &root, &mut found);
+        found.retain(|name| !name.starts_with("tests/"));
+        assert_eq!(found, FILES.iter().map(|(name, _)| (*name).to_owned()).collect());
+    }
+
+    #[test]
+    fn a_unit_holds_each_header_once() {
+        for kernel in ["fused_hopper.cu", "fused_portable.cu", "fused_plain.cu"] {
+            let unit = translation_unit(kernel);
+            assert!(!unit.contains("#include \"") && !unit.contains("#pragma once"));
+            assert_eq!(unit.matches("using u32 = unsigned int;").count(), 1);
+            assert_eq!(unit.matches("struct Winner {").count(), 1);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The fused Hopper kernel: its tiles, its options, and its launch.
+#![allow(unsafe_code)]
+
+use crate::abi::{self, Call, Maps};
+use crate::compile::architecture::Architecture;
+use crate::compile::kernels::{Instance, KernelSource};
+use crate::device::gpu::Device;
+use crate::device::launch::{Grid, argument, launch};
+use crate::error::CudaError;
+use cudarc::driver::sys::CUfunction_attribute;
+use cudarc::driver::{CudaFunction, CudaStream};
+use flash_sampling_core::DType;
+
+/// An instance for each tile and operand type, on Hopper alone.
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    file: "fused_hopper.cu",
+    serves: |architecture| architecture == Architecture::HOPPER,
+    instances: || {
+        let tiles = [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype));
+        tiles.into_iter().flatten().map(Tile::instance).collect()
+    },
+};
+
+/// Tokens are shared out among blocks in granules of this many.
+const GRANULE: u32 = 16;
+
+/// The most rows of a launch.
+pub(crate) const MAX_ROWS: usize = 256;
+
+/// One instance of the kernel. The names are those of the template's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tile {
+    /// Rows of the batch that it takes.
+    pub(crate) columns: u32,
+    units: u32,
+    slabs: u32,
+    pub(crate) cluster: u32,
+    pub(crate) dtype: DType,
+}
+
+/// Columns, units, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
+/// bytes, which is faster where the read alone counts; clusters of two share the hidden states.
+const TILES: [[u32; 4]; 6] =
+    [[8, 1, 2, 1], [16, 1, 2, 1], [32, 1, 2, 1], [64, 1, 2, 2], [128, 1, 1, 2], [256, 1, 1, 2]];
+
+impl Tile {
+    /// The tiles that calls of up to `rows` rows use, smallest first.
+    pub(crate) fn up_to(rows: usize, dtype: DType) -> impl Iterator<Item = Tile> {
+        let largest = TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(TILES.len() - 1);
+        let made = move |[columns, units, slabs, cluster]: [u32; 4]| Tile { columns, units, slabs, cluster, dtype };
+        TILES[..=largest].iter().copied().map(made)
+    }
+
+    fn instance(self) -> Instance {
+        Instance::new(&[
+            ("COLUMNS", &self.columns),
+            ("UNITS", &self.units),
+            ("SLABS", &self.slabs),
+            ("CLUSTER", &self.cluster),
+            ("OPERAND", &abi::element_name(self.dtype)),
+        ])
+    }
+
+    /// Loads the kernel into a device.
+    pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
+        let failed = CudaError::driver("load a kernel");
+        let module = device.module(&SOURCE, &self.instance())?;
+        let function = module.load_function("fused_hopper").map_err(&failed)?;
+        let mut launch = [0u8; 8];
+        let stream = device.context().default_stream();
+        let global = module.get_global("fused_hopper_launch", &stream).map_err(&failed)?;
+        stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        let [shared_bytes, threads]: [u32; 2] = bytemuck::cast(launch);
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function.set_attribute(attribute, shared_bytes as i32).map_err(&failed)?;
+        Ok(Loaded { tile: self, function, shared_bytes, threads })
+    }
+}
+
+/// A kernel in a device.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) tile: Tile,
+    function: CudaFunction,
+    shared_bytes: u32,
+    threads: u32,
+}
+
+impl Loaded {
+    /// Blocks of a launch over `tokens` tokens: at most one on each multiprocessor, each with a granule at least.
+    pub(crate) fn blocks(&self, tokens: u32, multiprocessors: u32) -> u32 {
+        let cluster = self.tile.cluster;
+        (multiprocessors / cluster).min(tokens.div_ceil(GRANULE).div_ceil(cluster)) * cluster
+    }
+
+    /// Launches it.
+    ///
+    /// # Safety
+    /// * Every pointer of `call` and every tensor of `maps` is device memory of this kernel's device, of the sizes that
+    ///   abi.cuh states for `blocks` blocks, and stays so until the stream has passed the launch.
+    /// * `call.row_count` is at most the tile's columns, and at least 1; `call.tokens` is at least 1.
+    /// * The scratch is as abi.cuh states between launches, and no other launch uses it at the same time.
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: &CudaStream,
+        blocks: u32,
+        call: &Call,
+        maps: &Maps,
+    ) -> Result<(), CudaError> {
+        let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
+        // SAFETY: the kernel takes a Call and Maps by value, whose layouts abi asserts; the rest is the caller's.
+        unsafe { launch(&self.function, stream, grid, [argument(call), argument(maps)]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_a_plan() {
+        let columns = |rows| Tile::up_to(rows, DType::BF16).map(|t| t.columns).collect::<Vec<_>>();
+        assert_eq!(columns(1), [8]);
+        assert_eq!(columns(17), [8, 16, 32]);
+        assert_eq!(columns(256).last(), Some(&256));
+        assert_eq!(columns(1000).last(), Some(&256));
+    }
+}

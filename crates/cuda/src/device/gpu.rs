@@ -1,0 +1,145 @@
+//! A GPU, its context, and the kernels that were loaded into it.
+#![allow(unsafe_code)]
+
+use crate::compile::architecture::Architecture;
+use crate::compile::kernels::{Instance, KernelSource};
+use crate::compile::machine_code::Request;
+use crate::device::fused_hopper::{Loaded, Tile};
+use crate::device::fused_portable::{LoadedPortable, Portable};
+use crate::error::CudaError;
+use core::fmt;
+use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
+use cudarc::nvrtc::Ptx;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The GPUs in use in this process; contexts and kernels live as long as it does.
+static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
+
+/// A GPU, its context, and the kernels that were loaded into it.
+pub struct Device {
+    ordinal: usize,
+    context: Arc<CudaContext>,
+    capability: (i32, i32),
+    multiprocessors: u32,
+    kernels: Mutex<HashMap<Tile, Arc<Loaded>>>,
+    portable: Mutex<HashMap<Portable, Arc<LoadedPortable>>>,
+    modules: Mutex<HashMap<(&'static str, String), Arc<CudaModule>>>,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("ordinal", &self.ordinal).field("capability", &self.capability).finish()
+    }
+}
+
+impl Device {
+    /// The GPU of a number, 0 the first, with its primary context. The same number gives the same device.
+    ///
+    /// # Errors
+    /// [`CudaError::Unavailable`] without the driver's library or a GPU of that number, [`CudaError::Driver`]. The
+    /// compiler's library is asked for when a kernel is needed that no folder holds compiled (see [`cache`](crate::cache)).
+    pub fn new(ordinal: usize) -> Result<Arc<Device>, CudaError> {
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.iter().find(|device| device.ordinal == ordinal) {
+            return Ok(device.clone());
+        }
+        // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
+        if !unsafe { cudarc::driver::sys::is_culib_present() } {
+            return Err(CudaError::unavailable("the driver library libcuda cannot be loaded"));
+        }
+        cudarc::driver::result::init().map_err(CudaError::driver("start"))?;
+        let count = CudaContext::device_count().map_err(CudaError::driver("count the GPUs"))?;
+        if ordinal >= count as usize {
+            return Err(CudaError::unavailable("no GPU has that number"));
+        }
+        let context = CudaContext::new(ordinal).map_err(CudaError::driver("make a context"))?;
+        let of_device = CudaError::driver("describe the GPU");
+        let capability = context.compute_capability().map_err(&of_device)?;
+        let multiprocessors =
+            context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(&of_device)? as u32;
+        let (kernels, portable, modules) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, portable, modules });
+        devices.push(device.clone());
+        Ok(device)
+    }
+
+    /// The GPU's name.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn name(&self) -> Result<String, CudaError> {
+        self.context.name().map_err(CudaError::driver("name the GPU"))
+    }
+
+    /// Compute capability, major and minor.
+    pub fn capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// Number of multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// A stream of its own.
+    pub(crate) fn stream(&self) -> Result<Arc<CudaStream>, CudaError> {
+        self.context.new_stream().map_err(CudaError::driver("make a stream"))
+    }
+
+    /// What kernels for this GPU are compiled for.
+    pub fn architecture(&self) -> Architecture {
+        Architecture::of_capability(self.capability)
+    }
+
+    /// Finds or compiles an instance of a kernel, and loads it. Nothing is kept of it here.
+    pub(crate) fn module(&self, kernel: &KernelSource, instance: &Instance) -> Result<Arc<CudaModule>, CudaError> {
+        debug_assert!((kernel.instances)().contains(instance), "{} {instance} is in no list", kernel.file);
+        let code = Request { kernel, instance, architecture: self.architecture() }.machine_code()?;
+        self.context.load_module(Ptx::from_binary(code)).map_err(CudaError::driver("load a kernel"))
+    }
+
+    /// A kernel of an instance, which is compiled and loaded at first use and kept.
+    pub(crate) fn function(
+        &self,
+        kernel: &'static KernelSource,
+        instance: &Instance,
+        name: &str,
+    ) -> Result<CudaFunction, CudaError> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (kernel.file, instance.to_string());
+        let module = match modules.get(&key) {
+            Some(module) => module.clone(),
+            None => modules.entry(key).or_insert(self.module(kernel, instance)?).clone(),
+        };
+        module.load_function(name).map_err(CudaError::driver("load a kernel"))
+    }
+
+    /// A portable kernel, compiled and loaded at first use.
+    pub(crate) fn portable(&self, instance: Portable) -> Result<Arc<LoadedPortable>, CudaError> {
+        let mut portable = self.portable.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = portable.get(&instance) {
+            return Ok(loaded.clone());
+        }
+        let loaded = Arc::new(instance.load(self)?);
+        portable.insert(instance, loaded.clone());
+        Ok(loaded)
+    }
+
+    /// A Hopper kernel, compiled and loaded at first use.
+    pub(crate) fn kernel(&self, tile: Tile) -> Result<Arc<Loaded>, CudaError> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = kernels.get(&tile) {
+            return Ok(loaded.clone());
+        }
+        let loaded = Arc::new(tile.load(self)?);
+        kernels.insert(tile, loaded.clone());
+        Ok(loaded)
+    }
+}

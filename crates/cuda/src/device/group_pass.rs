@@ -1,0 +1,157 @@
+//! The two launches of the variants with groups, over a head or a part of one.
+#![allow(unsafe_code)]
+
+use crate::abi::{Call, Groups, Matrices, PARTIAL_BYTES, Selection, Summaries};
+use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable};
+use crate::device::gpu::Device;
+use crate::device::head::DeviceHead;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::scratch::Scratch;
+use crate::device::select::{GroupRule, SelectKernel};
+use crate::error::CudaError;
+use cudarc::driver::CudaStream;
+use std::sync::Arc;
+
+/// Groups are multiples of this many tokens.
+const GROUP_UNIT: u32 = 64;
+
+/// # Errors
+/// [`CudaError::GroupSize`].
+pub(crate) fn check_group(size: u32) -> Result<(), CudaError> {
+    if size == 0 || !size.is_multiple_of(GROUP_UNIT) { Err(CudaError::GroupSize { size }) } else { Ok(()) }
+}
+
+/// The device addresses of what a pass reads and writes a row, and which part of the head it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Results {
+    pub(crate) rows: u64,
+    pub(crate) draws: u64,
+    /// 0 = not wanted.
+    pub(crate) log_z: u64,
+    /// All ones before the first part.
+    pub(crate) invalid: u64,
+    /// Not used where one part is the whole head.
+    pub(crate) running: u64,
+    pub(crate) begins: bool,
+    pub(crate) ends: bool,
+}
+
+/// The two launches over a head, or over a part of one that comes in parts, ascending.
+#[derive(Debug)]
+pub(crate) struct GroupPass {
+    device: Arc<Device>,
+    size: u32,
+    rule: GroupRule,
+    max_rows: usize,
+    /// The most blocks of a launch.
+    blocks: u32,
+    select: SelectKernel,
+    /// Those that were used or planned.
+    portable: Vec<Arc<LoadedPortable>>,
+    partials: Scratch,
+}
+
+impl GroupPass {
+    /// Plans for heads like this one, with at most as many tokens, at any place.
+    pub(crate) fn new(
+        head: &DeviceHead,
+        max_rows: usize,
+        size: u32,
+        rule: GroupRule,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        check_group(size)?;
+        head.check(max_rows, device)?;
+        let operand = Portable::operand(head.weight.dtype, head.weight.dtype);
+        let planned = Portable::up_to(max_rows, operand, Epilogue::Summary);
+        let portable = planned.map(|instance| device.portable(instance)).collect::<Result<Vec<_>, _>>()?;
+        let most = portable.iter().map(|kernel| kernel.blocks(head.weight.rows as u32)).max();
+        let blocks = most.unwrap_or(device.multiprocessors());
+        // One group more for a first token within a group.
+        let slots = head.weight.rows.div_ceil(size as usize) + 1 + blocks as usize;
+        // Not numbers: what is not written must not be read.
+        let partials = Scratch::new(max_rows * slots * PARTIAL_BYTES, &[], device)?;
+        let (device, select) = (device.clone(), SelectKernel::load(device)?);
+        Ok(GroupPass { device, size, rule, max_rows, blocks, select, portable, partials })
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Bytes of device memory for the summaries of groups.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.partials.len()
+    }
+
+    /// Every launch has run: see [`Scratch::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.partials.settle();
+    }
+
+    /// Enqueues both launches over `head`.
+    ///
+    /// # Safety
+    /// * As [`DeviceTiled::new`](crate::DeviceTiled::new) for the head, and
+    ///   [`DeviceTiled::launch`](crate::DeviceTiled::launch) for the rest.
+    /// * The head has at most the tokens that were planned.
+    /// * Parts come in ascending order and begin at multiples of the group's size, but for the first.
+    pub(crate) unsafe fn launch(
+        &mut self,
+        stream: &CudaStream,
+        head: &DeviceHead,
+        hidden: &DeviceMatrix,
+        results: &Results,
+    ) -> Result<(), CudaError> {
+        if !head.takes(hidden, self.max_rows)? {
+            return Ok(());
+        }
+        let operand = Portable::operand(head.weight.dtype, hidden.dtype);
+        let instance = Portable::for_rows(hidden.rows, operand, Epilogue::Summary);
+        let kernel = match self.portable.iter().find(|kernel| kernel.portable == instance) {
+            Some(kernel) => kernel,
+            None => {
+                self.portable.push(self.device.portable(instance)?);
+                self.portable.last().expect("one was just added")
+            }
+        };
+        let (tokens, first_token, row_count) = (head.weight.rows as u32, head.first_token, hidden.rows as u32);
+        let groups = Groups { size: self.size, first_token, tokens, blocks: kernel.blocks(tokens).min(self.blocks) };
+        let partials = self.partials.lend();
+        let summaries = Summaries { partials, size: self.size, slots: groups.slots() };
+        let call = Call {
+            rows: results.rows,
+            bias: head.bias.unwrap_or(0),
+            best: 0,
+            invalid: results.invalid,
+            logits: 0,
+            arrived: 0,
+            draws: 0,
+            head: head.transform(),
+            row_count,
+            hidden: hidden.cols as u32,
+            first_token,
+            tokens,
+        };
+        let selection = Selection {
+            rows: results.rows,
+            partials,
+            running: results.running,
+            invalid: results.invalid,
+            draws: results.draws,
+            log_z: results.log_z,
+            groups,
+            row_count,
+            rule: self.rule as u32,
+            begins: results.begins.into(),
+            ends: results.ends.into(),
+        };
+        // SAFETY: head, inputs and results by this function's contract; the scratch is this value's, sized by `new` for the
+        // most blocks; the instance is the one for these rows and types, and its epilogue takes Summaries.
+        unsafe {
+            kernel.launch(stream, &call, &Matrices::of(&head.weight, hidden, 16), &summaries, groups.blocks)?;
+            self.select.launch(stream, &selection)
+        }
+    }
+}

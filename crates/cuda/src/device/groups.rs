@@ -1,0 +1,101 @@
+//! The grouped and online variants over device memory (paper Alg. I.2 and I.3).
+#![allow(unsafe_code)]
+
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::group_pass::{GroupPass, Results};
+use crate::device::head::DeviceHead;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::select::GroupRule;
+use crate::error::CudaError;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use std::sync::Arc;
+
+/// The grouped and online variants over device memory: two launches a call, on the caller's stream. A call allocates
+/// nothing and waits for nothing, so it can be captured into a graph. The first launch leaves of every row and group a
+/// log-mass and an exact local sample, the second draws from them by a [`GroupRule`].
+///
+/// Groups lie on the absolute grid of multiples of their size, so they are the same in every shard. The products are those
+/// of [`DeviceTiled`](crate::DeviceTiled)'s portable kernel.
+///
+/// A row takes 24 bytes of scratch for each group and for each block of the first launch: groups of 512 tokens of a
+/// vocabulary of 151936 on 132 multiprocessors make less than 1 MiB per 100 rows. Smaller groups and larger vocabularies take more; see
+/// [`DeviceGroups::scratch_bytes`].
+///
+/// Planned are the kernels for hidden states of the weight's type. Other types load one at their first launch, and compile
+/// it when it is in no cache. Make one before a capture.
+#[derive(Debug)]
+pub struct DeviceGroups {
+    head: DeviceHead,
+    /// Dropped, and so waited for, before the keys.
+    pass: GroupPass,
+    /// The first invalid logit a row; all ones between calls.
+    invalid: CudaSlice<u64>,
+}
+
+impl DeviceGroups {
+    /// Plans for calls of up to `max_rows` rows, 256 at most, with groups of `group` tokens: compiles and loads the
+    /// kernels, allocates the scratch.
+    ///
+    /// # Errors
+    /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
+    /// * Those of [`DeviceTiled::new`](crate::DeviceTiled::new).
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::new`](crate::DeviceTiled::new).
+    pub unsafe fn new(
+        head: DeviceHead,
+        max_rows: usize,
+        group: u32,
+        rule: GroupRule,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        let pass = GroupPass::new(&head, max_rows, group, rule, device)?;
+        let stream = device.stream()?;
+        let allocate = CudaError::driver("allocate scratch");
+        let invalid = stream.clone_htod(&[u64::MAX; MAX_ROWS]).map_err(&allocate)?;
+        stream.synchronize().map_err(&allocate)?;
+        Ok(DeviceGroups { head, pass, invalid })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.pass.device()
+    }
+
+    /// Bytes of device memory that the plan holds besides the kernels.
+    pub fn scratch_bytes(&self) -> usize {
+        self.pass.scratch_bytes() + self.invalid.len() * size_of::<u64>()
+    }
+
+    /// Every launch has run: see [`Scratch::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.pass.settle();
+    }
+
+    /// Draws for `hidden [rows, hidden]`: enqueues two launches on `stream` and returns.
+    ///
+    /// `rows` is the device address of one [`abi::Row`](crate::abi::Row) a row, `draws` of room for one
+    /// [`abi::Draw`](crate::abi::Draw) a row. `log_z`, where given, is of room for one float64 a row: the logarithm of the
+    /// row's mass, `ln sum e^l` over the transformed logits, within 1e-8 (paper App. L); the log-probability of the drawn
+    /// token is its logit less that.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`](crate::DeviceTiled::launch).
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`](crate::DeviceTiled::launch), for `log_z` too.
+    pub unsafe fn launch(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: u64,
+        draws: u64,
+        log_z: Option<u64>,
+    ) -> Result<(), CudaError> {
+        let invalid = self.invalid.device_ptr(self.invalid.stream()).0;
+        let results = Results { rows, draws, log_z: log_z.unwrap_or(0), invalid, running: 0, begins: true, ends: true };
+        // SAFETY: the same contract; the invalid keys are this value's and as the kernels leave them.
+        unsafe { self.pass.launch(stream, &self.head, hidden, &results) }
+    }
+}

@@ -1,0 +1,86 @@
+//! An LM head in device memory, and what is checked of it.
+
+use crate::abi::HeadTransform;
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::matrix::DeviceMatrix;
+use crate::error::CudaError;
+use flash_sampling_core::{HeadError, Knob};
+
+/// The most tokens of a head: beyond it the kernel's 32-bit shares overflow.
+const MAX_TOKENS: usize = 1 << 26;
+
+/// An LM head in device memory: `logits = scale * soft_cap(hidden x weight^T + bias)`.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceHead {
+    /// `[tokens, hidden]`: the rows that can be drawn, without padding.
+    pub weight: DeviceMatrix,
+    /// Global id of the weight's first row; no token's id exceeds 2^32 - 2.
+    pub first_token: u32,
+    /// Device address, a multiple of 4, of one float32 per weight row, added before soft-cap and scale.
+    pub bias: Option<u64>,
+    /// `cap * tanh(l / cap)`; finite and positive.
+    pub soft_cap: Option<f32>,
+    /// Multiplies the logits; finite and positive.
+    pub scale: f32,
+}
+
+impl DeviceHead {
+    /// Whether launches of up to `max_rows` rows can be planned.
+    pub(crate) fn check(&self, max_rows: usize, device: &Device) -> Result<(), CudaError> {
+        let (major, minor) = device.capability();
+        if major < 8 {
+            return Err(CudaError::Architecture { major, minor });
+        }
+        self.weight.check("weight")?;
+        self.check_values()?;
+        if max_rows == 0 {
+            return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
+        }
+        let limits = [
+            ("rows", max_rows, MAX_ROWS),
+            ("tokens", self.weight.rows, MAX_TOKENS),
+            ("columns", self.weight.cols, i32::MAX as usize),
+        ];
+        match limits.iter().find(|(_, found, limit)| found > limit) {
+            Some(&(what, found, limit)) => Err(CudaError::TooLarge { what, found, limit }),
+            None => Ok(()),
+        }
+    }
+
+    /// Factors, token ids, and the bias's address. The kernels rely on them: they prune by a bound that grows with the dot
+    /// product.
+    fn check_values(&self) -> Result<(), CudaError> {
+        for (what, value) in [("scale", Some(self.scale)), ("soft_cap", self.soft_cap)] {
+            if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {
+                return Err(HeadError::Factor { what, value: value.into() }.into());
+            }
+        }
+        let vocab_start = self.first_token as usize;
+        let vocab_end = vocab_start.saturating_add(self.weight.rows);
+        // The largest id is the mark of no winner.
+        if vocab_end > u32::MAX as usize - 1 {
+            return Err(HeadError::Vocab { vocab_size: vocab_end, vocab_start, vocab_end }.into());
+        }
+        if self.bias.is_some_and(|bias| !bias.is_multiple_of(size_of::<f32>() as u64)) {
+            return Err(CudaError::Layout { what: "bias", reason: "its address lies within an element" });
+        }
+        Ok(())
+    }
+
+    /// Whether hidden states are of a planned head and batch, and there are any.
+    pub(crate) fn takes(&self, hidden: &DeviceMatrix, max_rows: usize) -> Result<bool, CudaError> {
+        hidden.check("hidden states")?;
+        if hidden.cols != self.weight.cols {
+            return Err(CudaError::Layout { what: "hidden states", reason: "their width is not the weight's" });
+        }
+        if hidden.rows > max_rows {
+            return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: max_rows });
+        }
+        Ok(hidden.rows > 0)
+    }
+
+    pub(crate) fn transform(&self) -> HeadTransform {
+        HeadTransform { soft_cap: self.soft_cap.unwrap_or(0.0), scale: self.scale }
+    }
+}

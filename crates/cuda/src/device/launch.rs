@@ -1,0 +1,47 @@
+//! A kernel launch with arguments by value.
+#![allow(unsafe_code)]
+
+use crate::error::CudaError;
+use core::ffi::c_void;
+use cudarc::driver::{CudaFunction, CudaStream, result};
+
+/// Blocks and threads of a launch, and what a block shares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) blocks: (u32, u32),
+    pub(crate) threads: u32,
+    /// Dynamic shared memory of a block.
+    pub(crate) shared_bytes: u32,
+}
+
+impl Grid {
+    /// Blocks in one dimension, without dynamic shared memory.
+    pub(crate) fn of(blocks: u32, threads: u32) -> Grid {
+        Grid { blocks: (blocks, 1), threads, shared_bytes: 0 }
+    }
+}
+
+/// The address of a kernel argument; the argument must live until the launch returns.
+pub(crate) fn argument<T>(value: &T) -> *mut c_void {
+    (&raw const *value).cast_mut().cast()
+}
+
+/// Enqueues a kernel.
+///
+/// # Safety
+/// * `arguments` point to values of the types and number that the kernel takes.
+/// * What the kernel reads and writes is device memory of its device, of the sizes it states, until the stream has passed
+///   the launch.
+pub(crate) unsafe fn launch<const N: usize>(
+    function: &CudaFunction,
+    stream: &CudaStream,
+    grid: Grid,
+    mut arguments: [*mut c_void; N],
+) -> Result<(), CudaError> {
+    let failed = CudaError::driver("launch a kernel");
+    stream.context().bind_to_thread().map_err(&failed)?;
+    let (blocks, threads) = ((grid.blocks.0, grid.blocks.1, 1), (grid.threads, 1, 1));
+    let (function, shared, stream) = (function.cu_function(), grid.shared_bytes, stream.cu_stream());
+    // SAFETY: the caller's.
+    unsafe { result::launch_kernel(function, blocks, threads, shared, stream, &mut arguments) }.map_err(failed)
+}

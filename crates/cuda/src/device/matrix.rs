@@ -1,0 +1,91 @@
+//! Matrices in device memory.
+
+use crate::abi::{self, Matrices};
+use crate::error::CudaError;
+use flash_sampling_core::DType;
+
+/// A row-major matrix `[rows, cols]` in device memory.
+///
+/// Every layout is served. The fast kernels read bf16 and f16 at addresses that are multiples of 16 bytes, with row strides
+/// that are multiples of 8 elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMatrix {
+    /// Device address; a multiple of the element's size.
+    pub address: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub cols: usize,
+    /// Elements from one row to the next.
+    pub row_stride: usize,
+}
+
+impl DeviceMatrix {
+    /// What no kernel can read.
+    pub(crate) fn check(&self, what: &'static str) -> Result<(), CudaError> {
+        let reason = match () {
+            () if self.cols == 0 => "it has no columns",
+            () if self.row_stride < self.cols => "the stride is smaller than a row",
+            () if !self.address.is_multiple_of(self.dtype.size() as u64) => "its address lies within an element",
+            () => return Ok(()),
+        };
+        Err(CudaError::Layout { what, reason })
+    }
+
+    /// Bytes from one row to the next.
+    pub(crate) fn stride_bytes(&self) -> u64 {
+        (self.row_stride * self.dtype.size()) as u64
+    }
+
+    /// The largest power of two, up to 16, that divides the address of every row.
+    pub(crate) fn unit(&self) -> u32 {
+        1 << (self.address | self.stride_bytes()).trailing_zeros().min(4)
+    }
+
+    /// Whether the tensor cores take it as it lies, by the copy engine or by asynchronous copies.
+    pub(crate) fn is_aligned(&self) -> bool {
+        self.dtype != DType::F32 && self.unit() == 16
+    }
+}
+
+impl Matrices {
+    /// Both factors; `largest_unit` is the most bytes to read at once, 16 or less.
+    pub(crate) fn of(weight: &DeviceMatrix, hidden: &DeviceMatrix, largest_unit: u32) -> Matrices {
+        Matrices {
+            weight: weight.address,
+            hidden: hidden.address,
+            weight_stride: weight.stride_bytes(),
+            hidden_stride: hidden.stride_bytes(),
+            weight_type: abi::element(weight.dtype),
+            hidden_type: abi::element(hidden.dtype),
+            weight_unit: weight.unit().min(largest_unit),
+            hidden_unit: hidden.unit().min(largest_unit),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_told_apart() {
+        let matrix = DeviceMatrix { address: 4096, dtype: DType::BF16, rows: 3, cols: 9, row_stride: 16 };
+        assert!(matrix.check("weight").is_ok() && matrix.is_aligned());
+        let units = [(4096, 12, 8), (4096, 10, 4), (4096, 9, 2), (4098, 16, 2), (4104, 16, 8), (0, 64, 16)];
+        for (address, row_stride, unit) in units {
+            assert_eq!(DeviceMatrix { address, row_stride, ..matrix }.unit(), unit, "{address} {row_stride}");
+        }
+        assert!(!DeviceMatrix { dtype: DType::F32, ..matrix }.is_aligned());
+        for wrong in [
+            DeviceMatrix { cols: 0, ..matrix },
+            DeviceMatrix { row_stride: 8, ..matrix },
+            DeviceMatrix { address: 4097, ..matrix },
+            DeviceMatrix { address: 4098, dtype: DType::F32, ..matrix },
+        ] {
+            assert!(matches!(wrong.check("weight"), Err(CudaError::Layout { what: "weight", .. })), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What works on device memory, on the caller's stream: the entry points, and the kernels that they launch.
+//!
+//! | entry points | kernels | shared |
+//! | --- | --- | --- |
+//! | `tiled` | `fused_hopper`, `fused_portable` | `gpu`, `matrix`, `head`, `tensor_map` |
+//! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
+//! | `standalone` | its own | |
+//! | `stored_rows`, for the samplers over host memory | `stored_kernels` | `wishes` |
+
+pub(crate) mod fused_hopper;
+pub(crate) mod fused_portable;
+pub(crate) mod gpu;
+pub(crate) mod group_pass;
+pub(crate) mod groups;
+pub(crate) mod head;
+pub(crate) mod launch;
+pub(crate) mod matrix;
+pub(crate) mod noise_math;
+pub(crate) mod scratch;
+pub(crate) mod select;
+pub(crate) mod standalone;
+pub(crate) mod stored_kernels;
+pub(crate) mod stored_rows;
+pub(crate) mod tensor_map;
+pub(crate) mod tiled;
+pub(crate) mod wishes;

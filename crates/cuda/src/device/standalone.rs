@@ -1,0 +1,222 @@
+//! The standalone sampler over logits in device memory (paper Alg. I.1).
+#![allow(unsafe_code)]
+
+use crate::abi::{self, Call, Existing, HeadTransform};
+use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::device::gpu::Device;
+use crate::device::launch::{Grid, argument, launch};
+use crate::device::matrix::DeviceMatrix;
+use crate::device::noise_math::NoiseMath;
+use crate::device::scratch::Scratch;
+use crate::error::CudaError;
+use core::ops::Range;
+use cudarc::driver::{CudaFunction, CudaStream};
+use flash_sampling_core::{DType, Knob};
+use std::sync::Arc;
+
+/// An instance for each type of logits and each math, for every GPU.
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    file: "standalone.cu",
+    serves: kernels::any,
+    instances: || {
+        let types = [DType::BF16, DType::F16, DType::F32];
+        types.map(|dtype| [instance(dtype, NoiseMath::Exact), instance(dtype, NoiseMath::Fast)]).concat()
+    },
+};
+
+fn instance(dtype: DType, math: NoiseMath) -> Instance {
+    let element = abi::element_name(dtype);
+    match math {
+        NoiseMath::Exact => Instance::new(&[("ELEMENT", &element)]),
+        NoiseMath::Fast => Instance::new(&[("ELEMENT", &element), ("FAST_MATH", &1)]),
+    }
+}
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+/// Tokens that a warp takes at a time, and warps of a block.
+pub(crate) const PART: u32 = 256;
+pub(crate) const WARPS: u32 = THREADS / 32;
+/// Blocks of a launch for each multiprocessor, where there is work for so many.
+const BLOCKS: u32 = 8;
+/// The most draws of a launch, and the end of the token ids.
+pub(crate) const MAX_DRAWS: usize = 1 << 20;
+const MAX_TOKEN: usize = 1 << 31;
+
+/// How many blocks share a row, and how many parts of 256 tokens each takes.
+pub(crate) fn split(tokens: &Range<u32>, items: usize, multiprocessors: u32) -> (u32, u32) {
+    let parts = (tokens.end - 1) / PART + 1 - tokens.start / PART;
+    let wanted = ((BLOCKS * multiprocessors) as usize / items.max(1)).max(1) as u32;
+    let parts_of_block = parts.div_ceil(wanted).next_multiple_of(WARPS);
+    (parts.div_ceil(parts_of_block), parts_of_block)
+}
+
+/// Which draws are made of existing logits. Addresses are of device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceDraws {
+    /// Number of draws.
+    pub count: usize,
+    /// One [`abi::Row`](crate::abi::Row) a draw.
+    pub rows: u64,
+    /// The row of the logits that each draw takes, one `u32` a draw; `None`: draw `i` takes row `i`.
+    pub sources: Option<u64>,
+    /// Room for one [`abi::Draw`](crate::abi::Draw) a draw.
+    pub draws: u64,
+}
+
+/// Draws from logits that exist in device memory (paper Alg. I.1): one streaming pass, one launch a call, on the
+/// caller's stream. Exact pathwise: the draws are those of [`DeviceTiled`](crate::DeviceTiled) on the same logits. A call
+/// allocates nothing and waits for nothing, so it can be captured into a graph; positions are read from device memory
+/// when the kernel runs.
+///
+/// The logits are raw ones, `[rows, tokens]` in bf16, f16 or f32, of any row stride and address (fast where rows begin at
+/// multiples of 16 bytes).
+#[derive(Debug)]
+pub struct DeviceStandalone {
+    device: Arc<Device>,
+    kernel: CudaFunction,
+    tokens: Range<u32>,
+    dtype: DType,
+    max_draws: usize,
+    /// Ordered bits of the best winner a draw, the first invalid logit a draw, and a counter a draw.
+    scratch: Scratch,
+}
+
+impl DeviceStandalone {
+    /// Plans for the logits of the tokens `tokens` (global ids, `0..vocab` without shards) and for calls of up to
+    /// `max_draws` draws: compiles and loads the kernel, allocates the scratch, 20 bytes a draw.
+    ///
+    /// # Errors
+    /// * [`CudaError::TooLarge`]: token ids above 2^31, or more than 2^20 draws.
+    /// * [`CudaError::EmptyPlan`]: no draws.
+    /// * [`CudaError::Layout`]: no tokens.
+    /// * [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn new(tokens: Range<u32>, dtype: DType, max_draws: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+        DeviceStandalone::with_math(tokens, dtype, max_draws, device, NoiseMath::Exact)
+    }
+
+    /// [`DeviceStandalone::new`] with a choice of math.
+    ///
+    /// # Errors
+    /// As [`DeviceStandalone::new`].
+    pub fn with_math(
+        tokens: Range<u32>,
+        dtype: DType,
+        max_draws: usize,
+        device: &Arc<Device>,
+        math: NoiseMath,
+    ) -> Result<Self, CudaError> {
+        if tokens.is_empty() {
+            return Err(CudaError::Layout { what: "logits", reason: "they have no tokens" });
+        }
+        if max_draws == 0 {
+            return Err(CudaError::EmptyPlan { knob: Knob::Draws });
+        }
+        for (what, found, limit) in [("tokens", tokens.end as usize, MAX_TOKEN), ("draws", max_draws, MAX_DRAWS)] {
+            if found > limit {
+                return Err(CudaError::TooLarge { what, found, limit });
+            }
+        }
+        let kernel = device.function(&SOURCE, &instance(dtype, math), "standalone")?;
+        let keys = 8 * max_draws..16 * max_draws;
+        let scratch = Scratch::new(20 * max_draws, &[0..keys.start, keys.end..20 * max_draws], device)?;
+        Ok(DeviceStandalone { device: device.clone(), kernel, tokens, dtype, max_draws, scratch })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Every launch has run: see [`Scratch::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.scratch.settle();
+    }
+
+    /// Draws from `logits [rows, tokens]`: enqueues one launch on `stream` and returns.
+    ///
+    /// # Errors
+    /// * [`CudaError::Layout`]: the logits' type, width or stride, or an address that is not a multiple of the type's size;
+    ///   without sources, fewer rows than draws.
+    /// * [`CudaError::TooLarge`]: more draws than planned.
+    /// * [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// * `logits`, what `draws` names, and what its rows point to, are device memory of this device, of the stated sizes,
+    ///   until the launch has run; the sources are below the number of rows.
+    /// * The rows are as [`abi::Row`](crate::abi::Row) states.
+    /// * Launches of one planned value follow each other: on one stream, or ordered by events.
+    /// * This value outlives the launch, and every launch of a graph that captured it. Dropping it waits for the GPU when
+    ///   launches may be pending, so it is not dropped while a stream of the context captures.
+    pub unsafe fn launch(
+        &mut self,
+        stream: &CudaStream,
+        logits: &DeviceMatrix,
+        draws: &DeviceDraws,
+    ) -> Result<(), CudaError> {
+        let reason = match () {
+            () if logits.dtype != self.dtype => "their type is not the planned one",
+            () if logits.cols != self.tokens.len() => "their width is not the planned number of tokens",
+            () if logits.row_stride < logits.cols => "the stride is smaller than a row",
+            () if !logits.address.is_multiple_of(self.dtype.size() as u64) => {
+                "their address is not a multiple of an element"
+            }
+            () if draws.sources.is_none() && logits.rows < draws.count => "there are fewer rows than draws",
+            () => "",
+        };
+        if !reason.is_empty() {
+            return Err(CudaError::Layout { what: "logits", reason });
+        }
+        if draws.count > self.max_draws {
+            return Err(CudaError::TooLarge { what: "draws", found: draws.count, limit: self.max_draws });
+        }
+        if draws.count == 0 {
+            return Ok(());
+        }
+        let (blocks, parts_of_block) = split(&self.tokens, draws.count, self.device.multiprocessors());
+        let (scratch, each) = (self.scratch.lend(), 8 * self.max_draws as u64);
+        let call = Call {
+            rows: draws.rows,
+            bias: 0,
+            best: scratch,
+            invalid: scratch + each,
+            logits: 0,
+            arrived: scratch + 2 * each,
+            draws: draws.draws,
+            head: HeadTransform { soft_cap: 0.0, scale: 1.0 },
+            row_count: draws.count as u32,
+            hidden: 0,
+            first_token: self.tokens.start,
+            tokens: self.tokens.len() as u32,
+        };
+        let existing = Existing {
+            logits: logits.address,
+            sources: draws.sources.unwrap_or(0),
+            row_stride: logits.row_stride as u64,
+            blocks,
+            parts_of_block,
+        };
+        let all = blocks * draws.count as u32;
+        // SAFETY: the kernel takes a Call and an Existing by value, whose layouts abi asserts; the scratch is this
+        // value's, sized by `new`, and the kernel leaves it as it found it; the rest is the caller's.
+        unsafe { launch(&self.kernel, stream, Grid::of(all, THREADS), [argument(&call), argument(&existing)]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_every_token_and_launches_stay_small() {
+        for tokens in [0..1, 255..257, 0..151_936, 70..128_000, 0..1 << 31] {
+            for items in [1, 3, 64, 256, 1 << 20] {
+                let (blocks, parts) = split(&tokens, items, 132);
+                let needed = (tokens.end - 1) / PART + 1 - tokens.start / PART;
+                assert!(u64::from(blocks) * u64::from(parts) >= u64::from(needed), "{tokens:?}, {items}");
+                assert!((u64::from(blocks) - 1) * u64::from(parts) < u64::from(needed), "{tokens:?}, {items}");
+                assert!(blocks as usize * items <= items.max(BLOCKS as usize * 132), "{tokens:?}, {items}");
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Tensor maps: what the copy engine knows of a matrix.
+#![allow(unsafe_code)]
+
+use crate::abi::TensorMap;
+use crate::device::matrix::DeviceMatrix;
+use crate::error::CudaError;
+use cudarc::driver::sys::{
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
+    cuTensorMapEncodeTiled,
+};
+use flash_sampling_core::DType;
+
+/// Elements of a box's row: 128 bytes, the width of the swizzle.
+const BOX_COLUMNS: u32 = 64;
+
+/// The matrix in boxes of `box_rows` rows and 64 columns; what lies beyond the matrix reads as zero.
+///
+/// The address must be a multiple of 16 bytes, the stride of 8 elements, the type bf16 or f16.
+pub(crate) fn encode(matrix: &DeviceMatrix, box_rows: u32) -> Result<TensorMap, CudaError> {
+    let dtype = match matrix.dtype {
+        DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    let sizes = [matrix.cols as u64, matrix.rows as u64];
+    let strides = [(matrix.row_stride * matrix.dtype.size()) as u64];
+    let (boxes, steps) = ([BOX_COLUMNS, box_rows], [1u32; 2]);
+    let mut map = TensorMap::default();
+    // SAFETY: the map is 128 bytes at a multiple of 64; the arrays have two, one, two and two entries, as rank 2 asks.
+    // The driver does not read the matrix.
+    unsafe {
+        cuTensorMapEncodeTiled(
+            (&raw mut map).cast(),
+            dtype,
+            2,
+            matrix.address as *mut _,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(CudaError::driver("describe a matrix to the copy engine"))?;
+    Ok(map)
+}

@@ -1,0 +1,203 @@
+//! Rows that ask for more than a draw of the fused kernel gives: log-probabilities, lists without replacement, canonical
+//! tokens. Their transformed logits are stored first, some rows at a time; here they are asked.
+
+use crate::abi::{Item, Row};
+use crate::device::stored_rows::StoredRows;
+use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
+use crate::error::CudaError;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::near_ties::RowNearTies;
+use flash_sampling_core::{MassHistogram, RowError, Samples, params};
+use std::sync::Arc;
+
+/// A row that asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking<'a> {
+    pub(crate) seed: u64,
+    pub(crate) position: u64,
+    pub(crate) row: params::Row<'a>,
+    /// Of a canonical plan.
+    pub(crate) near_ties: Option<RowNearTies>,
+}
+
+impl Asking<'_> {
+    /// Its noise as the kernels take it, without the transforms, which are done.
+    fn noise(&self, draw: u32, greedy: bool) -> Row {
+        let (seed, position) = (self.seed, self.position);
+        Row { seed, position, inv_temperature: 1.0, draw, greedy: greedy.into(), ..Row::default() }
+    }
+
+    fn wish(&self, source: usize, limit: u32, draw: u32, greedy: bool) -> Wish {
+        let slack = match self.near_ties.map_or(0.0, |bounds| bounds.slack()) {
+            f32::MAX => f32::INFINITY,
+            slack => slack,
+        };
+        Wish { item: Item { source: source as u32, limit, slack, padding: 0 }, noise: self.noise(draw, greedy) }
+    }
+
+    /// Draws of a row that are made: of a greedy row they are all the same.
+    fn made(&self) -> u32 {
+        if self.row.greedy { 1 } else { self.row.draws }
+    }
+}
+
+/// What a row came to.
+#[derive(Debug)]
+struct Answer {
+    outcome: Result<(), RowError>,
+    /// First and last of the wishes for draws; for a list the one wish among the lists.
+    draws: (usize, usize),
+    top: Option<usize>,
+    mass: Option<usize>,
+}
+
+/// The answers of a call, in the order in which rows were asked.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    answers: Vec<Answer>,
+    draws: Granted,
+    lists: Granted,
+    masses: Vec<MassHistogram>,
+    wishes: Vec<Wish>,
+    again: Granted,
+}
+
+impl Answers {
+    pub(crate) fn clear(&mut self) {
+        self.answers.clear();
+        self.draws.clear();
+        self.lists.clear();
+        self.masses.clear();
+    }
+
+    /// Asks the first rows of `stored`, one of `asking` each; `outcomes` tells which of them can be drawn from. Without
+    /// `draw` none is: log-probabilities alone.
+    pub(crate) fn ask(
+        &mut self,
+        asking: &[Asking<'_>],
+        outcomes: impl Iterator<Item = Result<(), RowError>>,
+        draw: bool,
+        canonical: Option<&CanonicalInputs>,
+        stored: &mut StoredRows,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let first = self.answers.len();
+        let answer = |outcome| Answer { outcome, draws: (0, 0), top: None, mass: None };
+        self.answers.extend(outcomes.map(answer));
+        if asking.iter().any(|a| a.row.logprobs.is_some()) {
+            let words = stored.masses(asking.len(), stream)?.chunks_exact(MassHistogram::WORDS);
+            for ((a, answer), words) in asking.iter().zip(&mut self.answers[first..]).zip(words) {
+                if a.row.logprobs.is_some() && answer.outcome.is_ok() {
+                    answer.mass = Some(self.masses.len());
+                    self.masses.push(MassHistogram::from_words(words).ok_or(CudaError::Corrupt { what: "masses" })?);
+                }
+            }
+        }
+        let alive = |answers: &[Answer], r: usize| answers[first + r].outcome.is_ok();
+        for (r, a) in asking.iter().enumerate() {
+            if !alive(&self.answers, r) || !draw || a.row.without_replacement {
+                continue;
+            }
+            let from = self.draws.len() + self.wishes.len();
+            for number in a.row.first_draw..a.row.first_draw + a.made() {
+                self.wishes.push(a.wish(r, 1, number, a.row.greedy));
+                if self.wishes.len() == 4096 {
+                    self.grant(Kind::Draws, asking, canonical, stored, stream)?;
+                }
+            }
+            self.answers[first + r].draws = (from, from + a.made() as usize);
+        }
+        self.grant(Kind::Draws, asking, canonical, stored, stream)?;
+        for (r, a) in asking.iter().enumerate() {
+            if !alive(&self.answers, r) {
+                continue;
+            }
+            let from = self.lists.len() + self.wishes.len();
+            let is_list = draw && a.row.without_replacement;
+            if is_list {
+                self.wishes.push(a.wish(r, a.row.draws, a.row.first_draw, a.row.greedy));
+            }
+            if let Some(most @ 1..) = a.row.logprobs {
+                self.wishes.push(a.wish(r, most, 0, true));
+            }
+            let is_top = a.row.logprobs.is_some_and(|most| most > 0);
+            let answer = &mut self.answers[first + r];
+            answer.top = is_top.then_some(from + usize::from(is_list));
+            if is_list {
+                answer.draws = (from, from + 1);
+            }
+        }
+        self.grant(Kind::Lists, asking, canonical, stored, stream)
+    }
+
+    /// Grants the wishes that were gathered.
+    fn grant(
+        &mut self,
+        kind: Kind,
+        asking: &[Asking<'_>],
+        canonical: Option<&CanonicalInputs>,
+        stored: &mut StoredRows,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let out = if kind == Kind::Draws { &mut self.draws } else { &mut self.lists };
+        let before = out.len();
+        stored.keep(kind, &self.wishes, canonical, out, stream)?;
+        // Where the bounds left tokens out that may have won after all, every token is a candidate.
+        let open = |i: usize, out: &Granted| {
+            let last = out.get(before + i).last().map_or(0.0, |c| c.winner.score);
+            asking[self.wishes[i].item.source as usize].near_ties.is_some_and(|bounds| bounds.leaves_open(last))
+        };
+        if (0..self.wishes.len()).any(|i| open(i, out)) {
+            self.again.clear();
+            for i in 0..before {
+                self.again.push(out.get(i).iter().copied());
+            }
+            for (i, wish) in self.wishes.iter().enumerate() {
+                if open(i, out) {
+                    let every = Wish { item: Item { slack: f32::INFINITY, ..wish.item }, ..*wish };
+                    stored.keep(kind, &[every], canonical, &mut self.again, stream)?;
+                } else {
+                    self.again.push(out.get(before + i).iter().copied());
+                }
+            }
+            core::mem::swap(&mut self.again, out);
+        }
+        self.wishes.clear();
+        Ok(())
+    }
+
+    /// The mass and the largest logits of the row that was asked as number `i`.
+    pub(crate) fn extras(&self, i: usize) -> (Option<&MassHistogram>, &[flash_sampling_core::Candidate]) {
+        let Answer { top, mass, .. } = &self.answers[i];
+        (mass.map(|at| &self.masses[at]), top.map_or(&[], |at| self.lists.get(at)))
+    }
+
+    /// Appends the result of the row that was asked as number `i`.
+    ///
+    /// # Errors
+    /// The row's.
+    pub(crate) fn emit(&self, i: usize, row: &params::Row<'_>, out: &mut Samples) -> Result<(), RowError> {
+        let Answer { outcome, draws: (from, to), .. } = &self.answers[i];
+        (*outcome)?;
+        let (mass, top) = self.extras(i);
+        if row.without_replacement {
+            let list = self.lists.get(*from);
+            let available = list.len() as u32;
+            if available == 0 {
+                return Err(RowError::NoFiniteLogit);
+            }
+            if available < row.draws {
+                return Err(RowError::SupportTooSmall { draws: row.draws, available });
+            }
+            out.push_row(list.iter().copied(), mass, top);
+            return Ok(());
+        }
+        if (*from..*to).any(|wish| self.draws.get(wish).is_empty()) {
+            return Err(RowError::NoFiniteLogit);
+        }
+        let drawn = (*from..*to).flat_map(|wish| self.draws.get(wish)).copied();
+        let copies = row.draws as usize / (to - from);
+        out.push_row(drawn.cycle().take(copies * (to - from)), mass, top);
+        Ok(())
+    }
+}

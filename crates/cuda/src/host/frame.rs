@@ -1,0 +1,263 @@
+//! What the samplers over host memory share: checks, staging, launches, and results as core says them.
+
+use crate::abi::{Draw, status};
+use crate::device::gpu::Device;
+use crate::device::select::GroupRule;
+use crate::device::stored_rows::StoredRows;
+use crate::device::tiled::KernelChoice;
+use crate::error::CudaError;
+use crate::host::answers::{Answers, Asking};
+use crate::host::resident::Resident;
+use crate::host::staging::Staging;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::canonical::norm;
+use flash_sampling_core::near_ties::NearTies;
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{
+    Candidate, Capabilities, Exactness, Head, Knob, MassHistogram, Matrix, Plan, RowError, RowParams, SampleError,
+    Samples, Shape, Winner, params,
+};
+use std::sync::Arc;
+
+/// A call from host memory to host memory, whatever the variant: the public samplers are this, with what they can do.
+#[derive(Debug)]
+pub(crate) struct Frame<'w> {
+    head: Head<'w>,
+    plan: Plan,
+    can: Capabilities,
+    stream: Arc<CudaStream>,
+    /// `None` for a head without tokens.
+    resident: Option<Resident>,
+    staging: Staging,
+    /// Row and number of each draw of the call.
+    work: Vec<(usize, u32)>,
+    /// The draws of the last launches, and of the call.
+    draws: Vec<Draw>,
+    results: Vec<Draw>,
+    /// For the rows that ask for more, made when the first of them comes; and the bounds of a canonical plan.
+    stored: Option<StoredRows>,
+    near_ties: Option<NearTies>,
+    answers: Answers,
+    /// The rows of the call that ask.
+    asking: Vec<usize>,
+}
+
+impl<'w> Frame<'w> {
+    /// Checks the plan, copies the weight, compiles and loads the kernels. Without `groups`, tokens of a group and how they
+    /// draw, the draws are the tiled kernel's.
+    pub(crate) fn new(
+        head: Head<'w>,
+        plan: Plan,
+        can: Capabilities,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+        groups: Option<(u32, GroupRule)>,
+    ) -> Result<Self, CudaError> {
+        if plan.canonical && !can.canonical {
+            return Err(CudaError::Unsupported { knob: Knob::Canonical });
+        }
+        let empty = [(plan.max_rows == 0, Knob::MaxRows), (plan.max_draws == 0, Knob::Draws)];
+        if let Some(&(_, knob)) = empty.iter().find(|(empty, _)| *empty) {
+            return Err(CudaError::EmptyPlan { knob });
+        }
+        let stream = device.stream()?;
+        let resident = match head.tokens().is_empty() {
+            true => None,
+            false => Some(Resident::new(&head, &plan, device, choice, groups, &stream)?),
+        };
+        Ok(Frame {
+            head,
+            plan,
+            can,
+            stream,
+            resident,
+            staging: Staging::default(),
+            work: Vec::new(),
+            draws: Vec::new(),
+            results: Vec::new(),
+            stored: None,
+            near_ties: plan.canonical.then(|| NearTies::new(&head)),
+            answers: Answers::default(),
+            asking: Vec::new(),
+        })
+    }
+
+    /// Makes every draw of `work`, in its order.
+    fn draw(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+        self.results.clear();
+        let (can, vocab_size) = (self.can, self.head.vocab_size());
+        let Some(resident) = &mut self.resident else {
+            let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
+            self.results.resize(self.work.len(), nothing);
+            return Ok(());
+        };
+        for part in self.work.chunks(resident.most()) {
+            self.staging.clear();
+            let mut checked = None;
+            for &(r, draw) in part {
+                let row = match checked {
+                    Some((checked_row, row)) if checked_row == r => row,
+                    _ => rows[r].check(&can, &self.plan, vocab_size).expect("rows of the work were checked"),
+                };
+                checked = Some((r, row));
+                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
+            }
+            resident.draw(&mut self.staging, input, &mut self.draws, &self.stream)?;
+            self.results.extend_from_slice(&self.draws);
+        }
+        Ok(())
+    }
+
+    /// Whether a row is served from stored logits: all of a canonical plan, lists without replacement, log-probabilities.
+    /// Draws of a sampler that is not pathwise are made by its own kernels all the same.
+    fn asks(&self, row: &params::Row<'_>) -> bool {
+        self.resident.is_some() && (self.plan.canonical || row.without_replacement || row.logprobs.is_some())
+    }
+
+    fn draws_from_stored(&self) -> bool {
+        self.can.exactness == Exactness::Pathwise
+    }
+
+    /// Stores the logits of the rows that ask, some at a time, and asks them.
+    fn ask(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+        self.answers.clear();
+        let (can, vocab_size, draw) = (self.can, self.head.vocab_size(), self.draws_from_stored());
+        let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
+        if self.stored.is_none() {
+            self.stored =
+                Some(StoredRows::new(self.head.tokens(), self.plan.max_rows, resident.device(), &self.stream)?);
+        }
+        let Some(stored) = &mut self.stored else { return Ok(()) };
+        let mut hidden = vec![0.0; if self.near_ties.is_some() { input.cols() } else { 0 }];
+        for part in self.asking.chunks(stored.rows().min(resident.most())) {
+            self.staging.clear();
+            let mut asking = Vec::with_capacity(part.len());
+            for &r in part {
+                let row = rows[r].check(&can, &self.plan, vocab_size).expect("rows that ask were checked");
+                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, vocab_size);
+                let near_ties = self.near_ties.as_ref().map(|bounds| {
+                    input.row_to_f32(r, &mut hidden);
+                    bounds.row(&self.head, &row, norm(&hidden))
+                });
+                asking.push(Asking { seed: rows[r].seed, position: rows[r].position, row, near_ties });
+            }
+            let (logits, stride) = stored.place(&self.stream);
+            let inputs = resident.store(&mut self.staging, input, logits, stride, &mut self.draws, &self.stream)?;
+            let canonical = self.plan.canonical.then_some(&inputs);
+            let outcomes = self.draws.iter().map(|draw| candidate(draw).map(drop));
+            self.answers.ask(&asking, outcomes, draw, canonical, stored, &self.stream)?;
+        }
+        Ok(())
+    }
+}
+
+/// The row's result of the kernel, as core says it.
+pub(crate) fn candidate(draw: &Draw) -> Result<Candidate, RowError> {
+    match draw.status {
+        status::DRAWN => Ok(Candidate { winner: Winner::new(draw.score, draw.token), logit: draw.logit }),
+        status::NAN => Err(RowError::NaN { token: draw.token }),
+        status::POSITIVE_INFINITY => Err(RowError::PositiveInfinity { token: draw.token }),
+        _ => Err(RowError::NoFiniteLogit),
+    }
+}
+
+/// Appends the row whose draws are next in `results`, with its masses and largest logits when it asked; or its error.
+pub(crate) fn push_row(
+    results: &mut &[Draw],
+    row: &params::Row<'_>,
+    mass: Option<&MassHistogram>,
+    top: &[Candidate],
+    out: &mut Samples,
+) -> Result<(), RowError> {
+    let (draws, rest) = results.split_at(row.draws as usize);
+    *results = rest;
+    draws.iter().try_for_each(|draw| candidate(draw).map(drop))?;
+    out.push_row(draws.iter().flat_map(candidate), mass, top);
+    Ok(())
+}
+
+/// Makes a public sampler of a [`Frame`] in a tuple struct.
+macro_rules! impl_sampler {
+    ($sampler:ident) => {
+        impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {
+            fn capabilities(&self) -> flash_sampling_core::Capabilities {
+                self.0.capabilities()
+            }
+
+            fn shape(&self) -> flash_sampling_core::Shape {
+                self.0.shape()
+            }
+
+            fn plan(&self) -> flash_sampling_core::Plan {
+                self.0.plan()
+            }
+
+            fn sample(
+                &mut self,
+                input: flash_sampling_core::Matrix<'_>,
+                rows: &[flash_sampling_core::RowParams<'_>],
+                out: &mut flash_sampling_core::Samples,
+            ) -> Result<(), flash_sampling_core::SampleError> {
+                self.0.sample(input, rows, out)
+            }
+        }
+    };
+}
+pub(crate) use impl_sampler;
+
+impl Frame<'_> {
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.can
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    pub(crate) fn sample(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        out.clear();
+        check_call(&input, rows, &self.shape(), &self.plan)?;
+        let (can, vocab_size) = (self.can, self.head.vocab_size());
+        self.work.clear();
+        self.asking.clear();
+        for (r, params) in rows.iter().enumerate() {
+            let Ok(row) = params.check(&can, &self.plan, vocab_size) else { continue };
+            let asks = self.asks(&row);
+            if asks {
+                self.asking.push(r);
+            }
+            if !asks || !self.draws_from_stored() {
+                self.work.extend((row.first_draw..row.first_draw + row.draws).map(|draw| (r, draw)));
+            }
+        }
+        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
+        self.draw(&input, rows).map_err(failed)?;
+        self.ask(&input, rows).map_err(failed)?;
+        let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
+        for (r, params) in rows.iter().enumerate() {
+            let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
+            let outcome = params.check(&can, &self.plan, vocab_size).and_then(|row| match asked {
+                Some(i) if self.draws_from_stored() => self.answers.emit(i, &row, out),
+                asked => {
+                    let (mass, top) = asked.map_or((None, [].as_slice()), |i| self.answers.extras(i));
+                    push_row(&mut results, &row, mass, top, out)
+                }
+            });
+            if let Err(error) = outcome {
+                out.push_error(error);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,53 @@
+//! The parallel-group variant over host memory (paper Alg. I.2).
+
+use crate::device::gpu::Device;
+use crate::device::group_pass::check_group;
+use crate::device::select::GroupRule;
+use crate::device::tiled::KernelChoice;
+use crate::error::CudaError;
+use crate::host::frame::{Frame, impl_sampler};
+use crate::host::tiled::CudaTiled;
+use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
+use std::sync::Arc;
+
+/// Log-mass and local sample of each group of tokens on a GPU, then a draw of the group, for inputs in host memory (paper
+/// Alg. I.2). Groups lie on the absolute grid of multiples of their size.
+///
+/// With [`GroupDraw::Fresh`] it is exact in distribution: [`DeviceGroups`](crate::DeviceGroups) with
+/// [`GroupRule::Fresh`]. With [`GroupDraw::Reuse`] the best of the groups' maxima wins, which is the tiled draw whatever
+/// the groups (paper section D.3): the fused tiled kernel makes it, whose groups are its tiles.
+///
+/// Memory and log-probabilities are as [`CudaTiled`] has them.
+#[derive(Debug)]
+pub struct CudaGrouped<'w>(Frame<'w>);
+
+impl<'w> CudaGrouped<'w> {
+    /// Plans a sampler with groups of `group` tokens: copies the weight, compiles and loads the kernels.
+    ///
+    /// # Errors
+    /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
+    /// * [`CudaError::Unsupported`]: a canonical plan with [`GroupDraw::Fresh`], which is not pathwise.
+    /// * Those of [`CudaTiled::new`].
+    pub fn new(
+        head: Head<'w>,
+        plan: Plan,
+        group: u32,
+        draw: GroupDraw,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        check_group(group)?;
+        let can = Capabilities { variant: Variant::Grouped, ..CudaTiled::CAPABILITIES };
+        let (can, groups) = match draw {
+            GroupDraw::Reuse => (can, None),
+            GroupDraw::Fresh => (in_distribution(can), Some((group, GroupRule::Fresh))),
+        };
+        Ok(CudaGrouped(Frame::new(head, plan, can, device, KernelChoice::default(), groups)?))
+    }
+}
+
+/// Without what only pathwise samplers can do.
+pub(crate) fn in_distribution(can: Capabilities) -> Capabilities {
+    Capabilities { exactness: Exactness::InDistribution, without_replacement: false, canonical: false, ..can }
+}
+
+impl_sampler!(CudaGrouped);

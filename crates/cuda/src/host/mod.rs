@@ -1,0 +1,15 @@
+//! The samplers over host memory: core's trait on top of the entry points over device memory.
+//!
+//! `tiled`, `grouped` and `online` are one `frame` with what each can do: rows are packed (`staging`), drawn by a head that
+//! stays on the GPU (`resident`), and those that ask for more are answered from stored logits (`answers`). `standalone`
+//! takes logits, `streamed` a weight that comes in blocks.
+
+pub(crate) mod answers;
+pub(crate) mod frame;
+pub(crate) mod grouped;
+pub(crate) mod online;
+pub(crate) mod resident;
+pub(crate) mod staging;
+pub(crate) mod standalone;
+pub(crate) mod streamed;
+pub(crate) mod tiled;

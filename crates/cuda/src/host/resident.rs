@@ -1,0 +1,212 @@
+//! A head in device memory with its kernels, and room for the inputs and draws of a launch.
+#![allow(unsafe_code)]
+
+use crate::abi::{Draw, Row};
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::groups::DeviceGroups;
+use crate::device::head::DeviceHead;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::select::GroupRule;
+use crate::device::tiled::{DeviceTiled, KernelChoice};
+use crate::device::wishes::CanonicalInputs;
+use crate::error::CudaError;
+use crate::host::staging::Staging;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_core::{Head, Matrix, Plan};
+use std::sync::Arc;
+
+/// Bytes of the weight that are laid out and copied at a time.
+const PART: usize = 64 << 20;
+
+/// A head in device memory with its kernels, and room for the inputs and draws of a launch.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    fused: DeviceTiled,
+    /// Draws in place of `fused`, for the variants that have groups.
+    groups: Option<DeviceGroups>,
+    /// Draws of a launch.
+    most: usize,
+    device: Arc<Device>,
+    head: DeviceHead,
+    /// Elements from one row to the next, of the weight and of hidden states.
+    row_stride: usize,
+    inputs: CudaSlice<u8>,
+    draws: CudaSlice<u8>,
+    /// Held for the kernels, which know their addresses; freed after them.
+    _weight: CudaSlice<u8>,
+    _bias: Option<CudaSlice<f32>>,
+}
+
+impl Resident {
+    pub(crate) fn new(
+        head: &Head<'_>,
+        plan: &Plan,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+        groups: Option<(u32, GroupRule)>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CudaError> {
+        let failed = CudaError::driver("copy the head to the GPU");
+        let tokens = head.tokens();
+        let rows = head.weight_row(tokens.start)..head.weight_row(tokens.start) + tokens.len();
+        let row_stride = head.hidden().next_multiple_of(8);
+        let dtype = head.weight().dtype();
+        let weight = upload(&head.weight().row_range(rows.clone()), row_stride, stream)?;
+        let bias = head.bias().map(|bias| stream.clone_htod(&bias[rows])).transpose().map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        let on_device = DeviceHead {
+            weight: DeviceMatrix {
+                address: weight.device_ptr(stream).0,
+                dtype,
+                rows: tokens.len(),
+                cols: head.hidden(),
+                row_stride,
+            },
+            first_token: tokens.start,
+            bias: bias.as_ref().map(|bias| bias.device_ptr(stream).0),
+            soft_cap: head.soft_cap(),
+            scale: head.scale(),
+        };
+        let most = plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS);
+        // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are freed after the kernels.
+        let new = |(size, rule)| unsafe { DeviceGroups::new(on_device, most, size, rule, device) };
+        let groups = groups.map(new).transpose()?;
+        // SAFETY: as above.
+        let fused = unsafe {
+            match groups {
+                // It only stores logits.
+                Some(_) => DeviceTiled::unplanned(on_device, most, device, KernelChoice::Portable),
+                None => DeviceTiled::with_kernels(on_device, most, device, choice),
+            }
+        }?;
+        let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
+        let inputs = stream.alloc_zeros(size).map_err(&failed)?;
+        let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
+        Ok(Resident {
+            fused,
+            groups,
+            most,
+            row_stride,
+            inputs,
+            draws,
+            device: device.clone(),
+            head: on_device,
+            _weight: weight,
+            _bias: bias,
+        })
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Draws of a launch.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Elements from one row of hidden states to the next.
+    pub(crate) fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// Draws what is staged, at most [`Resident::most`] draws, and waits; one result a draw is left in `draws`. `input`
+    /// tells the hidden states' type and width.
+    pub(crate) fn draw(
+        &mut self,
+        staging: &mut Staging,
+        input: &Matrix<'_>,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws; the call waits below,
+        // so launches follow each other.
+        unsafe {
+            match &mut self.groups {
+                Some(groups) => groups.launch(stream, &hidden, rows, out, None),
+                None => self.fused.launch(stream, &hidden, rows, out),
+            }
+        }?;
+        self.copy_draws(hidden.rows, draws, stream)
+    }
+
+    /// Stores the transformed logits of the rows that are staged, at most [`Resident::most`] rows, `row_stride` floats
+    /// apart from the device address `logits` on, and waits. Each row's draw is left in `draws`, and tells of invalid
+    /// rows. Returns what the logits were made of, for the canonical arithmetic.
+    pub(crate) fn store(
+        &mut self,
+        staging: &mut Staging,
+        input: &Matrix<'_>,
+        logits: u64,
+        row_stride: usize,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<CanonicalInputs, CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        // SAFETY: as above; the caller has room for the logits of as many rows as are staged.
+        unsafe { self.fused.launch_storing(stream, &hidden, rows, out, logits, row_stride) }?;
+        self.copy_draws(hidden.rows, draws, stream)?;
+        Ok(CanonicalInputs { head: self.head, hidden, rows })
+    }
+
+    /// Copies what is staged up: the hidden states, and where the rows are.
+    fn copy(
+        &mut self,
+        staging: &mut Staging,
+        input: &Matrix<'_>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(DeviceMatrix, u64), CudaError> {
+        let failed = CudaError::driver("copy the inputs of a call");
+        if staging.len() > self.inputs.len() {
+            self.inputs = stream.alloc_zeros(staging.len().next_power_of_two()).map_err(&failed)?;
+        }
+        let count = staging.rows();
+        let base = self.inputs.device_ptr(stream).0;
+        let rows = base + staging.rows_at() as u64;
+        stream.memcpy_htod(staging.finish(base), &mut self.inputs).map_err(&failed)?;
+        let (dtype, cols, row_stride) = (input.dtype(), input.cols(), self.row_stride);
+        let hidden = DeviceMatrix { address: base, dtype, rows: count, cols, row_stride };
+        Ok((hidden, rows))
+    }
+
+    /// Copies the first draws down, and waits.
+    fn copy_draws(&mut self, count: usize, draws: &mut Vec<Draw>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        draws.clear();
+        draws.resize(count, Draw::default());
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(draws);
+        stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(CudaError::driver("copy the draws"))?;
+        stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
+        self.fused.settle();
+        self.groups.iter_mut().for_each(DeviceGroups::settle);
+        Ok(())
+    }
+}
+
+/// Copies a weight to the GPU, in rows of `row_stride` elements.
+fn upload(weight: &Matrix<'_>, row_stride: usize, stream: &Arc<CudaStream>) -> Result<CudaSlice<u8>, CudaError> {
+    let failed = CudaError::driver("copy the weight to the GPU");
+    let bytes = row_stride * weight.dtype().size();
+    let mut to = stream.alloc_zeros::<u8>(weight.rows() * bytes).map_err(&failed)?;
+    if weight.row_stride() == row_stride && weight.cols() == row_stride {
+        stream.memcpy_htod(weight.bytes(), &mut to).map_err(&failed)?;
+        return Ok(to);
+    }
+    let rows_of_part = (PART / bytes).max(1);
+    let mut part = Vec::with_capacity(rows_of_part.min(weight.rows()) * bytes);
+    for first in (0..weight.rows()).step_by(rows_of_part) {
+        let last = (first + rows_of_part).min(weight.rows());
+        part.clear();
+        for row in first..last {
+            part.extend_from_slice(weight.row_bytes(row));
+            part.resize((row + 1 - first) * bytes, 0);
+        }
+        stream.memcpy_htod(&part, &mut to.slice_mut(first * bytes..last * bytes)).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+    }
+    Ok(to)
+}

@@ -1,0 +1,309 @@
+//! The standalone sampler over logits in host memory (paper Alg. I.1).
+#![allow(unsafe_code)]
+
+use crate::abi::{self, Draw, Transform};
+use crate::device::gpu::Device;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::noise_math::NoiseMath;
+use crate::device::standalone::{DeviceDraws, DeviceStandalone};
+use crate::device::stored_kernels::TransformKernel;
+use crate::device::stored_rows::StoredRows;
+use crate::error::CudaError;
+use crate::host::answers::{Answers, Asking};
+use crate::host::frame::push_row;
+use crate::host::staging::Staging;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{
+    Capabilities, DType, Exactness, Input, Knob, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
+    Samples, Shape, Variant,
+};
+use std::sync::Arc;
+
+/// Draws of a launch.
+const MOST: usize = 4096;
+
+/// Draws from existing logits in host memory, `[rows, vocab]` in bf16, f16 or f32, on a GPU (paper Alg. I.1). Exact
+/// pathwise: the draws are those of [`CudaTiled`](crate::CudaTiled) on the same logits.
+///
+/// A call copies the logits up, draws, copies the draws down and waits: copying is most of its time. For logits that are
+/// on the GPU already there is [`DeviceStandalone`]. Memory on the GPU grows to the largest call.
+#[derive(Debug)]
+pub struct CudaStandalone {
+    vocab_size: u32,
+    plan: Plan,
+    math: NoiseMath,
+    device: Arc<Device>,
+    stream: Arc<CudaStream>,
+    /// For bf16, f16 and f32, each when the first such logits come.
+    samplers: [Option<DeviceStandalone>; 3],
+    transform: TransformKernel,
+    /// The first invalid logit of each row that asks.
+    invalid: CudaSlice<u64>,
+    logits: CudaSlice<u8>,
+    /// Rows and sources of a launch.
+    inputs: CudaSlice<u8>,
+    sources: CudaSlice<u32>,
+    draws: CudaSlice<u8>,
+    staging: Staging,
+    gathered: Vec<u8>,
+    /// For the rows that ask for more.
+    stored: Option<StoredRows>,
+    answers: Answers,
+    work: Vec<(usize, u32)>,
+    asking: Vec<usize>,
+    results: Vec<Draw>,
+}
+
+impl CudaStandalone {
+    /// Plans a sampler for logits of `vocab_size` columns.
+    ///
+    /// # Errors
+    /// * [`CudaError::Unsupported`]: [`Plan::canonical`], since logits are taken as they are.
+    /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
+    /// * [`CudaError::Layout`], [`CudaError::TooLarge`]: `vocab_size` is zero or above 2^31.
+    /// * [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn new(vocab_size: usize, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
+        CudaStandalone::with_math(vocab_size, plan, device, NoiseMath::Exact)
+    }
+
+    /// [`CudaStandalone::new`] with a choice of math; [`Capabilities::backend`] tells which it is. Rows that ask for
+    /// log-probabilities or for lists without replacement are drawn from in exact-math always.
+    ///
+    /// # Errors
+    /// As [`CudaStandalone::new`].
+    pub fn with_math(vocab_size: usize, plan: Plan, device: &Arc<Device>, math: NoiseMath) -> Result<Self, CudaError> {
+        if plan.canonical {
+            return Err(CudaError::Unsupported { knob: Knob::Canonical });
+        }
+        let empty = [(plan.max_rows == 0, Knob::MaxRows), (plan.max_draws == 0, Knob::Draws)];
+        if let Some(&(_, knob)) = empty.iter().find(|(empty, _)| *empty) {
+            return Err(CudaError::EmptyPlan { knob });
+        }
+        if vocab_size > 1 << 31 {
+            return Err(CudaError::TooLarge { what: "tokens", found: vocab_size, limit: 1 << 31 });
+        }
+        let f32s = DeviceStandalone::with_math(0..vocab_size as u32, DType::F32, MOST, device, math)?;
+        let stream = device.stream()?;
+        let allocate = CudaError::driver("allocate room for logits");
+        let sampler = CudaStandalone {
+            vocab_size: vocab_size as u32,
+            plan,
+            math,
+            device: device.clone(),
+            samplers: [None, None, Some(f32s)],
+            transform: TransformKernel::load(device)?,
+            invalid: stream.alloc_zeros(plan.max_rows).map_err(&allocate)?,
+            logits: stream.alloc_zeros(16).map_err(&allocate)?,
+            inputs: stream.alloc_zeros(MOST * size_of::<abi::Row>() + 16).map_err(&allocate)?,
+            sources: stream.alloc_zeros(MOST).map_err(&allocate)?,
+            draws: stream.alloc_zeros(MOST * size_of::<Draw>()).map_err(&allocate)?,
+            staging: Staging::default(),
+            gathered: Vec::new(),
+            stored: None,
+            answers: Answers::default(),
+            work: Vec::new(),
+            asking: Vec::new(),
+            results: Vec::new(),
+            stream,
+        };
+        sampler.stream.synchronize().map_err(allocate)?;
+        Ok(sampler)
+    }
+
+    /// Copies the logits up, rows one after the other.
+    fn copy_logits(&mut self, input: &Matrix<'_>) -> Result<DeviceMatrix, CudaError> {
+        let failed = CudaError::driver("copy logits to the GPU");
+        let bytes = input.rows() * input.cols() * input.dtype().size();
+        if bytes > self.logits.len() {
+            self.logits = self.stream.alloc_zeros(bytes).map_err(&failed)?;
+        }
+        let from = if input.row_stride() == input.cols() {
+            input.bytes()
+        } else {
+            self.gathered.clear();
+            (0..input.rows()).for_each(|row| self.gathered.extend_from_slice(input.row_bytes(row)));
+            &self.gathered
+        };
+        if bytes > 0 {
+            self.stream.memcpy_htod(&from[..bytes], &mut self.logits.slice_mut(..bytes)).map_err(&failed)?;
+        }
+        let address = self.logits.device_ptr(&self.stream).0;
+        Ok(DeviceMatrix {
+            address,
+            dtype: input.dtype(),
+            rows: input.rows(),
+            cols: input.cols(),
+            row_stride: input.cols(),
+        })
+    }
+
+    /// Copies the staged rows and their sources up; their addresses.
+    fn copy_rows(&mut self, sources: &[u32]) -> Result<(u64, u64), CudaError> {
+        let failed = CudaError::driver("copy the rows of a call");
+        if self.staging.len() > self.inputs.len() {
+            self.inputs = self.stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
+        }
+        let base = self.inputs.device_ptr(&self.stream).0;
+        let rows = base + self.staging.rows_at() as u64;
+        self.stream.memcpy_htod(self.staging.finish(base), &mut self.inputs).map_err(&failed)?;
+        self.stream.memcpy_htod(sources, &mut self.sources.slice_mut(..sources.len())).map_err(&failed)?;
+        Ok((rows, self.sources.device_ptr(&self.stream).0))
+    }
+
+    /// Makes every draw of `work`, in its order.
+    fn draw(&mut self, logits: &DeviceMatrix, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+        self.results.clear();
+        let can = self.capabilities();
+        let work = core::mem::take(&mut self.work);
+        for part in work.chunks(MOST) {
+            self.staging.clear();
+            for &(r, draw) in part {
+                let row = rows[r].check(&can, &self.plan, self.vocab_size).expect("rows of the work were checked");
+                self.staging.push(rows[r].seed, rows[r].position, &row, draw, self.vocab_size);
+            }
+            let sources: Vec<u32> = part.iter().map(|&(r, _)| r as u32).collect();
+            let (rows, sources) = self.copy_rows(&sources)?;
+            let there = self.draws.device_ptr(&self.stream).0;
+            let draws = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there };
+            let slot = &mut self.samplers[abi::element(logits.dtype) as usize];
+            let sampler = match slot {
+                Some(sampler) => sampler,
+                None => {
+                    let tokens = 0..self.vocab_size;
+                    slot.insert(DeviceStandalone::with_math(tokens, logits.dtype, MOST, &self.device, self.math)?)
+                }
+            };
+            // SAFETY: logits, rows and sources were just copied on this stream, draws has room for MOST; the sources are
+            // rows of the logits; the call waits below, so launches follow each other.
+            unsafe { sampler.launch(&self.stream, logits, &draws) }?;
+            let from = self.results.len();
+            self.results.resize(from + part.len(), Draw::default());
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.results[from..]);
+            let failed = CudaError::driver("copy the draws");
+            self.stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(&failed)?;
+            self.stream.synchronize().map_err(&failed)?;
+            sampler.settle();
+        }
+        self.work = work;
+        Ok(())
+    }
+
+    /// Transforms the rows that ask, some at a time, and asks them.
+    fn ask(&mut self, logits: &DeviceMatrix, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+        self.answers.clear();
+        if self.asking.is_empty() {
+            return Ok(());
+        }
+        let can = self.capabilities();
+        let mut stored = match self.stored.take() {
+            Some(stored) => stored,
+            None => StoredRows::new(0..self.vocab_size, self.plan.max_rows, &self.device, &self.stream)?,
+        };
+        let all = core::mem::take(&mut self.asking);
+        for part in all.chunks(stored.rows()) {
+            self.staging.clear();
+            let mut asking = Vec::with_capacity(part.len());
+            for &r in part {
+                let row = rows[r].check(&can, &self.plan, self.vocab_size).expect("rows that ask were checked");
+                self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, self.vocab_size);
+                asking.push(Asking { seed: rows[r].seed, position: rows[r].position, row, near_ties: None });
+            }
+            let sources: Vec<u32> = part.iter().map(|&r| r as u32).collect();
+            let (rows, sources) = self.copy_rows(&sources)?;
+            let (to, stride) = stored.place(&self.stream);
+            let failed = CudaError::driver("transform logits");
+            let mut faults = vec![u64::MAX; part.len()];
+            self.stream.memcpy_htod(&faults, &mut self.invalid.slice_mut(..part.len())).map_err(&failed)?;
+            let call = Transform {
+                raw: logits.address,
+                stored: to,
+                invalid: self.invalid.device_ptr(&self.stream).0,
+                rows,
+                sources,
+                raw_stride: logits.row_stride as u64,
+                stored_stride: stride as u64,
+                element: abi::element(logits.dtype),
+                first_token: 0,
+                tokens: self.vocab_size,
+                padding: 0,
+            };
+            // SAFETY: logits, rows and sources were just copied on this stream, and `stored` has room for as many rows.
+            unsafe { self.transform.launch(&self.stream, &call, part.len() as u32) }?;
+            self.stream.memcpy_dtoh(&self.invalid.slice(..part.len()), &mut faults).map_err(&failed)?;
+            self.stream.synchronize().map_err(&failed)?;
+            self.answers.ask(&asking, faults.into_iter().map(outcome), true, None, &mut stored, &self.stream)?;
+        }
+        (self.stored, self.asking) = (Some(stored), all);
+        Ok(())
+    }
+}
+
+/// What the kernels note of a row's first invalid logit; all ones: there is none.
+fn outcome(key: u64) -> Result<(), RowError> {
+    let token = (key >> 1) as u32;
+    match key {
+        u64::MAX => Ok(()),
+        _ if key & 1 == 1 => Err(RowError::PositiveInfinity { token }),
+        _ => Err(RowError::NaN { token }),
+    }
+}
+
+impl PerturbedArgmax for CudaStandalone {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: match self.math {
+                NoiseMath::Exact => "cuda",
+                NoiseMath::Fast => "cuda (fast-math)",
+            },
+            variant: Variant::Standalone,
+            exactness: Exactness::Pathwise,
+            input: Input::Logits,
+            without_replacement: true,
+            filters: false,
+            penalties: false,
+            canonical: false,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { tokens: 0..self.vocab_size, vocab_size: self.vocab_size, input: self.vocab_size as usize }
+    }
+
+    fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
+        check_call(&input, rows, &self.shape(), &self.plan)?;
+        let can = self.capabilities();
+        self.work.clear();
+        self.asking.clear();
+        for (r, params) in rows.iter().enumerate() {
+            match params.check(&can, &self.plan, self.vocab_size) {
+                Ok(row) if row.without_replacement || row.logprobs.is_some() => self.asking.push(r),
+                Ok(row) => self.work.extend((row.first_draw..row.first_draw + row.draws).map(|draw| (r, draw))),
+                Err(_) => {}
+            }
+        }
+        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
+        let logits = self.copy_logits(&input).map_err(failed)?;
+        self.draw(&logits, rows).map_err(failed)?;
+        self.ask(&logits, rows).map_err(failed)?;
+        let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
+        for (r, params) in rows.iter().enumerate() {
+            let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
+            let outcome = params.check(&can, &self.plan, self.vocab_size).and_then(|row| {
+                if let Some(i) = asked {
+                    return self.answers.emit(i, &row, out);
+                }
+                push_row(&mut results, &row, None, &[], out)
+            });
+            if let Err(error) = outcome {
+                out.push_error(error);
+            }
+        }
+        Ok(())
+    }
+}

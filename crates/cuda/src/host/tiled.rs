@@ -1,0 +1,61 @@
+//! The tiled variant over host memory (paper Alg. 1).
+
+use crate::device::gpu::Device;
+use crate::device::tiled::KernelChoice;
+use crate::error::CudaError;
+use crate::host::frame::{Frame, impl_sampler};
+use flash_sampling_core::{Capabilities, Exactness, Head, Input, Plan, Variant};
+use std::sync::Arc;
+
+/// Draws inside the matmul on a GPU, for inputs in host memory (paper Alg. 1). Exact pathwise.
+///
+/// The weight is copied to the GPU once. A call copies hidden states and row parameters up, launches once for every 256
+/// draws, copies the draws down and waits. Bf16 and f16, the same type on both sides, are multiplied on tensor cores, other
+/// types without them. Which of the two depends on the types alone, so that a row's bits do not depend on its
+/// neighbours. Sums are in float32.
+///
+/// Rows that ask for log-probabilities or for lists without replacement, and all rows of a canonical plan, take another
+/// way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum
+/// the masses, and find the best tokens. Only results are copied down. The memory for it (about 130 MiB for a vocabulary
+/// of 152k) is allocated when the first such row comes; and it grows when a call brings more masks and biases than any
+/// before it. A canonical plan reads the weight once more when it is planned, on the host, for its norms.
+#[derive(Debug)]
+pub struct CudaTiled<'w>(Frame<'w>);
+
+impl<'w> CudaTiled<'w> {
+    pub(crate) const CAPABILITIES: Capabilities = Capabilities {
+        backend: "cuda",
+        variant: Variant::Tiled,
+        exactness: Exactness::Pathwise,
+        input: Input::Hidden,
+        without_replacement: true,
+        filters: false,
+        penalties: false,
+        canonical: true,
+    };
+
+    /// Plans a sampler: copies the weight, compiles and loads the kernels.
+    ///
+    /// # Errors
+    /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
+    /// * [`CudaError::Layout`]: the head has tokens, but no columns.
+    /// * [`CudaError::Architecture`], [`CudaError::TooLarge`], [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn new(head: Head<'w>, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
+        CudaTiled::with_kernels(head, plan, device, KernelChoice::default())
+    }
+
+    /// [`CudaTiled::new`] with a choice of kernels.
+    ///
+    /// # Errors
+    /// As [`CudaTiled::new`].
+    pub fn with_kernels(
+        head: Head<'w>,
+        plan: Plan,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+    ) -> Result<Self, CudaError> {
+        Ok(CudaTiled(Frame::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
+    }
+}
+
+impl_sampler!(CudaTiled);
