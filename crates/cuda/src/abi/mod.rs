@@ -1,5 +1,6 @@
-//! The types that cross from the host to the kernels. Each has a twin of its name in `kernels/`; both sides assert sizes
-//! and places of fields, and a test that they assert the same. Pointers are device addresses.
+//! The types that cross from the host to the kernels. Each has a twin of its name in `kernels/`; both sides state sizes
+//! and places of fields, and a test that they state the same. Rust asserts all of it, the kernels' compilers too where they
+//! know how (see platform.cuh). Pointers are device addresses.
 //!
 //! Public is what callers of the entry points over device memory write and read.
 
