@@ -145,7 +145,7 @@ impl<'a> Job<'a> {
             Some(seeds) => (seeds[row], self.args.position),
             None => (self.args.seed, self.args.position + row as u64),
         };
-        RowParams {
+        self.args.filters.apply(RowParams {
             seed,
             position,
             temperature: self.args.temperature,
@@ -157,7 +157,7 @@ impl<'a> Job<'a> {
             mask: self.masks.as_ref().map(|masks| masks.row(row)),
             logit_bias: self.args.logit_bias.as_deref().unwrap_or_default(),
             ..RowParams::default()
-        }
+        })
     }
 
     /// All draws of a batch of rows.

@@ -1,52 +1,7 @@
 //! What can go wrong, by whom: the head, the call, or one row of it.
 
+use crate::knob::Knob;
 use core::fmt;
-
-/// A knob of [`RowParams`](crate::RowParams) or [`Plan`](crate::Plan), as named in messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[allow(missing_docs)] // each variant is the field of the same name
-pub enum Knob {
-    Temperature,
-    Position,
-    Draws,
-    FirstDraw,
-    WithoutReplacement,
-    Logprobs,
-    Mask,
-    LogitBias,
-    TopK,
-    TopP,
-    MinP,
-    RepetitionPenalty,
-    FrequencyPenalty,
-    PresencePenalty,
-    Canonical,
-    MaxRows,
-}
-
-impl fmt::Display for Knob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Knob::Temperature => "temperature",
-            Knob::Position => "position",
-            Knob::Draws => "draws",
-            Knob::FirstDraw => "first_draw",
-            Knob::WithoutReplacement => "without_replacement",
-            Knob::Logprobs => "logprobs",
-            Knob::Mask => "mask",
-            Knob::LogitBias => "logit_bias",
-            Knob::TopK => "top_k",
-            Knob::TopP => "top_p",
-            Knob::MinP => "min_p",
-            Knob::RepetitionPenalty => "repetition_penalty",
-            Knob::FrequencyPenalty => "frequency_penalty",
-            Knob::PresencePenalty => "presence_penalty",
-            Knob::Canonical => "canonical",
-            Knob::MaxRows => "max_rows",
-        })
-    }
-}
 
 /// Why one row has no draw. The other rows of the call are not affected.
 ///

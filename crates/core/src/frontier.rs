@@ -1,38 +1,37 @@
 //! The winner above every threshold at once.
 
-use crate::winner::{Candidate, Winner};
+use crate::winner::{Candidate, Place};
 
-/// The candidates that no other candidate beats in both logit and score.
+/// The candidates that no other candidate beats in both [`Place`] and score.
 ///
-/// For **every** threshold `t`, the winner among the tokens with `logit >= t` lies on the frontier, and the frontier of
-/// a union is the frontier of the merged frontiers. So a rule that keeps the tokens above some logit may choose that
-/// logit after the pass. (It is the record sequence of Cohen's bottom-1 sketch; its expected size is at most
-/// `1 + ln(1 / p_max)`.)
+/// For **every** place `p`, the winner among the tokens that [reach](Place::reaches) `p` lies on the frontier, and the
+/// frontier of a union is the frontier of the merged frontiers. So a rule that keeps the first tokens in the order of
+/// falling logits may choose how many after the pass. (It is the record sequence of Cohen's bottom-1 sketch; its
+/// expected size is at most `1 + ln(1 / p_max)`.)
 ///
 /// Merging is associative, commutative and idempotent; the identity is the empty frontier.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Frontier {
-    /// Logits falling, winners rising: the largest logit first, the best score last.
+    /// Places falling, winners rising: the largest logit first, the best score last.
     points: Vec<Candidate>,
 }
 
 impl Frontier {
-    /// Whether `a` makes `b` superfluous: at every threshold that admits `b`, `a` is admitted and wins.
+    /// Whether `a` makes `b` superfluous: wherever `b` is admitted, `a` is admitted and wins.
     fn covers(a: &Candidate, b: &Candidate) -> bool {
-        a.logit >= b.logit && (a.winner == b.winner || a.winner.beats(&b.winner))
+        a.place().reaches(&b.place()) && (a.winner == b.winner || a.winner.beats(&b.winner))
     }
 
     /// Offers a candidate.
     pub fn push(&mut self, candidate: Candidate) {
-        // Points with a logit at least as large come first; the last of them has the best score of all those.
-        let at = self.points.partition_point(|p| p.logit >= candidate.logit);
+        let place = candidate.place();
+        // The last of the points before the candidate has the best score of all those.
+        let at = self.points.partition_point(|p| p.place().reaches(&place));
         if at > 0 && Frontier::covers(&self.points[at - 1], &candidate) {
             return;
         }
-        // What it covers: points of equal logit before, and of smaller logit behind, with worse scores.
-        let from = self.points[..at].iter().rposition(|p| !Frontier::covers(&candidate, p)).map_or(0, |i| i + 1);
         let covered = self.points[at..].iter().take_while(|p| Frontier::covers(&candidate, p)).count();
-        self.points.splice(from..at + covered, [candidate]);
+        self.points.splice(at..at + covered, [candidate]);
     }
 
     /// Adds the points of another frontier.
@@ -42,10 +41,18 @@ impl Frontier {
         }
     }
 
-    /// The winner among the tokens with `logit >= threshold`.
-    pub fn winner_above(&self, threshold: f32) -> Winner {
-        let admitted = self.points.partition_point(|p| p.logit >= threshold);
-        admitted.checked_sub(1).map_or(Winner::NONE, |last| self.points[last].winner)
+    /// The winner among the tokens that reach a place; [`Candidate::NONE`] when there is none.
+    pub fn winner_from(&self, place: Place) -> Candidate {
+        let admitted = self.points.partition_point(|p| p.place().reaches(&place));
+        admitted.checked_sub(1).map_or(Candidate::NONE, |last| self.points[last])
+    }
+
+    /// The best score among the tokens whose logit is above `logit`; -inf when there is none. A token with a logit of at
+    /// most `logit` and a worse score is not on the frontier.
+    #[inline]
+    pub fn score_above(&self, logit: f32) -> f32 {
+        let admitted = self.points.partition_point(|p| p.logit > logit);
+        admitted.checked_sub(1).map_or(f32::NEG_INFINITY, |last| self.points[last].winner.score)
     }
 
     /// The points, best score first.
@@ -72,6 +79,7 @@ impl Frontier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::winner::Winner;
     use proptest::prelude::*;
 
     fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
@@ -91,12 +99,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_winner_above_every_threshold_is_on_it(c in candidates()) {
+        fn the_winner_from_every_place_is_on_it(c in candidates()) {
             let f = frontier(&c);
             for t in -5i8..6 {
-                let t = f32::from(t);
-                let want = c.iter().filter(|c| c.logit >= t).fold(Winner::NONE, |w, c| w.merge(c.winner));
-                prop_assert_eq!(f.winner_above(t), want);
+                for token in [0, 3, 11, u32::MAX] {
+                    let place = Place { logit: f32::from(t), token };
+                    let admitted = c.iter().filter(|c| c.place().reaches(&place));
+                    prop_assert_eq!(f.winner_from(place), admitted.fold(Candidate::NONE, |w, c| w.merge(*c)));
+                }
+                let above = c.iter().filter(|c| c.logit > f32::from(t)).map(|c| c.winner.score);
+                prop_assert_eq!(f.score_above(f32::from(t)), above.fold(f32::NEG_INFINITY, f32::max));
             }
         }
 

@@ -13,6 +13,10 @@
 //! | [`log_mass`], [`mass_histogram`] | streaming and order-independent log-sum-exp | App. L |
 //! | [`group_summary`] | [`GroupSummary`] and its binary merge | Lemma D.3 |
 //! | [`frontier`] | [`Frontier`]: the winner above every threshold at once | |
+//! | [`filters`], [`selection`] | top-k, top-p and their kin, and which tokens they keep | |
+//! | [`moments`] | mean and deviation of a row, order-independent | |
+//! | [`history`], [`adjustments`] | a sequence's tokens, and the penalties, bans and biases of a row | |
+//! | [`knob`] | the knobs by name, and sets of them | |
 //! | [`stream_head`] | [`StreamHead`]: a head whose weight arrives block by block | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
@@ -23,35 +27,47 @@
 //! This crate sees no backend and no threads and forbids `unsafe`. Backends see this crate and never each other.
 #![forbid(unsafe_code)]
 
+pub mod adjustments;
 pub mod canonical;
 pub mod error;
+pub mod filters;
 pub mod frontier;
 pub mod group_summary;
 pub mod head;
+pub mod history;
+pub mod knob;
 pub mod log_mass;
 pub mod mass_histogram;
 pub mod math;
 pub mod matrix;
+pub mod moments;
 pub mod near_ties;
 pub mod noise;
 pub mod params;
 pub mod reference;
 pub mod sampler;
 pub mod samples;
+pub mod selection;
 pub mod stream_head;
 pub mod transform;
 pub mod winner;
 
-pub use error::{HeadError, Knob, RowError, SampleError};
+pub use adjustments::{Adjustment, Adjustments};
+pub use error::{HeadError, RowError, SampleError};
+pub use filters::{Filter, Filters, Order};
 pub use frontier::Frontier;
 pub use group_summary::GroupSummary;
 pub use head::Head;
+pub use history::History;
+pub use knob::{Knob, Knobs};
 pub use log_mass::LogMass;
 pub use mass_histogram::MassHistogram;
 pub use matrix::{DType, Matrix};
+pub use moments::Moments;
 pub use noise::{Domain, Noise, NoiseRng};
 pub use params::RowParams;
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
-pub use samples::{Draw, RowSample, Samples};
+pub use samples::{Draw, Kept, RowSample, Samples};
+pub use selection::{Band, Selection, Selector};
 pub use stream_head::{StreamError, StreamHead};
-pub use winner::{Candidate, TopList, Winner};
+pub use winner::{Candidate, Place, TopList, Winner};

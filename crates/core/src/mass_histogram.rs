@@ -46,10 +46,20 @@ impl Clone for MassHistogram {
 
 /// The lower edge of a logit's bin.
 #[inline(always)]
-fn edge_of(logit: f32) -> f32 {
+pub(crate) fn edge_of(logit: f32) -> f32 {
     // Floats from 2^21 on are multiples of 1/8 anyway, and would overflow in the product.
     // + 0: the edge zero has one sign.
     if logit.abs() < 2_097_152.0 { (logit * PER_NAT).floor() / PER_NAT + 0.0 } else { logit }
+}
+
+/// The mass of a logit in the bin with this edge.
+#[inline(always)]
+fn mass_in(edge: f32, logit: f32) -> u64 {
+    // Exact: both terms are multiples of the logit's last place.
+    let r = logit - edge;
+    let p = P[2].mul_add(r, P[1]).mul_add(r, P[0]);
+    let excess = (r * r).mul_add(p, r) * UNIT;
+    UNIT as u64 + excess as u64
 }
 
 #[inline(always)]
@@ -88,12 +98,8 @@ impl MassHistogram {
             return;
         }
         let edge = edge_of(logit);
-        // Exact: both terms are multiples of the logit's last place.
-        let r = logit - edge;
-        let p = P[2].mul_add(r, P[1]).mul_add(r, P[0]);
-        let excess = (r * r).mul_add(p, r) * UNIT;
         if self.admit(edge) {
-            self.bins[slot_of(edge)] += UNIT as u64 + excess as u64;
+            self.bins[slot_of(edge)] += mass_in(edge, logit);
         }
     }
 
@@ -151,10 +157,32 @@ impl MassHistogram {
     /// The bins that hold mass, highest first: lower edge in nats, and mass relative to that edge
     /// (1 = one token exactly at the edge).
     pub fn bins(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
-        edges(self.top).filter_map(|edge| {
-            let mass = self.bins[slot_of(edge)];
-            (mass > 0).then(|| (f64::from(edge), mass as f64 / f64::from(UNIT)))
-        })
+        self.cells().map(|(edge, mass)| (f64::from(edge), mass as f64 / f64::from(UNIT)))
+    }
+
+    /// One unit of mass, relative to its bin's edge.
+    pub(crate) const ONE_UNIT: f64 = 1.0 / UNIT as f64;
+
+    /// The bins that hold mass, highest first: lower edge in nats, and mass in units.
+    pub(crate) fn cells(&self) -> impl Iterator<Item = (f32, u64)> + '_ {
+        edges(self.top).map(|edge| (edge, self.bins[slot_of(edge)])).filter(|(_, mass)| *mass > 0)
+    }
+
+    /// The bin of a finite logit, and its mass there in units.
+    pub(crate) fn mass_of(logit: f32) -> (f32, u64) {
+        let edge = edge_of(logit);
+        (edge, mass_in(edge, logit))
+    }
+
+    /// Whether a bin lies in the window of a histogram with this highest edge.
+    pub(crate) fn in_window(top: f32, edge: f32) -> bool {
+        top - edge < WINDOW
+    }
+
+    /// A number of tokens that a mass in one bin cannot have come from fewer of.
+    pub(crate) fn least_count(mass: u64) -> u64 {
+        // e^(1/8) < 1.1332, and the excess is rounded down.
+        (mass as f64 / (1.1332 * f64::from(UNIT))) as u64
     }
 
     /// The whole mass, summed in the fixed order of the bins.

@@ -11,6 +11,7 @@
 //! the bound where they cannot win while any other token is alive (below a soft-cap: where its tangent is flat, and
 //! every rounding the same); when the winner's score says that none was, the whole row is evaluated canonically.
 
+use crate::adjustments::Adjustment;
 use crate::canonical::{dot_error_bound, largest_norm};
 use crate::head::Head;
 use crate::params::Row;
@@ -74,17 +75,50 @@ impl NearTies {
         let before = dot + self.positive.max(negative);
         let raw = scale * head.soft_cap().map_or(before, |cap| before.min(f64::from(cap)));
         let reach = 2.1 * (raw + NOISE / inv_t);
-        let row_biases = row.transform.logit_bias.iter().map(|&(_, b)| f64::from(b)).filter(|b| b.is_finite());
-        let row_bias = row_biases.clone().filter(|&b| b >= -reach).fold(0.0, |m: f64, b| m.max(b.abs()));
+        let mut list = AdjustmentBounds::default();
+        row.transform.logit_bias.iter().for_each(|&(token, bias)| {
+            list.add(&Adjustment { token, bias, repetition: 1.0, subtract: 0.0 }, reach);
+        });
+        row.transform.adjustments.iter().for_each(|a| list.add(a, reach));
         let cap_error = if head.soft_cap().is_some() { 2.0 * TANH * raw } else { 0.0 };
-        let transformed = (raw + row_bias) * inv_t;
-        let rounding = UNIT * (2.0 * transformed + raw * inv_t + NOISE);
+        let transformed = ((raw + list.shift) * list.factor + list.shift) * inv_t;
+        let rounding = UNIT * (4.0 * transformed + raw * inv_t + NOISE);
         let sum = dot_error_bound(head.hidden(), hidden, self.largest_weight) + UNIT * before;
-        let error = (sum * scale + cap_error) * inv_t + rounding;
-        RowNearTies {
-            error,
-            alive: -1.01 * (dot * scale * inv_t + error) - NOISE,
-            coarse: head_coarse || row_biases.clone().any(|b| b < -reach),
+        let error = (sum * scale + cap_error) * list.factor * inv_t + rounding;
+        RowNearTies { error, alive: -1.01 * (dot * scale * inv_t + error) - NOISE, coarse: head_coarse || list.coarse }
+    }
+}
+
+/// How large the steps of a row's adjustments can be.
+struct AdjustmentBounds {
+    /// The largest bias or subtrahend.
+    shift: f64,
+    /// What a repetition penalty can multiply a logit by; at least 1.
+    factor: f64,
+    /// Whether tokens were left out because they cannot be drawn next to tokens without adjustment.
+    coarse: bool,
+}
+
+impl Default for AdjustmentBounds {
+    fn default() -> Self {
+        AdjustmentBounds { shift: 0.0, factor: 1.0, coarse: false }
+    }
+}
+
+impl AdjustmentBounds {
+    /// Adds an adjustment of a raw logit whose distance to every score that counts is below `reach`.
+    fn add(&mut self, adjustment: &Adjustment, reach: f64) {
+        let (bias, subtract) = (f64::from(adjustment.bias), f64::from(adjustment.subtract));
+        if bias == f64::NEG_INFINITY {
+            return;
+        }
+        let factor = f64::from(adjustment.repetition.max(1.0 / adjustment.repetition));
+        let most = if bias < 0.0 { bias / factor } else { bias * factor } - subtract;
+        if most < -reach * factor {
+            self.coarse = true;
+        } else {
+            self.shift = self.shift.max(bias.abs()).max(subtract.abs());
+            self.factor = self.factor.max(factor);
         }
     }
 }

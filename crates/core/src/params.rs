@@ -1,6 +1,10 @@
 //! All that differs from row to row.
 
-use crate::error::{Knob, RowError};
+use crate::adjustments::Adjustment;
+use crate::error::RowError;
+use crate::filters::{Filter, Filters, Order};
+use crate::history::History;
+use crate::knob::Knob;
 use crate::noise::Noise;
 use crate::sampler::{Capabilities, Plan};
 use crate::transform::RowTransform;
@@ -8,8 +12,9 @@ use crate::transform::RowTransform;
 /// The parameters of one row (one sequence of the batch). [`RowParams::default`] has every knob disabled: one draw at
 /// temperature 1 with seed 0 at position 0. A disabled knob leaves the result bit-identical.
 ///
-/// The order of operations is vLLM's (v1): raw logits of the head, `mask`, `logit_bias`, penalties, greedy or
-/// `temperature`, `min_p`, `top_k`, `top_p`, draw.
+/// The order of operations is vLLM's (v1): raw logits of the head, `mask`, `logit_bias`, `banned` and `min_tokens`,
+/// penalties, greedy or `temperature`, filters, draw; [`Order`] has the order of the filters, and others. A greedy row
+/// (`temperature` 0) takes the largest logit, whatever the filters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowParams<'a> {
     /// The key of the row's noise.
@@ -27,28 +32,47 @@ pub struct RowParams<'a> {
     /// token that a draw with replacement gives.
     pub without_replacement: bool,
     /// `Some(n)`: log Z, the log-probability of each drawn token, and the `n` largest log-probabilities; of the law
-    /// drawn from (for a greedy row: of temperature 1).
+    /// drawn from, so over the tokens that the filters keep (for a greedy row: of temperature 1, unfiltered).
     pub logprobs: Option<u32>,
+    /// Return which tokens the filters kept ([`Kept`](crate::samples::Kept)).
+    pub kept: bool,
     /// Bitmap over global token ids, least significant bit first, 1 = allowed; tokens beyond its end are forbidden.
     pub mask: Option<&'a [u32]>,
     /// Added to the logits of single tokens, tokens strictly ascending; `-inf` bans a token.
     pub logit_bias: &'a [(u32, f32)],
-    /// Keep the `top_k` largest logits; 0 = off.
+    /// Tokens that are not drawn, in any order.
+    pub banned: &'a [u32],
+    /// The sequence so far, for the penalties and `min_tokens`; `None` = nothing was generated, and no prompt.
+    pub history: Option<&'a History>,
+    /// While `history` has fewer generated tokens than this, `stop_token_ids` are not drawn.
+    pub min_tokens: u32,
+    /// The tokens that end a sequence.
+    pub stop_token_ids: &'a [u32],
+    /// Divides positive and multiplies other logits of the tokens in `history`, prompt included; 1 = off.
+    pub repetition_penalty: f32,
+    /// Subtracted from a token's logit for each time it was generated; 0 = off.
+    pub frequency_penalty: f32,
+    /// Subtracted from a token's logit if it was generated; 0 = off.
+    pub presence_penalty: f32,
+    /// Keep the `top_k` largest logits, of equal ones the lower token; 0 = off.
     pub top_k: u32,
-    /// Keep the smallest set of largest probabilities that reaches `top_p`; 1 = off.
+    /// Keep the smallest set of largest probabilities that reaches `top_p`, the token that reaches it included; 1 = off.
     pub top_p: f32,
     /// Keep probabilities of at least `min_p` times the largest; 0 = off.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens in `prompt` or `output`; 1 = off.
-    pub repetition_penalty: f32,
-    /// Subtracted from a token's logit for each time it occurs in `output`; 0 = off.
-    pub frequency_penalty: f32,
-    /// Subtracted from a token's logit if it occurs in `output`; 0 = off.
-    pub presence_penalty: f32,
-    /// The prompt's tokens, for the repetition penalty.
-    pub prompt: &'a [u32],
-    /// The tokens generated so far, for the penalties.
-    pub output: &'a [u32],
+    /// Keep logits of at least the largest less this many standard deviations of the row's logits; 0 = off.
+    pub top_n_sigma: f32,
+    /// Keep probabilities of at least this; 0 = off.
+    pub epsilon_cutoff: f32,
+    /// Keep the tokens whose surprisal is nearest to the entropy until their probability reaches this; 1 = off.
+    pub typical_p: f32,
+    /// Exclude top choices: of the tokens with at least this probability drop all but the least probable one; see
+    /// `xtc_probability`.
+    pub xtc_threshold: f32,
+    /// How probable it is that `xtc_threshold` applies; one coin for all draws of the row. 0 = off.
+    pub xtc_probability: f32,
+    /// The order of the filters.
+    pub order: Order,
 }
 
 impl Default for RowParams<'_> {
@@ -61,16 +85,25 @@ impl Default for RowParams<'_> {
             first_draw: 0,
             without_replacement: false,
             logprobs: None,
+            kept: false,
             mask: None,
             logit_bias: &[],
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
+            banned: &[],
+            history: None,
+            min_tokens: 0,
+            stop_token_ids: &[],
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
-            prompt: &[],
-            output: &[],
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            top_n_sigma: 0.0,
+            epsilon_cutoff: 0.0,
+            typical_p: 1.0,
+            xtc_threshold: 0.1,
+            xtc_probability: 0.0,
+            order: Order::default(),
         }
     }
 }
@@ -82,7 +115,7 @@ pub struct Row<'a> {
     pub noise: Noise,
     /// Whether scores are the logits themselves.
     pub greedy: bool,
-    /// Mask, biases and temperature.
+    /// Mask, adjustments and temperature.
     pub transform: RowTransform<'a>,
     /// Number of the first draw.
     pub first_draw: u32,
@@ -92,10 +125,24 @@ pub struct Row<'a> {
     pub without_replacement: bool,
     /// Log-probabilities asked for.
     pub logprobs: Option<u32>,
+    /// Whether the kept tokens are asked for.
+    pub kept: bool,
+    /// The filters, when there are any and the row is not greedy.
+    pub filters: Option<Filters>,
+}
+
+impl<'a> Row<'a> {
+    /// The row with the list that [`Adjustments`](crate::Adjustments) made of its parameters.
+    #[must_use]
+    pub fn with_adjustments(mut self, adjustments: &'a [Adjustment]) -> Self {
+        self.transform.adjustments = adjustments;
+        self
+    }
 }
 
 impl<'a> RowParams<'a> {
     /// Checks the parameters against what a sampler can do, what was planned, and the size of the vocabulary.
+    /// A sampler that can do more with single logits than mask and bias them adds [`Row::with_adjustments`].
     ///
     /// # Errors
     /// [`RowError::Invalid`], [`RowError::Unsupported`] or [`RowError::BeyondPlan`], naming the knob.
@@ -118,6 +165,38 @@ impl<'a> RowParams<'a> {
         if self.first_draw.checked_add(self.draws).is_none() {
             return invalid(Knob::FirstDraw, "plus draws must be below 2^32");
         }
+        self.check_lists(vocab_size)?;
+        self.check_knobs(can)?;
+        self.check_plan(can, plan)?;
+        if greedy && self.kept {
+            return invalid(Knob::Kept, "is not defined for a greedy row");
+        }
+        let filters =
+            (!greedy).then(|| self.filters(&noise, inv_temperature)).filter(|f| self.kept || !f.steps().is_empty());
+        // Filters before the temperature see the logits without it.
+        let early = filters.is_some_and(|f| f.rescale != 1.0);
+        let scale = if early { 1.0 } else { inv_temperature };
+        Ok(Row {
+            noise,
+            greedy,
+            transform: RowTransform {
+                mask: self.mask,
+                logit_bias: self.logit_bias,
+                adjustments: &[],
+                inv_temperature: scale,
+            },
+            first_draw: self.first_draw,
+            draws: self.draws,
+            without_replacement: self.without_replacement,
+            logprobs: self.logprobs,
+            kept: self.kept,
+            filters,
+        })
+    }
+
+    /// The lists of tokens: known tokens, biases that mean something.
+    fn check_lists(&self, vocab_size: u32) -> Result<(), RowError> {
+        let invalid = |knob, reason| Err(RowError::Invalid { knob, reason });
         let mut previous = None;
         for &(token, value) in self.logit_bias {
             if token >= vocab_size {
@@ -131,41 +210,44 @@ impl<'a> RowParams<'a> {
             }
             previous = Some(token);
         }
-        self.check_filters(can)?;
-        self.check_plan(can, plan)?;
-        Ok(Row {
-            noise,
-            greedy,
-            transform: RowTransform { mask: self.mask, logit_bias: self.logit_bias, inv_temperature },
-            first_draw: self.first_draw,
-            draws: self.draws,
-            without_replacement: self.without_replacement,
-            logprobs: self.logprobs,
-        })
+        for (knob, tokens) in [(Knob::Banned, self.banned), (Knob::MinTokens, self.stop_token_ids)] {
+            if tokens.iter().any(|&token| token >= vocab_size) {
+                return invalid(knob, "names a token beyond the vocabulary");
+            }
+        }
+        Ok(())
     }
 
-    /// Filters and penalties: a value that means something, and a sampler that can do it.
-    fn check_filters(&self, can: &Capabilities) -> Result<(), RowError> {
-        let finite = |x: f32| x.is_finite();
-        // (knob, enabled, valid, supported)
+    /// Penalties and filters: a value that means something, and a sampler that can do it.
+    fn check_knobs(&self, can: &Capabilities) -> Result<(), RowError> {
+        let finite = f32::is_finite;
+        let share = |x: f32| (0.0..=1.0).contains(&x);
+        // (knob, enabled, valid)
         let knobs = [
-            (Knob::TopK, self.top_k != 0, true, can.filters),
-            (Knob::TopP, self.top_p != 1.0, self.top_p > 0.0 && self.top_p <= 1.0, can.filters),
-            (Knob::MinP, self.min_p != 0.0, (0.0..=1.0).contains(&self.min_p), can.filters),
+            (Knob::Banned, !self.banned.is_empty(), true),
+            (Knob::MinTokens, self.min_tokens > 0, true),
             (
                 Knob::RepetitionPenalty,
                 self.repetition_penalty != 1.0,
                 self.repetition_penalty > 0.0 && finite(self.repetition_penalty),
-                can.penalties,
             ),
-            (Knob::FrequencyPenalty, self.frequency_penalty != 0.0, finite(self.frequency_penalty), can.penalties),
-            (Knob::PresencePenalty, self.presence_penalty != 0.0, finite(self.presence_penalty), can.penalties),
+            (Knob::FrequencyPenalty, self.frequency_penalty != 0.0, finite(self.frequency_penalty)),
+            (Knob::PresencePenalty, self.presence_penalty != 0.0, finite(self.presence_penalty)),
+            (Knob::TopK, self.top_k != 0, true),
+            (Knob::TopP, self.top_p != 1.0, self.top_p > 0.0 && share(self.top_p)),
+            (Knob::MinP, self.min_p != 0.0, share(self.min_p)),
+            (Knob::TopNSigma, self.top_n_sigma != 0.0, self.top_n_sigma >= 0.0 && finite(self.top_n_sigma)),
+            (Knob::EpsilonCutoff, self.epsilon_cutoff != 0.0, share(self.epsilon_cutoff)),
+            (Knob::TypicalP, self.typical_p != 1.0, self.typical_p > 0.0 && share(self.typical_p)),
+            (Knob::XtcThreshold, self.xtc_probability != 0.0, self.xtc_threshold > 0.0 && share(self.xtc_threshold)),
+            (Knob::XtcProbability, false, share(self.xtc_probability)),
+            (Knob::Kept, self.kept, true),
         ];
-        for (knob, enabled, valid, supported) in knobs {
+        for (knob, enabled, valid) in knobs {
             if !valid {
                 return Err(RowError::Invalid { knob, reason: "is out of its range" });
             }
-            if enabled && !supported {
+            if enabled && !can.knobs.contains(knob) {
                 return Err(RowError::Unsupported { knob });
             }
         }
@@ -190,5 +272,25 @@ impl<'a> RowParams<'a> {
             (Some(n), Some(max)) if n > max => Err(beyond(Knob::Logprobs, n, max)),
             _ => Ok(()),
         }
+    }
+
+    /// The enabled filters in their order.
+    fn filters(&self, noise: &Noise, inv_temperature: f32) -> Filters {
+        let top_k = (self.top_k != 0).then_some(Filter::TopK(self.top_k));
+        let top_p = (self.top_p != 1.0).then_some(Filter::TopP(self.top_p));
+        let min_p = (self.min_p != 0.0).then_some(Filter::MinP(self.min_p));
+        let sigma = (self.top_n_sigma != 0.0).then_some(Filter::TopNSigma(self.top_n_sigma));
+        let typical = (self.typical_p != 1.0).then_some(Filter::TypicalP(self.typical_p));
+        let epsilon = (self.epsilon_cutoff != 0.0).then_some(Filter::Epsilon(self.epsilon_cutoff));
+        let heads = self.xtc_probability > 0.0 && noise.xtc_coin() < f64::from(self.xtc_probability);
+        let xtc = heads.then_some(Filter::Xtc(self.xtc_threshold));
+        let steps = match self.order {
+            Order::Vllm => [sigma, min_p, top_k, top_p, typical, epsilon, xtc],
+            Order::HuggingFace => [sigma, top_k, top_p, min_p, typical, epsilon, xtc],
+            Order::LlamaCpp => [sigma, top_k, typical, top_p, min_p, epsilon, xtc],
+        };
+        let mut filters = Filters::new(if self.order == Order::LlamaCpp { inv_temperature } else { 1.0 });
+        steps.into_iter().flatten().for_each(|step| filters.push(step));
+        filters
     }
 }

@@ -3,9 +3,12 @@
 //! Dot products are [`canonical`](crate::canonical), log-masses are float64 sums, noise and transforms are the scalar
 //! definitions of this crate. It holds the whole row of logits, and is slow.
 
+use crate::adjustments::Adjustments;
 use crate::canonical::canonical_logit;
 use crate::error::{RowError, SampleError};
+use crate::filters::{Filter, Filters};
 use crate::head::Head;
+use crate::knob::{Knob, Knobs};
 use crate::mass_histogram::MassHistogram;
 use crate::matrix::Matrix;
 use crate::noise::Domain;
@@ -50,6 +53,16 @@ fn candidates<'a>(row: &'a Row<'_>, draw: u32, logits: &'a [f32], first: u32) ->
 /// Paper Alg. I.1: the maximum of the perturbed logits.
 pub fn tiled(row: &Row<'_>, draw: u32, logits: &[f32], first: u32) -> Candidate {
     candidates(row, draw, logits, first).fold(Candidate::NONE, Candidate::merge)
+}
+
+/// Sets the logits that the filters drop to -inf, and rescales the others.
+pub fn filter(filters: &Filters, first: u32, logits: &mut [f32]) {
+    let finite = (first..).zip(&*logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
+    let mut sorted: Vec<_> = finite.map(|(t, &logit)| Candidate { winner: Winner::new(logit, t), logit }).collect();
+    sorted.sort_by(|a, b| b.logit.partial_cmp(&a.logit).expect("no NaN").then(a.winner.token.cmp(&b.winner.token)));
+    let kept = &sorted[kept(filters, &sorted)];
+    logits.fill(f32::NEG_INFINITY);
+    kept.iter().for_each(|c| logits[(c.winner.token - first) as usize] = c.logit * filters.rescale);
 }
 
 /// `ln sum e^l` in float64.
@@ -102,6 +115,54 @@ pub fn online(
     sample
 }
 
+/// The run of a row's tokens, by falling logits and then by token, that the filters keep.
+pub fn kept(filters: &Filters, sorted: &[Candidate]) -> Range<usize> {
+    let logit = |i: usize| f64::from(sorted[i].logit);
+    let n = sorted.len() as f64;
+    let mean = (0..sorted.len()).map(logit).sum::<f64>() / n;
+    let deviation = ((0..sorted.len()).map(|i| (logit(i) - mean).powi(2)).sum::<f64>() / n).sqrt();
+    let mut run = 0..sorted.len();
+    for &filter in filters.steps() {
+        let start = run.start;
+        let z: f64 = run.clone().map(|i| (logit(i) - logit(start)).exp()).sum();
+        let p = |i: usize| (logit(i) - logit(start)).exp() / z;
+        // The first tokens for which `keep` holds, one at least.
+        let end = |keep: &dyn Fn(usize) -> bool| run.clone().find(|&i| i > start && !keep(i)).unwrap_or(run.end);
+        // The shortest run of tokens, in the given order, whose probability reaches `share`.
+        let reach = |order: &mut dyn Iterator<Item = usize>, share: f32| {
+            let mut sum = 0.0;
+            let more = |i: &usize| {
+                let open = sum < f64::from(share);
+                sum += p(*i);
+                open
+            };
+            order.take_while(more).fold(run.end..run.start, |r, i| r.start.min(i)..r.end.max(i + 1))
+        };
+        run = match filter {
+            Filter::TopK(k) => start..run.end.min(start.saturating_add(k as usize)),
+            Filter::MinP(share) => start..end(&|i| logit(i) >= logit(start) + f64::from(share).ln()),
+            Filter::TopNSigma(n) => start..end(&|i| logit(i) >= logit(start) - f64::from(n) * deviation),
+            Filter::Epsilon(share) => start..end(&|i| p(i) >= f64::from(share)),
+            Filter::Xtc(share) => end(&|i| p(i) >= f64::from(share)) - 1..run.end,
+            Filter::TopP(share) => reach(&mut run.clone(), share),
+            Filter::TypicalP(share) => {
+                let entropy: f64 = run.clone().map(|i| -p(i) * p(i).ln()).sum();
+                let distance = |i: &usize| (-p(*i).ln() - entropy).abs();
+                let mut order: Vec<usize> = run.clone().collect();
+                // Of equal distances the more probable comes first, and on that side the later place.
+                order.sort_by(|a, b| distance(a).total_cmp(&distance(b)).then(by_side(-p(*a).ln() < entropy, a, b)));
+                reach(&mut order.into_iter(), share)
+            }
+        };
+    }
+    run
+}
+
+/// Outwards from the entropy: backwards on the probable side, forwards on the other.
+fn by_side(probable: bool, a: &usize, b: &usize) -> core::cmp::Ordering {
+    if probable { b.cmp(a) } else { a.cmp(b) }
+}
+
 /// Cuts tokens into groups on the absolute grid of multiples of `size`; a group's number is its place on that grid.
 pub fn groups(tokens: Range<u32>, size: u32) -> impl Iterator<Item = (u32, Range<u32>)> {
     let size = size.max(1);
@@ -148,7 +209,10 @@ impl<'w> Reference<'w> {
 
     fn row(&self, row: &Row<'_>, raw: &[f32], out: &mut Samples) -> Result<(), RowError> {
         let first = self.head.tokens().start;
-        let logits = transformed(row, raw, first)?;
+        let mut logits = transformed(row, raw, first)?;
+        if let Some(filters) = &row.filters {
+            filter(filters, first, &mut logits);
+        }
         let last = row.first_draw + row.draws;
         let draws: Vec<Candidate> = if row.without_replacement {
             let mut list = TopList::new(row.draws as usize, 0.0);
@@ -167,6 +231,10 @@ impl<'w> Reference<'w> {
         let greedy = Row { greedy: true, ..*row };
         candidates(&greedy, 0, &logits, first).for_each(|c| top.push(c));
         out.push_row(draws, row.logprobs.is_some().then_some(&mass), top.as_slice());
+        if row.kept {
+            let kept = (first..).zip(&logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
+            out.note_kept(kept.map(|(token, _)| token), log_mass(&logits), self.head.vocab_size());
+        }
         Ok(())
     }
 }
@@ -185,8 +253,7 @@ impl PerturbedArgmax for Reference<'_> {
             exactness,
             input: Input::Hidden,
             without_replacement: exactness == Exactness::Pathwise,
-            filters: false,
-            penalties: false,
+            knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept])),
             canonical: true,
         }
     }
@@ -203,11 +270,13 @@ impl PerturbedArgmax for Reference<'_> {
         out.clear();
         check_call(&input, rows, &self.shape(), &self.plan)?;
         let mut hidden = vec![0.0; input.cols()];
+        let mut adjustments = Adjustments::default();
+        adjustments.collect(rows);
         for (r, params) in rows.iter().enumerate() {
             input.row_to_f32(r, &mut hidden);
             let outcome = params
                 .check(&self.capabilities(), &self.plan, self.head.vocab_size())
-                .and_then(|row| self.row(&row, &self.raw_logits(&hidden), out));
+                .and_then(|row| self.row(&row.with_adjustments(adjustments.row(r)), &self.raw_logits(&hidden), out));
             if let Err(error) = outcome {
                 out.push_error(error);
             }

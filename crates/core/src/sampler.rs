@@ -1,6 +1,7 @@
 //! The trait that every variant on every backend implements.
 
 use crate::error::SampleError;
+use crate::knob::Knobs;
 use crate::matrix::Matrix;
 use crate::params::RowParams;
 use crate::samples::Samples;
@@ -63,10 +64,8 @@ pub struct Capabilities {
     pub input: Input,
     /// Whether it can draw without replacement.
     pub without_replacement: bool,
-    /// Whether top-k, top-p and min-p are done.
-    pub filters: bool,
-    /// Whether repetition, frequency and presence penalties are done.
-    pub penalties: bool,
+    /// Filters, penalties and bans that it can do. Temperature, mask, logit bias and draws are every sampler's.
+    pub knobs: Knobs,
     /// Whether [`Plan::canonical`] is done.
     pub canonical: bool,
 }
@@ -119,6 +118,8 @@ pub struct Shape {
 /// * **Bad rows** (NaN or +inf among the raw logits, no finite logit, an invalid or unsupported knob) get a
 ///   [`RowError`](crate::RowError), and the other rows are unaffected. A head without tokens gives every row
 ///   [`RowError::NoFiniteLogit`](crate::RowError::NoFiniteLogit).
+/// * **Filters** keep the set that [`Selector`](crate::selection::Selector) defines, a function of the row's transformed
+///   logits alone; how many passes that took is in [`RowSample::passes`](crate::RowSample::passes).
 /// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::MassHistogram).
 /// * A call empties `out` first, also one that fails.
 /// * A call within the plan allocates nothing of its own, once `out` and the sampler have been through calls like it (the

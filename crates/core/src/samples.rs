@@ -21,6 +21,18 @@ impl From<Candidate> for Draw {
     }
 }
 
+/// Which tokens the filters of a row kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Kept<'a> {
+    /// How many.
+    pub count: u32,
+    /// `ln sum e^l` over the kept tokens, in nats, with the logits that are drawn with.
+    pub log_mass: f64,
+    /// The kept tokens as a bitmap, in the form of [`RowParams::mask`](crate::RowParams::mask): as a mask without
+    /// filters it gives the same draws.
+    pub tokens: &'a [u32],
+}
+
 /// The result of one row, borrowed from [`Samples`].
 #[derive(Clone, Copy, Debug)]
 pub struct RowSample<'a> {
@@ -32,6 +44,11 @@ pub struct RowSample<'a> {
     pub top: &'a [Candidate],
     /// The masses behind `log_z`, to be merged with those of other shards.
     pub mass: Option<&'a MassHistogram>,
+    /// The tokens that the filters kept, when asked for.
+    pub kept: Option<Kept<'a>>,
+    /// How many passes over the row's logits the draw took: 1, and more where the filters of the row could not be
+    /// decided from the summary of one.
+    pub passes: u32,
 }
 
 impl RowSample<'_> {
@@ -53,6 +70,9 @@ struct Slot {
     top: (usize, usize),
     log_z: Option<f64>,
     mass: Option<usize>,
+    /// Count, log-mass, and where the bitmap lies.
+    kept: Option<(u32, f64, (usize, usize))>,
+    passes: u32,
 }
 
 /// The results of a call, row by row. Reusing one keeps its memory.
@@ -64,6 +84,8 @@ pub struct Samples {
     /// The first `used` are of this call.
     masses: Vec<MassHistogram>,
     used: usize,
+    /// Bitmaps of kept tokens.
+    kept: Vec<u32>,
 }
 
 impl Samples {
@@ -94,6 +116,8 @@ impl Samples {
             log_z: slot.log_z,
             top: &self.top[slot.top.0..slot.top.1],
             mass: slot.mass.map(|i| &self.masses[i]),
+            kept: slot.kept.map(|(count, log_mass, (from, to))| Kept { count, log_mass, tokens: &self.kept[from..to] }),
+            passes: slot.passes,
         })
     }
 
@@ -107,12 +131,40 @@ impl Samples {
         self.slots.clear();
         self.draws.clear();
         self.top.clear();
+        self.kept.clear();
         self.used = 0;
     }
 
     /// For implementers: appends a row that failed.
     pub fn push_error(&mut self, error: RowError) {
-        self.slots.push(Slot { outcome: Err(error), draws: (0, 0), top: (0, 0), log_z: None, mass: None });
+        let none = (0, 0);
+        self.slots.push(Slot {
+            outcome: Err(error),
+            draws: none,
+            top: none,
+            log_z: None,
+            mass: None,
+            kept: None,
+            passes: 0,
+        });
+    }
+
+    /// For implementers: says of the row appended last how many passes it took.
+    pub fn note_passes(&mut self, passes: u32) {
+        if let Some(slot) = self.slots.last_mut() {
+            slot.passes = passes;
+        }
+    }
+
+    /// For implementers: says of the row appended last which tokens its filters kept, of a vocabulary of `vocab_size`.
+    pub fn note_kept(&mut self, tokens: impl Iterator<Item = u32>, log_mass: f64, vocab_size: u32) {
+        let Some(slot) = self.slots.last_mut() else { return };
+        let from = self.kept.len();
+        self.kept.resize(from + vocab_size.div_ceil(32) as usize, 0);
+        let bitmap = &mut self.kept[from..];
+        tokens.for_each(|token| bitmap[(token >> 5) as usize] |= 1 << (token & 31));
+        let count = bitmap.iter().map(|word| word.count_ones()).sum();
+        slot.kept = Some((count, log_mass, (from, self.kept.len())));
     }
 
     /// For implementers: appends a row. With a `mass` the row gets log Z and keeps a copy of the mass.
@@ -139,6 +191,8 @@ impl Samples {
             top: (top_from, self.top.len()),
             log_z: mass.map(MassHistogram::log_z),
             mass: kept,
+            kept: None,
+            passes: 1,
         });
     }
 }

@@ -57,6 +57,24 @@ impl Winner {
     }
 }
 
+/// A token's place in the order of falling logits: a larger logit first, then the lower token id. Filters keep runs of
+/// this order, so that of equal logits the lower token is kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Place {
+    /// The logit that filters look at, in nats; never NaN.
+    pub logit: f32,
+    /// Global token id.
+    pub token: u32,
+}
+
+impl Place {
+    /// Whether `self` comes before `other` or is the same place.
+    #[inline(always)]
+    pub fn reaches(&self, other: &Place) -> bool {
+        self.logit > other.logit || (self.logit == other.logit && self.token <= other.token)
+    }
+}
+
 /// A winner together with the transformed logit that it was drawn with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
@@ -69,6 +87,12 @@ pub struct Candidate {
 impl Candidate {
     /// The candidate of the empty set.
     pub const NONE: Candidate = Candidate { winner: Winner::NONE, logit: f32::NEG_INFINITY };
+
+    /// Where the candidate stands in the order of falling logits.
+    #[inline(always)]
+    pub fn place(&self) -> Place {
+        Place { logit: self.logit, token: self.winner.token }
+    }
 
     /// The candidate of the union of two sets.
     #[inline(always)]

@@ -4,6 +4,7 @@ use crate::canonical::Canonical;
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
+use crate::filtered::Filtering;
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
 use crate::state::{Best, Fault, RowState};
@@ -12,8 +13,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{
-    Candidate, Capabilities, DType, Exactness, Head, Input, Knob, MassHistogram, Matrix, Plan, RowError, RowParams,
-    Samples, Variant,
+    Adjustments, Candidate, Capabilities, DType, Exactness, Filters, Head, Input, Knob, Knobs, MassHistogram, Matrix,
+    Plan, RowError, RowParams, Samples, Variant,
 };
 use rayon::prelude::*;
 
@@ -52,6 +53,12 @@ pub(crate) struct Engine {
     pub(crate) workers: Vec<Worker>,
     /// Keeps the memory of a call's rows.
     rows: Rows<'static>,
+    /// The same, for rows that take another pass.
+    again: Rows<'static>,
+    adjustments: Adjustments,
+    filtering: Filtering,
+    /// Passes that each row of the call took.
+    passes: Vec<u32>,
 }
 
 impl Engine {
@@ -91,7 +98,19 @@ impl Engine {
             })
             .collect();
         let rows = Vec::with_capacity(plan.max_rows);
-        Ok(Engine { plan, weight, isa, simd: Simd::of(isa), threads, workers, rows })
+        Ok(Engine {
+            plan,
+            weight,
+            isa,
+            simd: Simd::of(isa),
+            threads,
+            workers,
+            rows,
+            again: Vec::new(),
+            adjustments: Adjustments::default(),
+            filtering: Filtering::default(),
+            passes: Vec::new(),
+        })
     }
 
     /// What a variant over hidden states can do.
@@ -103,8 +122,11 @@ impl Engine {
             exactness,
             input: Input::Hidden,
             without_replacement: pathwise,
-            filters: false,
-            penalties: false,
+            knobs: if pathwise && !self.plan.canonical {
+                Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]))
+            } else {
+                Knobs::ADJUSTMENTS
+            },
             canonical: pathwise,
         }
     }
@@ -125,18 +147,26 @@ impl Engine {
         !matches!(self.threads, Threads::One)
     }
 
+    /// Takes the memory for the adjustments of a call's rows; [`Engine::end`] takes it back.
+    pub(crate) fn adjustments(&mut self, rows: &[RowParams<'_>]) -> Adjustments {
+        let mut adjustments = core::mem::take(&mut self.adjustments);
+        adjustments.collect(rows);
+        adjustments
+    }
+
     /// Checks the rows of a call; `slack` says how far canonical candidates reach.
     pub(crate) fn begin<'a>(
         &mut self,
         rows: &[RowParams<'a>],
+        adjustments: &'a Adjustments,
         can: &Capabilities,
         vocab_size: u32,
         mut slack: impl FnMut(usize, &Row<'a>) -> f32,
     ) -> Rows<'a> {
         let mut checked: Rows<'a> = recycle(core::mem::take(&mut self.rows));
         checked.extend(rows.iter().enumerate().map(|(r, params)| {
-            let row = params.check(can, &self.plan, vocab_size)?;
-            Ok(Planned { slack: slack(r, &row), row })
+            let row = params.check(can, &self.plan, vocab_size)?.with_adjustments(adjustments.row(r));
+            Ok(Planned { slack: slack(r, &row), row, list_from: None })
         }));
         checked
     }
@@ -144,6 +174,11 @@ impl Engine {
     /// Takes the memory of a call's rows back.
     pub(crate) fn end(&mut self, rows: Rows<'_>) {
         self.rows = recycle(rows);
+    }
+
+    /// Takes the memory of a call's adjustments back.
+    pub(crate) fn keep(&mut self, adjustments: Adjustments) {
+        self.adjustments = adjustments;
     }
 
     /// Runs `work` for parts of `tokens` that begin at multiples of `chunk`, on all workers; which worker gets which
@@ -188,6 +223,60 @@ impl Engine {
         self.gather(rows);
     }
 
+    /// Lists rows whose filters the pass over `source` did not decide, in further passes, until all are decided.
+    pub(crate) fn settle(&mut self, source: &Source<'_>, rows: &Rows<'_>, tokens: Range<u32>, chunk: u32) {
+        self.passes.clear();
+        self.passes.resize(rows.len(), 1);
+        if rows.iter().flatten().all(|planned| planned.row.filters.is_none()) {
+            return;
+        }
+        let mut again: Rows<'_> = recycle(core::mem::take(&mut self.again));
+        again.extend_from_slice(rows);
+        loop {
+            let mut any = false;
+            for (r, row) in rows.iter().enumerate() {
+                let floor = row
+                    .as_ref()
+                    .ok()
+                    .and_then(|planned| self.filtering.needs(&planned.row, &self.workers[0].rows[r], self.passes[r]));
+                again[r] = match (row, floor) {
+                    (Ok(planned), Some(floor)) => Ok(Planned { list_from: Some(floor), ..*planned }),
+                    _ => Err(RowError::NoFiniteLogit),
+                };
+                self.passes[r] += u32::from(floor.is_some());
+                any |= floor.is_some();
+            }
+            if !any {
+                break;
+            }
+            self.workers.iter_mut().for_each(|worker| worker.begin(&again));
+            self.for_parts(tokens.clone(), chunk, |worker, part, simd| worker.evaluate(source, &again, part, simd));
+            let Some((first, others)) = self.workers.split_first_mut() else { break };
+            for (r, row) in again.iter().enumerate() {
+                let Ok(Planned { list_from: Some(floor), .. }) = row else { continue };
+                others.iter_mut().for_each(|other| first.rows[r].filter.merge_list(&mut other.rows[r].filter));
+                first.rows[r].filter.finish_list(*floor);
+            }
+        }
+        self.again = recycle(again);
+    }
+
+    /// Appends the result of a row with filters; [`Engine::settle`] has decided it.
+    pub(crate) fn emit_filtered(
+        &mut self,
+        r: usize,
+        row: &Row<'_>,
+        filters: &Filters,
+        vocab_size: u32,
+        out: &mut Samples,
+    ) -> Result<(), RowError> {
+        let state = &self.workers[0].rows[r];
+        Summary::from(state).check(row)?;
+        self.filtering.emit(row, filters, state, vocab_size, out)?;
+        out.note_passes(self.passes[r]);
+        Ok(())
+    }
+
     /// A whole call of a pathwise variant: one pass over the head's tokens, a worker claiming `chunk` at a time.
     pub(crate) fn sample_pathwise(
         &mut self,
@@ -198,17 +287,24 @@ impl Engine {
         out: &mut Samples,
     ) {
         let dot = hidden.pack(self, head.weight().dtype(), &call.input);
-        let rows =
-            self.begin(call.rows, &call.can, head.vocab_size(), |r, row| hidden.slack(head, row, &call.input, r));
-        self.pass(&hidden.source(head, dot), &rows, head.tokens(), chunk);
+        let adjustments = self.adjustments(call.rows);
+        let rows = self.begin(call.rows, &adjustments, &call.can, head.vocab_size(), |r, row| {
+            hidden.slack(head, row, &call.input, r)
+        });
+        let source = hidden.source(head, dot);
+        self.pass(&source, &rows, head.tokens(), chunk);
+        self.settle(&source, &rows, head.tokens(), chunk);
         for (r, row) in rows.iter().enumerate() {
-            let summary = Summary::from(&self.workers[0].rows[r]);
-            let outcome = row.and_then(|planned| hidden.emit(head, &planned.row, &call.input, r, &summary, out));
+            let outcome = row.and_then(|Planned { row, .. }| match &row.filters {
+                Some(filters) => self.emit_filtered(r, &row, filters, head.vocab_size(), out),
+                None => hidden.emit(head, &row, &call.input, r, &Summary::from(&self.workers[0].rows[r]), out),
+            });
             if let Err(error) = outcome {
                 out.push_error(error);
             }
         }
         self.end(rows);
+        self.keep(adjustments);
     }
 
     /// Merges every worker's states into the first worker's.

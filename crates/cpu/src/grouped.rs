@@ -179,7 +179,8 @@ impl PerturbedArgmax for Grouped<'_> {
             return Ok(());
         }
         let dot = hidden.pack(engine, head.weight().dtype(), &input);
-        let rows = engine.begin(rows, &can, head.vocab_size(), |_, _| 0.0);
+        let adjustments = engine.adjustments(rows);
+        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size(), |_, _| 0.0);
         let active = |r: usize| rows[r].as_ref().ok().map(|planned| planned.row);
         for worker in &mut engine.workers {
             for (r, chosen) in worker.chosen[..rows.len()].iter_mut().enumerate() {
@@ -211,6 +212,7 @@ impl PerturbedArgmax for Grouped<'_> {
             }
         }
         engine.end(rows);
+        engine.keep(adjustments);
         Ok(())
     }
 }

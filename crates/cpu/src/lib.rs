@@ -22,6 +22,7 @@ mod canonical;
 mod dot;
 mod engine;
 mod error;
+mod filtered;
 mod grouped;
 mod isa;
 mod limit;

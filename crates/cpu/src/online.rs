@@ -167,7 +167,8 @@ impl PerturbedArgmax for Online<'_> {
         let can = self.capabilities();
         let Online { head, engine, hidden, group, running } = self;
         let dot = hidden.pack(engine, head.weight().dtype(), &input);
-        let rows = engine.begin(rows, &can, head.vocab_size(), |_, _| 0.0);
+        let adjustments = engine.adjustments(rows);
+        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size(), |_, _| 0.0);
         begin_rows(&rows, running);
         let source = hidden.source(head, dot);
         for (k, tokens) in flash_sampling_core::reference::groups(head.tokens(), *group) {
@@ -175,6 +176,7 @@ impl PerturbedArgmax for Online<'_> {
         }
         emit_rows(&rows, running, out);
         engine.end(rows);
+        engine.keep(adjustments);
         Ok(())
     }
 }

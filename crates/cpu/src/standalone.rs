@@ -3,7 +3,7 @@
 use crate::engine::{CHUNK, Engine, Summary};
 use crate::error::CpuError;
 use crate::options::CpuOptions;
-use crate::tile::Source;
+use crate::tile::{Planned, Source};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, DType, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,
@@ -55,14 +55,23 @@ impl PerturbedArgmax for Standalone {
         out.clear();
         check_call(&input, rows, &self.shape(), &self.plan())?;
         let can = self.capabilities();
-        let rows = self.engine.begin(rows, &can, self.vocab_size, |_, _| 0.0);
-        self.engine.pass(&Source::Logits(input), &rows, 0..self.vocab_size, CHUNK);
-        for (state, row) in self.engine.workers[0].rows.iter().zip(&rows) {
-            if let Err(error) = row.and_then(|planned| Summary::from(state).emit(&planned.row, out)) {
+        let (engine, vocab_size) = (&mut self.engine, self.vocab_size);
+        let adjustments = engine.adjustments(rows);
+        let rows = engine.begin(rows, &adjustments, &can, vocab_size, |_, _| 0.0);
+        let source = Source::Logits(input);
+        engine.pass(&source, &rows, 0..vocab_size, CHUNK);
+        engine.settle(&source, &rows, 0..vocab_size, CHUNK);
+        for (r, row) in rows.iter().enumerate() {
+            let outcome = row.and_then(|Planned { row, .. }| match &row.filters {
+                Some(filters) => engine.emit_filtered(r, &row, filters, vocab_size, out),
+                None => Summary::from(&engine.workers[0].rows[r]).emit(&row, out),
+            });
+            if let Err(error) = outcome {
                 out.push_error(error);
             }
         }
-        self.engine.end(rows);
+        engine.end(rows);
+        engine.keep(adjustments);
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! What a pass keeps per row: small summaries, merged over workers.
 
+use crate::filtered::{FilterState, list_len};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, TopList};
 
@@ -59,6 +60,12 @@ impl Best {
         }
     }
 
+    /// Keeps nothing.
+    pub(crate) fn clear(&mut self) {
+        self.winners.clear();
+        self.used = 0;
+    }
+
     /// The lists; empty when winners are kept.
     pub(crate) fn lists(&self) -> &[TopList] {
         &self.lists[..self.used]
@@ -82,7 +89,9 @@ impl Best {
 #[derive(Clone, Debug)]
 pub(crate) struct RowState {
     pub(crate) best: Best,
-    /// Masses, when the plan allows log-probabilities or groups are weighed.
+    /// What filters look at, beside masses and largest logits.
+    pub(crate) filter: FilterState,
+    /// Masses, when the plan allows log-probabilities, groups are weighed, or a row came with filters.
     pub(crate) mass: Option<MassHistogram>,
     /// Whether groups are weighed: every row needs its masses.
     weigh: bool,
@@ -100,6 +109,7 @@ impl RowState {
     pub(crate) fn new(plan: &Plan, weigh: bool) -> Self {
         let mut state = RowState {
             best: Best::default(),
+            filter: FilterState::default(),
             mass: (weigh || plan.max_logprobs.is_some()).then(MassHistogram::default),
             weigh,
             weighed: false,
@@ -115,12 +125,22 @@ impl RowState {
 
     /// Empties the state for a row.
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32) {
-        self.best.begin(row, slack);
+        self.weighed = self.weigh || row.logprobs.is_some();
+        let mut largest = row.logprobs.unwrap_or(0) as usize;
+        if let Some(filters) = &row.filters {
+            self.best.clear();
+            self.filter.begin(row, filters);
+            // Where no list is long enough for a top-k, the masses say how far a longer one must go.
+            self.weighed |= filters.need_mass() || filters.most().is_some();
+            largest = largest.max(list_len(filters));
+            self.mass.get_or_insert_default();
+        } else {
+            self.best.begin(row, slack);
+        }
         if let Some(mass) = &mut self.mass {
             mass.clear();
         }
-        self.weighed = self.weigh || row.logprobs.is_some();
-        self.top.reset(row.logprobs.unwrap_or(0) as usize, slack);
+        self.top.reset(largest, slack);
         self.fault = None;
         self.alive = false;
     }
@@ -130,6 +150,7 @@ impl RowState {
         self.fault = Fault::first(self.fault, other.fault);
         self.alive |= other.alive;
         self.best.merge(&other.best);
+        self.filter.merge(&other.filter);
         if let (Some(a), Some(b)) = (&mut self.mass, &other.mass) {
             a.merge(b);
         }

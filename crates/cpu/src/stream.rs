@@ -72,7 +72,8 @@ impl<'a> OnlineStream<'a> {
         check_call(&input, rows, &self.shape(), &self.engine.plan)?;
         let can = self.capabilities();
         let OnlineStream { head, engine, hidden, group, running, blocks } = self;
-        let rows = engine.begin(rows, &can, head.vocab_size as u32, |_, _| 0.0);
+        let adjustments = engine.adjustments(rows);
+        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size as u32, |_, _| 0.0);
         begin_rows(&rows, running);
         let dot = hidden.pack(engine, head.dtype, &input);
         let row_bytes = head.hidden * head.dtype.size();
@@ -109,6 +110,7 @@ impl<'a> OnlineStream<'a> {
         outcome?;
         emit_rows(&rows, running, out);
         engine.end(rows);
+        engine.keep(adjustments);
         Ok(())
     }
 }

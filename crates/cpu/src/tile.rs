@@ -2,6 +2,7 @@
 
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
+use crate::filtered::hopeless;
 use crate::grouped::Chosen;
 use crate::isa::Isa;
 use crate::perturb::perturb;
@@ -13,7 +14,7 @@ use core::ops::Range;
 use flash_sampling_core::matrix::widen;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::transform::{any_invalid, first_invalid};
-use flash_sampling_core::{Candidate, Head, Matrix, RowError, Winner};
+use flash_sampling_core::{Candidate, Filters, Head, Matrix, RowError, Winner};
 
 /// Where logits come from.
 #[derive(Clone, Copy)]
@@ -50,6 +51,8 @@ pub(crate) struct Planned<'a> {
     pub(crate) row: Row<'a>,
     /// How far below the best a candidate may be and still be the canonical winner; 0 = not canonical.
     pub(crate) slack: f32,
+    /// In a pass that lists a row for its filters: every token with a logit of at least this.
+    pub(crate) list_from: Option<f32>,
 }
 
 /// The memory of one worker.
@@ -71,8 +74,10 @@ impl Worker {
     /// Empties the states for the rows of a pass.
     pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>]) {
         for (state, row) in self.rows.iter_mut().zip(rows) {
-            if let Ok(planned) = row {
-                state.begin(&planned.row, planned.slack);
+            match row {
+                Ok(Planned { list_from: Some(_), .. }) => state.filter.begin_list(),
+                Ok(planned) => state.begin(&planned.row, planned.slack),
+                Err(_) => {}
             }
         }
     }
@@ -190,6 +195,10 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
     if top == f32::INFINITY {
         let fault = first_invalid(first, &logits[..whole]).map(|error| Fault { stage: 1, error });
         state.fault = Fault::first(state.fault, fault);
+    } else if let Some(floor) = planned.list_from {
+        if top >= floor {
+            state.filter.list(first, spans, floor);
+        }
     } else if top > f32::NEG_INFINITY {
         state.alive = true;
         // SAFETY: by this function's contract.
@@ -212,6 +221,10 @@ unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f
             state.top.threshold()
         });
     }
+    if let Some(filters) = &row.filters {
+        // SAFETY: by this function's contract.
+        unsafe { add_filtered::<L>(row, filters, first, spans, top, state) };
+    }
     for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
         let cut = winner.winner.score;
         let offer = |c| {
@@ -229,6 +242,48 @@ unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f
         };
         // SAFETY: by this function's contract.
         unsafe { draw_tile::<L>(row, draw, first, spans, top, cut, offer) };
+    }
+}
+
+/// Adds a tile to what the filters of a row look at.
+///
+/// # Safety
+/// The instruction set of `L` is available.
+#[inline(always)]
+unsafe fn add_filtered<L: Lanes>(
+    row: &Row<'_>,
+    filters: &Filters,
+    first: u32,
+    spans: &[[f32; SPAN]],
+    top: f32,
+    state: &mut RowState,
+) {
+    if filters.need_moments() {
+        spans.as_flattened().iter().for_each(|&logit| state.filter.moments.push(logit));
+    }
+    if top < hopeless(filters, state.top.as_slice().first()) {
+        return;
+    }
+    let mut scaled = [[0.0; SPAN]; TILE / SPAN + 1];
+    let scaled = &mut scaled[..spans.len()];
+    let drawn = if filters.rescale == 1.0 {
+        spans
+    } else {
+        for (s, &logit) in scaled.as_flattened_mut().iter_mut().zip(spans.as_flattened()) {
+            *s = logit * filters.rescale;
+        }
+        scaled
+    };
+    for (frontier, draw) in state.filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
+        let cut = frontier.score_above(top);
+        let offer = |c: Candidate| {
+            // Filters look at the logit before a temperature that comes after them.
+            let logit = spans.as_flattened()[(c.winner.token - first) as usize];
+            frontier.push(Candidate { logit, ..c });
+            frontier.score_above(top)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { perturb::<L>(&row.noise, draw, first, drawn, top * filters.rescale, cut, offer) };
     }
 }
 

@@ -122,8 +122,12 @@ impl Case {
         let mut logits = row.dots.clone();
         head.transform(self.first, &mut logits);
         first_invalid(self.first, &logits).map_or(Ok(()), Err)?;
-        let transform =
-            RowTransform { mask: row.mask.as_deref(), logit_bias: &row.bias, inv_temperature: row.inv_temperature };
+        let transform = RowTransform {
+            mask: row.mask.as_deref(),
+            logit_bias: &row.bias,
+            adjustments: &[],
+            inv_temperature: row.inv_temperature,
+        };
         transform.apply(self.first, &mut logits);
         first_invalid(self.first, &logits).map_or(Ok(()), Err)?;
         if logits.iter().all(|&l| l == f32::NEG_INFINITY) {
@@ -137,6 +141,8 @@ impl Case {
             draws: 1,
             without_replacement: false,
             logprobs: None,
+            filters: None,
+            kept: false,
         };
         let parts = groups(self.first..self.first + self.tokens, self.size);
         let candidate = match self.rule {

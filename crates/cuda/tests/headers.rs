@@ -107,7 +107,7 @@ fn floats(out: &mut Expected<'_>) {
         out.float("plain head", i, head(None));
         let mask = [input(i), input(i + 2), input(i + 3)];
         let bias = [(3, 1.5), (17, -2.25), (90, x)];
-        let row = RowTransform { mask: Some(&mask), logit_bias: &bias, inv_temperature: 0.7 };
+        let row = RowTransform { mask: Some(&mask), logit_bias: &bias, adjustments: &[], inv_temperature: 0.7 };
         let mut logit = [x];
         row.apply(input(i + 4) % 100, &mut logit);
         out.float("row", i, logit[0]);

@@ -190,8 +190,7 @@ mod tests {
             exactness: Exactness::Pathwise,
             input: Input::Hidden,
             without_replacement: true,
-            filters: false,
-            penalties: false,
+            knobs: flash_sampling_core::Knobs::NONE,
             canonical: false,
         };
         let shape = Shape { tokens: 0..VOCAB, vocab_size: VOCAB, input: 1 };

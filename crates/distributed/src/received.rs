@@ -176,6 +176,8 @@ impl Received {
             log_z: answer.log_mass,
             top: &self.top[answer.top.clone()],
             mass: answer.mass.map(|i| &self.masses[i]),
+            kept: None,
+            passes: 1,
         })
     }
 }

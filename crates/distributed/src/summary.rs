@@ -149,8 +149,12 @@ pub(crate) fn fingerprint(params: &RowParams<'_>) -> u64 {
         u64::from(params.top_p.to_bits()) << 32 | u64::from(params.min_p.to_bits()),
         u64::from(params.repetition_penalty.to_bits()),
         u64::from(params.frequency_penalty.to_bits()) << 32 | u64::from(params.presence_penalty.to_bits()),
-        params.prompt.len() as u64,
-        params.output.len() as u64,
+        u64::from(params.top_n_sigma.to_bits()) << 32 | u64::from(params.epsilon_cutoff.to_bits()),
+        u64::from(params.typical_p.to_bits()),
+        u64::from(params.xtc_threshold.to_bits()) << 32 | u64::from(params.xtc_probability.to_bits()),
+        (params.order as u64) << 32 | u64::from(params.min_tokens),
+        (params.banned.len() as u64) << 32 | params.stop_token_ids.len() as u64,
+        params.history.map_or(u64::MAX, |h| (h.prompt().len() as u64) << 32 | h.output().len() as u64),
     ];
     digest(fields)
 }

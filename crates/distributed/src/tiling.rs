@@ -6,7 +6,7 @@ use crate::options::{Exchange, ShardOptions};
 use crate::summary::{element, of_element};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
-use flash_sampling_core::{Capabilities, DType, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant};
+use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knobs, PerturbedArgmax, Plan, Shape, Variant};
 
 /// First bytes of a description; the last two digits are the version of the format.
 const MAGIC: u32 = u32::from_le_bytes(*b"FS02");
@@ -30,7 +30,8 @@ pub(crate) struct Description {
     /// It draws shards itself, with the noise of shards.
     draws_shards: bool,
     without_replacement: bool,
-    penalties: bool,
+    /// It can do all of [`Knobs::ADJUSTMENTS`].
+    adjusts: bool,
     canonical: bool,
 }
 
@@ -52,7 +53,7 @@ impl Description {
             pathwise: can.exactness == Exactness::Pathwise,
             draws_shards: can.variant == Variant::Sharded && can.exactness == Exactness::InDistribution,
             without_replacement: can.without_replacement,
-            penalties: can.penalties,
+            adjusts: can.knobs.intersection(Knobs::ADJUSTMENTS) == Knobs::ADJUSTMENTS,
             canonical: can.canonical,
         }
     }
@@ -76,7 +77,7 @@ impl Description {
             self.pathwise,
             self.draws_shards,
             self.without_replacement,
-            self.penalties,
+            self.adjusts,
             self.canonical,
         ];
         bytes.extend(flags.map(u8::from));
@@ -108,7 +109,7 @@ impl Description {
             pathwise: reader.flag()?,
             draws_shards: reader.flag()?,
             without_replacement: reader.flag()?,
-            penalties: reader.flag()?,
+            adjusts: reader.flag()?,
             canonical: reader.flag()?,
         };
         description.weight = match reader.u8()? {
@@ -193,9 +194,8 @@ impl Whole {
             },
             input: Input::Hidden,
             without_replacement: merge == ShardMerge::Winners && shards.iter().all(|s| s.without_replacement),
-            // Which tokens pass a filter depends on the other shards' tokens.
-            filters: false,
-            penalties: shards.iter().all(|s| s.penalties),
+            // Which tokens pass a filter depends on the other shards' tokens; what acts on single logits does not.
+            knobs: if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE },
             canonical: shards.iter().all(|s| s.canonical),
         };
         let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
@@ -257,7 +257,7 @@ mod tests {
             pathwise: true,
             draws_shards: false,
             without_replacement: true,
-            penalties: false,
+            adjusts: false,
             canonical: true,
         }
     }

@@ -4,6 +4,7 @@ mod agreement;
 mod bad_rows;
 mod batch;
 mod calls;
+mod filters;
 mod group_max;
 mod independence;
 mod logprobs;
@@ -85,6 +86,10 @@ macro_rules! each_law {
             (transforms, temperature_divides_logits, "Temperature divides the logits; 0 is the argmax and takes no noise.")
             (transforms, head_transforms_have_the_reference_bits, "Head bias, soft-cap, scale and all row transforms together have the reference's bits.")
             (transforms, padding_is_never_drawn, "Weight rows beyond vocab_size are never drawn nor looked at.")
+            (filters, filters_keep_the_references_tokens, "Under every filter, alone and together, in every order, the kept tokens and the draws are the reference's.")
+            (filters, filtered_draws_follow_the_truncated_softmax, "Filtered draws follow the softmax over the tokens that the filter must keep.")
+            (filters, penalties_have_the_reference_bits, "Penalties, bans and minimum lengths have the reference's bits.")
+            (filters, disabled_knobs_change_nothing, "A knob that is off, and a filter on a greedy row, leaves the result bit-identical.")
             (logprobs, log_z_and_top_logprobs_are_right, "log Z is within 2e-8 of the float64 value, and the top list holds the largest logits.")
             (bad_rows, bad_rows_are_errors_that_name_themselves, "NaN, +inf, all masked and all -inf rows give the reference's error, and the other rows keep their bits.")
             (calls, impossible_knobs_are_errors, "A knob out of range, beyond the plan or beyond the sampler is an error that names it.")

@@ -6,13 +6,13 @@ use flash_sampling_conformance::laws::scheme_name;
 use flash_sampling_conformance::noise_map::NoiseMap;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::reference::{Reference, Scheme, groups, log_mass};
+use flash_sampling_core::reference::{self, Reference, Scheme, groups, log_mass};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::transform::first_invalid;
 use flash_sampling_core::winner::{Candidate, TopList, Winner};
 use flash_sampling_core::{
-    Capabilities, Domain, Exactness, Head, Knob, MassHistogram, Matrix, Noise, PerturbedArgmax, Plan, RowError,
-    RowParams, SampleError, Samples, Shape,
+    Adjustments, Capabilities, Domain, Exactness, Head, Knob, Knobs, MassHistogram, Matrix, Noise, Order,
+    PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,
 };
 use half::bf16;
 use maps::WrongMap;
@@ -84,6 +84,14 @@ pub(crate) enum Fault {
     NanIgnored,
     /// Filters are accepted and dropped.
     FiltersDropped,
+    /// The last token that a filter keeps is dropped.
+    TopPWithoutBoundary,
+    /// Filters see the logits before the temperature, whatever the order.
+    FilterBeforeTemperature,
+    /// Penalties act after the temperature.
+    PenaltiesAfterTemperature,
+    /// A history alone lowers the logits of its tokens.
+    PenaltyOfOne,
     /// Any number of row parameters goes.
     RowCountIgnored,
 }
@@ -285,6 +293,14 @@ impl Wrong<'_> {
                 transform.logit_bias = &transform.logit_bias[..kept];
                 transform.apply(first, &mut logits);
             }
+            Fault::PenaltiesAfterTemperature => {
+                let list = core::mem::take(&mut transform.adjustments);
+                transform.apply(first, &mut logits);
+                list.iter().for_each(|a| {
+                    let logit = &mut logits[(a.token - first) as usize];
+                    *logit = a.apply(*logit);
+                });
+            }
             _ => transform.apply(first, &mut logits),
         }
         first_invalid(first, &logits).map_or(Ok(()), Err)?;
@@ -307,10 +323,28 @@ impl Wrong<'_> {
         rows: usize,
         out: &mut Samples,
     ) -> Result<(), RowError> {
-        let filters = self.fault == Fault::FiltersDropped;
-        let taken = Capabilities { filters, ..self.capabilities() };
-        let row = params.check(&taken, &self.plan, self.head.vocab_size())?;
-        let logits = self.transform(&row, self.raw_logits(hidden, rows))?;
+        let dropped = self.fault == Fault::FiltersDropped;
+        let knobs = if dropped { Knobs::FILTERS } else { self.capabilities().knobs };
+        let taken = Capabilities { knobs, ..self.capabilities() };
+        let order = if self.fault == Fault::FilterBeforeTemperature { Order::LlamaCpp } else { params.order };
+        let params = &RowParams { order, ..*params };
+        let mut adjustments = Adjustments::default();
+        adjustments.collect([params]);
+        let row = params.check(&taken, &self.plan, self.head.vocab_size())?.with_adjustments(adjustments.row(0));
+        let mut logits = self.transform(&row, self.raw_logits(hidden, rows))?;
+        if let (Some(history), Fault::PenaltyOfOne) = (params.history, self.fault) {
+            history.tokens().iter().for_each(|&token| logits[token as usize] -= 1.0);
+        }
+        if let (Some(filters), false) = (&row.filters, dropped) {
+            reference::filter(filters, self.seen.tokens().start, &mut logits);
+            let kept = logits.iter().filter(|l| **l > f32::NEG_INFINITY).count();
+            if self.fault == Fault::TopPWithoutBoundary && kept > 1 {
+                let least = logits.iter().copied().filter(|l| *l > f32::NEG_INFINITY).fold(f32::INFINITY, f32::min);
+                if let Some(last) = logits.iter_mut().rfind(|l| **l == least) {
+                    *last = f32::NEG_INFINITY;
+                }
+            }
+        }
         let seed = match self.fault {
             Fault::RowNoise => params.seed.wrapping_add(r as u64),
             Fault::CallNoise => params.seed.wrapping_add(self.calls),
@@ -336,6 +370,10 @@ impl Wrong<'_> {
             top.push(Candidate { winner: Winner::new(logit, token), logit });
         }
         out.push_row(draws, row.logprobs.is_some().then_some(&mass), top.as_slice());
+        if row.kept {
+            let kept = (first..).zip(&drawing.logits).filter(|(_, l)| **l > f32::NEG_INFINITY).map(|(token, _)| token);
+            out.note_kept(kept, mass.log_z(), self.head.vocab_size());
+        }
         Ok(())
     }
 }
@@ -343,10 +381,12 @@ impl Wrong<'_> {
 impl PerturbedArgmax for Wrong<'_> {
     fn capabilities(&self) -> Capabilities {
         let pathwise = self.fault.algorithm() == Scheme::Tiled;
+        let can = Reference::new(self.head, self.plan, self.fault.algorithm()).capabilities();
         Capabilities {
+            knobs: if self.fault == Fault::FiltersDropped { Knobs::NONE } else { can.knobs },
             exactness: if pathwise { Exactness::Pathwise } else { Exactness::InDistribution },
             without_replacement: pathwise,
-            ..Reference::new(self.head, self.plan, self.fault.algorithm()).capabilities()
+            ..can
         }
     }
 

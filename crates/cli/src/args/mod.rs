@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod filters;
 mod head;
 mod kernels;
 mod rows;

@@ -1,5 +1,6 @@
 //! Flags that say what is drawn.
 
+use crate::args::filters::FilterArgs;
 use crate::load::logit_bias;
 use clap::Args;
 use flash_sampling::noise::POSITION_MAX;
@@ -42,6 +43,9 @@ pub struct RowArgs {
     /// How many of the largest log-probabilities to list, up to one for each token; tokens that cannot be drawn are not listed.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub logprobs: u32,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub filters: FilterArgs,
 }
 
 /// Biases by token, ascending.

@@ -165,7 +165,7 @@ fn flags_that_mean_nothing_are_refused() {
         ("--variant reference --isa portable", "--isa means nothing"),
         ("--backend cuda --threads 2", "--threads means nothing"),
         ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
-        ("--top-k 5", "unexpected argument '--top-k'"),
+        ("--top-k five", "invalid value 'five' for '--top-k <K>'"),
     ] {
         run(&with(&head, flags)).assert_refused(says);
     }

@@ -28,11 +28,13 @@ pub enum Domain {
     Residual = 5,
     /// The stream of [`NoiseRng`](super::NoiseRng).
     Generator = 6,
+    /// The coin of a row's exclude-top-choices filter; two words of block 0.
+    Xtc = 7,
 }
 
 impl Domain {
     /// All domains, for tests and tables.
-    pub const ALL: [Domain; 7] = [
+    pub const ALL: [Domain; 8] = [
         Domain::Token,
         Domain::Group,
         Domain::MergeCoin,
@@ -40,6 +42,7 @@ impl Domain {
         Domain::Accept,
         Domain::Residual,
         Domain::Generator,
+        Domain::Xtc,
     ];
 
     /// The code of the domain's words.

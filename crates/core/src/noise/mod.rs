@@ -70,6 +70,12 @@ impl Noise {
         let words = self.words(Domain::MergeCoin, draw, group);
         uniform::coin_open([words[0], words[1]])
     }
+
+    /// The coin that decides whether top choices are excluded: a uniform in (0, 1) with 64 bits.
+    pub fn xtc_coin(&self) -> f64 {
+        let words = self.words(Domain::Xtc, 0, 0);
+        uniform::coin_open([words[0], words[1]])
+    }
 }
 
 #[cfg(test)]

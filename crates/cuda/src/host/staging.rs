@@ -124,8 +124,7 @@ mod tests {
             exactness: Exactness::Pathwise,
             input: Input::Hidden,
             without_replacement: false,
-            filters: false,
-            penalties: false,
+            knobs: flash_sampling_core::Knobs::NONE,
             canonical: false,
         };
         let plan = Plan { max_draws: 2, ..Plan::default() };

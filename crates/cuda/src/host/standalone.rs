@@ -260,8 +260,7 @@ impl PerturbedArgmax for CudaStandalone {
             exactness: Exactness::Pathwise,
             input: Input::Logits,
             without_replacement: true,
-            filters: false,
-            penalties: false,
+            knobs: flash_sampling_core::Knobs::NONE,
             canonical: false,
         }
     }

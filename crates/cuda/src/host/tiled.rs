@@ -29,8 +29,7 @@ impl<'w> CudaTiled<'w> {
         exactness: Exactness::Pathwise,
         input: Input::Hidden,
         without_replacement: true,
-        filters: false,
-        penalties: false,
+        knobs: flash_sampling_core::Knobs::NONE,
         canonical: true,
     };
 

@@ -49,7 +49,7 @@ pub(crate) fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
         RowParams { temperature: f32::NAN, ..row },
         RowParams { draws: 13, ..row },
         RowParams { logit_bias: &[(1000, 1.0)], ..row },
-        RowParams { top_k: 5, ..row },
+        RowParams { top_p: 0.0, ..row },
     ]
 }
 

@@ -17,6 +17,7 @@ enum class Domain : u8 {
     Accept = 4,
     Residual = 5,
     Generator = 6,
+    Xtc = 7,
 };
 
 FS_FUNCTION u32 domain_code(Domain domain) { return static_cast<u32>(domain); }

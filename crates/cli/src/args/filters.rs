@@ -1,0 +1,68 @@
+//! Flags that say which tokens are kept.
+
+use clap::{Args, ValueEnum};
+use flash_sampling::{Order, RowParams};
+
+/// Which tokens are kept. Values out of range are the row's error.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Filters")]
+pub struct FilterArgs {
+    /// Keep the K largest logits; 0 = all.
+    #[arg(long, value_name = "K", default_value_t = 0, allow_negative_numbers = true)]
+    pub top_k: u32,
+    /// Keep the smallest set of largest probabilities that reaches P; 1 = all.
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub top_p: f32,
+    /// Keep probabilities of at least P times the largest; 0 = all.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub min_p: f32,
+    /// Keep logits of at least the largest less N standard deviations; 0 = all.
+    #[arg(long, value_name = "N", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub top_n_sigma: f32,
+    /// Keep probabilities of at least P; 0 = all.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub epsilon_cutoff: f32,
+    /// Keep the tokens whose surprisal is nearest to the entropy until they reach P; 1 = all.
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub typical_p: f32,
+    /// Exclude top choices: drop all but the least probable of the tokens with at least this probability.
+    #[arg(long, value_name = "P", default_value_t = 0.1, allow_negative_numbers = true)]
+    pub xtc_threshold: f32,
+    /// How probable it is that top choices are excluded, by one coin a row.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub xtc_probability: f32,
+    /// The order of temperature and filters, by whose it is.
+    #[arg(long, value_enum, default_value_t = OrderArg::Vllm)]
+    pub order: OrderArg,
+}
+
+/// Whose order of temperature and filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)] // the variants of `Order`
+pub enum OrderArg {
+    Vllm,
+    HuggingFace,
+    LlamaCpp,
+}
+
+impl FilterArgs {
+    /// The row with these filters.
+    pub fn apply<'a>(&self, row: RowParams<'a>) -> RowParams<'a> {
+        RowParams {
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            top_n_sigma: self.top_n_sigma,
+            epsilon_cutoff: self.epsilon_cutoff,
+            typical_p: self.typical_p,
+            xtc_threshold: self.xtc_threshold,
+            xtc_probability: self.xtc_probability,
+            order: match self.order {
+                OrderArg::Vllm => Order::Vllm,
+                OrderArg::HuggingFace => Order::HuggingFace,
+                OrderArg::LlamaCpp => Order::LlamaCpp,
+            },
+            ..row
+        }
+    }
+}

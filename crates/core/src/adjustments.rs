@@ -1,0 +1,165 @@
+//! What acts on single logits of a row: biases, bans and penalties, as one short list a row.
+
+use crate::params::RowParams;
+
+/// What one token's logit goes through: `+ bias`, the repetition penalty, `- subtract`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adjustment {
+    /// The token.
+    pub token: u32,
+    /// Added to the logit; -inf for a banned token.
+    pub bias: f32,
+    /// The repetition penalty: divides a positive logit and multiplies another; 1 = none.
+    pub repetition: f32,
+    /// Subtracted last: `frequency_penalty * count + presence_penalty`, rounded twice.
+    pub subtract: f32,
+}
+
+impl Adjustment {
+    /// No change of a token's logit.
+    fn none(token: u32) -> Self {
+        Adjustment { token, bias: 0.0, repetition: 1.0, subtract: 0.0 }
+    }
+
+    /// The adjusted logit.
+    #[inline(always)]
+    pub fn apply(&self, logit: f32) -> f32 {
+        let l = logit + self.bias;
+        let l = if self.repetition == 1.0 {
+            l
+        } else if l > 0.0 {
+            l / self.repetition
+        } else {
+            l * self.repetition
+        };
+        l - self.subtract
+    }
+}
+
+/// The adjustments of the rows of a call, made once before the pass. Reusing one keeps its memory.
+#[derive(Clone, Debug, Default)]
+pub struct Adjustments {
+    items: Vec<Adjustment>,
+    /// Where each row's items end.
+    ends: Vec<usize>,
+}
+
+impl Adjustments {
+    /// The adjustments of rows, tokens strictly ascending within a row.
+    pub fn collect<'p>(&mut self, rows: impl IntoIterator<Item = &'p RowParams<'p>>) {
+        self.items.clear();
+        self.ends.clear();
+        for row in rows {
+            self.push(row);
+        }
+    }
+
+    /// The adjustments of a row; none where it has biases only.
+    pub fn row(&self, row: usize) -> &[Adjustment] {
+        let from = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.items[from..self.ends[row]]
+    }
+
+    /// Merges a row's penalties and biases, both ascending, and then its bans.
+    fn push(&mut self, row: &RowParams<'_>) {
+        let from = self.items.len();
+        let stops = if row.stops_are_banned() { row.stop_token_ids } else { &[] };
+        let mut penalised = row.penalised().peekable();
+        if penalised.peek().is_none() && row.banned.is_empty() && stops.is_empty() {
+            self.ends.push(from);
+            return;
+        }
+        let mut biases = row.logit_bias.iter().copied().peekable();
+        for mut item in penalised {
+            while let Some((token, bias)) = biases.next_if(|&(token, _)| token < item.token) {
+                self.items.push(Adjustment { bias, ..Adjustment::none(token) });
+            }
+            if let Some((_, bias)) = biases.next_if(|&(token, _)| token == item.token) {
+                item.bias = bias;
+            }
+            self.items.push(item);
+        }
+        self.items.extend(biases.map(|(token, bias)| Adjustment { bias, ..Adjustment::none(token) }));
+        for &token in row.banned.iter().chain(stops) {
+            let ban = Adjustment { bias: f32::NEG_INFINITY, ..Adjustment::none(token) };
+            match self.items[from..].binary_search_by_key(&token, |a| a.token) {
+                Ok(at) => self.items[from + at].bias = f32::NEG_INFINITY,
+                Err(at) => self.items.insert(from + at, ban),
+            }
+        }
+        self.ends.push(self.items.len());
+    }
+}
+
+impl<'p> RowParams<'p> {
+    /// The penalties of the tokens that have any, ascending.
+    fn penalised(&self) -> impl Iterator<Item = Adjustment> + 'p {
+        let (repetition, frequency, presence) =
+            (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
+        let counts = frequency != 0.0 || presence != 0.0;
+        let occurrences = match self.history {
+            Some(history) if counts || repetition != 1.0 => history.occurrences(),
+            _ => &[],
+        };
+        occurrences.iter().filter(move |o| repetition != 1.0 || o.output_count > 0).map(move |o| {
+            let subtract = if o.output_count > 0 { frequency * o.output_count as f32 + presence } else { 0.0 };
+            Adjustment { repetition, subtract, ..Adjustment::none(o.token) }
+        })
+    }
+
+    /// Whether the sequence is still too short to stop.
+    fn stops_are_banned(&self) -> bool {
+        (self.history.map_or(0, |h| h.output().len()) as u64) < u64::from(self.min_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::History;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_list_does_what_its_knobs_say(
+            prompt in prop::collection::vec(0u32..16, 0..12), output in prop::collection::vec(0u32..16, 0..12),
+            bias in prop::collection::btree_map(0u32..16, -2f32..2.0, 0..8), banned in prop::collection::vec(0u32..16, 0..4),
+            stops in prop::collection::vec(0u32..16, 0..3), min_tokens in 0u32..14,
+            repetition in prop_oneof![Just(1f32), 0.5f32..2.0], frequency in prop_oneof![Just(0f32), -1f32..1.0],
+            presence in prop_oneof![Just(0f32), -1f32..1.0],
+        ) {
+            let bias: Vec<_> = bias.into_iter().collect();
+            let mut history = History::new(&prompt);
+            history.extend(output.iter().copied());
+            let row = RowParams {
+                logit_bias: &bias, banned: &banned, stop_token_ids: &stops, min_tokens, history: Some(&history),
+                repetition_penalty: repetition, frequency_penalty: frequency, presence_penalty: presence,
+                ..RowParams::default()
+            };
+            let mut all = Adjustments::default();
+            all.collect([&RowParams::default(), &row, &RowParams::default()]);
+            prop_assert!(all.row(0).is_empty() && all.row(2).is_empty());
+            prop_assert!(all.row(1).windows(2).all(|w| w[0].token < w[1].token));
+            for token in 0..16 {
+                for logit in [-3.0f32, 0.0, 3.0] {
+                    let count = output.iter().filter(|&&t| t == token).count() as f32;
+                    let mut want = logit;
+                    if banned.contains(&token) || (output.len() < min_tokens as usize && stops.contains(&token)) {
+                        want = f32::NEG_INFINITY;
+                    }
+                    want += bias.iter().find(|b| b.0 == token).map_or(0.0, |b| b.1);
+                    if count > 0.0 || prompt.contains(&token) {
+                        want = if want > 0.0 { want / repetition } else { want * repetition };
+                    }
+                    if count > 0.0 {
+                        want -= frequency * count + presence;
+                    }
+                    let adjustment = all.row(1).iter().find(|a| a.token == token);
+                    let bias_only = all.row(1).is_empty();
+                    let got = adjustment.map_or(logit, |a| a.apply(logit));
+                    prop_assert_eq!(if bias_only { got + bias.iter().find(|b| b.0 == token).map_or(0.0, |b| b.1) } else { got }, want);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The filters of a row: rules that keep some tokens and drop the others by how probable they are.
+
+/// Where the filters stand, and in which order they run.
+///
+/// A filter sees the tokens that the filters before it kept, with their probabilities renormalised. Filters that are
+/// off are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Order {
+    /// vLLM (v1): temperature, top-n-sigma, min-p, top-k, top-p, typical-p, epsilon, XTC.
+    #[default]
+    Vllm,
+    /// Hugging Face transformers: temperature, top-n-sigma, top-k, top-p, min-p, typical-p, epsilon, XTC.
+    HuggingFace,
+    /// llama.cpp: top-n-sigma, top-k, typical-p, top-p, min-p, epsilon, XTC, temperature. The filters see the logits
+    /// before the temperature.
+    LlamaCpp,
+}
+
+/// One filter with its value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Filter {
+    /// Keep the `k` first tokens; k >= 1.
+    TopK(u32),
+    /// Keep the smallest set of first tokens whose probability reaches `p`; 0 < p < 1.
+    TopP(f32),
+    /// Keep tokens with a probability of at least `p` times the largest; 0 < p <= 1.
+    MinP(f32),
+    /// Keep logits of at least the largest less `n` standard deviations of the row's finite logits (Tang et al. 2024);
+    /// n > 0.
+    TopNSigma(f32),
+    /// Keep tokens with a probability of at least epsilon (Hewitt et al. 2022); 0 < epsilon < 1.
+    Epsilon(f32),
+    /// Keep the tokens whose surprisal is nearest to the entropy, until their probability reaches `p`
+    /// (Meister et al. 2023); of two that are equally near the more probable one comes first. 0 < p < 1.
+    TypicalP(f32),
+    /// Of the tokens with a probability of at least the threshold drop all but the least probable one (exclude top
+    /// choices); the coin of its probability has been tossed.
+    Xtc(f32),
+}
+
+/// The filters of a row, in their order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Filters {
+    steps: [Filter; Filters::MAX],
+    len: usize,
+    /// What turns a logit that filters look at into the logit drawn with: one over the temperature in
+    /// [`Order::LlamaCpp`], otherwise 1.
+    pub rescale: f32,
+}
+
+impl Filters {
+    /// Number of kinds of filters.
+    pub const MAX: usize = 7;
+
+    /// No filter yet.
+    pub fn new(rescale: f32) -> Self {
+        Filters { steps: [Filter::TopK(u32::MAX); Filters::MAX], len: 0, rescale }
+    }
+
+    /// Appends a filter; at most [`Filters::MAX`] of them.
+    pub fn push(&mut self, filter: Filter) {
+        self.steps[self.len] = filter;
+        self.len += 1;
+    }
+
+    /// The filters, first to last.
+    pub fn steps(&self) -> &[Filter] {
+        &self.steps[..self.len]
+    }
+
+    /// Whether any filter needs the row's masses.
+    pub fn need_mass(&self) -> bool {
+        self.steps()
+            .iter()
+            .any(|f| matches!(f, Filter::TopP(_) | Filter::Epsilon(_) | Filter::TypicalP(_) | Filter::Xtc(_)))
+    }
+
+    /// Whether any filter needs the row's moments.
+    pub fn need_moments(&self) -> bool {
+        self.steps().iter().any(|f| matches!(f, Filter::TopNSigma(_)))
+    }
+
+    /// The smallest `k` of a top-k, if there is one: no more tokens than that are ever kept.
+    pub fn most(&self) -> Option<u32> {
+        self.steps().iter().filter_map(|f| if let Filter::TopK(k) = f { Some(*k) } else { None }).min()
+    }
+}

@@ -1,0 +1,92 @@
+//! The tokens of a sequence, counted: what penalties and minimum lengths look at.
+
+/// How often a token stands in a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Occurrence {
+    /// The token.
+    pub token: u32,
+    /// Whether it stands in the prompt.
+    pub in_prompt: bool,
+    /// How often it was generated.
+    pub output_count: u32,
+}
+
+/// A sequence so far: the prompt, and the tokens generated after it. The caller keeps one per sequence and
+/// [pushes](History::push) each drawn token, so that a step does not count the whole sequence again.
+///
+/// Tokens beyond the vocabulary (placeholders of images, say) are allowed and touch no logit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    /// Ascending by token.
+    counts: Vec<Occurrence>,
+}
+
+impl History {
+    /// A sequence that holds a prompt only.
+    pub fn new(prompt: &[u32]) -> Self {
+        let mut sorted = prompt.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let counts = sorted.into_iter().map(|token| Occurrence { token, in_prompt: true, output_count: 0 }).collect();
+        History { tokens: prompt.to_vec(), prompt_len: prompt.len(), counts }
+    }
+
+    /// Appends a generated token.
+    pub fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        match self.counts.binary_search_by_key(&token, |o| o.token) {
+            Ok(at) => self.counts[at].output_count += 1,
+            Err(at) => self.counts.insert(at, Occurrence { token, in_prompt: false, output_count: 1 }),
+        }
+    }
+
+    /// The prompt's tokens.
+    pub fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.prompt_len]
+    }
+
+    /// The generated tokens.
+    pub fn output(&self) -> &[u32] {
+        &self.tokens[self.prompt_len..]
+    }
+
+    /// All tokens, the prompt's first.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Each token that occurs, once, ascending.
+    pub fn occurrences(&self) -> &[Occurrence] {
+        &self.counts
+    }
+}
+
+impl Extend<u32> for History {
+    fn extend<I: IntoIterator<Item = u32>>(&mut self, tokens: I) {
+        tokens.into_iter().for_each(|token| self.push(token));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_counts_are_those_of_the_tokens(prompt in prop::collection::vec(0u32..20, 0..40),
+                                              output in prop::collection::vec(0u32..20, 0..40)) {
+            let mut history = History::new(&prompt);
+            history.extend(output.iter().copied());
+            prop_assert_eq!(history.prompt(), &prompt[..]);
+            prop_assert_eq!(history.output(), &output[..]);
+            let count = |of: &[u32], token| of.iter().filter(|&&t| t == token).count();
+            let want: Vec<_> = (0..20).filter(|t| count(history.tokens(), *t) > 0).map(|token| Occurrence {
+                token, in_prompt: count(&prompt, token) > 0, output_count: count(&output, token) as u32,
+            }).collect();
+            prop_assert_eq!(history.occurrences(), &want[..]);
+        }
+    }
+}

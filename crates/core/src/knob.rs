@@ -1,0 +1,143 @@
+//! The knobs by name, and sets of them.
+
+use core::fmt;
+
+macro_rules! knobs {
+    ($($knob:ident $name:literal,)*) => {
+        /// A knob of [`RowParams`](crate::RowParams) or [`Plan`](crate::Plan), as named in messages.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        #[allow(missing_docs)] // each variant is the field of the same name
+        pub enum Knob { $($knob,)* }
+
+        impl Knob {
+            /// All knobs.
+            pub const ALL: &[Knob] = &[$(Knob::$knob,)*];
+
+            /// The field's name.
+            pub const fn name(self) -> &'static str {
+                match self { $(Knob::$knob => $name,)* }
+            }
+        }
+    };
+}
+
+knobs! {
+    Temperature "temperature",
+    Position "position",
+    Draws "draws",
+    FirstDraw "first_draw",
+    WithoutReplacement "without_replacement",
+    Logprobs "logprobs",
+    Mask "mask",
+    Banned "banned",
+    MinTokens "min_tokens",
+    LogitBias "logit_bias",
+    RepetitionPenalty "repetition_penalty",
+    FrequencyPenalty "frequency_penalty",
+    PresencePenalty "presence_penalty",
+    TopK "top_k",
+    TopP "top_p",
+    MinP "min_p",
+    TopNSigma "top_n_sigma",
+    EpsilonCutoff "epsilon_cutoff",
+    TypicalP "typical_p",
+    XtcThreshold "xtc_threshold",
+    XtcProbability "xtc_probability",
+    Kept "kept",
+    Canonical "canonical",
+    MaxRows "max_rows",
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A set of knobs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Knobs(u64);
+
+impl Knobs {
+    /// No knobs.
+    pub const NONE: Knobs = Knobs(0);
+
+    /// The filters: knobs that keep some tokens and drop the others by how probable they are.
+    pub const FILTERS: Knobs = Knobs::of(&[
+        Knob::TopK,
+        Knob::TopP,
+        Knob::MinP,
+        Knob::TopNSigma,
+        Knob::EpsilonCutoff,
+        Knob::TypicalP,
+        Knob::XtcThreshold,
+    ]);
+
+    /// Knobs that act on single logits, beside mask and logit bias.
+    pub const ADJUSTMENTS: Knobs = Knobs::of(&[
+        Knob::Banned,
+        Knob::MinTokens,
+        Knob::RepetitionPenalty,
+        Knob::FrequencyPenalty,
+        Knob::PresencePenalty,
+    ]);
+
+    /// The set of the given knobs.
+    pub const fn of(knobs: &[Knob]) -> Knobs {
+        let (mut bits, mut i) = (0, 0);
+        while i < knobs.len() {
+            bits |= 1 << knobs[i] as u32;
+            i += 1;
+        }
+        Knobs(bits)
+    }
+
+    /// Whether a knob is in the set.
+    pub const fn contains(self, knob: Knob) -> bool {
+        self.0 >> knob as u32 & 1 == 1
+    }
+
+    /// The knobs of either set.
+    #[must_use]
+    pub const fn union(self, other: Knobs) -> Knobs {
+        Knobs(self.0 | other.0)
+    }
+
+    /// The knobs of both sets.
+    #[must_use]
+    pub const fn intersection(self, other: Knobs) -> Knobs {
+        Knobs(self.0 & other.0)
+    }
+
+    /// Whether the set is empty.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The knobs, in the order of [`Knob::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = Knob> {
+        Knob::ALL.iter().copied().filter(move |&knob| self.contains(knob))
+    }
+}
+
+impl fmt::Debug for Knobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter().map(Knob::name)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_hold_what_they_were_given() {
+        let set = Knobs::of(&[Knob::TopK, Knob::MaxRows]);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [Knob::TopK, Knob::MaxRows]);
+        assert!(set.contains(Knob::TopK) && !set.contains(Knob::TopP));
+        assert_eq!(set.intersection(Knobs::FILTERS), Knobs::of(&[Knob::TopK]));
+        assert_eq!(set.union(Knobs::FILTERS).iter().count(), Knobs::FILTERS.iter().count() + 1);
+        assert!(Knob::ALL.len() <= 64 && Knobs::NONE.is_empty());
+    }
+}

@@ -1,0 +1,91 @@
+//! Count, mean and standard deviation of a set of logits, whatever the order.
+
+/// 2^12: logits are rounded to multiples of 2^-12 nat.
+const SCALE: f32 = 4096.0;
+/// 2^40: where a rounded logit ends.
+const LIMIT: f32 = 1_099_511_627_776.0;
+
+/// Sums of logits and of their squares as integers, so that the result does not depend on the order, the tiles or the
+/// shards: [`merge`](Moments::merge) is associative and commutative with the empty set as identity.
+///
+/// A logit counts as the nearest multiple of 2^-12, and as 2^28 at most in size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moments {
+    count: u64,
+    sum: i128,
+    squares: u128,
+}
+
+impl Moments {
+    /// Adds a logit; `-inf` adds nothing. `logit` must not be NaN.
+    #[inline]
+    pub fn push(&mut self, logit: f32) {
+        if logit > f32::NEG_INFINITY {
+            let rounded = (logit * SCALE).round_ties_even().clamp(-LIMIT, LIMIT) as i64;
+            self.count += 1;
+            self.sum += i128::from(rounded);
+            self.squares += u128::from(rounded.unsigned_abs()).pow(2);
+        }
+    }
+
+    /// Adds the logits of another set.
+    pub fn merge(&mut self, other: &Moments) {
+        self.count += other.count;
+        self.sum += other.sum;
+        self.squares += other.squares;
+    }
+
+    /// Number of logits.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The mean, in nats; 0 of no logits.
+    pub fn mean(&self) -> f64 {
+        self.sum as f64 / self.count.max(1) as f64 / f64::from(SCALE)
+    }
+
+    /// The standard deviation of the whole set (not of a sample), in nats.
+    pub fn deviation(&self) -> f64 {
+        // n sum x^2 - (sum x)^2 as an exact integer, where it fits: no cancellation.
+        let n = u128::from(self.count.max(1));
+        let square = self.sum.unsigned_abs().checked_mul(self.sum.unsigned_abs());
+        let spread = match (n.checked_mul(self.squares), square) {
+            (Some(a), Some(b)) => a.saturating_sub(b) as f64,
+            _ => (n as f64 * self.squares as f64 - (self.sum as f64).powi(2)).max(0.0),
+        };
+        spread.sqrt() / n as f64 / f64::from(SCALE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn moments_are_accurate_in_any_order(l in prop::collection::vec(-50f32..50.0, 1..60), split in 0usize..60) {
+            let (a, b) = l.split_at(split.min(l.len()));
+            let of = |l: &[f32]| { let mut m = Moments::default(); l.iter().for_each(|&l| m.push(l)); m };
+            let mut merged = of(b);
+            merged.merge(&of(a));
+            prop_assert_eq!(merged, of(&l));
+            let n = l.len() as f64;
+            let mean = l.iter().map(|&l| f64::from(l)).sum::<f64>() / n;
+            let variance = l.iter().map(|&l| (f64::from(l) - mean).powi(2)).sum::<f64>() / n;
+            prop_assert!((merged.mean() - mean).abs() < 2e-4);
+            prop_assert!((merged.deviation() - variance.sqrt()).abs() < 3e-4);
+        }
+    }
+
+    #[test]
+    fn huge_logits_do_not_overflow() {
+        let mut m = Moments::default();
+        for l in [f32::MAX, f32::MIN, f32::NEG_INFINITY, 1e30] {
+            m.push(l);
+        }
+        assert_eq!(m.count(), 3);
+        assert!(m.deviation() > 1e8 && m.deviation().is_finite());
+    }
+}
