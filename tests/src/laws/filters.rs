@@ -64,6 +64,7 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
     if !supported(trial, report)? {
         return Ok(());
     }
+    let lists = trial.capabilities()?.without_replacement;
     // Many ties; a few tokens far above the rest; no ties.
     let llm: Vec<f32> = LogitShape::LlmLike.logits(SIZE.vocab, 930).iter().map(|l| (l * 8.0).round() / 8.0).collect();
     let problems = [
@@ -83,7 +84,7 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
                     row,
                     RowParams { position: 1, draws: 12, ..row },
                     RowParams { position: 2, draws: 3, logprobs: Some(5), kept: true, ..row },
-                    RowParams { position: 3, draws: 1, without_replacement: true, kept: true, ..row },
+                    RowParams { position: 3, draws: 1, without_replacement: lists, kept: true, ..row },
                 ];
                 sampler.sample(problem.input(), &rows, &mut out)?;
                 reference.sample(problem.input(), &rows, &mut want)?;
