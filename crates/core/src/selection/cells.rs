@@ -1,0 +1,144 @@
+//! A row's masses as the walk sums them: bin by bin from the top, each weighted relative to the highest edge.
+
+use crate::mass_histogram::{MassHistogram, edge_of};
+use crate::winner::{Candidate, Place};
+
+/// One bin of the histogram, relative to the highest.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    edge: f32,
+    /// `e^(edge - top)` a unit of mass.
+    weight: f64,
+    mass: u64,
+}
+
+/// The masses of the tokens that are still kept. Keeps its memory from row to row.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cells {
+    cells: Vec<Cell>,
+    /// The highest edge.
+    pub(super) top: f32,
+}
+
+/// What a unit of mass in a bin is worth: 1 is a token at the highest edge.
+fn weight(edge: f32, top: f32) -> f64 {
+    (f64::from(edge) - f64::from(top)).exp() * MassHistogram::ONE_UNIT
+}
+
+fn sum_of(cells: &[Cell]) -> f64 {
+    cells.iter().fold(0.0, |sum, c| sum + c.weight * c.mass as f64)
+}
+
+impl Cells {
+    /// The masses of a whole row.
+    pub(super) fn load(&mut self, mass: &MassHistogram) {
+        self.cells.clear();
+        let mut top = None;
+        for (edge, mass) in mass.cells() {
+            let top = *top.get_or_insert(edge);
+            let weight = weight(edge, top);
+            self.cells.push(Cell { edge, weight, mass });
+        }
+        self.top = top.unwrap_or(f32::NEG_INFINITY);
+    }
+
+    /// Takes a token's mass out.
+    pub(super) fn remove(&mut self, logit: f32) {
+        let (edge, mass) = self.mass_of(logit);
+        if let Some(cell) = self.cells.iter_mut().find(|cell| cell.edge == edge) {
+            cell.mass -= mass;
+        }
+    }
+
+    /// The bin of a logit and its mass there; 0 below the histogram's window.
+    fn mass_of(&self, logit: f32) -> (f32, u64) {
+        let (edge, mass) = MassHistogram::mass_of(logit);
+        (edge, if MassHistogram::in_window(self.top, edge) { mass } else { 0 })
+    }
+
+    /// The mass of all.
+    pub(super) fn whole(&self) -> f64 {
+        sum_of(&self.cells)
+    }
+
+    /// The mass of the tokens with a logit of at least `t`: not below the first, not above the second. `listed`: those
+    /// of them that are known.
+    pub(super) fn above(&self, t: f32, listed: &[Candidate]) -> (f64, f64) {
+        let edge = edge_of(t);
+        let cells = &self.cells[..self.cells.partition_point(|c| c.edge > edge)];
+        let listed = listed.iter().filter(|c| edge_of(c.logit) == edge);
+        let listed = listed.map(|c| self.mass_of(c.logit).1).sum::<u64>() as f64;
+        let partial = self.cells.get(cells.len()).filter(|c| c.edge == edge);
+        let (weight, full) = partial.map_or((0.0, 0.0), |c| (c.weight, c.mass as f64));
+        let whole = sum_of(cells);
+        (whole + weight * listed, whole + weight * full)
+    }
+
+    /// The mass of the tokens before one that is not listed: not below the first, not above the second. `listed`: those
+    /// of them that are known.
+    pub(super) fn before(&self, place: Place, listed: &[Candidate]) -> (f64, f64) {
+        let (edge, own) = self.mass_of(place.logit);
+        let cells = self.cells.partition_point(|c| c.edge > edge);
+        let sum = sum_of(&self.cells[..cells]);
+        let cell = self.cells.get(cells).filter(|c| c.edge == edge);
+        let (weight, full) = cell.map_or((0.0, own), |c| (c.weight, c.mass));
+        let listed = listed.iter().filter(|c| edge_of(c.logit) == edge).map(|c| self.mass_of(c.logit).1);
+        (sum + weight * listed.sum::<u64>() as f64, sum + weight * ((full - own) as f64))
+    }
+
+    /// The mass of listed tokens, in the order in which the bins are summed.
+    pub(super) fn sum(&self, listed: &[Candidate]) -> f64 {
+        let mut sum = 0.0;
+        self.run(listed, |_, mass| {
+            sum = mass;
+            false
+        });
+        sum
+    }
+
+    /// Calls `visit` with each token's number and the mass of the tokens through it, until it says true.
+    fn run(&self, listed: &[Candidate], mut visit: impl FnMut(usize, f64) -> bool) {
+        let (mut done, mut at, mut factor, mut mass) = (0.0, f32::INFINITY, 0.0, 0u64);
+        for (i, c) in listed.iter().enumerate() {
+            let (edge, own) = self.mass_of(c.logit);
+            if edge != at {
+                done += factor * mass as f64;
+                (at, factor, mass) = (edge, weight(edge, self.top), 0);
+            }
+            mass += own;
+            if visit(i, done + factor * mass as f64) {
+                return;
+            }
+        }
+    }
+
+    /// The length of the shortest run of listed tokens whose mass reaches `limit`.
+    pub(super) fn reach(&self, listed: &[Candidate], limit: f64) -> Option<usize> {
+        let mut end = None;
+        self.run(listed, |i, mass| {
+            end = (mass >= limit).then_some(i + 1);
+            end.is_some()
+        });
+        end
+    }
+
+    /// The edge of the bin in which the mass from the top reaches `limit`.
+    pub(super) fn floor_of(&self, limit: f64) -> f32 {
+        let mut sum = 0.0;
+        let reached = self.cells.iter().find(|c| {
+            sum += c.weight * c.mass as f64;
+            sum >= limit
+        });
+        reached.map_or(f32::NEG_INFINITY, |c| c.edge)
+    }
+
+    /// The edge of a bin that has `k` tokens at or above it, as far as the masses tell.
+    pub(super) fn floor_of_count(&self, k: u32) -> f32 {
+        let mut count = 0;
+        let reached = self.cells.iter().find(|c| {
+            count += MassHistogram::least_count(c.mass);
+            count >= u64::from(k)
+        });
+        reached.map_or(f32::NEG_INFINITY, |c| c.edge)
+    }
+}

@@ -1,0 +1,44 @@
+//! Which tokens a row's filters keep, from a summary of one pass.
+//!
+//! Filters look at a row in the order of falling logits ([`Place`](crate::winner::Place)), and what they keep is one run
+//! of that order. A pass leaves the first places as a list, and the whole row as a
+//! [`MassHistogram`](crate::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
+//! inside the list the kept set is known. Where it ends below the list at a known logit, or where a
+//! [`Frontier`](crate::Frontier) point can be placed by the histogram alone, the winner is known. What remains is
+//! answered by the logit down to which a second pass must list the row, and with that list the same walk ends inside it.
+//!
+//! Masses are the integers of the histogram, summed bin by bin from the top, so the answer is a function of the row's
+//! logits alone: the same for any tiles, threads, shards or backend, and whether or not a second pass was needed. It is
+//! the set that exact arithmetic gives, except where a cumulative mass meets its limit to within 2^-28 of the row's
+//! mass, or a deviation its value to within 2^-12 nat.
+
+mod band;
+mod cells;
+mod seen;
+mod selector;
+#[cfg(test)]
+mod tests;
+mod typical;
+
+pub use band::Band;
+pub use seen::Seen;
+pub use selector::Selector;
+
+use core::ops::Range;
+
+/// What the filters keep.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Selection {
+    /// These entries of the list.
+    Listed(Range<usize>),
+    /// These tokens, more than the list has.
+    Band(Band),
+    /// The first tokens until their mass reaches a limit, more than the list has; the histogram tells for most tokens
+    /// whether they are kept.
+    Prefix,
+    /// A list of every token with a logit of at least `floor` will tell.
+    Unlisted {
+        /// In nats.
+        floor: f32,
+    },
+}

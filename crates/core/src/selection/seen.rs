@@ -1,0 +1,29 @@
+//! What a pass leaves of a row.
+
+use crate::mass_histogram::MassHistogram;
+use crate::moments::Moments;
+use crate::winner::Candidate;
+
+/// What is known of a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The first tokens in the order of falling logits; not empty.
+    pub list: &'a [Candidate],
+    /// Every token with a logit of at least this is in the list; -inf when the list holds the whole row.
+    pub floor: f32,
+    /// The masses of the whole row, where [`Filters::need_mass`].
+    pub mass: &'a MassHistogram,
+    /// The moments of the whole row, where [`Filters::need_moments`].
+    pub moments: &'a Moments,
+}
+
+impl<'a> Seen<'a> {
+    /// The list of a row's first `limit` tokens: it holds the whole row when it is shorter than that.
+    pub fn first(list: &'a [Candidate], limit: usize, mass: &'a MassHistogram, moments: &'a Moments) -> Self {
+        let floor = match list.last() {
+            Some(last) if list.len() >= limit => last.logit.next_up(),
+            _ => f32::NEG_INFINITY,
+        };
+        Seen { list, floor, mass, moments }
+    }
+}

@@ -1,0 +1,211 @@
+//! The walk of a row's filters.
+
+use super::cells::Cells;
+use super::typical::typical;
+use super::{Band, Seen, Selection};
+use crate::filters::{Filter, Filters};
+use crate::frontier::Frontier;
+use crate::mass_histogram::edge_of;
+use crate::winner::{Candidate, Place};
+
+/// Where the run of kept tokens ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// Before this entry of the list.
+    At(usize),
+    /// With the last token of at least this logit, which is below the list.
+    Above(f32),
+    /// With the row.
+    All,
+}
+
+/// The walk of a row's filters. Keeps its memory from row to row.
+#[derive(Clone, Debug, Default)]
+pub struct Selector {
+    cells: Cells,
+    /// The first kept entry of the list.
+    from: usize,
+    /// The limits between which a prefix's mass ends; the smallest logit that it may hold.
+    limits: (f64, f64),
+    prefix_floor: f32,
+}
+
+/// A logit that is not reached by anything.
+const NEVER: Selection = Selection::Unlisted { floor: f32::NEG_INFINITY };
+
+/// The smallest float that is not below `t`.
+fn round_up(t: f64) -> f32 {
+    let x = t as f32;
+    if f64::from(x) < t { x.next_up() } else { x }
+}
+
+impl Selector {
+    /// Which tokens the filters keep; at least one.
+    pub fn select(&mut self, filters: &Filters, seen: &Seen<'_>) -> Selection {
+        self.cells.load(seen.mass);
+        self.from = 0;
+        let mut end = if seen.floor == f32::NEG_INFINITY { End::At(seen.list.len()) } else { End::All };
+        for (i, &filter) in filters.steps().iter().enumerate() {
+            let last = i + 1 == filters.steps().len();
+            end = match self.step(filter, seen, end, last) {
+                Ok(end) => end,
+                Err(selection) => return selection,
+            };
+        }
+        match end {
+            End::At(end) => Selection::Listed(self.from..end),
+            _ => {
+                let first = if self.from == 0 { Band::ALL.first } else { seen.list[self.from].place() };
+                let last = match end {
+                    End::Above(logit) => Place { logit, token: u32::MAX },
+                    _ => Band::ALL.last,
+                };
+                Selection::Band(Band { first, last })
+            }
+        }
+    }
+
+    /// The winner of a draw among the kept tokens, from the frontier of the row; `Err` with the floor of the list that
+    /// will tell. `selection` is the last answer of [`Selector::select`] for the same row.
+    ///
+    /// # Errors
+    /// The smallest logit that a list must hold.
+    pub fn winner(&self, selection: &Selection, seen: &Seen<'_>, frontier: &Frontier) -> Result<Candidate, f32> {
+        match selection {
+            Selection::Listed(kept) if kept.start == 0 => Ok(frontier.winner_from(seen.list[kept.end - 1].place())),
+            Selection::Band(band) if self.from == 0 => Ok(frontier.winner_from(band.last)),
+            Selection::Listed(kept) => Err(seen.list[kept.end - 1].logit),
+            Selection::Band(band) => Err(band.last.logit),
+            Selection::Unlisted { floor } => Err(*floor),
+            Selection::Prefix if self.from > 0 => Err(self.cells.floor_of(self.limits.1)),
+            Selection::Prefix => {
+                for point in frontier.iter() {
+                    match self.prefix_keeps(seen, point.place()) {
+                        Some(true) => return Ok(*point),
+                        Some(false) => {}
+                        None => return Err(edge_of(point.logit)),
+                    }
+                }
+                Err(f32::NEG_INFINITY)
+            }
+        }
+    }
+
+    /// The floor of a list that holds all that the filters keep.
+    pub fn floor(&self, selection: &Selection, seen: &Seen<'_>) -> f32 {
+        match selection {
+            Selection::Listed(kept) => seen.list[kept.end - 1].logit,
+            Selection::Band(band) if band.last == Band::ALL.last => f32::NEG_INFINITY,
+            Selection::Band(band) => band.last.logit,
+            Selection::Prefix => self.cells.floor_of(self.limits.1).max(self.prefix_floor),
+            Selection::Unlisted { floor } => *floor,
+        }
+    }
+
+    /// One filter; `Err` is an answer that ends the walk.
+    fn step(&mut self, filter: Filter, seen: &Seen<'_>, end: End, last: bool) -> Result<End, Selection> {
+        let until = if let End::At(end) = end { end } else { seen.list.len() };
+        let first = f64::from(seen.list[self.from].logit);
+        match filter {
+            Filter::TopK(k) => match (self.from + k as usize, end) {
+                (at, _) if at <= until => Ok(End::At(at)),
+                (_, End::At(_)) => Ok(end),
+                (_, End::Above(t)) => Err(Selection::Unlisted { floor: t.max(self.cells.floor_of_count(k)) }),
+                (_, End::All) => Err(Selection::Unlisted { floor: self.cells.floor_of_count(k) }),
+            },
+            Filter::MinP(p) => self.above(round_up(first + f64::from(p).ln()), seen, end),
+            Filter::TopNSigma(n) => self.above(round_up(first - f64::from(n) * seen.moments.deviation()), seen, end),
+            Filter::Epsilon(epsilon) => {
+                let (low, high) = self.threshold(epsilon, seen, end);
+                let (a, b) = (self.above(low, seen, end)?, self.above(high, seen, end)?);
+                if a == b { Ok(a) } else { Err(Selection::Unlisted { floor: low }) }
+            }
+            Filter::Xtc(p) => {
+                let (low, high) = self.threshold(p, seen, end);
+                let (a, b) = (self.above(low, seen, end)?, self.above(high, seen, end)?);
+                match (a, b) {
+                    (End::At(a), End::At(b)) if a == b => {
+                        self.drop_first(seen, a - 1 - self.from);
+                        Ok(end)
+                    }
+                    _ => Err(Selection::Unlisted { floor: low }),
+                }
+            }
+            Filter::TopP(p) => {
+                let (low, high) = self.total(seen, end);
+                let limits = (f64::from(p) * low, f64::from(p) * high);
+                let reach = |limit| self.cells.reach(&seen.list[self.from..until], limit).map(|n| self.from + n);
+                match (reach(limits.0), reach(limits.1), end) {
+                    (Some(a), Some(b), _) if a == b => Ok(End::At(a)),
+                    (_, _, End::At(_)) => Ok(end),
+                    (None, None, _) if last => {
+                        self.limits = limits;
+                        self.prefix_floor = if let End::Above(t) = end { t } else { f32::NEG_INFINITY };
+                        Err(Selection::Prefix)
+                    }
+                    (_, _, End::Above(t)) => Err(Selection::Unlisted { floor: t }),
+                    (_, _, End::All) => Err(Selection::Unlisted { floor: self.cells.floor_of(limits.1) }),
+                }
+            }
+            Filter::TypicalP(p) => match end {
+                End::At(end) => {
+                    let kept = typical(&seen.list[self.from..end], f64::from(p));
+                    let end = self.from + kept.end;
+                    self.drop_first(seen, kept.start);
+                    Ok(End::At(end))
+                }
+                End::Above(floor) => Err(Selection::Unlisted { floor }),
+                End::All => Err(NEVER),
+            },
+        }
+    }
+
+    /// Keeps logits of at least `t`, and one token always.
+    fn above(&self, t: f32, seen: &Seen<'_>, end: End) -> Result<End, Selection> {
+        let at = seen.list.partition_point(|c| c.logit >= t).max(self.from + 1);
+        Ok(match end {
+            End::At(end) => End::At(end.min(at)),
+            _ if at < seen.list.len() || t >= seen.floor => End::At(at),
+            End::Above(s) => End::Above(s.max(t)),
+            End::All => End::Above(t),
+        })
+    }
+
+    /// The logits between which a probability of `p` among the kept tokens lies.
+    fn threshold(&self, p: f32, seen: &Seen<'_>, end: End) -> (f32, f32) {
+        let (low, high) = self.total(seen, end);
+        let logit = |mass: f64| round_up(f64::from(self.cells.top) + mass.ln() + f64::from(p).ln());
+        (logit(low), logit(high))
+    }
+
+    /// Drops the first `n` of the kept tokens.
+    fn drop_first(&mut self, seen: &Seen<'_>, n: usize) {
+        seen.list[self.from..self.from + n].iter().for_each(|c| self.cells.remove(c.logit));
+        self.from += n;
+    }
+
+    /// The mass of the kept tokens relative to the highest edge: not below the first, not above the second.
+    fn total(&self, seen: &Seen<'_>, end: End) -> (f64, f64) {
+        let both = |mass| (mass, mass);
+        match end {
+            End::At(end) => both(self.cells.sum(&seen.list[self.from..end])),
+            End::All => both(self.cells.whole()),
+            End::Above(t) => self.cells.above(t, &seen.list[self.from..]),
+        }
+    }
+
+    /// Whether the prefix holds a token, as far as the masses tell: it does when the mass before it is below the limit.
+    fn prefix_keeps(&self, seen: &Seen<'_>, place: Place) -> Option<bool> {
+        if seen.list.last().is_some_and(|last| place.reaches(&last.place())) {
+            return Some(true);
+        }
+        let (least, most) = self.cells.before(place, seen.list);
+        if place.logit < self.prefix_floor || least >= self.limits.1 {
+            Some(false)
+        } else if most < self.limits.0 {
+            Some(true)
+        } else {
+            None
+        }
+    }
+}

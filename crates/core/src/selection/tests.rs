@@ -1,0 +1,167 @@
+//! Short lists against whole rows, and both against the reference.
+
+use super::*;
+use crate::filters::{Filter, Filters};
+use crate::frontier::Frontier;
+use crate::mass_histogram::MassHistogram;
+use crate::moments::Moments;
+use crate::noise::{Domain, Noise};
+use crate::reference;
+use crate::winner::Candidate;
+use crate::winner::Winner;
+use proptest::prelude::*;
+
+/// A row in the order of falling logits, with scores, and its summaries.
+struct Row {
+    sorted: Vec<Candidate>,
+    mass: MassHistogram,
+    moments: Moments,
+    frontier: Frontier,
+}
+
+impl Row {
+    fn new(logits: &[f32], seed: u64) -> Row {
+        let noise = Noise::new(seed, 1).unwrap();
+        let mut sorted: Vec<Candidate> = (0..)
+            .zip(logits)
+            .map(|(token, &logit)| Candidate {
+                winner: Winner::new(logit + noise.gumbel(Domain::Token, 0, token), token),
+                logit,
+            })
+            .collect();
+        let (mut mass, mut moments, mut frontier) = <(MassHistogram, Moments, Frontier)>::default();
+        for c in &sorted {
+            mass.push(c.logit);
+            moments.push(c.logit);
+            frontier.push(*c);
+        }
+        sorted.sort_by(|a, b| {
+            if a.place().reaches(&b.place()) { core::cmp::Ordering::Less } else { core::cmp::Ordering::Greater }
+        });
+        Row { sorted, mass, moments, frontier }
+    }
+
+    /// What a second pass lists.
+    fn list(&self, floor: f32) -> Seen<'_> {
+        let n = self.sorted.partition_point(|c| c.logit >= floor).max(1);
+        let floor = if n == self.sorted.len() { f32::NEG_INFINITY } else { floor };
+        Seen { list: &self.sorted[..n], floor, mass: &self.mass, moments: &self.moments }
+    }
+}
+
+fn logits() -> impl Strategy<Value = Vec<f32>> {
+    prop_oneof![
+        prop::collection::vec(-6f32..6.0, 1..200),
+        prop::collection::vec((-8i8..9).prop_map(f32::from), 1..200),
+        prop::collection::vec((-80i8..9).prop_map(|l| f32::from(l) / 4.0), 1..300),
+        prop::collection::vec(prop_oneof![9 => -1f32..1.0, 1 => 8f32..12.0], 1..300),
+        prop::collection::vec(-100f32..100.0, 1..60),
+    ]
+}
+
+fn filter() -> impl Strategy<Value = Filter> {
+    let share = || prop_oneof![0.01f32..1.0, Just(0.5f32), Just(0.25f32), 0.9f32..1.0];
+    prop_oneof![
+        prop_oneof![1u32..30, 1u32..300].prop_map(Filter::TopK),
+        share().prop_map(Filter::TopP),
+        prop_oneof![share(), 1e-4f32..0.1].prop_map(Filter::MinP),
+        (0.1f32..4.0).prop_map(Filter::TopNSigma),
+        (1e-4f32..0.2).prop_map(Filter::Epsilon),
+        share().prop_map(Filter::TypicalP),
+        (0.01f32..0.6).prop_map(Filter::Xtc),
+    ]
+}
+
+fn filters() -> impl Strategy<Value = Vec<Filter>> {
+    prop::collection::vec(filter(), 1..5)
+}
+
+fn of(steps: &[Filter]) -> Filters {
+    let mut filters = Filters::new(1.0);
+    steps.iter().for_each(|&f| filters.push(f));
+    filters
+}
+
+/// The filters with their values moved by a little, to see whether a boundary is near.
+fn moved(steps: &[Filter], by: f32) -> Filters {
+    of(&steps
+        .iter()
+        .map(|f| match *f {
+            Filter::TopK(k) => Filter::TopK(k),
+            Filter::TopP(p) => Filter::TopP(p * by),
+            Filter::MinP(p) => Filter::MinP(p * by),
+            Filter::TopNSigma(n) => Filter::TopNSigma(n * (1.0 + (by - 1.0) * 1e3)),
+            Filter::Epsilon(p) => Filter::Epsilon(p * by),
+            Filter::TypicalP(p) => Filter::TypicalP(p * by),
+            Filter::Xtc(p) => Filter::Xtc(p * by),
+        })
+        .collect::<Vec<_>>())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+    #[test]
+    fn a_short_list_gives_what_the_whole_row_gives(
+        logits in logits(), steps in filters(), seed: u64, limit in 1usize..80,
+    ) {
+        let (row, filters) = (Row::new(&logits, seed), of(&steps));
+        let mut selector = Selector::default();
+        let whole = selector.select(&filters, &row.list(f32::NEG_INFINITY));
+        let Selection::Listed(kept) = whole.clone() else { panic!("{whole:?}") };
+        prop_assert!(!kept.is_empty() && kept.end <= row.sorted.len());
+        let want = row.sorted[kept.clone()].iter().fold(Candidate::NONE, |w, c| w.merge(*c));
+
+        let few = &row.sorted[..limit.min(row.sorted.len())];
+        let seen = Seen::first(few, limit, &row.mass, &row.moments);
+        let first = selector.select(&filters, &seen);
+        if let Selection::Listed(listed) = &first {
+            prop_assert_eq!(listed, &kept);
+        }
+        if let Selection::Band(band) = &first {
+            let inside: Vec<_> = (0..row.sorted.len()).filter(|&i| band.contains(row.sorted[i].place())).collect();
+            prop_assert_eq!(inside, kept.clone().collect::<Vec<_>>());
+        }
+        match selector.winner(&first, &seen, &row.frontier) {
+            Ok(winner) => prop_assert_eq!(winner, want),
+            Err(floor) => prop_assert!(floor < f32::INFINITY),
+        }
+        // Longer lists tell, the whole row at the latest.
+        let (mut selection, mut seen) = (first, seen);
+        for pass in 0..3 {
+            if !matches!(selection, Selection::Listed(_)) {
+                let floor = if pass < 2 { selector.floor(&selection, &seen) } else { f32::NEG_INFINITY };
+                seen = row.list(floor);
+                selection = selector.select(&filters, &seen);
+            }
+        }
+        prop_assert_eq!(selection, Selection::Listed(kept));
+    }
+
+    #[test]
+    fn the_set_is_the_references(logits in logits(), steps in filters()) {
+        let row = Row::new(&logits, 1);
+        // Where logits are equal, a rounding decides on which side of the entropy they lie.
+        let ties = row.sorted.windows(2).any(|w| w[0].logit == w[1].logit);
+        prop_assume!(!ties || !steps.iter().any(|f| matches!(f, Filter::TypicalP(_))));
+        let got = Selector::default().select(&of(&steps), &row.list(f32::NEG_INFINITY));
+        let near = [1.0 - 1e-6, 1.0, 1.0 + 1e-6].map(|by| reference::kept(&moved(&steps, by), &row.sorted));
+        // A boundary that a millionth moves is not tested here.
+        if near.iter().all(|kept| *kept == near[0]) {
+            prop_assert_eq!(got, Selection::Listed(near[0].clone()));
+        }
+    }
+}
+
+#[test]
+fn boundaries_are_included() {
+    // Four equal tokens of probability 1/4: a mass of exactly p is reached by the second.
+    let row = Row::new(&[1.0; 4], 1);
+    let kept = |f| Selector::default().select(&of(&[f]), &row.list(f32::NEG_INFINITY));
+    assert_eq!(kept(Filter::TopP(0.5)), Selection::Listed(0..2));
+    assert_eq!(kept(Filter::TopP(0.5f32.next_up())), Selection::Listed(0..3));
+    assert_eq!(kept(Filter::TopK(3)), Selection::Listed(0..3));
+    assert_eq!(kept(Filter::MinP(1.0)), Selection::Listed(0..4));
+    assert_eq!(kept(Filter::Epsilon(0.9)), Selection::Listed(0..1));
+    assert_eq!(kept(Filter::Xtc(0.2)), Selection::Listed(3..4));
+    assert_eq!(kept(Filter::Xtc(0.26)), Selection::Listed(0..4));
+}
