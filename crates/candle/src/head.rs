@@ -1,0 +1,196 @@
+//! The LM head and the draw in one pass.
+
+use crate::{with_matrix, wrap};
+use candle_core::quantized::QMatMul;
+use candle_core::{Device, Result, Tensor, bail};
+use flash_sampling::cpu::{Parked, Tiled};
+use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+
+/// The model's own transforms of its logits; the default has none.
+#[derive(Clone, Debug, Default)]
+pub struct HeadOptions {
+    /// Tokens of the vocabulary, where the weight has more rows than that; the others are padding.
+    pub vocab_size: Option<usize>,
+    /// Added to the logits, one for each row of the weight.
+    pub bias: Option<Vec<f32>>,
+    /// `cap * tanh(l / cap)`, after the bias.
+    pub soft_cap: Option<f32>,
+    /// Multiplies the logits, after the cap.
+    pub scale: Option<f32>,
+}
+
+impl HeadOptions {
+    fn head<'a>(&'a self, weight: Matrix<'a>) -> Result<Head<'a>> {
+        let mut head = wrap(Head::new(weight))?;
+        if let Some(bias) = &self.bias {
+            head = wrap(head.with_bias(bias))?;
+        }
+        if let Some(cap) = self.soft_cap {
+            head = wrap(head.with_soft_cap(cap))?;
+        }
+        if let Some(scale) = self.scale {
+            head = wrap(head.with_scale(scale))?;
+        }
+        match self.vocab_size {
+            Some(size) => wrap(head.with_vocab_size(size)),
+            None => Ok(head),
+        }
+    }
+}
+
+/// An LM head that draws: hidden states `[rows, hidden]` in, tokens out, and the `[rows, vocab]` logits never exist.
+///
+/// The weight is shared with the model and never copied; it is locked for reading during a call.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use flash_sampling::{CpuOptions, Plan, RowParams};
+/// use flash_sampling_candle::{FusedHead, HeadOptions};
+///
+/// let weight = Tensor::randn(0f32, 1.0, (1000, 64), &Device::Cpu)?;
+/// let plan = Plan { max_rows: 2, ..Plan::default() };
+/// let mut head = FusedHead::new(weight, HeadOptions::default(), plan, &CpuOptions::default())?;
+/// let hidden = Tensor::randn(0f32, 1.0, (2, 64), &Device::Cpu)?;
+/// let rows = [5, 17].map(|position| RowParams { seed: 42, position, ..RowParams::default() });
+/// assert_eq!(head.draw(&hidden, &rows)?.dims(), [2, 1]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct FusedHead {
+    weight: Tensor,
+    options: HeadOptions,
+    /// `None` after a call that could not go on.
+    plan: Option<Parked>,
+    samples: Samples,
+}
+
+impl FusedHead {
+    /// Plans for a weight `[vocab, hidden]` in bf16, f16 or f32 on the CPU, as [`with_matrix`] takes it.
+    ///
+    /// # Errors
+    /// A weight, an option or a plan that cannot be used.
+    pub fn new(weight: Tensor, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
+        let planned = with_matrix(&weight, |matrix| Ok(wrap(Tiled::new(options.head(matrix)?, plan, cpu))?.park()))?;
+        Ok(FusedHead { weight, options, plan: Some(planned), samples: Samples::new() })
+    }
+
+    /// [`FusedHead::new`] for the layer of a quantised model, where it holds a plain tensor.
+    ///
+    /// # Errors
+    /// As [`FusedHead::new`]; a quantised weight, by its type.
+    pub fn from_qmatmul(layer: &QMatMul, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
+        match layer {
+            QMatMul::Tensor(weight) | QMatMul::TensorF16(weight) => FusedHead::new(weight.clone(), options, plan, cpu),
+            QMatMul::QTensor(weight) => {
+                bail!("a head quantised as {:?} is not supported: dequantize it first", weight.dtype())
+            }
+        }
+    }
+
+    /// Draws for `hidden [rows, hidden]`, with all that [`Samples`] can hold. Hidden states that are no row-major matrix
+    /// are copied; what concerns one row only is that row's error in `out`.
+    ///
+    /// # Errors
+    /// Hidden states of another width, type or device, or more rows than planned.
+    pub fn sample(&mut self, hidden: &Tensor, rows: &[RowParams<'_>], out: &mut Samples) -> Result<()> {
+        out.clear();
+        let is_matrix = hidden.rank() == 2 && hidden.stride()[1] == 1;
+        let hidden = if is_matrix { hidden.clone() } else { hidden.contiguous()? };
+        let FusedHead { weight, options, plan, .. } = self;
+        with_matrix(weight, |matrix| {
+            let head = options.head(matrix)?;
+            let Some(parked) = plan.take() else { bail!("the plan was lost by a call that failed") };
+            let mut sampler = wrap(parked.resume(head))?;
+            let outcome = with_matrix(&hidden, |hidden| wrap(sampler.sample(hidden, rows, out)));
+            *plan = Some(sampler.park());
+            outcome
+        })
+    }
+
+    /// The tokens alone: u32 `[rows, draws]`. Every row asks for as many draws.
+    ///
+    /// # Errors
+    /// As [`FusedHead::sample`]; a row that has no draw, by its number; rows with different numbers of draws.
+    pub fn draw(&mut self, hidden: &Tensor, rows: &[RowParams<'_>]) -> Result<Tensor> {
+        let draws = rows.first().map_or(1, |row| row.draws);
+        if rows.iter().any(|row| row.draws != draws) {
+            bail!("rows of one tensor must have the same number of draws");
+        }
+        let mut samples = std::mem::take(&mut self.samples);
+        let sampled = self.sample(hidden, rows, &mut samples);
+        let mut tokens = Vec::with_capacity(rows.len() * draws as usize);
+        let collect = || -> Result<Tensor> {
+            sampled?;
+            for (row, outcome) in samples.iter().enumerate() {
+                match outcome {
+                    Ok(row) => tokens.extend(row.draws.iter().map(|draw| draw.token)),
+                    Err(error) => bail!("row {row}: {error}"),
+                }
+            }
+            Tensor::from_vec(std::mem::take(&mut tokens), (rows.len(), draws as usize), &Device::Cpu)
+        };
+        let tensor = collect();
+        self.samples = samples;
+        tensor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::DType;
+    use candle_core::quantized::{GgmlDType, QTensor};
+
+    fn tensor(rows: usize, cols: usize, salt: usize) -> Tensor {
+        let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 + salt) % 1009) as f32 / 504.5 - 1.0).collect();
+        Tensor::from_vec(values, (rows, cols), &Device::Cpu).unwrap()
+    }
+
+    fn plan() -> Plan {
+        Plan { max_rows: 4, max_draws: 3, max_logprobs: Some(2), ..Plan::default() }
+    }
+
+    #[test]
+    fn the_draws_are_those_of_the_sampler_on_the_same_bytes() {
+        let options = HeadOptions { vocab_size: Some(490), scale: Some(0.5), ..HeadOptions::default() };
+        let wide = tensor(500, 40, 3).to_dtype(DType::BF16).unwrap();
+        let weight = wide.narrow(1, 4, 32).unwrap();
+        let mut head = FusedHead::new(weight.clone(), options.clone(), plan(), &CpuOptions::default()).unwrap();
+        let hidden = tensor(32, 4, 9).t().unwrap();
+        let rows = [0, 1, 2, 3].map(|position| RowParams { seed: 7, position, draws: 3, ..RowParams::default() });
+        let found = head.draw(&hidden, &rows).unwrap().to_vec2::<u32>().unwrap();
+        assert_eq!(head.draw(&hidden, &rows).unwrap().to_vec2::<u32>().unwrap(), found);
+        let expected = with_matrix(&weight, |matrix| {
+            let mut sampler = wrap(Tiled::new(options.head(matrix)?, plan(), &CpuOptions::default()))?;
+            let mut out = Samples::new();
+            with_matrix(&hidden.contiguous()?, |hidden| wrap(sampler.sample(hidden, &rows, &mut out)))?;
+            Ok(out.iter().map(|row| row.unwrap().draws.iter().map(|d| d.token).collect()).collect::<Vec<Vec<u32>>>())
+        });
+        assert_eq!(found, expected.unwrap());
+    }
+
+    #[test]
+    fn greedy_is_candles_argmax() {
+        let (weight, hidden) = (tensor(300, 16, 5), tensor(4, 16, 11));
+        let logits = hidden.matmul(&weight.t().unwrap()).unwrap();
+        let mut head = FusedHead::new(weight, HeadOptions::default(), plan(), &CpuOptions::default()).unwrap();
+        let rows = [RowParams { temperature: 0.0, ..RowParams::default() }; 4];
+        let found = head.draw(&hidden, &rows).unwrap().flatten_all().unwrap();
+        assert_eq!(found.to_vec1::<u32>().unwrap(), logits.argmax(1).unwrap().to_vec1::<u32>().unwrap());
+    }
+
+    #[test]
+    fn refusals_leave_the_head_usable() {
+        let mut head =
+            FusedHead::new(tensor(300, 16, 5), HeadOptions::default(), plan(), &CpuOptions::default()).unwrap();
+        let row = RowParams::default();
+        assert!(head.draw(&tensor(1, 17, 1), &[row]).is_err());
+        assert!(head.draw(&tensor(5, 16, 1), &[row; 5]).is_err());
+        assert!(head.draw(&tensor(1, 16, 1), &[RowParams { temperature: -1.0, ..row }]).is_err());
+        assert!(head.draw(&tensor(1, 16, 1), &[row]).is_ok());
+        let weight = QTensor::quantize(&tensor(64, 32, 1), GgmlDType::Q8_0).unwrap();
+        let layer = QMatMul::QTensor(std::sync::Arc::new(weight));
+        let refused = FusedHead::from_qmatmul(&layer, HeadOptions::default(), plan(), &CpuOptions::default());
+        assert!(refused.unwrap_err().to_string().contains("Q8_0"));
+    }
+}
