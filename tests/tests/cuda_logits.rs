@@ -92,7 +92,7 @@ fn long_lists_without_replacement_have_the_bits_of_the_cpu() {
         let mut found = Samples::new();
         CudaStandalone::new(vocab, plan, &device).unwrap().sample(logits.matrix(), &[row; 2], &mut found).unwrap();
         let can = Standalone::new(vocab, plan, &options).unwrap().capabilities();
-        let checked = row.check(&can, &plan, vocab as u32).unwrap();
+        let checked = row.check(&[], &can, &plan, vocab as u32).unwrap();
         for r in 0..2 {
             let mut want: Vec<(f32, u32)> = logits
                 .row(r)
@@ -205,7 +205,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
             let found = stream.clone_dtoh(&draws_there).unwrap();
             stream.synchronize().unwrap();
             for (i, (found, params)) in found.iter().zip(&params).enumerate() {
-                let row = params.check(&can, &Plan::default(), u32::MAX - 1).unwrap();
+                let row = params.check(&[], &can, &Plan::default(), u32::MAX - 1).unwrap();
                 let from = lead + sources[i] as usize * stride;
                 let mut transformed = values[from..from + count as usize].to_vec();
                 row.transform.apply(first, &mut transformed);

@@ -53,15 +53,14 @@ impl Filters {
     /// Number of kinds of filters.
     pub const MAX: usize = 7;
 
-    /// No filter yet.
-    pub fn new(rescale: f32) -> Self {
-        Filters { steps: [Filter::TopK(u32::MAX); Filters::MAX], len: 0, rescale }
-    }
-
-    /// Appends a filter; at most [`Filters::MAX`] of them.
-    pub fn push(&mut self, filter: Filter) {
-        self.steps[self.len] = filter;
-        self.len += 1;
+    /// The filters that are on, first to last; each kind comes once at most, so that there is room for all.
+    pub fn new(steps: [Option<Filter>; Filters::MAX], rescale: f32) -> Self {
+        let mut filters = Filters { steps: [Filter::TopK(u32::MAX); Filters::MAX], len: 0, rescale };
+        for (slot, step) in filters.steps.iter_mut().zip(steps.into_iter().flatten()) {
+            *slot = step;
+            filters.len += 1;
+        }
+        filters
     }
 
     /// The filters, first to last.

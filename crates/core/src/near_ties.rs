@@ -76,9 +76,6 @@ impl NearTies {
         let raw = scale * head.soft_cap().map_or(before, |cap| before.min(f64::from(cap)));
         let reach = 2.1 * (raw + NOISE / inv_t);
         let mut list = AdjustmentBounds::default();
-        row.transform.logit_bias.iter().for_each(|&(token, bias)| {
-            list.add(&Adjustment { token, bias, repetition: 1.0, subtract: 0.0 }, reach);
-        });
         row.transform.adjustments.iter().for_each(|a| list.add(a, reach));
         let cap_error = if head.soft_cap().is_some() { 2.0 * TANH * raw } else { 0.0 };
         let transformed = ((raw + list.shift) * list.factor + list.shift) * inv_t;

@@ -131,22 +131,20 @@ pub struct Row<'a> {
     pub filters: Option<Filters>,
 }
 
-impl<'a> Row<'a> {
-    /// The row with the list that [`Adjustments`](crate::Adjustments) made of its parameters.
-    #[must_use]
-    pub fn with_adjustments(mut self, adjustments: &'a [Adjustment]) -> Self {
-        self.transform.adjustments = adjustments;
-        self
-    }
-}
-
 impl<'a> RowParams<'a> {
     /// Checks the parameters against what a sampler can do, what was planned, and the size of the vocabulary.
-    /// A sampler that can do more with single logits than mask and bias them adds [`Row::with_adjustments`].
+    /// `adjustments` is what [`Adjustments`](crate::Adjustments) made of these parameters; who does not transform logits
+    /// has no use for it and passes none.
     ///
     /// # Errors
     /// [`RowError::Invalid`], [`RowError::Unsupported`] or [`RowError::BeyondPlan`], naming the knob.
-    pub fn check(&self, can: &Capabilities, plan: &Plan, vocab_size: u32) -> Result<Row<'a>, RowError> {
+    pub fn check(
+        &self,
+        adjustments: &'a [Adjustment],
+        can: &Capabilities,
+        plan: &Plan,
+        vocab_size: u32,
+    ) -> Result<Row<'a>, RowError> {
         let invalid = |knob, reason| Err(RowError::Invalid { knob, reason });
         let Some(noise) = Noise::new(self.seed, self.position) else {
             return invalid(Knob::Position, "must be below 2^56");
@@ -179,12 +177,7 @@ impl<'a> RowParams<'a> {
         Ok(Row {
             noise,
             greedy,
-            transform: RowTransform {
-                mask: self.mask,
-                logit_bias: self.logit_bias,
-                adjustments: &[],
-                inv_temperature: scale,
-            },
+            transform: RowTransform { mask: self.mask, adjustments, inv_temperature: scale },
             first_draw: self.first_draw,
             draws: self.draws,
             without_replacement: self.without_replacement,
@@ -289,8 +282,6 @@ impl<'a> RowParams<'a> {
             Order::HuggingFace => [sigma, top_k, top_p, min_p, typical, epsilon, xtc],
             Order::LlamaCpp => [sigma, top_k, typical, top_p, min_p, epsilon, xtc],
         };
-        let mut filters = Filters::new(if self.order == Order::LlamaCpp { inv_temperature } else { 1.0 });
-        steps.into_iter().flatten().for_each(|step| filters.push(step));
-        filters
+        Filters::new(steps, if self.order == Order::LlamaCpp { inv_temperature } else { 1.0 })
     }
 }

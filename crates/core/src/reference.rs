@@ -275,8 +275,8 @@ impl PerturbedArgmax for Reference<'_> {
         for (r, params) in rows.iter().enumerate() {
             input.row_to_f32(r, &mut hidden);
             let outcome = params
-                .check(&self.capabilities(), &self.plan, self.head.vocab_size())
-                .and_then(|row| self.row(&row.with_adjustments(adjustments.row(r)), &self.raw_logits(&hidden), out));
+                .check(adjustments.row(r), &self.capabilities(), &self.plan, self.head.vocab_size())
+                .and_then(|row| self.row(&row, &self.raw_logits(&hidden), out));
             if let Err(error) = outcome {
                 out.push_error(error);
             }

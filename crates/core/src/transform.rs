@@ -8,10 +8,7 @@ use crate::error::RowError;
 pub struct RowTransform<'a> {
     /// See [`RowParams::mask`](crate::RowParams::mask).
     pub mask: Option<&'a [u32]>,
-    /// See [`RowParams::logit_bias`](crate::RowParams::logit_bias); not looked at where there are `adjustments`, which
-    /// hold it too.
-    pub logit_bias: &'a [(u32, f32)],
-    /// Biases, bans and penalties in one list ([`Adjustments`](crate::Adjustments)); empty where there are biases only.
+    /// Biases, bans and penalties, tokens strictly ascending ([`Adjustments`](crate::Adjustments)).
     pub adjustments: &'a [Adjustment],
     /// One over the temperature, rounded once; 1 for a greedy row, and for one whose filters come first.
     pub inv_temperature: f32,
@@ -29,12 +26,6 @@ impl RowTransform<'_> {
             for adjustment in &self.adjustments[from..] {
                 let Some(l) = logits.get_mut((adjustment.token - first) as usize) else { break };
                 *l = adjustment.apply(*l);
-            }
-        } else if !self.logit_bias.is_empty() {
-            let from = self.logit_bias.partition_point(|&(token, _)| token < first);
-            for &(token, value) in &self.logit_bias[from..] {
-                let Some(l) = logits.get_mut((token - first) as usize) else { break };
-                *l += value;
             }
         }
         if self.inv_temperature != 1.0 {
@@ -105,13 +96,11 @@ mod tests {
 
         #[test]
         fn a_split_gives_the_same_logits(split in 0usize..40, penalties: bool, bias in prop::collection::btree_map(0u32..60, -2f32..2.0, 0..9)) {
-            let list: Vec<_> = bias.into_iter().map(|(token, bias)| Adjustment {
-                token, bias, repetition: 1.3, subtract: 0.5,
-            }).collect();
-            let biases: Vec<_> = list.iter().map(|a| (a.token, a.bias)).collect();
-            let adjustments = if penalties { &list[..] } else { &[] };
+            let (repetition, subtract) = if penalties { (1.3, 0.5) } else { (1.0, 0.0) };
+            let item = |(token, bias)| Adjustment { token, bias, repetition, subtract };
+            let adjustments: Vec<_> = bias.into_iter().map(item).collect();
             let mask = Some(&[0xffff_0fff, 0x1234_5678][..]);
-            let t = RowTransform { mask, logit_bias: &biases, adjustments, inv_temperature: 0.7 };
+            let t = RowTransform { mask, adjustments: &adjustments, inv_temperature: 0.7 };
             let mut whole: Vec<f32> = (0..40).map(|i| i as f32).collect();
             let mut parts = whole.clone();
             t.apply(7, &mut whole);

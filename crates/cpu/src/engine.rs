@@ -165,7 +165,7 @@ impl Engine {
     ) -> Rows<'a> {
         let mut checked: Rows<'a> = recycle(core::mem::take(&mut self.rows));
         checked.extend(rows.iter().enumerate().map(|(r, params)| {
-            let row = params.check(can, &self.plan, vocab_size)?.with_adjustments(adjustments.row(r));
+            let row = params.check(adjustments.row(r), can, &self.plan, vocab_size)?;
             Ok(Planned { slack: slack(r, &row), row, list_from: None })
         }));
         checked

@@ -5,7 +5,7 @@ use flash_sampling_core::noise::{Domain, Noise};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::reference::{grouped, groups, log_mass, online, tiled};
 use flash_sampling_core::transform::{RowTransform, first_invalid};
-use flash_sampling_core::{Candidate, Head, Matrix, RowError};
+use flash_sampling_core::{Adjustment, Candidate, Head, Matrix, RowError};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -122,12 +122,9 @@ impl Case {
         let mut logits = row.dots.clone();
         head.transform(self.first, &mut logits);
         first_invalid(self.first, &logits).map_or(Ok(()), Err)?;
-        let transform = RowTransform {
-            mask: row.mask.as_deref(),
-            logit_bias: &row.bias,
-            adjustments: &[],
-            inv_temperature: row.inv_temperature,
-        };
+        let adjustments: Vec<_> = row.bias.iter().map(|&(token, value)| Adjustment::bias(token, value)).collect();
+        let transform =
+            RowTransform { mask: row.mask.as_deref(), adjustments: &adjustments, inv_temperature: row.inv_temperature };
         transform.apply(self.first, &mut logits);
         first_invalid(self.first, &logits).map_or(Ok(()), Err)?;
         if logits.iter().all(|&l| l == f32::NEG_INFINITY) {

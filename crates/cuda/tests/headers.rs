@@ -3,7 +3,7 @@
 use flash_sampling_core::noise::log::{ln, neg_ln_1m};
 use flash_sampling_core::noise::{Domain, Noise};
 use flash_sampling_core::transform::RowTransform;
-use flash_sampling_core::{Head, MassHistogram, Matrix, Winner, math};
+use flash_sampling_core::{Adjustment, Head, MassHistogram, Matrix, Winner, math};
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
@@ -106,8 +106,8 @@ fn floats(out: &mut Expected<'_>) {
         out.float("head", i, head(Some(unit)));
         out.float("plain head", i, head(None));
         let mask = [input(i), input(i + 2), input(i + 3)];
-        let bias = [(3, 1.5), (17, -2.25), (90, x)];
-        let row = RowTransform { mask: Some(&mask), logit_bias: &bias, adjustments: &[], inv_temperature: 0.7 };
+        let bias = [(3, 1.5), (17, -2.25), (90, x)].map(|(token, value)| Adjustment::bias(token, value));
+        let row = RowTransform { mask: Some(&mask), adjustments: &bias, inv_temperature: 0.7 };
         let mut logit = [x];
         row.apply(input(i + 4) % 100, &mut logit);
         out.float("row", i, logit[0]);

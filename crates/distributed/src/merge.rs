@@ -54,7 +54,7 @@ impl Merger {
     ) -> Result<(), ShardError> {
         out.clear();
         for (r, params) in rows.iter().enumerate() {
-            match params.check(&whole.capabilities, &whole.plan, whole.shape.vocab_size) {
+            match params.check(&[], &whole.capabilities, &whole.plan, whole.shape.vocab_size) {
                 Err(error) => out.push_error(error),
                 Ok(row) => {
                     let merged = self.row(whole.merge, &row, shards, |shard| summary(shard, r), out);

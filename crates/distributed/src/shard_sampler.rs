@@ -124,7 +124,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         winners.begin(whole, rows, input.dtype());
         if has_answers {
             for (r, params) in rows.iter().enumerate() {
-                if let Ok(row) = params.check(&whole.capabilities, &whole.plan, whole.shape.vocab_size) {
+                if let Ok(row) = params.check(&[], &whole.capabilities, &whole.plan, whole.shape.vocab_size) {
                     winners.put(r, &row, &local.summary(r));
                 }
             }
@@ -222,7 +222,7 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
 
 /// Whether a row's shard is drawn by log-mass; nothing when the row's parameters are invalid.
 fn by_mass(whole: &Whole, params: &RowParams<'_>) -> Option<bool> {
-    let row = params.check(&whole.capabilities, &whole.plan, whole.shape.vocab_size).ok()?;
+    let row = params.check(&[], &whole.capabilities, &whole.plan, whole.shape.vocab_size).ok()?;
     Some(whole.merge.draws_by_mass(&row))
 }
 

@@ -50,7 +50,7 @@ pub(super) fn impossible_knobs_are_errors(trial: &Trial<'_>, report: &mut LawRep
     alone.hidden = problem.hidden.select(&[30]);
     let want_last = RowBits::of(&trial.sample(&alone, PLAN, &[good])?, 0);
     for (r, row) in rows.iter().enumerate() {
-        let want = row.check(&capabilities, &PLAN, 300).err();
+        let want = row.check(&[], &capabilities, &PLAN, 300).err();
         let found = out.row(r).err();
         ensure!(found == want, "row {r}: {found:?} instead of {want:?}");
     }
@@ -61,7 +61,7 @@ pub(super) fn impossible_knobs_are_errors(trial: &Trial<'_>, report: &mut LawRep
     let plan = Plan { max_logprobs: None, ..PLAN };
     let row = RowParams { logprobs: Some(0), ..good };
     let found = trial.sample(&alone, plan, &[row])?.row(0).err();
-    let want = row.check(&capabilities, &plan, 300).err();
+    let want = row.check(&[], &capabilities, &plan, 300).err();
     ensure!(found == want && want.is_some(), "unplanned log-probabilities: {found:?} instead of {want:?}");
     report.agreed("unplanned log-probabilities", 1);
     Ok(())

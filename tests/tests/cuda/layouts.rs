@@ -159,8 +159,7 @@ fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
                     let dot = |row: &Vec<f32>| row.iter().zip(&state).fold(0.0f32, |sum, (w, h)| sum + w * h);
                     let mut want: Vec<f32> = plain.iter().map(dot).collect();
                     let inv_temperature = parameters[r].inv_temperature;
-                    RowTransform { mask: None, logit_bias: &[], adjustments: &[], inv_temperature }
-                        .apply(FIRST_TOKEN, &mut want);
+                    RowTransform { mask: None, adjustments: &[], inv_temperature }.apply(FIRST_TOKEN, &mut want);
                     let stored = &found[r * (tokens + GAP)..][..tokens + GAP];
                     let bad = (0..tokens).find(|&t| f32::from_bits(stored[t]) != want[t]);
                     let pair = bad.map(|t| (t, f32::from_bits(stored[t]), want[t]));

@@ -284,13 +284,13 @@ impl Wrong<'_> {
                 transform.apply(first, &mut logits);
             }
             Fault::BiasAfterTemperature => {
-                let bias = core::mem::take(&mut transform.logit_bias);
+                let list = core::mem::take(&mut transform.adjustments);
                 transform.apply(first, &mut logits);
-                bias.iter().for_each(|&(token, value)| logits[(token - first) as usize] += value);
+                list.iter().for_each(|a| logits[(a.token - first) as usize] += a.bias);
             }
             Fault::BiasTooShort => {
-                let kept = transform.logit_bias.partition_point(|&(token, _)| token + 1 < self.head.vocab_size());
-                transform.logit_bias = &transform.logit_bias[..kept];
+                let kept = transform.adjustments.partition_point(|a| a.token + 1 < self.head.vocab_size());
+                transform.adjustments = &transform.adjustments[..kept];
                 transform.apply(first, &mut logits);
             }
             Fault::PenaltiesAfterTemperature => {
@@ -330,7 +330,7 @@ impl Wrong<'_> {
         let params = &RowParams { order, ..*params };
         let mut adjustments = Adjustments::default();
         adjustments.collect([params]);
-        let row = params.check(&taken, &self.plan, self.head.vocab_size())?.with_adjustments(adjustments.row(0));
+        let row = params.check(adjustments.row(0), &taken, &self.plan, self.head.vocab_size())?;
         let mut logits = self.transform(&row, self.raw_logits(hidden, rows))?;
         if let (Some(history), Fault::PenaltyOfOne) = (params.history, self.fault) {
             history.tokens().iter().for_each(|&token| logits[token as usize] -= 1.0);

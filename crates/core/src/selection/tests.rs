@@ -77,9 +77,9 @@ fn filters() -> impl Strategy<Value = Vec<Filter>> {
 }
 
 fn of(steps: &[Filter]) -> Filters {
-    let mut filters = Filters::new(1.0);
-    steps.iter().for_each(|&f| filters.push(f));
-    filters
+    let mut all = [None; Filters::MAX];
+    all.iter_mut().zip(steps).for_each(|(slot, &step)| *slot = Some(step));
+    Filters::new(all, 1.0)
 }
 
 /// The filters with their values moved by a little, to see whether a boundary is near.

@@ -14,8 +14,8 @@ use flash_sampling_core::canonical::norm;
 use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Candidate, Capabilities, Exactness, Head, Knob, MassHistogram, Matrix, Plan, RowError, RowParams, SampleError,
-    Samples, Shape, Winner, params,
+    Adjustments, Candidate, Capabilities, Exactness, Head, Knob, MassHistogram, Matrix, Plan, RowError, RowParams,
+    SampleError, Samples, Shape, Winner, params,
 };
 use std::sync::Arc;
 
@@ -31,6 +31,8 @@ pub(crate) struct Frame<'w> {
     staging: Staging,
     /// Row and number of each draw of the call.
     work: Vec<(usize, u32)>,
+    /// The biases of the call's rows.
+    adjustments: Adjustments,
     /// The draws of the last launches, and of the call.
     draws: Vec<Draw>,
     results: Vec<Draw>,
@@ -73,6 +75,7 @@ impl<'w> Frame<'w> {
             resident,
             staging: Staging::default(),
             work: Vec::new(),
+            adjustments: Adjustments::default(),
             draws: Vec::new(),
             results: Vec::new(),
             stored: None,
@@ -97,7 +100,10 @@ impl<'w> Frame<'w> {
             for &(r, draw) in part {
                 let row = match checked {
                     Some((checked_row, row)) if checked_row == r => row,
-                    _ => rows[r].check(&can, &self.plan, vocab_size).expect("rows of the work were checked"),
+                    _ => {
+                        let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
+                        row.expect("rows of the work were checked")
+                    }
                 };
                 checked = Some((r, row));
                 self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
@@ -134,7 +140,8 @@ impl<'w> Frame<'w> {
             self.staging.clear();
             let mut asking = Vec::with_capacity(part.len());
             for &r in part {
-                let row = rows[r].check(&can, &self.plan, vocab_size).expect("rows that ask were checked");
+                let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
+                let row = row.expect("rows that ask were checked");
                 self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
                 self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, vocab_size);
                 let near_ties = self.near_ties.as_ref().map(|bounds| {
@@ -231,8 +238,9 @@ impl Frame<'_> {
         let (can, vocab_size) = (self.can, self.head.vocab_size());
         self.work.clear();
         self.asking.clear();
+        self.adjustments.collect(rows);
         for (r, params) in rows.iter().enumerate() {
-            let Ok(row) = params.check(&can, &self.plan, vocab_size) else { continue };
+            let Ok(row) = params.check(&[], &can, &self.plan, vocab_size) else { continue };
             let asks = self.asks(&row);
             if asks {
                 self.asking.push(r);
@@ -247,7 +255,7 @@ impl Frame<'_> {
         let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
         for (r, params) in rows.iter().enumerate() {
             let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
-            let outcome = params.check(&can, &self.plan, vocab_size).and_then(|row| match asked {
+            let outcome = params.check(&[], &can, &self.plan, vocab_size).and_then(|row| match asked {
                 Some(i) if self.draws_from_stored() => self.answers.emit(i, &row, out),
                 asked => {
                     let (mass, top) = asked.map_or((None, [].as_slice()), |i| self.answers.extras(i));

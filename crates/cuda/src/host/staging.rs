@@ -56,15 +56,15 @@ impl Staging {
                 (at + 1, mask.len() as u32)
             }
         };
-        let biases = row.transform.logit_bias;
+        let biases = row.transform.adjustments;
         let (bias, largest_bias) = match self.last_bias {
             Some((address, length, at, largest)) if address == biases.as_ptr().addr() && length == biases.len() => {
                 (at, largest)
             }
             _ => {
                 let at = self.biases.len() as u64;
-                self.biases.extend(biases.iter().map(|&(token, value)| LogitBias { token, value }));
-                (at, biases.iter().fold(0.0f32, |largest, &(_, value)| largest.max(value)))
+                self.biases.extend(biases.iter().map(|a| LogitBias { token: a.token, value: a.bias }));
+                (at, biases.iter().fold(0.0f32, |largest, a| largest.max(a.bias)))
             }
         };
         self.last_bias = Some((biases.as_ptr().addr(), biases.len(), bias, largest_bias));
@@ -114,7 +114,7 @@ impl Staging {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::{Capabilities, Exactness, Input, Plan, RowParams, Variant};
+    use flash_sampling_core::{Adjustments, Capabilities, Exactness, Input, Plan, RowParams, Variant};
 
     #[test]
     fn rows_find_their_masks_and_biases() {
@@ -132,8 +132,10 @@ mod tests {
         let biased = RowParams { logit_bias: &[(3, -1.0), (9, 2.5)], mask: Some(&[]), ..RowParams::default() };
         let mut staging = Staging::default();
         staging.push_hidden(&[7; 18], 20);
-        for (params, draw) in [(masked, 0), (masked, 1), (biased, 0)] {
-            let row = params.check(&can, &plan, 64).unwrap();
+        let mut adjustments = Adjustments::default();
+        adjustments.collect([&masked, &masked, &biased]);
+        for (r, (params, draw)) in [(masked, 0), (masked, 1), (biased, 0)].into_iter().enumerate() {
+            let row = params.check(adjustments.row(r), &can, &plan, 64).unwrap();
             staging.push(params.seed, params.position, &row, draw, 64);
         }
         let size = staging.len();

@@ -15,8 +15,8 @@ use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, DType, Exactness, Input, Knob, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
-    Samples, Shape, Variant,
+    Adjustments, Capabilities, DType, Exactness, Input, Knob, Matrix, PerturbedArgmax, Plan, RowError, RowParams,
+    SampleError, Samples, Shape, Variant,
 };
 use std::sync::Arc;
 
@@ -51,6 +51,8 @@ pub struct CudaStandalone {
     stored: Option<StoredRows>,
     answers: Answers,
     work: Vec<(usize, u32)>,
+    /// The biases of the call's rows.
+    adjustments: Adjustments,
     asking: Vec<usize>,
     results: Vec<Draw>,
 }
@@ -103,6 +105,7 @@ impl CudaStandalone {
             stored: None,
             answers: Answers::default(),
             work: Vec::new(),
+            adjustments: Adjustments::default(),
             asking: Vec::new(),
             results: Vec::new(),
             stream,
@@ -152,14 +155,20 @@ impl CudaStandalone {
     }
 
     /// Makes every draw of `work`, in its order.
-    fn draw(&mut self, logits: &DeviceMatrix, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+    fn draw(
+        &mut self,
+        logits: &DeviceMatrix,
+        rows: &[RowParams<'_>],
+        adjustments: &Adjustments,
+    ) -> Result<(), CudaError> {
         self.results.clear();
         let can = self.capabilities();
         let work = core::mem::take(&mut self.work);
         for part in work.chunks(MOST) {
             self.staging.clear();
             for &(r, draw) in part {
-                let row = rows[r].check(&can, &self.plan, self.vocab_size).expect("rows of the work were checked");
+                let row = rows[r].check(adjustments.row(r), &can, &self.plan, self.vocab_size);
+                let row = row.expect("rows of the work were checked");
                 self.staging.push(rows[r].seed, rows[r].position, &row, draw, self.vocab_size);
             }
             let sources: Vec<u32> = part.iter().map(|&(r, _)| r as u32).collect();
@@ -190,7 +199,12 @@ impl CudaStandalone {
     }
 
     /// Transforms the rows that ask, some at a time, and asks them.
-    fn ask(&mut self, logits: &DeviceMatrix, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+    fn ask(
+        &mut self,
+        logits: &DeviceMatrix,
+        rows: &[RowParams<'_>],
+        adjustments: &Adjustments,
+    ) -> Result<(), CudaError> {
         self.answers.clear();
         if self.asking.is_empty() {
             return Ok(());
@@ -205,7 +219,8 @@ impl CudaStandalone {
             self.staging.clear();
             let mut asking = Vec::with_capacity(part.len());
             for &r in part {
-                let row = rows[r].check(&can, &self.plan, self.vocab_size).expect("rows that ask were checked");
+                let row = rows[r].check(adjustments.row(r), &can, &self.plan, self.vocab_size);
+                let row = row.expect("rows that ask were checked");
                 self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, self.vocab_size);
                 asking.push(Asking { seed: rows[r].seed, position: rows[r].position, row, near_ties: None });
             }
@@ -280,7 +295,7 @@ impl PerturbedArgmax for CudaStandalone {
         self.work.clear();
         self.asking.clear();
         for (r, params) in rows.iter().enumerate() {
-            match params.check(&can, &self.plan, self.vocab_size) {
+            match params.check(&[], &can, &self.plan, self.vocab_size) {
                 Ok(row) if row.without_replacement || row.logprobs.is_some() => self.asking.push(r),
                 Ok(row) => self.work.extend((row.first_draw..row.first_draw + row.draws).map(|draw| (r, draw))),
                 Err(_) => {}
@@ -288,12 +303,15 @@ impl PerturbedArgmax for CudaStandalone {
         }
         let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
         let logits = self.copy_logits(&input).map_err(failed)?;
-        self.draw(&logits, rows).map_err(failed)?;
-        self.ask(&logits, rows).map_err(failed)?;
+        let mut adjustments = core::mem::take(&mut self.adjustments);
+        adjustments.collect(rows);
+        self.draw(&logits, rows, &adjustments).map_err(failed)?;
+        self.ask(&logits, rows, &adjustments).map_err(failed)?;
+        self.adjustments = adjustments;
         let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
         for (r, params) in rows.iter().enumerate() {
             let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
-            let outcome = params.check(&can, &self.plan, self.vocab_size).and_then(|row| {
+            let outcome = params.check(&[], &can, &self.plan, self.vocab_size).and_then(|row| {
                 if let Some(i) = asked {
                     return self.answers.emit(i, &row, out);
                 }

@@ -17,7 +17,8 @@ use crate::host::tiled::CudaTiled;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead, Variant,
+    Adjustments, Capabilities, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
+    Variant,
 };
 use std::io::Read;
 use std::sync::Arc;
@@ -57,6 +58,8 @@ pub struct CudaStreamed<'a> {
     draws: CudaSlice<u8>,
     /// Row and number of each draw of the call, and the results.
     work: Vec<(usize, u32)>,
+    /// The biases of the call's rows.
+    adjustments: Adjustments,
     results: Vec<Draw>,
 }
 
@@ -184,6 +187,7 @@ impl<'a> CudaStreamed<'a> {
             invalid,
             draws,
             work,
+            adjustments: Adjustments::default(),
             results,
         })
     }
@@ -220,9 +224,10 @@ impl<'a> CudaStreamed<'a> {
         let (can, plan, vocab_size) = (self.can, self.plan, self.head.vocab_size as u32);
         self.work.clear();
         self.staging.clear();
+        self.adjustments.collect(rows);
         let stride = self.head.hidden.next_multiple_of(8);
         for (r, params) in rows.iter().enumerate() {
-            let Ok(row) = params.check(&can, &plan, vocab_size) else { continue };
+            let Ok(row) = params.check(self.adjustments.row(r), &can, &plan, vocab_size) else { continue };
             for draw in row.first_draw..row.first_draw + row.draws {
                 self.work.push((r, draw));
                 self.staging.push_hidden(input.row_bytes(r), stride * input.dtype().size());
@@ -244,7 +249,7 @@ impl<'a> CudaStreamed<'a> {
         let mut results = self.results.as_slice();
         for params in rows {
             let outcome =
-                params.check(&can, &plan, vocab_size).and_then(|row| push_row(&mut results, &row, None, &[], out));
+                params.check(&[], &can, &plan, vocab_size).and_then(|row| push_row(&mut results, &row, None, &[], out));
             if let Err(error) = outcome {
                 out.push_error(error);
             }
