@@ -1,4 +1,8 @@
-// The entry point of the fused Hopper kernel. The build gives FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER and FS_OPERAND.
+// The entry point of the fused Hopper kernel. The build gives FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER and FS_OPERAND,
+// and FS_KNOBS for the instance that takes rows with penalties.
+#ifndef FS_KNOBS
+#define FS_NO_PENALTIES
+#endif
 #include "flash_sampling/kernels/fused_hopper.cuh"
 
 using namespace flash_sampling;

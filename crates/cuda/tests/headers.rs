@@ -112,6 +112,12 @@ fn floats(out: &mut Expected<'_>) {
         row.apply(input(i + 4) % 100, &mut logit);
         out.float("row", i, logit[0]);
         out.float("plain row", i, x);
+        let list = [(3, 1.5, 1.3, 0.0), (17, -2.25, 0.7, -0.75), (90, x, 1.0, unit)];
+        let list = list.map(|(token, bias, repetition, subtract)| Adjustment { token, bias, repetition, subtract });
+        let mut logit = [x];
+        RowTransform { mask: None, adjustments: &list, inv_temperature: 0.7 }
+            .apply(list[i as usize % 3].token, &mut logit);
+        out.float("penalised row", i, logit[0]);
         for l in [(unit - 0.25) * 200.0, x] {
             mass(out, i, l);
         }

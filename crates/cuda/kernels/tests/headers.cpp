@@ -116,6 +116,13 @@ static u32 broken_swizzle() {
     return broken;
 }
 
+// Biases with their penalties, as they lie in memory.
+struct Penalised {
+    LogitBias bias[3];
+    Penalty least;
+    Penalty penalties[3];
+};
+
 int main() {
     for (u32 i = 0; i < 4000; ++i) {
         const u64 position = input(i + 2) * 0x1000001ull & 0xffffffffffffffull;
@@ -150,6 +157,8 @@ int main() {
         const LogitBias bias[] = {{3, 1.5f}, {17, -2.25f}, {90, x}};
         put(RowTransform{mask, 3, 3, bias, 0.7f}.apply(x, input(i + 4) % 100));
         put(RowTransform{nullptr, 0, 0, nullptr, 1.0f}.apply(x, i));
+        const Penalised list{{{3, 1.5f}, {17, -2.25f}, {90, x}}, {1.0f, 0.0f}, {{1.3f, 0.0f}, {0.7f, -0.75f}, {1.0f, unit}}};
+        put(RowTransform{nullptr, 0, 3 | PENALISED, list.bias, 0.7f}.apply(x, list.bias[i % 3].token));
         const float logit = (unit - 0.25f) * 200.0f;
         const float logits[] = {logit, x};
         for (float l : logits) {
@@ -166,6 +175,10 @@ int main() {
         row.inv_temperature = i % 3 ? 1.0f / (0.01f + (input(i) >> 8) * 1e-5f) : 1.0f;
         const LogitBias bias[] = {{7, (input(i + 1) >> 24) * 0.1f}};
         if (i % 5 == 0) row.bias = bias, row.biases = 1, row.largest_bias = bias[0].value;
+        const Penalty penalty{i % 2 ? 1.0f : 0.1f + (input(i + 3) >> 24) * 0.01f, ((input(i + 4) >> 24) - 128.0f) * 0.1f};
+        const Penalty least{penalty.repetition < 1.0f ? penalty.repetition : 1.0f, penalty.subtract < 0.0f ? penalty.subtract : 0.0f};
+        const Penalised list{{bias[0], {8, 0.0f}, {9, 0.0f}}, least, {penalty, {1.0f, 0.0f}, {1.0f, 0.0f}}};
+        if (i % 11 == 0) row.bias = list.bias, row.biases = 3 | PENALISED, row.largest_bias = bias[0].value;
         const HeadTransform head{i % 4 == 0 ? 30.0f : 0.0f, i % 2 ? 1.0f : 0.37f};
         const float best = (static_cast<i32>(input(i + 2)) * 0x1p-31f) * (i % 7 ? 50.0f : 1e4f);
         const float bound = i % 6 ? 8.317768f : 3.465737f;

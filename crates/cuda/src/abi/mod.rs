@@ -30,6 +30,21 @@ pub struct LogitBias {
 }
 layout!(LogitBias 8: token 0, value 4);
 
+/// What is done to a biased logit.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct Penalty {
+    /// Divides a positive logit and multiplies another; positive and finite; 1 = none.
+    pub repetition: f32,
+    /// Subtracted last; finite; 0 = none.
+    pub subtract: f32,
+}
+layout!(Penalty 8: repetition 0, subtract 4);
+
+/// Added to [`Row::biases`]: behind the biases lie a [`Penalty`] with the smallest of all values, and at most 1 and 0, and
+/// then one [`Penalty`] for each bias. Larger values in the first of them would lose tokens that should win.
+pub const PENALISED: u32 = 1 << 31;
+
 /// All that differs from row to row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
@@ -40,11 +55,11 @@ pub struct Row {
     pub position: u64,
     /// `mask_words` words, 1 = allowed, by global token id; 0 = every token is allowed.
     pub mask: u64,
-    /// `biases` entries of [`LogitBias`], tokens strictly ascending.
+    /// `biases` entries of [`LogitBias`], tokens strictly ascending; penalties follow where there is [`PENALISED`].
     pub bias: u64,
     /// Words of the mask; tokens beyond them are forbidden.
     pub mask_words: u32,
-    /// Number of biases.
+    /// Number of biases; with [`PENALISED`] where penalties follow them.
     pub biases: u32,
     /// One over the temperature; 1 for a greedy row.
     pub inv_temperature: f32,

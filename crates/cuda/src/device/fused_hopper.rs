@@ -7,17 +7,18 @@ use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
 use crate::error::CudaError;
+use core::fmt::Display;
 use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
 
-/// An instance for each tile and operand type, on Hopper alone.
+/// Two instances for each tile and operand type, on Hopper alone: without and with what few calls need.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves: |architecture| architecture == Architecture::HOPPER,
     instances: || {
-        let tiles = [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype));
-        tiles.into_iter().flatten().map(Tile::instance).collect()
+        let tiles = |knobs| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, knobs));
+        [false, true].into_iter().flat_map(tiles).flatten().map(Tile::instance).collect()
     },
 };
 
@@ -36,6 +37,8 @@ pub(crate) struct Tile {
     slabs: u32,
     pub(crate) cluster: u32,
     pub(crate) dtype: DType,
+    /// Whether it takes rows with penalties.
+    pub(crate) knobs: bool,
 }
 
 /// Columns, units, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
@@ -45,20 +48,28 @@ const TILES: [[u32; 4]; 6] =
 
 impl Tile {
     /// The tiles that calls of up to `rows` rows use, smallest first.
-    pub(crate) fn up_to(rows: usize, dtype: DType) -> impl Iterator<Item = Tile> {
+    pub(crate) fn up_to(rows: usize, dtype: DType, knobs: bool) -> impl Iterator<Item = Tile> {
         let largest = TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(TILES.len() - 1);
-        let made = move |[columns, units, slabs, cluster]: [u32; 4]| Tile { columns, units, slabs, cluster, dtype };
+        let made =
+            move |[columns, units, slabs, cluster]: [u32; 4]| Tile { columns, units, slabs, cluster, dtype, knobs };
         TILES[..=largest].iter().copied().map(made)
     }
 
+    /// The same tile for rows with penalties.
+    pub(crate) fn with_knobs(self) -> Tile {
+        Tile { knobs: true, ..self }
+    }
+
     fn instance(self) -> Instance {
-        Instance::new(&[
+        let operand = abi::element_name(self.dtype);
+        let plain: [(_, &dyn Display); 5] = [
             ("COLUMNS", &self.columns),
             ("UNITS", &self.units),
             ("SLABS", &self.slabs),
             ("CLUSTER", &self.cluster),
-            ("OPERAND", &abi::element_name(self.dtype)),
-        ])
+            ("OPERAND", &operand),
+        ];
+        if self.knobs { Instance::new(&[&plain[..], &[("KNOBS", &1)]].concat()) } else { Instance::new(&plain) }
     }
 
     /// Loads the kernel into a device.
@@ -120,7 +131,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_a_plan() {
-        let columns = |rows| Tile::up_to(rows, DType::BF16).map(|t| t.columns).collect::<Vec<_>>();
+        let columns = |rows| Tile::up_to(rows, DType::BF16, false).map(|t| t.columns).collect::<Vec<_>>();
         assert_eq!(columns(1), [8]);
         assert_eq!(columns(17), [8, 16, 32]);
         assert_eq!(columns(256).last(), Some(&256));

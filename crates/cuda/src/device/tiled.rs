@@ -51,18 +51,39 @@ pub struct DeviceTiled {
 #[derive(Debug)]
 struct Hopper {
     kernels: Vec<Arc<Loaded>>,
+    /// Those for rows with penalties, each when the first such launch comes.
+    with_knobs: Vec<Arc<Loaded>>,
     weight: TensorMap,
     granule: TensorMap,
 }
 
 impl Hopper {
     fn new(weight: &DeviceMatrix, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
-        let tiles = Tile::up_to(max_rows, weight.dtype);
+        let tiles = Tile::up_to(max_rows, weight.dtype, false);
         Ok(Hopper {
             kernels: tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?,
+            with_knobs: Vec::new(),
             weight: tensor_map::encode(weight, 64)?,
             granule: tensor_map::encode(weight, 16)?,
         })
+    }
+
+    /// The kernel for a call of `rows` rows, within the plan.
+    fn kernel(&mut self, rows: usize, knobs: bool, device: &Device) -> Result<&Loaded, CudaError> {
+        let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
+        let planned = self.kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
+        if !knobs {
+            return Ok(planned);
+        }
+        let tile = planned.tile.with_knobs();
+        let at = match self.with_knobs.iter().position(|kernel| kernel.tile == tile) {
+            Some(at) => at,
+            None => {
+                self.with_knobs.push(device.kernel(tile)?);
+                self.with_knobs.len() - 1
+            }
+        };
+        Ok(&self.with_knobs[at])
     }
 }
 
@@ -168,7 +189,7 @@ impl DeviceTiled {
     /// # Safety
     /// * `hidden`, `rows`, `draws`, and what the rows point to, are device memory of this device, of the stated sizes,
     ///   until the launch has run.
-    /// * The rows are as [`abi::Row`](crate::abi::Row) states.
+    /// * The rows are as [`abi::Row`](crate::abi::Row) states, and none is [`PENALISED`](crate::abi::PENALISED).
     /// * Launches of one planned value follow each other: on one stream, or ordered by events.
     /// * This value outlives the launch, and every launch of a graph that captured it.
     pub unsafe fn launch(
@@ -178,18 +199,52 @@ impl DeviceTiled {
         rows: u64,
         draws: u64,
     ) -> Result<(), CudaError> {
+        // SAFETY: the same contract.
+        unsafe { self.launch_any(stream, hidden, rows, draws, false) }
+    }
+
+    /// [`DeviceTiled::launch`] for rows of which some have penalties. On Hopper it is another kernel, which the first such
+    /// launch loads.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`].
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`], and rows may be [`PENALISED`](crate::abi::PENALISED).
+    pub unsafe fn launch_with_knobs(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: u64,
+        draws: u64,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the same contract.
+        unsafe { self.launch_any(stream, hidden, rows, draws, true) }
+    }
+
+    /// # Safety
+    /// As [`DeviceTiled::launch`]; with `knobs` rows may be [`PENALISED`](crate::abi::PENALISED).
+    unsafe fn launch_any(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: u64,
+        draws: u64,
+        knobs: bool,
+    ) -> Result<(), CudaError> {
         if !self.head.takes(hidden, self.max_rows)? {
             return Ok(());
         }
         let call = self.call(hidden, rows, draws);
-        let Some(hopper) = self.hopper.as_ref().filter(|_| self.is_alike(hidden) && hidden.is_aligned()) else {
+        let takes = self.is_alike(hidden) && hidden.is_aligned();
+        let Some(hopper) = self.hopper.as_mut().filter(|_| takes) else {
             // SAFETY: the same contract.
             return unsafe { self.launch_portable(stream, hidden, &call, LogitStore::default()) };
         };
-        let fitting = hopper.kernels.iter().find(|kernel| kernel.tile.columns as usize >= hidden.rows);
-        let kernel = fitting.expect("the planned tiles reach the planned rows");
+        let (weight, granule) = (hopper.weight, hopper.granule);
+        let kernel = hopper.kernel(hidden.rows, knobs, &self.device)?;
         let map = tensor_map::encode(hidden, kernel.tile.columns / kernel.tile.cluster)?;
-        let maps = Maps { weight: hopper.weight, granule: hopper.granule, hidden: map };
+        let maps = Maps { weight, granule, hidden: map };
         let blocks = kernel.blocks(call.tokens, self.device.multiprocessors());
         // SAFETY: head and inputs by this function's and `new`'s contract; the scratch is this value's, sized by `new`
         // for every multiprocessor, and the kernel leaves it as it found it.

@@ -128,6 +128,7 @@ impl Resident {
         unsafe {
             match &mut self.groups {
                 Some(groups) => groups.launch(stream, &hidden, rows, out, None),
+                None if staging.is_penalised() => self.fused.launch_with_knobs(stream, &hidden, rows, out),
                 None => self.fused.launch(stream, &hidden, rows, out),
             }
         }?;

@@ -1,7 +1,8 @@
-//! The inputs of one launch as one block of bytes: hidden states, rows, masks and biases. One copy takes them up.
+//! The inputs of one launch as one block of bytes: hidden states, rows, masks, biases and penalties. One copy takes them
+//! up.
 
-use crate::abi::{LogitBias, Row};
-use flash_sampling_core::params;
+use crate::abi::{LogitBias, PENALISED, Penalty, Row};
+use flash_sampling_core::{Adjustment, params};
 
 /// The block, with offsets where the device will see addresses.
 #[derive(Debug, Default)]
@@ -11,10 +12,35 @@ pub(crate) struct Staging {
     words: Vec<u32>,
     /// The mask that was appended last, by address and length, and where: the draws of a row share it.
     last_mask: Option<(usize, usize, u64)>,
-    biases: Vec<LogitBias>,
-    /// The same of the biases, and the largest of them.
-    last_bias: Option<(usize, usize, u64, f32)>,
+    /// Biases, and where a row has penalties those behind its biases: both take eight bytes.
+    lists: Vec<LogitBias>,
+    /// The same of the adjustments.
+    last_list: Option<(usize, usize, List)>,
+    /// Whether any row has penalties.
+    is_penalised: bool,
     bytes: Vec<u8>,
+}
+
+/// The list of a row's biases and penalties.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    /// Entries before it.
+    at: u64,
+    /// As [`Row::biases`] has it.
+    biases: u32,
+    largest_bias: f32,
+}
+
+/// An adjustment that is a bias and no more; subtracting is one where nothing else is done.
+fn as_bias(a: &Adjustment) -> Option<LogitBias> {
+    let alone = |value| Some(LogitBias { token: a.token, value });
+    match a {
+        _ if a.bias == f32::NEG_INFINITY => alone(a.bias),
+        _ if a.repetition != 1.0 => None,
+        _ if a.subtract == 0.0 => alone(a.bias),
+        _ if a.bias == 0.0 => alone(-a.subtract),
+        _ => None,
+    }
 }
 
 impl Staging {
@@ -22,8 +48,36 @@ impl Staging {
         self.hidden.clear();
         self.rows.clear();
         self.words.clear();
-        self.biases.clear();
-        (self.last_mask, self.last_bias) = (None, None);
+        self.lists.clear();
+        (self.last_mask, self.last_list, self.is_penalised) = (None, None, false);
+    }
+
+    /// Whether any row has penalties that are more than biases.
+    pub(crate) fn is_penalised(&self) -> bool {
+        self.is_penalised
+    }
+
+    /// Appends a row's adjustments: as biases where they are no more.
+    fn push_list(&mut self, adjustments: &[Adjustment]) -> List {
+        let (at, count) = (self.lists.len() as u64, adjustments.len() as u32);
+        let largest = |list: &[LogitBias]| list.iter().fold(0.0f32, |largest, bias| largest.max(bias.value));
+        self.lists.extend(adjustments.iter().map_while(as_bias));
+        let largest_bias = largest(&self.lists[at as usize..]);
+        if self.lists.len() as u64 == at + u64::from(count) {
+            return List { at, biases: count, largest_bias };
+        }
+        self.lists.truncate(at as usize);
+        self.lists.extend(adjustments.iter().map(|a| LogitBias { token: a.token, value: a.bias }));
+        let largest_bias = largest(&self.lists[at as usize..]);
+        let penalty = |a: &Adjustment| Penalty { repetition: a.repetition, subtract: a.subtract };
+        let none = Penalty { repetition: 1.0, subtract: 0.0 };
+        let least = adjustments.iter().map(penalty).fold(none, |least, p| Penalty {
+            repetition: least.repetition.min(p.repetition),
+            subtract: least.subtract.min(p.subtract),
+        });
+        let penalties = core::iter::once(least).chain(adjustments.iter().map(penalty));
+        self.lists.extend(penalties.map(bytemuck::cast::<Penalty, LogitBias>));
+        List { at, biases: count | PENALISED, largest_bias }
     }
 
     /// Appends a row's hidden states, filled up with zeros to `stride` bytes.
@@ -56,27 +110,23 @@ impl Staging {
                 (at + 1, mask.len() as u32)
             }
         };
-        let biases = row.transform.adjustments;
-        let (bias, largest_bias) = match self.last_bias {
-            Some((address, length, at, largest)) if address == biases.as_ptr().addr() && length == biases.len() => {
-                (at, largest)
-            }
-            _ => {
-                let at = self.biases.len() as u64;
-                self.biases.extend(biases.iter().map(|a| LogitBias { token: a.token, value: a.bias }));
-                (at, biases.iter().fold(0.0f32, |largest, a| largest.max(a.bias)))
-            }
+        let adjustments = row.transform.adjustments;
+        let key = (adjustments.as_ptr().addr(), adjustments.len());
+        let list = match self.last_list {
+            Some((address, length, list)) if (address, length) == key => list,
+            _ => self.push_list(adjustments),
         };
-        self.last_bias = Some((biases.as_ptr().addr(), biases.len(), bias, largest_bias));
+        self.last_list = Some((key.0, key.1, list));
+        self.is_penalised |= list.biases & PENALISED != 0;
         self.rows.push(Row {
             seed,
             position,
             mask,
-            bias,
+            bias: list.at,
             mask_words,
-            biases: biases.len() as u32,
+            biases: list.biases,
             inv_temperature: row.transform.inv_temperature,
-            largest_bias,
+            largest_bias: list.largest_bias,
             draw,
             greedy: row.greedy.into(),
         });
@@ -84,7 +134,7 @@ impl Staging {
 
     /// Bytes of the block.
     pub(crate) fn len(&self) -> usize {
-        self.rows_at() + size_of_val(self.rows.as_slice()) + size_of_val(self.biases.as_slice()) + 4 * self.words.len()
+        self.rows_at() + size_of_val(self.rows.as_slice()) + size_of_val(self.lists.as_slice()) + 4 * self.words.len()
     }
 
     /// Where the rows begin.
@@ -95,17 +145,17 @@ impl Staging {
     /// The block for the device address `base`, a multiple of 16.
     pub(crate) fn finish(&mut self, base: u64) -> &[u8] {
         let rows_at = self.rows_at();
-        let biases_at = rows_at + size_of_val(self.rows.as_slice());
-        let words_at = biases_at + size_of_val(self.biases.as_slice());
+        let lists_at = rows_at + size_of_val(self.rows.as_slice());
+        let words_at = lists_at + size_of_val(self.lists.as_slice());
         for row in &mut self.rows {
-            row.bias = if row.biases == 0 { 0 } else { base + biases_at as u64 + 8 * row.bias };
+            row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
             row.mask = if row.mask == 0 { 0 } else { base + words_at as u64 + 4 * (row.mask - 1) };
         }
         self.bytes.clear();
         self.bytes.extend_from_slice(&self.hidden);
         self.bytes.resize(rows_at, 0);
         self.bytes.extend_from_slice(bytemuck::cast_slice(&self.rows));
-        self.bytes.extend_from_slice(bytemuck::cast_slice(&self.biases));
+        self.bytes.extend_from_slice(bytemuck::cast_slice(&self.lists));
         self.bytes.extend_from_slice(bytemuck::cast_slice(&self.words));
         &self.bytes
     }
@@ -114,7 +164,17 @@ impl Staging {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::{Adjustments, Capabilities, Exactness, Input, Plan, RowParams, Variant};
+    use flash_sampling_core::{Adjustments, Capabilities, Exactness, History, Input, Plan, RowParams, Variant};
+
+    #[test]
+    fn what_is_a_bias_and_no_more_is_one() {
+        let of =
+            |bias, repetition, subtract| as_bias(&Adjustment { token: 1, bias, repetition, subtract }).map(|b| b.value);
+        assert_eq!(of(0.5, 1.0, 0.0), Some(0.5));
+        assert_eq!(of(0.0, 1.0, 0.5), Some(-0.5));
+        assert_eq!(of(f32::NEG_INFINITY, 2.0, 3.0), Some(f32::NEG_INFINITY));
+        assert_eq!((of(0.5, 1.0, 0.5), of(0.0, 2.0, 0.0)), (None, None));
+    }
 
     #[test]
     fn rows_find_their_masks_and_biases() {
@@ -124,30 +184,39 @@ mod tests {
             exactness: Exactness::Pathwise,
             input: Input::Hidden,
             without_replacement: false,
-            knobs: flash_sampling_core::Knobs::NONE,
+            knobs: flash_sampling_core::Knobs::ADJUSTMENTS,
             canonical: false,
         };
         let plan = Plan { max_draws: 2, ..Plan::default() };
         let masked = RowParams { mask: Some(&[1, 2, 3, 4]), ..RowParams::default() };
         let biased = RowParams { logit_bias: &[(3, -1.0), (9, 2.5)], mask: Some(&[]), ..RowParams::default() };
+        let history = History::new(&[5, 9]);
+        let penalised = RowParams { history: Some(&history), repetition_penalty: 0.5, ..biased };
         let mut staging = Staging::default();
         staging.push_hidden(&[7; 18], 20);
+        let all = [(masked, 0), (masked, 1), (biased, 0), (penalised, 0)];
         let mut adjustments = Adjustments::default();
-        adjustments.collect([&masked, &masked, &biased]);
-        for (r, (params, draw)) in [(masked, 0), (masked, 1), (biased, 0)].into_iter().enumerate() {
+        adjustments.collect(all.iter().map(|(params, _)| params));
+        for (r, (params, draw)) in all.into_iter().enumerate() {
             let row = params.check(adjustments.row(r), &can, &plan, 64).unwrap();
             staging.push(params.seed, params.position, &row, draw, 64);
         }
         let size = staging.len();
         let bytes = staging.finish(4096).to_vec();
         assert_eq!(bytes.len(), size);
-        let rows: Vec<Row> = bytes[32..32 + 3 * 56].chunks_exact(56).map(bytemuck::pod_read_unaligned).collect();
-        let biases_at = 4096 + 32 + 3 * 56;
-        let words_at = biases_at + 16;
+        let rows: Vec<Row> = bytes[32..32 + 4 * 56].chunks_exact(56).map(bytemuck::pod_read_unaligned).collect();
+        let lists_at = 4096 + 32 + 4 * 56;
+        let words_at = lists_at + 8 * (2 + 3 + 4);
         assert_eq!((rows[0].mask, rows[0].mask_words, rows[0].bias), (words_at, 2, 0));
         assert_eq!((rows[1].mask, rows[1].draw), (words_at, 1));
         assert_eq!((rows[2].mask, rows[2].mask_words), (words_at + 8, 0));
-        assert_eq!((rows[2].bias, rows[2].biases, rows[2].largest_bias), (biases_at, 2, 2.5));
+        assert_eq!((rows[2].bias, rows[2].biases, rows[2].largest_bias), (lists_at, 2, 2.5));
+        let (at, biases) = (lists_at + 16, 3 | PENALISED);
+        assert_eq!((rows[3].bias, rows[3].biases, rows[3].largest_bias), (at, biases, 2.5));
+        let list: [f32; 14] = bytemuck::pod_read_unaligned(&bytes[(at - 4096) as usize..][..56]);
+        let tokens = [list[0], list[2], list[4]].map(f32::to_bits);
+        assert_eq!((tokens, [list[1], list[3], list[5]]), ([3, 5, 9], [-1.0, 0.0, 2.5]));
+        assert_eq!(list[6..], [0.5, 0.0, 1.0, 0.0, 0.5, 0.0, 0.5, 0.0]);
         assert_eq!(bytes[size - 8..], bytemuck::cast::<[u32; 2], [u8; 8]>([1, 2]));
     }
 }

@@ -15,8 +15,8 @@ use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, DType, Exactness, Input, Knob, Matrix, PerturbedArgmax, Plan, RowError, RowParams,
-    SampleError, Samples, Shape, Variant,
+    Adjustments, Capabilities, DType, Exactness, Input, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowError,
+    RowParams, SampleError, Samples, Shape, Variant,
 };
 use std::sync::Arc;
 
@@ -275,7 +275,7 @@ impl PerturbedArgmax for CudaStandalone {
             exactness: Exactness::Pathwise,
             input: Input::Logits,
             without_replacement: true,
-            knobs: flash_sampling_core::Knobs::NONE,
+            knobs: Knobs::ADJUSTMENTS,
             canonical: false,
         }
     }

@@ -4,7 +4,7 @@ use crate::device::gpu::Device;
 use crate::device::tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::host::frame::{Frame, impl_sampler};
-use flash_sampling_core::{Capabilities, Exactness, Head, Input, Plan, Variant};
+use flash_sampling_core::{Capabilities, Exactness, Head, Input, Knobs, Plan, Variant};
 use std::sync::Arc;
 
 /// Draws inside the matmul on a GPU, for inputs in host memory (paper Alg. 1). Exact pathwise.
@@ -29,7 +29,7 @@ impl<'w> CudaTiled<'w> {
         exactness: Exactness::Pathwise,
         input: Input::Hidden,
         without_replacement: true,
-        knobs: flash_sampling_core::Knobs::NONE,
+        knobs: Knobs::ADJUSTMENTS,
         canonical: true,
     };
 

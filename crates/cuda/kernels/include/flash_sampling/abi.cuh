@@ -12,9 +12,9 @@ struct Row {
     u64 seed;
     u64 position;
     const u32* mask;        // null = every token is allowed
-    const LogitBias* bias;  // tokens strictly ascending
+    const LogitBias* bias;  // tokens strictly ascending; penalties may follow
     u32 mask_words;
-    u32 biases;
+    u32 biases;             // with PENALISED
     float inv_temperature;
     float largest_bias;  // the largest of the biases and 0
     u32 draw;

@@ -35,6 +35,14 @@ FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform&
         l /= row.inv_temperature;
         l -= 1e-6f * fabsf(l);
     }
+    if (row.transform().is_penalised()) {
+        // What no penalty lifts above l: the smallest of them lift most.
+        const Penalty least = *row.transform().penalties();
+        l += least.subtract;
+        l -= 1e-6f * (fabsf(l) + fabsf(least.subtract));
+        l = l < 0.0f ? l / least.repetition : l * least.repetition;
+        l -= 1e-6f * fabsf(l);
+    }
     if (row.biases) {
         l -= row.largest_bias;
         l -= 1e-6f * (fabsf(l) + row.largest_bias);

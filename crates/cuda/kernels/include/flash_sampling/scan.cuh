@@ -104,11 +104,11 @@ __device__ __forceinline__ void transform_lane(const RowTransform& row, u32 firs
     }
     if (row.biases) {
         // The warp's biases one by one: most warps have none.
-        for (u32 at = row.find_bias(first); at < row.biases && row.bias[at].token - first < SCAN_TOKENS; ++at) {
-            const LogitBias bias = row.bias[at];
+        for (u32 at = row.find_bias(first); at < row.bias_count() && row.bias[at].token - first < SCAN_TOKENS; ++at) {
+            const u32 token = row.bias[at].token;
 #pragma unroll
             for (u32 i = 0; i < 8; ++i)
-                if (first + group_offset<TYPE>(lane, i / 4) + i % 4 == bias.token) logits[i] = add_rn(logits[i], bias.value);
+                if (first + group_offset<TYPE>(lane, i / 4) + i % 4 == token) logits[i] = row.adjust(logits[i], at);
         }
     }
     if (row.inv_temperature != 1.0f) {

@@ -1,10 +1,17 @@
 // From raw to transformed logits, for what needs one row only: the twin of core's transform.rs.
-// The order is mask, sparse bias, temperature.
+// The order is mask, sparse bias, penalties, temperature.
 #pragma once
 
 #include "platform.cuh"
 
 namespace flash_sampling {
+
+// A kernel whose launches have no rows with penalties may leave them out: FS_NO_PENALTIES.
+#ifdef FS_NO_PENALTIES
+constexpr bool HAS_PENALTIES = false;
+#else
+constexpr bool HAS_PENALTIES = true;
+#endif
 
 struct LogitBias {
     u32 token;
@@ -12,12 +19,38 @@ struct LogitBias {
 };
 FS_LAYOUT(LogitBias, 8, FS_AT(token, 0) && FS_AT(value, 4));
 
+// What is done to a biased logit: the rest of core's Adjustment.
+struct Penalty {
+    float repetition;  // divides a positive logit and multiplies another; 1 = none
+    float subtract;
+
+    FS_FUNCTION float apply(float l) const {
+        if (repetition != 1.0f) l = l > 0.0f ? div_rn(l, repetition) : mul_rn(l, repetition);
+        return sub_rn(l, subtract);
+    }
+};
+FS_LAYOUT(Penalty, 8, FS_AT(repetition, 0) && FS_AT(subtract, 4));
+
+// Added to the number of a row's biases: penalties follow them. The first has the smallest values of all, and at most 1
+// and 0; then there is one for each bias.
+constexpr u32 PENALISED = 1u << 31;
+
 struct RowTransform {
     const u32* mask;  // null = every token is allowed
     u32 mask_words;
-    u32 biases;
+    u32 biases;             // with PENALISED
     const LogitBias* bias;  // tokens strictly ascending
     float inv_temperature;
+
+    FS_FUNCTION u32 bias_count() const { return HAS_PENALTIES ? biases & ~PENALISED : biases; }
+    FS_FUNCTION bool is_penalised() const { return HAS_PENALTIES && (biases & PENALISED); }
+    FS_FUNCTION const Penalty* penalties() const { return reinterpret_cast<const Penalty*>(bias + bias_count()); }
+
+    // A logit with the bias of this number, and with its penalty.
+    FS_FUNCTION float adjust(float l, u32 at) const {
+        l = add_rn(l, bias[at].value);
+        return is_penalised() ? penalties()[1 + at].apply(l) : l;
+    }
 
     FS_FUNCTION bool allows(u32 token) const {
         if (!mask) return true;
@@ -26,7 +59,7 @@ struct RowTransform {
 
     // The place of a token among the biases, or of the first larger one.
     FS_FUNCTION u32 find_bias(u32 token) const {
-        u32 low = 0, high = biases;
+        u32 low = 0, high = bias_count();
         while (low < high) {
             const u32 middle = (low + high) / 2;
             if (bias[middle].token < token) low = middle + 1; else high = middle;
@@ -38,7 +71,7 @@ struct RowTransform {
         float l = allows(token) ? raw : -f32_infinity();
         if (biases) {
             const u32 at = find_bias(token);
-            if (at < biases && bias[at].token == token) l = add_rn(l, bias[at].value);
+            if (at < bias_count() && bias[at].token == token) l = adjust(l, at);
         }
         return inv_temperature != 1.0f ? mul_rn(l, inv_temperature) : l;
     }
