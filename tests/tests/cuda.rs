@@ -11,6 +11,8 @@ use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, abi};
 
+#[path = "cuda/dots.rs"]
+mod dots;
 #[path = "cuda/large.rs"]
 mod large;
 #[path = "cuda/layouts.rs"]
