@@ -208,16 +208,31 @@ impl MassHistogram {
 
     /// The inverse of [`MassHistogram::to_words`]; `None` for words that it cannot have written.
     pub fn from_words(words: &[u64]) -> Option<Self> {
-        let (&top, bins) = words.split_first()?;
-        let top = f32::from_bits(u32::try_from(top).ok()?);
-        let bins = Box::new(<[u64; BINS]>::try_from(bins).ok()?);
-        let possible = if top == f32::NEG_INFINITY {
-            bins.iter().all(|&mass| mass == 0)
-        } else {
-            // The highest bin is the bin of some logit.
-            top.is_finite() && top == edge_of(top) && bins[slot_of(top)] > 0
+        let mut histogram = MassHistogram::default();
+        histogram.assign_words(words).then_some(histogram)
+    }
+
+    /// As [`MassHistogram::from_words`], in place: whether [`MassHistogram::to_words`] can have written them. If not, the
+    /// histogram is empty.
+    pub fn assign_words(&mut self, words: &[u64]) -> bool {
+        let possible = match words.split_first() {
+            Some((&top, bins)) if bins.len() == BINS && u32::try_from(top).is_ok() => {
+                self.top = f32::from_bits(top as u32);
+                self.bins.copy_from_slice(bins);
+                if self.top == f32::NEG_INFINITY {
+                    bins.iter().all(|&mass| mass == 0)
+                } else {
+                    // The highest bin is the bin of some logit.
+                    self.top.is_finite() && self.top == edge_of(self.top) && bins[slot_of(self.top)] > 0
+                }
+            }
+            _ => false,
         };
-        possible.then_some(MassHistogram { top, bins })
+        if !possible {
+            self.top = f32::NEG_INFINITY;
+            self.bins.fill(0);
+        }
+        possible
     }
 }
 
@@ -276,7 +291,10 @@ mod tests {
             let mut words = Vec::new();
             h.to_words(&mut words);
             prop_assert_eq!(words.len(), MassHistogram::WORDS);
-            prop_assert_eq!(MassHistogram::from_words(&words), Some(h));
+            prop_assert_eq!(MassHistogram::from_words(&words), Some(h.clone()));
+            let mut other = histogram(&[3.0, 500.0]);
+            prop_assert!(other.assign_words(&words));
+            prop_assert_eq!(other, h);
         }
     }
 
@@ -287,6 +305,8 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.01, 2.0, 1e30] {
             words[0] = u64::from(bad.to_bits());
             assert_eq!(MassHistogram::from_words(&words), None, "{bad}");
+            let mut emptied = histogram(&[5.0]);
+            assert!(!emptied.assign_words(&words) && emptied == MassHistogram::default(), "{bad}");
         }
         assert_eq!(MassHistogram::from_words(&words[1..]), None);
     }

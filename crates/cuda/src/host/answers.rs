@@ -7,20 +7,33 @@ use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::near_ties::RowNearTies;
-use flash_sampling_core::{MassHistogram, RowError, Samples, params};
+use flash_sampling_core::transform::RowTransform;
+use flash_sampling_core::{MassHistogram, RowError, RowParams, Samples, params};
 use std::sync::Arc;
 
 /// A row that asks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asking<'a> {
-    pub(crate) seed: u64,
-    pub(crate) position: u64,
-    pub(crate) row: params::Row<'a>,
+pub(crate) struct Asking {
+    seed: u64,
+    position: u64,
+    /// Without its lists: what is stored was transformed by them.
+    row: params::Row<'static>,
     /// Of a canonical plan.
-    pub(crate) near_ties: Option<RowNearTies>,
+    near_ties: Option<RowNearTies>,
 }
 
-impl Asking<'_> {
+impl Asking {
+    /// A checked row of these parameters; with bounds in a canonical plan.
+    pub(crate) fn new(params: &RowParams<'_>, row: &params::Row<'_>, near_ties: Option<RowNearTies>) -> Self {
+        let params::Row { noise, greedy, transform, first_draw, draws, without_replacement, logprobs, kept, filters } =
+            *row;
+        let inv_temperature = transform.inv_temperature;
+        let transform = RowTransform { mask: None, adjustments: &[], inv_temperature };
+        let row =
+            params::Row { noise, greedy, transform, first_draw, draws, without_replacement, logprobs, kept, filters };
+        Asking { seed: params.seed, position: params.position, row, near_ties }
+    }
+
     /// Its noise as the kernels take it, without the transforms, which are done.
     fn noise(&self, draw: u32, greedy: bool) -> Row {
         let (seed, position) = (self.seed, self.position);
@@ -57,7 +70,9 @@ pub(crate) struct Answers {
     answers: Vec<Answer>,
     draws: Granted,
     lists: Granted,
+    /// The first `mass_count` are of this call.
     masses: Vec<MassHistogram>,
+    mass_count: usize,
     wishes: Vec<Wish>,
     again: Granted,
 }
@@ -67,14 +82,14 @@ impl Answers {
         self.answers.clear();
         self.draws.clear();
         self.lists.clear();
-        self.masses.clear();
+        self.mass_count = 0;
     }
 
     /// Asks the first rows of `stored`, one of `asking` each; `outcomes` tells which of them can be drawn from. Without
     /// `draw` none is: log-probabilities alone.
     pub(crate) fn ask(
         &mut self,
-        asking: &[Asking<'_>],
+        asking: &[Asking],
         outcomes: impl Iterator<Item = Result<(), RowError>>,
         draw: bool,
         canonical: Option<&CanonicalInputs>,
@@ -88,8 +103,14 @@ impl Answers {
             let words = stored.masses(asking.len(), stream)?.chunks_exact(MassHistogram::WORDS);
             for ((a, answer), words) in asking.iter().zip(&mut self.answers[first..]).zip(words) {
                 if a.row.logprobs.is_some() && answer.outcome.is_ok() {
-                    answer.mass = Some(self.masses.len());
-                    self.masses.push(MassHistogram::from_words(words).ok_or(CudaError::Corrupt { what: "masses" })?);
+                    if self.mass_count == self.masses.len() {
+                        self.masses.push(MassHistogram::default());
+                    }
+                    if !self.masses[self.mass_count].assign_words(words) {
+                        return Err(CudaError::Corrupt { what: "masses" });
+                    }
+                    answer.mass = Some(self.mass_count);
+                    self.mass_count += 1;
                 }
             }
         }
@@ -134,7 +155,7 @@ impl Answers {
     fn grant(
         &mut self,
         kind: Kind,
-        asking: &[Asking<'_>],
+        asking: &[Asking],
         canonical: Option<&CanonicalInputs>,
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,

@@ -40,8 +40,10 @@ pub(crate) struct Frame<'w> {
     stored: Option<StoredRows>,
     near_ties: Option<NearTies>,
     answers: Answers,
-    /// The rows of the call that ask.
+    /// The rows of the call that ask, those of a launch, and a hidden state of them.
     asking: Vec<usize>,
+    asked: Vec<Asking>,
+    hidden: Vec<f32>,
 }
 
 impl<'w> Frame<'w> {
@@ -82,6 +84,8 @@ impl<'w> Frame<'w> {
             near_ties: plan.canonical.then(|| NearTies::new(&head)),
             answers: Answers::default(),
             asking: Vec::new(),
+            asked: Vec::new(),
+            hidden: Vec::new(),
         })
     }
 
@@ -135,26 +139,26 @@ impl<'w> Frame<'w> {
                 Some(StoredRows::new(self.head.tokens(), self.plan.max_rows, resident.device(), &self.stream)?);
         }
         let Some(stored) = &mut self.stored else { return Ok(()) };
-        let mut hidden = vec![0.0; if self.near_ties.is_some() { input.cols() } else { 0 }];
+        self.hidden.resize(if self.near_ties.is_some() { input.cols() } else { 0 }, 0.0);
         for part in self.asking.chunks(stored.rows().min(resident.most())) {
             self.staging.clear();
-            let mut asking = Vec::with_capacity(part.len());
+            self.asked.clear();
             for &r in part {
                 let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
                 let row = row.expect("rows that ask were checked");
                 self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
                 self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, vocab_size);
                 let near_ties = self.near_ties.as_ref().map(|bounds| {
-                    input.row_to_f32(r, &mut hidden);
-                    bounds.row(&self.head, &row, norm(&hidden))
+                    input.row_to_f32(r, &mut self.hidden);
+                    bounds.row(&self.head, &row, norm(&self.hidden))
                 });
-                asking.push(Asking { seed: rows[r].seed, position: rows[r].position, row, near_ties });
+                self.asked.push(Asking::new(&rows[r], &row, near_ties));
             }
             let (logits, stride) = stored.place(&self.stream);
             let inputs = resident.store(&mut self.staging, input, logits, stride, &mut self.draws, &self.stream)?;
             let canonical = self.plan.canonical.then_some(&inputs);
             let outcomes = self.draws.iter().map(|draw| candidate(draw).map(drop));
-            self.answers.ask(&asking, outcomes, draw, canonical, stored, &self.stream)?;
+            self.answers.ask(&self.asked, outcomes, draw, canonical, stored, &self.stream)?;
         }
         Ok(())
     }

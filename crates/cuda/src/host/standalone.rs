@@ -55,6 +55,10 @@ pub struct CudaStandalone {
     adjustments: Adjustments,
     asking: Vec<usize>,
     results: Vec<Draw>,
+    /// Of a launch: the row of logits of each draw or asking row, the rows that ask, and their first invalid logits.
+    sources_here: Vec<u32>,
+    asked: Vec<Asking>,
+    faults: Vec<u64>,
 }
 
 impl CudaStandalone {
@@ -108,6 +112,9 @@ impl CudaStandalone {
             adjustments: Adjustments::default(),
             asking: Vec::new(),
             results: Vec::new(),
+            sources_here: Vec::new(),
+            asked: Vec::new(),
+            faults: Vec::new(),
             stream,
         };
         sampler.stream.synchronize().map_err(allocate)?;
@@ -141,8 +148,8 @@ impl CudaStandalone {
         })
     }
 
-    /// Copies the staged rows and their sources up; their addresses.
-    fn copy_rows(&mut self, sources: &[u32]) -> Result<(u64, u64), CudaError> {
+    /// Copies the staged rows up, and which rows of logits they are; their addresses.
+    fn copy_rows(&mut self, sources: impl Iterator<Item = usize>) -> Result<(u64, u64), CudaError> {
         let failed = CudaError::driver("copy the rows of a call");
         if self.staging.len() > self.inputs.len() {
             self.inputs = self.stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
@@ -150,7 +157,10 @@ impl CudaStandalone {
         let base = self.inputs.device_ptr(&self.stream).0;
         let rows = base + self.staging.rows_at() as u64;
         self.stream.memcpy_htod(self.staging.finish(base), &mut self.inputs).map_err(&failed)?;
-        self.stream.memcpy_htod(sources, &mut self.sources.slice_mut(..sources.len())).map_err(&failed)?;
+        self.sources_here.clear();
+        self.sources_here.extend(sources.map(|row| row as u32));
+        let mut there = self.sources.slice_mut(..self.sources_here.len());
+        self.stream.memcpy_htod(&self.sources_here, &mut there).map_err(&failed)?;
         Ok((rows, self.sources.device_ptr(&self.stream).0))
     }
 
@@ -171,8 +181,7 @@ impl CudaStandalone {
                 let row = row.expect("rows of the work were checked");
                 self.staging.push(rows[r].seed, rows[r].position, &row, draw, self.vocab_size);
             }
-            let sources: Vec<u32> = part.iter().map(|&(r, _)| r as u32).collect();
-            let (rows, sources) = self.copy_rows(&sources)?;
+            let (rows, sources) = self.copy_rows(part.iter().map(|&(r, _)| r))?;
             let there = self.draws.device_ptr(&self.stream).0;
             let draws = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there };
             let slot = &mut self.samplers[abi::element(logits.dtype) as usize];
@@ -217,19 +226,19 @@ impl CudaStandalone {
         let all = core::mem::take(&mut self.asking);
         for part in all.chunks(stored.rows()) {
             self.staging.clear();
-            let mut asking = Vec::with_capacity(part.len());
+            self.asked.clear();
             for &r in part {
                 let row = rows[r].check(adjustments.row(r), &can, &self.plan, self.vocab_size);
                 let row = row.expect("rows that ask were checked");
                 self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, self.vocab_size);
-                asking.push(Asking { seed: rows[r].seed, position: rows[r].position, row, near_ties: None });
+                self.asked.push(Asking::new(&rows[r], &row, None));
             }
-            let sources: Vec<u32> = part.iter().map(|&r| r as u32).collect();
-            let (rows, sources) = self.copy_rows(&sources)?;
+            let (rows, sources) = self.copy_rows(part.iter().copied())?;
             let (to, stride) = stored.place(&self.stream);
             let failed = CudaError::driver("transform logits");
-            let mut faults = vec![u64::MAX; part.len()];
-            self.stream.memcpy_htod(&faults, &mut self.invalid.slice_mut(..part.len())).map_err(&failed)?;
+            self.faults.clear();
+            self.faults.resize(part.len(), u64::MAX);
+            self.stream.memcpy_htod(&self.faults, &mut self.invalid.slice_mut(..part.len())).map_err(&failed)?;
             let call = Transform {
                 raw: logits.address,
                 stored: to,
@@ -245,9 +254,10 @@ impl CudaStandalone {
             };
             // SAFETY: logits, rows and sources were just copied on this stream, and `stored` has room for as many rows.
             unsafe { self.transform.launch(&self.stream, &call, part.len() as u32) }?;
-            self.stream.memcpy_dtoh(&self.invalid.slice(..part.len()), &mut faults).map_err(&failed)?;
+            self.stream.memcpy_dtoh(&self.invalid.slice(..part.len()), &mut self.faults).map_err(&failed)?;
             self.stream.synchronize().map_err(&failed)?;
-            self.answers.ask(&asking, faults.into_iter().map(outcome), true, None, &mut stored, &self.stream)?;
+            let outcomes = self.faults.iter().copied().map(outcome);
+            self.answers.ask(&self.asked, outcomes, true, None, &mut stored, &self.stream)?;
         }
         (self.stored, self.asking) = (Some(stored), all);
         Ok(())
