@@ -1,6 +1,7 @@
 //! Why there is no CUDA sampler, or why a call failed.
 
 use crate::probe::Probe;
+use core::time::Duration;
 use cudarc::driver::DriverError;
 use flash_sampling_core::Knob;
 use std::path::PathBuf;
@@ -104,6 +105,33 @@ pub enum CudaError {
         /// What was returned.
         what: &'static str,
     },
+    /// A rank cannot be part of the group.
+    #[error("rank {rank} {what}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Ranks did not come to an exchange in time: they hang, were stopped, or died. The group is of no further use.
+    #[error("rank {} did not come to the exchange within {limit:?}", list(ranks))]
+    LateRanks {
+        /// The ranks, ascending.
+        ranks: Vec<usize>,
+        /// The time limit.
+        limit: Duration,
+    },
+    /// A rank was called with other rows or parameters than this one.
+    #[error("{} was called with other parameters for row {row}", .rank.map_or("a rank".into(), |rank| format!("rank {rank}")))]
+    OtherCall {
+        /// The rank, where that is known.
+        rank: Option<usize>,
+        /// The row.
+        row: usize,
+    },
+    /// Log-probabilities, lists without replacement and canonical draws are not made in an exchange between GPUs.
+    #[error("a row asks for more than draws, which the exchange between GPUs does not carry")]
+    NotTogether,
     /// A matrix in device memory that no kernel can read.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {
@@ -112,6 +140,10 @@ pub enum CudaError {
         /// What is wrong.
         reason: &'static str,
     },
+}
+
+fn list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl CudaError {

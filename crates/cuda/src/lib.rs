@@ -9,6 +9,7 @@
 //! | --- | --- | --- |
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
+//! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
 //! | [`CudaGrouped`], [`CudaOnline`] | host memory | the same, with a draw by groups |
 //! | [`DeviceGroups`] | device memory, on the caller's stream | two launches; allocates nothing, waits for nothing |
 //! | [`CudaStreamed`] | host memory, the weight from a reader in blocks | reads, copies and multiplies at once |
@@ -82,13 +83,15 @@ pub use crate::{
         head::DeviceHead,
         matrix::DeviceMatrix,
         noise_math::NoiseMath,
+        peers::{DevicePeers, PeerOffer},
         select::GroupRule,
         standalone::{DeviceDraws, DeviceStandalone},
         tiled::{DeviceTiled, KernelChoice},
     },
     error::CudaError,
     host::{
-        grouped::CudaGrouped, online::CudaOnline, standalone::CudaStandalone, streamed::CudaStreamed, tiled::CudaTiled,
+        exchange::CudaExchange, grouped::CudaGrouped, online::CudaOnline, standalone::CudaStandalone,
+        streamed::CudaStreamed, tiled::CudaTiled,
     },
 };
 #[cfg(feature = "driver")]

@@ -44,11 +44,15 @@
 
 mod build;
 mod config;
+#[cfg(all(feature = "cuda", feature = "distributed"))]
+mod cuda_rank;
 
 #[cfg(feature = "distributed")]
 pub use build::build_rank;
 pub use build::{BuildError, MAX_SHARDS, build};
 pub use config::{Backend, BackendConfig, VariantConfig};
+#[cfg(all(feature = "cuda", feature = "distributed"))]
+pub use cuda_rank::{CudaRank, CudaRankOptions, GpuExchange};
 pub use flash_sampling_core::*;
 
 #[cfg(feature = "cpu")]

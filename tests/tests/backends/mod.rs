@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 pub(crate) mod gpu;
+pub(crate) mod gpu_ranks;
 pub(crate) mod ranks;
 
 use flash_sampling_conformance::factory::FromLogits;

@@ -16,6 +16,7 @@ using std::min;
 #include "flash_sampling/mass_histogram.cuh"
 #include "flash_sampling/noise.cuh"
 #include "flash_sampling/noise/row_philox.cuh"
+#include "flash_sampling/peers.cuh"
 #include "flash_sampling/perturb.cuh"
 #include "flash_sampling/noise_bound.cuh"
 
@@ -123,6 +124,46 @@ struct Penalised {
     Penalty penalties[3];
 };
 
+// Draws that their keys do not give back, or that are ordered otherwise than ranks must: invalid before drawn before none,
+// then the larger score, then the lower token; and slots that are of a step that one of their words is not of.
+static u32 keys_broken() {
+    u32 broken = 0;
+    std::vector<Draw> ascending = {{0xffffffffu, -f32_infinity(), -f32_infinity(), Status::NoFiniteLogit}};
+    for (const float score : {-3e38f, -1.0f, -1e-45f, 0.0f, 1e-45f, 7.0f, 3e38f})
+        for (const u32 token : {0xfffffffeu, 0x80000000u, 70u, 3u, 0u})
+            ascending.push_back({token, score, score / 2, Status::Drawn});
+    for (const u32 token : {0xfffffffeu, 0x80000000u, 70u, 3u, 0u})
+        for (const Status status : {Status::NaN, Status::PositiveInfinity}) ascending.push_back({token, 0.0f, 0.0f, status});
+    u64 before = 0;
+    for (const Draw& draw : ascending) {
+        const u64 key = key_of(draw);
+        const Draw back = draw_of(key, draw.logit);
+        broken += key < before || (key == before && draw.status != Status::NoFiniteLogit);
+        broken += back.token != draw.token || back.score != draw.score || back.logit != draw.logit;
+        broken += back.status != draw.status;
+        before = key;
+        Slot slot = Slot::of(key, draw.logit, 7, 9);
+        broken += slot.key() != key || f32_to_bits(slot.logit_value()) != f32_to_bits(draw.logit);
+        broken += slot.digest_value() != 7 || !slot.is_of(9) || slot.is_of(8);
+        for (u64* word : {&slot.key_high, &slot.key_low, &slot.logit, &slot.digest}) {
+            const u64 kept = *word;
+            *word = Slot::word(static_cast<u32>(kept >> 32), 7);
+            broken += slot.is_of(9);
+            *word = kept;
+        }
+    }
+    Row row = {5, 6, nullptr, nullptr, 1, 2, 0.5f, 0.0f, 3, 0};
+    const u32 digest = digest_of(row, 4);
+    broken += digest_of(row, 5) == digest;
+    row.seed ^= 1ull << 63;
+    broken += digest_of(row, 4) == digest;
+    row.seed ^= 1ull << 63;
+    row.greedy = 1;
+    broken += digest_of(row, 4) == digest;
+    broken += step_after(0) != 1 || step_after(0xffffffffu) != 2 || step_after(0xfffffffeu) != 0xffffffffu;
+    return broken;
+}
+
 int main() {
     for (u32 i = 0; i < 4000; ++i) {
         const u64 position = input(i + 2) * 0x1000001ull & 0xffffffffffffffull;
@@ -222,5 +263,6 @@ int main() {
         if (cannot_reach(top, cut) && add_rn(top, largest) >= cut) ++broken;
     }
     put(broken);
+    put(keys_broken());
     return 0;
 }

@@ -38,6 +38,7 @@ mod tests {
             include_str!("mod.rs"),
             include_str!("fused.rs"),
             include_str!("groups.rs"),
+            include_str!("peers.rs"),
             include_str!("stored.rs"),
             include_str!("../rivals/softmax.rs"),
         ];

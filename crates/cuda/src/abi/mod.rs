@@ -7,10 +7,12 @@
 mod fused;
 mod groups;
 pub(crate) mod layout;
+mod peers;
 mod stored;
 
 pub(crate) use fused::{Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, element, element_name};
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
+pub(crate) use peers::{MAX_PEERS, PeerState, Peers, SLOT_BYTES};
 pub(crate) use stored::{
     Canonical, Existing, Item, KeptToken, KeptTokens, NearTies, StoredLogits, TopLists, Transform,
 };
@@ -75,7 +77,7 @@ layout!(Row 56:
     greedy 52
 );
 
-/// The result of a row; for an invalid row `token` is the offending one.
+/// The result of a row; for an invalid row `token` is the offending one, for a failed exchange the rank to blame.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Draw {
@@ -113,4 +115,8 @@ pub mod status {
     pub const NAN: u32 = 2;
     /// A logit is +inf.
     pub const POSITIVE_INFINITY: u32 = 3;
+    /// A rank of the group did not come in time; `token` is the rank.
+    pub const LATE_RANK: u32 = 4;
+    /// A rank of the group was called otherwise; `token` is the rank.
+    pub const OTHER_CALL: u32 = 5;
 }

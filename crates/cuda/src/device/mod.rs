@@ -5,6 +5,7 @@
 //! | `tiled` | `fused_hopper`, `fused_portable` | `gpu`, `matrix`, `head`, `tensor_map` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
+//! | `peers`, after any of these | its own | `scratch` |
 //! | `stored_rows`, for the samplers over host memory | `stored_kernels` | `wishes` |
 
 pub(crate) mod fused_hopper;
@@ -16,6 +17,7 @@ pub(crate) mod head;
 pub(crate) mod launch;
 pub(crate) mod matrix;
 pub(crate) mod noise_math;
+pub(crate) mod peers;
 pub(crate) mod scratch;
 pub(crate) mod select;
 pub(crate) mod standalone;

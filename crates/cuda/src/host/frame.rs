@@ -7,6 +7,7 @@ use crate::device::stored_rows::StoredRows;
 use crate::device::tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
+use crate::host::exchange::CudaExchange;
 use crate::host::resident::Resident;
 use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
@@ -14,8 +15,8 @@ use flash_sampling_core::canonical::norm;
 use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Candidate, Capabilities, Exactness, Head, Knob, MassHistogram, Matrix, Plan, RowError, RowParams,
-    SampleError, Samples, Shape, Winner, params,
+    Adjustments, Candidate, Capabilities, Exactness, Head, Knob, Knobs, MassHistogram, Matrix, Plan, RowError,
+    RowParams, SampleError, Samples, Shape, Winner, params,
 };
 use std::sync::Arc;
 
@@ -90,15 +91,21 @@ impl<'w> Frame<'w> {
     }
 
     /// Makes every draw of `work`, in its order.
-    fn draw(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+    fn draw(
+        &mut self,
+        input: &Matrix<'_>,
+        rows: &[RowParams<'_>],
+        mut exchange: Option<&mut CudaExchange>,
+    ) -> Result<(), CudaError> {
         self.results.clear();
-        let (can, vocab_size) = (self.can, self.head.vocab_size());
-        let Some(resident) = &mut self.resident else {
+        let (can, vocab_size) = (self.can_by(exchange.as_deref()), self.head.vocab_size());
+        let most = self.most_draws(exchange.as_deref());
+        if self.resident.is_none() && exchange.is_none() {
             let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
             self.results.resize(self.work.len(), nothing);
             return Ok(());
-        };
-        for part in self.work.chunks(resident.most()) {
+        }
+        for part in self.work.chunks(most) {
             self.staging.clear();
             let mut checked = None;
             for &(r, draw) in part {
@@ -110,13 +117,32 @@ impl<'w> Frame<'w> {
                     }
                 };
                 checked = Some((r, row));
-                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                if let Some(resident) = &self.resident {
+                    self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                }
                 self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
             }
-            resident.draw(&mut self.staging, input, &mut self.draws, &self.stream)?;
+            let (staging, draws, stream) = (&mut self.staging, &mut self.draws, &self.stream);
+            match (&mut self.resident, exchange.as_deref_mut()) {
+                (Some(resident), exchange) => resident.draw(staging, input, draws, stream, exchange)?,
+                (None, Some(exchange)) => exchange.draw_nothing(staging.staged(), draws, stream)?,
+                (None, None) => {}
+            }
             self.results.extend_from_slice(&self.draws);
         }
         Ok(())
+    }
+
+    /// Draws of one launch: as many on every rank of an exchange, with tokens or without.
+    fn most_draws(&self, exchange: Option<&CudaExchange>) -> usize {
+        Resident::most_of(&self.plan).min(exchange.map_or(usize::MAX, CudaExchange::max_rows))
+    }
+
+    /// What is done by this head alone, or by an exchange.
+    fn can_by(&self, exchange: Option<&CudaExchange>) -> Capabilities {
+        // Which tokens a filter keeps depends on the other ranks; what acts on single logits does not.
+        let of_exchange = self.can.knobs.intersection(Knobs::ADJUSTMENTS);
+        if exchange.is_some() { Capabilities { knobs: of_exchange, ..self.can } } else { self.can }
     }
 
     /// Whether a row is served from stored logits: all of a canonical plan, lists without replacement, log-probabilities.
@@ -237,9 +263,20 @@ impl Frame<'_> {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
+        self.sample_with(input, rows, out, None)
+    }
+
+    /// Samples from this head, or together with the other ranks of an exchange; these draw and nothing else.
+    pub(crate) fn sample_with(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+        exchange: Option<&mut CudaExchange>,
+    ) -> Result<(), SampleError> {
         out.clear();
         check_call(&input, rows, &self.shape(), &self.plan)?;
-        let (can, vocab_size) = (self.can, self.head.vocab_size());
+        let (can, vocab_size) = (self.can_by(exchange.as_deref()), self.head.vocab_size());
         self.work.clear();
         self.asking.clear();
         self.adjustments.collect(rows);
@@ -254,7 +291,10 @@ impl Frame<'_> {
             }
         }
         let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
-        self.draw(&input, rows).map_err(failed)?;
+        if exchange.is_some() && !self.asking.is_empty() {
+            return Err(failed(CudaError::NotTogether));
+        }
+        self.draw(&input, rows, exchange).map_err(failed)?;
         self.ask(&input, rows).map_err(failed)?;
         let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
         for (r, params) in rows.iter().enumerate() {

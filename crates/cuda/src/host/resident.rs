@@ -11,6 +11,7 @@ use crate::device::select::GroupRule;
 use crate::device::tiled::{DeviceTiled, KernelChoice};
 use crate::device::wishes::CanonicalInputs;
 use crate::error::CudaError;
+use crate::host::exchange::CudaExchange;
 use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{Head, Matrix, Plan};
@@ -68,7 +69,7 @@ impl Resident {
             soft_cap: head.soft_cap(),
             scale: head.scale(),
         };
-        let most = plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS);
+        let most = Resident::most_of(plan);
         // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are freed after the kernels.
         let new = |(size, rule)| unsafe { DeviceGroups::new(on_device, most, size, rule, device) };
         let groups = groups.map(new).transpose()?;
@@ -102,6 +103,11 @@ impl Resident {
         &self.device
     }
 
+    /// Draws of a launch by a plan.
+    pub(crate) fn most_of(plan: &Plan) -> usize {
+        plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
+    }
+
     /// Draws of a launch.
     pub(crate) fn most(&self) -> usize {
         self.most
@@ -112,14 +118,15 @@ impl Resident {
         self.row_stride
     }
 
-    /// Draws what is staged, at most [`Resident::most`] draws, and waits; one result a draw is left in `draws`. `input`
-    /// tells the hidden states' type and width.
+    /// Draws what is staged, at most [`Resident::most`] draws, and waits; one result a draw is left in `draws`: of this
+    /// head, or by an exchange of the whole vocabulary. `input` tells the hidden states' type and width.
     pub(crate) fn draw(
         &mut self,
         staging: &mut Staging,
         input: &Matrix<'_>,
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
+        exchange: Option<&mut CudaExchange>,
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
         let out = self.draws.device_ptr(stream).0;
@@ -132,7 +139,11 @@ impl Resident {
                 None => self.fused.launch(stream, &hidden, rows, out),
             }
         }?;
-        self.copy_draws(hidden.rows, draws, stream)
+        let Some(exchange) = exchange else { return self.copy_draws(hidden.rows, draws, stream) };
+        // SAFETY: the rows and draws of the launch before it, on the same stream.
+        unsafe { exchange.launch(stream, rows, out, hidden.rows) }?;
+        self.copy_draws(hidden.rows, draws, stream)?;
+        exchange.check(draws)
     }
 
     /// Stores the transformed logits of the rows that are staged, at most [`Resident::most`] rows, `row_stride` floats

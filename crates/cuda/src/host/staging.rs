@@ -92,6 +92,11 @@ impl Staging {
         self.rows.len()
     }
 
+    /// The rows, with offsets where the device will see addresses.
+    pub(crate) fn staged(&self) -> &[Row] {
+        &self.rows
+    }
+
     /// Appends a draw of a row. Masks are cut to the vocabulary.
     pub(crate) fn push(&mut self, seed: u64, position: u64, row: &params::Row<'_>, draw: u32, vocab_size: u32) {
         // Offsets are kept as addresses plus one, 0 being the null address.

@@ -3,8 +3,12 @@
 use crate::device::gpu::Device;
 use crate::device::tiled::KernelChoice;
 use crate::error::CudaError;
+use crate::host::exchange::CudaExchange;
 use crate::host::frame::{Frame, impl_sampler};
-use flash_sampling_core::{Capabilities, Exactness, Head, Input, Knobs, Plan, Variant};
+use crate::host::resident::Resident;
+use flash_sampling_core::{
+    Capabilities, Exactness, Head, Input, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,
+};
 use std::sync::Arc;
 
 /// Draws inside the matmul on a GPU, for inputs in host memory (paper Alg. 1). Exact pathwise.
@@ -54,6 +58,34 @@ impl<'w> CudaTiled<'w> {
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
         Ok(CudaTiled(Frame::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
+    }
+
+    /// Rows of an exchange that takes all draws of a launch of `plan`; ranks that draw together plan alike.
+    pub fn rows_together(plan: &Plan) -> usize {
+        Resident::most_of(plan)
+    }
+
+    /// Draws from the whole vocabulary of which this sampler's head is one shard: the draws of all ranks meet on their
+    /// GPUs, and every rank gets the same. Ranks make the same calls, with the same rows. Token, score and logit are those
+    /// of a sampler over the whole head, to the last bit.
+    ///
+    /// # Errors
+    /// Those of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample). A
+    /// [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`] when the exchange fails, with
+    /// [`CudaError::NotTogether`] when a row asks for more than draws. A rank that fails before the exchange does not take
+    /// part in it, and is late for the others.
+    pub fn sample_together(
+        &mut self,
+        exchange: &mut CudaExchange,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        let drawn = self.0.sample_with(input, rows, out, Some(exchange));
+        if drawn.is_err() {
+            out.clear();
+        }
+        drawn
     }
 }
 

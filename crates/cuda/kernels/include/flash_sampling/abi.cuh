@@ -36,7 +36,8 @@ __device__ __forceinline__ void copy_row(Row* to, const Row* from) {
 }
 #endif
 
-enum class Status : u32 { Drawn = 0, NoFiniteLogit = 1, NaN = 2, PositiveInfinity = 3 };
+// The last two come of an exchange between ranks; `token` is then the rank.
+enum class Status : u32 { Drawn = 0, NoFiniteLogit = 1, NaN = 2, PositiveInfinity = 3, LateRank = 4, OtherCall = 5 };
 
 // The result of a row; for an invalid row `token` is the offending one.
 struct Draw {

@@ -1,0 +1,48 @@
+// What crosses between the ranks of a group for a row: the shard's draw as a key whose order decides, and a digest of what
+// the row was asked. The twin of core's ordered bits of a winner, with a place above them for rows that are invalid.
+//
+//   0                                       no token of the shard has a finite logit
+//   to_ordered_bits(winner)                 below 0xff80'0000'0000'0000, as scores are finite
+//   0xffc0'0000'0000'0000 | ~token << 1 | k an invalid logit: k = 0 NaN, 1 +inf; the lower token is the larger key
+#pragma once
+
+#include "abi.cuh"
+#include "winner.cuh"
+
+namespace flash_sampling {
+
+constexpr u64 INVALID_KEY = 0xffc0000000000000ull;
+
+// The draws of all shards are ordered by their keys: the largest is the draw of the whole vocabulary.
+FS_FUNCTION u64 key_of(const Draw& draw) {
+    if (draw.status == Status::Drawn) return to_ordered_bits({draw.score, draw.token});
+    if (draw.status == Status::NoFiniteLogit) return 0;
+    return INVALID_KEY | static_cast<u64>(~draw.token) << 1 | static_cast<u64>(draw.status == Status::PositiveInfinity);
+}
+
+// The draw of a key; the logit does not travel in it.
+FS_FUNCTION Draw draw_of(u64 key, float logit) {
+    if (key == 0) return {0xffffffffu, -f32_infinity(), -f32_infinity(), Status::NoFiniteLogit};
+    if (key >= INVALID_KEY) {
+        const Status status = key & 1 ? Status::PositiveInfinity : Status::NaN;
+        return {~static_cast<u32>(key >> 1), 0.0f, 0.0f, status};
+    }
+    const Winner winner = from_ordered_bits(key);
+    return {winner.token, winner.score, logit, Status::Drawn};
+}
+
+// Tells apart what ranks may be called with by mistake: the noise of a row, its temperature, the lengths of its lists, and
+// how many rows the call has. Addresses differ from rank to rank and do not count.
+FS_FUNCTION u32 digest_of(const Row& row, u32 row_count) {
+    const u64 fields[5] = {row.seed, row.position, static_cast<u64>(row.draw) << 32 | row_count,
+                           static_cast<u64>(f32_to_bits(row.inv_temperature)) << 32 | row.greedy,
+                           static_cast<u64>(row.mask_words) << 32 | row.biases};
+    u64 hash = 0xcbf29ce484222325ull;
+    for (const u64 field : fields) {
+        hash = (hash ^ field) * 0x9e3779b97f4a7c15ull;
+        hash ^= hash >> 29;
+    }
+    return static_cast<u32>(hash >> 32);
+}
+
+}  // namespace flash_sampling

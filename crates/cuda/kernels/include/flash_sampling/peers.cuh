@@ -1,0 +1,194 @@
+// The exchange over NVLink: each rank stores its rows' draws into the memory of every other rank, and finds theirs in its
+// own (paper Alg. 1, lines 10 to 16). No barrier, no host, no library.
+//
+// The plain version, on rank `me`, step s:
+//
+//   for each row, for each rank `other`
+//       mailbox[other][s % 2][me][row] = (draw of my shard, s)
+//   for each row
+//       wait until mailbox[me][s % 2][other][row] is of step s, for each rank `other`
+//       draw = the draw with the largest key
+//
+// What differs, and why the answer stays the same:
+//
+// 1. A thread is a pair of row and rank: it sends the row to that rank, then waits for what that rank sends. The draws of
+//    a row meet in shuffles, as the ranks of a row are neighbouring lanes.
+// 2. There is no flag beside the data that would have to follow it: every 8-byte word is half data, half the step that it
+//    is of. Aligned words of 8 bytes are stored and loaded whole, whatever link is between, so a word of step s has the
+//    data of step s, in whatever order words arrive.
+// 3. Two mailboxes in turn are enough. A rank stores step s over step s - 2 after its launch of step s - 1 has ended, so
+//    every rank had sent step s - 1; and a rank sends that in a launch that begins when its launch of step s - 2, which
+//    read all of step s - 2, has ended.
+// 4. The step is counted in device memory, so a graph that captured the launch can be replayed.
+// 5. A wait has a limit. A rank that does not come is noted, for good: the rank that missed it draws no more, so the
+//    others, too, learn that the group is broken.
+#pragma once
+
+#include "exchange.cuh"
+
+namespace flash_sampling {
+
+// A row's draw on its way: four words, data above, step below.
+struct alignas(16) Slot {
+    u64 key_high;
+    u64 key_low;
+    u64 logit;
+    u64 digest;
+
+    FS_FUNCTION static u64 word(u32 data, u32 step) { return static_cast<u64>(data) << 32 | step; }
+    FS_FUNCTION static Slot of(u64 key, float logit, u32 digest, u32 step) {
+        return {word(static_cast<u32>(key >> 32), step), word(static_cast<u32>(key), step),
+                word(f32_to_bits(logit), step), word(digest, step)};
+    }
+    FS_FUNCTION bool is_of(u32 step) const {
+        return static_cast<u32>(key_high) == step && static_cast<u32>(key_low) == step &&
+               static_cast<u32>(logit) == step && static_cast<u32>(digest) == step;
+    }
+    FS_FUNCTION u64 key() const { return (key_high >> 32) << 32 | key_low >> 32; }
+    FS_FUNCTION float logit_value() const { return bits_to_f32(static_cast<u32>(logit >> 32)); }
+    FS_FUNCTION u32 digest_value() const { return static_cast<u32>(digest >> 32); }
+};
+static_assert(sizeof(Slot) == 32, "the host allocates this size");
+
+// What a rank remembers from launch to launch.
+struct PeerState {
+    u32 step;     // launches that have ended; 0 is no step of any
+    u32 arrived;  // blocks that are done; 0 between launches
+    u32 late;     // a bit for each rank that did not come in time; any = the group is broken
+    u32 unused;
+};
+FS_LAYOUT(PeerState, 16, FS_AT(step, 0) && FS_AT(arrived, 4) && FS_AT(late, 8) && FS_AT(unused, 12));
+
+constexpr u32 MAX_PEERS = 32;  // the ranks of a row are lanes of a warp
+
+// The parameters of a launch.
+struct Peers {
+    Slot* mailboxes[MAX_PEERS];  // of every rank, this one's own among them: [turns, world, max_rows]
+    const Row* rows;             // [row_count]
+    Draw* draws;                 // [row_count] those of this shard before, of the whole vocabulary after
+    PeerState* state;
+    u64 limit;       // nanoseconds that a wait may take
+    u64 pause;       // nanoseconds between sending and receiving; 0 but in tests
+    u32 rank;
+    u32 world;
+    u32 lanes;       // the power of two at or above `world`
+    u32 row_count;
+    u32 max_rows;
+    u32 turns;       // mailboxes used in turn: 2, but in the negative control
+};
+FS_LAYOUT(Peers, 320,
+          FS_AT(mailboxes, 0) && FS_AT(rows, 256) && FS_AT(draws, 264) && FS_AT(state, 272) && FS_AT(limit, 280) &&
+          FS_AT(pause, 288) && FS_AT(rank, 296) && FS_AT(world, 300) && FS_AT(lanes, 304) && FS_AT(row_count, 308) &&
+          FS_AT(max_rows, 312) && FS_AT(turns, 316));
+
+// The step after another one. 0 is what mailboxes hold before the first; turns go on where the count begins again.
+FS_FUNCTION u32 step_after(u32 step) { return step == 0xffffffffu ? 2 : step + 1; }
+
+#ifdef __CUDACC__
+
+// Nanoseconds of a clock of the whole device.
+__device__ __forceinline__ u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// Each word is stored whole; the words in any order.
+__device__ __forceinline__ void store_slot(Slot* to, const Slot& slot) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(slot.key_high), "l"(slot.key_low)
+                 : "memory");
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0 + 16], {%1, %2};" ::"l"(to), "l"(slot.logit), "l"(slot.digest)
+                 : "memory");
+}
+__device__ __forceinline__ Slot load_slot(const Slot* from) {
+    Slot slot;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(slot.key_high), "=l"(slot.key_low) : "l"(from)
+                 : "memory");
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2 + 16];" : "=l"(slot.logit), "=l"(slot.digest) : "l"(from)
+                 : "memory");
+    return slot;
+}
+
+struct JoinPeers {
+    static constexpr u32 THREADS = 256;
+    static constexpr u32 LOOKS = 64;  // loads between two looks at the clock
+
+    const Peers& peers;
+
+    __device__ __forceinline__ u64 place(u32 step, u32 from, u32 row) const {
+        return (static_cast<u64>(step % peers.turns) * peers.world + from) * peers.max_rows + row;
+    }
+
+    // Waits for what a rank sends for a row; false = it did not come.
+    __device__ __forceinline__ bool receive(u32 step, u32 from, u32 row, Slot& slot) const {
+        const Slot* const at = peers.mailboxes[peers.rank] + place(step, from, row);
+        const u64 begun = nanoseconds();
+        for (;;) {
+#pragma unroll 1
+            for (u32 look = 0; look < LOOKS; ++look) {
+                slot = load_slot(at);
+                if (slot.is_of(step)) return true;
+            }
+            if (nanoseconds() - begun > peers.limit) return false;
+        }
+    }
+
+    // All threads of a block.
+    __device__ __forceinline__ void block() const {
+        const u32 thread = blockIdx.x * THREADS + threadIdx.x;
+        const u32 row = thread / peers.lanes, other = thread % peers.lanes;
+        const u32 step = step_after(peers.state->step);
+        const u32 missed = peers.state->late;
+        const bool takes_part = row < peers.row_count && other < peers.world;
+
+        u64 key = 0;
+        float logit = 0.0f;
+        bool is_late = false, is_other = false;
+        if (takes_part && !missed) {
+            const Draw mine = peers.draws[row];
+            const u32 digest = digest_of(peers.rows[row], peers.row_count);
+            store_slot(peers.mailboxes[other] + place(step, peers.rank, row),
+                       Slot::of(key_of(mine), mine.logit, digest, step));
+            if (peers.pause) {
+                const u64 begun = nanoseconds();
+                while (nanoseconds() - begun < peers.pause) {
+                }
+            }
+            Slot slot;
+            is_late = !receive(step, other, row, slot);
+            if (!is_late) {
+                is_other = slot.digest_value() != digest;
+                key = slot.key();
+                logit = slot.logit_value();
+            }
+        }
+        // The largest key of the row's lanes, and who is to blame where there is none.
+        __syncwarp();
+        const u32 first = threadIdx.x % 32 / peers.lanes * peers.lanes;
+        const u32 of_row = (peers.lanes == 32 ? 0xffffffffu : (1u << peers.lanes) - 1) << first;
+        const u32 late = (__ballot_sync(0xffffffffu, is_late) & of_row) >> first | missed;
+        const u32 others = (__ballot_sync(0xffffffffu, is_other) & of_row) >> first;
+        for (u32 step_of_lanes = peers.lanes / 2; step_of_lanes; step_of_lanes /= 2) {
+            const u64 their_key = __shfl_xor_sync(0xffffffffu, key, step_of_lanes);
+            const float their_logit = __shfl_xor_sync(0xffffffffu, logit, step_of_lanes);
+            if (their_key > key) key = their_key, logit = their_logit;
+        }
+        if (other == 0 && row < peers.row_count) {
+            Draw draw = draw_of(key, logit);
+            if (others) draw = {static_cast<u32>(__ffs(others)) - 1, 0.0f, 0.0f, Status::OtherCall};
+            if (late) draw = {static_cast<u32>(__ffs(late)) - 1, 0.0f, 0.0f, Status::LateRank};
+            peers.draws[row] = draw;
+            if (late) atomicOr(&peers.state->late, late);
+        }
+        // Every block has read the state before the last one changes it.
+        __syncthreads();
+        if (threadIdx.x == 0 && atomicAdd(&peers.state->arrived, 1u) == gridDim.x - 1) {
+            peers.state->step = step;
+            peers.state->arrived = 0;
+        }
+    }
+};
+
+#endif
+
+}  // namespace flash_sampling

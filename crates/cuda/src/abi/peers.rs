@@ -1,0 +1,49 @@
+//! The arguments of the exchange over NVLink.
+
+use crate::abi::layout::layout;
+use bytemuck::{Pod, Zeroable};
+
+/// The most ranks of a group.
+pub(crate) const MAX_PEERS: usize = 32;
+
+/// Bytes of a row's draw on its way to a rank.
+pub(crate) const SLOT_BYTES: usize = 32;
+
+/// What a rank remembers from launch to launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub(crate) struct PeerState {
+    pub(crate) step: u32,
+    pub(crate) arrived: u32,
+    /// A bit for each rank that did not come in time.
+    pub(crate) late: u32,
+    pub(crate) unused: u32,
+}
+layout!(PeerState 16: step 0, arrived 4, late 8, unused 12);
+
+/// The parameters of a launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peers {
+    /// Of every rank, as this rank's device sees it: `[turns, world, max_rows]` slots.
+    pub(crate) mailboxes: [u64; MAX_PEERS],
+    pub(crate) rows: u64,
+    pub(crate) draws: u64,
+    pub(crate) state: u64,
+    /// Nanoseconds that a wait may take.
+    pub(crate) limit: u64,
+    /// Nanoseconds between sending and receiving; 0 but in tests.
+    pub(crate) pause: u64,
+    pub(crate) rank: u32,
+    pub(crate) world: u32,
+    /// The power of two at or above `world`.
+    pub(crate) lanes: u32,
+    pub(crate) row_count: u32,
+    pub(crate) max_rows: u32,
+    /// Mailboxes used in turn: 2, but in the negative control.
+    pub(crate) turns: u32,
+}
+layout!(Peers 320:
+    mailboxes 0, rows 256, draws 264, state 272, limit 280, pause 288, rank 296, world 300, lanes 304, row_count 308,
+    max_rows 312, turns 316
+);

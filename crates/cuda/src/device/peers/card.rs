@@ -1,0 +1,127 @@
+//! What a rank tells the others before they connect.
+
+use crate::error::CudaError;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+
+/// First bytes of a card; the last two digits are the version of the format.
+const MAGIC: [u8; 4] = *b"fp01";
+/// Bytes of a handle by which another process opens memory.
+pub(crate) const HANDLE: usize = 64;
+/// Bytes of a card.
+const CARD: usize = 4 + 4 * 8 + HANDLE;
+
+/// A number of this process that no other has.
+static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+
+/// A rank and its mailbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Card {
+    /// The process that holds the mailbox.
+    pub(crate) process: u64,
+    /// Its number there.
+    pub(crate) mailbox: u64,
+    pub(crate) rank: u32,
+    pub(crate) world: u32,
+    /// Rows of the largest call.
+    pub(crate) max_rows: u64,
+    /// By which another process opens it.
+    pub(crate) handle: [u8; HANDLE],
+}
+
+impl Card {
+    /// The number of this process.
+    pub(crate) fn this_process() -> u64 {
+        *PROCESS
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        let ranks = u64::from(self.rank) | u64::from(self.world) << 32;
+        for word in [self.process, self.mailbox, ranks, self.max_rows] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.handle);
+        bytes
+    }
+
+    /// `None` where the bytes are no card.
+    fn decode(bytes: &[u8]) -> Option<Card> {
+        let bytes: &[u8; CARD] = bytes.try_into().ok()?;
+        let (magic, rest) = bytes.split_first_chunk::<4>()?;
+        let (words, handle) = rest.split_last_chunk::<HANDLE>()?;
+        let mut words = words.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+        let (process, mailbox, ranks, max_rows) = (words.next()?, words.next()?, words.next()?, words.next()?);
+        let (rank, world) = (ranks as u32, (ranks >> 32) as u32);
+        (*magic == MAGIC).then_some(Card { process, mailbox, rank, world, max_rows, handle: *handle })
+    }
+
+    /// The cards of all ranks, in order; checked against this rank's own.
+    pub(crate) fn decode_all(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>, CudaError> {
+        let refused = |rank, what: String| Err(CudaError::Rank { rank, what });
+        if cards.len() != self.world as usize {
+            return refused(self.rank as usize, format!("got {} cards for {} ranks", cards.len(), self.world));
+        }
+        let mut all = Vec::with_capacity(cards.len());
+        for (rank, bytes) in cards.iter().enumerate() {
+            let Some(card) = Card::decode(bytes) else {
+                return refused(rank, "sent no card of this version".into());
+            };
+            if (card.rank as usize, card.world) != (rank, self.world) {
+                let (found, world) = (card.rank, card.world);
+                return refused(rank, format!("holds itself for rank {found} of {world}, not of {}", self.world));
+            }
+            if card.max_rows != self.max_rows {
+                return refused(rank, format!("is planned for {} rows, not {}", card.max_rows, self.max_rows));
+            }
+            all.push(card);
+        }
+        if all[self.rank as usize] != *self {
+            return refused(self.rank as usize, "got another card for itself than it sent".into());
+        }
+        Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(rank: u32) -> Card {
+        Card { process: 7, mailbox: 9, rank, world: 3, max_rows: 64, handle: [rank as u8; HANDLE] }
+    }
+
+    #[test]
+    fn bytes_carry_a_card() {
+        let bytes = card(2).encode();
+        assert_eq!(Card::decode(&bytes), Some(card(2)));
+        for cut in 0..bytes.len() {
+            assert_eq!(Card::decode(&bytes[..cut]), None);
+        }
+        assert_eq!(Card::decode(&[bytes.as_slice(), &[0]].concat()), None);
+        let mut other = bytes;
+        other[3] ^= 1;
+        assert_eq!(Card::decode(&other), None);
+    }
+
+    #[test]
+    fn ranks_that_differ_are_named() {
+        let all = |change: fn(&mut Vec<Card>)| {
+            let mut cards: Vec<_> = (0..3).map(card).collect();
+            change(&mut cards);
+            let bytes: Vec<_> = cards.iter().map(Card::encode).collect();
+            card(0).decode_all(&bytes)
+        };
+        assert_eq!(all(|_| {}).unwrap(), [card(0), card(1), card(2)]);
+        let blamed = |change| match all(change) {
+            Err(CudaError::Rank { rank, .. }) => rank,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(blamed(|cards| cards[1].rank = 2), 1);
+        assert_eq!(blamed(|cards| cards[2].world = 4), 2);
+        assert_eq!(blamed(|cards| cards[2].max_rows = 65), 2);
+        assert_eq!(blamed(|cards| cards[0].mailbox = 1), 0);
+        assert_eq!(blamed(|cards| cards.truncate(2)), 0);
+        assert!(matches!(card(0).decode_all(&[vec![], vec![], vec![]]), Err(CudaError::Rank { rank: 0, .. })));
+    }
+}

@@ -1,0 +1,183 @@
+//! The memory that ranks send to: made by the rank that receives, and opened by the others.
+#![allow(unsafe_code)]
+
+use super::card::{Card, HANDLE};
+use crate::abi::{PeerState, SLOT_BYTES};
+use crate::device::gpu::Device;
+use crate::error::CudaError;
+use core::ffi::c_int;
+use cudarc::driver::{result, sys};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Mailboxes used in turn.
+pub(crate) const TURNS: usize = 2;
+
+/// The mailboxes of this process, for its other ranks.
+static MAILBOXES: Mutex<Option<HashMap<u64, Weak<Mailbox>>>> = Mutex::new(None);
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// Device memory for what all ranks send to this one, `[turns, world, max_rows]` slots of zeros, and this rank's state
+/// behind it. Other GPUs and processes write to it, so it is no memory of a pool.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    id: u64,
+    device: Arc<Device>,
+    address: u64,
+    slots: usize,
+    /// Other processes may hold it open; then it is never freed.
+    is_shared: core::sync::atomic::AtomicBool,
+}
+
+/// Bytes of the slots.
+fn slot_bytes(world: usize, max_rows: usize) -> usize {
+    TURNS * world * max_rows * SLOT_BYTES
+}
+
+impl Mailbox {
+    /// Allocates it; it is zero when this returns.
+    pub(crate) fn new(world: usize, max_rows: usize, device: &Arc<Device>) -> Result<Arc<Mailbox>, CudaError> {
+        let failed = CudaError::driver("allocate a mailbox");
+        device.context().bind_to_thread().map_err(&failed)?;
+        let slots = slot_bytes(world, max_rows);
+        let size = slots + size_of::<PeerState>();
+        // SAFETY: the context is bound; the memory is owned by the value made below.
+        let address = unsafe { result::malloc_sync(size) }.map_err(&failed)?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mailbox = Arc::new(Mailbox { id, device: device.clone(), address, slots, is_shared: false.into() });
+        // SAFETY: the memory just allocated; the second call waits for the first.
+        unsafe { sys::cuMemsetD8_v2(address, 0, size) }.result().map_err(&failed)?;
+        device.context().synchronize().map_err(&failed)?;
+        let mut all = MAILBOXES.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = all.get_or_insert_default();
+        all.retain(|_, mailbox| mailbox.strong_count() > 0);
+        all.insert(id, Arc::downgrade(&mailbox));
+        Ok(mailbox)
+    }
+
+    /// Its number in this process.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Where the state of the rank that receives is.
+    pub(crate) fn state(&self) -> u64 {
+        self.address + self.slots as u64
+    }
+
+    /// By which another process opens it; zeros where this system has no such handles.
+    pub(crate) fn handle(&self) -> [u8; HANDLE] {
+        let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE] };
+        let bound = self.device.context().bind_to_thread().is_ok();
+        // SAFETY: memory of this value, a handle to write to.
+        let code = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.address) };
+        if bound && code.result().is_ok() { handle.reserved.map(|byte| byte as u8) } else { [0; HANDLE] }
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        // What another process holds open is not freed before it lets go, of which nobody tells us.
+        if *self.is_shared.get_mut() || self.device.context().bind_to_thread().is_err() {
+            return;
+        }
+        // SAFETY: allocated by `new`, freed once; every rank of this process that writes to it holds it.
+        let _ = unsafe { result::free_sync(self.address) };
+    }
+}
+
+/// A mailbox as another rank's device sees it.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    /// One of this process.
+    Here(Arc<Mailbox>),
+    /// One of another process, mapped into this one.
+    There {
+        /// Where.
+        address: u64,
+        /// By which device.
+        device: Arc<Device>,
+    },
+}
+
+impl Opened {
+    /// The mailbox of a card, for stores from `device`.
+    pub(crate) fn new(card: &Card, mine: &Mailbox, device: &Arc<Device>) -> Result<Opened, CudaError> {
+        let rank = card.rank as usize;
+        device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
+        if card.process == Card::this_process() {
+            let all = MAILBOXES.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = all.as_ref().and_then(|all| all.get(&card.mailbox)).and_then(Weak::upgrade);
+            let Some(mailbox) = found.filter(|mailbox| mailbox.slots == mine.slots) else {
+                return Err(CudaError::Rank { rank, what: "has gone, or has another mailbox".into() });
+            };
+            drop(all);
+            if !Arc::ptr_eq(&mailbox.device, device) {
+                enable(device, &mailbox.device, rank)?;
+            }
+            return Ok(Opened::Here(mailbox));
+        }
+        mine.is_shared.store(true, Ordering::Relaxed);
+        let handle = sys::CUipcMemHandle { reserved: card.handle.map(|byte| byte as core::ffi::c_char) };
+        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut address = 0;
+        let unreachable = |code: sys::CUresult| CudaError::Rank {
+            rank,
+            what: format!("is in another process whose memory cannot be opened here ({code:?})"),
+        };
+        // SAFETY: an address to write to; the driver checks the handle.
+        let code = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) };
+        if code.result().is_err() {
+            return Err(unreachable(code));
+        }
+        let opened = Opened::There { address, device: device.clone() };
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: an address that was just mapped, and places to write to.
+        let code = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address) };
+        if code.result().is_err() {
+            return Err(unreachable(code));
+        }
+        if base != address || size < mine.slots + size_of::<PeerState>() {
+            return Err(CudaError::Rank { rank, what: "has a mailbox of another size".into() });
+        }
+        Ok(opened)
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        match self {
+            Opened::Here(mailbox) => mailbox.address,
+            Opened::There { address, .. } => *address,
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Opened::There { address, device } = self
+            && device.context().bind_to_thread().is_ok()
+        {
+            // SAFETY: mapped by `new`, unmapped once, after the launches that store there.
+            let _ = unsafe { sys::cuIpcCloseMemHandle(*address) };
+        }
+    }
+}
+
+/// Lets kernels of `device` store to the memory of `other`.
+fn enable(device: &Device, other: &Device, rank: usize) -> Result<(), CudaError> {
+    let (mine, theirs) = (device.context().cu_device(), other.context().cu_device());
+    let mut can: c_int = 0;
+    // SAFETY: two devices of the driver, a number to write to.
+    unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, mine, theirs) }
+        .result()
+        .map_err(CudaError::driver("ask for peer access"))?;
+    if can == 0 {
+        return Err(CudaError::Rank { rank, what: "is on a GPU that this one cannot reach".into() });
+    }
+    // SAFETY: the context of this device is bound, the other one is alive as long as the process.
+    let code = unsafe { sys::cuCtxEnablePeerAccess(other.context().cu_ctx(), 0) };
+    if code == sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+        return Ok(());
+    }
+    code.result().map_err(CudaError::driver("enable peer access"))
+}

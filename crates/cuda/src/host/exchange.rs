@@ -1,0 +1,100 @@
+//! Draws over host memory that ranks make together on their GPUs.
+#![allow(unsafe_code)]
+
+use crate::abi::{Draw, Row, status};
+use crate::device::peers::DevicePeers;
+use crate::error::CudaError;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use std::sync::Arc;
+
+/// How the draws of shards on several GPUs become those of the whole vocabulary, for
+/// [`CudaTiled::sample_together`](crate::CudaTiled::sample_together).
+#[derive(Debug)]
+pub struct CudaExchange {
+    way: Way,
+    /// Rows and draws of a shard without tokens.
+    empty: Option<(CudaSlice<Row>, CudaSlice<Draw>)>,
+}
+
+#[derive(Debug)]
+enum Way {
+    Peers(DevicePeers),
+}
+
+impl From<DevicePeers> for CudaExchange {
+    fn from(peers: DevicePeers) -> Self {
+        CudaExchange { way: Way::Peers(peers), empty: None }
+    }
+}
+
+impl CudaExchange {
+    /// Rows of the largest exchange.
+    pub fn max_rows(&self) -> usize {
+        match &self.way {
+            Way::Peers(peers) => peers.max_rows(),
+        }
+    }
+
+    /// Enqueues the exchange of the draws that a launch on the stream makes.
+    ///
+    /// # Safety
+    /// As [`DevicePeers::launch`].
+    pub(crate) unsafe fn launch(
+        &mut self,
+        stream: &CudaStream,
+        rows: u64,
+        draws: u64,
+        row_count: usize,
+    ) -> Result<(), CudaError> {
+        match &mut self.way {
+            // SAFETY: the same contract.
+            Way::Peers(peers) => unsafe { peers.launch(stream, rows, draws, row_count) },
+        }
+    }
+
+    /// What went wrong, when the stream was waited for.
+    pub(crate) fn check(&mut self, draws: &[Draw]) -> Result<(), CudaError> {
+        match &mut self.way {
+            Way::Peers(peers) => {
+                peers.settle();
+                peers.check(draws)
+            }
+        }
+    }
+
+    /// Takes part with a shard that has no tokens, and waits.
+    pub(crate) fn draw_nothing(
+        &mut self,
+        rows: &[Row],
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let failed = CudaError::driver("exchange the draws of an empty shard");
+        let nothing = Draw {
+            token: u32::MAX,
+            score: f32::NEG_INFINITY,
+            logit: f32::NEG_INFINITY,
+            status: status::NO_FINITE_LOGIT,
+        };
+        draws.clear();
+        draws.resize(rows.len(), nothing);
+        if self.empty.is_none() {
+            let most = self.max_rows();
+            let room = (stream.alloc_zeros(most).map_err(&failed)?, stream.alloc_zeros(most).map_err(&failed)?);
+            self.empty = Some(room);
+        }
+        let Some((rows_there, draws_there)) = &mut self.empty else { return Ok(()) };
+        if rows.len() > rows_there.len() {
+            return Err(CudaError::TooLarge { what: "rows", found: rows.len(), limit: rows_there.len() });
+        }
+        stream.memcpy_htod(rows, rows_there).map_err(&failed)?;
+        stream.memcpy_htod(draws.as_slice(), draws_there).map_err(&failed)?;
+        let (rows_at, draws_at) = (rows_there.device_ptr(stream).0, draws_there.device_ptr(stream).0);
+        // SAFETY: both were just copied on this stream, and are as long; the call waits below.
+        unsafe { self.launch(stream, rows_at, draws_at, rows.len()) }?;
+        let Some((_, draws_there)) = &self.empty else { return Ok(()) };
+        stream.memcpy_dtoh(&draws_there.slice(..rows.len()), draws).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        self.check(draws)
+    }
+}

@@ -1,0 +1,157 @@
+//! One of several GPUs with a shard of the vocabulary each.
+
+use crate::build::BuildError;
+use core::time::Duration;
+use flash_sampling_core::{
+    Capabilities, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,
+};
+use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, PeerOffer};
+use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, TIME_LIMIT, Transport};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How draws cross between GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GpuExchange {
+    /// Each GPU stores to the memory of the others (NVLink or PCIe peers, paper Alg. 1), in one process or in several on
+    /// one machine.
+    #[default]
+    Peers,
+}
+
+/// Which GPU a rank is on, and how it meets the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaRankOptions {
+    /// The GPU's number, 0 the first. GPUs may have several ranks.
+    pub device: usize,
+    /// How draws cross.
+    pub exchange: GpuExchange,
+    /// How long an exchange waits for the other ranks.
+    pub limit: Duration,
+    /// For debugging: calls that go by the host are compared on all ranks, as
+    /// [`ShardOptions::check_tokens`] says.
+    pub check_tokens: bool,
+}
+
+impl Default for CudaRankOptions {
+    /// The first GPU, peers, 30 seconds.
+    fn default() -> Self {
+        CudaRankOptions { device: 0, exchange: GpuExchange::Peers, limit: TIME_LIMIT, check_tokens: false }
+    }
+}
+
+/// One rank of several GPUs, with one shard of the vocabulary: a sampler over the whole, exact pathwise.
+///
+/// The draws of all ranks meet on the GPUs: a call launches the fused kernel and the exchange behind it, and copies the
+/// same draws down on every rank, which have token, score and logit of a sampler without shards. Calls with a row that asks
+/// for log-probabilities or for a list without replacement, and all calls of a canonical plan, exchange summaries over the transport instead, which every rank finds from the rows alike.
+///
+/// The transport is any that the ranks have: [`Loopback`](flash_sampling_distributed::Loopback) where each is a thread,
+/// `Mpi` where each is a process. It carries the handshake, so that ranks that were planned otherwise are named.
+///
+/// A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it; the others name
+/// it when their time is over, and the group is done.
+#[derive(Debug)]
+pub struct CudaRank<'w, T> {
+    local: Arc<Mutex<CudaTiled<'w>>>,
+    exchange: CudaExchange,
+    by_host: ShardSampler<'w, T>,
+}
+
+impl<'w, T: Transport + 'w> CudaRank<'w, T> {
+    /// This rank's sampler, from its shard of the vocabulary. A collective call: every rank of the transport makes it.
+    ///
+    /// # Errors
+    /// [`BuildError::Cuda`]: no GPU, what the backend refuses, a rank that cannot be reached; [`BuildError::Shard`]: ranks
+    /// that do not make up one vocabulary, or differ in their plans, or do not come.
+    pub fn new(shard: Head<'w>, plan: Plan, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
+        let device = Device::new(options.device)?;
+        let local = CudaTiled::new(shard, plan, &device)?;
+        let (rank, world) = (transport.rank(), transport.world());
+        let rows = CudaTiled::rows_together(&plan);
+        let exchange = match options.exchange {
+            GpuExchange::Peers => {
+                let offer = PeerOffer::new(rank, world, rows, &device)?;
+                let mut cards = Vec::new();
+                transport.all_gather(&offer.card(), &mut cards).map_err(ShardError::from)?;
+                CudaExchange::from(offer.connect(&cards, options.limit)?)
+            }
+        };
+        let local = Arc::new(Mutex::new(local));
+        let of_shards = ShardOptions {
+            check_tokens: options.check_tokens,
+            weight: Some(shard.weight().dtype()),
+            ..ShardOptions::new(ShardMerge::Winners)
+        };
+        // The handshake; nobody draws before every rank has connected.
+        let by_host = ShardSampler::new(Box::new(Shared(local.clone())), transport, of_shards)?;
+        Ok(CudaRank { local, exchange, by_host })
+    }
+}
+
+impl<T> CudaRank<'_, T>
+where
+    T: Transport,
+{
+    /// Whether the GPUs' exchange carries all that these rows ask for. Every rank finds the same.
+    fn is_carried(&self, rows: &[RowParams<'_>]) -> bool {
+        let plan = self.by_host.plan();
+        let can = self.by_host.capabilities();
+        let can = Capabilities { knobs: can.knobs.intersection(Knobs::ADJUSTMENTS), ..can };
+        let vocab_size = self.by_host.shape().vocab_size;
+        let is_plain = |row: &RowParams<'_>| {
+            let refused = matches!(row.check(&[], &can, &plan, vocab_size), Err(RowError::Unsupported { .. }));
+            row.logprobs.is_none() && !row.without_replacement && !refused
+        };
+        !plan.canonical && rows.iter().all(is_plain)
+    }
+}
+
+impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { backend: "cuda", ..self.by_host.capabilities() }
+    }
+
+    fn shape(&self) -> Shape {
+        self.by_host.shape()
+    }
+
+    fn plan(&self) -> Plan {
+        self.by_host.plan()
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        if !self.is_carried(rows) {
+            return self.by_host.sample(input, rows, out);
+        }
+        let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
+        local.sample_together(&mut self.exchange, input, rows, out)
+    }
+}
+
+/// The shard's sampler, which both ways use by turns.
+struct Shared<'w>(Arc<Mutex<CudaTiled<'w>>>);
+
+impl Shared<'_> {
+    fn with<R>(&self, f: impl FnOnce(&mut CudaTiled<'_>) -> R) -> R {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl PerturbedArgmax for Shared<'_> {
+    fn capabilities(&self) -> Capabilities {
+        self.with(|sampler| sampler.capabilities())
+    }
+
+    fn shape(&self) -> Shape {
+        self.with(|sampler| sampler.shape())
+    }
+
+    fn plan(&self) -> Plan {
+        self.with(|sampler| sampler.plan())
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        self.with(|sampler| sampler.sample(input, rows, out))
+    }
+}

@@ -1,0 +1,133 @@
+//! Ranks on GPUs that draw together, as one sampler: a thread for each rank and call.
+
+use flash_sampling::distributed::{Loopback, Transport};
+use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
+use flash_sampling_conformance::laws::uneven_starts;
+use flash_sampling_conformance::{BuildError, SamplerFactory};
+use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_cuda::{CudaError, Device};
+use std::thread;
+
+/// Which GPUs the ranks are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gpus {
+    /// All on the first.
+    One,
+    /// Each on its own.
+    Each,
+}
+
+/// Shards on GPUs that exchange draws.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpuRanks {
+    pub(crate) exchange: GpuExchange,
+    pub(crate) gpus: Gpus,
+    /// Unequal shards, one of them empty; or this many equal ones.
+    pub(crate) equal: Option<u32>,
+}
+
+impl GpuRanks {
+    fn starts(&self, head: &Head<'_>) -> Vec<u32> {
+        let tokens = head.tokens();
+        match self.equal {
+            None => uneven_starts(tokens.start, tokens.end),
+            Some(n) => {
+                (0..n).map(|k| tokens.start + (tokens.len() as u64 * u64::from(k) / u64::from(n)) as u32).collect()
+            }
+        }
+    }
+
+    fn device(&self, rank: usize) -> usize {
+        if self.gpus == Gpus::One { 0 } else { rank }
+    }
+}
+
+impl SamplerFactory for GpuRanks {
+    // `FLASH_SAMPLING_REQUIRE` takes cuda for ranks on one GPU, the exchange's name for those on several.
+    fn name(&self) -> String {
+        let exchange = format!("{:?}", self.exchange).to_lowercase();
+        let world = self.equal.map_or("uneven".into(), |n| n.to_string());
+        match self.gpus {
+            Gpus::One => format!("cuda/ranks/{world}"),
+            Gpus::Each => format!("gpus/{exchange}/{world}"),
+        }
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        let last = self.device(self.equal.unwrap_or(4) as usize - 1);
+        Device::new(last).err().map(|error: CudaError| error.to_string())
+    }
+
+    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+        Some(Scheme::Tiled)
+    }
+
+    fn pace(&self) -> usize {
+        4
+    }
+
+    // Shards must make up the vocabulary.
+    fn takes_shards(&self) -> bool {
+        false
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        let heads = head.split(&self.starts(&head));
+        let transports = Loopback::group(heads.len());
+        // The handshake is a collective call.
+        let ranks: Result<Vec<_>, String> = thread::scope(|scope| {
+            let join = |(shard, transport): (Head<'w>, Loopback)| {
+                let options = CudaRankOptions {
+                    device: self.device(transport.rank()),
+                    exchange: self.exchange,
+                    check_tokens: true,
+                    ..CudaRankOptions::default()
+                };
+                scope.spawn(move || CudaRank::new(shard, plan, transport, &options).map_err(|e| e.to_string()))
+            };
+            let threads: Vec<_> = heads.into_iter().zip(transports).map(join).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank does not panic")).collect()
+        });
+        ranks.map(|ranks| Box::new(Together { ranks }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
+    }
+}
+
+/// All ranks of a group, of which every one must come to the same results.
+struct Together<'w> {
+    ranks: Vec<CudaRank<'w, Loopback>>,
+}
+
+impl PerturbedArgmax for Together<'_> {
+    fn capabilities(&self) -> Capabilities {
+        self.ranks[0].capabilities()
+    }
+
+    fn shape(&self) -> Shape {
+        self.ranks[0].shape()
+    }
+
+    fn plan(&self) -> Plan {
+        self.ranks[0].plan()
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
+        let Some((first, others)) = self.ranks.split_first_mut() else { return Ok(()) };
+        thread::scope(|scope| {
+            let sample = |rank: &mut CudaRank<'_, Loopback>| {
+                let mut theirs = Samples::new();
+                rank.sample(input, rows, &mut theirs).map(|()| theirs)
+            };
+            let threads: Vec<_> = others.iter_mut().map(|rank| scope.spawn(move || sample(rank))).collect();
+            let mine = first.sample(input, rows, out);
+            for thread in threads {
+                let theirs = thread.join().expect("a rank does not panic");
+                if let (Ok(()), Ok(theirs)) = (&mine, theirs) {
+                    assert_eq!(format!("{theirs:?}"), format!("{out:?}"), "ranks must agree");
+                }
+            }
+            mine
+        })
+    }
+}

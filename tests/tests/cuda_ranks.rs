@@ -1,0 +1,141 @@
+//! The suite on shards on GPUs whose draws meet there, and what only they promise. Several ranks on one GPU run wherever
+//! there is one; a GPU for each rank where there are so many (`FLASH_SAMPLING_REQUIRE=peers` asks for that).
+
+mod backends;
+
+use backends::gpu_ranks::{GpuRanks, Gpus};
+use flash_sampling::distributed::{Loopback, Transport};
+use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::{SamplerFactory, suite};
+use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling_cuda::{CudaError, CudaTiled, Device};
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[path = "cuda/rows.rs"]
+mod rows;
+
+const fn ranks(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRanks {
+    GpuRanks { exchange, gpus, equal }
+}
+
+suite!(one_gpu_uneven, ranks(GpuExchange::Peers, Gpus::One, None));
+suite!(peers_2, ranks(GpuExchange::Peers, Gpus::Each, Some(2)));
+suite!(peers_4, ranks(GpuExchange::Peers, Gpus::Each, Some(4)));
+
+fn runs_here() -> bool {
+    let one = ranks(GpuExchange::Peers, Gpus::One, Some(2));
+    runs(&one.name(), one.unavailable(), 1)
+}
+
+/// Inputs with sums that are rounded, every knob, lists and errors among them.
+#[test]
+fn draws_are_those_of_one_gpu_to_the_last_bit() {
+    if !runs_here() {
+        return;
+    }
+    let plan = Plan { max_rows: 40, max_draws: 4, max_logprobs: Some(3), canonical: false };
+    let problem = Problem::gaussian(Size::new(40, 5003, 264), DType::BF16, DType::BF16, 5);
+    let mut alone = CudaTiled::new(problem.head(), plan, &Device::new(0).unwrap()).unwrap();
+    for world in [1, 2, 3, 5, 8, 20, 32] {
+        let factory = ranks(GpuExchange::Peers, Gpus::One, Some(world));
+        let mut together = factory.build(problem.head(), plan).unwrap();
+        for count in [1, 7, 40] {
+            let mut rows = rows::rows(count);
+            for pass in 0..3 {
+                // The last pass asks for what only the host carries.
+                rows[0].logprobs = (pass == 2).then_some(2);
+                rows.iter_mut().for_each(|row| row.position += 1);
+                let (mut want, mut found) = (Samples::new(), Samples::new());
+                let input = problem.input().row_range(0..count);
+                alone.sample(input, &rows, &mut want).unwrap();
+                together.sample(input, &rows, &mut found).unwrap();
+                for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
+                    assert_eq!(
+                        found.map(|row| row.draws.to_vec()),
+                        want.map(|row| row.draws.to_vec()),
+                        "{world}, row {r}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
+    if !runs_here() {
+        return;
+    }
+    let limit = Duration::from_millis(200);
+    let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
+    let plan = Plan { max_rows: 2, ..Plan::default() };
+    thread::scope(|scope| {
+        let heads = problem.head().split(&[0, 300, 600]);
+        for (shard, transport) in heads.into_iter().zip(Loopback::group(3)) {
+            let (problem, rank) = (&problem, transport.rank());
+            scope.spawn(move || {
+                let options = CudaRankOptions { limit, ..CudaRankOptions::default() };
+                let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
+                let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
+                let mut out = Samples::new();
+                sampler.sample(problem.input(), &rows, &mut out).unwrap();
+                if rank == 1 {
+                    return;
+                }
+                for expected in [limit, Duration::ZERO] {
+                    let begun = Instant::now();
+                    let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
+                    let SampleError::Backend { source, .. } = error else { panic!("{error}") };
+                    let late = CudaError::LateRanks { ranks: vec![1], limit };
+                    assert_eq!(source.downcast_ref::<CudaError>(), Some(&late));
+                    assert!(out.is_empty() && begun.elapsed() >= expected && begun.elapsed() < expected + 10 * limit);
+                }
+            });
+        }
+    });
+}
+
+/// Seeds, and numbers of rows, that differ.
+#[test]
+fn ranks_that_are_called_otherwise_are_named() {
+    if !runs_here() {
+        return;
+    }
+    let limit = Duration::from_millis(200);
+    let problem = Problem::integers(Size::new(3, 900, 64), DType::BF16, DType::BF16, 5);
+    let plan = Plan { max_rows: 3, ..Plan::default() };
+    thread::scope(|scope| {
+        let heads = problem.head().split(&[0, 500]);
+        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
+            let (problem, rank) = (&problem, transport.rank());
+            scope.spawn(move || {
+                let options = CudaRankOptions { limit, ..CudaRankOptions::default() };
+                let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
+                let mut out = Samples::new();
+                let mut failed = |seeds: &[u64]| {
+                    let rows: Vec<_> = seeds.iter().map(|&seed| RowParams { seed, ..RowParams::default() }).collect();
+                    let input = problem.input().row_range(0..rows.len());
+                    let error = sampler.sample(input, &rows, &mut out).err();
+                    assert_eq!(out.is_empty(), error.is_some());
+                    error.map(|error| match error {
+                        SampleError::Backend { source, .. } => source.downcast_ref::<CudaError>().cloned().unwrap(),
+                        error => panic!("{error}"),
+                    })
+                };
+                assert_eq!(failed(&[1, 2, 3]), None);
+                let other = CudaError::OtherCall { rank: Some(1 - rank), row: 1 };
+                assert_eq!(failed(if rank == 0 { &[1, 2, 3] } else { &[1, 7, 3] }), Some(other));
+                assert_eq!(failed(&[4, 5]), None);
+                let found = failed(if rank == 0 { &[1, 2] } else { &[1, 2, 3] });
+                let expected = match rank {
+                    0 => CudaError::OtherCall { rank: Some(1), row: 0 },
+                    _ => CudaError::LateRanks { ranks: vec![0], limit },
+                };
+                assert_eq!(found, Some(expected));
+            });
+        }
+    });
+}
