@@ -53,6 +53,7 @@ pub(crate) struct StoredRows {
     draws_here: Vec<Draw>,
     kept_here: Vec<KeptToken>,
     words_here: Vec<u64>,
+    logits_here: Vec<f32>,
 }
 
 impl StoredRows {
@@ -93,6 +94,7 @@ impl StoredRows {
             draws_here: Vec::new(),
             kept_here: Vec::new(),
             words_here: Vec::new(),
+            logits_here: Vec::new(),
         })
     }
 
@@ -125,6 +127,16 @@ impl StoredRows {
         stream.memcpy_dtoh(&self.words.slice(..rows * MassHistogram::WORDS), &mut self.words_here).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         Ok(&self.words_here)
+    }
+
+    /// The logits of a stored row. Waits.
+    pub(crate) fn read(&mut self, row: usize, stream: &Arc<CudaStream>) -> Result<&[f32], CudaError> {
+        let failed = CudaError::driver("copy stored logits");
+        self.logits_here.resize(self.tokens.len(), 0.0);
+        let there = self.logits.slice(row * self.stride..row * self.stride + self.tokens.len());
+        stream.memcpy_dtoh(&there, &mut self.logits_here).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        Ok(&self.logits_here)
     }
 
     /// Grants wishes and appends what they come to; with canonical inputs by canonical scores and logits. Waits.

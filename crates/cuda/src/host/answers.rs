@@ -1,10 +1,11 @@
-//! Rows that ask for more than a draw of the fused kernel gives: log-probabilities, lists without replacement, canonical
-//! tokens. Their transformed logits are stored first, some rows at a time; here they are asked.
+//! Rows that ask for more than a draw of the fused kernel gives: log-probabilities, lists without replacement, filters,
+//! canonical tokens. Their transformed logits are stored first, some rows at a time; here they are asked.
 
 use crate::abi::{Item, Row};
 use crate::device::stored_rows::StoredRows;
 use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
 use crate::error::CudaError;
+use crate::host::filtered::{Filtered, Question};
 use cudarc::driver::CudaStream;
 use flash_sampling_core::near_ties::RowNearTies;
 use flash_sampling_core::transform::RowTransform;
@@ -40,6 +41,11 @@ impl Asking {
         Row { seed, position, inv_temperature: 1.0, draw, greedy: greedy.into(), ..Row::default() }
     }
 
+    /// Whether its masses are asked for, or its filters look at them.
+    fn needs_mass(&self) -> bool {
+        self.row.logprobs.is_some() || self.row.filters.is_some()
+    }
+
     fn wish(&self, source: usize, limit: u32, draw: u32, greedy: bool) -> Wish {
         let slack = match self.near_ties.map_or(0.0, |bounds| bounds.slack()) {
             f32::MAX => f32::INFINITY,
@@ -62,6 +68,8 @@ struct Answer {
     draws: (usize, usize),
     top: Option<usize>,
     mass: Option<usize>,
+    /// Of a row with filters, which has none of the others.
+    filtered: Option<usize>,
 }
 
 /// The answers of a call, in the order in which rows were asked.
@@ -75,6 +83,7 @@ pub(crate) struct Answers {
     mass_count: usize,
     wishes: Vec<Wish>,
     again: Granted,
+    filtered: Filtered,
 }
 
 impl Answers {
@@ -83,6 +92,7 @@ impl Answers {
         self.draws.clear();
         self.lists.clear();
         self.mass_count = 0;
+        self.filtered.clear();
     }
 
     /// Asks the first rows of `stored`, one of `asking` each; `outcomes` tells which of them can be drawn from. Without
@@ -97,12 +107,12 @@ impl Answers {
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let first = self.answers.len();
-        let answer = |outcome| Answer { outcome, draws: (0, 0), top: None, mass: None };
+        let answer = |outcome| Answer { outcome, draws: (0, 0), top: None, mass: None, filtered: None };
         self.answers.extend(outcomes.map(answer));
-        if asking.iter().any(|a| a.row.logprobs.is_some()) {
+        if asking.iter().any(Asking::needs_mass) {
             let words = stored.masses(asking.len(), stream)?.chunks_exact(MassHistogram::WORDS);
             for ((a, answer), words) in asking.iter().zip(&mut self.answers[first..]).zip(words) {
-                if a.row.logprobs.is_some() && answer.outcome.is_ok() {
+                if a.needs_mass() && answer.outcome.is_ok() {
                     if self.mass_count == self.masses.len() {
                         self.masses.push(MassHistogram::default());
                     }
@@ -114,7 +124,11 @@ impl Answers {
                 }
             }
         }
-        let alive = |answers: &[Answer], r: usize| answers[first + r].outcome.is_ok();
+        self.filter(first, asking, stored, stream)?;
+        let alive = |answers: &[Answer], r: usize| {
+            let Answer { outcome, filtered, .. } = &answers[first + r];
+            outcome.is_ok() && filtered.is_none()
+        };
         for (r, a) in asking.iter().enumerate() {
             if !alive(&self.answers, r) || !draw || a.row.without_replacement {
                 continue;
@@ -149,6 +163,30 @@ impl Answers {
             }
         }
         self.grant(Kind::Lists, asking, canonical, stored, stream)
+    }
+
+    /// Decides the rows with filters.
+    fn filter(
+        &mut self,
+        first: usize,
+        asking: &[Asking],
+        stored: &mut StoredRows,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let Answers { answers, filtered, masses, .. } = self;
+        let mut decided = filtered.len();
+        for (a, answer) in asking.iter().zip(&mut answers[first..]) {
+            if a.row.filters.is_some() && answer.outcome.is_ok() {
+                answer.filtered = Some(decided);
+                decided += 1;
+            }
+        }
+        let rows = asking.iter().zip(&answers[first..]).enumerate();
+        let question = |(source, (a, answer)): (usize, (&Asking, &Answer))| {
+            let (filters, mass) = (a.row.filters.filter(|_| answer.filtered.is_some())?, &masses[answer.mass?]);
+            Some(Question { source, filters, mass })
+        };
+        filtered.decide(rows.filter_map(question), stored, stream)
     }
 
     /// Grants the wishes that were gathered.
@@ -197,9 +235,18 @@ impl Answers {
     ///
     /// # Errors
     /// The row's.
-    pub(crate) fn emit(&self, i: usize, row: &params::Row<'_>, out: &mut Samples) -> Result<(), RowError> {
-        let Answer { outcome, draws: (from, to), .. } = &self.answers[i];
+    pub(crate) fn emit(
+        &mut self,
+        i: usize,
+        row: &params::Row<'_>,
+        vocab_size: u32,
+        out: &mut Samples,
+    ) -> Result<(), RowError> {
+        let Answer { outcome, draws: (from, to), filtered, .. } = &self.answers[i];
         (*outcome)?;
+        if let (Some(question), Some(filters)) = (filtered, &row.filters) {
+            return self.filtered.emit(*question, row, filters, vocab_size, out);
+        }
         let (mass, top) = self.extras(i);
         if row.without_replacement {
             let list = self.lists.get(*from);

@@ -61,6 +61,8 @@ impl<'w> Frame<'w> {
         if plan.canonical && !can.canonical {
             return Err(CudaError::Unsupported { knob: Knob::Canonical });
         }
+        // Canonical logits are known of near ties alone.
+        let can = if plan.canonical { Capabilities { knobs: Knobs::ADJUSTMENTS, ..can } } else { can };
         let empty = [(plan.max_rows == 0, Knob::MaxRows), (plan.max_draws == 0, Knob::Draws)];
         if let Some(&(_, knob)) = empty.iter().find(|(empty, _)| *empty) {
             return Err(CudaError::EmptyPlan { knob });
@@ -145,10 +147,12 @@ impl<'w> Frame<'w> {
         if exchange.is_some() { Capabilities { knobs: of_exchange, ..self.can } } else { self.can }
     }
 
-    /// Whether a row is served from stored logits: all of a canonical plan, lists without replacement, log-probabilities.
+    /// Whether a row is served from stored logits: all of a canonical plan, lists without replacement, log-probabilities,
+    /// filters.
     /// Draws of a sampler that is not pathwise are made by its own kernels all the same.
     fn asks(&self, row: &params::Row<'_>) -> bool {
-        self.resident.is_some() && (self.plan.canonical || row.without_replacement || row.logprobs.is_some())
+        let asks = row.without_replacement || row.logprobs.is_some() || row.filters.is_some();
+        self.resident.is_some() && (self.plan.canonical || asks)
     }
 
     fn draws_from_stored(&self) -> bool {
@@ -296,11 +300,12 @@ impl Frame<'_> {
         }
         self.draw(&input, rows, exchange).map_err(failed)?;
         self.ask(&input, rows).map_err(failed)?;
+        let pathwise = self.draws_from_stored();
         let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
         for (r, params) in rows.iter().enumerate() {
             let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
             let outcome = params.check(&[], &can, &self.plan, vocab_size).and_then(|row| match asked {
-                Some(i) if self.draws_from_stored() => self.answers.emit(i, &row, out),
+                Some(i) if pathwise => self.answers.emit(i, &row, vocab_size, out),
                 asked => {
                     let (mass, top) = asked.map_or((None, [].as_slice()), |i| self.answers.extras(i));
                     push_row(&mut results, &row, mass, top, out)

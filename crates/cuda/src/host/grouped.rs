@@ -7,7 +7,7 @@ use crate::device::tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::host::frame::{Frame, impl_sampler};
 use crate::host::tiled::CudaTiled;
-use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
+use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Knobs, Plan, Variant};
 use std::sync::Arc;
 
 /// Log-mass and local sample of each group of tokens on a GPU, then a draw of the group, for inputs in host memory (paper
@@ -47,7 +47,8 @@ impl<'w> CudaGrouped<'w> {
 
 /// Without what only pathwise samplers can do.
 pub(crate) fn in_distribution(can: Capabilities) -> Capabilities {
-    Capabilities { exactness: Exactness::InDistribution, without_replacement: false, canonical: false, ..can }
+    let (exactness, knobs) = (Exactness::InDistribution, Knobs::ADJUSTMENTS);
+    Capabilities { exactness, knobs, without_replacement: false, canonical: false, ..can }
 }
 
 impl_sampler!(CudaGrouped);

@@ -1,11 +1,13 @@
 //! The samplers over host memory: core's trait on top of the entry points over device memory.
 //!
 //! `tiled`, `grouped` and `online` are one `frame` with what each can do: rows are packed (`staging`), drawn by a head that
-//! stays on the GPU (`resident`), and those that ask for more are answered from stored logits (`answers`). `standalone`
-//! takes logits, `streamed` a weight that comes in blocks. `exchange` makes one draw of the draws of several GPUs.
+//! stays on the GPU (`resident`), and those that ask for more are answered from stored logits (`answers`, and `filtered` for
+//! filters). `standalone` takes logits, `streamed` a weight that comes in blocks. `exchange` makes one draw of the draws of
+//! several GPUs.
 
 pub(crate) mod answers;
 pub(crate) mod exchange;
+pub(crate) mod filtered;
 pub(crate) mod frame;
 pub(crate) mod grouped;
 pub(crate) mod online;

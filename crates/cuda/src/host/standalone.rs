@@ -12,11 +12,12 @@ use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
 use crate::host::frame::push_row;
 use crate::host::staging::Staging;
+use crate::host::tiled::FILTERS_TOO;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, DType, Exactness, Input, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowError,
-    RowParams, SampleError, Samples, Shape, Variant,
+    Adjustments, Capabilities, DType, Exactness, Input, Knob, Matrix, PerturbedArgmax, Plan, RowError, RowParams,
+    SampleError, Samples, Shape, Variant,
 };
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl CudaStandalone {
     }
 
     /// [`CudaStandalone::new`] with a choice of math; [`Capabilities::backend`] tells which it is. Rows that ask for
-    /// log-probabilities or for lists without replacement are drawn from in exact-math always.
+    /// log-probabilities, for lists without replacement or for filters are drawn from in exact-math always.
     ///
     /// # Errors
     /// As [`CudaStandalone::new`].
@@ -285,7 +286,7 @@ impl PerturbedArgmax for CudaStandalone {
             exactness: Exactness::Pathwise,
             input: Input::Logits,
             without_replacement: true,
-            knobs: Knobs::ADJUSTMENTS,
+            knobs: FILTERS_TOO,
             canonical: false,
         }
     }
@@ -306,7 +307,9 @@ impl PerturbedArgmax for CudaStandalone {
         self.asking.clear();
         for (r, params) in rows.iter().enumerate() {
             match params.check(&[], &can, &self.plan, self.vocab_size) {
-                Ok(row) if row.without_replacement || row.logprobs.is_some() => self.asking.push(r),
+                Ok(row) if row.without_replacement || row.logprobs.is_some() || row.filters.is_some() => {
+                    self.asking.push(r);
+                }
                 Ok(row) => self.work.extend((row.first_draw..row.first_draw + row.draws).map(|draw| (r, draw))),
                 Err(_) => {}
             }
@@ -323,7 +326,7 @@ impl PerturbedArgmax for CudaStandalone {
             let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
             let outcome = params.check(&[], &can, &self.plan, self.vocab_size).and_then(|row| {
                 if let Some(i) = asked {
-                    return self.answers.emit(i, &row, out);
+                    return self.answers.emit(i, &row, self.vocab_size, out);
                 }
                 push_row(&mut results, &row, None, &[], out)
             });

@@ -17,8 +17,8 @@ use crate::host::tiled::CudaTiled;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
-    Variant,
+    Adjustments, Capabilities, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError,
+    StreamHead, Variant,
 };
 use std::io::Read;
 use std::sync::Arc;
@@ -117,7 +117,8 @@ impl<'a> CudaStreamed<'a> {
         block_bytes: usize,
         device: &Arc<Device>,
     ) -> Result<Self, CudaError> {
-        let can = Capabilities { without_replacement: false, canonical: false, ..CudaTiled::CAPABILITIES };
+        let knobs = Knobs::ADJUSTMENTS;
+        let can = Capabilities { knobs, without_replacement: false, canonical: false, ..CudaTiled::CAPABILITIES };
         CudaStreamed::new(head, plan, (TILED_GROUP, GroupRule::Maxima), block_bytes, can, device)
     }
 

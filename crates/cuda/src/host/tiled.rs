@@ -7,7 +7,7 @@ use crate::host::exchange::CudaExchange;
 use crate::host::frame::{Frame, impl_sampler};
 use crate::host::resident::Resident;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,
+    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,
 };
 use std::sync::Arc;
 
@@ -18,13 +18,16 @@ use std::sync::Arc;
 /// types without them. Which of the two depends on the types alone, so that a row's bits do not depend on its
 /// neighbours. Sums are in float32.
 ///
-/// Rows that ask for log-probabilities or for lists without replacement, and all rows of a canonical plan, take another
-/// way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum
+/// Rows that ask for log-probabilities, for lists without replacement or for filters, and all rows of a canonical plan, take
+/// another way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum
 /// the masses, and find the best tokens. Only results are copied down. The memory for it (about 130 MiB for a vocabulary
 /// of 152k) is allocated when the first such row comes; and it grows when a call brings more masks and biases than any
 /// before it. A canonical plan reads the weight once more when it is planned, on the host, for its norms.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(Frame<'w>);
+
+/// What a pathwise sampler that can store logits does.
+pub(crate) const FILTERS_TOO: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]));
 
 impl<'w> CudaTiled<'w> {
     pub(crate) const CAPABILITIES: Capabilities = Capabilities {
@@ -33,7 +36,7 @@ impl<'w> CudaTiled<'w> {
         exactness: Exactness::Pathwise,
         input: Input::Hidden,
         without_replacement: true,
-        knobs: Knobs::ADJUSTMENTS,
+        knobs: FILTERS_TOO,
         canonical: true,
     };
 

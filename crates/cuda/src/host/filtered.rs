@@ -1,0 +1,162 @@
+//! Rows with filters, decided from their stored logits: core's `Selector` over the largest logits and the masses, and the
+//! draws from what it keeps. A list that is too short is followed by a longer one, at last by the whole row.
+
+use crate::abi::{Item, Row};
+use crate::device::stored_rows::StoredRows;
+use crate::device::wishes::{Granted, Kind, Wish};
+use crate::error::CudaError;
+use core::ops::Range;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::selection::Seen;
+use flash_sampling_core::{
+    Candidate, Domain, Filters, MassHistogram, Moments, RowError, Samples, Selection, Selector, TopList, Winner, params,
+};
+use std::sync::Arc;
+
+/// The largest logits that are listed at first, and the largest top-k for which more are.
+const LIST: u32 = 64;
+const LONG_LIST: u32 = 1024;
+/// The list after that; the one that follows has the whole row.
+const SECOND_LIST: u32 = 8192;
+
+/// A stored row with filters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question<'a> {
+    /// Its number among the stored rows.
+    pub(crate) source: usize,
+    pub(crate) filters: Filters,
+    pub(crate) mass: &'a MassHistogram,
+}
+
+/// What is kept of a row: a part of the list of all, none where it has no finite logit.
+#[derive(Clone, Debug)]
+struct Kept {
+    tokens: Range<usize>,
+    passes: u32,
+}
+
+/// Which tokens the filters of a call's rows keep, in the order of the questions. Keeps its memory from call to call.
+#[derive(Debug, Default)]
+pub(crate) struct Filtered {
+    rows: Vec<Kept>,
+    /// In the order of falling logits, row after row.
+    tokens: Vec<Candidate>,
+    selector: Selector,
+    wishes: Vec<Wish>,
+    lists: Granted,
+    longer: Granted,
+    mass: MassHistogram,
+    draws: Vec<Candidate>,
+    top: Vec<Candidate>,
+    list: TopList,
+}
+
+/// How many of the largest logits are listed at first.
+fn list_len(filters: &Filters) -> u32 {
+    filters.most().filter(|&k| k <= LONG_LIST).map_or(LIST, |k| LIST.max(k))
+}
+
+/// The largest `limit` logits of a stored row.
+fn largest(source: usize, limit: u32) -> Wish {
+    let noise = Row { inv_temperature: 1.0, greedy: 1, ..Row::default() };
+    Wish { item: Item { source: source as u32, limit, ..Item::default() }, noise }
+}
+
+impl Filtered {
+    pub(crate) fn clear(&mut self) {
+        self.rows.clear();
+        self.tokens.clear();
+    }
+
+    /// Number of rows that were decided.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Decides rows.
+    pub(crate) fn decide<'a>(
+        &mut self,
+        questions: impl Iterator<Item = Question<'a>> + Clone,
+        stored: &mut StoredRows,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        self.wishes.clear();
+        self.wishes.extend(questions.clone().map(|q| largest(q.source, list_len(&q.filters))));
+        self.lists.clear();
+        stored.keep(Kind::Lists, &self.wishes, None, &mut self.lists, stream)?;
+        for (i, Question { source, filters, mass }) in questions.enumerate() {
+            let mut moments = Moments::default();
+            if filters.need_moments() {
+                stored.read(source, stream)?.iter().for_each(|&logit| moments.push(logit));
+            }
+            let (from, mut passes, mut limit) = (self.tokens.len(), 1, list_len(&filters));
+            loop {
+                let list = if passes == 1 { self.lists.get(i) } else { self.longer.get(0) };
+                if list.is_empty() {
+                    break;
+                }
+                let seen = Seen::first(list, limit as usize, mass, &moments);
+                if let Selection::Listed(kept) = self.selector.select(&filters, &seen) {
+                    self.tokens.extend_from_slice(&list[kept]);
+                    break;
+                }
+                (limit, passes) = (if limit < SECOND_LIST { SECOND_LIST } else { u32::MAX }, passes + 1);
+                self.longer.clear();
+                stored.keep(Kind::Lists, &[largest(source, limit)], None, &mut self.longer, stream)?;
+            }
+            self.rows.push(Kept { tokens: from..self.tokens.len(), passes });
+        }
+        Ok(())
+    }
+
+    /// Appends the result of the row of question `i`.
+    ///
+    /// # Errors
+    /// The row's.
+    pub(crate) fn emit(
+        &mut self,
+        i: usize,
+        row: &params::Row<'_>,
+        filters: &Filters,
+        vocab_size: u32,
+        out: &mut Samples,
+    ) -> Result<(), RowError> {
+        let Kept { tokens, passes } = self.rows[i].clone();
+        let kept = &self.tokens[tokens];
+        if kept.is_empty() {
+            return Err(RowError::NoFiniteLogit);
+        }
+        let scored = |draw: u32, c: &Candidate| {
+            let (token, logit) = (c.winner.token, c.logit * filters.rescale);
+            Candidate { winner: Winner::new(logit + row.noise.gumbel(Domain::Token, draw, token), token), logit }
+        };
+        self.draws.clear();
+        if row.without_replacement {
+            let available = kept.len() as u32;
+            if available < row.draws {
+                return Err(RowError::SupportTooSmall { draws: row.draws, available });
+            }
+            self.list.reset(row.draws as usize, 0.0);
+            kept.iter().for_each(|c| self.list.push(scored(row.first_draw, c)));
+            self.draws.extend_from_slice(self.list.as_slice());
+        } else {
+            let draws = row.first_draw..row.first_draw + row.draws;
+            self.draws.extend(draws.map(|n| kept.iter().fold(Candidate::NONE, |best, c| best.merge(scored(n, c)))));
+        }
+        self.mass.clear();
+        self.top.clear();
+        if row.logprobs.is_some() || row.kept {
+            kept.iter().for_each(|c| self.mass.push(c.logit * filters.rescale));
+        }
+        self.top.extend(kept.iter().take(row.logprobs.unwrap_or(0) as usize).map(|c| {
+            let logit = c.logit * filters.rescale;
+            Candidate { winner: Winner::new(logit, c.winner.token), logit }
+        }));
+        out.push_row(self.draws.iter().copied(), row.logprobs.is_some().then_some(&self.mass), &self.top);
+        if row.kept {
+            out.note_kept(kept.iter().map(|c| c.winner.token), self.mass.log_z(), vocab_size);
+        }
+        out.note_passes(passes);
+        Ok(())
+    }
+}
