@@ -28,7 +28,7 @@ const PEAKS: [f32; 4] = [16.0, 14.0, 19.0, 12.0];
 const BELOW: [f32; 6] = [0.0, 0.9, 1.7, 2.4, 3.3, 4.5];
 
 /// SplitMix64's finalizer (Steele et al. 2014).
-fn mix(x: u64) -> u64 {
+pub(crate) fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -104,31 +104,63 @@ pub fn weight(vocab: usize, hidden: usize, dtype: DType) -> io::Result<Tensor> {
     Tensor::from_map(map.make_read_only()?, dtype, vocab, hidden).map_err(io::Error::other)
 }
 
+/// The heights of the tokens of row `r` that stand above the bulk, in nats.
+pub(crate) fn heights(r: usize) -> impl Iterator<Item = f32> {
+    BELOW.into_iter().map(move |below| PEAKS[r % PEAKS.len()] - below)
+}
+
+/// A normal variate for each key (Box and Muller 1958).
+pub(crate) fn normal(key: u64) -> f32 {
+    let u01_open = |x: u64| ((x >> 12) as f64 + 0.5) / 2f64.powi(52);
+    let (u, v) = (u01_open(mix(key)), u01_open(mix(mix(key) ^ 1)));
+    ((-2.0 * u.ln()).sqrt() * (core::f64::consts::TAU * v).cos()) as f32
+}
+
+/// The hidden state of row `r` that makes a Gaussian bulk.
+pub(crate) fn bulk(r: usize, out: &mut [f32]) {
+    let (key, levels) = (mix(2 ^ mix(r as u64)), levels());
+    for (i, out) in (0u64..).zip(out) {
+        *out = BULK * levels[(mix(key.wrapping_add(i)) & 255) as usize];
+    }
+}
+
+/// Hidden states `[rows, cols]`: `make` gets the number of a row and what it is to write.
+///
+/// # Errors
+/// When there is not that much memory.
+pub(crate) fn states(
+    cols: usize,
+    rows: usize,
+    dtype: DType,
+    mut make: impl FnMut(usize, &mut [f32]),
+) -> io::Result<Tensor> {
+    let mut map = memory(rows * cols * dtype.size())?;
+    let mut row = vec![0.0; cols];
+    for (r, out) in map.chunks_exact_mut(cols * dtype.size()).enumerate() {
+        make(r, &mut row);
+        for (out, &value) in out.chunks_exact_mut(dtype.size()).zip(&row) {
+            out.copy_from_slice(&encode(value, dtype)[..dtype.size()]);
+        }
+    }
+    Tensor::from_map(map.make_read_only()?, dtype, rows, cols).map_err(io::Error::other)
+}
+
 /// Hidden states `[rows, hidden]` for a weight made by [`weight`].
 ///
 /// # Errors
 /// When there is not that much memory.
 pub fn hidden(weight: Matrix<'_>, rows: usize, dtype: DType, logits: Logits) -> io::Result<Tensor> {
-    let cols = weight.cols();
-    let levels = levels();
-    let mut map = memory(rows * cols * dtype.size())?;
-    let mut token = vec![0.0; cols];
-    for (r, out) in map.chunks_exact_mut(cols * dtype.size()).enumerate() {
-        let key = mix(2 ^ mix(r as u64));
-        let mut row: Vec<f32> =
-            (0..cols as u64).map(|i| BULK * levels[(mix(key.wrapping_add(i)) & 255) as usize]).collect();
+    let mut token = vec![0.0; weight.cols()];
+    states(weight.cols(), rows, dtype, |r, row| {
+        bulk(r, row);
         if logits == Logits::Peaked {
-            for (i, below) in (1u64..).zip(BELOW) {
+            let key = mix(2 ^ mix(r as u64));
+            for (i, height) in (1u64..).zip(heights(r)) {
                 weight.row_to_f32((mix(key ^ mix(i)) % weight.rows() as u64) as usize, &mut token);
-                let height = PEAKS[r % PEAKS.len()] - below;
                 row.iter_mut().zip(&token).for_each(|(h, w)| *h += height * w);
             }
         }
-        for (out, value) in out.chunks_exact_mut(dtype.size()).zip(row) {
-            out.copy_from_slice(&encode(value, dtype)[..dtype.size()]);
-        }
-    }
-    Tensor::from_map(map.make_read_only()?, dtype, rows, cols).map_err(io::Error::other)
+    })
 }
 
 #[cfg(test)]

@@ -24,16 +24,18 @@ pub struct BenchArgs {
     /// Several heads, tokens x hidden size (default with --backend cuda: 151936x4096,128256x8192,151936x2048,201088x2880).
     #[arg(long, value_name = "VxD,...", value_delimiter = ',', conflicts_with_all = ["vocab", "hidden"])]
     pub heads: Vec<HeadSize>,
-    /// Rows of the batches.
+    /// Rows of the batches (default 1,2,4,8,16,32,64,128,256; with --pipeline 1,16,64).
     #[arg(
         long,
         value_name = "A,B,...",
         value_delimiter = ',',
-        default_values_t = [1, 2, 4, 8, 16, 32, 64, 128, 256],
         value_parser = clap::value_parser!(u32).range(1..=4096),
         allow_hyphen_values = true
     )]
     pub rows: Vec<u32>,
+    /// Time filters, penalties and masks against the plain draw, and count how many rows one pass decides.
+    #[arg(long, conflicts_with_all = ["variants", "svg"])]
+    pub pipeline: bool,
     /// Element type of the weight and the hidden states.
     #[arg(long, value_enum, default_value_t = Type::Bf16)]
     pub dtype: Type,
@@ -167,7 +169,11 @@ impl BenchArgs {
             () if cuda && self.vocab.is_none() && self.hidden.is_none() => HEADS.to_vec(),
             () => vec![one],
         };
-        let rows: Vec<_> = self.rows.iter().map(|&rows| rows as usize).collect();
+        let rows: Vec<usize> = match () {
+            () if !self.rows.is_empty() => self.rows.iter().map(|&rows| rows as usize).collect(),
+            () if self.pipeline => vec![1, 16, 64],
+            () => (0..9).map(|power| 1 << power).collect(),
+        };
         let rounds = self.rounds.unwrap_or(if cuda { 100 } else { 9 });
         let size = |head: HeadSize| BenchSize {
             vocab: head.vocab as usize,

@@ -37,7 +37,11 @@ impl Ours {
         self.options.threads.unwrap_or_else(rayon::current_num_threads)
     }
 
-    fn build<'w>(
+    /// A sampler of a variant.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub(super) fn build<'w>(
         &self,
         head: Head<'w>,
         variant: &VariantConfig,

@@ -9,6 +9,7 @@
 //! | [`timing`] | contenders in turn |
 //! | [`read`] | the plain streaming read |
 //! | `cuda` | the same on a GPU, against cuBLAS (feature `cuda`) |
+//! | [`pipeline`] | filters, penalties and masks against the plain draw |
 //! | [`memory`] | peak memory of a piece of work |
 //! | [`record`], [`table`], [`plots`] | the results as JSON, text and SVG |
 
@@ -16,6 +17,7 @@ pub mod cases;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod memory;
+pub mod pipeline;
 pub mod plots;
 pub mod read;
 pub mod record;
@@ -75,6 +77,9 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
     args.check()?;
     // A path that cannot be written is found now, not when all is measured.
     args.json.iter().chain(&args.svg).try_for_each(|path| output::try_path(path))?;
+    if args.pipeline {
+        return pipeline::run(args, out, interrupt);
+    }
     if args.backend == BackendName::Cuda {
         return cuda(args, out, interrupt);
     }

@@ -30,6 +30,9 @@ pub struct Record {
     pub sections: Vec<Section>,
     /// Memory beyond the inputs.
     pub memory: Vec<Memory>,
+    /// How many rows of each kind one pass decides, by what they ask for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub certified: Vec<Certified>,
     /// What a call costs the processor, where a GPU does the work.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<Call>,
@@ -106,6 +109,45 @@ pub struct Entry {
     pub best: f64,
     /// The time in the middle, in seconds.
     pub median: f64,
+    /// How many passes the rows took, where filters may take more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passes: Option<Passes>,
+}
+
+/// How many passes rows took.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Passes {
+    /// Rows of all calls.
+    pub rows: u64,
+    /// Those that one pass decided.
+    pub one: u64,
+    /// The most passes of a row.
+    pub most: u32,
+}
+
+/// The passes of rows of one kind that ask for the same.
+#[derive(Clone, Debug, Serialize)]
+pub struct Certified {
+    /// The kind of the rows' logits.
+    pub rows: String,
+    /// What they ask for.
+    pub case: String,
+    /// Their passes.
+    pub passes: Passes,
+}
+
+impl Passes {
+    /// Counts a row.
+    pub fn add(&mut self, passes: u32) {
+        self.rows += 1;
+        self.one += u64::from(passes == 1);
+        self.most = self.most.max(passes);
+    }
+
+    /// The share of the rows that one pass decided.
+    pub fn certified(&self) -> f64 {
+        self.one as f64 / self.rows.max(1) as f64
+    }
 }
 
 /// Peak memory of planning and drawing once, beyond the inputs.
@@ -124,8 +166,12 @@ pub struct Memory {
 impl Section {
     /// Puts names and times together.
     pub fn fill<'a>(&mut self, names: impl Iterator<Item = &'a str>, timings: &[Timing]) {
-        let entry =
-            |(name, timing): (&str, &Timing)| Entry { name: name.into(), best: timing.best, median: timing.median };
+        let entry = |(name, timing): (&str, &Timing)| Entry {
+            name: name.into(),
+            best: timing.best,
+            median: timing.median,
+            passes: None,
+        };
         self.entries = names.zip(timings).map(entry).collect();
     }
 
@@ -153,6 +199,7 @@ impl Record {
             protocol: None,
             sections,
             memory,
+            certified: Vec::new(),
             calls: Vec::new(),
             peers: None,
         }

@@ -69,6 +69,23 @@ fn the_benchmark_leaves_a_table_a_record_and_a_picture() {
 }
 
 #[test]
+fn the_pipeline_leaves_times_and_passes_of_every_case() {
+    let files = Files::new();
+    let json = files.name("record.json");
+    let result = run(&["bench", "--quick", "--pipeline", "--dtype", "f32", "--json", &json]);
+    assert_eq!(result.code, 0, "{result:#?}");
+    for says in ["/ plain", "top-k 50, top-p 0.9", "penalties, 1000 tokens", "LLM-like", "best in one tile", "decides"]
+    {
+        assert!(result.stdout.contains(says), "{says}: {}", result.stdout);
+    }
+    let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    assert_eq!(record["sections"][0]["entries"].as_array().unwrap().len(), 7);
+    // A warming-up call and two rounds of one row.
+    assert_eq!(record["sections"][0]["entries"][4]["passes"]["rows"], 3);
+    assert!(record["certified"].as_array().unwrap().iter().any(|c| c["rows"] == "flat" && c["passes"]["one"] == 64));
+}
+
+#[test]
 fn bad_sizes_of_a_benchmark_are_refused() {
     run(&["bench", "--vocab", "0"]).assert_refused("0 is not in 1..");
     run(&["bench", "--rows", "1,0"]).assert_refused("0 is not in 1..=4096");

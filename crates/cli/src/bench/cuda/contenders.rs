@@ -146,6 +146,7 @@ impl<'h> Contenders<'h> {
             name: contender.name.clone(),
             best: timing.best,
             median: timing.median,
+            passes: None,
         };
         Ok(list.iter().zip(&timings).map(entry).collect())
     }

@@ -47,8 +47,12 @@ impl Peers {
     /// The times on a head and batch, as the file orders them.
     pub fn of(&self, vocab: usize, hidden: usize, rows: usize) -> Vec<Entry> {
         let here = |cell: &&Cell| (cell.vocab, cell.hidden, cell.rows) == (vocab, hidden, rows);
-        let entry =
-            |cell: &Cell| Entry { name: cell.peer.clone(), best: cell.min_us * 1e-6, median: cell.med_us * 1e-6 };
+        let entry = |cell: &Cell| Entry {
+            name: cell.peer.clone(),
+            best: cell.min_us * 1e-6,
+            median: cell.med_us * 1e-6,
+            passes: None,
+        };
         self.cells.iter().filter(here).map(entry).collect()
     }
 }

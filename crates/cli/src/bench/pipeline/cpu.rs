@@ -1,0 +1,215 @@
+//! What is timed on the processor.
+
+use super::cases::{Case, Lists};
+use super::inputs::Kind;
+use crate::args::BenchSize;
+use crate::bench::cases::Ours;
+use crate::bench::record::{Certified, Passes, Section};
+use crate::bench::timing::Contender;
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::load::Tensor;
+use crate::synthetic;
+use flash_sampling::cpu;
+use flash_sampling::{CpuOptions, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, VariantConfig};
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+
+/// Rows of other logits for which passes are counted, and the draws of each.
+pub const ROWS: usize = 64;
+const POSITIONS: u64 = 16;
+
+/// What each contender notes of its passes.
+pub type Noted = Vec<Rc<Cell<Passes>>>;
+
+/// The section with the passes that its contenders noted.
+pub fn noted(mut section: Section, passes: &Noted) -> Section {
+    for (entry, passes) in section.entries.iter_mut().zip(passes) {
+        entry.passes = Some(passes.get());
+    }
+    section
+}
+
+/// One draw of each row, at a position of its own in each call.
+fn draw<'a>(
+    case: Case,
+    lists: &'a Lists,
+    mut sampler: Box<dyn PerturbedArgmax + 'a>,
+    input: Matrix<'a>,
+    passes: Rc<Cell<Passes>>,
+) -> impl FnMut() -> Result<(), CommandError> + 'a {
+    let mut position = 0;
+    let mut out = Samples::new();
+    let mut params = vec![RowParams::default(); input.rows()];
+    move || {
+        for (r, params) in params.iter_mut().enumerate() {
+            *params = case.row(lists, r, r as u64, position);
+        }
+        position += 1;
+        sampler.sample(input, &params, &mut out)?;
+        let mut seen = passes.get();
+        for row in out.iter() {
+            let row = row.map_err(|error| CommandError::usage(format!("a row of the benchmark failed: {error}")))?;
+            seen.add(row.passes);
+        }
+        passes.set(seen);
+        Ok(())
+    }
+}
+
+/// A head with hidden states of all kinds.
+#[derive(Debug)]
+pub struct Fused {
+    weight: Tensor,
+    states: Vec<(Kind, Tensor)>,
+    lists: Lists,
+}
+
+impl Fused {
+    /// A weight, and `rows` hidden states of each kind.
+    ///
+    /// # Errors
+    /// When there is not that much memory.
+    pub fn new(size: &BenchSize, rows: usize, dtype: DType) -> Result<Self, CommandError> {
+        let &BenchSize { vocab, hidden, .. } = size;
+        let failed =
+            |error: io::Error| CommandError::usage(format!("cannot make a head of {vocab} x {hidden}: {error}"));
+        let weight = synthetic::weight(vocab, hidden, dtype).map_err(failed)?;
+        let states = Kind::ALL
+            .into_iter()
+            .map(|kind| Ok((kind, kind.states(weight.matrix()?, rows, dtype)?)))
+            .collect::<Result<_, CommandError>>()?;
+        Ok(Fused { weight, states, lists: Lists::new(vocab, rows) })
+    }
+
+    /// Every case on the first rows of a kind, and what each notes.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn contenders<'a>(
+        &'a self,
+        kind: Kind,
+        ours: &Ours,
+        rows: usize,
+    ) -> Result<(Vec<Contender<'a>>, Noted), CommandError> {
+        let head = Head::new(self.weight.matrix()?)?;
+        let (mut contenders, mut noted) = (Vec::new(), Vec::new());
+        for (_, states) in self.states.iter().filter(|(made, _)| *made == kind) {
+            let input = states.matrix()?.row_range(0..rows);
+            for case in Case::ALL {
+                let sampler = ours.build(head, &VariantConfig::Tiled, rows)?;
+                let passes = Rc::new(Cell::default());
+                noted.push(passes.clone());
+                contenders.push(Contender::new(case.name(), draw(case, &self.lists, sampler, input, passes)));
+            }
+        }
+        Ok((contenders, noted))
+    }
+
+    /// The section that these contenders make.
+    pub fn section(&self, kind: Kind, ours: &Ours, rows: usize, rounds: usize) -> Section {
+        Section {
+            what: format!("fused pipeline, {} rows", kind.name()),
+            rows,
+            vocab: self.weight.rows(),
+            hidden: Some(self.weight.cols()),
+            dtypes: self.weight.dtype().name().into(),
+            threads: Some(ours.threads()),
+            bytes: self.weight.rows() * self.weight.cols() * self.weight.dtype().size(),
+            rounds,
+            entries: Vec::new(),
+            peers: Vec::new(),
+        }
+    }
+}
+
+/// A row of existing logits, on one thread.
+#[derive(Debug)]
+pub struct Standalone {
+    kind: Kind,
+    logits: Vec<f32>,
+    lists: Lists,
+    options: CpuOptions,
+}
+
+impl Standalone {
+    /// One row of a kind.
+    pub fn new(vocab: usize, kind: Kind, ours: &Ours) -> Self {
+        let options = CpuOptions { threads: Some(1), ..ours.options };
+        Standalone { kind, logits: kind.logits(vocab, 0), lists: Lists::new(vocab, 1), options }
+    }
+
+    /// The logits.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// A sampler for such rows.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn sampler(&self) -> Result<cpu::Standalone, CommandError> {
+        let sampler = cpu::Standalone::new(self.logits.len(), Plan::default(), &self.options);
+        Ok(sampler.map_err(flash_sampling::BuildError::from)?)
+    }
+
+    /// Every case, and what each notes.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn contenders(&self) -> Result<(Vec<Contender<'_>>, Noted), CommandError> {
+        let input = Matrix::new(&self.logits, 1, self.logits.len())?;
+        let (mut contenders, mut noted) = (Vec::new(), Vec::new());
+        for case in Case::ALL {
+            let passes = Rc::new(Cell::default());
+            noted.push(passes.clone());
+            let sampler = Box::new(self.sampler()?);
+            contenders.push(Contender::new(case.name(), draw(case, &self.lists, sampler, input, passes)));
+        }
+        Ok((contenders, noted))
+    }
+
+    /// The section that these contenders make.
+    pub fn section(&self, rounds: usize) -> Section {
+        Section {
+            what: format!("pipeline from logits, {} rows", self.kind.name()),
+            rows: 1,
+            vocab: self.logits.len(),
+            hidden: None,
+            dtypes: "f32".into(),
+            threads: Some(1),
+            bytes: size_of_val(&self.logits[..]),
+            rounds,
+            entries: Vec::new(),
+            peers: Vec::new(),
+        }
+    }
+
+    /// How many of `rows` rows of other logits, drawn at several positions each, one pass decides, by case.
+    ///
+    /// # Errors
+    /// What the backend refuses; Ctrl-C.
+    pub fn certified(&self, rows: usize, interrupt: &Interrupt) -> Result<Vec<Certified>, CommandError> {
+        let filters = Case::ALL.into_iter().filter(|case| !matches!(case, Case::Plain | Case::Penalties | Case::Mask));
+        let mut counts: Vec<(Case, Passes)> = filters.map(|case| (case, Passes::default())).collect();
+        let (mut sampler, mut out) = (self.sampler()?, Samples::new());
+        for r in 0..rows {
+            let logits = self.kind.logits(self.logits.len(), r);
+            let input = Matrix::new(&logits, 1, logits.len())?;
+            for (case, passes) in &mut counts {
+                interrupt.check()?;
+                for position in 0..POSITIONS {
+                    sampler.sample(input, &[case.row(&self.lists, 0, r as u64, position)], &mut out)?;
+                    passes.add(out.row(0).map_or(0, |row| row.passes));
+                }
+            }
+        }
+        let named = |(case, passes): (Case, Passes)| Certified {
+            rows: self.kind.name().into(),
+            case: case.name().into(),
+            passes,
+        };
+        Ok(counts.into_iter().map(named).collect())
+    }
+}
