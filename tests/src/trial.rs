@@ -142,6 +142,8 @@ struct Drawn {
     log_z: Option<u64>,
     /// token, logit bits
     top: Vec<(u32, u32)>,
+    /// raw logit bits of the draws
+    raw: Vec<u32>,
 }
 
 impl RowBits {
@@ -151,6 +153,7 @@ impl RowBits {
             draws: row.draws.iter().map(|d| (d.token, d.score.to_bits(), d.logit.to_bits())).collect(),
             log_z: row.log_z.map(f64::to_bits),
             top: row.top.iter().map(|c| (c.winner.token, c.logit.to_bits())).collect(),
+            raw: row.raw_logits.iter().map(|logit| logit.to_bits()).collect(),
         });
         RowBits { outcome }
     }

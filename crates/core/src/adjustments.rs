@@ -1,6 +1,7 @@
 //! What acts on single logits of a row: biases, bans and penalties, as one short list a row.
 
 use crate::params::RowParams;
+use crate::repetitions::Repetitions;
 
 /// What one token's logit goes through: `+ bias`, the repetition penalty, `- subtract`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,7 +12,7 @@ pub struct Adjustment {
     pub bias: f32,
     /// The repetition penalty: divides a positive logit and multiplies another; 1 = none.
     pub repetition: f32,
-    /// Subtracted last: `frequency_penalty * count + presence_penalty`, rounded twice.
+    /// Subtracted last: `frequency_penalty * count + presence_penalty`, rounded twice, and what DRY takes, rounded once more.
     pub subtract: f32,
 }
 
@@ -47,6 +48,7 @@ pub struct Adjustments {
     items: Vec<Adjustment>,
     /// Where each row's items end.
     ends: Vec<usize>,
+    repetitions: Repetitions,
 }
 
 impl Adjustments {
@@ -87,8 +89,32 @@ impl Adjustments {
                 Err(at) => self.items.insert(from + at, ban),
             }
         }
+        if let (Some(history), true) = (row.history, row.dry_multiplier != 0.0) {
+            let tokens = history.tokens();
+            let looked_at = &tokens[tokens.len().saturating_sub(row.dry_penalty_last_n as usize)..];
+            let allowed = row.dry_allowed_length.max(1) as usize;
+            for &(token, length) in self.repetitions.find(looked_at, row.dry_sequence_breakers, allowed) {
+                let subtract = row.dry_multiplier * power(row.dry_base, length - allowed);
+                match self.items[from..].binary_search_by_key(&token, |a| a.token) {
+                    Ok(at) => self.items[from + at].subtract += subtract,
+                    Err(at) => self.items.insert(from + at, Adjustment { subtract, ..Adjustment::none(token) }),
+                }
+            }
+        }
         self.ends.push(self.items.len());
     }
+}
+
+/// `base^exponent` by multiplications in float64, so that it is the same on every machine; infinite at most.
+fn power(base: f32, exponent: usize) -> f32 {
+    let mut power = 1.0f64;
+    for _ in 0..exponent {
+        if base == 1.0 || power == f64::INFINITY {
+            break;
+        }
+        power *= f64::from(base);
+    }
+    power as f32
 }
 
 impl<'p> RowParams<'p> {
@@ -159,5 +185,29 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn dry_takes_more_the_longer_the_repetition() {
+        let mut history = History::new(&[5, 1, 2, 3, 4, 5, 2, 3, 6, 5]);
+        history.extend([1, 2, 3]);
+        // 4 continues "5 1 2 3", 6 continues "2 3"; the same token is biased too.
+        let row = RowParams {
+            history: Some(&history),
+            dry_multiplier: 0.5,
+            dry_base: 2.0,
+            dry_allowed_length: 2,
+            logit_bias: &[(6, 1.0)],
+            ..RowParams::default()
+        };
+        let mut all = Adjustments::default();
+        let last_three = RowParams { dry_penalty_last_n: 3, ..row };
+        let broken = RowParams { dry_sequence_breakers: &[1], ..row };
+        all.collect([&row, &last_three, &broken, &RowParams { history: None, ..row }]);
+        let bias = |subtract| Adjustment { subtract, ..Adjustment::bias(6, 1.0) };
+        assert_eq!(all.row(0), [Adjustment { subtract: 2.0, ..Adjustment::none(4) }, bias(0.5)]);
+        assert_eq!((all.row(1), all.row(3)), (&[bias(0.0)][..], &[bias(0.0)][..]));
+        assert_eq!(all.row(2), [Adjustment { subtract: 0.5, ..Adjustment::none(4) }, bias(0.5)]);
+        assert_eq!(power(1.75, 300), f32::INFINITY);
     }
 }

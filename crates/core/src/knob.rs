@@ -29,13 +29,18 @@ knobs! {
     FirstDraw "first_draw",
     WithoutReplacement "without_replacement",
     Logprobs "logprobs",
+    LogprobsMode "logprobs_mode",
     Mask "mask",
     Banned "banned",
     MinTokens "min_tokens",
+    StopTokenIds "stop_token_ids",
     LogitBias "logit_bias",
     RepetitionPenalty "repetition_penalty",
     FrequencyPenalty "frequency_penalty",
     PresencePenalty "presence_penalty",
+    DryMultiplier "dry_multiplier",
+    DryBase "dry_base",
+    DrySequenceBreakers "dry_sequence_breakers",
     TopK "top_k",
     TopP "top_p",
     MinP "min_p",
@@ -63,6 +68,9 @@ impl Knobs {
     /// No knobs.
     pub const NONE: Knobs = Knobs(0);
 
+    /// Every knob.
+    pub const ALL: Knobs = Knobs::of(Knob::ALL);
+
     /// The filters: knobs that keep some tokens and drop the others by how probable they are.
     pub const FILTERS: Knobs = Knobs::of(&[
         Knob::TopK,
@@ -81,6 +89,7 @@ impl Knobs {
         Knob::RepetitionPenalty,
         Knob::FrequencyPenalty,
         Knob::PresencePenalty,
+        Knob::DryMultiplier,
     ]);
 
     /// The set of the given knobs.
@@ -110,6 +119,12 @@ impl Knobs {
         Knobs(self.0 & other.0)
     }
 
+    /// The knobs that are in this set and not in the other.
+    #[must_use]
+    pub const fn without(self, other: Knobs) -> Knobs {
+        Knobs(self.0 & !other.0)
+    }
+
     /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -137,6 +152,7 @@ mod tests {
         assert_eq!(set.iter().collect::<Vec<_>>(), [Knob::TopK, Knob::MaxRows]);
         assert!(set.contains(Knob::TopK) && !set.contains(Knob::TopP));
         assert_eq!(set.intersection(Knobs::FILTERS), Knobs::of(&[Knob::TopK]));
+        assert_eq!(set.without(Knobs::FILTERS), Knobs::of(&[Knob::MaxRows]));
         assert_eq!(set.union(Knobs::FILTERS).iter().count(), Knobs::FILTERS.iter().count() + 1);
         assert!(Knob::ALL.len() <= 64 && Knobs::NONE.is_empty());
     }

@@ -15,7 +15,7 @@
 //! | [`frontier`] | [`Frontier`]: the winner above every threshold at once | |
 //! | [`filters`], [`selection`] | top-k, top-p and their kin, and which tokens they keep | |
 //! | [`moments`] | mean and deviation of a row, order-independent | |
-//! | [`history`], [`adjustments`] | a sequence's tokens, and the penalties, bans and biases of a row | |
+//! | [`history`], [`repetitions`], [`adjustments`] | a sequence's tokens, and the penalties, bans and biases of a row | |
 //! | [`knob`] | the knobs by name, and sets of them | |
 //! | [`stream_head`] | [`StreamHead`]: a head whose weight arrives block by block | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
@@ -45,6 +45,7 @@ pub mod near_ties;
 pub mod noise;
 pub mod params;
 pub mod reference;
+pub mod repetitions;
 pub mod sampler;
 pub mod samples;
 pub mod selection;
@@ -65,7 +66,7 @@ pub use mass_histogram::MassHistogram;
 pub use matrix::{DType, Matrix};
 pub use moments::Moments;
 pub use noise::{Domain, Noise, NoiseRng};
-pub use params::RowParams;
+pub use params::{LogprobsMode, RowParams};
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
 pub use samples::{Draw, Kept, RowSample, Samples};
 pub use selection::{Band, Selection, Selector};

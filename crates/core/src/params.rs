@@ -4,10 +4,22 @@ use crate::adjustments::Adjustment;
 use crate::error::RowError;
 use crate::filters::{Filter, Filters, Order};
 use crate::history::History;
-use crate::knob::Knob;
+use crate::knob::{Knob, Knobs};
 use crate::noise::Noise;
 use crate::sampler::{Capabilities, Plan};
 use crate::transform::RowTransform;
+
+/// Which law log-probabilities are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LogprobsMode {
+    /// The law that is drawn from: after masks, biases, penalties and temperature, over the tokens that the filters keep
+    /// (for a greedy row: of temperature 1, unfiltered). vLLM's `processed_logprobs`.
+    #[default]
+    Processed,
+    /// The model's own: the softmax of the head's logits before anything that belongs to the row. vLLM's `raw_logprobs`.
+    Raw,
+}
 
 /// The parameters of one row (one sequence of the batch). [`RowParams::default`] has every knob disabled: one draw at
 /// temperature 1 with seed 0 at position 0. A disabled knob leaves the result bit-identical.
@@ -31,9 +43,11 @@ pub struct RowParams<'a> {
     /// Draw a list of different tokens (Gumbel-top-k, Kool et al. 2019), best score first. The first of them is the
     /// token that a draw with replacement gives.
     pub without_replacement: bool,
-    /// `Some(n)`: log Z, the log-probability of each drawn token, and the `n` largest log-probabilities; of the law
-    /// drawn from, so over the tokens that the filters keep (for a greedy row: of temperature 1, unfiltered).
+    /// `Some(n)`: log Z, the log-probability of each drawn token, and the `n` largest log-probabilities, of the law that
+    /// `logprobs_mode` names.
     pub logprobs: Option<u32>,
+    /// Which law's log-probabilities `logprobs` asks for.
+    pub logprobs_mode: LogprobsMode,
     /// Return which tokens the filters kept ([`Kept`](crate::samples::Kept)).
     pub kept: bool,
     /// Bitmap over global token ids, least significant bit first, 1 = allowed; tokens beyond its end are forbidden.
@@ -54,6 +68,18 @@ pub struct RowParams<'a> {
     pub frequency_penalty: f32,
     /// Subtracted from a token's logit if it was generated; 0 = off.
     pub presence_penalty: f32,
+    /// Don't repeat yourself (DRY): a token that would continue a repetition of length `n >= dry_allowed_length` (the
+    /// longest run of last tokens that stood in `history` before, right before this token) loses
+    /// `dry_multiplier * dry_base^(n - dry_allowed_length)` of its logit; 0 = off.
+    pub dry_multiplier: f32,
+    /// See `dry_multiplier`; at least 1.
+    pub dry_base: f32,
+    /// See `dry_multiplier`; 0 counts as 1.
+    pub dry_allowed_length: u32,
+    /// How many of the last tokens of `history` are looked at for repetitions.
+    pub dry_penalty_last_n: u32,
+    /// Tokens that no repetition contains, ascending.
+    pub dry_sequence_breakers: &'a [u32],
     /// Keep the `top_k` largest logits, of equal ones the lower token; 0 = off.
     pub top_k: u32,
     /// Keep the smallest set of largest probabilities that reaches `top_p`, the token that reaches it included; 1 = off.
@@ -85,6 +111,7 @@ impl Default for RowParams<'_> {
             first_draw: 0,
             without_replacement: false,
             logprobs: None,
+            logprobs_mode: LogprobsMode::Processed,
             kept: false,
             mask: None,
             logit_bias: &[],
@@ -95,6 +122,11 @@ impl Default for RowParams<'_> {
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: u32::MAX,
+            dry_sequence_breakers: &[],
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
@@ -106,6 +138,15 @@ impl Default for RowParams<'_> {
             order: Order::default(),
         }
     }
+}
+
+/// A knob that a sampler may lack, in a row.
+struct KnobState {
+    knob: Knob,
+    on: bool,
+    valid: bool,
+    /// What an invalid value is told.
+    range: &'static str,
 }
 
 /// A row whose parameters were checked, in the form that a backend works with.
@@ -123,8 +164,10 @@ pub struct Row<'a> {
     pub draws: u32,
     /// One list of different tokens rather than independent draws.
     pub without_replacement: bool,
-    /// Log-probabilities asked for.
+    /// Log-probabilities asked for, of the law that is drawn from.
     pub logprobs: Option<u32>,
+    /// Log-probabilities asked for, of the model's own law.
+    pub raw_logprobs: Option<u32>,
     /// Whether the kept tokens are asked for.
     pub kept: bool,
     /// The filters, when there are any and the row is not greedy.
@@ -181,7 +224,8 @@ impl<'a> RowParams<'a> {
             first_draw: self.first_draw,
             draws: self.draws,
             without_replacement: self.without_replacement,
-            logprobs: self.logprobs,
+            logprobs: self.logprobs.filter(|_| self.logprobs_mode == LogprobsMode::Processed),
+            raw_logprobs: self.logprobs.filter(|_| self.logprobs_mode == LogprobsMode::Raw),
             kept: self.kept,
             filters,
         })
@@ -203,44 +247,72 @@ impl<'a> RowParams<'a> {
             }
             previous = Some(token);
         }
-        for (knob, tokens) in [(Knob::Banned, self.banned), (Knob::MinTokens, self.stop_token_ids)] {
-            if tokens.iter().any(|&token| token >= vocab_size) {
-                return invalid(knob, "names a token beyond the vocabulary");
-            }
+        if self.banned.iter().any(|&token| token >= vocab_size) {
+            return invalid(Knob::Banned, "names a token beyond the vocabulary");
+        }
+        if self.stop_token_ids.iter().any(|&token| token >= vocab_size) {
+            return invalid(Knob::StopTokenIds, "names a token beyond the vocabulary");
         }
         Ok(())
     }
 
+    /// The knobs that are on, of those that a sampler may lack; see [`Capabilities::knobs`].
+    pub fn enabled(&self) -> Knobs {
+        let on = self.optional_knobs().into_iter().filter(|state| state.on);
+        on.fold(Knobs::NONE, |all, state| all.union(Knobs::of(&[state.knob])))
+    }
+
+    /// The state of each knob that a sampler may lack.
+    fn optional_knobs(&self) -> [KnobState; 18] {
+        let state = |knob, on, valid, range| KnobState { knob, on, valid, range };
+        let list = |knob, on| state(knob, on, true, "");
+        let finite = |knob, off: f32, x: f32| state(knob, x != off, x.is_finite(), "must be finite");
+        let not_negative =
+            |knob, x: f32| state(knob, x != 0.0, x >= 0.0 && x.is_finite(), "must be finite and not negative");
+        let from_0 = |knob, x: f32| state(knob, x != 0.0, (0.0..=1.0).contains(&x), "must be between 0 and 1");
+        let above_0 = |knob, x: f32| state(knob, x != 1.0, x > 0.0 && x <= 1.0, "must be above 0 and at most 1");
+        let repetition = self.repetition_penalty;
+        let xtc = self.xtc_probability != 0.0;
+        [
+            list(Knob::Banned, !self.banned.is_empty()),
+            list(Knob::MinTokens, self.min_tokens > 0),
+            state(
+                Knob::RepetitionPenalty,
+                repetition != 1.0,
+                repetition > 0.0 && repetition.is_finite(),
+                "must be finite and above 0",
+            ),
+            finite(Knob::FrequencyPenalty, 0.0, self.frequency_penalty),
+            finite(Knob::PresencePenalty, 0.0, self.presence_penalty),
+            not_negative(Knob::DryMultiplier, self.dry_multiplier),
+            state(
+                Knob::DryBase,
+                false,
+                self.dry_base >= 1.0 && self.dry_base.is_finite(),
+                "must be finite and at least 1",
+            ),
+            state(Knob::DrySequenceBreakers, false, self.dry_sequence_breakers.is_sorted(), "must be ascending"),
+            list(Knob::TopK, self.top_k != 0),
+            above_0(Knob::TopP, self.top_p),
+            from_0(Knob::MinP, self.min_p),
+            not_negative(Knob::TopNSigma, self.top_n_sigma),
+            from_0(Knob::EpsilonCutoff, self.epsilon_cutoff),
+            above_0(Knob::TypicalP, self.typical_p),
+            // The threshold stands for both in a sampler's capabilities.
+            KnobState { on: xtc, ..above_0(Knob::XtcThreshold, self.xtc_threshold) },
+            KnobState { on: false, ..from_0(Knob::XtcProbability, self.xtc_probability) },
+            list(Knob::Kept, self.kept),
+            list(Knob::LogprobsMode, self.logprobs.is_some() && self.logprobs_mode != LogprobsMode::Processed),
+        ]
+    }
+
     /// Penalties and filters: a value that means something, and a sampler that can do it.
     fn check_knobs(&self, can: &Capabilities) -> Result<(), RowError> {
-        let finite = f32::is_finite;
-        let share = |x: f32| (0.0..=1.0).contains(&x);
-        // (knob, enabled, valid)
-        let knobs = [
-            (Knob::Banned, !self.banned.is_empty(), true),
-            (Knob::MinTokens, self.min_tokens > 0, true),
-            (
-                Knob::RepetitionPenalty,
-                self.repetition_penalty != 1.0,
-                self.repetition_penalty > 0.0 && finite(self.repetition_penalty),
-            ),
-            (Knob::FrequencyPenalty, self.frequency_penalty != 0.0, finite(self.frequency_penalty)),
-            (Knob::PresencePenalty, self.presence_penalty != 0.0, finite(self.presence_penalty)),
-            (Knob::TopK, self.top_k != 0, true),
-            (Knob::TopP, self.top_p != 1.0, self.top_p > 0.0 && share(self.top_p)),
-            (Knob::MinP, self.min_p != 0.0, share(self.min_p)),
-            (Knob::TopNSigma, self.top_n_sigma != 0.0, self.top_n_sigma >= 0.0 && finite(self.top_n_sigma)),
-            (Knob::EpsilonCutoff, self.epsilon_cutoff != 0.0, share(self.epsilon_cutoff)),
-            (Knob::TypicalP, self.typical_p != 1.0, self.typical_p > 0.0 && share(self.typical_p)),
-            (Knob::XtcThreshold, self.xtc_probability != 0.0, self.xtc_threshold > 0.0 && share(self.xtc_threshold)),
-            (Knob::XtcProbability, false, share(self.xtc_probability)),
-            (Knob::Kept, self.kept, true),
-        ];
-        for (knob, enabled, valid) in knobs {
+        for KnobState { knob, on, valid, range } in self.optional_knobs() {
             if !valid {
-                return Err(RowError::Invalid { knob, reason: "is out of its range" });
+                return Err(RowError::Invalid { knob, reason: range });
             }
-            if enabled && !can.knobs.contains(knob) {
+            if on && !can.knobs.contains(knob) {
                 return Err(RowError::Unsupported { knob });
             }
         }

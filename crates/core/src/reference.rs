@@ -207,6 +207,19 @@ impl<'w> Reference<'w> {
         }
     }
 
+    /// Log-probabilities of the raw logits, for the row that was appended last.
+    fn note_raw(&self, most: u32, greedy: &Row<'_>, raw: &[f32], out: &mut Samples) {
+        let first = self.head.tokens().start;
+        let mut mass = MassHistogram::default();
+        mass.extend_from_slice(raw);
+        let mut top = TopList::new(most as usize, 0.0);
+        candidates(greedy, 0, raw, first).for_each(|c| top.push(c));
+        let row = out.len() - 1;
+        let draws = out.row(row).map_or(&[][..], |row| row.draws);
+        let drawn: Vec<f32> = draws.iter().map(|d| raw[(d.token - first) as usize]).collect();
+        out.note_raw(row, &mass, top.as_slice(), drawn);
+    }
+
     fn row(&self, row: &Row<'_>, raw: &[f32], out: &mut Samples) -> Result<(), RowError> {
         let first = self.head.tokens().start;
         let mut logits = transformed(row, raw, first)?;
@@ -231,6 +244,9 @@ impl<'w> Reference<'w> {
         let greedy = Row { greedy: true, ..*row };
         candidates(&greedy, 0, &logits, first).for_each(|c| top.push(c));
         out.push_row(draws, row.logprobs.is_some().then_some(&mass), top.as_slice());
+        if let Some(most) = row.raw_logprobs {
+            self.note_raw(most, &greedy, raw, out);
+        }
         if row.kept {
             let kept = (first..).zip(&logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
             out.note_kept(kept.map(|(token, _)| token), log_mass(&logits), self.head.vocab_size());
@@ -253,7 +269,7 @@ impl PerturbedArgmax for Reference<'_> {
             exactness,
             input: Input::Hidden,
             without_replacement: exactness == Exactness::Pathwise,
-            knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept])),
+            knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode])),
             canonical: true,
         }
     }

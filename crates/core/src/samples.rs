@@ -38,10 +38,13 @@ pub struct Kept<'a> {
 pub struct RowSample<'a> {
     /// The draws, in order; without replacement: best score first.
     pub draws: &'a [Draw],
-    /// `ln sum e^l` over the transformed logits, when log-probabilities were asked for.
+    /// `ln sum e^l`, when log-probabilities were asked for: over the transformed logits that are drawn from, or over the
+    /// raw ones ([`LogprobsMode`](crate::LogprobsMode)).
     pub log_z: Option<f64>,
-    /// The largest transformed logits, largest first, when asked for.
+    /// The largest of the logits that `log_z` sums, largest first, when asked for.
     pub top: &'a [Candidate],
+    /// The raw logit of each draw, when raw log-probabilities were asked for; otherwise empty.
+    pub raw_logits: &'a [f32],
     /// The masses behind `log_z`, to be merged with those of other shards.
     pub mass: Option<&'a MassHistogram>,
     /// The tokens that the filters kept, when asked for.
@@ -57,7 +60,14 @@ impl RowSample<'_> {
         self.draws[0].token
     }
 
-    /// The log-probability of a transformed logit, in nats; `None` when log Z was not asked for.
+    /// The log-probability of draw number `draw`, in nats, in the sense that was asked for; `None` when log Z was not, or
+    /// there is no such draw.
+    pub fn draw_log_prob(&self, draw: usize) -> Option<f64> {
+        let logit = self.raw_logits.get(draw).copied().or(Some(self.draws.get(draw)?.logit))?;
+        self.log_prob(logit)
+    }
+
+    /// The log-probability of a logit of the kind that `log_z` sums, in nats; `None` when log Z was not asked for.
     pub fn log_prob(&self, logit: f32) -> Option<f64> {
         self.log_z.map(|z| f64::from(logit) - z)
     }
@@ -68,6 +78,7 @@ struct Slot {
     outcome: Result<(), RowError>,
     draws: (usize, usize),
     top: (usize, usize),
+    raw_logits: (usize, usize),
     log_z: Option<f64>,
     mass: Option<usize>,
     /// Count, log-mass, and where the bitmap lies.
@@ -81,6 +92,7 @@ pub struct Samples {
     slots: Vec<Slot>,
     draws: Vec<Draw>,
     top: Vec<Candidate>,
+    raw_logits: Vec<f32>,
     /// The first `used` are of this call.
     masses: Vec<MassHistogram>,
     used: usize,
@@ -115,6 +127,7 @@ impl Samples {
             draws: &self.draws[slot.draws.0..slot.draws.1],
             log_z: slot.log_z,
             top: &self.top[slot.top.0..slot.top.1],
+            raw_logits: &self.raw_logits[slot.raw_logits.0..slot.raw_logits.1],
             mass: slot.mass.map(|i| &self.masses[i]),
             kept: slot.kept.map(|(count, log_mass, (from, to))| Kept { count, log_mass, tokens: &self.kept[from..to] }),
             passes: slot.passes,
@@ -131,6 +144,7 @@ impl Samples {
         self.slots.clear();
         self.draws.clear();
         self.top.clear();
+        self.raw_logits.clear();
         self.kept.clear();
         self.used = 0;
     }
@@ -142,6 +156,7 @@ impl Samples {
             outcome: Err(error),
             draws: none,
             top: none,
+            raw_logits: none,
             log_z: None,
             mass: None,
             kept: None,
@@ -167,6 +182,34 @@ impl Samples {
         slot.kept = Some((count, log_mass, (from, self.kept.len())));
     }
 
+    /// For implementers: gives a row that was appended without log-probabilities the raw ones: the masses and the largest
+    /// of its raw logits, and the raw logit of each draw. Panics when there is no such row, like a slice.
+    pub fn note_raw(
+        &mut self,
+        row: usize,
+        mass: &MassHistogram,
+        top: &[Candidate],
+        draws: impl IntoIterator<Item = f32>,
+    ) {
+        let (top_from, raw_from) = (self.top.len(), self.raw_logits.len());
+        self.top.extend_from_slice(top);
+        self.raw_logits.extend(draws);
+        let (top_to, raw_to, mass_at) = (self.top.len(), self.raw_logits.len(), self.keep(mass));
+        let slot = &mut self.slots[row];
+        (slot.top, slot.raw_logits) = ((top_from, top_to), (raw_from, raw_to));
+        (slot.log_z, slot.mass) = (Some(mass.log_z()), Some(mass_at));
+    }
+
+    /// Keeps a copy of a mass; its number.
+    fn keep(&mut self, mass: &MassHistogram) -> usize {
+        match self.masses.get_mut(self.used) {
+            Some(slot) => slot.clone_from(mass),
+            None => self.masses.push(mass.clone()),
+        }
+        self.used += 1;
+        self.used - 1
+    }
+
     /// For implementers: appends a row. With a `mass` the row gets log Z and keeps a copy of the mass.
     pub fn push_row(
         &mut self,
@@ -177,18 +220,12 @@ impl Samples {
         let (draws_from, top_from) = (self.draws.len(), self.top.len());
         self.draws.extend(draws.into_iter().map(Draw::from));
         self.top.extend_from_slice(top);
-        let kept = mass.map(|mass| {
-            match self.masses.get_mut(self.used) {
-                Some(slot) => slot.clone_from(mass),
-                None => self.masses.push(mass.clone()),
-            }
-            self.used += 1;
-            self.used - 1
-        });
+        let kept = mass.map(|mass| self.keep(mass));
         self.slots.push(Slot {
             outcome: Ok(()),
             draws: (draws_from, self.draws.len()),
             top: (top_from, self.top.len()),
+            raw_logits: (0, 0),
             log_z: mass.map(MassHistogram::log_z),
             mass: kept,
             kept: None,

@@ -7,6 +7,7 @@ use crate::error::CpuError;
 use crate::filtered::Filtering;
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
+use crate::raw::RawDraw;
 use crate::state::{Best, Fault, RowState};
 use crate::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
@@ -57,6 +58,7 @@ pub(crate) struct Engine {
     again: Rows<'static>,
     adjustments: Adjustments,
     filtering: Filtering,
+    pub(crate) raw_draws: Vec<RawDraw>,
     /// Passes that each row of the call took.
     passes: Vec<u32>,
 }
@@ -109,6 +111,7 @@ impl Engine {
             again: Vec::new(),
             adjustments: Adjustments::default(),
             filtering: Filtering::default(),
+            raw_draws: Vec::new(),
             passes: Vec::new(),
         })
     }
@@ -123,7 +126,7 @@ impl Engine {
             input: Input::Hidden,
             without_replacement: pathwise,
             knobs: if pathwise && !self.plan.canonical {
-                Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]))
+                Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]))
             } else {
                 Knobs::ADJUSTMENTS
             },
@@ -303,6 +306,7 @@ impl Engine {
                 out.push_error(error);
             }
         }
+        self.note_raw(&hidden.source(head, dot), &rows, out);
         self.end(rows);
         self.keep(adjustments);
     }

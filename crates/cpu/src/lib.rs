@@ -31,6 +31,7 @@ mod online;
 mod options;
 mod parked;
 mod perturb;
+mod raw;
 mod standalone;
 mod state;
 mod stream;

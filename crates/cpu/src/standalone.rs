@@ -70,6 +70,7 @@ impl PerturbedArgmax for Standalone {
                 out.push_error(error);
             }
         }
+        engine.note_raw(&source, &rows, out);
         engine.end(rows);
         engine.keep(adjustments);
         Ok(())

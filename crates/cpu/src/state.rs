@@ -1,6 +1,7 @@
 //! What a pass keeps per row: small summaries, merged over workers.
 
 use crate::filtered::{FilterState, list_len};
+use crate::raw::RawState;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, TopList};
 
@@ -91,6 +92,8 @@ pub(crate) struct RowState {
     pub(crate) best: Best,
     /// What filters look at, beside masses and largest logits.
     pub(crate) filter: FilterState,
+    /// Raw logits, where they are asked for.
+    pub(crate) raw: RawState,
     /// Masses, when the plan allows log-probabilities, groups are weighed, or a row came with filters.
     pub(crate) mass: Option<MassHistogram>,
     /// Whether groups are weighed: every row needs its masses.
@@ -110,6 +113,7 @@ impl RowState {
         let mut state = RowState {
             best: Best::default(),
             filter: FilterState::default(),
+            raw: RawState::default(),
             mass: (weigh || plan.max_logprobs.is_some()).then(MassHistogram::default),
             weigh,
             weighed: false,
@@ -125,6 +129,7 @@ impl RowState {
 
     /// Empties the state for a row.
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32) {
+        self.raw.begin(row);
         self.weighed = self.weigh || row.logprobs.is_some();
         let mut largest = row.logprobs.unwrap_or(0) as usize;
         if let Some(filters) = &row.filters {
@@ -151,6 +156,7 @@ impl RowState {
         self.alive |= other.alive;
         self.best.merge(&other.best);
         self.filter.merge(&other.filter);
+        self.raw.merge(&other.raw);
         if let (Some(a), Some(b)) = (&mut self.mass, &other.mass) {
             a.merge(b);
         }

@@ -82,6 +82,18 @@ impl Worker {
         }
     }
 
+    /// The raw logit of a token, as a pass over `source` has it, by row.
+    pub(crate) fn raw_logits(&mut self, source: &Source<'_>, token: u32) -> impl Fn(usize) -> f32 {
+        source.fill(token..token + 1, &mut self.logits, &mut self.dot);
+        move |r| {
+            let mut logit = [self.logits[r * TILE]];
+            if let Source::Head { head, .. } = source {
+                head.transform(token, &mut logit);
+            }
+            logit[0]
+        }
+    }
+
     /// Adds `tokens` to the states.
     pub(crate) fn evaluate(
         &mut self,
@@ -184,6 +196,9 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
         let fault = first_invalid(token, &logits[at..end]).map(|error| Fault { stage: 0, error });
         state.fault = Fault::first(state.fault, fault);
         return;
+    }
+    if planned.list_from.is_none() {
+        state.raw.add(token, &logits[at..end]);
     }
     row.transform.apply(token, &mut logits[at..end]);
     logits[..at].fill(f32::NEG_INFINITY);

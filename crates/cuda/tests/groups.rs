@@ -138,6 +138,7 @@ impl Case {
             draws: 1,
             without_replacement: false,
             logprobs: None,
+            raw_logprobs: None,
             filters: None,
             kept: false,
         };

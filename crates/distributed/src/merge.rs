@@ -5,7 +5,7 @@ use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{
-    Candidate, Domain, Draw, MassHistogram, RowError, RowParams, RowSample, Samples, TopList, Winner,
+    Candidate, Domain, Draw, LogprobsMode, MassHistogram, RowError, RowParams, RowSample, Samples, TopList, Winner,
 };
 
 /// How the draws of shards become one.
@@ -24,7 +24,7 @@ impl ShardMerge {
     /// What a shard is asked for a row.
     pub(crate) fn asks<'a>(self, row: &RowParams<'a>) -> RowParams<'a> {
         let needs_mass = self == ShardMerge::LogMass && row.logprobs.is_none();
-        RowParams { logprobs: if needs_mass { Some(0) } else { row.logprobs }, ..*row }
+        if needs_mass { RowParams { logprobs: Some(0), logprobs_mode: LogprobsMode::Processed, ..*row } } else { *row }
     }
 
     /// Whether a row's shard is drawn by log-mass.

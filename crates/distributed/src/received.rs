@@ -175,6 +175,7 @@ impl Received {
             draws: &self.draws[answer.draws.clone()],
             log_z: answer.log_mass,
             top: &self.top[answer.top.clone()],
+            raw_logits: &[],
             mass: answer.mass.map(|i| &self.masses[i]),
             kept: None,
             passes: 1,

@@ -154,6 +154,10 @@ pub(crate) fn fingerprint(params: &RowParams<'_>) -> u64 {
         u64::from(params.xtc_threshold.to_bits()) << 32 | u64::from(params.xtc_probability.to_bits()),
         (params.order as u64) << 32 | u64::from(params.min_tokens),
         (params.banned.len() as u64) << 32 | params.stop_token_ids.len() as u64,
+        params.logprobs_mode as u64,
+        u64::from(params.dry_multiplier.to_bits()) << 32 | u64::from(params.dry_base.to_bits()),
+        u64::from(params.dry_allowed_length) << 32 | u64::from(params.dry_penalty_last_n),
+        params.dry_sequence_breakers.len() as u64,
         params.history.map_or(u64::MAX, |h| (h.prompt().len() as u64) << 32 | h.output().len() as u64),
     ];
     digest(fields)

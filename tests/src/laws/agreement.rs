@@ -1,5 +1,6 @@
 //! Agreement with the float64 reference.
 
+use crate::laws::knobs::one_of_each;
 use crate::logits::LogitShape;
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
@@ -7,7 +8,8 @@ use crate::trial::{DTYPES, RowBits, Trial};
 use flash_sampling_core::canonical::{dot_error_bound, largest_norm, norm};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{
-    DType, Domain, Draw, Exactness, Knob, Noise, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Winner,
+    DType, Domain, Draw, Exactness, History, Knob, Knobs, Noise, PerturbedArgmax, Plan, RowParams, SampleError,
+    Samples, Winner,
 };
 
 fn rows(count: usize, draws: u32, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
@@ -191,9 +193,37 @@ pub(super) fn canonical_plans_have_the_reference_bits(trial: &Trial<'_>, report:
     capped.soft_cap = Some(5.0);
     capped.scale = Some(1.25);
     cases.push(("bias, soft-cap and scale".into(), capped));
+    // Penalties, bans and biases are evaluated again with the candidates.
+    let can = trial.sampler(problem.head(), plan)?.capabilities().knobs;
+    let mut history = History::new(&(0..700).chain(0..40).collect::<Vec<u32>>());
+    history.extend((0..300).map(|i| i * i % 211));
+    let adjusted: Vec<RowParams<'_>> = one_of_each(rows[0], &history)
+        .into_iter()
+        .filter(|(knob, _)| Knobs::ADJUSTMENTS.intersection(can).contains(*knob))
+        .map(|(_, row)| RowParams { logit_bias: &[(4, 1.5), (900, -3.0)], ..row })
+        .chain([RowParams { logit_bias: &[(4, 1.5), (900, -30.0)], ..rows[1] }])
+        .chain(can.contains(Knob::FrequencyPenalty).then_some(RowParams {
+            history: Some(&history),
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.3,
+            presence_penalty: -0.7,
+            dry_multiplier: 1.0,
+            banned: &[5, 6, 800],
+            ..rows[2]
+        }))
+        .collect();
     for (name, problem) in &cases {
         let scheme = trial.factory.scheme(&problem.head()).unwrap_or(Scheme::Tiled);
         let mut want = Samples::new();
+        let part =
+            Problem { hidden: problem.hidden.select(&(0..adjusted.len()).collect::<Vec<_>>()), ..problem.clone() };
+        Reference::new(part.head(), plan, scheme.clone()).sample(part.input(), &adjusted, &mut want)?;
+        let found = trial.sample(&part, plan, &adjusted)?;
+        for r in 0..adjusted.len() {
+            let (found, want) = (RowBits::of(&found, r), RowBits::of(&want, r));
+            ensure!(found == want, "{name}, adjusted row {r}: {found:?}, the reference has {want:?}");
+        }
+        report.agreed(format!("draws with a canonical plan and adjustments, {name}"), adjusted.len() * 16);
         Reference::new(problem.head(), plan, scheme).sample(problem.input(), &rows, &mut want)?;
         let found = trial.sample(problem, plan, &rows)?;
         for r in 0..size.rows {

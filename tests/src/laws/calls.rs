@@ -1,18 +1,19 @@
 //! Calls and knobs that cannot be served.
 
+use crate::laws::knobs::{one_of_each, refused_by_name};
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{RowBits, Trial};
 use flash_sampling_core::noise::POSITION_MAX;
-use flash_sampling_core::{DType, Plan, RowError, RowParams, SampleError, Samples};
+use flash_sampling_core::{DType, History, Knobs, LogprobsMode, Plan, RowError, RowParams, SampleError, Samples};
 
-const PLAN: Plan = Plan { max_rows: 40, max_draws: 4, max_logprobs: Some(3), canonical: false };
+const PLAN: Plan = Plan { max_rows: 64, max_draws: 4, max_logprobs: Some(3), canonical: false };
 
 pub(super) fn impossible_knobs_are_errors(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
-    let problem = Problem::gaussian(Size::new(31, 300, 16), DType::BF16, DType::BF16, 950);
     let capabilities = trial.capabilities()?;
+    let history = History::new(&[1, 2, 1]);
     let good = RowParams { seed: 4, ..RowParams::default() };
-    let rows = vec![
+    let mut rows = vec![
         good,
         RowParams { temperature: f32::NAN, ..good },
         RowParams { temperature: -1.0, ..good },
@@ -43,19 +44,39 @@ pub(super) fn impossible_knobs_are_errors(trial: &Trial<'_>, report: &mut LawRep
         RowParams { presence_penalty: f32::INFINITY, ..good },
         RowParams { without_replacement: true, ..good },
         RowParams { temperature: 0.0, draws: 0, ..good },
-        good,
+        RowParams { banned: &[3, 300], ..good },
+        RowParams { stop_token_ids: &[300], ..good },
+        RowParams { dry_multiplier: -1.0, ..good },
+        RowParams { dry_base: 0.5, ..good },
+        RowParams { dry_sequence_breakers: &[3, 1], ..good },
+        RowParams { top_n_sigma: -1.0, ..good },
+        RowParams { top_n_sigma: f32::INFINITY, ..good },
+        RowParams { epsilon_cutoff: 1.5, ..good },
+        RowParams { typical_p: 0.0, ..good },
+        RowParams { xtc_threshold: 0.0, ..good },
+        RowParams { xtc_probability: f32::NAN, ..good },
+        RowParams { kept: true, temperature: 0.0, ..good },
+        RowParams { logprobs: Some(4), logprobs_mode: LogprobsMode::Raw, ..good },
     ];
+    rows.extend(one_of_each(good, &history).into_iter().map(|(_, row)| row));
+    rows.push(good);
+    let last = rows.len() - 1;
+    let problem = Problem::gaussian(Size::new(rows.len(), 300, 16), DType::BF16, DType::BF16, 950);
     let out = trial.sample(&problem, PLAN, &rows)?;
     let mut alone = problem.clone();
-    alone.hidden = problem.hidden.select(&[30]);
+    alone.hidden = problem.hidden.select(&[last]);
     let want_last = RowBits::of(&trial.sample(&alone, PLAN, &[good])?, 0);
     for (r, row) in rows.iter().enumerate() {
         let want = row.check(&[], &capabilities, &PLAN, 300).err();
         let found = out.row(r).err();
         ensure!(found == want, "row {r}: {found:?} instead of {want:?}");
     }
-    ensure!(RowBits::of(&out, 30) == want_last, "bad rows change the bits of a good one");
+    ensure!(RowBits::of(&out, last) == want_last, "bad rows change the bits of a good one");
     report.agreed("rows with impossible knobs, and good ones among them", rows.len());
+    refused_by_name(trial, report, Knobs::ALL, PLAN)?;
+    if capabilities.canonical {
+        refused_by_name(trial, report, Knobs::ALL, Plan { canonical: true, ..PLAN })?;
+    }
 
     // No log-probabilities were planned.
     let plan = Plan { max_logprobs: None, ..PLAN };

@@ -1,13 +1,17 @@
 //! Filters and penalties: which tokens a row keeps, and how often each of them comes.
 
+use crate::laws::knobs::{one_of_each, refused_by_name};
 use crate::logits::{LogitShape, softmax};
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
 use crate::trial::{RowBits, Trial};
-use flash_sampling_core::{DType, History, Knobs, Order, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{
+    DType, History, Knob, Knobs, LogprobsMode, Order, PerturbedArgmax, Plan, RowParams, Samples,
+};
 
 const SIZE: Size = Size::new(4, 1003, 40);
+const KEPT: Knobs = Knobs::of(&[Knob::Kept]);
 const PLAN: Plan = Plan { max_rows: 4, max_draws: 12, max_logprobs: Some(5), canonical: false };
 
 /// One setting of the filters each, and some together.
@@ -50,20 +54,12 @@ fn outcome(out: &Samples, r: usize) -> Result<(RowBits, Option<Vec<u32>>), Broke
     Ok((RowBits::of(out, r), out.row(r)?.kept.map(|kept| kept.tokens.to_vec())))
 }
 
-/// Whether the sampler does filters; a sampler that does not refuses them by name, which another law checks.
-fn supported(trial: &Trial<'_>, report: &mut LawReport) -> Result<bool, Broken> {
-    let can = trial.capabilities()?.knobs;
-    let all = can.intersection(Knobs::FILTERS) == Knobs::FILTERS;
-    if !all {
-        report.agreed("filters refused by name", 1);
-    }
-    Ok(all)
-}
-
 pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
-    if !supported(trial, report)? {
+    let can = refused_by_name(trial, report, Knobs::FILTERS.union(KEPT), PLAN)?;
+    if can.intersection(Knobs::FILTERS).is_empty() {
         return Ok(());
     }
+    let (mut rows_compared, kept) = (0, can.contains(Knob::Kept));
     let lists = trial.capabilities()?.without_replacement;
     // Many ties; a few tokens far above the rest; no ties.
     let llm: Vec<f32> = LogitShape::LlmLike.logits(SIZE.vocab, 930).iter().map(|l| (l * 8.0).round() / 8.0).collect();
@@ -78,13 +74,13 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
         let (mut out, mut want) = (Samples::new(), Samples::new());
         for order in [Order::Vllm, Order::HuggingFace, Order::LlamaCpp] {
             let base = RowParams { seed: 93, temperature: 0.8, order, ..RowParams::default() };
-            for (what, row) in filters(base) {
+            for (what, row) in filters(base).into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {
                 // One draw, many draws, a list with its masses, and the kept tokens.
                 let rows = [
                     row,
                     RowParams { position: 1, draws: 12, ..row },
-                    RowParams { position: 2, draws: 3, logprobs: Some(5), kept: true, ..row },
-                    RowParams { position: 3, draws: 1, without_replacement: lists, kept: true, ..row },
+                    RowParams { position: 2, draws: 3, logprobs: Some(5), kept, ..row },
+                    RowParams { position: 3, draws: 1, without_replacement: lists, kept, ..row },
                 ];
                 sampler.sample(problem.input(), &rows, &mut out)?;
                 reference.sample(problem.input(), &rows, &mut want)?;
@@ -92,9 +88,10 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
                     let (found, want) = (outcome(&out, r)?, outcome(&want, r)?);
                     ensure!(found == want, "{name}, {order:?}, {what}, row {r}: {found:?}, the reference has {want:?}");
                 }
+                rows_compared += rows.len();
             }
         }
-        report.agreed(format!("{name}: draws and kept tokens under filters"), 3 * 16 * 17);
+        report.agreed(format!("{name}: rows under filters"), core::mem::take(&mut rows_compared));
     }
     Ok(())
 }
@@ -103,7 +100,8 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
     trial: &Trial<'_>,
     report: &mut LawReport,
 ) -> Result<(), Broken> {
-    if !supported(trial, report)? {
+    let can = refused_by_name(trial, report, Knobs::FILTERS, PLAN)?;
+    if can.is_empty() {
         return Ok(());
     }
     // Twelve tokens of known probability: what each filter keeps is counted by hand.
@@ -126,6 +124,9 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
     let mut sampler = trial.sampler(problem.head(), Plan { max_rows: rows, max_draws: 8, ..Plan::default() })?;
     let mut out = Samples::new();
     for (i, (what, row, kept)) in cases.into_iter().enumerate() {
+        if !row.enabled().without(can).is_empty() {
+            continue;
+        }
         let halved: Vec<f32> = problem.raw_logits(0).iter().map(|l| l * 0.5).collect();
         let mut law = vec![0.0; p.len()];
         law[..kept].copy_from_slice(&softmax(&halved[..kept]));
@@ -148,9 +149,8 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
 }
 
 pub(super) fn penalties_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
-    let can = trial.capabilities()?.knobs;
-    if can.intersection(Knobs::ADJUSTMENTS) != Knobs::ADJUSTMENTS {
-        report.agreed("penalties refused by name", 1);
+    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS, PLAN)?;
+    if can.is_empty() {
         return Ok(());
     }
     let problem = Problem::integers(SIZE, DType::BF16, DType::BF16, 950);
@@ -173,6 +173,8 @@ pub(super) fn penalties_have_the_reference_bits(trial: &Trial<'_>, report: &mut 
         ("repetition below 1", RowParams { repetition_penalty: 0.5, ..base }),
         ("frequency", RowParams { frequency_penalty: 0.75, ..base }),
         ("presence", RowParams { presence_penalty: -1.5, ..base }),
+        ("DRY", RowParams { dry_multiplier: 0.75, dry_base: 1.5, dry_sequence_breakers: &[3, 40], ..base }),
+        ("DRY over too few tokens", RowParams { dry_multiplier: 0.75, dry_penalty_last_n: 2, ..base }),
         ("bans", RowParams { banned: &banned, ..base }),
         ("stops before min_tokens", RowParams { min_tokens: 301, stop_token_ids: &banned, ..base }),
         ("stops after min_tokens", RowParams { min_tokens: 300, stop_token_ids: &banned, ..base }),
@@ -182,6 +184,8 @@ pub(super) fn penalties_have_the_reference_bits(trial: &Trial<'_>, report: &mut 
                 repetition_penalty: 1.2,
                 frequency_penalty: 0.5,
                 presence_penalty: 0.25,
+                dry_multiplier: 0.25,
+                dry_allowed_length: 1,
                 banned: &[3, 1, 900],
                 logit_bias: &[(0, 1.5), (7, -2.0), (1002, 3.0)],
                 ..base
@@ -190,48 +194,112 @@ pub(super) fn penalties_have_the_reference_bits(trial: &Trial<'_>, report: &mut 
     ];
     let (mut out, mut want) = (Samples::new(), Samples::new());
     let mut sampler = trial.sampler(problem.head(), PLAN)?;
-    let mut plain = None;
-    for (what, row) in cases {
+    let (mut plain, mut compared) = (None, 0);
+    for (what, row) in cases.into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {
         let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..row });
         sampler.sample(problem.input(), &rows, &mut out)?;
         reference.sample(problem.input(), &rows, &mut want)?;
         let (found, want) = (RowBits::all(&out), RowBits::all(&want));
         ensure!(found == want, "{what}: {found:?}, the reference has {want:?}");
+        compared += 48;
         let plain = plain.get_or_insert_with(|| found.clone());
-        let idle = matches!(what, "history alone" | "stops after min_tokens");
+        let idle = matches!(what, "history alone" | "stops after min_tokens" | "DRY over too few tokens");
         ensure!((found == *plain) == idle, "{what}: the knob changes nothing, or changes what it must not");
     }
-    report.agreed("draws under penalties and bans", 9 * 48);
+    report.agreed("draws under penalties and bans", compared);
     Ok(())
 }
 
 pub(super) fn disabled_knobs_change_nothing(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let problem = Problem::gaussian(SIZE, DType::BF16, DType::BF16, 960);
-    let history = History::new(&(0..700).collect::<Vec<u32>>());
-    let base = RowParams { seed: 96, draws: 12, temperature: 0.9, ..RowParams::default() };
+    let mut history = History::new(&(0..700).chain(0..300).collect::<Vec<u32>>());
+    history.extend([4, 4, 4]);
+    let base = RowParams { seed: 96, draws: 12, temperature: 0.9, logprobs: Some(3), ..RowParams::default() };
     let plain = |row: RowParams<'_>| -> Result<Vec<RowBits>, Broken> {
         let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..row });
         Ok(RowBits::all(&trial.sample(&problem, PLAN, &rows)?))
     };
     let want = plain(base)?;
+    // Each knob off, with everything set that it looks at when it is on.
+    let past = RowParams { history: Some(&history), ..base };
     let cases = [
         ("order", RowParams { order: Order::LlamaCpp, ..base }),
-        ("history", RowParams { history: Some(&history), ..base }),
-        ("stop_token_ids", RowParams { stop_token_ids: &[1, 2], ..base }),
-        ("xtc_threshold", RowParams { xtc_threshold: 0.01, ..base }),
+        ("history", past),
+        ("stop_token_ids", RowParams { stop_token_ids: &[1, 2], ..past }),
+        ("min_tokens", RowParams { min_tokens: 0, stop_token_ids: &[1, 2], ..base }),
+        ("repetition_penalty", RowParams { repetition_penalty: 1.0, ..past }),
+        ("frequency_penalty", RowParams { frequency_penalty: -0.0, ..past }),
+        ("presence_penalty", RowParams { presence_penalty: -0.0, ..past }),
+        ("dry_multiplier", RowParams { dry_multiplier: 0.0, dry_base: 3.0, dry_allowed_length: 1, ..past }),
         ("logit_bias", RowParams { logit_bias: &[], ..base }),
         ("banned", RowParams { banned: &[], ..base }),
+        ("top_k", RowParams { top_k: 0, ..base }),
+        ("top_p", RowParams { top_p: 1.0, ..base }),
+        ("min_p", RowParams { min_p: -0.0, ..base }),
+        ("top_n_sigma", RowParams { top_n_sigma: -0.0, ..base }),
+        ("epsilon_cutoff", RowParams { epsilon_cutoff: -0.0, ..base }),
+        ("typical_p", RowParams { typical_p: 1.0, ..base }),
+        ("xtc_threshold", RowParams { xtc_threshold: 0.01, ..base }),
+        ("xtc_probability", RowParams { xtc_threshold: 0.01, xtc_probability: -0.0, ..base }),
+        ("kept", RowParams { kept: false, ..base }),
+        ("first_draw", RowParams { first_draw: 0, ..base }),
     ];
+    let count = cases.len();
     for (what, row) in cases {
         ensure!(plain(row)? == want, "{what} is off, and changes the result");
     }
+    report.agreed("draws with knobs that are off, one by one", count * 48);
+    let mode = RowParams { logprobs: None, logprobs_mode: LogprobsMode::Raw, ..base };
+    ensure!(
+        plain(mode)? == plain(RowParams { logprobs: None, ..base })?,
+        "logprobs_mode without logprobs has an effect"
+    );
+
+    // Filters that are on and keep every token.
+    let can = refused_by_name(trial, report, Knobs::FILTERS, PLAN)?;
+    let idle = [
+        ("top_k beyond the vocabulary", RowParams { top_k: u32::MAX, ..base }),
+        ("min_p 1e-38", RowParams { min_p: 1e-38, ..base }),
+        ("top_n_sigma 1e6", RowParams { top_n_sigma: 1e6, ..base }),
+        ("epsilon_cutoff 1e-38", RowParams { epsilon_cutoff: 1e-38, ..base }),
+        ("xtc_threshold 1", RowParams { xtc_threshold: 1.0, xtc_probability: 1.0, ..base }),
+    ];
+    for (what, row) in idle.into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {
+        ensure!(plain(row)? == want, "{what} keeps every token, and changes the result");
+        report.agreed(format!("draws with {what}"), 48);
+    }
+
     let greedy = RowParams { temperature: 0.0, ..base };
     let want = plain(greedy)?;
-    if supported(trial, report)? {
-        for (what, row) in filters(greedy) {
-            ensure!(plain(row)? == want, "{what} changes a greedy row");
-        }
+    for (what, row) in filters(greedy).into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {
+        ensure!(plain(row)? == want, "{what} changes a greedy row");
+        report.agreed(format!("greedy draws with {what}"), 48);
     }
-    report.agreed("draws with knobs that are off", 6 * 48);
+    Ok(())
+}
+
+pub(super) fn knobs_do_not_reach_other_rows(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let problem = Problem::gaussian(SIZE, DType::BF16, DType::BF16, 961);
+    let mut history = History::new(&(0..700).chain(0..300).collect::<Vec<u32>>());
+    history.extend([4, 900, 4]);
+    let base = RowParams { seed: 97, draws: 12, temperature: 0.9, logprobs: Some(3), ..RowParams::default() };
+    let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..base });
+    let want = RowBits::all(&trial.sample(&problem, PLAN, &rows)?);
+    // One sampler for all calls, so that what a knob leaves behind shows too.
+    let mut sampler = trial.sampler(problem.head(), PLAN)?;
+    let mut out = Samples::new();
+    let can = trial.capabilities()?.knobs;
+    for (knob, row) in one_of_each(base, &history) {
+        let with = [0, 1, 2, 3].map(|r| RowParams { position: r as u64, ..if r % 2 == 1 { row } else { base } });
+        sampler.sample(problem.input(), &with, &mut out)?;
+        let same = |r: usize| RowBits::of(&out, r) == want[r];
+        ensure!(same(0) && same(2), "{knob} changes rows beside the rows that have it");
+        // The kept tokens are no part of the bits.
+        let shows = !(same(1) && same(3)) || (knob == Knob::Kept && can.contains(knob));
+        ensure!(shows, "{knob} has no effect, and is not refused");
+        sampler.sample(problem.input(), &rows, &mut out)?;
+        ensure!(RowBits::all(&out) == want, "{knob} of an earlier call changes a later one");
+        report.agreed(format!("rows beside rows with {knob}"), 4);
+    }
     Ok(())
 }

@@ -1,11 +1,14 @@
 //! Log-probabilities.
 
+use crate::laws::knobs::refused_by_name;
 use crate::logits::LogitShape;
-use crate::problem::Problem;
+use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
-use crate::trial::Trial;
+use crate::trial::{RowBits, Trial};
 use flash_sampling_core::reference::log_mass;
-use flash_sampling_core::{MassHistogram, Plan, RowParams};
+use flash_sampling_core::{
+    DType, History, Knob, Knobs, LogprobsMode, MassHistogram, PerturbedArgmax, Plan, RowParams, Samples,
+};
 
 pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let plan = Plan { max_rows: 5, max_draws: 3, max_logprobs: Some(2000), canonical: false };
@@ -61,5 +64,83 @@ pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut L
     }
     report.agreed("top lists and log Z bits", 5 * 3 * 3 * 4);
     report.at_most("largest error of a log-probability, in nats", 5 * 3 * 3 * 4, worst, 2e-8);
+    Ok(())
+}
+
+pub(super) fn raw_logprobs_are_the_models_own(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let size = Size::new(8, 1003, 40);
+    let plan = Plan { max_rows: 8, max_draws: 5, max_logprobs: Some(6), canonical: false };
+    if refused_by_name(trial, report, Knobs::of(&[Knob::LogprobsMode]), plan)?.is_empty() {
+        return Ok(());
+    }
+    let can = trial.capabilities()?;
+    let mut problem = Problem::integers(size, DType::BF16, DType::BF16, 980);
+    // What belongs to the head is part of the raw logits.
+    problem.soft_cap = Some(4.0);
+    problem.bias = Some((0..size.vocab).map(|t| if t % 50 == 7 { f32::NEG_INFINITY } else { 0.125 }).collect());
+    let history = History::new(&(0..500).collect::<Vec<u32>>());
+    let base = RowParams { seed: 98, draws: 5, logprobs: Some(6), ..RowParams::default() };
+    let mut rows = [
+        base,
+        RowParams { temperature: 0.5, ..base },
+        RowParams { temperature: 0.0, logprobs: Some(0), ..base },
+        RowParams { logit_bias: &[(1, 30.0), (2, f32::NEG_INFINITY)], ..base },
+        RowParams { mask: Some(&[0x1234_5678; 9]), ..base },
+        RowParams { without_replacement: can.without_replacement, ..base },
+        RowParams { repetition_penalty: 1.5, banned: &[3, 4], history: Some(&history), ..base },
+        RowParams { top_k: 20, top_p: 0.7, temperature: 1.5, logprobs: Some(2), ..base },
+    ];
+    for (row, position) in rows.iter_mut().zip(0..) {
+        let supported = row.enabled().without(can.knobs).is_empty();
+        *row = RowParams { position, ..if supported { *row } else { base } };
+    }
+    let raw = rows.map(|row| RowParams { logprobs_mode: LogprobsMode::Raw, ..row });
+    let mut sampler = trial.sampler(problem.head(), plan)?;
+    let (mut plain, mut out, mut want) = (Samples::new(), Samples::new(), Samples::new());
+    sampler.sample(problem.input(), &rows, &mut plain)?;
+    sampler.sample(problem.input(), &raw, &mut out)?;
+    let mut worst = 0.0f64;
+    for (r, params) in raw.iter().enumerate() {
+        let logits = problem.raw_logits(r);
+        let row = out.row(r)?;
+        ensure!(row.draws == plain.row(r)?.draws, "row {r}: raw log-probabilities change the draws");
+        let mut mass = MassHistogram::default();
+        mass.extend_from_slice(&logits);
+        let log_z = row.log_z.map(f64::to_bits);
+        ensure!(row.mass == Some(&mass) && log_z == Some(mass.log_z().to_bits()), "row {r}: log Z is {:?}", row.log_z);
+        let mut order: Vec<u32> = (0..size.vocab as u32).collect();
+        order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        order.truncate(params.logprobs.unwrap_or(0) as usize);
+        let top: Vec<u32> = row.top.iter().map(|c| c.winner.token).collect();
+        ensure!(top == order, "row {r}: the largest raw logits are of {top:?}, not {order:?}");
+        ensure!(row.top.iter().all(|c| c.logit == logits[c.winner.token as usize]), "row {r}: a top logit is off");
+        ensure!(row.raw_logits.len() == row.draws.len(), "row {r}: {} raw logits", row.raw_logits.len());
+        for (i, d) in row.draws.iter().enumerate() {
+            ensure!(row.raw_logits[i] == logits[d.token as usize], "row {r}, draw {i}: the raw logit is off");
+            let exact = f64::from(logits[d.token as usize]) - log_mass(&logits);
+            worst = worst.max((row.draw_log_prob(i).unwrap_or(f64::NAN) - exact).abs());
+        }
+    }
+    report.agreed("rows with raw log-probabilities", raw.len());
+    report.at_most("largest error of a raw log-probability, in nats", raw.len() * 5, worst, 2e-8);
+    if let Some(mut reference) = trial.reference(problem.head(), plan) {
+        reference.sample(problem.input(), &raw, &mut want)?;
+        ensure!(RowBits::all(&out) == RowBits::all(&want), "raw log-probabilities differ from the reference's");
+    }
+    // On real inputs a row's raw logits are those that a row without transforms draws from.
+    let problem = Problem::gaussian(size, DType::BF16, DType::F32, 981);
+    let bare = [0, 1, 2, 3, 4, 5, 6, 7].map(|position| RowParams { position, ..base });
+    let mut sampler = trial.sampler(problem.head(), plan)?;
+    sampler.sample(problem.input(), &bare, &mut plain)?;
+    sampler.sample(problem.input(), &raw, &mut out)?;
+    for r in 0..raw.len() {
+        let (row, bare) = (out.row(r)?, plain.row(r)?);
+        ensure!(row.log_z == bare.log_z, "row {r}: log Z {:?}, without transforms {:?}", row.log_z, bare.log_z);
+        let shared = row.top.iter().zip(bare.top).all(|(a, b)| a == b);
+        ensure!(shared, "row {r}: the largest raw logits are not those without transforms");
+    }
+    let same = out.row(0)?;
+    ensure!(same.raw_logits.iter().zip(same.draws).all(|(raw, d)| *raw == d.logit), "a raw logit has other bits");
+    report.agreed("raw logits of real inputs", raw.len());
     Ok(())
 }

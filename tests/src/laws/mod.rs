@@ -7,6 +7,7 @@ mod calls;
 mod filters;
 mod group_max;
 mod independence;
+mod knobs;
 mod logprobs;
 mod noise;
 mod partition;
@@ -90,6 +91,8 @@ macro_rules! each_law {
             (filters, filtered_draws_follow_the_truncated_softmax, "Filtered draws follow the softmax over the tokens that the filter must keep.")
             (filters, penalties_have_the_reference_bits, "Penalties, bans and minimum lengths have the reference's bits.")
             (filters, disabled_knobs_change_nothing, "A knob that is off, and a filter on a greedy row, leaves the result bit-identical.")
+            (filters, knobs_do_not_reach_other_rows, "A row with any knob on leaves its neighbours' bits alone.")
+            (logprobs, raw_logprobs_are_the_models_own, "Raw log-probabilities are of the logits before anything that belongs to the row, to the bits of the reference, and change no draw.")
             (logprobs, log_z_and_top_logprobs_are_right, "log Z is within 2e-8 of the float64 value, and the top list holds the largest logits.")
             (bad_rows, bad_rows_are_errors_that_name_themselves, "NaN, +inf, all masked and all -inf rows give the reference's error, and the other rows keep their bits.")
             (calls, impossible_knobs_are_errors, "A knob out of range, beyond the plan or beyond the sampler is an error that names it.")

@@ -92,6 +92,10 @@ pub(crate) enum Fault {
     PenaltiesAfterTemperature,
     /// A history alone lowers the logits of its tokens.
     PenaltyOfOne,
+    /// Raw log-probabilities are of the logits that are drawn from.
+    ProcessedCalledRaw,
+    /// A row's bans are those of its neighbour.
+    NeighboursBans,
     /// Any number of row parameters goes.
     RowCountIgnored,
 }
@@ -331,7 +335,8 @@ impl Wrong<'_> {
         let mut adjustments = Adjustments::default();
         adjustments.collect([params]);
         let row = params.check(adjustments.row(0), &taken, &self.plan, self.head.vocab_size())?;
-        let mut logits = self.transform(&row, self.raw_logits(hidden, rows))?;
+        let raw = self.raw_logits(hidden, rows);
+        let mut logits = self.transform(&row, raw.clone())?;
         if let (Some(history), Fault::PenaltyOfOne) = (params.history, self.fault) {
             history.tokens().iter().for_each(|&token| logits[token as usize] -= 1.0);
         }
@@ -370,6 +375,16 @@ impl Wrong<'_> {
             top.push(Candidate { winner: Winner::new(logit, token), logit });
         }
         out.push_row(draws, row.logprobs.is_some().then_some(&mass), top.as_slice());
+        if let Some(most) = row.raw_logprobs {
+            let of = if self.fault == Fault::ProcessedCalledRaw { &drawing.logits } else { &raw };
+            let (mut mass, mut top) = (MassHistogram::default(), TopList::new(most as usize, 0.0));
+            mass.extend_from_slice(of);
+            for (token, &logit) in (first..).zip(of).filter(|(_, l)| **l > f32::NEG_INFINITY) {
+                top.push(Candidate { winner: Winner::new(logit, token), logit });
+            }
+            let drawn: Vec<f32> = out.row(r)?.draws.iter().map(|d| of[(d.token - first) as usize]).collect();
+            out.note_raw(r, &mass, top.as_slice(), drawn);
+        }
         if row.kept {
             let kept = (first..).zip(&drawing.logits).filter(|(_, l)| **l > f32::NEG_INFINITY).map(|(token, _)| token);
             out.note_kept(kept, mass.log_z(), self.head.vocab_size());
@@ -407,6 +422,8 @@ impl PerturbedArgmax for Wrong<'_> {
         let mut hidden = vec![0.0; input.cols()];
         for (r, params) in rows.iter().enumerate().take(input.rows()) {
             input.row_to_f32(r, &mut hidden);
+            let neighbour = rows.get(r ^ 1).filter(|_| self.fault == Fault::NeighboursBans).unwrap_or(params);
+            let params = &RowParams { banned: neighbour.banned, ..*params };
             if let Err(error) = self.row(params, r, &hidden, input.rows(), out) {
                 out.push_error(error);
             }

@@ -26,12 +26,32 @@ pub(crate) struct Asking {
 impl Asking {
     /// A checked row of these parameters; with bounds in a canonical plan.
     pub(crate) fn new(params: &RowParams<'_>, row: &params::Row<'_>, near_ties: Option<RowNearTies>) -> Self {
-        let params::Row { noise, greedy, transform, first_draw, draws, without_replacement, logprobs, kept, filters } =
-            *row;
+        let params::Row {
+            noise,
+            greedy,
+            transform,
+            first_draw,
+            draws,
+            without_replacement,
+            logprobs,
+            raw_logprobs,
+            kept,
+            filters,
+        } = *row;
         let inv_temperature = transform.inv_temperature;
         let transform = RowTransform { mask: None, adjustments: &[], inv_temperature };
-        let row =
-            params::Row { noise, greedy, transform, first_draw, draws, without_replacement, logprobs, kept, filters };
+        let row = params::Row {
+            noise,
+            greedy,
+            transform,
+            first_draw,
+            draws,
+            without_replacement,
+            logprobs,
+            raw_logprobs,
+            kept,
+            filters,
+        };
         Asking { seed: params.seed, position: params.position, row, near_ties }
     }
 

@@ -1,0 +1,87 @@
+//! Log-probabilities of the model's own law: of the logits before anything that belongs to the row.
+//!
+//! A pass adds a row's raw logits to a second [`MassHistogram`] where they are asked for. The raw logit of a drawn token is
+//! computed again, by the same kernel and so to the same bits: a draw is one token, and to carry a second logit with every
+//! candidate would burden the rows that do not ask.
+
+use crate::engine::{Engine, Rows};
+use crate::tile::Source;
+use flash_sampling_core::params::Row;
+use flash_sampling_core::{Candidate, MassHistogram, Samples, TopList, Winner};
+
+/// What a row that asks keeps of its raw logits.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RawState {
+    /// Made when the first such row comes.
+    mass: Option<MassHistogram>,
+    top: TopList,
+    on: bool,
+}
+
+impl RawState {
+    /// Empties it for a row.
+    pub(crate) fn begin(&mut self, row: &Row<'_>) {
+        self.on = row.raw_logprobs.is_some();
+        if self.on {
+            self.mass.get_or_insert_default().clear();
+            self.top.reset(row.raw_logprobs.unwrap_or(0) as usize, 0.0);
+        }
+    }
+
+    /// Adds raw logits, finite or -inf; `logits[i]` belongs to token `first + i`.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, first: u32, logits: &[f32]) {
+        if let (true, Some(mass)) = (self.on, &mut self.mass) {
+            mass.extend_from_slice(logits);
+            for (token, &logit) in (first..).zip(logits) {
+                if logit >= self.top.threshold() && logit > f32::NEG_INFINITY {
+                    self.top.push(Candidate { winner: Winner::new(logit, token), logit });
+                }
+            }
+        }
+    }
+
+    /// Adds what another worker has seen of the same row.
+    pub(crate) fn merge(&mut self, other: &RawState) {
+        if let (true, Some(a), Some(b)) = (self.on, &mut self.mass, &other.mass) {
+            a.merge(b);
+            self.top.merge(&other.top);
+        }
+    }
+}
+
+/// A drawn token whose raw logit is looked for. Ordered by token, so that one evaluation serves all rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawDraw {
+    token: u32,
+    row: usize,
+    draw: usize,
+    logit: f32,
+}
+
+impl Engine {
+    /// Gives the rows of `out` that ask for them their raw log-probabilities; `source` is that of the pass.
+    pub(crate) fn note_raw(&mut self, source: &Source<'_>, rows: &Rows<'_>, out: &mut Samples) {
+        let asks = |r: &usize| rows[*r].as_ref().is_ok_and(|planned| planned.row.raw_logprobs.is_some());
+        let mut draws = core::mem::take(&mut self.raw_draws);
+        draws.clear();
+        for row in (0..rows.len()).filter(asks) {
+            let Ok(sample) = out.row(row) else { continue };
+            let raw = |(draw, token)| RawDraw { token, row, draw, logit: 0.0 };
+            draws.extend(sample.draws.iter().map(|d| d.token).enumerate().map(raw));
+        }
+        draws.sort_unstable_by_key(|d| d.token);
+        for same in draws.chunk_by_mut(|a, b| a.token == b.token) {
+            let logits = self.workers[0].raw_logits(source, same[0].token);
+            same.iter_mut().for_each(|d| d.logit = logits(d.row));
+        }
+        draws.sort_unstable_by_key(|d| (d.row, d.draw));
+        for of_row in draws.chunk_by(|a, b| a.row == b.row) {
+            let RawState { mass, top, .. } = &self.workers[0].rows[of_row[0].row].raw;
+            if let Some(mass) = mass {
+                out.note_raw(of_row[0].row, mass, top.as_slice(), of_row.iter().map(|d| d.logit));
+            }
+        }
+        self.raw_draws = draws;
+    }
+}
