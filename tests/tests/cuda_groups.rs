@@ -5,12 +5,11 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, Scheme, log_mass};
-use flash_sampling_core::{DType, GroupDraw, Head, PerturbedArgmax, Plan, RowParams, Samples, StreamError, StreamHead};
+use flash_sampling_core::{DType, GroupDraw, Head, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{
-    CudaError, CudaGrouped, CudaOnline, CudaStreamed, CudaTiled, Device, DeviceGroups, DeviceHead, DeviceMatrix,
-    GroupRule, abi,
+    CudaError, CudaGrouped, CudaOnline, CudaTiled, Device, DeviceGroups, DeviceHead, DeviceMatrix, GroupRule, abi,
 };
 
 #[path = "cuda/rows.rs"]
@@ -230,74 +229,4 @@ fn groups_that_are_no_multiple_of_64_are_refused() {
         let online = CudaOnline::new(problem.head(), Plan::default(), size, &device);
         assert_eq!(online.err(), Some(CudaError::GroupSize { size }));
     }
-}
-
-/// The head of a problem without its weight.
-fn streamed(problem: &Problem) -> StreamHead<'_> {
-    let weight = problem.weight.matrix();
-    StreamHead {
-        bias: problem.bias.as_deref(),
-        soft_cap: problem.soft_cap,
-        scale: problem.scale.unwrap_or(1.0),
-        ..StreamHead::new(weight.rows(), weight.cols(), weight.dtype())
-    }
-}
-
-#[test]
-fn streamed_weights_have_the_reference_bits_in_blocks_of_any_size() {
-    if !runs(&Cuda::Online(GROUP).name(), Cuda::Online(GROUP).unavailable(), 1) {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    for (count, vocab, hidden) in [(1, 1, 1), (7, 5000, 65), (120, 3001, 64)] {
-        for dtype in [DType::BF16, DType::F32] {
-            let mut problem = Problem::integers(Size::new(count, vocab, hidden), dtype, dtype, 33);
-            problem.bias = Some((0..vocab).map(|t| (t % 5) as f32).collect());
-            problem.scale = Some(0.5);
-            // More draws than a launch takes.
-            let row = |row| RowParams { draws: 3, first_draw: 2, logit_bias: &[], ..row };
-            let rows: Vec<RowParams<'_>> = rows(count).into_iter().map(row).collect();
-            let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
-            let bytes = problem.weight.matrix().bytes();
-            for block_bytes in [1, 2000 * hidden * dtype.size(), usize::MAX] {
-                let online = CudaStreamed::online(streamed(&problem), plan, 64, block_bytes, &device).unwrap();
-                let tiled = CudaStreamed::tiled(streamed(&problem), plan, block_bytes, &device).unwrap();
-                for (mut sampler, scheme) in [(online, Scheme::Online(64)), (tiled, Scheme::Tiled)] {
-                    let (mut want, mut found) = (Samples::new(), Samples::new());
-                    Reference::new(problem.head(), plan, scheme.clone())
-                        .sample(problem.input(), &rows, &mut want)
-                        .unwrap();
-                    for _ in 0..2 {
-                        sampler.sample(&mut &*bytes, problem.input(), &rows, &mut found).unwrap();
-                        let (found, want) = (RowBits::all(&found), RowBits::all(&want));
-                        for (r, (found, want)) in found.iter().zip(&want).enumerate() {
-                            let tokens = sampler.block_tokens();
-                            assert_eq!(found, want, "{scheme:?}, {vocab} tokens in blocks of {tokens}, row {r}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_stream_that_ends_early_is_an_error_that_names_the_token() {
-    if !runs(&Cuda::Online(GROUP).name(), Cuda::Online(GROUP).unavailable(), 1) {
-        return;
-    }
-    let device = Device::new(0).unwrap();
-    let problem = Problem::gaussian(Size::new(9, 2101, 70), DType::BF16, DType::BF16, 2);
-    let bytes = problem.weight.matrix().bytes();
-    let plan = Plan { max_rows: 9, max_draws: 3, ..Plan::default() };
-    let mut out = Samples::new();
-    let mut stream = CudaStreamed::online(streamed(&problem), plan, 512, 1, &device).unwrap();
-    for (rows_there, token) in [(0, 0), (500, 0), (513, 512), (2100, 2048)] {
-        let failed = stream.sample(&mut &bytes[..rows_there * 140], problem.input(), &rows(9), &mut out);
-        assert!(matches!(failed, Err(StreamError::Read { token: t, .. }) if t == token), "{failed:?}");
-    }
-    stream.sample(&mut &*bytes, problem.input(), &rows(9), &mut out).unwrap();
-    assert!(out.iter().all(|row| row.is_ok()));
-    let refused = CudaStreamed::online(streamed(&problem), Plan { max_logprobs: Some(0), ..plan }, 512, 1, &device);
-    assert!(matches!(refused.err(), Some(CudaError::Unsupported { .. })));
 }

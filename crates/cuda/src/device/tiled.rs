@@ -161,6 +161,16 @@ impl DeviceTiled {
         Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, max_rows })
     }
 
+    /// Goes on with another head like the planned one, of any number of tokens at any place of the vocabulary; of an
+    /// [unplanned](DeviceTiled::unplanned) value alone.
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::new`] for the head, until it is moved on and the launches until then have run.
+    pub(crate) unsafe fn move_to(&mut self, head: DeviceHead) {
+        debug_assert!(self.hopper.is_none(), "its maps are of the planned weight");
+        self.head = head;
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device

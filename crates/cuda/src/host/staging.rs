@@ -18,6 +18,8 @@ pub(crate) struct Staging {
     last_list: Option<(usize, usize, List)>,
     /// Whether any row has penalties.
     is_penalised: bool,
+    /// For [`Staging::arrange`].
+    arranged: Vec<Row>,
     bytes: Vec<u8>,
 }
 
@@ -135,6 +137,13 @@ impl Staging {
             draw,
             greedy: row.greedy.into(),
         });
+    }
+
+    /// Puts the rows into the order in which `order` names them.
+    pub(crate) fn arrange(&mut self, order: &[u32]) {
+        self.arranged.clear();
+        self.arranged.extend(order.iter().map(|&row| self.rows[row as usize]));
+        core::mem::swap(&mut self.rows, &mut self.arranged);
     }
 
     /// Bytes of the block.
