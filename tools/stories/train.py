@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from grammar import stories
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 END = "<|endoftext|>"  # between stories: it ends one and begins the next
@@ -83,6 +83,8 @@ def main():
     model.to(torch.bfloat16)
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, do_sample=True, temperature=0.8)
     model.save_pretrained(args.out)
+    # A prompt is the beginning of a story.
+    bpe.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, end)])
     bpe.save(str(args.out / "tokenizer.json"), pretty=False)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
     (args.out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

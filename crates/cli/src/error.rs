@@ -2,8 +2,10 @@
 
 use crate::load::LoadError;
 use flash_sampling::{BuildError, HeadError, SampleError};
+use flash_sampling_models::ModelError;
 use std::error::Error;
 use std::io;
+use std::path::PathBuf;
 
 /// Why a command ended early. Its message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +17,14 @@ pub enum CommandError {
     /// A file that cannot be used.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A checkpoint that makes no model, or a model that cannot go on.
+    #[error("{}: {source}", folder.display())]
+    Model {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// What is wrong.
+        source: ModelError,
+    },
     /// A weight, bias or factor that makes no head.
     #[error(transparent)]
     Head(#[from] HeadError),
@@ -53,7 +63,7 @@ impl CommandError {
         match self {
             CommandError::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => 0,
             CommandError::Usage(_) | CommandError::Load(_) | CommandError::Head(_) | CommandError::Build(_) => 2,
-            CommandError::Write { .. } => 2,
+            CommandError::Model { .. } | CommandError::Write { .. } => 2,
             CommandError::Sample(_) => 1,
             CommandError::Interrupted => 130,
         }

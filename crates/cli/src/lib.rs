@@ -7,6 +7,8 @@
 //! | [`synthetic`] | deterministic heads of any size |
 //! | [`source`] | the head and the hidden states that the flags choose |
 //! | [`sampler`] | the sampler that the flags choose |
+//! | [`generate`] | `flash-sampling generate`: text, by the layers of [`flash_sampling_models`] |
+//! | [`loaded_head`] | a head from files, with its transforms |
 //! | [`sample`], `ranks` | `flash-sampling sample`, also as one rank of several |
 //! | [`verify`] | `flash-sampling verify` |
 //! | [`mod@bench`] | `flash-sampling bench` |
@@ -19,11 +21,13 @@
 pub mod args;
 pub mod bench;
 pub mod error;
+pub mod generate;
 pub mod info;
 pub mod interrupt;
 #[cfg(feature = "cuda")]
 pub mod kernels;
 pub mod load;
+pub mod loaded_head;
 pub mod machine;
 pub mod output;
 pub mod plot;

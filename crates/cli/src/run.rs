@@ -3,7 +3,7 @@
 use crate::args::{self, Cli, Command};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::{bench, info, sample, verify};
+use crate::{bench, generate, info, sample, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::ffi::OsString;
@@ -48,6 +48,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     match command {
+        Command::Generate(args) => generate::run(args, out, interrupt),
         Command::Sample(args) => sample::run(args, out, interrupt),
         Command::Verify(args) => verify::run(args, out, interrupt),
         Command::Bench(args) => bench::run(args, out, interrupt),

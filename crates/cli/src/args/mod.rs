@@ -2,16 +2,21 @@
 
 mod bench;
 mod filters;
+mod generate;
 mod head;
 mod kernels;
+mod penalties;
 mod rows;
 mod sampler;
 mod transport;
 mod verify;
 
 pub use bench::{BenchArgs, BenchSize, HeadSize, Timed, Type};
+pub use filters::{FilterArgs, OrderArg};
+pub use generate::{DrawArgs, GenerateArgs, TextArgs};
 pub use head::HeadArgs;
 pub use kernels::{KernelsBuildArgs, KernelsCommand};
+pub use penalties::PenaltyArgs;
 pub use rows::{LogitBias, RowArgs};
 pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 pub use transport::{TransportArgs, TransportName};
@@ -19,6 +24,9 @@ pub use verify::{Effort, Named, VerifyArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// What `generate` exits with.
+const GENERATE_EXIT_CODES: &str = "Exit codes: 0 every sequence came to its end; 1 one failed, a line says why; 2 bad usage, or a file that cannot be \
+read; 130 Ctrl-C.";
 /// What `sample` exits with.
 const EXIT_CODES: &str = "Exit codes: 0 every row has its draws; 1 a row failed, its line says why; 2 bad usage, or a file that cannot be read or \
 written; 130 Ctrl-C.";
@@ -39,6 +47,9 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Write text: a language model of the Llama or Qwen3 family on the CPU, and the fused head after it.
+    #[command(after_help = GENERATE_EXIT_CODES)]
+    Generate(GenerateArgs),
     /// Draw tokens for rows of hidden states.
     #[command(after_help = EXIT_CODES)]
     Sample(SampleArgs),

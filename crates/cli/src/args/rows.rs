@@ -51,11 +51,11 @@ pub struct RowArgs {
 /// Biases by token, ascending.
 pub type LogitBias = std::sync::Arc<[(u32, f32)]>;
 
-fn logit_biases(text: &str) -> Result<LogitBias, String> {
+pub(super) fn logit_biases(text: &str) -> Result<LogitBias, String> {
     logit_bias::parse(text).map(LogitBias::from)
 }
 
-fn temperature(text: &str) -> Result<f32, String> {
+pub(super) fn temperature(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(t) if t >= 0.0 && t.is_finite() => Ok(t),
         Ok(_) => Err("it must be finite and not negative".into()),

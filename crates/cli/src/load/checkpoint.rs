@@ -1,14 +1,11 @@
 //! A Hugging Face checkpoint folder.
 
 use crate::load::config::HeadConfig;
-use crate::load::safetensors::Header;
-use crate::load::tensor::{self, Role, Tensor};
+use crate::load::files::Files;
+use crate::load::tensor::{Role, Tensor};
 use crate::load::{LoadError, Problem};
-use memmap2::Mmap;
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
-use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::path::{Component, Path};
 
 /// Names of the head, in the order they are looked for.
 const HEADS: [&str; 6] = [
@@ -72,64 +69,14 @@ impl Index {
         }
     }
 
+    /// The names of all tensors.
+    pub fn names(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
+    }
+
     /// The file that holds a tensor.
     pub fn file(&self, tensor: &str) -> Option<&str> {
         self.0.get(tensor).map(String::as_str)
-    }
-}
-
-/// The tensors of a folder: one file, or shards behind an index.
-#[derive(Debug)]
-enum Files {
-    Single { path: PathBuf, map: Arc<Mmap>, header: Header },
-    Sharded { folder: PathBuf, index: Index },
-}
-
-impl Files {
-    fn open(folder: &Path) -> Result<Self, LoadError> {
-        let index = folder.join("model.safetensors.index.json");
-        if let Some(bytes) = read_if_there(&index)? {
-            let index = Index::parse(&bytes).map_err(|problem| problem.at(&index))?;
-            return Ok(Files::Sharded { folder: folder.into(), index });
-        }
-        let path = folder.join("model.safetensors");
-        if folder.is_dir() && !path.exists() {
-            let problem =
-                Problem::Checkpoint("neither model.safetensors nor model.safetensors.index.json is there".into());
-            return Err(problem.at(folder));
-        }
-        let map = Arc::new(tensor::map(&path)?);
-        let header = Header::parse(&map).map_err(|problem| problem.at(&path))?;
-        Ok(Files::Single { path, map, header })
-    }
-
-    fn contains(&self, name: &str) -> bool {
-        match self {
-            Files::Single { header, .. } => header.contains(name),
-            Files::Sharded { index, .. } => index.file(name).is_some(),
-        }
-    }
-
-    fn tensor(&self, name: &str, role: Role) -> Result<Tensor, LoadError> {
-        match self {
-            Files::Single { path, map, .. } => {
-                Tensor::from_safetensors(map, Some(name), role).map_err(|problem| problem.at(path))
-            }
-            Files::Sharded { folder, index } => {
-                let path = folder.join(index.file(name).unwrap_or_default());
-                let map = Arc::new(tensor::map(&path)?);
-                Tensor::from_safetensors(&map, Some(name), role).map_err(|problem| problem.at(&path))
-            }
-        }
-    }
-}
-
-/// A small file's bytes; `None` when there is no such file.
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Problem::from(error).at(path)),
     }
 }
 
@@ -140,12 +87,18 @@ impl Checkpoint {
     /// # Errors
     /// What is wrong with the folder or one of its files.
     pub fn open(folder: &Path) -> Result<Self, LoadError> {
-        let path = folder.join("config.json");
-        let config = match read_if_there(&path)? {
-            Some(bytes) => HeadConfig::parse(&bytes).map_err(|problem| problem.at(&path))?,
+        Checkpoint::of(&Files::open(folder)?)
+    }
+
+    /// [`Checkpoint::open`] for a folder whose files are open.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn of(files: &Files) -> Result<Self, LoadError> {
+        let config = match files.text("config.json")? {
+            Some(bytes) => HeadConfig::parse(&bytes).map_err(|problem| problem.at(&files.path("config.json")))?,
             None => HeadConfig::default(),
         };
-        let files = Files::open(folder)?;
         let first = |names: &[&'static str]| names.iter().copied().find(|name| files.contains(name));
         let name = match config.tied {
             Some(true) => first(&EMBEDDINGS).or_else(|| first(&HEADS)),
@@ -158,7 +111,7 @@ impl Checkpoint {
                 _ => "lm_head.weight, model.embed_tokens.weight or one of their other names",
             };
             Problem::MissingTensor { wanted: wanted.into(), found: "others; give --weight FILE:TENSOR".into() }
-                .at(folder)
+                .at(files.folder())
         })?;
         let weight = files.tensor(name, Role::Weight)?;
         let bias = HEADS.iter().map(|head| head.replace(".weight", ".bias")).find(|bias| files.contains(bias));

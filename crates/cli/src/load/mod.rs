@@ -8,6 +8,7 @@
 //! | [`tensor`] | `FILE[:tensor]`, safetensors or `.npy`, as a mapped matrix |
 //! | [`safetensors`], [`npy`] | where in the bytes a tensor lies |
 //! | [`checkpoint`] | a Hugging Face checkpoint folder: shards, the head or the tied embedding, its bias |
+//! | [`files`] | the files of such a folder: any tensor by name |
 //! | [`config`] | what `config.json` says about the head |
 //! | [`mask`] | bitmaps of allowed tokens |
 //! | [`logit_bias`] | `ID:VALUE,...` |
@@ -18,6 +19,7 @@ compile_error!("tensor files are little-endian and are mapped as they are");
 pub mod checkpoint;
 pub mod config;
 mod error;
+pub mod files;
 pub mod logit_bias;
 pub mod mask;
 pub mod npy;

@@ -41,6 +41,11 @@ impl Header {
         self.metadata.info(name).is_some()
     }
 
+    /// The names of all tensors.
+    pub fn names(&self) -> Vec<String> {
+        self.metadata.offset_keys()
+    }
+
     /// The tensor `name`, or, without a name, the only one.
     ///
     /// # Errors

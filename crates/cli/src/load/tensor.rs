@@ -40,6 +40,8 @@ pub enum Role {
     Hidden,
     /// The bias of an LM head, `[vocab]`.
     Bias,
+    /// A matrix of a layer, or a vector as one row.
+    Layer,
 }
 
 impl Role {
@@ -49,10 +51,13 @@ impl Role {
     /// [`Problem::Shape`].
     pub fn rows_cols(self, tensor: &str, shape: &[usize]) -> Result<(usize, usize), Problem> {
         let expected = match (self, shape) {
-            (Role::Weight | Role::Hidden, &[rows, cols]) if rows > 0 && cols > 0 => return Ok((rows, cols)),
-            (Role::Hidden | Role::Bias, &[cols]) if cols > 0 => return Ok((1, cols)),
+            (Role::Weight | Role::Hidden | Role::Layer, &[rows, cols]) if rows > 0 && cols > 0 => {
+                return Ok((rows, cols));
+            }
+            (Role::Hidden | Role::Bias | Role::Layer, &[cols]) if cols > 0 => return Ok((1, cols)),
             (Role::Weight, _) => "[vocab, hidden], neither zero",
             (Role::Hidden, _) => "[rows, hidden] or [hidden], neither zero",
+            (Role::Layer, _) => "[rows, cols] or [cols], neither zero",
             (Role::Bias, _) => "[vocab], not zero",
         };
         Err(Problem::Shape { tensor: tensor.into(), found: shape.to_vec(), expected: expected.into() })
@@ -105,7 +110,15 @@ impl Tensor {
     /// # Errors
     /// What is wrong with the file, or with the tensor for this role.
     pub fn from_safetensors(map: &Arc<Mmap>, name: Option<&str>, role: Role) -> Result<Self, Problem> {
-        let found = Header::parse(map)?.locate(name)?;
+        Tensor::located(map, &Header::parse(map)?, name, role)
+    }
+
+    /// [`Tensor::from_safetensors`] for a file whose header is parsed.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn located(map: &Arc<Mmap>, header: &Header, name: Option<&str>, role: Role) -> Result<Self, Problem> {
+        let found = header.locate(name)?;
         let (rows, cols) = role.rows_cols(&found.name, &found.shape)?;
         Ok(Tensor { map: Arc::clone(map), range: found.range, dtype: found.dtype, rows, cols })
     }
@@ -143,6 +156,11 @@ impl Tensor {
     /// [`HeadError`] when its shape cannot be used.
     pub fn matrix(&self) -> Result<Matrix<'_>, HeadError> {
         Matrix::from_bytes(&self.map[self.range.clone()], self.dtype, self.rows, self.cols, self.cols)
+    }
+
+    /// Its bytes, in C order.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map[self.range.clone()]
     }
 
     /// Number of rows.

@@ -3,6 +3,7 @@
 mod bad_input;
 mod checkpoint;
 mod common;
+mod generate;
 mod kernels;
 mod process;
 mod sample;

@@ -1,0 +1,83 @@
+//! Flags of `generate`.
+
+use super::rows::{LogitBias, logit_biases, temperature};
+use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs};
+use clap::Args;
+use std::path::PathBuf;
+
+/// The most sequences of a batch.
+const MAX_SEQUENCES: i64 = 4096;
+
+/// Flags of `generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// What is written, by which model.
+    #[command(flatten)]
+    pub text: TextArgs,
+    /// How tokens are drawn.
+    #[command(flatten)]
+    pub draws: DrawArgs,
+    /// Penalties.
+    #[command(flatten)]
+    pub penalties: PenaltyArgs,
+    /// Filters.
+    #[command(flatten)]
+    pub filters: FilterArgs,
+    /// Backend and variant of the head and the draw; the layers before it are always run on the CPU.
+    #[command(flatten)]
+    pub sampler: SamplerArgs,
+    /// How results are written: a text for people as it comes, or one JSON object for each sequence.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+    /// Tell at the end how fast it was, which share of the time went into head and draw, and how many draws took more than
+    /// one pass.
+    #[arg(long)]
+    pub report: bool,
+}
+
+/// What is written, by which model.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model and text (without any: a built-in model that writes short stories)")]
+pub struct TextArgs {
+    /// A Hugging Face checkpoint folder of the Llama or Qwen3 family: config.json, tokenizer.json, safetensors in one file
+    /// or in shards.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// The text to go on from, as it is: no chat template is applied.
+    #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// Tokens to write, at most.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    pub max_tokens: u32,
+    /// A text that ends a sequence, and is not written; may be given several times. The model's own end always ends it.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = stop)]
+    pub stop: Vec<String>,
+    /// Sequences, run as one batch; sequence i has seed SEED + i, and is what that seed gives alone.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_SEQUENCES), allow_negative_numbers = true)]
+    pub num_sequences: u32,
+}
+
+/// How tokens are drawn.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Draws")]
+pub struct DrawArgs {
+    /// Divides the logits; 0 takes the largest logit.
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// The seed of the first sequence.
+    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
+    pub seed: u64,
+    /// Decide near ties by a float64 sum in one fixed order.
+    #[arg(long)]
+    pub canonical: bool,
+    /// Added to the logits of single tokens; -inf bans one.
+    #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
+    pub logit_bias: Option<LogitBias>,
+    /// Tell the log-probability of each token that was drawn, and the N largest beside it.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub logprobs: Option<u32>,
+}
+
+fn stop(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("an empty text would stop before anything".into()) } else { Ok(text.into()) }
+}

@@ -1,0 +1,35 @@
+//! Flags that penalise tokens by what was written before.
+
+use clap::Args;
+use flash_sampling::RowParams;
+
+/// Penalties by the sequence so far. Values out of range are the row's error.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Penalties")]
+pub struct PenaltyArgs {
+    /// Divides positive and multiplies other logits of the tokens so far, prompt included; 1 = off.
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub repetition_penalty: f32,
+    /// Subtracted from a token's logit for each time it was written; 0 = off.
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+    /// Subtracted from a token's logit if it was written; 0 = off.
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+    /// Tokens to write before the model may end the sequence.
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    pub min_tokens: u32,
+}
+
+impl PenaltyArgs {
+    /// The row with these penalties; its history and the tokens that end a sequence are the caller's.
+    pub fn apply<'a>(&self, row: RowParams<'a>) -> RowParams<'a> {
+        RowParams {
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            min_tokens: self.min_tokens,
+            ..row
+        }
+    }
+}

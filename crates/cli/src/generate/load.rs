@@ -1,0 +1,138 @@
+//! A checkpoint, or the built-in model: weights, head, tokenizer.
+
+use crate::args::HeadArgs;
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::load::checkpoint::Checkpoint;
+use crate::load::files::Files;
+use crate::load::tensor::{Role, Tensor};
+use crate::load::{LoadError, Problem};
+use crate::loaded_head::LoadedHead;
+use crate::progress;
+use flash_sampling::{CpuError, Isa};
+use flash_sampling_models::{Model, ModelConfig, ModelError};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
+
+macro_rules! stories {
+    ($name:literal) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories/", $name))
+    };
+}
+
+/// The built-in model's name, in place of a folder.
+const BUILT_IN: &str = "models/stories (built in)";
+
+fn built_in() -> Result<Files, LoadError> {
+    let texts: &'static [(&'static str, &'static [u8])] = &[
+        ("config.json", stories!("config.json")),
+        ("generation_config.json", stories!("generation_config.json")),
+        ("tokenizer.json", stories!("tokenizer.json")),
+    ];
+    Files::in_memory(BUILT_IN, stories!("model.safetensors"), texts)
+}
+
+/// All tensors of a checkpoint, mapped.
+#[derive(Debug)]
+pub(super) struct Weights {
+    files: Files,
+    config: ModelConfig,
+    tensors: HashMap<String, Tensor>,
+    pub(super) head: LoadedHead,
+}
+
+impl Weights {
+    /// Opens a folder (without one: the built-in model), and reads its pages once, so that the first tokens do not wait
+    /// for the disk.
+    pub(super) fn open(folder: Option<&Path>, interrupt: &Interrupt) -> Result<Self, CommandError> {
+        let files = folder.map_or_else(built_in, Files::open)?;
+        let failed = |source| CommandError::Model { folder: files.folder().into(), source };
+        let missing = || failed(ModelError::Config("it is not there".into()));
+        let mut config = ModelConfig::parse(&files.text("config.json")?.ok_or_else(missing)?).map_err(failed)?;
+        if let Some(bytes) = files.text("generation_config.json")? {
+            config = config.with_generation_config(&bytes).map_err(failed)?;
+        }
+        let head = LoadedHead::of_checkpoint(Checkpoint::of(&files)?, &HeadArgs::default())?;
+        let mut tensors = HashMap::new();
+        for name in files.names() {
+            if name.starts_with("model.") && (name.ends_with(".weight") || name.ends_with(".bias")) {
+                let tensor = files.tensor(&name, Role::Layer)?;
+                tensors.insert(name, tensor);
+            }
+        }
+        let all = || tensors.values().chain([&head.weight]).map(Tensor::bytes);
+        let bar = progress::bar("loading", all().map(|bytes| bytes.len() as u64).sum());
+        for part in all().flat_map(|bytes| bytes.chunks(1 << 22)) {
+            interrupt.check()?;
+            std::hint::black_box(part.iter().step_by(4096).fold(0u8, |sum, byte| sum ^ byte));
+            bar.inc(part.len() as u64);
+        }
+        bar.finish_and_clear();
+        tracing::debug!("{config:?}");
+        Ok(Weights { files, config, tensors, head })
+    }
+
+    /// The layers.
+    pub(super) fn model(&self, isa: Option<Isa>) -> Result<Model<'_>, CommandError> {
+        let tensor = |name: &str| match self.tensors.get(name) {
+            Some(tensor) => Ok(Some(tensor.matrix().map_err(CpuError::from)?)),
+            None => Ok(None),
+        };
+        Model::new(self.config.clone(), isa, tensor).map_err(|source| self.failed(source))
+    }
+
+    /// An error of the model, with its folder.
+    pub(super) fn failed(&self, source: ModelError) -> CommandError {
+        CommandError::Model { folder: self.files.folder().into(), source }
+    }
+}
+
+/// A tokenizer.
+#[derive(Debug)]
+pub(super) struct Language {
+    tokenizer: Tokenizer,
+    path: PathBuf,
+    /// One more than its largest token: what lies beyond it in the head is padding, and is not drawn.
+    pub(super) tokens: usize,
+}
+
+impl Language {
+    pub(super) fn open(weights: &Weights) -> Result<Self, CommandError> {
+        let path = weights.files.path("tokenizer.json");
+        let missing = || Problem::Checkpoint("it is not there".into()).at(&path);
+        let bytes = weights.files.text("tokenizer.json")?.ok_or_else(missing)?;
+        let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| invalid(&error).at(&path))?;
+        let tokens = tokenizer.get_vocab(true).into_values().max().map_or(0, |token| token as usize + 1);
+        tracing::debug!("the tokenizer knows {tokens} tokens");
+        Ok(Language { tokenizer, path, tokens })
+    }
+
+    fn failed(&self, error: tokenizers::Error) -> CommandError {
+        invalid(&error).at(&self.path).into()
+    }
+
+    /// The tokens of a prompt, with what the tokenizer puts before one; of no text the token that begins a sequence.
+    pub(super) fn encode(&self, prompt: &str, config: &ModelConfig) -> Result<Vec<u32>, CommandError> {
+        let encoding = self.tokenizer.encode(prompt, true).map_err(|error| self.failed(error))?;
+        match (encoding.get_ids(), config.bos.or(config.eos.first().copied())) {
+            ([], Some(begin)) => Ok(vec![begin]),
+            ([], None) => Err(CommandError::usage("the model has no token that begins a sequence: give a --prompt")),
+            (ids, _) => Ok(ids.to_vec()),
+        }
+    }
+
+    /// The text of tokens, without special ones.
+    pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, CommandError> {
+        self.tokenizer.decode(tokens, true).map_err(|error| self.failed(error))
+    }
+
+    /// A token as it stands in the vocabulary.
+    pub(super) fn name(&self, token: u32) -> String {
+        self.tokenizer.id_to_token(token).unwrap_or_default()
+    }
+}
+
+fn invalid(error: &tokenizers::Error) -> Problem {
+    Problem::Format { format: "tokenizer.json", reason: error.to_string() }
+}

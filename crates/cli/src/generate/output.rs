@@ -1,0 +1,117 @@
+//! Sequences as text and as JSON.
+
+use super::load::Language;
+use super::report::Report;
+use super::sequence::{End, Sequence};
+use crate::args::{Format, GenerateArgs};
+use crate::error::CommandError;
+use serde_json::json;
+use std::io::{self, Write};
+
+/// Writes sequences in their order: the first that has not ended as it comes, those after it when they are next.
+pub(super) struct Writer<'o> {
+    args: &'o GenerateArgs,
+    language: &'o Language,
+    out: &'o mut dyn Write,
+    /// The sequence that is written now.
+    at: usize,
+    /// Bytes of its text that are written; `None` before its beginning.
+    written: Option<usize>,
+}
+
+impl<'o> Writer<'o> {
+    pub(super) fn new(args: &'o GenerateArgs, language: &'o Language, out: &'o mut dyn Write) -> Self {
+        Writer { args, language, out, at: 0, written: None }
+    }
+
+    /// Writes what is new.
+    pub(super) fn go_on(&mut self, sequences: &[Sequence<'_>]) -> Result<(), CommandError> {
+        self.write(sequences).map_err(CommandError::write("to standard output"))
+    }
+
+    /// Writes the report; whether a sequence failed.
+    pub(super) fn finish(self, sequences: &[Sequence<'_>], report: Option<&Report>) -> Result<bool, CommandError> {
+        let written = match (report, self.args.format) {
+            (None, _) => Ok(()),
+            (Some(report), Format::Text) => report.text(self.out),
+            (Some(report), Format::Json) => writeln!(self.out, "{}", report.json()),
+        };
+        written.map_err(CommandError::write("to standard output"))?;
+        Ok(sequences.iter().any(|sequence| matches!(sequence.end, Some(End::Failed(_)))))
+    }
+
+    fn write(&mut self, sequences: &[Sequence<'_>]) -> io::Result<()> {
+        while let Some(sequence) = sequences.get(self.at) {
+            if self.args.format == Format::Text {
+                self.go_on_text(sequence, sequences.len() > 1)?;
+            }
+            if sequence.end.is_none() {
+                break;
+            }
+            match self.args.format {
+                Format::Text => self.end_text(sequence)?,
+                Format::Json => writeln!(self.out, "{}", self.json(sequence))?,
+            }
+            (self.at, self.written) = (self.at + 1, None);
+        }
+        self.out.flush()
+    }
+
+    fn go_on_text(&mut self, sequence: &Sequence<'_>, several: bool) -> io::Result<()> {
+        let prompt = &self.args.text.prompt;
+        if self.written.is_none() {
+            if several {
+                let line = if self.at == 0 { "" } else { "\n" };
+                writeln!(self.out, "{line}seed {}:", sequence.seed)?;
+            }
+            write!(self.out, "{prompt}")?;
+        }
+        let (text, written) = (sequence.stream.text(), self.written.unwrap_or(0));
+        // Without a prompt the first word may have a space before it.
+        let new = if written == 0 && prompt.is_empty() { text.trim_start() } else { &text[written..] };
+        self.written = Some(text.len());
+        write!(self.out, "{new}")
+    }
+
+    fn end_text(&mut self, sequence: &Sequence<'_>) -> io::Result<()> {
+        writeln!(self.out)?;
+        if let Some(End::Failed(error)) = &sequence.end {
+            writeln!(self.out, "error: {error}")?;
+        }
+        for (token, logprobs) in sequence.history.output().iter().zip(&sequence.logprobs) {
+            write!(self.out, "  {:>9.4} {:?}", logprobs.drawn, self.language.name(*token))?;
+            for (token, logprob) in &logprobs.top {
+                write!(self.out, "  {logprob:.4} {:?}", self.language.name(*token))?;
+            }
+            writeln!(self.out)?;
+        }
+        Ok(())
+    }
+
+    fn json(&self, sequence: &Sequence<'_>) -> serde_json::Value {
+        let (finish, error) = match &sequence.end {
+            Some(End::Stop) => ("stop", None),
+            Some(End::Failed(error)) => ("error", Some(error.to_string())),
+            _ => ("length", None),
+        };
+        let mut json = json!({
+            "seed": sequence.seed,
+            "prompt_tokens": sequence.history.prompt(),
+            "tokens": sequence.history.output(),
+            "text": sequence.stream.text(),
+            "finish_reason": finish,
+        });
+        if let Some(error) = error {
+            json["error"] = error.into();
+        }
+        if self.args.draws.logprobs.is_some() {
+            let top = |top: &[(u32, f64)]| -> Vec<_> {
+                top.iter().map(|(token, logprob)| json!({ "token": token, "logprob": logprob })).collect()
+            };
+            let all = &sequence.logprobs;
+            json["logprobs"] = all.iter().map(|l| l.drawn).collect();
+            json["top_logprobs"] = all.iter().map(|l| top(&l.top)).collect::<Vec<_>>().into();
+        }
+        json
+    }
+}

@@ -1,0 +1,63 @@
+//! How fast it was.
+
+use serde_json::json;
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// Times and counts of a batch.
+#[derive(Debug)]
+pub(super) struct Report {
+    prompt_tokens: usize,
+    /// The prompt through all layers.
+    pub(super) prompt: Duration,
+    /// The written tokens through all layers.
+    pub(super) layers: Duration,
+    /// Head and draw.
+    pub(super) draw: Duration,
+    pub(super) tokens: u64,
+    /// Draws whose filters one pass could not decide.
+    pub(super) more_passes: u64,
+}
+
+impl Report {
+    pub(super) fn new(prompt_tokens: usize) -> Self {
+        let zero = Duration::ZERO;
+        Report { prompt_tokens, prompt: zero, layers: zero, draw: zero, tokens: 0, more_passes: 0 }
+    }
+
+    /// Seconds after the prompt, never 0.
+    fn seconds(&self) -> f64 {
+        (self.layers + self.draw).as_secs_f64().max(1e-9)
+    }
+
+    fn rate(&self) -> f64 {
+        self.tokens as f64 / self.seconds()
+    }
+
+    fn share(&self) -> f64 {
+        self.draw.as_secs_f64() / self.seconds()
+    }
+
+    pub(super) fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "\nprompt: {} tokens in {:.3} s", self.prompt_tokens, self.prompt.as_secs_f64())?;
+        writeln!(
+            out,
+            "written: {} tokens, {:.1} a second; {:.1}% of the time in head and draw; {} draws took more than one pass",
+            self.tokens,
+            self.rate(),
+            100.0 * self.share(),
+            self.more_passes
+        )
+    }
+
+    pub(super) fn json(&self) -> serde_json::Value {
+        json!({ "report": {
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_seconds": self.prompt.as_secs_f64(),
+            "tokens": self.tokens,
+            "tokens_per_second": self.rate(),
+            "share_of_head_and_draw": self.share(),
+            "draws_of_more_passes": self.more_passes,
+        } })
+    }
+}

@@ -1,0 +1,51 @@
+//! One sequence of a batch.
+
+use super::text::TextStream;
+use flash_sampling::{History, RowError, RowSample};
+use flash_sampling_models::Cache;
+
+/// Why a sequence goes no further.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum End {
+    /// The model's own end, or a text of `--stop`.
+    Stop,
+    /// `--max-tokens`, or the model's last position.
+    Length,
+    /// No token could be drawn.
+    Failed(RowError),
+}
+
+/// The log-probability of a drawn token, and the largest, in nats.
+#[derive(Clone, Debug)]
+pub(super) struct Logprobs {
+    pub(super) drawn: f64,
+    pub(super) top: Vec<(u32, f64)>,
+}
+
+/// A sequence: what it was begun with, what was written, and what its model keeps.
+#[derive(Debug)]
+pub(super) struct Sequence<'s> {
+    pub(super) seed: u64,
+    pub(super) history: History,
+    pub(super) cache: Cache,
+    pub(super) stream: TextStream<'s>,
+    pub(super) logprobs: Vec<Logprobs>,
+    pub(super) end: Option<End>,
+}
+
+impl Sequence<'_> {
+    /// Tokens so far, prompt included: the place of the next one.
+    pub(super) fn len(&self) -> usize {
+        self.history.tokens().len()
+    }
+
+    /// Adds a draw, with what was asked about it.
+    pub(super) fn push(&mut self, row: &RowSample<'_>) {
+        self.history.push(row.token());
+        if let Some(log_z) = row.log_z {
+            let logprob = |logit: f32| f64::from(logit) - log_z;
+            let top = row.top.iter().map(|c| (c.winner.token, logprob(c.logit))).collect();
+            self.logprobs.push(Logprobs { drawn: logprob(row.draws[0].logit), top });
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Text as it comes: characters that span tokens, and texts that end a sequence.
+
+/// The text of a growing list of tokens. Bytes of a character that is not whole yet are held back, and so is what could
+/// be the beginning of a text that stops.
+#[derive(Debug)]
+pub(super) struct TextStream<'s> {
+    stops: &'s [String],
+    tokens: Vec<u32>,
+    /// Decoding begins here: some tokens before the new ones decide how these are written (spaces).
+    context: usize,
+    /// Tokens before this are in `text`.
+    read: usize,
+    text: String,
+    stopped: bool,
+}
+
+/// What stands for bytes that are no character.
+const BROKEN: char = '\u{fffd}';
+
+impl<'s> TextStream<'s> {
+    /// After a prompt, whose text is not part of the stream.
+    pub(super) fn after(prompt: &[u32], stops: &'s [String]) -> Self {
+        let read = prompt.len();
+        // A character has at most four bytes, so as many tokens.
+        let context = read.saturating_sub(4);
+        TextStream { stops, tokens: prompt.to_vec(), context, read, text: String::new(), stopped: false }
+    }
+
+    /// Adds a token; whether the text has come to one of the stops.
+    pub(super) fn push<E>(&mut self, token: u32, decode: impl Fn(&[u32]) -> Result<String, E>) -> Result<bool, E> {
+        self.tokens.push(token);
+        let known = decode(&self.tokens[self.context..self.read])?;
+        let all = decode(&self.tokens[self.context..])?;
+        if !all.ends_with(BROKEN) {
+            self.take(&known, &all);
+        }
+        Ok(self.stopped)
+    }
+
+    /// No token will follow: what was held back is text.
+    pub(super) fn end<E>(&mut self, decode: impl Fn(&[u32]) -> Result<String, E>) -> Result<(), E> {
+        if self.read < self.tokens.len() && !self.stopped {
+            let known = decode(&self.tokens[self.context..self.read])?;
+            let all = decode(&self.tokens[self.context..])?;
+            self.take(&known, &all);
+        }
+        self.stops = &[];
+        Ok(())
+    }
+
+    fn take(&mut self, known: &str, all: &str) {
+        let before = self.text.len();
+        self.text.push_str(all.strip_prefix(known).unwrap_or_default());
+        self.context = self.read;
+        self.read = self.tokens.len();
+        // A stop may have begun in what was there before.
+        let from = self.text.floor_char_boundary(before.saturating_sub(self.longest()));
+        let found = self.stops.iter().filter_map(|stop| self.text[from..].find(stop.as_str())).min();
+        if let Some(at) = found {
+            self.text.truncate(from + at);
+            self.stopped = true;
+        }
+    }
+
+    /// Bytes of the longest stop.
+    fn longest(&self) -> usize {
+        self.stops.iter().map(String::len).max().unwrap_or(0)
+    }
+
+    /// All text so far, as it will stay.
+    pub(super) fn text(&self) -> &str {
+        if self.stopped {
+            return &self.text;
+        }
+        let begins = |end: usize| self.stops.iter().any(|stop| stop.starts_with(&self.text[end..]));
+        let from = self.text.floor_char_boundary(self.text.len().saturating_sub(self.longest()));
+        let held = (from..self.text.len()).find(|&end| self.text.is_char_boundary(end) && begins(end));
+        &self.text[..held.unwrap_or(self.text.len())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    /// Tokens are bytes.
+    fn decode(tokens: &[u32]) -> Result<String, Infallible> {
+        let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The text after each byte up to the stop, and at the end.
+    fn stream(text: &str, stops: &[&str]) -> Vec<String> {
+        let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
+        let prompt: Vec<u32> = "so é".bytes().map(u32::from).collect();
+        let mut stream = TextStream::after(&prompt, &stops);
+        let mut seen = Vec::new();
+        for byte in text.bytes() {
+            let stopped = stream.push(byte.into(), decode).unwrap();
+            seen.push(stream.text().to_owned());
+            if stopped {
+                break;
+            }
+        }
+        stream.end(decode).unwrap();
+        seen.push(stream.text().to_owned());
+        seen
+    }
+
+    #[test]
+    fn characters_come_whole() {
+        assert_eq!(stream("aé€.", &[]), ["a", "a", "aé", "aé", "aé", "aé€", "aé€.", "aé€."]);
+        let mut cut = TextStream::after(&[], &[]);
+        assert!(!cut.push(0xe2, decode).unwrap());
+        assert_eq!(cut.text(), "");
+        cut.end(decode).unwrap();
+        assert_eq!(cut.text(), "\u{fffd}");
+    }
+
+    #[test]
+    fn what_may_begin_a_stop_is_held_back() {
+        assert_eq!(
+            stream("a. b.\n\nc", &["\n\n", "b!"]),
+            ["a", "a.", "a. ", "a. ", "a. b.", "a. b.", "a. b.", "a. b."]
+        );
+        assert_eq!(stream("aab", &["ab"]), ["", "a", "a", "a"]);
+        assert_eq!(stream("ab", &["abc"]), ["", "", "ab"]);
+        assert_eq!(stream("x€y", &["€"]), ["x", "x", "x", "x", "x"]);
+    }
+}

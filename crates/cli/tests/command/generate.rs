@@ -1,0 +1,156 @@
+//! `generate`: the built-in model, checkpoints that `transformers` wrote, and replay.
+
+use crate::common::{Files, run};
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// Runs `generate --format json` with more arguments; one object a sequence.
+fn generate(args: &[&str]) -> Vec<Value> {
+    let run = run(&[&["generate", "--format", "json"], args].concat());
+    assert_eq!(run.code, 0, "{run:#?}");
+    run.rows()
+}
+
+fn tokens(sequence: &Value) -> Vec<u64> {
+    sequence["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect()
+}
+
+fn checkpoint(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name)
+}
+
+/// `tools/checkpoints/make.py` made the checkpoints, and what is expected, by `transformers` in float32.
+#[test]
+fn checkpoints_of_transformers_give_its_greedy_tokens_and_log_probabilities() {
+    for name in ["llama", "qwen3"] {
+        let folder = checkpoint(name);
+        let expected: Vec<Value> = serde_json::from_slice(&std::fs::read(folder.join("greedy.json")).unwrap()).unwrap();
+        assert_eq!(expected.len(), 3);
+        for expected in expected {
+            let prompt = expected["prompt"].as_str().unwrap();
+            let count = tokens(&expected).len().to_string();
+            let args = ["--model", folder.to_str().unwrap(), "--prompt", prompt, "--max-tokens", &count];
+            let found = &generate(&[&args[..], &["--temperature", "0", "--logprobs", "2"]].concat())[0];
+            assert_eq!(found["prompt_tokens"], expected["prompt_tokens"], "{name}");
+            assert_eq!(tokens(found), tokens(&expected), "{name}: {prompt}");
+            let logprobs = |of: &Value| -> Vec<f64> {
+                of["logprobs"].as_array().unwrap().iter().map(|logprob| logprob.as_f64().unwrap()).collect()
+            };
+            for (at, (found, expected)) in logprobs(found).iter().zip(logprobs(&expected)).enumerate() {
+                assert!((found - expected).abs() < 1e-4, "{name}: {prompt} at {at}: {found} for {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_seed_replays_in_every_batch_on_any_threads_and_by_every_pathwise_variant() {
+    let filters = ["--top-p", "0.95", "--repetition-penalty", "1.1"];
+    let variants: [&[&str]; 4] = [
+        &["--threads", "1"],
+        &["--threads", "2"],
+        &["--variant", "grouped", "--group-draw", "reuse"],
+        &["--variant", "sharded", "--shards", "3"],
+    ];
+    // Shards have no filters.
+    for (filters, variants) in [(&[][..], &variants[..]), (&filters, &variants[..3])] {
+        let flags = [&["--prompt", "Once there was", "--max-tokens", "60"], filters].concat();
+        let seeded = |seed: &str, more: &[&str]| generate(&[&flags[..], &["--seed", seed], more].concat());
+        let batch = seeded("5", &["--num-sequences", "4"]);
+        assert_eq!(batch.len(), 4);
+        for (sequence, seed) in batch.iter().zip(["5", "6", "7", "8"]) {
+            assert_eq!(sequence["seed"].to_string(), seed);
+            assert_eq!(&seeded(seed, &[])[0], sequence, "alone");
+        }
+        assert_ne!(tokens(&batch[0]), tokens(&batch[1]));
+        for more in variants {
+            assert_eq!(seeded("5", &[&["--num-sequences", "4"], *more].concat()), batch, "{more:?}");
+        }
+    }
+}
+
+#[test]
+fn without_arguments_it_tells_a_story() {
+    let run = run(&["generate"]);
+    assert_eq!(run.code, 0, "{run:#?}");
+    assert!(run.stdout.starts_with(char::is_uppercase) && run.stdout.contains(". "), "{}", run.stdout);
+    assert!(run.stdout.split_whitespace().count() > 20, "{}", run.stdout);
+}
+
+#[test]
+fn a_stop_ends_the_text_before_it() {
+    let whole = &generate(&["--seed", "3"])[0];
+    let text = whole["text"].as_str().unwrap();
+    let at = text.find(". ").expect("two sentences");
+    let cut = &generate(&["--seed", "3", "--stop", "never there", "--stop", ". "])[0];
+    assert_eq!((cut["text"].as_str().unwrap(), &cut["finish_reason"]), (&text[..at], &"stop".into()));
+    let short = &generate(&["--seed", "3", "--max-tokens", "7"])[0];
+    assert_eq!((tokens(short), &short["finish_reason"]), (tokens(whole)[..7].to_vec(), &"length".into()));
+}
+
+#[test]
+fn text_and_json_say_the_same() {
+    let json = &generate(&["--seed", "9", "--prompt", "Long ago"])[0];
+    let text = run(&["generate", "--seed", "9", "--prompt", "Long ago"]);
+    assert_eq!(text.stdout, format!("Long ago{}\n", json["text"].as_str().unwrap()));
+}
+
+#[test]
+fn knobs_reach_the_draw() {
+    let banned = &generate(&["--max-tokens", "40", "--logit-bias", "0:-inf", "--min-tokens", "40"])[0];
+    assert_eq!(tokens(banned).len(), 40);
+    let greedy = generate(&["--temperature", "0", "--seed", "1"]);
+    assert_eq!(tokens(&greedy[0]), tokens(&generate(&["--top-k", "1", "--seed", "2"])[0]));
+    let penalised = generate(&["--temperature", "0", "--presence-penalty", "1.5"]);
+    assert_ne!(tokens(&greedy[0]), tokens(&penalised[0]));
+    let rows = generate(&["--max-tokens", "5", "--report"]);
+    assert_eq!(rows[1]["report"]["tokens"], 5);
+    let failed = run(&["generate", "--num-sequences", "2", "--format", "json", "--top-p", "1.5"]);
+    assert_eq!((failed.code, failed.rows()[1]["finish_reason"].as_str()), (1, Some("error")));
+}
+
+#[test]
+fn bad_input_is_one_clear_line() {
+    let refused = |args: &[&str], says: &str| run(&[&["generate"], args].concat()).assert_refused(says);
+    refused(&["--model", "/nowhere"], "/nowhere");
+    refused(&["--max-tokens", "0"], "--max-tokens");
+    refused(&["--stop", ""], "--stop");
+    refused(&["--num-sequences", "0"], "--num-sequences");
+    refused(&["--seed", "18446744073709551615", "--num-sequences", "2"], "2^64");
+    refused(&["--logprobs", "1000000"], "--logprobs");
+    refused(&["--logit-bias", "1681:1"], "--logit-bias");
+    refused(&["--shards", "2"], "--shards");
+    refused(&["--threads", "0"], "--threads");
+
+    let files = Files::new();
+    let folder = |changed: &str, bytes: Option<&[u8]>| -> String {
+        for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+            std::fs::copy(checkpoint("llama").join(name), files.path(name)).unwrap();
+        }
+        match bytes {
+            Some(bytes) => drop(files.bytes(changed, bytes)),
+            None => std::fs::remove_file(files.path(changed)).unwrap(),
+        }
+        files.folder().to_str().unwrap().to_owned()
+    };
+    let config = std::fs::read_to_string(checkpoint("llama").join("config.json")).unwrap();
+    let with = |from: &str, to: &str| {
+        assert!(config.contains(from));
+        config.replace(from, to).into_bytes()
+    };
+    for (name, bytes, says) in [
+        ("config.json", None, "config.json: it is not there"),
+        ("config.json", Some(&b"{"[..]), "config.json"),
+        ("config.json", Some(&with("\"llama\"", "\"gpt2\"")), "model_type is \"gpt2\""),
+        ("config.json", Some(&with("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3")), "model.layers.2."),
+        ("config.json", Some(&with("\"intermediate_size\": 64", "\"intermediate_size\": 65")), "[65, 32]"),
+        ("tokenizer.json", None, "tokenizer.json: it is not there"),
+        ("tokenizer.json", Some(b"{}"), "tokenizer.json"),
+        ("model.safetensors", None, "model.safetensors"),
+        ("model.safetensors", Some(b"12345678"), "model.safetensors"),
+    ] {
+        refused(&["--model", &folder(name, bytes)], says);
+    }
+    let llama = checkpoint("llama");
+    refused(&["--model", llama.to_str().unwrap(), "--prompt", &"a".repeat(512)], "513 tokens");
+}

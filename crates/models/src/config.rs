@@ -1,0 +1,254 @@
+//! What `config.json` says about a model.
+
+use crate::error::ModelError;
+use crate::rotary::Scaling;
+use serde_json::Value;
+
+/// The architectures, by `model_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `llama`.
+    Llama,
+    /// `qwen3`: Llama with queries and keys normalised per head.
+    Qwen3,
+}
+
+/// Sizes and constants of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The architecture.
+    pub family: Family,
+    /// Width of the hidden states.
+    pub hidden: usize,
+    /// Width of the feed-forward layers.
+    pub intermediate: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, each shared by `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Width of a head; even.
+    pub head_dim: usize,
+    /// Added to the mean square under the root.
+    pub norm_eps: f32,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// How the rotary frequencies are stretched.
+    pub rope_scaling: Scaling,
+    /// The longest sequence, in tokens.
+    pub max_positions: usize,
+    /// Whether queries, keys, values and the attention's output have a bias.
+    pub attention_bias: bool,
+    /// Whether the feed-forward layers have a bias.
+    pub mlp_bias: bool,
+    /// The token that begins a sequence.
+    pub bos: Option<u32>,
+    /// The tokens that end one.
+    pub eos: Vec<u32>,
+}
+
+/// A key of an object, `null` as absent.
+fn find<'v>(json: &'v Value, key: &str) -> Option<&'v Value> {
+    json.get(key).filter(|value| !value.is_null())
+}
+
+fn wrong(key: &str, value: &Value) -> ModelError {
+    ModelError::Config(format!("{key} is {value}, which cannot be used here"))
+}
+
+/// A size of at least one, or what to take when it is not said.
+fn size(json: &Value, key: &str, otherwise: Option<usize>) -> Result<usize, ModelError> {
+    match find(json, key) {
+        // A model of more than 2^32 of anything is not one.
+        Some(value) => value.as_u64().filter(|n| (1..1 << 32).contains(n)).map(|n| n as usize).ok_or(wrong(key, value)),
+        None => otherwise.ok_or_else(|| ModelError::Config(format!("{key} is missing"))),
+    }
+}
+
+fn positive(json: &Value, key: &str, otherwise: Option<f64>) -> Result<f64, ModelError> {
+    match find(json, key) {
+        Some(value) => value.as_f64().filter(|x| x.is_finite() && *x > 0.0).ok_or(wrong(key, value)),
+        None => otherwise.ok_or_else(|| ModelError::Config(format!("{key} is missing"))),
+    }
+}
+
+fn flag(json: &Value, key: &str) -> Result<bool, ModelError> {
+    find(json, key).map_or(Ok(false), |value| value.as_bool().ok_or(wrong(key, value)))
+}
+
+/// The tokens of a key that holds one or a list.
+fn tokens(json: &Value, key: &str) -> Result<Vec<u32>, ModelError> {
+    let Some(value) = find(json, key) else { return Ok(Vec::new()) };
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or(wrong(key, value));
+    list.iter().map(token).collect()
+}
+
+impl ModelConfig {
+    /// Parses `config.json`.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`], naming the key: another architecture, a size that is missing or impossible, and what this
+    /// forward does not do (sliding windows, quantised weights, other activations and rotary scalings).
+    pub fn parse(bytes: &[u8]) -> Result<Self, ModelError> {
+        let json: Value = serde_json::from_slice(bytes).map_err(|error| ModelError::Config(error.to_string()))?;
+        let family = match find(&json, "model_type").and_then(Value::as_str) {
+            Some("llama") => Family::Llama,
+            Some("qwen3") => Family::Qwen3,
+            Some(other) => {
+                let message = format!("model_type is \"{other}\"; llama and qwen3 can be run");
+                return Err(ModelError::Config(message));
+            }
+            None => return Err(ModelError::Config("model_type is missing".into())),
+        };
+        refuse_what_is_not_done(&json)?;
+        let hidden = size(&json, "hidden_size", None)?;
+        let heads = size(&json, "num_attention_heads", None)?;
+        let kv_heads = size(&json, "num_key_value_heads", Some(heads))?;
+        let head_dim = match family {
+            Family::Llama => (hidden / heads).max(1),
+            Family::Qwen3 => 128,
+        };
+        let head_dim = size(&json, "head_dim", Some(head_dim))?;
+        if heads % kv_heads != 0 {
+            let message = format!("num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}");
+            return Err(ModelError::Config(message));
+        }
+        if head_dim % 2 != 0 {
+            return Err(ModelError::Config(format!("head_dim {head_dim} is odd")));
+        }
+        // transformers 5 has one object for both; before it, a theta at the top and `rope_scaling`.
+        let rope = find(&json, "rope_parameters").or_else(|| find(&json, "rope_scaling")).unwrap_or(&Value::Null);
+        let theta_at = if find(rope, "rope_theta").is_some() { rope } else { &json };
+        let theta = positive(theta_at, "rope_theta", Some(10_000.0))?;
+        Ok(ModelConfig {
+            family,
+            hidden,
+            intermediate: size(&json, "intermediate_size", None)?,
+            layers: size(&json, "num_hidden_layers", None)?,
+            heads,
+            kv_heads,
+            head_dim,
+            norm_eps: positive(&json, "rms_norm_eps", Some(1e-6))? as f32,
+            rope_theta: theta,
+            rope_scaling: scaling(rope)?,
+            max_positions: size(&json, "max_position_embeddings", None)?,
+            attention_bias: flag(&json, "attention_bias")?,
+            mlp_bias: flag(&json, "mlp_bias")?,
+            bos: tokens(&json, "bos_token_id")?.first().copied(),
+            eos: tokens(&json, "eos_token_id")?,
+        })
+    }
+
+    /// The `eos_token_id` of a `generation_config.json`, where it has one: there is often a longer list in it.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] when it is no JSON, or they are no tokens.
+    pub fn with_generation_config(mut self, bytes: &[u8]) -> Result<Self, ModelError> {
+        let invalid = |error: serde_json::Error| ModelError::Config(format!("generation_config.json: {error}"));
+        let eos = tokens(&serde_json::from_slice(bytes).map_err(invalid)?, "eos_token_id")?;
+        if !eos.is_empty() {
+            self.eos = eos;
+        }
+        Ok(self)
+    }
+}
+
+fn refuse_what_is_not_done(json: &Value) -> Result<(), ModelError> {
+    if let Some(value) = find(json, "hidden_act").filter(|value| value.as_str() != Some("silu")) {
+        return Err(wrong("hidden_act", value));
+    }
+    if flag(json, "use_sliding_window")? {
+        return Err(ModelError::Config("use_sliding_window is true, which cannot be used here".into()));
+    }
+    let full = |value: &Value| value.as_str() == Some("full_attention");
+    let layer_types = find(json, "layer_types").and_then(Value::as_array);
+    if let Some(other) = layer_types.into_iter().flatten().find(|value| !full(value)) {
+        return Err(wrong("layer_types", other));
+    }
+    if find(json, "quantization_config").is_some() {
+        return Err(ModelError::Config("the weights are quantised (quantization_config)".into()));
+    }
+    match find(json, "partial_rotary_factor") {
+        Some(value) if value.as_f64() != Some(1.0) => Err(wrong("partial_rotary_factor", value)),
+        _ => Ok(()),
+    }
+}
+
+fn scaling(rope: &Value) -> Result<Scaling, ModelError> {
+    let kind = find(rope, "rope_type").or_else(|| find(rope, "type"));
+    match kind.map(|value| (value, value.as_str())) {
+        None | Some((_, Some("default"))) => Ok(Scaling::None),
+        Some((_, Some("linear"))) => Ok(Scaling::Linear { factor: positive(rope, "factor", None)? }),
+        Some((_, Some("llama3"))) => Ok(Scaling::Llama3 {
+            factor: positive(rope, "factor", None)?,
+            low: positive(rope, "low_freq_factor", None)?,
+            high: positive(rope, "high_freq_factor", None)?,
+            original: positive(rope, "original_max_position_embeddings", None)?,
+        }),
+        Some((value, _)) => Err(wrong("rope_type", value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QWEN3: &str = r#"{"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-06, "hidden_act": "silu",
+        "max_position_embeddings": 40960, "rope_theta": 1000000, "rope_scaling": null, "use_sliding_window": false,
+        "sliding_window": null, "attention_bias": false, "bos_token_id": 151643, "eos_token_id": 151645}"#;
+
+    fn with(key: &str, value: &str) -> Result<ModelConfig, ModelError> {
+        let mut json: Value = serde_json::from_str(QWEN3).unwrap();
+        json[key] = serde_json::from_str(value).unwrap();
+        ModelConfig::parse(json.to_string().as_bytes())
+    }
+
+    #[test]
+    fn both_places_of_theta_are_read() {
+        let config = ModelConfig::parse(QWEN3.as_bytes()).unwrap();
+        assert_eq!((config.family, config.layers, config.head_dim), (Family::Qwen3, 28, 128));
+        assert_eq!((config.rope_theta, config.rope_scaling), (1e6, Scaling::None));
+        let config = with("rope_parameters", r#"{"rope_type": "default", "rope_theta": 500.5}"#).unwrap();
+        assert_eq!(config.rope_theta, 500.5);
+        let scaling = r#"{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+            "original_max_position_embeddings": 8192}"#;
+        let llama3 = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let config = with("rope_scaling", scaling).unwrap();
+        assert_eq!((config.rope_scaling, config.rope_theta), (llama3, 1e6));
+    }
+
+    #[test]
+    fn ends_are_one_token_or_several() {
+        let config = ModelConfig::parse(QWEN3.as_bytes()).unwrap();
+        assert_eq!((config.bos, &config.eos[..]), (Some(151_643), &[151_645][..]));
+        let config = config.with_generation_config(br#"{"eos_token_id": [151645, 151643]}"#).unwrap();
+        assert_eq!(config.eos, [151_645, 151_643]);
+        assert_eq!(config.clone().with_generation_config(b"{}").unwrap(), config);
+    }
+
+    #[test]
+    fn what_is_not_done_is_refused_by_name() {
+        for (key, value) in [
+            ("model_type", r#""mistral""#),
+            ("hidden_size", "0"),
+            ("hidden_size", "1e99"),
+            ("num_hidden_layers", "-3"),
+            ("num_key_value_heads", "7"),
+            ("head_dim", "127"),
+            ("hidden_act", r#""gelu""#),
+            ("use_sliding_window", "true"),
+            ("layer_types", r#"["full_attention", "sliding_attention"]"#),
+            ("rope_scaling", r#"{"rope_type": "yarn", "factor": 4.0}"#),
+            ("rope_scaling", r#"{"rope_type": "linear"}"#),
+            ("rms_norm_eps", "0"),
+            ("eos_token_id", r#""end""#),
+            ("quantization_config", r#"{"bits": 4}"#),
+        ] {
+            assert!(matches!(with(key, value), Err(ModelError::Config(_))), "{key} {value}");
+        }
+        assert!(ModelConfig::parse(b"[]").is_err());
+    }
+}

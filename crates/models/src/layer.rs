@@ -1,0 +1,153 @@
+//! The parts of a transformer layer.
+
+use crate::config::{Family, ModelConfig};
+use crate::error::ModelError;
+use flash_sampling::cpu::matmul;
+use flash_sampling::{Isa, Matrix};
+
+/// Gives the tensor of a name: a matrix, or a vector as a matrix of one row; `None` when there is none.
+pub(crate) trait Tensors<'w>: FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError> {}
+impl<'w, F: FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError>> Tensors<'w> for F {}
+
+/// The tensor of a name, if it has the shape.
+pub(crate) fn tensor<'w>(
+    tensors: &mut impl Tensors<'w>,
+    name: &str,
+    expected: [usize; 2],
+) -> Result<Matrix<'w>, ModelError> {
+    let tensor = tensors(name)?.ok_or_else(|| ModelError::Missing(name.into()))?;
+    let found = [tensor.rows(), tensor.cols()];
+    if found == expected { Ok(tensor) } else { Err(ModelError::Shape { tensor: name.into(), found, expected }) }
+}
+
+/// A vector as float32.
+pub(crate) fn vector<'w>(tensors: &mut impl Tensors<'w>, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+    let mut values = vec![0.0; len];
+    tensor(tensors, name, [1, len])?.row_to_f32(0, &mut values);
+    Ok(values)
+}
+
+/// `x * W^T + b`.
+#[derive(Debug)]
+pub(crate) struct Linear<'w> {
+    weight: Matrix<'w>,
+    bias: Option<Vec<f32>>,
+}
+
+impl<'w> Linear<'w> {
+    fn new(tensors: &mut impl Tensors<'w>, name: &str, shape: [usize; 2], biased: bool) -> Result<Self, ModelError> {
+        let weight = tensor(tensors, &format!("{name}.weight"), shape)?;
+        let bias = biased.then(|| vector(tensors, &format!("{name}.bias"), shape[0])).transpose()?;
+        Ok(Linear { weight, bias })
+    }
+
+    /// For `x [rows, inputs]`: `[rows, outputs]`.
+    pub(crate) fn apply(&self, x: &[f32], isa: Option<Isa>) -> Result<Vec<f32>, ModelError> {
+        let (inputs, outputs) = (self.weight.cols(), self.weight.rows());
+        let rows = x.len() / inputs;
+        let mut out = vec![0.0; rows * outputs];
+        let x = Matrix::new(x, rows, inputs).map_err(flash_sampling::CpuError::from)?;
+        matmul(&x, &self.weight, isa, &mut out)?;
+        if let Some(bias) = &self.bias {
+            out.chunks_exact_mut(outputs).flat_map(|row| row.iter_mut().zip(bias)).for_each(|(x, b)| *x += b);
+        }
+        Ok(out)
+    }
+}
+
+/// Root-mean-square normalisation of every `weight.len()` elements.
+#[derive(Debug)]
+pub(crate) struct Norm {
+    pub(crate) weight: Vec<f32>,
+    pub(crate) eps: f32,
+}
+
+impl Norm {
+    pub(crate) fn apply(&self, x: &mut [f32]) {
+        for row in x.chunks_exact_mut(self.weight.len()) {
+            let squares: f64 = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+            let mean = (squares / row.len() as f64) as f32;
+            let factor = 1.0 / (mean + self.eps).sqrt();
+            row.iter_mut().zip(&self.weight).for_each(|(x, w)| *x = w * (*x * factor));
+        }
+    }
+}
+
+/// `x * sigmoid(x)`.
+pub(crate) fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+/// The weights of one layer.
+#[derive(Debug)]
+pub(crate) struct Layer<'w> {
+    pub(crate) before_attention: Norm,
+    pub(crate) query: Linear<'w>,
+    pub(crate) key: Linear<'w>,
+    pub(crate) value: Linear<'w>,
+    /// Qwen3: the norms of each head of queries and keys.
+    pub(crate) head_norms: Option<[Norm; 2]>,
+    pub(crate) attention_out: Linear<'w>,
+    pub(crate) before_feed_forward: Norm,
+    pub(crate) gate: Linear<'w>,
+    pub(crate) up: Linear<'w>,
+    pub(crate) down: Linear<'w>,
+}
+
+impl<'w> Layer<'w> {
+    /// The tensors below `prefix`, by the names of Hugging Face.
+    pub(crate) fn new(config: &ModelConfig, prefix: &str, tensors: &mut impl Tensors<'w>) -> Result<Self, ModelError> {
+        let (hidden, wide, dim) = (config.hidden, config.intermediate, config.head_dim);
+        let (queries, keys) = (config.heads * dim, config.kv_heads * dim);
+        let (biased, mlp_biased) = (config.attention_bias, config.mlp_bias);
+        let eps = config.norm_eps;
+        let mut norm = |name: &str, len: usize| -> Result<Norm, ModelError> {
+            Ok(Norm { weight: vector(tensors, &format!("{prefix}{name}.weight"), len)?, eps })
+        };
+        let before_attention = norm("input_layernorm", hidden)?;
+        let before_feed_forward = norm("post_attention_layernorm", hidden)?;
+        let head_norms = match config.family {
+            Family::Qwen3 => Some([norm("self_attn.q_norm", dim)?, norm("self_attn.k_norm", dim)?]),
+            Family::Llama => None,
+        };
+        let mut linear = |name: &str, shape: [usize; 2], biased: bool| {
+            Linear::new(tensors, &format!("{prefix}{name}"), shape, biased)
+        };
+        Ok(Layer {
+            before_attention,
+            query: linear("self_attn.q_proj", [queries, hidden], biased)?,
+            key: linear("self_attn.k_proj", [keys, hidden], biased)?,
+            value: linear("self_attn.v_proj", [keys, hidden], biased)?,
+            head_norms,
+            attention_out: linear("self_attn.o_proj", [hidden, queries], biased)?,
+            before_feed_forward,
+            gate: linear("mlp.gate_proj", [wide, hidden], mlp_biased)?,
+            up: linear("mlp.up_proj", [wide, hidden], mlp_biased)?,
+            down: linear("mlp.down_proj", [hidden, wide], mlp_biased)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_norm_leaves_a_mean_square_of_one() {
+        let norm = Norm { weight: vec![1.0, 1.0, 2.0, 1.0], eps: 1e-9 };
+        let mut x = [3.0, -1.0, 2.0, 0.5, 300.0, -100.0, 200.0, 50.0];
+        norm.apply(&mut x);
+        assert_eq!(x[2] / x[0], 4.0 / 3.0);
+        for (a, b) in x[..4].iter().zip(&x[4..]) {
+            assert!((a - b).abs() < 1e-6);
+        }
+        let squares: f32 = x[..4].iter().map(|x| x * x).sum::<f32>() - 0.75 * x[2] * x[2];
+        assert!((squares - 4.0).abs() < 1e-5);
+    }
+
+    #[test]
+    fn silu_has_its_limits() {
+        assert_eq!((silu(0.0), silu(-200.0), silu(200.0)), (0.0, -0.0, 200.0));
+        assert!((silu(1.0) - 0.731_058_6).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,31 @@
+//! A plain forward of language models on the CPU, up to the hidden states that a [`flash_sampling::PerturbedArgmax`]
+//! draws from.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`config`] | what a checkpoint's `config.json` says: [`ModelConfig`] |
+//! | [`rotary`] | rotary positions, with Llama 3's frequencies |
+//! | [`cache`] | the keys and values of one sequence: [`Cache`] |
+//! | [`model`] | the layers: [`Model`] |
+//!
+//! Families: Llama and Qwen3 (dense), as Hugging Face's `transformers` defines them. Weights are borrowed in bf16, f16 or
+//! f32 and multiplied by [`flash_sampling::cpu::matmul`]; activations are float32.
+//!
+//! # Replay
+//! The hidden states of a token have the same bits whatever else is in the batch, whether its sequence came at once or
+//! token by token, and whatever the number of threads: every sum has one order, which depends on the sequence alone.
+//! Another instruction set rounds differently.
+#![forbid(unsafe_code)]
+
+mod attention;
+pub mod cache;
+pub mod config;
+mod error;
+mod layer;
+pub mod model;
+pub mod rotary;
+
+pub use cache::Cache;
+pub use config::{Family, ModelConfig};
+pub use error::ModelError;
+pub use model::{Model, Run};

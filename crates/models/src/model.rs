@@ -1,0 +1,289 @@
+//! The layers of a model.
+
+use crate::attention::{View, attend};
+use crate::cache::Cache;
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::layer::{Layer, Linear, Norm, silu, tensor, vector};
+use crate::rotary::{Rotary, rotate};
+use flash_sampling::{Isa, Matrix};
+use rayon::prelude::*;
+
+/// Below so many multiply-adds of attention the other threads would wake up for nothing.
+const ALONE: usize = 1 << 16;
+
+/// A model over borrowed weights: tokens in, hidden states `[tokens, hidden]` after the last norm out. The LM head is not
+/// part of it.
+#[derive(Debug)]
+pub struct Model<'w> {
+    config: ModelConfig,
+    embedding: Matrix<'w>,
+    layers: Vec<Layer<'w>>,
+    norm: Norm,
+    rotary: Rotary,
+    isa: Option<Isa>,
+}
+
+/// The next tokens of one sequence.
+#[derive(Debug)]
+pub struct Run<'a> {
+    /// The sequence so far; the tokens are added to it.
+    pub cache: &'a mut Cache,
+    /// What comes next, at least one token: the whole prompt, or the last token drawn.
+    pub tokens: &'a [u32],
+}
+
+impl<'w> Model<'w> {
+    /// Takes the weights of a checkpoint by the names of Hugging Face: `tensors` gives a tensor as a matrix `[rows, cols]`, a
+    /// vector as one row, and `None` for a name that is not there. `isa: None` takes the fastest instruction set.
+    ///
+    /// # Errors
+    /// [`ModelError::Missing`], [`ModelError::Shape`], [`ModelError::Cpu`] for an instruction set that this machine does
+    /// not have, and those of `tensors`.
+    pub fn new(
+        config: ModelConfig,
+        isa: Option<Isa>,
+        mut tensors: impl FnMut(&str) -> Result<Option<Matrix<'w>>, ModelError>,
+    ) -> Result<Self, ModelError> {
+        if let Some(isa) = isa.filter(|isa| !isa.is_available()) {
+            return Err(flash_sampling::CpuError::IsaUnavailable { isa, available: Isa::available() }.into());
+        }
+        let name = "model.embed_tokens.weight";
+        let embedding = tensors(name)?.ok_or_else(|| ModelError::Missing(name.into()))?;
+        let embedding = tensor(&mut |_: &str| Ok(Some(embedding)), name, [embedding.rows(), config.hidden])?;
+        let layer = |at: usize| Layer::new(&config, &format!("model.layers.{at}."), &mut tensors);
+        let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
+        let norm = Norm { weight: vector(&mut tensors, "model.norm.weight", config.hidden)?, eps: config.norm_eps };
+        let rotary = Rotary::new(config.head_dim, config.rope_theta, config.rope_scaling);
+        Ok(Model { config, embedding, layers, norm, rotary, isa })
+    }
+
+    /// Sizes and constants.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Rows of the embedding: tokens below this can be given.
+    pub fn vocab_size(&self) -> usize {
+        self.embedding.rows()
+    }
+
+    /// Runs the tokens of several sequences through all layers, on rayon's current threads. The result is
+    /// `[tokens, hidden]`, the tokens of the first run first.
+    ///
+    /// # Errors
+    /// [`ModelError::Token`] and [`ModelError::TooLong`], before anything is done.
+    pub fn forward(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, ModelError> {
+        self.check(runs)?;
+        let hidden = self.config.hidden;
+        let rows: Vec<Place> = places(runs);
+        let turns: Vec<_> = rows.iter().map(|row| self.rotary.at(row.position)).collect();
+        let mut x = vec![0.0; rows.len() * hidden];
+        let tokens = runs.iter().flat_map(|run| run.tokens);
+        for (row, token) in x.chunks_exact_mut(hidden).zip(tokens) {
+            self.embedding.row_to_f32(*token as usize, row);
+        }
+        for (at, layer) in self.layers.iter().enumerate() {
+            let mut normed = x.clone();
+            layer.before_attention.apply(&mut normed);
+            let attended = self.attention(at, layer, &normed, &rows, &turns, runs)?;
+            add(&mut x, &layer.attention_out.apply(&attended, self.isa)?);
+
+            normed.copy_from_slice(&x);
+            layer.before_feed_forward.apply(&mut normed);
+            let mut wide = layer.gate.apply(&normed, self.isa)?;
+            let up = layer.up.apply(&normed, self.isa)?;
+            wide.iter_mut().zip(up).for_each(|(gate, up)| *gate = silu(*gate) * up);
+            add(&mut x, &layer.down.apply(&wide, self.isa)?);
+        }
+        runs.iter_mut().for_each(|run| run.cache.advance(run.tokens.len()));
+        self.norm.apply(&mut x);
+        Ok(x)
+    }
+
+    fn check(&self, runs: &[Run<'_>]) -> Result<(), ModelError> {
+        let limit = self.config.max_positions;
+        for run in runs {
+            let length = run.cache.len() + run.tokens.len();
+            if length > limit {
+                return Err(ModelError::TooLong { length, limit });
+            }
+            let vocab_size = self.vocab_size();
+            if let Some(&token) = run.tokens.iter().find(|token| **token as usize >= vocab_size) {
+                return Err(ModelError::Token { token, vocab_size });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds keys and values to the caches, and gives the heads' outputs side by side, `[rows, heads * head_dim]`.
+    fn attention(
+        &self,
+        at: usize,
+        layer: &Layer<'_>,
+        x: &[f32],
+        rows: &[Place],
+        turns: &[Vec<(f32, f32)>],
+        runs: &mut [Run<'_>],
+    ) -> Result<Vec<f32>, ModelError> {
+        let (heads, kv_heads, dim) = (self.config.heads, self.config.kv_heads, self.config.head_dim);
+        let positioned = |linear: &Linear<'_>, norm: Option<&Norm>, heads: usize| -> Result<Vec<f32>, ModelError> {
+            let mut out = linear.apply(x, self.isa)?;
+            if let Some(norm) = norm {
+                norm.apply(&mut out);
+            }
+            for (row, turns) in out.chunks_exact_mut(heads * dim).zip(turns) {
+                row.chunks_exact_mut(dim).for_each(|head| rotate(head, turns));
+            }
+            Ok(out)
+        };
+        let norms = layer.head_norms.as_ref();
+        let queries = positioned(&layer.query, norms.map(|[query, _]| query), heads)?;
+        let keys = positioned(&layer.key, norms.map(|[_, key]| key), kv_heads)?;
+        let values = layer.value.apply(x, self.isa)?;
+        let width = kv_heads * dim;
+        for ((row, key), value) in rows.iter().zip(keys.chunks_exact(width)).zip(values.chunks_exact(width)) {
+            let cache = runs[row.run].cache.layer(at);
+            cache.keys.extend_from_slice(key);
+            cache.values.extend_from_slice(value);
+        }
+        let caches: Vec<_> = runs.iter_mut().map(|run| &*run.cache.layer(at)).collect();
+        let mut out = vec![0.0; queries.len()];
+        let one = |scores: &mut Vec<f32>, (index, out): (usize, &mut [f32])| {
+            let (row, head) = (&rows[index / heads], index % heads);
+            let view = View { width, at: head / (heads / kv_heads) * dim, tokens: row.position + 1 };
+            attend(&queries[index * dim..][..dim], caches[row.run], view, scores, out);
+        };
+        let work: usize = rows.iter().map(|row| (row.position + 1) * heads * dim).sum();
+        if work < ALONE || rayon::current_num_threads() == 1 {
+            let mut scores = Vec::new();
+            out.chunks_exact_mut(dim).enumerate().for_each(|item| one(&mut scores, item));
+        } else {
+            out.par_chunks_exact_mut(dim).enumerate().for_each_init(Vec::new, one);
+        }
+        Ok(out)
+    }
+}
+
+/// Where a row of the batch belongs.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    run: usize,
+    position: usize,
+}
+
+fn places(runs: &[Run<'_>]) -> Vec<Place> {
+    let of_run = |(run, r): (usize, &Run<'_>)| {
+        let start = r.cache.len();
+        (start..start + r.tokens.len()).map(move |position| Place { run, position })
+    };
+    runs.iter().enumerate().flat_map(of_run).collect()
+}
+
+fn add(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64,
+        "attention_bias": true, "mlp_bias": true}"#;
+
+    /// Weights that the names decide, with the shapes that are asked for by the errors.
+    fn with_model<R>(work: impl FnOnce(&Model<'_>) -> R) -> R {
+        let config = ModelConfig::parse(CONFIG.as_bytes()).unwrap();
+        let mut shapes: HashMap<String, [usize; 2]> = HashMap::new();
+        shapes.insert("model.embed_tokens.weight".into(), [50, 24]);
+        // Each try names one more tensor.
+        loop {
+            let data: HashMap<&String, Vec<f32>> = shapes.iter().map(|(name, s)| (name, values(name, s))).collect();
+            let tensors = |name: &str| -> Result<Option<Matrix<'_>>, ModelError> {
+                let found = shapes.get_key_value(name).map(|(name, [rows, cols])| (&data[name], *rows, *cols));
+                Ok(found.map(|(data, rows, cols)| Matrix::new(data, rows, cols).unwrap()))
+            };
+            let missing = match Model::new(config.clone(), None, tensors) {
+                Ok(model) => return work(&model),
+                Err(ModelError::Missing(name)) => (name, [1, 1]),
+                Err(ModelError::Shape { tensor, expected, .. }) => (tensor, expected),
+                Err(other) => panic!("{other}"),
+            };
+            shapes.insert(missing.0, missing.1);
+        }
+    }
+
+    fn values(name: &str, shape: &[usize; 2]) -> Vec<f32> {
+        let salt = name.bytes().fold(7usize, |hash, byte| (hash * 31 + byte as usize) % 1_000_003);
+        (0..shape[0] * shape[1]).map(|i| ((i * 7919 + salt * 13) % 1009) as f32 / 1009.0 - 0.4).collect()
+    }
+
+    fn bits(x: &[f32]) -> Vec<u32> {
+        x.iter().map(|x| x.to_bits()).collect()
+    }
+
+    #[test]
+    fn a_token_has_the_same_bits_in_every_batch_and_portion() {
+        with_model(|model| {
+            let texts: [&[u32]; 3] = [&[3, 14, 15, 9, 26, 5], &[35, 8], &[9, 7, 9, 32, 3]];
+            let mut caches = [0, 1, 2].map(|_| Cache::new(model.config()));
+            let mut runs: Vec<_> = caches.iter_mut().zip(texts).map(|(cache, tokens)| Run { cache, tokens }).collect();
+            let together = model.forward(&mut runs).unwrap();
+            let mut at = 0;
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+            for text in texts {
+                let mut cache = Cache::new(model.config());
+                for token in text.chunks(1) {
+                    let one = pool.install(|| model.forward(&mut [Run { cache: &mut cache, tokens: token }])).unwrap();
+                    assert!(one.iter().all(|x| x.is_finite()) && one.iter().any(|x| *x != 0.0));
+                    assert_eq!(bits(&one), bits(&together[at..at + 24]));
+                    at += 24;
+                }
+                assert_eq!(cache.len(), text.len());
+            }
+            assert_eq!(at, together.len());
+        });
+    }
+
+    #[test]
+    fn the_order_of_tokens_matters_and_a_shortened_cache_goes_on() {
+        with_model(|model| {
+            let run = |cache: &mut Cache, tokens: &[u32]| {
+                let out = model.forward(&mut [Run { cache, tokens }]).unwrap();
+                bits(&out[out.len() - 24..])
+            };
+            let fresh = || Cache::new(model.config());
+            assert_ne!(run(&mut fresh(), &[1, 2, 3]), run(&mut fresh(), &[2, 1, 3]));
+            let mut cache = fresh();
+            run(&mut cache, &[1, 2, 40, 41]);
+            cache.truncate(2);
+            assert_eq!(run(&mut cache, &[3]), run(&mut fresh(), &[1, 2, 3]));
+        });
+    }
+
+    #[test]
+    fn bad_calls_are_errors_that_leave_the_cache_alone() {
+        with_model(|model| {
+            let mut cache = Cache::new(model.config());
+            let mut forward = |tokens: &[u32]| model.forward(&mut [Run { cache: &mut cache, tokens }]).map(drop);
+            assert!(matches!(forward(&[50]), Err(ModelError::Token { token: 50, vocab_size: 50 })));
+            assert!(matches!(forward(&[1; 65]), Err(ModelError::TooLong { length: 65, limit: 64 })));
+            assert!(forward(&[1; 64]).is_ok());
+            assert!(matches!(forward(&[1]), Err(ModelError::TooLong { length: 65, limit: 64 })));
+            assert_eq!(cache.len(), 64);
+        });
+    }
+
+    #[test]
+    fn wrong_shapes_and_missing_tensors_are_named() {
+        let config = ModelConfig::parse(CONFIG.as_bytes()).unwrap();
+        let data = [0.0f32; 100];
+        let found = Model::new(config.clone(), None, |_| Ok(None)).unwrap_err();
+        assert_eq!(found.to_string(), "the checkpoint has no tensor model.embed_tokens.weight");
+        let narrow = |_: &str| Ok(Some(Matrix::new(&data[..40], 2, 20).unwrap()));
+        let found = Model::new(config, None, narrow).unwrap_err();
+        assert!(matches!(found, ModelError::Shape { found: [2, 20], expected: [2, 24], .. }), "{found}");
+    }
+}
