@@ -35,6 +35,7 @@ struct Line {
     functions: Vec<Function>,
     warnings: Vec<String>,
     faults: Vec<String>,
+    errors: Vec<String>,
 }
 
 /// One function of an instance.
@@ -73,7 +74,13 @@ impl Line {
             functions: built.resources.into_iter().filter_map(Function::of).collect(),
             warnings: built.warnings,
             faults: built.faults,
+            errors: built.errors,
         }
+    }
+
+    /// Why it must not be used.
+    fn refused(&self) -> impl Iterator<Item = &String> {
+        self.errors.iter().chain(self.faults.iter().filter(|_| self.hot))
     }
 
     /// Kernel and instance.
@@ -90,17 +97,22 @@ fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &Interrupt) ->
         .map(architecture)
         .collect::<Result<_, _>>()
         .map_err(|error| CommandError::usage(format!("--arch: {error}")))?;
+    let files: Vec<_> = args.kernel.iter().map(String::as_str).collect();
+    if let Some(unknown) = files.iter().find(|file| !ahead::kernels().any(|kernel| kernel == **file)) {
+        let known = ahead::kernels().collect::<Vec<_>>().join(", ");
+        return Err(CommandError::usage(format!("--kernel: there is no '{unknown}'; there are {known}")));
+    }
     let folder = args.out.clone().or_else(cache::folder);
     let folder = folder.ok_or_else(|| CommandError::usage("--out is needed: the environment names no cache"))?;
     let jobs = args.jobs.map_or_else(|| thread::available_parallelism().map_or(1, NonZero::get), usize::from);
-    let bar = progress::bar("compiling", ahead::count(&architectures) as u64);
+    let bar = progress::bar("compiling", ahead::count(&architectures, &files) as u64);
     let mut lines = Vec::new();
     let mut each = |built| {
         lines.push(Line::of(built));
         bar.inc(1);
         if interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let outcome = ahead::build(&architectures, &folder, jobs, &mut each);
+    let outcome = ahead::build(&architectures, &files, &folder, jobs, &mut each);
     bar.finish_and_clear();
     outcome.map_err(BuildError::from)?;
     interrupt.check()?;
@@ -115,13 +127,14 @@ fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &Interrupt) ->
     };
     written.map_err(CommandError::write("to standard output"))?;
     tracing::info!("{} kernels are in {}", lines.len(), folder.display());
-    let faulty: Vec<_> = lines.iter().filter(|line| line.hot && !line.faults.is_empty()).collect();
-    for line in &faulty {
-        for fault in &line.faults {
+    let mut is_faulty = false;
+    for line in &lines {
+        for fault in line.refused() {
+            is_faulty = true;
             tracing::warn!("{} for {}: {fault}", line.name(), line.architecture);
         }
     }
-    Ok(u8::from(args.check && !faulty.is_empty()))
+    Ok(u8::from(args.check && is_faulty))
 }
 
 fn write_table(out: &mut dyn Write, lines: &[Line]) -> io::Result<()> {
@@ -134,10 +147,10 @@ fn write_table(out: &mut dyn Write, lines: &[Line]) -> io::Result<()> {
         "kernel", "arch", "function", "registers", "shared", "local", "spilled"
     )?;
     for (line, function) in rows() {
-        let verdict = match (line.faults.is_empty(), line.hot) {
-            (true, _) => "good",
-            (false, true) => "FAULTY",
-            (false, false) => "good enough: not hot",
+        let verdict = match (line.refused().next(), line.faults.is_empty()) {
+            (Some(_), _) => "FAULTY",
+            (None, true) => "good",
+            (None, false) => "good enough: not hot",
         };
         writeln!(
             out,

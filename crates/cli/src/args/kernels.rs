@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// What is done with compiled CUDA kernels.
 #[derive(Debug, Subcommand)]
 pub enum KernelsCommand {
-    /// Compile every CUDA kernel ahead of time, for hosts that have a driver and no compiler; needs NVRTC, but no GPU.
+    /// Compile the CUDA kernels ahead of time, for hosts that have a driver and no compiler; needs NVRTC, but no GPU.
     Build(KernelsBuildArgs),
     /// List the compiled kernels of the cache and of the folders that FLASH_SAMPLING_KERNELS names.
     List {
@@ -23,13 +23,17 @@ pub struct KernelsBuildArgs {
     /// What to compile for; `a` after the number: for this compute capability alone, with all that it can do.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', default_values_t = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(String::from))]
     pub arch: Vec<String>,
+    /// Files of kernels, as select.cu (default: all).
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
+    pub kernel: Vec<String>,
     /// The folder to write to (default: the cache); the host names it in FLASH_SAMPLING_KERNELS.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Kernels compiled at a time (default: one for each processor).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub jobs: Option<u16>,
-    /// Exit with code 1 when a kernel that draws wait for spills registers, has local memory, or serialises wgmma.
+    /// Exit with code 1 when a kernel that draws wait for spills registers, has local memory, or serialises wgmma, and when
+    /// any kernel has instructions that the assembler is known to encode wrongly.
     #[arg(long)]
     pub check: bool,
     /// How the report is written.

@@ -4,7 +4,7 @@ use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KERNELS, KernelSource};
 use crate::compile::machine_code::Request;
 use crate::compile::resources::{self, Resources};
-use crate::compile::{cache, nvrtc, sources};
+use crate::compile::{cache, instructions, nvrtc, sources};
 use crate::error::CudaError;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,13 +32,20 @@ pub struct Built {
     pub warnings: Vec<String>,
     /// Spills, local memory, products of the tensor cores that wait for each other: what a hot kernel must not have.
     pub faults: Vec<String>,
+    /// Instructions that the assembler encodes wrongly: what no kernel may have.
+    pub errors: Vec<String>,
 }
 
 /// An instance and what it is for.
 type Part = (&'static KernelSource, Instance, Architecture);
 
-/// Every instance of every kernel that serves any of the architectures.
-fn parts(architectures: &[Architecture]) -> Vec<Part> {
+/// The files of all kernels.
+pub fn kernels() -> impl Iterator<Item = &'static str> {
+    KERNELS.iter().map(|kernel| kernel.file)
+}
+
+/// Every instance of every kernel that serves any of the architectures; of these files alone, if there are any.
+fn parts(architectures: &[Architecture], files: &[&str]) -> Vec<Part> {
     let mut wanted = architectures.to_vec();
     wanted.sort_unstable();
     wanted.dedup();
@@ -47,27 +54,28 @@ fn parts(architectures: &[Architecture]) -> Vec<Part> {
         let pair = |instance: Instance| served.clone().into_iter().map(move |a| (*kernel, instance.clone(), a));
         (kernel.instances)().into_iter().flat_map(pair).collect()
     };
-    KERNELS.iter().flat_map(of).collect()
+    KERNELS.iter().filter(|kernel| files.is_empty() || files.contains(&kernel.file)).flat_map(of).collect()
 }
 
 /// How many files [`build`] writes.
-pub fn count(architectures: &[Architecture]) -> usize {
-    parts(architectures).len()
+pub fn count(architectures: &[Architecture], files: &[&str]) -> usize {
+    parts(architectures, files).len()
 }
 
-/// Compiles every kernel for these architectures into a folder, on some threads. `each` is told of every one as it is
-/// done, in no order, and may end the work early.
+/// Compiles every kernel for these architectures into a folder, on some threads; with `files`, the kernels of these files
+/// alone. `each` is told of every one as it is done, in no order, and may end the work early.
 ///
 /// # Errors
 /// [`CudaError::NoCompiler`] without the compiler's library, [`CudaError::Compile`], [`CudaError::Folder`].
 pub fn build(
     architectures: &[Architecture],
+    files: &[&str],
     folder: &Path,
     threads: usize,
     each: &mut dyn FnMut(Built) -> ControlFlow<()>,
 ) -> Result<(), CudaError> {
     let version = nvrtc::version().ok_or_else(|| CudaError::NoCompiler { tried: nvrtc::names() })?;
-    let parts = parts(architectures);
+    let parts = parts(architectures, files);
     let (next, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
     let made = |(kernel, instance, architecture): &Part| -> Result<Built, CudaError> {
         let request = Request { kernel, instance, architecture: *architecture };
@@ -82,6 +90,7 @@ pub fn build(
             hot: instance.hot,
             path,
             faults: resources::faults(&resources, &compiled.log),
+            errors: instructions::faults(&compiled.code),
             warnings: resources::warnings(&compiled.log).collect(),
             resources,
         })
@@ -139,14 +148,17 @@ mod tests {
 
     #[test]
     fn each_architecture_has_the_kernels_that_serve_it() {
-        let on = |names: &[&str]| parts(&named(names));
+        let on = |names: &[&str]| parts(&named(names), &[]);
         let hopper = |parts: Vec<Part>| parts.iter().filter(|(kernel, ..)| kernel.file == "fused_hopper.cu").count();
         assert!(hopper(on(&["sm_90a"])) > 0);
         assert_eq!(hopper(on(&["sm_80", "sm_90", "sm_100a", "sm_120a"])), 0);
         for architecture in Architecture::ALL {
-            assert!(count(&[architecture]) > 0, "{architecture}");
+            assert!(count(&[architecture], &[]) > 0, "{architecture}");
         }
-        assert_eq!(count(&named(&["sm_80", "sm_80"])), count(&named(&["sm_80"])));
+        assert_eq!(count(&named(&["sm_80", "sm_80"]), &[]), count(&named(&["sm_80"]), &[]));
+        let each: usize = kernels().map(|file| count(&named(&["sm_80", "sm_90a"]), &[file])).sum();
+        assert_eq!(each, count(&named(&["sm_80", "sm_90a"]), &[]));
+        assert_eq!(count(&named(&["sm_80"]), &["fused_hopper.cu", "no such file"]), 0);
     }
 
     #[test]
@@ -161,15 +173,15 @@ mod tests {
             built.push(one);
             ControlFlow::Break(())
         };
-        build(&named(&["sm_80"]), &folder.0, 1, &mut each).unwrap();
+        build(&named(&["sm_80"]), &[], &folder.0, 1, &mut each).unwrap();
         let listed = cache::list(&folder.0).unwrap();
         assert_eq!(listed.len(), built.len());
-        assert!(!built.is_empty() && built.len() <= count(&named(&["sm_80"])));
+        assert!(!built.is_empty() && built.len() <= count(&named(&["sm_80"]), &[]));
         for one in &built {
             let label = &listed.iter().find(|kept| kept.path == one.path).unwrap().label;
             assert!(is_current(label));
             assert!(!is_current(&crate::Label { recipe: "0".into(), ..label.clone() }));
-            assert!(one.resources.iter().any(|f| f.entry && f.registers > 0), "{one:?}");
+            assert!(one.resources.iter().any(|f| f.entry && f.registers > 0) && one.errors.is_empty(), "{one:?}");
         }
     }
 
@@ -180,7 +192,7 @@ mod tests {
         }
         let file = Folder::new("ahead-file");
         std::fs::write(&file.0, b"").unwrap();
-        let refused = build(&named(&["sm_80"]), &file.0.join("x"), 1, &mut |_| ControlFlow::Break(()));
+        let refused = build(&named(&["sm_80"]), &[], &file.0.join("x"), 1, &mut |_| ControlFlow::Break(()));
         assert!(matches!(refused, Err(CudaError::Folder { .. })), "{refused:?}");
         std::fs::remove_file(&file.0).unwrap();
     }

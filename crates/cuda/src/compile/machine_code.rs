@@ -72,7 +72,7 @@ impl Request<'_> {
         self.from(&Folders::of_environment(), nvrtc::version, || Ok(self.compile()?.code))
     }
 
-    fn from(
+    pub(crate) fn from(
         &self,
         folders: &Folders,
         compiler: impl FnOnce() -> Option<CompilerVersion>,

@@ -9,6 +9,7 @@
 pub mod ahead;
 pub(crate) mod architecture;
 pub mod cache;
+mod instructions;
 pub(crate) mod kept_kernel;
 pub(crate) mod kernels;
 pub(crate) mod machine_code;

@@ -1,0 +1,102 @@
+//! Instructions that no kernel may have, found in its machine code.
+//!
+//! The assembler of CUDA 13.0 encodes one form of asynchronous copies wrongly (`ptxas`, seen for sm_90a, sm_100a and
+//! sm_120a): `LDGSTS [R + UR], desc[UR]`, a copy with a cache policy to an address of which a part lies in a uniform
+//! register. The pair of uniform registers, address and policy, is written as UR0 and UR1, whatever it is; on an H200 that
+//! ends as an illegal instruction. The assembler of 13.5 names the right pair. The kernels keep those addresses in vector
+//! registers (mainloop/tensor.cuh), and this is the guard that sees that the compiler does not move them back. It refuses the
+//! form as such, since a right pair may be UR0 and UR1 too.
+
+/// Of an instruction of 16 bytes, the lowest 12 bits tell what it is.
+const OPCODE: u128 = 0xfff;
+/// `LDGSTS` with a uniform register in the address that is written; without, it is 0xfae.
+const COPY_TO_UNIFORM: u128 = 0xdae;
+/// A section that holds instructions.
+const EXECUTABLE: u64 = 4;
+
+/// What is wrong with the instructions of a kernel, in words; empty when nothing is.
+pub(crate) fn faults(code: &[u8]) -> Vec<String> {
+    let Some(sections) = executable_sections(code) else {
+        return vec!["the compiler's output is no machine code that can be read".to_owned()];
+    };
+    let instructions = sections.iter().flat_map(|section| section.as_chunks::<16>().0);
+    let opcodes = instructions.map(|bytes| u128::from_le_bytes(*bytes) & OPCODE);
+    match opcodes.filter(|&opcode| opcode == COPY_TO_UNIFORM).count() {
+        0 => Vec::new(),
+        count => {
+            vec![format!("{count} asynchronous copies take their address from a uniform register (LDGSTS [R + UR])")]
+        }
+    }
+}
+
+/// The parts of an ELF file of 64 bits that are executed; `None` for other bytes, and for a file without any.
+fn executable_sections(code: &[u8]) -> Option<Vec<&[u8]>> {
+    let short = |at: usize| Some(u16::from_le_bytes(code.get(at..at + 2)?.try_into().ok()?));
+    let long = |at: usize| Some(u64::from_le_bytes(code.get(at..at + 8)?.try_into().ok()?));
+    if !code.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let (table, size, count) = (usize::try_from(long(0x28)?).ok()?, usize::from(short(0x3a)?), short(0x3c)?);
+    let mut found = Vec::new();
+    for i in 0..usize::from(count) {
+        let header = table.checked_add(i * size)?;
+        if long(header.checked_add(8)?)? & EXECUTABLE == 0 {
+            continue;
+        }
+        let from = usize::try_from(long(header + 24)?).ok()?;
+        let length = usize::try_from(long(header + 32)?).ok()?;
+        found.push(code.get(from..from.checked_add(length)?)?);
+    }
+    (!found.is_empty()).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::nvrtc;
+
+    const CONTROL: &str = include_str!("../../kernels/tests/controls/copies_to_uniform.cu");
+
+    /// Copies that this machine's compiler keeps in uniform registers: the negative control of CI's guard. The same copies
+    /// without a policy are no fault.
+    #[test]
+    fn copies_to_addresses_in_uniform_registers_are_refused() {
+        if !nvrtc::tests::runs(1) {
+            return;
+        }
+        for architecture in ["sm_100a", "sm_120a"] {
+            let compiled = |policy: &str| {
+                let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into(), policy.into()];
+                faults(&nvrtc::machine_code("a control", CONTROL, &options).unwrap().code)
+            };
+            let refused = compiled("--define-macro=POLICY=true");
+            assert!(
+                refused.len() == 1 && refused[0].starts_with("4 asynchronous copies"),
+                "{architecture}: {refused:?}"
+            );
+            assert_eq!(compiled("--define-macro=POLICY=false"), [""; 0], "{architecture}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_a_fault() {
+        let mut elf = vec![0u8; 64 + 64 + 32];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        let mut put = |at: usize, value: u64| elf[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        put(0x28, 64);
+        put(0x3a, 64 | 1 << 16);
+        put(64 + 8, EXECUTABLE);
+        put(64 + 24, 128);
+        put(64 + 32, 32);
+        put(128, 0x7fae);
+        put(144, 0x7fae);
+        assert_eq!(faults(&elf), [""; 0]);
+        for cut in [0, 5, 63, 100, elf.len() - 1] {
+            assert_eq!(faults(&elf[..cut]).len(), 1, "{cut} bytes");
+        }
+        elf[145] = 0x7d;
+        assert!(faults(&elf)[0].starts_with("1 asynchronous"));
+        elf[64 + 8] = 0;
+        assert_eq!(faults(&elf).len(), 1);
+    }
+}
