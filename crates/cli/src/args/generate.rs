@@ -52,6 +52,13 @@ pub struct TextArgs {
     /// A text that ends a sequence, and is not written; may be given several times. The model's own end always ends it.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = stop)]
     pub stop: Vec<String>,
+    /// A small model with the same tokens, which draws ahead: where the model draws the same tokens with the same noise, they
+    /// are had for one run of its layers. The text is the same as without.
+    #[arg(long, value_name = "DIR")]
+    pub draft: Option<PathBuf>,
+    /// Tokens that it draws ahead (default 4); for --draft.
+    #[arg(long, value_name = "N", requires = "draft", value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
+    pub draft_tokens: Option<u32>,
     /// Sequences, run as one batch; sequence i has seed SEED + i, and is what that seed gives alone.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_SEQUENCES), allow_negative_numbers = true)]
     pub num_sequences: u32,

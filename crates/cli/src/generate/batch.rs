@@ -1,84 +1,68 @@
 //! Sequences that are written side by side.
 
-use super::load::{Language, Weights};
+use super::draft::Draft;
+use super::engine::{Engine, params};
+use super::load::Language;
 use super::report::Report;
 use super::sequence::{End, Sequence};
 use super::text::TextStream;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
-use flash_sampling::{History, Matrix, PerturbedArgmax, RowParams, Samples};
-use flash_sampling_models::{Cache, Model, ModelError, Run};
-use rayon::ThreadPool;
+use flash_sampling::{History, RowParams};
+use flash_sampling_models::{Cache, ModelConfig, ModelError, Run};
 use std::time::Instant;
 
-/// What all sequences share.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Context<'s> {
-    pub(super) args: &'s GenerateArgs,
-    pub(super) weights: &'s Weights,
-    pub(super) model: &'s Model<'s>,
-    pub(super) language: &'s Language,
-    /// The threads that were asked for.
-    pub(super) pool: Option<&'s ThreadPool>,
-}
-
-impl Context<'_> {
-    /// The layers.
-    fn forward(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, CommandError> {
-        let hidden = match self.pool {
-            Some(pool) => pool.install(|| self.model.forward(runs)),
-            None => self.model.forward(runs),
-        };
-        hidden.map_err(|source| self.weights.failed(source))
-    }
-
-    /// Whether a sequence ends with the token that was drawn. The model's own end is not written.
-    fn end(&self, sequence: &mut Sequence<'_>, token: u32) -> Result<Option<End>, CommandError> {
-        let config = self.model.config();
-        if config.eos.contains(&token) || sequence.stream.push(token, |tokens| self.language.decode(tokens))? {
-            return Ok(Some(End::Stop));
-        }
-        let written = sequence.history.output().len();
-        let full = written >= self.args.text.max_tokens as usize || sequence.len() >= config.max_positions;
-        Ok(full.then_some(End::Length))
-    }
-}
-
 /// A batch in which sequences end one by one.
-#[derive(Debug)]
 pub(super) struct Batch<'s> {
-    context: Context<'s>,
+    args: &'s GenerateArgs,
+    language: &'s Language,
+    engine: Engine<'s>,
+    draft: Option<Draft<'s>>,
     sequences: Vec<Sequence<'s>>,
-    /// The sequences that go on, and the hidden states that their next tokens are drawn from, `[going, hidden]`.
+    /// The sequences that go on, ascending, and the tokens that are proposed for each.
     going: Vec<usize>,
+    proposed: Vec<Vec<u32>>,
+    /// What the next tokens are drawn from: for each sequence a row after its last token, and one after each that is
+    /// proposed, `[rows, hidden]`.
     hidden: Vec<f32>,
-    samples: Samples,
 }
 
 impl<'s> Batch<'s> {
     /// Runs the prompt once; every sequence goes on from there.
-    pub(super) fn start(context: Context<'s>, prompt: &[u32], report: &mut Report) -> Result<Self, CommandError> {
+    pub(super) fn start(
+        args: &'s GenerateArgs,
+        language: &'s Language,
+        engine: Engine<'s>,
+        prompt: &[u32],
+        report: &mut Report,
+    ) -> Result<Self, CommandError> {
         let at = Instant::now();
-        let config = context.model.config();
+        let config = engine.config();
         if prompt.len() >= config.max_positions {
-            let error = ModelError::TooLong { length: prompt.len() + 1, limit: config.max_positions };
-            return Err(context.weights.failed(error));
+            return Err(engine.failed(ModelError::TooLong { length: prompt.len() + 1, limit: config.max_positions }));
         }
         let mut cache = Cache::new(config);
-        let hidden = context.forward(&mut [Run { cache: &mut cache, tokens: prompt }])?;
-        let count = context.args.text.num_sequences as usize;
+        let hidden = engine.forward(&mut [Run { cache: &mut cache, tokens: prompt }])?;
+        let count = args.text.num_sequences as usize;
         let sequence = |at: usize| Sequence {
-            seed: context.args.draws.seed + at as u64,
+            seed: args.draws.seed + at as u64,
             history: History::new(prompt),
             cache: cache.clone(),
-            stream: TextStream::after(prompt, &context.args.text.stop),
+            stream: TextStream::after(prompt, &args.text.stop),
             logprobs: Vec::new(),
             end: None,
         };
         let sequences = (0..count).map(sequence).collect();
         report.prompt = at.elapsed();
         let hidden = hidden[hidden.len() - config.hidden..].repeat(count);
-        Ok(Batch { context, sequences, going: (0..count).collect(), hidden, samples: Samples::new() })
+        let (going, proposed) = ((0..count).collect(), vec![Vec::new(); count]);
+        Ok(Batch { args, language, engine, draft: None, sequences, going, proposed, hidden })
+    }
+
+    /// Lets a small model draw ahead.
+    pub(super) fn with_draft(mut self, draft: Option<Draft<'s>>) -> Self {
+        self.draft = draft;
+        self
     }
 
     /// Whether a sequence goes on.
@@ -90,59 +74,116 @@ impl<'s> Batch<'s> {
         &self.sequences
     }
 
-    /// A token for every sequence that goes on.
-    pub(super) fn step(&mut self, sampler: &mut dyn PerturbedArgmax, report: &mut Report) -> Result<(), CommandError> {
+    /// A token for every sequence that goes on, and more where those proposed are the ones that are drawn.
+    pub(super) fn step(&mut self, report: &mut Report) -> Result<(), CommandError> {
         let at = Instant::now();
-        self.draw(sampler)?;
+        self.draw()?;
         report.draw += at.elapsed();
-        for (row, &sequence) in self.going.iter().enumerate() {
-            let sequence = &mut self.sequences[sequence];
-            sequence.end = match self.samples.row(row) {
-                Ok(row) => {
-                    report.tokens += 1;
-                    report.more_passes += u64::from(row.passes > 1);
-                    sequence.push(&row);
-                    self.context.end(sequence, row.token())?
-                }
-                Err(error) => Some(End::Failed(error)),
-            };
-            if sequence.end.is_some() {
-                sequence.stream.end(|tokens| self.context.language.decode(tokens))?;
-            }
-        }
+        self.take(report)?;
         self.going.retain(|sequence| self.sequences[*sequence].end.is_none());
         if self.is_going() {
-            let at = Instant::now();
-            let going = self.sequences.iter_mut().filter(|sequence| sequence.end.is_none());
-            let mut runs: Vec<Run<'_>> = going
-                .map(|Sequence { cache, history, .. }| {
-                    let tokens = history.tokens();
-                    Run { cache, tokens: &tokens[tokens.len() - 1..] }
-                })
-                .collect();
-            self.hidden = self.context.forward(&mut runs)?;
-            report.layers += at.elapsed();
+            self.go_on(report)?;
         }
         Ok(())
     }
 
-    fn draw(&mut self, sampler: &mut dyn PerturbedArgmax) -> Result<(), CommandError> {
-        let GenerateArgs { draws, penalties, filters, .. } = self.context.args;
-        let config = self.context.model.config();
-        let row = RowParams {
-            temperature: draws.temperature,
-            logprobs: draws.logprobs,
-            logit_bias: draws.logit_bias.as_deref().unwrap_or_default(),
-            stop_token_ids: &config.eos,
-            ..RowParams::default()
-        };
-        let row = penalties.apply(filters.apply(row));
-        let params = |sequence: &usize| {
-            let sequence = &self.sequences[*sequence];
-            RowParams { seed: sequence.seed, position: sequence.len() as u64, history: Some(&sequence.history), ..row }
-        };
-        let rows: Vec<RowParams<'_>> = self.going.iter().map(params).collect();
-        let hidden = Matrix::new(&self.hidden, rows.len(), config.hidden)?;
-        Ok(sampler.sample(hidden, &rows, &mut self.samples)?)
+    /// Draws after each sequence, and after each of its proposed tokens.
+    fn draw(&mut self) -> Result<(), CommandError> {
+        // The sequences as they would be with what is proposed.
+        let longer: Vec<Vec<History>> = (self.going.iter().zip(&self.proposed))
+            .map(|(&sequence, proposed)| {
+                let mut history = self.sequences[sequence].history.clone();
+                let with = |token: &u32| {
+                    history.push(*token);
+                    history.clone()
+                };
+                proposed.iter().map(with).collect()
+            })
+            .collect();
+        let eos = &self.engine.config().eos;
+        let mut rows: Vec<RowParams<'_>> = Vec::new();
+        for (&sequence, longer) in self.going.iter().zip(&longer) {
+            let sequence = &self.sequences[sequence];
+            let histories = [&sequence.history].into_iter().chain(longer);
+            rows.extend(histories.map(|history| params(self.args, eos, sequence.seed, history)));
+        }
+        self.engine.draw(&self.hidden, &rows)
     }
+
+    /// Adds what was drawn, as far as it is what was proposed.
+    fn take(&mut self, report: &mut Report) -> Result<(), CommandError> {
+        let mut first = 0;
+        for (&at, proposed) in self.going.iter().zip(&self.proposed) {
+            let sequence = &mut self.sequences[at];
+            report.proposed += proposed.len() as u64;
+            for place in 0..=proposed.len() {
+                let row = match self.engine.samples.row(first + place) {
+                    Ok(row) => row,
+                    Err(error) => {
+                        sequence.end = Some(End::Failed(error));
+                        break;
+                    }
+                };
+                report.tokens += 1;
+                report.more_passes += u64::from(row.passes > 1);
+                sequence.push(&row);
+                let is_proposed = proposed.get(place) == Some(&row.token());
+                report.accepted += u64::from(is_proposed);
+                sequence.end = end(self.args, self.language, self.engine.config(), sequence, row.token())?;
+                if sequence.end.is_some() || !is_proposed {
+                    break;
+                }
+            }
+            if sequence.end.is_some() {
+                sequence.stream.end(|tokens| self.language.decode(tokens))?;
+            }
+            first += proposed.len() + 1;
+        }
+        Ok(())
+    }
+
+    /// The layers, for the last token of each sequence and what is proposed after it.
+    fn go_on(&mut self, report: &mut Report) -> Result<(), CommandError> {
+        let at = Instant::now();
+        self.proposed = match &mut self.draft {
+            Some(draft) => draft.propose(&self.sequences, &self.going)?,
+            None => vec![Vec::new(); self.going.len()],
+        };
+        let limit = self.engine.config().max_positions;
+        let mut tokens = Vec::with_capacity(self.going.len());
+        for (&sequence, proposed) in self.going.iter().zip(&mut self.proposed) {
+            let history = self.sequences[sequence].history.tokens();
+            proposed.truncate(limit - history.len());
+            tokens.push([&history[history.len() - 1..], proposed].concat());
+        }
+        let drafted = Instant::now();
+        report.draft += drafted - at;
+        let going = self.sequences.iter_mut().filter(|sequence| sequence.end.is_none());
+        let mut runs: Vec<Run<'_>> = (going.zip(&tokens))
+            .map(|(sequence, tokens)| {
+                // Of what was proposed before, only what was drawn stays.
+                sequence.cache.truncate(sequence.history.tokens().len() - 1);
+                Run { cache: &mut sequence.cache, tokens }
+            })
+            .collect();
+        self.hidden = self.engine.forward(&mut runs)?;
+        report.layers += drafted.elapsed();
+        Ok(())
+    }
+}
+
+/// Whether a sequence ends with the token that was drawn. The model's own end is not written.
+fn end(
+    args: &GenerateArgs,
+    language: &Language,
+    config: &ModelConfig,
+    sequence: &mut Sequence<'_>,
+    token: u32,
+) -> Result<Option<End>, CommandError> {
+    if config.eos.contains(&token) || sequence.stream.push(token, |tokens| language.decode(tokens))? {
+        return Ok(Some(End::Stop));
+    }
+    let written = sequence.history.output().len();
+    let full = written >= args.text.max_tokens as usize || sequence.len() >= config.max_positions;
+    Ok(full.then_some(End::Length))
 }

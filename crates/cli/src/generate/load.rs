@@ -9,7 +9,7 @@ use crate::load::tensor::{Role, Tensor};
 use crate::load::{LoadError, Problem};
 use crate::loaded_head::LoadedHead;
 use crate::progress;
-use flash_sampling::{CpuError, Isa};
+use flash_sampling::{CpuError, Head, Isa};
 use flash_sampling_models::{Model, ModelConfig, ModelError};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub(super) struct Weights {
     files: Files,
     config: ModelConfig,
     tensors: HashMap<String, Tensor>,
-    pub(super) head: LoadedHead,
+    head: LoadedHead,
 }
 
 impl Weights {
@@ -80,6 +80,12 @@ impl Weights {
             None => Ok(None),
         };
         Model::new(self.config.clone(), isa, tensor).map_err(|source| self.failed(source))
+    }
+
+    /// The head, without what the tokenizer does not know.
+    pub(super) fn head(&self, language: &Language) -> Result<Head<'_>, CommandError> {
+        let head = self.head.head()?;
+        Ok(head.with_vocab_size(language.tokens.clamp(1, head.vocab_size() as usize))?)
     }
 
     /// An error of the model, with its folder.
@@ -125,6 +131,11 @@ impl Language {
     /// The text of tokens, without special ones.
     pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, CommandError> {
         self.tokenizer.decode(tokens, true).map_err(|error| self.failed(error))
+    }
+
+    /// Whether two tokenizers have the same tokens.
+    pub(super) fn has_tokens_of(&self, other: &Language) -> bool {
+        self.tokenizer.get_vocab(true) == other.tokenizer.get_vocab(true)
     }
 
     /// A token as it stands in the vocabulary.

@@ -5,6 +5,8 @@
 //! threads and by any variant that is exact pathwise.
 
 mod batch;
+mod draft;
+mod engine;
 mod load;
 mod output;
 mod report;
@@ -14,13 +16,17 @@ mod text;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::sampler;
-use batch::{Batch, Context};
-use flash_sampling::Plan;
+use batch::Batch;
+use draft::Draft;
+use engine::Engine;
 use load::{Language, Weights};
 use output::Writer;
 use report::Report;
 use std::io::Write;
+use std::path::Path;
+
+/// Tokens that a small model draws ahead, without `--draft-tokens`.
+const AHEAD: u32 = 4;
 
 /// Writes text. The exit code is 1 when a sequence failed.
 ///
@@ -31,32 +37,43 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let weights = Weights::open(args.text.model.as_deref(), interrupt)?;
     let language = Language::open(&weights)?;
     let model = weights.model(args.sampler.isa)?;
-    let head = weights.head.head()?;
-    let head = head.with_vocab_size(language.tokens.clamp(1, head.vocab_size() as usize))?;
+    let head = weights.head(&language)?;
     check(args, head.vocab_size())?;
     let prompt = language.encode(&args.text.prompt, model.config())?;
-    let plan = Plan {
-        max_rows: args.text.num_sequences as usize,
-        max_logprobs: args.draws.logprobs,
-        canonical: args.draws.canonical,
-        ..Plan::default()
-    };
-    let mut sampler = sampler::build(head, &args.sampler, plan)?;
-    tracing::debug!("{:?}", sampler.capabilities());
-
     let pool = args.sampler.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
     let pool = pool.transpose().map_err(|error| CommandError::usage(format!("--threads: {error}")))?;
-    let context = Context { args, weights: &weights, model: &model, language: &language, pool: pool.as_ref() };
+    let (rows, ahead) = (args.text.num_sequences as usize, args.text.draft_tokens.unwrap_or(AHEAD) as usize);
+
+    let small = args.text.draft.as_deref().map(|folder| open_draft(folder, &language, interrupt)).transpose()?;
+    let small_model = small.as_ref().map(|small| small.model(args.sampler.isa)).transpose()?;
+    let mut draft = None;
+    if let (Some(small), Some(small_model)) = (&small, &small_model) {
+        let parts = (small, small_model, small.head(&language)?);
+        let engine = Engine::new(args, parts, rows, pool.as_ref())?;
+        draft = Some(Draft::start(args, engine, &model.config().eos, &prompt, ahead)?);
+    }
+    let rows = if draft.is_some() { rows * (1 + ahead) } else { rows };
+    let engine = Engine::new(args, (&weights, &model, head), rows, pool.as_ref())?;
     let mut report = Report::new(prompt.len());
     let mut writer = Writer::new(args, &language, out);
-    let mut batch = Batch::start(context, &prompt, &mut report)?;
+    let mut batch = Batch::start(args, &language, engine, &prompt, &mut report)?.with_draft(draft);
     while batch.is_going() {
         interrupt.check()?;
-        batch.step(&mut *sampler, &mut report)?;
+        batch.step(&mut report)?;
         writer.go_on(batch.sequences())?;
     }
     let failed = writer.finish(batch.sequences(), args.report.then_some(&report))?;
     Ok(u8::from(failed))
+}
+
+/// The model of `--draft`: one that has the same tokens.
+fn open_draft(folder: &Path, language: &Language, interrupt: &Interrupt) -> Result<Weights, CommandError> {
+    let weights = Weights::open(Some(folder), interrupt)?;
+    if Language::open(&weights)?.has_tokens_of(language) {
+        return Ok(weights);
+    }
+    let message = format!("--draft {}: its tokenizer has other tokens than the model's", folder.display());
+    Err(CommandError::usage(message))
 }
 
 /// What the flags ask of the vocabulary, and of seeds.

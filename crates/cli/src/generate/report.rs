@@ -14,20 +14,25 @@ pub(super) struct Report {
     pub(super) layers: Duration,
     /// Head and draw.
     pub(super) draw: Duration,
+    /// What a small model took to draw ahead.
+    pub(super) draft: Duration,
     pub(super) tokens: u64,
     /// Draws whose filters one pass could not decide.
     pub(super) more_passes: u64,
+    /// Tokens that were drawn ahead, and those of them that hold.
+    pub(super) proposed: u64,
+    pub(super) accepted: u64,
 }
 
 impl Report {
     pub(super) fn new(prompt_tokens: usize) -> Self {
-        let zero = Duration::ZERO;
-        Report { prompt_tokens, prompt: zero, layers: zero, draw: zero, tokens: 0, more_passes: 0 }
+        let (prompt, layers, draw, draft) = Default::default();
+        Report { prompt_tokens, prompt, layers, draw, draft, tokens: 0, more_passes: 0, proposed: 0, accepted: 0 }
     }
 
     /// Seconds after the prompt, never 0.
     fn seconds(&self) -> f64 {
-        (self.layers + self.draw).as_secs_f64().max(1e-9)
+        (self.layers + self.draw + self.draft).as_secs_f64().max(1e-9)
     }
 
     fn rate(&self) -> f64 {
@@ -47,7 +52,16 @@ impl Report {
             self.rate(),
             100.0 * self.share(),
             self.more_passes
-        )
+        )?;
+        if self.proposed > 0 {
+            let share = 100.0 * self.draft.as_secs_f64() / self.seconds();
+            writeln!(
+                out,
+                "drawn ahead: {} tokens, of which {} hold; {share:.1}% of the time",
+                self.proposed, self.accepted
+            )?;
+        }
+        Ok(())
     }
 
     pub(super) fn json(&self) -> serde_json::Value {
@@ -58,6 +72,8 @@ impl Report {
             "tokens_per_second": self.rate(),
             "share_of_head_and_draw": self.share(),
             "draws_of_more_passes": self.more_passes,
+            "drawn_ahead": self.proposed,
+            "drawn_ahead_that_hold": self.accepted,
         } })
     }
 }

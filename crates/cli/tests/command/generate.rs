@@ -69,6 +69,39 @@ fn a_seed_replays_in_every_batch_on_any_threads_and_by_every_pathwise_variant() 
     }
 }
 
+/// The built-in model in a folder, of which only the first layers are used.
+fn first_layers(files: &Files, layers: u32) -> String {
+    let stories = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
+    for name in ["tokenizer.json", "model.safetensors"] {
+        std::fs::copy(stories.join(name), files.path(name)).unwrap();
+    }
+    let config = std::fs::read_to_string(stories.join("config.json")).unwrap();
+    let less = config.replace("\"num_hidden_layers\": 4", &format!("\"num_hidden_layers\": {layers}"));
+    files.bytes("config.json", less.as_bytes());
+    files.folder().to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_draft_changes_no_text() {
+    let flags = ["--num-sequences", "3", "--seed", "21", "--max-tokens", "90", "--logprobs", "1", "--min-p", "0.01"];
+    let penalty = ["--frequency-penalty", "0.2", "--stop", "forgot"];
+    let alone = generate(&[&flags[..], &penalty].concat());
+    for (layers, ahead) in [(4, "4"), (3, "1"), (3, "5")] {
+        let files = Files::new();
+        let folder = first_layers(&files, layers);
+        let draft = ["--draft", &folder, "--draft-tokens", ahead, "--report"];
+        let mut rows = generate(&[&flags[..], &penalty, &draft].concat());
+        let report = rows.pop().unwrap()["report"].clone();
+        assert_eq!(rows, alone, "{layers} layers, {ahead} ahead");
+        let [proposed, hold] = ["drawn_ahead", "drawn_ahead_that_hold"].map(|key| report[key].as_u64().unwrap());
+        let (least, most) = if layers == 4 { (proposed * 9 / 10, proposed) } else { (1, proposed - 1) };
+        assert!(proposed > 20 && (least..=most).contains(&hold), "{layers} layers: {report}");
+    }
+    let other = checkpoint("llama");
+    run(&["generate", "--draft", other.to_str().unwrap()]).assert_refused("other tokens");
+    run(&["generate", "--draft-tokens", "3"]).assert_refused("--draft");
+}
+
 #[test]
 fn without_arguments_it_tells_a_story() {
     let run = run(&["generate"]);

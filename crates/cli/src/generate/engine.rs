@@ -1,0 +1,74 @@
+//! A model with the sampler of its head.
+
+use super::load::Weights;
+use crate::args::GenerateArgs;
+use crate::error::CommandError;
+use crate::sampler;
+use flash_sampling::{Head, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_models::{Model, ModelConfig, Run};
+use rayon::ThreadPool;
+
+/// A model, its sampler, and what it drew last.
+pub(super) struct Engine<'s> {
+    weights: &'s Weights,
+    model: &'s Model<'s>,
+    sampler: Box<dyn PerturbedArgmax + 's>,
+    /// The threads that were asked for.
+    pool: Option<&'s ThreadPool>,
+    pub(super) samples: Samples,
+}
+
+impl<'s> Engine<'s> {
+    /// Plans for `rows` draws at a time.
+    pub(super) fn new(
+        args: &GenerateArgs,
+        (weights, model, head): (&'s Weights, &'s Model<'s>, Head<'s>),
+        rows: usize,
+        pool: Option<&'s ThreadPool>,
+    ) -> Result<Self, CommandError> {
+        let (max_logprobs, canonical) = (args.draws.logprobs, args.draws.canonical);
+        let plan = Plan { max_rows: rows, max_logprobs, canonical, ..Plan::default() };
+        let sampler = sampler::build(head, &args.sampler, plan)?;
+        tracing::debug!("{:?}", sampler.capabilities());
+        Ok(Engine { weights, model, sampler, pool, samples: Samples::new() })
+    }
+
+    pub(super) fn config(&self) -> &'s ModelConfig {
+        self.model.config()
+    }
+
+    /// The layers: hidden states `[tokens, hidden]` of all runs.
+    pub(super) fn forward(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, CommandError> {
+        let hidden = match self.pool {
+            Some(pool) => pool.install(|| self.model.forward(runs)),
+            None => self.model.forward(runs),
+        };
+        hidden.map_err(|source| self.weights.failed(source))
+    }
+
+    /// Head and draw, for `hidden [rows, hidden]`; the outcome is in `samples`.
+    pub(super) fn draw(&mut self, hidden: &[f32], rows: &[RowParams<'_>]) -> Result<(), CommandError> {
+        let hidden = Matrix::new(hidden, rows.len(), self.config().hidden)?;
+        Ok(self.sampler.sample(hidden, rows, &mut self.samples)?)
+    }
+
+    /// An error of the model, with its folder.
+    pub(super) fn failed(&self, source: flash_sampling_models::ModelError) -> CommandError {
+        self.weights.failed(source)
+    }
+}
+
+/// The parameters of the token after `history`; `eos` are the tokens that end a sequence.
+pub(super) fn params<'a>(args: &'a GenerateArgs, eos: &'a [u32], seed: u64, history: &'a History) -> RowParams<'a> {
+    let row = RowParams {
+        seed,
+        position: history.tokens().len() as u64,
+        temperature: args.draws.temperature,
+        logprobs: args.draws.logprobs,
+        logit_bias: args.draws.logit_bias.as_deref().unwrap_or_default(),
+        history: Some(history),
+        stop_token_ids: eos,
+        ..RowParams::default()
+    };
+    args.penalties.apply(args.filters.apply(row))
+}
