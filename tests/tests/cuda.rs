@@ -13,6 +13,8 @@ use flash_sampling_cuda::{CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTil
 
 #[path = "cuda/dots.rs"]
 mod dots;
+#[path = "cuda/filters.rs"]
+mod filters;
 #[path = "cuda/large.rs"]
 mod large;
 #[path = "cuda/layouts.rs"]

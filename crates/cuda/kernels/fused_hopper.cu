@@ -1,5 +1,5 @@
 // The entry point of the fused Hopper kernel. The build gives FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER and FS_OPERAND,
-// and FS_KNOBS for the instance that takes rows with penalties.
+// and FS_KNOBS for the instance that takes rows with penalties and keeps the raw logits on request.
 #ifndef FS_KNOBS
 #define FS_NO_PENALTIES
 #endif
@@ -13,8 +13,17 @@ extern "C" {
 __constant__ u32 fused_hopper_launch[2] = {fused_hopper::Ring<Tile>::SHARED_BYTES, Tile::THREADS};
 }
 
+#ifdef FS_KNOBS
+extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
+    fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
+                 const __grid_constant__ LogitStore stored) {
+    extern __shared__ u8 memory[];
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, stored, memory);
+}
+#else
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND>(call, maps, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, memory);
 }
+#endif

@@ -10,6 +10,7 @@
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
+//! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two launches; allocates nothing, waits for nothing |
 //! | [`CudaGrouped`], [`CudaOnline`] | host memory | the same, with a draw by groups |
 //! | [`DeviceGroups`] | device memory, on the caller's stream | two launches; allocates nothing, waits for nothing |
 //! | [`CudaStreamed`] | host memory, the weight from a reader in blocks | reads, copies and multiplies at once |
@@ -23,6 +24,10 @@
 //!
 //! The variants with groups (paper Alg. I.2 and I.3) are made by the portable kernel: it leaves log-masses and samples of
 //! groups in place of winners, and a second kernel draws from those by a [`GroupRule`].
+//!
+//! Min-p, top-k and top-p, in the orders that engines use, are decided on the GPU: the draw without filters stores its
+//! logits, and a second kernel keeps and draws, a block a row. The other filters, and the few rows that this leaves undecided,
+//! are decided on the host by core's selector.
 //!
 //! Log-probabilities, lists without replacement and canonical plans are served over host memory: the transformed logits
 //! of the rows that ask are stored on the GPU, some rows at a time, and kernels over those sum masses, find the best
@@ -78,6 +83,7 @@ pub use crate::{
         resources::Resources,
     },
     device::{
+        filtered::DeviceFilters,
         gpu::Device,
         groups::DeviceGroups,
         head::DeviceHead,

@@ -4,12 +4,15 @@
 //!
 //! Public is what callers of the entry points over device memory write and read.
 
+mod filters;
 mod fused;
 mod groups;
 pub(crate) mod layout;
 mod peers;
 mod stored;
 
+pub(crate) use filters::SelectRows;
+pub use filters::{RowFilters, TOP_K_MAX};
 pub(crate) use fused::{Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, element, element_name};
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
 pub(crate) use peers::{MAX_PEERS, PeerState, Peers, SLOT_BYTES};
@@ -119,4 +122,6 @@ pub mod status {
     pub const LATE_RANK: u32 = 4;
     /// A rank of the group was called otherwise; `token` is the rank.
     pub const OTHER_CALL: u32 = 5;
+    /// The filters of the row are left to the host; only [`DeviceFilters`](crate::DeviceFilters) leaves any.
+    pub const UNDECIDED: u32 = 6;
 }

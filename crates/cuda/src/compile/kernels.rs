@@ -5,7 +5,7 @@
 //! its instances.
 
 use crate::compile::architecture::Architecture;
-use crate::device::{fused_hopper, fused_portable, peers, select, standalone, stored_kernels};
+use crate::device::{fused_hopper, fused_portable, peers, select, select_row, standalone, stored_kernels};
 use core::fmt;
 
 /// Every kernel of this crate.
@@ -14,6 +14,7 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &fused_portable::TENSOR,
     &fused_portable::PLAIN,
     &select::SOURCE,
+    &select_row::SOURCE,
     &peers::SOURCE,
     &standalone::SOURCE,
     &stored_kernels::MASS_HISTOGRAM,

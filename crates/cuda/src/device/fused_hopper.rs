@@ -1,7 +1,7 @@
 //! The fused Hopper kernel: its tiles, its options, and its launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{self, Call, Maps};
+use crate::abi::{self, Call, LogitStore, Maps};
 use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
@@ -37,7 +37,7 @@ pub(crate) struct Tile {
     slabs: u32,
     pub(crate) cluster: u32,
     pub(crate) dtype: DType,
-    /// Whether it takes rows with penalties.
+    /// Whether it takes rows with penalties, is fast for any mask, and keeps the raw logits on request.
     pub(crate) knobs: bool,
 }
 
@@ -112,16 +112,24 @@ impl Loaded {
     ///   abi.cuh states for `blocks` blocks, and stays so until the stream has passed the launch.
     /// * `call.row_count` is at most the tile's columns, and at least 1; `call.tokens` is at least 1.
     /// * The scratch is as abi.cuh states between launches, and no other launch uses it at the same time.
+    /// * A tile without knobs gets nowhere to store.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
         blocks: u32,
         call: &Call,
         maps: &Maps,
+        stored: &LogitStore,
     ) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: the kernel takes a Call and Maps by value, whose layouts abi asserts; the rest is the caller's.
-        unsafe { launch(&self.function, stream, grid, [argument(call), argument(maps)]) }
+        // SAFETY: the kernel takes a Call and Maps by value, with knobs a LogitStore too, whose layouts abi asserts; the rest
+        // is the caller's.
+        unsafe {
+            match self.tile.knobs {
+                true => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(stored)]),
+                false => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
+            }
+        }
     }
 }
 

@@ -3,11 +3,13 @@
 //! | entry points | kernels | shared |
 //! | --- | --- | --- |
 //! | `tiled` | `fused_hopper`, `fused_portable` | `gpu`, `matrix`, `head`, `tensor_map` |
+//! | `filtered`, after `tiled` | `select_row` | `scratch` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `peers`, after any of these | its own | `scratch` |
 //! | `stored_rows`, for the samplers over host memory | `stored_kernels` | `wishes` |
 
+pub(crate) mod filtered;
 pub(crate) mod fused_hopper;
 pub(crate) mod fused_portable;
 pub(crate) mod gpu;
@@ -20,6 +22,7 @@ pub(crate) mod noise_math;
 pub(crate) mod peers;
 pub(crate) mod scratch;
 pub(crate) mod select;
+pub(crate) mod select_row;
 pub(crate) mod standalone;
 pub(crate) mod stored_kernels;
 pub(crate) mod stored_rows;

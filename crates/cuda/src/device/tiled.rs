@@ -10,6 +10,7 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::Scratch;
 use crate::device::tensor_map;
 use crate::error::CudaError;
+use core::ops::Range;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::DType;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ pub struct DeviceTiled {
 #[derive(Debug)]
 struct Hopper {
     kernels: Vec<Arc<Loaded>>,
-    /// Those for rows with penalties, each when the first such launch comes.
+    /// Those with knobs, each when the first such launch comes.
     with_knobs: Vec<Arc<Loaded>>,
     weight: TensorMap,
     granule: TensorMap,
@@ -176,6 +177,11 @@ impl DeviceTiled {
         &self.device
     }
 
+    /// The global ids of the tokens.
+    pub(crate) fn tokens(&self) -> Range<u32> {
+        self.head.first_token..self.head.first_token + self.head.weight.rows as u32
+    }
+
     /// Bytes of device memory that the plan holds besides the kernels.
     pub fn scratch_bytes(&self) -> usize {
         self.scratch.len()
@@ -210,11 +216,11 @@ impl DeviceTiled {
         draws: u64,
     ) -> Result<(), CudaError> {
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, false) }
+        unsafe { self.launch_any(stream, hidden, rows, draws, false, LogitStore::default()) }.map(drop)
     }
 
-    /// [`DeviceTiled::launch`] for rows of which some have penalties. On Hopper it is another kernel, which the first such
-    /// launch loads.
+    /// [`DeviceTiled::launch`] for rows of which some have penalties, or masks that forbid most tokens. On Hopper it is
+    /// another kernel, which the first such launch loads.
     ///
     /// # Errors
     /// As [`DeviceTiled::launch`].
@@ -229,11 +235,33 @@ impl DeviceTiled {
         draws: u64,
     ) -> Result<(), CudaError> {
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, true) }
+        unsafe { self.launch_any(stream, hidden, rows, draws, true, LogitStore::default()) }.map(drop)
     }
 
+    /// As [`DeviceTiled::launch_with_knobs`], and stores the logits of all rows by the fastest kernel, `row_stride` floats
+    /// apart. Returns whether they are the transformed ones, and not the raw ones.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`].
+    ///
     /// # Safety
-    /// As [`DeviceTiled::launch`]; with `knobs` rows may be [`PENALISED`](crate::abi::PENALISED).
+    /// As [`DeviceTiled::launch_with_knobs`]; the logits too are device memory of this device until the launch has run.
+    pub(crate) unsafe fn launch_storing_any(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: u64,
+        draws: u64,
+        stored: LogitStore,
+    ) -> Result<bool, CudaError> {
+        // SAFETY: the same contract.
+        unsafe { self.launch_any(stream, hidden, rows, draws, true, stored) }
+    }
+
+    /// Returns whether it was the portable kernel.
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`]; with `knobs` rows may be [`PENALISED`](crate::abi::PENALISED), and logits stored.
     unsafe fn launch_any(
         &mut self,
         stream: &CudaStream,
@@ -241,15 +269,16 @@ impl DeviceTiled {
         rows: u64,
         draws: u64,
         knobs: bool,
-    ) -> Result<(), CudaError> {
+        stored: LogitStore,
+    ) -> Result<bool, CudaError> {
         if !self.head.takes(hidden, self.max_rows)? {
-            return Ok(());
+            return Ok(false);
         }
         let call = self.call(hidden, rows, draws);
         let takes = self.is_alike(hidden) && hidden.is_aligned();
         let Some(hopper) = self.hopper.as_mut().filter(|_| takes) else {
             // SAFETY: the same contract.
-            return unsafe { self.launch_portable(stream, hidden, &call, LogitStore::default()) };
+            return unsafe { self.launch_portable(stream, hidden, &call, stored) }.map(|()| true);
         };
         let (weight, granule) = (hopper.weight, hopper.granule);
         let kernel = hopper.kernel(hidden.rows, knobs, &self.device)?;
@@ -258,7 +287,7 @@ impl DeviceTiled {
         let blocks = kernel.blocks(call.tokens, self.device.multiprocessors());
         // SAFETY: head and inputs by this function's and `new`'s contract; the scratch is this value's, sized by `new`
         // for every multiprocessor, and the kernel leaves it as it found it.
-        unsafe { kernel.launch(stream, blocks, &call, &maps) }
+        unsafe { kernel.launch(stream, blocks, &call, &maps, &stored) }.map(|()| false)
     }
 
     /// Draws as [`DeviceTiled::launch`] does, and keeps the transformed logits (paper App. K), float32: that of row `r`

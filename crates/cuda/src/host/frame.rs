@@ -1,6 +1,6 @@
 //! What the samplers over host memory share: checks, staging, launches, and results as core says them.
 
-use crate::abi::{Draw, status};
+use crate::abi::{Draw, RowFilters, status};
 use crate::device::gpu::Device;
 use crate::device::select::GroupRule;
 use crate::device::stored_rows::StoredRows;
@@ -45,6 +45,10 @@ pub(crate) struct Frame<'w> {
     asking: Vec<usize>,
     asked: Vec<Asking>,
     hidden: Vec<f32>,
+    /// The draws whose filters the GPU decides: row, number, filters; and what they came to.
+    filtering: Vec<(usize, u32, RowFilters)>,
+    filters: Vec<RowFilters>,
+    filtered: Vec<Draw>,
 }
 
 impl<'w> Frame<'w> {
@@ -89,6 +93,9 @@ impl<'w> Frame<'w> {
             asking: Vec::new(),
             asked: Vec::new(),
             hidden: Vec::new(),
+            filtering: Vec::new(),
+            filters: Vec::new(),
+            filtered: Vec::new(),
         })
     }
 
@@ -157,6 +164,38 @@ impl<'w> Frame<'w> {
 
     fn draws_from_stored(&self) -> bool {
         self.can.exactness == Exactness::Pathwise
+    }
+
+    /// The filters of a row that the GPU decides: it draws and asks for nothing else.
+    fn quick(&self, row: &params::Row<'_>) -> Option<RowFilters> {
+        let draws_only = !row.kept && !row.without_replacement && row.logprobs.is_none() && self.resident.is_some();
+        row.filters.as_ref().filter(|_| draws_only).and_then(RowFilters::of)
+    }
+
+    /// Makes the draws whose filters the GPU decides; rows with one that it leaves undecided ask.
+    fn filter(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+        self.filtered.clear();
+        let (can, vocab_size) = (self.can, self.head.vocab_size());
+        let Some(resident) = self.resident.as_mut().filter(|_| !self.filtering.is_empty()) else { return Ok(()) };
+        for part in self.filtering.chunks(resident.most_filtered()) {
+            self.staging.clear();
+            self.filters.clear();
+            for &(r, draw, filters) in part {
+                let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
+                let row = row.expect("rows of the work were checked");
+                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
+                self.filters.push(filters);
+            }
+            resident.draw_filtered(&mut self.staging, &self.filters, input, &mut self.draws, &self.stream)?;
+            self.filtered.extend_from_slice(&self.draws);
+        }
+        let draws = self.filtering.iter().zip(&self.filtered);
+        let undecided = draws.filter(|(_, draw)| draw.status == status::UNDECIDED).map(|(&(r, ..), _)| r);
+        self.asking.extend(undecided);
+        self.asking.sort_unstable();
+        self.asking.dedup();
+        Ok(())
     }
 
     /// Stores the logits of the rows that ask, some at a time, and asks them.
@@ -283,9 +322,15 @@ impl Frame<'_> {
         let (can, vocab_size) = (self.can_by(exchange.as_deref()), self.head.vocab_size());
         self.work.clear();
         self.asking.clear();
+        self.filtering.clear();
         self.adjustments.collect(rows);
         for (r, params) in rows.iter().enumerate() {
             let Ok(row) = params.check(&[], &can, &self.plan, vocab_size) else { continue };
+            if let Some(filters) = self.quick(&row) {
+                let draws = row.first_draw..row.first_draw + row.draws;
+                self.filtering.extend(draws.map(|draw| (r, draw, filters)));
+                continue;
+            }
             let asks = self.asks(&row);
             if asks {
                 self.asking.push(r);
@@ -299,13 +344,22 @@ impl Frame<'_> {
             return Err(failed(CudaError::NotTogether));
         }
         self.draw(&input, rows, exchange).map_err(failed)?;
+        self.filter(&input, rows).map_err(failed)?;
         self.ask(&input, rows).map_err(failed)?;
         let pathwise = self.draws_from_stored();
         let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
+        let (mut filtered, mut filtering) = (self.filtered.as_slice(), self.filtering.iter().peekable());
         for (r, params) in rows.iter().enumerate() {
             let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
+            let mut quick = 0;
+            while filtering.next_if(|(row, ..)| *row == r).is_some() {
+                quick += 1;
+            }
+            let (mut own, rest) = filtered.split_at(quick);
+            filtered = rest;
             let outcome = params.check(&[], &can, &self.plan, vocab_size).and_then(|row| match asked {
                 Some(i) if pathwise => self.answers.emit(i, &row, vocab_size, out),
+                None if quick > 0 => push_row(&mut own, &row, None, &[], out),
                 asked => {
                     let (mass, top) = asked.map_or((None, [].as_slice()), |i| self.answers.extras(i));
                     push_row(&mut results, &row, mass, top, out)

@@ -1,7 +1,8 @@
 //! A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row};
+use crate::abi::{Draw, Row, RowFilters};
+use crate::device::filtered::{DeviceFilters, rows_within};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
@@ -17,6 +18,8 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{Head, Matrix, Plan};
 use std::sync::Arc;
 
+/// Bytes of logits that are stored for a launch with filters, beyond the first row.
+const FILTER_BYTES: usize = 256 << 20;
 /// Bytes of the weight that are laid out and copied at a time.
 const PART: usize = 64 << 20;
 
@@ -34,6 +37,8 @@ pub(crate) struct Resident {
     row_stride: usize,
     inputs: CudaSlice<u8>,
     draws: CudaSlice<u8>,
+    /// Draws with filters, and room for those; made when the first of them come.
+    filters: Option<(DeviceFilters, CudaSlice<u8>)>,
     /// Held for the kernels, which know their addresses; freed after them.
     _weight: CudaSlice<u8>,
     _bias: Option<CudaSlice<f32>>,
@@ -91,6 +96,7 @@ impl Resident {
             row_stride,
             inputs,
             draws,
+            filters: None,
             device: device.clone(),
             head: on_device,
             _weight: weight,
@@ -135,7 +141,7 @@ impl Resident {
         unsafe {
             match &mut self.groups {
                 Some(groups) => groups.launch(stream, &hidden, rows, out, None),
-                None if staging.is_penalised() => self.fused.launch_with_knobs(stream, &hidden, rows, out),
+                None if staging.has_knobs() => self.fused.launch_with_knobs(stream, &hidden, rows, out),
                 None => self.fused.launch(stream, &hidden, rows, out),
             }
         }?;
@@ -144,6 +150,38 @@ impl Resident {
         unsafe { exchange.launch(stream, rows, out, hidden.rows) }?;
         self.copy_draws(hidden.rows, draws, stream)?;
         exchange.check(draws)
+    }
+
+    /// The most draws with filters of a launch.
+    pub(crate) fn most_filtered(&self) -> usize {
+        self.most.min(rows_within(FILTER_BYTES, self.head.weight.rows))
+    }
+
+    /// Draws as [`Resident::draw`] does, with filters, one for each draw; at most [`Resident::most_filtered`] of them.
+    pub(crate) fn draw_filtered(
+        &mut self,
+        staging: &mut Staging,
+        filters: &[RowFilters],
+        input: &Matrix<'_>,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let failed = CudaError::driver("copy the filters of a call");
+        if self.filters.is_none() {
+            let most = self.most_filtered();
+            let selection = DeviceFilters::new(self.fused.tokens(), most, &self.device)?;
+            let room = stream.alloc_zeros(most * size_of::<RowFilters>()).map_err(&failed)?;
+            self.filters = Some((selection, room));
+        }
+        let Some((selection, room)) = &mut self.filters else { return Ok(()) };
+        let bytes: &[u8] = bytemuck::cast_slice(filters);
+        stream.memcpy_htod(bytes, &mut room.slice_mut(..bytes.len())).map_err(&failed)?;
+        let (there, out) = (room.device_ptr(stream).0, self.draws.device_ptr(stream).0);
+        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws, and there are as many
+        // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
+        unsafe { selection.launch(stream, &mut self.fused, &hidden, (rows, there), out) }?;
+        self.copy_draws(hidden.rows, draws, stream)
     }
 
     /// Stores the transformed logits of the rows that are staged, at most [`Resident::most`] rows, `row_stride` floats
@@ -194,6 +232,7 @@ impl Resident {
         stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(CudaError::driver("copy the draws"))?;
         stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
         self.fused.settle();
+        self.filters.iter_mut().for_each(|(selection, _)| selection.settle());
         self.groups.iter_mut().for_each(DeviceGroups::settle);
         Ok(())
     }

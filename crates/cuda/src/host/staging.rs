@@ -16,8 +16,8 @@ pub(crate) struct Staging {
     lists: Vec<LogitBias>,
     /// The same of the adjustments.
     last_list: Option<(usize, usize, List)>,
-    /// Whether any row has penalties.
-    is_penalised: bool,
+    /// Whether any row has a mask or penalties.
+    has_knobs: bool,
     /// For [`Staging::arrange`].
     arranged: Vec<Row>,
     bytes: Vec<u8>,
@@ -51,12 +51,12 @@ impl Staging {
         self.rows.clear();
         self.words.clear();
         self.lists.clear();
-        (self.last_mask, self.last_list, self.is_penalised) = (None, None, false);
+        (self.last_mask, self.last_list, self.has_knobs) = (None, None, false);
     }
 
-    /// Whether any row has penalties that are more than biases.
-    pub(crate) fn is_penalised(&self) -> bool {
-        self.is_penalised
+    /// Whether any row has a mask, or penalties that are more than biases.
+    pub(crate) fn has_knobs(&self) -> bool {
+        self.has_knobs
     }
 
     /// Appends a row's adjustments: as biases where they are no more.
@@ -124,7 +124,7 @@ impl Staging {
             _ => self.push_list(adjustments),
         };
         self.last_list = Some((key.0, key.1, list));
-        self.is_penalised |= list.biases & PENALISED != 0;
+        self.has_knobs |= mask != 0 || list.biases & PENALISED != 0;
         self.rows.push(Row {
             seed,
             position,

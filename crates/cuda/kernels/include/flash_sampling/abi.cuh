@@ -37,7 +37,15 @@ __device__ __forceinline__ void copy_row(Row* to, const Row* from) {
 #endif
 
 // The last two come of an exchange between ranks; `token` is then the rank.
-enum class Status : u32 { Drawn = 0, NoFiniteLogit = 1, NaN = 2, PositiveInfinity = 3, LateRank = 4, OtherCall = 5 };
+enum class Status : u32 {
+    Drawn = 0,
+    NoFiniteLogit = 1,
+    NaN = 2,
+    PositiveInfinity = 3,
+    LateRank = 4,
+    OtherCall = 5,
+    Undecided = 6,  // the filters of the row are left to the host
+};
 
 // The result of a row; for an invalid row `token` is the offending one.
 struct Draw {

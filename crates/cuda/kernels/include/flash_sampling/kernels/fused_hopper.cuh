@@ -46,9 +46,9 @@ __device__ __forceinline__ void prepare(const Call& call, Shared<T>& shared) {
     ptx::named_barrier(PREPARED_BARRIER, HANDS);
 }
 
-// A block of the kernel, with `memory` as Ring<T>::SHARED_BYTES of shared memory.
-template <class T, ptx::Operand OPERAND>
-__device__ __forceinline__ void block(const Call& call, const Maps& maps, u8* memory) {
+// A block of the kernel, with `memory` as Ring<T>::SHARED_BYTES of shared memory. KNOBS: see knobs.cuh.
+template <class T, ptx::Operand OPERAND, bool KNOBS>
+__device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, u8* memory) {
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);
     const u32 rank = T::CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, u8* me
         if (threadIdx.x >= 32) scout(call, shared, schedule);
     } else {
         ptx::raise_registers<T::CONSUMER_REGISTERS>();
-        consume<T, OPERAND>(call, stages, shared, schedule);
+        consume<T, OPERAND, KNOBS>(call, stored, stages, shared, schedule);
         publish(call, shared);
     }
     // No block leaves while its peer may still write here or arrive here.

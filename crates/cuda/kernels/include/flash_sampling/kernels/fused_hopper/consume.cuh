@@ -2,6 +2,7 @@
 #pragma once
 
 #include "filter.cuh"
+#include "knobs.cuh"
 #include "largest.cuh"
 #include "queue.cuh"
 
@@ -20,8 +21,8 @@ __device__ __forceinline__ void await_marks(const Call& call, Shared<T>& shared,
     ptx::mbarrier_wait(&shared.scouted, t & 1);
 }
 
-template <class T, ptx::Operand OPERAND>
-__device__ __forceinline__ void consume(const Call& call, const u8* stages, Shared<T>& shared,
+template <class T, ptx::Operand OPERAND, bool KNOBS>
+__device__ __forceinline__ void consume(const Call& call, const LogitStore& stored, const u8* stages, Shared<T>& shared,
                                         const Schedule<T>& schedule) {
     const Consumer self(threadIdx.x - T::FIRST_CONSUMER);
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
@@ -35,13 +36,34 @@ __device__ __forceinline__ void consume(const Call& call, const u8* stages, Shar
         u32 real[T::UNITS];
         multiply<T, OPERAND>(d, stages, shared, ring, steps, self);
         add_bias<T>(d, real, call, first, size, self);
+        if constexpr (KNOBS) {
+            if (stored.logits) store_raw<T>(d, real, call, stored, first, self);
+        }
         await_marks(call, shared, t, first, size, self);
 
         u32 queued = 0;
         for (u32 pass = t == 0 ? LARGEST : ALL; pass < PASSES; ++pass) {
-            if (pass == LARGEST) keep_largest<T>(d, real, call, shared, self.thread);
+            if (pass == LARGEST) {
+                if constexpr (KNOBS) {
+                    u32 allowed[T::UNITS][T::WORDS];
+                    look_at_masks<T>(allowed, call, shared, first, self);
+                    keep_largest<T>(d, real, call, shared, self.thread, allowed);
+                } else {
+                    keep_largest<T>(d, real, call, shared, self.thread);
+                }
+            }
             u32 pending[T::UNITS][T::WORDS], any = 0;
             filter<T>(pending, d, real, shared, t, pass, self);
+            if constexpr (KNOBS) {
+                if (has_masks(call, shared, self)) {
+                    u32 allowed[T::UNITS][T::WORDS];
+                    look_at_masks<T>(allowed, call, shared, first, self);
+#pragma unroll
+                    for (int u = 0; u < T::UNITS; ++u)
+#pragma unroll
+                        for (int w = 0; w < T::WORDS; ++w) pending[u][w] &= allowed[u][w];
+                }
+            }
 #pragma unroll
             for (int u = 0; u < T::UNITS; ++u)
 #pragma unroll

@@ -1,0 +1,30 @@
+// The filters of a row that the selection on the GPU knows: min-p, top-k and top-p, in the orders of core's filters.rs.
+#pragma once
+
+#include "abi.cuh"
+
+namespace flash_sampling {
+
+struct RowFilters {
+    double ln_min_p;  // -inf = off
+    float top_p;      // 1 = off
+    u32 top_k;        // 0 = off; at most TOP_K_MAX
+    float rescale;    // from a logit that filters look at to the logit drawn with
+    u32 min_p_last;   // 0: min-p, top-k, top-p; 1: top-k, top-p, min-p
+
+    FS_FUNCTION bool has_min_p() const { return ln_min_p > -1e300; }
+    FS_FUNCTION bool has_top_p() const { return top_p < 1.0f; }
+
+    // The smallest logit that min-p keeps: the smallest float that is not below the sum.
+    FS_FUNCTION float least(float largest) const {
+        const double t = add_rn(static_cast<double>(largest), ln_min_p);
+        const float x = static_cast<float>(t);
+        return static_cast<double>(x) < t ? from_monotone_bits(to_monotone_bits(x) + 1) : x;
+    }
+};
+FS_LAYOUT(RowFilters, 24,
+          FS_AT(ln_min_p, 0) && FS_AT(top_p, 8) && FS_AT(top_k, 12) && FS_AT(rescale, 16) && FS_AT(min_p_last, 20));
+
+constexpr u32 TOP_K_MAX = 1024;
+
+}  // namespace flash_sampling

@@ -1,0 +1,341 @@
+// The draw of a row with filters, from its logits in memory and the draw without filters. One block a row.
+//
+// What filters keep is a run of the order of falling logits, from its first place on: a prefix. So
+//
+// 1. where min-p comes first or there is a top-k, few tokens are kept: they are gathered while the row streams past once,
+//    sorted, walked as core's Selector does, and drawn from;
+// 2. where top-p comes first, the prefix may be long, but whether it holds one token takes two sums: the mass before the
+//    token and the mass of all. The winner of the draw without filters is tried first, and it is kept as often as top-p
+//    says. If it is not kept, nor is any token after it: the best of those before it is tried next, and so on.
+//
+// The sums of 2 are in float32, with a bound: a decision that is within the bound is left to the host, which sums integers
+// as core does; so are rows of 1 with more tokens than there is room for.
+#pragma once
+
+#include "candidates.cuh"
+#include "mass_histogram.cuh"
+#include "row_filters.cuh"
+#include "scan.cuh"
+
+#ifdef __CUDACC__
+
+namespace flash_sampling {
+
+struct SelectRow {
+    static constexpr u32 THREADS = 512;
+    static constexpr u32 WARPS = THREADS / 32;
+    // Tokens that the block takes at a time, and the most that it gathers.
+    static constexpr u32 STEP = WARPS * SCAN_TOKENS;
+    static constexpr u32 KEPT = 2048;
+    static constexpr u32 CAPACITY = STEP + KEPT;
+    // A bound on the relative error of a sum in float32, and of the approximate exponential in it.
+    static constexpr double SUM_ERROR = 6e-5;
+
+    struct Shared {
+        Candidates<THREADS, CAPACITY> candidates;
+        double cumulative[KEPT];
+        double weights[KEPT];
+        u32 units[KEPT];
+        float edges[KEPT];
+        Row row;
+        RowPhilox philox;
+        double sums[2];
+        u64 best;
+        u64 invalid;
+        u32 cut;
+        u32 end;
+    };
+
+    const RowFilters& filters;
+    const ExistingRow logits;
+    Shared& shared;
+
+    // The best of the tokens before a place, for scan(). The cut is finite from the start, so that scan raises none.
+    struct KeepBefore {
+        u32* shared_cut;
+        float limit;
+        u32 token_limit;
+        u64 best;
+
+        __device__ __forceinline__ float cut() const { return from_monotone_bits(*static_cast<volatile u32*>(shared_cut)); }
+        __device__ __forceinline__ float raise(float) const { return cut(); }
+        __device__ __forceinline__ void offer(float score, u32 token, float logit) {
+            if (!(logit > limit || (logit == limit && token < token_limit))) return;
+            const u64 key = to_ordered_bits(Winner::of(score, token));
+            if (key <= best) return;
+            best = key;
+            atomicMax(shared_cut, static_cast<u32>(key >> 32));
+        }
+    };
+
+    // Visits every transformed logit once; those of one call are a lane's eight of 256 tokens from `first` on. All threads
+    // visit equally often. `between` is called by all threads after each step of STEP tokens.
+    template <class Visit, class Between>
+    __device__ __forceinline__ void stream(Visit visit, Between between) {
+        const u32 lane = threadIdx.x % 32, begin = logits.first_token / SCAN_TOKENS;
+        const u32 end = (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1;
+        const bool aligned = is_aligned<Element::F32>(logits);
+        const Row& row = shared.row;
+        const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
+        Raw<Element::F32> next{};
+        u32 part = begin + threadIdx.x / 32;
+        if (part < end) next = load_lane<Element::F32>(logits, aligned, part * SCAN_TOKENS, lane);
+#pragma unroll 1
+        for (u32 step = begin; step < end; step += WARPS, part += WARPS) {
+            if (part < end) {
+                float l[8];
+#pragma unroll
+                for (u32 i = 0; i < 8; ++i) l[i] = next.logit(i);
+                if (part + WARPS < end)
+                    next = load_lane<Element::F32>(logits, aligned, (part + WARPS) * SCAN_TOKENS, lane);
+                if (transforms) transform_lane<Element::F32>(row.transform(), part * SCAN_TOKENS, lane, l);
+                visit(part * SCAN_TOKENS, l);
+            }
+            between();
+        }
+    }
+
+    static __device__ __forceinline__ u32 token_of(u32 first, u32 i) {
+        return first + group_offset<Element::F32>(threadIdx.x % 32, i / 4) + i % 4;
+    }
+
+    // Gathers the tokens that min-p and top-k may keep.
+    __device__ __noinline__ void gather() {
+        auto& c = shared.candidates;
+        const bool min_p_first = filters.has_min_p() && !filters.min_p_last;
+        const u32 k = filters.top_k;
+        c.begin();
+        __syncthreads();
+        stream(
+            [&](u32 first, const float (&l)[8]) {
+                float top = l[0];
+#pragma unroll
+                for (u32 i = 1; i < 8; ++i) top = fmaxf(top, l[i]);
+                const u32 cut = *static_cast<volatile u32*>(&c.cut);
+                if (to_monotone_bits(add_rn(top, 0.0f)) < cut) return;
+#pragma unroll 1
+                for (u32 i = 0; i < 8; ++i) {
+                    const u64 key = Candidates<THREADS, CAPACITY>::key_of(pick(l, i), token_of(first, i));
+                    if (static_cast<u32>(key >> 32) >= cut) c.push(key);
+                }
+                atomicMax(&c.largest, to_monotone_bits(add_rn(top, 0.0f)));
+            },
+            [&] {
+                __syncthreads();
+                const u32 count = c.count, settled = c.settled;
+                // All decide alike, before anybody gathers more.
+                __syncthreads();
+                const bool is_full = count > KEPT && count > settled;
+                if (!is_full && !(settled == 0 && count > 0)) return;
+                u64 least = 1;
+                if (min_p_first) least = static_cast<u64>(to_monotone_bits(filters.least(from_monotone_bits(c.largest)))) << 32;
+                if (k && is_full && count <= CAPACITY) {
+                    const u64 kth = c.find(k);
+                    least = kth > least ? kth : least;
+                }
+                if (count <= CAPACITY) c.compact(least);
+                // Tokens that come later lose against an equal logit; min-p keeps equals.
+                if (threadIdx.x == 0) {
+                    const u32 above_kth = k && c.count >= k && static_cast<u32>(least >> 32) > 1 && static_cast<u32>(least);
+                    c.cut = max(c.cut, static_cast<u32>(least >> 32) + (above_kth ? 1 : 0));
+                }
+                __syncthreads();
+            });
+        __syncthreads();
+        u64 least = 1;
+        if (min_p_first) least = static_cast<u64>(to_monotone_bits(filters.least(from_monotone_bits(c.largest)))) << 32;
+        if (c.count > CAPACITY) return;
+        if (k && c.count > k) {
+            const u64 kth = c.find(k);
+            least = kth > least ? kth : least;
+        }
+        c.compact(least);
+    }
+
+    // Walks the filters over the sorted candidates; how many of them are kept.
+    __device__ __noinline__ u32 walk() {
+        auto& c = shared.candidates;
+        u32 size = 32;
+        while (size < c.count) size *= 2;
+        c.sort(size);
+        const float largest = Candidates<THREADS, CAPACITY>::logit_of(c.keys[0]), least = filters.least(largest);
+        u32 length = c.count;
+        if (filters.top_k && filters.top_k < length) length = filters.top_k;
+        if (filters.has_top_p()) {
+            const float top = mass_edge(largest);
+            for (u32 i = threadIdx.x; i < length; i += THREADS) {
+                const float logit = Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]), edge = mass_edge(logit);
+                shared.edges[i] = edge;
+                shared.units[i] = sub_rn(top, edge) < MASS_WINDOW ? static_cast<u32>(mass_units(logit, edge)) : 0;
+                shared.weights[i] = mul_rn(::exp(static_cast<double>(edge) - static_cast<double>(top)), 1.0 / 1073741824.0);
+            }
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                // In the order and the roundings of core's Cells.
+                double done = 0.0, factor = 0.0;
+                float at = f32_infinity();
+                u64 mass = 0;
+                for (u32 i = 0; i < length; ++i) {
+                    if (shared.edges[i] != at) {
+                        done = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
+                        at = shared.edges[i];
+                        factor = shared.weights[i];
+                        mass = 0;
+                    }
+                    mass += shared.units[i];
+                    shared.cumulative[i] = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
+                }
+                shared.end = length;
+            }
+            __syncthreads();
+            const double limit = mul_rn(static_cast<double>(filters.top_p), shared.cumulative[length - 1]);
+            for (u32 i = threadIdx.x; i < length; i += THREADS)
+                if (shared.cumulative[i] >= limit) atomicMin(&shared.end, i + 1);
+            __syncthreads();
+            length = shared.end;
+        }
+        if (filters.has_min_p() && filters.min_p_last) {
+            if (threadIdx.x == 0) shared.end = 1;
+            __syncthreads();
+            for (u32 i = threadIdx.x; i < length; i += THREADS)
+                if (Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]) >= least) atomicMax(&shared.end, i + 1);
+            __syncthreads();
+            length = shared.end;
+        }
+        return length;
+    }
+
+    // The best of the first `length` candidates.
+    __device__ __noinline__ u64 best_of(u32 length) {
+        auto& c = shared.candidates;
+        const Row& row = shared.row;
+        const Noise noise{row.seed, row.position};
+        if (threadIdx.x == 0) shared.best = 0;
+        __syncthreads();
+        u64 best = 0;
+        for (u32 i = threadIdx.x; i < length; i += THREADS) {
+            const u32 token = Candidates<THREADS, CAPACITY>::token_of(c.keys[i]);
+            const float logit = mul_rn(Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]), filters.rescale);
+            const float score = add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
+            best = max(best, to_ordered_bits(Winner::of(score, token)));
+        }
+        if (best) atomicMax(&shared.best, best);
+        __syncthreads();
+        return shared.best;
+    }
+
+    // The transformed logit of a token, as it is drawn with.
+    __device__ __forceinline__ float logit_of(u32 token) const {
+        const float raw = static_cast<const float*>(logits.logits)[token - logits.first_token];
+        const float logit = shared.row.transform().apply(raw, token);
+        return filters.rescale != 1.0f ? mul_rn(logit, filters.rescale) : logit;
+    }
+
+    // The best token before a place, as ordered bits; 0 = there is none.
+    __device__ __noinline__ u64 best_before(float limit, u32 token_limit) {
+        if (threadIdx.x == 0) {
+            shared.best = 0;
+            shared.cut = to_monotone_bits(-bits_to_f32(0x7f7fffffu));
+        }
+        __syncthreads();
+        KeepBefore keep{&shared.cut, limit, token_limit, 0};
+        const u32 begin = logits.first_token / SCAN_TOKENS + threadIdx.x / 32;
+        const u32 end = (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1;
+        Raw<Element::F32> start{};
+        if (begin < end)
+            start = load_lane<Element::F32>(logits, is_aligned<Element::F32>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
+        scan<Element::F32>(logits, shared.row, &shared.philox, begin, end, WARPS, start, &shared.invalid, keep);
+        if (keep.best) atomicMax(&shared.best, keep.best);
+        __syncthreads();
+        const u64 best = shared.best;
+        __syncthreads();
+        return best;
+    }
+
+    // The mass of the tokens before a place, the mass of all, relative to the place's logit, and the largest logit.
+    __device__ __noinline__ void sum(float place, u32 token, double& before, double& all, float& largest) {
+        if (threadIdx.x == 0) {
+            shared.sums[0] = shared.sums[1] = 0.0;
+            shared.candidates.largest = 0;
+        }
+        __syncthreads();
+        float own_before = 0.0f, own_all = 0.0f, top = -f32_infinity();
+        stream(
+            [&](u32 first, const float (&l)[8]) {
+#pragma unroll
+                for (u32 i = 0; i < 8; ++i) {
+                    const float mass = exp2f((l[i] - place) * 1.44269504088896340736f);
+                    own_all += mass;
+                    if (l[i] > place || (l[i] == place && token_of(first, i) < token)) own_before += mass;
+                    top = fmaxf(top, l[i]);
+                }
+            },
+            [] {});
+        double sums[2] = {static_cast<double>(own_before), static_cast<double>(own_all)};
+#pragma unroll
+        for (u32 distance = 16; distance > 0; distance /= 2) {
+            sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], distance);
+            sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], distance);
+        }
+        const u32 highest = __reduce_max_sync(0xffffffffu, to_monotone_bits(top));
+        if (threadIdx.x % 32 == 0) {
+            atomicAdd(&shared.sums[0], sums[0]);
+            atomicAdd(&shared.sums[1], sums[1]);
+            atomicMax(&shared.candidates.largest, highest);
+        }
+        __syncthreads();
+        before = shared.sums[0];
+        all = shared.sums[1];
+        largest = from_monotone_bits(shared.candidates.largest);
+        __syncthreads();
+    }
+
+    // The draw of the row. `plain` is the draw without filters. All threads call it; `row` and `philox` are there.
+    __device__ __forceinline__ Draw draw(const Draw& plain) {
+        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+        const bool min_p_first = filters.has_min_p() && !filters.min_p_last;
+        u64 best = 0;
+        if (filters.top_k || min_p_first || !filters.has_top_p()) {
+            gather();
+            const auto& c = shared.candidates;
+            if (c.count > CAPACITY || c.count > KEPT) {
+                // More than there is room for: where min-p is all there is, they are drawn from in one more pass.
+                if (filters.top_k || filters.has_top_p() || filters.rescale != 1.0f) return undecided;
+                best = best_before(filters.least(from_monotone_bits(c.largest)), 0xffffffffu);
+            } else {
+                best = best_of(walk());
+            }
+        } else {
+            if (filters.rescale != 1.0f) return undecided;
+            float place = plain.logit;
+            u32 token = plain.token;
+            best = to_ordered_bits(Winner{plain.score, plain.token});
+            const double p = filters.top_p;
+            for (u32 turn = 0;; ++turn) {
+                if (turn == 8) return undecided;
+                double before, all;
+                float largest;
+                sum(place, token, before, all, largest);
+                const float least = filters.has_min_p() ? filters.least(largest) : -f32_infinity();
+                if (before * (1.0 + SUM_ERROR) < p * all * (1.0 - SUM_ERROR) && place >= least) break;
+                const bool is_beyond = before * (1.0 - SUM_ERROR) > p * all * (1.0 + SUM_ERROR);
+                if (place < least)
+                    best = best_before(least, 0xffffffffu);
+                else if (is_beyond)
+                    best = best_before(place, token);
+                else
+                    return undecided;
+                if (best == 0) return undecided;
+                token = from_ordered_bits(best).token;
+                place = logit_of(token);
+            }
+        }
+        if (best == 0) return undecided;
+        const Winner winner = from_ordered_bits(best);
+        return {winner.token, winner.score, logit_of(winner.token), Status::Drawn};
+    }
+};
+
+}  // namespace flash_sampling
+
+#endif

@@ -1,0 +1,91 @@
+//! The filters that the selection on the GPU knows, and its arguments.
+
+use crate::abi::layout::layout;
+use bytemuck::{Pod, Zeroable};
+use flash_sampling_core::{Filter, Filters};
+
+/// The largest top-k of [`RowFilters`].
+pub const TOP_K_MAX: u32 = 1024;
+
+/// Min-p, top-k and top-p of a row. Where all are off the draw stays.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct RowFilters {
+    /// The logarithm of min-p; `-inf` = off.
+    pub ln_min_p: f64,
+    /// 1 = off.
+    pub top_p: f32,
+    /// 0 = off; at most [`TOP_K_MAX`].
+    pub top_k: u32,
+    /// From a logit that filters look at to the logit drawn with; 1 where filters come after the temperature.
+    pub rescale: f32,
+    /// 0: min-p, top-k, top-p. 1: top-k, top-p, min-p.
+    pub min_p_last: u32,
+}
+layout!(RowFilters 24: ln_min_p 0, top_p 8, top_k 12, rescale 16, min_p_last 20);
+
+impl RowFilters {
+    /// No filters: the draw stays.
+    pub const OFF: RowFilters =
+        RowFilters { ln_min_p: f64::NEG_INFINITY, top_p: 1.0, top_k: 0, rescale: 1.0, min_p_last: 0 };
+
+    /// These filters, where the selection knows them all in this order.
+    pub fn of(filters: &Filters) -> Option<RowFilters> {
+        let mut all = RowFilters { rescale: filters.rescale, ..RowFilters::OFF };
+        for (i, step) in filters.steps().iter().enumerate() {
+            match *step {
+                Filter::MinP(p) => {
+                    all.ln_min_p = f64::from(p).ln();
+                    all.min_p_last = u32::from(i > 0);
+                }
+                Filter::TopK(k) if k <= TOP_K_MAX && all.top_p == 1.0 => all.top_k = k,
+                Filter::TopP(p) => all.top_p = p,
+                _ => return None,
+            }
+        }
+        (all != RowFilters { rescale: filters.rescale, ..RowFilters::OFF }).then_some(all)
+    }
+}
+
+/// The argument of select_row.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SelectRows {
+    pub(crate) logits: u64,
+    pub(crate) row_stride: u64,
+    pub(crate) sources: u64,
+    pub(crate) rows: u64,
+    pub(crate) filters: u64,
+    pub(crate) draws: u64,
+    pub(crate) first_token: u32,
+    pub(crate) tokens: u32,
+    pub(crate) is_transformed: u32,
+    pub(crate) padding: u32,
+}
+layout!(SelectRows 64:
+    logits 0, row_stride 8, sources 16, rows 24, filters 32, draws 40, first_token 48, tokens 52, is_transformed 56,
+    padding 60
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(steps: &[Filter]) -> Option<RowFilters> {
+        let mut all = [None; Filters::MAX];
+        all.iter_mut().zip(steps).for_each(|(slot, &step)| *slot = Some(step));
+        RowFilters::of(&Filters::new(all, 1.0))
+    }
+
+    #[test]
+    fn what_the_selection_does_not_know_is_none() {
+        let (k, p, m) = (Filter::TopK(50), Filter::TopP(0.9), Filter::MinP(0.5));
+        let ln_min_p = 0.5f64.ln();
+        assert_eq!(of(&[k, p]), Some(RowFilters { top_k: 50, top_p: 0.9, ..RowFilters::OFF }));
+        assert_eq!(of(&[m, k, p]), Some(RowFilters { ln_min_p, top_k: 50, top_p: 0.9, ..RowFilters::OFF }));
+        assert_eq!(of(&[k, m]), Some(RowFilters { ln_min_p, top_k: 50, min_p_last: 1, ..RowFilters::OFF }));
+        for unknown in [&[p, k][..], &[Filter::TopK(TOP_K_MAX + 1)], &[k, Filter::Epsilon(0.1)], &[]] {
+            assert_eq!(of(unknown), None);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The fused tiled variant with filters, over device memory: the draw without them, which stores the logits, and then the
+//! selection, a block a row.
+#![allow(unsafe_code)]
+
+use crate::abi::{LogitStore, SelectRows};
+use crate::device::gpu::Device;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::scratch::Scratch;
+use crate::device::select_row::SelectRow;
+use crate::device::tiled::DeviceTiled;
+use crate::error::CudaError;
+use core::ops::Range;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::{DType, Knob};
+use std::sync::Arc;
+
+/// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two launches a call on the caller's stream, which allocate
+/// nothing and wait for nothing. What is kept is what core's selector keeps.
+///
+/// A draw may come back as [`UNDECIDED`](crate::abi::status::UNDECIDED): its filters keep more than 2048 tokens before a
+/// top-k or a top-p can be tried, or a mass meets its limit to within rounding. [`CudaTiled`](crate::CudaTiled) decides
+/// such rows on the host.
+#[derive(Debug)]
+pub struct DeviceFilters {
+    kernel: SelectRow,
+    tokens: Range<u32>,
+    stride: usize,
+    max_rows: usize,
+    logits: Scratch,
+}
+
+impl DeviceFilters {
+    /// Plans for the tokens of a head and calls of up to `max_rows` rows: loads the kernel, and allocates room for the
+    /// logits of as many rows, float32.
+    ///
+    /// # Errors
+    /// * [`CudaError::EmptyPlan`]: no rows. [`CudaError::Layout`]: no tokens.
+    /// * [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn new(tokens: Range<u32>, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
+        if max_rows == 0 {
+            return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
+        }
+        if tokens.is_empty() {
+            return Err(CudaError::Layout { what: "logits", reason: "they have no tokens" });
+        }
+        let stride = tokens.len().next_multiple_of(8);
+        let logits = Scratch::new(4 * stride * max_rows, &[], device)?;
+        Ok(DeviceFilters { kernel: SelectRow::load(device)?, tokens, stride, max_rows, logits })
+    }
+
+    /// The most rows of a call.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    /// Every launch has run: see [`Scratch::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.logits.settle();
+    }
+
+    /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch_with_knobs`] does, with filters: `filters` is the device
+    /// address of one [`abi::RowFilters`](crate::abi::RowFilters) a row.
+    ///
+    /// # Errors
+    /// * [`CudaError::TooLarge`]: more rows than planned.
+    /// * [`CudaError::Layout`]: another number of tokens than planned.
+    /// * Those of [`DeviceTiled::launch`].
+    ///
+    /// # Safety
+    /// * As [`DeviceTiled::launch_with_knobs`], for the filters and for this value too.
+    /// * No top-k is above [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX), and no row is greedy.
+    pub unsafe fn launch(
+        &mut self,
+        stream: &CudaStream,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        (rows, filters): (u64, u64),
+        draws: u64,
+    ) -> Result<(), CudaError> {
+        if hidden.rows > self.max_rows {
+            return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
+        }
+        if sampler.tokens() != self.tokens {
+            return Err(CudaError::Layout { what: "logits", reason: "they have other tokens than the head" });
+        }
+        let logits = self.logits.lend();
+        let stored = LogitStore { logits, stride: self.stride as u64 };
+        // SAFETY: this function's contract; there is room for the logits of as many rows.
+        let is_transformed = unsafe { sampler.launch_storing_any(stream, hidden, rows, draws, stored) }?;
+        if hidden.rows == 0 {
+            return Ok(());
+        }
+        let call = SelectRows {
+            logits,
+            row_stride: self.stride as u64,
+            sources: 0,
+            rows,
+            filters,
+            draws,
+            first_token: self.tokens.start,
+            tokens: self.tokens.len() as u32,
+            is_transformed: is_transformed.into(),
+            padding: 0,
+        };
+        // SAFETY: this function's contract; the logits were stored on the same stream.
+        unsafe { self.kernel.launch(stream, &call, hidden.rows as u32) }
+    }
+}
+
+/// The most rows whose logits fit into `bytes`, one at least.
+pub(crate) fn rows_within(bytes: usize, tokens: usize) -> usize {
+    (bytes / (tokens.next_multiple_of(8) * DType::F32.size())).max(1)
+}

@@ -1,0 +1,81 @@
+//! Filters that the GPU decides, on rows that are long enough for all of its ways: few kept, many kept, ties, masks.
+
+use super::{CHOICES, Cuda, runs_here};
+use flash_sampling_conformance::SamplerFactory;
+use flash_sampling_conformance::logits::LogitShape;
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::trial::RowBits;
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{DType, History, Order, Plan, RowParams, Samples};
+
+const VOCAB: usize = 30_011;
+
+#[test]
+fn filtered_draws_of_long_rows_have_the_reference_bits() {
+    if !runs_here() {
+        return;
+    }
+    let llm: Vec<f32> = LogitShape::LlmLike.logits(VOCAB, 71).iter().map(|l| (l * 8.0).round() / 8.0).collect();
+    let flat: Vec<f32> = (0..VOCAB).map(|t| (t % 5) as f32 * 0.25).collect();
+    let mut integers = Problem::integers(Size::new(3, VOCAB, 40), DType::BF16, DType::BF16, 72);
+    integers.scale = Some(0.25);
+    let problems = [
+        ("LLM-like", Problem::of_logits(&llm, 3)),
+        ("flat", Problem::of_logits(&flat, 3)),
+        ("tail-heavy", Problem::of_logits(&LogitShape::TailHeavy.logits(VOCAB, 73), 3)),
+        ("integers", integers),
+    ];
+    let history = History::new(&(0..1000).map(|t| t * 29 % VOCAB as u32).collect::<Vec<_>>());
+    let mask: Vec<u32> = (0..VOCAB.div_ceil(32) as u32).map(|word| 0x8001_0040u32.rotate_left(word % 32)).collect();
+    let base = RowParams { seed: 74, temperature: 0.9, draws: 6, ..RowParams::default() };
+    let orders = [Order::Vllm, Order::HuggingFace, Order::LlamaCpp].map(|order| RowParams { order, ..base });
+    let bases = [
+        orders[0],
+        orders[1],
+        orders[2],
+        RowParams { repetition_penalty: 1.4, presence_penalty: 0.5, history: Some(&history), ..base },
+        RowParams { mask: Some(&mask), ..base },
+    ];
+    let plan = Plan { max_rows: 3, max_draws: 6, ..Plan::default() };
+    let (mut found, mut want) = (Samples::new(), Samples::new());
+    let mut samplers: Vec<_> = Vec::new();
+    for (_, problem) in &problems {
+        samplers.push(
+            CHOICES[..2].iter().map(|&choice| Cuda(choice).build(problem.head(), plan).unwrap()).collect::<Vec<_>>(),
+        );
+    }
+    let mut wrong = Vec::new();
+    for ((name, problem), samplers) in problems.iter().zip(&mut samplers) {
+        let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+        for (b, row) in bases.into_iter().enumerate() {
+            let filters = [
+                RowParams { min_p: 0.05, ..row },
+                RowParams { min_p: 1e-6, ..row },
+                RowParams { top_k: 20, ..row },
+                RowParams { top_k: 1024, ..row },
+                RowParams { top_k: 50, top_p: 0.9, ..row },
+                RowParams { top_p: 0.2, ..row },
+                RowParams { top_p: 0.95, ..row },
+                RowParams { min_p: 0.01, top_p: 0.8, ..row },
+                RowParams { min_p: 0.01, top_k: 300, top_p: 0.8, ..row },
+            ];
+            for (f, row) in filters.into_iter().enumerate() {
+                let rows = [0, 1, 2].map(|position| RowParams { position, ..row });
+                reference.sample(problem.input(), &rows, &mut want).unwrap();
+                for (choice, sampler) in CHOICES.iter().zip(samplers.iter_mut()) {
+                    sampler.sample(problem.input(), &rows, &mut found).unwrap();
+                    let (found, want) = (RowBits::all(&found), RowBits::all(&want));
+                    if found != want {
+                        let r = (0..3).find(|&r| found[r] != want[r]);
+                        wrong.push(format!(
+                            "{name}, rows {b}, filters {f}, {choice:?}: row {r:?}: {:?}, not {:?}",
+                            found[r.unwrap()],
+                            want[r.unwrap()]
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
+}
