@@ -6,7 +6,7 @@ use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{Reference, Scheme};
-use flash_sampling_core::{DType, History, Order, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, History, Order, PerturbedArgmax, Plan, RowParams, Samples};
 
 const VOCAB: usize = 30_011;
 

@@ -51,12 +51,12 @@ pub const PORTABLE: [&str; 2] = ["portable, peaked", "portable, logits kept"];
 const CALLS: usize = 1000;
 
 /// For `map_err`: a failure of the CUDA backend.
-fn failed(error: CudaError) -> CommandError {
+pub(crate) fn failed(error: CudaError) -> CommandError {
     BuildError::from(error).into()
 }
 
 /// For `map_err`: a failure of the driver while doing something.
-fn driver(action: &'static str) -> impl Fn(DriverError) -> CommandError {
+pub(crate) fn driver(action: &'static str) -> impl Fn(DriverError) -> CommandError {
     move |DriverError(code)| failed(CudaError::Driver { action, code: code as u32, name: format!("{code:?}") })
 }
 

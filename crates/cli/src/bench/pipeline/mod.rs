@@ -5,10 +5,13 @@
 //! | [`cases`] | what a row asks for |
 //! | [`inputs`] | the kinds of logits |
 //! | [`cpu`] | what is timed on the processor, and how many rows one pass decides |
+//! | `cuda` | what is timed on a GPU (feature `cuda`) |
 //! | [`table`] | times, ratios and passes as text |
 
 pub mod cases;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod inputs;
 pub mod table;
 
@@ -27,7 +30,7 @@ use std::io::Write;
 /// What the backend refuses, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     if args.backend == BackendName::Cuda {
-        return Err(CommandError::usage("--pipeline is for the CPU"));
+        return on_gpu(args, out, interrupt);
     }
     let ours = Ours { options: args.options(), variants: Vec::new() };
     let (mut sections, mut certified) = (Vec::new(), Vec::new());
@@ -53,4 +56,17 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
     table::write(out, &record, None).map_err(CommandError::write("to standard output"))?;
     save(&record, args)?;
     Ok(0)
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpu(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    let record = cuda::run(args, interrupt)?;
+    table::write(out, &record, None).map_err(CommandError::write("to standard output"))?;
+    save(&record, args)?;
+    Ok(0)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(_: &BenchArgs, _: &mut dyn Write, _: &Interrupt) -> Result<u8, CommandError> {
+    Err(flash_sampling::BuildError::NotBuilt { feature: "cuda" }.into())
 }

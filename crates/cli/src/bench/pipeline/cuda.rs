@@ -1,0 +1,247 @@
+//! What is timed on a GPU: all inputs in device memory, events around calls that find a cold cache.
+
+use super::cases::{Case, Lists};
+use super::inputs::Kind;
+use crate::args::{BenchArgs, BenchSize};
+use crate::bench::cuda::clock::{Clock, Protocol};
+use crate::bench::cuda::{driver, failed};
+use crate::bench::record::{Passes, Record, Section};
+use crate::bench::timing::Contender;
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::synthetic;
+use flash_sampling::cuda::abi::{Draw, LogitBias, PENALISED, Penalty, Row, RowFilters, status};
+use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled};
+use flash_sampling::{Adjustments, Capabilities, DType, Exactness, Input, Knobs, Matrix, Plan, RowParams, Variant};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the GPU rests before a block of calls.
+const REST: Duration = Duration::from_millis(250);
+/// Calls of each case whose draws are looked at.
+const LOOKED_AT: usize = 16;
+
+/// What the checks of parameters need to know.
+const CAN: Capabilities = Capabilities {
+    backend: "cuda",
+    variant: Variant::Tiled,
+    exactness: Exactness::Pathwise,
+    input: Input::Hidden,
+    without_replacement: false,
+    knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS),
+    canonical: false,
+};
+
+/// A head in device memory, its sampler, and room for draws.
+struct Bench {
+    stream: Arc<CudaStream>,
+    tiled: DeviceTiled,
+    filters: DeviceFilters,
+    draws: CudaSlice<Draw>,
+}
+
+/// The parameters of all calls of a case, in device memory; a call takes the next ones.
+struct Calls {
+    rows: u64,
+    filters: Option<u64>,
+    with_knobs: bool,
+    of_call: usize,
+    calls: usize,
+    next: usize,
+    _held: (CudaSlice<u64>, CudaSlice<Row>, CudaSlice<u8>),
+}
+
+impl Calls {
+    fn new(
+        case: Case,
+        lists: &Lists,
+        (rows, calls): (usize, usize),
+        vocab: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Calls, CommandError> {
+        let failed = driver("copy the parameters of the calls");
+        let params: Vec<RowParams<'_>> = (0..rows).map(|r| case.row(lists, r, r as u64, 0)).collect();
+        let mut adjustments = Adjustments::default();
+        adjustments.collect(&params);
+        // Offsets in words of eight bytes at first, addresses then.
+        let (mut words, mut all, mut filters) = (Vec::<u64>::new(), Vec::new(), Vec::new());
+        for (r, params) in params.iter().enumerate() {
+            let row = params.check(adjustments.row(r), &CAN, &Plan::default(), vocab as u32);
+            let row = row.map_err(|error| CommandError::usage(format!("a row of the benchmark: {error}")))?;
+            filters.push(row.filters.as_ref().and_then(RowFilters::of).unwrap_or(RowFilters::OFF));
+            let mut here = Row { seed: params.seed, inv_temperature: 1.0, ..Row::default() };
+            if let Some(mask) = row.transform.mask {
+                (here.mask, here.mask_words) = (8 * words.len() as u64 + 1, mask.len() as u32);
+                words.extend(mask.chunks(2).map(|w| u64::from(w[0]) | u64::from(w.get(1).copied().unwrap_or(0)) << 32));
+            }
+            let list = row.transform.adjustments;
+            if !list.is_empty() {
+                (here.bias, here.biases) = (8 * words.len() as u64 + 1, list.len() as u32 | PENALISED);
+                let pair = |low: u32, high: f32| u64::from(low) | u64::from(high.to_bits()) << 32;
+                let word = |p: Penalty| pair(p.repetition.to_bits(), p.subtract);
+                let penalty =
+                    |a: &flash_sampling::Adjustment| Penalty { repetition: a.repetition, subtract: a.subtract };
+                let biases = list.iter().map(|a| LogitBias { token: a.token, value: a.bias });
+                words.extend(biases.map(|bias| pair(bias.token, bias.value)));
+                let none = Penalty { repetition: 1.0, subtract: 0.0 };
+                let least = list.iter().map(penalty).fold(none, |least, p| Penalty {
+                    repetition: least.repetition.min(p.repetition),
+                    subtract: least.subtract.min(p.subtract),
+                });
+                words.extend(std::iter::once(least).chain(list.iter().map(penalty)).map(word));
+                here.largest_bias = list.iter().fold(0.0, |largest, a| largest.max(a.bias));
+            }
+            all.push(here);
+        }
+        words.push(0);
+        let held_words = stream.clone_htod(&words).map_err(&failed)?;
+        let base = held_words.device_ptr(stream).0;
+        let place = |at: u64| if at == 0 { 0 } else { base + at - 1 };
+        let of_call = |call: u64| {
+            all.iter().map(move |row| Row { position: call, mask: place(row.mask), bias: place(row.bias), ..*row })
+        };
+        let held_rows = stream.clone_htod(&(0..calls as u64).flat_map(of_call).collect::<Vec<_>>()).map_err(&failed)?;
+        let bytes: Vec<u8> = filters.iter().flat_map(bytes_of).collect();
+        let held_filters = stream.clone_htod(&bytes).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        let (rows_at, filters_at) = (held_rows.device_ptr(stream).0, held_filters.device_ptr(stream).0);
+        Ok(Calls {
+            rows: rows_at,
+            filters: filters.iter().any(|f| *f != RowFilters::OFF).then_some(filters_at),
+            with_knobs: all.iter().any(|row| row.mask != 0 || row.bias != 0),
+            of_call: rows,
+            calls,
+            next: 0,
+            _held: (held_words, held_rows, held_filters),
+        })
+    }
+
+    fn advance(&mut self) -> u64 {
+        let at = self.next % self.calls * self.of_call;
+        self.next += 1;
+        self.rows + (at * size_of::<Row>()) as u64
+    }
+}
+
+/// The bytes of a row's filters as the device reads them.
+fn bytes_of(filters: &RowFilters) -> Vec<u8> {
+    let RowFilters { ln_min_p, top_p, top_k, rescale, min_p_last } = *filters;
+    let rest = [top_p.to_bits(), top_k, rescale.to_bits(), min_p_last].map(u32::to_le_bytes);
+    [&ln_min_p.to_le_bytes()[..], rest.as_flattened()].concat()
+}
+
+impl Bench {
+    fn new(
+        weight: DeviceMatrix,
+        most: usize,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CommandError> {
+        let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
+        // SAFETY: the weight is device memory of this size, which the caller holds and nothing writes to.
+        let tiled = unsafe { DeviceTiled::new(head, most, device) }.map_err(failed)?;
+        let filters = DeviceFilters::new(0..weight.rows as u32, most, device).map_err(failed)?;
+        let draws = stream.alloc_zeros(most).map_err(driver("allocate memory"))?;
+        Ok(Bench { stream: stream.clone(), tiled, filters, draws })
+    }
+
+    /// Enqueues one call.
+    fn call(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<(), CommandError> {
+        let (rows, draws) = (calls.advance(), self.draws.device_ptr(&self.stream).0);
+        // SAFETY: hidden states, rows with their lists, filters and draws are device memory of at least `hidden.rows` rows,
+        // held by the caller; one stream; top-k is bounded by `RowFilters::of`.
+        let launched = unsafe {
+            match calls.filters {
+                Some(filters) => self.filters.launch(&self.stream, &mut self.tiled, hidden, (rows, filters), draws),
+                None if calls.with_knobs => self.tiled.launch_with_knobs(&self.stream, hidden, rows, draws),
+                None => self.tiled.launch(&self.stream, hidden, rows, draws),
+            }
+        };
+        launched.map_err(failed)
+    }
+
+    /// How many rows the GPU decides by itself.
+    fn passes(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<Passes, CommandError> {
+        let mut passes = Passes::default();
+        for _ in 0..LOOKED_AT {
+            self.call(hidden, calls)?;
+            let draws = self.stream.clone_dtoh(&self.draws.slice(..hidden.rows)).map_err(driver("copy the draws"))?;
+            for draw in draws {
+                match draw.status {
+                    status::DRAWN => passes.add(1),
+                    status::UNDECIDED => passes.add(2),
+                    other => return Err(CommandError::usage(format!("a row of the benchmark came to status {other}"))),
+                }
+            }
+        }
+        Ok(passes)
+    }
+}
+
+fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, CudaSlice<u8>), CommandError> {
+    let held = stream.clone_htod(matrix.bytes()).map_err(driver("copy the inputs"))?;
+    let (rows, cols, address) = (matrix.rows(), matrix.cols(), held.device_ptr(stream).0);
+    Ok((DeviceMatrix { address, dtype: matrix.dtype(), rows, cols, row_stride: cols }, held))
+}
+
+/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself.
+///
+/// # Errors
+/// No GPU, what the backend refuses, Ctrl-C.
+pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Record, CommandError> {
+    let device = Device::new(0).map_err(failed)?;
+    let stream = device.context().new_stream().map_err(driver("make a stream"))?;
+    let protocol = match args.sustained {
+        true => Protocol::Sustained,
+        false => Protocol::Blocks { rest: if args.quick { Duration::ZERO } else { REST } },
+    };
+    let mut clock = Clock::new(protocol, stream.clone())?;
+    let mut sections = Vec::new();
+    for size in args.sizes() {
+        let most = size.rows.iter().copied().max().unwrap_or(1);
+        let dtype: DType = args.dtype.into();
+        let no_memory = |error: io::Error| CommandError::usage(format!("cannot make a head: {error}"));
+        let weight = synthetic::weight(size.vocab, size.hidden, dtype).map_err(no_memory)?;
+        let (head, _held_weight) = copy(weight.matrix()?, &stream)?;
+        let lists = Lists::new(size.vocab, most);
+        for kind in Kind::ALL {
+            let states = kind.states(weight.matrix()?, most, dtype)?;
+            let (all, _held_states) = copy(states.matrix()?, &stream)?;
+            for &rows in &size.rows {
+                let hidden = DeviceMatrix { rows, ..all };
+                let mut section = section(&size, kind, rows, dtype);
+                let mut passes = Vec::new();
+                let mut contenders = Vec::new();
+                for case in Case::ALL {
+                    let mut bench = Bench::new(head, rows, &device, &stream)?;
+                    let count = protocol.calls(size.rounds);
+                    let mut calls = Calls::new(case, &lists, (rows, count), size.vocab, &stream)?;
+                    passes.push(bench.passes(&hidden, &mut calls)?);
+                    contenders.push(Contender::new(case.name(), move || bench.call(&hidden, &mut calls)));
+                }
+                let timings = clock.time(&mut contenders, size.rounds, interrupt)?;
+                section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
+                section.entries.iter_mut().zip(passes).for_each(|(entry, passes)| entry.passes = Some(passes));
+                sections.push(section);
+            }
+        }
+    }
+    Ok(Record { protocol: Some(protocol.describe()), ..Record::now(sections, Vec::new()) })
+}
+
+fn section(size: &BenchSize, kind: Kind, rows: usize, dtype: DType) -> Section {
+    Section {
+        what: format!("fused pipeline, {} rows", kind.name()),
+        rows,
+        vocab: size.vocab,
+        hidden: Some(size.hidden),
+        dtypes: dtype.name().into(),
+        threads: None,
+        bytes: size.vocab * size.hidden * dtype.size(),
+        rounds: size.rounds,
+        entries: Vec::new(),
+        peers: Vec::new(),
+    }
+}
