@@ -28,8 +28,6 @@ struct SelectRow {
     static constexpr u32 STEP = WARPS * SCAN_TOKENS;
     static constexpr u32 KEPT = 2048;
     static constexpr u32 CAPACITY = STEP + KEPT;
-    // A bound on the relative error of a sum in float32, and of the approximate exponential in it.
-    static constexpr double SUM_ERROR = 6e-5;
 
     struct Shared {
         Candidates<THREADS, CAPACITY> candidates;
@@ -311,14 +309,16 @@ struct SelectRow {
             u32 token = plain.token;
             best = to_ordered_bits(Winner{plain.score, plain.token});
             const double p = filters.top_p;
+            // A bound on the relative error of a thread's sum, and of the approximate exponentials in it.
+            const double error = 2e-5 + 1.2e-7 * (logits.tokens / THREADS + 8);
             for (u32 turn = 0;; ++turn) {
                 if (turn == 8) return undecided;
                 double before, all;
                 float largest;
                 sum(place, token, before, all, largest);
                 const float least = filters.has_min_p() ? filters.least(largest) : -f32_infinity();
-                if (before * (1.0 + SUM_ERROR) < p * all * (1.0 - SUM_ERROR) && place >= least) break;
-                const bool is_beyond = before * (1.0 - SUM_ERROR) > p * all * (1.0 + SUM_ERROR);
+                if (before * (1.0 + error) < p * all * (1.0 - error) && place >= least) break;
+                const bool is_beyond = before * (1.0 - error) > p * all * (1.0 + error);
                 if (place < least)
                     best = best_before(least, 0xffffffffu);
                 else if (is_beyond)
