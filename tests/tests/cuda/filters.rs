@@ -79,3 +79,37 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
     }
     assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
 }
+
+#[test]
+fn filtered_draws_have_the_reference_bits_for_every_tile() {
+    if !runs_here() {
+        return;
+    }
+    let vocab = 5_003;
+    let mask: Vec<u32> = (0..157).map(|word: u32| 1 << (word * 7 % 32)).collect();
+    let history = History::new(&(0..700).collect::<Vec<_>>());
+    for rows in [7, 64, 130, 256] {
+        let problem = Problem::integers(Size::new(rows, vocab, 72), DType::BF16, DType::BF16, 75 + rows as u64);
+        let row = |r: usize| {
+            let base = RowParams { seed: r as u64, position: 5, temperature: 4.0, ..RowParams::default() };
+            match r % 7 {
+                0 => RowParams { top_k: 20, ..base },
+                1 => RowParams { min_p: 0.05, ..base },
+                2 => RowParams { top_p: 0.95, ..base },
+                3 => RowParams { top_p: 0.7, mask: Some(&mask), ..base },
+                4 => RowParams { top_k: 50, top_p: 0.9, history: Some(&history), repetition_penalty: 1.5, ..base },
+                5 => RowParams { mask: Some(&mask), ..base },
+                _ => RowParams { history: Some(&history), repetition_penalty: 0.75, presence_penalty: 1.0, ..base },
+            }
+        };
+        let params: Vec<_> = (0..rows).map(row).collect();
+        let plan = Plan { max_rows: rows, ..Plan::default() };
+        let (mut found, mut want) = (Samples::new(), Samples::new());
+        Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &params, &mut want).unwrap();
+        let mut sampler = Cuda(CHOICES[0]).build(problem.head(), plan).unwrap();
+        for _ in 0..2 {
+            sampler.sample(problem.input(), &params, &mut found).unwrap();
+            assert_eq!(RowBits::all(&found), RowBits::all(&want), "{rows} rows");
+        }
+    }
+}

@@ -33,6 +33,7 @@ pub(crate) struct Question<'a> {
 struct Kept {
     tokens: Range<usize>,
     passes: u32,
+    is_open: bool,
 }
 
 /// Which tokens the filters of a call's rows keep, in the order of the questions. Keeps its memory from call to call.
@@ -44,7 +45,6 @@ pub(crate) struct Filtered {
     selector: Selector,
     wishes: Vec<Wish>,
     lists: Granted,
-    longer: Granted,
     mass: MassHistogram,
     draws: Vec<Candidate>,
     top: Vec<Candidate>,
@@ -80,33 +80,42 @@ impl Filtered {
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        self.wishes.clear();
-        self.wishes.extend(questions.clone().map(|q| largest(q.source, list_len(&q.filters))));
-        self.lists.clear();
-        stored.keep(Kind::Lists, &self.wishes, None, &mut self.lists, stream)?;
-        for (i, Question { source, filters, mass }) in questions.enumerate() {
-            let mut moments = Moments::default();
-            if filters.need_moments() {
-                stored.read(source, stream)?.iter().for_each(|&logit| moments.push(logit));
+        let first = self.rows.len();
+        self.rows.extend(questions.clone().map(|_| Kept { tokens: 0..0, passes: 0, is_open: true }));
+        for limit in [None, Some(SECOND_LIST), Some(u32::MAX)] {
+            let limit = |filters: &Filters| limit.unwrap_or_else(|| list_len(filters));
+            let open = questions.clone().zip(&self.rows[first..]).filter(|(_, row)| row.is_open);
+            self.wishes.clear();
+            self.wishes.extend(open.map(|(q, _)| largest(q.source, limit(&q.filters))));
+            if self.wishes.is_empty() {
+                return Ok(());
             }
-            let (from, mut passes, mut limit) = (self.tokens.len(), 1, list_len(&filters));
-            loop {
-                let list = if passes == 1 { self.lists.get(i) } else { self.longer.get(0) };
-                if list.is_empty() {
-                    break;
+            self.lists.clear();
+            stored.keep(Kind::Lists, &self.wishes, None, &mut self.lists, stream)?;
+            let open = self.rows[first..].iter_mut().zip(questions.clone()).filter(|(row, _)| row.is_open);
+            for (i, (row, Question { source, filters, mass })) in open.enumerate() {
+                let list = self.lists.get(i);
+                row.passes += 1;
+                row.is_open = !list.is_empty();
+                if !row.is_open {
+                    continue;
                 }
-                let seen = Seen::first(list, limit as usize, mass, &moments);
+                let mut moments = Moments::default();
+                if filters.need_moments() {
+                    stored.read(source, stream)?.iter().for_each(|&logit| moments.push(logit));
+                }
+                let seen = Seen::first(list, limit(&filters) as usize, mass, &moments);
                 if let Selection::Listed(kept) = self.selector.select(&filters, &seen) {
+                    let from = self.tokens.len();
                     self.tokens.extend_from_slice(&list[kept]);
-                    break;
+                    (row.tokens, row.is_open) = (from..self.tokens.len(), false);
                 }
-                (limit, passes) = (if limit < SECOND_LIST { SECOND_LIST } else { u32::MAX }, passes + 1);
-                self.longer.clear();
-                stored.keep(Kind::Lists, &[largest(source, limit)], None, &mut self.longer, stream)?;
             }
-            self.rows.push(Kept { tokens: from..self.tokens.len(), passes });
         }
-        Ok(())
+        match self.rows[first..].iter().any(|row| row.is_open) {
+            true => Err(CudaError::Corrupt { what: "lists of whole rows that leave filters open," }),
+            false => Ok(()),
+        }
     }
 
     /// Appends the result of the row of question `i`.
@@ -121,7 +130,7 @@ impl Filtered {
         vocab_size: u32,
         out: &mut Samples,
     ) -> Result<(), RowError> {
-        let Kept { tokens, passes } = self.rows[i].clone();
+        let Kept { tokens, passes, .. } = self.rows[i].clone();
         let kept = &self.tokens[tokens];
         if kept.is_empty() {
             return Err(RowError::NoFiniteLogit);

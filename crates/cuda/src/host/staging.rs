@@ -16,7 +16,7 @@ pub(crate) struct Staging {
     lists: Vec<LogitBias>,
     /// The same of the adjustments.
     last_list: Option<(usize, usize, List)>,
-    /// Whether any row has a mask or penalties.
+    /// Whether any row has a mask that forbids most tokens, or penalties.
     has_knobs: bool,
     /// For [`Staging::arrange`].
     arranged: Vec<Row>,
@@ -54,7 +54,7 @@ impl Staging {
         (self.last_mask, self.last_list, self.has_knobs) = (None, None, false);
     }
 
-    /// Whether any row has a mask, or penalties that are more than biases.
+    /// Whether any row has a mask that forbids most tokens, or penalties that are more than biases.
     pub(crate) fn has_knobs(&self) -> bool {
         self.has_knobs
     }
@@ -110,6 +110,8 @@ impl Staging {
                     Some((address, length, at)) if address == mask.as_ptr().addr() && length == mask.len() => at,
                     _ => {
                         self.words.extend_from_slice(mask);
+                        let allowed: u64 = mask.iter().map(|word| u64::from(word.count_ones())).sum();
+                        self.has_knobs |= 8 * allowed < u64::from(vocab_size);
                         (self.words.len() - mask.len()) as u64
                     }
                 };
@@ -124,7 +126,7 @@ impl Staging {
             _ => self.push_list(adjustments),
         };
         self.last_list = Some((key.0, key.1, list));
-        self.has_knobs |= mask != 0 || list.biases & PENALISED != 0;
+        self.has_knobs |= list.biases & PENALISED != 0;
         self.rows.push(Row {
             seed,
             position,

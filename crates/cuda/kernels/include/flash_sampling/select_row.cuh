@@ -332,7 +332,10 @@ struct SelectRow {
         }
         if (best == 0) return undecided;
         const Winner winner = from_ordered_bits(best);
-        return {winner.token, winner.score, logit_of(winner.token), Status::Drawn};
+        const float logit = logit_of(winner.token);
+        // The host names what a temperature after the filters makes infinite.
+        if (!is_finite(logit)) return undecided;
+        return {winner.token, winner.score, logit, Status::Drawn};
     }
 };
 
