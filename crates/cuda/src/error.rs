@@ -58,6 +58,17 @@ pub enum CudaError {
         /// The library's code by name.
         name: String,
     },
+    /// NCCL failed.
+    #[error("NCCL failed to {action}: {name}")]
+    Nccl {
+        /// What was being done.
+        action: &'static str,
+        /// The library's code by name.
+        name: String,
+    },
+    /// A text that names no group of NCCL.
+    #[error("a group of NCCL is named by 256 hexadecimal digits")]
+    NcclId,
     /// The run-time compiler refused a kernel.
     #[error("the CUDA compiler refused {kernel} (code {code}): {log}")]
     Compile {
@@ -114,20 +125,20 @@ pub enum CudaError {
         what: String,
     },
     /// Ranks did not come to an exchange in time: they hang, were stopped, or died. The group is of no further use.
-    #[error("rank {} did not come to the exchange within {limit:?}", list(ranks))]
+    #[error("{} did not come to the exchange within {limit:?}", list(ranks))]
     LateRanks {
-        /// The ranks, ascending.
+        /// The ranks, ascending; none where they are not known.
         ranks: Vec<usize>,
         /// The time limit.
         limit: Duration,
     },
     /// A rank was called with other rows or parameters than this one.
-    #[error("{} was called with other parameters for row {row}", .rank.map_or("a rank".into(), |rank| format!("rank {rank}")))]
+    #[error("{} was called with other parameters{}", one(rank), .row.map_or(String::new(), |row| format!(" for row {row}")))]
     OtherCall {
         /// The rank, where that is known.
         rank: Option<usize>,
-        /// The row.
-        row: usize,
+        /// The row, where that is known.
+        row: Option<usize>,
     },
     /// Log-probabilities, lists without replacement and canonical draws are not made in an exchange between GPUs.
     #[error("a row asks for more than draws, which the exchange between GPUs does not carry")]
@@ -143,7 +154,12 @@ pub enum CudaError {
 }
 
 fn list(ranks: &[usize]) -> String {
-    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+    let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
+    if ranks.is_empty() { "a rank".into() } else { format!("rank {}", ranks.join(", ")) }
+}
+
+fn one(rank: &Option<usize>) -> String {
+    list(rank.as_slice())
 }
 
 impl CudaError {

@@ -10,6 +10,7 @@
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
+//! | `DeviceNccl` (feature `nccl`) | the same | three launches: the same, by NCCL |
 //! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two launches; allocates nothing, waits for nothing |
 //! | [`CudaGrouped`], [`CudaOnline`] | host memory | the same, with a draw by groups |
 //! | [`DeviceGroups`] | device memory, on the caller's stream | two launches; allocates nothing, waits for nothing |
@@ -35,7 +36,7 @@
 //!
 //! # Features
 //! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system. `rivals` adds
-//! [`rivals`], what the benchmark compares with.
+//! [`rivals`], what the benchmark compares with; `nccl` the exchange between GPUs by NCCL.
 //!
 //! ```
 //! # #[cfg(feature = "driver")] {
@@ -72,6 +73,8 @@ pub mod rivals;
 
 pub use probe::Probe;
 
+#[cfg(feature = "nccl")]
+pub use crate::device::nccl::{DeviceNccl, NcclId};
 #[cfg(feature = "driver")]
 pub use crate::{
     compile::{

@@ -106,6 +106,14 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         self.whole.restrict(plan).map(|()| self)
     }
 
+    /// Calls the roll: an exchange of nothing, whose error names the ranks that are gone. A collective call.
+    ///
+    /// # Errors
+    /// What can go wrong in an exchange.
+    pub fn call_roll(&mut self) -> Result<(), ShardError> {
+        exchange(&mut self.transport, &[], &mut self.messages)
+    }
+
     /// Asks the local shard.
     fn ask(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), SampleError> {
         check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;

@@ -5,7 +5,7 @@ use core::time::Duration;
 use flash_sampling_core::{
     Capabilities, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,
 };
-use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, PeerOffer};
+use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
 use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, TIME_LIMIT, Transport};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,12 +17,16 @@ pub enum GpuExchange {
     /// one machine.
     #[default]
     Peers,
+    /// One max all-reduce of NCCL, 8 bytes a row; a GPU for each rank. Logits are given as score minus noise. Needs the
+    /// feature `nccl` and the library `libnccl.so`.
+    Nccl,
 }
 
 /// Which GPU a rank is on, and how it meets the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaRankOptions {
-    /// The GPU's number, 0 the first. GPUs may have several ranks.
+    /// The GPU's number, 0 the first. For tests a GPU may have several ranks; their streams then need a queue each
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS=32`), or a copy of one rank may keep back the kernel that another waits for.
     pub device: usize,
     /// How draws cross.
     pub exchange: GpuExchange,
@@ -76,6 +80,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
                 transport.all_gather(&offer.card(), &mut cards).map_err(ShardError::from)?;
                 CudaExchange::from(offer.connect(&cards, options.limit)?)
             }
+            GpuExchange::Nccl => by_nccl(&mut transport, rows, &device, options.limit)?,
         };
         let local = Arc::new(Mutex::new(local));
         let of_shards = ShardOptions {
@@ -87,6 +92,32 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         let by_host = ShardSampler::new(Box::new(Shared(local.clone())), transport, of_shards)?;
         Ok(CudaRank { local, exchange, by_host })
     }
+}
+
+/// The group that rank 0 names.
+#[cfg(feature = "nccl")]
+fn by_nccl(
+    transport: &mut impl Transport,
+    rows: usize,
+    device: &Arc<Device>,
+    limit: Duration,
+) -> Result<CudaExchange, BuildError> {
+    use flash_sampling_cuda::{DeviceNccl, NcclId};
+    let (rank, world) = (transport.rank(), transport.world());
+    let id = if rank == 0 { Some(NcclId::new()) } else { None }.transpose();
+    // The ranks that wait for the name learn, too, that there is none.
+    let name = id.as_ref().ok().and_then(Option::as_ref).map_or([].as_slice(), NcclId::as_bytes);
+    let mut names = Vec::new();
+    transport.all_gather(name, &mut names).map_err(ShardError::from)?;
+    id?;
+    let id = names.first().and_then(|name| NcclId::from_bytes(name));
+    let id = id.ok_or_else(|| CudaError::Rank { rank: 0, what: "has no name for the group of NCCL".into() })?;
+    Ok(CudaExchange::from(DeviceNccl::new(&id, rank, world, rows, device, limit)?))
+}
+
+#[cfg(not(feature = "nccl"))]
+fn by_nccl(_: &mut impl Transport, _: usize, _: &Arc<Device>, _: Duration) -> Result<CudaExchange, BuildError> {
+    Err(BuildError::NotBuilt { feature: "nccl" })
 }
 
 impl<T> CudaRank<'_, T>
@@ -125,8 +156,19 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
             return self.by_host.sample(input, rows, out);
         }
         let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
-        local.sample_together(&mut self.exchange, input, rows, out)
+        let drawn = local.sample_together(&mut self.exchange, input, rows, out);
+        match drawn {
+            // Who it was, NCCL does not say; the transport may.
+            Err(error) if is_late(&error) => Err(self.by_host.call_roll().map_or_else(SampleError::from, |()| error)),
+            drawn => drawn,
+        }
     }
+}
+
+/// Whether some rank did not come, of which is not known which.
+fn is_late(error: &SampleError) -> bool {
+    let SampleError::Backend { source, .. } = error else { return false };
+    matches!(source.downcast_ref(), Some(CudaError::LateRanks { ranks, .. }) if ranks.is_empty())
 }
 
 /// The shard's sampler, which both ways use by turns.

@@ -36,6 +36,7 @@
 //! | `distributed` | yes | vocabulary shards |
 //! | `mpi` | no | `distributed::Mpi`, ranks as processes of MPI; building it needs an MPI library and libclang |
 //! | `cuda` | no | the CUDA backend: tiled, grouped and online, on GPUs of compute capability 8.0 and up; needs no CUDA to build |
+//! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; needs no NCCL to build |
 //! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
 //! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF
 //!

@@ -9,6 +9,9 @@ use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, Row
 use flash_sampling_cuda::{CudaError, Device};
 use std::thread;
 
+/// How many queues the driver makes on a GPU.
+const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
 /// Which GPUs the ranks are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gpus {
@@ -44,18 +47,22 @@ impl GpuRanks {
 }
 
 impl SamplerFactory for GpuRanks {
-    // `FLASH_SAMPLING_REQUIRE` takes cuda for ranks on one GPU, the exchange's name for those on several.
     fn name(&self) -> String {
         let exchange = format!("{:?}", self.exchange).to_lowercase();
         let world = self.equal.map_or("uneven".into(), |n| n.to_string());
         match self.gpus {
-            Gpus::One => format!("cuda/ranks/{world}"),
+            Gpus::One => format!("one-gpu/{exchange}/{world}"),
             Gpus::Each => format!("gpus/{exchange}/{world}"),
         }
     }
 
     fn unavailable(&self) -> Option<String> {
-        let last = self.device(self.equal.unwrap_or(4) as usize - 1);
+        let world = self.equal.unwrap_or(4) as usize;
+        // Streams that share a queue of the GPU wait for one another, and a rank's for what another has not sent yet.
+        if self.gpus == Gpus::One && world > 1 && std::env::var(QUEUES).as_deref() != Ok("32") {
+            return Some(format!("ranks that share a GPU need a queue each: set {QUEUES}=32"));
+        }
+        let last = self.device(world - 1);
         Device::new(last).err().map(|error: CudaError| error.to_string())
     }
 
@@ -124,7 +131,8 @@ impl PerturbedArgmax for Together<'_> {
             for thread in threads {
                 let theirs = thread.join().expect("a rank does not panic");
                 if let (Ok(()), Ok(theirs)) = (&mine, theirs) {
-                    assert_eq!(format!("{theirs:?}"), format!("{out:?}"), "ranks must agree");
+                    let rows = |samples: &Samples| samples.iter().map(|row| format!("{row:?}")).collect::<Vec<_>>();
+                    assert_eq!(rows(&theirs), rows(out), "ranks must agree");
                 }
             }
             mine

@@ -5,7 +5,7 @@ use super::sampler::threads;
 use crate::error::CommandError;
 use crate::sampler::{GROUP, SHARDS};
 use clap::{Args, ValueEnum};
-use flash_sampling::{CpuOptions, DType, GroupDraw, Isa, ShardMerge, VariantConfig};
+use flash_sampling::{BuildError, CpuOptions, DType, GroupDraw, Isa, ShardMerge, VariantConfig};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -65,6 +65,13 @@ pub struct BenchArgs {
     /// beside ours; for --backend cuda.
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
+    /// Time a step on several GPUs, one rank each, by each of these ways for draws to cross, against one GPU and (with
+    /// nccl) against gathering logits; for --backend cuda.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub transport: Vec<GpuTransport>,
+    /// Number of GPUs; for --transport.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = world, requires = "transport")]
+    pub world: usize,
     /// Write the record as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -90,6 +97,25 @@ impl From<Type> for DType {
             Type::Bf16 => DType::BF16,
             Type::F16 => DType::F16,
             Type::F32 => DType::F32,
+        }
+    }
+}
+
+/// How draws cross between GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GpuTransport {
+    /// Stores to the memory of the other GPUs.
+    Peers,
+    /// One max all-reduce of NCCL (feature nccl).
+    Nccl,
+}
+
+impl GpuTransport {
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            GpuTransport::Peers => "peers",
+            GpuTransport::Nccl => "nccl",
         }
     }
 }
@@ -148,6 +174,13 @@ pub struct BenchSize {
     pub rounds: usize,
 }
 
+fn world(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 1..=32) => Ok(n),
+        _ => Err("it must be 1 to 32".into()),
+    }
+}
+
 fn rounds(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n @ 1..=10_000) => Ok(n),
@@ -202,6 +235,7 @@ impl BenchArgs {
             ("--sustained", !cuda && self.sustained),
             ("--portable", !cuda && self.portable),
             ("--peers", !cuda && self.peers.is_some()),
+            ("--transport", !cuda && !self.transport.is_empty()),
         ];
         if let Some((flag, _)) = idle.into_iter().find(|(_, idle)| *idle) {
             return Err(CommandError::usage(format!("{flag} means nothing to this backend")));
@@ -214,6 +248,9 @@ impl BenchArgs {
         ];
         match refused.into_iter().find(|(_, refused)| cuda && *refused) {
             Some((why, _)) => Err(CommandError::usage(format!("cannot be timed on a GPU: {why}"))),
+            None if self.transport.contains(&GpuTransport::Nccl) && cfg!(not(feature = "nccl")) => {
+                Err(BuildError::NotBuilt { feature: "nccl" }.into())
+            }
             None => self.backend.check_built(),
         }
     }

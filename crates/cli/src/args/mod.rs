@@ -11,7 +11,7 @@ mod sampler;
 mod transport;
 mod verify;
 
-pub use bench::{BenchArgs, BenchSize, HeadSize, Timed, Type};
+pub use bench::{BenchArgs, BenchSize, GpuTransport, HeadSize, Timed, Type};
 pub use filters::{FilterArgs, OrderArg};
 pub use generate::{DrawArgs, GenerateArgs, TextArgs};
 pub use head::HeadArgs;

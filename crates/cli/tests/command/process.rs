@@ -90,6 +90,8 @@ fn bad_sizes_of_a_benchmark_are_refused() {
     run(&["bench", "--vocab", "0"]).assert_refused("0 is not in 1..");
     run(&["bench", "--rows", "1,0"]).assert_refused("0 is not in 1..=4096");
     run(&["bench", "--rounds", "0"]).assert_refused("1 to 10000");
+    run(&["bench", "--transport", "peers"]).assert_refused("--transport means nothing to this backend");
+    run(&["bench", "--backend", "cuda", "--transport", "peers", "--world", "33"]).assert_refused("it must be 1 to 32");
     run(&["bench", "--quick", "--threads", "0"]).assert_refused("'0' for '--threads <N>': it must be 1 to 1024");
     run(&["bench", "--rows", "-1"]).assert_refused("'-1' for '--rows");
     run(&["bench", "--rows", "-1,2"]).assert_refused("'-1' for '--rows");

@@ -9,6 +9,8 @@ mod fused;
 mod groups;
 pub(crate) mod layout;
 mod peers;
+#[cfg(any(test, feature = "nccl"))]
+mod reduction;
 mod stored;
 
 pub(crate) use filters::SelectRows;
@@ -16,6 +18,8 @@ pub use filters::{RowFilters, TOP_K_MAX};
 pub(crate) use fused::{Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, element, element_name};
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
 pub(crate) use peers::{MAX_PEERS, PeerState, Peers, SLOT_BYTES};
+#[cfg(feature = "nccl")]
+pub(crate) use reduction::Reduction;
 pub(crate) use stored::{
     Canonical, Existing, Item, KeptToken, KeptTokens, NearTies, StoredLogits, TopLists, Transform,
 };

@@ -5,6 +5,8 @@
 //! its instances.
 
 use crate::compile::architecture::Architecture;
+#[cfg(feature = "nccl")]
+use crate::device::nccl;
 use crate::device::{fused_hopper, fused_portable, peers, select, select_row, standalone, stored_kernels};
 use core::fmt;
 
@@ -16,6 +18,8 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &select::SOURCE,
     &select_row::SOURCE,
     &peers::SOURCE,
+    #[cfg(feature = "nccl")]
+    &nccl::SOURCE,
     &standalone::SOURCE,
     &stored_kernels::MASS_HISTOGRAM,
     &stored_kernels::TOP_LIST,
@@ -95,6 +99,7 @@ mod tests {
         let listed: Vec<_> = KERNELS.iter().chain(RIVALS).map(|kernel| kernel.file).collect();
         let mut files: Vec<_> = sources::files().filter(|file| file.ends_with(".cu")).collect();
         files.retain(|file| cfg!(feature = "rivals") || !file.starts_with("rivals/"));
+        files.retain(|file| cfg!(feature = "nccl") || *file != "reduction.cu");
         files.sort_unstable();
         let mut sorted = listed.clone();
         sorted.sort_unstable();

@@ -6,7 +6,7 @@
 //! | `filtered`, after `tiled` | `select_row` | `scratch` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
-//! | `peers`, after any of these | its own | `scratch` |
+//! | `peers`, `nccl`, after any of these | their own | `scratch` |
 //! | `stored_rows`, for the samplers over host memory | `stored_kernels` | `wishes` |
 
 pub(crate) mod filtered;
@@ -18,6 +18,8 @@ pub(crate) mod groups;
 pub(crate) mod head;
 pub(crate) mod launch;
 pub(crate) mod matrix;
+#[cfg(feature = "nccl")]
+pub(crate) mod nccl;
 pub(crate) mod noise_math;
 pub(crate) mod peers;
 pub(crate) mod scratch;

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Draw, Row, status};
+#[cfg(feature = "nccl")]
+use crate::device::nccl::DeviceNccl;
 use crate::device::peers::DevicePeers;
 use crate::error::CudaError;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
@@ -18,12 +20,21 @@ pub struct CudaExchange {
 
 #[derive(Debug)]
 enum Way {
-    Peers(DevicePeers),
+    Peers(Box<DevicePeers>),
+    #[cfg(feature = "nccl")]
+    Nccl(DeviceNccl),
 }
 
 impl From<DevicePeers> for CudaExchange {
     fn from(peers: DevicePeers) -> Self {
-        CudaExchange { way: Way::Peers(peers), empty: None }
+        CudaExchange { way: Way::Peers(Box::new(peers)), empty: None }
+    }
+}
+
+#[cfg(feature = "nccl")]
+impl From<DeviceNccl> for CudaExchange {
+    fn from(nccl: DeviceNccl) -> Self {
+        CudaExchange { way: Way::Nccl(nccl), empty: None }
     }
 }
 
@@ -32,10 +43,13 @@ impl CudaExchange {
     pub fn max_rows(&self) -> usize {
         match &self.way {
             Way::Peers(peers) => peers.max_rows(),
+            #[cfg(feature = "nccl")]
+            Way::Nccl(nccl) => nccl.max_rows(),
         }
     }
 
-    /// Enqueues the exchange of the draws that a launch on the stream makes.
+    /// Enqueues the exchange of the draws that a launch on the stream makes, and waits for it where nothing on the GPU ends
+    /// the wait for a rank that does not come.
     ///
     /// # Safety
     /// As [`DevicePeers::launch`].
@@ -49,6 +63,12 @@ impl CudaExchange {
         match &mut self.way {
             // SAFETY: the same contract.
             Way::Peers(peers) => unsafe { peers.launch(stream, rows, draws, row_count) },
+            #[cfg(feature = "nccl")]
+            Way::Nccl(nccl) => {
+                // SAFETY: the same contract.
+                unsafe { nccl.launch(stream, rows, draws, row_count) }?;
+                nccl.wait(stream)
+            }
         }
     }
 
@@ -59,6 +79,8 @@ impl CudaExchange {
                 peers.settle();
                 peers.check(draws)
             }
+            #[cfg(feature = "nccl")]
+            Way::Nccl(nccl) => nccl.check(draws),
         }
     }
 

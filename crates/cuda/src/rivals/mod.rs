@@ -4,10 +4,14 @@
 //! Everything enqueues on the stream that it is given and allocates nothing there, so events around a call time the
 //! work itself.
 
+#[cfg(feature = "nccl")]
+mod gather;
 mod matmul;
 mod read;
 mod softmax;
 
+#[cfg(feature = "nccl")]
+pub use gather::Gather;
 pub use matmul::Matmul;
 pub use read::{Read, Way};
 pub use softmax::InverseCdf;

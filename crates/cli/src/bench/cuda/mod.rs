@@ -8,6 +8,7 @@
 //! | [`clock`] | events, and the cold cache |
 //! | [`head`] | weight, hidden states and row parameters in device memory |
 //! | [`contenders`] | what is timed |
+//! | [`ranks`] | a step on several GPUs |
 //! | [`peers`] | times of other programs, from a file |
 //! | [`table`] | times and ratios as text |
 
@@ -15,6 +16,7 @@ pub mod clock;
 pub mod contenders;
 pub mod head;
 pub mod peers;
+pub mod ranks;
 pub mod table;
 
 use crate::args::{BenchArgs, BenchSize};
@@ -65,6 +67,9 @@ pub(crate) fn driver(action: &'static str) -> impl Fn(DriverError) -> CommandErr
 /// # Errors
 /// No GPU, what the backend refuses, files that cannot be read or written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    if !args.transport.is_empty() {
+        return ranks::run(args, out, interrupt);
+    }
     let peers = args.peers.as_deref().map(Peers::read).transpose()?;
     let device = Device::new(0).map_err(failed)?;
     let stream = device.context().new_stream().map_err(driver("make a stream"))?;

@@ -138,7 +138,8 @@ pub struct DevicePeers {
 }
 
 impl DevicePeers {
-    /// All ranks of a group within this process, one for each device, in order; a device may have several ranks.
+    /// All ranks of a group within this process, one for each device, in order. A device may have several ranks, for tests,
+    /// if nothing that waits stands before their launches in a queue of the device (see `CUDA_DEVICE_MAX_CONNECTIONS`).
     ///
     /// # Errors
     /// As [`PeerOffer::new`] and [`PeerOffer::connect`].
@@ -216,7 +217,7 @@ impl DevicePeers {
                 let ranks = (0..MAX_PEERS).filter(|rank| late >> rank & 1 == 1).collect();
                 Err(CudaError::LateRanks { ranks, limit: self.limit })
             }
-            Some((row, draw)) => Err(CudaError::OtherCall { rank: Some(draw.token as usize), row }),
+            Some((row, draw)) => Err(CudaError::OtherCall { rank: Some(draw.token as usize), row: Some(row) }),
             None => Ok(()),
         }
     }

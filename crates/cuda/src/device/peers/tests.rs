@@ -205,9 +205,9 @@ fn a_rank_that_is_called_otherwise_is_named() {
         stream.memcpy_htod(&seeds, &mut ranks[1].rows.slice_mut(..6)).unwrap();
         assert!(first_wrong(&mut ranks).is_some());
         let blamed = |rank: usize| ranks[rank].peers.check(&ranks[rank].draws()[0]);
-        assert_eq!(blamed(0), Err(CudaError::OtherCall { rank: Some(1), row: 4 }));
-        assert_eq!(blamed(2), Err(CudaError::OtherCall { rank: Some(1), row: 4 }));
-        assert_eq!(blamed(1), Err(CudaError::OtherCall { rank: Some(0), row: 4 }));
+        assert_eq!(blamed(0), Err(CudaError::OtherCall { rank: Some(1), row: Some(4) }));
+        assert_eq!(blamed(2), Err(CudaError::OtherCall { rank: Some(1), row: Some(4) }));
+        assert_eq!(blamed(1), Err(CudaError::OtherCall { rank: Some(0), row: Some(4) }));
         // The next step is as if nothing had been.
         for rank in &ranks {
             assert_eq!(rank.peers.check(&rank.draws()[1]), Ok(()));

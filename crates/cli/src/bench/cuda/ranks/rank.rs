@@ -1,0 +1,178 @@
+//! One rank: its shard of the head, its stream, and the clock that all ranks go by.
+
+use super::super::driver;
+use super::Group;
+use crate::args::BenchSize;
+use crate::bench::cases::Inputs;
+use crate::bench::timing::Timing;
+use crate::error::CommandError;
+use crate::synthetic::Logits;
+use flash_sampling::cuda::abi::Row;
+use flash_sampling::cuda::cudarc::driver::sys::{
+    CUevent_flags::CU_EVENT_DEFAULT, CUgraphInstantiate_flags, CUstreamCaptureMode,
+};
+use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling::cuda::{Device, DeviceHead, DeviceMatrix};
+use flash_sampling::distributed::{Loopback, Transport, TransportError};
+use flash_sampling::{BuildError, Matrix, ShardError};
+use std::sync::Arc;
+
+/// Replays that are timed as one, and how many times.
+pub const REPLAYS: usize = 100;
+/// How many times.
+pub const TIMES: usize = 5;
+/// Replays before.
+const WARM: usize = 20;
+
+/// What enqueues a step on a stream.
+pub type Step<'a> = dyn FnMut(&CudaStream) -> Result<(), CommandError> + 'a;
+
+/// One rank: its shard of the head, its stream, and the clock that all ranks go by.
+#[derive(Debug)]
+pub struct Rank {
+    transport: Loopback,
+    /// Its GPU.
+    pub device: Arc<Device>,
+    /// Its stream.
+    pub stream: Arc<CudaStream>,
+    /// Its shard.
+    pub shard: DeviceHead,
+    /// On rank 0 the whole head, of which its shard is a part.
+    pub whole: Option<DeviceHead>,
+    hidden: DeviceMatrix,
+    /// Parameters of a row each, of all ranks' rows: the rivals draw from every rank's logits.
+    pub rows: u64,
+    gathered: Vec<Vec<u8>>,
+    _held: (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<Row>),
+}
+
+impl Rank {
+    /// Copies the shard and the hidden states of the largest batch to the rank's GPU; the whole weight on rank 0.
+    ///
+    /// # Errors
+    /// The driver's; a vocabulary that the ranks cannot share out evenly.
+    pub fn new(transport: Loopback, group: &Group, size: &BenchSize, inputs: &Inputs) -> Result<Rank, CommandError> {
+        let (rank, world) = (transport.rank(), transport.world());
+        if !size.vocab.is_multiple_of(8 * world) {
+            return Err(CommandError::usage(format!("{} tokens cannot be shared out among {world} GPUs", size.vocab)));
+        }
+        let tokens = size.vocab / world;
+        let device = group.devices[rank].clone();
+        let stream = device.context().new_stream().map_err(driver("make a stream"))?;
+        let weight = inputs.weight()?;
+        let part = if rank == 0 { 0..size.vocab } else { rank * tokens..(rank + 1) * tokens };
+        let (there, held_weight) = copy(weight.row_range(part), &stream)?;
+        let most = size.rows.iter().copied().max().unwrap_or(1);
+        let (hidden, held_hidden) = copy(inputs.states(Logits::Peaked, most)?, &stream)?;
+        let head = |weight, first_token| DeviceHead { weight, first_token, bias: None, soft_cap: None, scale: 1.0 };
+        let row = |seed| Row { seed, position: 5, inv_temperature: 1.0, ..Row::default() };
+        let rows: Vec<_> = (0..world * most).map(|row_of| row((row_of % most) as u64)).collect();
+        let held_rows = stream.clone_htod(&rows).map_err(driver("copy the parameters"))?;
+        let rows_at = held_rows.device_ptr(&stream).0;
+        stream.synchronize().map_err(driver("copy the inputs"))?;
+        Ok(Rank {
+            transport,
+            device,
+            stream,
+            shard: head(DeviceMatrix { rows: tokens, ..there }, (rank * tokens) as u32),
+            whole: (rank == 0).then(|| head(there, 0)),
+            hidden,
+            rows: rows_at,
+            gathered: Vec::new(),
+            _held: (held_weight, held_hidden, held_rows),
+        })
+    }
+
+    /// This rank's number.
+    pub fn number(&self) -> usize {
+        self.transport.rank()
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.transport.world()
+    }
+
+    /// Rows of the largest batch.
+    pub fn most(&self) -> usize {
+        self.hidden.rows
+    }
+
+    /// The first rows of hidden states.
+    pub fn states(&self, rows: usize) -> DeviceMatrix {
+        DeviceMatrix { rows, ..self.hidden }
+    }
+
+    /// Every rank's bytes, in order.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub fn gather(&mut self, mine: &[u8]) -> Result<&[Vec<u8>], CommandError> {
+        let gathered = self.transport.all_gather(mine, &mut self.gathered);
+        gathered.map_err(|error| BuildError::from(ShardError::from(error)))?;
+        Ok(&self.gathered)
+    }
+
+    /// Captures a step and times its replays on all ranks together; with no step, only takes part in the timing of the
+    /// others. The times are those of the slowest rank.
+    ///
+    /// # Errors
+    /// The step's, the driver's; a rank that is gone.
+    pub fn time(&mut self, step: Option<&mut Step<'_>>) -> Result<Timing, CommandError> {
+        let (failed, stream) = (driver("time a step"), self.stream.clone());
+        let graph = match step {
+            None => None,
+            Some(step) => {
+                // Whatever a first call does besides is not captured.
+                step(&stream)?;
+                stream.synchronize().map_err(&failed)?;
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(&failed)?;
+                let captured = step(&stream);
+                let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(&failed)?;
+                captured?;
+                graph
+            }
+        };
+        let replay = |count: usize| match &graph {
+            Some(graph) => (0..count).try_for_each(|_| graph.launch()),
+            None => Ok(()),
+        };
+        replay(WARM).map_err(&failed)?;
+        let mut times = Vec::with_capacity(TIMES);
+        for _ in 0..TIMES {
+            stream.synchronize().map_err(&failed)?;
+            self.gather(&[])?;
+            let event = || stream.context().new_event(Some(CU_EVENT_DEFAULT));
+            let (start, end) = (event().map_err(&failed)?, event().map_err(&failed)?);
+            start.record(&stream).map_err(&failed)?;
+            replay(REPLAYS).map_err(&failed)?;
+            end.record(&stream).map_err(&failed)?;
+            stream.synchronize().map_err(&failed)?;
+            times.push(f64::from(start.elapsed_ms(&end).map_err(&failed)?) * 1e-3 / REPLAYS as f64);
+        }
+        let bytes: Vec<u8> = times.iter().flat_map(|time| time.to_le_bytes()).collect();
+        for theirs in self.gather(&bytes)? {
+            for (slowest, time) in times.iter_mut().zip(theirs.as_chunks::<8>().0) {
+                *slowest = slowest.max(f64::from_le_bytes(*time));
+            }
+        }
+        Ok(Timing::of(times))
+    }
+}
+
+/// Whether an error is that another rank is gone.
+pub fn is_of_others(error: &CommandError) -> bool {
+    matches!(
+        error,
+        CommandError::Build(BuildError::Shard(ShardError::Transport(
+            TransportError::PeerLeft { .. } | TransportError::TimedOut { .. } | TransportError::Broken
+        )))
+    )
+}
+
+fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, CudaSlice<u8>), CommandError> {
+    let held = stream.clone_htod(matrix.bytes()).map_err(driver("copy the inputs"))?;
+    let (rows, cols) = (matrix.rows(), matrix.cols());
+    let address = held.device_ptr(stream).0;
+    Ok((DeviceMatrix { address, dtype: matrix.dtype(), rows, cols, row_stride: cols }, held))
+}

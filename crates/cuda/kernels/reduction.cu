@@ -1,0 +1,13 @@
+// The entry points around a max all-reduce: this rank's words, and the draws of all ranks.
+#include "flash_sampling/reduction.cuh"
+
+using namespace flash_sampling;
+
+extern "C" __global__ void __launch_bounds__(ReduceWinners::THREADS) to_words(const __grid_constant__ Reduction call) {
+    __shared__ u64 digest;
+    ReduceWinners{call}.to_words(&digest);
+}
+
+extern "C" __global__ void __launch_bounds__(ReduceWinners::THREADS) from_words(const __grid_constant__ Reduction call) {
+    ReduceWinners{call}.from_words();
+}

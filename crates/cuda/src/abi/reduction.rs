@@ -1,0 +1,16 @@
+//! The arguments of the kernels around a max all-reduce.
+
+use crate::abi::layout::layout;
+
+/// The parameters of both launches.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduction {
+    /// `max_rows + 3` words.
+    pub(crate) words: u64,
+    pub(crate) rows: u64,
+    pub(crate) draws: u64,
+    pub(crate) row_count: u32,
+    pub(crate) max_rows: u32,
+}
+layout!(Reduction 32: words 0, rows 8, draws 16, row_count 24, max_rows 28);

@@ -1,0 +1,130 @@
+//! What ranks of NCCL must share before they meet.
+#![allow(unsafe_code)]
+
+use super::{failed, is_present};
+use crate::error::CudaError;
+use core::fmt;
+use core::str::FromStr;
+use core::time::Duration;
+use cudarc::nccl::{result, sys};
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// Bytes of an id.
+const SIZE: usize = 128;
+
+/// The name of a group of ranks, made by one of them and told to all by whatever way there is: as bytes over a transport,
+/// as text (hexadecimal digits) in an environment variable, in a file that all see.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct NcclId([u8; SIZE]);
+
+impl fmt::Debug for NcclId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NcclId").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for NcclId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for NcclId {
+    type Err = CudaError;
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Self, CudaError> {
+        let digits: Option<Vec<u8>> = text.trim().chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+        let bytes: Option<Vec<u8>> =
+            digits.map(|digits| digits.as_chunks::<2>().0.iter().map(|[a, b]| a << 4 | b).collect());
+        let is_whole = text.trim().len() == 2 * SIZE;
+        bytes.filter(|_| is_whole).and_then(|bytes| NcclId::from_bytes(&bytes)).ok_or(CudaError::NcclId)
+    }
+}
+
+impl NcclId {
+    /// A new group.
+    ///
+    /// # Errors
+    /// [`CudaError::Unavailable`] without the library, [`CudaError::Nccl`].
+    pub fn new() -> Result<NcclId, CudaError> {
+        if !is_present() {
+            return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
+        }
+        let id = result::get_uniqueid().map_err(failed("name a group"))?;
+        Ok(NcclId(id.internal.map(|byte| byte as u8)))
+    }
+
+    /// As bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// From bytes; `None` where they are not as many.
+    pub fn from_bytes(bytes: &[u8]) -> Option<NcclId> {
+        bytes.try_into().ok().map(NcclId)
+    }
+
+    /// By a file that no group used before: rank 0 names the group and writes the file, the others wait for it.
+    ///
+    /// # Errors
+    /// As [`NcclId::new`] on rank 0; [`CudaError::Folder`] where the file cannot be written, is not there within `limit`,
+    /// or holds something else.
+    pub fn by_file(path: &Path, rank: usize, limit: Duration) -> Result<NcclId, CudaError> {
+        let refused = |reason: String| CudaError::Folder { folder: path.to_owned(), reason };
+        if rank == 0 {
+            let id = NcclId::new()?;
+            // Renamed when it is whole, so that nobody reads a part.
+            let mut part = path.as_os_str().to_owned();
+            part.push(format!(".{}", std::process::id()));
+            let written = std::fs::File::create(&part).and_then(|mut file| write!(file, "{id}"));
+            written.and_then(|()| std::fs::rename(&part, path)).map_err(|error| refused(error.to_string()))?;
+            return Ok(id);
+        }
+        let begun = Instant::now();
+        loop {
+            match std::fs::read_to_string(path) {
+                Ok(text) => return text.parse().map_err(|error: CudaError| refused(error.to_string())),
+                Err(error) if begun.elapsed() >= limit => return Err(refused(error.to_string())),
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    pub(crate) fn raw(&self) -> sys::ncclUniqueId {
+        sys::ncclUniqueId { internal: self.0.map(|byte| byte as core::ffi::c_char) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_bytes_carry_an_id() {
+        let id = NcclId(core::array::from_fn(|i| (i * 37) as u8));
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_eq!(format!(" {id}\n").parse(), Ok(id));
+        assert_eq!(NcclId::from_bytes(id.as_bytes()), Some(id));
+        assert_eq!(NcclId::from_bytes(&id.as_bytes()[1..]), None);
+        for wrong in [String::new(), id.to_string()[1..].into(), format!("{id}0"), id.to_string().replacen('0', "g", 1)]
+        {
+            assert_eq!(wrong.parse::<NcclId>(), Err(CudaError::NcclId), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_does_not_come_or_holds_something_else_is_named() {
+        let path = std::env::temp_dir().join(format!("flash-sampling-id-{}", std::process::id()));
+        let error = NcclId::by_file(&path, 1, Duration::from_millis(5)).unwrap_err();
+        assert!(matches!(&error, CudaError::Folder { folder, .. } if *folder == path), "{error}");
+        let id = NcclId([7; SIZE]);
+        std::fs::write(&path, id.to_string()).unwrap();
+        assert_eq!(NcclId::by_file(&path, 1, Duration::ZERO), Ok(id));
+        std::fs::write(&path, "no id").unwrap();
+        assert!(matches!(NcclId::by_file(&path, 1, Duration::ZERO), Err(CudaError::Folder { .. })));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,259 @@
+//! Ranks on GPUs that reduce their draws by NVIDIA's collectives library, NCCL.
+#![allow(unsafe_code)]
+
+mod id;
+
+use crate::abi::{Draw, Reduction, status};
+use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::launch::{Grid, argument, launch};
+use crate::device::scratch::{Scratch, wait};
+use crate::error::CudaError;
+use core::ffi::{c_int, c_void};
+use core::time::Duration;
+use cudarc::driver::{CudaFunction, CudaStream};
+use cudarc::nccl::result::{self, NcclError};
+use cudarc::nccl::sys;
+use flash_sampling_core::Knob;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use id::NcclId;
+
+/// One instance, for every GPU.
+pub(crate) static SOURCE: KernelSource =
+    KernelSource { file: "reduction.cu", serves: kernels::any, instances: || vec![instance()] };
+
+fn instance() -> Instance {
+    Instance::new(&[])
+}
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Words that are reduced beside those of the rows, and one that is not.
+const REDUCED: usize = 2;
+const OWN: usize = 1;
+
+/// Whether the library can be loaded.
+pub(crate) fn is_present() -> bool {
+    // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
+    unsafe { sys::is_culib_present() }
+}
+
+pub(crate) fn failed(action: &'static str) -> impl Fn(NcclError) -> CudaError {
+    move |NcclError(code)| CudaError::Nccl { action, name: format!("{code:?}") }
+}
+
+/// One rank of a group of GPUs, whose draws are reduced by one `ncclAllReduce` of a word a row: the draw of the whole
+/// vocabulary on every rank. Three launches a call, on the caller's stream after the shard's draws; a call allocates
+/// nothing and waits for nothing on the host, so the whole step can be captured into a graph.
+///
+/// Token and score are those of a sampler without shards, to the last bit; the logit is given as score minus noise. Ranks
+/// make the same sequence of launches with the same rows; where they were called otherwise, every row has
+/// [`status::OTHER_CALL`].
+///
+/// A GPU has one rank at most, as the library demands.
+#[derive(Debug)]
+pub struct DeviceNccl {
+    /// `None` when the group was given up.
+    comm: Option<sys::ncclComm_t>,
+    rank: usize,
+    world: usize,
+    max_rows: usize,
+    limit: Duration,
+    to_words: CudaFunction,
+    from_words: CudaFunction,
+    device: Arc<Device>,
+    words: Scratch,
+}
+
+// SAFETY: the library takes calls for a communicator from any thread, one at a time, which `&mut self` ensures.
+unsafe impl Send for DeviceNccl {}
+// SAFETY: a shared reference makes no call.
+unsafe impl Sync for DeviceNccl {}
+
+impl DeviceNccl {
+    /// Rank `rank` of `world`, for calls of up to `max_rows` rows: meets the other ranks of the id, and reduces once with
+    /// them, so that later calls find their connections. A collective call that returns when all ranks have made it, each
+    /// on a thread or process of its own. [`DeviceNccl::wait`] takes at most `limit`.
+    ///
+    /// # Errors
+    /// * [`CudaError::Unavailable`]: no library.
+    /// * [`CudaError::TooLarge`]: more than 256 rows, or a rank beyond the world; [`CudaError::EmptyPlan`]: no rows.
+    /// * [`CudaError::Nccl`], [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn new(
+        id: &NcclId,
+        rank: usize,
+        world: usize,
+        max_rows: usize,
+        device: &Arc<Device>,
+        limit: Duration,
+    ) -> Result<DeviceNccl, CudaError> {
+        if !is_present() {
+            return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
+        }
+        let most = c_int::MAX as usize;
+        let limits = [
+            ("ranks", world, most),
+            ("ranks, this one counted,", rank.saturating_add(1), world),
+            ("rows", max_rows, MAX_ROWS),
+        ];
+        if let Some(&(what, found, limit)) = limits.iter().find(|(_, found, limit)| found > limit) {
+            return Err(CudaError::TooLarge { what, found, limit });
+        }
+        if max_rows == 0 {
+            return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
+        }
+        let [to_words, from_words] = ["to_words", "from_words"].map(|name| device.function(&SOURCE, &instance(), name));
+        let size = 8 * (max_rows + REDUCED + OWN);
+        let all_zero = 0..size;
+        let words = Scratch::new(size, &[all_zero], device)?;
+        device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
+        let mut comm = core::ptr::null_mut();
+        // SAFETY: a place for the communicator; the context of its device is bound.
+        unsafe { result::comm_init_rank(&raw mut comm, world as c_int, id.raw(), rank as c_int) }
+            .map_err(failed("meet the other ranks"))?;
+        let mut nccl = DeviceNccl {
+            comm: Some(comm),
+            rank,
+            world,
+            max_rows,
+            limit,
+            to_words: to_words?,
+            from_words: from_words?,
+            device: device.clone(),
+            words,
+        };
+        let stream = device.stream()?;
+        nccl.reduce(&stream)?;
+        nccl.wait(&stream)?;
+        Ok(nccl)
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// Rows of the largest call.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Makes the draws of the whole vocabulary out of this shard's: enqueues three launches on `stream` and returns. `rows`
+    /// and `draws` are the device addresses that the shard's own launch was given; the draws are replaced.
+    ///
+    /// # Errors
+    /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Nccl`], [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// * `rows` and `draws` are device memory of this device with one [`abi::Row`](crate::abi::Row) and one
+    ///   [`abi::Draw`](crate::abi::Draw) for each of `row_count` rows, until the launches have run.
+    /// * Launches of one value follow each other: on one stream, or ordered by events.
+    /// * This value outlives the launches, and every launch of a graph that captured them. Dropping it waits for the GPU
+    ///   when launches may be pending, so it is not dropped while a stream of the context captures.
+    pub unsafe fn launch(
+        &mut self,
+        stream: &CudaStream,
+        rows: u64,
+        draws: u64,
+        row_count: usize,
+    ) -> Result<(), CudaError> {
+        let limit = self.max_rows;
+        if row_count > limit {
+            return Err(CudaError::TooLarge { what: "rows", found: row_count, limit });
+        }
+        if row_count == 0 {
+            return Ok(());
+        }
+        let (words, max_rows) = (self.words.lend(), self.max_rows as u32);
+        let call = Reduction { words, rows, draws, row_count: row_count as u32, max_rows };
+        let blocks = call.row_count.div_ceil(THREADS);
+        // SAFETY: the kernels take a Reduction by value, whose layout abi asserts; the words are this value's, as many as
+        // it says; the rest is the caller's.
+        unsafe { launch(&self.to_words, stream, Grid::of(1, THREADS), [argument(&call)]) }?;
+        self.reduce(stream)?;
+        // SAFETY: as above.
+        unsafe { launch(&self.from_words, stream, Grid::of(blocks, THREADS), [argument(&call)]) }
+    }
+
+    /// Enqueues the reduction of the words.
+    fn reduce(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        let Some(comm) = self.comm else { return Err(self.given_up()) };
+        stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
+        let words = self.words.lend() as *mut c_void;
+        let (kind, maximum) = (sys::ncclDataType_t::ncclUint64, sys::ncclRedOp_t::ncclMax);
+        let (count, stream) = (self.max_rows + REDUCED, stream.cu_stream().cast());
+        // SAFETY: that many words of this value's, reduced in place; the communicator is alive.
+        unsafe { result::all_reduce(words, words, count, kind, maximum, comm, stream) }
+            .map(drop)
+            .map_err(failed("reduce the draws"))
+    }
+
+    /// Waits for the stream. When that takes more than the time limit, the group is given up, on this rank, and what waits
+    /// on the GPU for the other ranks ends.
+    ///
+    /// # Errors
+    /// [`CudaError::LateRanks`], without the ranks, which the library does not tell; [`CudaError::Driver`].
+    pub fn wait(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        let failed = CudaError::driver("wait for an exchange");
+        let done = stream.record_event(None).map_err(&failed)?;
+        let begun = Instant::now();
+        while !done.is_complete() {
+            if begun.elapsed() > self.limit {
+                self.give_up();
+                return Err(self.given_up());
+            }
+            std::hint::spin_loop();
+        }
+        stream.synchronize().map_err(failed)?;
+        self.words.settle();
+        Ok(())
+    }
+
+    fn given_up(&self) -> CudaError {
+        CudaError::LateRanks { ranks: Vec::new(), limit: self.limit }
+    }
+
+    fn give_up(&mut self) {
+        if let Some(comm) = self.comm.take() {
+            // SAFETY: alive, and ended once. A failure leaves nobody to tell.
+            let _ = unsafe { result::comm_abort(comm) };
+        }
+    }
+
+    /// What went wrong in an exchange, from the draws of a call that has run.
+    ///
+    /// # Errors
+    /// [`CudaError::OtherCall`].
+    pub fn check(&self, draws: &[Draw]) -> Result<(), CudaError> {
+        match draws.iter().any(|draw| draw.status == status::OTHER_CALL) {
+            true => Err(CudaError::OtherCall { rank: None, row: None }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for DeviceNccl {
+    fn drop(&mut self) {
+        let Some(comm) = self.comm.take() else { return };
+        let context = self.device.context();
+        let is_bound = context.bind_to_thread().is_ok();
+        wait(context, || context.synchronize());
+        if is_bound {
+            // SAFETY: alive, and ended once, with nothing pending.
+            let _ = unsafe { result::comm_destroy(comm) };
+        }
+    }
+}
