@@ -25,8 +25,9 @@ pub enum GpuExchange {
 /// Which GPU a rank is on, and how it meets the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaRankOptions {
-    /// The GPU's number, 0 the first. For tests a GPU may have several ranks; their streams then need a queue each
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS=32`), or a copy of one rank may keep back the kernel that another waits for.
+    /// The GPU's number, 0 the first. For tests a GPU may have a few ranks; their streams then need a queue each
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS=32`), or a copy of one rank may keep back the kernel that another waits for, until
+    /// the time limit.
     pub device: usize,
     /// How draws cross.
     pub exchange: GpuExchange,
