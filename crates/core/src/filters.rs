@@ -75,6 +75,19 @@ impl Filters {
             .any(|f| matches!(f, Filter::TopP(_) | Filter::Epsilon(_) | Filter::TypicalP(_) | Filter::Xtc(_)))
     }
 
+    /// Whether any filter needs the row's masses when the row's first `listed` tokens are known: not those that look at
+    /// the tokens of a top-k which ends among them.
+    pub fn need_mass_beyond(&self, listed: usize) -> bool {
+        for filter in self.steps() {
+            match filter {
+                Filter::TopK(k) => return *k as usize > listed,
+                Filter::MinP(_) | Filter::TopNSigma(_) => {}
+                Filter::TopP(_) | Filter::Epsilon(_) | Filter::TypicalP(_) | Filter::Xtc(_) => return true,
+            }
+        }
+        false
+    }
+
     /// Whether any filter needs the row's moments.
     pub fn need_moments(&self) -> bool {
         self.steps().iter().any(|f| matches!(f, Filter::TopNSigma(_)))

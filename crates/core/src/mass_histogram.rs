@@ -10,6 +10,9 @@ const PER_NAT: f32 = 8.0;
 const WINDOW: f32 = 64.0;
 /// One unit of mass is 2^-30 of the mass at a bin's lower edge: 2^32 tokens cannot overflow a bin.
 const UNIT: f32 = 1_073_741_824.0;
+/// Logits that are pushed side by side, and below which size: 2^18, where all numbers of bins are small integers.
+const CHUNK: usize = 64;
+const FAST: f32 = 262_144.0;
 /// `e^r = 1 + r + r^2 p(r)` on `[0, 1/8]`, relative error 2^-29.7 (docs/noise/minimax.py).
 const P: [f32; 3] = [f32::from_bits(0x3f00_0057), f32::from_bits(0x3e2a_7721), f32::from_bits(0x3d34_1741)];
 
@@ -54,12 +57,22 @@ pub(crate) fn edge_of(logit: f32) -> f32 {
 
 /// The mass of a logit in the bin with this edge.
 #[inline(always)]
-fn mass_in(edge: f32, logit: f32) -> u64 {
+fn mass_in(edge: f32, logit: f32) -> u32 {
     // Exact: both terms are multiples of the logit's last place.
     let r = logit - edge;
     let p = P[2].mul_add(r, P[1]).mul_add(r, P[0]);
-    let excess = (r * r).mul_add(p, r) * UNIT;
-    UNIT as u64 + excess as u64
+    UNIT as u32 + truncated((r * r).mul_add(p, r) * UNIT)
+}
+
+/// The integer below a float from 0 up to 2^35, in two halves of which a sum with 2^23 has the bits: conversions, which
+/// saturate, were done one by one (4.2 ns a logit, now 2.4, on a busy Xeon with AVX-512).
+#[inline(always)]
+fn truncated(x: f32) -> u32 {
+    const LOW: f32 = 4096.0;
+    let bits = |x: f32| (x + 8_388_608.0).to_bits() & 0x7f_ffff;
+    let whole = x.floor();
+    let high = (whole / LOW).floor();
+    (bits(high) << 12) + bits(whole - high * LOW)
 }
 
 #[inline(always)]
@@ -82,6 +95,25 @@ fn edges(top: f32) -> impl Iterator<Item = f32> {
     })
 }
 
+/// The smallest and the largest of a chunk, neither NaN. Sixteen side by side: one running maximum would wait for itself.
+#[inline(always)]
+fn range(chunk: &[f32; CHUNK]) -> (f32, f32) {
+    let (mut low, mut high) = ([f32::INFINITY; 16], [f32::NEG_INFINITY; 16]);
+    for block in chunk.as_chunks::<16>().0 {
+        for i in 0..16 {
+            low[i] = if block[i] < low[i] { block[i] } else { low[i] };
+            high[i] = if block[i] > high[i] { block[i] } else { high[i] };
+        }
+    }
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            low[i] = if low[i + half] < low[i] { low[i + half] } else { low[i] };
+            high[i] = if high[i + half] > high[i] { high[i + half] } else { high[i] };
+        }
+    }
+    (low[0], high[0])
+}
+
 impl MassHistogram {
     /// Empties the histogram.
     pub fn clear(&mut self) {
@@ -99,15 +131,44 @@ impl MassHistogram {
         }
         let edge = edge_of(logit);
         if self.admit(edge) {
-            self.bins[slot_of(edge)] += mass_in(edge, logit);
+            self.bins[slot_of(edge)] += u64::from(mass_in(edge, logit));
         }
     }
 
     /// Adds the masses of a slice.
-    #[inline]
+    #[inline(always)]
     pub fn extend_from_slice(&mut self, logits: &[f32]) {
-        for &logit in logits {
-            self.push(logit);
+        let (chunks, rest) = logits.as_chunks::<CHUNK>();
+        for chunk in chunks {
+            let (smallest, largest) = range(chunk);
+            if largest < FAST && smallest > -FAST {
+                self.push_chunk(chunk, largest);
+            } else {
+                chunk.iter().for_each(|&logit| self.push(logit));
+            }
+        }
+        rest.iter().for_each(|&logit| self.push(logit));
+    }
+
+    /// Adds the masses of logits below [`FAST`] in size: slots and masses side by side, for vectors, and then the sums.
+    #[inline(always)]
+    fn push_chunk(&mut self, chunk: &[f32; CHUNK], largest: f32) {
+        let edge = edge_of(largest);
+        if edge > self.top {
+            self.raise(edge);
+        }
+        let (mut slots, mut masses) = ([0u32; CHUNK], [0u32; CHUNK]);
+        for i in 0..CHUNK {
+            // `edge_of`, `slot_of` and `mass_in`, operation for operation. The magic number leaves an integer's last
+            // bits in those of the float.
+            let eighths = (chunk[i] * PER_NAT).floor();
+            let edge = eighths / PER_NAT + 0.0;
+            slots[i] = (eighths + 12_582_912.0).to_bits();
+            let mass = mass_in(edge, chunk[i]);
+            masses[i] = if self.top - edge < WINDOW { mass } else { 0 };
+        }
+        for (slot, mass) in slots.into_iter().zip(masses) {
+            self.bins[slot as usize % BINS] += u64::from(mass);
         }
     }
 
@@ -168,10 +229,15 @@ impl MassHistogram {
         edges(self.top).map(|edge| (edge, self.bins[slot_of(edge)])).filter(|(_, mass)| *mass > 0)
     }
 
+    /// The lower edge of the bin of a logit, in nats; -inf for -inf.
+    pub fn edge(logit: f32) -> f32 {
+        edge_of(logit)
+    }
+
     /// The bin of a finite logit, and its mass there in units.
     pub(crate) fn mass_of(logit: f32) -> (f32, u64) {
         let edge = edge_of(logit);
-        (edge, mass_in(edge, logit))
+        (edge, u64::from(mass_in(edge, logit)))
     }
 
     /// Whether a bin lies in the window of a histogram with this highest edge.
@@ -183,6 +249,11 @@ impl MassHistogram {
     pub(crate) fn least_count(mass: u64) -> u64 {
         // e^(1/8) < 1.1332, and the excess is rounded down.
         (mass as f64 / (1.1332 * f64::from(UNIT))) as u64
+    }
+
+    /// A number of tokens that a mass in one bin cannot have come from more of.
+    pub(crate) fn most_count(mass: u64) -> u64 {
+        mass / UNIT as u64
     }
 
     /// The whole mass, summed in the fixed order of the bins.
@@ -276,6 +347,18 @@ mod tests {
                 l.rotate_left(n);
             }
             prop_assert_eq!(&histogram(&l), &whole);
+        }
+
+        #[test]
+        fn a_slice_adds_what_its_logits_add(l in prop::collection::vec(prop_oneof![
+            60 => -90f32..90.0, 20 => (-700i32..700).prop_map(|i| i as f32 / 8.0), 1 => -300_000f32..300_000.0,
+            1 => Just(f32::NEG_INFINITY),
+        ], 0..400), whole in prop::collection::vec(-20f32..20.0, 64..300)) {
+            for l in [l, whole] {
+                let mut one_by_one = MassHistogram::default();
+                l.iter().for_each(|&l| one_by_one.push(l));
+                prop_assert_eq!(&histogram(&l), &one_by_one);
+            }
         }
 
         #[test]

@@ -4,7 +4,7 @@ use crate::canonical::Canonical;
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
-use crate::filtered::Filtering;
+use crate::filtered::{Ask, Filtering, Need};
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
 use crate::raw::RawDraw;
@@ -14,8 +14,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{
-    Adjustments, Candidate, Capabilities, DType, Exactness, Filters, Head, Input, Knob, Knobs, MassHistogram, Matrix,
-    Plan, RowError, RowParams, Samples, Variant,
+    Adjustments, Candidate, Capabilities, DType, Exactness, Head, Input, Knob, Knobs, MassHistogram, Matrix, Plan,
+    RowError, RowParams, Samples, Variant,
 };
 use rayon::prelude::*;
 
@@ -57,10 +57,13 @@ pub(crate) struct Engine {
     /// The same, for rows that take another pass.
     again: Rows<'static>,
     adjustments: Adjustments,
-    filtering: Filtering,
+    pub(crate) filtering: Filtering,
+    /// The rows that need another pass, and what for; the rows of the next pass.
+    pub(crate) needs: Vec<(usize, Need)>,
+    pub(crate) members: Vec<usize>,
     pub(crate) raw_draws: Vec<RawDraw>,
     /// Passes that each row of the call took.
-    passes: Vec<u32>,
+    pub(crate) passes: Vec<u32>,
 }
 
 impl Engine {
@@ -111,6 +114,8 @@ impl Engine {
             again: Vec::new(),
             adjustments: Adjustments::default(),
             filtering: Filtering::default(),
+            needs: Vec::new(),
+            members: Vec::new(),
             raw_draws: Vec::new(),
             passes: Vec::new(),
         })
@@ -169,7 +174,7 @@ impl Engine {
         let mut checked: Rows<'a> = recycle(core::mem::take(&mut self.rows));
         checked.extend(rows.iter().enumerate().map(|(r, params)| {
             let row = params.check(adjustments.row(r), can, &self.plan, vocab_size)?;
-            Ok(Planned { slack: slack(r, &row), row, list_from: None })
+            Ok(Planned { slack: slack(r, &row), row, at: r, ask: Ask::Summary })
         }));
         checked
     }
@@ -177,6 +182,16 @@ impl Engine {
     /// Takes the memory of a call's rows back.
     pub(crate) fn end(&mut self, rows: Rows<'_>) {
         self.rows = recycle(rows);
+    }
+
+    /// Takes the memory for rows that take another pass; [`Engine::keep_again`] takes it back.
+    pub(crate) fn take_again<'a>(&mut self) -> Rows<'a> {
+        recycle(core::mem::take(&mut self.again))
+    }
+
+    /// Takes the memory of rows that took another pass back.
+    pub(crate) fn keep_again(&mut self, again: Rows<'_>) {
+        self.again = recycle(again);
     }
 
     /// Takes the memory of a call's adjustments back.
@@ -226,58 +241,17 @@ impl Engine {
         self.gather(rows);
     }
 
-    /// Lists rows whose filters the pass over `source` did not decide, in further passes, until all are decided.
-    pub(crate) fn settle(&mut self, source: &Source<'_>, rows: &Rows<'_>, tokens: Range<u32>, chunk: u32) {
-        self.passes.clear();
-        self.passes.resize(rows.len(), 1);
-        if rows.iter().flatten().all(|planned| planned.row.filters.is_none()) {
-            return;
-        }
-        let mut again: Rows<'_> = recycle(core::mem::take(&mut self.again));
-        again.extend_from_slice(rows);
-        loop {
-            let mut any = false;
-            for (r, row) in rows.iter().enumerate() {
-                let floor = row
-                    .as_ref()
-                    .ok()
-                    .and_then(|planned| self.filtering.needs(&planned.row, &self.workers[0].rows[r], self.passes[r]));
-                again[r] = match (row, floor) {
-                    (Ok(planned), Some(floor)) => Ok(Planned { list_from: Some(floor), ..*planned }),
-                    _ => Err(RowError::NoFiniteLogit),
-                };
-                self.passes[r] += u32::from(floor.is_some());
-                any |= floor.is_some();
-            }
-            if !any {
-                break;
-            }
-            self.workers.iter_mut().for_each(|worker| worker.begin(&again));
-            self.for_parts(tokens.clone(), chunk, |worker, part, simd| worker.evaluate(source, &again, part, simd));
-            let Some((first, others)) = self.workers.split_first_mut() else { break };
-            for (r, row) in again.iter().enumerate() {
-                let Ok(Planned { list_from: Some(floor), .. }) = row else { continue };
-                others.iter_mut().for_each(|other| first.rows[r].filter.merge_list(&mut other.rows[r].filter));
-                first.rows[r].filter.finish_list(*floor);
-            }
-        }
-        self.again = recycle(again);
-    }
-
     /// Appends the result of a row with filters; [`Engine::settle`] has decided it.
     pub(crate) fn emit_filtered(
         &mut self,
         r: usize,
         row: &Row<'_>,
-        filters: &Filters,
         vocab_size: u32,
         out: &mut Samples,
     ) -> Result<(), RowError> {
         let state = &self.workers[0].rows[r];
         Summary::from(state).check(row)?;
-        self.filtering.emit(row, filters, state, vocab_size, out)?;
-        out.note_passes(self.passes[r]);
-        Ok(())
+        state.filter.answer.emit(self.passes[r], vocab_size, out)
     }
 
     /// A whole call of a pathwise variant: one pass over the head's tokens, a worker claiming `chunk` at a time.
@@ -296,10 +270,18 @@ impl Engine {
         });
         let source = hidden.source(head, dot);
         self.pass(&source, &rows, head.tokens(), chunk);
-        self.settle(&source, &rows, head.tokens(), chunk);
+        let mut gathered = false;
+        self.settle(&rows, head.tokens(), chunk, head.vocab_size(), |members, run| {
+            gathered = true;
+            hidden.gather(dot, &call.input, members);
+            run(&hidden.source(head, dot));
+        });
+        if gathered {
+            hidden.packed.pack(dot.layout(), &call.input);
+        }
         for (r, row) in rows.iter().enumerate() {
             let outcome = row.and_then(|Planned { row, .. }| match &row.filters {
-                Some(filters) => self.emit_filtered(r, &row, filters, head.vocab_size(), out),
+                Some(_) => self.emit_filtered(r, &row, head.vocab_size(), out),
                 None => hidden.emit(head, &row, &call.input, r, &Summary::from(&self.workers[0].rows[r]), out),
             });
             if let Err(error) = outcome {
@@ -327,6 +309,8 @@ pub(crate) struct Hidden {
     canonical: Option<Canonical>,
     /// The canonical draws of a row.
     drawn: Vec<Candidate>,
+    /// The bytes of some rows of the input.
+    gathered: Vec<u8>,
 }
 
 impl Hidden {
@@ -335,6 +319,7 @@ impl Hidden {
             packed: Packed::new(plan.max_rows, head.hidden()),
             canonical: plan.canonical.then(|| Canonical::new(head)),
             drawn: Vec::new(),
+            gathered: Vec::new(),
         }
     }
 
@@ -343,6 +328,14 @@ impl Hidden {
         let dot = Dot::new(engine.isa, weight, input.dtype());
         self.packed.pack(dot.layout(), input);
         dot
+    }
+
+    /// Packs some rows of the hidden states alone, for the kernel that the whole was packed for.
+    pub(crate) fn gather(&mut self, dot: Dot, input: &Matrix<'_>, rows: &[usize]) {
+        self.gathered.clear();
+        rows.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
+        let some = Matrix::from_bytes(&self.gathered, input.dtype(), rows.len(), input.cols(), input.cols());
+        self.packed.pack(dot.layout(), &some.expect("these bytes are whole rows"));
     }
 
     /// The slack of a row, 0 without the canonical option.

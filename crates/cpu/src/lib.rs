@@ -18,6 +18,8 @@
 //! `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads, and each
 //! variant has its file. `unsafe` lives in `dot`, `words`, and the dispatch of `tile`.
 
+mod again;
+mod answer;
 mod canonical;
 mod dot;
 mod engine;
@@ -25,6 +27,7 @@ mod error;
 mod filtered;
 mod grouped;
 mod isa;
+mod largest;
 mod limit;
 mod matmul;
 mod online;

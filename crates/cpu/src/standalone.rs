@@ -58,12 +58,14 @@ impl PerturbedArgmax for Standalone {
         let (engine, vocab_size) = (&mut self.engine, self.vocab_size);
         let adjustments = engine.adjustments(rows);
         let rows = engine.begin(rows, &adjustments, &can, vocab_size, |_, _| 0.0);
-        let source = Source::Logits(input);
+        let source = Source::Logits { logits: input, rows: None };
         engine.pass(&source, &rows, 0..vocab_size, CHUNK);
-        engine.settle(&source, &rows, 0..vocab_size, CHUNK);
+        engine.settle(&rows, 0..vocab_size, CHUNK, vocab_size, |members, run| {
+            run(&Source::Logits { logits: input, rows: Some(members) });
+        });
         for (r, row) in rows.iter().enumerate() {
             let outcome = row.and_then(|Planned { row, .. }| match &row.filters {
-                Some(filters) => engine.emit_filtered(r, &row, filters, vocab_size, out),
+                Some(_) => engine.emit_filtered(r, &row, vocab_size, out),
                 None => Summary::from(&engine.workers[0].rows[r]).emit(&row, out),
             });
             if let Err(error) = outcome {

@@ -1,6 +1,6 @@
 //! What a pass keeps per row: small summaries, merged over workers.
 
-use crate::filtered::{FilterState, list_len};
+use crate::filtered::FilterState;
 use crate::raw::RawState;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, TopList};
@@ -92,6 +92,7 @@ pub(crate) struct RowState {
     pub(crate) best: Best,
     /// What filters look at, beside masses and largest logits.
     pub(crate) filter: FilterState,
+    filtered: bool,
     /// Raw logits, where they are asked for.
     pub(crate) raw: RawState,
     /// Masses, when the plan allows log-probabilities, groups are weighed, or a row came with filters.
@@ -100,7 +101,7 @@ pub(crate) struct RowState {
     weigh: bool,
     /// Whether this row needs its masses.
     pub(crate) weighed: bool,
-    /// The largest logits.
+    /// The largest logits of a row without filters.
     pub(crate) top: TopList,
     pub(crate) fault: Option<Fault>,
     /// Whether any logit was finite.
@@ -113,6 +114,7 @@ impl RowState {
         let mut state = RowState {
             best: Best::default(),
             filter: FilterState::default(),
+            filtered: false,
             raw: RawState::default(),
             mass: (weigh || plan.max_logprobs.is_some()).then(MassHistogram::default),
             weigh,
@@ -130,16 +132,15 @@ impl RowState {
     /// Empties the state for a row.
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32) {
         self.raw.begin(row);
-        self.weighed = self.weigh || row.logprobs.is_some();
-        let mut largest = row.logprobs.unwrap_or(0) as usize;
+        self.filtered = row.filters.is_some();
+        let mut largest = 0;
         if let Some(filters) = &row.filters {
             self.best.clear();
-            self.filter.begin(row, filters);
-            // Where no list is long enough for a top-k, the masses say how far a longer one must go.
-            self.weighed |= filters.need_mass() || filters.most().is_some();
-            largest = largest.max(list_len(filters));
+            self.weighed = self.filter.begin(row, filters);
             self.mass.get_or_insert_default();
         } else {
+            self.weighed = self.weigh || row.logprobs.is_some();
+            largest = row.logprobs.unwrap_or(0) as usize;
             self.best.begin(row, slack);
         }
         if let Some(mass) = &mut self.mass {
@@ -155,7 +156,9 @@ impl RowState {
         self.fault = Fault::first(self.fault, other.fault);
         self.alive |= other.alive;
         self.best.merge(&other.best);
-        self.filter.merge(&other.filter);
+        if self.filtered {
+            self.filter.merge(&other.filter);
+        }
         self.raw.merge(&other.raw);
         if let (Some(a), Some(b)) = (&mut self.mass, &other.mass) {
             a.merge(b);

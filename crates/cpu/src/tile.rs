@@ -2,7 +2,7 @@
 
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
-use crate::filtered::hopeless;
+use crate::filtered::{Ask, hopeless};
 use crate::grouped::Chosen;
 use crate::isa::Isa;
 use crate::perturb::perturb;
@@ -14,15 +14,16 @@ use core::ops::Range;
 use flash_sampling_core::matrix::widen;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::transform::{any_invalid, first_invalid};
-use flash_sampling_core::{Candidate, Filters, Head, Matrix, RowError, Winner};
+use flash_sampling_core::winner::Place;
+use flash_sampling_core::{Candidate, Filters, Head, MassHistogram, Matrix, RowError, Winner};
 
 /// Where logits come from.
 #[derive(Clone, Copy)]
 pub(crate) enum Source<'a> {
     /// The matmul with a head.
     Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed },
-    /// Logits that exist, `[rows, vocab]`.
-    Logits(Matrix<'a>),
+    /// Logits that exist, `[rows, vocab]`; `rows`: these rows alone, in this order.
+    Logits { logits: Matrix<'a>, rows: Option<&'a [usize]> },
 }
 
 impl Source<'_> {
@@ -33,11 +34,12 @@ impl Source<'_> {
                 let rows = head.weight_row(tokens.start)..head.weight_row(tokens.end);
                 dot.tile(&head.weight().row_range(rows), hidden, out, scratch);
             }
-            Source::Logits(logits) => {
+            Source::Logits { logits, rows } => {
                 let size = logits.dtype().size();
                 let bytes = tokens.start as usize * size..tokens.end as usize * size;
-                for r in 0..logits.rows() {
-                    let out = &mut out[r * TILE..][..tokens.len()];
+                for at in 0..rows.map_or(logits.rows(), <[usize]>::len) {
+                    let r = rows.map_or(at, |rows| rows[at]);
+                    let out = &mut out[at * TILE..][..tokens.len()];
                     widen(&logits.row_bytes(r)[bytes.clone()], logits.dtype(), out);
                 }
             }
@@ -51,8 +53,9 @@ pub(crate) struct Planned<'a> {
     pub(crate) row: Row<'a>,
     /// How far below the best a candidate may be and still be the canonical winner; 0 = not canonical.
     pub(crate) slack: f32,
-    /// In a pass that lists a row for its filters: every token with a logit of at least this.
-    pub(crate) list_from: Option<f32>,
+    /// Where the source has the row.
+    pub(crate) at: usize,
+    pub(crate) ask: Ask,
 }
 
 /// The memory of one worker.
@@ -62,22 +65,22 @@ pub(crate) struct Worker {
     logits: Vec<f32>,
     dot: DotScratch,
     pub(crate) rows: Vec<RowState>,
+    /// The tokens of rows that a pass lists.
+    pub(crate) lists: Vec<Vec<Candidate>>,
     /// The groups seen so far, for variants that draw a group.
     pub(crate) chosen: Vec<Chosen>,
 }
 
 impl Worker {
     pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch) -> Self {
-        Worker { logits: vec![0.0; rows.len() * TILE + SPAN], dot, rows, chosen: Vec::new() }
+        Worker { logits: vec![0.0; rows.len() * TILE + SPAN], dot, rows, lists: Vec::new(), chosen: Vec::new() }
     }
 
     /// Empties the states for the rows of a pass.
     pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>]) {
         for (state, row) in self.rows.iter_mut().zip(rows) {
-            match row {
-                Ok(Planned { list_from: Some(_), .. }) => state.filter.begin_list(),
-                Ok(planned) => state.begin(&planned.row, planned.slack),
-                Err(_) => {}
+            if let Ok(planned) = row {
+                state.begin(&planned.row, planned.slack);
             }
         }
     }
@@ -109,8 +112,9 @@ impl Worker {
             source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
             for (r, row) in rows.iter().enumerate() {
                 let Ok(planned) = row else { continue };
-                let logits = &mut self.logits[r * TILE..][..TILE];
-                simd.summarize(Span { source, planned, first, at, len: part.len(), logits }, &mut self.rows[r]);
+                let logits = &mut self.logits[planned.at * TILE..][..TILE];
+                let lists = &mut self.lists;
+                simd.summarize(Span { source, planned, first, at, len: part.len(), logits, lists }, &mut self.rows[r]);
             }
         }
     }
@@ -124,6 +128,7 @@ struct Span<'a, 'b> {
     at: usize,
     len: usize,
     logits: &'a mut [f32],
+    lists: &'a mut [Vec<Candidate>],
 }
 
 /// Instruction set of everything but the dot products. The results do not depend on it.
@@ -186,7 +191,7 @@ unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
 /// The instruction set of `L` is available.
 #[inline(always)]
 unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
-    let Span { source, planned, first, at, len, logits } = span;
+    let Span { source, planned, first, at, len, logits, lists } = span;
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
     if let Source::Head { head, .. } = source {
@@ -197,7 +202,7 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
         state.fault = Fault::first(state.fault, fault);
         return;
     }
-    if planned.list_from.is_none() {
+    if matches!(planned.ask, Ask::Summary) {
         state.raw.add(token, &logits[at..end]);
     }
     row.transform.apply(token, &mut logits[at..end]);
@@ -210,14 +215,23 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
     if top == f32::INFINITY {
         let fault = first_invalid(first, &logits[..whole]).map(|error| Fault { stage: 1, error });
         state.fault = Fault::first(state.fault, fault);
-    } else if let Some(floor) = planned.list_from {
-        if top >= floor {
-            state.filter.list(first, spans, floor);
+        return;
+    }
+    match planned.ask {
+        Ask::Summary if top > f32::NEG_INFINITY => {
+            state.alive = true;
+            // SAFETY: by this function's contract.
+            unsafe { add::<L>(row, first, spans, top, state) };
         }
-    } else if top > f32::NEG_INFINITY {
-        state.alive = true;
+        Ask::Summary => {}
+        Ask::Before => state.filter.add_before(first, spans, top),
         // SAFETY: by this function's contract.
-        unsafe { add::<L>(row, first, spans, top, state) };
+        Ask::List { floor, slot } => unsafe {
+            rank::<L>(first, spans, floor, |c| {
+                lists[slot].push(c);
+                floor
+            });
+        },
     }
 }
 
@@ -227,18 +241,21 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
 /// The instruction set of `L` is available.
 #[inline(always)]
 unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f32, state: &mut RowState) {
+    if let Some(filters) = &row.filters {
+        // SAFETY: by this function's contract.
+        return unsafe { add_filtered::<L>(row, filters, first, spans, top, state) };
+    }
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
         mass.extend_from_slice(spans.as_flattened());
     }
-    if top >= state.top.threshold() {
-        rank(first, spans, state.top.threshold(), |c| {
+    let cut = state.top.threshold();
+    if top >= cut {
+        let offer = |c| {
             state.top.push(c);
             state.top.threshold()
-        });
-    }
-    if let Some(filters) = &row.filters {
+        };
         // SAFETY: by this function's contract.
-        unsafe { add_filtered::<L>(row, filters, first, spans, top, state) };
+        unsafe { rank::<L>(first, spans, cut, offer) };
     }
     for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
         let cut = winner.winner.score;
@@ -273,11 +290,30 @@ unsafe fn add_filtered<L: Lanes>(
     top: f32,
     state: &mut RowState,
 ) {
+    let filter = &mut state.filter;
     if filters.need_moments() {
-        spans.as_flattened().iter().for_each(|&logit| state.filter.moments.push(logit));
+        spans.as_flattened().iter().for_each(|&logit| filter.moments.push(logit));
     }
-    if top < hopeless(filters, state.top.as_slice().first()) {
+    filter.most = filter.most.max(top);
+    let floor = hopeless(filters, filter.most);
+    if top < floor {
         return;
+    }
+    if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
+        // SAFETY: by this function's contract.
+        unsafe { weigh::<L>(spans, MassHistogram::edge(floor), mass) };
+    }
+    let cut = filter.largest.threshold(first);
+    if top >= cut {
+        let mut next = cut;
+        let offer = |c: Candidate| {
+            if filter.largest.push(c.logit, c.winner.token) {
+                next = filter.largest.threshold(c.winner.token + 1);
+            }
+            next
+        };
+        // SAFETY: by this function's contract.
+        unsafe { rank::<L>(first, spans, cut, offer) };
     }
     let mut scaled = [[0.0; SPAN]; TILE / SPAN + 1];
     let scaled = &mut scaled[..spans.len()];
@@ -289,13 +325,14 @@ unsafe fn add_filtered<L: Lanes>(
         }
         scaled
     };
-    for (frontier, draw) in state.filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
-        let cut = frontier.score_above(top);
+    for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
+        // Tokens come in ascending order: a point that is as large as any of the tile comes before them.
+        let cut = frontier.winner_from(Place { logit: top, token: first }).winner.score;
         let offer = |c: Candidate| {
             // Filters look at the logit before a temperature that comes after them.
             let logit = spans.as_flattened()[(c.winner.token - first) as usize];
             frontier.push(Candidate { logit, ..c });
-            frontier.score_above(top)
+            frontier.winner_from(Place { logit: top, token: c.winner.token }).winner.score
         };
         // SAFETY: by this function's contract.
         unsafe { perturb::<L>(&row.noise, draw, first, drawn, top * filters.rescale, cut, offer) };
@@ -320,16 +357,46 @@ unsafe fn draw_tile<L: Lanes>(
         // SAFETY: by this function's contract.
         unsafe { perturb::<L>(&row.noise, draw, first, spans, top, cut, offer) };
     } else if top >= cut {
-        rank(first, spans, cut, offer);
+        // SAFETY: by this function's contract.
+        unsafe { rank::<L>(first, spans, cut, offer) };
+    }
+}
+
+/// Adds the masses of the logits that reach `floor`.
+///
+/// # Safety
+/// The instruction set of `L` is available.
+#[inline(always)]
+unsafe fn weigh<L: Lanes>(spans: &[[f32; SPAN]], floor: f32, mass: &mut MassHistogram) {
+    if floor == f32::NEG_INFINITY {
+        return mass.extend_from_slice(spans.as_flattened());
+    }
+    for span in spans {
+        // SAFETY: by this function's contract.
+        let mut hits = unsafe { L::at_least(span, floor) };
+        while hits != 0 {
+            mass.push(span[hits.trailing_zeros() as usize]);
+            hits &= hits - 1;
+        }
     }
 }
 
 /// Offers the logits that reach `cut` as their own scores.
+///
+/// # Safety
+/// The instruction set of `L` is available.
 #[inline(always)]
-fn rank(first: u32, spans: &[[f32; SPAN]], mut cut: f32, mut offer: impl FnMut(Candidate) -> f32) {
-    for (i, &logit) in spans.as_flattened().iter().enumerate() {
-        if logit >= cut && logit > f32::NEG_INFINITY {
-            cut = offer(Candidate { winner: Winner::new(logit, first + i as u32), logit });
+unsafe fn rank<L: Lanes>(first: u32, spans: &[[f32; SPAN]], mut cut: f32, mut offer: impl FnMut(Candidate) -> f32) {
+    for (span, first) in spans.iter().zip((first..).step_by(SPAN)) {
+        // SAFETY: by this function's contract. Above -inf.
+        let mut hits = unsafe { L::at_least(span, cut.max(f32::MIN)) };
+        while hits != 0 {
+            let i = hits.trailing_zeros();
+            hits &= hits - 1;
+            let logit = span[i as usize];
+            if logit >= cut {
+                cut = offer(Candidate { winner: Winner::new(logit, first + i), logit });
+            }
         }
     }
 }

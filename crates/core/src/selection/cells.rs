@@ -1,5 +1,6 @@
 //! A row's masses as the walk sums them: bin by bin from the top, each weighted relative to the highest edge.
 
+use super::before::Before;
 use crate::mass_histogram::{MassHistogram, edge_of};
 use crate::winner::{Candidate, Place};
 
@@ -30,16 +31,12 @@ fn sum_of(cells: &[Cell]) -> f64 {
 }
 
 impl Cells {
-    /// The masses of a whole row.
-    pub(super) fn load(&mut self, mass: &MassHistogram) {
+    /// The masses of a whole row, whose largest logit is `largest`.
+    pub(super) fn load(&mut self, mass: &MassHistogram, largest: f32) {
+        self.top = edge_of(largest);
+        let top = self.top;
         self.cells.clear();
-        let mut top = None;
-        for (edge, mass) in mass.cells() {
-            let top = *top.get_or_insert(edge);
-            let weight = weight(edge, top);
-            self.cells.push(Cell { edge, weight, mass });
-        }
-        self.top = top.unwrap_or(f32::NEG_INFINITY);
+        self.cells.extend(mass.cells().map(|(edge, mass)| Cell { edge, weight: weight(edge, top), mass }));
     }
 
     /// Takes a token's mass out.
@@ -75,13 +72,17 @@ impl Cells {
     }
 
     /// The mass of the tokens before one that is not listed: not below the first, not above the second. `listed`: those
-    /// of them that are known.
-    pub(super) fn before(&self, place: Place, listed: &[Candidate]) -> (f64, f64) {
+    /// of them that are known; `known`: what else is known of some places.
+    pub(super) fn before(&self, place: Place, listed: &[Candidate], known: &[Before]) -> (f64, f64) {
         let (edge, own) = self.mass_of(place.logit);
         let cells = self.cells.partition_point(|c| c.edge > edge);
         let sum = sum_of(&self.cells[..cells]);
         let cell = self.cells.get(cells).filter(|c| c.edge == edge);
         let (weight, full) = cell.map_or((0.0, own), |c| (c.weight, c.mass));
+        if let Some(known) = known.iter().find(|known| known.place == place) {
+            let mass = sum + weight * known.mass as f64;
+            return (mass, mass);
+        }
         let listed = listed.iter().filter(|c| edge_of(c.logit) == edge).map(|c| self.mass_of(c.logit).1);
         (sum + weight * listed.sum::<u64>() as f64, sum + weight * ((full - own) as f64))
     }
@@ -140,5 +141,15 @@ impl Cells {
             count >= u64::from(k)
         });
         reached.map_or(f32::NEG_INFINITY, |c| c.edge)
+    }
+
+    /// A number of tokens that those with a logit of at least `floor` cannot be more than, as far as the masses tell.
+    pub(super) fn most_count(&self, floor: f32) -> u64 {
+        let edge = edge_of(floor);
+        if floor == f32::NEG_INFINITY || self.cells.last().is_none_or(|last| last.edge > edge) {
+            return u64::MAX;
+        }
+        let cells = self.cells.iter().take_while(|c| c.edge >= edge);
+        cells.map(|c| MassHistogram::most_count(c.mass)).sum()
     }
 }

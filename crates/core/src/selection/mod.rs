@@ -4,8 +4,9 @@
 //! of that order. A pass leaves the first places as a list, and the whole row as a
 //! [`MassHistogram`](crate::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
 //! inside the list the kept set is known. Where it ends below the list at a known logit, or where a
-//! [`Frontier`](crate::Frontier) point can be placed by the histogram alone, the winner is known. What remains is
-//! answered by the logit down to which a second pass must list the row, and with that list the same walk ends inside it.
+//! [`Frontier`](crate::Frontier) point can be placed by the histogram alone, the winner is known. What remains takes a
+//! second pass: one that sums the mass before the few points in doubt ([`Before`]), or one that lists the row down to a
+//! logit, and with that list the same walk ends inside it.
 //!
 //! Masses are the integers of the histogram, summed bin by bin from the top, so the answer is a function of the row's
 //! logits alone: the same for any tiles, threads, shards or backend, and whether or not a second pass was needed. It is
@@ -13,6 +14,7 @@
 //! mass, or a deviation its value to within 2^-12 nat.
 
 mod band;
+mod before;
 mod cells;
 mod seen;
 mod selector;
@@ -21,6 +23,7 @@ mod tests;
 mod typical;
 
 pub use band::Band;
+pub use before::Before;
 pub use seen::Seen;
 pub use selector::Selector;
 

@@ -2,7 +2,7 @@
 
 use super::cells::Cells;
 use super::typical::typical;
-use super::{Band, Seen, Selection};
+use super::{Band, Before, Seen, Selection};
 use crate::filters::{Filter, Filters};
 use crate::frontier::Frontier;
 use crate::mass_histogram::edge_of;
@@ -42,7 +42,7 @@ fn round_up(t: f64) -> f32 {
 impl Selector {
     /// Which tokens the filters keep; at least one.
     pub fn select(&mut self, filters: &Filters, seen: &Seen<'_>) -> Selection {
-        self.cells.load(seen.mass);
+        self.cells.load(seen.mass, seen.list[0].logit);
         self.from = 0;
         let mut end = if seen.floor == f32::NEG_INFINITY { End::At(seen.list.len()) } else { End::All };
         for (i, &filter) in filters.steps().iter().enumerate() {
@@ -71,6 +71,20 @@ impl Selector {
     /// # Errors
     /// The smallest logit that a list must hold.
     pub fn winner(&self, selection: &Selection, seen: &Seen<'_>, frontier: &Frontier) -> Result<Candidate, f32> {
+        self.winner_knowing(selection, seen, frontier, &[])
+    }
+
+    /// [`Selector::winner`], with the mass before some points of the frontier.
+    ///
+    /// # Errors
+    /// Those of [`Selector::winner`].
+    pub fn winner_knowing(
+        &self,
+        selection: &Selection,
+        seen: &Seen<'_>,
+        frontier: &Frontier,
+        known: &[Before],
+    ) -> Result<Candidate, f32> {
         match selection {
             Selection::Listed(kept) if kept.start == 0 => Ok(frontier.winner_from(seen.list[kept.end - 1].place())),
             Selection::Band(band) if self.from == 0 => Ok(frontier.winner_from(band.last)),
@@ -80,7 +94,7 @@ impl Selector {
             Selection::Prefix if self.from > 0 => Err(self.cells.floor_of(self.limits.1)),
             Selection::Prefix => {
                 for point in frontier.iter() {
-                    match self.prefix_keeps(seen, point.place()) {
+                    match self.prefix_keeps(seen, point.place(), known) {
                         Some(true) => return Ok(*point),
                         Some(false) => {}
                         None => return Err(edge_of(point.logit)),
@@ -89,6 +103,26 @@ impl Selector {
                 Err(f32::NEG_INFINITY)
             }
         }
+    }
+
+    /// Appends the points of a frontier for which it takes the [mass before](Before) them to tell the winner; none where
+    /// that does not help.
+    pub fn doubts(&self, selection: &Selection, seen: &Seen<'_>, frontier: &Frontier, doubts: &mut Vec<Before>) {
+        if *selection == Selection::Prefix && self.from == 0 && self.limits.0 == self.limits.1 {
+            for point in frontier.iter() {
+                match self.prefix_keeps(seen, point.place(), &[]) {
+                    Some(true) => return,
+                    Some(false) => {}
+                    None => doubts.push(Before::new(point.place())),
+                }
+            }
+        }
+    }
+
+    /// A number of tokens that those with a logit of at least `floor` cannot be more than, as far as the masses tell (and
+    /// but for those that a filter dropped from the top).
+    pub fn most_count(&self, floor: f32) -> u64 {
+        self.cells.most_count(floor)
     }
 
     /// The floor of a list that holds all that the filters keep.
@@ -195,11 +229,11 @@ impl Selector {
     }
 
     /// Whether the prefix holds a token, as far as the masses tell: it does when the mass before it is below the limit.
-    fn prefix_keeps(&self, seen: &Seen<'_>, place: Place) -> Option<bool> {
+    fn prefix_keeps(&self, seen: &Seen<'_>, place: Place, known: &[Before]) -> Option<bool> {
         if seen.list.last().is_some_and(|last| place.reaches(&last.place())) {
             return Some(true);
         }
-        let (least, most) = self.cells.before(place, seen.list);
+        let (least, most) = self.cells.before(place, seen.list, known);
         if place.logit < self.prefix_floor || least >= self.limits.1 {
             Some(false)
         } else if most < self.limits.0 {

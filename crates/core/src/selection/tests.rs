@@ -125,6 +125,29 @@ proptest! {
             Ok(winner) => prop_assert_eq!(winner, want),
             Err(floor) => prop_assert!(floor < f32::INFINITY),
         }
+        // What lies before the points in doubt tells, in two parts as well.
+        let mut doubts = Vec::new();
+        selector.doubts(&first, &seen, &row.frontier, &mut doubts);
+        if !doubts.is_empty() {
+            prop_assert!(selector.winner(&first, &seen, &row.frontier).is_err());
+            let (head, tail) = logits.split_at(logits.len() / 2);
+            for doubt in &mut doubts {
+                let mut other = Before::new(doubt.place);
+                other.extend_from_slice(head.len() as u32, tail);
+                doubt.extend_from_slice(0, head);
+                doubt.merge(&other);
+            }
+            prop_assert_eq!(selector.winner_knowing(&first, &seen, &row.frontier, &doubts), Ok(want));
+        }
+        if !steps.iter().any(|f| matches!(f, Filter::Xtc(_) | Filter::TypicalP(_))) {
+            let floor = selector.floor(&first, &seen);
+            prop_assert!(selector.most_count(floor) >= row.sorted.partition_point(|c| c.logit >= floor) as u64);
+        }
+        // Masses are not looked at where they are said not to be needed.
+        if !filters.need_mass_beyond(few.len()) {
+            let unweighed = Seen { mass: &MassHistogram::default(), ..seen };
+            prop_assert_eq!(&selector.select(&filters, &unweighed), &first);
+        }
         // Longer lists tell, the whole row at the latest.
         let (mut selection, mut seen) = (first, seen);
         for pass in 0..3 {

@@ -64,6 +64,19 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn at_least(logits: &[f32; SPAN], cut: f32) -> u64 {
+        // SAFETY: as above; the loads are of the span.
+        unsafe {
+            let (at, cut) = (logits.as_ptr(), _mm256_set1_ps(cut));
+            let mut hits = 0;
+            for v in 0..SPAN / 8 {
+                let reached = _mm256_cmp_ps::<_CMP_GE_OQ>(_mm256_loadu_ps(at.add(8 * v)), cut);
+                hits |= u64::from(_mm256_movemask_ps(reached) as u8) << (8 * v);
+            }
+            hits
+        }
+    }
+    #[inline(always)]
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS] {
         let mut lanes = [0u64; BLOCKS];
         for (v, &x) in a.iter().enumerate() {

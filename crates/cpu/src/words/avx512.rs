@@ -65,6 +65,17 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn at_least(logits: &[f32; SPAN], cut: f32) -> u64 {
+        // SAFETY: as above; the loads are of the span.
+        unsafe {
+            let (at, cut) = (logits.as_ptr(), _mm512_set1_ps(cut));
+            let hits = |v: usize| {
+                u64::from(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(_mm512_loadu_ps(at.add(16 * v)), cut)) << (16 * v)
+            };
+            hits(0) | hits(1) | hits(2) | hits(3)
+        }
+    }
+    #[inline(always)]
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS] {
         let mut lanes = [0u32; BLOCKS];
         // SAFETY: as above; the conversion keeps the low halves.

@@ -50,6 +50,8 @@ pub(crate) trait Lanes {
     unsafe fn any_at_most(words: &[Self::Words; 4], limit: u32) -> bool;
     /// The largest of a span; no entry is NaN.
     unsafe fn largest(logits: &[f32; SPAN]) -> f32;
+    /// A bit for each logit that is at least `cut`, which is not NaN.
+    unsafe fn at_least(logits: &[f32; SPAN], cut: f32) -> u64;
     /// The low halves.
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS];
 }
@@ -107,18 +109,37 @@ mod tests {
         }
     }
 
+    /// # Safety
+    /// The instruction set of `L` is available.
+    unsafe fn check_spans<L: Lanes>() {
+        let mut logits = [f32::NEG_INFINITY; SPAN];
+        for (i, logit) in logits.iter_mut().enumerate().skip(1) {
+            *logit = (i * 37 % 50) as f32 - 20.0;
+        }
+        for cut in [f32::MIN, -20.0, 3.0, 3.5, 29.0, 30.0] {
+            let want = (0..SPAN).filter(|&i| logits[i] >= cut).fold(0u64, |hits, i| hits | 1 << i);
+            // SAFETY: by this function's contract.
+            assert_eq!(unsafe { L::at_least(&logits, cut) }, want, "{cut}");
+        }
+        // SAFETY: by this function's contract.
+        assert_eq!(unsafe { L::largest(&logits) }, 29.0);
+    }
+
     #[test]
     fn the_words_are_the_scalar_ones() {
         // SAFETY: each instruction set is checked first.
         unsafe {
             check::<portable::Portable>();
+            check_spans::<portable::Portable>();
             #[cfg(target_arch = "x86_64")]
             if Isa::Avx2.is_available() {
                 check::<avx2::Avx2>();
+                check_spans::<avx2::Avx2>();
             }
             #[cfg(target_arch = "x86_64")]
             if Isa::Avx512.is_available() {
                 check::<avx512::Avx512>();
+                check_spans::<avx512::Avx512>();
             }
         }
     }

@@ -37,6 +37,10 @@ impl Lanes for Portable {
         logits.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
     }
     #[inline(always)]
+    unsafe fn at_least(logits: &[f32; SPAN], cut: f32) -> u64 {
+        logits.iter().enumerate().fold(0, |hits, (i, &logit)| hits | u64::from(logit >= cut) << i)
+    }
+    #[inline(always)]
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS] {
         a.map(|w| w as u32)
     }

@@ -1,0 +1,143 @@
+//! Further passes, for rows with filters that the first pass did not decide, and for them alone.
+//!
+//! A pass that sums the mass before points in doubt keeps a number a point. A pass that lists rows keeps every token from
+//! a floor on, so it takes only as many rows as have room: the masses bound how many tokens that is.
+
+use crate::engine::{Engine, Rows};
+use crate::filtered::{Ask, Need};
+use crate::tile::{Planned, Source};
+use core::cmp::Reverse;
+use core::ops::Range;
+use flash_sampling_core::{Candidate, RowError};
+
+/// Bytes that the lists of one pass may take; a longer list is alone in its pass.
+const LISTS: u64 = 16 << 20;
+
+impl Need {
+    /// Bytes of the row's list, in a head of `tokens`.
+    fn bytes(&self, tokens: u64) -> u64 {
+        match self {
+            Need::Before => 0,
+            Need::List { most, .. } => tokens.min(*most) * size_of::<Candidate>() as u64,
+        }
+    }
+}
+
+impl Engine {
+    /// Answers the rows with filters, with further passes over `tokens` where the first one does not decide them.
+    /// `gather` makes the source of the rows that it is given, in this order, and calls what it is given with it.
+    pub(crate) fn settle(
+        &mut self,
+        rows: &Rows<'_>,
+        tokens: Range<u32>,
+        chunk: u32,
+        vocab_size: u32,
+        mut gather: impl FnMut(&[usize], &mut dyn FnMut(&Source<'_>)),
+    ) {
+        self.passes.clear();
+        self.passes.resize(rows.len(), 1);
+        self.needs.clear();
+        for r in 0..rows.len() {
+            self.answer(rows, r, vocab_size);
+        }
+        if self.needs.is_empty() {
+            return;
+        }
+        let (mut again, mut members) = (self.take_again(), core::mem::take(&mut self.members));
+        while !self.needs.is_empty() {
+            self.group(rows, tokens.len() as u64, &mut members, &mut again);
+            gather(&members, &mut |source| {
+                self.for_parts(tokens.clone(), chunk, |worker, part, simd| worker.evaluate(source, &again, part, simd));
+            });
+            for &r in &members {
+                self.passes[r] += 1;
+                if let Ok(planned) = &again[r] {
+                    self.finish(rows, r, planned.ask, vocab_size);
+                }
+            }
+        }
+        self.keep_again(again);
+        self.members = members;
+        self.trim();
+    }
+
+    /// Answers a row from what it has, or notes what it needs.
+    fn answer(&mut self, rows: &Rows<'_>, r: usize, vocab_size: u32) {
+        let state = &mut self.workers[0].rows[r];
+        let Ok(Planned { row, .. }) = &rows[r] else { return };
+        if let (Some(filters), true, None) = (&row.filters, state.alive, state.fault) {
+            let need = self.filtering.answer(row, filters, state, vocab_size, self.passes[r]);
+            self.needs.extend(need.map(|need| (r, need)));
+        }
+    }
+
+    /// Chooses the rows of the next pass, the longest lists first, and empties what they fill.
+    fn group<'a>(&mut self, rows: &Rows<'a>, tokens: u64, members: &mut Vec<usize>, again: &mut Rows<'a>) {
+        self.needs.sort_unstable_by_key(|(r, need)| (Reverse(need.bytes(tokens)), *r));
+        again.clear();
+        again.extend(rows.iter().map(|_| Err(RowError::NoFiniteLogit)));
+        members.clear();
+        let (mut slots, mut room) = (0, LISTS);
+        self.needs.retain(|(r, need)| {
+            let Ok(planned) = &rows[*r] else { return false };
+            let bytes = need.bytes(tokens);
+            if bytes > room && slots > 0 {
+                return true;
+            }
+            room = room.saturating_sub(bytes);
+            let ask = match *need {
+                Need::Before => Ask::Before,
+                Need::List { floor, .. } => {
+                    slots += 1;
+                    Ask::List { floor, slot: slots - 1 }
+                }
+            };
+            again[*r] = Ok(Planned { at: members.len(), ask, ..*planned });
+            members.push(*r);
+            false
+        });
+        let Some((first, others)) = self.workers.split_first_mut() else { return };
+        for other in &mut *others {
+            for &r in &*members {
+                other.rows[r].filter.begin_before(&first.rows[r].filter);
+            }
+        }
+        for worker in core::iter::once(first).chain(others) {
+            worker.lists.resize_with(slots.max(worker.lists.len()), Vec::new);
+            worker.lists.iter_mut().for_each(Vec::clear);
+        }
+    }
+
+    /// Gathers what a pass found for a row, and answers it.
+    fn finish(&mut self, rows: &Rows<'_>, r: usize, ask: Ask, vocab_size: u32) {
+        let Some((first, others)) = self.workers.split_first_mut() else { return };
+        match ask {
+            Ask::Summary => {}
+            Ask::Before => {
+                others.iter().for_each(|other| first.rows[r].filter.merge_before(&other.rows[r].filter));
+                self.answer(rows, r, vocab_size);
+            }
+            Ask::List { floor, slot } => {
+                let list = &mut first.lists[slot];
+                others.iter_mut().for_each(|other| list.append(&mut other.lists[slot]));
+                if let Ok(Planned { row, .. }) = &rows[r]
+                    && let Some(filters) = &row.filters
+                {
+                    let state = &mut first.rows[r];
+                    let passes = self.passes[r];
+                    let need = self.filtering.answer_listed(row, filters, state, list, floor, vocab_size, passes);
+                    self.needs.extend(need.map(|need| (r, need)));
+                }
+            }
+        }
+    }
+
+    /// Gives the memory of lists back that are larger than those of one pass need be.
+    fn trim(&mut self) {
+        let bytes = |list: &Vec<Candidate>| (list.capacity() * size_of::<Candidate>()) as u64;
+        let held: u64 = self.workers.iter().flat_map(|worker| &worker.lists).map(bytes).sum();
+        if held > 4 * LISTS {
+            self.workers.iter_mut().for_each(|worker| worker.lists.clear());
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What a row with filters gets, kept until the results of the call are written in the order of the rows.
+
+use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples};
+
+/// The draws of a row and what else it asked for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    /// `None`: not answered yet.
+    pub(crate) outcome: Option<Result<(), RowError>>,
+    pub(crate) draws: Vec<Candidate>,
+    pub(crate) top: Vec<Candidate>,
+    /// The mass of the kept tokens, where it was asked for.
+    pub(crate) mass: Option<MassHistogram>,
+    /// Whether log-probabilities were asked for; whether the kept tokens were.
+    pub(crate) asked: (bool, bool),
+    /// The kept tokens as a bitmap.
+    pub(crate) kept: Vec<u32>,
+}
+
+impl Answer {
+    /// Empties it for a row.
+    pub(crate) fn begin(&mut self) {
+        self.outcome = None;
+        self.draws.clear();
+        self.top.clear();
+        self.asked = (false, false);
+        self.kept.clear();
+    }
+
+    /// Notes kept tokens, of a vocabulary of `vocab_size`, with the logits that are drawn with.
+    pub(crate) fn keep(&mut self, tokens: impl Iterator<Item = (u32, f32)>, vocab_size: u32, kept: bool) {
+        let mass = self.mass.get_or_insert_default();
+        mass.clear();
+        if kept {
+            self.kept.resize(vocab_size.div_ceil(32) as usize, 0);
+        }
+        for (token, logit) in tokens {
+            mass.push(logit);
+            if kept {
+                self.kept[(token >> 5) as usize] |= 1 << (token & 31);
+            }
+        }
+    }
+
+    /// Appends it to `out`.
+    pub(crate) fn emit(&self, passes: u32, vocab_size: u32, out: &mut Samples) -> Result<(), RowError> {
+        self.outcome.unwrap_or(Err(RowError::NoFiniteLogit))?;
+        let (logprobs, kept) = self.asked;
+        let mass = self.mass.as_ref().filter(|_| logprobs || kept);
+        out.push_row(self.draws.iter().copied(), mass.filter(|_| logprobs), &self.top);
+        if let (true, Some(mass)) = (kept, mass) {
+            let bits =
+                |(word, &bits): (u32, &u32)| (0..32).filter(move |i| bits >> i & 1 == 1).map(move |i| word * 32 + i);
+            out.note_kept((0..).zip(&self.kept).flat_map(bits), mass.log_z(), vocab_size);
+        }
+        out.note_passes(passes);
+        Ok(())
+    }
+}
