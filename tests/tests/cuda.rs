@@ -9,7 +9,7 @@ use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flash_sampling_cuda::{CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, abi};
+use flash_sampling_cuda::{CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, abi};
 
 #[path = "cuda/dots.rs"]
 mod dots;
@@ -125,6 +125,55 @@ fn captured_call(choice: KernelChoice) {
         tokens.push(found.iter().map(|draw| draw.token).collect::<Vec<_>>());
     }
     assert!(tokens.windows(2).all(|pair| pair[0] != pair[1]), "{tokens:?}");
+}
+
+/// A thread that has never used the GPU has no current context; the first launch there encodes maps for the driver.
+#[test]
+fn a_sampler_that_is_moved_to_another_thread_draws_there() {
+    if !runs_here() {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
+    let stream = device.context().new_stream().unwrap();
+    let weight = stream.clone_htod(problem.weight.matrix().bytes()).unwrap();
+    let hidden = stream.clone_htod(problem.input().bytes()).unwrap();
+    let row = |seed| abi::Row { seed, inv_temperature: 1.0, ..abi::Row::default() };
+    let rows_there = stream.clone_htod(&(0..5).map(row).collect::<Vec<_>>()).unwrap();
+    let draws_there = stream.alloc_zeros::<abi::Draw>(5).unwrap();
+    let [weight, hidden] = [(&weight, 3001), (&hidden, 5)].map(|(slice, rows)| DeviceMatrix {
+        address: slice.device_ptr(&stream).0,
+        dtype: DType::BF16,
+        rows,
+        cols: 136,
+        row_stride: 136,
+    });
+    let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
+    let (rows_at, draws_at) = (rows_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
+    stream.synchronize().unwrap();
+    let params: Vec<RowParams<'_>> = (0..5).map(|seed| RowParams { seed, ..RowParams::default() }).collect();
+    let mut want = Samples::new();
+    let plan = Plan { max_rows: 5, ..Plan::default() };
+    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &params, &mut want).unwrap();
+    for choice in CHOICES {
+        // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
+        let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
+        let stream = &stream;
+        let launch = move || {
+            // SAFETY: hidden states, rows and draws are on this device and outlive the launch; one stream is used.
+            unsafe { sampler.launch(stream, &hidden, rows_at, draws_at) }.unwrap();
+            stream.synchronize().unwrap();
+        };
+        std::thread::scope(|scope| scope.spawn(launch).join()).unwrap();
+        let found = stream.clone_dtoh(&draws_there).unwrap();
+        stream.synchronize().unwrap();
+        let tokens = |row: usize| want.row(row).unwrap().draws[0].token;
+        assert!(found.iter().enumerate().all(|(r, draw)| draw.status == 0 && draw.token == tokens(r)), "{found:?}");
+    }
+    let nothing = DeviceHead { weight: DeviceMatrix { rows: 0, ..head.weight }, ..head };
+    // SAFETY: it is refused.
+    let refused = unsafe { DeviceTiled::new(nothing, 5, &device) }.err();
+    assert_eq!(refused, Some(CudaError::Layout { what: "weight", reason: "it has no rows" }));
 }
 
 #[test]

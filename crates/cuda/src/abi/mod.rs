@@ -70,7 +70,7 @@ pub struct Row {
     pub mask_words: u32,
     /// Number of biases; with [`PENALISED`] where penalties follow them.
     pub biases: u32,
-    /// One over the temperature; 1 for a greedy row.
+    /// One over the temperature, positive and finite: tokens are left out by bounds that grow with it. 1 for a greedy row.
     pub inv_temperature: f32,
     /// The largest of the biases and 0. A smaller value would lose tokens that should win.
     pub largest_bias: f32,

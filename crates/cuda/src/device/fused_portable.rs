@@ -18,7 +18,8 @@ pub(crate) static TENSOR: KernelSource = KernelSource {
     instances: || all([Some(DType::BF16), Some(DType::F16)]),
 };
 
-/// Without tensor cores, for float32 and for pairs of different types.
+/// Without tensor cores, for float32 and for pairs of different types. Not hot, though such draws wait for it: it is the
+/// way for types that no model's head should have, and no bound of its time is promised.
 pub(crate) static PLAIN: KernelSource =
     KernelSource { file: "fused_plain.cu", serves: kernels::any, instances: || all([None]) };
 

@@ -6,9 +6,10 @@ use crate::device::gpu::Device;
 use crate::device::group_pass::{GroupPass, Results};
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::scratch::Scratch;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
 /// The grouped and online variants over device memory: two launches a call, on the caller's stream. A call allocates
@@ -19,18 +20,17 @@ use std::sync::Arc;
 /// of [`DeviceTiled`](crate::DeviceTiled)'s portable kernel.
 ///
 /// A row takes 24 bytes of scratch for each group and for each block of the first launch: groups of 512 tokens of a
-/// vocabulary of 151936 on 132 multiprocessors make less than 1 MiB per 100 rows. Smaller groups and larger vocabularies take more; see
-/// [`DeviceGroups::scratch_bytes`].
+/// vocabulary of 151936 on 132 multiprocessors make less than 1 MiB per 100 rows, and from about 160,000 tokens on groups of
+/// 1024 do. Smaller groups take more; see [`DeviceGroups::scratch_bytes`].
 ///
 /// Planned are the kernels for hidden states of the weight's type. Other types load one at their first launch, and compile
 /// it when it is in no cache. Make one before a capture.
 #[derive(Debug)]
 pub struct DeviceGroups {
     head: DeviceHead,
-    /// Dropped, and so waited for, before the keys.
     pass: GroupPass,
     /// The first invalid logit a row; all ones between calls.
-    invalid: CudaSlice<u64>,
+    invalid: Scratch,
 }
 
 impl DeviceGroups {
@@ -51,10 +51,7 @@ impl DeviceGroups {
         device: &Arc<Device>,
     ) -> Result<Self, CudaError> {
         let pass = GroupPass::new(&head, max_rows, group, rule, device)?;
-        let stream = device.stream()?;
-        let allocate = CudaError::driver("allocate scratch");
-        let invalid = stream.clone_htod(&[u64::MAX; MAX_ROWS]).map_err(&allocate)?;
-        stream.synchronize().map_err(&allocate)?;
+        let invalid = Scratch::new(MAX_ROWS * size_of::<u64>(), &[], device)?;
         Ok(DeviceGroups { head, pass, invalid })
     }
 
@@ -65,12 +62,13 @@ impl DeviceGroups {
 
     /// Bytes of device memory that the plan holds besides the kernels.
     pub fn scratch_bytes(&self) -> usize {
-        self.pass.scratch_bytes() + self.invalid.len() * size_of::<u64>()
+        self.pass.scratch_bytes() + self.invalid.len()
     }
 
     /// Every launch has run: see [`Scratch::settle`].
     pub(crate) fn settle(&mut self) {
         self.pass.settle();
+        self.invalid.settle();
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues two launches on `stream` and returns.
@@ -93,7 +91,7 @@ impl DeviceGroups {
         draws: u64,
         log_z: Option<u64>,
     ) -> Result<(), CudaError> {
-        let invalid = self.invalid.device_ptr(self.invalid.stream()).0;
+        let invalid = self.invalid.lend();
         let results = Results { rows, draws, log_z: log_z.unwrap_or(0), invalid, running: 0, begins: true, ends: true };
         // SAFETY: the same contract; the invalid keys are this value's and as the kernels leave them.
         unsafe { self.pass.launch(stream, &self.head, hidden, &results) }

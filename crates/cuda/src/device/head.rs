@@ -33,6 +33,9 @@ impl DeviceHead {
             return Err(CudaError::Architecture { major, minor });
         }
         self.weight.check("weight")?;
+        if self.weight.rows == 0 {
+            return Err(CudaError::Layout { what: "weight", reason: "it has no rows" });
+        }
         self.check_values()?;
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });

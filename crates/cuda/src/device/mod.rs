@@ -22,6 +22,7 @@ pub(crate) mod matrix;
 pub(crate) mod nccl;
 pub(crate) mod noise_math;
 pub(crate) mod peers;
+pub(crate) mod results;
 pub(crate) mod scratch;
 pub(crate) mod select;
 pub(crate) mod select_row;

@@ -12,6 +12,7 @@
 use crate::abi::{self, Canonical, Draw, Item, KeptToken, KeptTokens, NearTies, Row, StoredLogits, TopLists, status};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone, split};
 use crate::device::stored_kernels::StoredKernels;
 use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
@@ -187,6 +188,7 @@ impl StoredRows {
         stream.synchronize().map_err(&failed)?;
         self.draw.settle();
         if !keeps_tokens {
+            results::written(&self.draws_here)?;
             for draw in &self.draws_here {
                 let winner = Winner::new(draw.score, draw.token);
                 granted.push((draw.status == status::DRAWN).then_some(Candidate { winner, logit: draw.logit }));
@@ -258,6 +260,7 @@ impl StoredRows {
                     cols: self.tokens.len(),
                     row_stride: self.stride,
                 };
+                results::poison(&self.draws, wishes.len(), stream)?;
                 let asked = DeviceDraws { count: wishes.len(), rows, sources: Some(sources), draws };
                 // SAFETY: as above.
                 unsafe { self.draw.launch(stream, &logits, &asked) }?;

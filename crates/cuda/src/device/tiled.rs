@@ -98,7 +98,7 @@ impl DeviceTiled {
     ///
     /// # Errors
     /// * [`CudaError::Architecture`]: the device is older than compute capability 8.0.
-    /// * [`CudaError::Layout`]: the weight has no columns, a stride below its width, or an address within an element; or
+    /// * [`CudaError::Layout`]: the weight has no rows or no columns, a stride below its width, or an address within an element; or
     ///   the bias such an address.
     /// * [`CudaError::Head`]: a scale or soft-cap that is not finite and positive, or token ids above 2^32 - 2.
     /// * [`CudaError::TooLarge`]: tokens, columns or rows.
@@ -168,7 +168,7 @@ impl DeviceTiled {
     /// # Safety
     /// As [`DeviceTiled::new`] for the head, until it is moved on and the launches until then have run.
     pub(crate) unsafe fn move_to(&mut self, head: DeviceHead) {
-        debug_assert!(self.hopper.is_none(), "its maps are of the planned weight");
+        assert!(self.hopper.is_none(), "its maps are of the planned weight");
         self.head = head;
     }
 
@@ -192,7 +192,9 @@ impl DeviceTiled {
         self.scratch.settle();
     }
 
-    /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns.
+    /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns. Tokens that cannot win are left out
+    /// of it, so it cannot tell log Z; [`DeviceGroups`](crate::DeviceGroups) by [`GroupRule::Maxima`](crate::GroupRule::Maxima)
+    /// gives the same draws with log Z, in two launches.
     ///
     /// `rows` is the device address of one [`abi::Row`](crate::abi::Row) a row, `draws` of room for one
     /// [`abi::Draw`](crate::abi::Draw) a row.
@@ -271,6 +273,8 @@ impl DeviceTiled {
         knobs: bool,
         stored: LogitStore,
     ) -> Result<bool, CudaError> {
+        // A thread may have no current context, and the driver encodes maps by it.
+        self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
         if !self.head.takes(hidden, self.max_rows)? {
             return Ok(false);
         }

@@ -8,6 +8,7 @@ use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::results;
 use crate::device::select::GroupRule;
 use crate::device::tiled::{DeviceTiled, KernelChoice};
 use crate::device::wishes::CanonicalInputs;
@@ -216,6 +217,7 @@ impl Resident {
             self.inputs = stream.alloc_zeros(staging.len().next_power_of_two()).map_err(&failed)?;
         }
         let count = staging.rows();
+        results::poison(&self.draws, count, stream)?;
         let base = self.inputs.device_ptr(stream).0;
         let rows = base + staging.rows_at() as u64;
         stream.memcpy_htod(staging.finish(base), &mut self.inputs).map_err(&failed)?;
@@ -231,6 +233,7 @@ impl Resident {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(draws);
         stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(CudaError::driver("copy the draws"))?;
         stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
+        results::written(draws)?;
         self.fused.settle();
         self.filters.iter_mut().for_each(|(selection, _)| selection.settle());
         self.groups.iter_mut().for_each(DeviceGroups::settle);

@@ -5,6 +5,7 @@ use crate::abi::{self, Draw, Transform};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::noise_math::NoiseMath;
+use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone};
 use crate::device::stored_kernels::TransformKernel;
 use crate::device::stored_rows::StoredRows;
@@ -183,6 +184,7 @@ impl CudaStandalone {
                 self.staging.push(rows[r].seed, rows[r].position, &row, draw, self.vocab_size);
             }
             let (rows, sources) = self.copy_rows(part.iter().map(|&(r, _)| r))?;
+            results::poison(&self.draws, part.len(), &self.stream)?;
             let there = self.draws.device_ptr(&self.stream).0;
             let draws = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there };
             let slot = &mut self.samplers[abi::element(logits.dtype) as usize];
@@ -203,6 +205,7 @@ impl CudaStandalone {
             self.stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(&failed)?;
             self.stream.synchronize().map_err(&failed)?;
             sampler.settle();
+            results::written(&self.results[from..])?;
         }
         self.work = work;
         Ok(())

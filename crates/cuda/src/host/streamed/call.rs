@@ -8,6 +8,7 @@ use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::group_pass::Results;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::results;
 use crate::error::CudaError;
 use crate::host::frame::candidate;
 use cudarc::driver::{CudaSlice, DevicePtr, result};
@@ -53,6 +54,7 @@ impl CudaStreamed<'_> {
         let (invalid, bytes) = (self.invalid.device_ptr(&self.stream).0, self.invalid.len() * size_of::<u64>());
         // SAFETY: this is the whole of the invalid keys.
         unsafe { result::memset_d8_async(invalid, 0xff, bytes, self.stream.cu_stream()) }.map_err(&failed)?;
+        results::poison(&self.draws, self.deal.order.len(), &self.stream)?;
         let (cols, row_stride) = (input.cols(), hidden_stride(input.cols()));
         if let Some(asked) = &mut self.asked {
             asked.begin(input, row_stride, self.head.vocab_size as u32, &self.stream)?;
@@ -124,6 +126,7 @@ impl CudaStreamed<'_> {
         self.stream.memcpy_dtoh(&there, bytes).map_err(CudaError::driver("copy the draws"))?;
         self.stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
         self.pass.settle();
+        results::written(&self.made)?;
         self.results.resize(self.made.len(), Draw::default());
         for (&number, draw) in self.deal.order.iter().zip(&self.made) {
             self.results[number as usize] = *draw;

@@ -35,8 +35,8 @@ use std::sync::Arc;
 
 /// Tokens of a group of the tiled variant, whose draws do not depend on it.
 const TILED_GROUP: u32 = 1024;
-/// The most draws of a call: rows times draws of a row. No buffer's size overflows below it.
-const MAX_DRAWS: usize = u32::MAX as usize;
+/// The most draws of a call, rows times draws of a row: half a GiB on the GPU, and less than a GiB beside it on the host.
+const MAX_DRAWS: usize = 1 << 22;
 
 /// Draws over a reader that yields the weight, row-major and in native byte order: a head larger than device memory. Two
 /// blocks of the weight are on the GPU, and two beside them in host memory that the GPU copies from: while one block is
@@ -90,7 +90,7 @@ impl<'a> CudaStreamed<'a> {
     /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
     /// * [`CudaError::Head`]: the head's shape or transforms cannot be used.
     /// * [`CudaError::Unsupported`]: a canonical plan.
-    /// * [`CudaError::TooLarge`]: also more than 2^32 - 1 draws of a call.
+    /// * [`CudaError::TooLarge`]: also more than 2^22 draws of a call.
     /// * Those of [`CudaTiled::new`].
     pub fn online(
         head: StreamHead<'a>,
