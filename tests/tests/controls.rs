@@ -49,6 +49,7 @@ const CONTROLS: &[(Fault, &str)] = &[
     (Fault::FilterBeforeTemperature, "filtered_draws_follow_the_truncated_softmax"),
     (Fault::PenaltiesAfterTemperature, "penalties_have_the_reference_bits"),
     (Fault::PenaltyOfOne, "disabled_knobs_change_nothing"),
+    (Fault::RowNoise, "verified_blocks_emit_what_the_target_draws"),
     (Fault::NeighboursBans, "knobs_do_not_reach_other_rows"),
     (Fault::ProcessedCalledRaw, "raw_logprobs_are_the_models_own"),
     (Fault::Bf16Mass, "log_z_and_top_logprobs_are_right"),

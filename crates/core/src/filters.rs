@@ -1,10 +1,14 @@
 //! The filters of a row: rules that keep some tokens and drop the others by how probable they are.
 
+use crate::error::RowError;
+use crate::winner::Candidate;
+
 /// Where the filters stand, and in which order they run.
 ///
 /// A filter sees the tokens that the filters before it kept, with their probabilities renormalised. Filters that are
 /// off are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Order {
     /// vLLM (v1): temperature, top-n-sigma, min-p, top-k, top-p, typical-p, epsilon, XTC.
@@ -66,6 +70,23 @@ impl Filters {
     /// The filters, first to last.
     pub fn steps(&self) -> &[Filter] {
         &self.steps[..self.len]
+    }
+
+    /// Of the tokens that filters keep, by falling logits, those that can be drawn: where the temperature comes after the
+    /// filters, it can take logits beyond float32.
+    ///
+    /// # Errors
+    /// [`RowError::PositiveInfinity`] with the token of the largest logit; [`RowError::NoFiniteLogit`].
+    pub fn drawable<'l>(&self, kept: &'l [Candidate]) -> Result<&'l [Candidate], RowError> {
+        match kept.first() {
+            Some(c) if c.logit * self.rescale == f32::INFINITY => {
+                Err(RowError::PositiveInfinity { token: c.winner.token })
+            }
+            Some(c) if c.logit * self.rescale > f32::NEG_INFINITY => {
+                Ok(&kept[..kept.partition_point(|c| c.logit * self.rescale > f32::NEG_INFINITY)])
+            }
+            _ => Err(RowError::NoFiniteLogit),
+        }
     }
 
     /// Whether any filter needs the row's masses.

@@ -16,11 +16,13 @@
 //! | [`filters`], [`selection`] | top-k, top-p and their kin, and which tokens they keep | |
 //! | [`moments`] | mean and deviation of a row, order-independent | |
 //! | [`history`], [`repetitions`], [`adjustments`] | a sequence's tokens, and the penalties, bans and biases of a row | |
+//! | [`sampling_params`] | [`SamplingParams`]: the parameters of a request, owned, as JSON has them | |
 //! | [`knob`] | the knobs by name, and sets of them | |
 //! | [`stream_head`] | [`StreamHead`]: a head whose weight arrives block by block | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
 //! | [`canonical`], [`near_ties`] | one dot product that every backend can agree on, and when it must decide | |
+//! | [`speculation`] | drafts judged by shared noise, or by rejection | |
 //! | [`reference`](mod@reference) | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
 //!
 //! # Crate layout
@@ -48,7 +50,9 @@ pub mod reference;
 pub mod repetitions;
 pub mod sampler;
 pub mod samples;
+pub mod sampling_params;
 pub mod selection;
+pub mod speculation;
 pub mod stream_head;
 pub mod transform;
 pub mod winner;
@@ -69,6 +73,7 @@ pub use noise::{Domain, Noise, NoiseRng};
 pub use params::{LogprobsMode, RowParams};
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
 pub use samples::{Draw, Kept, RowSample, Samples};
+pub use sampling_params::{ParamsError, SamplingParams, SamplingParamsBuilder};
 pub use selection::{Band, Selection, Selector};
 pub use stream_head::{StreamError, StreamHead};
 pub use winner::{Candidate, Place, TopList, Winner};

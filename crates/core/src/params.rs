@@ -5,19 +5,22 @@ use crate::error::RowError;
 use crate::filters::{Filter, Filters, Order};
 use crate::history::History;
 use crate::knob::{Knob, Knobs};
-use crate::noise::Noise;
+use crate::noise::{Noise, POSITION_MAX};
 use crate::sampler::{Capabilities, Plan};
 use crate::transform::RowTransform;
 
 /// Which law log-probabilities are of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[non_exhaustive]
 pub enum LogprobsMode {
     /// The law that is drawn from: after masks, biases, penalties and temperature, over the tokens that the filters keep
     /// (for a greedy row: of temperature 1, unfiltered). vLLM's `processed_logprobs`.
     #[default]
+    #[cfg_attr(feature = "serde", serde(rename = "processed_logprobs"))]
     Processed,
     /// The model's own: the softmax of the head's logits before anything that belongs to the row. vLLM's `raw_logprobs`.
+    #[cfg_attr(feature = "serde", serde(rename = "raw_logprobs"))]
     Raw,
 }
 
@@ -188,30 +191,15 @@ impl<'a> RowParams<'a> {
         plan: &Plan,
         vocab_size: u32,
     ) -> Result<Row<'a>, RowError> {
-        let invalid = |knob, reason| Err(RowError::Invalid { knob, reason });
-        let Some(noise) = Noise::new(self.seed, self.position) else {
-            return invalid(Knob::Position, "must be below 2^56");
-        };
-        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return invalid(Knob::Temperature, "must be finite and not negative");
+        self.check_values_for(vocab_size)?;
+        if let Some(knob) = self.enabled().without(can.knobs).iter().next() {
+            return Err(RowError::Unsupported { knob });
         }
+        self.check_plan(can, plan)?;
         let greedy = self.temperature == 0.0;
         let inv_temperature = if greedy { 1.0 } else { 1.0 / self.temperature };
-        if inv_temperature == f32::INFINITY {
-            return invalid(Knob::Temperature, "is too small to divide by; use 0 for greedy");
-        }
-        if self.draws == 0 {
-            return invalid(Knob::Draws, "must be at least 1");
-        }
-        if self.first_draw.checked_add(self.draws).is_none() {
-            return invalid(Knob::FirstDraw, "plus draws must be below 2^32");
-        }
-        self.check_lists(vocab_size)?;
-        self.check_knobs(can)?;
-        self.check_plan(can, plan)?;
-        if greedy && self.kept {
-            return invalid(Knob::Kept, "is not defined for a greedy row");
-        }
+        let position = RowError::Invalid { knob: Knob::Position, reason: "must be below 2^56" };
+        let noise = Noise::new(self.seed, self.position).ok_or(position)?;
         let filters =
             (!greedy).then(|| self.filters(&noise, inv_temperature)).filter(|f| self.kept || !f.steps().is_empty());
         // Filters before the temperature see the logits without it.
@@ -306,15 +294,37 @@ impl<'a> RowParams<'a> {
         ]
     }
 
-    /// Penalties and filters: a value that means something, and a sampler that can do it.
-    fn check_knobs(&self, can: &Capabilities) -> Result<(), RowError> {
-        for KnobState { knob, on, valid, range } in self.optional_knobs() {
-            if !valid {
-                return Err(RowError::Invalid { knob, reason: range });
-            }
-            if on && !can.knobs.contains(knob) {
-                return Err(RowError::Unsupported { knob });
-            }
+    /// Checks what can be checked without a sampler: that every value means something.
+    ///
+    /// # Errors
+    /// [`RowError::Invalid`], naming the knob.
+    pub fn check_values(&self) -> Result<(), RowError> {
+        self.check_values_for(u32::MAX)
+    }
+
+    fn check_values_for(&self, vocab_size: u32) -> Result<(), RowError> {
+        let invalid = |knob, reason| Err(RowError::Invalid { knob, reason });
+        if self.position > POSITION_MAX {
+            return invalid(Knob::Position, "must be below 2^56");
+        }
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return invalid(Knob::Temperature, "must be finite and not negative");
+        }
+        if self.temperature > 0.0 && 1.0 / self.temperature == f32::INFINITY {
+            return invalid(Knob::Temperature, "is too small to divide by; use 0 for greedy");
+        }
+        if self.draws == 0 {
+            return invalid(Knob::Draws, "must be at least 1");
+        }
+        if self.first_draw.checked_add(self.draws).is_none() {
+            return invalid(Knob::FirstDraw, "plus draws must be below 2^32");
+        }
+        self.check_lists(vocab_size)?;
+        if let Some(state) = self.optional_knobs().into_iter().find(|state| !state.valid) {
+            return invalid(state.knob, state.range);
+        }
+        if self.temperature == 0.0 && self.kept {
+            return invalid(Knob::Kept, "is not defined for a greedy row");
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ pub enum Scheme {
 }
 
 /// The transformed logits of a row, from its raw ones.
-fn transformed(row: &Row<'_>, raw: &[f32], first: u32) -> Result<Vec<f32>, RowError> {
+pub(crate) fn transformed(row: &Row<'_>, raw: &[f32], first: u32) -> Result<Vec<f32>, RowError> {
     let mut logits = raw.to_vec();
     first_invalid(first, &logits).map_or(Ok(()), Err)?;
     row.transform.apply(first, &mut logits);
@@ -56,13 +56,17 @@ pub fn tiled(row: &Row<'_>, draw: u32, logits: &[f32], first: u32) -> Candidate 
 }
 
 /// Sets the logits that the filters drop to -inf, and rescales the others.
-pub fn filter(filters: &Filters, first: u32, logits: &mut [f32]) {
+///
+/// # Errors
+/// Those of [`Filters::drawable`].
+pub fn filter(filters: &Filters, first: u32, logits: &mut [f32]) -> Result<(), RowError> {
     let finite = (first..).zip(&*logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
     let mut sorted: Vec<_> = finite.map(|(t, &logit)| Candidate { winner: Winner::new(logit, t), logit }).collect();
     sorted.sort_by(|a, b| b.logit.partial_cmp(&a.logit).expect("no NaN").then(a.winner.token.cmp(&b.winner.token)));
-    let kept = &sorted[kept(filters, &sorted)];
+    let kept = filters.drawable(&sorted[kept(filters, &sorted)])?;
     logits.fill(f32::NEG_INFINITY);
     kept.iter().for_each(|c| logits[(c.winner.token - first) as usize] = c.logit * filters.rescale);
+    Ok(())
 }
 
 /// `ln sum e^l` in float64.
@@ -224,7 +228,7 @@ impl<'w> Reference<'w> {
         let first = self.head.tokens().start;
         let mut logits = transformed(row, raw, first)?;
         if let Some(filters) = &row.filters {
-            filter(filters, first, &mut logits);
+            filter(filters, first, &mut logits)?;
         }
         let last = row.first_draw + row.draws;
         let draws: Vec<Candidate> = if row.without_replacement {

@@ -162,7 +162,8 @@ impl Filtering {
             let rescaled = |c: Candidate| Candidate { logit: c.logit * filters.rescale, ..c };
             answer.draws.extend(frontiers.iter().map_while(winner).map(rescaled));
             if answer.draws.len() == frontiers.len() {
-                answer.outcome = Some(Ok(()));
+                // Winners on a frontier belong to a run that begins with the row's first token.
+                answer.outcome = Some(filters.drawable(&seen.list[..1]).map(drop));
                 return None;
             }
             if let Selection::Listed(kept) = &selection {
@@ -223,6 +224,13 @@ impl Filtering {
             Candidate { winner: Winner::new(logit + noise, token), logit }
         };
         answer.begin();
+        let kept = match filters.drawable(kept) {
+            Ok(kept) => kept,
+            Err(error) => {
+                answer.outcome = Some(Err(error));
+                return;
+            }
+        };
         if row.without_replacement {
             let available = kept.len() as u32;
             if available < row.draws {

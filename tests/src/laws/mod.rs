@@ -13,6 +13,7 @@ mod noise;
 mod partition;
 mod shapes;
 mod softmax;
+mod speculation;
 mod tail;
 mod transforms;
 mod values;
@@ -87,6 +88,7 @@ macro_rules! each_law {
             (transforms, temperature_divides_logits, "Temperature divides the logits; 0 is the argmax and takes no noise.")
             (transforms, head_transforms_have_the_reference_bits, "Head bias, soft-cap, scale and all row transforms together have the reference's bits.")
             (transforms, padding_is_never_drawn, "Weight rows beyond vocab_size are never drawn nor looked at.")
+            (speculation, verified_blocks_emit_what_the_target_draws, "A draft verified by shared noise, a block in one call, gives the tokens that are drawn one by one.")
             (filters, filters_keep_the_references_tokens, "Under every filter, alone and together, in every order, the kept tokens and the draws are the reference's.")
             (filters, filtered_draws_follow_the_truncated_softmax, "Filtered draws follow the softmax over the tokens that the filter must keep.")
             (filters, penalties_have_the_reference_bits, "Penalties, bans and minimum lengths have the reference's bits.")

@@ -341,7 +341,7 @@ impl Wrong<'_> {
             history.tokens().iter().for_each(|&token| logits[token as usize] -= 1.0);
         }
         if let (Some(filters), false) = (&row.filters, dropped) {
-            reference::filter(filters, self.seen.tokens().start, &mut logits);
+            reference::filter(filters, self.seen.tokens().start, &mut logits)?;
             let kept = logits.iter().filter(|l| **l > f32::NEG_INFINITY).count();
             if self.fault == Fault::TopPWithoutBoundary && kept > 1 {
                 let least = logits.iter().copied().filter(|l| *l > f32::NEG_INFINITY).fold(f32::INFINITY, f32::min);

@@ -22,9 +22,9 @@ pub enum Domain {
     MergeCoin = 2,
     /// The outer noise of a shard (paper Alg. I.4, line 3); index = rank.
     Shard = 3,
-    /// The acceptance test of speculative decoding.
+    /// The acceptance test of speculative decoding; two words of block 0.
     Accept = 4,
-    /// The draw from the residual law of speculative decoding.
+    /// The draw from the residual law of speculative decoding; index = global token id.
     Residual = 5,
     /// The stream of [`NoiseRng`](super::NoiseRng).
     Generator = 6,

@@ -67,13 +67,17 @@ impl Noise {
 
     /// The merge coin of group `group`: a uniform in (0, 1) with 64 bits.
     pub fn coin(&self, draw: u32, group: u32) -> f64 {
-        let words = self.words(Domain::MergeCoin, draw, group);
-        uniform::coin_open([words[0], words[1]])
+        self.coin_of(Domain::MergeCoin, draw, group)
     }
 
     /// The coin that decides whether top choices are excluded: a uniform in (0, 1) with 64 bits.
     pub fn xtc_coin(&self) -> f64 {
-        let words = self.words(Domain::Xtc, 0, 0);
+        self.coin_of(Domain::Xtc, 0, 0)
+    }
+
+    /// A coin of a domain: a uniform in (0, 1) with 64 bits, from the first two words of a block.
+    pub fn coin_of(&self, domain: Domain, draw: u32, block: u32) -> f64 {
+        let words = self.words(domain, draw, block);
         uniform::coin_open([words[0], words[1]])
     }
 }

@@ -131,10 +131,7 @@ impl Filtered {
         out: &mut Samples,
     ) -> Result<(), RowError> {
         let Kept { tokens, passes, .. } = self.rows[i].clone();
-        let kept = &self.tokens[tokens];
-        if kept.is_empty() {
-            return Err(RowError::NoFiniteLogit);
-        }
+        let kept = filters.drawable(&self.tokens[tokens])?;
         let scored = |draw: u32, c: &Candidate| {
             let (token, logit) = (c.winner.token, c.logit * filters.rescale);
             Candidate { winner: Winner::new(logit + row.noise.gumbel(Domain::Token, draw, token), token), logit }

@@ -1,0 +1,242 @@
+//! Speculative decoding: several tokens of a draft are judged by one pass of the target model.
+//!
+//! Two ways, both of which leave the law of the emitted tokens the target's:
+//!
+//! * **Shared noise** ([`verify`]). The noise of a position is the same whoever draws there. So the target draws at every
+//!   position of the block, given the draft before it, and the draft is accepted for as long as the draws are its tokens.
+//!   What is emitted is what the target would have drawn token by token, whatever the draft: exact pathwise. A draft model
+//!   that draws with the same seed and positions is accepted most often. Every sampler does this; it needs no probabilities.
+//! * **Rejection** ([`judge`]; Leviathan et al. 2023, Chen et al. 2023). A token drawn from the draft's law `q` is accepted
+//!   with probability `min(1, p / q)`, and else replaced by a draw from the residual law, `max(p - q, 0)` normalised. It
+//!   needs `q`, and the target's law `p`: a dense row of its logits, which the fused samplers do not make. Exact in
+//!   distribution.
+//!
+//! The acceptance test and the residual draw have noise of their own ([`Domain::Accept`], [`Domain::Residual`]): noise
+//! that the draft was drawn with says which tokens were not drawn, and would bend the law.
+
+use crate::adjustments::Adjustments;
+use crate::error::{RowError, SampleError};
+use crate::history::History;
+use crate::knob::Knobs;
+use crate::matrix::Matrix;
+use crate::noise::Domain;
+use crate::params::{Row, RowParams};
+use crate::reference;
+use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Variant};
+use crate::samples::Samples;
+
+/// What became of a block of draft tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// How many of the first draft tokens are emitted.
+    pub accepted: usize,
+    /// The token that is emitted after them: at the first position that was not accepted, or after the block.
+    pub next: u32,
+}
+
+/// Why a block cannot be judged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpeculationError {
+    /// The target's sampler failed.
+    #[error(transparent)]
+    Call(#[from] SampleError),
+    /// A row that the verdict depends on has no draw.
+    #[error("place {place} of the block: {error}")]
+    Row {
+        /// Counted from the block's first token.
+        place: usize,
+        /// Why.
+        error: RowError,
+    },
+    /// The draft's law cannot have given its token, or is no law.
+    #[error("the draft's probability of token {token} {reason}")]
+    Draft {
+        /// The token.
+        token: u32,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// A block of another size than the rows that judge it.
+    #[error("{rows} rows for {tokens} draft tokens; one more than tokens are needed")]
+    Block {
+        /// Rows of the input.
+        rows: usize,
+        /// Tokens of the draft.
+        tokens: usize,
+    },
+}
+
+/// The rows that judge a block: `row` is that of the block's first position, and each has the draft before it in its
+/// history. The last row draws what follows when the whole draft is accepted.
+#[derive(Clone, Debug)]
+pub struct Block<'a> {
+    row: RowParams<'a>,
+    /// One a row, where the row has a history.
+    histories: Vec<History>,
+    len: usize,
+}
+
+impl<'a> Block<'a> {
+    /// The rows for `draft`, one more than it has tokens.
+    pub fn new(row: RowParams<'a>, draft: &[u32]) -> Self {
+        let mut histories = Vec::new();
+        if let Some(history) = row.history {
+            histories.push(history.clone());
+            for &token in draft {
+                let mut next = histories[histories.len() - 1].clone();
+                next.push(token);
+                histories.push(next);
+            }
+        }
+        Block { row, histories, len: draft.len() + 1 }
+    }
+
+    /// The rows, in order of position.
+    pub fn rows(&self) -> Vec<RowParams<'_>> {
+        let row = |place: usize| RowParams {
+            position: self.row.position.saturating_add(place as u64),
+            history: self.histories.get(place),
+            ..self.row
+        };
+        (0..self.len).map(row).collect()
+    }
+}
+
+/// The verdict by shared noise, from the target's draws: `out` holds those of [`Block::rows`] from row `first_row` on. Blocks
+/// of several sequences may be rows of one call.
+///
+/// # Errors
+/// [`SpeculationError::Row`] for a row that the verdict depends on; rows behind a token that was not accepted may fail.
+pub fn accept(out: &Samples, first_row: usize, draft: &[u32]) -> Result<Verdict, SpeculationError> {
+    let draw = |place: usize| match out.row(first_row + place) {
+        Ok(row) => Ok(row.token()),
+        Err(error) => Err(SpeculationError::Row { place, error }),
+    };
+    for (place, &token) in draft.iter().enumerate() {
+        let next = draw(place)?;
+        if next != token {
+            return Ok(Verdict { accepted: place, next });
+        }
+    }
+    Ok(Verdict { accepted: draft.len(), next: draw(draft.len())? })
+}
+
+/// Verifies a block by shared noise with one call of the target's sampler. `input` has one row more than the draft has
+/// tokens: the target's hidden states (or logits) at `row.position` and after, given the draft before each.
+///
+/// # Errors
+/// [`SpeculationError::Block`], [`SpeculationError::Call`], [`SpeculationError::Row`].
+pub fn verify(
+    sampler: &mut dyn PerturbedArgmax,
+    input: Matrix<'_>,
+    row: RowParams<'_>,
+    draft: &[u32],
+    out: &mut Samples,
+) -> Result<Verdict, SpeculationError> {
+    if input.rows() != draft.len() + 1 {
+        return Err(SpeculationError::Block { rows: input.rows(), tokens: draft.len() });
+    }
+    sampler.sample(input, &Block::new(row, draft).rows(), out)?;
+    accept(out, 0, draft)
+}
+
+/// The law that a draft token was drawn from: probabilities that sum to 1.
+#[derive(Clone, Copy, Debug)]
+pub enum DraftLaw<'a> {
+    /// One probability a token.
+    Dense(&'a [f32]),
+    /// The tokens that have any, strictly ascending.
+    Sparse(&'a [(u32, f32)]),
+}
+
+impl DraftLaw<'_> {
+    fn of(&self, token: u32) -> f64 {
+        f64::from(match self {
+            DraftLaw::Dense(law) => law.get(token as usize).copied().unwrap_or(0.0),
+            DraftLaw::Sparse(law) => law.binary_search_by_key(&token, |&(t, _)| t).map_or(0.0, |at| law[at].1),
+        })
+    }
+}
+
+/// What rejection does at one position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judgement {
+    /// The draft's token is emitted.
+    Accepted,
+    /// This token is emitted in its place, and the rest of the block is void.
+    Replaced(u32),
+}
+
+/// Judges one draft token by rejection. `logits` are the target's raw logits at the token's position, the whole vocabulary;
+/// `row` says what is done to them, filters included. The draft must have drawn `token` from `law` with noise other than
+/// the accept and residual noise of (seed, position): an ordinary sampler's is.
+///
+/// Judge a block from its first token on, until one is replaced; when all are accepted, draw what follows as ever, at the
+/// next position. A greedy row's law is its argmax alone.
+///
+/// # Errors
+/// * [`SpeculationError::Row`]: the row's parameters, or no finite logit; place 0.
+/// * [`SpeculationError::Draft`]: `law` has no probability above 0 for `token`, or a probability that is none.
+pub fn judge(
+    logits: &[f32],
+    row: &RowParams<'_>,
+    token: u32,
+    law: DraftLaw<'_>,
+) -> Result<Judgement, SpeculationError> {
+    let mut adjustments = Adjustments::default();
+    adjustments.collect([row]);
+    let failed = |error| SpeculationError::Row { place: 0, error };
+    let checked = row.check(adjustments.row(0), &CAN, &PLAN, logits.len() as u32).map_err(failed)?;
+    let target = target_law(&checked, logits).map_err(failed)?;
+    let invalid = |token, reason| Err(SpeculationError::Draft { token, reason });
+    let q = law.of(token);
+    if !(q > 0.0 && q <= 1.0) {
+        return invalid(token, "must be above 0 and at most 1: it was drawn");
+    }
+    let p = target.get(token as usize).copied().unwrap_or(0.0);
+    if checked.noise.coin_of(Domain::Accept, checked.first_draw, 0) < p / q {
+        return Ok(Judgement::Accepted);
+    }
+    let mut best = (f64::NEG_INFINITY, token);
+    for (token, &p) in (0..).zip(&target) {
+        let q = law.of(token);
+        if !(0.0..=1.0).contains(&q) {
+            return invalid(token, "must be between 0 and 1");
+        }
+        if p > q {
+            let score = (p - q).ln() + f64::from(checked.noise.gumbel(Domain::Residual, checked.first_draw, token));
+            if score > best.0 {
+                best = (score, token);
+            }
+        }
+    }
+    // No token has residual mass where both laws are the same up to rounding: then the token was as good as accepted.
+    Ok(if best.0 == f64::NEG_INFINITY { Judgement::Accepted } else { Judgement::Replaced(best.1) })
+}
+
+/// The probabilities that a row draws with, in float64.
+fn target_law(row: &Row<'_>, raw: &[f32]) -> Result<Vec<f64>, RowError> {
+    let mut logits = reference::transformed(row, raw, 0)?;
+    if let Some(filters) = &row.filters {
+        reference::filter(filters, 0, &mut logits)?;
+    }
+    if row.greedy {
+        let best = reference::tiled(row, 0, &logits, 0).winner.token;
+        return Ok((0..logits.len() as u32).map(|token| f64::from(u8::from(token == best))).collect());
+    }
+    let log_z = reference::log_mass(&logits);
+    Ok(logits.iter().map(|&l| (f64::from(l) - log_z).exp()).collect())
+}
+
+/// What [`judge`] does to a row.
+const CAN: Capabilities = Capabilities {
+    backend: "speculation",
+    variant: Variant::Standalone,
+    exactness: Exactness::InDistribution,
+    input: Input::Logits,
+    without_replacement: false,
+    knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS),
+    canonical: false,
+};
+const PLAN: Plan = Plan { max_rows: 1, max_draws: 1, max_logprobs: None, canonical: false };

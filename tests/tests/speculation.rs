@@ -1,0 +1,199 @@
+//! Speculative decoding by rejection: the emitted tokens follow the target's law, and do not where noise is used twice.
+//!
+//! Target and draft are Markov chains over six tokens. Blocks of three draft tokens are judged; the first four emitted
+//! tokens of each of many sequences are compared with the target's law of four tokens, by chi-square with pooled tail.
+
+use flash_sampling_conformance::logits::softmax;
+use flash_sampling_conformance::report::ALPHA;
+use flash_sampling_conformance::statistics::Bins;
+use flash_sampling_core::speculation::{DraftLaw, Judgement, SpeculationError, judge};
+use flash_sampling_core::{Domain, Noise, RowError, RowParams};
+
+const V: usize = 6;
+const BLOCK: u64 = 3;
+const LENGTH: usize = 4;
+const SEQUENCES: u64 = 150_000;
+
+/// The target's logits after token `last`.
+fn target(last: u32) -> [f32; V] {
+    core::array::from_fn(|t| ((t as u32 * 5 + last * 3) % 7) as f32 * 0.5 - if t as u32 == last { 2.0 } else { 0.0 })
+}
+
+/// The draft's law after token `last`; some tokens have none of it.
+fn draft(last: u32) -> [f32; V] {
+    let logits: [f32; V] = core::array::from_fn(|t| ((t as u32 * 3 + last) % 5) as f32 * 0.6);
+    let none = |t: usize| (t as u32 + last).is_multiple_of(4);
+    let kept: Vec<f32> = (0..V).map(|t| if none(t) { f32::NEG_INFINITY } else { logits[t] }).collect();
+    let law = softmax(&kept);
+    core::array::from_fn(|t| law[t] as f32)
+}
+
+/// The draw of a law by the token noise of a position, as a sampler makes it.
+fn draw(noise: &Noise, law: &[f64]) -> u32 {
+    let score = |t: u32| law[t as usize].ln() + f64::from(noise.gumbel(Domain::Token, 0, t));
+    (0..V as u32).max_by(|&a, &b| score(a).total_cmp(&score(b))).unwrap()
+}
+
+/// How a draft token is judged.
+type Judge = dyn Fn(&RowParams<'_>, &[f32], u32, &[f32; V]) -> Judgement;
+
+/// The first tokens that are emitted after token 0.
+fn emit(seed: u64, params: RowParams<'_>, law: &dyn Fn(u32) -> Vec<f64>, judge: &Judge) -> Vec<usize> {
+    let noise = |position| Noise::new(seed, position).unwrap();
+    let (mut tokens, mut last, mut position) = (Vec::new(), 0u32, 0);
+    while tokens.len() < LENGTH {
+        let mut all_accepted = true;
+        // The whole block is drafted before any of it is judged.
+        let mut context = last;
+        let block: Vec<(u32, u32)> = (position..position + BLOCK)
+            .map(|p| {
+                let drafted = draw(&noise(p), &draft(context).map(f64::from));
+                (core::mem::replace(&mut context, drafted), drafted)
+            })
+            .collect();
+        for (context, drafted) in block {
+            let row = RowParams { seed, position, ..params };
+            let judgement = judge(&row, &target(context), drafted, &draft(context));
+            last = if let Judgement::Replaced(token) = judgement { token } else { drafted };
+            tokens.push(last as usize);
+            position += 1;
+            all_accepted = judgement == Judgement::Accepted;
+            if !all_accepted {
+                break;
+            }
+        }
+        if all_accepted {
+            last = draw(&noise(position), &law(last));
+            tokens.push(last as usize);
+            position += 1;
+        }
+    }
+    tokens.truncate(LENGTH);
+    tokens
+}
+
+/// The p-value of many sequences' first tokens under the target's law.
+fn p_value(params: RowParams<'_>, law: &dyn Fn(u32) -> Vec<f64>, judge: &Judge) -> f64 {
+    let mut joint = vec![1.0];
+    let mut contexts = vec![0u32];
+    for _ in 0..LENGTH {
+        let next = |(p, last): (&f64, &u32)| law(*last).into_iter().map(|q| p * q).collect::<Vec<_>>();
+        joint = joint.iter().zip(&contexts).flat_map(next).collect();
+        contexts = contexts.iter().flat_map(|_| 0..V as u32).collect();
+    }
+    let cells: Vec<usize> = (0..SEQUENCES)
+        .map(|seed| emit(seed, params, law, judge).into_iter().fold(0, |cell, token| cell * V + token))
+        .collect();
+    Bins::of(&joint, &cells, joint.len(), |i| i).chi_square().unwrap().p
+}
+
+fn dense(row: &RowParams<'_>, logits: &[f32], token: u32, law: &[f32; V]) -> Judgement {
+    judge(logits, row, token, DraftLaw::Dense(law)).unwrap()
+}
+
+fn sparse(row: &RowParams<'_>, logits: &[f32], token: u32, law: &[f32; V]) -> Judgement {
+    let law: Vec<(u32, f32)> = (0..).zip(*law).filter(|(_, q)| *q > 0.0).collect();
+    judge(logits, row, token, DraftLaw::Sparse(&law)).unwrap()
+}
+
+#[test]
+fn emitted_tokens_follow_the_targets_law() {
+    let law = |last: u32| softmax(&target(last));
+    for judge in [&dense as &Judge, &sparse] {
+        let p = p_value(RowParams::default(), &law, judge);
+        println!("p = {p}");
+        assert!(p > ALPHA);
+    }
+}
+
+#[test]
+fn emitted_tokens_follow_the_truncated_law() {
+    // The three largest of the logits at temperature 2; where two are equal, the lower token.
+    let law = |last: u32| {
+        let mut logits = target(last).map(|l| l * 0.5);
+        let mut order: Vec<usize> = (0..V).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        order[3..].iter().for_each(|&t| logits[t] = f32::NEG_INFINITY);
+        softmax(&logits)
+    };
+    let params = RowParams { temperature: 2.0, top_k: 3, ..RowParams::default() };
+    let p = p_value(params, &law, &dense);
+    println!("p = {p}");
+    assert!(p > ALPHA);
+    // The control: filters that the draws know and the judge does not.
+    assert!(p_value(RowParams { top_k: 0, ..params }, &law, &dense) < ALPHA);
+}
+
+/// A judge whose accept coin, or whose residual draw, takes the noise that the draft was drawn with, or which replaces by
+/// the target's law instead of the residual one.
+fn reuses(coin: bool, residual: bool, whole: bool) -> impl Fn(&RowParams<'_>, &[f32], u32, &[f32; V]) -> Judgement {
+    move |row, logits, token, law| {
+        let noise = Noise::new(row.seed, row.position).unwrap();
+        let p = softmax(logits);
+        let u = match coin {
+            true => (-(-f64::from(noise.gumbel(Domain::Token, 0, token))).exp()).exp(),
+            false => noise.coin_of(Domain::Accept, 0, 0),
+        };
+        if u < p[token as usize] / f64::from(law[token as usize]) {
+            return Judgement::Accepted;
+        }
+        let rest = |t: usize| if whole { p[t] } else { (p[t] - f64::from(law[t])).max(0.0) };
+        let domain = if residual { Domain::Token } else { Domain::Residual };
+        let score = |t: &u32| rest(*t as usize).ln() + f64::from(noise.gumbel(domain, 0, *t));
+        Judgement::Replaced((0..V as u32).max_by(|a, b| score(a).total_cmp(&score(b))).unwrap())
+    }
+}
+
+#[test]
+fn noise_that_is_used_twice_bends_the_law() {
+    let law = |last: u32| softmax(&target(last));
+    let p = |judge: &Judge| p_value(RowParams::default(), &law, judge);
+    let fine = p(&reuses(false, false, false));
+    assert!(fine > ALPHA, "without a fault p = {fine}");
+    for (what, faulty) in [
+        ("the accept coin", p(&reuses(true, false, false))),
+        ("the residual draw", p(&reuses(false, true, false))),
+        ("the target's law for the residual", p(&reuses(false, false, true))),
+    ] {
+        println!("{what}: p = {faulty:e}");
+        assert!(faulty < ALPHA, "{what} is not rejected: p = {faulty}");
+    }
+}
+
+#[test]
+fn equal_laws_accept_always_and_a_greedy_target_takes_its_argmax() {
+    let law: [f32; V] = core::array::from_fn(|t| softmax(&target(1))[t] as f32);
+    let greedy = RowParams { temperature: 0.0, ..RowParams::default() };
+    let best = (0..V as u32).rev().max_by(|&a, &b| target(1)[a as usize].total_cmp(&target(1)[b as usize])).unwrap();
+    let mut replaced = 0;
+    for position in 0..2000 {
+        for token in 0..V as u32 {
+            let row = RowParams { position, ..RowParams::default() };
+            // Up to the rounding of the draft's law to float32.
+            replaced += u32::from(dense(&row, &target(1), token, &law) != Judgement::Accepted);
+            let want = if token == best { Judgement::Accepted } else { Judgement::Replaced(best) };
+            assert_eq!(dense(&RowParams { position, ..greedy }, &target(1), token, &law), want);
+        }
+    }
+    assert!(replaced <= 2, "{replaced} of 12000 tokens replaced");
+}
+
+#[test]
+fn laws_and_rows_that_mean_nothing_are_errors() {
+    let row = RowParams::default();
+    let of = |law: &[f32], token| judge(&[0.0; V], &row, token, DraftLaw::Dense(law)).unwrap_err();
+    assert!(matches!(of(&[0.5, 0.5], 3), SpeculationError::Draft { token: 3, .. }));
+    assert!(matches!(of(&[f32::NAN; V], 3), SpeculationError::Draft { token: 3, .. }));
+    // Rejected, and then the law of another token is looked at.
+    let law = [0.5, f32::NAN, 0.5];
+    let met = (0..99).any(|position| {
+        let row = RowParams { position, ..row };
+        matches!(judge(&[0.0; V], &row, 0, DraftLaw::Dense(&law)), Err(SpeculationError::Draft { token: 1, .. }))
+    });
+    assert!(met, "a law with a NaN is never refused");
+    let dead = judge(&[f32::NEG_INFINITY; V], &row, 0, DraftLaw::Sparse(&[(0, 1.0)])).unwrap_err();
+    assert!(matches!(dead, SpeculationError::Row { place: 0, error: RowError::NoFiniteLogit }));
+    let wrong = RowParams { top_p: 0.0, ..row };
+    let invalid = judge(&[0.0; V], &wrong, 0, DraftLaw::Sparse(&[(0, 1.0)])).unwrap_err();
+    assert_eq!(invalid.to_string(), "place 0 of the block: top_p must be above 0 and at most 1");
+}
