@@ -34,7 +34,7 @@ pub enum LogprobsMode {
 pub struct RowParams<'a> {
     /// The key of the row's noise.
     pub seed: u64,
-    /// The token's place in its sequence, up to [`POSITION_MAX`](crate::noise::POSITION_MAX). Never a batch index.
+    /// The token's place in its sequence, up to [`POSITION_MAX`]. Never a batch index.
     pub position: u64,
     /// Divides the logits; 0 = greedy. Finite and not negative.
     pub temperature: f32,

@@ -11,9 +11,9 @@ pub struct Seen<'a> {
     pub list: &'a [Candidate],
     /// Every token with a logit of at least this is in the list; -inf when the list holds the whole row.
     pub floor: f32,
-    /// The masses of the whole row, where [`Filters::need_mass`].
+    /// The masses of the whole row, where [`need_mass`](crate::Filters::need_mass).
     pub mass: &'a MassHistogram,
-    /// The moments of the whole row, where [`Filters::need_moments`].
+    /// The moments of the whole row, where [`need_moments`](crate::Filters::need_moments).
     pub moments: &'a Moments,
 }
 
