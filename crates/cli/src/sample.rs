@@ -1,14 +1,16 @@
 //! `flash-sampling sample`.
 
+use crate::args::rows::MAX_DRAWS;
 use crate::args::{Format, RowArgs, SampleArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
+use crate::load::requests::{self, Request};
 use crate::output::{Drawn, RowFailure, RowOutcome, write_json, write_text};
 use crate::source::Source;
 use crate::{progress, sampler};
 use flash_sampling::noise::POSITION_MAX;
-use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling::{Head, History, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use indicatif::ProgressBar;
 use std::io::Write;
 use std::ops::Range;
@@ -54,13 +56,13 @@ pub(crate) fn draw<'s>(
         return Err(CommandError::usage("--without-replacement is not possible with this variant"));
     }
     tracing::debug!("{can:?}");
-    let bar = progress::bar("drawing", hidden.rows() as u64 * u64::from(args.rows.draws));
+    let bar = progress::bar("drawing", (0..hidden.rows()).map(|row| u64::from(job.draws(row))).sum());
     let mut failed = 0;
     for batch in job.batches() {
         for (row, outcome) in batch.clone().zip(job.draw(&mut *sampler, batch, &bar, interrupt)?) {
             failed += usize::from(outcome.is_err());
             let written = match args.format {
-                Format::Text => write_text(out, row, &outcome, args.rows.without_replacement),
+                Format::Text => write_text(out, row, &outcome, job.without_replacement(row)),
                 Format::Json => write_json(out, row, &outcome),
             };
             written.map_err(CommandError::write("to standard output"))?;
@@ -80,6 +82,10 @@ struct Job<'a> {
     args: &'a RowArgs,
     hidden: Matrix<'a>,
     masks: Option<Masks>,
+    /// What the flags say of the sequence so far.
+    history: Option<History>,
+    /// Parameters from a file, one a row.
+    requests: Option<Vec<Request>>,
 }
 
 impl<'a> Job<'a> {
@@ -109,28 +115,81 @@ impl<'a> Job<'a> {
             return Err(CommandError::usage(message));
         }
         let masks = args.mask.as_deref().map(|path| Masks::open(path, rows, vocab_size as usize)).transpose()?;
-        Ok(Job { args, hidden, masks })
+        let requests = args.params.as_deref().map(|path| requests::open(path, rows)).transpose()?;
+        let job = Job { args, hidden, masks, history: args.sequence.history(), requests };
+        for row in 0..rows {
+            if job.draws(row) > MAX_DRAWS {
+                let message = format!("row {row}: n = {}, but a row has {MAX_DRAWS} draws at most", job.draws(row));
+                return Err(CommandError::usage(message));
+            }
+            if let Err(message) = job.fits(row, vocab_size) {
+                return Err(CommandError::usage(message));
+            }
+        }
+        Ok(job)
+    }
+
+    /// Whether what the row asks for is there, of `vocab_size` tokens.
+    fn fits(&self, row: usize, vocab_size: u32) -> Result<(), String> {
+        let Some(request) = self.requests.as_ref().map(|requests| &requests[row]) else { return Ok(()) };
+        let fields = request.params.fields();
+        let lists = [
+            ("allowed_token_ids", fields.allowed_token_ids.as_deref().and_then(|ids| ids.iter().max())),
+            ("logit_bias", fields.logit_bias.keys().next_back()),
+            ("banned_token_ids", fields.banned_token_ids.iter().max()),
+            ("stop_token_ids", fields.stop_token_ids.iter().max()),
+        ];
+        if let Some((field, token)) = lists.into_iter().find(|(_, last)| last.is_some_and(|&last| last >= vocab_size)) {
+            let token = token.copied().unwrap_or_default();
+            return Err(format!("row {row}: {field} names token {token}, but there are {vocab_size} tokens"));
+        }
+        match fields.logprobs.filter(|&most| most > vocab_size) {
+            Some(most) => Err(format!("row {row}: logprobs = {most}, but there are {vocab_size} tokens")),
+            None => Ok(()),
+        }
+    }
+
+    /// Draws of a row.
+    fn draws(&self, row: usize) -> u32 {
+        self.requests.as_ref().map_or(self.args.draws, |requests| requests[row].params.fields().n)
+    }
+
+    fn without_replacement(&self, row: usize) -> bool {
+        let of = |requests: &Vec<Request>| requests[row].params.fields().without_replacement;
+        self.requests.as_ref().map_or(self.args.without_replacement, of)
+    }
+
+    /// The most draws of a row.
+    fn most_draws(&self) -> u32 {
+        (0..self.hidden.rows()).map(|row| self.draws(row)).max().unwrap_or(1)
+    }
+
+    /// The most log-probabilities that a row lists.
+    fn most_logprobs(&self) -> u32 {
+        let of =
+            |requests: &Vec<Request>| requests.iter().filter_map(|r| r.params.fields().logprobs).max().unwrap_or(0);
+        self.requests.as_ref().map_or(self.args.logprobs, of)
     }
 
     fn rows_per_call(&self) -> usize {
-        (DRAWS_KEPT / self.args.draws as usize).clamp(1, ROWS_PER_CALL).min(self.hidden.rows())
+        (DRAWS_KEPT / self.most_draws() as usize).clamp(1, ROWS_PER_CALL).min(self.hidden.rows())
     }
 
     fn draws_per_call(&self) -> u32 {
         // A list without replacement is one draw of the noise.
-        let most = if self.args.without_replacement {
+        let most = if (0..self.hidden.rows()).any(|row| self.without_replacement(row)) {
             usize::MAX
         } else {
             (DRAWS_PER_CALL / self.rows_per_call()).max(LEAST_DRAWS)
         };
-        most.min(self.args.draws as usize) as u32
+        most.min(self.most_draws() as usize) as u32
     }
 
     fn plan(&self) -> Plan {
         Plan {
             max_rows: self.rows_per_call(),
             max_draws: self.draws_per_call(),
-            max_logprobs: Some(self.args.logprobs),
+            max_logprobs: Some(self.most_logprobs()),
             canonical: self.args.canonical,
         }
     }
@@ -145,19 +204,35 @@ impl<'a> Job<'a> {
             Some(seeds) => (seeds[row], self.args.position),
             None => (self.args.seed, self.args.position + row as u64),
         };
-        self.args.filters.apply(RowParams {
+        let params = match &self.requests {
+            Some(requests) => requests[row].params.row(seed, position, requests[row].history.as_ref()),
+            None => self.of_flags(row, seed, position),
+        };
+        // Log Z and the largest are the same for every portion of a row's draws; their raw logits are not.
+        let logprobs = match params.logprobs_mode {
+            _ if draws.start == 0 => Some(params.logprobs.unwrap_or(0)),
+            LogprobsMode::Raw => Some(0),
+            _ => None,
+        };
+        // A row that is done draws once more beside those that are not; nobody looks at that draw.
+        let count = draws.end.min(self.draws(row)).saturating_sub(draws.start).max(1);
+        RowParams { first_draw: draws.start, draws: count, logprobs, ..params }
+    }
+
+    fn of_flags(&self, row: usize, seed: u64, position: u64) -> RowParams<'_> {
+        let params = RowParams {
             seed,
             position,
             temperature: self.args.temperature,
-            first_draw: draws.start,
-            draws: draws.end - draws.start,
             without_replacement: self.args.without_replacement,
-            // The same for every portion of a row's draws.
-            logprobs: (draws.start == 0).then_some(self.args.logprobs),
+            logprobs: Some(self.args.logprobs),
+            logprobs_mode: self.args.logprobs_mode.into(),
             mask: self.masks.as_ref().map(|masks| masks.row(row)),
             logit_bias: self.args.logit_bias.as_deref().unwrap_or_default(),
             ..RowParams::default()
-        })
+        };
+        let params = self.args.penalties.apply(self.args.filters.apply(params));
+        self.args.sequence.apply(self.history.as_ref(), params)
     }
 
     /// All draws of a batch of rows.
@@ -172,15 +247,17 @@ impl<'a> Job<'a> {
         let input = self.hidden.row_range(batch.clone());
         let mut samples = Samples::new();
         let mut done = 0;
-        while done < self.args.draws {
+        let most = batch.clone().map(|row| self.draws(row)).max().unwrap_or(0);
+        while done < most {
             interrupt.check()?;
-            let next = done + self.draws_per_call().min(self.args.draws - done);
+            let next = done + self.draws_per_call().min(most - done);
             let params: Vec<_> = batch.clone().map(|row| self.params(row, done..next)).collect();
             sampler.sample(input, &params, &mut samples)?;
             for (at, (outcome, row)) in outcomes.iter_mut().zip(samples.iter()).enumerate() {
                 match (&mut *outcome, row) {
+                    (Ok(_), _) if self.draws(batch.start + at) <= done => {}
                     (Ok(drawn), Ok(row)) => {
-                        drawn.extend(row.draws);
+                        drawn.extend(row.draws, row.raw_logits);
                         drawn.log_z = row.log_z.unwrap_or(drawn.log_z);
                         drawn.top.extend_from_slice(row.top);
                     }
@@ -188,7 +265,8 @@ impl<'a> Job<'a> {
                     (Err(_), _) => {}
                 }
             }
-            bar.inc(u64::from(next - done) * batch.len() as u64);
+            let drawn = |row: usize| u64::from(next.min(self.draws(row)).saturating_sub(done));
+            bar.inc(batch.clone().map(drawn).sum());
             done = next;
         }
         Ok(outcomes)

@@ -6,8 +6,9 @@ mod generate;
 mod head;
 mod kernels;
 mod penalties;
-mod rows;
+pub(crate) mod rows;
 mod sampler;
+mod sequence;
 mod transport;
 mod verify;
 
@@ -52,7 +53,7 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Draw tokens for rows of hidden states.
     #[command(after_help = EXIT_CODES)]
-    Sample(SampleArgs),
+    Sample(Box<SampleArgs>),
     /// Check the laws of exact sampling on this machine; the exit code is 1 when one fails.
     Verify(VerifyArgs),
     /// Time the variants against the read bandwidth and the same kernel without noise.

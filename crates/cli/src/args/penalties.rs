@@ -16,6 +16,16 @@ pub struct PenaltyArgs {
     /// Subtracted from a token's logit if it was written; 0 = off.
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     pub presence_penalty: f32,
+    /// Subtracted from the logit of a token that would continue a repetition of --dry-allowed-length tokens, and --dry-base
+    /// times as much for each token more; 0 = off.
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub dry_multiplier: f32,
+    /// See --dry-multiplier.
+    #[arg(long, value_name = "X", default_value_t = 1.75, allow_negative_numbers = true)]
+    pub dry_base: f32,
+    /// See --dry-multiplier.
+    #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
+    pub dry_allowed_length: u32,
     /// Tokens to write before the model may end the sequence.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub min_tokens: u32,
@@ -28,6 +38,9 @@ impl PenaltyArgs {
             repetition_penalty: self.repetition_penalty,
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
+            dry_multiplier: self.dry_multiplier,
+            dry_base: self.dry_base,
+            dry_allowed_length: self.dry_allowed_length,
             min_tokens: self.min_tokens,
             ..row
         }

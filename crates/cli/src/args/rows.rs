@@ -1,13 +1,16 @@
 //! Flags that say what is drawn.
 
 use crate::args::filters::FilterArgs;
+use crate::args::penalties::PenaltyArgs;
+use crate::args::sequence::SequenceArgs;
 use crate::load::logit_bias;
-use clap::Args;
+use clap::{Args, ValueEnum};
+use flash_sampling::LogprobsMode;
 use flash_sampling::noise::POSITION_MAX;
 use std::path::PathBuf;
 
 /// The most draws of a row.
-const MAX_DRAWS: u32 = 10_000_000;
+pub(crate) const MAX_DRAWS: u32 = 10_000_000;
 
 /// What is drawn.
 #[derive(Clone, Debug, Args)]
@@ -43,9 +46,73 @@ pub struct RowArgs {
     /// How many of the largest log-probabilities to list, up to one for each token; tokens that cannot be drawn are not listed.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub logprobs: u32,
+    /// Log-probabilities of which law: the one that is drawn from, or the model's own, before masks, biases, penalties,
+    /// temperature and filters.
+    #[arg(long, value_enum, default_value_t = Mode::Processed)]
+    pub logprobs_mode: Mode,
+    /// All of this from a JSON file instead: one object for every row, or an array with one for each, with the fields of
+    /// vLLM's SamplingParams, and prompt_token_ids and output_token_ids.
+    #[arg(long, value_name = "FILE", conflicts_with_all = OF_THE_FILE)]
+    pub params: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub filters: FilterArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub penalties: PenaltyArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sequence: SequenceArgs,
+}
+
+/// What `--params` stands in place of.
+const OF_THE_FILE: [&str; 28] = [
+    "temperature",
+    "draws",
+    "without_replacement",
+    "mask",
+    "logit_bias",
+    "logprobs",
+    "logprobs_mode",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "epsilon_cutoff",
+    "typical_p",
+    "xtc_threshold",
+    "xtc_probability",
+    "order",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "min_tokens",
+    "prompt_tokens",
+    "output_tokens",
+    "stop_token_ids",
+    "banned_token_ids",
+    "dry_sequence_breakers",
+];
+
+/// Which law log-probabilities are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// The law that is drawn from.
+    Processed,
+    /// The model's own.
+    Raw,
+}
+
+impl From<Mode> for LogprobsMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Processed => LogprobsMode::Processed,
+            Mode::Raw => LogprobsMode::Raw,
+        }
+    }
 }
 
 /// Biases by token, ascending.

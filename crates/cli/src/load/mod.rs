@@ -11,6 +11,7 @@
 //! | [`files`] | the files of such a folder: any tensor by name |
 //! | [`config`] | what `config.json` says about the head |
 //! | [`mask`] | bitmaps of allowed tokens |
+//! | [`requests`] | row parameters as JSON, one object or one for each row |
 //! | [`logit_bias`] | `ID:VALUE,...` |
 
 #[cfg(target_endian = "big")]
@@ -23,6 +24,7 @@ pub mod files;
 pub mod logit_bias;
 pub mod mask;
 pub mod npy;
+pub mod requests;
 pub mod safetensors;
 pub mod tensor;
 

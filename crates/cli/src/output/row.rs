@@ -9,23 +9,26 @@ pub struct Drawn {
     pub tokens: Vec<u32>,
     /// Their scores.
     pub scores: Vec<f32>,
-    /// Their transformed logits.
+    /// Their logits, of the kind that log-probabilities are of.
     pub logits: Vec<f32>,
-    /// `ln sum e^l`, in nats.
+    /// `ln sum e^l` over these logits, in nats.
     pub log_z: f64,
-    /// The largest transformed logits, largest first.
+    /// The largest of these logits, largest first.
     pub top: Vec<Candidate>,
 }
 
 impl Drawn {
-    /// Appends draws.
-    pub fn extend(&mut self, draws: &[Draw]) {
+    /// Appends draws; `raw_logits` are their raw logits where log-probabilities are of these, otherwise empty.
+    pub fn extend(&mut self, draws: &[Draw], raw_logits: &[f32]) {
         self.tokens.extend(draws.iter().map(|d| d.token));
         self.scores.extend(draws.iter().map(|d| d.score));
-        self.logits.extend(draws.iter().map(|d| d.logit));
+        match raw_logits {
+            [] => self.logits.extend(draws.iter().map(|d| d.logit)),
+            raw => self.logits.extend_from_slice(raw),
+        }
     }
 
-    /// The log-probability of a transformed logit, in nats.
+    /// The log-probability of a logit, in nats.
     pub fn log_prob(&self, logit: f32) -> f64 {
         f64::from(logit) - self.log_z
     }

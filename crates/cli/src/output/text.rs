@@ -100,9 +100,9 @@ mod tests {
     fn many_draws_are_counted() {
         let mut drawn = Drawn { log_z: 2f64.ln(), ..Drawn::default() };
         for i in 0..100u32 {
-            drawn.extend(&[Draw { token: i % 2 * 7, score: 0.0, logit: 0.0 }]);
+            drawn.extend(&[Draw { token: i % 2 * 7, score: 0.0, logit: 0.0 }], &[]);
         }
-        drawn.extend(&[Draw { token: 7, score: 0.0, logit: 0.0 }]);
+        drawn.extend(&[Draw { token: 7, score: 0.0, logit: 0.0 }], &[]);
         let text = text(&Ok(drawn), false);
         assert!(text.contains("101 draws of 2 different tokens"), "{text}");
         let first = text.lines().nth(1).unwrap();
@@ -113,7 +113,7 @@ mod tests {
     fn a_list_without_replacement_keeps_its_order_and_counts_the_rest() {
         for (n, lines) in [(32, 33), (33, 34), (300, 34)] {
             let mut drawn = Drawn::default();
-            (0..n).for_each(|i| drawn.extend(&[Draw { token: 999 - i, score: -(i as f32), logit: 0.0 }]));
+            (0..n).for_each(|i| drawn.extend(&[Draw { token: 999 - i, score: -(i as f32), logit: 0.0 }], &[]));
             let text = text(&Ok(drawn), true);
             assert_eq!(text.lines().count(), lines, "{text}");
             for (i, line) in (0..32).zip(text.lines().skip(1)) {

@@ -5,6 +5,7 @@ mod checkpoint;
 mod common;
 mod generate;
 mod kernels;
+mod params;
 mod process;
 mod sample;
 mod verify;

@@ -1,0 +1,90 @@
+//! Files of row parameters: the JSON of [`SamplingParams`], with the tokens of the sequence so far.
+
+use crate::load::{LoadError, Problem};
+use flash_sampling::{History, SamplingParams};
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// What one row is drawn with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// The parameters.
+    pub params: SamplingParams,
+    /// The sequence so far, if any of it was given.
+    pub history: Option<History>,
+}
+
+/// Reads the parameters of `rows` rows.
+///
+/// # Errors
+/// What is wrong with the file, and with which of its rows.
+pub fn open(path: &Path, rows: usize) -> Result<Vec<Request>, LoadError> {
+    let text = std::fs::read_to_string(path).map_err(|error| Problem::Io(error).at(path))?;
+    parse(&text, rows).map_err(|problem| problem.at(path))
+}
+
+/// Parses one object, which stands for every row, or an array with one object a row. An object has the fields of
+/// [`SamplingParams`], and `prompt_token_ids` and `output_token_ids` where penalties need them.
+///
+/// # Errors
+/// [`Problem::Format`], which names the row and the field.
+pub fn parse(text: &str, rows: usize) -> Result<Vec<Request>, Problem> {
+    let invalid = |reason| Problem::Format { format: "parameter", reason };
+    match serde_json::from_str(text).map_err(|error| invalid(error.to_string()))? {
+        Value::Array(all) if all.len() != rows => Err(invalid(format!("it has {} objects for {rows} rows", all.len()))),
+        Value::Array(all) => {
+            let of_row = |(row, value)| request(value).map_err(|reason| invalid(format!("row {row}: {reason}")));
+            all.into_iter().enumerate().map(of_row).collect()
+        }
+        value => Ok(vec![request(value).map_err(invalid)?; rows]),
+    }
+}
+
+fn request(mut value: Value) -> Result<Request, String> {
+    let Some(fields) = value.as_object_mut() else { return Err("it is no object".into()) };
+    let mut tokens = |field: &str| match fields.remove(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(list) => Vec::<u32>::deserialize(list).map(Some).map_err(|error| format!("{field}: {error}")),
+    };
+    let (prompt, output) = (tokens("prompt_token_ids")?, tokens("output_token_ids")?);
+    let history = (prompt.is_some() || output.is_some()).then(|| {
+        let mut history = History::new(&prompt.unwrap_or_default());
+        history.extend(output.unwrap_or_default());
+        history
+    });
+    let params = SamplingParams::deserialize(value).map_err(|error| error.to_string())?;
+    Ok(Request { params, history })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_object_stands_for_every_row_and_an_array_for_one_each() {
+        let same = parse(r#"{"top_k": 5, "prompt_token_ids": [1, 2], "output_token_ids": [3]}"#, 3).unwrap();
+        assert_eq!(same.len(), 3);
+        assert_eq!(same[2].params.fields().top_k, 5);
+        assert_eq!(same[2].history.as_ref().unwrap().tokens(), [1, 2, 3]);
+        let each = parse(r#"[{"n": 1}, {"n": 2, "logit_bias": {"7": -1}}]"#, 2).unwrap();
+        assert_eq!((each[1].params.fields().n, each[1].params.row(0, 0, None).logit_bias), (2, &[(7, -1.0)][..]));
+        assert!(each[1].history.is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, says) in [
+            ("", "EOF"),
+            ("7", "it is no object"),
+            ("[{}]", "it has 1 objects for 2 rows"),
+            (r#"[{}, {"top_p": 0}]"#, "row 1: top_p must be above 0 and at most 1"),
+            (r#"{"max_tokens": 7}"#, "unknown field `max_tokens`"),
+            (r#"{"prompt_token_ids": ["a"]}"#, "prompt_token_ids: invalid type"),
+            (r#"{"logit_bias": {"x": 1}}"#, "invalid"),
+        ] {
+            let error = parse(text, 2).unwrap_err().to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! `sample --params`, and the flags that it stands in place of.
+
+use crate::common::{Files, run, small_head, with};
+
+#[test]
+fn a_file_gives_what_its_flags_give() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let same = |json: &str, flags: &str| {
+        let file = files.bytes("p.json", json.as_bytes());
+        let (of_file, of_flags) = (run(&with(&head, &format!("--params {file}"))), run(&with(&head, flags)));
+        assert_eq!(of_file.code, 0, "{of_file:#?}");
+        assert_eq!(of_file.stdout, of_flags.stdout, "{json}");
+    };
+    same("{}", "");
+    same(
+        r#"{"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "n": 7, "seed": 4, "logprobs": 3}"#,
+        "--temperature 0.7 --top-k 50 --top-p 0.9 --min-p 0.01 --draws 7 --seed 4 --logprobs 3",
+    );
+    same(r#"{"top_k": -1, "n": 40, "without_replacement": true}"#, "--draws 40 --without-replacement");
+    same(
+        r#"{"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25, "n": 30,
+            "prompt_token_ids": [1, 2, 3], "output_token_ids": [7, 7, 9], "banned_token_ids": [4, 5],
+            "min_tokens": 4, "stop_token_ids": [0, 8], "logit_bias": {"11": 2.5}}"#,
+        "--repetition-penalty 1.5 --frequency-penalty 0.5 --presence-penalty 0.25 --draws 30 --prompt-tokens 1,2,3 \
+         --output-tokens 7,7,9 --banned-token-ids 4,5 --min-tokens 4 --stop-token-ids 0,8 --logit-bias 11:2.5",
+    );
+    same(
+        r#"{"dry_multiplier": 2.0, "output_token_ids": [1, 2, 3, 1, 2], "n": 50, "dry_sequence_breakers": [9, 8]}"#,
+        "--dry-multiplier 2 --output-tokens 1,2,3,1,2 --draws 50 --dry-sequence-breakers 9,8",
+    );
+    same(
+        r#"{"logprobs": 2, "logprobs_mode": "raw_logprobs", "temperature": 0.2, "n": 3000}"#,
+        "--logprobs 2 --logprobs-mode raw --temperature 0.2 --draws 3000",
+    );
+    let file = files.bytes("seed.json", br#"{"n": 9}"#);
+    let seeded = run(&with(&head, &format!("--params {file} --seed 5"))).tokens();
+    assert_eq!(seeded, run(&with(&head, "--draws 9 --seed 5")).tokens());
+}
+
+#[test]
+fn an_array_has_one_object_for_each_row() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let json = r#"[{"n": 3}, {"temperature": 0, "n": 1}, {"n": 700, "allowed_token_ids": [5, 299], "seed": 9}]"#;
+    let file = files.bytes("p.json", json.as_bytes());
+    let rows = run(&with(&head, &format!("--params {file}"))).tokens();
+    assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [3, 1, 700]);
+    assert_eq!(rows[0], run(&with(&head, "--draws 3")).tokens()[0]);
+    assert_eq!(rows[1], run(&with(&head, "--temperature 0")).tokens()[1]);
+    assert!(rows[2].iter().all(|t| [5, 299].contains(t)));
+}
+
+#[test]
+fn raw_log_probabilities_do_not_know_the_temperature() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let of = |flags: &str| run(&with(&head, &format!("--draws 300 --logprobs 2 {flags}"))).rows();
+    let (plain, raw) = (of(""), of("--logprobs-mode raw --temperature 0.3 --top-k 4"));
+    for (plain, raw) in plain.iter().zip(&raw) {
+        assert_eq!((&plain["log_z"], &plain["top"]), (&raw["log_z"], &raw["top"]));
+        assert_ne!(plain["tokens"], raw["tokens"]);
+        assert_eq!(raw["logprobs"].as_array().unwrap().len(), 300);
+        let first = &raw["top"][0];
+        let at = raw["tokens"].as_array().unwrap().iter().position(|token| *token == first["token"]);
+        assert_eq!(at.map(|at| &raw["logprobs"][at]), Some(&first["logprob"]));
+    }
+}
+
+#[test]
+fn bad_parameters_are_one_clear_line() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let refused = |json: &str, says: &str| {
+        let file = files.bytes("bad.json", json.as_bytes());
+        let result = run(&with(&head, &format!("--params {file}")));
+        result.assert_refused(says);
+    };
+    refused("", "bad.json: not a valid parameter file: EOF");
+    refused(r#"{"top_p": 1.5}"#, "bad.json: not a valid parameter file: top_p must be above 0 and at most 1");
+    refused(r#"{"max_tokens": 5}"#, "unknown field `max_tokens`");
+    refused(r#"[{}, {}, {"temperature": "hot"}]"#, "row 2: invalid type: string \"hot\"");
+    refused("[{}]", "it has 1 objects for 3 rows");
+    refused(r#"{"n": 0}"#, "n must be at least 1");
+    refused(r#"{"n": 20000000}"#, "row 0: n = 20000000, but a row has 10000000 draws at most");
+    refused(r#"{"logit_bias": {"300": 1}}"#, "row 0: logit_bias names token 300, but there are 300 tokens");
+    refused(r#"{"allowed_token_ids": [1, 400]}"#, "row 0: allowed_token_ids names token 400");
+    refused(r#"{"logprobs": 301}"#, "row 0: logprobs = 301, but there are 300 tokens");
+    run(&with(&head, "--params /nonexistent/p.json")).assert_refused("/nonexistent/p.json: No such file");
+    let file = files.bytes("p.json", b"{}");
+    run(&with(&head, &format!("--params {file} --top-k 5"))).assert_refused("cannot be used with");
+    run(&with(&head, "--prompt-tokens 1,x")).assert_refused("\"x\" is not a token id");
+}
