@@ -36,25 +36,37 @@ __device__ __forceinline__ bool has_masks(const Call& call, const Shared<T>& sha
     return __any_sync(0xffffffffu, any);
 }
 
-// Sets, in `allowed`, the bits of the elements that no mask forbids.
+// The mask of sixteen tokens from `at` on in the low bits; ones where there is none.
+__device__ __forceinline__ u32 mask_of_slab(const Row& row, u32 at) {
+    if (!row.mask) return ~0u;
+    const u32 word = at >> 5, shift = at & 31;
+    const u32 low = word < row.mask_words ? row.mask[word] : 0;
+    const u32 high = shift > 16 && word + 1 < row.mask_words ? row.mask[word + 1] : 0;
+    return __funnelshift_r(low, high, shift);
+}
+
+// Sets, in `allowed`, the bits of the elements that no mask forbids. Each lane reads its warp's slab of tokens in the
+// columns 32 apart, and the lanes pass on what they read: a load for 16 elements. All lanes call it.
 template <class T>
 __device__ __forceinline__ void look_at_masks(u32 (&allowed)[T::UNITS][T::WORDS], const Call& call, const Shared<T>& shared,
                                               u32 first, const Consumer& self) {
+    constexpr int AT_ONCE = T::WORD_BITS < 16 ? T::WORD_BITS : 16;  // accumulators of 32 columns
 #pragma unroll
     for (int u = 0; u < T::UNITS; ++u) {
-        const u32 low = call.first_token + first + self.slab(u) + self.lane / 4, high = low + 8;
+        const u32 at = call.first_token + first + self.slab(u);
 #pragma unroll
         for (int w = 0; w < T::WORDS; ++w) {
-            u32 bits = ~0u;
+            u32 bits = 0;
+            // Unrolled it spills.
+#pragma unroll 1
+            for (int half = 0; half < T::WORD_BITS / AT_ONCE; ++half) {
+                const u32 column = w * 64 + half * 32 + self.lane;
+                const u32 slab = column < call.row_count ? mask_of_slab(shared.rows[column], at) : ~0u;
 #pragma unroll
-            for (int i = 0; i < T::WORD_BITS / 2; ++i) {
-                const u32 column = w * 64 + self.column(i / 2) + i % 2;
-                if (column >= call.row_count) continue;
-                const Row& row = shared.rows[column];
-                if (!row.mask) continue;
-                const u32 a = (low >> 5) < row.mask_words ? row.mask[low >> 5] >> (low & 31) : 0;
-                const u32 b = (high >> 5) < row.mask_words ? row.mask[high >> 5] >> (high & 31) : 0;
-                bits &= ~((~a & 1) << (i / 2 * 4 + i % 2) | (~b & 1) << (i / 2 * 4 + i % 2 + 2));
+                for (int i = 0; i < AT_ONCE / 2; ++i) {
+                    const u32 own = __shfl_sync(0xffffffffu, slab, self.column(i / 2) + i % 2) >> self.lane / 4;
+                    bits |= ((own & 1) | (own >> 6 & 4)) << (half * 16 + i / 2 * 4 + i % 2);
+                }
             }
             allowed[u][w] = bits;
         }
