@@ -1,29 +1,44 @@
 // The entry point of the fused Hopper kernel. The build gives FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER and FS_OPERAND,
-// and FS_KNOBS for the instance that takes rows with penalties and keeps the raw logits on request.
+// FS_KNOBS for the instance that takes rows with penalties and keeps the raw logits on request, and FS_LISTS for the one
+// that takes rows with penalties, and rows with filters, whose largest logits it lists.
+#if defined(FS_LISTS) && !defined(FS_KNOBS)
+#define FS_KNOBS
+#endif
 #ifndef FS_KNOBS
 #define FS_NO_PENALTIES
 #endif
 #include "flash_sampling/kernels/fused_hopper.cuh"
 
 using namespace flash_sampling;
+#ifdef FS_LISTS
+using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, true>;
+#else
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER>;
+#endif
 
 // What the host must know to launch it: dynamic shared memory in bytes, and threads of a block.
 extern "C" {
 __constant__ u32 fused_hopper_launch[2] = {fused_hopper::Ring<Tile>::SHARED_BYTES, Tile::THREADS};
 }
 
-#ifdef FS_KNOBS
+#ifdef FS_LISTS
+extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
+    fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
+                 const __grid_constant__ RowLists lists) {
+    extern __shared__ u8 memory[];
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, LogitStore{}, lists, memory);
+}
+#elif defined(FS_KNOBS)
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ LogitStore stored) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, stored, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, stored, RowLists{}, memory);
 }
 #else
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, memory);
 }
 #endif

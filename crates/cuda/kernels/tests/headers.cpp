@@ -10,6 +10,7 @@ using std::min;
 #include "flash_sampling/abi.cuh"
 #include "flash_sampling/dot_tile.cuh"
 #include "flash_sampling/frontier.cuh"
+#include "flash_sampling/row_lists.cuh"
 #include "flash_sampling/group_summary.cuh"
 #include "flash_sampling/kernels/fused_hopper/schedule.cuh"
 #include "flash_sampling/mainloop/swizzle.cuh"
@@ -164,6 +165,49 @@ static u32 keys_broken() {
     return broken;
 }
 
+// Logits that min-p keeps, at or below the threshold of their row.
+static u32 broken_min_p_cuts() {
+    u32 broken = 0;
+    for (u32 i = 0; i < 100000; ++i) {
+        RowFilters filters{-8.0 * (input(i) >> 8) * 0x1p-24, 1.0f, 0, 1.0f, 0};
+        if (i % 9 == 0) filters.ln_min_p = 0.0;
+        Row row{};
+        row.inv_temperature = i % 3 ? 1.0f / (0.01f + (input(i + 1) >> 8) * 1e-5f) : 1.0f;
+        const HeadTransform head{i % 4 == 0 ? 30.0f : 0.0f, i % 2 ? 1.0f : 0.37f};
+        const float best = (static_cast<i32>(input(i + 2)) * 0x1p-31f) * (i % 7 ? 50.0f : 1e4f);
+        const float losing = losing_dot(best, filters.min_p_cut(), head, row);
+        const float dots[] = {losing, next_below(losing), losing - 1e-3f};
+        for (float dot : dots) broken += row.transform().apply(head.apply(dot, 0.0f, false), 7) >= filters.least(best);
+    }
+    return broken;
+}
+
+// Guesses that too few of a row's tokens reach (more often than stated), that 4096 or more reach, or that grow when less
+// is known.
+static u32 broken_top_k_cuts() {
+    constexpr u32 TOKENS = 32768, PART = 128;
+    static u32 logits[TOKENS];
+    u32 broken = 0, too_high = 0;
+    for (u32 i = 0; i < 60; ++i) {
+        for (u32 t = 0; t < TOKENS; ++t) logits[t] = 2 + input(i * TOKENS + t) / 2;
+        u32 posted[RowLists::POSTS] = {};
+        for (u32 p = 0; p < RowLists::POSTS; ++p)
+            for (u32 t = 0; t < PART; ++t) posted[p] = logits[p * PART + t] > posted[p] ? logits[p * PART + t] : posted[p];
+        const u32 k = i % 2 ? 10 : 50, cut = guessed_cut(posted, k, PART, TOKENS);
+        u32 reach = 0;
+        for (u32 logit : logits) reach += logit >= cut;
+        too_high += reach < k;
+        broken += reach >= RowLists::ROOM;
+        for (u32 p = 0; p < RowLists::POSTS; ++p) {
+            const u32 kept = posted[p];
+            posted[p] = 0;
+            broken += guessed_cut(posted, k, PART, TOKENS) > cut;
+            posted[p] = kept;
+        }
+    }
+    return broken + (too_high > 3);
+}
+
 int main() {
     for (u32 i = 0; i < 4000; ++i) {
         const u64 position = input(i + 2) * 0x1000001ull & 0xffffffffffffffull;
@@ -264,5 +308,7 @@ int main() {
     }
     put(broken);
     put(keys_broken());
+    put(broken_min_p_cuts());
+    put(broken_top_k_cuts());
     return 0;
 }

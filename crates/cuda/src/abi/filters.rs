@@ -29,6 +29,11 @@ impl RowFilters {
     pub const OFF: RowFilters =
         RowFilters { ln_min_p: f64::NEG_INFINITY, top_p: 1.0, top_k: 0, rescale: 1.0, min_p_last: 0 };
 
+    /// Whether what they keep is among a row's few largest logits: a min-p first, of e^-8 at least, or a top-k.
+    pub fn is_listed(&self) -> bool {
+        (self.ln_min_p > -8.0 && self.min_p_last == 0) || self.top_k > 0
+    }
+
     /// These filters, where the selection knows them all in this order.
     pub fn of(filters: &Filters) -> Option<RowFilters> {
         let mut all = RowFilters { rescale: filters.rescale, ..RowFilters::OFF };
@@ -46,6 +51,44 @@ impl RowFilters {
         (all != RowFilters { rescale: filters.rescale, ..RowFilters::OFF }).then_some(all)
     }
 }
+
+/// Tokens of a row's list, and the posts of a row: `RowLists::ROOM` and `RowLists::POSTS`.
+pub(crate) const LIST_ROOM: usize = 4096;
+pub(crate) const LIST_POSTS: usize = 16;
+
+/// What is counted of a row's list.
+#[repr(C)]
+pub(crate) struct ListCounters {
+    count: u32,
+    cut: u32,
+}
+layout!(ListCounters 8: count 0, cut 4);
+pub(crate) const LIST_COUNTERS_BYTES: usize = size_of::<ListCounters>();
+
+/// Where the fused kernel lists the largest logits of rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowLists {
+    /// One [`RowFilters`] a row.
+    pub(crate) filters: u64,
+    /// One `ListCounters` a row, zeros between launches.
+    pub(crate) counters: u64,
+    /// [`LIST_POSTS`] words a row, zeros between launches.
+    pub(crate) posted: u64,
+    /// [`LIST_ROOM`] words of 64 bits a row.
+    pub(crate) keys: u64,
+}
+layout!(RowLists 32: filters 0, counters 8, posted 16, keys 24);
+
+/// The argument of select_list.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SelectLists {
+    pub(crate) lists: RowLists,
+    pub(crate) rows: u64,
+    pub(crate) draws: u64,
+}
+layout!(SelectLists 48: lists 0, rows 32, draws 40);
 
 /// The argument of select_row.cu.
 #[repr(C)]

@@ -2,10 +2,11 @@
 //! selection, a block a row.
 #![allow(unsafe_code)]
 
-use crate::abi::{LogitStore, SelectRows};
+use crate::abi::{LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, RowLists, SelectLists, SelectRows};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::Scratch;
+use crate::device::select_list::SelectList;
 use crate::device::select_row::SelectRow;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
@@ -27,6 +28,9 @@ pub struct DeviceFilters {
     stride: usize,
     max_rows: usize,
     logits: Scratch,
+    listed: SelectList,
+    /// The keys of lists, then their counters and posts.
+    lists: Scratch,
 }
 
 impl DeviceFilters {
@@ -45,7 +49,10 @@ impl DeviceFilters {
         }
         let stride = tokens.len().next_multiple_of(8);
         let logits = Scratch::new(4 * stride * max_rows, &[], device)?;
-        Ok(DeviceFilters { kernel: SelectRow::load(device)?, tokens, stride, max_rows, logits })
+        let zeros = 8 * LIST_ROOM * max_rows..(8 * LIST_ROOM + LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * max_rows;
+        let lists = Scratch::new(zeros.end, &[zeros], device)?;
+        let (kernel, listed) = (SelectRow::load(device)?, SelectList::load(device)?);
+        Ok(DeviceFilters { kernel, tokens, stride, max_rows, logits, listed, lists })
     }
 
     /// The most rows of a call.
@@ -56,6 +63,53 @@ impl DeviceFilters {
     /// Every launch has run: see [`Scratch::settle`].
     pub(crate) fn settle(&mut self) {
         self.logits.settle();
+        self.lists.settle();
+    }
+
+    fn check(&self, hidden: &DeviceMatrix, sampler: &DeviceTiled) -> Result<(), CudaError> {
+        if hidden.rows > self.max_rows {
+            return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
+        }
+        if sampler.tokens() != self.tokens {
+            return Err(CudaError::Layout { what: "logits", reason: "they have other tokens than the head" });
+        }
+        Ok(())
+    }
+
+    /// As [`DeviceFilters::launch`] without logits in memory: the draw lists the largest logits of rows whose filters are
+    /// [listed](crate::abi::RowFilters::is_listed), at a fraction of the cost. Other rows with filters come back as
+    /// [`UNDECIDED`](crate::abi::status::UNDECIDED), and so do the few whose list does not tell: [`DeviceFilters::launch`]
+    /// decides them. False, and nothing is launched, where the Hopper kernel does not take the call.
+    ///
+    /// # Errors
+    /// As [`DeviceFilters::launch`].
+    ///
+    /// # Safety
+    /// As [`DeviceFilters::launch`].
+    pub unsafe fn launch_listed(
+        &mut self,
+        stream: &CudaStream,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        (rows, filters): (u64, u64),
+        draws: u64,
+    ) -> Result<bool, CudaError> {
+        self.check(hidden, sampler)?;
+        if !sampler.lists(hidden) {
+            return Ok(false);
+        }
+        let keys = self.lists.lend();
+        let counters = keys + (8 * LIST_ROOM * self.max_rows) as u64;
+        let posted = counters + (LIST_COUNTERS_BYTES * self.max_rows) as u64;
+        let lists = RowLists { filters, counters, posted, keys };
+        // SAFETY: this function's contract; there is room for the lists of as many rows, and the selection leaves zeros.
+        unsafe { sampler.launch_listing(stream, hidden, rows, draws, lists) }?;
+        if hidden.rows > 0 {
+            let call = SelectLists { lists, rows, draws };
+            // SAFETY: this function's contract; the lists were left on the same stream.
+            unsafe { self.listed.launch(stream, &call, hidden.rows as u32) }?;
+        }
+        Ok(true)
     }
 
     /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch_with_knobs`] does, with filters: `filters` is the device
@@ -77,12 +131,7 @@ impl DeviceFilters {
         (rows, filters): (u64, u64),
         draws: u64,
     ) -> Result<(), CudaError> {
-        if hidden.rows > self.max_rows {
-            return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
-        }
-        if sampler.tokens() != self.tokens {
-            return Err(CudaError::Layout { what: "logits", reason: "they have other tokens than the head" });
-        }
+        self.check(hidden, sampler)?;
         let logits = self.logits.lend();
         let stored = LogitStore { logits, stride: self.stride as u64 };
         // SAFETY: this function's contract; there is room for the logits of as many rows.

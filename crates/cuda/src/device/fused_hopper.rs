@@ -1,7 +1,7 @@
 //! The fused Hopper kernel: its tiles, its options, and its launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{self, Call, LogitStore, Maps};
+use crate::abi::{self, Call, LogitStore, Maps, RowLists};
 use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
@@ -12,13 +12,13 @@ use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
 
-/// Two instances for each tile and operand type, on Hopper alone: without and with what few calls need.
+/// Three instances for each tile and operand type, on Hopper alone: without and with what few calls need.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves: |architecture| architecture == Architecture::HOPPER,
     instances: || {
-        let tiles = |knobs| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, knobs));
-        [false, true].into_iter().flat_map(tiles).flatten().map(Tile::instance).collect()
+        let tiles = |extra| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, extra));
+        [Extra::Nothing, Extra::Knobs, Extra::Lists].into_iter().flat_map(tiles).flatten().map(Tile::instance).collect()
     },
 };
 
@@ -27,6 +27,38 @@ const GRANULE: u32 = 16;
 
 /// The most rows of a launch.
 pub(crate) const MAX_ROWS: usize = 256;
+
+/// What an instance does besides the plain draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Extra {
+    /// Nothing.
+    Nothing,
+    /// It takes rows with penalties, is fast for any mask, and keeps the raw logits on request.
+    Knobs,
+    /// It takes the same rows, and lists the largest logits of rows with filters.
+    Lists,
+}
+
+/// Where an instance with extras leaves them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum More {
+    /// Nothing is left.
+    Nothing,
+    /// With knobs: raw logits, or nowhere.
+    Knobs(LogitStore),
+    /// The largest logits of rows with filters.
+    Lists(RowLists),
+}
+
+impl More {
+    fn extra(&self) -> Extra {
+        match self {
+            More::Nothing => Extra::Nothing,
+            More::Knobs(_) => Extra::Knobs,
+            More::Lists(_) => Extra::Lists,
+        }
+    }
+}
 
 /// One instance of the kernel. The names are those of the template's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,8 +69,7 @@ pub(crate) struct Tile {
     slabs: u32,
     pub(crate) cluster: u32,
     pub(crate) dtype: DType,
-    /// Whether it takes rows with penalties, is fast for any mask, and keeps the raw logits on request.
-    pub(crate) knobs: bool,
+    extra: Extra,
 }
 
 /// Columns, units, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
@@ -48,16 +79,16 @@ const TILES: [[u32; 4]; 6] =
 
 impl Tile {
     /// The tiles that calls of up to `rows` rows use, smallest first.
-    pub(crate) fn up_to(rows: usize, dtype: DType, knobs: bool) -> impl Iterator<Item = Tile> {
+    pub(crate) fn up_to(rows: usize, dtype: DType, extra: Extra) -> impl Iterator<Item = Tile> {
         let largest = TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(TILES.len() - 1);
         let made =
-            move |[columns, units, slabs, cluster]: [u32; 4]| Tile { columns, units, slabs, cluster, dtype, knobs };
+            move |[columns, units, slabs, cluster]: [u32; 4]| Tile { columns, units, slabs, cluster, dtype, extra };
         TILES[..=largest].iter().copied().map(made)
     }
 
-    /// The same tile for rows with penalties.
-    pub(crate) fn with_knobs(self) -> Tile {
-        Tile { knobs: true, ..self }
+    /// The same tile with what a launch needs.
+    pub(crate) fn with(self, more: &More) -> Tile {
+        Tile { extra: more.extra(), ..self }
     }
 
     fn instance(self) -> Instance {
@@ -69,7 +100,12 @@ impl Tile {
             ("CLUSTER", &self.cluster),
             ("OPERAND", &operand),
         ];
-        if self.knobs { Instance::new(&[&plain[..], &[("KNOBS", &1)]].concat()) } else { Instance::new(&plain) }
+        let with = |name| Instance::new(&[&plain[..], &[(name, &1 as &dyn Display)]].concat());
+        match self.extra {
+            Extra::Nothing => Instance::new(&plain),
+            Extra::Knobs => with("KNOBS"),
+            Extra::Lists => with("LISTS"),
+        }
     }
 
     /// Loads the kernel into a device.
@@ -112,22 +148,23 @@ impl Loaded {
     ///   abi.cuh states for `blocks` blocks, and stays so until the stream has passed the launch.
     /// * `call.row_count` is at most the tile's columns, and at least 1; `call.tokens` is at least 1.
     /// * The scratch is as abi.cuh states between launches, and no other launch uses it at the same time.
-    /// * A tile without knobs gets nowhere to store.
+    /// * `more` is what this tile is [with](Tile::with).
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
         blocks: u32,
         call: &Call,
         maps: &Maps,
-        stored: &LogitStore,
+        more: &More,
     ) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: the kernel takes a Call and Maps by value, with knobs a LogitStore too, whose layouts abi asserts; the rest
-        // is the caller's.
+        // SAFETY: the kernel takes a Call and Maps by value, with knobs a LogitStore and with lists RowLists too, whose
+        // layouts abi asserts; the rest is the caller's.
         unsafe {
-            match self.tile.knobs {
-                true => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(stored)]),
-                false => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
+            match more {
+                More::Nothing => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
+                More::Knobs(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
+                More::Lists(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
             }
         }
     }
@@ -139,7 +176,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_a_plan() {
-        let columns = |rows| Tile::up_to(rows, DType::BF16, false).map(|t| t.columns).collect::<Vec<_>>();
+        let columns = |rows| Tile::up_to(rows, DType::BF16, Extra::Nothing).map(|t| t.columns).collect::<Vec<_>>();
         assert_eq!(columns(1), [8]);
         assert_eq!(columns(17), [8, 16, 32]);
         assert_eq!(columns(256).last(), Some(&256));

@@ -1,8 +1,8 @@
 //! The fused tiled variant over device memory (paper Alg. 1).
 #![allow(unsafe_code)]
 
-use crate::abi::{Call, LogitStore, Maps, Matrices, TensorMap};
-use crate::device::fused_hopper::{Loaded, MAX_ROWS, Tile};
+use crate::abi::{Call, LogitStore, Maps, Matrices, RowLists, TensorMap};
+use crate::device::fused_hopper::{Extra, Loaded, MAX_ROWS, More, Tile};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
@@ -52,39 +52,39 @@ pub struct DeviceTiled {
 #[derive(Debug)]
 struct Hopper {
     kernels: Vec<Arc<Loaded>>,
-    /// Those with knobs, each when the first such launch comes.
-    with_knobs: Vec<Arc<Loaded>>,
+    /// Those with more, each when the first such launch comes.
+    with_more: Vec<Arc<Loaded>>,
     weight: TensorMap,
     granule: TensorMap,
 }
 
 impl Hopper {
     fn new(weight: &DeviceMatrix, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
-        let tiles = Tile::up_to(max_rows, weight.dtype, false);
+        let tiles = Tile::up_to(max_rows, weight.dtype, Extra::Nothing);
         Ok(Hopper {
             kernels: tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?,
-            with_knobs: Vec::new(),
+            with_more: Vec::new(),
             weight: tensor_map::encode(weight, 64)?,
             granule: tensor_map::encode(weight, 16)?,
         })
     }
 
     /// The kernel for a call of `rows` rows, within the plan.
-    fn kernel(&mut self, rows: usize, knobs: bool, device: &Device) -> Result<&Loaded, CudaError> {
+    fn kernel(&mut self, rows: usize, more: &More, device: &Device) -> Result<&Loaded, CudaError> {
         let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
         let planned = self.kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
-        if !knobs {
+        if matches!(more, More::Nothing) {
             return Ok(planned);
         }
-        let tile = planned.tile.with_knobs();
-        let at = match self.with_knobs.iter().position(|kernel| kernel.tile == tile) {
+        let tile = planned.tile.with(more);
+        let at = match self.with_more.iter().position(|kernel| kernel.tile == tile) {
             Some(at) => at,
             None => {
-                self.with_knobs.push(device.kernel(tile)?);
-                self.with_knobs.len() - 1
+                self.with_more.push(device.kernel(tile)?);
+                self.with_more.len() - 1
             }
         };
-        Ok(&self.with_knobs[at])
+        Ok(&self.with_more[at])
     }
 }
 
@@ -218,7 +218,7 @@ impl DeviceTiled {
         draws: u64,
     ) -> Result<(), CudaError> {
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, false, LogitStore::default()) }.map(drop)
+        unsafe { self.launch_any(stream, hidden, rows, draws, More::Nothing) }.map(drop)
     }
 
     /// [`DeviceTiled::launch`] for rows of which some have penalties, or masks that forbid most tokens. On Hopper it is
@@ -237,7 +237,7 @@ impl DeviceTiled {
         draws: u64,
     ) -> Result<(), CudaError> {
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, true, LogitStore::default()) }.map(drop)
+        unsafe { self.launch_any(stream, hidden, rows, draws, More::Knobs(LogitStore::default())) }.map(drop)
     }
 
     /// As [`DeviceTiled::launch_with_knobs`], and stores the logits of all rows by the fastest kernel, `row_stride` floats
@@ -257,21 +257,47 @@ impl DeviceTiled {
         stored: LogitStore,
     ) -> Result<bool, CudaError> {
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, true, stored) }
+        unsafe { self.launch_any(stream, hidden, rows, draws, More::Knobs(stored)) }
+    }
+
+    /// Whether calls with these hidden states can list the largest logits.
+    pub(crate) fn lists(&self, hidden: &DeviceMatrix) -> bool {
+        self.hopper.is_some() && self.is_alike(hidden) && hidden.is_aligned()
+    }
+
+    /// As [`DeviceTiled::launch_with_knobs`], but rows with filters leave their largest logits in `lists`, and a greedy
+    /// draw where these tell all.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`].
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch_with_knobs`]; [`DeviceTiled::lists`] is true of the hidden states; the lists are device
+    /// memory, as row_lists.cuh states, until the launch has run.
+    pub(crate) unsafe fn launch_listing(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: u64,
+        draws: u64,
+        lists: RowLists,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the same contract.
+        unsafe { self.launch_any(stream, hidden, rows, draws, More::Lists(lists)) }.map(drop)
     }
 
     /// Returns whether it was the portable kernel.
     ///
     /// # Safety
-    /// As [`DeviceTiled::launch`]; with `knobs` rows may be [`PENALISED`](crate::abi::PENALISED), and logits stored.
+    /// As [`DeviceTiled::launch`]; with knobs or lists rows may be [`PENALISED`](crate::abi::PENALISED). What `more` names
+    /// is device memory too. Lists only where [`DeviceTiled::lists`].
     unsafe fn launch_any(
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
         rows: u64,
         draws: u64,
-        knobs: bool,
-        stored: LogitStore,
+        more: More,
     ) -> Result<bool, CudaError> {
         // A thread may have no current context, and the driver encodes maps by it.
         self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
@@ -281,17 +307,18 @@ impl DeviceTiled {
         let call = self.call(hidden, rows, draws);
         let takes = self.is_alike(hidden) && hidden.is_aligned();
         let Some(hopper) = self.hopper.as_mut().filter(|_| takes) else {
+            let stored = if let More::Knobs(stored) = more { stored } else { LogitStore::default() };
             // SAFETY: the same contract.
             return unsafe { self.launch_portable(stream, hidden, &call, stored) }.map(|()| true);
         };
         let (weight, granule) = (hopper.weight, hopper.granule);
-        let kernel = hopper.kernel(hidden.rows, knobs, &self.device)?;
+        let kernel = hopper.kernel(hidden.rows, &more, &self.device)?;
         let map = tensor_map::encode(hidden, kernel.tile.columns / kernel.tile.cluster)?;
         let maps = Maps { weight, granule, hidden: map };
         let blocks = kernel.blocks(call.tokens, self.device.multiprocessors());
         // SAFETY: head and inputs by this function's and `new`'s contract; the scratch is this value's, sized by `new`
         // for every multiprocessor, and the kernel leaves it as it found it.
-        unsafe { kernel.launch(stream, blocks, &call, &maps, &stored) }.map(|()| false)
+        unsafe { kernel.launch(stream, blocks, &call, &maps, &more) }.map(|()| false)
     }
 
     /// Draws as [`DeviceTiled::launch`] does, and keeps the transformed logits (paper App. K), float32: that of row `r`

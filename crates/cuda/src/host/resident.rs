@@ -1,7 +1,7 @@
 //! A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row, RowFilters};
+use crate::abi::{Draw, Row, RowFilters, status};
 use crate::device::filtered::{DeviceFilters, rows_within};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
@@ -179,6 +179,18 @@ impl Resident {
         let bytes: &[u8] = bytemuck::cast_slice(filters);
         stream.memcpy_htod(bytes, &mut room.slice_mut(..bytes.len())).map_err(&failed)?;
         let (there, out) = (room.device_ptr(stream).0, self.draws.device_ptr(stream).0);
+        if filters.iter().all(RowFilters::is_listed) {
+            // SAFETY: as below.
+            let is_listed = unsafe { selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out) }?;
+            if is_listed {
+                self.copy_draws(hidden.rows, draws, stream)?;
+                if draws.iter().all(|draw| draw.status != status::UNDECIDED) {
+                    return Ok(());
+                }
+                results::poison(&self.draws, hidden.rows, stream)?;
+            }
+        }
+        let Some((selection, _)) = &mut self.filters else { return Ok(()) };
         // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws, and there are as many
         // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
         unsafe { selection.launch(stream, &mut self.fused, &hidden, (rows, there), out) }?;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "abi.cuh"
+#include "winner.cuh"
 
 namespace flash_sampling {
 
@@ -14,6 +15,11 @@ struct RowFilters {
 
     FS_FUNCTION bool has_min_p() const { return ln_min_p > -1e300; }
     FS_FUNCTION bool has_top_p() const { return top_p < 1.0f; }
+    // Whether what they keep lies a few nats at most below the largest logit.
+    FS_FUNCTION bool is_listed_by_min_p() const { return ln_min_p > -8.0 && !min_p_last; }
+    // How far below the largest logit min-p keeps, for `losing_dot`: more than the rounding to float32.
+    FS_FUNCTION float min_p_cut() const { return static_cast<float>(-ln_min_p) * 1.000001f; }
+    FS_FUNCTION bool is_listed() const { return is_listed_by_min_p() || top_k; }
 
     // The smallest logit that min-p keeps: the smallest float that is not below the sum.
     FS_FUNCTION float least(float largest) const {

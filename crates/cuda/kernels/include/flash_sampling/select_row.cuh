@@ -15,6 +15,7 @@
 #include "candidates.cuh"
 #include "mass_histogram.cuh"
 #include "row_filters.cuh"
+#include "row_lists.cuh"
 #include "scan.cuh"
 
 #ifdef __CUDACC__
@@ -286,6 +287,63 @@ struct SelectRow {
         all = shared.sums[1];
         largest = from_monotone_bits(shared.candidates.largest);
         __syncthreads();
+    }
+
+    // The draw of a listed row from its list: undecided where the list may miss a token that is kept. All threads call it;
+    // `row` is there.
+    __device__ __forceinline__ Draw draw_listed(const u64* list, const ListCounters& counters) {
+        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+        auto& c = shared.candidates;
+        if (counters.count == 0 || counters.count > RowLists::ROOM) return undecided;
+        c.begin();
+        __syncthreads();
+        u32 top = 0;
+        for (u32 i = threadIdx.x; i < counters.count; i += THREADS) {
+            const u64 key = list[i];
+            c.keys[i] = key;
+            top = max(top, static_cast<u32>(key >> 32));
+        }
+        top = __reduce_max_sync(0xffffffffu, top);
+        if (threadIdx.x % 32 == 0) atomicMax(&c.largest, top);
+        if (threadIdx.x == 0) c.count = counters.count;
+        __syncthreads();
+        u64 least = 1;
+        if (filters.is_listed_by_min_p())
+            least = static_cast<u64>(to_monotone_bits(filters.least(from_monotone_bits(c.largest)))) << 32;
+        if (filters.top_k && counters.count >= filters.top_k) {
+            // The least key is one that all reach where there are no more than k.
+            const u64 kth = counters.count > filters.top_k ? c.find(filters.top_k) : 1;
+            const u64 reached = counters.count > filters.top_k ? kth : smallest();
+            if (static_cast<u32>(reached >> 32) < counters.cut) return undecided;
+            least = kth > least ? kth : least;
+        } else if (counters.cut > 0) {
+            return undecided;
+        }
+        c.compact(least);
+        if (c.count == 0 || c.count > KEPT) return undecided;
+        const u64 best = best_of(walk());
+        if (best == 0) return undecided;
+        const Winner winner = from_ordered_bits(best);
+        for (u32 i = threadIdx.x; i < c.count; i += THREADS)
+            if (Candidates<THREADS, CAPACITY>::token_of(c.keys[i]) == winner.token)
+                shared.cut = f32_to_bits(Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]));
+        __syncthreads();
+        const float found = bits_to_f32(shared.cut), logit = filters.rescale != 1.0f ? mul_rn(found, filters.rescale) : found;
+        // The host names what a temperature after the filters makes infinite.
+        if (!is_finite(logit)) return undecided;
+        return {winner.token, winner.score, logit, Status::Drawn};
+    }
+
+    // The smallest of the candidates. All threads call it.
+    __device__ __noinline__ u64 smallest() {
+        const auto& c = shared.candidates;
+        if (threadIdx.x == 0) shared.best = ~0ull;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < c.count; i += THREADS) atomicMin(&shared.best, c.keys[i]);
+        __syncthreads();
+        const u64 found = shared.best;
+        __syncthreads();
+        return found;
     }
 
     // The draw of the row. `plain` is the draw without filters. All threads call it; `row` and `philox` are there.

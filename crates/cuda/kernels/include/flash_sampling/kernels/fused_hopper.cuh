@@ -32,7 +32,7 @@ namespace flash_sampling::fused_hopper {
 
 // Scouts and consumers fill in what they share; the first loads are under way meanwhile.
 template <class T>
-__device__ __forceinline__ void prepare(const Call& call, Shared<T>& shared) {
+__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, Shared<T>& shared) {
     constexpr u32 HANDS = T::THREADS - 32;
     const u32 hand = threadIdx.x - 32;
     for (u32 i = hand; i < T::COLUMNS; i += HANDS) {
@@ -43,12 +43,17 @@ __device__ __forceinline__ void prepare(const Call& call, Shared<T>& shared) {
     const u32 words = call.row_count * (sizeof(Row) / 8);
     for (u32 i = hand; i < words; i += HANDS)
         reinterpret_cast<u64*>(shared.rows)[i] = reinterpret_cast<const u64*>(call.rows)[i];
+    if constexpr (T::LISTS) {
+        ptx::named_barrier(PREPARED_BARRIER, HANDS);
+        prepare_lists(call, lists, shared, hand, HANDS);
+    }
     ptx::named_barrier(PREPARED_BARRIER, HANDS);
 }
 
 // A block of the kernel, with `memory` as Ring<T>::SHARED_BYTES of shared memory. KNOBS: see knobs.cuh.
 template <class T, ptx::Operand OPERAND, bool KNOBS>
-__device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, u8* memory) {
+__device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
+                                      u8* memory) {
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);
     const u32 rank = T::CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
@@ -69,7 +74,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     __syncthreads();
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
-    if (threadIdx.x >= 32) prepare(call, shared);
+    if (threadIdx.x >= 32) prepare(call, lists, shared);
     // The same in every lane, and known to be: the compiler serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {

@@ -74,9 +74,8 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
             if (pass < ALL) {
                 ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
                 for (u32 column = self.thread; column < T::COLUMNS; column += T::CONSUMERS)
-                    shared.losing[column] = first_losing_dot(
-                        call, shared.rows, shared.best, column,
-                        pass == LARGEST ? NEAR_NOISE : FIRST_NOISE, call.first_token + first);
+                    first_losing(call, shared, column, pass == LARGEST ? NEAR_NOISE : FIRST_NOISE, pass == HINTED,
+                                 call.first_token + first);
                 ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
             }
         }

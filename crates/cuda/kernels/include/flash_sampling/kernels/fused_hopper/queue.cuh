@@ -25,7 +25,7 @@ __device__ __forceinline__ void flush(u32& queued, const Contender* queue, const
     for (u32 e = self.lane; e < queued; e += 32) {
         const Contender contender = queue[e];
         const u32 token = call.first_token + first + (contender.place >> 16);
-        offer(call, shared.rows, shared.best, contender.place & 0xffff, token, contender.dot);
+        offer_to(call, shared, contender.place & 0xffff, token, contender.dot);
     }
     __syncwarp();
     queued = 0;

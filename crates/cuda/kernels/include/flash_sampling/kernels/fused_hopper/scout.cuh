@@ -55,12 +55,11 @@ __device__ __forceinline__ void score_queues(const Call& call, Shared<T>& shared
     for (u32 slot = hand / T::CONSUMER_WARPS; slot < shared.queued[queue]; slot += T::SCOUT_WARPS * 4) {
         const Contender contender = shared.queue[queue][slot];
         const u32 token = call.first_token + before + (contender.place >> 16);
-        offer(call, shared.rows, shared.best, contender.place & 0xffff, token, contender.dot);
+        offer_to(call, shared, contender.place & 0xffff, token, contender.dot);
     }
     ptx::named_barrier(SCOUTS_BARRIER, T::SCOUT_WARPS * 32);
     for (u32 column = hand; column < T::COLUMNS; column += 32 * T::SCOUT_WARPS)
-        shared.losing[column] =
-            refreshed_losing_dot(call, shared.rows, shared.best, column, NEAR_NOISE, base);
+        refresh_losing(call, shared, column, base);
 }
 
 template <class T>

@@ -46,4 +46,57 @@ __device__ __forceinline__ float refreshed_losing_dot(const Call& call, const Ro
     return losing_dot_of(call, row, mine > theirs ? mine : theirs, noise_bound, next_token);
 }
 
+// Scores one token exactly, offers it, and lists it.
+template <class T>
+__device__ __forceinline__ void offer_to(const Call& call, Shared<T>& shared, u32 column, u32 token, float dot) {
+    if constexpr (T::LISTS) {
+        if (column >= call.row_count) return;
+        const Row& row = shared.rows[column];
+        if (row.greedy > 1) {
+            const float raw = call.head.apply(dot, 0.0f, false);
+            float logit = 0.0f;
+            if (!check_logit(raw, row, token, &call.invalid[column], logit) || logit == -f32_infinity()) return;
+            if (*const_cast<volatile u32*>(&shared.takes)) list(shared, column, token, logit);
+            improve(&shared.best[column], to_ordered_bits(Winner::of(logit, token)), logit);
+            return;
+        }
+    }
+    offer(call, shared.rows, shared.best, column, token, dot);
+}
+
+// The threshold of a row for the next tile.
+template <class T>
+__device__ __forceinline__ void refresh_losing(const Call& call, Shared<T>& shared, u32 column, u32 next_token) {
+    const float losing = refreshed_losing_dot(call, shared.rows, shared.best, column, NEAR_NOISE, next_token);
+    if constexpr (T::LISTS) {
+        if (column < call.row_count && shared.rows[column].greedy > 1) {
+            const u64 mine = *const_cast<volatile const u64*>(&shared.best[column].key);
+            const u64 theirs = load_relaxed(&call.best[column]);
+            shared.losing[column] = listed_losing_dot(call, shared, column, mine > theirs ? mine : theirs);
+            return;
+        }
+    }
+    shared.losing[column] = losing;
+}
+
+// The same within a block's first tile, after a pass.
+template <class T>
+__device__ __forceinline__ void first_losing(const Call& call, Shared<T>& shared, u32 column, float noise_bound, bool is_last,
+                                             u32 next_token) {
+    const float losing = first_losing_dot(call, shared.rows, shared.best, column, noise_bound, next_token);
+    if constexpr (T::LISTS) {
+        if (is_last)
+            guess_cut(call, shared, column, T::TILE_UNITS * T::UNIT);
+        else
+            post(call, shared, column);
+        if (column == 0 && is_last) shared.takes = 1;
+        if (column < call.row_count && shared.rows[column].greedy > 1) {
+            const u64 mine = shared.best[column].key, theirs = load_relaxed(&call.best[column]);
+            shared.losing[column] = listed_losing_dot(call, shared, column, mine > theirs ? mine : theirs);
+            return;
+        }
+    }
+    shared.losing[column] = losing;
+}
+
 }  // namespace flash_sampling::fused_hopper

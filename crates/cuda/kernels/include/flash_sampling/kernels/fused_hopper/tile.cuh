@@ -4,13 +4,15 @@
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "best.cuh"
+#include "lists.cuh"
 
 namespace flash_sampling::fused_hopper {
 
 // COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups, SLABS slabs of
-// 64 hidden elements a stage, CLUSTER blocks that share the hidden states.
-template <int COLUMNS_, int UNITS_, int SLABS_, int CLUSTER_>
+// 64 hidden elements a stage, CLUSTER blocks that share the hidden states. LISTS: see lists.cuh.
+template <int COLUMNS_, int UNITS_, int SLABS_, int CLUSTER_, bool LISTS_ = false>
 struct Tile {
+    static constexpr bool LISTS = LISTS_;
     static constexpr int COLUMNS = COLUMNS_;
     static constexpr int UNITS = UNITS_;
     static constexpr int SLABS = SLABS_;
@@ -65,7 +67,7 @@ struct Contender {
 constexpr int QUEUE = 64;
 
 template <class T>
-struct Shared {
+struct Shared : ListShared<T::COLUMNS, T::LISTS> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
     float losing[T::COLUMNS];

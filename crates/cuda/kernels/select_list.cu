@@ -1,0 +1,41 @@
+// The entry point of the draws with filters from lists of the largest logits: one block a row.
+#include "flash_sampling/row_lists.cuh"
+#include "flash_sampling/select_row.cuh"
+
+using namespace flash_sampling;
+
+struct SelectLists {
+    RowLists lists;   // as the fused kernel leaves them; its counters and posts are zeros again afterwards
+    const Row* rows;  // [rows]
+    Draw* draws;      // [rows] of the fused kernel, and then with filters; Undecided where the list does not tell
+};
+FS_LAYOUT(SelectLists, 48, FS_AT(lists, 0) && FS_AT(rows, 32) && FS_AT(draws, 40));
+
+// What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
+extern "C" {
+__constant__ u32 select_list_launch[2] = {sizeof(SelectRow::Shared), SelectRow::THREADS};
+}
+
+extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2) select_list(const __grid_constant__ SelectLists call) {
+    extern __shared__ __align__(16) u8 memory[];
+    SelectRow::Shared& shared = *reinterpret_cast<SelectRow::Shared*>(memory);
+    const u32 i = blockIdx.x;
+    const RowFilters filters = call.lists.filters[i];
+    const ListCounters counters = call.lists.counters[i];
+    const Draw plain = call.draws[i];
+    const Row* const given = call.rows + i;
+    const bool is_greedy = given->greedy;
+    copy_row(&shared.row, given);
+    // All have read; the scratch is left as it was found.
+    __syncthreads();
+    if (threadIdx.x == 0) call.lists.counters[i] = {0, 0};
+    if (threadIdx.x < RowLists::POSTS) call.lists.posted[i * RowLists::POSTS + threadIdx.x] = 0;
+    // What is invalid stays so.
+    if (plain.status != Status::Drawn || is_greedy || !(filters.has_min_p() || filters.has_top_p() || filters.top_k)) return;
+    Draw draw{0, 0.0f, 0.0f, Status::Undecided};
+    if (filters.is_listed()) {
+        SelectRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
+        draw = select.draw_listed(call.lists.keys + static_cast<u64>(i) * RowLists::ROOM, counters);
+    }
+    if (threadIdx.x == 0) call.draws[i] = draw;
+}
