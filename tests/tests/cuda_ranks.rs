@@ -12,6 +12,7 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaTiled, Device};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -128,6 +129,75 @@ fn one_rank_leaves(exchange: GpuExchange, gpus: Gpus, message: fn(Duration) -> S
                 let begun = Instant::now();
                 sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
                 assert!(out.is_empty() && begun.elapsed() < limit);
+            });
+        }
+    });
+}
+
+/// A rank fails before the exchange; when it tries again, what the other sent for the call before is not taken for an
+/// answer.
+#[test]
+fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
+    if !runs_here() {
+        return;
+    }
+    let limit = Duration::from_millis(200);
+    let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
+    let narrow = Problem::integers(Size::new(2, 900, 56), DType::BF16, DType::BF16, 5);
+    let plan = Plan { max_rows: 2, ..Plan::default() };
+    let is_late = Barrier::new(2);
+    thread::scope(|scope| {
+        let heads = problem.head().split(&[0, 500]);
+        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
+            let (problem, narrow, is_late, rank) = (&problem, &narrow, &is_late, transport.rank());
+            scope.spawn(move || {
+                let options = CudaRankOptions { limit, ..CudaRankOptions::default() };
+                let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
+                let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
+                let mut out = Samples::new();
+                sampler.sample(problem.input(), &rows, &mut out).unwrap();
+                let failure = |error| match error {
+                    SampleError::Backend { source, .. } => source.downcast_ref::<CudaError>().cloned().unwrap(),
+                    error => panic!("{error}"),
+                };
+                if rank == 1 {
+                    let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
+                    assert_eq!(failure(error), CudaError::LateRanks { ranks: vec![0], limit });
+                    is_late.wait();
+                    return;
+                }
+                let error = sampler.sample(narrow.input(), &rows, &mut out).unwrap_err();
+                assert!(matches!(error, SampleError::Hidden { found: 56, expected: 64 }), "{error}");
+                is_late.wait();
+                let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
+                assert_eq!(failure(error), CudaError::OtherCall { rank: Some(1), row: Some(0) });
+                assert!(out.is_empty());
+            });
+        }
+    });
+}
+
+/// Hidden states of other types, whose roundings differ.
+#[test]
+fn ranks_that_are_called_with_other_types_are_named() {
+    if !runs_here() {
+        return;
+    }
+    let types = [DType::BF16, DType::F16];
+    let [problem, other] = types.map(|dtype| Problem::integers(Size::new(2, 900, 64), DType::BF16, dtype, 5));
+    let plan = Plan { max_rows: 2, ..Plan::default() };
+    thread::scope(|scope| {
+        let heads = problem.head().split(&[0, 500]);
+        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
+            let (problem, other, rank) = (&problem, &other, transport.rank());
+            scope.spawn(move || {
+                let mut sampler = CudaRank::new(shard, plan, transport, &CudaRankOptions::default()).unwrap();
+                let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
+                let input = if rank == 0 { problem.input() } else { other.input() };
+                let error = sampler.sample(input, &rows, &mut Samples::new()).unwrap_err();
+                let SampleError::Backend { source, .. } = error else { panic!("{error}") };
+                let found = source.downcast_ref::<CudaError>().cloned().unwrap();
+                assert_eq!(found, CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) });
             });
         }
     });

@@ -34,6 +34,8 @@ pub(crate) struct Peers {
     pub(crate) limit: u64,
     /// Nanoseconds between sending and receiving; 0 but in tests.
     pub(crate) pause: u64,
+    /// Of the call, the same on every rank.
+    pub(crate) mark: u64,
     pub(crate) rank: u32,
     pub(crate) world: u32,
     /// The power of two at or above `world`.
@@ -43,7 +45,7 @@ pub(crate) struct Peers {
     /// Mailboxes used in turn: 2, but in the negative control.
     pub(crate) turns: u32,
 }
-layout!(Peers 320:
-    mailboxes 0, rows 256, draws 264, state 272, limit 280, pause 288, rank 296, world 300, lanes 304, row_count 308,
-    max_rows 312, turns 316
+layout!(Peers 328:
+    mailboxes 0, rows 256, draws 264, state 272, limit 280, pause 288, mark 296, rank 304, world 308, lanes 312,
+    row_count 316, max_rows 320, turns 324
 );

@@ -10,7 +10,9 @@ pub(crate) struct Reduction {
     pub(crate) words: u64,
     pub(crate) rows: u64,
     pub(crate) draws: u64,
+    /// Of the call, the same on every rank.
+    pub(crate) mark: u64,
     pub(crate) row_count: u32,
     pub(crate) max_rows: u32,
 }
-layout!(Reduction 32: words 0, rows 8, draws 16, row_count 24, max_rows 28);
+layout!(Reduction 40: words 0, rows 8, draws 16, mark 24, row_count 32, max_rows 36);

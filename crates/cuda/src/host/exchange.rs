@@ -7,6 +7,7 @@ use crate::device::nccl::DeviceNccl;
 use crate::device::peers::DevicePeers;
 use crate::error::CudaError;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_core::DType;
 use std::sync::Arc;
 
 /// How the draws of shards on several GPUs become those of the whole vocabulary, for
@@ -14,6 +15,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct CudaExchange {
     way: Way,
+    /// Calls that were begun, those that failed before their exchange among them.
+    calls: u64,
     /// Rows and draws of a shard without tokens.
     empty: Option<(CudaSlice<Row>, CudaSlice<Draw>)>,
 }
@@ -27,14 +30,14 @@ enum Way {
 
 impl From<DevicePeers> for CudaExchange {
     fn from(peers: DevicePeers) -> Self {
-        CudaExchange { way: Way::Peers(Box::new(peers)), empty: None }
+        CudaExchange { way: Way::Peers(Box::new(peers)), calls: 0, empty: None }
     }
 }
 
 #[cfg(feature = "nccl")]
 impl From<DeviceNccl> for CudaExchange {
     fn from(nccl: DeviceNccl) -> Self {
-        CudaExchange { way: Way::Nccl(nccl), empty: None }
+        CudaExchange { way: Way::Nccl(nccl), calls: 0, empty: None }
     }
 }
 
@@ -45,6 +48,23 @@ impl CudaExchange {
             Way::Peers(peers) => peers.max_rows(),
             #[cfg(feature = "nccl")]
             Way::Nccl(nccl) => nccl.max_rows(),
+        }
+    }
+
+    /// Begins a call, before anything of it can fail: what the other ranks sent for a call that failed here is not taken for
+    /// the next one's, nor one of hidden states of another type for this one's.
+    pub(crate) fn begin(&mut self, dtype: DType) {
+        self.calls += 1;
+        let number = match dtype {
+            DType::BF16 => 0,
+            DType::F16 => 1,
+            DType::F32 => 2,
+        };
+        let mark = self.calls << 2 | number;
+        match &mut self.way {
+            Way::Peers(peers) => peers.set_mark(mark),
+            #[cfg(feature = "nccl")]
+            Way::Nccl(nccl) => nccl.set_mark(mark),
         }
     }
 

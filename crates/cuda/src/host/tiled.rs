@@ -76,7 +76,8 @@ impl<'w> CudaTiled<'w> {
     /// Those of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample). A
     /// [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`] when the exchange fails, with
     /// [`CudaError::NotTogether`] when a row asks for more than draws. A rank that fails before the exchange does not take
-    /// part in it, and is late for the others.
+    /// part in it, and is late for the others; its next call is refused with [`CudaError::OtherCall`], as it finds what they
+    /// sent for the one before.
     pub fn sample_together(
         &mut self,
         exchange: &mut CudaExchange,
@@ -84,6 +85,7 @@ impl<'w> CudaTiled<'w> {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
+        exchange.begin(input.dtype());
         let drawn = self.0.sample_with(input, rows, out, Some(exchange));
         if drawn.is_err() {
             out.clear();

@@ -22,6 +22,8 @@
 // 4. The step is counted in device memory, so a graph that captured the launch can be replayed.
 // 5. A wait has a limit. A rank that does not come is noted, for good: the rank that missed it draws no more, so the
 //    others, too, learn that the group is broken.
+// 6. A word of step s may have been stored for a call that this rank never made: it failed before its launch, and the next
+//    one is of step s. The call's mark, which counts such calls, is part of the digest.
 #pragma once
 
 #include "exchange.cuh"
@@ -69,6 +71,7 @@ struct Peers {
     PeerState* state;
     u64 limit;       // nanoseconds that a wait may take
     u64 pause;       // nanoseconds between sending and receiving; 0 but in tests
+    u64 mark;        // of the call, the same on every rank
     u32 rank;
     u32 world;
     u32 lanes;       // the power of two at or above `world`
@@ -76,10 +79,10 @@ struct Peers {
     u32 max_rows;
     u32 turns;       // mailboxes used in turn: 2, but in the negative control
 };
-FS_LAYOUT(Peers, 320,
+FS_LAYOUT(Peers, 328,
           FS_AT(mailboxes, 0) && FS_AT(rows, 256) && FS_AT(draws, 264) && FS_AT(state, 272) && FS_AT(limit, 280) &&
-          FS_AT(pause, 288) && FS_AT(rank, 296) && FS_AT(world, 300) && FS_AT(lanes, 304) && FS_AT(row_count, 308) &&
-          FS_AT(max_rows, 312) && FS_AT(turns, 316));
+          FS_AT(pause, 288) && FS_AT(mark, 296) && FS_AT(rank, 304) && FS_AT(world, 308) && FS_AT(lanes, 312) &&
+          FS_AT(row_count, 316) && FS_AT(max_rows, 320) && FS_AT(turns, 324));
 
 // The step after another one. 0 is what mailboxes hold before the first; turns go on where the count begins again.
 FS_FUNCTION u32 step_after(u32 step) { return step == 0xffffffffu ? 2 : step + 1; }
@@ -146,7 +149,7 @@ struct JoinPeers {
         bool is_late = false, is_other = false;
         if (takes_part && !missed) {
             const Draw mine = peers.draws[row];
-            const u32 digest = digest_of(peers.rows[row], peers.row_count);
+            const u32 digest = digest_of(peers.rows[row], peers.row_count, peers.mark);
             store_slot(peers.mailboxes[other] + place(step, peers.rank, row),
                        Slot::of(key_of(mine), mine.logit, digest, step));
             if (peers.pause) {

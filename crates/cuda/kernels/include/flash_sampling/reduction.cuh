@@ -18,11 +18,12 @@ struct Reduction {
     u64* words;       // [max_rows + 2] reduced in place; behind them this rank's own digest
     const Row* rows;  // [row_count]
     Draw* draws;      // [row_count] those of this shard before, of the whole vocabulary after
+    u64 mark;         // of the call, the same on every rank
     u32 row_count;
     u32 max_rows;
 };
-FS_LAYOUT(Reduction, 32,
-          FS_AT(words, 0) && FS_AT(rows, 8) && FS_AT(draws, 16) && FS_AT(row_count, 24) && FS_AT(max_rows, 28));
+FS_LAYOUT(Reduction, 40, FS_AT(words, 0) && FS_AT(rows, 8) && FS_AT(draws, 16) && FS_AT(mark, 24) &&
+                             FS_AT(row_count, 32) && FS_AT(max_rows, 36));
 
 // A row's share of the call's digest, which is the exclusive or of all: at its own place, so that order counts.
 FS_FUNCTION u64 share_of_digest(u32 digest, u32 row) {
@@ -45,7 +46,8 @@ struct ReduceWinners {
         for (u32 row = threadIdx.x; row < call.max_rows; row += THREADS) {
             const bool is_asked = row < call.row_count;
             call.words[row] = is_asked ? key_of(call.draws[row]) : 0;
-            if (is_asked) atomicXor(digest, share_of_digest(digest_of(call.rows[row], call.row_count), row));
+            if (!is_asked) continue;
+            atomicXor(digest, share_of_digest(digest_of(call.rows[row], call.row_count, call.mark), row));
         }
         __syncthreads();
         if (threadIdx.x) return;

@@ -62,6 +62,7 @@ pub struct DeviceNccl {
     world: usize,
     max_rows: usize,
     limit: Duration,
+    mark: u64,
     to_words: CudaFunction,
     from_words: CudaFunction,
     device: Arc<Device>,
@@ -120,6 +121,7 @@ impl DeviceNccl {
             world,
             max_rows,
             limit,
+            mark: 0,
             to_words: to_words?,
             from_words: from_words?,
             device: device.clone(),
@@ -151,6 +153,12 @@ impl DeviceNccl {
         &self.device
     }
 
+    /// Gives later launches a mark, a number that must be the same on every rank, as the rows are: the number of the call,
+    /// say, counted even where a rank failed before its launch. 0 at first. A captured launch keeps the mark that it had.
+    pub fn set_mark(&mut self, mark: u64) {
+        self.mark = mark;
+    }
+
     /// Makes the draws of the whole vocabulary out of this shard's: enqueues three launches on `stream` and returns. `rows`
     /// and `draws` are the device addresses that the shard's own launch was given; the draws are replaced.
     ///
@@ -178,7 +186,7 @@ impl DeviceNccl {
             return Ok(());
         }
         let (words, max_rows) = (self.words.lend(), self.max_rows as u32);
-        let call = Reduction { words, rows, draws, row_count: row_count as u32, max_rows };
+        let call = Reduction { words, rows, draws, mark: self.mark, row_count: row_count as u32, max_rows };
         let blocks = call.row_count.div_ceil(THREADS);
         // SAFETY: the kernels take a Reduction by value, whose layout abi asserts; the words are this value's, as many as
         // it says; the rest is the caller's.

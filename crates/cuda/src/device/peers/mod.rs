@@ -101,6 +101,7 @@ impl PeerOffer {
             state: mailbox.state(),
             limit: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
             pause: 0,
+            mark: 0,
             rank: card.rank,
             world: card.world,
             lanes: card.world.next_power_of_two(),
@@ -121,9 +122,10 @@ impl PeerOffer {
 /// invalid logits the lowest token.
 ///
 /// Ranks make the same sequence of launches. One that does not come within the time limit leaves its row with
-/// [`status::LATE_RANK`], one that was called with other rows, seeds, positions, draws, temperatures or lengths of lists
-/// with [`status::OTHER_CALL`]; [`DevicePeers::check`] makes errors of these. After a late rank the group is broken: later
-/// launches neither send nor wait.
+/// [`status::LATE_RANK`], one that was called with other rows, seeds, positions, draws, temperatures, lengths of lists or
+/// another [mark](DevicePeers::set_mark) with [`status::OTHER_CALL`]; [`DevicePeers::check`] makes errors of these. After a
+/// late rank the group is broken: later launches neither send nor wait. A rank that left out a launch finds what the others
+/// sent in it when it makes its next one; only rows or a mark that differ tell it so.
 #[derive(Debug)]
 pub struct DevicePeers {
     call: abi::Peers,
@@ -168,6 +170,12 @@ impl DevicePeers {
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Gives later launches a mark, a number that must be the same on every rank, as the rows are: the number of the call,
+    /// say, counted even where a rank failed before its launch. 0 at first. A captured launch keeps the mark that it had.
+    pub fn set_mark(&mut self, mark: u64) {
+        self.call.mark = mark;
     }
 
     /// Makes the draws of the whole vocabulary out of this shard's: enqueues one launch on `stream` and returns. `rows` and

@@ -215,6 +215,33 @@ fn a_rank_that_is_called_otherwise_is_named() {
     }
 }
 
+/// Rank 0 fails before a launch that the others make; what they stored is there, and of its own next step.
+#[test]
+fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
+    let limit = Duration::from_millis(50);
+    for devices in placings(3) {
+        for is_marked in [true, false] {
+            let mut ranks = ranks(&devices, &[4; 2], limit);
+            let mut launch = |rank: usize, step: usize, mark: u64| {
+                ranks[rank].peers.set_mark(if is_marked { mark } else { 0 });
+                ranks[rank].launch(step);
+                let draws = ranks[rank].draws().swap_remove(step);
+                (ranks[rank].peers.check(&draws), draws)
+            };
+            for rank in [1, 2] {
+                assert_eq!(launch(rank, 0, 1).0, Err(CudaError::LateRanks { ranks: vec![0], limit }));
+            }
+            // The same rows again, as in a call that is tried a second time.
+            let (found, draws) = launch(0, 0, 2);
+            match is_marked {
+                true => assert_eq!(found, Err(CudaError::OtherCall { rank: Some(1), row: Some(0) })),
+                // The negative control: nothing else tells the launches apart.
+                false => assert_eq!((found, draws[0]), (Ok(()), whole_draw(0, 3, 0))),
+            }
+        }
+    }
+}
+
 #[test]
 fn a_captured_launch_is_replayed() {
     const ROWS: usize = 9;
