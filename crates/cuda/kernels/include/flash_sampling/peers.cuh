@@ -112,6 +112,13 @@ __device__ __forceinline__ Slot load_slot(const Slot* from) {
     return slot;
 }
 
+// Other blocks of the launch may be adding to it.
+__device__ __forceinline__ u32 load_late(const PeerState* state) {
+    u32 late;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(late) : "l"(&state->late) : "memory");
+    return late;
+}
+
 struct JoinPeers {
     static constexpr u32 THREADS = 256;
     static constexpr u32 LOOKS = 64;  // loads between two looks at the clock
@@ -141,7 +148,9 @@ struct JoinPeers {
         const u32 thread = blockIdx.x * THREADS + threadIdx.x;
         const u32 row = thread / peers.lanes, other = thread % peers.lanes;
         const u32 step = step_after(peers.state->step);
-        const u32 missed = peers.state->late;
+        // One answer for all lanes of a warp, and so for a row: another block may note a late rank at this moment, and a
+        // row of which some lanes did not take part would pass for whole.
+        const u32 missed = __shfl_sync(0xffffffffu, load_late(peers.state), 0);
         const bool takes_part = row < peers.row_count && other < peers.world;
 
         u64 key = 0;
