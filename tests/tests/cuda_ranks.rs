@@ -10,7 +10,7 @@ use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{SamplerFactory, suite};
-use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaTiled, Device};
 use std::sync::Barrier;
 use std::thread;
@@ -82,6 +82,31 @@ fn as_one_gpu(exchange: GpuExchange, gpus: Gpus, worlds: &[u32]) {
                 }
             }
         }
+    }
+}
+
+/// One shard has a logit that the temperature makes +inf, the next one, of higher tokens, a raw NaN, which comes first.
+#[test]
+fn the_error_of_a_row_does_not_depend_on_where_shards_begin() {
+    if !runs_here() {
+        return;
+    }
+    let (vocab, hidden) = (40, 8);
+    let mut weight = vec![0.5f32; vocab * hidden];
+    weight[3 * hidden] = 1e30;
+    weight[30 * hidden] = f32::NAN;
+    let head = Head::new(Matrix::new(&weight, vocab, hidden).unwrap()).unwrap();
+    let state = vec![1f32; hidden];
+    let input = Matrix::new(&state, 1, hidden).unwrap();
+    let rows = [RowParams { temperature: 1e-20, ..RowParams::default() }];
+    let plan = Plan { max_rows: 1, ..Plan::default() };
+    let mut out = Samples::new();
+    CudaTiled::new(head, plan, &Device::new(0).unwrap()).unwrap().sample(input, &rows, &mut out).unwrap();
+    assert_eq!(out.row(0).err(), Some(RowError::NaN { token: 30 }));
+    for world in [1, 2, 3] {
+        let mut together = ranks(GpuExchange::Peers, Gpus::One, Some(world)).build(head, plan).unwrap();
+        together.sample(input, &rows, &mut out).unwrap();
+        assert_eq!(out.row(0).err(), Some(RowError::NaN { token: 30 }), "{world} ranks");
     }
 }
 

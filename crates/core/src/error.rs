@@ -6,7 +6,7 @@ use core::fmt;
 /// Why one row has no draw. The other rows of the call are not affected.
 ///
 /// Where several logits of a row are bad, a raw one is named before one that a transform made, then the lowest token;
-/// shards each name their own, and the lowest token of those.
+/// shards that the host merges each name their own, and of those the lowest token counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {

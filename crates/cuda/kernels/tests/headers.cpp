@@ -126,15 +126,17 @@ struct Penalised {
 };
 
 // Draws that their keys do not give back, or that are ordered otherwise than ranks must: invalid before drawn before none,
-// then the larger score, then the lower token; and slots that are of a step that one of their words is not of.
+// of the invalid the raw ones first, then the larger score, then the lower token; and slots that are of a step that one of their words is not of.
 static u32 keys_broken() {
     u32 broken = 0;
     std::vector<Draw> ascending = {{0xffffffffu, -f32_infinity(), -f32_infinity(), Status::NoFiniteLogit}};
     for (const float score : {-3e38f, -1.0f, -1e-45f, 0.0f, 1e-45f, 7.0f, 3e38f})
         for (const u32 token : {0xfffffffeu, 0x80000000u, 70u, 3u, 0u})
             ascending.push_back({token, score, score / 2, Status::Drawn});
-    for (const u32 token : {0xfffffffeu, 0x80000000u, 70u, 3u, 0u})
-        for (const Status status : {Status::NaN, Status::PositiveInfinity}) ascending.push_back({token, 0.0f, 0.0f, status});
+    for (const float transformed : {1.0f, 0.0f})
+        for (const u32 token : {0xfffffffeu, 0x80000000u, 70u, 3u, 0u})
+            for (const Status status : {Status::NaN, Status::PositiveInfinity})
+                ascending.push_back({token, transformed, 0.0f, status});
     u64 before = 0;
     for (const Draw& draw : ascending) {
         const u64 key = key_of(draw);

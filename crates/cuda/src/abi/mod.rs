@@ -84,7 +84,8 @@ layout!(Row 56:
     greedy 52
 );
 
-/// The result of a row; for an invalid row `token` is the offending one, for a failed exchange the rank to blame.
+/// The result of a row; for an invalid row `token` is the offending one and `score` 1 where its raw logit was valid and a
+/// transform made it what it is, else 0; for a failed exchange `token` is the rank to blame.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Draw {

@@ -47,7 +47,8 @@ enum class Status : u32 {
     Undecided = 6,  // the filters of the row are left to the host
 };
 
-// The result of a row; for an invalid row `token` is the offending one.
+// The result of a row; for an invalid row `token` is the offending one, and `score` is 1 where its raw logit was valid and a
+// transform made it what it is, else 0.
 struct Draw {
     u32 token;
     float score;

@@ -3,7 +3,9 @@
 //
 //   0                                       no token of the shard has a finite logit
 //   to_ordered_bits(winner)                 below 0xff80'0000'0000'0000, as scores are finite
-//   0xffc0'0000'0000'0000 | ~token << 1 | k an invalid logit: k = 0 NaN, 1 +inf; the lower token is the larger key
+//   0xffc0'0000'0000'0000 | raw << 33 | ~token << 1 | k
+//                                           an invalid logit: raw = 0 made by a transform, 1 not; k = 0 NaN, 1 +inf; as
+//                                           within a shard, the larger key is that of a raw one, then of the lower token
 #pragma once
 
 #include "abi.cuh"
@@ -17,7 +19,8 @@ constexpr u64 INVALID_KEY = 0xffc0000000000000ull;
 FS_FUNCTION u64 key_of(const Draw& draw) {
     if (draw.status == Status::Drawn) return to_ordered_bits({draw.score, draw.token});
     if (draw.status == Status::NoFiniteLogit) return 0;
-    return INVALID_KEY | static_cast<u64>(~draw.token) << 1 | static_cast<u64>(draw.status == Status::PositiveInfinity);
+    const u64 raw = draw.score == 0.0f, infinite = draw.status == Status::PositiveInfinity;
+    return INVALID_KEY | raw << 33 | static_cast<u64>(~draw.token) << 1 | infinite;
 }
 
 // The draw of a key; the logit does not travel in it.
@@ -25,7 +28,7 @@ FS_FUNCTION Draw draw_of(u64 key, float logit) {
     if (key == 0) return {0xffffffffu, -f32_infinity(), -f32_infinity(), Status::NoFiniteLogit};
     if (key >= INVALID_KEY) {
         const Status status = key & 1 ? Status::PositiveInfinity : Status::NaN;
-        return {~static_cast<u32>(key >> 1), 0.0f, 0.0f, status};
+        return {~static_cast<u32>(key >> 1), key >> 33 & 1 ? 0.0f : 1.0f, 0.0f, status};
     }
     const Winner winner = from_ordered_bits(key);
     return {winner.token, winner.score, logit, Status::Drawn};

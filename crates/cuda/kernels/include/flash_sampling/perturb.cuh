@@ -94,7 +94,7 @@ __device__ __forceinline__ float checked_logit(float raw, const RowOrTransform& 
 __device__ __forceinline__ Draw conclude(u64 best, u64 invalid, float logit) {
     if (invalid != ~0ull) {
         const Status status = invalid & 1 ? Status::PositiveInfinity : Status::NaN;
-        return {static_cast<u32>(invalid >> 1), 0.0f, 0.0f, status};
+        return {static_cast<u32>(invalid >> 1), static_cast<float>(static_cast<u32>(invalid >> 33)), 0.0f, status};
     }
     if (best == 0) return {0xffffffffu, -f32_infinity(), -f32_infinity(), Status::NoFiniteLogit};
     const Winner winner = from_ordered_bits(best);

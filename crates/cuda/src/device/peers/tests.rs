@@ -44,7 +44,10 @@ fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
     match at(1) % 16 {
         0 => none,
         1 if row % 4 == 3 => Draw { token, status: status::NAN, ..Draw::default() },
-        2 if row % 4 == 3 => Draw { token, status: status::POSITIVE_INFINITY, ..Draw::default() },
+        2 if row % 4 == 3 => {
+            let is_transformed = (at(3) % 2) as f32;
+            Draw { token, score: is_transformed, status: status::POSITIVE_INFINITY, ..Draw::default() }
+        }
         // The score of another rank, and so a tie.
         3 | 4 => Draw { token, score: 2.5, logit: rank as f32, status: status::DRAWN },
         _ => {
@@ -58,7 +61,9 @@ fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
 fn whole_draw(step: u32, world: usize, row: usize) -> Draw {
     let draws: Vec<_> = (0..world).map(|rank| shard_draw(step, rank, row)).collect();
     let is_invalid = |draw: &&Draw| draw.status == status::NAN || draw.status == status::POSITIVE_INFINITY;
-    if let Some(invalid) = draws.iter().filter(is_invalid).min_by_key(|draw| draw.token) {
+    // A raw one, then the lowest token.
+    let place = |draw: &&Draw| (draw.score != 0.0, draw.token);
+    if let Some(invalid) = draws.iter().filter(is_invalid).min_by_key(place) {
         return *invalid;
     }
     let drawn = draws.iter().filter(|draw| draw.status == status::DRAWN);
