@@ -74,7 +74,7 @@ pub mod rivals;
 pub use probe::Probe;
 
 #[cfg(feature = "nccl")]
-pub use crate::device::nccl::{DeviceNccl, NcclId};
+pub use crate::device::nccl::{DeviceNccl, NcclId, NcclOffer};
 #[cfg(feature = "driver")]
 pub use crate::{
     compile::{

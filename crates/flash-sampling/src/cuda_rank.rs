@@ -103,8 +103,10 @@ fn by_nccl(
     device: &Arc<Device>,
     limit: Duration,
 ) -> Result<CudaExchange, BuildError> {
-    use flash_sampling_cuda::{DeviceNccl, NcclId};
+    use flash_sampling_cuda::{NcclId, NcclOffer};
     let (rank, world) = (transport.rank(), transport.world());
+    // A rank that cannot take part leaves before the others wait for it in the library.
+    let offer = NcclOffer::new(rank, world, rows, device)?;
     let id = if rank == 0 { Some(NcclId::new()) } else { None }.transpose();
     // The ranks that wait for the name learn, too, that there is none.
     let name = id.as_ref().ok().and_then(Option::as_ref).map_or([].as_slice(), NcclId::as_bytes);
@@ -113,7 +115,7 @@ fn by_nccl(
     id?;
     let id = names.first().and_then(|name| NcclId::from_bytes(name));
     let id = id.ok_or_else(|| CudaError::Rank { rank: 0, what: "has no name for the group of NCCL".into() })?;
-    Ok(CudaExchange::from(DeviceNccl::new(&id, rank, world, rows, device, limit)?))
+    Ok(CudaExchange::from(offer.connect(&id, limit)?))
 }
 
 #[cfg(not(feature = "nccl"))]
@@ -160,16 +162,22 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
         let drawn = local.sample_together(&mut self.exchange, input, rows, out);
         match drawn {
             // Who it was, NCCL does not say; the transport may.
-            Err(error) if is_late(&error) => Err(self.by_host.call_roll().map_or_else(SampleError::from, |()| error)),
+            Err(error) if is_of_others(&error) => {
+                Err(self.by_host.call_roll().map_or_else(SampleError::from, |()| error))
+            }
             drawn => drawn,
         }
     }
 }
 
-/// Whether some rank did not come, of which is not known which.
-fn is_late(error: &SampleError) -> bool {
+/// Whether some rank did not come, or broke off, of which is not known which.
+fn is_of_others(error: &SampleError) -> bool {
     let SampleError::Backend { source, .. } = error else { return false };
-    matches!(source.downcast_ref(), Some(CudaError::LateRanks { ranks, .. }) if ranks.is_empty())
+    match source.downcast_ref() {
+        Some(CudaError::LateRanks { ranks, .. }) => ranks.is_empty(),
+        Some(CudaError::Nccl { .. }) => true,
+        _ => false,
+    }
 }
 
 /// The shard's sampler, which both ways use by turns.

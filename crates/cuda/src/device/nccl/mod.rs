@@ -1,6 +1,7 @@
 //! Ranks on GPUs that reduce their draws by NVIDIA's collectives library, NCCL.
 #![allow(unsafe_code)]
 
+pub(crate) mod communicator;
 mod id;
 
 use crate::abi::{Draw, Reduction, status};
@@ -8,8 +9,9 @@ use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
-use crate::device::scratch::{Scratch, wait};
+use crate::device::scratch::Scratch;
 use crate::error::CudaError;
+use communicator::Communicator;
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
 use cudarc::driver::{CudaFunction, CudaStream};
@@ -17,7 +19,6 @@ use cudarc::nccl::result::{self, NcclError};
 use cudarc::nccl::sys;
 use flash_sampling_core::Knob;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub use id::NcclId;
 
@@ -56,12 +57,11 @@ pub(crate) fn failed(action: &'static str) -> impl Fn(NcclError) -> CudaError {
 /// A GPU has one rank at most, as the library demands.
 #[derive(Debug)]
 pub struct DeviceNccl {
-    /// `None` when the group was given up.
-    comm: Option<sys::ncclComm_t>,
+    /// Dropped first: it waits for the GPU, as long as the limit allows, and ends what waits there for the other ranks.
+    comm: Communicator,
     rank: usize,
     world: usize,
     max_rows: usize,
-    limit: Duration,
     mark: u64,
     to_words: CudaFunction,
     from_words: CudaFunction,
@@ -69,28 +69,27 @@ pub struct DeviceNccl {
     words: Scratch,
 }
 
-// SAFETY: the library takes calls for a communicator from any thread, one at a time, which `&mut self` ensures.
-unsafe impl Send for DeviceNccl {}
-// SAFETY: a shared reference makes no call.
-unsafe impl Sync for DeviceNccl {}
+/// A rank that has made all that it needs for itself, and has not met the others. What can fail on one rank alone is done
+/// before the ranks meet, where the others would wait for it.
+#[derive(Debug)]
+pub struct NcclOffer {
+    rank: usize,
+    world: usize,
+    max_rows: usize,
+    to_words: CudaFunction,
+    from_words: CudaFunction,
+    device: Arc<Device>,
+    words: Scratch,
+}
 
-impl DeviceNccl {
-    /// Rank `rank` of `world`, for calls of up to `max_rows` rows: meets the other ranks of the id, and reduces once with
-    /// them, so that later calls find their connections. A collective call that returns when all ranks have made it, each
-    /// on a thread or process of its own. [`DeviceNccl::wait`] takes at most `limit`.
+impl NcclOffer {
+    /// Rank `rank` of `world`, for calls of up to `max_rows` rows: loads the kernels and allocates.
     ///
     /// # Errors
     /// * [`CudaError::Unavailable`]: no library.
     /// * [`CudaError::TooLarge`]: more than 256 rows, or a rank beyond the world; [`CudaError::EmptyPlan`]: no rows.
-    /// * [`CudaError::Nccl`], [`CudaError::Compile`], [`CudaError::Driver`].
-    pub fn new(
-        id: &NcclId,
-        rank: usize,
-        world: usize,
-        max_rows: usize,
-        device: &Arc<Device>,
-        limit: Duration,
-    ) -> Result<DeviceNccl, CudaError> {
+    /// * [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<NcclOffer, CudaError> {
         if !is_present() {
             return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
         }
@@ -106,31 +105,46 @@ impl DeviceNccl {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
-        let [to_words, from_words] = ["to_words", "from_words"].map(|name| device.function(&SOURCE, &instance(), name));
+        let to_words = device.function(&SOURCE, &instance(), "to_words")?;
+        let from_words = device.function(&SOURCE, &instance(), "from_words")?;
         let size = 8 * (max_rows + REDUCED + OWN);
         let all_zero = 0..size;
         let words = Scratch::new(size, &[all_zero], device)?;
-        device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        let mut comm = core::ptr::null_mut();
-        // SAFETY: a place for the communicator; the context of its device is bound.
-        unsafe { result::comm_init_rank(&raw mut comm, world as c_int, id.raw(), rank as c_int) }
-            .map_err(failed("meet the other ranks"))?;
-        let mut nccl = DeviceNccl {
-            comm: Some(comm),
-            rank,
-            world,
-            max_rows,
-            limit,
-            mark: 0,
-            to_words: to_words?,
-            from_words: from_words?,
-            device: device.clone(),
-            words,
-        };
-        let stream = device.stream()?;
+        Ok(NcclOffer { rank, world, max_rows, to_words, from_words, device: device.clone(), words })
+    }
+
+    /// Meets the other ranks of the id, and reduces once with them, so that later calls find their connections. A
+    /// collective call that returns when all ranks have made it, each on a thread or process of its own, or when the longer
+    /// of `limit` and a minute has passed; the library's own thread then stays behind. [`DeviceNccl::wait`] takes at most
+    /// `limit`.
+    ///
+    /// # Errors
+    /// [`CudaError::LateRanks`], without the ranks; [`CudaError::Nccl`], [`CudaError::Driver`].
+    pub fn connect(self, id: &NcclId, limit: Duration) -> Result<DeviceNccl, CudaError> {
+        let NcclOffer { rank, world, max_rows, to_words, from_words, device, words } = self;
+        let comm = Communicator::meet(id, rank, world, &device, limit)?;
+        let mut nccl = DeviceNccl { comm, rank, world, max_rows, mark: 0, to_words, from_words, device, words };
+        let stream = nccl.device.stream()?;
         nccl.reduce(&stream)?;
         nccl.wait(&stream)?;
         Ok(nccl)
+    }
+}
+
+impl DeviceNccl {
+    /// Makes an [`NcclOffer`] and connects it: for ranks of which no other can fail alone.
+    ///
+    /// # Errors
+    /// Those of [`NcclOffer::new`] and [`NcclOffer::connect`].
+    pub fn new(
+        id: &NcclId,
+        rank: usize,
+        world: usize,
+        max_rows: usize,
+        device: &Arc<Device>,
+        limit: Duration,
+    ) -> Result<DeviceNccl, CudaError> {
+        NcclOffer::new(rank, world, max_rows, device)?.connect(id, limit)
     }
 
     /// This rank's number.
@@ -169,8 +183,8 @@ impl DeviceNccl {
     /// * `rows` and `draws` are device memory of this device with one [`abi::Row`](crate::abi::Row) and one
     ///   [`abi::Draw`](crate::abi::Draw) for each of `row_count` rows, until the launches have run.
     /// * Launches of one value follow each other: on one stream, or ordered by events.
-    /// * This value outlives the launches, and every launch of a graph that captured them. Dropping it waits for the GPU
-    ///   when launches may be pending, so it is not dropped while a stream of the context captures.
+    /// * This value outlives the launches, and every launch of a graph that captured them. Dropping it waits for the GPU, at
+    ///   most as long as the limit, so it is not dropped while a stream of the context captures.
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -198,7 +212,7 @@ impl DeviceNccl {
 
     /// Enqueues the reduction of the words.
     fn reduce(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
-        let Some(comm) = self.comm else { return Err(self.given_up()) };
+        let comm = self.comm.raw()?;
         stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
         let words = self.words.lend() as *mut c_void;
         let (kind, maximum) = (sys::ncclDataType_t::ncclUint64, sys::ncclRedOp_t::ncclMax);
@@ -209,36 +223,16 @@ impl DeviceNccl {
             .map_err(failed("reduce the draws"))
     }
 
-    /// Waits for the stream. When that takes more than the time limit, the group is given up, on this rank, and what waits
-    /// on the GPU for the other ranks ends.
+    /// Waits for the stream. When that takes more than the time limit, or the library finds an error, the group is given up
+    /// on this rank, and what waits on the GPU for the other ranks ends.
     ///
     /// # Errors
-    /// [`CudaError::LateRanks`], without the ranks, which the library does not tell; [`CudaError::Driver`].
+    /// [`CudaError::LateRanks`], without the ranks, which the library does not tell; [`CudaError::Nccl`],
+    /// [`CudaError::Driver`].
     pub fn wait(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
-        let failed = CudaError::driver("wait for an exchange");
-        let done = stream.record_event(None).map_err(&failed)?;
-        let begun = Instant::now();
-        while !done.is_complete() {
-            if begun.elapsed() > self.limit {
-                self.give_up();
-                return Err(self.given_up());
-            }
-            std::hint::spin_loop();
-        }
-        stream.synchronize().map_err(failed)?;
+        self.comm.wait(stream)?;
         self.words.settle();
         Ok(())
-    }
-
-    fn given_up(&self) -> CudaError {
-        CudaError::LateRanks { ranks: Vec::new(), limit: self.limit }
-    }
-
-    fn give_up(&mut self) {
-        if let Some(comm) = self.comm.take() {
-            // SAFETY: alive, and ended once. A failure leaves nobody to tell.
-            let _ = unsafe { result::comm_abort(comm) };
-        }
     }
 
     /// What went wrong in an exchange, from the draws of a call that has run.
@@ -249,19 +243,6 @@ impl DeviceNccl {
         match draws.iter().any(|draw| draw.status == status::OTHER_CALL) {
             true => Err(CudaError::OtherCall { rank: None, row: None }),
             false => Ok(()),
-        }
-    }
-}
-
-impl Drop for DeviceNccl {
-    fn drop(&mut self) {
-        let Some(comm) = self.comm.take() else { return };
-        let context = self.device.context();
-        let is_bound = context.bind_to_thread().is_ok();
-        wait(context, || context.synchronize());
-        if is_bound {
-            // SAFETY: alive, and ended once, with nothing pending.
-            let _ = unsafe { result::comm_destroy(comm) };
         }
     }
 }

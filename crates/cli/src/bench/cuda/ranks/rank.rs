@@ -1,7 +1,7 @@
 //! One rank: its shard of the head, its stream, and the clock that all ranks go by.
 
-use super::super::driver;
-use super::Group;
+use super::super::{driver, failed};
+use super::{GPU_LIMIT, Group};
 use crate::args::BenchSize;
 use crate::bench::cases::Inputs;
 use crate::bench::timing::Timing;
@@ -12,10 +12,11 @@ use flash_sampling::cuda::cudarc::driver::sys::{
     CUevent_flags::CU_EVENT_DEFAULT, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling::cuda::{Device, DeviceHead, DeviceMatrix};
+use flash_sampling::cuda::{CudaError, Device, DeviceHead, DeviceMatrix};
 use flash_sampling::distributed::{Loopback, Transport, TransportError};
 use flash_sampling::{BuildError, Matrix, ShardError};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Replays that are timed as one, and how many times.
 pub const REPLAYS: usize = 100;
@@ -113,6 +114,23 @@ impl Rank {
         Ok(&self.gathered)
     }
 
+    /// Waits for the stream, as long as steps can take at most: a rank that is gone may leave the GPU waiting.
+    ///
+    /// # Errors
+    /// [`CudaError::LateRanks`]; the driver's.
+    pub fn finish(&self) -> Result<(), CommandError> {
+        let waiting = driver("wait for the steps");
+        let done = self.stream.record_event(None).map_err(&waiting)?;
+        let begun = Instant::now();
+        while !done.try_is_complete().map_err(&waiting)? {
+            if begun.elapsed() > GPU_LIMIT {
+                return Err(failed(CudaError::LateRanks { ranks: Vec::new(), limit: GPU_LIMIT }));
+            }
+            std::hint::spin_loop();
+        }
+        self.stream.synchronize().map_err(waiting)
+    }
+
     /// Captures a step and times its replays on all ranks together; with no step, only takes part in the timing of the
     /// others. The times are those of the slowest rank.
     ///
@@ -125,7 +143,7 @@ impl Rank {
             Some(step) => {
                 // Whatever a first call does besides is not captured.
                 step(&stream)?;
-                stream.synchronize().map_err(&failed)?;
+                self.finish()?;
                 stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(&failed)?;
                 let captured = step(&stream);
                 let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(&failed)?;
@@ -140,14 +158,14 @@ impl Rank {
         replay(WARM).map_err(&failed)?;
         let mut times = Vec::with_capacity(TIMES);
         for _ in 0..TIMES {
-            stream.synchronize().map_err(&failed)?;
+            self.finish()?;
             self.gather(&[])?;
             let event = || stream.context().new_event(Some(CU_EVENT_DEFAULT));
             let (start, end) = (event().map_err(&failed)?, event().map_err(&failed)?);
             start.record(&stream).map_err(&failed)?;
             replay(REPLAYS).map_err(&failed)?;
             end.record(&stream).map_err(&failed)?;
-            stream.synchronize().map_err(&failed)?;
+            self.finish()?;
             times.push(f64::from(start.elapsed_ms(&end).map_err(&failed)?) * 1e-3 / REPLAYS as f64);
         }
         let bytes: Vec<u8> = times.iter().flat_map(|time| time.to_le_bytes()).collect();

@@ -26,16 +26,17 @@ fn named(rank: &mut Rank) -> Result<NcclId, CommandError> {
 /// Everything that a rank does, planned once.
 #[derive(Debug)]
 pub struct Steps {
+    // Dropped first: they end what waits on the GPU for a rank that is gone, for which the others wait without a limit.
+    #[cfg(feature = "nccl")]
+    nccl: Option<DeviceNccl>,
+    #[cfg(feature = "nccl")]
+    gather: Option<Gather>,
     rank: Rank,
     transports: Vec<GpuTransport>,
     shard: DeviceTiled,
     /// The whole head, on rank 0.
     whole: Option<DeviceTiled>,
     peers: DevicePeers,
-    #[cfg(feature = "nccl")]
-    nccl: Option<DeviceNccl>,
-    #[cfg(feature = "nccl")]
-    gather: Option<Gather>,
     /// `None` where cuBLAS is not found.
     matmul: Option<Matmul>,
     standalone: DeviceStandalone,
@@ -69,7 +70,7 @@ impl Steps {
             let (number, limit) = (rank.number(), super::GPU_LIMIT);
             if group.transports.contains(&GpuTransport::Nccl) {
                 let ours = DeviceNccl::new(&named(&mut rank)?, number, world, most, &device, limit).map_err(failed)?;
-                let gather = Gather::new(&named(&mut rank)?, number, world, &device).map_err(failed)?;
+                let gather = Gather::new(&named(&mut rank)?, number, world, &device, limit).map_err(failed)?;
                 (Some(ours), Some(gather))
             } else {
                 (None, None)
