@@ -8,7 +8,7 @@ use crate::error::CudaError;
 use core::ffi::c_int;
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Mailboxes used in turn.
@@ -26,8 +26,8 @@ pub(crate) struct Mailbox {
     device: Arc<Device>,
     address: u64,
     slots: usize,
-    /// Other processes may hold it open; then it is never freed.
-    is_shared: core::sync::atomic::AtomicBool,
+    /// Other processes may hold it open, or may do so later; then it is never freed.
+    is_shared: AtomicBool,
 }
 
 /// Bytes of the slots.
@@ -64,6 +64,11 @@ impl Mailbox {
     /// Where the state of the rank that receives is.
     pub(crate) fn state(&self) -> u64 {
         self.address + self.slots as u64
+    }
+
+    /// It is told to other ranks, which may be processes; or every rank has proved to be of this one.
+    pub(crate) fn set_shared(&self, is_shared: bool) {
+        self.is_shared.store(is_shared, Ordering::Relaxed);
     }
 
     /// By which another process opens it; zeros where this system has no such handles.
@@ -118,7 +123,6 @@ impl Opened {
             }
             return Ok(Opened::Here(mailbox));
         }
-        mine.is_shared.store(true, Ordering::Relaxed);
         let handle = sys::CUipcMemHandle { reserved: card.handle.map(|byte| byte as core::ffi::c_char) };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;

@@ -74,8 +74,11 @@ impl PeerOffer {
         Ok(PeerOffer { card, mailbox, kernel, device: device.clone() })
     }
 
-    /// What the other ranks must know, as bytes for whatever carries them.
+    /// What the other ranks must know, as bytes for whatever carries them. From now on the mailbox, 64 bytes for each rank
+    /// and row, may be open in another process, and it is not freed before this process ends, unless
+    /// [`connect`](PeerOffer::connect) finds all ranks in this process.
     pub fn card(&self) -> Vec<u8> {
+        self.mailbox.set_shared(self.card.world > 1);
         self.card.encode()
     }
 
@@ -89,6 +92,9 @@ impl PeerOffer {
     pub fn connect(self, cards: &[Vec<u8>], limit: Duration) -> Result<DevicePeers, CudaError> {
         let PeerOffer { card, mailbox, kernel, device } = self;
         let opened = card.decode_all(cards)?;
+        if opened.iter().all(|card| card.process == Card::this_process()) {
+            mailbox.set_shared(false);
+        }
         let opened = opened.iter().map(|card| Opened::new(card, &mailbox, &device)).collect::<Result<Vec<_>, _>>()?;
         let mut mailboxes = [0; MAX_PEERS];
         for (to, mailbox) in mailboxes.iter_mut().zip(&opened) {
@@ -187,6 +193,7 @@ impl DevicePeers {
     /// # Safety
     /// * `rows` and `draws` are device memory of this device with one [`abi::Row`](crate::abi::Row) and one
     ///   [`abi::Draw`](crate::abi::Draw) for each of `row_count` rows, until the launch has run.
+    /// * Every rank of the group has connected.
     /// * Launches of one value follow each other: on one stream, or ordered by events.
     /// * This value outlives the launch, and every launch of a graph that captured it. Dropping it waits for the GPU when
     ///   launches may be pending, so it is not dropped while a stream of the context captures.
