@@ -4,10 +4,10 @@
 //! and its largest logits. The summaries are all that moves (paper Alg. I.4 and appendix L); the `[rows, vocab]` logits
 //! are never gathered. Two merges turn them into one draw:
 //!
-//! | merge | the draw is | what crosses per row and draw |
+//! | merge | the draw is | what crosses in a call that asks for no more |
 //! | --- | --- | --- |
-//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes; 8 by [`Exchange::Winners`], whatever the world |
-//! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes, and 8 per row |
+//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 13 a row, of each shard; 8 a planned row by [`Exchange::Winners`], whatever the world |
+//! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 21 a row, of each shard |
 //!
 //! and two samplers perform them. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
 //! one rank of a group that exchanges summaries over a [`Transport`]; [`Loopback`] is the transport between the threads

@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GpuExchange {
-    /// Each GPU stores to the memory of the others (NVLink or PCIe peers, paper Alg. 1), in one process or in several on
-    /// one machine.
+    /// Each GPU stores to the memory of the others (NVLink or PCIe peers, paper Alg. 1), in one process, or in several on
+    /// one machine, which no test has run yet.
     #[default]
     Peers,
     /// One max all-reduce of NCCL, 8 bytes a row; a GPU for each rank. Logits are given as score minus noise. Needs the
-    /// feature `nccl` and the library `libnccl.so`.
+    /// feature `nccl` and the library `libnccl.so`. Tested in one process alone.
     Nccl,
 }
 

@@ -1,4 +1,5 @@
-//! Ranks on GPUs that store to one another's memory: NVLink or PCIe peers, in one process or in several.
+//! Ranks on GPUs that store to one another's memory: NVLink or PCIe peers, in one process or in several
+//! (which no test has run yet).
 #![allow(unsafe_code)]
 
 mod card;
@@ -132,6 +133,10 @@ impl PeerOffer {
 /// another [mark](DevicePeers::set_mark) with [`status::OTHER_CALL`]; [`DevicePeers::check`] makes errors of these. After a
 /// late rank the group is broken: later launches neither send nor wait. A rank that left out a launch finds what the others
 /// sent in it when it makes its next one; only rows or a mark that differ tell it so.
+///
+/// Each rank waits by its own clock: one that comes at the very end of the others' limit finds what they sent, and draws,
+/// where they already have given up. It learns so at its next launch, in which they send nothing. What must not differ
+/// between ranks for one step is therefore to be kept only when that step has succeeded on all of them.
 #[derive(Debug)]
 pub struct DevicePeers {
     call: abi::Peers,
