@@ -108,14 +108,15 @@ fn head(
         let outcomes: Vec<Result<_, CommandError>> =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect();
         // A rank that fails on its own account says more than those that miss it.
-        let mut sections = None;
+        let (mut sections, mut missing) = (None, None);
         for outcome in outcomes {
             match outcome {
                 Ok(found) => sections = sections.or(Some(found)),
-                Err(error) if rank::is_of_others(&error) => sections = sections.or(None),
+                Err(error) if rank::is_of_others(&error) => missing = missing.or(Some(error)),
                 Err(error) => return Err(error),
             }
         }
-        sections.ok_or_else(|| CommandError::usage("the ranks of the benchmark lost one another"))
+        let no_rank = || CommandError::usage("the benchmark had no ranks");
+        missing.map_or_else(|| sections.ok_or_else(no_rank), Err)
     })
 }

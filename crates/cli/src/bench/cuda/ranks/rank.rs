@@ -182,9 +182,10 @@ impl Rank {
 pub fn is_of_others(error: &CommandError) -> bool {
     matches!(
         error,
-        CommandError::Build(BuildError::Shard(ShardError::Transport(
-            TransportError::PeerLeft { .. } | TransportError::TimedOut { .. } | TransportError::Broken
-        )))
+        CommandError::Build(BuildError::Cuda(CudaError::LateRanks { .. }))
+            | CommandError::Build(BuildError::Shard(ShardError::Transport(
+                TransportError::PeerLeft { .. } | TransportError::TimedOut { .. } | TransportError::Broken
+            )))
     )
 }
 
