@@ -6,15 +6,20 @@
 //! * `candle, bf16 kept`: the weight stays bf16 and is converted in each call.
 //! * `candle, matmul alone`: the first without a draw.
 //!
+//! With `--pipeline`: filters on one row of logits, ours and candle's, on one thread; and whether they keep the same tokens.
+//!
 //! The last column says how many times as fast as `candle` a line is. candle takes rayon's threads, so ours do too:
 //! `RAYON_NUM_THREADS` sets both.
 
 use candle_core::{DType as CandleType, Device, Tensor};
 use candle_transformers::generation::{LogitsProcessor, Sampling};
 use clap::Parser;
-use flash_sampling::Matrix;
+use flash_sampling::{Matrix, PerturbedArgmax, RowParams, Samples};
 use flash_sampling_cli::args::{BenchArgs, Timed, Type};
 use flash_sampling_cli::bench::cases::{Inputs, Ours, Rows};
+use flash_sampling_cli::bench::pipeline::cpu::Standalone;
+use flash_sampling_cli::bench::pipeline::inputs::Kind;
+use flash_sampling_cli::bench::pipeline::table as pipeline_table;
 use flash_sampling_cli::bench::record::Record;
 use flash_sampling_cli::bench::timing::Contender;
 use flash_sampling_cli::bench::{STANDALONE_ROUNDS, save, table, time};
@@ -81,9 +86,99 @@ fn candle_contenders(weight: &Tensor, hidden: Tensor) -> Result<Vec<Contender<'_
     ])
 }
 
+/// The filters that both have: name, ours, candle's, and how many times as fast ours should be.
+fn filters() -> [(&'static str, RowParams<'static>, Sampling, f64); 2] {
+    let plain = RowParams::default();
+    [
+        ("top-p 0.95", RowParams { top_p: 0.95, ..plain }, Sampling::TopP { p: 0.95, temperature: 1.0 }, 10.0),
+        ("top-k 40", RowParams { top_k: 40, ..plain }, Sampling::TopK { k: 40, temperature: 1.0 }, 4.0),
+    ]
+}
+
+/// The tokens that candle's rule keeps, in the precision of `sum`: it sorts the float32 probabilities and adds them up.
+fn kept_by_candle(logits: &[f32], params: &RowParams<'_>, sum: fn(f64, f32) -> f64) -> Vec<u32> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let exps: Vec<f32> = logits.iter().map(|l| (l - largest).exp()).collect();
+    let total: f32 = exps.iter().map(|&e| f64::from(e)).sum::<f64>() as f32;
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    order.sort_by(|&i, &j| logits[j as usize].total_cmp(&logits[i as usize]));
+    let mut mass = 0.0;
+    let until = |&i: &u32| {
+        let before = mass;
+        mass = sum(mass, exps[i as usize] / total);
+        before < f64::from(params.top_p)
+    };
+    let count = if params.top_k > 0 { params.top_k as usize } else { order.len() };
+    let mut kept: Vec<u32> = order.into_iter().take(count).take_while(until).collect();
+    kept.sort_unstable();
+    kept
+}
+
+/// How many tokens are in one sorted list only.
+fn apart(a: &[u32], b: &[u32]) -> usize {
+    let only = |a: &[u32], b: &[u32]| a.iter().filter(|token| b.binary_search(token).is_err()).count();
+    only(a, b) + only(b, a)
+}
+
+fn pipeline(args: &BenchArgs, interrupt: &Interrupt) -> Result<(), CommandError> {
+    let ours = Ours { options: args.options(), variants: Vec::new() };
+    let size = args.size();
+    let (mut sections, mut lines) = (Vec::new(), Vec::new());
+    for kind in Kind::ALL {
+        let standalone = Standalone::new(size.vocab, kind, &ours);
+        let logits = standalone.logits();
+        let input = Matrix::new(logits, 1, size.vocab)?;
+        let tensor = Tensor::from_slice(logits, size.vocab, &Device::Cpu).map_err(failed)?;
+        let mut contenders = Vec::new();
+        for (name, params, sampling, _) in filters() {
+            let (mut sampler, mut out, mut position) = (standalone.sampler()?, Samples::new(), 0);
+            contenders.push(Contender::new(name, move || {
+                position += 1;
+                Ok(sampler.sample(input, &[RowParams { position, ..params }], &mut out)?)
+            }));
+            let (mut processor, tensor) = (LogitsProcessor::from_sampling(1, sampling), tensor.clone());
+            contenders.push(Contender::new(format!("candle, {name}"), move || {
+                processor.sample(&tensor).map(|token| _ = black_box(token)).map_err(failed)
+            }));
+        }
+        let section = time(standalone.section(size.rounds * STANDALONE_ROUNDS), contenders, interrupt)?;
+        for (name, params, _, wanted) in filters() {
+            let best = |name: &str| section.entry(name).map_or(f64::NAN, |entry| entry.best);
+            let ratio = best(&format!("candle, {name}")) / best(name);
+            let (mut sampler, mut out) = (standalone.sampler()?, Samples::new());
+            sampler.sample(input, &[RowParams { kept: true, ..params }], &mut out)?;
+            let row = out.row(0).map_err(|error| CommandError::usage(error.to_string()))?;
+            let bitmap = row.kept.map_or(&[][..], |kept| kept.tokens);
+            let kept: Vec<u32> =
+                (0..size.vocab as u32).filter(|t| bitmap[(t >> 5) as usize] >> (t & 31) & 1 == 1).collect();
+            let exact = kept_by_candle(logits, &params, |sum, p| sum + f64::from(p));
+            let single = kept_by_candle(logits, &params, |sum, p| f64::from(sum as f32 + p));
+            lines.push(format!(
+                "{}, {name}: candle / ours {ratio:.1} ({wanted} wanted); {} tokens kept, candle's rule differs in {}, \
+                 and in {} when it adds in float32",
+                kind.name(),
+                kept.len(),
+                apart(&kept, &exact),
+                apart(&kept, &single)
+            ));
+        }
+        sections.push(section);
+    }
+    let record = Record::now(sections, Vec::new());
+    let out = &mut std::io::stdout().lock();
+    let written = pipeline_table::write(out, &record, None)
+        .and_then(|()| lines.iter().try_for_each(|line| writeln!(out, "{line}")))
+        .and_then(|()| out.flush());
+    written.map_err(CommandError::write("the table"))?;
+    save(&record, args)
+}
+
 fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<(), CommandError> {
     if args.threads.is_some() {
         return Err(CommandError::usage("candle takes rayon's threads: set RAYON_NUM_THREADS, not --threads"));
+    }
+    if args.pipeline {
+        return pipeline(args, interrupt);
     }
     let size = args.size();
     let args = BenchArgs { variants: vec![Timed::Tiled], ..args.clone() };
