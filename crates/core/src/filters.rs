@@ -109,6 +109,15 @@ impl Filters {
         false
     }
 
+    /// A logit below which a row keeps no token and needs no mass, whatever is still to come: what a min-p in the first
+    /// place says of the largest so far. -inf: any token may be kept.
+    pub fn hopeless(&self, largest: f32) -> f32 {
+        match self.steps().first() {
+            Some(Filter::MinP(p)) => largest + p.ln() - 1e-3 * (1.0 + largest.abs()),
+            _ => f32::NEG_INFINITY,
+        }
+    }
+
     /// Whether any filter needs the row's moments.
     pub fn need_moments(&self) -> bool {
         self.steps().iter().any(|f| matches!(f, Filter::TopNSigma(_)))

@@ -117,15 +117,6 @@ impl FilterState {
     }
 }
 
-/// A logit below which a row keeps no token and needs no mass, whatever is still to come: what min-p says of the largest
-/// so far.
-pub(crate) fn hopeless(filters: &Filters, largest: f32) -> f32 {
-    match filters.steps().first() {
-        Some(Filter::MinP(p)) => largest + p.ln() - 1e-3 * (1.0 + largest.abs()),
-        _ => f32::NEG_INFINITY,
-    }
-}
-
 /// Decides and draws rows with filters. Keeps its memory from call to call.
 #[derive(Debug, Default)]
 pub(crate) struct Filtering {

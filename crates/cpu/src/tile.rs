@@ -2,7 +2,7 @@
 
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
-use crate::filtered::{Ask, hopeless};
+use crate::filtered::Ask;
 use crate::grouped::Chosen;
 use crate::isa::Isa;
 use crate::perturb::perturb;
@@ -295,7 +295,7 @@ unsafe fn add_filtered<L: Lanes>(
         spans.as_flattened().iter().for_each(|&logit| filter.moments.push(logit));
     }
     filter.most = filter.most.max(top);
-    let floor = hopeless(filters, filter.most);
+    let floor = filters.hopeless(filter.most);
     if top < floor {
         return;
     }

@@ -233,8 +233,12 @@ impl Selector {
         if seen.list.last().is_some_and(|last| place.reaches(&last.place())) {
             return Some(true);
         }
+        // Below the floor a pass may have left masses out: a bin can hold less there than the token itself weighs.
+        if place.logit < self.prefix_floor {
+            return Some(false);
+        }
         let (least, most) = self.cells.before(place, seen.list, known);
-        if place.logit < self.prefix_floor || least >= self.limits.1 {
+        if least >= self.limits.1 {
             Some(false)
         } else if most < self.limits.0 {
             Some(true)

@@ -82,6 +82,17 @@ fn of(steps: &[Filter]) -> Filters {
     Filters::new(all, 1.0)
 }
 
+/// The masses that a pass keeps which leaves out what min-p has given up.
+fn cut(logits: &[f32], filters: &Filters, tile: usize) -> MassHistogram {
+    let (mut mass, mut largest) = (MassHistogram::default(), f32::NEG_INFINITY);
+    for tile in logits.chunks(tile) {
+        largest = tile.iter().copied().fold(largest, f32::max);
+        let floor = MassHistogram::edge(filters.hopeless(largest));
+        tile.iter().filter(|&&logit| logit >= floor).for_each(|&logit| mass.push(logit));
+    }
+    mass
+}
+
 /// The filters with their values moved by a little, to see whether a boundary is near.
 fn moved(steps: &[Filter], by: f32) -> Filters {
     of(&steps
@@ -158,6 +169,33 @@ proptest! {
             }
         }
         prop_assert_eq!(selection, Selection::Listed(kept));
+    }
+
+    #[test]
+    fn masses_without_what_min_p_gives_up_tell_the_same(
+        mut logits in prop::collection::vec((-16i8..1, 0u8..8), 2..120), rising: bool, tile in 1usize..9,
+        p in 0.2f32..0.9, q in 0.2f32..1.0, seed: u64, limit in 1usize..8,
+    ) {
+        // Bins of several tokens each, some of them seen before the largest is.
+        if rising {
+            logits.sort_unstable();
+        }
+        let logits: Vec<_> = logits.iter().map(|&(bin, part)| f32::from(bin) / 8.0 + f32::from(part) / 64.0).collect();
+        let (row, filters) = (Row::new(&logits, seed), of(&[Filter::MinP(p), Filter::TopP(q)]));
+        let less = cut(&logits, &filters, tile);
+        let few = &row.sorted[..limit.min(row.sorted.len())];
+        let answer = |mass| {
+            let (mut selector, mut doubts) = (Selector::default(), Vec::new());
+            let seen = Seen::first(few, limit, mass, &row.moments);
+            let selection = selector.select(&filters, &seen);
+            selector.doubts(&selection, &seen, &row.frontier, &mut doubts);
+            doubts.iter_mut().for_each(|doubt| doubt.extend_from_slice(0, &logits));
+            let first = selector.winner(&selection, &seen, &row.frontier);
+            let winner = selector.winner_knowing(&selection, &seen, &row.frontier, &doubts);
+            let floor = selector.floor(&selection, &seen);
+            (selection, first, winner, doubts, floor, selector.most_count(floor))
+        };
+        prop_assert_eq!(answer(&less), answer(&row.mass));
     }
 
     #[test]
