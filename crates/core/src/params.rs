@@ -83,7 +83,8 @@ pub struct RowParams<'a> {
     pub dry_penalty_last_n: u32,
     /// Tokens that no repetition contains, ascending.
     pub dry_sequence_breakers: &'a [u32],
-    /// Keep the `top_k` largest logits, of equal ones the lower token; 0 = off.
+    /// Keep the `top_k` largest logits, of equal ones the lower token; 0, or as many as the vocabulary has, = off. What
+    /// samplers keep of a pass is for small ones: on a processor 1025 and more always take a second pass.
     pub top_k: u32,
     /// Keep the smallest set of largest probabilities that reaches `top_p`, the token that reaches it included; 1 = off.
     pub top_p: f32,
@@ -200,8 +201,9 @@ impl<'a> RowParams<'a> {
         let inv_temperature = if greedy { 1.0 } else { 1.0 / self.temperature };
         let position = RowError::Invalid { knob: Knob::Position, reason: "must be below 2^56" };
         let noise = Noise::new(self.seed, self.position).ok_or(position)?;
-        let filters =
-            (!greedy).then(|| self.filters(&noise, inv_temperature)).filter(|f| self.kept || !f.steps().is_empty());
+        let filters = (!greedy)
+            .then(|| self.filters(&noise, inv_temperature, vocab_size))
+            .filter(|f| self.kept || !f.steps().is_empty());
         // Filters before the temperature see the logits without it.
         let early = filters.is_some_and(|f| f.rescale != 1.0);
         let scale = if early { 1.0 } else { inv_temperature };
@@ -349,9 +351,9 @@ impl<'a> RowParams<'a> {
         }
     }
 
-    /// The enabled filters in their order.
-    fn filters(&self, noise: &Noise, inv_temperature: f32) -> Filters {
-        let top_k = (self.top_k != 0).then_some(Filter::TopK(self.top_k));
+    /// The filters that are on and can drop a token, in their order.
+    fn filters(&self, noise: &Noise, inv_temperature: f32, vocab_size: u32) -> Filters {
+        let top_k = (1..vocab_size).contains(&self.top_k).then_some(Filter::TopK(self.top_k));
         let top_p = (self.top_p != 1.0).then_some(Filter::TopP(self.top_p));
         let min_p = (self.min_p != 0.0).then_some(Filter::MinP(self.min_p));
         let sigma = (self.top_n_sigma != 0.0).then_some(Filter::TopNSigma(self.top_n_sigma));
@@ -365,5 +367,29 @@ impl<'a> RowParams<'a> {
             Order::LlamaCpp => [sigma, top_k, typical, top_p, min_p, epsilon, xtc],
         };
         Filters::new(steps, if self.order == Order::LlamaCpp { inv_temperature } else { 1.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{Reference, Scheme};
+    use crate::{Head, Matrix, PerturbedArgmax};
+
+    fn checked(params: RowParams<'_>) -> Result<Row<'_>, RowError> {
+        let weight = [0.0f32; 8];
+        let head = Head::new(Matrix::new(&weight, 8, 1).unwrap()).unwrap();
+        let reference = Reference::new(head, Plan::default(), Scheme::Tiled);
+        params.check(&[], &reference.capabilities(), &Plan::default(), 8)
+    }
+
+    #[test]
+    fn a_top_k_of_the_whole_vocabulary_is_no_filter() {
+        for (top_k, filters) in [(7, 1), (8, 0), (9, 0), (u32::MAX, 0)] {
+            let row = checked(RowParams { top_k, ..RowParams::default() }).unwrap();
+            assert_eq!(row.filters.map_or(0, |f| f.steps().len()), filters, "top_k {top_k}");
+            let row = checked(RowParams { top_k, top_p: 0.5, ..RowParams::default() }).unwrap();
+            assert_eq!(row.filters.unwrap().steps().len(), filters + 1, "top_k {top_k} and top_p");
+        }
     }
 }
