@@ -27,6 +27,13 @@ impl Adjustment {
         Adjustment { token, bias, repetition: 1.0, subtract: 0.0 }
     }
 
+    /// Adds what another item says of the same token.
+    fn add(&mut self, other: &Adjustment) {
+        self.bias += other.bias;
+        self.repetition *= other.repetition;
+        self.subtract += other.subtract;
+    }
+
     /// The adjusted logit.
     #[inline(always)]
     pub fn apply(&self, logit: f32) -> f32 {
@@ -67,41 +74,44 @@ impl Adjustments {
         &self.items[from..self.ends[row]]
     }
 
-    /// Merges a row's penalties and biases, both ascending, and then its bans.
+    /// Appends what each knob of a row says of single tokens, and folds what is said of the same token.
     fn push(&mut self, row: &RowParams<'_>) {
         let from = self.items.len();
         let stops = if row.stops_are_banned() { row.stop_token_ids } else { &[] };
-        let mut biases = row.logit_bias.iter().copied().peekable();
-        for mut item in row.penalised() {
-            while let Some((token, bias)) = biases.next_if(|&(token, _)| token < item.token) {
-                self.items.push(Adjustment::bias(token, bias));
-            }
-            if let Some((_, bias)) = biases.next_if(|&(token, _)| token == item.token) {
-                item.bias = bias;
-            }
-            self.items.push(item);
-        }
+        let bans = row.banned.iter().chain(stops).map(|&token| (token, f32::NEG_INFINITY));
+        let biases = row.logit_bias.iter().copied().chain(bans);
+        self.items.extend(row.penalised());
         self.items.extend(biases.map(|(token, bias)| Adjustment::bias(token, bias)));
-        for &token in row.banned.iter().chain(stops) {
-            let ban = Adjustment::bias(token, f32::NEG_INFINITY);
-            match self.items[from..].binary_search_by_key(&token, |a| a.token) {
-                Ok(at) => self.items[from + at].bias = f32::NEG_INFINITY,
-                Err(at) => self.items.insert(from + at, ban),
-            }
-        }
         if let (Some(history), true) = (row.history, row.dry_multiplier != 0.0) {
             let tokens = history.tokens();
             let looked_at = &tokens[tokens.len().saturating_sub(row.dry_penalty_last_n as usize)..];
             let allowed = row.dry_allowed_length.max(1) as usize;
-            for &(token, length) in self.repetitions.find(looked_at, row.dry_sequence_breakers, allowed) {
+            let found = self.repetitions.find(looked_at, row.dry_sequence_breakers, allowed);
+            self.items.extend(found.iter().map(|&(token, length)| {
                 let subtract = row.dry_multiplier * power(row.dry_base, length - allowed);
-                match self.items[from..].binary_search_by_key(&token, |a| a.token) {
-                    Ok(at) => self.items[from + at].subtract += subtract,
-                    Err(at) => self.items.insert(from + at, Adjustment { subtract, ..Adjustment::none(token) }),
+                Adjustment { subtract, ..Adjustment::none(token) }
+            }));
+        }
+        self.fold(from);
+        self.ends.push(self.items.len());
+    }
+
+    /// Sorts the items from a place on, and makes one of those of the same token. Of a token's items two at most differ from
+    /// [`Adjustment::none`] in a field, or they are bans, so the order in which they are folded does not matter.
+    fn fold(&mut self, from: usize) {
+        self.items[from..].sort_unstable_by_key(|item| item.token);
+        let mut end = from;
+        for at in from..self.items.len() {
+            let item = self.items[at];
+            match self.items[from..end].last_mut() {
+                Some(last) if last.token == item.token => last.add(&item),
+                _ => {
+                    self.items[end] = item;
+                    end += 1;
                 }
             }
         }
-        self.ends.push(self.items.len());
+        self.items.truncate(end);
     }
 }
 
@@ -185,6 +195,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn long_lists_with_repeats_are_folded_within_their_row() {
+        let banned: Vec<u32> = (0..40_000).rev().chain(0..9).collect();
+        let stops: Vec<u32> = (0..40_000).rev().step_by(2).collect();
+        let row = RowParams { banned: &banned, stop_token_ids: &stops, min_tokens: 1, ..RowParams::default() };
+        let last = RowParams { logit_bias: &[(39_999, 2.0)], ..RowParams::default() };
+        let mut all = Adjustments::default();
+        all.collect([&row, &row, &last, &last]);
+        for r in 0..2 {
+            assert_eq!(all.row(r).len(), 40_000);
+            assert!((0..).zip(all.row(r)).all(|(token, a)| *a == Adjustment::bias(token, f32::NEG_INFINITY)));
+        }
+        assert_eq!((all.row(2), all.row(3)), (&[Adjustment::bias(39_999, 2.0)][..], all.row(2)));
     }
 
     #[test]
