@@ -13,6 +13,7 @@ pub struct Adjustment {
     /// The repetition penalty: divides a positive logit and multiplies another; 1 = none.
     pub repetition: f32,
     /// Subtracted last: `frequency_penalty * count + presence_penalty`, rounded twice, and what DRY takes, rounded once more.
+    /// Finite, so that -inf stays -inf: what is too large to be subtracted bans the token.
     pub subtract: f32,
 }
 
@@ -112,6 +113,9 @@ impl Adjustments {
             }
         }
         self.items.truncate(end);
+        for item in self.items[from..].iter_mut().filter(|item| item.subtract == f32::INFINITY) {
+            (item.bias, item.subtract) = (f32::NEG_INFINITY, 0.0);
+        }
     }
 }
 
@@ -210,6 +214,46 @@ mod tests {
             assert!((0..).zip(all.row(r)).all(|(token, a)| *a == Adjustment::bias(token, f32::NEG_INFINITY)));
         }
         assert_eq!((all.row(2), all.row(3)), (&[Adjustment::bias(39_999, 2.0)][..], all.row(2)));
+    }
+
+    #[test]
+    fn no_value_makes_a_logit_nan() {
+        let large = crate::params::LARGEST_PENALTY;
+        let mut history = History::new(&[1, 2, 3, 1, 2]);
+        history.extend([3, 1, 2]);
+        for penalty in [large, -large] {
+            for (dry_multiplier, dry_base) in [(f32::MAX, 1.0), (f32::MAX, f32::MAX)] {
+                let row = RowParams {
+                    history: Some(&history),
+                    banned: &[2],
+                    repetition_penalty: f32::MIN_POSITIVE,
+                    frequency_penalty: penalty,
+                    presence_penalty: penalty,
+                    dry_multiplier,
+                    dry_base,
+                    dry_allowed_length: 1,
+                    ..RowParams::default()
+                };
+                row.check_values().unwrap();
+                let mut all = Adjustments::default();
+                all.collect([&row]);
+                let item = |token| *all.row(0).iter().find(|a| a.token == token).unwrap();
+                for logit in [f32::NEG_INFINITY, f32::MIN, -1.0, 0.0, f32::MAX] {
+                    assert!([1, 2, 3].iter().all(|&token| !item(token).apply(logit).is_nan()), "{row:?}");
+                }
+                assert!([1, 2, 3].iter().all(|&token| item(token).apply(f32::NEG_INFINITY) == f32::NEG_INFINITY));
+                // The token that continues the repetition loses more than any logit has.
+                assert!(
+                    dry_base == 1.0
+                        || item(3)
+                            == Adjustment { repetition: f32::MIN_POSITIVE, ..Adjustment::bias(3, f32::NEG_INFINITY) }
+                );
+            }
+        }
+        for penalty in [large.next_up(), -large.next_up(), f32::NAN] {
+            let row = RowParams { frequency_penalty: penalty, ..RowParams::default() };
+            assert!(row.check_values().unwrap_err().to_string().starts_with("frequency_penalty must be between"));
+        }
     }
 
     #[test]

@@ -144,6 +144,9 @@ impl Default for RowParams<'_> {
     }
 }
 
+/// The largest size of a frequency or presence penalty, 2^64: times any count it is finite.
+pub(crate) const LARGEST_PENALTY: f32 = 18_446_744_073_709_551_616.0;
+
 /// A knob that a sampler may lack, in a row.
 struct KnobState {
     knob: Knob,
@@ -256,7 +259,8 @@ impl<'a> RowParams<'a> {
     fn optional_knobs(&self) -> [KnobState; 18] {
         let state = |knob, on, valid, range| KnobState { knob, on, valid, range };
         let list = |knob, on| state(knob, on, true, "");
-        let finite = |knob, off: f32, x: f32| state(knob, x != off, x.is_finite(), "must be finite");
+        let penalty =
+            |knob, x: f32| state(knob, x != 0.0, x.abs() <= LARGEST_PENALTY, "must be between -2^64 and 2^64");
         let not_negative =
             |knob, x: f32| state(knob, x != 0.0, x >= 0.0 && x.is_finite(), "must be finite and not negative");
         let from_0 = |knob, x: f32| state(knob, x != 0.0, (0.0..=1.0).contains(&x), "must be between 0 and 1");
@@ -272,8 +276,8 @@ impl<'a> RowParams<'a> {
                 repetition > 0.0 && repetition.is_finite(),
                 "must be finite and above 0",
             ),
-            finite(Knob::FrequencyPenalty, 0.0, self.frequency_penalty),
-            finite(Knob::PresencePenalty, 0.0, self.presence_penalty),
+            penalty(Knob::FrequencyPenalty, self.frequency_penalty),
+            penalty(Knob::PresencePenalty, self.presence_penalty),
             not_negative(Knob::DryMultiplier, self.dry_multiplier),
             state(
                 Knob::DryBase,

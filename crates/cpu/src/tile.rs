@@ -205,6 +205,7 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
     if matches!(planned.ask, Ask::Summary) {
         state.raw.add(token, &logits[at..end]);
     }
+    // Logits that are finite or -inf: the transform makes no NaN of these.
     row.transform.apply(token, &mut logits[at..end]);
     logits[..at].fill(f32::NEG_INFINITY);
     let whole = end.next_multiple_of(SPAN);
