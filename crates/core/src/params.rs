@@ -29,7 +29,8 @@ pub enum LogprobsMode {
 ///
 /// The order of operations is vLLM's (v1): raw logits of the head, `mask`, `logit_bias`, `banned` and `min_tokens`,
 /// penalties, greedy or `temperature`, filters, draw; [`Order`] has the order of the filters, and others. A greedy row
-/// (`temperature` 0) takes the largest logit, whatever the filters.
+/// (`temperature` 0) takes the largest logit, which filters keep; those that may drop it (`typical_p`, XTC) are refused
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowParams<'a> {
     /// The key of the row's noise.
@@ -332,6 +333,11 @@ impl<'a> RowParams<'a> {
         if self.temperature == 0.0 && self.kept {
             return invalid(Knob::Kept, "is not defined for a greedy row");
         }
+        for knob in [Knob::TypicalP, Knob::XtcThreshold] {
+            if self.temperature == 0.0 && self.enabled().contains(knob) {
+                return invalid(knob, "can drop the largest logit, which a greedy row takes");
+            }
+        }
         Ok(())
     }
 
@@ -385,6 +391,22 @@ mod tests {
         let head = Head::new(Matrix::new(&weight, 8, 1).unwrap()).unwrap();
         let reference = Reference::new(head, Plan::default(), Scheme::Tiled);
         params.check(&[], &reference.capabilities(), &Plan::default(), 8)
+    }
+
+    #[test]
+    fn filters_that_may_drop_the_largest_logit_are_refused_on_greedy_rows() {
+        let greedy = RowParams { temperature: 0.0, ..RowParams::default() };
+        for (row, knob) in [
+            (RowParams { typical_p: 0.9, ..greedy }, Knob::TypicalP),
+            (RowParams { xtc_probability: 0.5, ..greedy }, Knob::XtcThreshold),
+        ] {
+            let reason = "can drop the largest logit, which a greedy row takes";
+            assert_eq!(checked(row).unwrap_err(), RowError::Invalid { knob, reason });
+            assert!(checked(RowParams { temperature: 1.0, ..row }).is_ok());
+        }
+        let others = RowParams { top_k: 2, top_p: 0.5, min_p: 0.1, top_n_sigma: 1.0, epsilon_cutoff: 0.1, ..greedy };
+        assert!(checked(others).unwrap().filters.is_none());
+        assert!(checked(RowParams { xtc_threshold: 0.01, ..greedy }).is_ok());
     }
 
     #[test]
