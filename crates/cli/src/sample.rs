@@ -115,38 +115,15 @@ impl<'a> Job<'a> {
             return Err(CommandError::usage(message));
         }
         let masks = args.mask.as_deref().map(|path| Masks::open(path, rows, vocab_size as usize)).transpose()?;
-        let requests = args.params.as_deref().map(|path| requests::open(path, rows)).transpose()?;
+        let requests = args.params.as_deref().map(|path| requests::open(path, rows, vocab_size)).transpose()?;
         let job = Job { args, hidden, masks, history: args.sequence.history(), requests };
         for row in 0..rows {
             if job.draws(row) > MAX_DRAWS {
                 let message = format!("row {row}: n = {}, but a row has {MAX_DRAWS} draws at most", job.draws(row));
                 return Err(CommandError::usage(message));
             }
-            if let Err(message) = job.fits(row, vocab_size) {
-                return Err(CommandError::usage(message));
-            }
         }
         Ok(job)
-    }
-
-    /// Whether what the row asks for is there, of `vocab_size` tokens.
-    fn fits(&self, row: usize, vocab_size: u32) -> Result<(), String> {
-        let Some(request) = self.requests.as_ref().map(|requests| &requests[row]) else { return Ok(()) };
-        let fields = request.params.fields();
-        let lists = [
-            ("allowed_token_ids", fields.allowed_token_ids.as_deref().and_then(|ids| ids.iter().max())),
-            ("logit_bias", fields.logit_bias.keys().next_back()),
-            ("banned_token_ids", fields.banned_token_ids.iter().max()),
-            ("stop_token_ids", fields.stop_token_ids.iter().max()),
-        ];
-        if let Some((field, token)) = lists.into_iter().find(|(_, last)| last.is_some_and(|&last| last >= vocab_size)) {
-            let token = token.copied().unwrap_or_default();
-            return Err(format!("row {row}: {field} names token {token}, but there are {vocab_size} tokens"));
-        }
-        match fields.logprobs.filter(|&most| most > vocab_size) {
-            Some(most) => Err(format!("row {row}: logprobs = {most}, but there are {vocab_size} tokens")),
-            None => Ok(()),
-        }
     }
 
     /// Draws of a row.

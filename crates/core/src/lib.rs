@@ -16,7 +16,7 @@
 //! | [`filters`], [`selection`] | top-k, top-p and their kin, and which tokens they keep | |
 //! | [`moments`] | mean and deviation of a row, order-independent | |
 //! | [`history`], [`repetitions`], [`adjustments`] | a sequence's tokens, and the penalties, bans and biases of a row | |
-//! | [`sampling_params`] | [`SamplingParams`]: the parameters of a request, owned, as JSON has them | |
+//! | [`sampling_params`] | [`SamplingParams`]: the parameters of a request, owned, with the names that JSON has | |
 //! | [`knob`] | the knobs by name, and sets of them | |
 //! | [`stream_head`] | [`StreamHead`]: a head whose weight arrives block by block | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |

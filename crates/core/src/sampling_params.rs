@@ -1,9 +1,11 @@
-//! The parameters of a request, owned: made by a builder or (feature `serde`) read from JSON, checked once, and lent to a
-//! call as [`RowParams`] at every step.
+//! The parameters of a request, owned: set one by one or (feature `serde`) read from JSON, checked once against a
+//! vocabulary, and lent to a call as [`RowParams`] at every step.
 //!
-//! Fields have the names of vLLM's `SamplingParams`, so that the sampling part of a request maps without a table; what
-//! vLLM does not have is named as in [`RowParams`]. Fields that are not known are refused, not dropped: what is no
-//! matter of the draw (`max_tokens`, `stop`, ...) must be taken out before.
+//! Fields have the names of vLLM's `SamplingParams`, so that the sampling part of a request maps without a table: `null`
+//! stands for a field's default, -1 for no seed, every token (`top_k`) and all log-probabilities. What vLLM does not have is
+//! named as in [`RowParams`]. Fields that are not known are refused, not dropped: what is no matter of the draw
+//! (`max_tokens`, `stop`, ...) must be taken out before. Two things differ: `logit_bias` is not clamped to ±100, and
+//! `logprobs_mode`, which vLLM has for all requests alike, is the processed ones unless said.
 
 use crate::error::RowError;
 use crate::filters::Order;
@@ -13,21 +15,32 @@ use crate::params::{LogprobsMode, RowParams};
 use std::collections::BTreeMap;
 
 /// A field with a value that means nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {reason}")]
 pub struct ParamsError {
     /// The field's name.
     pub field: &'static str,
     /// What is wrong with it.
-    pub reason: &'static str,
+    pub reason: String,
+}
+
+/// The type that a field is read as: the last one.
+#[cfg(feature = "serde")]
+macro_rules! read_as {
+    ($type:ty) => {
+        $type
+    };
+    ($type:ty, $read:ty) => {
+        $read
+    };
 }
 
 macro_rules! fields {
-    ($($(#[$doc:meta])* $field:ident: $type:ty = $default:expr;)*) => {
+    ($($(#[$doc:meta])* $field:ident: $type:ty $([$read:ty])? = $default:expr;)*) => {
         /// The fields of [`SamplingParams`], to be set one by one and checked by
         /// [`build`](SamplingParamsBuilder::build). The default has every knob off.
         #[derive(Clone, Debug, PartialEq)]
-        #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(default, deny_unknown_fields))]
+        #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(from = "Read"))]
         pub struct SamplingParamsBuilder {
             $($(#[$doc])* pub $field: $type,)*
         }
@@ -48,6 +61,21 @@ macro_rules! fields {
                 }
             )*
         }
+
+        /// The fields as they are read: `null` is the default.
+        #[cfg(feature = "serde")]
+        #[derive(Default, serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        struct Read {
+            $($field: Option<read_as!($type $(, $read)?)>,)*
+        }
+
+        #[cfg(feature = "serde")]
+        impl From<Read> for SamplingParamsBuilder {
+            fn from(read: Read) -> Self {
+                SamplingParamsBuilder { $($field: read.$field.map_or($default, Into::into),)* }
+            }
+        }
     };
 }
 
@@ -63,7 +91,7 @@ fields! {
     /// See [`RowParams::min_p`].
     min_p: f32 = 0.0;
     /// The key of the noise; `None` = the caller's.
-    seed: Option<u64> = None;
+    seed: Option<u64> [Seed] = None;
     /// See [`RowParams::presence_penalty`].
     presence_penalty: f32 = 0.0;
     /// See [`RowParams::frequency_penalty`].
@@ -80,8 +108,8 @@ fields! {
     min_tokens: u32 = 0;
     /// See [`RowParams::stop_token_ids`].
     stop_token_ids: Vec<u32> = Vec::new();
-    /// See [`RowParams::logprobs`].
-    logprobs: Option<u32> = None;
+    /// See [`RowParams::logprobs`]; `u32::MAX` = all.
+    logprobs: Option<u32> [Most] = None;
     /// See [`RowParams::logprobs_mode`]. (vLLM has this for all requests alike, and its default is the raw ones.)
     logprobs_mode: LogprobsMode = LogprobsMode::Processed;
     /// See [`RowParams::top_n_sigma`].
@@ -112,10 +140,76 @@ fields! {
     kept: bool = false;
 }
 
-/// The parameters of a request, checked.
+/// A seed; -1 is none.
+#[cfg(feature = "serde")]
+struct Seed(Option<u64>);
+
+#[cfg(feature = "serde")]
+impl From<Seed> for Option<u64> {
+    fn from(seed: Seed) -> Self {
+        seed.0
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Seed {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        or_minus_one(deserializer).map(Seed)
+    }
+}
+
+/// A number of log-probabilities; -1 is all.
+#[cfg(feature = "serde")]
+struct Most(u32);
+
+#[cfg(feature = "serde")]
+impl From<Most> for Option<u32> {
+    fn from(most: Most) -> Self {
+        Some(most.0)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Most {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let most = or_minus_one(deserializer)?;
+        let most = most.map_or(Ok(u32::MAX), u32::try_from);
+        most.map(Most).map_err(|_| serde::de::Error::custom("the number of log-probabilities must be below 2^32"))
+    }
+}
+
+/// A number that is not negative; `None` for -1.
+#[cfg(feature = "serde")]
+fn or_minus_one<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    use serde::de::{Error, Unexpected, Visitor};
+
+    struct OrMinusOne;
+
+    impl Visitor<'_> for OrMinusOne {
+        type Value = Option<u64>;
+
+        fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+            f.write_str("an integer of at least -1")
+        }
+
+        fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
+            Ok(Some(value))
+        }
+
+        fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
+            match (u64::try_from(value), value) {
+                (Ok(value), _) => Ok(Some(value)),
+                (_, -1) => Ok(None),
+                _ => Err(E::invalid_value(Unexpected::Signed(value), &self)),
+            }
+        }
+    }
+
+    deserializer.deserialize_any(OrMinusOne)
+}
+
+/// The parameters of a request, checked for a vocabulary.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(try_from = "SamplingParamsBuilder", into = "SamplingParamsBuilder"))]
 pub struct SamplingParams {
     fields: SamplingParamsBuilder,
     /// `logit_bias` as rows take it.
@@ -125,12 +219,12 @@ pub struct SamplingParams {
 }
 
 impl SamplingParamsBuilder {
-    /// Checks the values.
+    /// Checks the values, for a vocabulary of `vocab_size` tokens. A `logprobs` of `u32::MAX` becomes `vocab_size`.
     ///
     /// # Errors
-    /// The first field whose value means nothing.
-    pub fn build(mut self) -> Result<SamplingParams, ParamsError> {
-        let refuse = |field, reason| Err(ParamsError { field, reason });
+    /// The first field whose value means nothing, or that names a token beyond the vocabulary.
+    pub fn build(mut self, vocab_size: u32) -> Result<SamplingParams, ParamsError> {
+        let refuse = |field, reason: &str| Err(ParamsError { field, reason: reason.into() });
         if self.top_k < -1 {
             return refuse("top_k", "must be at least -1");
         }
@@ -140,12 +234,17 @@ impl SamplingParamsBuilder {
         if self.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
             return refuse("allowed_token_ids", "must name a token");
         }
-        if self.allowed_token_ids.iter().flatten().any(|&token| token == u32::MAX) {
-            return refuse("allowed_token_ids", "names a token beyond every vocabulary");
+        self.check_tokens(vocab_size)?;
+        match self.logprobs {
+            Some(u32::MAX) => self.logprobs = Some(vocab_size),
+            Some(most) if most > vocab_size => {
+                return refuse("logprobs", &format!("is {most}, but there are {vocab_size} tokens"));
+            }
+            _ => {}
         }
         self.dry_sequence_breakers.sort_unstable();
         let mask = self.allowed_token_ids.as_ref().map(|tokens| {
-            let mut mask = vec![0u32; tokens.iter().max().map_or(0, |&last| (last >> 5) as usize + 1)];
+            let mut mask = vec![0u32; vocab_size.div_ceil(32) as usize];
             tokens.iter().for_each(|token| mask[(token >> 5) as usize] |= 1 << (token & 31));
             mask
         });
@@ -154,6 +253,25 @@ impl SamplingParamsBuilder {
         match params.row(0, 0, None).check_values() {
             Err(RowError::Invalid { knob, reason }) => refuse(field_of(knob), reason),
             _ => Ok(params),
+        }
+    }
+
+    /// Whether the vocabulary has the tokens that are named. (Those of `dry_sequence_breakers` may be placeholders, like
+    /// those of a [`History`].)
+    fn check_tokens(&self, vocab_size: u32) -> Result<(), ParamsError> {
+        let last = [
+            ("allowed_token_ids", self.allowed_token_ids.iter().flatten().max()),
+            ("logit_bias", self.logit_bias.keys().next_back()),
+            ("banned_token_ids", self.banned_token_ids.iter().max()),
+            ("stop_token_ids", self.stop_token_ids.iter().max()),
+        ];
+        match last.into_iter().find(|(_, token)| token.is_some_and(|&token| token >= vocab_size)) {
+            Some((field, token)) => {
+                let token = token.copied().unwrap_or_default();
+                let reason = format!("names token {token}, but there are {vocab_size} tokens");
+                Err(ParamsError { field, reason })
+            }
+            None => Ok(()),
         }
     }
 }
@@ -221,20 +339,6 @@ impl SamplingParams {
     }
 }
 
-impl TryFrom<SamplingParamsBuilder> for SamplingParams {
-    type Error = ParamsError;
-
-    fn try_from(fields: SamplingParamsBuilder) -> Result<Self, ParamsError> {
-        fields.build()
-    }
-}
-
-impl From<SamplingParams> for SamplingParamsBuilder {
-    fn from(params: SamplingParams) -> Self {
-        params.fields
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,7 +346,7 @@ mod tests {
 
     #[test]
     fn the_default_is_the_default_row() {
-        let params = SamplingParams::builder().build().unwrap();
+        let params = SamplingParams::builder().build(300).unwrap();
         assert_eq!(params.row(0, 0, None), RowParams::default());
         assert!(params.row(0, 0, None).enabled().is_empty());
     }
@@ -256,7 +360,7 @@ mod tests {
             .logit_bias([(9, 1.5), (2, -1.0)].into())
             .allowed_token_ids(Some(vec![40, 2]))
             .dry_sequence_breakers(vec![7, 3])
-            .build()
+            .build(300)
             .unwrap();
         let row = params.row(11, 5, None);
         assert_eq!((row.temperature, row.top_k, row.draws, row.seed, row.position), (0.5, 0, 3, 11, 5));
@@ -264,7 +368,7 @@ mod tests {
         assert_eq!(row.dry_sequence_breakers, [3, 7]);
         let mask = row.mask.unwrap();
         assert!((0..70).all(|token| allowed(mask, token) == [40, 2].contains(&token)));
-        let seeded = SamplingParams::builder().seed(Some(8)).build().unwrap();
+        let seeded = SamplingParams::builder().seed(Some(8)).build(300).unwrap();
         assert_eq!(seeded.row(11, 5, None).seed, 8);
     }
 
@@ -285,9 +389,15 @@ mod tests {
             (b().repetition_penalty(0.0), "repetition_penalty must be finite and above 0"),
             (b().logit_bias(bias(f32::NAN)), "logit_bias has a value that is NaN or +inf"),
             (b().allowed_token_ids(Some(vec![])), "allowed_token_ids must name a token"),
-            (b().allowed_token_ids(Some(vec![!0])), "allowed_token_ids names a token beyond every vocabulary"),
-            (b().banned_token_ids(vec![!0]), "banned_token_ids names a token beyond the vocabulary"),
-            (b().stop_token_ids(vec![!0]), "stop_token_ids names a token beyond the vocabulary"),
+            (
+                b().allowed_token_ids(Some(vec![!1])),
+                "allowed_token_ids names token 4294967294, but there are 300 tokens",
+            ),
+            (b().allowed_token_ids(Some(vec![300, 2])), "allowed_token_ids names token 300, but there are 300 tokens"),
+            (b().logit_bias([(300, 1.0)].into()), "logit_bias names token 300, but there are 300 tokens"),
+            (b().banned_token_ids(vec![!0]), "banned_token_ids names token 4294967295, but there are 300 tokens"),
+            (b().stop_token_ids(vec![2, 300]), "stop_token_ids names token 300, but there are 300 tokens"),
+            (b().logprobs(Some(301)), "logprobs is 301, but there are 300 tokens"),
             (b().top_n_sigma(-1.0), "top_n_sigma must be finite and not negative"),
             (b().epsilon_cutoff(2.0), "epsilon_cutoff must be between 0 and 1"),
             (b().typical_p(0.0), "typical_p must be above 0 and at most 1"),
@@ -298,7 +408,7 @@ mod tests {
             (b().dry_penalty_last_n(-2), "dry_penalty_last_n must be at least -1"),
         ];
         for (builder, says) in cases {
-            assert_eq!(builder.build().unwrap_err().to_string(), says);
+            assert_eq!(builder.build(300).unwrap_err().to_string(), says);
         }
     }
 
@@ -309,22 +419,47 @@ mod tests {
             "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"11": -1.5, "2": 3},
             "allowed_token_ids": null, "min_tokens": 4, "stop_token_ids": [2], "logprobs": 5,
             "logprobs_mode": "raw_logprobs", "order": "llama-cpp"}"#;
-        let params: SamplingParams = serde_json::from_str(json).unwrap();
+        let read = |json: &str| serde_json::from_str::<SamplingParamsBuilder>(json);
+        let params = read(json).unwrap().build(300).unwrap();
         let row = params.row(0, 0, None);
         assert_eq!((row.draws, row.temperature, row.top_k, row.seed, row.logprobs), (2, 0.7, 0, 42, Some(5)));
         assert_eq!((row.logit_bias, row.stop_token_ids), (&[(2, 3.0), (11, -1.5)][..], &[2][..]));
         assert_eq!((row.logprobs_mode, row.order), (LogprobsMode::Raw, Order::LlamaCpp));
-        let again = serde_json::to_string(&params).unwrap();
-        assert_eq!(serde_json::from_str::<SamplingParams>(&again).unwrap(), params);
+        let again = serde_json::to_string(params.fields()).unwrap();
+        assert_eq!(&read(&again).unwrap(), params.fields());
         for (json, says) in [
             (r#"{"max_tokens": 5}"#, "unknown field `max_tokens`"),
-            (r#"{"top_p": 2}"#, "top_p must be above 0 and at most 1"),
-            (r#"{"temperature": 1e99}"#, "temperature must be finite"),
             (r#"{"top_k": 0.5}"#, "invalid type: floating point"),
+            (r#"{"seed": -2}"#, "invalid value: integer `-2`, expected an integer of at least -1"),
+            (r#"{"logprobs": 4294967296}"#, "must be below 2^32"),
             (r#"{"n": 1, "n": 2}"#, "duplicate field `n`"),
         ] {
-            let error = serde_json::from_str::<SamplingParams>(json).unwrap_err().to_string();
+            let error = read(json).unwrap_err().to_string();
             assert!(error.contains(says), "{json}: {error}");
         }
+        for (json, says) in [(r#"{"top_p": 2}"#, "top_p must be"), (r#"{"temperature": 1e99}"#, "temperature must be")]
+        {
+            assert!(read(json).unwrap().build(300).unwrap_err().to_string().starts_with(says), "{json}");
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn null_is_the_default_and_minus_one_is_none_or_all() {
+        // What vLLM's own defaults look like in a request, and every field as null.
+        let defaults = r#"{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+            "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": null, "stop_token_ids": null,
+            "min_tokens": 0, "logprobs": null, "logit_bias": null, "allowed_token_ids": null}"#;
+        let default = SamplingParamsBuilder::default();
+        assert_eq!(serde_json::from_str::<SamplingParamsBuilder>(defaults).unwrap(), default);
+        let serde_json::Value::Object(mut fields) = serde_json::to_value(&default).unwrap() else { panic!() };
+        fields.values_mut().for_each(|value| *value = serde_json::Value::Null);
+        assert_eq!(serde_json::from_value::<SamplingParamsBuilder>(fields.into()).unwrap(), default);
+
+        let read: SamplingParamsBuilder = serde_json::from_str(r#"{"seed": -1, "logprobs": -1, "top_k": -1}"#).unwrap();
+        assert_eq!((read.seed, read.logprobs, read.top_k), (None, Some(u32::MAX), -1));
+        assert_eq!(read.build(300).unwrap().row(5, 0, None).logprobs, Some(300));
+        let seed = r#"{"seed": 18446744073709551615}"#;
+        assert_eq!(serde_json::from_str::<SamplingParamsBuilder>(seed).unwrap().seed, Some(u64::MAX));
     }
 }

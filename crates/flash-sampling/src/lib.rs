@@ -38,7 +38,7 @@
 //! | `cuda` | no | the CUDA backend: tiled, grouped and online, on GPUs of compute capability 8.0 and up; needs no CUDA to build |
 //! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; needs no NCCL to build |
 //! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
-//! | `serde` | no | [`SamplingParams`] from and to JSON and its kin |
+//! | `serde` | no | [`SamplingParamsBuilder`] from and to JSON and its kin |
 //! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF
 //!
 //! Without any feature there remains the reference, which is exact and slow.

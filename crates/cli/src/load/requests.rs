@@ -1,7 +1,7 @@
-//! Files of row parameters: the JSON of [`SamplingParams`], with the tokens of the sequence so far.
+//! Files of row parameters: the JSON of [`SamplingParamsBuilder`], with the tokens of the sequence so far.
 
 use crate::load::{LoadError, Problem};
-use flash_sampling::{History, SamplingParams};
+use flash_sampling::{History, SamplingParams, SamplingParamsBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -15,33 +15,34 @@ pub struct Request {
     pub history: Option<History>,
 }
 
-/// Reads the parameters of `rows` rows.
+/// Reads the parameters of `rows` rows, for a vocabulary.
 ///
 /// # Errors
 /// What is wrong with the file, and with which of its rows.
-pub fn open(path: &Path, rows: usize) -> Result<Vec<Request>, LoadError> {
+pub fn open(path: &Path, rows: usize, vocab_size: u32) -> Result<Vec<Request>, LoadError> {
     let text = std::fs::read_to_string(path).map_err(|error| Problem::Io(error).at(path))?;
-    parse(&text, rows).map_err(|problem| problem.at(path))
+    parse(&text, rows, vocab_size).map_err(|problem| problem.at(path))
 }
 
 /// Parses one object, which stands for every row, or an array with one object a row. An object has the fields of
-/// [`SamplingParams`], and `prompt_token_ids` and `output_token_ids` where penalties need them.
+/// [`SamplingParamsBuilder`], and `prompt_token_ids` and `output_token_ids` where penalties need them.
 ///
 /// # Errors
 /// [`Problem::Format`], which names the row and the field.
-pub fn parse(text: &str, rows: usize) -> Result<Vec<Request>, Problem> {
+pub fn parse(text: &str, rows: usize, vocab_size: u32) -> Result<Vec<Request>, Problem> {
     let invalid = |reason| Problem::Format { format: "parameter", reason };
     match serde_json::from_str(text).map_err(|error| invalid(error.to_string()))? {
         Value::Array(all) if all.len() != rows => Err(invalid(format!("it has {} objects for {rows} rows", all.len()))),
         Value::Array(all) => {
-            let of_row = |(row, value)| request(value).map_err(|reason| invalid(format!("row {row}: {reason}")));
+            let of_row =
+                |(row, value)| request(value, vocab_size).map_err(|reason| invalid(format!("row {row}: {reason}")));
             all.into_iter().enumerate().map(of_row).collect()
         }
-        value => Ok(vec![request(value).map_err(invalid)?; rows]),
+        value => Ok(vec![request(value, vocab_size).map_err(invalid)?; rows]),
     }
 }
 
-fn request(mut value: Value) -> Result<Request, String> {
+fn request(mut value: Value, vocab_size: u32) -> Result<Request, String> {
     let Some(fields) = value.as_object_mut() else { return Err("it is no object".into()) };
     let mut tokens = |field: &str| match fields.remove(field) {
         None | Some(Value::Null) => Ok(None),
@@ -53,7 +54,8 @@ fn request(mut value: Value) -> Result<Request, String> {
         history.extend(output.unwrap_or_default());
         history
     });
-    let params = SamplingParams::deserialize(value).map_err(|error| error.to_string())?;
+    let fields = SamplingParamsBuilder::deserialize(value).map_err(|error| error.to_string())?;
+    let params = fields.build(vocab_size).map_err(|error| error.to_string())?;
     Ok(Request { params, history })
 }
 
@@ -63,11 +65,11 @@ mod tests {
 
     #[test]
     fn one_object_stands_for_every_row_and_an_array_for_one_each() {
-        let same = parse(r#"{"top_k": 5, "prompt_token_ids": [1, 2], "output_token_ids": [3]}"#, 3).unwrap();
+        let same = parse(r#"{"top_k": 5, "prompt_token_ids": [1, 2], "output_token_ids": [3]}"#, 3, 100).unwrap();
         assert_eq!(same.len(), 3);
         assert_eq!(same[2].params.fields().top_k, 5);
         assert_eq!(same[2].history.as_ref().unwrap().tokens(), [1, 2, 3]);
-        let each = parse(r#"[{"n": 1}, {"n": 2, "logit_bias": {"7": -1}}]"#, 2).unwrap();
+        let each = parse(r#"[{"n": 1}, {"n": 2, "logit_bias": {"7": -1}}]"#, 2, 100).unwrap();
         assert_eq!((each[1].params.fields().n, each[1].params.row(0, 0, None).logit_bias), (2, &[(7, -1.0)][..]));
         assert!(each[1].history.is_none());
     }
@@ -82,8 +84,9 @@ mod tests {
             (r#"{"max_tokens": 7}"#, "unknown field `max_tokens`"),
             (r#"{"prompt_token_ids": ["a"]}"#, "prompt_token_ids: invalid type"),
             (r#"{"logit_bias": {"x": 1}}"#, "invalid"),
+            (r#"[{}, {"stop_token_ids": [100]}]"#, "row 1: stop_token_ids names token 100, but there are 100 tokens"),
         ] {
-            let error = parse(text, 2).unwrap_err().to_string();
+            let error = parse(text, 2, 100).unwrap_err().to_string();
             assert!(error.contains(says), "{text}: {error}");
         }
     }

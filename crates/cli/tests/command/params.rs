@@ -33,6 +33,7 @@ fn a_file_gives_what_its_flags_give() {
         r#"{"logprobs": 2, "logprobs_mode": "raw_logprobs", "temperature": 0.2, "n": 3000}"#,
         "--logprobs 2 --logprobs-mode raw --temperature 0.2 --draws 3000",
     );
+    same(r#"{"logprobs": -1, "seed": -1, "stop_token_ids": null, "n": 3}"#, "--logprobs 300 --draws 3");
     let file = files.bytes("seed.json", br#"{"n": 9}"#);
     let seeded = run(&with(&head, &format!("--params {file} --seed 5"))).tokens();
     assert_eq!(seeded, run(&with(&head, "--draws 9 --seed 5")).tokens());
@@ -83,9 +84,9 @@ fn bad_parameters_are_one_clear_line() {
     refused("[{}]", "it has 1 objects for 3 rows");
     refused(r#"{"n": 0}"#, "n must be at least 1");
     refused(r#"{"n": 20000000}"#, "row 0: n = 20000000, but a row has 10000000 draws at most");
-    refused(r#"{"logit_bias": {"300": 1}}"#, "row 0: logit_bias names token 300, but there are 300 tokens");
-    refused(r#"{"allowed_token_ids": [1, 400]}"#, "row 0: allowed_token_ids names token 400");
-    refused(r#"{"logprobs": 301}"#, "row 0: logprobs = 301, but there are 300 tokens");
+    refused(r#"{"logit_bias": {"300": 1}}"#, "logit_bias names token 300, but there are 300 tokens");
+    refused(r#"[{}, {"allowed_token_ids": [1, 400]}, {}]"#, "row 1: allowed_token_ids names token 400");
+    refused(r#"{"logprobs": 301}"#, "logprobs is 301, but there are 300 tokens");
     run(&with(&head, "--params /nonexistent/p.json")).assert_refused("/nonexistent/p.json: No such file");
     let file = files.bytes("p.json", b"{}");
     run(&with(&head, &format!("--params {file} --top-k 5"))).assert_refused("cannot be used with");
