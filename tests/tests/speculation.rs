@@ -6,8 +6,8 @@
 use flash_sampling_conformance::logits::softmax;
 use flash_sampling_conformance::report::ALPHA;
 use flash_sampling_conformance::statistics::Bins;
-use flash_sampling_core::speculation::{DraftLaw, Judgement, SpeculationError, judge};
-use flash_sampling_core::{Domain, Noise, RowError, RowParams};
+use flash_sampling_core::speculation::{DraftLaw, Judgement, SpeculationError, accept, judge};
+use flash_sampling_core::{Domain, Noise, RowError, RowParams, Samples};
 
 const V: usize = 6;
 const BLOCK: u64 = 3;
@@ -183,17 +183,26 @@ fn laws_and_rows_that_mean_nothing_are_errors() {
     let row = RowParams::default();
     let of = |law: &[f32], token| judge(&[0.0; V], &row, token, DraftLaw::Dense(law)).unwrap_err();
     assert!(matches!(of(&[0.5, 0.5], 3), SpeculationError::Draft { token: 3, .. }));
-    assert!(matches!(of(&[f32::NAN; V], 3), SpeculationError::Draft { token: 3, .. }));
-    // Rejected, and then the law of another token is looked at.
-    let law = [0.5, f32::NAN, 0.5];
-    let met = (0..99).any(|position| {
-        let row = RowParams { position, ..row };
-        matches!(judge(&[0.0; V], &row, 0, DraftLaw::Dense(&law)), Err(SpeculationError::Draft { token: 1, .. }))
-    });
-    assert!(met, "a law with a NaN is never refused");
+    assert!(matches!(of(&[0.5, f32::NAN, 0.5], 0), SpeculationError::Draft { token: 1, .. }));
+    assert!(matches!(of(&[1.5, -0.5], 0), SpeculationError::Draft { token: 0, .. }));
+    assert_eq!(of(&[0.5, 0.4], 0).to_string(), "the draft's law must sum to 1");
+    let of = |law: &[(u32, f32)]| judge(&[0.0; V], &row, 2, DraftLaw::Sparse(law)).unwrap_err().to_string();
+    // With its tokens out of order a search for the drawn one would miss it.
+    assert_eq!(of(&[(2, 0.5), (1, 0.25), (0, 0.25)]), "the draft's law must have its tokens strictly ascending");
+    assert_eq!(of(&[(2, 0.5), (2, 0.5)]), "the draft's law must have its tokens strictly ascending");
+    assert_eq!(of(&[(2, 0.5)]), "the draft's law must sum to 1");
+    assert_eq!(of(&[(1, 1.0)]), "the draft's probability of token 2 must be above 0: it was drawn");
     let dead = judge(&[f32::NEG_INFINITY; V], &row, 0, DraftLaw::Sparse(&[(0, 1.0)])).unwrap_err();
     assert!(matches!(dead, SpeculationError::Row { place: 0, error: RowError::NoFiniteLogit }));
     let wrong = RowParams { top_p: 0.0, ..row };
     let invalid = judge(&[0.0; V], &wrong, 0, DraftLaw::Sparse(&[(0, 1.0)])).unwrap_err();
     assert_eq!(invalid.to_string(), "place 0 of the block: top_p must be above 0 and at most 1");
+}
+
+#[test]
+fn a_block_needs_a_row_more_than_tokens() {
+    for (first_row, rows) in [(0, 0), (7, 0)] {
+        let error = accept(&Samples::new(), first_row, &[4, 5]).unwrap_err();
+        assert!(matches!(error, SpeculationError::Block { rows: found, tokens: 2 } if found == rows));
+    }
 }

@@ -49,7 +49,7 @@ pub enum SpeculationError {
         /// Why.
         error: RowError,
     },
-    /// The draft's law cannot have given its token, or is no law.
+    /// The draft's law cannot have given its token, or has a probability that is none.
     #[error("the draft's probability of token {token} {reason}")]
     Draft {
         /// The token.
@@ -57,10 +57,16 @@ pub enum SpeculationError {
         /// What is wrong.
         reason: &'static str,
     },
+    /// The draft's law is no law.
+    #[error("the draft's law {reason}")]
+    Law {
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// A block of another size than the rows that judge it.
     #[error("{rows} rows for {tokens} draft tokens; one more than tokens are needed")]
     Block {
-        /// Rows of the input.
+        /// Rows of the input, or of the samples from the block's first row on.
         rows: usize,
         /// Tokens of the draft.
         tokens: usize,
@@ -78,7 +84,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// The rows for `draft`, one more than it has tokens.
+    /// The rows for `draft`, one more than it has tokens. Each takes a copy of the history, where there is one.
     pub fn new(row: RowParams<'a>, draft: &[u32]) -> Self {
         let mut histories = Vec::new();
         if let Some(history) = row.history {
@@ -107,8 +113,13 @@ impl<'a> Block<'a> {
 /// of several sequences may be rows of one call.
 ///
 /// # Errors
-/// [`SpeculationError::Row`] for a row that the verdict depends on; rows behind a token that was not accepted may fail.
+/// * [`SpeculationError::Row`] for a row that the verdict depends on; rows behind a token that was not accepted may fail.
+/// * [`SpeculationError::Block`] where `out` has fewer rows than the block.
 pub fn accept(out: &Samples, first_row: usize, draft: &[u32]) -> Result<Verdict, SpeculationError> {
+    let rows = out.len().saturating_sub(first_row);
+    if rows <= draft.len() {
+        return Err(SpeculationError::Block { rows, tokens: draft.len() });
+    }
     let draw = |place: usize| match out.row(first_row + place) {
         Ok(row) => Ok(row.token()),
         Err(error) => Err(SpeculationError::Row { place, error }),
@@ -157,6 +168,30 @@ impl DraftLaw<'_> {
             DraftLaw::Sparse(law) => law.binary_search_by_key(&token, |&(t, _)| t).map_or(0.0, |at| law[at].1),
         })
     }
+
+    /// Whether it is a law: ascending tokens, probabilities, and a sum of 1 to within a thousandth.
+    fn check(&self) -> Result<(), SpeculationError> {
+        let mut sum = 0.0;
+        let mut add = |token: u32, q: f32| {
+            sum += f64::from(q);
+            let valid = (0.0..=1.0).contains(&q);
+            let reason = "must be between 0 and 1";
+            if valid { Ok(()) } else { Err(SpeculationError::Draft { token, reason }) }
+        };
+        match self {
+            DraftLaw::Dense(law) => (0..).zip(*law).try_for_each(|(token, &q)| add(token, q))?,
+            DraftLaw::Sparse(law) => {
+                if !law.is_sorted_by(|a, b| a.0 < b.0) {
+                    return Err(SpeculationError::Law { reason: "must have its tokens strictly ascending" });
+                }
+                law.iter().try_for_each(|&(token, q)| add(token, q))?;
+            }
+        }
+        if (sum - 1.0).abs() > 1e-3 {
+            return Err(SpeculationError::Law { reason: "must sum to 1" });
+        }
+        Ok(())
+    }
 }
 
 /// What rejection does at one position.
@@ -178,6 +213,7 @@ pub enum Judgement {
 /// # Errors
 /// * [`SpeculationError::Row`]: the row's parameters, or no finite logit; place 0.
 /// * [`SpeculationError::Draft`]: `law` has no probability above 0 for `token`, or a probability that is none.
+/// * [`SpeculationError::Law`]: `law` has its tokens out of order, or does not sum to 1 (to within a thousandth).
 pub fn judge(
     logits: &[f32],
     row: &RowParams<'_>,
@@ -189,10 +225,10 @@ pub fn judge(
     let failed = |error| SpeculationError::Row { place: 0, error };
     let checked = row.check(adjustments.row(0), &CAN, &PLAN, logits.len() as u32).map_err(failed)?;
     let target = target_law(&checked, logits).map_err(failed)?;
-    let invalid = |token, reason| Err(SpeculationError::Draft { token, reason });
+    law.check()?;
     let q = law.of(token);
-    if !(q > 0.0 && q <= 1.0) {
-        return invalid(token, "must be above 0 and at most 1: it was drawn");
+    if q == 0.0 {
+        return Err(SpeculationError::Draft { token, reason: "must be above 0: it was drawn" });
     }
     let p = target.get(token as usize).copied().unwrap_or(0.0);
     if checked.noise.coin_of(Domain::Accept, checked.first_draw, 0) < p / q {
@@ -201,9 +237,6 @@ pub fn judge(
     let mut best = (f64::NEG_INFINITY, token);
     for (token, &p) in (0..).zip(&target) {
         let q = law.of(token);
-        if !(0.0..=1.0).contains(&q) {
-            return invalid(token, "must be between 0 and 1");
-        }
         if p > q {
             let score = (p - q).ln() + f64::from(checked.noise.gumbel(Domain::Residual, checked.first_draw, token));
             if score > best.0 {
