@@ -1,6 +1,7 @@
 //! The filters of a row: rules that keep some tokens and drop the others by how probable they are.
 
 use crate::error::RowError;
+use crate::moments::Moments;
 use crate::winner::Candidate;
 
 /// Where the filters stand, and in which order they run.
@@ -51,15 +52,18 @@ pub struct Filters {
     /// What turns a logit that filters look at into the logit drawn with: one over the temperature in
     /// [`Order::LlamaCpp`], otherwise 1.
     pub rescale: f32,
+    /// What the logits that filters look at were divided by: 1 in [`Order::LlamaCpp`].
+    pub temperature: f32,
 }
 
 impl Filters {
     /// Number of kinds of filters.
     pub const MAX: usize = 7;
 
-    /// The filters that are on, first to last; each kind comes once at most, so that there is room for all.
+    /// The filters that are on, first to last, at temperature 1; each kind comes once at most, so that there is room for
+    /// all.
     pub fn new(steps: [Option<Filter>; Filters::MAX], rescale: f32) -> Self {
-        let mut filters = Filters { steps: [Filter::TopK(u32::MAX); Filters::MAX], len: 0, rescale };
+        let mut filters = Filters { steps: [Filter::TopK(u32::MAX); Filters::MAX], len: 0, rescale, temperature: 1.0 };
         for (slot, step) in filters.steps.iter_mut().zip(steps.into_iter().flatten()) {
             *slot = step;
             filters.len += 1;
@@ -116,6 +120,11 @@ impl Filters {
             Some(Filter::MinP(p)) => largest + p.ln() - 1e-3 * (1.0 + largest.abs()),
             _ => f32::NEG_INFINITY,
         }
+    }
+
+    /// Moments for the row's logits, empty.
+    pub fn moments(&self) -> Moments {
+        Moments::of_temperature(self.temperature)
     }
 
     /// Whether any filter needs the row's moments.

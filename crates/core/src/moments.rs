@@ -1,6 +1,6 @@
 //! Count, mean and standard deviation of a set of logits, whatever the order.
 
-/// 2^12: logits are rounded to multiples of 2^-12 nat.
+/// 2^12: logits are rounded to multiples of 2^-12 nat before the temperature.
 const SCALE: f32 = 4096.0;
 /// 2^40: where a rounded logit ends.
 const LIMIT: f32 = 1_099_511_627_776.0;
@@ -8,20 +8,34 @@ const LIMIT: f32 = 1_099_511_627_776.0;
 /// Sums of logits and of their squares as integers, so that the result does not depend on the order, the tiles or the
 /// shards: [`merge`](Moments::merge) is associative and commutative with the empty set as identity.
 ///
-/// A logit counts as the nearest multiple of 2^-12, and as 2^28 at most in size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Before its temperature a logit counts as the nearest multiple of 2^-12, and as 2^28 at most in size; so what the moments
+/// say in deviations does not depend on the temperature.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moments {
     count: u64,
     sum: i128,
     squares: u128,
+    /// What turns a logit into steps of the grid.
+    scale: f32,
+}
+
+impl Default for Moments {
+    fn default() -> Self {
+        Moments::of_temperature(1.0)
+    }
 }
 
 impl Moments {
+    /// No logits yet; they will have been divided by a temperature. Sets are merged with those of the same one.
+    pub fn of_temperature(temperature: f32) -> Self {
+        Moments { count: 0, sum: 0, squares: 0, scale: (SCALE * temperature).min(f32::MAX) }
+    }
+
     /// Adds a logit; `-inf` adds nothing. `logit` must not be NaN.
     #[inline]
     pub fn push(&mut self, logit: f32) {
         if logit > f32::NEG_INFINITY {
-            let rounded = (logit * SCALE).round_ties_even().clamp(-LIMIT, LIMIT) as i64;
+            let rounded = (logit * self.scale).round_ties_even().clamp(-LIMIT, LIMIT) as i64;
             self.count += 1;
             self.sum += i128::from(rounded);
             self.squares += u128::from(rounded.unsigned_abs()).pow(2);
@@ -42,7 +56,7 @@ impl Moments {
 
     /// The mean, in nats; 0 of no logits.
     pub fn mean(&self) -> f64 {
-        self.sum as f64 / self.count.max(1) as f64 / f64::from(SCALE)
+        self.sum as f64 / self.count.max(1) as f64 / f64::from(self.scale)
     }
 
     /// The standard deviation of the whole set (not of a sample), in nats.
@@ -54,7 +68,7 @@ impl Moments {
             (Some(a), Some(b)) => a.saturating_sub(b) as f64,
             _ => (n as f64 * self.squares as f64 - (self.sum as f64).powi(2)).max(0.0),
         };
-        spread.sqrt() / n as f64 / f64::from(SCALE)
+        spread.sqrt() / n as f64 / f64::from(self.scale)
     }
 }
 
@@ -77,6 +91,23 @@ mod tests {
             prop_assert!((merged.mean() - mean).abs() < 2e-4);
             prop_assert!((merged.deviation() - variance.sqrt()).abs() < 3e-4);
         }
+    }
+
+    #[test]
+    fn a_temperature_takes_nothing_from_the_deviation() {
+        let logits: Vec<f32> = (0..1000).map(|i| (i * 7 % 101) as f32 * 0.1).collect();
+        let of = |temperature: f32| {
+            let mut m = Moments::of_temperature(temperature);
+            logits.iter().for_each(|&l| m.push(l * (1.0 / temperature)));
+            (m.mean() * f64::from(temperature), m.deviation() * f64::from(temperature))
+        };
+        let want = of(1.0);
+        for temperature in [1e-30f32, 0.01, 1e4, 1e8, 1e30] {
+            let found = of(temperature);
+            assert!((found.0 - want.0).abs() < 1e-4 && (found.1 - want.1).abs() < 1e-4, "{temperature}: {found:?}");
+        }
+        let hottest = Moments::of_temperature(f32::MAX);
+        assert!(hottest.mean() == 0.0 && hottest.deviation() == 0.0);
     }
 
     #[test]

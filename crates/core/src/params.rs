@@ -376,7 +376,12 @@ impl<'a> RowParams<'a> {
             Order::HuggingFace => [sigma, top_k, top_p, min_p, typical, epsilon, xtc],
             Order::LlamaCpp => [sigma, top_k, typical, top_p, min_p, epsilon, xtc],
         };
-        Filters::new(steps, if self.order == Order::LlamaCpp { inv_temperature } else { 1.0 })
+        let mut filters = Filters::new(steps, 1.0);
+        match self.order {
+            Order::LlamaCpp => filters.rescale = inv_temperature,
+            _ => filters.temperature = self.temperature,
+        }
+        filters
     }
 }
 
@@ -407,6 +412,16 @@ mod tests {
         let others = RowParams { top_k: 2, top_p: 0.5, min_p: 0.1, top_n_sigma: 1.0, epsilon_cutoff: 0.1, ..greedy };
         assert!(checked(others).unwrap().filters.is_none());
         assert!(checked(RowParams { xtc_threshold: 0.01, ..greedy }).is_ok());
+    }
+
+    #[test]
+    fn filters_know_the_temperature_that_comes_before_them() {
+        let of = |order| {
+            let row = checked(RowParams { top_n_sigma: 1.0, temperature: 8.0, order, ..RowParams::default() }).unwrap();
+            row.filters.map(|f| (f.temperature, f.rescale))
+        };
+        assert_eq!((of(Order::Vllm), of(Order::HuggingFace)), (Some((8.0, 1.0)), Some((8.0, 1.0))));
+        assert_eq!(of(Order::LlamaCpp), Some((1.0, 0.125)));
     }
 
     #[test]

@@ -70,7 +70,7 @@ fn list_len(row: &Row<'_>, filters: &Filters, frontiers: bool) -> usize {
 impl FilterState {
     /// Empties it for a row's first pass; whether the row needs its masses.
     pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters) -> bool {
-        self.moments = Moments::default();
+        self.moments = filters.moments();
         self.most = f32::NEG_INFINITY;
         let listed = filters.most().is_some_and(|k| k <= LONG_LIST) || row.without_replacement || row.draws > FRONTIERS;
         self.used = if listed { 0 } else { row.draws as usize };

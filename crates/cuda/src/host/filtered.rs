@@ -9,7 +9,7 @@ use core::ops::Range;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::selection::Seen;
 use flash_sampling_core::{
-    Candidate, Domain, Filters, MassHistogram, Moments, RowError, Samples, Selection, Selector, TopList, Winner, params,
+    Candidate, Domain, Filters, MassHistogram, RowError, Samples, Selection, Selector, TopList, Winner, params,
 };
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ impl Filtered {
                 if !row.is_open {
                     continue;
                 }
-                let mut moments = Moments::default();
+                let mut moments = filters.moments();
                 if filters.need_moments() {
                     stored.read(source, stream)?.iter().for_each(|&logit| moments.push(logit));
                 }
