@@ -415,6 +415,21 @@ mod tests {
     }
 
     #[test]
+    fn the_coin_of_top_choices_falls_as_often_as_it_should() {
+        const ROWS: u64 = 40_000;
+        for (xtc_probability, at) in [(0.1f32, 0), (0.5, 1), (0.85, 2)] {
+            let heads = (0..ROWS).filter(|i| {
+                let row = RowParams { xtc_probability, seed: 7 + at, position: *i, ..RowParams::default() };
+                checked(row).unwrap().filters.is_some_and(|f| matches!(f.steps(), [Filter::Xtc(_)]))
+            });
+            let (p, heads) = (f64::from(xtc_probability), heads.count() as f64);
+            // Five deviations: one in 1.7 million.
+            let deviations = (heads - p * ROWS as f64) / (p * (1.0 - p) * ROWS as f64).sqrt();
+            assert!(deviations.abs() < 5.0, "{heads} of {ROWS} at {p}: {deviations} deviations");
+        }
+    }
+
+    #[test]
     fn filters_know_the_temperature_that_comes_before_them() {
         let of = |order| {
             let row = checked(RowParams { top_n_sigma: 1.0, temperature: 8.0, order, ..RowParams::default() }).unwrap();

@@ -49,9 +49,12 @@ fn filters<'a>(row: RowParams<'a>) -> Vec<(&'static str, RowParams<'a>)> {
     ]
 }
 
+/// The number of kept tokens, and their bitmap.
+type KeptTokens = Option<(u32, Vec<u32>)>;
+
 /// The bits of a row's result, and its kept tokens.
-fn outcome(out: &Samples, r: usize) -> Result<(RowBits, Option<Vec<u32>>), Broken> {
-    Ok((RowBits::of(out, r), out.row(r)?.kept.map(|kept| kept.tokens.to_vec())))
+fn outcome(out: &Samples, r: usize) -> Result<(RowBits, KeptTokens), Broken> {
+    Ok((RowBits::of(out, r), out.row(r)?.kept.map(|kept| (kept.count, kept.tokens.to_vec()))))
 }
 
 pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
@@ -85,6 +88,11 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
                 sampler.sample(problem.input(), &rows, &mut out)?;
                 reference.sample(problem.input(), &rows, &mut want)?;
                 for r in 0..rows.len() {
+                    let mass =
+                        |out: &Samples| -> Result<_, Broken> { Ok(out.row(r)?.kept.map_or(0.0, |kept| kept.log_mass)) };
+                    let (found, expected) = (mass(&out)?, mass(&want)?);
+                    let near = (found - expected).abs() < 1e-6;
+                    ensure!(near, "{name}, {order:?}, {what}, row {r}: the kept mass is {found}, not {expected}");
                     let (found, want) = (outcome(&out, r)?, outcome(&want, r)?);
                     ensure!(found == want, "{name}, {order:?}, {what}, row {r}: {found:?}, the reference has {want:?}");
                 }
@@ -112,14 +120,31 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
     let base = RowParams { temperature: 2.0, ..RowParams::default() };
     // At temperature 2 the probabilities are in proportion to the roots:
     // 0.157 0.143 0.128 0.101 0.091 0.079 0.072 0.064 0.056 0.045 0.032 0.032
+    let both = RowParams { min_p: 0.48, top_p: 0.8, ..base };
+    let typical = RowParams { top_p: 0.5, typical_p: 0.3, ..base };
     let cases = [
-        ("top_k 5", RowParams { top_k: 5, ..base }, 5),
-        ("top_p 0.5", RowParams { top_p: 0.5, ..base }, 4),
-        ("top_p 0.8", RowParams { top_p: 0.8, ..base }, 8),
-        ("min_p 0.48", RowParams { min_p: 0.48, ..base }, 6),
-        ("epsilon 0.06", RowParams { epsilon_cutoff: 0.06, ..base }, 8),
-        ("top_k 8, top_p 0.5 of its mass", RowParams { top_k: 8, top_p: 0.5, ..base }, 3),
-        ("llama.cpp's order, top_p 0.5", RowParams { top_p: 0.5, order: Order::LlamaCpp, ..base }, 3),
+        ("top_k 5", RowParams { top_k: 5, ..base }, 0..5),
+        ("top_p 0.5", RowParams { top_p: 0.5, ..base }, 0..4),
+        ("top_p 0.8", RowParams { top_p: 0.8, ..base }, 0..8),
+        ("min_p 0.48", RowParams { min_p: 0.48, ..base }, 0..6),
+        ("epsilon 0.06", RowParams { epsilon_cutoff: 0.06, ..base }, 0..8),
+        // The largest logit is 1.07 deviations above the fifth, and 1.34 above the sixth.
+        ("top_n_sigma 1.2", RowParams { top_n_sigma: 1.2, ..base }, 0..5),
+        // The entropy is 2.368; the nearest surprisals are those of 0.091, 0.101, 0.079 and 0.072, 0.342 together.
+        ("typical_p 0.3", RowParams { typical_p: 0.3, ..base }, 3..7),
+        ("xtc 0.1", RowParams { xtc_threshold: 0.1, xtc_probability: 1.0, ..base }, 3..12),
+        ("top_k 8, top_p 0.5 of its mass", RowParams { top_k: 8, top_p: 0.5, ..base }, 0..3),
+        ("llama.cpp's order, top_p 0.5", RowParams { top_p: 0.5, order: Order::LlamaCpp, ..base }, 0..3),
+        // Min-p first leaves 0.699, of which five tokens have 0.8; top-p first leaves eight tokens, of which min-p keeps
+        // six; before the temperature top-p leaves six, of which min-p keeps three.
+        ("vLLM's order, min_p and top_p", both, 0..5),
+        ("Hugging Face's order, min_p and top_p", RowParams { order: Order::HuggingFace, ..both }, 0..6),
+        ("llama.cpp's order, min_p and top_p", RowParams { order: Order::LlamaCpp, ..both }, 0..3),
+        // Of the four tokens of top-p the third and the second are typical. Before the temperature the third to the fifth
+        // are typical of all, and top-p keeps two of them.
+        ("vLLM's order, top_p and typical_p", typical, 1..3),
+        ("Hugging Face's order, top_p and typical_p", RowParams { order: Order::HuggingFace, ..typical }, 1..3),
+        ("llama.cpp's order, top_p and typical_p", RowParams { order: Order::LlamaCpp, ..typical }, 2..4),
     ];
     let mut sampler = trial.sampler(problem.head(), Plan { max_rows: rows, max_draws: 8, ..Plan::default() })?;
     let mut out = Samples::new();
@@ -129,7 +154,7 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
         }
         let halved: Vec<f32> = problem.raw_logits(0).iter().map(|l| l * 0.5).collect();
         let mut law = vec![0.0; p.len()];
-        law[..kept].copy_from_slice(&softmax(&halved[..kept]));
+        law[kept.clone()].copy_from_slice(&softmax(&halved[kept.clone()]));
         let mut tokens = Vec::new();
         for call in 0..trial.draws(40) as u64 {
             let rows: Vec<RowParams<'_>> = (0..rows as u64)
@@ -140,7 +165,7 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
                 tokens.extend(row?.draws.iter().map(|d| d.token as usize));
             }
         }
-        ensure!(tokens.iter().all(|&t| t < kept), "{what}: a token came that is not among the {kept} first");
+        ensure!(tokens.iter().all(|t| kept.contains(t)), "{what}: a token came that is not among {kept:?}");
         if let Some(outcome) = Bins::of(&law, &tokens, p.len(), |t| t).chi_square() {
             report.p_value(format!("{what}: tokens, chi-square"), tokens.len(), outcome.statistic, outcome.p);
         }

@@ -226,3 +226,36 @@ fn boundaries_are_included() {
     assert_eq!(kept(Filter::Xtc(0.2)), Selection::Listed(3..4));
     assert_eq!(kept(Filter::Xtc(0.26)), Selection::Listed(0..4));
 }
+
+#[test]
+fn a_mass_of_exactly_p_is_reached_among_many_equal_tokens() {
+    for n in [128u32, 1000, 30_011, 262_144] {
+        for logit in [0.0f32, 1.3, -77.7] {
+            let row = Row::new(&vec![logit; n as usize], 3);
+            for p in [0.125f32, 0.3, 0.5, 0.75, 0.9, 0.999, 1e-6] {
+                let filters = of(&[Filter::TopP(p)]);
+                // Exact: 24 bits times 18.
+                let want = (f64::from(p) * f64::from(n)).ceil() as usize;
+                let mut selector = Selector::default();
+                let whole = selector.select(&filters, &row.list(f32::NEG_INFINITY));
+                assert_eq!(whole, Selection::Listed(0..want), "{n} tokens of logit {logit}, p {p}");
+                // The first 64 alone, and the mass before the last kept token and before the next.
+                let seen = Seen::first(&row.sorted[..64], 64, &row.mass, &row.moments);
+                let first = selector.select(&filters, &seen);
+                if want <= 64 {
+                    assert_eq!(first, whole, "{n} tokens, p {p}");
+                    continue;
+                }
+                for (at, kept) in [(want - 1, true), (want, false)] {
+                    let Some(&point) = row.sorted.get(at) else { continue };
+                    let mut frontier = Frontier::default();
+                    frontier.push(point);
+                    let mut before = Before::new(point.place());
+                    before.extend_from_slice(0, &vec![logit; n as usize]);
+                    let found = selector.winner_knowing(&first, &seen, &frontier, &[before]);
+                    assert_eq!(found.is_ok(), kept, "{n} tokens of logit {logit}, p {p}, place {at}");
+                }
+            }
+        }
+    }
+}
