@@ -1,0 +1,151 @@
+//! Filters on the CPU, on rows that are long enough for several workers and for every way to decide them: one pass, a
+//! pass for the mass before a token, lists of a part and of the whole.
+
+mod backends;
+
+use backends::{Cpu, Kind};
+use flash_sampling_conformance::SamplerFactory;
+use flash_sampling_conformance::logits::LogitShape;
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::trial::RowBits;
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{DType, History, Order, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cpu::Isa;
+
+const THREADS: [usize; 3] = [1, 2, 7];
+
+fn widest() -> Isa {
+    Isa::best_for(DType::BF16, DType::BF16)
+}
+
+/// The bits of all rows, and the tokens that were kept.
+fn outcome(out: &Samples) -> Vec<(RowBits, Option<Vec<u32>>)> {
+    let kept = |r| out.row(r).ok().and_then(|row| row.kept).map(|kept| kept.tokens.to_vec());
+    (0..).zip(RowBits::all(out)).map(|(r, bits)| (bits, kept(r))).collect()
+}
+
+/// Compares the rows of calls with the reference, on any number of workers; the most passes that a row took.
+fn compare(name: &str, problem: &Problem, plan: Plan, calls: &[Vec<RowParams<'_>>]) -> u32 {
+    let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+    let factory = |threads| Cpu::new(Kind::Tiled, widest()).with_threads(threads);
+    let mut samplers = THREADS.map(|threads| factory(threads).build(problem.head(), plan).unwrap());
+    let (mut found, mut want, mut most) = (Samples::new(), Samples::new(), 0);
+    for (c, rows) in calls.iter().enumerate() {
+        reference.sample(problem.input(), rows, &mut want).unwrap();
+        let want = outcome(&want);
+        for (sampler, threads) in samplers.iter_mut().zip(THREADS) {
+            sampler.sample(problem.input(), rows, &mut found).unwrap();
+            for (r, (found, want)) in outcome(&found).iter().zip(&want).enumerate() {
+                assert!(found == want, "{name}, call {c}, {threads} threads, row {r}: {:?}", rows[r]);
+            }
+            most = found.iter().filter_map(|row| row.ok().map(|row| row.passes)).fold(most, u32::max);
+        }
+    }
+    most
+}
+
+#[test]
+fn filtered_rows_of_30011_tokens_have_the_reference_bits() {
+    const VOCAB: usize = 30_011;
+    let llm: Vec<f32> = LogitShape::LlmLike.logits(VOCAB, 171).iter().map(|l| (l * 8.0).round() / 8.0).collect();
+    let flat: Vec<f32> = (0..VOCAB).map(|t| (t % 5) as f32 * 0.25).collect();
+    let mut integers = Problem::integers(Size::new(3, VOCAB, 40), DType::BF16, DType::BF16, 172);
+    integers.scale = Some(0.25);
+    let problems = [
+        ("LLM-like", Problem::of_logits(&llm, 3)),
+        ("flat", Problem::of_logits(&flat, 3)),
+        ("tail-heavy", Problem::of_logits(&LogitShape::TailHeavy.logits(VOCAB, 173), 3)),
+        ("integers", integers),
+    ];
+    let history = History::new(&(0..1000).map(|t| t * 29 % VOCAB as u32).collect::<Vec<_>>());
+    let mask: Vec<u32> = (0..VOCAB.div_ceil(32) as u32).map(|word| 0x8001_0040u32.rotate_left(word % 32)).collect();
+    let base = RowParams { seed: 174, temperature: 0.9, ..RowParams::default() };
+    let bases = [
+        base,
+        RowParams { order: Order::LlamaCpp, ..base },
+        RowParams { repetition_penalty: 1.4, presence_penalty: 0.5, history: Some(&history), ..base },
+        RowParams { mask: Some(&mask), ..base },
+    ];
+    let calls: Vec<Vec<RowParams<'_>>> = bases
+        .into_iter()
+        .flat_map(|row| {
+            [
+                RowParams { min_p: 0.05, ..row },
+                RowParams { top_k: 1024, ..row },
+                RowParams { top_k: 1025, ..row },
+                RowParams { top_k: 50, top_p: 0.9, ..row },
+                RowParams { top_p: 0.2, ..row },
+                RowParams { top_p: 0.95, ..row },
+                RowParams { min_p: 0.3, top_p: 0.8, ..row },
+                RowParams { top_n_sigma: 1.5, top_p: 0.9, ..row },
+                RowParams { typical_p: 0.5, ..row },
+                RowParams { xtc_threshold: 1e-4, xtc_probability: 1.0, ..row },
+            ]
+        })
+        // One draw, many, and a list with the kept tokens.
+        .map(|row| {
+            vec![
+                row,
+                RowParams { position: 1, draws: 9, ..row },
+                RowParams { position: 2, logprobs: Some(4), kept: true, ..row },
+            ]
+        })
+        .collect();
+    let plan = Plan { max_rows: 3, max_draws: 9, max_logprobs: Some(4), ..Plan::default() };
+    let most = problems.iter().map(|(name, problem)| compare(name, problem, plan, &calls)).max();
+    assert!(most > Some(1), "no row took a second pass: {most:?}");
+}
+
+#[test]
+fn filtered_rows_of_262144_tokens_have_the_reference_bits() {
+    const VOCAB: usize = 262_144;
+    let base = RowParams { seed: 175, ..RowParams::default() };
+    let rows = vec![
+        RowParams { top_p: 0.95, ..base },
+        RowParams { top_p: 0.5, kept: true, ..base },
+        RowParams { top_k: 200_000, top_p: 0.999, ..base },
+        RowParams { min_p: 1e-3, draws: 3, ..base },
+    ];
+    let plan = Plan { max_rows: 4, max_draws: 3, ..Plan::default() };
+    for shape in [LogitShape::LlmLike, LogitShape::Flat] {
+        compare("long", &Problem::of_logits(&shape.logits(VOCAB, 176), 4), plan, std::slice::from_ref(&rows));
+    }
+}
+
+#[test]
+fn many_flat_rows_that_list_what_they_keep_have_the_reference_bits() {
+    let problem = Problem::of_logits(&LogitShape::Flat.logits(5_003, 177), 256);
+    let row = |r: u64| RowParams { seed: 178, position: r, top_p: 0.9, kept: r.is_multiple_of(2), ..RowParams::default() };
+    let plan = Plan { max_rows: 256, ..Plan::default() };
+    compare("flat", &problem, plan, &[(0..256).map(row).collect()]);
+}
+
+#[test]
+fn rows_like_a_models_are_decided_by_one_pass() {
+    const ROWS: u64 = 128;
+    let base = RowParams { seed: 179, ..RowParams::default() };
+    let cases = [
+        ("top_p 0.9", RowParams { top_p: 0.9, ..base }, 0.98),
+        ("top_p 0.95", RowParams { top_p: 0.95, ..base }, 0.99),
+        ("min_p 0.05", RowParams { min_p: 0.05, ..base }, 1.0),
+        ("top_k 50", RowParams { top_k: 50, ..base }, 1.0),
+        ("top_k 50, top_p 0.9", RowParams { top_k: 50, top_p: 0.9, ..base }, 1.0),
+    ];
+    let plan = Plan { max_rows: ROWS as usize, ..Plan::default() };
+    let mut once = [0u64; 5];
+    let mut out = Samples::new();
+    for seed in 0..4 {
+        let problem = Problem::of_logits(&LogitShape::LlmLike.logits(30_011, 180 + seed), ROWS as usize);
+        let mut sampler = Cpu::new(Kind::Tiled, widest()).build(problem.head(), plan).unwrap();
+        for ((_, row, _), once) in cases.iter().zip(&mut once) {
+            let rows: Vec<_> = (0..ROWS).map(|position| RowParams { position, ..*row }).collect();
+            sampler.sample(problem.input(), &rows, &mut out).unwrap();
+            *once += out.iter().filter(|row| row.as_ref().is_ok_and(|row| row.passes == 1)).count() as u64;
+        }
+    }
+    for ((what, _, least), once) in cases.iter().zip(once) {
+        let share = once as f64 / (4 * ROWS) as f64;
+        println!("{what}: {share}");
+        assert!(share >= *least, "{what}: one pass decided {share} of the rows");
+    }
+}
