@@ -25,6 +25,8 @@ const fn ranks(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRank
 
 suite!(peers_2, ranks(GpuExchange::Peers, Gpus::Each, Some(2)));
 suite!(peers_4, ranks(GpuExchange::Peers, Gpus::Each, Some(4)));
+suite!(nccl_2, ranks(GpuExchange::Nccl, Gpus::Each, Some(2)));
+suite!(nccl_4, ranks(GpuExchange::Nccl, Gpus::Each, Some(4)));
 
 fn runs_here() -> bool {
     let one = ranks(GpuExchange::Peers, Gpus::One, Some(2));
@@ -40,8 +42,7 @@ fn draws_are_those_of_one_gpu_to_the_last_bit() {
     }
 }
 
-/// Token and score to the last bit; the logit, which does not travel, within the rounding of a subtraction. That is why
-/// the suite, whose laws compare logits, is not run by NCCL.
+/// Token and score to the last bit; the logit, which does not travel, within the rounding of a subtraction.
 #[test]
 fn draws_by_nccl_are_those_of_one_gpu() {
     for world in [1, 2, 4] {

