@@ -18,7 +18,7 @@ pub(crate) fn poison(draws: &CudaSlice<u8>, count: usize, stream: &Arc<CudaStrea
 /// # Errors
 /// [`CudaError::Corrupt`]: a result was not written.
 pub(crate) fn written(draws: &[Draw]) -> Result<(), CudaError> {
-    match draws.iter().all(|draw| draw.status <= status::OTHER_CALL) {
+    match draws.iter().all(|draw| draw.status <= status::UNDECIDED) {
         true => Ok(()),
         false => Err(CudaError::Corrupt { what: "a result" }),
     }
@@ -32,7 +32,7 @@ mod tests {
     fn results_that_no_kernel_wrote_are_seen() {
         let of = |status| Draw { status, ..Draw::default() };
         let poisoned: Draw = bytemuck::cast([0xffu8; size_of::<Draw>()]);
-        assert_eq!(written(&[of(status::DRAWN), of(status::NAN), of(status::OTHER_CALL)]), Ok(()));
+        assert_eq!(written(&[of(status::DRAWN), of(status::NAN), of(status::UNDECIDED)]), Ok(()));
         assert_eq!(written(&[of(status::DRAWN), poisoned]), Err(CudaError::Corrupt { what: "a result" }));
     }
 }
