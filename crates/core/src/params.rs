@@ -19,7 +19,8 @@ pub enum LogprobsMode {
     #[default]
     #[cfg_attr(feature = "serde", serde(rename = "processed_logprobs"))]
     Processed,
-    /// The model's own: the softmax of the head's logits before anything that belongs to the row. vLLM's `raw_logprobs`.
+    /// The model's own: the softmax of the head's logits before anything that belongs to the row, its mask
+    /// included. vLLM's `raw_logprobs`, which there come after the bitmap of a grammar.
     #[cfg_attr(feature = "serde", serde(rename = "raw_logprobs"))]
     Raw,
 }

@@ -130,10 +130,12 @@ impl Engine {
             exactness,
             input: Input::Hidden,
             without_replacement: pathwise,
-            knobs: if pathwise && !self.plan.canonical {
-                Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]))
-            } else {
-                Knobs::ADJUSTMENTS
+            knobs: match (self.plan.canonical, pathwise) {
+                (true, _) => Knobs::ADJUSTMENTS,
+                (false, false) => Knobs::ADJUSTMENTS.union(Knobs::of(&[Knob::LogprobsMode])),
+                (false, true) => {
+                    Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]))
+                }
             },
             canonical: pathwise,
         }

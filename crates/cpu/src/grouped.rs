@@ -3,6 +3,7 @@
 use crate::engine::{Call, Engine, Hidden, Summary};
 use crate::error::CpuError;
 use crate::options::CpuOptions;
+use crate::raw::RawState;
 use crate::state::{Best, Fault, RowState};
 use crate::words::SPAN;
 use flash_sampling_core::params::Row;
@@ -32,6 +33,7 @@ pub(crate) struct Chosen {
     fault: Option<Fault>,
     alive: bool,
     best: Best,
+    raw: RawState,
 }
 
 impl<'w> Grouped<'w> {
@@ -77,6 +79,7 @@ impl Chosen {
             fault: None,
             alive: false,
             best: Best::default(),
+            raw: RawState::default(),
         }
     }
 
@@ -88,11 +91,13 @@ impl Chosen {
         self.top.reset(row.logprobs.unwrap_or(0) as usize, 0.0);
         self.fault = None;
         self.alive = false;
+        self.raw.begin(row);
     }
 
     /// Adds group `k`, of which `state` is the summary.
     fn add(&mut self, row: &Row<'_>, k: u32, state: &RowState) {
         self.fault = Fault::first(self.fault, state.fault);
+        self.raw.merge(&state.raw);
         let Some(mass) = state.mass.as_ref().filter(|mass| !mass.is_empty()) else { return };
         self.alive = true;
         self.top.merge(&state.top);
@@ -116,6 +121,7 @@ impl Chosen {
         self.alive |= other.alive;
         self.top.merge(&other.top);
         self.total.merge(&other.total);
+        self.raw.merge(&other.raw);
         for (a, &b) in self.draws.iter_mut().zip(&other.draws) {
             *a = a.merge(b);
         }
@@ -210,7 +216,9 @@ impl PerturbedArgmax for Grouped<'_> {
             if let Err(error) = outcome {
                 out.push_error(error);
             }
+            core::mem::swap(&mut chosen.raw, &mut first.rows[r].raw);
         }
+        engine.note_raw(&source, &rows, out);
         engine.end(rows);
         engine.keep(adjustments);
         Ok(())

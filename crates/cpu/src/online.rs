@@ -5,6 +5,7 @@ use crate::engine::{CHUNK, Engine, Hidden, Rows, Summary};
 use crate::error::CpuError;
 use crate::grouped::check_group;
 use crate::options::CpuOptions;
+use crate::raw::RawState;
 use crate::state::{Best, Fault, RowState};
 use crate::tile::Source;
 use core::ops::Range;
@@ -37,6 +38,9 @@ pub(crate) struct Running {
     top: TopList,
     fault: Option<Fault>,
     best: Best,
+    raw: RawState,
+    /// The raw logits of the draws, where they are asked for.
+    raw_logits: Vec<f32>,
 }
 
 impl Running {
@@ -47,6 +51,8 @@ impl Running {
             top: TopList::new(plan.max_logprobs.unwrap_or(0) as usize, 0.0),
             fault: None,
             best: Best::default(),
+            raw: RawState::default(),
+            raw_logits: Vec::with_capacity(plan.max_draws as usize),
         }
     }
 
@@ -57,6 +63,9 @@ impl Running {
         self.total.clear();
         self.top.reset(row.logprobs.unwrap_or(0) as usize, 0.0);
         self.fault = None;
+        self.raw.begin(row);
+        self.raw_logits.clear();
+        self.raw_logits.resize(draws, f32::NEG_INFINITY);
     }
 
     /// Merges group `k`, of which `state` is the summary.
@@ -67,6 +76,7 @@ impl Running {
             self.total.merge(mass);
         }
         self.top.merge(&state.top);
+        self.raw.merge(&state.raw);
         for ((running, &local), draw) in self.draws.iter_mut().zip(&state.best.winners).zip(row.first_draw..) {
             let sample = (!mass.is_empty()).then_some(local);
             *running = if row.greedy {
@@ -76,6 +86,15 @@ impl Running {
             } else {
                 running.merge(GroupSummary { mass, sample }, row.noise.coin(draw, k))
             };
+        }
+    }
+
+    /// Notes the raw logits of the draws whose sample came with the last group, `tokens`; `raw_logit` knows them.
+    fn note_raw_logits(&mut self, tokens: &Range<u32>, mut raw_logit: impl FnMut(u32) -> f32) {
+        for (logit, running) in self.raw_logits.iter_mut().zip(&self.draws) {
+            if let Some(token) = running.sample.map(|sample| sample.winner.token).filter(|t| tokens.contains(t)) {
+                *logit = raw_logit(token);
+            }
         }
     }
 
@@ -104,10 +123,13 @@ pub(crate) fn merge_group(
 ) {
     // Small groups are shared out in single tiles.
     let share = (tokens.len() as u32 / engine.workers.len() as u32).next_multiple_of(TILE as u32);
-    engine.pass(source, rows, tokens, share.clamp(TILE as u32, CHUNK));
-    for ((state, planned), running) in engine.workers[0].rows.iter().zip(rows).zip(running) {
-        if let Ok(planned) = planned {
-            running.add(&planned.row, k, state);
+    engine.pass(source, rows, tokens.clone(), share.clamp(TILE as u32, CHUNK));
+    let worker = &mut engine.workers[0];
+    for (r, (planned, running)) in rows.iter().zip(running).enumerate() {
+        let Ok(planned) = planned else { continue };
+        running.add(&planned.row, k, &worker.rows[r]);
+        if planned.row.raw_logprobs.is_some() {
+            running.note_raw_logits(&tokens, |token| worker.raw_logits(source, token)(r));
         }
     }
 }
@@ -123,9 +145,11 @@ pub(crate) fn begin_rows(rows: &Rows<'_>, running: &mut [Running]) {
 
 /// Appends every row's result to `out`.
 pub(crate) fn emit_rows(rows: &Rows<'_>, running: &mut [Running], out: &mut Samples) {
-    for (row, running) in rows.iter().zip(running) {
-        if let Err(error) = row.and_then(|planned| running.summary().emit(&planned.row, out)) {
-            out.push_error(error);
+    for (r, (row, running)) in rows.iter().zip(running).enumerate() {
+        match row.and_then(|planned| running.summary().emit(&planned.row, out).map(|()| planned.row.draws)) {
+            // A greedy row keeps one of its draws, which are all the same.
+            Ok(draws) => running.raw.note(r, running.raw_logits.iter().copied().cycle().take(draws as usize), out),
+            Err(error) => out.push_error(error),
         }
     }
 }

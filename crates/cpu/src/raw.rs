@@ -2,7 +2,8 @@
 //!
 //! A pass adds a row's raw logits to a second [`MassHistogram`] where they are asked for. The raw logit of a drawn token is
 //! computed again, by the same kernel and so to the same bits: a draw is one token, and to carry a second logit with every
-//! candidate would burden the rows that do not ask.
+//! candidate would burden the rows that do not ask. Where groups of tokens come one after another, it is computed as soon
+//! as the group's sample is taken, while the group's weights are there.
 
 use crate::engine::{Engine, Rows};
 use crate::tile::Source;
@@ -41,11 +42,18 @@ impl RawState {
         }
     }
 
-    /// Adds what another worker has seen of the same row.
+    /// Adds what another worker, or another group of tokens, has of the same row.
     pub(crate) fn merge(&mut self, other: &RawState) {
         if let (true, Some(a), Some(b)) = (self.on, &mut self.mass, &other.mass) {
             a.merge(b);
             self.top.merge(&other.top);
+        }
+    }
+
+    /// Gives row `r` of `out`, which asked for it, what was kept; `drawn` are the raw logits of its draws.
+    pub(crate) fn note(&self, r: usize, drawn: impl Iterator<Item = f32>, out: &mut Samples) {
+        if let (true, Some(mass), Ok(_)) = (self.on, &self.mass, out.row(r)) {
+            out.note_raw(r, mass, self.top.as_slice(), drawn);
         }
     }
 }
@@ -77,10 +85,8 @@ impl Engine {
         }
         draws.sort_unstable_by_key(|d| (d.row, d.draw));
         for of_row in draws.chunk_by(|a, b| a.row == b.row) {
-            let RawState { mass, top, .. } = &self.workers[0].rows[of_row[0].row].raw;
-            if let Some(mass) = mass {
-                out.note_raw(of_row[0].row, mass, top.as_slice(), of_row.iter().map(|d| d.logit));
-            }
+            let r = of_row[0].row;
+            self.workers[0].rows[r].raw.note(r, of_row.iter().map(|d| d.logit), out);
         }
         self.raw_draws = draws;
     }
