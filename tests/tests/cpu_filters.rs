@@ -115,7 +115,8 @@ fn filtered_rows_of_262144_tokens_have_the_reference_bits() {
 #[test]
 fn many_flat_rows_that_list_what_they_keep_have_the_reference_bits() {
     let problem = Problem::of_logits(&LogitShape::Flat.logits(5_003, 177), 256);
-    let row = |r: u64| RowParams { seed: 178, position: r, top_p: 0.9, kept: r.is_multiple_of(2), ..RowParams::default() };
+    let row =
+        |r: u64| RowParams { seed: 178, position: r, top_p: 0.9, kept: r.is_multiple_of(2), ..RowParams::default() };
     let plan = Plan { max_rows: 256, ..Plan::default() };
     compare("flat", &problem, plan, &[(0..256).map(row).collect()]);
 }

@@ -170,6 +170,25 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
             report.p_value(format!("{what}: tokens, chi-square"), tokens.len(), outcome.statistic, outcome.p);
         }
     }
+    if can.contains(Knob::XtcThreshold) {
+        // A row tosses its coin once, so each row gives one draw: of a mixture of both laws.
+        let halved: Vec<f32> = problem.raw_logits(0).iter().map(|l| l * 0.5).collect();
+        let mut law: Vec<f64> = softmax(&halved).iter().map(|p| 0.25 * p).collect();
+        law[3..].iter_mut().zip(softmax(&halved[3..])).for_each(|(law, p)| *law += 0.75 * p);
+        let mut tokens = Vec::new();
+        for call in 0..trial.draws(80) as u64 {
+            let row = RowParams { xtc_threshold: 0.1, xtc_probability: 0.75, seed: 939, ..base };
+            let rows: Vec<_> = (0..rows as u64).map(|r| RowParams { position: call << 8 | r, ..row }).collect();
+            sampler.sample(problem.input(), &rows, &mut out)?;
+            for row in out.iter() {
+                tokens.extend(row?.draws.iter().map(|d| d.token as usize));
+            }
+        }
+        if let Some(outcome) = Bins::of(&law, &tokens, law.len(), |t| t).chi_square() {
+            let what = "xtc 0.1 in three of four rows: tokens, chi-square";
+            report.p_value(what.to_owned(), tokens.len(), outcome.statistic, outcome.p);
+        }
+    }
     Ok(())
 }
 

@@ -90,6 +90,10 @@ pub(crate) enum Fault {
     FilterBeforeTemperature,
     /// Penalties act after the temperature.
     PenaltiesAfterTemperature,
+    /// The repetition penalty divides negative logits too.
+    RepetitionDivides,
+    /// Top choices are excluded whatever the coin says.
+    XtcAlways,
     /// A history alone lowers the logits of its tokens.
     PenaltyOfOne,
     /// Raw log-probabilities are of the logits that are drawn from.
@@ -305,6 +309,14 @@ impl Wrong<'_> {
                     *logit = a.apply(*logit);
                 });
             }
+            Fault::RepetitionDivides => {
+                let list = core::mem::take(&mut transform.adjustments);
+                list.iter().for_each(|a| {
+                    let logit = &mut logits[(a.token - first) as usize];
+                    *logit = (*logit + a.bias) / a.repetition - a.subtract;
+                });
+                transform.apply(first, &mut logits);
+            }
             _ => transform.apply(first, &mut logits),
         }
         first_invalid(first, &logits).map_or(Ok(()), Err)?;
@@ -331,7 +343,9 @@ impl Wrong<'_> {
         let knobs = if dropped { Knobs::FILTERS } else { self.capabilities().knobs };
         let taken = Capabilities { knobs, ..self.capabilities() };
         let order = if self.fault == Fault::FilterBeforeTemperature { Order::LlamaCpp } else { params.order };
-        let params = &RowParams { order, ..*params };
+        let always = self.fault == Fault::XtcAlways && params.xtc_probability > 0.0;
+        let xtc_probability = if always { 1.0 } else { params.xtc_probability };
+        let params = &RowParams { order, xtc_probability, ..*params };
         let mut adjustments = Adjustments::default();
         adjustments.collect([params]);
         let row = params.check(adjustments.row(0), &taken, &self.plan, self.head.vocab_size())?;

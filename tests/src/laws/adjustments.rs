@@ -1,0 +1,144 @@
+//! What acts on single logits: how often each token comes under masks, biases, bans and penalties.
+
+use crate::laws::knobs::refused_by_name;
+use crate::problem::Problem;
+use crate::report::{Broken, LawReport, ensure};
+use crate::statistics::Bins;
+use crate::trial::Trial;
+use flash_sampling_core::{History, Knobs, Plan, RowParams, Samples};
+
+/// Logits of both signs: a repetition penalty treats them differently.
+const LOGITS: [f32; 12] = [1.5, 1.0, 0.5, 0.25, 0.0, -0.25, -0.5, -0.75, -1.0, -1.25, -1.5, -2.0];
+const TEMPERATURE: f32 = 0.8;
+const PROMPT: [u32; 3] = [0, 6, 9];
+const OUTPUT: [u32; 6] = [1, 2, 3, 1, 1, 2];
+const ROWS: usize = 32;
+const DRAWS: u32 = 8;
+
+/// What a case says must become of the logits, in float64 and before the temperature.
+struct Case<'a> {
+    what: &'static str,
+    row: RowParams<'a>,
+    logit: fn(u32, f64) -> f64,
+}
+
+fn generated(token: u32) -> f64 {
+    OUTPUT.iter().filter(|&&t| t == token).count() as f64
+}
+
+/// The repetition penalty by its definition: the prompt's tokens count too.
+fn repeated(token: u32, logit: f64, penalty: f64) -> f64 {
+    match PROMPT.contains(&token) || OUTPUT.contains(&token) {
+        true if logit > 0.0 => logit / penalty,
+        true => logit * penalty,
+        false => logit,
+    }
+}
+
+fn without(tokens: &[u32], token: u32, logit: f64) -> f64 {
+    if tokens.contains(&token) { f64::NEG_INFINITY } else { logit }
+}
+
+/// One case for each knob, and all together.
+fn cases(history: &History) -> Vec<Case<'_>> {
+    let base = RowParams { temperature: TEMPERATURE, history: Some(history), ..RowParams::default() };
+    let case = |what, row, logit| Case { what, row, logit };
+    vec![
+        case("temperature", base, |_, l| l),
+        case("mask", RowParams { mask: Some(&[0xb35]), ..base }, |t, l| without(&[1, 3, 6, 7, 10], t, l)),
+        case("logit_bias", RowParams { logit_bias: &[(0, f32::NEG_INFINITY), (2, 1.0), (11, 2.5)], ..base }, |t, l| {
+            [(0, f64::NEG_INFINITY), (2, 1.0), (11, 2.5)].iter().fold(l, |l, b| if b.0 == t { l + b.1 } else { l })
+        }),
+        case("banned", RowParams { banned: &[5, 0], ..base }, |t, l| without(&[0, 5], t, l)),
+        case("min_tokens 7 of 6", RowParams { min_tokens: 7, stop_token_ids: &[4, 1], ..base }, |t, l| {
+            without(&[1, 4], t, l)
+        }),
+        case("min_tokens 6 of 6", RowParams { min_tokens: 6, stop_token_ids: &[4, 1], ..base }, |_, l| l),
+        case("repetition_penalty", RowParams { repetition_penalty: 1.5, ..base }, |t, l| repeated(t, l, 1.5)),
+        case("frequency_penalty", RowParams { frequency_penalty: 0.5, ..base }, |t, l| l - 0.5 * generated(t)),
+        case("presence_penalty", RowParams { presence_penalty: -0.75, ..base }, |t, l| {
+            l + 0.75 * generated(t).min(1.0)
+        }),
+        // The sequence ends with "1 2", which 3 followed before: two tokens, one more than what is allowed.
+        case("DRY", RowParams { dry_multiplier: 0.75, dry_base: 2.0, dry_allowed_length: 1, ..base }, |t, l| {
+            if t == 3 { l - 1.5 } else { l }
+        }),
+        // Of "1 2" the breaker leaves "2".
+        case(
+            "DRY with a breaker",
+            RowParams {
+                dry_multiplier: 0.75,
+                dry_base: 2.0,
+                dry_allowed_length: 1,
+                dry_sequence_breakers: &[1],
+                ..base
+            },
+            |t, l| if t == 3 { l - 0.75 } else { l },
+        ),
+        case(
+            "all",
+            RowParams {
+                mask: Some(&[0xbff]),
+                logit_bias: &[(1, 1.0), (6, 1.5)],
+                banned: &[4],
+                min_tokens: 100,
+                stop_token_ids: &[0],
+                repetition_penalty: 1.25,
+                frequency_penalty: 0.25,
+                presence_penalty: 0.5,
+                dry_multiplier: 0.5,
+                dry_base: 1.5,
+                ..base
+            },
+            |t, l| {
+                let biased = l + if t == 1 { 1.0 } else { 0.0 } + if t == 6 { 1.5 } else { 0.0 };
+                let dry = if t == 3 { 0.5 } else { 0.0 };
+                let penalties = 0.25 * generated(t) + 0.5 * generated(t).min(1.0) + dry;
+                without(&[10, 4, 0], t, repeated(t, biased, 1.25) - penalties)
+            },
+        ),
+    ]
+}
+
+/// The softmax at the temperature, in float64.
+fn law(logit: fn(u32, f64) -> f64) -> Vec<f64> {
+    let adjusted = (0..).zip(LOGITS).map(|(t, l)| logit(t, f64::from(l)) / f64::from(TEMPERATURE));
+    let weights: Vec<f64> = adjusted.map(f64::exp).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.iter().map(|w| w / sum).collect()
+}
+
+pub(super) fn adjusted_draws_follow_their_softmax(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let plan = Plan { max_rows: ROWS, max_draws: DRAWS, ..Plan::default() };
+    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS, plan)?;
+    let problem = Problem::of_logits(&LOGITS, ROWS);
+    let mut history = History::new(&PROMPT);
+    history.extend(OUTPUT);
+    let mut sampler = trial.sampler(problem.head(), plan)?;
+    let mut out = Samples::new();
+    let all = cases(&history);
+    let count = all.len();
+    for (i, Case { what, row, logit }) in all.into_iter().enumerate() {
+        if !row.enabled().without(can).is_empty() {
+            continue;
+        }
+        let law = law(logit);
+        let mut tokens = Vec::new();
+        for call in 0..trial.draws(40) as u64 {
+            let rows: Vec<RowParams<'_>> = (0..ROWS as u64)
+                .map(|r| RowParams { seed: 990 + i as u64, position: call << 8 | r, draws: DRAWS, ..row })
+                .collect();
+            sampler.sample(problem.input(), &rows, &mut out)?;
+            for row in out.iter() {
+                tokens.extend(row?.draws.iter().map(|d| d.token as usize));
+            }
+        }
+        let forbidden = tokens.iter().find(|&&t| law[t] == 0.0);
+        ensure!(forbidden.is_none(), "{what}: {forbidden:?} came, which cannot");
+        if let Some(outcome) = Bins::of(&law, &tokens, law.len(), |t| t).chi_square() {
+            report.p_value(format!("{what}: tokens, chi-square"), tokens.len(), outcome.statistic, outcome.p);
+        }
+        (trial.progress)((i + 1) as f64 / count as f64);
+    }
+    Ok(())
+}
