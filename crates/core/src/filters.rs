@@ -133,7 +133,7 @@ impl Filters {
     }
 
     /// The smallest `k` of a top-k, if there is one: no more tokens than that are ever kept.
-    pub fn most(&self) -> Option<u32> {
+    pub fn smallest_k(&self) -> Option<u32> {
         self.steps().iter().filter_map(|f| if let Filter::TopK(k) = f { Some(*k) } else { None }).min()
     }
 }

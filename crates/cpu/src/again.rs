@@ -18,7 +18,7 @@ impl Need {
     fn bytes(&self, tokens: u64) -> u64 {
         match self {
             Need::Before => 0,
-            Need::List { most, .. } => tokens.min(*most) * size_of::<Candidate>() as u64,
+            Need::List { bound, .. } => tokens.min(*bound) * size_of::<Candidate>() as u64,
         }
     }
 }

@@ -38,8 +38,8 @@ pub(crate) enum Ask {
 pub(crate) enum Need {
     /// The mass before the points in doubt.
     Before,
-    /// A list of every token with a logit of at least `floor`, of which there are `most` at most.
-    List { floor: f32, most: u64 },
+    /// A list of every token with a logit of at least `floor`, of which there are at most `bound`.
+    List { floor: f32, bound: u64 },
 }
 
 /// What a row with filters keeps of a pass, beside its masses.
@@ -48,7 +48,7 @@ pub(crate) struct FilterState {
     pub(crate) moments: Moments,
     pub(crate) largest: Largest,
     /// The largest logit so far.
-    pub(crate) most: f32,
+    pub(crate) largest_logit: f32,
     /// One a draw; none where the row is drawn from a list.
     frontiers: Vec<Frontier>,
     used: usize,
@@ -60,7 +60,7 @@ pub(crate) struct FilterState {
 /// How many of the largest logits a pass lists for a row.
 fn list_len(row: &Row<'_>, filters: &Filters, frontiers: bool) -> usize {
     let thresholds = filters.steps().iter().all(|f| matches!(f, Filter::MinP(_) | Filter::TopNSigma(_)));
-    match filters.most().filter(|&k| k <= LONG_LIST) {
+    match filters.smallest_k().filter(|&k| k <= LONG_LIST) {
         // The largest logit and the frontier tell all.
         None if thresholds && frontiers && row.logprobs.is_none() && !row.kept => 1,
         k => LIST.max(k.unwrap_or(0) as usize).max(row.logprobs.unwrap_or(0) as usize),
@@ -71,8 +71,9 @@ impl FilterState {
     /// Empties it for a row's first pass; whether the row needs its masses.
     pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters) -> bool {
         self.moments = filters.moments();
-        self.most = f32::NEG_INFINITY;
-        let listed = filters.most().is_some_and(|k| k <= LONG_LIST) || row.without_replacement || row.draws > FRONTIERS;
+        self.largest_logit = f32::NEG_INFINITY;
+        let listed =
+            filters.smallest_k().is_some_and(|k| k <= LONG_LIST) || row.without_replacement || row.draws > FRONTIERS;
         self.used = if listed { 0 } else { row.draws as usize };
         self.frontiers.resize_with(self.used.max(self.frontiers.len()), Frontier::default);
         self.frontiers.iter_mut().for_each(Frontier::clear);
@@ -94,7 +95,7 @@ impl FilterState {
     pub(crate) fn merge(&mut self, other: &FilterState) {
         self.moments.merge(&other.moments);
         self.largest.merge(&other.largest);
-        self.most = self.most.max(other.most);
+        self.largest_logit = self.largest_logit.max(other.largest_logit);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
     }
 
@@ -190,7 +191,7 @@ impl Filtering {
         let RowState { filter, mass, .. } = state;
         let mass = mass.as_ref().expect("a row with filters has masses");
         if list.is_empty() {
-            return Some(Need::List { floor: f32::NEG_INFINITY, most: u64::MAX });
+            return Some(Need::List { floor: f32::NEG_INFINITY, bound: u64::MAX });
         }
         let seen = Seen { list, floor, mass, moments: &filter.moments };
         let selection = self.selector.select(filters, &seen);
@@ -204,7 +205,7 @@ impl Filtering {
     /// The list that an undecided row needs.
     fn need_list(&self, selection: &Selection, seen: &Seen<'_>, passes: u32) -> Need {
         let floor = if passes <= PARTIAL_PASSES { self.selector.floor(selection, seen) } else { f32::NEG_INFINITY };
-        Need::List { floor, most: self.selector.most_count(floor) }
+        Need::List { floor, bound: self.selector.most_count(floor) }
     }
 
     /// Draws from the kept tokens.

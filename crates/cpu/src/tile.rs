@@ -295,8 +295,8 @@ unsafe fn add_filtered<L: Lanes>(
     if filters.need_moments() {
         spans.as_flattened().iter().for_each(|&logit| filter.moments.push(logit));
     }
-    filter.most = filter.most.max(top);
-    let floor = filters.hopeless(filter.most);
+    filter.largest_logit = filter.largest_logit.max(top);
+    let floor = filters.hopeless(filter.largest_logit);
     if top < floor {
         return;
     }

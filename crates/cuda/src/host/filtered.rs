@@ -53,7 +53,7 @@ pub(crate) struct Filtered {
 
 /// How many of the largest logits are listed at first.
 fn list_len(filters: &Filters) -> u32 {
-    filters.most().filter(|&k| k <= LONG_LIST).map_or(LIST, |k| LIST.max(k))
+    filters.smallest_k().filter(|&k| k <= LONG_LIST).map_or(LIST, |k| LIST.max(k))
 }
 
 /// The largest `limit` logits of a stored row.
