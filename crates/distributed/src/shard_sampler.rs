@@ -114,6 +114,16 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         exchange(&mut self.transport, &[], &mut self.messages)
     }
 
+    /// Compares results that came by another way with those of all other ranks. A collective call.
+    ///
+    /// # Errors
+    /// [`ShardError::Disagree`], and what can go wrong in an exchange.
+    pub fn check_tokens(&mut self, out: &Samples) -> Result<(), ShardError> {
+        check::encode(out, &mut self.message);
+        exchange(&mut self.transport, &self.message, &mut self.messages)?;
+        check::compare(&self.message, &self.messages)
+    }
+
     /// Asks the local shard.
     fn ask(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), SampleError> {
         check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;
@@ -193,9 +203,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             self.gather(input, rows, failure, out)?;
         }
         if self.options.check_tokens && failure.is_none() {
-            check::encode(out, &mut self.message);
-            exchange(&mut self.transport, &self.message, &mut self.messages)?;
-            check::compare(&self.message, &self.messages)?;
+            self.check_tokens(out)?;
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ pub struct CudaRankOptions {
     pub exchange: GpuExchange,
     /// How long an exchange waits for the other ranks.
     pub limit: Duration,
-    /// For debugging: calls that go by the host are compared on all ranks, as
+    /// For debugging: the results of every call are compared on all ranks, over the transport, as
     /// [`ShardOptions::check_tokens`] says.
     pub check_tokens: bool,
 }
@@ -61,6 +61,7 @@ pub struct CudaRank<'w, T> {
     local: Arc<Mutex<CudaTiled<'w>>>,
     exchange: CudaExchange,
     by_host: ShardSampler<'w, T>,
+    check_tokens: bool,
 }
 
 impl<'w, T: Transport + 'w> CudaRank<'w, T> {
@@ -91,7 +92,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         };
         // The handshake; nobody draws before every rank has connected.
         let by_host = ShardSampler::new(Box::new(Shared(local.clone())), transport, of_shards)?;
-        Ok(CudaRank { local, exchange, by_host })
+        Ok(CudaRank { local, exchange, by_host, check_tokens: options.check_tokens })
     }
 }
 
@@ -161,9 +162,17 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
         let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
         let drawn = local.sample_together(&mut self.exchange, input, rows, out);
         match drawn {
-            // Who it was, NCCL does not say; the transport may.
-            Err(error) if is_of_others(&error) => {
-                Err(self.by_host.call_roll().map_or_else(SampleError::from, |()| error))
+            Ok(()) if self.check_tokens => {
+                let agreed = self.by_host.check_tokens(out);
+                if agreed.is_err() {
+                    out.clear();
+                }
+                Ok(agreed?)
+            }
+            // Who it was, NCCL does not say; the transport may. And ranks that compare results wait for this one's.
+            Err(error) if self.check_tokens || is_of_others(&error) => {
+                let gone = self.by_host.call_roll().err().filter(|_| is_of_others(&error));
+                Err(gone.map_or(error, SampleError::from))
             }
             drawn => drawn,
         }
