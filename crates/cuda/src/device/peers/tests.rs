@@ -1,6 +1,8 @@
 //! The exchange on GPUs, draws made by hand: every rank on the first GPU, and on all GPUs where there are several. Skipped
 //! without a GPU, unless `FLASH_SAMPLING_REQUIRE` names cuda.
 
+mod processes;
+
 use super::*;
 use crate::abi::Row;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -288,65 +290,4 @@ fn plans_that_cannot_be_are_refused() {
         drop(second);
         assert!(matches!(first.connect(&cards, LIMIT), Err(CudaError::Rank { rank: 1, .. })));
     }
-}
-
-/// Names the rank of a process that the next test starts, and the folder where ranks meet.
-const CHILD: (&str, &str) = ("FLASH_SAMPLING_TEST_RANK", "FLASH_SAMPLING_TEST_FOLDER");
-
-/// Ranks in two processes, which reach each other's memory by the driver's handles: on two GPUs where there are two, else
-/// on one, which runs them by turns.
-#[test]
-fn ranks_of_two_processes_have_the_best_draw_of_both_shards() {
-    const WORLD: usize = 2;
-    let [rank, folder] = [CHILD.0, CHILD.1].map(|name| std::env::var(name).ok());
-    if let (Some(rank), Some(folder)) = (rank, folder) {
-        return rank_of_a_process(rank.parse().unwrap(), WORLD, folder.as_ref());
-    }
-    let Some(devices) = placings(1).pop() else { return };
-    drop(devices);
-    let folder = std::env::temp_dir().join(format!("flash-sampling-peers-{}", std::process::id()));
-    std::fs::create_dir(&folder).unwrap();
-    let name = std::thread::current().name().unwrap_or_default().to_owned();
-    let start = |rank: usize| {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", &name, "--nocapture", "--test-threads", "1"]);
-        command.env(CHILD.0, rank.to_string()).env(CHILD.1, &folder).spawn().unwrap()
-    };
-    let mut ranks: Vec<_> = (0..WORLD).map(start).collect();
-    // A rank that misses another one ends by its own limit.
-    let succeeded: Vec<_> = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
-    let told = (0..WORLD).filter(|rank| folder.join(format!("done-{rank}")).exists()).count();
-    std::fs::remove_dir_all(&folder).unwrap();
-    assert_eq!((succeeded, told), (vec![true; WORLD], WORLD));
-}
-
-/// One of them: draws, and tells so by a file.
-fn rank_of_a_process(rank: usize, world: usize, folder: &std::path::Path) {
-    let begun = Instant::now();
-    // Tells the others, and waits for what they tell.
-    let meet = |what: &str, mine: &[u8]| -> Vec<Vec<u8>> {
-        let (part, whole) = (folder.join(format!("part-{rank}")), folder.join(format!("{what}-{rank}")));
-        std::fs::write(&part, mine).unwrap();
-        std::fs::rename(part, whole).unwrap();
-        let read = |other: usize| loop {
-            match std::fs::read(folder.join(format!("{what}-{other}"))) {
-                Ok(theirs) => break theirs,
-                Err(error) => assert!(begun.elapsed() < 12 * LIMIT, "rank {other}: {error}"),
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        };
-        (0..world).map(read).collect()
-    };
-    let device = Device::new(rank).or_else(|_| Device::new(0)).unwrap();
-    let offer = PeerOffer::new(rank, world, 64, &device).unwrap();
-    let cards = meet("card", &offer.card());
-    let counts: Vec<_> = (0..40).map(|step| [1, 64, 3, 17][step % 4]).collect();
-    let mut rank = Rank::new(offer.connect(&cards, LIMIT).unwrap(), &counts);
-    meet("connected", &[]);
-    (0..counts.len()).for_each(|step| rank.launch(step));
-    for (step, draws) in (0..).zip(rank.draws()) {
-        let expected: Vec<_> = (0..draws.len()).map(|row| whole_draw(step, world, row)).collect();
-        assert_eq!(draws, expected, "rank {}, step {step}", rank.peers.rank());
-    }
-    meet("done", &[]);
 }
