@@ -73,17 +73,62 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
     pub fn new(shard: Head<'w>, plan: Plan, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
         let device = Device::new(options.device)?;
         let local = CudaTiled::new(shard, plan, &device)?;
-        let (rank, world) = (transport.rank(), transport.world());
         let rows = CudaTiled::rows_together(&plan);
-        let exchange = match options.exchange {
+        let exchange = CudaRank::meet(&mut transport, rows, &device, options)?;
+        CudaRank::join(shard, local, transport, exchange, options)
+    }
+
+    /// [`CudaRank::new`] on the GPU of an exchange whose ranks have met, this one with the same number: that of a sampler
+    /// that is done, from [`CudaRank::into_exchange`]. A collective call.
+    ///
+    /// # Errors
+    /// As [`CudaRank::new`]; [`CudaError::TooLarge`] where the plan has more rows than the exchange.
+    pub fn with_exchange(
+        shard: Head<'w>,
+        plan: Plan,
+        transport: T,
+        exchange: CudaExchange,
+        options: &CudaRankOptions,
+    ) -> Result<Self, BuildError> {
+        let (found, limit) = (CudaTiled::rows_together(&plan), exchange.max_rows());
+        if found > limit {
+            return Err(CudaError::TooLarge { what: "rows", found, limit }.into());
+        }
+        let local = CudaTiled::new(shard, plan, exchange.device())?;
+        CudaRank::join(shard, local, transport, exchange, options)
+    }
+
+    /// The exchange, for a sampler of another head or plan. Ranks of a group end together, after the same calls.
+    pub fn into_exchange(self) -> CudaExchange {
+        self.exchange
+    }
+
+    /// The exchange that the options ask for.
+    fn meet(
+        transport: &mut T,
+        rows: usize,
+        device: &Arc<Device>,
+        options: &CudaRankOptions,
+    ) -> Result<CudaExchange, BuildError> {
+        let (rank, world) = (transport.rank(), transport.world());
+        Ok(match options.exchange {
             GpuExchange::Peers => {
-                let offer = PeerOffer::new(rank, world, rows, &device)?;
+                let offer = PeerOffer::new(rank, world, rows, device)?;
                 let mut cards = Vec::new();
                 transport.all_gather(&offer.card(), &mut cards).map_err(ShardError::from)?;
                 CudaExchange::from(offer.connect(&cards, options.limit)?)
             }
-            GpuExchange::Nccl => by_nccl(&mut transport, rows, &device, options.limit)?,
-        };
+            GpuExchange::Nccl => by_nccl(transport, rows, device, options.limit)?,
+        })
+    }
+
+    fn join(
+        shard: Head<'w>,
+        local: CudaTiled<'w>,
+        transport: T,
+        exchange: CudaExchange,
+        options: &CudaRankOptions,
+    ) -> Result<Self, BuildError> {
         let local = Arc::new(Mutex::new(local));
         let of_shards = ShardOptions {
             check_tokens: options.check_tokens,

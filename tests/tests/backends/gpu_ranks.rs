@@ -1,6 +1,6 @@
 //! Ranks on GPUs that draw together, as one sampler: a thread for each rank and call.
 
-use flash_sampling::distributed::{Loopback, Transport};
+use flash_sampling::distributed::{Loopback, TIME_LIMIT, Transport};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
@@ -8,7 +8,8 @@ use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{
     Candidate, Capabilities, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Winner,
 };
-use flash_sampling_cuda::{CudaError, CudaTiled, Device};
+use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DeviceNccl, NcclId};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// How many queues the driver makes on a GPU.
@@ -84,18 +85,23 @@ impl SamplerFactory for GpuRanks {
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         let heads = head.split(&self.starts(&head));
         let transports = Loopback::group(heads.len());
+        let met = self.met(transports.len());
         // The handshake is a collective call.
         let ranks: Result<Vec<_>, String> = thread::scope(|scope| {
-            let join = |(shard, transport): (Head<'w>, Loopback)| {
+            let join = |((shard, transport), met): ((Head<'w>, Loopback), Option<CudaExchange>)| {
                 let options = CudaRankOptions {
                     device: self.device(transport.rank()),
                     exchange: self.exchange,
                     check_tokens: true,
                     ..CudaRankOptions::default()
                 };
-                scope.spawn(move || CudaRank::new(shard, plan, transport, &options).map_err(|e| e.to_string()))
+                let join = move || match met {
+                    Some(met) => CudaRank::with_exchange(shard, plan, transport, met, &options),
+                    None => CudaRank::new(shard, plan, transport, &options),
+                };
+                scope.spawn(move || join().map_err(|e| e.to_string()))
             };
-            let threads: Vec<_> = heads.into_iter().zip(transports).map(join).collect();
+            let threads: Vec<_> = heads.into_iter().zip(transports).zip(met).map(join).collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank does not panic")).collect()
         });
         let alone = match self.exchange {
@@ -103,6 +109,32 @@ impl SamplerFactory for GpuRanks {
             _ => None,
         };
         ranks.map(|ranks| Box::new(Together { ranks, alone }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
+    }
+}
+
+/// Groups of NCCL that are not in use: to meet takes the library half a second, and laws build many samplers.
+static MET: Mutex<Vec<Vec<CudaExchange>>> = Mutex::new(Vec::new());
+
+impl GpuRanks {
+    /// A group that met before, or one that meets now, where that is worth the while.
+    fn met(&self, world: usize) -> Vec<Option<CudaExchange>> {
+        if self.exchange != GpuExchange::Nccl {
+            return (0..world).map(|_| None).collect();
+        }
+        let mut idle = MET.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = idle.iter().position(|group| group.len() == world) {
+            return idle.swap_remove(at).into_iter().map(Some).collect();
+        }
+        drop(idle);
+        let id = NcclId::new().expect("NCCL names a group");
+        let meet = |rank| {
+            let device = Device::new(self.device(rank)).expect("the GPU is there");
+            DeviceNccl::new(&id, rank, world, 256, &device, TIME_LIMIT).expect("ranks meet")
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..world).map(|rank| scope.spawn(move || meet(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().ok().map(CudaExchange::from)).collect()
+        })
     }
 }
 
@@ -116,6 +148,16 @@ struct Together<'w> {
     ranks: Vec<CudaRank<'w, Loopback>>,
     /// For an exchange in which logits do not travel: one GPU, of which they are taken.
     alone: Option<CudaTiled<'w>>,
+}
+
+impl Drop for Together<'_> {
+    fn drop(&mut self) {
+        // A law that panics may leave ranks after different calls.
+        if self.alone.is_some() && !thread::panicking() {
+            let group = std::mem::take(&mut self.ranks).into_iter().map(CudaRank::into_exchange).collect();
+            MET.lock().unwrap_or_else(PoisonError::into_inner).push(group);
+        }
+    }
 }
 
 /// `found` with the logits of `want`, as laws compare them by their bits. They must be the same but for the rounding of a

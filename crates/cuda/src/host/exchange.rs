@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Draw, Row, status};
+use crate::device::gpu::Device;
 #[cfg(feature = "nccl")]
 use crate::device::nccl::DeviceNccl;
 use crate::device::peers::DevicePeers;
@@ -48,6 +49,15 @@ impl CudaExchange {
             Way::Peers(peers) => peers.max_rows(),
             #[cfg(feature = "nccl")]
             Way::Nccl(nccl) => nccl.max_rows(),
+        }
+    }
+
+    /// The GPU that it is of.
+    pub fn device(&self) -> &Arc<Device> {
+        match &self.way {
+            Way::Peers(peers) => peers.device(),
+            #[cfg(feature = "nccl")]
+            Way::Nccl(nccl) => nccl.device(),
         }
     }
 

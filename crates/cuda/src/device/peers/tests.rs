@@ -229,17 +229,21 @@ fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
     for devices in placings(3) {
         for is_marked in [true, false] {
             let mut ranks = ranks(&devices, &[4; 2], limit);
-            let mut launch = |rank: usize, step: usize, mark: u64| {
-                ranks[rank].peers.set_mark(if is_marked { mark } else { 0 });
-                ranks[rank].launch(step);
-                let draws = ranks[rank].draws().swap_remove(step);
-                (ranks[rank].peers.check(&draws), draws)
-            };
-            for rank in [1, 2] {
-                assert_eq!(launch(rank, 0, 1).0, Err(CudaError::LateRanks { ranks: vec![0], limit }));
+            let mark = |number: u64| if is_marked { number } else { 0 };
+            // Both, before either is waited for.
+            for rank in &mut ranks[1..] {
+                rank.peers.set_mark(mark(1));
+                rank.launch(0);
+            }
+            for rank in &ranks[1..] {
+                let late = Err(CudaError::LateRanks { ranks: vec![0], limit });
+                assert_eq!(rank.peers.check(&rank.draws()[0]), late);
             }
             // The same rows again, as in a call that is tried a second time.
-            let (found, draws) = launch(0, 0, 2);
+            ranks[0].peers.set_mark(mark(2));
+            ranks[0].launch(0);
+            let draws = ranks[0].draws().swap_remove(0);
+            let found = ranks[0].peers.check(&draws);
             match is_marked {
                 true => assert_eq!(found, Err(CudaError::OtherCall { rank: Some(1), row: Some(0) })),
                 // The negative control: nothing else tells the launches apart.

@@ -1,9 +1,9 @@
 //! `flash-sampling bench --backend cuda --transport peers,nccl --world N`: one step of decoding on several GPUs with a shard
 //! of the vocabulary each, against one GPU that has the whole, and against gathering logits.
 //!
-//! One process, a thread for each GPU. A step is captured into a graph on every rank; 100 replays are timed as one, five
-//! times, all ranks beginning together. The slowest rank counts, then the fastest of the five. The ranks' draws are compared
-//! with those of the one GPU, token and score.
+//! One process, a thread for each GPU. A step is captured into a graph on every rank; 100 replays are timed as one, eight
+//! times with a rest between, all ranks beginning together. The slowest rank counts, then the fastest of the eight. The
+//! ranks' draws are compared with those of the one GPU, token and score.
 //!
 //! | module | what it holds |
 //! | --- | --- |
@@ -69,7 +69,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
     }
     let mut record = Record::now(sections, Vec::new());
     record.gpu = Some(describe(&group.devices[0])?);
-    record.protocol = Some("graph replays, 100 at a time; slowest rank, best of 5");
+    record.protocol = Some("graph replays, 100 at a time after 0.1 s of rest; slowest rank, best of 8");
     table::write(out, &record, args.world).map_err(CommandError::write("to standard output"))?;
     save(&record, args)?;
     Ok(0)

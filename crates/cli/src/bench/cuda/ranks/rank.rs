@@ -16,14 +16,16 @@ use flash_sampling::cuda::{CudaError, Device, DeviceHead, DeviceMatrix};
 use flash_sampling::distributed::{Loopback, Transport, TransportError};
 use flash_sampling::{BuildError, Matrix, ShardError};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Replays that are timed as one, and how many times.
 pub const REPLAYS: usize = 100;
 /// How many times.
-pub const TIMES: usize = 5;
+pub const TIMES: usize = 8;
 /// Replays before.
 const WARM: usize = 20;
+/// Idle time before each of the times, so that all steps find the GPU as cool, whichever was timed before.
+const REST: Duration = Duration::from_millis(100);
 
 /// What enqueues a step on a stream.
 pub type Step<'a> = dyn FnMut(&CudaStream) -> Result<(), CommandError> + 'a;
@@ -159,6 +161,7 @@ impl Rank {
         let mut times = Vec::with_capacity(TIMES);
         for _ in 0..TIMES {
             self.finish()?;
+            std::thread::sleep(REST);
             self.gather(&[])?;
             let event = || stream.context().new_event(Some(CU_EVENT_DEFAULT));
             let (start, end) = (event().map_err(&failed)?, event().map_err(&failed)?);
