@@ -8,11 +8,16 @@ use core::ffi::{CStr, c_int};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 use std::ffi::CString;
+use std::sync::OnceLock;
 
 /// Whether the compiler's library can be loaded. cudarc panics when it cannot, so this is asked first.
+///
+/// Asked of the system once, by one thread: the question loads the library and unloads it, initialisers and all, which is not
+/// for several threads beside others that load it to use it. The version that follows keeps it loaded.
 pub(crate) fn is_present() -> bool {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
-    unsafe { sys::is_culib_present() }
+    *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() } && version_of_library().is_some())
 }
 
 /// The names by which the compiler's library is looked for; those of Windows only there.
@@ -24,9 +29,11 @@ pub(crate) fn names() -> Vec<String> {
 
 /// The version of NVIDIA's run-time compiler; `None` when its library cannot be loaded.
 pub fn version() -> Option<CompilerVersion> {
-    if !is_present() {
-        return None;
-    }
+    if is_present() { version_of_library() } else { None }
+}
+
+/// The version of the library, which is there.
+fn version_of_library() -> Option<CompilerVersion> {
     let (mut major, mut minor) = (0 as c_int, 0 as c_int);
     // SAFETY: two integers to write to.
     unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result().ok()?;
