@@ -9,7 +9,9 @@ use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flash_sampling_cuda::{CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, abi};
+use flash_sampling_cuda::{
+    CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowKinds, abi,
+};
 
 #[path = "cuda/dots.rs"]
 mod dots;
@@ -19,6 +21,8 @@ mod filters;
 mod large;
 #[path = "cuda/layouts.rs"]
 mod layouts;
+#[path = "cuda/log_z.rs"]
+mod log_z;
 #[path = "cuda/rows.rs"]
 mod rows;
 
@@ -99,7 +103,7 @@ fn captured_call(choice: KernelChoice) {
     let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
-    unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at) }.unwrap();
+    unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at, RowKinds::Bare) }.unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
     let (mut want, mut tokens) = (Samples::new(), Vec::new());
     for position in 0..4 {
@@ -161,7 +165,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
         let stream = &stream;
         let launch = move || {
             // SAFETY: hidden states, rows and draws are on this device and outlive the launch; one stream is used.
-            unsafe { sampler.launch(stream, &hidden, rows_at, draws_at) }.unwrap();
+            unsafe { sampler.launch(stream, &hidden, rows_at, draws_at, RowKinds::Unpenalised) }.unwrap();
             stream.synchronize().unwrap();
         };
         std::thread::scope(|scope| scope.spawn(launch).join()).unwrap();

@@ -9,7 +9,7 @@ use flash_sampling_conformance::suite;
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_core::reference::tiled;
+use flash_sampling_core::reference::{log_mass, tiled};
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cpu::{CpuOptions, Isa, Standalone};
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
@@ -181,6 +181,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
             rows: rows_there.device_ptr(&stream).0,
             sources: Some(sources_there.device_ptr(&stream).0),
             draws: draws_there.device_ptr(&stream).0,
+            log_z: None,
         };
         stream.synchronize().unwrap();
         let mut sampler = DeviceStandalone::new(tokens, DType::F32, 5, &device).unwrap();
@@ -216,4 +217,70 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
             }
         }
     }
+}
+
+/// log Z beside the draw, which stays the same bits; rows without a finite logit; in few and many blocks, by every type.
+#[test]
+fn log_z_of_existing_logits_comes_with_the_same_draws() {
+    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    let mut worst = 0.0f64;
+    for (dtype, first, count, rows) in [
+        (DType::F32, 0u32, 151_936usize, 2usize),
+        (DType::F32, 70, 2001, 300),
+        (DType::BF16, 3, 50_001, 40),
+        (DType::F16, 0, 1, 5),
+    ] {
+        // The last row has nothing to draw from.
+        let value = |r: usize, t: usize| match r + 1 == rows {
+            true => f32::NEG_INFINITY,
+            false => (2.0 * normal(99, (r * count + t) as u64)) as f32 + 10.0 * (r % 3) as f32,
+        };
+        let tensor = Tensor::from_fn(dtype, rows, count, value);
+        let there = stream.clone_htod(tensor.matrix().bytes()).unwrap();
+        let logits = DeviceMatrix { address: there.device_ptr(&stream).0, dtype, rows, cols: count, row_stride: count };
+        let temperature = |r: usize| if r.is_multiple_of(2) { 0.7f32 } else { 1.0 };
+        let row = |r: usize| {
+            let greedy = u32::from(r % 5 == 4);
+            let inv_temperature = 1.0 / temperature(r);
+            abi::Row { seed: r as u64, position: 3, inv_temperature, greedy, ..abi::Row::default() }
+        };
+        let rows_there = stream.clone_htod(&(0..rows).map(row).collect::<Vec<_>>()).unwrap();
+        let mut found = Vec::new();
+        let log_z_there = stream.clone_htod(&vec![f64::NAN; rows]).unwrap();
+        for log_z in [None, Some(log_z_there.device_ptr(&stream).0)] {
+            let draws_there = stream.alloc_zeros::<abi::Draw>(rows).unwrap();
+            let (rows_at, draws_at) = (rows_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
+            let draws = DeviceDraws { count: rows, rows: rows_at, sources: None, draws: draws_at, log_z };
+            let tokens = first..first + count as u32;
+            let mut sampler = DeviceStandalone::new(tokens, dtype, rows, &device).unwrap();
+            for _ in 0..2 {
+                // SAFETY: logits, rows, draws and log Z are on this device until the copies below; one stream is used.
+                unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
+            }
+            found.push(stream.clone_dtoh(&draws_there).unwrap());
+        }
+        let log_z = stream.clone_dtoh(&log_z_there).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(bits(&found[0]), bits(&found[1]), "{dtype:?}: log Z changes draws");
+        for r in 0..rows {
+            if r + 1 == rows {
+                assert_eq!((found[1][r].status, log_z[r]), (abi::status::NO_FINITE_LOGIT, f64::NEG_INFINITY));
+                continue;
+            }
+            let mut transformed = vec![0.0; count];
+            tensor.matrix().row_to_f32(r, &mut transformed);
+            transformed.iter_mut().for_each(|l| *l *= 1.0 / temperature(r));
+            worst = worst.max((log_z[r] - log_mass(&transformed)).abs());
+            assert!(worst < 2e-6, "{dtype:?}, row {r}: log Z {}, not {}", log_z[r], log_mass(&transformed));
+        }
+    }
+    println!("log Z is at most {worst:.1e} off");
+}
+
+fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
+    draws.iter().map(|d| (d.token, d.score.to_bits(), d.logit.to_bits(), d.status)).collect()
 }

@@ -5,16 +5,15 @@ use crate::error::CommandError;
 use flash_sampling::cpu::CpuError;
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, PerturbedArgmax, Plan, ShardMerge,
-    VariantConfig, build as build_config,
+    VariantConfig, build as build_config, group_size,
 };
 
-/// Tokens of a group, without `--group`.
-pub const GROUP: u32 = 512;
 /// Shards, without `--shards`.
 pub const SHARDS: usize = 4;
 
 /// The flags as a configuration.
-pub fn config(args: &SamplerArgs, plan: Plan) -> BackendConfig {
+pub fn config(args: &SamplerArgs, plan: Plan, vocab: usize) -> BackendConfig {
+    let group = args.group.unwrap_or_else(|| group_size(vocab));
     let backend = match (args.variant, args.backend) {
         (VariantName::Reference, _) => Backend::Reference,
         (_, BackendName::Cpu) => Backend::Cpu(CpuOptions { isa: args.isa, threads: args.threads }),
@@ -23,13 +22,13 @@ pub fn config(args: &SamplerArgs, plan: Plan) -> BackendConfig {
     let variant = match args.variant {
         VariantName::Tiled | VariantName::Reference => VariantConfig::Tiled,
         VariantName::Grouped => VariantConfig::Grouped {
-            size: args.group.unwrap_or(GROUP),
+            size: group,
             draw: match args.group_draw {
                 None | Some(Draw::Fresh) => GroupDraw::Fresh,
                 Some(Draw::Reuse) => GroupDraw::Reuse,
             },
         },
-        VariantName::Online => VariantConfig::Online { size: args.group.unwrap_or(GROUP) },
+        VariantName::Online => VariantConfig::Online { size: group },
         VariantName::Sharded => VariantConfig::Sharded { shards: args.shards.unwrap_or(SHARDS), merge: merge(args) },
     };
     BackendConfig { backend, variant, plan }
@@ -64,5 +63,6 @@ pub fn build<'w>(
     args: &SamplerArgs,
     plan: Plan,
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
-    build_config(head, &config(args, plan)).map_err(named)
+    let vocab = head.vocab_size() as usize;
+    build_config(head, &config(args, plan, vocab)).map_err(named)
 }

@@ -14,6 +14,17 @@ pub struct GroupSummary<T = u32> {
     pub sample: Option<T>,
 }
 
+/// Tokens of a group for a vocabulary of this size: 512, and twice as many while there would be more than 300 groups, so
+/// that their summaries are small (24 bytes each on a GPU, and as many for each of its 132 multiprocessors, stay below 1 MiB
+/// for 100 rows).
+pub fn group_size(vocab: usize) -> u32 {
+    let mut size = 512;
+    while vocab.div_ceil(size) > 300 {
+        size *= 2;
+    }
+    u32::try_from(size).unwrap_or(1 << 31)
+}
+
 impl<T> GroupSummary<T> {
     /// The summary of a group without mass.
     pub const EMPTY: GroupSummary<T> = GroupSummary { mass: LogMass::EMPTY, sample: None };

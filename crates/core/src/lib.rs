@@ -61,7 +61,7 @@ pub use adjustments::{Adjustment, Adjustments};
 pub use error::{HeadError, RowError, SampleError};
 pub use filters::{Filter, Filters, Order};
 pub use frontier::Frontier;
-pub use group_summary::GroupSummary;
+pub use group_summary::{GroupSummary, group_size};
 pub use head::Head;
 pub use history::History;
 pub use knob::{Knob, Knobs};

@@ -1,9 +1,16 @@
 // The sampler over existing logits (paper Alg. I.1): one launch, several blocks a draw, the last of them concludes.
-// FS_ELEMENT (BF16, F16 or F32) is given by the build, and for fast-math FS_FAST_MATH.
+// FS_ELEMENT (BF16, F16 or F32) is given by the build, for fast-math FS_FAST_MATH, and FS_LOG_Z for the instance that tells
+// log Z too.
+#include "flash_sampling/row_mass.cuh"
 #include "flash_sampling/scan.cuh"
 
 using namespace flash_sampling;
 
+#ifdef FS_LOG_Z
+constexpr bool TELLS_LOG_Z = true;
+#else
+constexpr bool TELLS_LOG_Z = false;
+#endif
 constexpr u32 WARPS = 4;
 // Blocks of a multiprocessor, by registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -24,10 +31,11 @@ struct Existing {
 FS_LAYOUT(Existing, 32,
           FS_AT(logits, 0) && FS_AT(sources, 8) && FS_AT(row_stride, 16) && FS_AT(blocks, 24) && FS_AT(parts_of_block, 28));
 
-// The best of a thread, and the block's best score, which raises the cut.
+// The best of a thread, and the block's best score, which raises the cut; and the thread's mass.
 struct KeepBest {
     u32* shared_cut;  // monotone bits
     u64 best;         // ordered bits; 0 = none
+    RowMass mass;
 
     __device__ __forceinline__ float cut() const {
         const u32 bits = *static_cast<volatile u32*>(shared_cut);
@@ -43,15 +51,18 @@ struct KeepBest {
         best = key;
         atomicMax(shared_cut, static_cast<u32>(key >> 32));
     }
+    __device__ __forceinline__ void weigh(const float (&logits)[8], float top) { mass.add(logits, top); }
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
-    standalone(const __grid_constant__ Call call, const __grid_constant__ Existing existing) {
+// A draw from existing logits by all of its blocks.
+__device__ __forceinline__ void draw_existing(const Call& call, const Existing& existing, const Masses& masses) {
     __shared__ Row row;
     __shared__ RowPhilox philox;
     __shared__ u64 bests[WARPS];
     __shared__ u32 cut;
+    __shared__ RowMass weights[TELLS_LOG_Z ? WARPS : 1];
     const u32 draw = blockIdx.x / existing.blocks, block = blockIdx.x % existing.blocks;
+    float2* const parts = masses.parts + static_cast<u64>(draw) * existing.blocks;
     // The first logits are on their way while the row is read.
     const u32 source = existing.sources ? existing.sources[draw] : draw;
     const u64 offset = source * existing.row_stride * element_bytes(TYPE);
@@ -68,22 +79,47 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     if (threadIdx.x == 64) cut = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
     if (threadIdx.x == 96) philox = RowPhilox::of(given->seed, given->position, given->draw, domain_code(Domain::Token));
     __syncthreads();
-    KeepBest keep{&cut, 0};
-    scan<TYPE>(logits, row, &philox, begin, end, WARPS, start, call.invalid + draw, keep);
+    KeepBest keep{&cut, 0, RowMass::empty()};
+    scan<TYPE, TELLS_LOG_Z>(logits, row, &philox, begin, end, WARPS, start, call.invalid + draw, keep);
 
     // The block's best.
     u64 best = keep.best;
     for (u32 distance = 16; distance > 0; distance /= 2) best = max(best, __shfl_xor_sync(0xffffffffu, best, distance));
     if (threadIdx.x % 32 == 0) bests[warp] = best;
+    if constexpr (TELLS_LOG_Z) {
+        const RowMass of_warp = keep.mass.of_warp();
+        if (threadIdx.x % 32 == 0) weights[warp] = of_warp;
+    }
     __syncthreads();
-    if (threadIdx.x != 0) return;
+    // One thread goes on, or one warp, which adds up the masses.
+    if (threadIdx.x >= (TELLS_LOG_Z ? 32 : 1)) return;
     for (u32 w = 1; w < WARPS; ++w) best = max(best, bests[w]);
-    if (best) atomicMax(call.best + draw, best);
-    __threadfence();
-    if (atomicAdd(call.arrived + draw, 1u) != existing.blocks - 1) return;
+    u32 arrived = 0;
+    if (threadIdx.x == 0) {
+        if (best) atomicMax(call.best + draw, best);
+        if constexpr (TELLS_LOG_Z) {
+            RowMass mass = weights[0];
+            for (u32 w = 1; w < WARPS; ++w) mass = mass.merge(weights[w]);
+            parts[block] = {mass.max, mass.sum};
+        }
+        __threadfence();
+        arrived = atomicAdd(call.arrived + draw, 1u);
+    }
+    if (TELLS_LOG_Z) arrived = __shfl_sync(0xffffffffu, arrived, 0);
+    if (arrived != existing.blocks - 1) return;
 
     // The draw's last block concludes, and leaves the scratch as it was found.
     __threadfence();
+    if constexpr (TELLS_LOG_Z) {
+        RowMass mass = RowMass::empty();
+        for (u32 b = threadIdx.x; b < existing.blocks; b += 32) {
+            const float2 part = __ldcg(parts + b);
+            mass = mass.merge({part.x, part.y});
+        }
+        mass = mass.of_warp();
+        if (threadIdx.x != 0) return;
+        masses.log_z[draw] = mass.log_z();
+    }
     best = atomicExch(call.best + draw, 0ull);
     const u64 invalid = atomicExch(call.invalid + draw, ~0ull);
     call.arrived[draw] = 0;
@@ -94,3 +130,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     }
     call.draws[draw] = conclude(best, invalid, logit);
 }
+
+#ifdef FS_LOG_Z
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
+    standalone(const __grid_constant__ Call call, const __grid_constant__ Existing existing,
+               const __grid_constant__ Masses masses) {
+    draw_existing(call, existing, masses);
+}
+#else
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
+    standalone(const __grid_constant__ Call call, const __grid_constant__ Existing existing) {
+    draw_existing(call, existing, Masses{});
+}
+#endif

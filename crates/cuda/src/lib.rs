@@ -30,7 +30,11 @@
 //! logits, and a second kernel keeps and draws, a block a row. The other filters, and the few rows that this leaves undecided,
 //! are decided on the host by core's selector.
 //!
-//! Log-probabilities, lists without replacement and canonical plans are served over host memory: the transformed logits
+//! Over device memory every draw tells log Z on request (paper App. L), and with it the log-probability of its token:
+//! [`DeviceTiled::launch_with_log_z`], [`DeviceGroups::launch`], [`DeviceDraws::log_z`].
+//!
+//! Log-probabilities, lists without replacement and canonical plans are served over host memory: there log Z is a sum
+//! of integers with the same bits on every backend and for every sharding, which takes 4 KiB a row. The transformed logits
 //! of the rows that ask are stored on the GPU, some rows at a time, and kernels over those sum masses, find the best
 //! tokens, and evaluate near ties again in the canonical float64 order.
 //!
@@ -86,6 +90,7 @@ pub use crate::{
         resources::Resources,
     },
     device::{
+        choice::{KernelChoice, RowKinds},
         filtered::DeviceFilters,
         gpu::Device,
         groups::DeviceGroups,
@@ -95,7 +100,7 @@ pub use crate::{
         peers::{DevicePeers, PeerOffer},
         select::GroupRule,
         standalone::{DeviceDraws, DeviceStandalone},
-        tiled::{DeviceTiled, KernelChoice},
+        tiled::DeviceTiled,
     },
     error::CudaError,
     host::{

@@ -3,11 +3,14 @@
 use super::BackendName;
 use super::sampler::threads;
 use crate::error::CommandError;
-use crate::sampler::{GROUP, SHARDS};
+use crate::sampler::SHARDS;
 use clap::{Args, ValueEnum};
 use flash_sampling::{BuildError, CpuOptions, DType, GroupDraw, Isa, ShardMerge, VariantConfig};
 use std::path::PathBuf;
 use std::str::FromStr;
+
+/// Tokens of a group.
+const GROUP: u32 = 512;
 
 /// Flags of `bench`.
 #[derive(Clone, Debug, Args)]

@@ -20,7 +20,7 @@ pub struct SamplerArgs {
     /// What the shards exchange (default winners); for --variant sharded and --transport.
     #[arg(long, value_enum)]
     pub merge: Option<Merge>,
-    /// Tokens of a group (default 512); for --variant grouped or online.
+    /// Tokens of a group (default 512, or as many as make at most 300 groups); for --variant grouped or online.
     #[arg(long, value_name = "TOKENS", value_parser = group, allow_negative_numbers = true)]
     pub group: Option<u32>,
     /// How a group is drawn (default fresh); for --variant grouped.

@@ -61,6 +61,8 @@ pub struct Gpu {
 /// Host time of enqueuing one call.
 #[derive(Clone, Debug, Serialize)]
 pub struct Call {
+    /// What was called.
+    pub what: String,
     /// Tokens.
     pub vocab: usize,
     /// Columns of the hidden states.

@@ -2,9 +2,9 @@
 
 use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
-use crate::sampler::{self, GROUP, SHARDS};
+use crate::sampler::{self, SHARDS};
 use flash_sampling::reference::Scheme;
-use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan};
+use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, group_size};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 
 /// The sampler that the flags choose.
@@ -53,7 +53,7 @@ impl SamplerFactory for Chosen {
     }
 
     fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
-        let group = self.args.group.unwrap_or(GROUP);
+        let group = self.args.group.unwrap_or_else(|| group_size(head.vocab_size() as usize));
         match (self.args.variant, self.args.group_draw, self.args.merge) {
             (VariantName::Grouped, None | Some(Draw::Fresh), _) => Some(Scheme::Grouped(group)),
             (VariantName::Online, ..) => Some(Scheme::Online(group)),

@@ -21,7 +21,7 @@ pub(crate) use peers::{MAX_PEERS, PeerState, Peers, SLOT_BYTES};
 #[cfg(feature = "nccl")]
 pub(crate) use reduction::Reduction;
 pub(crate) use stored::{
-    Canonical, Existing, Item, KeptToken, KeptTokens, NearTies, StoredLogits, TopLists, Transform,
+    Canonical, Existing, Item, KeptToken, KeptTokens, Masses, NearTies, StoredLogits, TopLists, Transform,
 };
 
 use bytemuck::{Pod, Zeroable};

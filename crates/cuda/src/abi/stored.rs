@@ -17,6 +17,17 @@ pub(crate) struct Existing {
 }
 layout!(Existing 32: logits 0, sources 8, row_stride 16, blocks 24, parts_of_block 28);
 
+/// Where masses go: the twin of row_mass.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Masses {
+    /// The blocks' masses, 8 bytes each.
+    pub(crate) parts: u64,
+    /// A float64 for each draw.
+    pub(crate) log_z: u64,
+}
+layout!(Masses 16: parts 0, log_z 8);
+
 /// Transformed logits that were stored: the twin of stored.cuh, as are the five below.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

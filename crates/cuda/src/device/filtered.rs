@@ -112,7 +112,7 @@ impl DeviceFilters {
         Ok(true)
     }
 
-    /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch_with_knobs`] does, with filters: `filters` is the device
+    /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch`] does, with filters: `filters` is the device
     /// address of one [`abi::RowFilters`](crate::abi::RowFilters) a row.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ impl DeviceFilters {
     /// * Those of [`DeviceTiled::launch`].
     ///
     /// # Safety
-    /// * As [`DeviceTiled::launch_with_knobs`], for the filters and for this value too.
+    /// * As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), for the filters and for this value too.
     /// * No top-k is above [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX), and no row is greedy.
     pub unsafe fn launch(
         &mut self,

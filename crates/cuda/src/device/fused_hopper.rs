@@ -1,7 +1,7 @@
 //! The fused Hopper kernel: its tiles, its options, and its launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{self, Call, LogitStore, Maps, RowLists};
+use crate::abi::{self, Call, LogitStore, Maps, Masses, RowLists};
 use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
@@ -18,7 +18,12 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
     serves: |architecture| architecture == Architecture::HOPPER,
     instances: || {
         let tiles = |extra| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, extra));
-        [Extra::Nothing, Extra::Knobs, Extra::Lists].into_iter().flat_map(tiles).flatten().map(Tile::instance).collect()
+        [Extra::Nothing, Extra::Knobs, Extra::Lists, Extra::LogZ]
+            .into_iter()
+            .flat_map(tiles)
+            .flatten()
+            .map(Tile::instance)
+            .collect()
     },
 };
 
@@ -37,6 +42,8 @@ pub(crate) enum Extra {
     Knobs,
     /// It takes the same rows, and lists the largest logits of rows with filters.
     Lists,
+    /// It tells log Z of rows with neither masks nor biases.
+    LogZ,
 }
 
 /// Where an instance with extras leaves them.
@@ -48,6 +55,8 @@ pub(crate) enum More {
     Knobs(LogitStore),
     /// The largest logits of rows with filters.
     Lists(RowLists),
+    /// Masses and log Z.
+    LogZ(Masses),
 }
 
 impl More {
@@ -56,6 +65,7 @@ impl More {
             More::Nothing => Extra::Nothing,
             More::Knobs(_) => Extra::Knobs,
             More::Lists(_) => Extra::Lists,
+            More::LogZ(_) => Extra::LogZ,
         }
     }
 }
@@ -105,6 +115,7 @@ impl Tile {
             Extra::Nothing => Instance::new(&plain),
             Extra::Knobs => with("KNOBS"),
             Extra::Lists => with("LISTS"),
+            Extra::LogZ => with("LOG_Z"),
         }
     }
 
@@ -158,13 +169,15 @@ impl Loaded {
         more: &More,
     ) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: the kernel takes a Call and Maps by value, with knobs a LogitStore and with lists RowLists too, whose
+        // SAFETY: the kernel takes a Call and Maps by value, with knobs a LogitStore and with lists RowLists,
+        // with log Z Masses too, whose
         // layouts abi asserts; the rest is the caller's.
         unsafe {
             match more {
                 More::Nothing => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
                 More::Knobs(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
                 More::Lists(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
+                More::LogZ(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
             }
         }
     }

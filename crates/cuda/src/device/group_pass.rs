@@ -21,6 +21,12 @@ pub(crate) fn check_group(size: u32) -> Result<(), CudaError> {
     if size == 0 || !size.is_multiple_of(GROUP_UNIT) { Err(CudaError::GroupSize { size }) } else { Ok(()) }
 }
 
+/// Bytes of a row's partial summaries: one for each group, one more for a first token within a group, and one for each
+/// block.
+fn partial_bytes_of_row(tokens: usize, size: u32, blocks: u32) -> usize {
+    (tokens.div_ceil(size as usize) + 1 + blocks as usize) * PARTIAL_BYTES
+}
+
 /// The device addresses of what a pass reads and writes a row, and which part of the head it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Results {
@@ -67,10 +73,9 @@ impl GroupPass {
         let portable = planned.map(|instance| device.portable(instance)).collect::<Result<Vec<_>, _>>()?;
         let most = portable.iter().map(|kernel| kernel.blocks(head.weight.rows as u32)).max();
         let blocks = most.unwrap_or(device.multiprocessors());
-        // One group more for a first token within a group.
-        let slots = head.weight.rows.div_ceil(size as usize) + 1 + blocks as usize;
         // Not numbers: what is not written must not be read.
-        let partials = Scratch::new(max_rows * slots * PARTIAL_BYTES, &[], device)?;
+        let bytes = max_rows * partial_bytes_of_row(head.weight.rows, size, blocks);
+        let partials = Scratch::new(bytes, &[], device)?;
         let (device, select) = (device.clone(), SelectKernel::load(device)?);
         Ok(GroupPass { device, size, rule, max_rows, blocks, select, portable, partials })
     }
@@ -153,5 +158,22 @@ impl GroupPass {
             kernel.launch(stream, &call, &Matrices::of(&head.weight, hidden, 16), &summaries, groups.blocks)?;
             self.select.launch(stream, &selection)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling_core::group_size;
+
+    #[test]
+    fn groups_of_the_default_size_take_less_than_a_mebibyte_for_a_hundred_rows() {
+        for tokens in [1, 128_256, 151_936, 153_601, 201_088, 262_144, 1 << 26] {
+            let size = group_size(tokens);
+            assert_eq!(check_group(size), Ok(()));
+            let bytes = 100 * partial_bytes_of_row(tokens, size, 132);
+            assert!(bytes < 1 << 20, "{tokens} tokens in groups of {size}: {bytes} bytes");
+        }
+        assert_eq!([128_256, 151_936, 201_088].map(group_size), [512, 512, 1024]);
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! | entry points | kernels | shared |
 //! | --- | --- | --- |
-//! | `tiled` | `fused_hopper`, `fused_portable` | `gpu`, `matrix`, `head`, `tensor_map` |
+//! | `tiled` | `hopper` over `fused_hopper`, `fused_portable` | `choice`, `gpu`, `matrix`, `head`, `tensor_map` |
 //! | `filtered`, after `tiled` | `select_list`, `select_row` | `scratch` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
 //! | `stored_rows`, for the samplers over host memory | `stored_kernels` | `wishes` |
 
+pub(crate) mod choice;
 pub(crate) mod filtered;
 pub(crate) mod fused_hopper;
 pub(crate) mod fused_portable;
@@ -16,6 +17,7 @@ pub(crate) mod gpu;
 pub(crate) mod group_pass;
 pub(crate) mod groups;
 pub(crate) mod head;
+pub(crate) mod hopper;
 pub(crate) mod launch;
 pub(crate) mod matrix;
 #[cfg(feature = "nccl")]

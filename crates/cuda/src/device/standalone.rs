@@ -1,7 +1,7 @@
 //! The standalone sampler over logits in device memory (paper Alg. I.1).
 #![allow(unsafe_code)]
 
-use crate::abi::{self, Call, Existing, HeadTransform};
+use crate::abi::{self, Call, Existing, HeadTransform, Masses};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
@@ -9,27 +9,30 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::noise_math::NoiseMath;
 use crate::device::scratch::Scratch;
 use crate::error::CudaError;
+use core::fmt::Display;
 use core::ops::Range;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
-/// An instance for each type of logits and each math, for every GPU.
+/// An instance for each type of logits and each math, without and with log Z, for every GPU.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "standalone.cu",
     serves: kernels::any,
     instances: || {
         let types = [DType::BF16, DType::F16, DType::F32];
-        types.map(|dtype| [instance(dtype, NoiseMath::Exact), instance(dtype, NoiseMath::Fast)]).concat()
+        let maths = |dtype| [(dtype, NoiseMath::Exact), (dtype, NoiseMath::Fast)];
+        let both = |(dtype, math)| [false, true].map(|log_z| instance(dtype, math, log_z));
+        types.into_iter().flat_map(maths).flat_map(both).collect()
     },
 };
 
-fn instance(dtype: DType, math: NoiseMath) -> Instance {
+fn instance(dtype: DType, math: NoiseMath, log_z: bool) -> Instance {
     let element = abi::element_name(dtype);
-    match math {
-        NoiseMath::Exact => Instance::new(&[("ELEMENT", &element)]),
-        NoiseMath::Fast => Instance::new(&[("ELEMENT", &element), ("FAST_MATH", &1)]),
-    }
+    let mut defines: Vec<(_, &dyn Display)> = vec![("ELEMENT", &element)];
+    defines.extend((math == NoiseMath::Fast).then_some(("FAST_MATH", &1 as &dyn Display)));
+    defines.extend(log_z.then_some(("LOG_Z", &1 as &dyn Display)));
+    Instance::new(&defines)
 }
 
 /// Threads of a block.
@@ -37,6 +40,8 @@ const THREADS: u32 = 128;
 /// Tokens that a warp takes at a time, and warps of a block.
 pub(crate) const PART: u32 = 256;
 pub(crate) const WARPS: u32 = THREADS / 32;
+/// Bytes of a block's mass.
+const PART_BYTES: usize = 8;
 /// Blocks of a launch for each multiprocessor, where there is work for so many.
 const BLOCKS: u32 = 8;
 /// The most draws of a launch, and the end of the token ids.
@@ -62,6 +67,8 @@ pub struct DeviceDraws {
     pub sources: Option<u64>,
     /// Room for one [`abi::Draw`](crate::abi::Draw) a draw.
     pub draws: u64,
+    /// Room for one float64 a draw, for log Z; `None`: it is not wanted.
+    pub log_z: Option<u64>,
 }
 
 /// Draws from logits that exist in device memory (paper Alg. I.1): one streaming pass, one launch a call, on the
@@ -69,14 +76,21 @@ pub struct DeviceDraws {
 /// allocates nothing and waits for nothing, so it can be captured into a graph; positions are read from device memory
 /// when the kernel runs.
 ///
+/// On request a call tells log Z of each draw too, `ln sum e^l` over the row's transformed logits, within 2e-6 (paper App. L):
+/// the log-probability of the drawn token is its logit less that. That is another kernel, which the first such call loads,
+/// with scratch of its own; make one before a capture. Of a draw that is an error it is not to be read.
+///
 /// The logits are raw ones, `[rows, tokens]` in bf16, f16 or f32, of any row stride and address (fast where rows begin at
 /// multiples of 16 bytes).
 #[derive(Debug)]
 pub struct DeviceStandalone {
     device: Arc<Device>,
     kernel: CudaFunction,
+    /// The kernel that tells log Z, and room for its blocks' masses.
+    with_log_z: Option<(CudaFunction, Scratch)>,
     tokens: Range<u32>,
     dtype: DType,
+    math: NoiseMath,
     max_draws: usize,
     /// Ordered bits of the best winner a draw, the first invalid logit a draw, and a counter a draw.
     scratch: Scratch,
@@ -117,10 +131,11 @@ impl DeviceStandalone {
                 return Err(CudaError::TooLarge { what, found, limit });
             }
         }
-        let kernel = device.function(&SOURCE, &instance(dtype, math), "standalone")?;
+        let kernel = device.function(&SOURCE, &instance(dtype, math, false), "standalone")?;
         let keys = 8 * max_draws..16 * max_draws;
         let scratch = Scratch::new(20 * max_draws, &[0..keys.start, keys.end..20 * max_draws], device)?;
-        Ok(DeviceStandalone { device: device.clone(), kernel, tokens, dtype, max_draws, scratch })
+        let (device, with_log_z) = (device.clone(), None);
+        Ok(DeviceStandalone { device, kernel, with_log_z, tokens, dtype, math, max_draws, scratch })
     }
 
     /// The device.
@@ -131,6 +146,18 @@ impl DeviceStandalone {
     /// Every launch has run: see [`Scratch::settle`].
     pub(crate) fn settle(&mut self) {
         self.scratch.settle();
+        self.with_log_z.iter_mut().for_each(|(_, parts)| parts.settle());
+    }
+
+    /// Loads the kernel that tells log Z, at the first call.
+    fn with_log_z(&mut self) -> Result<(&CudaFunction, u64), CudaError> {
+        if self.with_log_z.is_none() {
+            let kernel = self.device.function(&SOURCE, &instance(self.dtype, self.math, true), "standalone")?;
+            let most = self.max_draws.max((BLOCKS * self.device.multiprocessors()) as usize);
+            self.with_log_z = Some((kernel, Scratch::new(most * PART_BYTES, &[], &self.device)?));
+        }
+        let (kernel, parts) = self.with_log_z.as_mut().expect("it was just made");
+        Ok((kernel, parts.lend()))
     }
 
     /// Draws from `logits [rows, tokens]`: enqueues one launch on `stream` and returns.
@@ -139,7 +166,7 @@ impl DeviceStandalone {
     /// * [`CudaError::Layout`]: the logits' type, width or stride, or an address that is not a multiple of the type's size;
     ///   without sources, fewer rows than draws.
     /// * [`CudaError::TooLarge`]: more draws than planned.
-    /// * [`CudaError::Driver`].
+    /// * [`CudaError::Driver`], and [`CudaError::Compile`] at the first call with log Z.
     ///
     /// # Safety
     /// * `logits`, what `draws` names, and what its rows point to, are device memory of this device, of the stated sizes,
@@ -197,9 +224,16 @@ impl DeviceStandalone {
             parts_of_block,
         };
         let all = blocks * draws.count as u32;
-        // SAFETY: the kernel takes a Call and an Existing by value, whose layouts abi asserts; the scratch is this
-        // value's, sized by `new`, and the kernel leaves it as it found it; the rest is the caller's.
-        unsafe { launch(&self.kernel, stream, Grid::of(all, THREADS), [argument(&call), argument(&existing)]) }
+        let grid = Grid::of(all, THREADS);
+        let Some(log_z) = draws.log_z else {
+            // SAFETY: the kernel takes a Call and an Existing by value, whose layouts abi asserts; the scratch is this
+            // value's, sized by `new`, and the kernel leaves it as it found it; the rest is the caller's.
+            return unsafe { launch(&self.kernel, stream, grid, [argument(&call), argument(&existing)]) };
+        };
+        let (kernel, parts) = self.with_log_z()?;
+        let masses = Masses { parts, log_z };
+        // SAFETY: as above, and this one takes Masses too; there is room for the parts of as many blocks as `split` makes.
+        unsafe { launch(kernel, stream, grid, [argument(&call), argument(&existing), argument(&masses)]) }
     }
 }
 

@@ -29,6 +29,7 @@ const SCRATCH: usize = 64 << 20;
 const MAX_ROWS: usize = 256;
 /// The most items of a launch.
 const MAX_ITEMS: usize = 4096;
+
 /// Room for the transformed logits of some rows, and the kernels over them.
 #[derive(Debug)]
 pub(crate) struct StoredRows {
@@ -261,7 +262,7 @@ impl StoredRows {
                     row_stride: self.stride,
                 };
                 results::poison(&self.draws, wishes.len(), stream)?;
-                let asked = DeviceDraws { count: wishes.len(), rows, sources: Some(sources), draws };
+                let asked = DeviceDraws { count: wishes.len(), rows, sources: Some(sources), draws, log_z: None };
                 // SAFETY: as above.
                 unsafe { self.draw.launch(stream, &logits, &asked) }?;
                 if canonical.is_some() {

@@ -1,11 +1,12 @@
 //! The parallel-group variant over host memory (paper Alg. I.2).
 
+use crate::device::choice::KernelChoice;
 use crate::device::gpu::Device;
 use crate::device::group_pass::check_group;
 use crate::device::select::GroupRule;
-use crate::device::tiled::KernelChoice;
 use crate::error::CudaError;
-use crate::host::frame::{Frame, impl_sampler};
+use crate::host::frame::Frame;
+use crate::host::results::impl_sampler;
 use crate::host::tiled::CudaTiled;
 use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Knobs, Plan, Variant};
 use std::sync::Arc;

@@ -12,6 +12,7 @@ pub(crate) mod frame;
 pub(crate) mod grouped;
 pub(crate) mod online;
 pub(crate) mod resident;
+pub(crate) mod results;
 pub(crate) mod staging;
 pub(crate) mod standalone;
 pub(crate) mod streamed;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Draw, Row, RowFilters, status};
+use crate::device::choice::KernelChoice;
 use crate::device::filtered::{DeviceFilters, rows_within};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
@@ -10,7 +11,7 @@ use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::device::select::GroupRule;
-use crate::device::tiled::{DeviceTiled, KernelChoice};
+use crate::device::tiled::DeviceTiled;
 use crate::device::wishes::CanonicalInputs;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
@@ -142,8 +143,7 @@ impl Resident {
         unsafe {
             match &mut self.groups {
                 Some(groups) => groups.launch(stream, &hidden, rows, out, None),
-                None if staging.has_knobs() => self.fused.launch_with_knobs(stream, &hidden, rows, out),
-                None => self.fused.launch(stream, &hidden, rows, out),
+                None => self.fused.launch(stream, &hidden, rows, out, staging.kinds()),
             }
         }?;
         let Some(exchange) = exchange else { return self.copy_draws(hidden.rows, draws, stream) };

@@ -2,6 +2,7 @@
 //! up.
 
 use crate::abi::{LogitBias, PENALISED, Penalty, Row};
+use crate::device::choice::RowKinds;
 use flash_sampling_core::{Adjustment, params};
 
 /// The block, with offsets where the device will see addresses.
@@ -54,9 +55,9 @@ impl Staging {
         (self.last_mask, self.last_list, self.has_knobs) = (None, None, false);
     }
 
-    /// Whether any row has a mask that forbids most tokens, or penalties that are more than biases.
-    pub(crate) fn has_knobs(&self) -> bool {
-        self.has_knobs
+    /// What the rows have: anything where one has a mask that forbids most tokens, or penalties that are more than biases.
+    pub(crate) fn kinds(&self) -> RowKinds {
+        if self.has_knobs { RowKinds::Any } else { RowKinds::Unpenalised }
     }
 
     /// Appends a row's adjustments: as biases where they are no more.

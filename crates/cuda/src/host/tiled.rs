@@ -1,11 +1,12 @@
 //! The tiled variant over host memory (paper Alg. 1).
 
+use crate::device::choice::KernelChoice;
 use crate::device::gpu::Device;
-use crate::device::tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
-use crate::host::frame::{Frame, impl_sampler};
+use crate::host::frame::Frame;
 use crate::host::resident::Resident;
+use crate::host::results::impl_sampler;
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,
 };

@@ -2,8 +2,8 @@
 
 use super::clock::Clock;
 use super::head::{Calls, OnDevice};
-use super::{INVERSE, OURS, PORTABLE, STANDALONE, driver, failed};
-use crate::bench::record::{Call, Entry, Section};
+use super::{INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE, driver, failed};
+use crate::bench::record::{Entry, Section};
 use crate::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use crate::bench::timing::{Contender, Timing};
 use crate::error::CommandError;
@@ -12,9 +12,8 @@ use crate::synthetic::Logits;
 use flash_sampling::cuda::abi::{Draw, status};
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::cuda::rivals::{InverseCdf, Matmul, Read, Way};
-use flash_sampling::cuda::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice};
+use flash_sampling::cuda::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice, RowKinds};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Sides of the product that tells the matrix ceiling.
 const SQUARE: usize = 8192;
@@ -45,6 +44,8 @@ struct Ours {
     draws: CudaSlice<Draw>,
     /// `[rows, vocab]`, where they are kept.
     kept: Option<CudaSlice<f32>>,
+    /// A float64 a row, where it tells log Z.
+    log_z: Option<CudaSlice<f64>>,
 }
 
 impl<'h> Contenders<'h> {
@@ -74,12 +75,14 @@ impl<'h> Contenders<'h> {
             let tiled = unsafe { DeviceTiled::with_kernels(head.head(), most, device, choice) }.map_err(failed)?;
             let draws = stream.alloc_zeros(most).map_err(&allocate)?;
             let kept = if keeps { Some(stream.alloc_zeros(most * weight.rows).map_err(&allocate)?) } else { None };
-            ours.push(Ours { name, states, tiled, draws, kept });
+            let log_z = if name == LOG_Z { Some(stream.alloc_zeros(most).map_err(&allocate)?) } else { None };
+            ours.push(Ours { name, states, tiled, draws, kept, log_z });
             Ok::<_, CommandError>(())
         };
         plan(GREEDY, Logits::Peaked, KernelChoice::Fastest, false)?;
         plan(OURS[0], Logits::Gaussian, KernelChoice::Fastest, false)?;
         plan(OURS[1], Logits::Peaked, KernelChoice::Fastest, false)?;
+        plan(LOG_Z, Logits::Peaked, KernelChoice::Fastest, false)?;
         if portable {
             plan(PORTABLE[0], Logits::Peaked, KernelChoice::Portable, false)?;
             plan(PORTABLE[1], Logits::Peaked, KernelChoice::Portable, true)?;
@@ -166,7 +169,8 @@ impl<'h> Contenders<'h> {
             let (standalone, draws) = (&mut self.standalone, self.draws.device_ptr(&self.stream).0);
             list.push(Contender::new(STANDALONE, move || {
                 product()?;
-                let draws = DeviceDraws { count: rows, rows: of_standalone.advance().0, sources: None, draws };
+                let draws =
+                    DeviceDraws { count: rows, rows: of_standalone.advance().0, sources: None, draws, log_z: None };
                 // SAFETY: the logits just made, the parameters of this call, room for a draw a row.
                 unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
             }));
@@ -207,28 +211,6 @@ impl<'h> Contenders<'h> {
         bad.map_or(Ok(()), |row| Err(wrong(INVERSE, row)))
     }
 
-    /// The time that the processor takes to enqueue a call of ours, the GPU idle.
-    ///
-    /// # Errors
-    /// The driver's, Ctrl-C.
-    pub fn host_time(&mut self, rows: usize, calls: usize, interrupt: &Interrupt) -> Result<Call, CommandError> {
-        let head = self.head;
-        let mut params = Calls::new(rows, calls, false, &self.stream)?;
-        let mut call = self.ours[2].call(head, &self.stream, &self.stream, rows, move || params.advance().0);
-        let mut times = Vec::with_capacity(calls);
-        for _ in 0..calls {
-            interrupt.check()?;
-            self.stream.synchronize().map_err(driver("wait for a call"))?;
-            let start = Instant::now();
-            call()?;
-            times.push(start.elapsed().as_secs_f64());
-        }
-        self.stream.synchronize().map_err(driver("wait for a call"))?;
-        times.sort_by(f64::total_cmp);
-        let (vocab, hidden, median) = (head.weight().rows, head.weight().cols, times[calls / 2]);
-        Ok(Call { vocab, hidden, rows, calls, median })
-    }
-
     /// Operations a second of cuBLAS on a square product, its operands taken from the weight; `None` without cuBLAS or
     /// where the weight is too small for that.
     ///
@@ -264,15 +246,17 @@ impl Ours {
         let hidden = head.states(self.states, rows);
         let draws = self.draws.device_ptr(owner).0;
         let kept = self.kept.as_ref().map(|kept| kept.device_ptr(owner).0);
+        let log_z = self.log_z.as_ref().map(|log_z| log_z.device_ptr(owner).0);
         let (tiled, vocab) = (&mut self.tiled, head.weight().rows);
         move || {
             let rows = next();
-            // SAFETY: hidden states, draws and kept logits of at least `rows` rows, held by `head` and this value; the
+            // SAFETY: hidden states, draws, log Z and kept logits of at least `rows` rows, held by `head` and this value; the
             // parameters are as `Calls` lays them down; one stream, so launches follow each other.
             unsafe {
-                match kept {
-                    None => tiled.launch(stream, &hidden, rows, draws),
-                    Some(logits) => tiled.launch_storing(stream, &hidden, rows, draws, logits, vocab),
+                match (kept, log_z) {
+                    (None, None) => tiled.launch(stream, &hidden, rows, draws, RowKinds::Bare),
+                    (None, Some(to)) => tiled.launch_with_log_z(stream, &hidden, rows, draws, to, RowKinds::Bare),
+                    (Some(logits), _) => tiled.launch_storing(stream, &hidden, rows, draws, logits, vocab),
                 }
             }
             .map_err(failed)

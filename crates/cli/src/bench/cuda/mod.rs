@@ -8,6 +8,7 @@
 //! | [`clock`] | events, and the cold cache |
 //! | [`head`] | weight, hidden states and row parameters in device memory |
 //! | [`contenders`] | what is timed |
+//! | [`host`] | what a call costs the processor |
 //! | [`ranks`] | a step on several GPUs |
 //! | [`peers`] | times of other programs, from a file |
 //! | [`table`] | times and ratios as text |
@@ -15,6 +16,7 @@
 pub mod clock;
 pub mod contenders;
 pub mod head;
+pub mod host;
 pub mod peers;
 pub mod ranks;
 pub mod table;
@@ -48,6 +50,9 @@ const REST: Duration = Duration::from_millis(250);
 pub const STANDALONE: &str = "cuBLAS + standalone";
 /// The portable kernel; and the same, which keeps the float32 logits.
 pub const PORTABLE: [&str; 2] = ["portable, peaked", "portable, logits kept"];
+
+/// The draw on peaked logits that tells log Z too.
+pub const LOG_Z: &str = "tiled, log Z";
 
 /// Calls whose host time is taken.
 const CALLS: usize = 1000;
@@ -105,7 +110,8 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         bar.finish_and_clear();
         let ends = [size.rows.iter().min(), size.rows.iter().max()];
         for &rows in ends.into_iter().flatten() {
-            calls.push(contenders.host_time(rows, if args.quick { 10 } else { CALLS }, interrupt)?);
+            let count = if args.quick { 10 } else { CALLS };
+            calls.extend(host::times(&head, rows, count, &device, clock.stream(), interrupt)?);
         }
         let logits = (most * size.vocab * size_of::<f32>()) as u64;
         let peak = Some(contenders.scratch_bytes() as u64);

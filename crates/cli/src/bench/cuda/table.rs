@@ -1,6 +1,6 @@
 //! Times and ratios of a GPU as text.
 
-use super::{OURS, PORTABLE};
+use super::{LOG_Z, OURS, PORTABLE};
 use crate::bench::record::{Entry, Gpu, Record, Section};
 use crate::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use std::io::{self, Write};
@@ -23,7 +23,8 @@ pub fn write(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     writeln!(out)?;
     for call in &record.calls {
         let (us, size) = (call.median * 1e6, format!("{} x {}", call.vocab, call.hidden));
-        writeln!(out, "host time of a call, {size}, {} rows: {us:.1} us (median of {})", call.rows, call.calls)?;
+        let (what, rows, calls) = (&call.what, call.rows, call.calls);
+        writeln!(out, "host time of a call, {what}, {size}, {rows} rows: {us:.1} us (median of {calls})")?;
     }
     for memory in &record.memory {
         let scratch = memory.peak.unwrap_or_default();
@@ -87,7 +88,7 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
     let Some(first) = head.first() else { return Ok(()) };
     let best = |section: &Section, name: &str| section.entry(name).map(|entry| entry.best);
     // Every rival that draws: its time over ours on the same logits, cuBLAS alone being no such rival.
-    let plain = [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], PORTABLE[1]];
+    let plain = [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z, PORTABLE[1]];
     let rivals: Vec<&str> =
         first.entries.iter().map(|entry| entry.name.as_str()).filter(|name| !plain.contains(name)).collect();
     let peers: Vec<&str> = first.peers.iter().map(|entry| entry.name.as_str()).collect();

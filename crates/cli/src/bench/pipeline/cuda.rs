@@ -12,7 +12,7 @@ use crate::interrupt::Interrupt;
 use crate::synthetic;
 use flash_sampling::cuda::abi::{Draw, LogitBias, PENALISED, Penalty, Row, RowFilters, status};
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled};
+use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, RowKinds};
 use flash_sampling::{Adjustments, Capabilities, DType, Exactness, Input, Knobs, Matrix, Plan, RowParams, Variant};
 use std::io;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ struct Bench {
 struct Calls {
     rows: u64,
     filters: Option<u64>,
-    with_knobs: bool,
+    kinds: RowKinds,
     of_call: usize,
     calls: usize,
     next: usize,
@@ -110,7 +110,7 @@ impl Calls {
         Ok(Calls {
             rows: rows_at,
             filters: filters.iter().any(|f| *f != RowFilters::OFF).then_some(filters_at),
-            with_knobs: all.iter().any(|row| row.mask != 0 || row.bias != 0),
+            kinds: if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowKinds::Any } else { RowKinds::Bare },
             of_call: rows,
             calls,
             next: 0,
@@ -155,8 +155,7 @@ impl Bench {
         let launched = unsafe {
             match calls.filters {
                 Some(filters) => self.filters.launch(&self.stream, &mut self.tiled, hidden, (rows, filters), draws),
-                None if calls.with_knobs => self.tiled.launch_with_knobs(&self.stream, hidden, rows, draws),
-                None => self.tiled.launch(&self.stream, hidden, rows, draws),
+                None => self.tiled.launch(&self.stream, hidden, rows, draws, calls.kinds),
             }
         };
         launched.map_err(failed)

@@ -169,7 +169,8 @@ __device__ __forceinline__ float score_at_least(float logit, u32 word) {
 //   float Keep::cut()                      what a score must reach now; -inf at first, or fixed
 //   float Keep::raise(float)               some score of the row is at least this; returns the cut that follows
 //   void Keep::offer(float score, u32 token, float logit)
-template <Element TYPE, class Keep>
+//   void Keep::weigh(logits, float top)    with WEIGHS: a lane's transformed logits of each part, and the largest of them
+template <Element TYPE, bool WEIGHS = false, class Keep>
 __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, const RowPhilox* philox, u32 begin,
                                      u32 end, u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
     const u32 lane = threadIdx.x % 32;
@@ -198,6 +199,7 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
         float top = logits[0];
 #pragma unroll
         for (u32 i = 1; i < 8; ++i) top = fmaxf(top, logits[i]);
+        if constexpr (WEIGHS) keep.weigh(logits, top);
 
         // NOTE: one lane's view for all: other warps raise the cut at any time, and the lanes decide together below.
         float cut = __shfl_sync(0xffffffffu, keep.cut(), 0);

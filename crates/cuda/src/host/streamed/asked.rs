@@ -3,12 +3,13 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Draw, Row};
+use crate::device::choice::KernelChoice;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::stored_rows::StoredRows;
-use crate::device::tiled::{DeviceTiled, KernelChoice};
+use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
 use crate::host::staging::Staging;

@@ -10,7 +10,7 @@ use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::error::CudaError;
-use crate::host::frame::candidate;
+use crate::host::results::candidate;
 use cudarc::driver::{CudaSlice, DevicePtr, result};
 use flash_sampling_core::{Matrix, RowParams};
 

@@ -10,7 +10,7 @@ use crate::error::CommandError;
 use flash_sampling::cuda::abi::{Draw, status};
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::cuda::rivals::Matmul;
-use flash_sampling::cuda::{DeviceDraws, DeviceMatrix, DevicePeers, DeviceStandalone, DeviceTiled};
+use flash_sampling::cuda::{DeviceDraws, DeviceMatrix, DevicePeers, DeviceStandalone, DeviceTiled, RowKinds};
 #[cfg(feature = "nccl")]
 use flash_sampling::cuda::{DeviceNccl, NcclId, rivals::Gather};
 
@@ -139,8 +139,10 @@ impl Steps {
     fn alone(&mut self, rows: usize) -> Result<Timing, CommandError> {
         let (hidden, params, draws) = (self.rank.states(rows), self.rank.rows, self.draws_at);
         let Some(whole) = &mut self.whole else { return self.rank.time(None) };
-        // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream.
-        let mut step = |stream: &CudaStream| unsafe { whole.launch(stream, &hidden, params, draws) }.map_err(failed);
+        let mut step = |stream: &CudaStream| {
+            // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream.
+            unsafe { whole.launch(stream, &hidden, params, draws, RowKinds::Bare) }.map_err(failed)
+        };
         self.rank.time(Some(&mut step))
     }
 
@@ -154,7 +156,7 @@ impl Steps {
             // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream. Every rank makes
             // the same calls.
             unsafe {
-                shard.launch(stream, &hidden, params, draws).map_err(failed)?;
+                shard.launch(stream, &hidden, params, draws, RowKinds::Bare).map_err(failed)?;
                 match transport {
                     None => Ok(()),
                     Some(GpuTransport::Peers) => peers.launch(stream, params, draws, rows).map_err(failed),
@@ -201,7 +203,7 @@ impl Steps {
                     gather.launch(stream, mine, all, bytes).map_err(failed)?;
                 }
                 if stage > 1 {
-                    let draws = DeviceDraws { count: world * rows, rows: params, sources: None, draws };
+                    let draws = DeviceDraws { count: world * rows, rows: params, sources: None, draws, log_z: None };
                     standalone.launch(stream, &of_all, &draws).map_err(failed)?;
                 }
                 Ok(())

@@ -4,6 +4,7 @@
 #include "filter.cuh"
 #include "knobs.cuh"
 #include "largest.cuh"
+#include "masses.cuh"
 #include "queue.cuh"
 
 namespace flash_sampling::fused_hopper {
@@ -39,6 +40,7 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         if constexpr (KNOBS) {
             if (stored.logits) store_raw<T>(d, real, call, stored, first, self);
         }
+        if constexpr (T::LOG_Z) weigh<T>(d, real, call, shared, self);
         await_marks(call, shared, t, first, size, self);
 
         u32 queued = 0;

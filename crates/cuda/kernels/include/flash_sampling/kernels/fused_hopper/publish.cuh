@@ -1,6 +1,7 @@
 // The end of a block: its winners join those of the others; the last block to arrive concludes.
 #pragma once
 
+#include "masses.cuh"
 #include "schedule.cuh"
 #include "threshold.cuh"
 
@@ -8,12 +9,16 @@ namespace flash_sampling::fused_hopper {
 
 // The consumers' last act. The last block leaves the scratch as the launch found it.
 template <class T>
-__device__ __forceinline__ void publish(const Call& call, Shared<T>& shared) {
+__device__ __forceinline__ void publish(const Call& call, const Masses& masses, Shared<T>& shared) {
     const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
         if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
         call.logits[static_cast<u64>(blockIdx.x) * call.row_count + column] = shared.best[column].logit;
+        if constexpr (T::LOG_Z) {
+            const RowMass mass = mass_of_block(shared, column);
+            masses.parts[static_cast<u64>(blockIdx.x) * call.row_count + column] = {mass.max, mass.sum};
+        }
     }
     __threadfence();
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
@@ -21,6 +26,7 @@ __device__ __forceinline__ void publish(const Call& call, Shared<T>& shared) {
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     if (!shared.last) return;
     __threadfence();
+    if constexpr (T::LOG_Z) tell_log_z(call, shared, masses, thread);
     for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
         const u64 best = load_relaxed(&call.best[column]);
         const u64 invalid = load_relaxed(&call.invalid[column]);

@@ -9,10 +9,11 @@
 namespace flash_sampling::fused_hopper {
 
 // COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups, SLABS slabs of
-// 64 hidden elements a stage, CLUSTER blocks that share the hidden states. LISTS: see lists.cuh.
-template <int COLUMNS_, int UNITS_, int SLABS_, int CLUSTER_, bool LISTS_ = false>
+// 64 hidden elements a stage, CLUSTER blocks that share the hidden states. LISTS: see lists.cuh; LOG_Z: see masses.cuh.
+template <int COLUMNS_, int UNITS_, int SLABS_, int CLUSTER_, bool LISTS_ = false, bool LOG_Z_ = false>
 struct Tile {
     static constexpr bool LISTS = LISTS_;
+    static constexpr bool LOG_Z = LOG_Z_;
     static constexpr int COLUMNS = COLUMNS_;
     static constexpr int UNITS = UNITS_;
     static constexpr int SLABS = SLABS_;
@@ -66,8 +67,17 @@ struct Contender {
 };
 constexpr int QUEUE = 64;
 
+// What a block keeps in shared memory for log Z.
+template <class T, bool LOG_Z>
+struct MassShared {};
 template <class T>
-struct Shared : ListShared<T::COLUMNS, T::LISTS> {
+struct MassShared<T, true> {
+    float high[T::CONSUMER_WARPS][T::COLUMNS];  // what a warp's sums are relative to
+    float sum[T::CONSUMER_WARPS][T::COLUMNS];
+};
+
+template <class T>
+struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
     float losing[T::COLUMNS];

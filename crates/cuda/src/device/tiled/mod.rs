@@ -1,32 +1,24 @@
-//! The fused tiled variant over device memory (paper Alg. 1).
+//! The fused tiled variant over device memory (paper Alg. 1): what is planned, and the plain launch. Those that tell log Z, and
+//! those that leave logits, stand beside.
 #![allow(unsafe_code)]
 
-use crate::abi::{Call, LogitStore, Maps, Matrices, RowLists, TensorMap};
-use crate::device::fused_hopper::{Extra, Loaded, MAX_ROWS, More, Tile};
+mod log_z;
+mod storing;
+
+use crate::abi::{Call, LogitStore, Matrices};
+use crate::device::choice::{KernelChoice, RowKinds};
+use crate::device::fused_hopper::{MAX_ROWS, More};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
+use crate::device::hopper::Hopper;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::Scratch;
-use crate::device::tensor_map;
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::DType;
+use log_z::LogZ;
 use std::sync::Arc;
-
-/// Which kernels draw. All give the same bits, but for types that tensor cores do not take, whose sums are rounded
-/// otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum KernelChoice {
-    /// The fastest that takes the GPU and the layout: the Hopper kernel, else the portable one.
-    #[default]
-    Fastest,
-    /// The portable kernel: `mma.sync` and `cp.async`.
-    Portable,
-    /// The portable kernel, which reads every layout as if nothing were aligned. Slow; made for tests.
-    PortableUnaligned,
-}
 
 /// The fused tiled variant over device memory: one launch a call, on the caller's stream. A call allocates nothing and
 /// waits for nothing, so it can be captured into a graph; positions are read from device memory when the kernel runs.
@@ -45,47 +37,8 @@ pub struct DeviceTiled {
     portable: Vec<Arc<LoadedPortable>>,
     /// Ordered bits of the best winner a row, the first invalid logit a row, a counter, and a logit a block and row.
     scratch: Scratch,
+    log_z: LogZ,
     max_rows: usize,
-}
-
-/// The Hopper kernels, and the weight as they read it.
-#[derive(Debug)]
-struct Hopper {
-    kernels: Vec<Arc<Loaded>>,
-    /// Those with more, each when the first such launch comes.
-    with_more: Vec<Arc<Loaded>>,
-    weight: TensorMap,
-    granule: TensorMap,
-}
-
-impl Hopper {
-    fn new(weight: &DeviceMatrix, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
-        let tiles = Tile::up_to(max_rows, weight.dtype, Extra::Nothing);
-        Ok(Hopper {
-            kernels: tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?,
-            with_more: Vec::new(),
-            weight: tensor_map::encode(weight, 64)?,
-            granule: tensor_map::encode(weight, 16)?,
-        })
-    }
-
-    /// The kernel for a call of `rows` rows, within the plan.
-    fn kernel(&mut self, rows: usize, more: &More, device: &Device) -> Result<&Loaded, CudaError> {
-        let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
-        let planned = self.kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
-        if matches!(more, More::Nothing) {
-            return Ok(planned);
-        }
-        let tile = planned.tile.with(more);
-        let at = match self.with_more.iter().position(|kernel| kernel.tile == tile) {
-            Some(at) => at,
-            None => {
-                self.with_more.push(device.kernel(tile)?);
-                self.with_more.len() - 1
-            }
-        };
-        Ok(&self.with_more[at])
-    }
 }
 
 const BEST: u64 = 0;
@@ -158,8 +111,8 @@ impl DeviceTiled {
         let zeros = [BEST as usize..INVALID as usize, ARRIVED as usize..LOGITS as usize];
         let scratch = Scratch::new(size, &zeros, device)?;
         let device = device.clone();
-        let (hopper, portable) = (None, Vec::new());
-        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, max_rows })
+        let (hopper, portable, log_z) = (None, Vec::new(), LogZ::default());
+        Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, log_z, max_rows })
     }
 
     /// Goes on with another head like the planned one, of any number of tokens at any place of the vocabulary; of an
@@ -169,6 +122,7 @@ impl DeviceTiled {
     /// As [`DeviceTiled::new`] for the head, until it is moved on and the launches until then have run.
     pub(crate) unsafe fn move_to(&mut self, head: DeviceHead) {
         assert!(self.hopper.is_none(), "its maps are of the planned weight");
+        self.log_z = LogZ::default();
         self.head = head;
     }
 
@@ -184,20 +138,21 @@ impl DeviceTiled {
 
     /// Bytes of device memory that the plan holds besides the kernels.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch.len()
+        self.scratch.len() + self.log_z.scratch_bytes()
     }
 
     /// Every launch has run: see [`Scratch::settle`].
     pub(crate) fn settle(&mut self) {
         self.scratch.settle();
+        self.log_z.settle();
     }
 
     /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns. Tokens that cannot win are left out
-    /// of it, so it cannot tell log Z; [`DeviceGroups`](crate::DeviceGroups) by [`GroupRule::Maxima`](crate::GroupRule::Maxima)
-    /// gives the same draws with log Z, in two launches.
+    /// of it, so it cannot tell log Z: [`DeviceTiled::launch_with_log_z`] does.
     ///
     /// `rows` is the device address of one [`abi::Row`](crate::abi::Row) a row, `draws` of room for one
-    /// [`abi::Draw`](crate::abi::Draw) a row.
+    /// [`abi::Draw`](crate::abi::Draw) a row; `kinds` says what the rows may have. On Hopper those of
+    /// [`RowKinds::Any`] take a kernel of their own, which the first such launch loads.
     ///
     /// # Errors
     /// * [`CudaError::Layout`]: the hidden states' width, stride or address.
@@ -207,7 +162,7 @@ impl DeviceTiled {
     /// # Safety
     /// * `hidden`, `rows`, `draws`, and what the rows point to, are device memory of this device, of the stated sizes,
     ///   until the launch has run.
-    /// * The rows are as [`abi::Row`](crate::abi::Row) states, and none is [`PENALISED`](crate::abi::PENALISED).
+    /// * The rows are as [`abi::Row`](crate::abi::Row) states, and of these kinds.
     /// * Launches of one planned value follow each other: on one stream, or ordered by events.
     /// * This value outlives the launch, and every launch of a graph that captured it.
     pub unsafe fn launch(
@@ -216,74 +171,16 @@ impl DeviceTiled {
         hidden: &DeviceMatrix,
         rows: u64,
         draws: u64,
+        kinds: RowKinds,
     ) -> Result<(), CudaError> {
+        let more = if kinds == RowKinds::Any { More::Knobs(LogitStore::default()) } else { More::Nothing };
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, More::Nothing) }.map(drop)
+        unsafe { self.launch_any(stream, hidden, rows, draws, more) }.map(drop)
     }
 
-    /// [`DeviceTiled::launch`] for rows of which some have penalties, or masks that forbid most tokens. On Hopper it is
-    /// another kernel, which the first such launch loads.
-    ///
-    /// # Errors
-    /// As [`DeviceTiled::launch`].
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::launch`], and rows may be [`PENALISED`](crate::abi::PENALISED).
-    pub unsafe fn launch_with_knobs(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, More::Knobs(LogitStore::default())) }.map(drop)
-    }
-
-    /// As [`DeviceTiled::launch_with_knobs`], and stores the logits of all rows by the fastest kernel, `row_stride` floats
-    /// apart. Returns whether they are the transformed ones, and not the raw ones.
-    ///
-    /// # Errors
-    /// As [`DeviceTiled::launch`].
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::launch_with_knobs`]; the logits too are device memory of this device until the launch has run.
-    pub(crate) unsafe fn launch_storing_any(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
-        stored: LogitStore,
-    ) -> Result<bool, CudaError> {
-        // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, More::Knobs(stored)) }
-    }
-
-    /// Whether calls with these hidden states can list the largest logits.
-    pub(crate) fn lists(&self, hidden: &DeviceMatrix) -> bool {
-        self.hopper.is_some() && self.is_alike(hidden) && hidden.is_aligned()
-    }
-
-    /// As [`DeviceTiled::launch_with_knobs`], but rows with filters leave their largest logits in `lists`, and a greedy
-    /// draw where these tell all.
-    ///
-    /// # Errors
-    /// As [`DeviceTiled::launch`].
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::launch_with_knobs`]; [`DeviceTiled::lists`] is true of the hidden states; the lists are device
-    /// memory, as row_lists.cuh states, until the launch has run.
-    pub(crate) unsafe fn launch_listing(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
-        lists: RowLists,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, More::Lists(lists)) }.map(drop)
+    /// Whether the Hopper kernel takes these hidden states.
+    fn is_hoppers(&self, hidden: &DeviceMatrix) -> bool {
+        self.hopper.is_some() && hidden.dtype == self.head.weight.dtype && hidden.is_aligned()
     }
 
     /// Returns whether it was the portable kernel.
@@ -305,53 +202,15 @@ impl DeviceTiled {
             return Ok(false);
         }
         let call = self.call(hidden, rows, draws);
-        let takes = self.is_alike(hidden) && hidden.is_aligned();
+        let takes = self.is_hoppers(hidden);
         let Some(hopper) = self.hopper.as_mut().filter(|_| takes) else {
             let stored = if let More::Knobs(stored) = more { stored } else { LogitStore::default() };
             // SAFETY: the same contract.
             return unsafe { self.launch_portable(stream, hidden, &call, stored) }.map(|()| true);
         };
-        let (weight, granule) = (hopper.weight, hopper.granule);
-        let kernel = hopper.kernel(hidden.rows, &more, &self.device)?;
-        let map = tensor_map::encode(hidden, kernel.tile.columns / kernel.tile.cluster)?;
-        let maps = Maps { weight, granule, hidden: map };
-        let blocks = kernel.blocks(call.tokens, self.device.multiprocessors());
         // SAFETY: head and inputs by this function's and `new`'s contract; the scratch is this value's, sized by `new`
         // for every multiprocessor, and the kernel leaves it as it found it.
-        unsafe { kernel.launch(stream, blocks, &call, &maps, &more) }.map(|()| false)
-    }
-
-    /// Draws as [`DeviceTiled::launch`] does, and keeps the transformed logits (paper App. K), float32: that of row `r`
-    /// and of the weight's row `t` at the device address `logits + 4 * (r * row_stride + t)`. An invalid logit is stored
-    /// as -inf, and its row's draw says so. Always the portable kernel's work.
-    ///
-    /// # Errors
-    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also when the logits' address is not a multiple of 4 or
-    /// `row_stride` is smaller than the weight's rows.
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::launch`]; the logits too are device memory of this device until the launch has run.
-    pub unsafe fn launch_storing(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
-        logits: u64,
-        row_stride: usize,
-    ) -> Result<(), CudaError> {
-        let (cols, dtype) = (self.head.weight.rows, DType::F32);
-        DeviceMatrix { address: logits, dtype, rows: hidden.rows, cols, row_stride }.check("logits")?;
-        if !self.head.takes(hidden, self.max_rows)? {
-            return Ok(());
-        }
-        let call = self.call(hidden, rows, draws);
-        // SAFETY: the same contract.
-        unsafe { self.launch_portable(stream, hidden, &call, LogitStore { logits, stride: row_stride as u64 }) }
-    }
-
-    fn is_alike(&self, hidden: &DeviceMatrix) -> bool {
-        hidden.dtype == self.head.weight.dtype
+        unsafe { hopper.launch(stream, hidden, &call, &more, &self.device) }.map(|()| false)
     }
 
     fn call(&mut self, hidden: &DeviceMatrix, rows: u64, draws: u64) -> Call {

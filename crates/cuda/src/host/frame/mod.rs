@@ -1,22 +1,24 @@
 //! What the samplers over host memory share: checks, staging, launches, and results as core says them.
 
+mod asking;
+
 use crate::abi::{Draw, RowFilters, status};
+use crate::device::choice::KernelChoice;
 use crate::device::gpu::Device;
 use crate::device::select::GroupRule;
 use crate::device::stored_rows::StoredRows;
-use crate::device::tiled::KernelChoice;
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
 use crate::host::exchange::CudaExchange;
 use crate::host::resident::Resident;
+use crate::host::results::push_row;
 use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::canonical::norm;
 use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Candidate, Capabilities, Exactness, Head, Knob, Knobs, MassHistogram, Matrix, Plan, RowError,
-    RowParams, SampleError, Samples, Shape, Winner, params,
+    Adjustments, Capabilities, Exactness, Head, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
+    params,
 };
 use std::sync::Arc;
 
@@ -171,121 +173,7 @@ impl<'w> Frame<'w> {
         let draws_only = !row.kept && !row.without_replacement && row.logprobs.is_none() && self.resident.is_some();
         row.filters.as_ref().filter(|_| draws_only).and_then(RowFilters::of)
     }
-
-    /// Makes the draws whose filters the GPU decides; rows with one that it leaves undecided ask.
-    fn filter(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
-        self.filtered.clear();
-        let (can, vocab_size) = (self.can, self.head.vocab_size());
-        let Some(resident) = self.resident.as_mut().filter(|_| !self.filtering.is_empty()) else { return Ok(()) };
-        for part in self.filtering.chunks(resident.most_filtered()) {
-            self.staging.clear();
-            self.filters.clear();
-            for &(r, draw, filters) in part {
-                let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
-                let row = row.expect("rows of the work were checked");
-                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
-                self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
-                self.filters.push(filters);
-            }
-            resident.draw_filtered(&mut self.staging, &self.filters, input, &mut self.draws, &self.stream)?;
-            self.filtered.extend_from_slice(&self.draws);
-        }
-        let draws = self.filtering.iter().zip(&self.filtered);
-        let undecided = draws.filter(|(_, draw)| draw.status == status::UNDECIDED).map(|(&(r, ..), _)| r);
-        self.asking.extend(undecided);
-        self.asking.sort_unstable();
-        self.asking.dedup();
-        Ok(())
-    }
-
-    /// Stores the logits of the rows that ask, some at a time, and asks them.
-    fn ask(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
-        self.answers.clear();
-        let (can, vocab_size, draw) = (self.can, self.head.vocab_size(), self.draws_from_stored());
-        let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
-        if self.stored.is_none() {
-            self.stored =
-                Some(StoredRows::new(self.head.tokens(), self.plan.max_rows, resident.device(), &self.stream)?);
-        }
-        let Some(stored) = &mut self.stored else { return Ok(()) };
-        self.hidden.resize(if self.near_ties.is_some() { input.cols() } else { 0 }, 0.0);
-        for part in self.asking.chunks(stored.rows().min(resident.most())) {
-            self.staging.clear();
-            self.asked.clear();
-            for &r in part {
-                let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
-                let row = row.expect("rows that ask were checked");
-                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
-                self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, vocab_size);
-                let near_ties = self.near_ties.as_ref().map(|bounds| {
-                    input.row_to_f32(r, &mut self.hidden);
-                    bounds.row(&self.head, &row, norm(&self.hidden))
-                });
-                self.asked.push(Asking::new(&rows[r], &row, near_ties));
-            }
-            let (logits, stride) = stored.place(&self.stream);
-            let inputs = resident.store(&mut self.staging, input, logits, stride, &mut self.draws, &self.stream)?;
-            let canonical = self.plan.canonical.then_some(&inputs);
-            let outcomes = self.draws.iter().map(|draw| candidate(draw).map(drop));
-            self.answers.ask(&self.asked, outcomes, draw, canonical, stored, &self.stream)?;
-        }
-        Ok(())
-    }
 }
-
-/// The row's result of the kernel, as core says it.
-pub(crate) fn candidate(draw: &Draw) -> Result<Candidate, RowError> {
-    match draw.status {
-        status::DRAWN => Ok(Candidate { winner: Winner::new(draw.score, draw.token), logit: draw.logit }),
-        status::NAN => Err(RowError::NaN { token: draw.token }),
-        status::POSITIVE_INFINITY => Err(RowError::PositiveInfinity { token: draw.token }),
-        _ => Err(RowError::NoFiniteLogit),
-    }
-}
-
-/// Appends the row whose draws are next in `results`, with its masses and largest logits when it asked; or its error.
-pub(crate) fn push_row(
-    results: &mut &[Draw],
-    row: &params::Row<'_>,
-    mass: Option<&MassHistogram>,
-    top: &[Candidate],
-    out: &mut Samples,
-) -> Result<(), RowError> {
-    let (draws, rest) = results.split_at(row.draws as usize);
-    *results = rest;
-    draws.iter().try_for_each(|draw| candidate(draw).map(drop))?;
-    out.push_row(draws.iter().flat_map(candidate), mass, top);
-    Ok(())
-}
-
-/// Makes a public sampler of a [`Frame`] in a tuple struct.
-macro_rules! impl_sampler {
-    ($sampler:ident) => {
-        impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {
-            fn capabilities(&self) -> flash_sampling_core::Capabilities {
-                self.0.capabilities()
-            }
-
-            fn shape(&self) -> flash_sampling_core::Shape {
-                self.0.shape()
-            }
-
-            fn plan(&self) -> flash_sampling_core::Plan {
-                self.0.plan()
-            }
-
-            fn sample(
-                &mut self,
-                input: flash_sampling_core::Matrix<'_>,
-                rows: &[flash_sampling_core::RowParams<'_>],
-                out: &mut flash_sampling_core::Samples,
-            ) -> Result<(), flash_sampling_core::SampleError> {
-                self.0.sample(input, rows, out)
-            }
-        }
-    };
-}
-pub(crate) use impl_sampler;
 
 impl Frame<'_> {
     pub(crate) fn capabilities(&self) -> Capabilities {

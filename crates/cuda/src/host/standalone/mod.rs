@@ -1,6 +1,8 @@
 //! The standalone sampler over logits in host memory (paper Alg. I.1).
 #![allow(unsafe_code)]
 
+mod copies;
+
 use crate::abi::{self, Draw, Transform};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
@@ -11,14 +13,15 @@ use crate::device::stored_kernels::TransformKernel;
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
-use crate::host::frame::push_row;
+use crate::host::results::push_row;
 use crate::host::staging::Staging;
 use crate::host::tiled::FILTERS_TOO;
+use copies::outcome;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, DType, Exactness, Input, Knob, Matrix, PerturbedArgmax, Plan, RowError, RowParams,
-    SampleError, Samples, Shape, Variant,
+    Adjustments, Capabilities, DType, Exactness, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,
+    Samples, Shape, Variant,
 };
 use std::sync::Arc;
 
@@ -123,49 +126,6 @@ impl CudaStandalone {
         Ok(sampler)
     }
 
-    /// Copies the logits up, rows one after the other.
-    fn copy_logits(&mut self, input: &Matrix<'_>) -> Result<DeviceMatrix, CudaError> {
-        let failed = CudaError::driver("copy logits to the GPU");
-        let bytes = input.rows() * input.cols() * input.dtype().size();
-        if bytes > self.logits.len() {
-            self.logits = self.stream.alloc_zeros(bytes).map_err(&failed)?;
-        }
-        let from = if input.row_stride() == input.cols() {
-            input.bytes()
-        } else {
-            self.gathered.clear();
-            (0..input.rows()).for_each(|row| self.gathered.extend_from_slice(input.row_bytes(row)));
-            &self.gathered
-        };
-        if bytes > 0 {
-            self.stream.memcpy_htod(&from[..bytes], &mut self.logits.slice_mut(..bytes)).map_err(&failed)?;
-        }
-        let address = self.logits.device_ptr(&self.stream).0;
-        Ok(DeviceMatrix {
-            address,
-            dtype: input.dtype(),
-            rows: input.rows(),
-            cols: input.cols(),
-            row_stride: input.cols(),
-        })
-    }
-
-    /// Copies the staged rows up, and which rows of logits they are; their addresses.
-    fn copy_rows(&mut self, sources: impl Iterator<Item = usize>) -> Result<(u64, u64), CudaError> {
-        let failed = CudaError::driver("copy the rows of a call");
-        if self.staging.len() > self.inputs.len() {
-            self.inputs = self.stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
-        }
-        let base = self.inputs.device_ptr(&self.stream).0;
-        let rows = base + self.staging.rows_at() as u64;
-        self.stream.memcpy_htod(self.staging.finish(base), &mut self.inputs).map_err(&failed)?;
-        self.sources_here.clear();
-        self.sources_here.extend(sources.map(|row| row as u32));
-        let mut there = self.sources.slice_mut(..self.sources_here.len());
-        self.stream.memcpy_htod(&self.sources_here, &mut there).map_err(&failed)?;
-        Ok((rows, self.sources.device_ptr(&self.stream).0))
-    }
-
     /// Makes every draw of `work`, in its order.
     fn draw(
         &mut self,
@@ -186,7 +146,7 @@ impl CudaStandalone {
             let (rows, sources) = self.copy_rows(part.iter().map(|&(r, _)| r))?;
             results::poison(&self.draws, part.len(), &self.stream)?;
             let there = self.draws.device_ptr(&self.stream).0;
-            let draws = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there };
+            let draws = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there, log_z: None };
             let slot = &mut self.samplers[abi::element(logits.dtype) as usize];
             let sampler = match slot {
                 Some(sampler) => sampler,
@@ -265,16 +225,6 @@ impl CudaStandalone {
         }
         (self.stored, self.asking) = (Some(stored), all);
         Ok(())
-    }
-}
-
-/// What the kernels note of a row's first invalid logit; all ones: there is none.
-fn outcome(key: u64) -> Result<(), RowError> {
-    let token = (key >> 1) as u32;
-    match key {
-        u64::MAX => Ok(()),
-        _ if key & 1 == 1 => Err(RowError::PositiveInfinity { token }),
-        _ => Err(RowError::NaN { token }),
     }
 }
 

@@ -1,0 +1,169 @@
+// What the instance that tells log Z does more: every warp of consumers adds up the masses of its tokens, row by row,
+// while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
+//
+// A warp's sum is relative to a logit of its own, which rises when a logit is above it by more than RISE: in a row's first
+// tile, and seldom after that.
+#pragma once
+
+#include "../../row_mass.cuh"
+#include "multiply.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+constexpr float RISE = 8.0f;
+constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
+
+template <class T>
+__device__ __forceinline__ void prepare_masses(Shared<T>& shared, u32 hand, u32 hands) {
+    for (u32 i = hand; i < T::CONSUMER_WARPS * T::COLUMNS; i += hands) {
+        (&shared.high[0][0])[i] = LOWEST;
+        (&shared.sum[0][0])[i] = 0.0f;
+    }
+}
+
+// Reduces columns that eight lanes hold: they halve them among themselves while there are more than two. `column` becomes
+// that of x[0], beside which x[1] lies; returns whether the lane is the one to write them.
+template <int HELD, class Join>
+__device__ __forceinline__ bool reduce_columns(float (&x)[HELD], u32 lane, u32& column, Join join) {
+    bool owns = true;
+    int held = HELD;
+#pragma unroll
+    for (int apart = 16; apart >= 4; apart /= 2) {
+        const bool upper = lane & apart;
+        if (held > 2) {
+            held /= 2;
+#pragma unroll
+            for (int i = 0; i < HELD / 2; ++i) {
+                if (i < held) {
+                    const float other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + held], apart);
+                    x[i] = join(upper ? x[i + held] : x[i], other);
+                }
+            }
+            column += upper ? held / 2 * 8 : 0;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) x[i] = join(x[i], __shfl_xor_sync(0xffffffffu, x[i], apart));
+            owns &= !upper;
+        }
+    }
+    return owns;
+}
+
+// Adds a warp's tokens to its masses. All lanes call it.
+template <class T>
+__device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
+                                      const Call& call, Shared<T>& shared, Consumer self) {
+    // NOTE: addresses of its own: those that it shared with the filter would be kept in registers, and spill.
+    asm volatile("" : "+r"(self.lane), "+r"(self.warp));
+    constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
+    constexpr int AT_ONCE = HELD < 8 ? HELD : 8;
+    float* const high = shared.high[self.warp];
+    float* const sum = shared.sum[self.warp];
+#pragma unroll
+    for (int first = 0; first < HELD; first += AT_ONCE) {
+        float l[AT_ONCE][2 * T::UNITS];
+        bool rises = false;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const u32 column = self.column((first + i) / 2) + i % 2;
+            const bool is_row = column < call.row_count;
+            const float inv_temperature = is_row ? shared.rows[column].inv_temperature : 0.0f;
+            const float limit = high[column] + RISE;
+#pragma unroll
+            for (int k = 0; k < 2 * T::UNITS; ++k) {
+                const float dot = d[k / 2][(first + i) / 2 * 4 + i % 2 + k % 2 * 2];
+                const float raw = mul_rn(dot, call.head.scale);
+                const bool counts = is_row && (real[k / 2] >> (k % 2 * 2) & 1);
+                l[i][k] = counts ? mul_rn(raw, inv_temperature) : -f32_infinity();
+                rises |= l[i][k] > limit;
+            }
+        }
+        const u32 mine = first / 2 * 8 + self.lane % 4 * 2;
+        if (__any_sync(0xffffffffu, rises)) {
+            float top[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                top[i] = l[i][0];
+#pragma unroll
+                for (int k = 1; k < 2 * T::UNITS; ++k) top[i] = fmaxf(top[i], l[i][k]);
+            }
+            u32 column = mine;
+            const bool owns = reduce_columns(top, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                if (!owns || !(top[i] > high[column + i])) continue;
+                sum[column + i] *= exp_fast(high[column + i] - top[i]);
+                high[column + i] = top[i];
+            }
+            __syncwarp();
+        }
+        float more[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const float from = high[self.column((first + i) / 2) + i % 2];
+            more[i] = 0.0f;
+#pragma unroll
+            for (int k = 0; k < 2 * T::UNITS; ++k) more[i] += exp_fast(l[i][k] - from);
+        }
+        u32 column = mine;
+        if (reduce_columns(more, self.lane, column, [](float a, float b) { return a + b; })) {
+            sum[column] += more[0];
+            sum[column + 1] += more[1];
+        }
+    }
+}
+
+// The mass of a row within the block.
+template <class T>
+__device__ __forceinline__ RowMass mass_of_block(const Shared<T>& shared, u32 column) {
+    RowMass mass = RowMass::empty();
+#pragma unroll
+    for (int w = 0; w < T::CONSUMER_WARPS; ++w)
+        if (shared.sum[w][column] != 0.0f) mass = mass.merge({shared.high[w][column], shared.sum[w][column]});
+    return mass;
+}
+
+// Adds `count` blocks' masses of a row, `step` apart, sixteen at a time.
+__device__ __forceinline__ RowMass mass_of_parts(const float2* parts, u32 count, u64 step) {
+    RowMass mass = RowMass::empty();
+    for (u32 first = 0; first < count; first += 16) {
+        float2 part[16];
+        float top = mass.max;
+#pragma unroll
+        for (u32 i = 0; i < 16; ++i)
+            part[i] = first + i < count ? __ldcg(parts + (first + i) * step) : float2{-f32_infinity(), 0.0f};
+#pragma unroll
+        for (u32 i = 0; i < 16; ++i) top = fmaxf(top, part[i].x);
+        if (top == -f32_infinity()) continue;
+        float sum = mass.sum_at(top);
+#pragma unroll
+        for (u32 i = 0; i < 16; ++i) sum += part[i].y * exp_fast(part[i].x - top);
+        mass = {top, sum};
+    }
+    return mass;
+}
+
+// Tells log Z of all rows, when every block's masses are there. A warp takes a row where there are few.
+template <class T>
+__device__ __forceinline__ void tell_log_z(const Call& call, const Shared<T>& shared, const Masses& masses, u32 thread) {
+    const u32 rows = call.row_count, blocks = gridDim.x;
+    const auto tell = [&](u32 column, const RowMass& mass) {
+        const Row& row = shared.rows[column];
+        const bool is_known = !row.mask && !row.biases && call.head.soft_cap == 0.0f;
+        masses.log_z[column] = is_known ? mass.log_z() : static_cast<double>(bits_to_f32(0x7fc00000u));
+    };
+    if (rows > 32) {
+        for (u32 column = thread; column < rows; column += T::CONSUMERS)
+            tell(column, mass_of_parts(masses.parts + column, blocks, rows));
+        return;
+    }
+    const u32 lane = thread % 32;
+    for (u32 column = thread / 32; column < rows; column += T::CONSUMER_WARPS) {
+        const u32 count = lane < blocks ? (blocks - lane + 31) / 32 : 0;
+        const u64 first = static_cast<u64>(lane) * rows + column;
+        const RowMass mass = mass_of_parts(masses.parts + first, count, 32ull * rows).of_warp();
+        if (lane == 0) tell(column, mass);
+    }
+}
+
+}  // namespace flash_sampling::fused_hopper

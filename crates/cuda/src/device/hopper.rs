@@ -1,0 +1,72 @@
+//! The Hopper kernels of a planned head, and the weight as they read it.
+#![allow(unsafe_code)]
+
+use crate::abi::{Call, Maps, TensorMap};
+use crate::device::fused_hopper::{Extra, Loaded, More, Tile};
+use crate::device::gpu::Device;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::tensor_map;
+use crate::error::CudaError;
+use cudarc::driver::CudaStream;
+use std::sync::Arc;
+
+/// The Hopper kernels, and the weight as they read it.
+#[derive(Debug)]
+pub(crate) struct Hopper {
+    kernels: Vec<Arc<Loaded>>,
+    /// Those with more, each when the first such launch comes.
+    with_more: Vec<Arc<Loaded>>,
+    weight: TensorMap,
+    granule: TensorMap,
+}
+
+impl Hopper {
+    pub(crate) fn new(weight: &DeviceMatrix, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
+        let tiles = Tile::up_to(max_rows, weight.dtype, Extra::Nothing);
+        Ok(Hopper {
+            kernels: tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?,
+            with_more: Vec::new(),
+            weight: tensor_map::encode(weight, 64)?,
+            granule: tensor_map::encode(weight, 16)?,
+        })
+    }
+
+    /// Launches the kernel for these rows, within the plan.
+    ///
+    /// # Safety
+    /// As [`Loaded::launch`], for `call`, `hidden`, `more` and the weight, which are device memory.
+    pub(crate) unsafe fn launch(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        call: &Call,
+        more: &More,
+        device: &Device,
+    ) -> Result<(), CudaError> {
+        let (weight, granule) = (self.weight, self.granule);
+        let kernel = self.kernel(hidden.rows, more, device)?;
+        let map = tensor_map::encode(hidden, kernel.tile.columns / kernel.tile.cluster)?;
+        let maps = Maps { weight, granule, hidden: map };
+        let blocks = kernel.blocks(call.tokens, device.multiprocessors());
+        // SAFETY: the caller's; the kernel is the one for these rows and for `more`.
+        unsafe { kernel.launch(stream, blocks, call, &maps, more) }
+    }
+
+    /// The kernel for a call of `rows` rows, within the plan.
+    fn kernel(&mut self, rows: usize, more: &More, device: &Device) -> Result<&Loaded, CudaError> {
+        let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
+        let planned = self.kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
+        if matches!(more, More::Nothing) {
+            return Ok(planned);
+        }
+        let tile = planned.tile.with(more);
+        let at = match self.with_more.iter().position(|kernel| kernel.tile == tile) {
+            Some(at) => at,
+            None => {
+                self.with_more.push(device.kernel(tile)?);
+                self.with_more.len() - 1
+            }
+        };
+        Ok(&self.with_more[at])
+    }
+}

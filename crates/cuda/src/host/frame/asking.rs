@@ -1,0 +1,72 @@
+//! The rows of a call that ask for more than draws.
+
+use super::Frame;
+use crate::abi::status;
+use crate::device::stored_rows::StoredRows;
+use crate::error::CudaError;
+use crate::host::answers::Asking;
+use crate::host::results::candidate;
+use flash_sampling_core::canonical::norm;
+use flash_sampling_core::{Matrix, RowParams};
+
+impl Frame<'_> {
+    /// Makes the draws whose filters the GPU decides; rows with one that it leaves undecided ask.
+    pub(super) fn filter(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+        self.filtered.clear();
+        let (can, vocab_size) = (self.can, self.head.vocab_size());
+        let Some(resident) = self.resident.as_mut().filter(|_| !self.filtering.is_empty()) else { return Ok(()) };
+        for part in self.filtering.chunks(resident.most_filtered()) {
+            self.staging.clear();
+            self.filters.clear();
+            for &(r, draw, filters) in part {
+                let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
+                let row = row.expect("rows of the work were checked");
+                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
+                self.filters.push(filters);
+            }
+            resident.draw_filtered(&mut self.staging, &self.filters, input, &mut self.draws, &self.stream)?;
+            self.filtered.extend_from_slice(&self.draws);
+        }
+        let draws = self.filtering.iter().zip(&self.filtered);
+        let undecided = draws.filter(|(_, draw)| draw.status == status::UNDECIDED).map(|(&(r, ..), _)| r);
+        self.asking.extend(undecided);
+        self.asking.sort_unstable();
+        self.asking.dedup();
+        Ok(())
+    }
+
+    /// Stores the logits of the rows that ask, some at a time, and asks them.
+    pub(super) fn ask(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
+        self.answers.clear();
+        let (can, vocab_size, draw) = (self.can, self.head.vocab_size(), self.draws_from_stored());
+        let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
+        if self.stored.is_none() {
+            self.stored =
+                Some(StoredRows::new(self.head.tokens(), self.plan.max_rows, resident.device(), &self.stream)?);
+        }
+        let Some(stored) = &mut self.stored else { return Ok(()) };
+        self.hidden.resize(if self.near_ties.is_some() { input.cols() } else { 0 }, 0.0);
+        for part in self.asking.chunks(stored.rows().min(resident.most())) {
+            self.staging.clear();
+            self.asked.clear();
+            for &r in part {
+                let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
+                let row = row.expect("rows that ask were checked");
+                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, vocab_size);
+                let near_ties = self.near_ties.as_ref().map(|bounds| {
+                    input.row_to_f32(r, &mut self.hidden);
+                    bounds.row(&self.head, &row, norm(&self.hidden))
+                });
+                self.asked.push(Asking::new(&rows[r], &row, near_ties));
+            }
+            let (logits, stride) = stored.place(&self.stream);
+            let inputs = resident.store(&mut self.staging, input, logits, stride, &mut self.draws, &self.stream)?;
+            let canonical = self.plan.canonical.then_some(&inputs);
+            let outcomes = self.draws.iter().map(|draw| candidate(draw).map(drop));
+            self.answers.ask(&self.asked, outcomes, draw, canonical, stored, &self.stream)?;
+        }
+        Ok(())
+    }
+}

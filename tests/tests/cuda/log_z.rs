@@ -1,0 +1,128 @@
+//! Draws over device memory that tell log Z: the same draws, and the logarithm of the row's mass.
+
+use super::{CHOICES, runs_here};
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_core::DType;
+use flash_sampling_core::reference::log_mass;
+use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use flash_sampling_cuda::{Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowKinds, abi};
+
+/// Integers have exact dot products. Their logits are as far apart as those of a language model at this temperature.
+const INV_TEMPERATURE: [f32; 3] = [0.0625, 0.03125, 0.25];
+const POISON: abi::Draw = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
+
+fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
+    draws.iter().map(|d| (d.status, d.token, d.score.to_bits(), d.logit.to_bits())).collect()
+}
+
+/// Rows with noise at several temperatures, greedy ones among them.
+fn row(r: usize) -> abi::Row {
+    abi::Row {
+        seed: 40 + r as u64,
+        position: 1 << 34 | r as u64,
+        inv_temperature: INV_TEMPERATURE[r % 3],
+        greedy: (r % 5 == 4).into(),
+        ..abi::Row::default()
+    }
+}
+
+/// The worst error of log Z over these rows, whose draws have the bits of those without it.
+fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoice, kinds: RowKinds) -> f64 {
+    const FIRST_TOKEN: u32 = 6;
+    let device = Device::new(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    let weight_there = stream.clone_htod(problem.weight.matrix().bytes()).unwrap();
+    let hidden_there = stream.clone_htod(problem.input().bytes()).unwrap();
+    let mask_there = mask.map(|mask| stream.clone_htod(mask).unwrap());
+    let (vocab, count, cols) = (problem.weight.rows(), problem.rows(), problem.weight.cols());
+    let [weight, hidden] = [(&weight_there, vocab), (&hidden_there, count)].map(|(slice, rows)| DeviceMatrix {
+        address: slice.device_ptr(&stream).0,
+        dtype: problem.weight.matrix().dtype(),
+        rows,
+        cols,
+        row_stride: cols,
+    });
+    let head = DeviceHead { weight, first_token: FIRST_TOKEN, bias: None, soft_cap: None, scale };
+    let mut rows: Vec<abi::Row> = (0..count).map(row).collect();
+    if let (Some(there), Some(mask)) = (&mask_there, mask) {
+        rows.iter_mut().step_by(2).for_each(|row| {
+            (row.mask, row.mask_words) = (there.device_ptr(&stream).0, mask.len() as u32);
+        });
+    }
+    let rows_there = stream.clone_htod(&rows).unwrap();
+    let [mut plain_there, mut draws_there] = [(), ()].map(|()| stream.clone_htod(&vec![POISON; count]).unwrap());
+    let mut log_z_there = stream.clone_htod(&vec![f64::NAN; count]).unwrap();
+    let (rows_at, log_z_at) = (rows_there.device_ptr(&stream).0, log_z_there.device_ptr(&stream).0);
+    let (plain_at, draws_at) = (plain_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
+    stream.synchronize().unwrap();
+    // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
+    let mut sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
+    // SAFETY: all of it is on this device, of the stated sizes, and outlives the graph; one stream is used.
+    let call = |sampler: &mut DeviceTiled| unsafe {
+        sampler.launch(&stream, &hidden, rows_at, plain_at, RowKinds::Any).unwrap();
+        sampler.launch_with_log_z(&stream, &hidden, rows_at, draws_at, log_z_at, kinds).unwrap();
+    };
+    call(&mut sampler);
+    stream.synchronize().unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    call(&mut sampler);
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    stream.memcpy_htod(&vec![POISON; count], &mut plain_there).unwrap();
+    stream.memcpy_htod(&vec![POISON; count], &mut draws_there).unwrap();
+    stream.memcpy_htod(&vec![f64::NAN; count], &mut log_z_there).unwrap();
+    // Twice: the scratch must be left as it was found.
+    (0..2).for_each(|_| graph.launch().unwrap());
+    let [plain, draws] = [&plain_there, &draws_there].map(|there| stream.clone_dtoh(there).unwrap());
+    let log_z = stream.clone_dtoh(&log_z_there).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(bits(&draws), bits(&plain), "{choice:?}, {kinds:?}: log Z changes draws");
+    let mut worst = 0.0f64;
+    for (r, row) in rows.iter().enumerate() {
+        let allowed = |t: usize| match mask.filter(|_| row.mask != 0) {
+            Some(mask) => mask.get((t + 6) / 32).is_some_and(|word| word >> ((t + 6) % 32) & 1 == 1),
+            None => true,
+        };
+        let logits = problem.raw_logits(r).into_iter().enumerate().filter(|(t, _)| allowed(*t));
+        let logits: Vec<f32> = logits.map(|(_, l)| l * scale * row.inv_temperature).collect();
+        let error = (log_z[r] - log_mass(&logits)).abs();
+        assert!(error < 1e-3, "{choice:?}, {kinds:?}, row {r} of {count}: {}, not {}", log_z[r], log_mass(&logits));
+        worst = worst.max(error);
+    }
+    worst
+}
+
+#[test]
+fn log_z_comes_with_the_same_draws_and_is_right() {
+    right_for(&[(1, 4_003, DType::BF16), (3, 17, DType::F16), (13, 3_001, DType::F16), (70, 1_000, DType::BF16)]);
+}
+
+#[test]
+fn log_z_of_large_calls_is_right() {
+    right_for(&[
+        (1, 40_003, DType::BF16),
+        (30, 5_000, DType::BF16),
+        (61, 9_999, DType::BF16),
+        (128, 2_050, DType::F16),
+        (201, 34_003, DType::BF16),
+    ]);
+}
+
+/// Rows, tokens and type of heads.
+fn right_for(sizes: &[(usize, usize, DType)]) {
+    if !runs_here() {
+        return;
+    }
+    let mut of_bare = 0.0f64;
+    for &(rows, vocab, dtype) in sizes {
+        let problem = Problem::integers(Size::new(rows, vocab, 136), dtype, dtype, 77 + rows as u64);
+        let mask: Vec<u32> = (0..vocab.div_ceil(32) as u32).map(|w| w.wrapping_mul(0x9e37_79b9) | 1 << 9).collect();
+        of_bare = of_bare.max(worst(&problem, 0.5, None, KernelChoice::Fastest, RowKinds::Bare));
+        assert!(of_bare < 2e-6, "{rows} rows: log Z is {of_bare:.1e} off");
+        for choice in CHOICES {
+            let exact = worst(&problem, 1.0, Some(&mask), choice, RowKinds::Any);
+            assert!(exact < 1e-8, "{choice:?}, {rows} rows: log Z is {exact:.1e} off");
+        }
+    }
+    println!("log Z of bare rows is at most {of_bare:.1e} off");
+}
