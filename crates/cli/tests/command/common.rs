@@ -19,12 +19,15 @@ pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
     run_logging("off", args)
 }
 
+/// The program: what cargo built, or on a machine without that `FLASH_SAMPLING_PROGRAM`.
+fn program() -> PathBuf {
+    let built = Path::new(env!("CARGO_BIN_EXE_flash-sampling"));
+    std::env::var_os("FLASH_SAMPLING_PROGRAM").map_or_else(|| built.to_owned(), PathBuf::from)
+}
+
 pub(crate) fn run_logging<S: AsRef<std::ffi::OsStr>>(log: &str, args: &[S]) -> Run {
-    let output = Command::new(env!("CARGO_BIN_EXE_flash-sampling"))
-        .args(args)
-        .env("FLASH_SAMPLING_LOG", log)
-        .output()
-        .expect("the command starts");
+    let output =
+        Command::new(program()).args(args).env("FLASH_SAMPLING_LOG", log).output().expect("the command starts");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Run { code: output.status.code().expect("no signal"), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

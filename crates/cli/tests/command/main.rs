@@ -4,6 +4,8 @@ mod bad_input;
 mod checkpoint;
 mod common;
 mod generate;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod kernels;
 mod params;
 mod process;

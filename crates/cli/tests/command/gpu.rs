@@ -1,0 +1,45 @@
+//! `sample --backend cuda` on a GPU: to the last bit what the processor draws, where the products are exact.
+
+use crate::common::{Files, bf16_bytes, run, values, with};
+use safetensors::tensor::Dtype;
+
+/// Whether there is a GPU; where one is required it must be there.
+fn runs() -> bool {
+    let Err(error) = flash_sampling::cuda::Device::new(0) else { return true };
+    let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|name| name == "cuda"), "FLASH_SAMPLING_REQUIRE names cuda: {error}");
+    println!("skipped: {error}");
+    false
+}
+
+#[test]
+fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
+    if !runs() {
+        return;
+    }
+    let files = Files::new();
+    let integers = |n, seed| values(n, seed).iter().map(|v| 8.0 * v).collect::<Vec<f32>>();
+    let weight = [("w", Dtype::BF16, &[5003, 64][..], bf16_bytes(&integers(5003 * 64, 1)))];
+    let weight = files.safetensors("w.safetensors", &weight);
+    let of_bf16 = [("h", Dtype::BF16, &[70, 64][..], bf16_bytes(&integers(70 * 64, 2)))];
+    let of_bf16 = files.safetensors("h.safetensors", &of_bf16);
+    let of_f32 = files.npy("h.npy", &[70, 64], &integers(70 * 64, 2));
+    for hidden in [of_bf16, of_f32] {
+        let base = ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec();
+        for flags in [
+            "--seed 9 --temperature 300",
+            "--seed 10 --temperature 500 --draws 20 --logprobs 3",
+            "--temperature 0 --logprobs 2",
+            "--seed 11 --temperature 400 --top-p 0.9 --top-k 30",
+            "--seed 12 --temperature 400 --draws 4 --without-replacement",
+            "--seed 13 --temperature 300 --variant grouped --group 64 --group-draw reuse",
+            "--seed 14 --temperature 300 --canonical",
+        ] {
+            let [on_gpu, here] = ["cuda", "cpu"].map(|name| run(&with(&base, &format!("{flags} --backend {name}"))));
+            assert_eq!((on_gpu.code, here.code), (0, 0), "{flags}: {on_gpu:#?} {here:#?}");
+            assert!(!here.stdout.is_empty(), "{flags}");
+            // Scores and log-probabilities too, as they are printed.
+            assert_eq!(on_gpu.stdout, here.stdout, "{flags}, hidden states of {hidden}");
+        }
+    }
+}
