@@ -29,10 +29,9 @@ impl<'s> TextStream<'s> {
     /// Adds a token; whether the text has come to one of the stops.
     pub(super) fn push<E>(&mut self, token: u32, decode: impl Fn(&[u32]) -> Result<String, E>) -> Result<bool, E> {
         self.tokens.push(token);
-        let known = decode(&self.tokens[self.context..self.read])?;
-        let all = decode(&self.tokens[self.context..])?;
-        if !all.ends_with(BROKEN) {
-            self.take(&known, &all);
+        let new = self.new_text(decode)?;
+        if !new.ends_with(BROKEN) {
+            self.take(&new);
         }
         Ok(self.stopped)
     }
@@ -40,17 +39,32 @@ impl<'s> TextStream<'s> {
     /// No token will follow: what was held back is text.
     pub(super) fn end<E>(&mut self, decode: impl Fn(&[u32]) -> Result<String, E>) -> Result<(), E> {
         if self.read < self.tokens.len() && !self.stopped {
-            let known = decode(&self.tokens[self.context..self.read])?;
-            let all = decode(&self.tokens[self.context..])?;
-            self.take(&known, &all);
+            let new = self.new_text(decode)?;
+            self.take(&new);
         }
         self.stops = &[];
         Ok(())
     }
 
-    fn take(&mut self, known: &str, all: &str) {
+    /// What the tokens add that were not read yet.
+    fn new_text<E>(&mut self, decode: impl Fn(&[u32]) -> Result<String, E>) -> Result<String, E> {
+        let mut known = decode(&self.tokens[self.context..self.read])?;
+        // A context that begins within a character may break what follows it.
+        while known.starts_with(BROKEN) && self.context < self.read {
+            self.context += 1;
+            known = decode(&self.tokens[self.context..self.read])?;
+        }
+        let all = decode(&self.tokens[self.context..])?;
+        // A decoder that takes bytes together may write the context otherwise now; then the new tokens speak for themselves.
+        match all.strip_prefix(&known) {
+            Some(new) => Ok(new.to_owned()),
+            None => decode(&self.tokens[self.read..]),
+        }
+    }
+
+    fn take(&mut self, new: &str) {
         let before = self.text.len();
-        self.text.push_str(all.strip_prefix(known).unwrap_or_default());
+        self.text.push_str(new);
         self.context = self.read;
         self.read = self.tokens.len();
         // A stop may have begun in what was there before.
@@ -116,6 +130,31 @@ mod tests {
         assert_eq!(cut.text(), "");
         cut.end(decode).unwrap();
         assert_eq!(cut.text(), "\u{fffd}");
+    }
+
+    /// Bytes above 127 that follow each other are broken together when they are not all characters, as decoders with a
+    /// fallback to bytes have it.
+    fn decode_together(tokens: &[u32]) -> Result<String, Infallible> {
+        let run = |run: &[u32]| {
+            let bytes: Vec<u8> = run.iter().map(|&token| token as u8).collect();
+            String::from_utf8(bytes).unwrap_or_else(|_| BROKEN.to_string().repeat(run.len()))
+        };
+        Ok(tokens.chunk_by(|a, b| *a > 127 && *b > 127).map(run).collect())
+    }
+
+    #[test]
+    fn bytes_that_are_no_character_break_no_text_around_them() {
+        let text = |prompt: &[u32], tokens: &[u32]| {
+            let mut stream = TextStream::after(prompt, &[]);
+            tokens.iter().for_each(|&token| assert!(!stream.push(token, decode_together).unwrap()));
+            stream.end(decode_together).unwrap();
+            stream.text().to_owned()
+        };
+        let [a, b] = [u32::from('a'), u32::from('b')];
+        assert_eq!(text(&[], &[0xc3, 0xa9, 0xe2, a, b]), "é\u{fffd}ab");
+        assert_eq!(text(&[], &[0xc3, 0xa9, 0xe2, 0x82, 0xac, a]), "é€a");
+        // The last four tokens of the prompt begin within a character.
+        assert_eq!(text(&[0xe2, 0x82, 0xac, 0xc3, 0xa9], &[0xc3, 0xa9, b]), "éb");
     }
 
     #[test]
