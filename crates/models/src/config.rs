@@ -170,9 +170,12 @@ fn refuse_what_is_not_done(json: &Value) -> Result<(), ModelError> {
     if find(json, "quantization_config").is_some() {
         return Err(ModelError::Config("the weights are quantised (quantization_config)".into()));
     }
-    match find(json, "partial_rotary_factor") {
-        Some(value) if value.as_f64() != Some(1.0) => Err(wrong("partial_rotary_factor", value)),
-        _ => Ok(()),
+    // At the top, or with what else is said of rotary positions.
+    let places = [Some(json), find(json, "rope_parameters"), find(json, "rope_scaling")];
+    let partial = places.into_iter().flatten().filter_map(|place| find(place, "partial_rotary_factor"));
+    match partial.into_iter().find(|value| value.as_f64() != Some(1.0)) {
+        Some(value) => Err(wrong("partial_rotary_factor", value)),
+        None => Ok(()),
     }
 }
 
@@ -181,12 +184,20 @@ fn scaling(rope: &Value) -> Result<Scaling, ModelError> {
     match kind.map(|value| (value, value.as_str())) {
         None | Some((_, Some("default"))) => Ok(Scaling::None),
         Some((_, Some("linear"))) => Ok(Scaling::Linear { factor: positive(rope, "factor", None)? }),
-        Some((_, Some("llama3"))) => Ok(Scaling::Llama3 {
-            factor: positive(rope, "factor", None)?,
-            low: positive(rope, "low_freq_factor", None)?,
-            high: positive(rope, "high_freq_factor", None)?,
-            original: positive(rope, "original_max_position_embeddings", None)?,
-        }),
+        Some((_, Some("llama3"))) => {
+            let low = positive(rope, "low_freq_factor", None)?;
+            let high = positive(rope, "high_freq_factor", None)?;
+            if high <= low {
+                return Err(ModelError::Config(format!("high_freq_factor {high} is not above low_freq_factor {low}")));
+            }
+            let factor = positive(rope, "factor", None)?;
+            Ok(Scaling::Llama3 {
+                factor,
+                low,
+                high,
+                original: positive(rope, "original_max_position_embeddings", None)?,
+            })
+        }
         Some((value, _)) => Err(wrong("rope_type", value)),
     }
 }
@@ -243,6 +254,13 @@ mod tests {
             ("layer_types", r#"["full_attention", "sliding_attention"]"#),
             ("rope_scaling", r#"{"rope_type": "yarn", "factor": 4.0}"#),
             ("rope_scaling", r#"{"rope_type": "linear"}"#),
+            (
+                "rope_scaling",
+                r#"{"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+                    "original_max_position_embeddings": 8192}"#,
+            ),
+            ("partial_rotary_factor", "0.5"),
+            ("rope_parameters", r#"{"rope_type": "default", "partial_rotary_factor": 0.25}"#),
             ("rms_norm_eps", "0"),
             ("eos_token_id", r#""end""#),
             ("quantization_config", r#"{"bits": 4}"#),

@@ -22,8 +22,10 @@ pub(crate) fn tensor<'w>(
 
 /// A vector as float32.
 pub(crate) fn vector<'w>(tensors: &mut impl Tensors<'w>, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+    // Looked at before anything as long as a file asks for is allocated.
+    let found = tensor(tensors, name, [1, len])?;
     let mut values = vec![0.0; len];
-    tensor(tensors, name, [1, len])?.row_to_f32(0, &mut values);
+    found.row_to_f32(0, &mut values);
     Ok(values)
 }
 

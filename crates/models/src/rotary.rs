@@ -16,7 +16,7 @@ pub enum Scaling {
         factor: f64,
         /// Wavelengths above `original / low` tokens are divided.
         low: f64,
-        /// Wavelengths below `original / high` tokens are kept.
+        /// Wavelengths below `original / high` tokens are kept; above `low`.
         high: f64,
         /// The length of the first training's sequences, in tokens.
         original: f64,
