@@ -82,10 +82,10 @@ impl Weights {
         Model::new(self.config.clone(), isa, tensor).map_err(|source| self.failed(source))
     }
 
-    /// The head, without what the tokenizer does not know.
-    pub(super) fn head(&self, language: &Language) -> Result<Head<'_>, CommandError> {
+    /// The head, without what the tokenizer does not know, and what a model of `embeddings` tokens could not read again.
+    pub(super) fn head(&self, language: &Language, embeddings: usize) -> Result<Head<'_>, CommandError> {
         let head = self.head.head()?;
-        Ok(head.with_vocab_size(language.tokens.clamp(1, head.vocab_size() as usize))?)
+        Ok(head.with_vocab_size(language.tokens.min(embeddings).clamp(1, head.vocab_size() as usize))?)
     }
 
     /// An error of the model, with its folder.

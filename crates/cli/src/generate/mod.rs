@@ -37,7 +37,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let weights = Weights::open(args.text.model.as_deref(), interrupt)?;
     let language = Language::open(&weights)?;
     let model = weights.model(args.sampler.isa)?;
-    let head = weights.head(&language)?;
+    let head = weights.head(&language, model.vocab_size())?;
     check(args, head.vocab_size())?;
     let prompt = language.encode(&args.text.prompt, model.config())?;
     let pool = args.sampler.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
@@ -48,7 +48,9 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let small_model = small.as_ref().map(|small| small.model(args.sampler.isa)).transpose()?;
     let mut draft = None;
     if let (Some(small), Some(small_model)) = (&small, &small_model) {
-        let parts = (small, small_model, small.head(&language)?);
+        // It proposes what both can read.
+        let embeddings = model.vocab_size().min(small_model.vocab_size());
+        let parts = (small, small_model, small.head(&language, embeddings)?);
         let engine = Engine::new(args, parts, rows, pool.as_ref())?;
         draft = Some(Draft::start(args, engine, &model.config().eos, &prompt, ahead)?);
     }
