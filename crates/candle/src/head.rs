@@ -94,7 +94,11 @@ impl FusedHead {
     /// Hidden states of another width, type or device, or more rows than planned.
     pub fn sample(&mut self, hidden: &Tensor, rows: &[RowParams<'_>], out: &mut Samples) -> Result<()> {
         out.clear();
-        let is_matrix = hidden.rank() == 2 && hidden.stride()[1] == 1;
+        // Rows of a broadcast lie on each other.
+        let is_matrix = match (hidden.dims(), hidden.stride()) {
+            (&[rows, cols], &[row, 1]) => row >= cols || rows <= 1,
+            _ => false,
+        };
         let hidden = if is_matrix { hidden.clone() } else { hidden.contiguous()? };
         let FusedHead { weight, options, plan, .. } = self;
         with_matrix(weight, |matrix| {
@@ -167,6 +171,17 @@ mod tests {
             Ok(out.iter().map(|row| row.unwrap().draws.iter().map(|d| d.token).collect()).collect::<Vec<Vec<u32>>>())
         });
         assert_eq!(found, expected.unwrap());
+    }
+
+    #[test]
+    fn one_hidden_state_is_drawn_from_many_times() {
+        let mut head =
+            FusedHead::new(tensor(300, 16, 5), HeadOptions::default(), plan(), &CpuOptions::default()).unwrap();
+        let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..RowParams::default() });
+        let many = tensor(1, 16, 3).broadcast_as((4, 16)).unwrap();
+        let found = head.draw(&many, &rows).unwrap().to_vec2::<u32>().unwrap();
+        let copied = many.contiguous().unwrap();
+        assert_eq!(found, head.draw(&copied, &rows).unwrap().to_vec2::<u32>().unwrap());
     }
 
     #[test]
