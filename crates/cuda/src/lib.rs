@@ -8,6 +8,7 @@
 //! | type | inputs | a call |
 //! | --- | --- | --- |
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
+//! | [`CudaShared`] | weight and hidden states in device memory | copies row parameters up, launches on the caller's stream, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
 //! | `DeviceNccl` (feature `nccl`) | the same | three launches: the same, by NCCL |
@@ -104,8 +105,8 @@ pub use crate::{
     },
     error::CudaError,
     host::{
-        exchange::CudaExchange, grouped::CudaGrouped, online::CudaOnline, standalone::CudaStandalone,
-        streamed::CudaStreamed, tiled::CudaTiled,
+        exchange::CudaExchange, grouped::CudaGrouped, online::CudaOnline, shared::CudaShared,
+        standalone::CudaStandalone, streamed::CudaStreamed, tiled::CudaTiled,
     },
 };
 #[cfg(feature = "driver")]

@@ -51,7 +51,7 @@ impl Cpu {
     }
 }
 
-fn boxed<'w, S: PerturbedArgmax + 'w, E: core::error::Error>(
+pub(crate) fn boxed<'w, S: PerturbedArgmax + 'w, E: core::error::Error>(
     sampler: Result<S, E>,
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
     match sampler {

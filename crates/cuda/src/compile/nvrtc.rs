@@ -8,19 +8,34 @@ use core::ffi::{CStr, c_int};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 use std::ffi::CString;
+#[cfg(not(feature = "linked"))]
 use std::sync::OnceLock;
 
 /// Whether the compiler's library can be loaded. cudarc panics when it cannot, so this is asked first.
 ///
 /// Asked of the system once, by one thread: the question loads the library and unloads it, initialisers and all, which is not
 /// for several threads beside others that load it to use it. The version that follows keeps it loaded.
+#[cfg(not(feature = "linked"))]
 pub(crate) fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() } && version_of_library().is_some())
 }
 
+/// A program that is linked with the library does not start without it.
+#[cfg(feature = "linked")]
+pub(crate) fn is_present() -> bool {
+    true
+}
+
+/// The names by which the compiler's library is looked for.
+#[cfg(feature = "linked")]
+pub(crate) fn names() -> Vec<String> {
+    vec!["the one that was linked".into()]
+}
+
 /// The names by which the compiler's library is looked for; those of Windows only there.
+#[cfg(not(feature = "linked"))]
 pub(crate) fn names() -> Vec<String> {
     let mut names = cudarc::get_lib_name_candidates("nvrtc");
     names.retain(|name| cfg!(windows) || !name.contains("nvrtc64"));

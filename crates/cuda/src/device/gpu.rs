@@ -45,6 +45,7 @@ impl Device {
         if let Some(device) = devices.iter().find(|device| device.ordinal == ordinal) {
             return Ok(device.clone());
         }
+        #[cfg(not(feature = "linked"))]
         // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
             return Err(CudaError::unavailable("the driver library libcuda cannot be loaded"));

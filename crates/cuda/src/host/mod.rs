@@ -2,7 +2,8 @@
 //!
 //! `tiled`, `grouped` and `online` are one `frame` with what each can do: rows are packed (`staging`), drawn by a head that
 //! stays on the GPU (`resident`), and those that ask for more are answered from stored logits (`answers`, and `filtered` for
-//! filters). `standalone` takes logits, `streamed` a weight that comes in blocks. `exchange` makes one draw of the draws of
+//! filters). `standalone` takes logits, `streamed` a weight that comes in blocks. `shared` borrows weight and hidden
+//! states in device memory. `exchange` makes one draw of the draws of
 //! several GPUs.
 
 pub(crate) mod answers;
@@ -13,6 +14,7 @@ pub(crate) mod grouped;
 pub(crate) mod online;
 pub(crate) mod resident;
 pub(crate) mod results;
+pub(crate) mod shared;
 pub(crate) mod staging;
 pub(crate) mod standalone;
 pub(crate) mod streamed;

@@ -31,6 +31,7 @@ impl Matmul {
     /// # Errors
     /// [`CudaError::Cublas`], [`CudaError::Driver`].
     pub fn new(stream: &Arc<CudaStream>) -> Result<Option<Matmul>, CudaError> {
+        #[cfg(not(feature = "linked"))]
         // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
             return Ok(None);

@@ -37,9 +37,16 @@ const REDUCED: usize = 2;
 const OWN: usize = 1;
 
 /// Whether the library can be loaded.
+#[cfg(not(feature = "linked"))]
 pub(crate) fn is_present() -> bool {
     // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
     unsafe { sys::is_culib_present() }
+}
+
+/// A program that is linked with the library does not start without it.
+#[cfg(feature = "linked")]
+pub(crate) fn is_present() -> bool {
+    true
 }
 
 pub(crate) fn failed(action: &'static str) -> impl Fn(NcclError) -> CudaError {

@@ -1,0 +1,169 @@
+//! The rows that the fused kernel draws.
+#![allow(unsafe_code)]
+
+use crate::abi::{Draw, Row, RowFilters, status};
+use crate::device::filtered::{DeviceFilters, rows_within};
+use crate::device::matrix::DeviceMatrix;
+use crate::device::results;
+use crate::device::scratch::Scratch;
+use crate::error::CudaError;
+use crate::host::shared::{CudaShared, Way};
+use core::ops::Range;
+use cudarc::driver::{CudaStream, result};
+use flash_sampling_core::RowParams;
+
+/// Bytes of logits that are stored for a launch with filters, beyond the first row.
+const FILTER_BYTES: usize = 256 << 20;
+
+impl CudaShared {
+    /// Stages rows for their draws of a number, counted from each row's first; what is not drawn `by` its way is drawn
+    /// greedily, for nobody.
+    pub(super) fn stage(&mut self, rows: &[RowParams<'_>], which: Range<usize>, number: u32, by: fn(Way) -> bool) {
+        let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
+        let idle = RowParams { temperature: 0.0, ..RowParams::default() };
+        self.staging.clear();
+        for r in which {
+            let is_drawn = by(self.ways[r]) && number < rows[r].draws;
+            let (params, adjustments) = if is_drawn { (&rows[r], self.adjustments.row(r)) } else { (&idle, &[][..]) };
+            let row = params.check(adjustments, &can, &self.plan, vocab_size);
+            let row = row.expect("rows that are drawn were checked");
+            self.staging.push(params.seed, params.position, &row, row.first_draw + number, vocab_size);
+        }
+    }
+
+    /// Copies what is staged up; where the rows are.
+    pub(super) fn copy(&mut self, stream: &CudaStream) -> Result<u64, CudaError> {
+        if self.staging.len() > self.inputs.len() {
+            self.inputs = Scratch::new(self.staging.len().next_power_of_two(), &[], &self.device)?;
+        }
+        let base = self.inputs.lend();
+        copy_up(base, self.staging.finish(base), stream)?;
+        Ok(base + self.staging.rows_at() as u64)
+    }
+
+    /// Makes the draws of all rows that are launched, and waits. They lie in `results` launch by launch, each with a draw of
+    /// every row of its part.
+    ///
+    /// # Safety
+    /// As [`CudaShared::sample`].
+    pub(super) unsafe fn draw(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: &[RowParams<'_>],
+    ) -> Result<(), CudaError> {
+        self.results.clear();
+        let count: usize = self.parts.iter().map(|(part, draws)| part.len() * *draws as usize).sum();
+        if count == 0 {
+            // Rows that ask are drawn from on another stream.
+            return stream.synchronize().map_err(CudaError::driver("wait for the hidden states"));
+        }
+        if count * size_of::<Draw>() > self.draws.len() {
+            self.draws = Scratch::new((count * size_of::<Draw>()).next_power_of_two(), &[], &self.device)?;
+        }
+        let mut to = self.draws.lend();
+        let bytes = count * size_of::<Draw>();
+        // SAFETY: they are this value's memory, sized above.
+        unsafe { result::memset_d8_async(to, 0xff, bytes, stream.cu_stream()) }
+            .map_err(CudaError::driver("poison the draws"))?;
+        let from = to;
+        for i in 0..self.parts.len() {
+            let (part, draws) = self.parts[i].clone();
+            for number in 0..draws {
+                self.stage(rows, part.clone(), number, |way| matches!(way, Way::Launched(_)));
+                // SAFETY: this function's contract; there is room for the draws of all parts.
+                unsafe { self.launch(stream, hidden, part.clone(), to) }?;
+                to += (part.len() * size_of::<Draw>()) as u64;
+            }
+        }
+        self.results.resize(count, Draw::default());
+        copy_down(&mut self.results, from, stream)?;
+        results::written(&self.results)?;
+        self.settle();
+        // What the selection leaves undecided is asked.
+        let mut results = self.results.iter();
+        for (part, draws) in &self.parts {
+            for _ in 0..*draws {
+                let open = part.clone().zip(results.by_ref()).filter(|(_, draw)| draw.status == status::UNDECIDED);
+                open.for_each(|(r, _)| self.ways[r] = Way::Asked);
+            }
+        }
+        Ok(())
+    }
+
+    /// Launches the draws of what is staged: the rows `part` of the hidden states.
+    ///
+    /// # Safety
+    /// As [`CudaShared::sample`]; there is room for the draws.
+    unsafe fn launch(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        part: Range<usize>,
+        draws: u64,
+    ) -> Result<(), CudaError> {
+        let rows = self.copy(stream)?;
+        let has_filters = |way: &Way| matches!(way, Way::Launched(filters) if *filters != RowFilters::OFF);
+        if !self.ways[part.clone()].iter().any(has_filters) {
+            let hidden = rows_of(hidden, part);
+            // SAFETY: the caller's contract; the rows were just copied on the same stream.
+            return unsafe { self.fused.launch(stream, &hidden, rows, draws, self.staging.kinds()) };
+        }
+        if self.selection.is_none() {
+            let most = self.most.min(rows_within(FILTER_BYTES, self.head.weight.rows));
+            let selection = DeviceFilters::new(self.fused.tokens(), most, &self.device)?;
+            self.selection = Some((selection, Scratch::new(self.most * size_of::<RowFilters>(), &[], &self.device)?));
+        }
+        let Some((selection, room)) = &mut self.selection else { return Ok(()) };
+        self.filters.clear();
+        self.filters.extend(self.ways[part.clone()].iter().map(|way| match way {
+            Way::Launched(filters) => *filters,
+            _ => RowFilters::OFF,
+        }));
+        let there = room.lend();
+        copy_up(there, bytemuck::cast_slice(&self.filters), stream)?;
+        let step = selection.max_rows();
+        for from in (0..part.len()).step_by(step) {
+            let some = from..(from + step).min(part.len());
+            let hidden = rows_of(hidden, part.start + some.start..part.start + some.end);
+            let at = |base: u64, size: usize| base + (from * size) as u64;
+            let inputs = (at(rows, size_of::<Row>()), at(there, size_of::<RowFilters>()));
+            // SAFETY: as above, for the filters too; `RowFilters::of` bounds top-k, and greedy rows have no filters.
+            unsafe { selection.launch(stream, &mut self.fused, &hidden, inputs, at(draws, size_of::<Draw>())) }?;
+        }
+        Ok(())
+    }
+
+    /// Every launch has run.
+    pub(super) fn settle(&mut self) {
+        self.fused.settle();
+        self.inputs.settle();
+        self.draws.settle();
+        if let Some((selection, room)) = &mut self.selection {
+            selection.settle();
+            room.settle();
+        }
+    }
+}
+
+/// Some rows of hidden states.
+pub(super) fn rows_of(hidden: &DeviceMatrix, which: Range<usize>) -> DeviceMatrix {
+    let address = hidden.address + which.start as u64 * hidden.stride_bytes();
+    DeviceMatrix { address, rows: which.len(), ..*hidden }
+}
+
+/// Copies to memory of [`Scratch`], which has the room.
+fn copy_up(to: u64, bytes: &[u8], stream: &CudaStream) -> Result<(), CudaError> {
+    let failed = CudaError::driver("copy the rows of a call");
+    stream.context().bind_to_thread().map_err(&failed)?;
+    // SAFETY: the caller sized the memory; the driver has taken the bytes when this returns, since they are pageable.
+    unsafe { result::memcpy_htod_async(to, bytes, stream.cu_stream()) }.map_err(failed)
+}
+
+/// Copies draws down, and waits.
+pub(super) fn copy_down(draws: &mut [Draw], from: u64, stream: &CudaStream) -> Result<(), CudaError> {
+    let failed = CudaError::driver("copy the draws");
+    // SAFETY: as many draws lie there; the stream is waited for while they are borrowed.
+    unsafe { result::memcpy_dtoh_async(draws, from, stream.cu_stream()) }.map_err(&failed)?;
+    stream.synchronize().map_err(CudaError::driver("run the kernels"))
+}
