@@ -1,8 +1,12 @@
 //! The LM head and the draw in one pass.
 
+#[cfg(feature = "cuda")]
+use crate::on_device::OnDevice;
 use crate::{with_matrix, wrap};
+#[cfg(feature = "cuda")]
+use candle_core::DeviceLocation;
 use candle_core::quantized::QMatMul;
-use candle_core::{Device, Result, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 use flash_sampling::cpu::{Parked, Tiled};
 use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 
@@ -40,7 +44,9 @@ impl HeadOptions {
 
 /// An LM head that draws: hidden states `[rows, hidden]` in, tokens out, and the `[rows, vocab]` logits never exist.
 ///
-/// The weight is shared with the model and never copied; it is locked for reading during a call.
+/// The weight is shared with the model and never copied; it is locked for reading during a call. On a GPU (feature `cuda`) a
+/// call launches on candle's stream, behind what makes the hidden states, and waits for the draws; see
+/// `flash_sampling::cuda::CudaShared` for what it can do and at which cost.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -57,21 +63,40 @@ impl HeadOptions {
 /// ```
 #[derive(Debug)]
 pub struct FusedHead {
+    place: Place,
     weight: Tensor,
     options: HeadOptions,
-    /// `None` after a call that could not go on.
-    plan: Option<Parked>,
     samples: Samples,
 }
 
+/// Where a head draws.
+#[derive(Debug)]
+enum Place {
+    /// `None` after a call that could not go on.
+    Cpu(Option<Parked>),
+    #[cfg(feature = "cuda")]
+    Gpu(Box<OnDevice>),
+}
+
 impl FusedHead {
-    /// Plans for a weight `[vocab, hidden]` in bf16, f16 or f32 on the CPU, as [`with_matrix`] takes it.
+    /// Plans for a weight `[vocab, hidden]` in bf16, f16 or f32, as [`with_matrix`] takes it on the CPU and
+    /// `with_device_matrix` on a GPU; `cpu` is for the former.
     ///
     /// # Errors
     /// A weight, an option or a plan that cannot be used.
     pub fn new(weight: Tensor, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
-        let planned = with_matrix(&weight, |matrix| Ok(wrap(Tiled::new(options.head(matrix)?, plan, cpu))?.park()))?;
-        Ok(FusedHead { weight, options, plan: Some(planned), samples: Samples::new() })
+        let place = match weight.device().location() {
+            #[cfg(feature = "cuda")]
+            DeviceLocation::Cuda { .. } => Place::Gpu(Box::new(OnDevice::new(&weight, &options, plan)?)),
+            _ => {
+                let parked = with_matrix(&weight, |matrix| {
+                    let sampler = wrap(Tiled::new(options.head(matrix)?, plan, cpu))?;
+                    Ok(sampler.park())
+                })?;
+                Place::Cpu(Some(parked))
+            }
+        };
+        Ok(FusedHead { place, weight, options, samples: Samples::new() })
     }
 
     /// [`FusedHead::new`] for the layer of a quantised model, where it holds a plain tensor.
@@ -100,7 +125,13 @@ impl FusedHead {
             _ => false,
         };
         let hidden = if is_matrix { hidden.clone() } else { hidden.contiguous()? };
-        let FusedHead { weight, options, plan, .. } = self;
+        let FusedHead { weight, options, place, .. } = self;
+        #[cfg_attr(not(feature = "cuda"), allow(clippy::infallible_destructuring_match))]
+        let plan = match place {
+            Place::Cpu(plan) => plan,
+            #[cfg(feature = "cuda")]
+            Place::Gpu(gpu) => return gpu.sample(weight, &hidden, rows, out),
+        };
         with_matrix(weight, |matrix| {
             let head = options.head(matrix)?;
             let Some(parked) = plan.take() else { bail!("the plan was lost by a call that failed") };
@@ -111,7 +142,7 @@ impl FusedHead {
         })
     }
 
-    /// The tokens alone: u32 `[rows, draws]`. Every row asks for as many draws.
+    /// The tokens alone: u32 `[rows, draws]`, on the weight's device. Every row asks for as many draws.
     ///
     /// # Errors
     /// As [`FusedHead::sample`]; a row that has no draw, by its number; rows with different numbers of draws.
@@ -120,6 +151,7 @@ impl FusedHead {
         if rows.iter().any(|row| row.draws != draws) {
             bail!("rows of one tensor must have the same number of draws");
         }
+        let device = self.weight.device().clone();
         let mut samples = std::mem::take(&mut self.samples);
         let sampled = self.sample(hidden, rows, &mut samples);
         let mut tokens = Vec::with_capacity(rows.len() * draws as usize);
@@ -131,7 +163,7 @@ impl FusedHead {
                     Err(error) => bail!("row {row}: {error}"),
                 }
             }
-            Tensor::from_vec(std::mem::take(&mut tokens), (rows.len(), draws as usize), &Device::Cpu)
+            Tensor::from_vec(std::mem::take(&mut tokens), (rows.len(), draws as usize), &device)
         };
         let tensor = collect();
         self.samples = samples;
@@ -142,8 +174,8 @@ impl FusedHead {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::DType;
     use candle_core::quantized::{GgmlDType, QTensor};
+    use candle_core::{DType, Device};
 
     fn tensor(rows: usize, cols: usize, salt: usize) -> Tensor {
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 + salt) % 1009) as f32 / 504.5 - 1.0).collect();

@@ -5,15 +5,24 @@
 //! | [`FusedHead`] | `lm_head.forward(&hidden)` and the sampler after it: tokens from hidden states, no logits |
 //! | [`LogitsProcessor`] | candle-transformers' type of the same name, over logits that exist |
 //! | [`with_matrix`] | a tensor's storage as the matrix that every sampler of [`flash_sampling`] takes |
+//! | `with_device_matrix` (feature `cuda`) | the same for a tensor on a GPU, for the samplers over device memory |
 //!
-//! Tensors lie on the CPU. A CUDA tensor is refused; its pointers can be given to `flash_sampling::cuda` (feature `cuda`
-//! of that crate), which takes device memory on any stream.
-#![forbid(unsafe_code)]
+//! Tensors lie on the CPU, or with the feature `cuda` on a GPU, where a head is read from candle's memory and drawn from on
+//! candle's stream. Building that feature needs NVIDIA's compiler and libraries, as candle's own feature of the name does.
+//! Without it a CUDA tensor is refused.
+#![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
+#[cfg(feature = "cuda")]
+mod device_matrix;
 mod head;
 mod logits_processor;
 mod matrix;
+#[cfg(feature = "cuda")]
+mod on_device;
 
+#[cfg(feature = "cuda")]
+pub use device_matrix::with_device_matrix;
 pub use head::{FusedHead, HeadOptions};
 pub use logits_processor::{LogitsProcessor, Sampling};
 pub use matrix::with_matrix;

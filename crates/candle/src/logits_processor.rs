@@ -23,8 +23,8 @@ pub enum Sampling {
     GumbelSoftmax { temperature: f64 },
 }
 
-/// Draws tokens from logits on the CPU. The n-th draw has the noise of (seed, n): the same seed gives the same tokens, not
-/// those of candle's own processor.
+/// Draws tokens from logits; those on a GPU are copied to the CPU, as candle's own processor does. The n-th draw has the
+/// noise of (seed, n): the same seed gives the same tokens, not those of candle's own processor.
 #[derive(Debug)]
 pub struct LogitsProcessor {
     seed: u64,

@@ -1,7 +1,7 @@
 //! A tensor's storage as a matrix.
 
 use crate::wrap;
-use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, bail};
 use flash_sampling::Matrix;
 use flash_sampling::matrix::Element;
 
@@ -14,12 +14,8 @@ use flash_sampling::matrix::Element;
 pub fn with_matrix<R>(tensor: &Tensor, work: impl FnOnce(Matrix<'_>) -> Result<R>) -> Result<R> {
     let (rows, cols) = tensor.dims2()?;
     let (storage, layout) = tensor.storage_and_layout();
-    let (row, column) = (layout.stride()[0], layout.stride()[1]);
-    if (column != 1 && cols > 1) || (row < cols && rows > 1) {
-        bail!("a tensor of strides [{row}, {column}] is no row-major matrix of {cols} columns; make it contiguous");
-    }
+    let stride = row_stride(layout)?;
     let Storage::Cpu(storage) = &*storage else { bail!("the tensor is on {:?}, not on the CPU", tensor.device()) };
-    let stride = row.max(cols);
     let at = layout.start_offset();
     match storage {
         CpuStorage::BF16(data) => work(matrix(data, at, rows, cols, stride)?),
@@ -27,6 +23,16 @@ pub fn with_matrix<R>(tensor: &Tensor, work: impl FnOnce(Matrix<'_>) -> Result<R
         CpuStorage::F32(data) => work(matrix(data, at, rows, cols, stride)?),
         _ => bail!("a tensor of type {:?} cannot be drawn from; bf16, f16 and f32 can", tensor.dtype()),
     }
+}
+
+/// Elements from one row of a matrix to the next, at least its columns.
+pub(crate) fn row_stride(layout: &Layout) -> Result<usize> {
+    let (rows, cols) = layout.shape().dims2()?;
+    let (row, column) = (layout.stride()[0], layout.stride()[1]);
+    if (column != 1 && cols > 1) || (row < cols && rows > 1) {
+        bail!("a tensor of strides [{row}, {column}] is no row-major matrix of {cols} columns; make it contiguous");
+    }
+    Ok(row.max(cols))
 }
 
 /// `rows x cols` elements, `stride` from one row to the next, beginning with element `at`.

@@ -1,0 +1,156 @@
+//! Time for each token of a decode step, end to end: candle-transformers' Qwen3 at a real model's shape with random weights,
+//! and then the next tokens by our head, by candle's matmul and its `LogitsProcessor`, by candle's matmul and its
+//! `gumbel_softmax`, or by candle's matmul and our sampler of logits.
+//!
+//! ```sh
+//! cargo run --release -p flash-sampling-candle --example decode -- [MODEL [SEQUENCES [CONTEXT [STEPS [DEVICE]]]]]
+//! cargo run --release -p flash-sampling-candle --features cuda --example decode -- 1.7b,8b 1,8,64 256 50 gpu
+//! ```
+//! On the GPU in bf16; on the CPU in float32, since candle multiplies no bf16 there. The ways take
+//! turns at every step, each with a cache of its own. Medians; "head and draw" is timed in steps of its own, between waits
+//! for the GPU.
+#![allow(clippy::print_stdout)]
+
+mod heads;
+mod shape;
+
+use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_transformers::models::qwen3::Model;
+use heads::{Head, KEPT, NAMES, RIVAL};
+use std::time::Instant;
+
+/// Steps before those that are timed.
+const WARM_UP: usize = 5;
+
+/// One way to draw, with its sequences.
+struct Contender {
+    head: Head,
+    model: Model,
+    /// The last token of each sequence, and how many came before it.
+    tokens: Vec<u32>,
+    position: usize,
+    total: Vec<f64>,
+    last: Vec<f64>,
+}
+
+/// Steps of each way: two of three are timed as a whole.
+fn rounds(steps: usize) -> usize {
+    3 * (WARM_UP + steps).div_ceil(2)
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+impl Contender {
+    /// One token more for each sequence. With `apart` the time of head and draw is taken, else that of the whole step.
+    fn step(&mut self, device: &Device, apart: bool) -> Result<()> {
+        device.synchronize()?;
+        let mut start = Instant::now();
+        let input = Tensor::new(self.tokens.as_slice(), device)?.unsqueeze(1)?;
+        let hidden = self.model.forward(&input, self.position)?.squeeze(1)?;
+        if apart {
+            device.synchronize()?;
+            start = Instant::now();
+        }
+        self.position += 1;
+        // The tokens come to the host, which waits for them.
+        self.tokens = self.head.next(&hidden, self.position as u64)?;
+        let seconds = start.elapsed().as_secs_f64();
+        if apart {
+            self.last.push(seconds)
+        } else {
+            self.total.push(seconds)
+        }
+        Ok(())
+    }
+}
+
+fn device(name: &str) -> Result<Device> {
+    match name {
+        "cpu" => Ok(Device::Cpu),
+        "gpu" => Device::new_cuda(0),
+        _ => bail!("\"{name}\" is neither cpu nor gpu"),
+    }
+}
+
+fn machine(device: &Device) -> String {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(cuda) = device {
+        return cuda.cuda_stream().context().name().unwrap_or_else(|_| "a GPU".into());
+    }
+    format!("{device:?}, {} threads", candle_core::utils::get_num_threads())
+}
+
+fn numbers<T: std::str::FromStr>(words: &str) -> Result<Vec<T>> {
+    let number = |word: &str| word.parse().map_err(|_| candle_core::Error::Msg(format!("\"{word}\" is no number")));
+    words.split(',').map(number).collect()
+}
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let word = |at: usize, usual: &str| words.get(at).cloned().unwrap_or_else(|| usual.into());
+    let (models, sequences) = (word(0, "0.6b"), numbers::<usize>(&word(1, "1,8"))?);
+    let (context, steps) = (numbers::<usize>(&word(2, "256"))?[0], numbers::<usize>(&word(3, "50"))?[0]);
+    if context == 0 || steps == 0 || sequences.contains(&0) {
+        bail!("there must be a sequence, a context and a step");
+    }
+    let device = device(&word(4, "cpu"))?;
+    let dtype = if device.is_cuda() { DType::BF16 } else { DType::F32 };
+    let commit = option_env!("FLASH_SAMPLING_COMMIT").unwrap_or("unknown");
+    println!("decode {}, commit {commit}", words.join(" "));
+    println!("{}; {dtype:?}; {context} tokens before, {steps} steps; milliseconds, medians", machine(&device));
+    println!("| model | sequences | head and draw by | step | of candle's | head and draw | share |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    for name in models.split(',') {
+        let shape = shape::of(name)?;
+        let (model, weight) = shape::random(&shape, context + rounds(steps) + 1, dtype, &device)?;
+        for &sequences in &sequences {
+            run(name, &model, &weight, [sequences, context, steps], &device)?;
+        }
+    }
+    Ok(())
+}
+
+fn run(
+    name: &str,
+    model: &Model,
+    weight: &Tensor,
+    [sequences, context, steps]: [usize; 3],
+    device: &Device,
+) -> Result<()> {
+    let vocab = weight.dim(0)? as u32;
+    let prompt: Vec<u32> = (0..(sequences * context) as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
+    let prompt = Tensor::from_vec(prompt, (sequences, context), device)?;
+    let mut model = model.clone();
+    model.forward(&prompt, 0)?;
+    let mut contenders = Vec::new();
+    let kinds = if weight.dtype() == DType::BF16 { KEPT } else { NAMES.len() };
+    for kind in 0..kinds {
+        let head = Head::new(kind, weight, sequences)?;
+        let (model, tokens) = (model.clone(), vec![1; sequences]);
+        contenders.push(Contender { head, model, tokens, position: context, total: Vec::new(), last: Vec::new() });
+    }
+    drop(model);
+    for step in 0..rounds(steps) {
+        // Who begins changes, and so does who comes before whom: one that leaves the GPU idle lets the next one run cooler.
+        for i in 0..contenders.len() {
+            let at = (i + step / 2) % contenders.len();
+            let at = if step % 2 == 0 { at } else { contenders.len() - 1 - at };
+            contenders[at].step(device, step % 3 == 2)?;
+        }
+    }
+    let medians = contenders.iter_mut().map(|c| [median(&mut c.total[WARM_UP..]), median(&mut c.last[WARM_UP / 2..])]);
+    let medians: Vec<[f64; 2]> = medians.collect();
+    for (kind, [total, last]) in NAMES.iter().zip(&medians) {
+        println!(
+            "| {name} | {sequences} | {kind} | {:.3} | {:.3} | {:.3} | {:.0}% |",
+            total * 1e3,
+            total / medians[RIVAL][0],
+            last * 1e3,
+            100.0 * last / total,
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! The fused head over tensors on a GPU.
+#![allow(unsafe_code)]
+
+use crate::head::HeadOptions;
+use crate::{with_device_matrix, wrap};
+use candle_core::{DeviceLocation, Result, Tensor, bail};
+use flash_sampling::cuda::{CudaShared, Device, DeviceHead, DeviceMatrix};
+use flash_sampling::{Plan, RowParams, Samples};
+
+/// A sampler over a weight that is a tensor's storage.
+#[derive(Debug)]
+pub(crate) struct OnDevice {
+    sampler: CudaShared,
+    /// What the sampler reads, by its address.
+    weight: DeviceMatrix,
+    _held: (Tensor, Option<Tensor>),
+}
+
+impl OnDevice {
+    pub(crate) fn new(weight: &Tensor, options: &HeadOptions, plan: Plan) -> Result<Self> {
+        let DeviceLocation::Cuda { gpu_id } = weight.device().location() else { bail!("the weight is not on a GPU") };
+        let (tokens, _) = weight.dims2()?;
+        let vocab_size = options.vocab_size.unwrap_or(tokens);
+        if vocab_size > tokens {
+            bail!("a vocabulary of {vocab_size} tokens needs as many rows of the weight, which has {tokens}");
+        }
+        let bias = match &options.bias {
+            Some(bias) if bias.len() != tokens => {
+                bail!("a bias of {} elements for a weight of {tokens} rows", bias.len())
+            }
+            Some(bias) => Some(Tensor::from_slice(bias, (1, tokens), weight.device())?),
+            None => None,
+        };
+        let bias_at = bias.as_ref().map(|bias| with_device_matrix(bias, |_, bias| Ok(bias.address))).transpose()?;
+        let device = wrap(Device::new(gpu_id))?;
+        with_device_matrix(weight, |stream, matrix| {
+            let scale = options.scale.unwrap_or(1.0);
+            let rows = DeviceMatrix { rows: vocab_size, ..matrix };
+            let head = DeviceHead { weight: rows, first_token: 0, bias: bias_at, soft_cap: options.soft_cap, scale };
+            // What was enqueued to make weight and bias has run before anything reads them on another stream.
+            wrap(stream.synchronize())?;
+            // SAFETY: both are storage of tensors that this value holds and drops after the sampler; `sample` holds the
+            // weight's lock during each call and sees that it did not move, and nobody else knows the bias.
+            let sampler = wrap(unsafe { CudaShared::new(head, vocab_size as u32, plan, &device) })?;
+            Ok(OnDevice { sampler, weight: matrix, _held: (weight.clone(), bias) })
+        })
+    }
+
+    pub(crate) fn sample(
+        &mut self,
+        weight: &Tensor,
+        hidden: &Tensor,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<()> {
+        if !weight.device().same_device(hidden.device()) {
+            bail!("the hidden states are on {:?}, the weight is on {:?}", hidden.device(), weight.device());
+        }
+        with_device_matrix(weight, |_, matrix| {
+            if matrix != self.weight {
+                bail!("the weight's storage was replaced");
+            }
+            with_device_matrix(hidden, |stream, hidden| {
+                // SAFETY: the hidden states are storage of a tensor of the weight's device, whose stream made them; both are
+                // locked for reading until the call returns, which waits.
+                wrap(unsafe { self.sampler.sample(stream, &hidden, rows, out) })
+            })
+        })
+    }
+}
