@@ -78,6 +78,7 @@ impl Adjustments {
     /// Appends what each knob of a row says of single tokens, and folds what is said of the same token.
     fn push(&mut self, row: &RowParams<'_>) {
         let from = self.items.len();
+        self.items.reserve(row.history.map_or(0, |history| history.occurrences().len()));
         let stops = if row.stops_are_banned() { row.stop_token_ids } else { &[] };
         let bans = row.banned.iter().chain(stops).map(|&token| (token, f32::NEG_INFINITY));
         let biases = row.logit_bias.iter().copied().chain(bans);

@@ -172,6 +172,57 @@ impl MassHistogram {
         }
     }
 
+    /// Makes room for logits of which `largest` is the largest: a logit below what is returned adds no mass, and the others
+    /// may be added as entries. `None` where there are none, or where logits are so large that they must be pushed.
+    #[inline(always)]
+    pub fn make_room(&mut self, largest: f32) -> Option<f32> {
+        // Everything in the window below is then smaller than `FAST` in size.
+        if !(largest < FAST && largest > WINDOW - FAST) {
+            return None;
+        }
+        let edge = edge_of(largest);
+        if edge > self.top {
+            self.raise(edge);
+        }
+        // The edges in the window are multiples of 1/8 above `top - WINDOW`, and the lowest of them begins its bin.
+        Some(self.top - (WINDOW - 1.0 / PER_NAT))
+    }
+
+    /// What a logit below 2^18 in size adds: in the highest nine bits its bin's number, in the lowest 32 its mass.
+    ///
+    /// This is the definition for those who compute entries by vectors, bit for bit: with `fma` for `mul_add`,
+    /// `n = floor(8 l)`, the number `n mod 512`, `r = l - n / 8`, the mass `2^30 + floor((r^2 p(r) + r) 2^30)`, where `p` has
+    /// the coefficients [`MassHistogram::POLYNOMIAL`].
+    #[inline(always)]
+    pub fn entry_of(logit: f32) -> u64 {
+        let edge = edge_of(logit);
+        (slot_of(edge) as u64) << 55 | u64::from(mass_in(edge, logit))
+    }
+
+    /// The coefficients of `p`, lowest first, where `e^r = 1 + r + r^2 p(r)`.
+    pub const POLYNOMIAL: [f32; 3] = P;
+
+    /// Adds [entries](MassHistogram::entry_of) of logits that there is [room](MassHistogram::make_room) for; zero adds
+    /// nothing.
+    #[inline(always)]
+    pub fn add_entries(&mut self, entries: &[u64]) {
+        for &entry in entries {
+            self.bins[(entry >> 55) as usize] += u64::from(entry as u32);
+        }
+    }
+
+    /// The memory of the `count` highest bins, 512 at most, in two runs: for prefetching it.
+    #[inline(always)]
+    pub fn highest(&self, count: usize) -> [&[u64]; 2] {
+        if self.is_empty() {
+            return [&[], &[]];
+        }
+        let end = slot_of(self.top) % BINS + 1;
+        let (low, high) = self.bins.split_at(end);
+        let below = count.min(BINS).saturating_sub(end);
+        [&low[end.saturating_sub(count)..], &high[high.len() - below..]]
+    }
+
     /// Makes room for a bin; false when it lies below the window.
     #[inline(always)]
     fn admit(&mut self, edge: f32) -> bool {
@@ -202,6 +253,18 @@ impl MassHistogram {
             return;
         }
         self.admit(other.top);
+        if self.top.abs() < FAST {
+            // Every slot is that of one edge. Those of the other's bins that are below the window here are skipped.
+            let below = (((self.top - other.top) * PER_NAT) as usize).min(BINS);
+            let lowest = (slot_of(other.top) + 1 + below) % BINS;
+            let count = BINS - below;
+            let until_end = count.min(BINS - lowest);
+            for (from, count) in [(lowest, until_end), (0, count - until_end)] {
+                let theirs = &other.bins[from..from + count];
+                self.bins[from..from + count].iter_mut().zip(theirs).for_each(|(a, b)| *a += b);
+            }
+            return;
+        }
         for edge in edges(other.top) {
             let mass = other.bins[slot_of(edge)];
             if mass > 0 && self.admit(edge) {
@@ -362,6 +425,25 @@ mod tests {
         }
 
         #[test]
+        fn entries_add_what_their_logits_add(rows in prop::collection::vec(prop::collection::vec(prop_oneof![
+            60 => -90f32..90.0, 10 => -300_000f32..300_000.0, 20 => (-700i32..700).prop_map(|i| i as f32 / 8.0),
+            1 => Just(f32::NEG_INFINITY),
+        ], 1..20), 1..20)) {
+            let (mut by_entries, mut one_by_one) = (MassHistogram::default(), MassHistogram::default());
+            for row in rows {
+                row.iter().for_each(|&logit| one_by_one.push(logit));
+                match by_entries.make_room(row.iter().copied().fold(f32::NEG_INFINITY, f32::max)) {
+                    Some(floor) => {
+                        let entry = |&l: &f32| if l >= floor { MassHistogram::entry_of(l) } else { 0 };
+                        by_entries.add_entries(&row.iter().map(entry).collect::<Vec<_>>());
+                    }
+                    None => row.iter().for_each(|&logit| by_entries.push(logit)),
+                }
+                prop_assert_eq!(&by_entries, &one_by_one);
+            }
+        }
+
+        #[test]
         fn log_z_is_accurate(l in prop::collection::vec(-60f32..60.0, 1..60)) {
             let exact: f64 = l.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
             let log_z = histogram(&l).log_z();
@@ -378,6 +460,19 @@ mod tests {
             let mut other = histogram(&[3.0, 500.0]);
             prop_assert!(other.assign_words(&words));
             prop_assert_eq!(other, h);
+        }
+    }
+
+    #[test]
+    fn the_highest_bins_hold_the_mass_near_the_top() {
+        assert_eq!(histogram(&[]).highest(9), [&[] as &[u64]; 2]);
+        for top in [0.0f32, 1.0, 17.0, -3.0, 63.9, -1e4] {
+            let h = histogram(&[top, top - 1.0, top - 2.0, top - 40.0]);
+            for (count, held) in [(1, 1), (17, 3), (100, 3), (512, 4), (600, 4)] {
+                let runs = h.highest(count);
+                assert_eq!(runs[0].len() + runs[1].len(), count.min(512), "{top} {count}");
+                assert_eq!(runs.iter().flat_map(|run| *run).filter(|&&mass| mass > 0).count(), held, "{top} {count}");
+            }
         }
     }
 

@@ -49,7 +49,9 @@ fn apply_mask(mask: &[u32], first: u32, logits: &mut [f32]) {
         let bit = token & 31;
         let run = (32 - bit as usize).min(logits.len() - at);
         let word = mask.get((token >> 5) as usize).map_or(0, |w| w >> bit);
-        if word.trailing_ones() < run as u32 {
+        if word == 0 {
+            logits[at..at + run].fill(f32::NEG_INFINITY);
+        } else if word.trailing_ones() < run as u32 {
             for (i, l) in logits[at..at + run].iter_mut().enumerate() {
                 if word >> i & 1 == 0 {
                     *l = f32::NEG_INFINITY;

@@ -4,11 +4,13 @@
 //! a floor on, so it takes only as many rows as have room: the masses bound how many tokens that is.
 
 use crate::engine::{Engine, Rows};
-use crate::filtered::{Ask, Need};
+use crate::filtered::{Ask, Filtering, Need};
+use crate::state::RowState;
 use crate::tile::{Planned, Source};
 use core::cmp::Reverse;
 use core::ops::Range;
 use flash_sampling_core::{Candidate, RowError};
+use rayon::prelude::*;
 
 /// Bytes that the lists of one pass may take; a longer list is alone in its pass.
 const LISTS: u64 = 16 << 20;
@@ -20,6 +22,21 @@ impl Need {
             Need::Before => 0,
             Need::List { bound, .. } => tokens.min(*bound) * size_of::<Candidate>() as u64,
         }
+    }
+}
+
+/// Answers a row from what it has, or notes what it needs.
+fn answer(
+    filtering: &mut Filtering,
+    row: &Result<Planned<'_>, RowError>,
+    state: &mut RowState,
+    vocab_size: u32,
+    passes: u32,
+) {
+    state.filter.need = None;
+    let Ok(Planned { row, .. }) = row else { return };
+    if let (Some(filters), true, None) = (&row.filters, state.alive, state.fault) {
+        state.filter.need = filtering.answer(row, filters, state, vocab_size, passes);
     }
 }
 
@@ -37,9 +54,7 @@ impl Engine {
         self.passes.clear();
         self.passes.resize(rows.len(), 1);
         self.needs.clear();
-        for r in 0..rows.len() {
-            self.answer(rows, r, vocab_size);
-        }
+        self.answer_all(rows, vocab_size);
         if self.needs.is_empty() {
             return;
         }
@@ -61,13 +76,24 @@ impl Engine {
         self.trim();
     }
 
-    /// Answers a row from what it has, or notes what it needs.
-    fn answer(&mut self, rows: &Rows<'_>, r: usize, vocab_size: u32) {
-        let state = &mut self.workers[0].rows[r];
-        let Ok(Planned { row, .. }) = &rows[r] else { return };
-        if let (Some(filters), true, None) = (&row.filters, state.alive, state.fault) {
-            let need = self.filtering.answer(row, filters, state, vocab_size, self.passes[r]);
-            self.needs.extend(need.map(|need| (r, need)));
+    /// Answers all rows from what the first pass left, or notes what they need.
+    fn answer_all(&mut self, rows: &Rows<'_>, vocab_size: u32) {
+        let shared = self.shares_rows(rows);
+        let states = &mut self.workers[0].rows[..rows.len()];
+        if shared {
+            let each = rows.len().div_ceil(self.filtering.len());
+            let parts = states.par_chunks_mut(each).zip(rows.par_chunks(each)).zip(&mut self.filtering);
+            self.threads.install(|| {
+                parts.for_each(|((states, rows), filtering)| {
+                    states.iter_mut().zip(rows).for_each(|(state, row)| answer(filtering, row, state, vocab_size, 1));
+                });
+            });
+        } else {
+            let filtering = &mut self.filtering[0];
+            states.iter_mut().zip(rows).for_each(|(state, row)| answer(filtering, row, state, vocab_size, 1));
+        }
+        for (r, state) in states.iter_mut().enumerate() {
+            self.needs.extend(state.filter.need.take().map(|need| (r, need)));
         }
     }
 
@@ -115,7 +141,9 @@ impl Engine {
             Ask::Summary => {}
             Ask::Before => {
                 others.iter().for_each(|other| first.rows[r].filter.merge_before(&other.rows[r].filter));
-                self.answer(rows, r, vocab_size);
+                let state = &mut first.rows[r];
+                answer(&mut self.filtering[0], &rows[r], state, vocab_size, self.passes[r]);
+                self.needs.extend(state.filter.need.take().map(|need| (r, need)));
             }
             Ask::List { floor, slot } => {
                 let list = &mut first.lists[slot];
@@ -125,7 +153,7 @@ impl Engine {
                 {
                     let state = &mut first.rows[r];
                     let passes = self.passes[r];
-                    let need = self.filtering.answer_listed(row, filters, state, list, floor, vocab_size, passes);
+                    let need = self.filtering[0].answer_listed(row, filters, state, list, floor, vocab_size, passes);
                     self.needs.extend(need.map(|need| (r, need)));
                 }
             }

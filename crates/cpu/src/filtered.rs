@@ -6,6 +6,7 @@
 
 use crate::answer::Answer;
 use crate::largest::{Largest, order};
+use crate::prefetch::prefetch;
 use crate::state::RowState;
 use crate::words::SPAN;
 use flash_sampling_core::params::Row;
@@ -55,6 +56,8 @@ pub(crate) struct FilterState {
     /// The mass before the points in doubt.
     doubts: Vec<Before>,
     pub(crate) answer: Answer,
+    /// What it takes to answer it, where that is not decided.
+    pub(crate) need: Option<Need>,
 }
 
 /// How many of the largest logits a pass lists for a row.
@@ -81,6 +84,12 @@ impl FilterState {
         self.doubts.clear();
         self.answer.begin();
         filters.need_mass_beyond(self.largest.limit())
+    }
+
+    /// Fetches the frontiers, before a tile is added.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self) {
+        prefetch(&self.frontiers[..self.used]);
     }
 
     pub(crate) fn frontiers_mut(&mut self) -> &mut [Frontier] {

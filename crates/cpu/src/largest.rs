@@ -1,7 +1,8 @@
 //! The first tokens of a row in the order of falling logits.
 //!
 //! The plain version keeps a sorted list and inserts. Here tokens are appended, and only when twice as many have come as
-//! are wanted are the first ones picked: a token costs a store, and a comparison of the span that it stands in.
+//! are wanted are the first ones picked: a token costs a store, and a comparison of the span that it stands in. They are
+//! kept as integers, which are picked without branches: with 16 workers that was a fifth of the time of top-p.
 
 use core::cmp::Ordering;
 use flash_sampling_core::{Candidate, Winner};
@@ -10,11 +11,12 @@ use flash_sampling_core::{Candidate, Winner};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Largest {
     limit: usize,
-    items: Vec<Candidate>,
+    /// Keys of the tokens.
+    keys: Vec<u64>,
     /// The last of the first `limit` when they were last picked.
-    last: Option<Candidate>,
-    /// Whether nothing came since they were sorted.
-    sorted: bool,
+    last: Option<u64>,
+    /// The tokens once they are sorted.
+    sorted: Vec<Candidate>,
 }
 
 /// The order of falling logits.
@@ -22,17 +24,28 @@ pub(crate) fn order(a: &Candidate, b: &Candidate) -> Ordering {
     if a.place().reaches(&b.place()) { Ordering::Less } else { Ordering::Greater }
 }
 
+/// An integer that is the smaller the earlier a token comes.
+fn key(logit: f32, token: u32) -> u64 {
+    !Winner::new(logit, token).to_ordered_bits()
+}
+
+fn candidate(key: u64) -> Candidate {
+    let winner = Winner::from_ordered_bits(!key);
+    Candidate { winner, logit: winner.score }
+}
+
 impl Largest {
     /// Empties it; at least one token is kept.
     pub(crate) fn begin(&mut self, limit: usize) {
-        (self.limit, self.last, self.sorted) = (limit.max(1), None, false);
-        self.items.clear();
-        self.items.reserve(2 * self.limit);
+        (self.limit, self.last) = (limit.max(1), None);
+        self.sorted.clear();
+        self.keys.clear();
+        self.keys.reserve(2 * self.limit);
     }
 
     /// A logit below this is not among the first, in a token after `first`.
     pub(crate) fn threshold(&self, first: u32) -> f32 {
-        match &self.last {
+        match self.last.map(candidate) {
             // Of equal logits the lower token comes first.
             Some(last) if first > last.winner.token => last.logit.next_up(),
             Some(last) => last.logit,
@@ -42,9 +55,12 @@ impl Largest {
 
     /// Adds a token; true when the threshold has risen.
     pub(crate) fn push(&mut self, logit: f32, token: u32) -> bool {
-        self.items.push(Candidate { winner: Winner::new(logit, token), logit });
-        self.sorted = false;
-        let full = self.items.len() >= 2 * self.limit;
+        self.add(key(logit, token))
+    }
+
+    fn add(&mut self, key: u64) -> bool {
+        self.keys.push(key);
+        let full = self.keys.len() >= 2 * self.limit;
         if full {
             self.pick();
         }
@@ -52,24 +68,27 @@ impl Largest {
     }
 
     fn pick(&mut self) {
-        if self.items.len() >= self.limit {
-            self.items.select_nth_unstable_by(self.limit - 1, order);
-            self.items.truncate(self.limit);
-            self.last = self.items.last().copied();
+        if self.keys.len() >= self.limit {
+            self.last = Some(*self.keys.select_nth_unstable(self.limit - 1).1);
+            self.keys.truncate(self.limit);
         }
     }
 
     /// Adds what another worker has found.
     pub(crate) fn merge(&mut self, other: &Largest) {
-        other.items.iter().for_each(|c| _ = self.push(c.logit, c.winner.token));
+        for &key in &other.keys {
+            if self.last.is_none_or(|last| key < last) {
+                self.add(key);
+            }
+        }
     }
 
-    /// Sorts what there is.
+    /// Sorts what there is; nothing may be added then.
     pub(crate) fn finish(&mut self) {
-        if !self.sorted {
+        if self.sorted.is_empty() {
             self.pick();
-            self.items.sort_unstable_by(order);
-            self.sorted = true;
+            self.keys.sort_unstable();
+            self.sorted.extend(self.keys.iter().map(|&key| candidate(key)));
         }
     }
 
@@ -80,7 +99,7 @@ impl Largest {
 
     /// The tokens, sorted once it is finished.
     pub(crate) fn as_slice(&self) -> &[Candidate] {
-        &self.items
+        &self.sorted
     }
 }
 

@@ -34,6 +34,7 @@ mod online;
 mod options;
 mod parked;
 mod perturb;
+mod prefetch;
 mod raw;
 mod standalone;
 mod state;

@@ -8,7 +8,8 @@
 //!
 //! **The bound.** A word `x` gives `v >= x 2^-32` and an exponential `E >= v`, so its Gumbel is at most
 //! `-ln(x 2^-32)`. A token of the tile can reach a score `cut` only if `top + g >= cut`, where `top` is the largest
-//! logit of the tile; that is, only if `x <= 2^32 e^(top - cut)`. One comparison of integers a token decides.
+//! logit of the tile; that is, only if `x <= 2^32 e^(top - cut)`. One comparison of integers a token decides; where any
+//! token of a span passes, the same with each token's own logit.
 //!
 //! **The slack.** Scores are float32: the computed Gumbel exceeds the true one by less than `1.3e-7 g + 3e-7` and the
 //! sum is rounded once. With `|g| <= 46` both are below `2^-16 + 2^-22 (|top| + |cut|)`, which is added to `top`.
@@ -24,7 +25,7 @@ use flash_sampling_core::{Candidate, Domain, Noise, Winner};
 
 /// The largest word that could bring a logit of at most `top` to a score of `cut`.
 #[inline(always)]
-fn word_limit(top: f32, cut: f32) -> u32 {
+pub(crate) fn word_limit(top: f32, cut: f32) -> u32 {
     let slack = 1.53e-5 + 2.4e-7 * (top.abs() + cut.abs());
     let y = (top - cut + slack) * core::f32::consts::LOG2_E + 32.0;
     if y >= 32.0 {
@@ -58,24 +59,24 @@ pub(crate) unsafe fn perturb<L: Lanes>(
     if top + GUMBEL_MAX + 1e-4 * (1.0 + top.abs()) < cut {
         return;
     }
-    let mut limit = word_limit(top, cut);
+    let (mut limit, mut ordered) = (word_limit(top, cut), [0; SPAN]);
     for (s, logits) in spans.iter().enumerate() {
         let first = first + (s * SPAN) as u32;
         // SAFETY: by this function's contract.
-        let words = unsafe {
+        let mut hits = unsafe {
             let words = token_words::<L>(noise, draw, first);
             if !L::any_at_most(&words, limit) {
                 continue;
             }
-            // Not `map`, which may stay a call without the instruction set.
-            let [a, b, c, d] = words;
-            [L::to_array(a), L::to_array(b), L::to_array(c), L::to_array(d)]
+            L::reaching(&words, logits, cut, limit, &mut ordered)
         };
-        for (i, &logit) in logits.iter().enumerate() {
-            let word = words[i % 4][i / 4];
+        while hits != 0 {
+            let i = hits.trailing_zeros();
+            hits &= hits - 1;
+            let (word, logit) = (ordered[i as usize], logits[i as usize]);
             // The cut rises while candidates come in, and the token's own limit is lower than that of the largest.
-            if word <= limit && logit > f32::NEG_INFINITY && word <= word_limit(logit, cut) {
-                let token = first + i as u32;
+            if logit > f32::NEG_INFINITY && word <= word_limit(logit, cut) {
+                let token = first + i;
                 let score = logit + noise.gumbel_of_word(Domain::Token, draw, token, word);
                 cut = offer(Candidate { winner: Winner::new(score, token), logit });
             }

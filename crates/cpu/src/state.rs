@@ -1,6 +1,7 @@
 //! What a pass keeps per row: small summaries, merged over workers.
 
 use crate::filtered::FilterState;
+use crate::prefetch::prefetch;
 use crate::raw::RawState;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, TopList};
@@ -149,6 +150,24 @@ impl RowState {
         self.top.reset(largest, slack);
         self.fault = None;
         self.alive = false;
+    }
+
+    /// Fetches the state itself, before [`RowState::prefetch_parts`] looks into it.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self) {
+        prefetch(core::slice::from_ref(self));
+    }
+
+    /// Fetches what a tile adds to: 24 nats of masses are most that a row reaches.
+    #[inline(always)]
+    pub(crate) fn prefetch_parts(&self) {
+        prefetch(&self.best.winners[..self.best.winners.len().min(1)]);
+        if self.filtered {
+            self.filter.prefetch();
+        }
+        if let (true, Some(mass)) = (self.weighed, &self.mass) {
+            mass.highest(24 * 8).into_iter().for_each(prefetch);
+        }
     }
 
     /// Adds what another worker has seen of the same row.

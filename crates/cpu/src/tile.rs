@@ -15,7 +15,7 @@ use flash_sampling_core::matrix::widen;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::transform::{any_invalid, first_invalid};
 use flash_sampling_core::winner::Place;
-use flash_sampling_core::{Candidate, Filters, Head, MassHistogram, Matrix, RowError, Winner};
+use flash_sampling_core::{Candidate, Domain, Filters, Head, MassHistogram, Matrix, RowError, Winner};
 
 /// Where logits come from.
 #[derive(Clone, Copy)]
@@ -112,6 +112,12 @@ impl Worker {
             source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
             for (r, row) in rows.iter().enumerate() {
                 let Ok(planned) = row else { continue };
+                if let Some(state) = self.rows.get(r + 2) {
+                    state.prefetch();
+                }
+                if let Some(state) = self.rows.get(r + 1) {
+                    state.prefetch_parts();
+                }
                 let logits = &mut self.logits[planned.at * TILE..][..TILE];
                 let lists = &mut self.lists;
                 simd.summarize(Span { source, planned, first, at, len: part.len(), logits, lists }, &mut self.rows[r]);
@@ -247,7 +253,8 @@ unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f
         return unsafe { add_filtered::<L>(row, filters, first, spans, top, state) };
     }
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
-        mass.extend_from_slice(spans.as_flattened());
+        // SAFETY: by this function's contract.
+        unsafe { L::weigh(spans, top, mass) };
     }
     let cut = state.top.threshold();
     if top >= cut {
@@ -302,7 +309,7 @@ unsafe fn add_filtered<L: Lanes>(
     }
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
         // SAFETY: by this function's contract.
-        unsafe { weigh::<L>(spans, MassHistogram::edge(floor), mass) };
+        unsafe { weigh::<L>(spans, top, MassHistogram::edge(floor), mass) };
     }
     let cut = filter.largest.threshold(first);
     if top >= cut {
@@ -328,7 +335,20 @@ unsafe fn add_filtered<L: Lanes>(
     };
     for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
         // Tokens come in ascending order: a point that is as large as any of the tile comes before them.
-        let cut = frontier.winner_from(Place { logit: top, token: first }).winner.score;
+        let mut cut = frontier.winner_from(Place { logit: top, token: first }).winner.score;
+        if cut == f32::NEG_INFINITY {
+            // No token before reaches the tile's largest, so none would be spared before that one's turn.
+            for (span, first) in spans.iter().zip((first..).step_by(SPAN)) {
+                // SAFETY: by this function's contract.
+                let hits = unsafe { L::at_least(span, top) };
+                if hits != 0 {
+                    let token = first + hits.trailing_zeros();
+                    cut = top * filters.rescale + row.noise.gumbel(Domain::Token, draw, token);
+                    frontier.push(Candidate { winner: Winner::new(cut, token), logit: top });
+                    break;
+                }
+            }
+        }
         let offer = |c: Candidate| {
             // Filters look at the logit before a temperature that comes after them.
             let logit = spans.as_flattened()[(c.winner.token - first) as usize];
@@ -363,14 +383,15 @@ unsafe fn draw_tile<L: Lanes>(
     }
 }
 
-/// Adds the masses of the logits that reach `floor`.
+/// Adds the masses of the logits that reach `floor`; `top` is the largest.
 ///
 /// # Safety
 /// The instruction set of `L` is available.
 #[inline(always)]
-unsafe fn weigh<L: Lanes>(spans: &[[f32; SPAN]], floor: f32, mass: &mut MassHistogram) {
+unsafe fn weigh<L: Lanes>(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mut MassHistogram) {
     if floor == f32::NEG_INFINITY {
-        return mass.extend_from_slice(spans.as_flattened());
+        // SAFETY: by this function's contract.
+        return unsafe { L::weigh(spans, top, mass) };
     }
     for span in spans {
         // SAFETY: by this function's contract.

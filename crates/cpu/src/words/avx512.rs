@@ -2,6 +2,7 @@
 
 use super::{BLOCKS, Lanes, SPAN};
 use core::arch::x86_64::*;
+use flash_sampling_core::MassHistogram;
 
 /// AVX-512.
 pub(crate) struct Avx512;
@@ -53,6 +54,34 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn reaching(
+        words: &[Self::Words; 4],
+        logits: &[f32; SPAN],
+        cut: f32,
+        _: u32,
+        ordered: &mut [u32; SPAN],
+    ) -> u64 {
+        let mut hits = 0;
+        // SAFETY: as above; loads are of the span, stores of the words.
+        unsafe {
+            let low = _mm512_set1_epi64(0xffff_ffff);
+            let (first, last) =
+                (_mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4));
+            let pair = |a, b| _mm512_or_epi64(_mm512_and_epi64(a, low), _mm512_slli_epi64::<32>(b));
+            for half in [0, 1] {
+                let [a, b, c, d] = [words[0][half], words[1][half], words[2][half], words[3][half]];
+                let (ab, cd) = (pair(a, b), pair(c, d));
+                for (v, order) in [(2 * half, first), (2 * half + 1, last)] {
+                    let word = _mm512_permutex2var_epi64(ab, order, cd);
+                    _mm512_storeu_si512(ordered.as_mut_ptr().add(16 * v).cast(), word);
+                    let limit = word_limits(_mm512_loadu_ps(logits.as_ptr().add(16 * v)), cut);
+                    hits |= u64::from(_mm512_cmple_epu32_mask(word, limit)) << (16 * v);
+                }
+            }
+        }
+        hits
+    }
+    #[inline(always)]
     unsafe fn largest(logits: &[f32; SPAN]) -> f32 {
         // SAFETY: as above; the loads are of the span.
         unsafe {
@@ -76,6 +105,17 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn weigh(spans: &[[f32; SPAN]], top: f32, mass: &mut MassHistogram) {
+        let Some(floor) = mass.make_room(top) else { return mass.extend_from_slice(spans.as_flattened()) };
+        let mut entries = [0; SPAN];
+        for span in spans {
+            // SAFETY: as above.
+            if unsafe { write_entries(span, floor, &mut entries) } {
+                mass.add_entries(&entries);
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS] {
         let mut lanes = [0u32; BLOCKS];
         // SAFETY: as above; the conversion keeps the low halves.
@@ -84,5 +124,61 @@ impl Lanes for Avx512 {
             _mm256_storeu_si256(lanes[8..].as_mut_ptr().cast(), _mm512_cvtepi64_epi32(a[1]));
         }
         lanes
+    }
+}
+
+/// At least [`word_limit`](crate::perturb::word_limit) of each logit.
+///
+/// # Safety
+/// AVX-512 F is available.
+#[inline(always)]
+unsafe fn word_limits(logit: __m512, cut: f32) -> __m512i {
+    // SAFETY: as this function's contract says.
+    unsafe {
+        let size = _mm512_add_ps(_mm512_abs_ps(logit), _mm512_set1_ps(cut.abs()));
+        let slack = _mm512_fmadd_ps(size, _mm512_set1_ps(2.4e-7), _mm512_set1_ps(1.54e-5));
+        let gap = _mm512_add_ps(_mm512_sub_ps(logit, _mm512_set1_ps(cut)), slack);
+        let y = _mm512_fmadd_ps(gap, _mm512_set1_ps(core::f32::consts::LOG2_E), _mm512_set1_ps(32.0));
+        // NaN, of a logit and a cut of -inf, becomes the second operand.
+        let y = _mm512_min_ps(_mm512_max_ps(y, _mm512_set1_ps(-1.0)), _mm512_set1_ps(33.0));
+        let bits = _mm512_mul_ps(_mm512_add_ps(y, _mm512_set1_ps(127.0)), _mm512_set1_ps(8_388_608.0));
+        let limit = _mm512_castsi512_ps(_mm512_cvttps_epi32(bits));
+        // What is too large for a word becomes the largest one.
+        _mm512_cvttps_epu32(_mm512_fmadd_ps(limit, _mm512_set1_ps(1.000_2), _mm512_set1_ps(2.0)))
+    }
+}
+
+/// [`MassHistogram::entry_of`] of the logits that reach `floor`, and zeros, in another order; whether there are any. 2.4 ns
+/// a logit were 1.3 by this, on a busy Xeon: 0.3 for the entries, the rest to add them one by one.
+///
+/// # Safety
+/// AVX-512 F is available.
+#[inline(always)]
+unsafe fn write_entries(span: &[f32; SPAN], floor: f32, entries: &mut [u64; SPAN]) -> bool {
+    const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    let [p0, p1, p2] = MassHistogram::POLYNOMIAL;
+    // SAFETY: as this function's contract says; loads are of the span, stores of the entries.
+    unsafe {
+        // Beside this number an integer's last bits are those of the float.
+        let beside = _mm512_set1_ps(12_582_912.0);
+        let [p0, p1, p2] = [_mm512_set1_ps(p0), _mm512_set1_ps(p1), _mm512_set1_ps(p2)];
+        let mut any = 0;
+        for v in 0..SPAN / 16 {
+            let logit = _mm512_loadu_ps(span.as_ptr().add(16 * v));
+            let bin = _mm512_fmadd_round_ps::<DOWN>(logit, _mm512_set1_ps(8.0), beside);
+            let r = _mm512_fnmadd_ps(_mm512_sub_ps(bin, beside), _mm512_set1_ps(0.125), logit);
+            let p = _mm512_fmadd_ps(_mm512_fmadd_ps(p2, r, p1), r, p0);
+            let excess = _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
+            let excess = _mm512_cvttps_epi32(_mm512_mul_ps(excess, _mm512_set1_ps(1_073_741_824.0)));
+            let kept = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(logit, _mm512_set1_ps(floor));
+            any |= kept;
+            let mass = _mm512_maskz_add_epi32(kept, excess, _mm512_set1_epi32(1 << 30));
+            // The nine bits that count come to the top.
+            let slot = _mm512_maskz_slli_epi32::<23>(kept, _mm512_castps_si512(bin));
+            let at = entries.as_mut_ptr().add(16 * v);
+            _mm512_storeu_si512(at.cast(), _mm512_unpacklo_epi32(mass, slot));
+            _mm512_storeu_si512(at.add(8).cast(), _mm512_unpackhi_epi32(mass, slot));
+        }
+        any != 0
     }
 }

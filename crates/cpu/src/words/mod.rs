@@ -14,7 +14,7 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod portable;
 
-use flash_sampling_core::{Domain, Noise};
+use flash_sampling_core::{Domain, MassHistogram, Noise};
 
 /// Tokens of a span: sixteen blocks of four words.
 pub(crate) const SPAN: usize = 64;
@@ -48,10 +48,37 @@ pub(crate) trait Lanes {
     unsafe fn xor3(a: Self::Words, b: Self::Words, c: Self::Words) -> Self::Words;
     /// Whether any low half is at most `limit`.
     unsafe fn any_at_most(words: &[Self::Words; 4], limit: u32) -> bool;
+    /// Writes the words of a span in the order of its tokens, and returns a bit for each token, others may be among them,
+    /// whose word is at most what could bring its logit to a score of `cut`; `limit` bounds that for all.
+    #[inline(always)]
+    unsafe fn reaching(
+        words: &[Self::Words; 4],
+        logits: &[f32; SPAN],
+        cut: f32,
+        limit: u32,
+        ordered: &mut [u32; SPAN],
+    ) -> u64 {
+        let _ = (logits, cut);
+        let [a, b, c, d] = *words;
+        // SAFETY: by the caller's promise. Not `map`, which may stay a call without the instruction set.
+        let arrays = unsafe { [Self::to_array(a), Self::to_array(b), Self::to_array(c), Self::to_array(d)] };
+        let mut hits = 0;
+        for (i, word) in ordered.iter_mut().enumerate() {
+            *word = arrays[i % 4][i / 4];
+            hits |= u64::from(*word <= limit) << i;
+        }
+        hits
+    }
     /// The largest of a span; no entry is NaN.
     unsafe fn largest(logits: &[f32; SPAN]) -> f32;
     /// A bit for each logit that is at least `cut`, which is not NaN.
     unsafe fn at_least(logits: &[f32; SPAN], cut: f32) -> u64;
+    /// Adds the masses of spans, of which `top` is the largest logit.
+    #[inline(always)]
+    unsafe fn weigh(spans: &[[f32; SPAN]], top: f32, mass: &mut MassHistogram) {
+        let _ = top;
+        mass.extend_from_slice(spans.as_flattened());
+    }
     /// The low halves.
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS];
 }
@@ -84,6 +111,7 @@ pub(crate) unsafe fn token_words<L: Lanes>(noise: &Noise, draw: u32, first: u32)
 mod tests {
     use super::*;
     use crate::isa::Isa;
+    use crate::perturb::word_limit;
 
     /// # Safety
     /// The instruction set of `L` is available.
@@ -123,6 +151,86 @@ mod tests {
         }
         // SAFETY: by this function's contract.
         assert_eq!(unsafe { L::largest(&logits) }, 29.0);
+    }
+
+    /// # Safety
+    /// The instruction set of `L` is available.
+    unsafe fn check_reaching<L: Lanes>() {
+        let mut seen = 0;
+        for draw in 0..200 {
+            let noise = Noise::new(77, 3).unwrap();
+            let mut logits = [f32::NEG_INFINITY; SPAN];
+            for (i, logit) in logits.iter_mut().enumerate().skip(draw as usize % 7) {
+                *logit = (i * 37 % 50) as f32 * 0.3 - 200.0 * (draw % 3) as f32;
+            }
+            let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            for cut in [f32::NEG_INFINITY, top - 3.0, top - 0.1, top, top + 0.5, top + 2.0, top + 9.0] {
+                let mut ordered = [0; SPAN];
+                let limit = word_limit(top, cut);
+                // SAFETY: by this function's contract.
+                let hits = unsafe {
+                    let words = token_words::<L>(&noise, draw, 640);
+                    L::reaching(&words, &logits, cut, limit, &mut ordered)
+                };
+                for (i, &word) in ordered.iter().enumerate() {
+                    assert_eq!(word, noise.word(Domain::Token, draw, 640 + i as u32));
+                    let reaches = logits[i] > f32::NEG_INFINITY && word <= word_limit(logits[i], cut);
+                    assert!(!reaches || hits >> i & 1 == 1, "{draw} {cut} {i}");
+                    seen += u32::from(reaches && cut > top);
+                }
+            }
+        }
+        assert!(seen > 100, "{seen}");
+    }
+
+    #[test]
+    fn no_token_that_can_reach_the_cut_is_left_out() {
+        // SAFETY: each instruction set is checked first.
+        unsafe {
+            check_reaching::<portable::Portable>();
+            #[cfg(target_arch = "x86_64")]
+            if Isa::Avx2.is_available() {
+                check_reaching::<avx2::Avx2>();
+            }
+            #[cfg(target_arch = "x86_64")]
+            if Isa::Avx512.is_available() {
+                check_reaching::<avx512::Avx512>();
+            }
+        }
+    }
+
+    /// # Safety
+    /// The instruction set of `L` is available.
+    unsafe fn check_masses<L: Lanes>() {
+        let (mut mass, mut want) = (MassHistogram::default(), MassHistogram::default());
+        // Edges of bins, the floor of the window, and sizes where entries are not used.
+        for (round, scale) in [1.0, 0.125, 7.3, 60.0, 9e3, 3e5, 1e30].into_iter().enumerate() {
+            let mut spans = [[f32::NEG_INFINITY; SPAN]; 3];
+            for (i, logit) in spans.as_flattened_mut().iter_mut().enumerate().skip(round) {
+                *logit = ((i * 7919 + round) % 211) as f32 / 16.0 * scale - 5.0 * scale;
+            }
+            let top = spans.as_flattened().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            // SAFETY: by this function's contract.
+            unsafe { L::weigh(&spans, top, &mut mass) };
+            spans.as_flattened().iter().for_each(|&logit| want.push(logit));
+            assert_eq!(mass, want, "{scale}");
+        }
+    }
+
+    #[test]
+    fn the_masses_are_the_scalar_ones() {
+        // SAFETY: each instruction set is checked first.
+        unsafe {
+            check_masses::<portable::Portable>();
+            #[cfg(target_arch = "x86_64")]
+            if Isa::Avx2.is_available() {
+                check_masses::<avx2::Avx2>();
+            }
+            #[cfg(target_arch = "x86_64")]
+            if Isa::Avx512.is_available() {
+                check_masses::<avx512::Avx512>();
+            }
+        }
     }
 
     #[test]
