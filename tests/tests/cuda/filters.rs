@@ -113,3 +113,50 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
         }
     }
 }
+
+/// Each row of a call goes its own way: drawn at once, decided from a list, from codes, from stored logits, on the host.
+#[test]
+fn rows_of_one_call_have_the_reference_bits_whatever_the_others_ask_for() {
+    if !runs_here() {
+        return;
+    }
+    let history = History::new(&(0..1000).map(|t| t * 29 % VOCAB as u32).collect::<Vec<_>>());
+    let mask: Vec<u32> = (0..VOCAB.div_ceil(32) as u32).map(|word| u32::from(word % 300 == 7)).collect();
+    let base = RowParams { seed: 81, temperature: 0.8, ..RowParams::default() };
+    let past = RowParams { repetition_penalty: 1.4, presence_penalty: 0.5, history: Some(&history), ..base };
+    let kinds = [
+        base,
+        RowParams { temperature: 0.0, ..base },
+        RowParams { min_p: 0.05, ..base },
+        RowParams { top_p: 0.9, ..base },
+        RowParams { top_k: 40, ..past },
+        RowParams { top_p: 0.6, draws: 2, ..base },
+        RowParams { mask: Some(&mask), ..base },
+        RowParams { top_p: 0.7, mask: Some(&mask), ..base },
+        past,
+        RowParams { top_k: 50, top_p: 0.9, draws: 2, ..base },
+        RowParams { top_n_sigma: 1.5, ..base },
+        RowParams { top_k: 20, logprobs: Some(3), ..base },
+        RowParams { min_p: 0.2, top_k: 30, top_p: 0.5, ..base },
+    ];
+    let mut problem = Problem::integers(Size::new(100, VOCAB, 40), DType::BF16, DType::BF16, 82);
+    problem.scale = Some(0.25);
+    let plan = Plan { max_rows: 100, max_draws: 2, max_logprobs: Some(3), canonical: false };
+    let (mut found, mut want) = (Samples::new(), Samples::new());
+    for count in [1, 2, 13, 60, 100] {
+        for shift in [0, 3, 5] {
+            let row = |r: usize| RowParams { position: r as u64, ..kinds[(r + shift) % kinds.len()] };
+            let rows: Vec<_> = (0..count).map(row).collect();
+            let input = problem.input().row_range(0..count);
+            Reference::new(problem.head(), plan, Scheme::Tiled).sample(input, &rows, &mut want).unwrap();
+            for choice in &CHOICES[..2] {
+                let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
+                sampler.sample(input, &rows, &mut found).unwrap();
+                let (found, want) = (RowBits::all(&found), RowBits::all(&want));
+                for (r, (found, want)) in found.iter().zip(&want).enumerate() {
+                    assert_eq!(found, want, "{count} rows from kind {shift} on, row {r}, {choice:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row, RowFilters, status};
+use crate::abi::{Draw, Row, RowFilters};
 use crate::device::choice::KernelChoice;
 use crate::device::filtered::{DeviceFilters, rows_within};
 use crate::device::fused_hopper::MAX_ROWS;
@@ -24,6 +24,15 @@ use std::sync::Arc;
 const FILTER_BYTES: usize = 256 << 20;
 /// Bytes of the weight that are laid out and copied at a time.
 const PART: usize = 64 << 20;
+
+/// What draws with filters are decided from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DecidedFrom {
+    /// Lists of the largest logits.
+    Lists,
+    /// The stored logits.
+    Logits,
+}
 
 /// A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #[derive(Debug)]
@@ -158,11 +167,18 @@ impl Resident {
         self.most.min(rows_within(FILTER_BYTES, self.head.weight.rows))
     }
 
-    /// Draws as [`Resident::draw`] does, with filters, one for each draw; at most [`Resident::most_filtered`] of them.
+    /// Whether draws from these hidden states can be decided from lists.
+    pub(crate) fn lists(&self, input: &Matrix<'_>) -> bool {
+        let (dtype, row_stride) = (input.dtype(), self.row_stride);
+        self.fused.lists(&DeviceMatrix { address: 0, dtype, rows: 1, cols: input.cols(), row_stride })
+    }
+
+    /// Draws as [`Resident::draw`] does, with filters, one for each draw; at most [`Resident::most_filtered`] of them. From
+    /// lists only where [`Resident::lists`].
     pub(crate) fn draw_filtered(
         &mut self,
         staging: &mut Staging,
-        filters: &[RowFilters],
+        (filters, from): (&[RowFilters], DecidedFrom),
         input: &Matrix<'_>,
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
@@ -179,21 +195,16 @@ impl Resident {
         let bytes: &[u8] = bytemuck::cast_slice(filters);
         stream.memcpy_htod(bytes, &mut room.slice_mut(..bytes.len())).map_err(&failed)?;
         let (there, out) = (room.device_ptr(stream).0, self.draws.device_ptr(stream).0);
-        if filters.iter().all(RowFilters::is_listed) {
-            // SAFETY: as below.
-            let is_listed = unsafe { selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out) }?;
-            if is_listed {
-                self.copy_draws(hidden.rows, draws, stream)?;
-                if draws.iter().all(|draw| draw.status != status::UNDECIDED) {
-                    return Ok(());
-                }
-                results::poison(&self.draws, hidden.rows, stream)?;
-            }
-        }
-        let Some((selection, _)) = &mut self.filters else { return Ok(()) };
         // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws, and there are as many
         // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
-        unsafe { selection.launch(stream, &mut self.fused, &hidden, (rows, there), out) }?;
+        unsafe {
+            match from {
+                DecidedFrom::Lists => {
+                    selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out)?;
+                }
+                DecidedFrom::Logits => selection.launch(stream, &mut self.fused, &hidden, (rows, there), out)?,
+            }
+        }
         self.copy_draws(hidden.rows, draws, stream)
     }
 

@@ -19,8 +19,11 @@ use std::sync::Arc;
 /// types without them. Which of the two depends on the types alone, so that a row's bits do not depend on its
 /// neighbours. Sums are in float32.
 ///
-/// Rows that ask for log-probabilities, for lists without replacement or for filters, and all rows of a canonical plan, take
-/// another way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum
+/// Rows with min-p, top-k or top-p that ask for draws alone are decided on the GPU, on Hopper in the same launch as rows without
+/// filters: see [`DeviceFilters`](crate::DeviceFilters).
+///
+/// Rows that ask for log-probabilities, for lists without replacement or for other filters, the few that the GPU leaves
+/// undecided, and all rows of a canonical plan, take another way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum
 /// the masses, and find the best tokens. Only results are copied down. The memory for it (about 130 MiB for a vocabulary
 /// of 152k) is allocated when the first such row comes; and it grows when a call brings more masks and biases than any
 /// before it. A canonical plan reads the weight once more when it is planned, on the host, for its norms.

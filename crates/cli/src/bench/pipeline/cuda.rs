@@ -46,6 +46,7 @@ struct Bench {
 struct Calls {
     rows: u64,
     filters: Option<u64>,
+    is_listed: bool,
     kinds: RowKinds,
     of_call: usize,
     calls: usize,
@@ -110,6 +111,7 @@ impl Calls {
         Ok(Calls {
             rows: rows_at,
             filters: filters.iter().any(|f| *f != RowFilters::OFF).then_some(filters_at),
+            is_listed: filters.iter().any(RowFilters::is_listed),
             kinds: if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowKinds::Any } else { RowKinds::Bare },
             of_call: rows,
             calls,
@@ -152,10 +154,21 @@ impl Bench {
         let (rows, draws) = (calls.advance(), self.draws.device_ptr(&self.stream).0);
         // SAFETY: hidden states, rows with their lists, filters and draws are device memory of at least `hidden.rows` rows,
         // held by the caller; one stream; top-k is bounded by `RowFilters::of`.
+        let (stream, tiled) = (&self.stream, &mut self.tiled);
         let launched = unsafe {
             match calls.filters {
-                Some(filters) => self.filters.launch(&self.stream, &mut self.tiled, hidden, (rows, filters), draws),
-                None => self.tiled.launch(&self.stream, hidden, rows, draws, calls.kinds),
+                Some(filters) => {
+                    let of_rows = (rows, filters);
+                    if !calls.is_listed {
+                        return self.filters.launch(stream, tiled, hidden, of_rows, draws).map_err(failed);
+                    }
+                    // Other GPUs than Hopper have no lists.
+                    match self.filters.launch_listed(stream, tiled, hidden, of_rows, draws) {
+                        Ok(false) => self.filters.launch(stream, tiled, hidden, of_rows, draws),
+                        listed => listed.map(drop),
+                    }
+                }
+                None => tiled.launch(stream, hidden, rows, draws, calls.kinds),
             }
         };
         launched.map_err(failed)

@@ -1,32 +1,46 @@
 //! The rows of a call that ask for more than draws.
 
 use super::Frame;
-use crate::abi::status;
+use crate::abi::{Draw, status};
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
 use crate::host::answers::Asking;
+use crate::host::resident::DecidedFrom;
 use crate::host::results::candidate;
 use flash_sampling_core::canonical::norm;
 use flash_sampling_core::{Matrix, RowParams};
 
 impl Frame<'_> {
-    /// Makes the draws whose filters the GPU decides; rows with one that it leaves undecided ask.
+    /// Makes the draws whose filters the GPU decides, from lists where they tell, then from stored logits; rows with one
+    /// that is undecided then ask.
     pub(super) fn filter(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         self.filtered.clear();
         let (can, vocab_size) = (self.can, self.head.vocab_size());
         let Some(resident) = self.resident.as_mut().filter(|_| !self.filtering.is_empty()) else { return Ok(()) };
-        for part in self.filtering.chunks(resident.most_filtered()) {
-            self.staging.clear();
-            self.filters.clear();
-            for &(r, draw, filters) in part {
-                let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
-                let row = row.expect("rows of the work were checked");
-                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
-                self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
-                self.filters.push(filters);
+        let told = resident.lists(input) && self.filtering.iter().any(|(.., filters)| filters.is_listed());
+        self.filtered.resize(self.filtering.len(), Draw { status: status::UNDECIDED, ..Draw::default() });
+        for from in [DecidedFrom::Lists, DecidedFrom::Logits] {
+            if from == DecidedFrom::Lists && !told {
+                continue;
             }
-            resident.draw_filtered(&mut self.staging, &self.filters, input, &mut self.draws, &self.stream)?;
-            self.filtered.extend_from_slice(&self.draws);
+            let is_open = |&i: &usize| self.filtered[i].status == status::UNDECIDED;
+            self.open.clear();
+            self.open.extend((0..self.filtering.len()).filter(is_open));
+            for part in self.open.chunks(resident.most_filtered()) {
+                self.staging.clear();
+                self.filters.clear();
+                for &i in part {
+                    let (r, draw, filters) = self.filtering[i];
+                    let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
+                    let row = row.expect("rows of the work were checked");
+                    self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                    self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
+                    self.filters.push(filters);
+                }
+                let asked = (self.filters.as_slice(), from);
+                resident.draw_filtered(&mut self.staging, asked, input, &mut self.draws, &self.stream)?;
+                part.iter().zip(&self.draws).for_each(|(&i, &draw)| self.filtered[i] = draw);
+            }
         }
         let draws = self.filtering.iter().zip(&self.filtered);
         let undecided = draws.filter(|(_, draw)| draw.status == status::UNDECIDED).map(|(&(r, ..), _)| r);

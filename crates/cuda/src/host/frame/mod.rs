@@ -51,6 +51,8 @@ pub(crate) struct Frame<'w> {
     filtering: Vec<(usize, u32, RowFilters)>,
     filters: Vec<RowFilters>,
     filtered: Vec<Draw>,
+    /// Which of them are open.
+    open: Vec<usize>,
 }
 
 impl<'w> Frame<'w> {
@@ -98,6 +100,7 @@ impl<'w> Frame<'w> {
             filtering: Vec::new(),
             filters: Vec::new(),
             filtered: Vec::new(),
+            open: Vec::new(),
         })
     }
 
@@ -168,6 +171,17 @@ impl<'w> Frame<'w> {
         self.can.exactness == Exactness::Pathwise
     }
 
+    /// Whether rows without filters are drawn in one launch with those that have some: where lists decide, they cost no
+    /// more there.
+    fn draws_together(&self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> bool {
+        let has_filters = |row: &RowParams<'_>| {
+            let row = row.check(&[], &self.can, &self.plan, self.head.vocab_size());
+            row.is_ok_and(|row| self.quick(&row).is_some_and(|filters| filters.is_listed()))
+        };
+        let lists = self.resident.as_ref().is_some_and(|resident| resident.lists(input));
+        lists && self.draws_from_stored() && rows.iter().any(has_filters)
+    }
+
     /// The filters of a row that the GPU decides: it draws and asks for nothing else.
     fn quick(&self, row: &params::Row<'_>) -> Option<RowFilters> {
         let draws_only = !row.kept && !row.without_replacement && row.logprobs.is_none() && self.resident.is_some();
@@ -212,9 +226,11 @@ impl Frame<'_> {
         self.asking.clear();
         self.filtering.clear();
         self.adjustments.collect(rows);
+        let together = exchange.is_none() && self.draws_together(&input, rows);
         for (r, params) in rows.iter().enumerate() {
             let Ok(row) = params.check(&[], &can, &self.plan, vocab_size) else { continue };
-            if let Some(filters) = self.quick(&row) {
+            let plain = (together && !self.asks(&row)).then_some(RowFilters::OFF);
+            if let Some(filters) = self.quick(&row).or(plain) {
                 let draws = row.first_draw..row.first_draw + row.draws;
                 self.filtering.extend(draws.map(|draw| (r, draw, filters)));
                 continue;

@@ -70,7 +70,12 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
             for (int u = 0; u < T::UNITS; ++u)
 #pragma unroll
                 for (int w = 0; w < T::WORDS; ++w) any |= pending[u][w];
-            if (__any_sync(0xffffffffu, any)) enqueue<T>(pending, queued, queue, d, call, shared, first, self);
+            if (__any_sync(0xffffffffu, any)) {
+                if constexpr (KNOBS)
+                    enqueue_by_words<T>(pending, queued, queue, d, call, shared, first, self);
+                else
+                    enqueue<T>(pending, queued, queue, d, call, shared, first, self);
+            }
             // The scouts score what the last pass of a tile leaves, while the next one's products run.
             if (pass < ALL || t + 1 == schedule.tiles) flush(queued, queue, call, shared, first, self);
             if (pass < ALL) {

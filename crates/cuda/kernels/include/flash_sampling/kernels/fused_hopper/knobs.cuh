@@ -8,10 +8,9 @@
 namespace flash_sampling::fused_hopper {
 
 // Stores the raw logits of a thread's elements. Eight lanes hold tokens side by side: whole sectors.
-template <class T>
-__device__ __forceinline__ void store_raw(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
-                                          const Call& call, const LogitStore& stored, u32 first, const Consumer& self) {
-    const bool is_plain = call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
+template <class T, bool PLAIN>
+__device__ __forceinline__ void store_raw_of(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
+                                             const Call& call, const LogitStore& stored, u32 first, const Consumer& self) {
     const u64 step = 8 * stored.stride;
 #pragma unroll
     for (int u = 0; u < T::UNITS; ++u) {
@@ -22,10 +21,20 @@ __device__ __forceinline__ void store_raw(const float (&d)[T::UNITS][T::ACCUMULA
             for (int e = 0; e < 4; ++e) {
                 if (self.column(j) + e % 2 >= call.row_count || !(real[u] >> e & 1)) continue;
                 const float dot = d[u][4 * j + e];
-                to[(e & 1 ? stored.stride : 0) + (e & 2 ? 8 : 0)] = is_plain ? dot : call.head.apply(dot, 0.0f, false);
+                to[(e & 1 ? stored.stride : 0) + (e & 2 ? 8 : 0)] = PLAIN ? dot : call.head.apply(dot, 0.0f, false);
             }
         }
     }
+}
+
+// The same. Two loops: with the head's transform between them, the stores of one are more than the instruction cache holds.
+template <class T>
+__device__ __forceinline__ void store_raw(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
+                                          const Call& call, const LogitStore& stored, u32 first, const Consumer& self) {
+    if (call.head.scale == 1.0f && call.head.soft_cap == 0.0f)
+        store_raw_of<T, true>(d, real, call, stored, first, self);
+    else
+        store_raw_of<T, false>(d, real, call, stored, first, self);
 }
 
 // Whether any row has a mask; looked up each time, which takes no register.
@@ -51,17 +60,31 @@ template <class T>
 __device__ __forceinline__ void look_at_masks(u32 (&allowed)[T::UNITS][T::WORDS], const Call& call, const Shared<T>& shared,
                                               u32 first, const Consumer& self) {
     constexpr int AT_ONCE = T::WORD_BITS < 16 ? T::WORD_BITS : 16;  // accumulators of 32 columns
+    constexpr int HALVES = T::WORD_BITS / AT_ONCE;
 #pragma unroll
     for (int u = 0; u < T::UNITS; ++u) {
         const u32 at = call.first_token + first + self.slab(u);
+        // All loads are under way before the first is needed.
+        u32 slabs[T::WORDS];
+#pragma unroll
+        for (int w = 0; w < T::WORDS; ++w) {
+            slabs[w] = 0;
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) {
+                const u32 column = w * 64 + half * 32 + self.lane;
+                const u32 slab = column < call.row_count ? mask_of_slab(shared.rows[column], at) : ~0u;
+                slabs[w] |= (slab & 0xffff) << half * 16;
+            }
+        }
 #pragma unroll
         for (int w = 0; w < T::WORDS; ++w) {
             u32 bits = 0;
             // Unrolled it spills.
 #pragma unroll 1
-            for (int half = 0; half < T::WORD_BITS / AT_ONCE; ++half) {
-                const u32 column = w * 64 + half * 32 + self.lane;
-                const u32 slab = column < call.row_count ? mask_of_slab(shared.rows[column], at) : ~0u;
+            for (int half = 0; half < HALVES; ++half) {
+                const u32 slab = slabs[w] >> half * 16 & 0xffff;
+                // Where a mask allows little, few slabs have anything.
+                if (!__any_sync(0xffffffffu, slab)) continue;
 #pragma unroll
                 for (int i = 0; i < AT_ONCE / 2; ++i) {
                     const u32 own = __shfl_sync(0xffffffffu, slab, self.column(i / 2) + i % 2) >> self.lane / 4;
