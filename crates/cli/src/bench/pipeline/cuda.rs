@@ -152,9 +152,9 @@ impl Bench {
     /// Enqueues one call.
     fn call(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<(), CommandError> {
         let (rows, draws) = (calls.advance(), self.draws.device_ptr(&self.stream).0);
+        let (stream, tiled) = (&self.stream, &mut self.tiled);
         // SAFETY: hidden states, rows with their lists, filters and draws are device memory of at least `hidden.rows` rows,
         // held by the caller; one stream; top-k is bounded by `RowFilters::of`.
-        let (stream, tiled) = (&self.stream, &mut self.tiled);
         let launched = unsafe {
             match calls.filters {
                 Some(filters) => {
