@@ -6,7 +6,7 @@ use crate::interrupt::Interrupt;
 use crate::source::Source;
 use crate::{sample, sampler};
 use flash_sampling::distributed::{Mpi, ShardOptions, TIME_LIMIT, Transport, TransportError};
-use flash_sampling::{BuildError, Head, ShardError, build_rank};
+use flash_sampling::{BuildError, ShardError, build_rank};
 use std::io::{self, Write};
 use tracing::subscriber::{NoSubscriber, with_default};
 
@@ -25,11 +25,16 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
         let source = Source::open(&args.head)?;
         // Borrowed: it is shut down when all is done.
         let transport = &mut mpi;
-        let build = |head: Head<'_>, plan| {
-            let config = sampler::config(&args.sampler, plan, head.vocab_size() as usize);
-            build_rank(head, &config, transport, options).map_err(sampler::named)
-        };
-        sample::draw(args, &source, build, out, interrupt)
+        sample::draw(
+            args,
+            &source,
+            |head, plan| {
+                let config = sampler::config(&args.sampler, plan, head.vocab_size() as usize);
+                build_rank(head, &config, transport, options).map_err(sampler::named)
+            },
+            out,
+            interrupt,
+        )
     };
     if rank == 0 { drawn(out) } else { with_default(NoSubscriber::default(), || drawn(&mut io::sink())) }
 }
