@@ -150,3 +150,38 @@ fn results_are_those_of_the_sampler_over_host_memory() {
         assert!(apart.is_empty() && found.len() == ROWS, "{} of {} rows differ", apart.len(), found.len());
     }
 }
+
+/// A thread that has never used the GPU has no current context, and rows of few draws stand beside rows of many with filters.
+#[test]
+fn a_call_on_a_fresh_thread_draws_the_same() {
+    let factory = Shared;
+    if !runs(&factory.name(), factory.unavailable(), 1) {
+        return;
+    }
+    let problem = Problem::integers(Size::new(6, 3001, 64), DType::BF16, DType::BF16, 31);
+    let plan = Plan { max_rows: 6, max_draws: 5, max_logprobs: Some(2), canonical: false };
+    let base = RowParams { seed: 32, temperature: 90.0, ..RowParams::default() };
+    let rows: Vec<RowParams<'_>> = (0..6)
+        .map(|r| match r % 3 {
+            0 => RowParams { position: r, draws: 1, min_p: 0.02, ..base },
+            1 => RowParams { position: r, draws: 5, top_k: 40, ..base },
+            _ => RowParams { position: r, draws: 2, logprobs: Some(2), ..base },
+        })
+        .collect();
+    let mut want = Samples::new();
+    let device = Device::new(0).unwrap();
+    CudaTiled::new(problem.head(), plan, &device).unwrap().sample(problem.input(), &rows, &mut want).unwrap();
+    let mut there = Copied::new(problem.head(), plan).unwrap();
+    let (_memory, hidden) = copied(problem.input(), &there.stream);
+    there.stream.synchronize().unwrap();
+    let found = std::thread::scope(|scope| {
+        let call = || {
+            let mut found = Samples::new();
+            // SAFETY: the hidden states are there, and live until the thread is joined.
+            unsafe { there.sampler.sample(&there.stream, &hidden, &rows, &mut found) }.unwrap();
+            found
+        };
+        scope.spawn(call).join().unwrap()
+    });
+    assert_eq!(RowBits::all(&found), RowBits::all(&want));
+}

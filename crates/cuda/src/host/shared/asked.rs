@@ -10,7 +10,9 @@ use crate::host::answers::Asking;
 use crate::host::results::candidate;
 use crate::host::shared::launched::{copy_down, rows_of};
 use crate::host::shared::{CudaShared, Way};
+use cudarc::driver::CudaStream;
 use flash_sampling_core::RowParams;
+use std::sync::Arc;
 
 impl CudaShared {
     /// Stores the logits of the rows that ask, some neighbours at a time, and asks them, on a stream of their own.
@@ -29,6 +31,24 @@ impl CudaShared {
             self.stored = Some((stored, stream));
         }
         let Some((mut stored, stream)) = self.stored.take() else { return Ok(()) };
+        // SAFETY: the same contract.
+        let asked = unsafe { self.ask_stored(hidden, rows, &mut stored, &stream) };
+        self.stored = Some((stored, stream));
+        asked
+    }
+
+    /// The same with room for stored logits.
+    ///
+    /// # Safety
+    /// As [`CudaShared::ask`].
+    unsafe fn ask_stored(
+        &mut self,
+        hidden: &DeviceMatrix,
+        rows: &[RowParams<'_>],
+        stored: &mut StoredRows,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let asks = |way: &Way| matches!(way, Way::Asked);
         let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
         let most = stored.rows().min(self.most);
         let mut next = 0;
@@ -42,23 +62,22 @@ impl CudaShared {
                 self.asked.push(Asking::new(params, &row.expect("rows that ask were checked"), None));
             }
             self.stage(rows, from..next, 0, |_| true);
-            let rows_there = self.copy(&stream)?;
-            let (logits, stride) = stored.place(&stream);
-            let draws = self.draws.lend();
+            let rows_there = self.copy(stream)?;
+            let (logits, stride) = stored.place(stream);
+            let draws = self.poisoned_draws(count, stream)?;
             // SAFETY: the caller's contract; draws have room for `most` rows, and stored logits too.
             unsafe {
                 let hidden = rows_of(hidden, from..next);
-                self.fused.launch_storing(&stream, &hidden, rows_there, draws, logits, stride)?;
+                self.fused.launch_storing(stream, &hidden, rows_there, draws, logits, stride)?;
             }
             self.of_row.clear();
             self.of_row.resize(count, Draw::default());
-            copy_down(&mut self.of_row, draws, &stream)?;
+            copy_down(&mut self.of_row, draws, stream)?;
             results::written(&self.of_row)?;
             self.settle();
             let outcomes = self.of_row.iter().map(|draw| candidate(draw).map(drop));
-            self.answers.ask(&self.asked, outcomes, true, None, &mut stored, &stream)?;
+            self.answers.ask(&self.asked, outcomes, true, None, stored, stream)?;
         }
-        self.stored = Some((stored, stream));
         Ok(())
     }
 }

@@ -58,21 +58,14 @@ impl CudaShared {
             // Rows that ask are drawn from on another stream.
             return stream.synchronize().map_err(CudaError::driver("wait for the hidden states"));
         }
-        if count * size_of::<Draw>() > self.draws.len() {
-            self.draws = Scratch::new((count * size_of::<Draw>()).next_power_of_two(), &[], &self.device)?;
-        }
-        let mut to = self.draws.lend();
-        let bytes = count * size_of::<Draw>();
-        // SAFETY: they are this value's memory, sized above.
-        unsafe { result::memset_d8_async(to, 0xff, bytes, stream.cu_stream()) }
-            .map_err(CudaError::driver("poison the draws"))?;
-        let from = to;
+        let from = self.poisoned_draws(count, stream)?;
+        let mut to = from;
         for i in 0..self.parts.len() {
             let (part, draws) = self.parts[i].clone();
             for number in 0..draws {
                 self.stage(rows, part.clone(), number, |way| matches!(way, Way::Launched(_)));
                 // SAFETY: this function's contract; there is room for the draws of all parts.
-                unsafe { self.launch(stream, hidden, part.clone(), to) }?;
+                unsafe { self.launch(stream, hidden, rows, part.clone(), number, to) }?;
                 to += (part.len() * size_of::<Draw>()) as u64;
             }
         }
@@ -91,7 +84,20 @@ impl CudaShared {
         Ok(())
     }
 
-    /// Launches the draws of what is staged: the rows `part` of the hidden states.
+    /// Room for draws that no kernel has written.
+    pub(super) fn poisoned_draws(&mut self, count: usize, stream: &CudaStream) -> Result<u64, CudaError> {
+        let bytes = count * size_of::<Draw>();
+        if bytes > self.draws.len() {
+            self.draws = Scratch::new(bytes.next_power_of_two(), &[], &self.device)?;
+        }
+        let draws = self.draws.lend();
+        // SAFETY: they are this value's memory, sized above; the stream orders this before the launches.
+        unsafe { result::memset_d8_async(draws, 0xff, bytes, stream.cu_stream()) }
+            .map_err(CudaError::driver("poison the draws"))?;
+        Ok(draws)
+    }
+
+    /// Launches the draws of this number of what is staged: the rows `part` of the hidden states.
     ///
     /// # Safety
     /// As [`CudaShared::sample`]; there is room for the draws.
@@ -99,12 +105,19 @@ impl CudaShared {
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
+        params: &[RowParams<'_>],
         part: Range<usize>,
+        number: u32,
         draws: u64,
     ) -> Result<(), CudaError> {
         let rows = self.copy(stream)?;
-        let has_filters = |way: &Way| matches!(way, Way::Launched(filters) if *filters != RowFilters::OFF);
-        if !self.ways[part.clone()].iter().any(has_filters) {
+        self.filters.clear();
+        self.filters.extend(part.clone().map(|r| match self.ways[r] {
+            // What is staged for nobody is greedy.
+            Way::Launched(filters) if number < params[r].draws => filters,
+            _ => RowFilters::OFF,
+        }));
+        if self.filters.iter().all(|filters| *filters == RowFilters::OFF) {
             let hidden = rows_of(hidden, part);
             // SAFETY: the caller's contract; the rows were just copied on the same stream.
             return unsafe { self.fused.launch(stream, &hidden, rows, draws, self.staging.kinds()) };
@@ -115,11 +128,6 @@ impl CudaShared {
             self.selection = Some((selection, Scratch::new(self.most * size_of::<RowFilters>(), &[], &self.device)?));
         }
         let Some((selection, room)) = &mut self.selection else { return Ok(()) };
-        self.filters.clear();
-        self.filters.extend(self.ways[part.clone()].iter().map(|way| match way {
-            Way::Launched(filters) => *filters,
-            _ => RowFilters::OFF,
-        }));
         let there = room.lend();
         copy_up(there, bytemuck::cast_slice(&self.filters), stream)?;
         let step = selection.max_rows();
@@ -128,7 +136,8 @@ impl CudaShared {
             let hidden = rows_of(hidden, part.start + some.start..part.start + some.end);
             let at = |base: u64, size: usize| base + (from * size) as u64;
             let inputs = (at(rows, size_of::<Row>()), at(there, size_of::<RowFilters>()));
-            // SAFETY: as above, for the filters too; `RowFilters::of` bounds top-k, and greedy rows have no filters.
+            // SAFETY: as above, for the filters too; `RowFilters::of` bounds top-k, and rows that are
+            // staged greedily for nobody have none; of the others `RowParams::check` takes greedy rows' filters away.
             unsafe { selection.launch(stream, &mut self.fused, &hidden, inputs, at(draws, size_of::<Draw>())) }?;
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
-use crate::device::scratch::Scratch;
+use crate::device::scratch::{Scratch, wait};
 use crate::device::stored_rows::StoredRows;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
@@ -30,8 +30,8 @@ use std::sync::Arc;
 /// results of [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax). Exact pathwise; the draws are those of
 /// [`CudaTiled`].
 ///
-/// A call launches on the caller's stream and waits for the results: once for every 256 rows, and again for every further
-/// draw of a row. Rows that ask for log-probabilities, for lists without replacement, or for filters beyond min-p, top-k and
+/// A call launches on the caller's stream, once for every 256 rows and again for every further draw of a row, and waits for the
+/// results once. Rows that ask for log-probabilities, for lists without replacement, or for filters beyond min-p, top-k and
 /// top-p, are then drawn from stored logits, as [`CudaTiled`] draws them. For calls that wait for nothing there is
 /// [`DeviceTiled`].
 #[derive(Debug)]
@@ -183,10 +183,32 @@ impl CudaShared {
         }
         self.sort(rows);
         // SAFETY: this function's contract.
-        let drawn = unsafe { self.draw(stream, hidden, rows).and_then(|()| self.ask(hidden, rows)) };
+        let drawn = unsafe { self.launch_and_wait(stream, hidden, rows) };
         drawn.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })?;
         self.emit(rows, out);
         Ok(())
+    }
+
+    /// # Safety
+    /// As [`CudaShared::sample`].
+    unsafe fn launch_and_wait(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: &[RowParams<'_>],
+    ) -> Result<(), CudaError> {
+        // A thread may have no current context.
+        self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
+        // SAFETY: the caller's contract.
+        let drawn = unsafe { self.draw(stream, hidden, rows).and_then(|()| self.ask(hidden, rows)) };
+        if drawn.is_err() {
+            // What was launched before the error reads the caller's memory.
+            wait(stream.context(), || stream.synchronize());
+            if let Some((_, own)) = &self.stored {
+                wait(own.context(), || own.synchronize());
+            }
+        }
+        drawn
     }
 
     /// Says of each row how it is drawn, and which rows are launched together.
