@@ -284,3 +284,48 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
 fn bits(draws: &[abi::Draw]) -> Vec<(u32, u32, u32, u32)> {
     draws.iter().map(|d| (d.token, d.score.to_bits(), d.logit.to_bits(), d.status)).collect()
 }
+
+/// Rows of two values, where every rounding is in one direction, with one block a row and thousands of terms a thread.
+#[test]
+fn log_z_of_two_valued_rows_keeps_its_promise() {
+    if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
+        return;
+    }
+    const COUNT: usize = 151_936;
+    const DRAWS: usize = 600;
+    let device = Device::new(0).unwrap();
+    let stream = device.context().new_stream().unwrap();
+    let kinds = [(0.0f32, -1.1f32, 2), (7.85, 0.0, COUNT), (0.0, -12.3, COUNT), (3.3, 3.3, 2), (0.0, -5.6, 100)];
+    let value = |r: usize, t: usize| if t.is_multiple_of(kinds[r].2) { kinds[r].0 } else { kinds[r].1 };
+    let tensor = Tensor::from_fn(DType::F32, kinds.len(), COUNT, value);
+    let there = stream.clone_htod(tensor.matrix().bytes()).unwrap();
+    let address = there.device_ptr(&stream).0;
+    let logits = DeviceMatrix { address, dtype: DType::F32, rows: kinds.len(), cols: COUNT, row_stride: COUNT };
+    let row = abi::Row { seed: 5, inv_temperature: 1.0, ..abi::Row::default() };
+    let rows_there = stream.clone_htod(&vec![row; DRAWS]).unwrap();
+    let sources: Vec<u32> = (0..DRAWS as u32).map(|i| i % kinds.len() as u32).collect();
+    let sources_there = stream.clone_htod(&sources).unwrap();
+    let draws_there = stream.alloc_zeros::<abi::Draw>(DRAWS).unwrap();
+    let mut sampler = DeviceStandalone::new(0..COUNT as u32, DType::F32, DRAWS, &device).unwrap();
+    // Many draws are one block each, few are many blocks.
+    for count in [DRAWS, kinds.len()] {
+        let log_z_there = stream.clone_htod(&vec![f64::NAN; count]).unwrap();
+        let draws = DeviceDraws {
+            count,
+            rows: rows_there.device_ptr(&stream).0,
+            sources: Some(sources_there.device_ptr(&stream).0),
+            draws: draws_there.device_ptr(&stream).0,
+            log_z: Some(log_z_there.device_ptr(&stream).0),
+        };
+        // SAFETY: all of it is on this device until the copy below, which is on the same stream.
+        unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
+        let log_z = stream.clone_dtoh(&log_z_there).unwrap();
+        stream.synchronize().unwrap();
+        for (i, found) in log_z.iter().enumerate() {
+            let (one, rest, every) = kinds[i % kinds.len()];
+            let ones = COUNT.div_ceil(every) as f64;
+            let want = (ones * f64::from(one).exp() + (COUNT as f64 - ones) * f64::from(rest).exp()).ln();
+            assert!((found - want).abs() < 2e-6, "{count} draws, draw {i}: log Z {found}, not {want}");
+        }
+    }
+}

@@ -62,7 +62,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     __shared__ u32 cut;
     __shared__ RowMass weights[TELLS_LOG_Z ? WARPS : 1];
     const u32 draw = blockIdx.x / existing.blocks, block = blockIdx.x % existing.blocks;
-    float2* const parts = masses.parts + static_cast<u64>(draw) * existing.blocks;
+    double2* const parts = masses.parts + static_cast<u64>(draw) * existing.blocks;
     // The first logits are on their way while the row is read.
     const u32 source = existing.sources ? existing.sources[draw] : draw;
     const u64 offset = source * existing.row_stride * element_bytes(TYPE);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
         if constexpr (TELLS_LOG_Z) {
             RowMass mass = weights[0];
             for (u32 w = 1; w < WARPS; ++w) mass = mass.merge(weights[w]);
-            parts[block] = {mass.max, mass.sum};
+            parts[block] = mass.part();
         }
         __threadfence();
         arrived = atomicAdd(call.arrived + draw, 1u);
@@ -112,10 +112,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     __threadfence();
     if constexpr (TELLS_LOG_Z) {
         RowMass mass = RowMass::empty();
-        for (u32 b = threadIdx.x; b < existing.blocks; b += 32) {
-            const float2 part = __ldcg(parts + b);
-            mass = mass.merge({part.x, part.y});
-        }
+        for (u32 b = threadIdx.x; b < existing.blocks; b += 32) mass = mass.merge(RowMass::of_part(__ldcg(parts + b)));
         mass = mass.of_warp();
         if (threadIdx.x != 0) return;
         masses.log_z[draw] = mass.log_z();

@@ -12,7 +12,7 @@ use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
 
-/// Three instances for each tile and operand type, on Hopper alone: without and with what few calls need.
+/// Four instances for each tile and operand type, on Hopper alone: without and with what few calls need.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves: |architecture| architecture == Architecture::HOPPER,

@@ -1,21 +1,23 @@
-// The log-mass of a row beside its draw (paper App. L): float32, for kernels that see every logit anyway. log Z of it is
-// within 2e-6; LogMass and the integer masses of mass_histogram.cuh are for what must be closer, or the same everywhere.
+// The log-mass of a row beside its draw (paper App. L), for kernels that see every logit anyway: fast exponentials in
+// float32, added up in float64. log Z of it is within 2e-6: an exponential of the logit x below the largest is off by at most
+// 2.5e-7 + 2^-23 |x|, and what lies further down than the logarithm of the tokens' number has no share. LogMass and the
+// integer masses of mass_histogram.cuh are for what must be closer, or the same everywhere.
 #pragma once
 
-#include "platform.cuh"
+#include "math.cuh"
 
 namespace flash_sampling {
 
 // Where masses go: the last parameter of the kernels that tell log Z.
 struct Masses {
-    float2* parts;  // the blocks' masses: max and sum
-    double* log_z;  // one for each draw
+    double2* parts;  // the blocks' masses: max and sum
+    double* log_z;   // one for each draw
 };
 FS_LAYOUT(Masses, 16, FS_AT(parts, 0) && FS_AT(log_z, 8));
 
 #ifdef __CUDACC__
 
-// e^x within 2e-7 + 2^-23 |x| of itself; 0 for -inf.
+// e^x; 0 for -inf.
 __device__ __forceinline__ float exp_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504088896340736f));
@@ -24,23 +26,26 @@ __device__ __forceinline__ float exp_fast(float x) {
 
 // A largest logit and the sum of e^(logit - max); a set without finite logits has max -inf and sum 0.
 struct RowMass {
-    float max, sum;
+    float max;
+    double sum;
 
-    static __device__ __forceinline__ RowMass empty() { return {-f32_infinity(), 0.0f}; }
+    static __device__ __forceinline__ RowMass empty() { return {-f32_infinity(), 0.0}; }
 
-    // The same relative to a larger logit.
-    __device__ __forceinline__ float sum_at(float high) const { return sum * exp_fast(max - high); }
+    // The same relative to a logit that is no smaller. Scaled again and again, so by the exact exponential.
+    __device__ __forceinline__ double sum_at(float high) const {
+        return max == high ? sum : sum * static_cast<double>(exp(sub_rn(max, high)));
+    }
 
-    // Adds logits of which `top` is the largest.
-    template <int COUNT>
-    __device__ __forceinline__ void add(const float (&logits)[COUNT], float top) {
+    // Adds eight logits of which `top` is the largest.
+    __device__ __forceinline__ void add(const float (&logits)[8], float top) {
         if (top == -f32_infinity()) return;
         const float high = fmaxf(max, top);
-        float more = sum_at(high);
+        float e[8];
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) more += exp_fast(logits[i] - high);
+        for (int i = 0; i < 8; ++i) e[i] = exp_fast(logits[i] - high);
+        const float more = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
+        sum = sum_at(high) + static_cast<double>(more);
         max = high;
-        sum = more;
     }
 
     __device__ __forceinline__ RowMass merge(RowMass other) const {
@@ -58,9 +63,12 @@ struct RowMass {
         return mass;
     }
 
+    __device__ __forceinline__ double2 part() const { return {static_cast<double>(max), sum}; }
+    static __device__ __forceinline__ RowMass of_part(double2 part) { return {static_cast<float>(part.x), part.y}; }
+
     // -inf of nothing.
     __device__ __forceinline__ double log_z() const {
-        return sum == 0.0f ? -static_cast<double>(f32_infinity()) : static_cast<double>(max) + ::log(static_cast<double>(sum));
+        return sum == 0.0 ? -static_cast<double>(f32_infinity()) : static_cast<double>(max) + ::log(sum);
     }
 };
 

@@ -17,7 +17,7 @@ template <class T>
 __device__ __forceinline__ void prepare_masses(Shared<T>& shared, u32 hand, u32 hands) {
     for (u32 i = hand; i < T::CONSUMER_WARPS * T::COLUMNS; i += hands) {
         (&shared.high[0][0])[i] = LOWEST;
-        (&shared.sum[0][0])[i] = 0.0f;
+        (&shared.sum[0][0])[i] = 0.0;
     }
 }
 
@@ -58,7 +58,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
     constexpr int AT_ONCE = HELD < 8 ? HELD : 8;
     float* const high = shared.high[self.warp];
-    float* const sum = shared.sum[self.warp];
+    double* const sum = shared.sum[self.warp];
 #pragma unroll
     for (int first = 0; first < HELD; first += AT_ONCE) {
         float l[AT_ONCE][2 * T::UNITS];
@@ -80,6 +80,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
         }
         const u32 mine = first / 2 * 8 + self.lane % 4 * 2;
         if (__any_sync(0xffffffffu, rises)) {
+            __syncwarp();  // all have read what is raised
             float top[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 if (!owns || !(top[i] > high[column + i])) continue;
-                sum[column + i] *= exp_fast(high[column + i] - top[i]);
+                sum[column + i] *= static_cast<double>(exp(sub_rn(high[column + i], top[i])));
                 high[column + i] = top[i];
             }
             __syncwarp();
@@ -107,8 +108,8 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
         }
         u32 column = mine;
         if (reduce_columns(more, self.lane, column, [](float a, float b) { return a + b; })) {
-            sum[column] += more[0];
-            sum[column + 1] += more[1];
+            sum[column] += static_cast<double>(more[0]);
+            sum[column + 1] += static_cast<double>(more[1]);
         }
     }
 }
@@ -119,25 +120,25 @@ __device__ __forceinline__ RowMass mass_of_block(const Shared<T>& shared, u32 co
     RowMass mass = RowMass::empty();
 #pragma unroll
     for (int w = 0; w < T::CONSUMER_WARPS; ++w)
-        if (shared.sum[w][column] != 0.0f) mass = mass.merge({shared.high[w][column], shared.sum[w][column]});
+        if (shared.sum[w][column] != 0.0) mass = mass.merge({shared.high[w][column], shared.sum[w][column]});
     return mass;
 }
 
-// Adds `count` blocks' masses of a row, `step` apart, sixteen at a time.
-__device__ __forceinline__ RowMass mass_of_parts(const float2* parts, u32 count, u64 step) {
+// Adds `count` blocks' masses of a row, `step` apart, eight at a time.
+__device__ __forceinline__ RowMass mass_of_parts(const double2* parts, u32 count, u64 step) {
     RowMass mass = RowMass::empty();
-    for (u32 first = 0; first < count; first += 16) {
-        float2 part[16];
+    for (u32 first = 0; first < count; first += 8) {
+        RowMass part[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i)
+            part[i] = first + i < count ? RowMass::of_part(__ldcg(parts + (first + i) * step)) : RowMass::empty();
         float top = mass.max;
 #pragma unroll
-        for (u32 i = 0; i < 16; ++i)
-            part[i] = first + i < count ? __ldcg(parts + (first + i) * step) : float2{-f32_infinity(), 0.0f};
-#pragma unroll
-        for (u32 i = 0; i < 16; ++i) top = fmaxf(top, part[i].x);
+        for (u32 i = 0; i < 8; ++i) top = fmaxf(top, part[i].max);
         if (top == -f32_infinity()) continue;
-        float sum = mass.sum_at(top);
+        double sum = mass.sum_at(top);
 #pragma unroll
-        for (u32 i = 0; i < 16; ++i) sum += part[i].y * exp_fast(part[i].x - top);
+        for (u32 i = 0; i < 8; ++i) sum += part[i].sum_at(top);
         mass = {top, sum};
     }
     return mass;

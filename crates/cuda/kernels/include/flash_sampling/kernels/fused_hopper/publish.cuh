@@ -16,8 +16,7 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
         if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
         call.logits[static_cast<u64>(blockIdx.x) * call.row_count + column] = shared.best[column].logit;
         if constexpr (T::LOG_Z) {
-            const RowMass mass = mass_of_block(shared, column);
-            masses.parts[static_cast<u64>(blockIdx.x) * call.row_count + column] = {mass.max, mass.sum};
+            masses.parts[static_cast<u64>(blockIdx.x) * call.row_count + column] = mass_of_block(shared, column).part();
         }
     }
     __threadfence();

@@ -73,7 +73,7 @@ struct MassShared {};
 template <class T>
 struct MassShared<T, true> {
     float high[T::CONSUMER_WARPS][T::COLUMNS];  // what a warp's sums are relative to
-    float sum[T::CONSUMER_WARPS][T::COLUMNS];
+    double sum[T::CONSUMER_WARPS][T::COLUMNS];
 };
 
 template <class T>
