@@ -10,9 +10,16 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use flash_sampling_core::Winner;
 use flash_sampling_core::noise::{Domain, Noise};
 use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// Leave to use the GPUs alone: ranks that share one wait for one another within a time limit.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Which GPUs the ranks of a group are on: all on the first, and dealt out over all where there are several.
 fn placings(world: usize) -> Vec<Vec<Arc<Device>>> {
@@ -146,6 +153,7 @@ fn first_wrong(ranks: &mut [Rank]) -> Option<String> {
 
 #[test]
 fn every_rank_has_the_best_draw_of_all_shards() {
+    let _alone = alone();
     for world in [1, 2, 3, 4, 8] {
         for devices in placings(world) {
             let counts: Vec<_> = (0..60).map(|step| [1, 64, 3, 256, 17, 2][step % 6]).collect();
@@ -156,6 +164,7 @@ fn every_rank_has_the_best_draw_of_all_shards() {
 
 #[test]
 fn a_rank_that_reads_late_still_finds_what_was_sent_to_it() {
+    let _alone = alone();
     for devices in placings(3) {
         for slow in 0..3 {
             let mut ranks = ranks(&devices, &[5; 100], LIMIT);
@@ -168,6 +177,7 @@ fn a_rank_that_reads_late_still_finds_what_was_sent_to_it() {
 /// The negative control: with one mailbox in place of two, the fast ranks overwrite what the slow one has not read.
 #[test]
 fn one_mailbox_in_place_of_two_loses_draws() {
+    let _alone = alone();
     for devices in placings(3) {
         let mut ranks = ranks(&devices, &[5; 100], Duration::from_millis(20));
         for rank in &mut ranks {
@@ -180,6 +190,7 @@ fn one_mailbox_in_place_of_two_loses_draws() {
 
 #[test]
 fn a_rank_that_withholds_its_draws_is_named_within_the_time_limit() {
+    let _alone = alone();
     let limit = Duration::from_millis(50);
     for devices in placings(4) {
         let mut ranks = ranks(&devices, &[7; 3], limit);
@@ -205,6 +216,7 @@ fn a_rank_that_withholds_its_draws_is_named_within_the_time_limit() {
 
 #[test]
 fn a_rank_that_is_called_otherwise_is_named() {
+    let _alone = alone();
     for devices in placings(3) {
         let mut ranks = ranks(&devices, &[6, 6], LIMIT);
         let seeds: Vec<_> = (0..6).map(|row| Row { seed: row ^ u64::from(row == 4), ..Row::default() }).collect();
@@ -225,6 +237,7 @@ fn a_rank_that_is_called_otherwise_is_named() {
 /// Rank 0 fails before a launch that the others make; what they stored is there, and of its own next step.
 #[test]
 fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
+    let _alone = alone();
     let limit = Duration::from_millis(500);
     for devices in placings(3) {
         for is_marked in [true, false] {
@@ -255,6 +268,7 @@ fn what_was_sent_for_a_launch_that_a_rank_left_out_is_not_taken_for_its_next() {
 
 #[test]
 fn a_captured_launch_is_replayed() {
+    let _alone = alone();
     const ROWS: usize = 9;
     for devices in placings(2) {
         let mut ranks = ranks(&devices, &[ROWS], LIMIT);
