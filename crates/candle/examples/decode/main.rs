@@ -1,5 +1,5 @@
-//! Time for each token of a decode step, end to end: candle-transformers' Qwen3 at a real model's shape with random weights,
-//! and then the next tokens by our head, by candle's matmul and its `LogitsProcessor`, by candle's matmul and its
+//! Time for each token of a decode step, end to end: candle-transformers' Qwen3 at a real model's shape with random weights, or
+//! the built-in model (`stories`, whose layers are this project's and run on the CPU), and then the next tokens by our head, by candle's matmul and its `LogitsProcessor`, by candle's matmul and its
 //! `gumbel_softmax`, or by candle's matmul and our sampler of logits.
 //!
 //! ```sh
@@ -12,20 +12,22 @@
 #![allow(clippy::print_stdout)]
 
 mod heads;
+mod layers;
 mod shape;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
-use candle_transformers::models::qwen3::Model;
 use heads::{Head, KEPT, NAMES, RIVAL};
+use layers::{Checkpoint, Layers};
+use std::path::Path;
 use std::time::Instant;
 
 /// Steps before those that are timed.
 const WARM_UP: usize = 5;
 
 /// One way to draw, with its sequences.
-struct Contender {
+struct Contender<'m> {
     head: Head,
-    model: Model,
+    layers: Layers<'m>,
     /// The last token of each sequence, and how many came before it.
     tokens: Vec<u32>,
     position: usize,
@@ -43,13 +45,13 @@ fn median(times: &mut [f64]) -> f64 {
     times[times.len() / 2]
 }
 
-impl Contender {
+impl Contender<'_> {
     /// One token more for each sequence. With `apart` the time of head and draw is taken, else that of the whole step.
-    fn step(&mut self, device: &Device, apart: bool) -> Result<()> {
+    fn step(&mut self, weight: &Tensor, apart: bool) -> Result<()> {
+        let device = weight.device();
         device.synchronize()?;
         let mut start = Instant::now();
-        let input = Tensor::new(self.tokens.as_slice(), device)?.unsqueeze(1)?;
-        let hidden = self.model.forward(&input, self.position)?.squeeze(1)?;
+        let hidden = self.layers.hidden(&self.tokens, self.tokens.len(), self.position, weight)?;
         if apart {
             device.synchronize()?;
             start = Instant::now();
@@ -104,41 +106,41 @@ fn main() -> Result<()> {
     println!("| model | sequences | head and draw by | step | of candle's | head and draw | share |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for name in models.split(',') {
-        let shape = shape::of(name)?;
-        let (model, weight) = shape::random(&shape, context + rounds(steps) + 1, dtype, &device)?;
-        for &sequences in &sequences {
-            run(name, &model, &weight, [sequences, context, steps], &device)?;
+        let run = |layers: &Layers<'_>, weight: &Tensor| {
+            sequences.iter().try_for_each(|&sequences| run(name, layers, weight, [sequences, context, steps]))
+        };
+        if name == "stories" {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
+            let checkpoint = Checkpoint::open(&folder)?;
+            let model = checkpoint.model()?;
+            run(&Layers::Ours(&model, Vec::new()), &checkpoint.head(dtype, &device)?)?;
+        } else {
+            let (model, weight) = shape::random(&shape::of(name)?, context + rounds(steps) + 1, dtype, &device)?;
+            run(&Layers::Candle(Box::new(model)), &weight)?;
         }
     }
     Ok(())
 }
 
-fn run(
-    name: &str,
-    model: &Model,
-    weight: &Tensor,
-    [sequences, context, steps]: [usize; 3],
-    device: &Device,
-) -> Result<()> {
+fn run(name: &str, layers: &Layers<'_>, weight: &Tensor, [sequences, context, steps]: [usize; 3]) -> Result<()> {
     let vocab = weight.dim(0)? as u32;
     let prompt: Vec<u32> = (0..(sequences * context) as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
-    let prompt = Tensor::from_vec(prompt, (sequences, context), device)?;
-    let mut model = model.clone();
-    model.forward(&prompt, 0)?;
+    let mut layers = layers.begin(sequences);
+    layers.hidden(&prompt, sequences, 0, weight)?;
     let mut contenders = Vec::new();
     let kinds = if weight.dtype() == DType::BF16 { KEPT } else { NAMES.len() };
     for kind in 0..kinds {
         let head = Head::new(kind, weight, sequences)?;
-        let (model, tokens) = (model.clone(), vec![1; sequences]);
-        contenders.push(Contender { head, model, tokens, position: context, total: Vec::new(), last: Vec::new() });
+        let (layers, tokens) = (layers.clone(), vec![1; sequences]);
+        contenders.push(Contender { head, layers, tokens, position: context, total: Vec::new(), last: Vec::new() });
     }
-    drop(model);
+    drop(layers);
     for step in 0..rounds(steps) {
         // Who begins changes, and so does who comes before whom: one that leaves the GPU idle lets the next one run cooler.
         for i in 0..contenders.len() {
             let at = (i + step / 2) % contenders.len();
             let at = if step % 2 == 0 { at } else { contenders.len() - 1 - at };
-            contenders[at].step(device, step % 3 == 2)?;
+            contenders[at].step(weight, step % 3 == 2)?;
         }
     }
     let medians = contenders.iter_mut().map(|c| [median(&mut c.total[WARM_UP..]), median(&mut c.last[WARM_UP / 2..])]);

@@ -25,7 +25,7 @@ pub(crate) fn of(name: &str) -> Result<Shape> {
         "1.7b" => Shape { hidden: 2048, intermediate: 6144, layers: 28, heads: 16, head_dim, vocab, tied: true },
         "8b" => Shape { hidden: 4096, intermediate: 12_288, layers: 36, heads: 32, head_dim, vocab, tied: false },
         "tiny" => Shape { hidden: 64, intermediate: 128, layers: 2, heads: 16, head_dim: 8, vocab: 500, tied: true },
-        _ => bail!("\"{name}\" is none of 0.6b, 1.7b, 8b and tiny"),
+        _ => bail!("\"{name}\" is none of 0.6b, 1.7b, 8b, tiny and stories"),
     })
 }
 
