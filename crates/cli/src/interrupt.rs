@@ -17,6 +17,7 @@ impl Interrupt {
             if asked.0.swap(true, Ordering::Relaxed) {
                 std::process::exit(130);
             }
+            tracing::info!("stopping after the call in hand; Ctrl-C again stops at once");
         });
         if let Err(error) = installed {
             tracing::warn!("Ctrl-C will stop at once, not cleanly: {error}");

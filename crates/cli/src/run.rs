@@ -1,6 +1,6 @@
 //! From the command line to the exit code.
 
-use crate::args::{self, Cli, Command};
+use crate::args::{self, Cli, Command, MAX_THREADS};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::{bench, generate, info, sample, verify};
@@ -13,6 +13,8 @@ use tracing_subscriber::EnvFilter;
 
 /// The environment variable that says which notes are wanted.
 const LOG: &str = "FLASH_SAMPLING_LOG";
+/// The environment variable that says how many threads there are where `--threads` does not.
+const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// Runs the command: results on standard output, notes and one line for an error on standard error.
 ///
@@ -35,6 +37,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             _ => return fail(2, &args::one_line(&error)),
         },
     };
+    if let Err(error) = check_threads() {
+        return fail(error.exit_code(), &error.one_line());
+    }
     let interrupt = Interrupt::listen();
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = dispatch(&cli.command, &mut out, &interrupt);
@@ -43,6 +48,15 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) if error.exit_code() == 0 => ExitCode::SUCCESS,
         Err(error) => fail(error.exit_code(), &error.one_line()),
+    }
+}
+
+/// Refuses a number of threads that nobody means. 0 means as many as there are cores, as where it is not set.
+fn check_threads() -> Result<(), CommandError> {
+    let Some(text) = std::env::var_os(THREADS) else { return Ok(()) };
+    match text.to_str().and_then(|text| text.parse().ok()) {
+        Some(0..=MAX_THREADS) => Ok(()),
+        _ => Err(CommandError::usage(format!("{THREADS} is {text:?}, not 0 to {MAX_THREADS}"))),
     }
 }
 

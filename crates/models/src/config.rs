@@ -119,6 +119,12 @@ impl ModelConfig {
             return Err(ModelError::Config(format!("head_dim {head_dim} is odd")));
         }
         // transformers 5 has one object for both; before it, a theta at the top and `rope_scaling`.
+        if let (Some(new), Some(old)) = (find(&json, "rope_parameters"), find(&json, "rope_scaling"))
+            && new != old
+        {
+            let message = "rope_parameters and rope_scaling differ: only one of them can be meant";
+            return Err(ModelError::Config(message.into()));
+        }
         let rope = find(&json, "rope_parameters").or_else(|| find(&json, "rope_scaling")).unwrap_or(&Value::Null);
         let theta_at = if find(rope, "rope_theta").is_some() { rope } else { &json };
         let theta = positive(theta_at, "rope_theta", Some(10_000.0))?;

@@ -19,6 +19,7 @@ pub use head::HeadArgs;
 pub use kernels::{KernelsBuildArgs, KernelsCommand};
 pub use penalties::PenaltyArgs;
 pub use rows::{LogitBias, RowArgs};
+pub(crate) use sampler::MAX_THREADS;
 pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 pub use transport::{TransportArgs, TransportName};
 pub use verify::{Effort, Named, VerifyArgs};

@@ -35,7 +35,7 @@ pub struct SamplerArgs {
 }
 
 /// The most threads that the CPU backend takes.
-const MAX_THREADS: usize = 1024;
+pub(crate) const MAX_THREADS: usize = 1024;
 
 fn within(text: &str, most: usize) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| (1..=most).contains(number));

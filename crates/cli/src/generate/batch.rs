@@ -8,7 +8,7 @@ use super::sequence::{End, Sequence};
 use super::text::TextStream;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
-use flash_sampling::{History, RowParams};
+use flash_sampling::{History, RowError, RowParams};
 use flash_sampling_models::{Cache, ModelConfig, ModelError, Run};
 use std::time::Instant;
 
@@ -119,6 +119,10 @@ impl<'s> Batch<'s> {
             for place in 0..=proposed.len() {
                 let row = match self.engine.samples.row(first + place) {
                     Ok(row) => row,
+                    // What the flags ask, they ask of every sequence.
+                    Err(
+                        error @ (RowError::Invalid { .. } | RowError::Unsupported { .. } | RowError::BeyondPlan { .. }),
+                    ) => return Err(CommandError::usage(error.to_string())),
                     Err(error) => {
                         sequence.end = Some(End::Failed(error));
                         break;

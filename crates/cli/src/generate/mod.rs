@@ -19,6 +19,7 @@ use crate::interrupt::Interrupt;
 use batch::Batch;
 use draft::Draft;
 use engine::Engine;
+use flash_sampling_models::ModelError;
 use load::{Language, Weights};
 use output::Writer;
 use report::Report;
@@ -39,6 +40,10 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let model = weights.model(args.sampler.isa)?;
     let head = weights.head(&language, model.vocab_size())?;
     check(args, head.vocab_size())?;
+    if let Some(token) = model.config().eos.iter().find(|token| **token >= head.vocab_size()) {
+        let message = format!("eos_token_id names token {token}, but there are {} tokens", head.vocab_size());
+        return Err(weights.failed(ModelError::Config(message)));
+    }
     let prompt = language.encode(&args.text.prompt, model.config())?;
     let pool = args.sampler.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
     let pool = pool.transpose().map_err(|error| CommandError::usage(format!("--threads: {error}")))?;

@@ -110,8 +110,11 @@ impl Checkpoint {
                 Some(false) => "lm_head.weight (config.json says that the embedding is not tied)",
                 _ => "lm_head.weight, model.embed_tokens.weight or one of their other names",
             };
-            Problem::MissingTensor { wanted: wanted.into(), found: "others; give --weight FILE:TENSOR".into() }
-                .at(files.folder())
+            Problem::MissingTensor {
+                wanted: wanted.into(),
+                found: "others (`sample` and `bench` take --weight FILE:TENSOR)".into(),
+            }
+            .at(files.folder())
         })?;
         let weight = files.tensor(name, Role::Weight)?;
         let bias = HEADS.iter().map(|head| head.replace(".weight", ".bias")).find(|bias| files.contains(bias));

@@ -28,7 +28,21 @@ fn ctrl_c_ends_cleanly() {
     let status = child.wait().unwrap();
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    assert_eq!((status.code(), rest.trim()), (Some(130), "error: interrupted"));
+    assert_eq!((status.code(), rest.lines().last()), (Some(130), Some("error: interrupted")));
+}
+
+#[test]
+fn threads_that_nobody_means_are_refused() {
+    for threads in ["99999", "-1", "many"] {
+        let command = Command::new(env!("CARGO_BIN_EXE_flash-sampling"))
+            .arg("sample")
+            .env("RAYON_NUM_THREADS", threads)
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(command.stderr).unwrap();
+        assert_eq!(command.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains("RAYON_NUM_THREADS"), "{stderr}");
+    }
 }
 
 #[test]
