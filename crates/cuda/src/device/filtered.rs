@@ -156,7 +156,10 @@ impl DeviceFilters {
     }
 }
 
-/// The most rows whose logits fit into `bytes`, one at least.
-pub(crate) fn rows_within(bytes: usize, tokens: usize) -> usize {
-    (bytes / (tokens.next_multiple_of(8) * DType::F32.size())).max(1)
+/// Bytes of logits that are stored for a launch with filters, beyond the first row.
+const FILTER_BYTES: usize = 256 << 20;
+
+/// The most rows whose logits fit into those, one at least.
+pub(crate) fn rows_within(tokens: usize) -> usize {
+    (FILTER_BYTES / (tokens.next_multiple_of(8) * DType::F32.size())).max(1)
 }

@@ -20,8 +20,6 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{Head, Matrix, Plan};
 use std::sync::Arc;
 
-/// Bytes of logits that are stored for a launch with filters, beyond the first row.
-const FILTER_BYTES: usize = 256 << 20;
 /// Bytes of the weight that are laid out and copied at a time.
 const PART: usize = 64 << 20;
 
@@ -164,7 +162,7 @@ impl Resident {
 
     /// The most draws with filters of a launch.
     pub(crate) fn most_filtered(&self) -> usize {
-        self.most.min(rows_within(FILTER_BYTES, self.head.weight.rows))
+        self.most.min(rows_within(self.head.weight.rows))
     }
 
     /// Whether draws from these hidden states can be decided from lists.

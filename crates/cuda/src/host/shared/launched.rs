@@ -12,9 +12,6 @@ use core::ops::Range;
 use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::RowParams;
 
-/// Bytes of logits that are stored for a launch with filters, beyond the first row.
-const FILTER_BYTES: usize = 256 << 20;
-
 impl CudaShared {
     /// Stages rows for their draws of a number, counted from each row's first; what is not drawn `by` its way is drawn
     /// greedily, for nobody.
@@ -123,7 +120,7 @@ impl CudaShared {
             return unsafe { self.fused.launch(stream, &hidden, rows, draws, self.staging.kinds()) };
         }
         if self.selection.is_none() {
-            let most = self.most.min(rows_within(FILTER_BYTES, self.head.weight.rows));
+            let most = self.most.min(rows_within(self.head.weight.rows));
             let selection = DeviceFilters::new(self.fused.tokens(), most, &self.device)?;
             self.selection = Some((selection, Scratch::new(self.most * size_of::<RowFilters>(), &[], &self.device)?));
         }
