@@ -105,7 +105,11 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
         __threadfence();
         arrived = atomicAdd(call.arrived + draw, 1u);
     }
-    if (TELLS_LOG_Z) arrived = __shfl_sync(0xffffffffu, arrived, 0);
+    if (TELLS_LOG_Z) {
+        arrived = __shfl_sync(0xffffffffu, arrived, 0);
+        // What the first lane has seen, all have.
+        __syncwarp();
+    }
     if (arrived != existing.blocks - 1) return;
 
     // The draw's last block concludes, and leaves the scratch as it was found.

@@ -27,8 +27,9 @@
 //! The variants with groups (paper Alg. I.2 and I.3) are made by the portable kernel: it leaves log-masses and samples of
 //! groups in place of winners, and a second kernel draws from those by a [`GroupRule`].
 //!
-//! Min-p, top-k and top-p, in the orders that engines use, are decided on the GPU: the draw without filters stores its
-//! logits, and a second kernel keeps and draws, a block a row. The other filters, and the few rows that this leaves undecided,
+//! Min-p, top-k and top-p, in the orders that engines use, are decided on the GPU: on Hopper the draw lists the largest logits
+//! of rows where min-p or top-k comes first, elsewhere it stores all logits, and a second kernel keeps and draws, a block a row.
+//! The other filters, and the few rows that this leaves undecided,
 //! are decided on the host by core's selector.
 //!
 //! Over device memory every draw tells log Z on request (paper App. L), and with it the log-probability of its token:

@@ -4,6 +4,7 @@ use super::{CHOICES, Cuda, runs_here};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, History, Order, PerturbedArgmax, Plan, RowParams, Samples};
@@ -114,7 +115,7 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
     }
 }
 
-/// Each row of a call goes its own way: drawn at once, decided from a list, from codes, from stored logits, on the host.
+/// Each row of a call goes its own way: drawn at once, decided from a list, from stored logits, on the host.
 #[test]
 fn rows_of_one_call_have_the_reference_bits_whatever_the_others_ask_for() {
     if !runs_here() {
@@ -156,6 +157,79 @@ fn rows_of_one_call_have_the_reference_bits_whatever_the_others_ask_for() {
                 for (r, (found, want)) in found.iter().zip(&want).enumerate() {
                     assert_eq!(found, want, "{count} rows from kind {shift} on, row {r}, {choice:?}");
                 }
+            }
+        }
+    }
+}
+
+/// As many tokens as language models have: the cut of a top-k is guessed from parts of the row, and the list is short.
+#[test]
+fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
+    if !runs_here() {
+        return;
+    }
+    let (count, vocab) = (70, 151_936);
+    let mut problem = Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 91);
+    problem.scale = Some(0.125);
+    let base = RowParams { seed: 92, ..RowParams::default() };
+    let kinds = [
+        RowParams { top_k: 20, ..base },
+        RowParams { top_k: 3, temperature: 0.7, ..base },
+        RowParams { top_k: 50, top_p: 0.9, ..base },
+        RowParams { top_k: 64, min_p: 0.1, ..base },
+        RowParams { min_p: 0.05, ..base },
+        RowParams { min_p: 1e-6, ..base },
+        base,
+    ];
+    let rows: Vec<_> = (0..count).map(|r| RowParams { position: r as u64, ..kinds[r % kinds.len()] }).collect();
+    let plan = Plan { max_rows: count, ..Plan::default() };
+    let (mut found, mut want) = (Samples::new(), Samples::new());
+    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+    let want = RowBits::all(&want);
+    let mut sampler = Cuda(CHOICES[0]).build(problem.head(), plan).unwrap();
+    for count in [1, 8, 30, 70] {
+        sampler.sample(problem.input().row_range(0..count), &rows[..count], &mut found).unwrap();
+        for (r, (found, want)) in RowBits::all(&found).iter().zip(&want).enumerate() {
+            assert_eq!(found, want, "{count} rows, row {r}");
+        }
+    }
+}
+
+/// A mask does not hide what is no number: whichever kernel a row meets, with whatever neighbours.
+#[test]
+fn an_invalid_logit_under_a_mask_is_its_rows_error() {
+    if !runs_here() {
+        return;
+    }
+    let (count, vocab, at) = (12, 5003, 700);
+    let good = Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 93);
+    let few: Vec<u32> = (0..157).map(|word: u32| u32::from(word % 8 == 3)).collect();
+    let many: Vec<u32> = (0..157).map(|word| if word == at / 32 { !(1 << (at % 32)) } else { !0 }).collect();
+    let history = History::new(&(0..700).collect::<Vec<_>>());
+    for poison in [f32::NAN, f32::INFINITY] {
+        let weight = Tensor::from_fn(DType::BF16, vocab, 72, |t, k| {
+            if (t, k) == (at as usize, 5) { poison } else { good.weight.row(t)[k] }
+        });
+        let hidden = Tensor::from_fn(DType::BF16, count, 72, |r, k| if k == 5 { 1.0 } else { good.hidden.row(r)[k] });
+        let problem = Problem::new(weight, hidden);
+        let base = RowParams { seed: 94, ..RowParams::default() };
+        let (dense, sparse) = (RowParams { mask: Some(&many), ..base }, RowParams { mask: Some(&few), ..base });
+        let past = RowParams { repetition_penalty: 1.3, history: Some(&history), ..dense };
+        let calls = [
+            vec![dense; count],
+            vec![sparse; count],
+            (0..count).map(|r| [dense, sparse, past, RowParams { top_k: 20, ..sparse }][r % 4]).collect(),
+            (0..count).map(|r| RowParams { min_p: 0.1, ..[dense, sparse][r % 2] }).collect(),
+        ];
+        let plan = Plan { max_rows: count, ..Plan::default() };
+        let (mut found, mut want) = (Samples::new(), Samples::new());
+        for choice in &CHOICES[..2] {
+            let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
+            for (i, rows) in calls.iter().enumerate() {
+                Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), rows, &mut want).unwrap();
+                assert!(want.iter().all(|row| row.is_err()));
+                sampler.sample(problem.input(), rows, &mut found).unwrap();
+                assert_eq!(RowBits::all(&found), RowBits::all(&want), "{poison}, call {i}, {choice:?}");
             }
         }
     }

@@ -315,13 +315,45 @@ static float time_of(const std::function<void()>& call) {
     return best;
 }
 
+// The draws with masks against the definition over the logits that the instance with knobs stores.
+static void check_masks(Problem& p, const std::vector<u32>& masks, u32 words) {
+    const u64 stride = (p.tokens + 7) / 8 * 8;
+    float* stored = device<float>(stride * p.rows);
+    launch_knobs(p, {stored, stride});
+    CHECK(cudaDeviceSynchronize());
+    std::vector<float> logits(stride * p.rows);
+    std::vector<Draw> got(p.rows);
+    CHECK(cudaMemcpy(logits.data(), stored, logits.size() * 4, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemcpy(got.data(), p.call.draws, p.rows * sizeof(Draw), cudaMemcpyDeviceToHost));
+    cudaFree(stored);
+    u32 bad = 0;
+    for (u32 r = 0; r < p.rows; ++r) {
+        const Row& row = p.host_rows[r];
+        u64 best = 0;
+        for (u32 i = 0; i < p.tokens; ++i)
+            if (masks[r * words + i / 32] >> i % 32 & 1)
+                best = std::max(best, to_ordered_bits(Winner::of(
+                    logits[r * stride + i] + Noise{row.seed, row.position}.gumbel(Domain::Token, row.draw, i), i)));
+        bad += got[r].token != from_ordered_bits(best).token;
+    }
+    failures += bad != 0;
+    printf("%s masks rows %u: bad %u\n", bad ? "FAIL" : "ok  ", p.rows, bad);
+}
+
 static void bench(Problem& p) {
     const float plain = time_of([&] { launch_plain(p); });
     printf("%3u rows: plain %.1f\n", p.rows, plain);
     const auto say = [&](const char* name, float t) { printf("   %-34s %.1f (%.3f)\n", name, t, t / plain); };
+    {
+        const u64 stride = (p.tokens + 7) / 8 * 8;
+        float* stored = device<float>(stride * p.rows);
+        say("all logits stored", time_of([&] { launch_knobs(p, {stored, stride}); }));
+        CHECK(cudaDeviceSynchronize());
+        cudaFree(stored);
+    }
     for (const Case& c : cases) {
-        if (c.f.has_top_p() && !c.f.top_k) continue;
         p.filter(std::vector<RowFilters>(p.rows, c.f));
+        if (c.f.has_top_p() && !c.f.top_k) continue;
         const float fused = time_of([&] { launch_lists(p); launch_selection(p); });
         say(c.name, fused);
         CHECK(cudaDeviceSynchronize());
@@ -340,6 +372,20 @@ static void bench(Problem& p) {
     for (Row& row : p.host_rows) row.mask = mask, row.mask_words = words.size();
     p.copy_rows();
     say("mask of 100", time_of([&] { launch_knobs(p, {}); }));
+    cudaFree(mask);
+    // Another mask for each row.
+    mask = device<u32>((u64)p.rows * words.size(), 0);
+    std::vector<u32> all(p.rows * words.size());
+    for (u32 r = 0; r < p.rows; ++r)
+        for (u32 i = 0; i < 100; ++i) {
+            const u32 token = philox4x32_10({{r, i, 1, 1}}, 5, 5).w[0] % p.tokens;
+            all[r * words.size() + token / 32] |= 1u << token % 32;
+        }
+    CHECK(cudaMemcpy(mask, all.data(), all.size() * 4, cudaMemcpyHostToDevice));
+    for (u32 r = 0; r < p.rows; ++r) p.host_rows[r].mask = mask + r * words.size();
+    p.copy_rows();
+    say("another mask of 100 for each row", time_of([&] { launch_knobs(p, {}); }));
+    check_masks(p, all, words.size());
     for (Row& row : p.host_rows) row.mask = nullptr, row.mask_words = 0;
     p.copy_rows();
     cudaFree(mask);
@@ -378,6 +424,18 @@ int main(int argc, char** argv) {
         bench(p);
         if (rows <= 64) check(p, "peaks", false);
         check(p, "peaks", true);
+    }
+    // Rows of equal logits: no list is short, and all are left open.
+    for (u32 rows : {64u, 256u}) {
+        Problem p(151936, 4096, rows, 0);
+        CHECK(cudaMemset(p.w, 0, (u64)p.tokens * p.hidden * 2));
+        CHECK(cudaMemset(p.h, 0, (u64)rows * p.hidden * 2));
+        const float plain = time_of([&] { launch_plain(p); });
+        for (int c : {1, 2}) {
+            p.filter(std::vector<RowFilters>(rows, cases[c].f));
+            const float fused = time_of([&] { launch_lists(p); launch_selection(p); });
+            printf("%3u rows of equal logits: plain %.1f, %s %.1f (%.3f)\n", rows, plain, cases[c].name, fused, fused / plain);
+        }
     }
     printf("failures: %d\n", failures);
     return failures != 0;

@@ -44,7 +44,7 @@ impl RowFilters {
                     all.min_p_last = u32::from(i > 0);
                 }
                 Filter::TopK(k) if k <= TOP_K_MAX && all.top_p == 1.0 => all.top_k = k,
-                Filter::TopP(p) => all.top_p = p,
+                Filter::TopP(p) if all.min_p_last == 0 => all.top_p = p,
                 _ => return None,
             }
         }
@@ -127,7 +127,8 @@ mod tests {
         assert_eq!(of(&[k, p]), Some(RowFilters { top_k: 50, top_p: 0.9, ..RowFilters::OFF }));
         assert_eq!(of(&[m, k, p]), Some(RowFilters { ln_min_p, top_k: 50, top_p: 0.9, ..RowFilters::OFF }));
         assert_eq!(of(&[k, m]), Some(RowFilters { ln_min_p, top_k: 50, min_p_last: 1, ..RowFilters::OFF }));
-        for unknown in [&[p, k][..], &[Filter::TopK(TOP_K_MAX + 1)], &[k, Filter::Epsilon(0.1)], &[]] {
+        // The selection's min-p that is not first is last.
+        for unknown in [&[p, k][..], &[k, m, p], &[Filter::TopK(TOP_K_MAX + 1)], &[k, Filter::Epsilon(0.1)], &[]] {
             assert_eq!(of(unknown), None);
         }
     }

@@ -11,7 +11,7 @@ use crate::device::select_row::SelectRow;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use core::ops::Range;
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
@@ -29,8 +29,9 @@ pub struct DeviceFilters {
     max_rows: usize,
     logits: Scratch,
     listed: SelectList,
-    /// The keys of lists, then their counters and posts.
+    /// The keys of lists, then their counters and posts; these are zeros but after a launch that failed half-way.
     lists: Scratch,
+    are_zeros: bool,
 }
 
 impl DeviceFilters {
@@ -52,7 +53,7 @@ impl DeviceFilters {
         let zeros = 8 * LIST_ROOM * max_rows..(8 * LIST_ROOM + LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * max_rows;
         let lists = Scratch::new(zeros.end, &[zeros], device)?;
         let (kernel, listed) = (SelectRow::load(device)?, SelectList::load(device)?);
-        Ok(DeviceFilters { kernel, tokens, stride, max_rows, logits, listed, lists })
+        Ok(DeviceFilters { kernel, tokens, stride, max_rows, logits, listed, lists, are_zeros: true })
     }
 
     /// The most rows of a call.
@@ -102,6 +103,14 @@ impl DeviceFilters {
         let counters = keys + (8 * LIST_ROOM * self.max_rows) as u64;
         let posted = counters + (LIST_COUNTERS_BYTES * self.max_rows) as u64;
         let lists = RowLists { filters, counters, posted, keys };
+        if !self.are_zeros {
+            let size = (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows;
+            stream.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
+            // SAFETY: counters and posts are this value's, and one launch follows the other.
+            let cleared = unsafe { result::memset_d8_async(counters, 0, size, stream.cu_stream()) };
+            cleared.map_err(CudaError::driver("clear the counters of lists"))?;
+        }
+        self.are_zeros = false;
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the selection leaves zeros.
         unsafe { sampler.launch_listing(stream, hidden, rows, draws, lists) }?;
         if hidden.rows > 0 {
@@ -109,6 +118,7 @@ impl DeviceFilters {
             // SAFETY: this function's contract; the lists were left on the same stream.
             unsafe { self.listed.launch(stream, &call, hidden.rows as u32) }?;
         }
+        self.are_zeros = true;
         Ok(true)
     }
 

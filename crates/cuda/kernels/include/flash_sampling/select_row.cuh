@@ -32,8 +32,6 @@ struct SelectRow {
 
     struct Shared {
         Candidates<THREADS, CAPACITY> candidates;
-        double cumulative[KEPT];
-        double weights[KEPT];
         u32 units[KEPT];
         float edges[KEPT];
         Row row;
@@ -44,6 +42,12 @@ struct SelectRow {
         u32 cut;
         u32 end;
     };
+
+    // The double words of the walk lie where candidates were gathered: at most KEPT are left by then.
+    static_assert(CAPACITY >= 3 * KEPT, "two doubles for each that is kept, after the keys");
+    static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
+    __device__ __forceinline__ double* cumulative() const { return reinterpret_cast<double*>(shared.candidates.keys + KEPT); }
+    __device__ __forceinline__ double* weights() const { return cumulative() + KEPT; }
 
     const RowFilters& filters;
     const ExistingRow logits;
@@ -166,7 +170,7 @@ struct SelectRow {
                 const float logit = Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]), edge = mass_edge(logit);
                 shared.edges[i] = edge;
                 shared.units[i] = sub_rn(top, edge) < MASS_WINDOW ? static_cast<u32>(mass_units(logit, edge)) : 0;
-                shared.weights[i] = mul_rn(::exp(static_cast<double>(edge) - static_cast<double>(top)), 1.0 / 1073741824.0);
+                weights()[i] = mul_rn(::exp(static_cast<double>(edge) - static_cast<double>(top)), 1.0 / 1073741824.0);
             }
             __syncthreads();
             if (threadIdx.x == 0) {
@@ -178,18 +182,18 @@ struct SelectRow {
                     if (shared.edges[i] != at) {
                         done = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
                         at = shared.edges[i];
-                        factor = shared.weights[i];
+                        factor = weights()[i];
                         mass = 0;
                     }
                     mass += shared.units[i];
-                    shared.cumulative[i] = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
+                    cumulative()[i] = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
                 }
                 shared.end = length;
             }
             __syncthreads();
-            const double limit = mul_rn(static_cast<double>(filters.top_p), shared.cumulative[length - 1]);
+            const double limit = mul_rn(static_cast<double>(filters.top_p), cumulative()[length - 1]);
             for (u32 i = threadIdx.x; i < length; i += THREADS)
-                if (shared.cumulative[i] >= limit) atomicMin(&shared.end, i + 1);
+                if (cumulative()[i] >= limit) atomicMin(&shared.end, i + 1);
             __syncthreads();
             length = shared.end;
         }

@@ -57,7 +57,7 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
             u32 pending[T::UNITS][T::WORDS], any = 0;
             filter<T>(pending, d, real, shared, t, pass, self);
             if constexpr (KNOBS) {
-                if (has_masks(call, shared, self)) {
+                if (has_masks(call, shared, self) && !may_be_invalid<T>(d, call)) {
                     u32 allowed[T::UNITS][T::WORDS];
                     look_at_masks<T>(allowed, call, shared, first, self);
 #pragma unroll

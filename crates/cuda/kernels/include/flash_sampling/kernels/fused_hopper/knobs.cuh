@@ -96,4 +96,19 @@ __device__ __forceinline__ void look_at_masks(u32 (&allowed)[T::UNITS][T::WORDS]
     }
 }
 
+// Dot products below the first are finite, and after a scale of at most the second still.
+constexpr float SURELY_VALID = 1e18f, LARGEST_SCALE = 1e20f;
+
+// Whether a warp's elements may have an invalid logit, which is its row's error under a mask as well. Where they may, what the
+// masks allow is looked up for each element, as it is scored. All lanes call it.
+template <class T>
+__device__ __forceinline__ bool may_be_invalid(const float (&d)[T::UNITS][T::ACCUMULATORS], const Call& call) {
+    bool any = !(call.head.scale <= LARGEST_SCALE);
+#pragma unroll
+    for (int u = 0; u < T::UNITS; ++u)
+#pragma unroll
+        for (int i = 0; i < T::ACCUMULATORS; ++i) any |= !(d[u][i] < SURELY_VALID);
+    return __any_sync(0xffffffffu, any);
+}
+
 }  // namespace flash_sampling::fused_hopper
