@@ -55,6 +55,14 @@ fn draws_by_nccl_are_those_of_one_gpu() {
     }
 }
 
+/// Has a GPU load what a call of ranks needs: what is loaded while a rank waits for another on the same GPU can stand behind
+/// it.
+fn load_kernels(problem: &Problem, plan: Plan) {
+    let mut rank = ranks(GpuExchange::Peers, Gpus::One, Some(1)).build(problem.head(), plan).unwrap();
+    let rows = vec![RowParams::default(); problem.input().rows()];
+    rank.sample(problem.input(), &rows, &mut Samples::new()).unwrap();
+}
+
 fn as_one_gpu(exchange: GpuExchange, gpus: Gpus, worlds: &[u32]) {
     let plan = Plan { max_rows: 40, max_draws: 4, max_logprobs: Some(3), canonical: false };
     let problem = Problem::gaussian(Size::new(40, 5003, 264), DType::BF16, DType::BF16, 5);
@@ -132,6 +140,9 @@ fn one_rank_leaves(exchange: GpuExchange, gpus: Gpus, message: fn(Duration) -> S
     let limit = Duration::from_millis(500);
     let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 2, ..Plan::default() };
+    if gpus == Gpus::One {
+        load_kernels(&problem, plan);
+    }
     thread::scope(|scope| {
         let heads = problem.head().split(&[0, 300, 600]);
         for (shard, transport) in heads.into_iter().zip(Loopback::group(3)) {
@@ -170,6 +181,7 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
     let narrow = Problem::integers(Size::new(2, 900, 56), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 2, ..Plan::default() };
     let is_late = Barrier::new(2);
+    load_kernels(&problem, plan);
     thread::scope(|scope| {
         let heads = problem.head().split(&[0, 500]);
         for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
@@ -208,6 +220,7 @@ fn ranks_that_are_called_with_other_types_are_named() {
     let types = [DType::BF16, DType::F16];
     let [problem, other] = types.map(|dtype| Problem::integers(Size::new(2, 900, 64), DType::BF16, dtype, 5));
     let plan = Plan { max_rows: 2, ..Plan::default() };
+    [&problem, &other].into_iter().for_each(|problem| load_kernels(problem, plan));
     thread::scope(|scope| {
         let heads = problem.head().split(&[0, 500]);
         for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
@@ -232,6 +245,7 @@ fn ranks_that_are_called_otherwise_are_named() {
     let limit = Duration::from_millis(200);
     let problem = Problem::integers(Size::new(3, 900, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 3, ..Plan::default() };
+    load_kernels(&problem, plan);
     thread::scope(|scope| {
         let heads = problem.head().split(&[0, 500]);
         for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {

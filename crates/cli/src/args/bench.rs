@@ -65,7 +65,8 @@ pub struct BenchArgs {
     #[arg(long)]
     pub portable: bool,
     /// Times of other programs on the same machine, one JSON object a line with V, D, B, peer, min_us and med_us: shown
-    /// beside ours; for --backend cuda.
+    /// beside ours; for --backend cuda. With --pipeline they are times on LLM-like rows, and a name that ends in ": " and
+    /// a case's name, such as ": top-p 0.95", is set against that case.
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
     /// Time a step on several GPUs, one rank each, by each of these ways for draws to cross, against one GPU and (with

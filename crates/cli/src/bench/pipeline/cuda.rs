@@ -4,6 +4,7 @@ use super::cases::{Case, Lists};
 use super::inputs::Kind;
 use crate::args::{BenchArgs, BenchSize};
 use crate::bench::cuda::clock::{Clock, Protocol};
+use crate::bench::cuda::peers::Peers;
 use crate::bench::cuda::{driver, failed};
 use crate::bench::record::{Passes, Record, Section};
 use crate::bench::timing::Contender;
@@ -198,7 +199,8 @@ fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, C
     Ok((DeviceMatrix { address, dtype: matrix.dtype(), rows, cols, row_stride: cols }, held))
 }
 
-/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself.
+/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself. The peers' times, if any,
+/// are those of the LLM-like rows.
 ///
 /// # Errors
 /// No GPU, what the backend refuses, Ctrl-C.
@@ -210,6 +212,7 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Record, CommandErr
         false => Protocol::Blocks { rest: if args.quick { Duration::ZERO } else { REST } },
     };
     let mut clock = Clock::new(protocol, stream.clone())?;
+    let peers = args.peers.as_deref().map(Peers::read).transpose()?;
     let mut sections = Vec::new();
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
@@ -236,11 +239,15 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Record, CommandErr
                 let timings = clock.time(&mut contenders, size.rounds, interrupt)?;
                 section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
                 section.entries.iter_mut().zip(passes).for_each(|(entry, passes)| entry.passes = Some(passes));
+                if let (Some(peers), Kind::LlmLike) = (&peers, kind) {
+                    section.peers = peers.of(size.vocab, size.hidden, rows);
+                }
                 sections.push(section);
             }
         }
     }
-    Ok(Record { protocol: Some(protocol.describe()), ..Record::now(sections, Vec::new()) })
+    let (protocol, peers) = (Some(protocol.describe()), peers.map(|peers| peers.source));
+    Ok(Record { protocol, peers, ..Record::now(sections, Vec::new()) })
 }
 
 fn section(size: &BenchSize, kind: Kind, rows: usize, dtype: DType) -> Section {

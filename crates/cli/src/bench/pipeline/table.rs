@@ -28,6 +28,13 @@ fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::R
         let over = rival.and_then(best).map_or_else(String::new, |rival| format!("{:.2}", rival / entry.best));
         writeln!(out, "  {:<28} {:>10.3} {ratio:>8} {one:>10} {most:>6}  {over}", entry.name, entry.best * 1e3)?;
     }
+    for peer in &section.peers {
+        write!(out, "  {:<46} {:>10.3}", peer.name, peer.best * 1e3)?;
+        match section.entries.iter().find(|entry| peer.name.ends_with(&format!(": {}", entry.name))) {
+            Some(ours) => writeln!(out, "  {:.2} of ours", peer.best / ours.best)?,
+            None => writeln!(out)?,
+        }
+    }
     Ok(())
 }
 
