@@ -83,7 +83,34 @@ pub struct DrawArgs {
     /// Tell the log-probability of each token that was drawn, and the N largest beside it.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub logprobs: Option<u32>,
+    /// How tokens are drawn from a JSON file instead: one object for every sequence, or an array with one for each, with the
+    /// fields of vLLM's SamplingParams. A seed in it is taken as it is.
+    #[arg(long, value_name = "FILE", conflicts_with_all = OF_THE_FILE)]
+    pub params: Option<PathBuf>,
 }
+
+/// What `--params` stands in place of.
+const OF_THE_FILE: [&str; 19] = [
+    "temperature",
+    "logit_bias",
+    "logprobs",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "epsilon_cutoff",
+    "typical_p",
+    "xtc_threshold",
+    "xtc_probability",
+    "order",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "min_tokens",
+];
 
 fn stop(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("an empty text would stop before anything".into()) } else { Ok(text.into()) }

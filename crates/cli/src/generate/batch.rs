@@ -1,9 +1,10 @@
 //! Sequences that are written side by side.
 
 use super::draft::Draft;
-use super::engine::{Engine, params};
+use super::engine::Engine;
 use super::load::Language;
 use super::report::Report;
+use super::requests::Requests;
 use super::sequence::{End, Sequence};
 use super::text::TextStream;
 use crate::args::GenerateArgs;
@@ -17,6 +18,7 @@ pub(super) struct Batch<'s> {
     args: &'s GenerateArgs,
     language: &'s Language,
     engine: Engine<'s>,
+    requests: &'s Requests<'s>,
     draft: Option<Draft<'s>>,
     sequences: Vec<Sequence<'s>>,
     /// The sequences that go on, ascending, and the tokens that are proposed for each.
@@ -32,7 +34,7 @@ impl<'s> Batch<'s> {
     pub(super) fn start(
         args: &'s GenerateArgs,
         language: &'s Language,
-        engine: Engine<'s>,
+        (engine, requests): (Engine<'s>, &'s Requests<'s>),
         prompt: &[u32],
         report: &mut Report,
     ) -> Result<Self, CommandError> {
@@ -45,7 +47,7 @@ impl<'s> Batch<'s> {
         let hidden = engine.forward(&mut [Run { cache: &mut cache, tokens: prompt }])?;
         let count = args.text.num_sequences as usize;
         let sequence = |at: usize| Sequence {
-            seed: args.draws.seed + at as u64,
+            seed: requests.seed(at),
             history: History::new(prompt),
             cache: cache.clone(),
             stream: TextStream::after(prompt, &args.text.stop),
@@ -56,7 +58,7 @@ impl<'s> Batch<'s> {
         report.prompt = at.elapsed();
         let hidden = hidden[hidden.len() - config.hidden..].repeat(count);
         let (going, proposed) = ((0..count).collect(), vec![Vec::new(); count]);
-        Ok(Batch { args, language, engine, draft: None, sequences, going, proposed, hidden })
+        Ok(Batch { args, language, engine, requests, draft: None, sequences, going, proposed, hidden })
     }
 
     /// Lets a small model draw ahead.
@@ -100,12 +102,11 @@ impl<'s> Batch<'s> {
                 proposed.iter().map(with).collect()
             })
             .collect();
-        let eos = &self.engine.config().eos;
         let mut rows: Vec<RowParams<'_>> = Vec::new();
-        for (&sequence, longer) in self.going.iter().zip(&longer) {
-            let sequence = &self.sequences[sequence];
+        for (&at, longer) in self.going.iter().zip(&longer) {
+            let sequence = &self.sequences[at];
             let histories = [&sequence.history].into_iter().chain(longer);
-            rows.extend(histories.map(|history| params(self.args, eos, sequence.seed, history)));
+            rows.extend(histories.map(|history| self.requests.row(at, sequence.seed, history)));
         }
         self.engine.draw(&self.hidden, &rows)
     }
@@ -133,7 +134,8 @@ impl<'s> Batch<'s> {
                 sequence.push(&row);
                 let is_proposed = proposed.get(place) == Some(&row.token());
                 report.accepted += u64::from(is_proposed);
-                sequence.end = end(self.args, self.language, self.engine.config(), sequence, row.token())?;
+                let stops = self.requests.stops(at, row.token());
+                sequence.end = end(self.args, self.language, self.engine.config(), sequence, (row.token(), stops))?;
                 if sequence.end.is_some() || !is_proposed {
                     break;
                 }
@@ -176,15 +178,15 @@ impl<'s> Batch<'s> {
     }
 }
 
-/// Whether a sequence ends with the token that was drawn. The model's own end is not written.
+/// Whether a sequence ends with the token that was drawn, which stops it or not. What stops it is not written.
 fn end(
     args: &GenerateArgs,
     language: &Language,
     config: &ModelConfig,
     sequence: &mut Sequence<'_>,
-    token: u32,
+    (token, stops): (u32, bool),
 ) -> Result<Option<End>, CommandError> {
-    if config.eos.contains(&token) || sequence.stream.push(token, |tokens| language.decode(tokens))? {
+    if stops || sequence.stream.push(token, |tokens| language.decode(tokens))? {
         return Ok(Some(End::Stop));
     }
     let written = sequence.history.output().len();

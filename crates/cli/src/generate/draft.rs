@@ -2,7 +2,8 @@
 //! tokens hold as far as the model itself draws the same ones. What is written is what the model would have written
 //! alone: every token is its own draw.
 
-use super::engine::{Engine, params};
+use super::engine::Engine;
+use super::requests::Requests;
 use super::sequence::Sequence;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
@@ -13,8 +14,7 @@ use flash_sampling_models::{Cache, ModelError, Run};
 pub(super) struct Draft<'s> {
     args: &'s GenerateArgs,
     engine: Engine<'s>,
-    /// The tokens that end a sequence of the model's.
-    eos: &'s [u32],
+    requests: &'s Requests<'s>,
     caches: Vec<Cache>,
     /// Tokens that are drawn ahead, at most.
     ahead: usize,
@@ -25,7 +25,7 @@ impl<'s> Draft<'s> {
     pub(super) fn start(
         args: &'s GenerateArgs,
         engine: Engine<'s>,
-        eos: &'s [u32],
+        requests: &'s Requests<'s>,
         prompt: &[u32],
         ahead: usize,
     ) -> Result<Self, CommandError> {
@@ -39,7 +39,7 @@ impl<'s> Draft<'s> {
         if !before.is_empty() {
             engine.forward(&mut [Run { cache: &mut cache, tokens: before }])?;
         }
-        Ok(Draft { args, engine, eos, caches: vec![cache; args.text.num_sequences as usize], ahead })
+        Ok(Draft { args, engine, requests, caches: vec![cache; args.text.num_sequences as usize], ahead })
     }
 
     /// Tokens that may follow the sequences `going`. Of what was proposed before, the sequences have kept the beginning.
@@ -69,7 +69,7 @@ impl<'s> Draft<'s> {
                 let token = sample.token();
                 histories[row].push(token);
                 proposed[row].push(token);
-                if has_room(&histories[row]) && !self.eos.contains(&token) {
+                if has_room(&histories[row]) && !self.requests.stops(going[row], token) {
                     goes_on.push(row);
                 }
             }
@@ -104,7 +104,7 @@ impl<'s> Draft<'s> {
             hidden.extend_from_slice(&states[end - width..end]);
         }
         let row = |row: &usize| {
-            let row_params = params(self.args, self.eos, sequences[going[*row]].seed, &histories[*row]);
+            let row_params = self.requests.row(going[*row], sequences[going[*row]].seed, &histories[*row]);
             RowParams { logprobs: None, ..row_params }
         };
         let rows: Vec<RowParams<'_>> = open.iter().map(row).collect();

@@ -4,7 +4,7 @@ use super::load::Weights;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
 use crate::sampler;
-use flash_sampling::{Head, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_models::{Model, ModelConfig, Run};
 use rayon::ThreadPool;
 
@@ -19,15 +19,13 @@ pub(super) struct Engine<'s> {
 }
 
 impl<'s> Engine<'s> {
-    /// Plans for `rows` draws at a time.
+    /// Plans the draws.
     pub(super) fn new(
         args: &GenerateArgs,
         (weights, model, head): (&'s Weights, &'s Model<'s>, Head<'s>),
-        rows: usize,
+        plan: Plan,
         pool: Option<&'s ThreadPool>,
     ) -> Result<Self, CommandError> {
-        let (max_logprobs, canonical) = (args.draws.logprobs, args.draws.canonical);
-        let plan = Plan { max_rows: rows, max_logprobs, canonical, ..Plan::default() };
         let sampler = sampler::build(head, &args.sampler, plan)?;
         tracing::debug!("{:?}", sampler.capabilities());
         Ok(Engine { weights, model, sampler, pool, samples: Samples::new() })
@@ -56,19 +54,4 @@ impl<'s> Engine<'s> {
     pub(super) fn failed(&self, source: flash_sampling_models::ModelError) -> CommandError {
         self.weights.failed(source)
     }
-}
-
-/// The parameters of the token after `history`; `eos` are the tokens that end a sequence.
-pub(super) fn params<'a>(args: &'a GenerateArgs, eos: &'a [u32], seed: u64, history: &'a History) -> RowParams<'a> {
-    let row = RowParams {
-        seed,
-        position: history.tokens().len() as u64,
-        temperature: args.draws.temperature,
-        logprobs: args.draws.logprobs,
-        logit_bias: args.draws.logit_bias.as_deref().unwrap_or_default(),
-        history: Some(history),
-        stop_token_ids: eos,
-        ..RowParams::default()
-    };
-    args.penalties.apply(args.filters.apply(row))
 }

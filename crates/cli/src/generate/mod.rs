@@ -10,6 +10,7 @@ mod engine;
 mod load;
 mod output;
 mod report;
+mod requests;
 mod sequence;
 mod text;
 
@@ -19,10 +20,12 @@ use crate::interrupt::Interrupt;
 use batch::Batch;
 use draft::Draft;
 use engine::Engine;
+use flash_sampling::Plan;
 use flash_sampling_models::ModelError;
 use load::{Language, Weights};
 use output::Writer;
 use report::Report;
+use requests::Requests;
 use std::io::Write;
 use std::path::Path;
 
@@ -44,6 +47,9 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
         let message = format!("eos_token_id names token {token}, but there are {} tokens", head.vocab_size());
         return Err(weights.failed(ModelError::Config(message)));
     }
+    let requests = Requests::open(args, &model.config().eos, head.vocab_size())?;
+    let (max_logprobs, canonical) = (requests.most_logprobs(), args.draws.canonical);
+    let plan = |max_rows| Plan { max_rows, max_logprobs, canonical, ..Plan::default() };
     let prompt = language.encode(&args.text.prompt, model.config())?;
     let pool = args.sampler.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
     let pool = pool.transpose().map_err(|error| CommandError::usage(format!("--threads: {error}")))?;
@@ -56,14 +62,14 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
         // It proposes what both can read.
         let embeddings = model.vocab_size().min(small_model.vocab_size());
         let parts = (small, small_model, small.head(&language, embeddings)?);
-        let engine = Engine::new(args, parts, rows, pool.as_ref())?;
-        draft = Some(Draft::start(args, engine, &model.config().eos, &prompt, ahead)?);
+        let engine = Engine::new(args, parts, plan(rows), pool.as_ref())?;
+        draft = Some(Draft::start(args, engine, &requests, &prompt, ahead)?);
     }
     let rows = if draft.is_some() { rows * (1 + ahead) } else { rows };
-    let engine = Engine::new(args, (&weights, &model, head), rows, pool.as_ref())?;
+    let engine = Engine::new(args, (&weights, &model, head), plan(rows), pool.as_ref())?;
     let mut report = Report::new(prompt.len());
-    let mut writer = Writer::new(args, &language, out);
-    let mut batch = Batch::start(args, &language, engine, &prompt, &mut report)?.with_draft(draft);
+    let mut writer = Writer::new(args, &language, &requests, out);
+    let mut batch = Batch::start(args, &language, (engine, &requests), &prompt, &mut report)?.with_draft(draft);
     while batch.is_going() {
         interrupt.check()?;
         batch.step(&mut report)?;

@@ -2,6 +2,7 @@
 
 use super::load::Language;
 use super::report::Report;
+use super::requests::Requests;
 use super::sequence::{End, Sequence};
 use crate::args::{Format, GenerateArgs};
 use crate::error::CommandError;
@@ -12,6 +13,7 @@ use std::io::{self, Write};
 pub(super) struct Writer<'o> {
     args: &'o GenerateArgs,
     language: &'o Language,
+    requests: &'o Requests<'o>,
     out: &'o mut dyn Write,
     /// The sequence that is written now.
     at: usize,
@@ -20,8 +22,13 @@ pub(super) struct Writer<'o> {
 }
 
 impl<'o> Writer<'o> {
-    pub(super) fn new(args: &'o GenerateArgs, language: &'o Language, out: &'o mut dyn Write) -> Self {
-        Writer { args, language, out, at: 0, written: None }
+    pub(super) fn new(
+        args: &'o GenerateArgs,
+        language: &'o Language,
+        requests: &'o Requests<'o>,
+        out: &'o mut dyn Write,
+    ) -> Self {
+        Writer { args, language, requests, out, at: 0, written: None }
     }
 
     /// Writes what is new.
@@ -104,7 +111,7 @@ impl<'o> Writer<'o> {
         if let Some(error) = error {
             json["error"] = error.into();
         }
-        if self.args.draws.logprobs.is_some() {
+        if self.requests.tells_logprobs(self.at) {
             let top = |top: &[(u32, f64)]| -> Vec<_> {
                 top.iter().map(|(token, logprob)| json!({ "token": token, "logprob": logprob })).collect()
             };

@@ -45,7 +45,8 @@ impl Sequence<'_> {
         if let Some(log_z) = row.log_z {
             let logprob = |logit: f32| f64::from(logit) - log_z;
             let top = row.top.iter().map(|c| (c.winner.token, logprob(c.logit))).collect();
-            self.logprobs.push(Logprobs { drawn: logprob(row.draws[0].logit), top });
+            let drawn = row.draw_log_prob(0).unwrap_or(f64::NAN);
+            self.logprobs.push(Logprobs { drawn, top });
         }
     }
 }

@@ -186,3 +186,51 @@ fn bad_input_is_one_clear_line() {
     let llama = checkpoint("llama");
     refused(&["--model", llama.to_str().unwrap(), "--prompt", &"a".repeat(512)], "513 tokens");
 }
+
+#[test]
+fn a_file_of_parameters_gives_what_its_flags_give() {
+    let files = Files::new();
+    let text = ["--prompt", "Once there was", "--max-tokens", "40"];
+    let of_file = |json: &str, more: &[&str]| {
+        let file = files.bytes("p.json", json.as_bytes());
+        generate(&[&text[..], &["--params", &file], more].concat())
+    };
+    let of_flags = |more: &[&str]| generate(&[&text[..], more].concat());
+    let json = r#"{"temperature": 0.9, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.2, "dry_multiplier": 0.5,
+        "min_tokens": 30, "logprobs": 2, "logit_bias": {"11": -2.5}}"#;
+    let flags = "--temperature 0.9 --top-p 0.9 --top-k 40 --repetition-penalty 1.2 --dry-multiplier 0.5 --min-tokens 30 \
+                 --logprobs 2 --logit-bias 11:-2.5";
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let several = ["--seed", "3", "--num-sequences", "3"];
+    let found = of_file(json, &several);
+    assert_eq!(found, of_flags(&[&flags[..], &several].concat()));
+    assert_eq!(found[0]["logprobs"].as_array().unwrap().len(), tokens(&found[0]).len());
+    // One object a sequence: each is what it is alone, and only the first tells log-probabilities.
+    let found =
+        of_file(r#"[{"temperature": 0.5, "logprobs": 0}, {"seed": 77, "top_p": 0.5}]"#, &["--num-sequences", "2"]);
+    assert_eq!(found[0], of_flags(&["--temperature", "0.5", "--logprobs", "0"])[0]);
+    assert_eq!(found[1], of_flags(&["--temperature", "1", "--seed", "77", "--top-p", "0.5"])[0]);
+    assert!(found[1]["logprobs"].is_null());
+    // A token that stops a sequence is not written.
+    let whole = of_file(r#"{"temperature": 0}"#, &[]);
+    let all = tokens(&whole[0]);
+    let stopped = of_file(&format!(r#"{{"temperature": 0, "stop_token_ids": [{}]}}"#, all[5]), &[]);
+    let at = all.iter().position(|token| *token == all[5]).unwrap();
+    assert_eq!(
+        (stopped[0]["finish_reason"].as_str(), tokens(&stopped[0])[..at].to_vec()),
+        (Some("stop"), all[..at].to_vec())
+    );
+    assert!(!stopped[0]["text"].as_str().unwrap().is_empty() && stopped[0]["text"] != whole[0]["text"]);
+    for (json, word) in [
+        (r#"{"n": 2}"#, "--num-sequences"),
+        (r#"{"output_token_ids": [1]}"#, "the sequence's own"),
+        (r#"{"stop_token_ids": [5000]}"#, "5000"),
+        (r#"{"temprature": 1}"#, "temprature"),
+        (r#"[{}, {}]"#, "2 objects for 1"),
+    ] {
+        let file = files.bytes("wrong.json", json.as_bytes());
+        let run = run(&["generate", "--params", &file]);
+        assert!(run.code == 2 && run.stderr.contains(word) && run.stdout.is_empty(), "{json}: {run:#?}");
+    }
+    assert_eq!(run(&["generate", "--params", "p.json", "--top-k", "5"]).code, 2);
+}

@@ -1,0 +1,87 @@
+//! What the sequences are drawn with: the flags, or the objects of `--params`.
+
+use crate::args::GenerateArgs;
+use crate::error::CommandError;
+use crate::load::requests;
+use flash_sampling::{History, RowParams, SamplingParams};
+
+/// The parameters of every sequence.
+#[derive(Debug)]
+pub(super) struct Requests<'s> {
+    args: &'s GenerateArgs,
+    /// The tokens that end a sequence of the model's.
+    eos: &'s [u32],
+    /// One for each sequence, with these tokens among those that stop it; empty without a file.
+    of_file: Vec<SamplingParams>,
+}
+
+impl<'s> Requests<'s> {
+    /// Reads the file, if there is one, for a vocabulary.
+    ///
+    /// # Errors
+    /// What is wrong with it, or asks for what a text cannot have.
+    pub(super) fn open(args: &'s GenerateArgs, eos: &'s [u32], vocab_size: u32) -> Result<Self, CommandError> {
+        let Some(path) = &args.draws.params else { return Ok(Requests { args, eos, of_file: Vec::new() }) };
+        let usage = |reason: String| CommandError::usage(format!("--params {}: {reason}", path.display()));
+        let mut of_file = Vec::new();
+        for request in requests::open(path, args.text.num_sequences as usize, vocab_size)? {
+            let mut fields = request.params.fields().clone();
+            let wrong = [
+                (request.history.is_some(), "prompt_token_ids and output_token_ids are the sequence's own here"),
+                (fields.n != 1, "n: a sequence goes on with one token; --num-sequences writes several"),
+                (fields.without_replacement, "without_replacement: a sequence goes on with one token"),
+                (fields.kept, "kept: the tokens that were kept are not written"),
+            ];
+            if let Some((_, reason)) = wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
+                return Err(usage(reason.into()));
+            }
+            fields.stop_token_ids.extend(eos.iter().filter(|&&token| token < vocab_size));
+            of_file.push(fields.build(vocab_size).map_err(|error| usage(error.to_string()))?);
+        }
+        Ok(Requests { args, eos, of_file })
+    }
+
+    /// The seed of a sequence: its object's as it is, or that of the flags.
+    pub(super) fn seed(&self, sequence: usize) -> u64 {
+        let of_flags = self.args.draws.seed + sequence as u64;
+        self.of_file.get(sequence).and_then(|params| params.fields().seed).unwrap_or(of_flags)
+    }
+
+    /// The parameters of the token after `history`.
+    pub(super) fn row<'a>(&'a self, sequence: usize, seed: u64, history: &'a History) -> RowParams<'a> {
+        let position = history.tokens().len() as u64;
+        if let Some(params) = self.of_file.get(sequence) {
+            return RowParams { seed, ..params.row(seed, position, Some(history)) };
+        }
+        let draws = &self.args.draws;
+        let row = RowParams {
+            seed,
+            position,
+            temperature: draws.temperature,
+            logprobs: draws.logprobs,
+            logit_bias: draws.logit_bias.as_deref().unwrap_or_default(),
+            history: Some(history),
+            stop_token_ids: self.eos,
+            ..RowParams::default()
+        };
+        self.args.penalties.apply(self.args.filters.apply(row))
+    }
+
+    /// Whether a token ends a sequence.
+    pub(super) fn stops(&self, sequence: usize, token: u32) -> bool {
+        let of_file = self.of_file.get(sequence).map_or(&[][..], |params| &params.fields().stop_token_ids);
+        self.eos.contains(&token) || of_file.contains(&token)
+    }
+
+    /// The most log-probabilities that are asked for; `None` when none are.
+    pub(super) fn most_logprobs(&self) -> Option<u32> {
+        let of_file = self.of_file.iter().filter_map(|params| params.fields().logprobs).max();
+        of_file.or(self.args.draws.logprobs)
+    }
+
+    /// Whether the log-probabilities of a sequence are written.
+    pub(super) fn tells_logprobs(&self, sequence: usize) -> bool {
+        let of_flags = self.args.draws.logprobs;
+        self.of_file.get(sequence).map_or(of_flags, |params| params.fields().logprobs).is_some()
+    }
+}
