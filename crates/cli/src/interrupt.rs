@@ -1,23 +1,35 @@
-//! Ctrl-C: finish what is in hand, then stop.
+//! Ctrl-C: finish what is in hand if that is soon, then stop.
 
 use crate::error::CommandError;
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long the work in hand may take to end of itself. No command leaves anything half done that would need more: results
+/// are flushed where they are whole, and files are written at the end.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Whether the user asked to stop. Clones share the answer.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Listens for Ctrl-C (and SIGTERM): the first asks to stop, a second stops at once.
+    /// Listens for Ctrl-C (and SIGTERM): the first asks to stop, and stops a second later whatever is in hand; another stops
+    /// at once.
     pub fn listen() -> Self {
         let interrupt = Interrupt::default();
         let asked = interrupt.clone();
         let installed = ctrlc::set_handler(move || {
             if asked.0.swap(true, Ordering::Relaxed) {
-                std::process::exit(130);
+                stop();
             }
-            tracing::info!("stopping after the call in hand; Ctrl-C again stops at once");
+            tracing::info!("stopping");
+            // A long call of a sampler looks at no flag.
+            std::thread::spawn(|| {
+                std::thread::sleep(GRACE);
+                stop();
+            });
         });
         if let Err(error) = installed {
             tracing::warn!("Ctrl-C will stop at once, not cleanly: {error}");
@@ -37,4 +49,12 @@ impl Interrupt {
     pub fn check(&self) -> Result<(), CommandError> {
         if self.asked() { Err(CommandError::Interrupted) } else { Ok(()) }
     }
+}
+
+/// Ends the process, whatever the other threads do.
+fn stop() -> ! {
+    let error = CommandError::Interrupted;
+    // A closed standard error leaves nobody to tell.
+    let _ = writeln!(std::io::stderr(), "error: {error}");
+    std::process::exit(error.exit_code().into())
 }

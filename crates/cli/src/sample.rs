@@ -1,7 +1,7 @@
 //! `flash-sampling sample`.
 
 use crate::args::rows::MAX_DRAWS;
-use crate::args::{Format, RowArgs, SampleArgs};
+use crate::args::{Format, RowArgs, SampleArgs, SamplerArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
@@ -10,7 +10,7 @@ use crate::output::{Drawn, RowFailure, RowOutcome, write_json, write_text};
 use crate::source::Source;
 use crate::{progress, sampler};
 use flash_sampling::noise::POSITION_MAX;
-use flash_sampling::{Head, History, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling::{Head, History, Knob, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use indicatif::ProgressBar;
 use std::io::Write;
 use std::ops::Range;
@@ -53,13 +53,16 @@ pub(crate) fn draw<'s>(
     let mut sampler = build(head, job.plan())?;
     let can = sampler.capabilities();
     if args.rows.without_replacement && !can.without_replacement {
-        return Err(CommandError::usage("--without-replacement is not possible with this variant"));
+        let instead = sampler::instead(&args.sampler, Knob::WithoutReplacement);
+        let refusal = "--without-replacement is not possible with this variant".into();
+        return Err(CommandError::usage(sampler::with_instead(refusal, instead)));
     }
     tracing::debug!("{can:?}");
     let bar = progress::bar("drawing", (0..hidden.rows()).map(|row| u64::from(job.draws(row))).sum());
     let mut failed = 0;
     for batch in job.batches() {
         for (row, outcome) in batch.clone().zip(job.draw(&mut *sampler, batch, &bar, interrupt)?) {
+            let outcome = outcome.map_err(|failure| advised(failure, &args.sampler));
             failed += usize::from(outcome.is_err());
             let written = match args.format {
                 Format::Text => write_text(out, row, &outcome, job.without_replacement(row)),
@@ -67,12 +70,25 @@ pub(crate) fn draw<'s>(
             };
             written.map_err(CommandError::write("to standard output"))?;
         }
+        // Ctrl-C may end a call that is long, but not take rows that are done.
+        out.flush().map_err(CommandError::write("to standard output"))?;
     }
     bar.finish_and_clear();
     if failed > 0 {
         tracing::warn!("{failed} of {} rows have no draw; each says why in its place", hidden.rows());
     }
     Ok(u8::from(failed > 0))
+}
+
+/// A row's failure, with the flags to take instead where there are some.
+fn advised(failure: RowFailure, args: &SamplerArgs) -> RowFailure {
+    match failure {
+        RowFailure::Row(error) => match sampler::instead_of(args, &error) {
+            Some(instead) => RowFailure::Instead { error, instead },
+            None => error.into(),
+        },
+        failure => failure,
+    }
 }
 
 /// What is to be drawn, and in which portions. Memory is bounded whatever the number of rows and draws: calls are

@@ -4,8 +4,8 @@ use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use flash_sampling::cpu::CpuError;
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, PerturbedArgmax, Plan, ShardMerge,
-    VariantConfig, build as build_config, group_size,
+    Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, Knobs, PerturbedArgmax, Plan, RowError,
+    ShardMerge, VariantConfig, build as build_config, group_size,
 };
 
 /// Shards, without `--shards`.
@@ -51,7 +51,41 @@ pub(crate) fn named(error: BuildError) -> CommandError {
         BuildError::Cuda(flash_sampling::cuda::CudaError::Unsupported { knob: Knob::Canonical }) => "--canonical",
         _ => return error.into(),
     };
-    CommandError::usage(format!("{flag}: {error}"))
+    // Only what is exact in distribution refuses to be canonical.
+    let instead = (flag == "--canonical").then_some(PATHWISE_GROUPS);
+    CommandError::usage(with_instead(format!("{flag}: {error}"), instead))
+}
+
+/// The flags that draw by groups and pathwise, which can do what groups and streams in distribution cannot.
+const PATHWISE_GROUPS: &str = "--variant grouped --group-draw reuse";
+
+/// Whether the draw is by groups, and exact in distribution only.
+fn in_distribution(args: &SamplerArgs) -> bool {
+    match args.variant {
+        VariantName::Online => true,
+        VariantName::Grouped => args.group_draw != Some(Draw::Reuse),
+        VariantName::Tiled | VariantName::Sharded | VariantName::Reference => false,
+    }
+}
+
+/// The flags to take instead, where those that were given cannot do what `knob` asks.
+pub(crate) fn instead(args: &SamplerArgs, knob: Knob) -> Option<&'static str> {
+    let pathwise = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::WithoutReplacement]));
+    (in_distribution(args) && pathwise.contains(knob)).then_some(PATHWISE_GROUPS)
+}
+
+/// A refusal, and the flags to take instead.
+pub(crate) fn with_instead(refusal: String, instead: Option<&str>) -> String {
+    match instead {
+        Some(flags) => format!("{refusal}; {flags} has it"),
+        None => refusal,
+    }
+}
+
+/// The flags to take instead of those that refused a row, where there are some.
+pub(crate) fn instead_of(args: &SamplerArgs, error: &RowError) -> Option<&'static str> {
+    let RowError::Unsupported { knob } = error else { return None };
+    instead(args, *knob)
 }
 
 /// Plans the sampler.

@@ -1,6 +1,7 @@
 //! Flags of `generate`.
 
-use super::rows::{LogitBias, logit_biases, temperature};
+use super::rows::{LogitBias, Mode, logit_biases, temperature};
+use super::sequence::{Tokens, ascending, tokens};
 use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs};
 use clap::Args;
 use std::path::PathBuf;
@@ -83,17 +84,34 @@ pub struct DrawArgs {
     /// Tell the log-probability of each token that was drawn, and the N largest beside it.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub logprobs: Option<u32>,
+    /// Log-probabilities of which law: the one that is drawn from, or the model's own, before biases, penalties, temperature
+    /// and filters.
+    #[arg(long, value_enum, default_value_t = Mode::Processed, requires = "logprobs")]
+    pub logprobs_mode: Mode,
+    /// Tokens that end a sequence, beside the model's own end, and are not written.
+    #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
+    pub stop_token_ids: Option<Tokens>,
+    /// Tokens that are not drawn.
+    #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
+    pub banned_token_ids: Option<Tokens>,
+    /// Tokens that no repetition contains, for --dry-multiplier.
+    #[arg(long, value_name = "A,B,...", value_parser = ascending, allow_hyphen_values = true)]
+    pub dry_sequence_breakers: Option<Tokens>,
     /// How tokens are drawn from a JSON file instead: one object for every sequence, or an array with one for each, with the
-    /// fields of vLLM's SamplingParams. A seed in it is taken as it is.
+    /// fields of vLLM's SamplingParams and their defaults (temperature 1). A seed in it is taken as it is.
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_THE_FILE)]
     pub params: Option<PathBuf>,
 }
 
 /// What `--params` stands in place of.
-const OF_THE_FILE: [&str; 19] = [
+const OF_THE_FILE: [&str; 23] = [
     "temperature",
     "logit_bias",
     "logprobs",
+    "logprobs_mode",
+    "stop_token_ids",
+    "banned_token_ids",
+    "dry_sequence_breakers",
     "top_k",
     "top_p",
     "min_p",

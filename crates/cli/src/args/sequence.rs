@@ -28,12 +28,12 @@ pub struct SequenceArgs {
 /// Token ids.
 pub(crate) type Tokens = Arc<[u32]>;
 
-fn tokens(text: &str) -> Result<Tokens, String> {
+pub(super) fn tokens(text: &str) -> Result<Tokens, String> {
     let token = |id: &str| id.trim().parse().map_err(|_| format!("{id:?} is not a token id"));
     text.split(',').map(token).collect()
 }
 
-fn ascending(text: &str) -> Result<Tokens, String> {
+pub(super) fn ascending(text: &str) -> Result<Tokens, String> {
     let mut ids = tokens(text)?.to_vec();
     ids.sort_unstable();
     Ok(ids.into())

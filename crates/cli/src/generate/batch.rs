@@ -9,6 +9,7 @@ use super::sequence::{End, Sequence};
 use super::text::TextStream;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
+use crate::sampler::{instead_of, with_instead};
 use flash_sampling::{History, RowError, RowParams};
 use flash_sampling_models::{Cache, ModelConfig, ModelError, Run};
 use std::time::Instant;
@@ -123,7 +124,10 @@ impl<'s> Batch<'s> {
                     // What the flags ask, they ask of every sequence.
                     Err(
                         error @ (RowError::Invalid { .. } | RowError::Unsupported { .. } | RowError::BeyondPlan { .. }),
-                    ) => return Err(CommandError::usage(error.to_string())),
+                    ) => {
+                        let instead = instead_of(&self.args.sampler, &error);
+                        return Err(CommandError::usage(with_instead(error.to_string(), instead)));
+                    }
                     Err(error) => {
                         sequence.end = Some(End::Failed(error));
                         break;

@@ -9,9 +9,9 @@ use flash_sampling::{History, RowParams, SamplingParams};
 #[derive(Debug)]
 pub(super) struct Requests<'s> {
     args: &'s GenerateArgs,
-    /// The tokens that end a sequence of the model's.
-    eos: &'s [u32],
-    /// One for each sequence, with these tokens among those that stop it; empty without a file.
+    /// The tokens that end a sequence: the model's own, and those of the flags.
+    stops: Vec<u32>,
+    /// One for each sequence, with the model's own end among the tokens that stop it; empty without a file.
     of_file: Vec<SamplingParams>,
 }
 
@@ -20,8 +20,11 @@ impl<'s> Requests<'s> {
     ///
     /// # Errors
     /// What is wrong with it, or asks for what a text cannot have.
-    pub(super) fn open(args: &'s GenerateArgs, eos: &'s [u32], vocab_size: u32) -> Result<Self, CommandError> {
-        let Some(path) = &args.draws.params else { return Ok(Requests { args, eos, of_file: Vec::new() }) };
+    pub(super) fn open(args: &'s GenerateArgs, eos: &[u32], vocab_size: u32) -> Result<Self, CommandError> {
+        let Some(path) = &args.draws.params else {
+            let stops = [eos, args.draws.stop_token_ids.as_deref().unwrap_or_default()].concat();
+            return Ok(Requests { args, stops, of_file: Vec::new() });
+        };
         let usage = |reason: String| CommandError::usage(format!("--params {}: {reason}", path.display()));
         let mut of_file = Vec::new();
         for request in requests::open(path, args.text.num_sequences as usize, vocab_size)? {
@@ -35,10 +38,10 @@ impl<'s> Requests<'s> {
             if let Some((_, reason)) = wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
                 return Err(usage(reason.into()));
             }
-            fields.stop_token_ids.extend(eos.iter().filter(|&&token| token < vocab_size));
+            fields.stop_token_ids.extend_from_slice(eos);
             of_file.push(fields.build(vocab_size).map_err(|error| usage(error.to_string()))?);
         }
-        Ok(Requests { args, eos, of_file })
+        Ok(Requests { args, stops: Vec::new(), of_file })
     }
 
     /// The seed of a sequence: its object's as it is, or that of the flags.
@@ -59,9 +62,12 @@ impl<'s> Requests<'s> {
             position,
             temperature: draws.temperature,
             logprobs: draws.logprobs,
+            logprobs_mode: draws.logprobs_mode.into(),
             logit_bias: draws.logit_bias.as_deref().unwrap_or_default(),
             history: Some(history),
-            stop_token_ids: self.eos,
+            stop_token_ids: &self.stops,
+            banned: draws.banned_token_ids.as_deref().unwrap_or_default(),
+            dry_sequence_breakers: draws.dry_sequence_breakers.as_deref().unwrap_or_default(),
             ..RowParams::default()
         };
         self.args.penalties.apply(self.args.filters.apply(row))
@@ -69,8 +75,8 @@ impl<'s> Requests<'s> {
 
     /// Whether a token ends a sequence.
     pub(super) fn stops(&self, sequence: usize, token: u32) -> bool {
-        let of_file = self.of_file.get(sequence).map_or(&[][..], |params| &params.fields().stop_token_ids);
-        self.eos.contains(&token) || of_file.contains(&token)
+        let of_file = self.of_file.get(sequence).map(|params| &params.fields().stop_token_ids);
+        of_file.unwrap_or(&self.stops).contains(&token)
     }
 
     /// The most log-probabilities that are asked for; `None` when none are.

@@ -160,8 +160,11 @@ fn flags_that_mean_nothing_are_refused() {
         ("--variant sharded --shards 4097", "it must be 1 to 4096"),
         ("--variant grouped --group 0", "'0' for '--group <TOKENS>': it must be a positive multiple of 64"),
         ("--variant online --group 1000", "'1000' for '--group <TOKENS>'"),
-        ("--variant grouped --without-replacement", "--without-replacement is not possible"),
-        ("--variant grouped --canonical", "--canonical: canonical is not supported"),
+        (
+            "--variant grouped --without-replacement",
+            "not possible with this variant; --variant grouped --group-draw reuse has it",
+        ),
+        ("--variant grouped --canonical", "not supported by this variant; --variant grouped --group-draw reuse has it"),
         ("--variant reference --isa portable", "--isa means nothing"),
         ("--backend cuda --threads 2", "--threads means nothing"),
         ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
@@ -174,6 +177,23 @@ fn flags_that_mean_nothing_are_refused() {
     run(&["sample", "--weight", &head[4]]).assert_refused("--hidden");
     run(&["sample", "--format", "xml"]).assert_refused("possible values: text, json");
     run(&["draw"]).assert_refused("unrecognized subcommand 'draw'");
+}
+
+#[test]
+fn what_groups_refuse_names_the_flags_that_take_it() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let says = "is not supported by this sampler; --variant grouped --group-draw reuse has it";
+    for variant in ["--variant online", "--variant grouped", "--variant grouped --group-draw fresh"] {
+        for (flags, knob) in [("--top-k 5", "top_k"), ("--xtc-probability 0.5", "xtc_threshold")] {
+            let refused = run(&with(&head, &format!("{variant} {flags}")));
+            assert_eq!((refused.code, refused.rows().len()), (1, 3), "{refused:#?}");
+            assert!(refused.rows().iter().all(|row| row["error"] == format!("{knob} {says}")), "{refused:#?}");
+            run(&with(&["generate".into()], &format!("{variant} {flags}"))).assert_refused(&format!("{knob} {says}"));
+        }
+    }
+    let taken = run(&with(&head, "--variant grouped --group-draw reuse --top-k 5"));
+    assert_eq!(taken.tokens(), run(&with(&head, "--top-k 5")).tokens());
 }
 
 #[test]

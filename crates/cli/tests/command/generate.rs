@@ -211,26 +211,43 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
     assert_eq!(found[0], of_flags(&["--temperature", "0.5", "--logprobs", "0"])[0]);
     assert_eq!(found[1], of_flags(&["--temperature", "1", "--seed", "77", "--top-p", "0.5"])[0]);
     assert!(found[1]["logprobs"].is_null());
-    // A token that stops a sequence is not written.
+    let raw = of_file(r#"{"temperature": 0.3, "logprobs": 1, "logprobs_mode": "raw_logprobs"}"#, &[]);
+    let of_raw = |mode| of_flags(&["--temperature", "0.3", "--logprobs", "1", "--logprobs-mode", mode]);
+    assert_eq!(raw, of_raw("raw"));
+    assert_eq!(tokens(&raw[0]), tokens(&of_raw("processed")[0]));
+    assert_ne!(raw[0]["logprobs"], of_raw("processed")[0]["logprobs"]);
+    // A token that is banned is not drawn, and one that stops a sequence is not written.
     let whole = of_file(r#"{"temperature": 0}"#, &[]);
     let all = tokens(&whole[0]);
-    let stopped = of_file(&format!(r#"{{"temperature": 0, "stop_token_ids": [{}]}}"#, all[5]), &[]);
+    let listed = |field: &str, flag: &str, more: &str| {
+        let of_file = of_file(&format!(r#"{{"temperature": 0, "{field}": [{}]{more}}}"#, all[5]), &[]);
+        let dry: &[&str] = if more.is_empty() { &[] } else { &["--dry-multiplier", "4"] };
+        let token = all[5].to_string();
+        let flags = [&["--temperature", "0", flag, &token], dry].concat();
+        assert_eq!(of_file, of_flags(&flags), "{field}");
+        of_file[0].clone()
+    };
+    let stopped = listed("stop_token_ids", "--stop-token-ids", "");
     let at = all.iter().position(|token| *token == all[5]).unwrap();
-    assert_eq!(
-        (stopped[0]["finish_reason"].as_str(), tokens(&stopped[0])[..at].to_vec()),
-        (Some("stop"), all[..at].to_vec())
-    );
-    assert!(!stopped[0]["text"].as_str().unwrap().is_empty() && stopped[0]["text"] != whole[0]["text"]);
+    assert_eq!((stopped["finish_reason"].as_str(), tokens(&stopped)), (Some("stop"), all[..=at].to_vec()));
+    let text = stopped["text"].as_str().unwrap();
+    assert!(!text.is_empty() && whole[0]["text"].as_str().unwrap().starts_with(text) && whole[0]["text"] != text);
+    assert!(!tokens(&listed("banned_token_ids", "--banned-token-ids", "")).contains(&all[5]));
+    listed("dry_sequence_breakers", "--dry-sequence-breakers", r#", "dry_multiplier": 4"#);
     for (json, word) in [
         (r#"{"n": 2}"#, "--num-sequences"),
         (r#"{"output_token_ids": [1]}"#, "the sequence's own"),
         (r#"{"stop_token_ids": [5000]}"#, "5000"),
         (r#"{"temprature": 1}"#, "temprature"),
+        (r#"{"temperature": "hot"}"#, "temperature: invalid type"),
+        (r#"{"max_tokens": 5}"#, "max_tokens is no matter of the draw"),
         (r#"[{}, {}]"#, "2 objects for 1"),
     ] {
         let file = files.bytes("wrong.json", json.as_bytes());
-        let run = run(&["generate", "--params", &file]);
-        assert!(run.code == 2 && run.stderr.contains(word) && run.stdout.is_empty(), "{json}: {run:#?}");
+        run(&["generate", "--params", &file]).assert_refused(word);
     }
-    assert_eq!(run(&["generate", "--params", "p.json", "--top-k", "5"]).code, 2);
+    run(&["generate", "--params", "p.json", "--top-k", "5"]).assert_refused("cannot be used with");
+    run(&["generate", "--logprobs-mode", "raw"]).assert_refused("--logprobs");
+    run(&["generate", "--banned-token-ids", "5000"]).assert_refused("banned");
+    run(&["generate", "--stop-token-ids", "5000"]).assert_refused("stop_token_ids");
 }

@@ -13,6 +13,7 @@ fn a_file_gives_what_its_flags_give() {
         assert_eq!(of_file.stdout, of_flags.stdout, "{json}");
     };
     same("{}", "");
+    same(r#"{"stop": [], "max_tokens": null, "detokenize": true, "ignore_eos": false, "top_k": 4}"#, "--top-k 4");
     same(
         r#"{"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "n": 7, "seed": 4, "logprobs": 3}"#,
         "--temperature 0.7 --top-k 50 --top-p 0.9 --min-p 0.01 --draws 7 --seed 4 --logprobs 3",
@@ -79,8 +80,9 @@ fn bad_parameters_are_one_clear_line() {
     };
     refused("", "bad.json: not a valid parameter file: EOF");
     refused(r#"{"top_p": 1.5}"#, "bad.json: not a valid parameter file: top_p must be above 0 and at most 1");
-    refused(r#"{"max_tokens": 5}"#, "unknown field `max_tokens`");
-    refused(r#"[{}, {}, {"temperature": "hot"}]"#, "row 2: invalid type: string \"hot\"");
+    refused(r#"{"temprature": 5}"#, "unknown field `temprature`");
+    refused(r#"{"max_tokens": 5}"#, "max_tokens is no matter of the draw");
+    refused(r#"[{}, {}, {"temperature": "hot"}]"#, "row 2: temperature: invalid type: string \"hot\"");
     refused("[{}]", "it has 1 objects for 3 rows");
     refused(r#"{"n": 0}"#, "n must be at least 1");
     refused(r#"{"n": 20000000}"#, "row 0: n = 20000000, but a row has 10000000 draws at most");

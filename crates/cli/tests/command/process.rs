@@ -3,6 +3,7 @@
 use crate::common::{Files, run};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flash-sampling"));
@@ -29,6 +30,31 @@ fn ctrl_c_ends_cleanly() {
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
     assert_eq!((status.code(), rest.lines().last()), (Some(130), Some("error: interrupted")));
+}
+
+/// 2000 draws of each row are one call of the reference, and take minutes.
+#[test]
+#[cfg(unix)]
+fn one_ctrl_c_ends_a_long_call() {
+    for call in ["sample --draws 2000 --variant reference", "generate --num-sequences 4096"] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_flash-sampling"))
+            .args(call.split(' '))
+            .env("FLASH_SAMPLING_LOG", "info")
+            .stderr(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(child.try_wait().unwrap().is_none(), "{call} is no long call");
+        let asked = Instant::now();
+        let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        let status = child.wait().unwrap();
+        let mut stderr = String::new();
+        child.stderr.unwrap().read_to_string(&mut stderr).unwrap();
+        assert_eq!((status.code(), stderr.lines().last()), (Some(130), Some("error: interrupted")), "{call}");
+        assert!(asked.elapsed() < Duration::from_secs(5), "{call}: {:?}", asked.elapsed());
+    }
 }
 
 #[test]

@@ -3,8 +3,9 @@
 //!
 //! Fields have the names of vLLM's `SamplingParams`, so that the sampling part of a request maps without a table: `null`
 //! stands for a field's default, -1 for no seed, every token (`top_k`) and all log-probabilities. What vLLM does not have is
-//! named as in [`RowParams`]. Fields that are not known are refused, not dropped: what is no matter of the draw
-//! (`max_tokens`, `stop`, ...) must be taken out before. Two things differ: `logit_bias` is not clamped to ±100, and
+//! named as in [`RowParams`]. Nothing is dropped: a field that is not known is refused, and vLLM's fields that are no matter
+//! of the draw (`max_tokens`, `stop`, `detokenize`, ...) are refused unless their value asks for nothing, as null and vLLM's
+//! own default of most of them do. (The default of `max_tokens` is 16, which asks for an end.) Two things differ: `logit_bias` is not clamped to ±100, and
 //! `logprobs_mode`, which vLLM has for all requests alike, is the processed ones unless said.
 
 use crate::error::RowError;
@@ -12,7 +13,14 @@ use crate::filters::Order;
 use crate::history::History;
 use crate::knob::Knob;
 use crate::params::{LogprobsMode, RowParams};
+#[cfg(feature = "serde")]
+use read::{Most, Seed};
 use std::collections::BTreeMap;
+#[cfg(feature = "serde")]
+use std::collections::BTreeSet;
+
+#[cfg(feature = "serde")]
+mod read;
 
 /// A field with a value that means nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +48,7 @@ macro_rules! fields {
         /// The fields of [`SamplingParams`], to be set one by one and checked by
         /// [`build`](SamplingParamsBuilder::build). The default has every knob off.
         #[derive(Clone, Debug, PartialEq)]
-        #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(from = "Read"))]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         pub struct SamplingParamsBuilder {
             $($(#[$doc])* pub $field: $type,)*
         }
@@ -62,18 +70,43 @@ macro_rules! fields {
             )*
         }
 
-        /// The fields as they are read: `null` is the default.
+        /// `null` is the default. Errors name the field.
         #[cfg(feature = "serde")]
-        #[derive(Default, serde::Deserialize)]
-        #[serde(default, deny_unknown_fields)]
-        struct Read {
-            $($field: Option<read_as!($type $(, $read)?)>,)*
-        }
+        impl<'de> serde::Deserialize<'de> for SamplingParamsBuilder {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                use serde::de::Error;
 
-        #[cfg(feature = "serde")]
-        impl From<Read> for SamplingParamsBuilder {
-            fn from(read: Read) -> Self {
-                SamplingParamsBuilder { $($field: read.$field.map_or($default, Into::into),)* }
+                struct Fields;
+
+                impl<'de> serde::de::Visitor<'de> for Fields {
+                    type Value = SamplingParamsBuilder;
+
+                    fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                        f.write_str("an object of sampling parameters")
+                    }
+
+                    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                        let mut params = SamplingParamsBuilder::default();
+                        let mut seen = BTreeSet::new();
+                        while let Some(field) = map.next_key::<String>()? {
+                            match field.as_str() {
+                                $(stringify!($field) => {
+                                    type As = read_as!($type $(, $read)?);
+                                    if let Some(value) = read::value::<_, As>(stringify!($field), &mut map)? {
+                                        params.$field = value.into();
+                                    }
+                                })*
+                                _ => read::beside_the_draw(&field, &mut map, &[$(stringify!($field)),*])?,
+                            }
+                            if let Some(twice) = seen.replace(field) {
+                                return Err(A::Error::custom(format_args!("duplicate field `{twice}`")));
+                            }
+                        }
+                        Ok(params)
+                    }
+                }
+
+                deserializer.deserialize_map(Fields)
             }
         }
     };
@@ -138,74 +171,6 @@ fields! {
     without_replacement: bool = false;
     /// See [`RowParams::kept`].
     kept: bool = false;
-}
-
-/// A seed; -1 is none.
-#[cfg(feature = "serde")]
-struct Seed(Option<u64>);
-
-#[cfg(feature = "serde")]
-impl From<Seed> for Option<u64> {
-    fn from(seed: Seed) -> Self {
-        seed.0
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Seed {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        or_minus_one(deserializer).map(Seed)
-    }
-}
-
-/// A number of log-probabilities; -1 is all.
-#[cfg(feature = "serde")]
-struct Most(u32);
-
-#[cfg(feature = "serde")]
-impl From<Most> for Option<u32> {
-    fn from(most: Most) -> Self {
-        Some(most.0)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Most {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let most = or_minus_one(deserializer)?;
-        let most = most.map_or(Ok(u32::MAX), u32::try_from);
-        most.map(Most).map_err(|_| serde::de::Error::custom("the number of log-probabilities must be below 2^32"))
-    }
-}
-
-/// A number that is not negative; `None` for -1.
-#[cfg(feature = "serde")]
-fn or_minus_one<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    use serde::de::{Error, Unexpected, Visitor};
-
-    struct OrMinusOne;
-
-    impl Visitor<'_> for OrMinusOne {
-        type Value = Option<u64>;
-
-        fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-            f.write_str("an integer of at least -1")
-        }
-
-        fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
-            Ok(Some(value))
-        }
-
-        fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
-            match (u64::try_from(value), value) {
-                (Ok(value), _) => Ok(Some(value)),
-                (_, -1) => Ok(None),
-                _ => Err(E::invalid_value(Unexpected::Signed(value), &self)),
-            }
-        }
-    }
-
-    deserializer.deserialize_any(OrMinusOne)
 }
 
 /// The parameters of a request, checked for a vocabulary.
@@ -428,9 +393,12 @@ mod tests {
         let again = serde_json::to_string(params.fields()).unwrap();
         assert_eq!(&read(&again).unwrap(), params.fields());
         for (json, says) in [
-            (r#"{"max_tokens": 5}"#, "unknown field `max_tokens`"),
-            (r#"{"top_k": 0.5}"#, "invalid type: floating point"),
-            (r#"{"seed": -2}"#, "invalid value: integer `-2`, expected an integer of at least -1"),
+            (r#"{"temprature": 5}"#, "unknown field `temprature`"),
+            (r#"{"top_k": 0.5}"#, "top_k: invalid type: floating point"),
+            (r#"{"logit_bias": {"11": "low"}}"#, "logit_bias: invalid type: string \"low\""),
+            (r#"{"order": "ours"}"#, "order: unknown variant `ours`"),
+            (r#"[1]"#, "expected an object of sampling parameters"),
+            (r#"{"seed": -2}"#, "seed: invalid value: integer `-2`, expected an integer of at least -1"),
             (r#"{"logprobs": 4294967296}"#, "must be below 2^32"),
             (r#"{"n": 1, "n": 2}"#, "duplicate field `n`"),
         ] {
@@ -461,5 +429,33 @@ mod tests {
         assert_eq!(read.build(300).unwrap().row(5, 0, None).logprobs, Some(300));
         let seed = r#"{"seed": 18446744073709551615}"#;
         assert_eq!(serde_json::from_str::<SamplingParamsBuilder>(seed).unwrap().seed, Some(u64::MAX));
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn fields_that_are_no_matter_of_the_draw_are_taken_where_they_ask_for_nothing() {
+        let read = |json: &str| serde_json::from_str::<SamplingParamsBuilder>(json);
+        let neutral = r#"{"stop": [], "ignore_eos": false, "max_tokens": null, "prompt_logprobs": null, "detokenize": true,
+            "flat_logprobs": false, "skip_special_tokens": true, "spaces_between_special_tokens": true, "top_k": 7,
+            "include_stop_str_in_output": false, "output_kind": 0, "skip_clone": false, "output_text_buffer_length": 0,
+            "structured_outputs": null, "guided_decoding": null, "extra_args": {}, "bad_words": [], "best_of": 1,
+            "truncate_prompt_tokens": null, "skip_reading_prefix_cache": null, "thinking_token_budget": null}"#;
+        assert_eq!(read(neutral).unwrap(), SamplingParamsBuilder::default().top_k(7));
+        let takes = "is no matter of the draw: only null";
+        for (field, value, or) in [
+            ("stop", r#"["."]"#, " or empty"),
+            ("stop", r#"".""#, " or empty"),
+            ("max_tokens", "16", ""),
+            ("ignore_eos", "true", " or false"),
+            ("detokenize", "false", " or true"),
+            ("best_of", "2", " or 1"),
+            ("guided_decoding", r#"{"regex": "a"}"#, ""),
+            ("extra_args", r#"{"a": 1}"#, " or empty"),
+            ("prompt_logprobs", "0", ""),
+        ] {
+            let error = read(&format!(r#"{{"top_k": 7, "{field}": {value}}}"#)).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{field} {takes}{or} is taken here at line 1")), "{error}");
+        }
+        assert!(read(r#"{"stop": null, "stop": null}"#).unwrap_err().to_string().contains("duplicate field `stop`"));
     }
 }
