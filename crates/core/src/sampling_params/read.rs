@@ -1,0 +1,211 @@
+//! How single fields of a request are read: null, -1, and what is no matter of the draw.
+
+use core::fmt;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
+
+/// A seed; -1 is none.
+pub(super) struct Seed(Option<u64>);
+
+impl From<Seed> for Option<u64> {
+    fn from(seed: Seed) -> Self {
+        seed.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        or_minus_one(deserializer).map(Seed)
+    }
+}
+
+/// A number of log-probabilities; -1 is all.
+pub(super) struct Most(u32);
+
+impl From<Most> for Option<u32> {
+    fn from(most: Most) -> Self {
+        Some(most.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Most {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let most = or_minus_one(deserializer)?;
+        let most = most.map_or(Ok(u32::MAX), u32::try_from);
+        most.map(Most).map_err(|_| D::Error::custom("the number of log-probabilities must be below 2^32"))
+    }
+}
+
+/// A number that is not negative; `None` for -1.
+fn or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    struct OrMinusOne;
+
+    impl Visitor<'_> for OrMinusOne {
+        type Value = Option<u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an integer of at least -1")
+        }
+
+        fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
+            Ok(Some(value))
+        }
+
+        fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
+            match (u64::try_from(value), value) {
+                (Ok(value), _) => Ok(Some(value)),
+                (_, -1) => Ok(None),
+                _ => Err(E::invalid_value(Unexpected::Signed(value), &self)),
+            }
+        }
+    }
+
+    deserializer.deserialize_any(OrMinusOne)
+}
+
+/// A value of a field that is no matter of the draw, as far as it must be known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Plain {
+    Null,
+    Bool(bool),
+    Number(f64),
+    /// An empty text, list or object.
+    Empty,
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Plain {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> Visitor<'de> for Any {
+            type Value = Plain;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Plain, E> {
+                Ok(Plain::Null)
+            }
+
+            fn visit_none<E: Error>(self) -> Result<Plain, E> {
+                Ok(Plain::Null)
+            }
+
+            fn visit_some<D: Deserializer<'de>>(self, value: D) -> Result<Plain, D::Error> {
+                value.deserialize_any(self)
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Plain, E> {
+                Ok(Plain::Bool(value))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Plain, E> {
+                Ok(Plain::Number(value as f64))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Plain, E> {
+                Ok(Plain::Number(value as f64))
+            }
+
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Plain, E> {
+                Ok(Plain::Number(value))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Plain, E> {
+                Ok(if value.is_empty() { Plain::Empty } else { Plain::Other })
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Plain, A::Error> {
+                let mut found = Plain::Empty;
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    found = Plain::Other;
+                }
+                Ok(found)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Plain, A::Error> {
+                let mut found = Plain::Empty;
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    found = Plain::Other;
+                }
+                Ok(found)
+            }
+        }
+
+        deserializer.deserialize_any(Any)
+    }
+}
+
+/// The fields of vLLM's `SamplingParams`, of this year and of the years before, that are no matter of the draw: each with
+/// the value, beside null, that asks for nothing.
+const BESIDE_THE_DRAW: &[(&str, Plain)] = &[
+    ("bad_words", Plain::Empty),
+    ("best_of", Plain::Number(1.0)),
+    ("detokenize", Plain::Bool(true)),
+    ("early_stopping", Plain::Bool(false)),
+    ("extra_args", Plain::Empty),
+    ("flat_logprobs", Plain::Bool(false)),
+    ("guided_decoding", Plain::Null),
+    ("ignore_eos", Plain::Bool(false)),
+    ("include_stop_str_in_output", Plain::Bool(false)),
+    ("length_penalty", Plain::Number(1.0)),
+    ("logits_processors", Plain::Empty),
+    ("logprob_token_ids", Plain::Null),
+    ("max_tokens", Plain::Null),
+    ("output_kind", Plain::Number(0.0)),
+    ("output_text_buffer_length", Plain::Number(0.0)),
+    ("prompt_logprob_start", Plain::Null),
+    ("prompt_logprob_token_ids", Plain::Null),
+    ("prompt_logprobs", Plain::Null),
+    ("repetition_detection", Plain::Null),
+    ("routed_experts_prompt_start", Plain::Number(0.0)),
+    ("skip_clone", Plain::Bool(false)),
+    ("skip_reading_prefix_cache", Plain::Null),
+    ("skip_special_tokens", Plain::Bool(true)),
+    ("spaces_between_special_tokens", Plain::Bool(true)),
+    ("stop", Plain::Empty),
+    ("stream_interval", Plain::Null),
+    ("structured_outputs", Plain::Null),
+    ("thinking_token_budget", Plain::Null),
+    ("trace_decode_token_ids", Plain::Null),
+    ("truncate_prompt_tokens", Plain::Null),
+    ("use_beam_search", Plain::Bool(false)),
+];
+
+/// Takes a field that is no matter of the draw when its value asks for nothing.
+///
+/// # Errors
+/// The field by its name, when it is none of these, or asks for something.
+pub(super) fn beside_the_draw<'de, A: MapAccess<'de>>(
+    field: &str,
+    map: &mut A,
+    known: &'static [&'static str],
+) -> Result<(), A::Error> {
+    let Some((_, neutral)) = BESIDE_THE_DRAW.iter().find(|(name, _)| *name == field) else {
+        return Err(A::Error::unknown_field(field, known));
+    };
+    let value: Plain = map.next_value()?;
+    if value == Plain::Null || value == *neutral {
+        return Ok(());
+    }
+    let or = match neutral {
+        Plain::Bool(value) => format!(" or {value}"),
+        Plain::Number(value) => format!(" or {value}"),
+        Plain::Empty => " or empty".into(),
+        Plain::Null | Plain::Other => String::new(),
+    };
+    Err(A::Error::custom(format_args!("{field} is no matter of the draw: only null{or} is taken here")))
+}
+
+/// The value of a field.
+///
+/// # Errors
+/// What is wrong with it, after its name.
+pub(super) fn value<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
+    field: &'static str,
+    map: &mut A,
+) -> Result<Option<T>, A::Error> {
+    map.next_value().map_err(|error| A::Error::custom(format_args!("{field}: {error}")))
+}
