@@ -21,6 +21,7 @@
 //! | [`stream_head`] | [`StreamHead`]: a head whose weight arrives block by block | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
+//! | [`survey`] | what a shard tells of rows with filters | |
 //! | [`canonical`], [`near_ties`] | one dot product that every backend can agree on, and when it must decide | |
 //! | [`speculation`] | drafts judged by shared noise, or by rejection | |
 //! | [`reference`](mod@reference) | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
@@ -54,6 +55,7 @@ pub mod sampling_params;
 pub mod selection;
 pub mod speculation;
 pub mod stream_head;
+pub mod survey;
 pub mod transform;
 pub mod winner;
 
@@ -76,4 +78,5 @@ pub use samples::{Draw, Kept, RowSample, Samples};
 pub use sampling_params::{ParamsError, SamplingParams, SamplingParamsBuilder};
 pub use selection::{Band, Selection, Selector};
 pub use stream_head::{StreamError, StreamHead};
+pub use survey::{Inquiry, RowSurvey, Survey};
 pub use winner::{Candidate, Place, TopList, Winner};

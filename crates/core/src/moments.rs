@@ -49,6 +49,25 @@ impl Moments {
         self.squares += other.squares;
     }
 
+    /// The words that a rank sends: count, sum and sum of squares, low halves first.
+    pub fn to_words(&self) -> [u64; 5] {
+        let (sum, squares) = (self.sum as u128, self.squares);
+        [self.count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64]
+    }
+
+    /// The inverse of [`Moments::to_words`], for logits that were divided by a temperature; `None` for words that it
+    /// cannot have written of at most `most` logits.
+    pub fn from_words(words: [u64; 5], temperature: f32, most: u64) -> Option<Self> {
+        let wide = |low: u64, high: u64| u128::from(high) << 64 | u128::from(low);
+        let [count, a, b, c, d] = words;
+        let (sum, squares) = (wide(a, b) as i128, wide(c, d));
+        let limit = LIMIT as u128;
+        let possible = count <= most
+            && sum.unsigned_abs() <= u128::from(count) * limit
+            && squares <= u128::from(count).checked_mul(limit * limit)?;
+        possible.then_some(Moments { count, sum, squares, ..Moments::of_temperature(temperature) })
+    }
+
     /// Number of logits.
     pub fn count(&self) -> u64 {
         self.count
@@ -90,6 +109,19 @@ mod tests {
             let variance = l.iter().map(|&l| (f64::from(l) - mean).powi(2)).sum::<f64>() / n;
             prop_assert!((merged.mean() - mean).abs() < 2e-4);
             prop_assert!((merged.deviation() - variance.sqrt()).abs() < 3e-4);
+        }
+    }
+
+    #[test]
+    fn words_carry_the_moments() {
+        let mut m = Moments::of_temperature(0.5);
+        [-3.25f32, 700.0, 1e9, -1e9, 0.0].into_iter().for_each(|l| m.push(l));
+        assert_eq!(Moments::from_words(m.to_words(), 0.5, 5), Some(m));
+        assert_eq!(Moments::from_words(m.to_words(), 0.5, 4), None);
+        for word in [2, 4] {
+            let mut words = m.to_words();
+            words[word] ^= 1 << 62;
+            assert_eq!(Moments::from_words(words, 0.5, 5), None, "word {word}");
         }
     }
 

@@ -15,6 +15,7 @@ use crate::noise::Domain;
 use crate::params::{Row, RowParams};
 use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant, check_call};
 use crate::samples::Samples;
+use crate::survey::{Inquiry, RowSurvey, Survey, check_survey};
 use crate::transform::first_invalid;
 use crate::winner::{Candidate, TopList, Winner};
 use core::ops::Range;
@@ -299,6 +300,43 @@ impl PerturbedArgmax for Reference<'_> {
                 .and_then(|row| self.row(&row, &self.raw_logits(&hidden), out));
             if let Err(error) = outcome {
                 out.push_error(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn survey(&mut self) -> Option<&mut dyn Survey> {
+        (self.scheme == Scheme::Tiled).then_some(self as _)
+    }
+}
+
+impl Survey for Reference<'_> {
+    fn survey(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        inquiries: &[Inquiry<'_>],
+        out: &mut [RowSurvey],
+    ) -> Result<(), SampleError> {
+        check_survey(&input, rows, inquiries, out, &self.shape(), &self.plan)?;
+        let mut hidden = vec![0.0; input.cols()];
+        let mut adjustments = Adjustments::default();
+        adjustments.collect(rows);
+        for (r, (params, survey)) in rows.iter().zip(out).enumerate().filter(|(r, _)| inquiries[*r] != Inquiry::Nothing)
+        {
+            input.row_to_f32(r, &mut hidden);
+            survey.clear();
+            let first = self.head.tokens().start;
+            let outcome = params
+                .check(adjustments.row(r), &self.capabilities(), &self.plan, self.head.vocab_size())
+                .and_then(|row| match transformed(&row, &self.raw_logits(&hidden), first) {
+                    // Other shards may have a finite logit.
+                    Err(RowError::NoFiniteLogit) => Ok((row, Vec::new())),
+                    logits => Ok((row, logits?)),
+                });
+            match outcome {
+                Ok((row, logits)) => survey.of(&row, inquiries[r], first, &logits),
+                Err(error) => survey.error = Some(error),
             }
         }
         Ok(())

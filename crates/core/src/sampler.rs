@@ -5,6 +5,7 @@ use crate::knob::Knobs;
 use crate::matrix::Matrix;
 use crate::params::RowParams;
 use crate::samples::Samples;
+use crate::survey::Survey;
 use core::ops::Range;
 
 /// The variants of the paper.
@@ -144,6 +145,12 @@ pub trait PerturbedArgmax: Send {
     ///
     /// What concerns one row only is that row's error in `out`.
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError>;
+
+    /// What vocabulary shards need of this sampler for rows with filters; `None`: it cannot be a shard of such rows. A
+    /// sampler that has it can do all of [`Knobs::FILTERS`] and [`Knob::Kept`](crate::Knob::Kept).
+    fn survey(&mut self) -> Option<&mut dyn Survey> {
+        None
+    }
 }
 
 /// The checks of a call that are the same for every implementer: width, number of parameters, number of rows.

@@ -4,24 +4,24 @@
 //! a floor on, so it takes only as many rows as have room: the masses bound how many tokens that is.
 
 use crate::engine::{Engine, Rows};
-use crate::filtered::{Ask, Filtering, Need};
+use crate::filtered::{Ask, FilterState};
+use crate::largest::order;
 use crate::state::RowState;
 use crate::tile::{Planned, Source};
 use core::cmp::Reverse;
 use core::ops::Range;
+use flash_sampling_core::selection::{Filtered, Filtering, Need, Seen};
 use flash_sampling_core::{Candidate, RowError};
 use rayon::prelude::*;
 
 /// Bytes that the lists of one pass may take; a longer list is alone in its pass.
 const LISTS: u64 = 16 << 20;
 
-impl Need {
-    /// Bytes of the row's list, in a head of `tokens`.
-    fn bytes(&self, tokens: u64) -> u64 {
-        match self {
-            Need::Before => 0,
-            Need::List { bound, .. } => tokens.min(*bound) * size_of::<Candidate>() as u64,
-        }
+/// Bytes of a row's list, in a head of `tokens`.
+fn bytes_of(need: &Need, tokens: u64) -> u64 {
+    match need {
+        Need::List { bound, .. } => tokens.min(*bound) * size_of::<Candidate>() as u64,
+        Need::Before => 0,
     }
 }
 
@@ -36,7 +36,13 @@ fn answer(
     state.filter.need = None;
     let Ok(Planned { row, .. }) = row else { return };
     if let (Some(filters), true, None) = (&row.filters, state.alive, state.fault) {
-        state.filter.need = filtering.answer(row, filters, state, vocab_size, passes);
+        let RowState { filter, mass, .. } = state;
+        filter.largest.finish();
+        let FilterState { largest, moments, doubts, answer, frontiers, used, .. } = filter;
+        let mass = mass.as_ref().expect("a row with filters has masses");
+        let seen = Seen::first(largest.as_slice(), largest.limit(), mass, moments);
+        let of = Filtered { row, filters, vocab_size, passes };
+        filter.need = filtering.answer(&of, &seen, &frontiers[..*used], doubts, answer);
     }
 }
 
@@ -99,14 +105,14 @@ impl Engine {
 
     /// Chooses the rows of the next pass, the longest lists first, and empties what they fill.
     fn group<'a>(&mut self, rows: &Rows<'a>, tokens: u64, members: &mut Vec<usize>, again: &mut Rows<'a>) {
-        self.needs.sort_unstable_by_key(|(r, need)| (Reverse(need.bytes(tokens)), *r));
+        self.needs.sort_unstable_by_key(|(r, need)| (Reverse(bytes_of(need, tokens)), *r));
         again.clear();
         again.extend(rows.iter().map(|_| Err(RowError::NoFiniteLogit)));
         members.clear();
         let (mut slots, mut room) = (0, LISTS);
         self.needs.retain(|(r, need)| {
             let Ok(planned) = &rows[*r] else { return false };
-            let bytes = need.bytes(tokens);
+            let bytes = bytes_of(need, tokens);
             if bytes > room && slots > 0 {
                 return true;
             }
@@ -151,9 +157,12 @@ impl Engine {
                 if let Ok(Planned { row, .. }) = &rows[r]
                     && let Some(filters) = &row.filters
                 {
-                    let state = &mut first.rows[r];
-                    let passes = self.passes[r];
-                    let need = self.filtering[0].answer_listed(row, filters, state, list, floor, vocab_size, passes);
+                    list.sort_unstable_by(order);
+                    let RowState { filter, mass, .. } = &mut first.rows[r];
+                    let mass = mass.as_ref().expect("a row with filters has masses");
+                    let seen = Seen { list, floor, mass, moments: &filter.moments };
+                    let of = Filtered { row, filters, vocab_size, passes: self.passes[r] };
+                    let need = self.filtering[0].answer_listed(&of, &seen, &mut filter.answer);
                     self.needs.extend(need.map(|need| (r, need)));
                 }
             }
@@ -161,7 +170,7 @@ impl Engine {
     }
 
     /// Gives the memory of lists back that are larger than those of one pass need be.
-    fn trim(&mut self) {
+    pub(crate) fn trim(&mut self) {
         let bytes = |list: &Vec<Candidate>| (list.capacity() * size_of::<Candidate>()) as u64;
         let held: u64 = self.workers.iter().flat_map(|worker| &worker.lists).map(bytes).sum();
         if held > 4 * LISTS {

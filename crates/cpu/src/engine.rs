@@ -4,7 +4,7 @@ use crate::canonical::Canonical;
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
-use crate::filtered::{Ask, Filtering, Need};
+use crate::filtered::Ask;
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
 use crate::raw::RawDraw;
@@ -13,6 +13,7 @@ use crate::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::params::Row;
+use flash_sampling_core::selection::{Filtering, Need};
 use flash_sampling_core::{
     Adjustments, Candidate, Capabilities, DType, Exactness, Head, Input, Knob, Knobs, MassHistogram, Matrix, Plan,
     RowError, RowParams, Samples, Variant,

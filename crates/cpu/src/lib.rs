@@ -19,7 +19,6 @@
 //! variant has its file. `unsafe` lives in `dot`, `words`, and the dispatch of `tile`.
 
 mod again;
-mod answer;
 mod canonical;
 mod dot;
 mod engine;
@@ -39,6 +38,7 @@ mod raw;
 mod standalone;
 mod state;
 mod stream;
+mod survey;
 mod tile;
 mod tiled;
 mod words;

@@ -5,7 +5,8 @@ use crate::error::CpuError;
 use crate::options::CpuOptions;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
+    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Survey,
+    Variant,
 };
 
 /// Draws inside the matmul: one pass over the weight for the whole batch, logits never leave their tile, one winner per
@@ -35,6 +36,10 @@ impl<'w> Tiled<'w> {
         (self.head, self.engine, self.hidden)
     }
 
+    pub(crate) fn parts_mut(&mut self) -> (&Head<'w>, &mut Engine, &mut Hidden) {
+        (&self.head, &mut self.engine, &mut self.hidden)
+    }
+
     pub(crate) fn from_parts(head: Head<'w>, engine: Engine, hidden: Hidden) -> Self {
         Tiled { head, engine, hidden }
     }
@@ -59,5 +64,9 @@ impl PerturbedArgmax for Tiled<'_> {
         let can = self.capabilities();
         self.engine.sample_pathwise(&self.head, &mut self.hidden, CHUNK, Call { input, rows, can }, out);
         Ok(())
+    }
+
+    fn survey(&mut self) -> Option<&mut dyn Survey> {
+        (!self.engine.plan.canonical).then_some(self as _)
     }
 }

@@ -19,6 +19,16 @@ impl Before {
         Before { place, mass: 0 }
     }
 
+    /// What another part of the row has seen: a mass of [`Before::mass`].
+    pub fn with_mass(place: Place, mass: u64) -> Self {
+        Before { place, mass }
+    }
+
+    /// The mass seen so far, in units of the histogram.
+    pub fn mass(&self) -> u64 {
+        self.mass
+    }
+
     /// Adds the tokens `first ..` with these logits.
     pub fn extend_from_slice(&mut self, first: u32, logits: &[f32]) {
         let edge = edge_of(self.place.logit);

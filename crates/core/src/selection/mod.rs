@@ -13,17 +13,21 @@
 //! the set that exact arithmetic gives, except where a cumulative mass meets its limit to within 2^-28 of the row's
 //! mass, or a deviation its value to within 2^-12 nat.
 
+mod answer;
 mod band;
 mod before;
 mod cells;
+mod filtering;
 mod seen;
 mod selector;
 #[cfg(test)]
 mod tests;
 mod typical;
 
+pub use answer::Answer;
 pub use band::Band;
 pub use before::Before;
+pub use filtering::{Filtered, Filtering, Need, Wants};
 pub use seen::Seen;
 pub use selector::Selector;
 

@@ -1,25 +1,30 @@
 //! What a row with filters gets, kept until the results of the call are written in the order of the rows.
 
-use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples};
+use crate::error::RowError;
+use crate::mass_histogram::MassHistogram;
+use crate::samples::Samples;
+use crate::winner::Candidate;
 
 /// The draws of a row and what else it asked for.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answer {
+pub struct Answer {
     /// `None`: not answered yet.
-    pub(crate) outcome: Option<Result<(), RowError>>,
-    pub(crate) draws: Vec<Candidate>,
-    pub(crate) top: Vec<Candidate>,
+    pub outcome: Option<Result<(), RowError>>,
+    /// The draws, in order.
+    pub draws: Vec<Candidate>,
+    /// The largest of the kept logits, where they were asked for.
+    pub top: Vec<Candidate>,
     /// The mass of the kept tokens, where it was asked for.
-    pub(crate) mass: Option<MassHistogram>,
+    pub mass: Option<MassHistogram>,
     /// Whether log-probabilities were asked for; whether the kept tokens were.
-    pub(crate) asked: (bool, bool),
+    pub asked: (bool, bool),
     /// The kept tokens as a bitmap.
-    pub(crate) kept: Vec<u32>,
+    pub kept: Vec<u32>,
 }
 
 impl Answer {
     /// Empties it for a row.
-    pub(crate) fn begin(&mut self) {
+    pub fn begin(&mut self) {
         self.outcome = None;
         self.draws.clear();
         self.top.clear();
@@ -28,7 +33,7 @@ impl Answer {
     }
 
     /// Notes kept tokens, of a vocabulary of `vocab_size`, with the logits that are drawn with.
-    pub(crate) fn keep(&mut self, tokens: impl Iterator<Item = (u32, f32)>, vocab_size: u32, kept: bool) {
+    pub fn keep(&mut self, tokens: impl Iterator<Item = (u32, f32)>, vocab_size: u32, kept: bool) {
         let mass = self.mass.get_or_insert_default();
         mass.clear();
         if kept {
@@ -42,8 +47,11 @@ impl Answer {
         }
     }
 
-    /// Appends it to `out`.
-    pub(crate) fn emit(&self, passes: u32, vocab_size: u32, out: &mut Samples) -> Result<(), RowError> {
+    /// Appends it to `out`, with how many passes it took, for a vocabulary of `vocab_size`.
+    ///
+    /// # Errors
+    /// The row's, and nothing is appended.
+    pub fn emit(&self, passes: u32, vocab_size: u32, out: &mut Samples) -> Result<(), RowError> {
         self.outcome.unwrap_or(Err(RowError::NoFiniteLogit))?;
         let (logprobs, kept) = self.asked;
         let mass = self.mass.as_ref().filter(|_| logprobs || kept);

@@ -1,0 +1,189 @@
+//! Decides and draws rows with filters from what passes leave of them.
+//!
+//! The first pass leaves the largest logits, the masses and, per draw, a [`Frontier`]; [`Selector`] says what they
+//! decide. A row that they do not decide takes another pass: one that sums the mass before the few points of the frontier
+//! that are in doubt, or one that lists the row down to a floor and draws from the list.
+
+use super::{Answer, Before, Seen, Selection, Selector};
+use crate::error::RowError;
+use crate::filters::{Filter, Filters};
+use crate::frontier::Frontier;
+use crate::noise::Domain;
+use crate::params::Row;
+use crate::winner::{Candidate, TopList, Winner};
+
+/// The largest logits that a pass lists, and the largest top-k for which it lists more.
+const LIST: usize = 64;
+const LONG_LIST: u32 = 1024;
+/// Draws of a row for which frontiers are kept; rows with more are drawn from lists.
+const FRONTIERS: u32 = 8;
+/// Passes after the first that list a part of the row; one more lists all of it.
+const PARTIAL_PASSES: u32 = 2;
+
+/// What an undecided row needs of another pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Need {
+    /// The mass before the points in doubt.
+    Before,
+    /// A list of every token with a logit of at least `floor`, of which there are at most `bound`.
+    List {
+        /// In nats.
+        floor: f32,
+        /// Tokens.
+        bound: u64,
+    },
+}
+
+/// What the first pass keeps of a row with filters, beside its moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wants {
+    /// How many of the largest logits are listed.
+    pub list: usize,
+    /// For how many draws frontiers are kept; none where the row is drawn from a list.
+    pub frontiers: usize,
+    /// Whether its masses are needed.
+    pub mass: bool,
+}
+
+impl Wants {
+    /// What a row wants of its first pass.
+    pub fn of(row: &Row<'_>, filters: &Filters) -> Wants {
+        let k = filters.smallest_k().filter(|&k| k <= LONG_LIST);
+        let listed = k.is_some() || row.without_replacement || row.draws > FRONTIERS;
+        let thresholds = filters.steps().iter().all(|f| matches!(f, Filter::MinP(_) | Filter::TopNSigma(_)));
+        let list = match k {
+            // The largest logit and the frontier tell all.
+            None if thresholds && !listed && row.logprobs.is_none() && !row.kept => 1,
+            k => LIST.max(k.unwrap_or(0) as usize).max(row.logprobs.unwrap_or(0) as usize),
+        };
+        let frontiers = if listed { 0 } else { row.draws as usize };
+        Wants { list, frontiers, mass: filters.need_mass_beyond(list) }
+    }
+}
+
+/// A row that is decided.
+#[derive(Clone, Copy, Debug)]
+pub struct Filtered<'a> {
+    /// The row.
+    pub row: &'a Row<'a>,
+    /// Its filters.
+    pub filters: &'a Filters,
+    /// Size of the vocabulary.
+    pub vocab_size: u32,
+    /// Passes that it has taken.
+    pub passes: u32,
+}
+
+/// Decides and draws rows with filters. Keeps its memory from call to call.
+#[derive(Clone, Debug, Default)]
+pub struct Filtering {
+    selector: Selector,
+    list: TopList,
+}
+
+impl Filtering {
+    /// Answers a row from what the first pass left, or from that and the mass before the points in doubt; what it needs
+    /// where these do not decide.
+    pub fn answer(
+        &mut self,
+        of: &Filtered<'_>,
+        seen: &Seen<'_>,
+        frontiers: &[Frontier],
+        doubts: &mut Vec<Before>,
+        answer: &mut Answer,
+    ) -> Option<Need> {
+        let Filtered { row, filters, .. } = *of;
+        let selection = self.selector.select(filters, seen);
+        let from_list = row.logprobs.is_some() || row.kept || frontiers.is_empty();
+        if let (true, Selection::Listed(kept)) = (from_list, &selection) {
+            self.draw(of, &seen.list[kept.clone()], answer);
+            return None;
+        }
+        if !from_list {
+            answer.draws.clear();
+            let winner = |f| self.selector.winner_knowing(&selection, seen, f, doubts).ok();
+            let rescaled = |c: Candidate| Candidate { logit: c.logit * filters.rescale, ..c };
+            answer.draws.extend(frontiers.iter().map_while(winner).map(rescaled));
+            if answer.draws.len() == frontiers.len() {
+                // Winners on a frontier belong to a run that begins with the row's first token.
+                answer.outcome = Some(filters.drawable(&seen.list[..1]).map(drop));
+                return None;
+            }
+            if let Selection::Listed(kept) = &selection {
+                self.draw(of, &seen.list[kept.clone()], answer);
+                return None;
+            }
+            if doubts.is_empty() {
+                for frontier in frontiers {
+                    self.selector.doubts(&selection, seen, frontier, doubts);
+                }
+                if !doubts.is_empty() {
+                    return Some(Need::Before);
+                }
+            }
+        }
+        Some(self.need_list(&selection, seen, of.passes))
+    }
+
+    /// Answers a row from a list of every token with a logit of at least the floor; what it needs where that does not
+    /// decide.
+    pub fn answer_listed(&mut self, of: &Filtered<'_>, seen: &Seen<'_>, answer: &mut Answer) -> Option<Need> {
+        if seen.list.is_empty() {
+            return Some(Need::List { floor: f32::NEG_INFINITY, bound: u64::MAX });
+        }
+        let selection = self.selector.select(of.filters, seen);
+        if let Selection::Listed(kept) = selection {
+            self.draw(of, &seen.list[kept], answer);
+            return None;
+        }
+        Some(self.need_list(&selection, seen, of.passes))
+    }
+
+    /// The list that an undecided row needs.
+    fn need_list(&self, selection: &Selection, seen: &Seen<'_>, passes: u32) -> Need {
+        let floor = if passes <= PARTIAL_PASSES { self.selector.floor(selection, seen) } else { f32::NEG_INFINITY };
+        Need::List { floor, bound: self.selector.most_count(floor) }
+    }
+
+    /// Draws from the kept tokens.
+    fn draw(&mut self, of: &Filtered<'_>, kept: &[Candidate], answer: &mut Answer) {
+        let Filtered { row, filters, vocab_size, .. } = *of;
+        let scored = |draw: u32, c: &Candidate| {
+            let (token, logit) = (c.winner.token, c.logit * filters.rescale);
+            let noise = row.noise.gumbel(Domain::Token, draw, token);
+            Candidate { winner: Winner::new(logit + noise, token), logit }
+        };
+        answer.begin();
+        let kept = match filters.drawable(kept) {
+            Ok(kept) => kept,
+            Err(error) => {
+                answer.outcome = Some(Err(error));
+                return;
+            }
+        };
+        if row.without_replacement {
+            let available = kept.len() as u32;
+            if available < row.draws {
+                answer.outcome = Some(Err(RowError::SupportTooSmall { draws: row.draws, available }));
+                return;
+            }
+            self.list.reset(row.draws as usize, 0.0);
+            kept.iter().for_each(|c| self.list.push(scored(row.first_draw, c)));
+            answer.draws.extend_from_slice(self.list.as_slice());
+        } else {
+            let draws = row.first_draw..row.first_draw + row.draws;
+            answer.draws.extend(draws.map(|draw| kept.iter().fold(Candidate::NONE, |w, c| w.merge(scored(draw, c)))));
+        }
+        answer.asked = (row.logprobs.is_some(), row.kept);
+        if row.logprobs.is_some() || row.kept {
+            let tokens = kept.iter().map(|c| (c.winner.token, c.logit * filters.rescale));
+            answer.keep(tokens, vocab_size, row.kept);
+        }
+        let largest = kept.iter().take(row.logprobs.unwrap_or(0) as usize).map(|c| {
+            let logit = c.logit * filters.rescale;
+            Candidate { winner: Winner::new(logit, c.winner.token), logit }
+        });
+        answer.top.extend(largest);
+        answer.outcome = Some(Ok(()));
+    }
+}
