@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, Mutex, OnceLock};
 
 const VOCAB: usize = 192;
-const PLAN: Plan = Plan { max_rows: 2, max_draws: 3, max_logprobs: Some(2), canonical: false };
+const PLAN: Plan = Plan { max_rows: 3, max_draws: 3, max_logprobs: Some(2), canonical: false };
 const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
 
 /// Gives these messages for the other rank, one a call, or this rank's own when there are none; keeps this rank's.
@@ -51,9 +51,11 @@ fn rank(rank: usize, merge: ShardMerge, others: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
         let rows = [
             RowParams { draws: 3, logprobs: Some(2), ..RowParams::default() },
             RowParams { seed: 1, draws: 2, without_replacement: merge == ShardMerge::Winners, ..RowParams::default() },
+            // Decided in one pass, from first tokens, moments, masses and frontiers; refused by the merge by log-mass.
+            RowParams { top_n_sigma: 1.0, epsilon_cutoff: 0.002, draws: 2, ..RowParams::default() },
         ];
         let mut out = Samples::new();
-        if sampler.sample(Matrix::new(&[1.0f32, 0.5, 0.25, 1.0], 2, 2).unwrap(), &rows, &mut out).is_ok() {
+        if sampler.sample(Matrix::new(&[1.0f32, 0.5, 0.25, 1.0, 0.5, 0.5], 3, 2).unwrap(), &rows, &mut out).is_ok() {
             for row in out.iter().flatten() {
                 assert!(row.draws.iter().all(|draw| (draw.token as usize) < VOCAB && !draw.score.is_nan()));
                 assert!(row.log_z.is_none_or(|z| !z.is_nan()));

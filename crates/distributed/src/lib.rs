@@ -9,7 +9,10 @@
 //! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 13 a row, of each shard; 8 a planned row by [`Exchange::Winners`], whatever the world |
 //! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 21 a row, of each shard |
 //!
-//! and two samplers perform them. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
+//! A row with filters crosses as a survey instead (first tokens, masses, moments, frontiers: up to a few kilobytes of each
+//! shard), with [`ShardMerge::Winners`] alone, and the cut is that of the whole row.
+//!
+//! Two samplers perform the merges. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
 //! one rank of a group that exchanges summaries over a [`Transport`]; [`Loopback`] is the transport between the threads
 //! of a process. Both are samplers over the whole vocabulary like any other.
 //!
@@ -18,6 +21,7 @@
 //! | `tiling` | what a shard says of itself, and the check that shards make up a vocabulary |
 //! | `shard` | one shard and its last answers, asked again where its support was too small |
 //! | `summary`, `received` | [`ShardSummary`] and its bytes, written and read |
+//! | `filtered`, `surveyed` | rows with filters: surveys merged and decided, and their bytes |
 //! | `merge` | the two merges |
 //! | `winners` | one word a row, for an exchange of winners alone |
 //! | `options`, `check` | what ranks agree on, and the debug check that they agree on results |
@@ -29,6 +33,7 @@
 
 mod check;
 mod error;
+mod filtered;
 mod loopback;
 mod merge;
 #[cfg(feature = "mpi")]
@@ -39,6 +44,7 @@ mod shard;
 mod shard_sampler;
 mod sharded;
 mod summary;
+mod surveyed;
 mod tiling;
 mod transport;
 mod winners;

@@ -1,6 +1,7 @@
 //! The two merges of shard summaries.
 
 use crate::error::ShardError;
+use crate::filtered::FilteredRows;
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use flash_sampling_core::params::Row;
@@ -43,19 +44,22 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Merges a whole call. `summary(shard, row)` is asked only for rows whose parameters are valid.
+    /// Merges a whole call. `summary(shard, row)` is asked only for rows whose parameters are valid and that have no
+    /// filters; those that have are in `filtered`.
     pub(crate) fn rows<'a>(
         &mut self,
         whole: &Whole,
         rows: &[RowParams<'_>],
         shards: usize,
         summary: impl Fn(usize, usize) -> ShardSummary<'a>,
+        filtered: &FilteredRows,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
         out.clear();
         for (r, params) in rows.iter().enumerate() {
-            match params.check(&[], &whole.capabilities, &whole.plan, whole.shape.vocab_size) {
+            match whole.check(params) {
                 Err(error) => out.push_error(error),
+                Ok(row) if row.filters.is_some() => filtered.emit(r, whole.shape.vocab_size, out),
                 Ok(row) => {
                     let merged = self.row(whole.merge, &row, shards, |shard| summary(shard, r), out);
                     if let Err((shard, reason)) = merged {
@@ -225,7 +229,7 @@ mod tests {
         // Only the rows that every shard could answer in full, and the list.
         let whole = whole(ShardMerge::Winners);
         let summary = |shard: usize, row: usize| answers[shard].row(row);
-        Merger::default().rows(&whole, &rows(), answers.len(), summary, &mut out).unwrap();
+        Merger::default().rows(&whole, &rows(), answers.len(), summary, &FilteredRows::default(), &mut out).unwrap();
         let row = |r: Result<RowSample<'_>, RowError>| {
             let r = r.unwrap();
             (r.draws.to_vec(), r.log_z, r.top.to_vec(), r.mass.unwrap().clone())
@@ -266,7 +270,7 @@ mod tests {
         let [row, _, greedy] = rows();
         let whole = whole(ShardMerge::LogMass);
         let summary = |shard: usize, row: usize| shards[shard].row(2 * row);
-        Merger::default().rows(&whole, &[row, greedy], 3, summary, &mut out).unwrap();
+        Merger::default().rows(&whole, &[row, greedy], 3, summary, &FilteredRows::default(), &mut out).unwrap();
         for row in out.iter() {
             assert!(row.unwrap().draws.iter().all(|d| d.token == 17));
         }

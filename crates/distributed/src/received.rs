@@ -2,21 +2,36 @@
 
 use crate::error::ShardError;
 use crate::summary::{
-    ANSWER, BIN, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, ROWS, ShardSummary, UNUSABLE, fingerprint,
-    of_element,
+    ANSWER, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, PASS, ROWS, SURVEY, ShardSummary, UNUSABLE,
+    fingerprint, of_element,
 };
+use crate::surveyed::{decode_overview, decode_pass, read_mass};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
-use flash_sampling_core::{Candidate, DType, Draw, MassHistogram, RowError, RowParams, RowSample, Winner};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::{
+    Candidate, DType, Draw, Inquiry, MassHistogram, RowError, RowParams, RowSample, RowSurvey, Winner,
+};
 
 /// The received summaries of one shard; keeps its memory from call to call.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     rows: Vec<Result<Answer, RowError>>,
+    /// Of rows with filters: overviews, and then what the last pass told.
+    surveys: Vec<RowSurvey>,
     draws: Vec<Draw>,
     top: Vec<Candidate>,
     masses: Vec<MassHistogram>,
     words: Vec<u64>,
+}
+
+/// What a row's answer is to hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Expected<'a> {
+    /// Draws; `by_mass`: the merge needs the log-mass.
+    Draws { by_mass: bool },
+    /// The overview of a row with filters.
+    Survey(Row<'a>),
 }
 
 /// Where a row's parts lie in [`Received`].
@@ -29,8 +44,8 @@ struct Answer {
 }
 
 impl Received {
-    /// Reads the message of `shard`, which covers `tokens`. `row` gives a row's checked parameters, or nothing where they
-    /// are invalid; `by_mass` says whether the merge of a row needs the log-mass.
+    /// Reads the message of `shard`, which covers `tokens`. `expected` says what a row's answer is to hold, or nothing where
+    /// its parameters are invalid.
     pub(crate) fn decode<'a>(
         &mut self,
         bytes: &[u8],
@@ -38,12 +53,13 @@ impl Received {
         tokens: &Range<u32>,
         rows: &[RowParams<'a>],
         dtype: DType,
-        by_mass: impl Fn(&RowParams<'a>) -> Option<bool>,
+        expected: impl Fn(&RowParams<'a>) -> Option<Expected<'a>>,
     ) -> Result<(), ShardError> {
         self.rows.clear();
         self.draws.clear();
         self.top.clear();
         self.masses.clear();
+        self.surveys.resize_with(rows.len().max(self.surveys.len()), RowSurvey::default);
         let message = |source| ShardError::Message { shard, source };
         let mut reader = Reader::new(bytes);
         let (found, of_type) = self.header(&mut reader, shard)?;
@@ -62,8 +78,11 @@ impl Received {
                 let reason = reader.text().map_err(message)?.to_owned();
                 return Err(ShardError::Answer { shard, row: r, reason });
             }
-            let summary = match by_mass(params) {
-                Some(by_mass) => self.row_of(kind, &mut reader, tokens, params.logprobs.is_some(), by_mass),
+            let summary = match expected(params) {
+                Some(Expected::Draws { by_mass }) => {
+                    self.row_of(kind, &mut reader, tokens, params.logprobs.is_some(), by_mass)
+                }
+                Some(Expected::Survey(row)) => self.survey_of(kind, &mut reader, tokens, r, &row),
                 None if kind == NOT_ASKED => Ok(Err(RowError::NoFiniteLogit)),
                 None => Err(reader.invalid("an answer to invalid parameters")),
             };
@@ -92,6 +111,60 @@ impl Received {
             Ok(header) => Ok(header),
             Err(reason) => Err(ShardError::Failed { shard, reason }),
         }
+    }
+
+    /// Reads the message of a further pass, in which `asked` rows take part.
+    pub(crate) fn decode_pass<'a>(
+        &mut self,
+        bytes: &[u8],
+        shard: usize,
+        tokens: &Range<u32>,
+        asked: impl Iterator<Item = (usize, Inquiry<'a>)>,
+    ) -> Result<(), ShardError> {
+        let mut reader = Reader::new(bytes);
+        let told = &mut self.surveys;
+        let read = (|| {
+            if reader.u32()? != MAGIC {
+                return Err(reader.invalid("not a shard's surveys"));
+            }
+            match reader.u8()? {
+                PASS => decode_pass(&mut reader, tokens, asked, told).map(|()| None),
+                FAILED => Ok(Some(reader.text()?.to_owned())),
+                _ => Err(reader.invalid("an unknown status")),
+            }
+        })();
+        match read.and_then(|failed| reader.finish().map(|()| failed)) {
+            Ok(None) => Ok(()),
+            Ok(Some(reason)) => Err(ShardError::Failed { shard, reason }),
+            Err(source) => Err(ShardError::Message { shard, source }),
+        }
+    }
+
+    /// The overview of row `r`, which [`Received::survey`] gives then.
+    fn survey_of(
+        &mut self,
+        kind: u8,
+        reader: &mut Reader<'_>,
+        tokens: &Range<u32>,
+        r: usize,
+        row: &Row<'_>,
+    ) -> Result<Result<Answer, RowError>, WireError> {
+        let survey = &mut self.surveys[r];
+        survey.begin(row);
+        match kind {
+            SURVEY => decode_overview(reader, &mut self.words, tokens, row, survey)?,
+            NO_MASS => {}
+            NAN => survey.error = Some(RowError::NaN { token: token(reader, tokens)? }),
+            INFINITE => survey.error = Some(RowError::PositiveInfinity { token: token(reader, tokens)? }),
+            _ => return Err(reader.invalid("no survey of a row with filters")),
+        }
+        // It has no draws of its own.
+        Ok(Err(RowError::NoFiniteLogit))
+    }
+
+    /// What the shard told of a row with filters.
+    pub(crate) fn survey(&self, row: usize) -> &RowSurvey {
+        &self.surveys[row]
     }
 
     fn row_of(
@@ -146,23 +219,7 @@ impl Received {
     }
 
     fn mass(&mut self, reader: &mut Reader<'_>, tokens: usize) -> Result<(), WireError> {
-        self.words.clear();
-        self.words.resize(MassHistogram::WORDS, 0);
-        self.words[0] = u64::from(reader.u32()?);
-        let mut next = 0;
-        for _ in 0..reader.count(BIN)? {
-            let bin = reader.u32()? as usize;
-            if bin < next || bin + 1 >= MassHistogram::WORDS {
-                return Err(reader.invalid("a bin out of order or range"));
-            }
-            let mass = reader.u64()?;
-            // A token has less than 2^31 units; this keeps sums over shards from overflowing.
-            if mass == 0 || mass >= (tokens as u64) << 31 {
-                return Err(reader.invalid("a mass beyond that of the shard's tokens"));
-            }
-            self.words[1 + bin] = mass;
-            next = bin + 1;
-        }
+        read_mass(reader, &mut self.words, tokens)?;
         let mass = MassHistogram::from_words(&self.words).filter(|mass| !mass.is_empty());
         self.masses.push(mass.ok_or_else(|| reader.invalid("not a mass histogram"))?);
         Ok(())
@@ -217,6 +274,10 @@ mod tests {
         (params.temperature >= 0.0).then_some(true)
     }
 
+    fn expected(params: &RowParams<'static>) -> Option<Expected<'static>> {
+        by_mass(params).map(|by_mass| Expected::Draws { by_mass })
+    }
+
     fn samples() -> Samples {
         let candidate = |token, score, logit| Candidate { winner: Winner::new(score, token), logit };
         let mut mass = MassHistogram::default();
@@ -244,7 +305,7 @@ mod tests {
 
     fn decode(bytes: &[u8]) -> Result<Received, ShardError> {
         let mut summaries = Received::default();
-        summaries.decode(bytes, 1, &TOKENS, &rows(), DType::BF16, by_mass).map(|()| summaries)
+        summaries.decode(bytes, 1, &TOKENS, &rows(), DType::BF16, expected).map(|()| summaries)
     }
 
     fn wire_error(bytes: &[u8]) -> WireError {
@@ -260,7 +321,7 @@ mod tests {
         let bytes = message(&samples);
         let mut summaries = decode(&bytes).unwrap();
         // A second call of the same shape finds nothing of the first.
-        summaries.decode(&bytes, 1, &TOKENS, &rows(), DType::BF16, by_mass).unwrap();
+        summaries.decode(&bytes, 1, &TOKENS, &rows(), DType::BF16, expected).unwrap();
         let (sent, received) = (samples.row(0).unwrap(), summaries.row(0).unwrap());
         assert_eq!(received.draws, sent.draws);
         assert_eq!(received.log_z, sent.log_z);
@@ -284,9 +345,9 @@ mod tests {
     fn other_rows_and_other_parameters_are_named() {
         let bytes = message(&samples());
         let mut summaries = Received::default();
-        let error = summaries.decode(&bytes, 1, &TOKENS, &rows()[..3], DType::BF16, by_mass).unwrap_err();
+        let error = summaries.decode(&bytes, 1, &TOKENS, &rows()[..3], DType::BF16, expected).unwrap_err();
         assert!(matches!(error, ShardError::Rows { shard: 1, expected: 3, found: 4 }));
-        let error = summaries.decode(&bytes, 1, &TOKENS, &rows(), DType::F16, by_mass).unwrap_err();
+        let error = summaries.decode(&bytes, 1, &TOKENS, &rows(), DType::F16, expected).unwrap_err();
         assert!(
             matches!(error, ShardError::Type { shard: 1, expected: DType::F16, found: DType::BF16, .. }),
             "{error}"
@@ -296,7 +357,7 @@ mod tests {
         for change in changes {
             let mut other = rows();
             change(&mut other[2]);
-            let error = summaries.decode(&bytes, 1, &TOKENS, &other, DType::BF16, by_mass).unwrap_err();
+            let error = summaries.decode(&bytes, 1, &TOKENS, &other, DType::BF16, expected).unwrap_err();
             assert!(matches!(error, ShardError::Params { shard: 1, row: 2 }), "{error}");
         }
     }
@@ -306,7 +367,7 @@ mod tests {
         let bytes = message(&samples());
         let mut summaries = Received::default();
         for tokens in [101..200, 100..199, 300..400] {
-            let error = summaries.decode(&bytes, 1, &tokens, &rows(), DType::BF16, by_mass).unwrap_err();
+            let error = summaries.decode(&bytes, 1, &tokens, &rows(), DType::BF16, expected).unwrap_err();
             assert!(matches!(error, ShardError::Message { source: WireError::Invalid { .. }, .. }), "{error}");
         }
     }

@@ -1,18 +1,25 @@
 //! One local shard and its last answers.
 
-use crate::merge::ShardMerge;
+use crate::filtered::filtered;
 use crate::summary::ShardSummary;
+use crate::tiling::Whole;
 use core::fmt;
-use flash_sampling_core::{Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples};
+use flash_sampling_core::{Inquiry, Matrix, PerturbedArgmax, RowError, RowParams, RowSurvey, SampleError, Samples};
 
 /// A shard and its last answers; keeps its memory from call to call.
 pub(crate) struct Shard<'s> {
     sampler: Box<dyn PerturbedArgmax + 's>,
     answers: Samples,
+    /// Where `answers` has each row; nowhere if it has filters.
+    at: Vec<Option<usize>>,
+    /// What the last pass told of rows with filters.
+    surveys: Vec<RowSurvey>,
+    inquiries: Vec<Inquiry<'static>>,
     /// Rows that were asked again with fewer draws, ascending, and the answers.
     again: Vec<usize>,
     again_answers: Samples,
-    again_input: Vec<u8>,
+    /// Some rows of the input.
+    gathered: Vec<u8>,
     /// Only the memory lives from call to call.
     params: Vec<RowParams<'static>>,
 }
@@ -22,52 +29,96 @@ impl<'s> Shard<'s> {
         Shard {
             sampler,
             answers: Samples::new(),
+            at: Vec::new(),
+            surveys: Vec::new(),
+            inquiries: Vec::new(),
             again: Vec::new(),
             again_answers: Samples::new(),
-            again_input: Vec::new(),
+            gathered: Vec::new(),
             params: Vec::new(),
         }
     }
 
-    /// Asks the shard for its summaries, `input [rows, hidden]`.
+    /// Asks the shard for its summaries, `input [rows, hidden]`: the draws of rows without filters, and the overviews of
+    /// rows with filters. Calls with both kinds read the weight once for each.
     ///
     /// A shard with fewer tokens than a list without replacement has draws refuses, though the other shards may well
     /// fill the list. It is asked for all it has, in one more call for all such rows.
-    pub(crate) fn ask(
-        &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        merge: ShardMerge,
-    ) -> Result<(), SampleError> {
+    pub(crate) fn ask(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], whole: &Whole) -> Result<(), SampleError> {
         self.again.clear();
+        self.at.clear();
+        self.gathered.clear();
         let mut asked = recycle(core::mem::take(&mut self.params));
-        asked.extend(rows.iter().map(|row| merge.asks(row)));
-        self.sampler.sample(input, &asked, &mut self.answers)?;
+        for row in rows {
+            let plain = filtered(whole, row).is_none();
+            self.at.push(plain.then_some(asked.len()));
+            asked.extend(plain.then(|| whole.merge.asks(row)));
+        }
+        if asked.len() == rows.len() {
+            self.sampler.sample(input, &asked, &mut self.answers)?;
+        } else {
+            self.answers.clear();
+            if !asked.is_empty() {
+                let plain = self.at.iter().enumerate().filter(|(_, at)| at.is_some());
+                plain.for_each(|(r, _)| self.gathered.extend_from_slice(input.row_bytes(r)));
+                let some = part(&self.gathered, &input, asked.len())?;
+                self.sampler.sample(some, &asked, &mut self.answers)?;
+            }
+            self.overview(input, rows)?;
+        }
         asked.clear();
-        self.again_input.clear();
+        self.gathered.clear();
         for (r, row) in rows.iter().enumerate() {
-            if let Err(RowError::SupportTooSmall { available: draws @ 1.., .. }) = self.answers.row(r) {
+            let Some(at) = self.at[r] else { continue };
+            if let Err(RowError::SupportTooSmall { available: draws @ 1.., .. }) = self.answers.row(at) {
                 self.again.push(r);
-                self.again_input.extend_from_slice(input.row_bytes(r));
-                asked.push(RowParams { draws, ..merge.asks(row) });
+                self.gathered.extend_from_slice(input.row_bytes(r));
+                asked.push(RowParams { draws, ..whole.merge.asks(row) });
             }
         }
         if !self.again.is_empty() {
-            let (rows, cols) = (self.again.len(), input.cols());
-            let input = Matrix::from_bytes(&self.again_input, input.dtype(), rows, cols, cols);
-            let input =
-                input.map_err(|source| SampleError::Backend { backend: "distributed", source: source.into() })?;
-            self.sampler.sample(input, &asked, &mut self.again_answers)?;
+            let some = part(&self.gathered, &input, self.again.len())?;
+            self.sampler.sample(some, &asked, &mut self.again_answers)?;
         }
         self.params = recycle(asked);
         Ok(())
     }
 
-    /// The answer for a row of the last call.
+    /// Surveys the rows with filters.
+    fn overview(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), SampleError> {
+        let mut inquiries = core::mem::take(&mut self.inquiries);
+        inquiries.clear();
+        inquiries.extend(self.at.iter().map(|at| if at.is_some() { Inquiry::Nothing } else { Inquiry::Overview }));
+        self.surveys.resize_with(rows.len().max(self.surveys.len()), RowSurvey::default);
+        let looked = self.look(input, rows, &inquiries);
+        self.inquiries = inquiries;
+        looked
+    }
+
+    /// A pass for the rows that an inquiry is made about.
+    pub(crate) fn look(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        inquiries: &[Inquiry<'_>],
+    ) -> Result<(), SampleError> {
+        match self.sampler.survey() {
+            Some(survey) => survey.survey(input, rows, inquiries, &mut self.surveys),
+            // It had one when the shards met.
+            None => Err(SampleError::Backend { backend: "distributed", source: "the shard has no surveys".into() }),
+        }
+    }
+
+    /// What the last pass told of a row with filters.
+    pub(crate) fn survey(&self, row: usize) -> &RowSurvey {
+        &self.surveys[row]
+    }
+
+    /// The answer for a row of the last call that has no filters.
     pub(crate) fn summary(&self, row: usize) -> ShardSummary<'_> {
         match self.again.binary_search(&row) {
             Ok(at) => self.again_answers.row(at),
-            Err(_) => self.answers.row(row),
+            Err(_) => self.at[row].map_or(Err(RowError::NoFiniteLogit), |at| self.answers.row(at)),
         }
     }
 }
@@ -77,6 +128,12 @@ impl fmt::Debug for Shard<'_> {
         let (can, shape) = (self.sampler.capabilities(), self.sampler.shape());
         f.debug_struct("Shard").field("capabilities", &can).field("shape", &shape).finish_non_exhaustive()
     }
+}
+
+/// Some rows of an input.
+fn part<'b>(bytes: &'b [u8], input: &Matrix<'_>, rows: usize) -> Result<Matrix<'b>, SampleError> {
+    let some = Matrix::from_bytes(bytes, input.dtype(), rows, input.cols(), input.cols());
+    some.map_err(|source| SampleError::Backend { backend: "distributed", source: source.into() })
 }
 
 /// Empties a list but keeps its memory for elements of another lifetime: collecting from `into_iter` reuses it.

@@ -1,14 +1,15 @@
 //! One rank of a group of shards.
 
 use crate::error::ShardError;
+use crate::filtered::FilteredRows;
 use crate::merge::Merger;
 use crate::options::{Exchange, ShardOptions};
-use crate::received::Received;
+use crate::received::{Expected, Received};
 use crate::shard::Shard;
 use crate::tiling::{Description, Whole};
 use crate::transport::Transport;
 use crate::winners::Winners;
-use crate::{check, summary};
+use crate::{check, summary, surveyed};
 use core::ops::Range;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
@@ -17,7 +18,7 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 ///
 /// Every rank of the group makes the same calls with the same hidden states and row parameters, and gets the same
 /// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes one [`all_gather`](Transport::all_gather) of
-/// summaries, or one [`all_reduce_max`](Transport::all_reduce_max) of winners (see [`Exchange`]), whatever goes wrong on
+/// summaries (and one more for each further pass that rows with filters take), or one [`all_reduce_max`](Transport::all_reduce_max) of winners (see [`Exchange`]), whatever goes wrong on
 /// this rank, so that a failure here is an error on the other ranks and not a hang. All ranks merge the same bytes, so they
 /// agree to the last bit.
 ///
@@ -51,6 +52,7 @@ pub struct ShardSampler<'s, T> {
     /// The tokens of each rank.
     tokens: Vec<Range<u32>>,
     merger: Merger,
+    filtered: FilteredRows,
     message: Vec<u8>,
     messages: Vec<Vec<u8>>,
     received: Vec<Received>,
@@ -69,14 +71,14 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// [`ShardError::Type`] and [`ShardError::Rank`] when ranks differ in these, [`ShardError::WinnersByMass`], and what can
     /// go wrong in an exchange. Every rank gets the same error about the shards.
     pub fn new(
-        local: Box<dyn PerturbedArgmax + 's>,
+        mut local: Box<dyn PerturbedArgmax + 's>,
         mut transport: T,
         options: impl Into<ShardOptions>,
     ) -> Result<Self, ShardError> {
         let options = options.into();
         let (mut message, mut messages) = (Vec::new(), Vec::new());
         let rank = (transport.rank(), transport.world());
-        Description::of(&*local, &options, rank).encode(&mut message);
+        Description::of(&mut *local, &options, rank).encode(&mut message);
         exchange(&mut transport, &message, &mut messages)?;
         let description = |(shard, bytes): (usize, &Vec<u8>)| {
             Description::decode(bytes).map_err(|source| ShardError::Message { shard, source })
@@ -88,6 +90,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             whole,
             tokens: descriptions.into_iter().map(|d| d.tokens).collect(),
             merger: Merger::default(),
+            filtered: FilteredRows::default(),
             message,
             received: messages.iter().map(|_| Received::default()).collect(),
             messages,
@@ -127,7 +130,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// Asks the local shard.
     fn ask(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), SampleError> {
         check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;
-        self.local.ask(input, rows, self.whole.merge)
+        self.local.ask(input, rows, &self.whole)
     }
 
     /// Exchanges winners alone; whether that was enough, which is the same on every rank.
@@ -142,8 +145,10 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         winners.begin(whole, rows, input.dtype());
         if has_answers {
             for (r, params) in rows.iter().enumerate() {
-                if let Ok(row) = params.check(&[], &whole.capabilities, &whole.plan, whole.shape.vocab_size) {
-                    winners.put(r, &row, &local.summary(r));
+                match whole.check(params) {
+                    Ok(row) if row.filters.is_some() => winners.ask_for_summaries(),
+                    Ok(row) => winners.put(r, &row, &local.summary(r)),
+                    Err(_) => {}
                 }
             }
         } else {
@@ -169,20 +174,49 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         if failure.is_some() {
             return Ok(());
         }
-        let ShardSampler { whole, merger, tokens, messages, received, .. } = self;
+        let ShardSampler { whole, filtered, tokens, messages, received, .. } = self;
         for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
-            received.decode(bytes, shard, tokens, rows, input.dtype(), |params| by_mass(whole, params))?;
+            received.decode(bytes, shard, tokens, rows, input.dtype(), |params| expected(whole, params))?;
         }
-        merger.rows(whole, rows, tokens.len(), |shard, row| received[shard].row(row), out)
+        filtered.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
+        while self.filtered.next_pass(self.whole.shape.vocab_size) {
+            self.pass(input, rows)?;
+        }
+        let ShardSampler { whole, merger, filtered, tokens, received, .. } = self;
+        merger.rows(whole, rows, tokens.len(), |shard, row| received[shard].row(row), filtered, out)
+    }
+
+    /// One more pass for rows with filters that are not decided: the same rows on every rank, as all have merged the same
+    /// surveys.
+    fn pass(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), ShardError> {
+        let ShardSampler { local, whole, filtered, tokens, transport, message, messages, received, .. } = self;
+        let looked = filtered.inquire(rows.len(), |inquiries| local.look(input, rows, inquiries));
+        match &looked {
+            Err(error) => summary::encode_failure(message, &error.to_string()),
+            Ok(()) => {
+                surveyed::begin_pass(message, filtered.asked().count());
+                filtered.asked().for_each(|(r, i)| surveyed::encode_told(message, r, &i, local.survey(r)));
+            }
+        }
+        exchange(transport, message, messages)?;
+        for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
+            received.decode_pass(bytes, shard, tokens, filtered.asked())?;
+        }
+        filtered.settle(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
+        Ok(())
     }
 
     /// The local summaries of a call, as the message to the other ranks.
     fn summarize(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) {
         summary::begin(&mut self.message, rows.len(), input.dtype());
         for (r, params) in rows.iter().enumerate() {
-            match by_mass(&self.whole, params) {
+            match expected(&self.whole, params) {
                 None => summary::encode_not_asked(&mut self.message, params),
-                Some(by_mass) => {
+                Some(Expected::Survey(row)) => {
+                    let survey = self.local.survey(r);
+                    summary::encode_survey(&mut self.message, &mut self.words, params, &row, survey);
+                }
+                Some(Expected::Draws { by_mass }) => {
                     let summary = self.local.summary(r);
                     summary::encode_row(&mut self.message, &mut self.words, params, by_mass, &summary);
                 }
@@ -236,10 +270,11 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
     }
 }
 
-/// Whether a row's shard is drawn by log-mass; nothing when the row's parameters are invalid.
-fn by_mass(whole: &Whole, params: &RowParams<'_>) -> Option<bool> {
-    let row = params.check(&[], &whole.capabilities, &whole.plan, whole.shape.vocab_size).ok()?;
-    Some(whole.merge.draws_by_mass(&row))
+/// What a shard is asked for a row; nothing when the row's parameters are invalid.
+fn expected<'a>(whole: &Whole, params: &RowParams<'a>) -> Option<Expected<'a>> {
+    let row = whole.check(params).ok()?;
+    let draws = Expected::Draws { by_mass: whole.merge.draws_by_mass(&row) };
+    Some(if row.filters.is_some() { Expected::Survey(row) } else { draws })
 }
 
 fn exchange(transport: &mut impl Transport, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), ShardError> {

@@ -1,6 +1,7 @@
 //! All shards in one process.
 
 use crate::error::ShardError;
+use crate::filtered::FilteredRows;
 use crate::merge::{Merger, ShardMerge};
 use crate::options::ShardOptions;
 use crate::shard::Shard;
@@ -33,6 +34,7 @@ pub struct Sharded<'s> {
     shards: Vec<Shard<'s>>,
     whole: Whole,
     merger: Merger,
+    filtered: FilteredRows,
 }
 
 impl<'s> Sharded<'s> {
@@ -45,15 +47,22 @@ impl<'s> Sharded<'s> {
     /// * [`ShardError::VocabSize`], [`ShardError::Hidden`], [`ShardError::Plan`], [`ShardError::Input`]: they differ.
     /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`], [`ShardError::Nested`]: the merge cannot be done with
     ///   them.
-    pub fn new(shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {
+    pub fn new(mut shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {
         let (options, world) = (ShardOptions::new(merge), shards.len());
-        let describe = |(rank, shard)| Description::of(shard, &options, (rank, world));
-        let descriptions: Vec<_> = shards.iter().map(|shard| &**shard).enumerate().map(describe).collect();
+        let describe = |(rank, shard): (usize, &mut Box<dyn PerturbedArgmax + 's>)| {
+            Description::of(&mut **shard, &options, (rank, world))
+        };
+        let descriptions: Vec<_> = shards.iter_mut().enumerate().map(describe).collect();
         let mut backends = shards.iter().map(|s| s.capabilities().backend);
         let first = backends.next().ok_or(ShardError::NoShards)?;
         let backend = if backends.all(|b| b == first) { first } else { "mixed" };
         let whole = Whole::of(&descriptions, backend)?;
-        Ok(Sharded { shards: shards.into_iter().map(Shard::new).collect(), whole, merger: Merger::default() })
+        Ok(Sharded {
+            shards: shards.into_iter().map(Shard::new).collect(),
+            whole,
+            merger: Merger::default(),
+            filtered: FilteredRows::default(),
+        })
     }
 
     /// Restricts the plan, so that a row that asks for more is refused: [`ShardMerge::LogMass`] needs shards planned
@@ -83,9 +92,16 @@ impl PerturbedArgmax for Sharded<'_> {
         out.clear();
         check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;
         for shard in &mut self.shards {
-            shard.ask(input, rows, self.whole.merge)?;
+            shard.ask(input, rows, &self.whole)?;
         }
-        let Sharded { shards, whole, merger } = self;
-        Ok(merger.rows(whole, rows, shards.len(), |shard, row| shards[shard].summary(row), out)?)
+        let Sharded { shards, whole, merger, filtered } = self;
+        filtered.overview(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
+        while filtered.next_pass(whole.shape.vocab_size) {
+            filtered.inquire(rows.len(), |inquiries| {
+                shards.iter_mut().try_for_each(|shard| shard.look(input, rows, inquiries))
+            })?;
+            filtered.settle(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
+        }
+        Ok(merger.rows(whole, rows, shards.len(), |shard, row| shards[shard].summary(row), filtered, out)?)
     }
 }

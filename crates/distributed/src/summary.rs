@@ -9,12 +9,17 @@
 //!   3 INFINITE      token u32
 //!   4 UNUSABLE      text: an error that no shard should give for a row with valid parameters
 //!   5 NOT_ASKED     the parameters are invalid, as every rank finds for itself
+//!   6 SURVEY        overview, of a row with filters
 //! draws, top        count u32 | (token u32 | score f32 | logit f32) ...
 //! mass              top edge's bits u32 | bins u32 | (bin u32 | mass u64) ..., bins ascending, no mass of 0
 //! ```
+//!
+//! Overviews, and the messages of further passes: [`surveyed`](crate::surveyed).
 
+use crate::surveyed::encode_overview;
 use crate::wire::put_text;
-use flash_sampling_core::{DType, Draw, MassHistogram, RowError, RowParams, RowSample};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::{DType, Draw, MassHistogram, RowError, RowParams, RowSample, RowSurvey};
 
 /// What a shard says about a row: its draws and, when asked for, its log-mass (`log_z`), mass histogram and largest
 /// logits, all over its own tokens; or why it has none. [`RowError::NoFiniteLogit`] is the summary of a shard without
@@ -22,10 +27,11 @@ use flash_sampling_core::{DType, Draw, MassHistogram, RowError, RowParams, RowSa
 pub type ShardSummary<'a> = Result<RowSample<'a>, RowError>;
 
 /// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs02");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs03");
 
 pub(crate) const ROWS: u8 = 0;
 pub(crate) const FAILED: u8 = 1;
+pub(crate) const PASS: u8 = 2;
 
 pub(crate) const ANSWER: u8 = 0;
 pub(crate) const NO_MASS: u8 = 1;
@@ -33,6 +39,7 @@ pub(crate) const NAN: u8 = 2;
 pub(crate) const INFINITE: u8 = 3;
 pub(crate) const UNUSABLE: u8 = 4;
 pub(crate) const NOT_ASKED: u8 = 5;
+pub(crate) const SURVEY: u8 = 6;
 
 /// Bytes of a draw.
 pub(crate) const DRAW: usize = 12;
@@ -76,6 +83,23 @@ pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>, params: &RowParams<'_>) {
     bytes.push(NOT_ASKED);
 }
 
+/// Appends a row's overview, or why there is none.
+pub(crate) fn encode_survey(
+    bytes: &mut Vec<u8>,
+    words: &mut Vec<u64>,
+    params: &RowParams<'_>,
+    row: &Row<'_>,
+    survey: &RowSurvey,
+) {
+    let error = survey.error.or_else(|| survey.list.is_empty().then_some(RowError::NoFiniteLogit));
+    if let Some(error) = error {
+        return encode_row(bytes, words, params, false, &Err(error));
+    }
+    bytes.extend_from_slice(&fingerprint(params).to_le_bytes());
+    bytes.push(SURVEY);
+    encode_overview(bytes, words, row, survey);
+}
+
 /// Appends a row's summary. `by_mass`: the merge needs the log-mass.
 pub(crate) fn encode_row(
     bytes: &mut Vec<u8>,
@@ -113,7 +137,7 @@ pub(crate) fn encode_row(
     }
 }
 
-fn put_draws(bytes: &mut Vec<u8>, count: usize, draws: impl Iterator<Item = Draw>) {
+pub(crate) fn put_draws(bytes: &mut Vec<u8>, count: usize, draws: impl Iterator<Item = Draw>) {
     bytes.extend_from_slice(&(count as u32).to_le_bytes());
     for draw in draws {
         bytes.extend_from_slice(&draw.token.to_le_bytes());
@@ -122,7 +146,7 @@ fn put_draws(bytes: &mut Vec<u8>, count: usize, draws: impl Iterator<Item = Draw
     }
 }
 
-fn put_mass(bytes: &mut Vec<u8>, words: &mut Vec<u64>, mass: &MassHistogram) {
+pub(crate) fn put_mass(bytes: &mut Vec<u8>, words: &mut Vec<u64>, mass: &MassHistogram) {
     words.clear();
     mass.to_words(words);
     bytes.extend_from_slice(&(words[0] as u32).to_le_bytes());
@@ -141,7 +165,7 @@ pub(crate) fn fingerprint(params: &RowParams<'_>) -> u64 {
         params.position,
         u64::from(params.temperature.to_bits()),
         u64::from(params.draws) << 32 | u64::from(params.first_draw),
-        u64::from(params.without_replacement),
+        u64::from(params.without_replacement) << 1 | u64::from(params.kept),
         params.logprobs.map_or(u64::MAX, u64::from),
         params.mask.map_or(u64::MAX, |m| m.len() as u64),
         params.logit_bias.len() as u64,

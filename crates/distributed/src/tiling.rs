@@ -6,10 +6,13 @@ use crate::options::{Exchange, ShardOptions};
 use crate::summary::{element, of_element};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
-use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knobs, PerturbedArgmax, Plan, Shape, Variant};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::{
+    Capabilities, DType, Exactness, Input, Knob, Knobs, PerturbedArgmax, Plan, RowError, RowParams, Shape, Variant,
+};
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS02");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS03");
 
 /// What a shard says of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,12 +35,14 @@ pub(crate) struct Description {
     without_replacement: bool,
     /// It can do all of [`Knobs::ADJUSTMENTS`].
     adjusts: bool,
+    /// It can survey rows with filters for a merge.
+    surveys: bool,
     canonical: bool,
 }
 
 impl Description {
     /// `rank`: the shard's number, and how many there are.
-    pub(crate) fn of(sampler: &dyn PerturbedArgmax, options: &ShardOptions, rank: (usize, usize)) -> Self {
+    pub(crate) fn of(sampler: &mut dyn PerturbedArgmax, options: &ShardOptions, rank: (usize, usize)) -> Self {
         let (shape, can) = (sampler.shape(), sampler.capabilities());
         Description {
             tokens: shape.tokens,
@@ -54,6 +59,7 @@ impl Description {
             draws_shards: can.variant == Variant::Sharded && can.exactness == Exactness::InDistribution,
             without_replacement: can.without_replacement,
             adjusts: can.knobs.intersection(Knobs::ADJUSTMENTS) == Knobs::ADJUSTMENTS,
+            surveys: sampler.survey().is_some(),
             canonical: can.canonical,
         }
     }
@@ -78,6 +84,7 @@ impl Description {
             self.draws_shards,
             self.without_replacement,
             self.adjusts,
+            self.surveys,
             self.canonical,
         ];
         bytes.extend(flags.map(u8::from));
@@ -110,6 +117,7 @@ impl Description {
             draws_shards: reader.flag()?,
             without_replacement: reader.flag()?,
             adjusts: reader.flag()?,
+            surveys: reader.flag()?,
             canonical: reader.flag()?,
         };
         description.weight = match reader.u8()? {
@@ -194,12 +202,16 @@ impl Whole {
             },
             input: Input::Hidden,
             without_replacement: merge == ShardMerge::Winners && shards.iter().all(|s| s.without_replacement),
-            // Which tokens pass a filter depends on the other shards' tokens; what acts on single logits does not.
-            knobs: if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE },
+            knobs: knobs(shards, merge),
             canonical: shards.iter().all(|s| s.canonical),
         };
         let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
         Ok(Whole { shape, plan, shards_plan: plan, capabilities, merge })
+    }
+
+    /// Checks a row's parameters.
+    pub(crate) fn check<'a>(&self, params: &RowParams<'a>) -> Result<Row<'a>, RowError> {
+        params.check(&[], &self.capabilities, &self.plan, self.shape.vocab_size)
     }
 
     /// Restricts the plan to one within the shards' own.
@@ -215,6 +227,15 @@ impl Whole {
         self.plan = asked;
         Ok(())
     }
+}
+
+/// What acts on single logits is every shard's own matter. Which tokens pass a filter depends on the other shards' tokens:
+/// it takes surveys of all, and a merge that draws as if there were no shards.
+fn knobs(shards: &[Description], merge: ShardMerge) -> Knobs {
+    let adjustments = if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE };
+    let filters = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept]));
+    let surveyed = merge == ShardMerge::Winners && shards.iter().all(|s| s.surveys);
+    adjustments.union(if surveyed { filters } else { Knobs::NONE })
 }
 
 /// Shards without tokens may stand anywhere; the others follow one another from token 0 to the end.
@@ -258,6 +279,7 @@ mod tests {
             draws_shards: false,
             without_replacement: true,
             adjusts: false,
+            surveys: true,
             canonical: true,
         }
     }

@@ -70,7 +70,7 @@ impl Winners {
         }
         out.clear();
         for (r, params) in rows.iter().enumerate() {
-            let row = match params.check(&[], &whole.capabilities, &whole.plan, whole.shape.vocab_size) {
+            let row = match whole.check(params) {
                 Ok(row) => row,
                 Err(error) => {
                     out.push_error(error);

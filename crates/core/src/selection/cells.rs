@@ -43,7 +43,7 @@ impl Cells {
     pub(super) fn remove(&mut self, logit: f32) {
         let (edge, mass) = self.mass_of(logit);
         if let Some(cell) = self.cells.iter_mut().find(|cell| cell.edge == edge) {
-            cell.mass -= mass;
+            cell.mass = cell.mass.saturating_sub(mass);
         }
     }
 
@@ -84,7 +84,7 @@ impl Cells {
             return (mass, mass);
         }
         let listed = listed.iter().filter(|c| edge_of(c.logit) == edge).map(|c| self.mass_of(c.logit).1);
-        (sum + weight * listed.sum::<u64>() as f64, sum + weight * ((full - own) as f64))
+        (sum + weight * listed.sum::<u64>() as f64, sum + weight * (full.saturating_sub(own) as f64))
     }
 
     /// The mass of listed tokens, in the order in which the bins are summed.

@@ -54,7 +54,7 @@ fn agree(mut mpi: Mpi) {
     let weight = integers(VOCAB * HIDDEN, 1);
     let (head, starts) = (head(&weight), starts(world));
     let (mask, none) = (mask_of(&[2, 3, 999]), mask_of(&[]));
-    let calls = [rows(&mask, &none), lists(&mask)];
+    let calls = [rows(&mask, &none), lists(&mask), filters()];
     let mut transport = mpi;
     for (merge, exchange) in [
         (ShardMerge::Winners, Exchange::Summaries),
@@ -82,6 +82,19 @@ fn agree(mut mpi: Mpi) {
         }
     }
     say(rank, "agreed");
+}
+
+/// Rows with filters, decided in one pass and in several, and one without; the merge by log-mass refuses them.
+fn filters() -> Vec<RowParams<'static>> {
+    let row = RowParams { seed: 8, ..RowParams::default() };
+    vec![
+        RowParams { top_p: 0.9, ..row },
+        row,
+        RowParams { top_k: 30, top_p: 0.8, draws: 3, logprobs: Some(4), ..row },
+        RowParams { min_p: 0.05, top_n_sigma: 2.0, ..row },
+        RowParams { top_p: 0.9, temperature: 20.0, draws: 12, ..row },
+        RowParams { typical_p: 0.7, ..row },
+    ]
 }
 
 fn all_of(sampler: &mut dyn PerturbedArgmax, rows: &[RowParams<'_>]) -> Vec<Row> {

@@ -3,5 +3,6 @@
 mod common;
 mod degenerate_rows;
 mod exchange;
+mod filters;
 mod shard_invariance;
 mod winners;

@@ -1,0 +1,197 @@
+//! Rows with filters: the surveys of shards, merged, and what is decided from them.
+//!
+//! A shard does not know which tokens its row keeps. So it surveys the row ([`Survey`]), the surveys merge to that of the
+//! whole row, and every rank decides and draws by itself, with the noise of global tokens. Rows that one pass leaves open
+//! take another, in which shards tell the mass before a few places, or the tokens from a floor on. What is decided is a
+//! function of integers and of the row's logits, so it is that of a sampler without shards.
+//!
+//! [`Survey`]: flash_sampling_core::Survey
+
+use crate::tiling::Whole;
+use core::cmp::Reverse;
+use flash_sampling_core::params::Row;
+use flash_sampling_core::selection::{Answer, Before, Filtered, Filtering, Need, Seen, Wants};
+use flash_sampling_core::{Candidate, Inquiry, RowError, RowParams, RowSurvey, Samples};
+
+/// Bytes that the lists of one pass may take; a longer list is alone in its pass.
+const LISTS: u64 = 16 << 20;
+
+/// One row.
+#[derive(Debug, Default)]
+struct Open {
+    /// The merged overview.
+    overview: RowSurvey,
+    /// The places in doubt, and the mass before them.
+    doubts: Vec<Before>,
+    /// The tokens from a floor on.
+    list: RowSurvey,
+    /// What the pass that it takes part in is asked.
+    need: Option<Need>,
+    answer: Answer,
+    passes: u32,
+    error: Option<RowError>,
+}
+
+/// The rows with filters of a call. Keeps its memory from call to call.
+#[derive(Debug, Default)]
+pub(crate) struct FilteredRows {
+    filtering: Filtering,
+    rows: Vec<Open>,
+    /// Rows that are not decided, and what they need.
+    needs: Vec<(usize, Need)>,
+    /// The rows of the next pass, ascending.
+    members: Vec<usize>,
+    /// Only the memory lives from pass to pass.
+    inquiries: Vec<Inquiry<'static>>,
+}
+
+/// A row with filters, whose parameters are valid.
+pub(crate) fn filtered<'a>(whole: &Whole, params: &RowParams<'a>) -> Option<Row<'a>> {
+    whole.check(params).ok().filter(|row| row.filters.is_some())
+}
+
+/// Bytes of a row's list.
+fn bytes_of(need: &Need, vocab_size: u32) -> u64 {
+    match need {
+        Need::Before => 0,
+        Need::List { bound, .. } => u64::from(vocab_size).min(*bound) * size_of::<Candidate>() as u64,
+    }
+}
+
+impl FilteredRows {
+    /// Merges the overviews of a call's rows and decides what they tell. `survey(shard, row)` is asked only for rows with
+    /// filters.
+    pub(crate) fn overview<'s>(
+        &mut self,
+        whole: &Whole,
+        rows: &[RowParams<'_>],
+        shards: usize,
+        survey: impl Fn(usize, usize) -> &'s RowSurvey,
+    ) {
+        self.needs.clear();
+        self.members.clear();
+        self.rows.resize_with(rows.len().max(self.rows.len()), Open::default);
+        for (r, params) in rows.iter().enumerate() {
+            let Some(row) = filtered(whole, params) else { continue };
+            let Some(filters) = &row.filters else { continue };
+            let open = &mut self.rows[r];
+            let wants = Wants::of(&row, filters);
+            open.overview.begin(&row);
+            (0..shards).for_each(|shard| open.overview.merge(survey(shard, r), wants.list));
+            open.doubts.clear();
+            open.answer.begin();
+            open.passes = 1;
+            open.error = open.overview.error;
+            if open.error.is_none() && open.overview.list.is_empty() {
+                open.error = Some(RowError::NoFiniteLogit);
+            }
+            if open.error.is_none() {
+                let of = Filtered { row: &row, filters, vocab_size: whole.shape.vocab_size, passes: 1 };
+                let seen = open.overview.seen(wants.list);
+                let frontiers = &open.overview.frontiers;
+                let need = self.filtering.answer(&of, &seen, frontiers, &mut open.doubts, &mut open.answer);
+                self.needs.extend(need.map(|need| (r, need)));
+            }
+        }
+    }
+
+    /// Chooses the rows of the next pass, as many as their lists have room; false when all rows are decided.
+    pub(crate) fn next_pass(&mut self, vocab_size: u32) -> bool {
+        let FilteredRows { rows, needs, members, .. } = self;
+        members.clear();
+        needs.sort_unstable_by_key(|(r, need)| (Reverse(bytes_of(need, vocab_size)), *r));
+        let (mut lists, mut room) = (0, LISTS);
+        needs.retain(|(r, need)| {
+            let bytes = bytes_of(need, vocab_size);
+            if bytes > room && lists > 0 {
+                return true;
+            }
+            room = room.saturating_sub(bytes);
+            lists += usize::from(bytes > 0);
+            rows[*r].need = Some(*need);
+            rows[*r].list.clear();
+            members.push(*r);
+            false
+        });
+        members.sort_unstable();
+        !members.is_empty()
+    }
+
+    /// The rows of the pass, ascending, with what they are asked.
+    pub(crate) fn asked(&self) -> impl Iterator<Item = (usize, Inquiry<'_>)> {
+        self.members.iter().map(|&r| {
+            let open = &self.rows[r];
+            let inquiry = match open.need {
+                Some(Need::Before) => Inquiry::Before(&open.doubts),
+                Some(Need::List { floor, .. }) => Inquiry::List { floor },
+                None => Inquiry::Nothing,
+            };
+            (r, inquiry)
+        })
+    }
+
+    /// Calls `ask` with the inquiries of the pass, one for each of the call's `rows`.
+    pub(crate) fn inquire<R>(&mut self, rows: usize, ask: impl FnOnce(&[Inquiry<'_>]) -> R) -> R {
+        let mut inquiries = recycle(core::mem::take(&mut self.inquiries));
+        inquiries.resize(rows, Inquiry::Nothing);
+        self.asked().for_each(|(r, inquiry)| inquiries[r] = inquiry);
+        let answer = ask(&inquiries);
+        self.inquiries = recycle(inquiries);
+        answer
+    }
+
+    /// Merges what the shards told in the pass, and decides. `told(shard, row)` is asked only for the rows of the pass.
+    pub(crate) fn settle<'s>(
+        &mut self,
+        whole: &Whole,
+        rows: &[RowParams<'_>],
+        shards: usize,
+        told: impl Fn(usize, usize) -> &'s RowSurvey,
+    ) {
+        for &r in &self.members {
+            let Some(row) = filtered(whole, &rows[r]) else { continue };
+            let Some(filters) = &row.filters else { continue };
+            let open = &mut self.rows[r];
+            open.passes += 1;
+            let of = Filtered { row: &row, filters, vocab_size: whole.shape.vocab_size, passes: open.passes };
+            let need = match open.need.take() {
+                Some(Need::List { floor, .. }) => {
+                    (0..shards).for_each(|shard| open.list.list.extend_from_slice(&told(shard, r).list));
+                    open.list.add_list(&[]);
+                    if open.list.list.is_empty() && floor == f32::NEG_INFINITY {
+                        // Shards that take back what they told.
+                        open.error = Some(RowError::NoFiniteLogit);
+                        continue;
+                    }
+                    let RowSurvey { mass, moments, .. } = &open.overview;
+                    let seen = Seen { list: &open.list.list, floor, mass, moments };
+                    self.filtering.answer_listed(&of, &seen, &mut open.answer)
+                }
+                _ => {
+                    for shard in 0..shards {
+                        open.doubts.iter_mut().zip(&told(shard, r).before).for_each(|(a, b)| a.merge(b));
+                    }
+                    let seen = open.overview.seen(Wants::of(&row, filters).list);
+                    let frontiers = &open.overview.frontiers;
+                    self.filtering.answer(&of, &seen, frontiers, &mut open.doubts, &mut open.answer)
+                }
+            };
+            self.needs.extend(need.map(|need| (r, need)));
+        }
+    }
+
+    /// Appends the result of a row with filters.
+    pub(crate) fn emit(&self, r: usize, vocab_size: u32, out: &mut Samples) {
+        let open = &self.rows[r];
+        let outcome = open.error.map_or_else(|| open.answer.emit(open.passes, vocab_size, out), Err);
+        if let Err(error) = outcome {
+            out.push_error(error);
+        }
+    }
+}
+
+/// Empties a list but keeps its memory for elements of another lifetime.
+fn recycle<'a>(mut inquiries: Vec<Inquiry<'_>>) -> Vec<Inquiry<'a>> {
+    inquiries.clear();
+    inquiries.into_iter().map(|_| Inquiry::Nothing).collect()
+}

@@ -1,0 +1,283 @@
+//! The bytes of surveys.
+//!
+//! ```text
+//! overview   list | mass | moments if a filter needs them: 5 words u64 | frontiers u32, each: draws
+//! list       count u32 | (token u32 | logit f32) ..., by falling logits, then rising tokens
+//! pass       magic u32 | 2 u8 | rows u32 | row ...                   or, when the pass failed:  magic u32 | 1 u8 | text
+//! row        number u32 | masses: count u32 | u64 ...                or  number u32 | list, as the row was asked
+//! ```
+//!
+//! Mass and draws are those of [`summary`](crate::summary).
+
+use crate::summary::{DRAW, MAGIC, PASS, put_draws, put_mass};
+use crate::wire::{Reader, WireError};
+use core::ops::Range;
+use flash_sampling_core::params::Row;
+use flash_sampling_core::selection::{Before, Wants};
+use flash_sampling_core::survey::by_place;
+use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, Moments, RowSurvey, Winner};
+
+/// Bytes of a listed token.
+const LISTED: usize = 8;
+
+/// Appends the overview of a row.
+pub(crate) fn encode_overview(bytes: &mut Vec<u8>, words: &mut Vec<u64>, row: &Row<'_>, survey: &RowSurvey) {
+    put_list(bytes, &survey.list);
+    put_mass(bytes, words, &survey.mass);
+    if row.filters.is_some_and(|filters| filters.need_moments()) {
+        survey.moments.to_words().into_iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+    }
+    bytes.extend_from_slice(&(survey.frontiers.len() as u32).to_le_bytes());
+    for frontier in &survey.frontiers {
+        put_draws(bytes, frontier.len(), frontier.iter().map(|&c| Draw::from(c)));
+    }
+}
+
+/// Begins the message of a pass for `rows` rows.
+pub(crate) fn begin_pass(bytes: &mut Vec<u8>, rows: usize) {
+    bytes.clear();
+    bytes.extend_from_slice(&MAGIC.to_le_bytes());
+    bytes.push(PASS);
+    bytes.extend_from_slice(&(rows as u32).to_le_bytes());
+}
+
+/// Appends what a pass told of row `r`.
+pub(crate) fn encode_told(bytes: &mut Vec<u8>, r: usize, inquiry: &Inquiry<'_>, told: &RowSurvey) {
+    bytes.extend_from_slice(&(r as u32).to_le_bytes());
+    if let Inquiry::Before(_) = inquiry {
+        bytes.extend_from_slice(&(told.before.len() as u32).to_le_bytes());
+        told.before.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
+    } else {
+        put_list(bytes, &told.list);
+    }
+}
+
+fn put_list(bytes: &mut Vec<u8>, list: &[Candidate]) {
+    bytes.extend_from_slice(&(list.len() as u32).to_le_bytes());
+    for c in list {
+        bytes.extend_from_slice(&c.winner.token.to_le_bytes());
+        bytes.extend_from_slice(&c.logit.to_le_bytes());
+    }
+}
+
+/// Reads the overview of a row from the shard with `tokens`.
+pub(crate) fn decode_overview(
+    reader: &mut Reader<'_>,
+    words: &mut Vec<u64>,
+    tokens: &Range<u32>,
+    row: &Row<'_>,
+    survey: &mut RowSurvey,
+) -> Result<(), WireError> {
+    survey.begin(row);
+    let Some(filters) = &row.filters else { return Err(reader.invalid("a survey of a row without filters")) };
+    let wants = Wants::of(row, filters);
+    read_list(reader, tokens, f32::NEG_INFINITY, &mut survey.list)?;
+    if survey.list.len() > wants.list || survey.list.is_empty() {
+        return Err(reader.invalid("another number of first tokens than asked for"));
+    }
+    read_mass(reader, words, tokens.len())?;
+    if !survey.mass.assign_words(words) || survey.mass.is_empty() == wants.mass {
+        return Err(reader.invalid("not a mass histogram"));
+    }
+    if filters.need_moments() {
+        let mut words = [0; 5];
+        for word in &mut words {
+            *word = reader.u64()?;
+        }
+        let moments = Moments::from_words(words, filters.temperature, tokens.len() as u64);
+        survey.moments = moments.ok_or_else(|| reader.invalid("moments of no logits"))?;
+    }
+    if reader.u32()? as usize != survey.frontiers.len() {
+        return Err(reader.invalid("another number of frontiers than draws"));
+    }
+    for frontier in &mut survey.frontiers {
+        for _ in 0..reader.count(DRAW)? {
+            let (token, score, logit) = (reader.u32()?, reader.f32()?, reader.f32()?);
+            // Scores may be infinite: where the temperature comes after the filters.
+            if !tokens.contains(&token) || score.is_nan() || !logit.is_finite() {
+                return Err(reader.invalid("a point that is none of the shard's"));
+            }
+            frontier.push(Candidate { winner: Winner::new(score, token), logit });
+        }
+    }
+    Ok(())
+}
+
+/// Reads the words of a mass histogram, which may be empty.
+pub(crate) fn read_mass(reader: &mut Reader<'_>, words: &mut Vec<u64>, tokens: usize) -> Result<(), WireError> {
+    words.clear();
+    words.resize(MassHistogram::WORDS, 0);
+    words[0] = u64::from(reader.u32()?);
+    let mut next = 0;
+    for _ in 0..reader.count(crate::summary::BIN)? {
+        let bin = reader.u32()? as usize;
+        if bin < next || bin + 1 >= MassHistogram::WORDS {
+            return Err(reader.invalid("a bin out of order or range"));
+        }
+        let mass = reader.u64()?;
+        if mass == 0 || !is_mass(mass, tokens) {
+            return Err(reader.invalid("a mass beyond that of the shard's tokens"));
+        }
+        words[1 + bin] = mass;
+        next = bin + 1;
+    }
+    Ok(())
+}
+
+/// Whether so many tokens can have a mass: each has less than 2^31 units, which keeps sums over shards from overflowing.
+fn is_mass(mass: u64, tokens: usize) -> bool {
+    mass < ((tokens as u64) << 31).max(1)
+}
+
+/// Reads the message of a pass; the rows are `asked`, ascending, and `told` has one entry for each row of the call.
+pub(crate) fn decode_pass<'a>(
+    reader: &mut Reader<'_>,
+    tokens: &Range<u32>,
+    asked: impl Iterator<Item = (usize, Inquiry<'a>)>,
+    told: &mut [RowSurvey],
+) -> Result<(), WireError> {
+    let mut left = reader.u32()?;
+    for (r, inquiry) in asked {
+        if left == 0 || reader.u32()? as usize != r {
+            return Err(reader.invalid("another row than asked for"));
+        }
+        left -= 1;
+        let Some(told) = told.get_mut(r) else { return Err(reader.invalid("a row beyond the call")) };
+        told.clear();
+        match inquiry {
+            Inquiry::Before(doubts) => {
+                if reader.u32()? as usize != doubts.len() {
+                    return Err(reader.invalid("another number of places than asked for"));
+                }
+                for doubt in doubts {
+                    let mass = reader.u64()?;
+                    if !is_mass(mass, tokens.len()) {
+                        return Err(reader.invalid("a mass beyond that of the shard's tokens"));
+                    }
+                    told.before.push(Before::with_mass(doubt.place, mass));
+                }
+            }
+            Inquiry::List { floor } => read_list(reader, tokens, floor, &mut told.list)?,
+            _ => {}
+        }
+    }
+    if left == 0 { Ok(()) } else { Err(reader.invalid("rows that were not asked for")) }
+}
+
+fn read_list(
+    reader: &mut Reader<'_>,
+    tokens: &Range<u32>,
+    floor: f32,
+    list: &mut Vec<Candidate>,
+) -> Result<(), WireError> {
+    for _ in 0..reader.count(LISTED)? {
+        let (token, logit) = (reader.u32()?, reader.f32()?);
+        let c = Candidate { winner: Winner::new(logit, token), logit };
+        if !tokens.contains(&token) || !logit.is_finite() || logit < floor {
+            return Err(reader.invalid("a token that is none of the shard's, or was not asked for"));
+        }
+        if list.last().is_some_and(|last| by_place(last, &c).is_ge()) {
+            return Err(reader.invalid("a list out of order"));
+        }
+        list.push(c);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling_core::reference::{Reference, Scheme};
+    use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
+    use proptest::prelude::*;
+
+    const TOKENS: Range<u32> = 100..400;
+
+    fn params() -> RowParams<'static> {
+        RowParams { seed: 3, draws: 2, top_p: 0.8, top_n_sigma: 3.0, temperature: 0.7, ..RowParams::default() }
+    }
+
+    fn row() -> Row<'static> {
+        let weight = [0.0f32; 400];
+        let head = Head::new(Matrix::new(&weight, 400, 1).unwrap()).unwrap();
+        let plan = Plan { max_draws: 2, ..Plan::default() };
+        let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
+        params().check(&[], &can, &plan, 400).unwrap()
+    }
+
+    fn survey(inquiry: Inquiry<'_>) -> RowSurvey {
+        let logits: Vec<f32> = TOKENS.map(|t| (t * 7919 % 97) as f32 / 8.0).collect();
+        let mut survey = RowSurvey::default();
+        survey.of(&row(), inquiry, TOKENS.start, &logits);
+        survey
+    }
+
+    fn overview() -> Vec<u8> {
+        let (mut bytes, mut words) = (Vec::new(), Vec::new());
+        encode_overview(&mut bytes, &mut words, &row(), &survey(Inquiry::Overview));
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<RowSurvey, WireError> {
+        let (mut reader, mut survey) = (Reader::new(bytes), RowSurvey::default());
+        decode_overview(&mut reader, &mut Vec::new(), &TOKENS, &row(), &mut survey)?;
+        reader.finish().map(|()| survey)
+    }
+
+    fn places() -> [Before; 2] {
+        [(6.0, 398), (2.5, 399)].map(|(logit, token)| Before::new(flash_sampling_core::Place { logit, token }))
+    }
+
+    fn decode_told(bytes: &[u8], places: &[Before]) -> Result<Vec<RowSurvey>, WireError> {
+        let asked = [(1, Inquiry::Before(places)), (4, Inquiry::List { floor: 9.0 })];
+        let (mut reader, mut told) = (Reader::new(bytes), vec![RowSurvey::default(); 5]);
+        assert!(reader.u32()? == MAGIC && reader.u8()? == PASS);
+        decode_pass(&mut reader, &TOKENS, asked.into_iter(), &mut told)?;
+        reader.finish().map(|()| told)
+    }
+
+    #[test]
+    fn bytes_carry_an_overview() {
+        let (got, want) = (decode(&overview()).unwrap(), survey(Inquiry::Overview));
+        assert_eq!((got.list, got.mass, got.moments), (want.list, want.mass, want.moments));
+        assert!(got.frontiers == want.frontiers && want.frontiers.len() == 2);
+    }
+
+    #[test]
+    fn bytes_carry_what_a_pass_told() {
+        let (mut bytes, places) = (Vec::new(), places());
+        let told = [(1, Inquiry::Before(&places)), (4, Inquiry::List { floor: 9.0 })];
+        begin_pass(&mut bytes, told.len());
+        let told = told.map(|(r, inquiry)| (r, inquiry, survey(inquiry)));
+        told.iter().for_each(|(r, inquiry, told)| encode_told(&mut bytes, *r, inquiry, told));
+        let got = decode_told(&bytes, &places).unwrap();
+        assert!(got[1].before == told[0].2.before && got[1].before.iter().all(|b| b.mass() > 0));
+        assert!(got[4].list == told[1].2.list && !got[4].list.is_empty());
+        // Another floor or another number of places than was asked for.
+        assert!(decode_told(&bytes, &places[..1]).is_err());
+        for end in 5..bytes.len() {
+            assert!(decode_told(&bytes[..end], &places).is_err(), "{end} bytes");
+        }
+    }
+
+    #[test]
+    fn a_truncated_overview_is_refused() {
+        let bytes = overview();
+        for end in 0..bytes.len() {
+            assert!(decode(&bytes[..end]).is_err(), "{end} of {} bytes", bytes.len());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_overview_is_an_error_or_an_overview(at in 0usize..4000, value: u8) {
+            let mut bytes = overview();
+            let at = at % bytes.len();
+            bytes[at] = value;
+            if let Ok(survey) = decode(&bytes) {
+                prop_assert!(survey.list.iter().all(|c| TOKENS.contains(&c.winner.token) && c.logit.is_finite()));
+                prop_assert!(survey.list.windows(2).all(|w| by_place(&w[0], &w[1]).is_lt()));
+            }
+        }
+    }
+}

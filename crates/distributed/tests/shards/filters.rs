@@ -1,0 +1,220 @@
+//! Filters over shards: every bit of a sampler without shards, whatever the world, and the cut of the whole row.
+
+use crate::common::*;
+use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::{
+    Capabilities, Draw, History, Inquiry, Knob, Knobs, Matrix, Order, PerturbedArgmax, Plan, RowError, RowParams,
+    RowSurvey, SampleError, Samples, Shape, Survey,
+};
+use flash_sampling_distributed::{Exchange, Loopback, ShardMerge, ShardOptions, ShardSampler, Sharded};
+use std::thread;
+
+const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), canonical: false };
+
+/// Rows with every filter, alone and together, among plain and greedy rows and bad ones.
+fn filtered_rows<'a>(mask: &'a [u32], none: &'a [u32], history: &'a History) -> Vec<RowParams<'a>> {
+    let row = RowParams { seed: 5, position: 9, temperature: 0.9, ..RowParams::default() };
+    let past = RowParams { history: Some(history), repetition_penalty: 1.3, presence_penalty: 0.5, ..row };
+    vec![
+        RowParams { top_p: 0.9, ..row },
+        row,
+        RowParams { top_k: 5, ..row },
+        RowParams { min_p: 0.2, draws: 3, ..row },
+        RowParams { top_k: 50, top_p: 0.7, logprobs: Some(6), ..row },
+        RowParams { temperature: 0.0, top_k: 3, logprobs: Some(2), ..row },
+        RowParams { top_n_sigma: 1.5, ..row },
+        RowParams { epsilon_cutoff: 0.004, ..row },
+        RowParams { typical_p: 0.5, ..row },
+        RowParams { xtc_threshold: 0.01, xtc_probability: 1.0, ..row },
+        RowParams { top_p: 0.999, temperature: 30.0, draws: 2, kept: true, ..row },
+        RowParams { top_p: 0.6, temperature: 30.0, ..row },
+        RowParams { top_p: 0.8, temperature: 3.0, draws: 9, first_draw: 2, ..row },
+        RowParams { min_p: 0.01, top_k: 300, top_p: 0.95, order: Order::LlamaCpp, kept: true, ..row },
+        RowParams { top_k: 8, top_p: 0.9, order: Order::HuggingFace, ..row },
+        RowParams { top_p: 0.9, kept: true, logprobs: Some(0), ..past },
+        RowParams { top_k: 4, mask: Some(mask), kept: true, ..row },
+        RowParams { top_p: 0.5, mask: Some(none), ..row },
+        RowParams { top_k: 6, without_replacement: true, draws: 6, ..row },
+        RowParams { top_k: 6, without_replacement: true, draws: 7, ..row },
+        RowParams { kept: true, ..row },
+        RowParams { top_p: f32::NAN, ..row },
+        RowParams { without_replacement: true, draws: 12, ..row },
+        RowParams { top_p: 0.9, min_tokens: 9, stop_token_ids: &[3, 950], banned: &[7, 999], ..past },
+    ]
+}
+
+/// Everything that a row has, its kept tokens and passes too.
+type Filtered = Result<(Row, Option<(u32, u64, Vec<u32>)>, u32), RowError>;
+
+fn whole(samples: &Samples) -> Vec<Filtered> {
+    let rows = all(samples).into_iter().zip(samples.iter());
+    rows.map(|(row, sample)| {
+        let sample = sample?;
+        let kept = sample.kept.map(|k| (k.count, k.log_mass.to_bits(), k.tokens.to_vec()));
+        Ok((row, kept, sample.passes))
+    })
+    .collect()
+}
+
+/// Starts of `world` unequal shards; every fifth is empty, as it begins where the next one does.
+fn cuts(world: u32) -> Vec<u32> {
+    let start = |k: u32| (VOCAB as u32 * k / world) / 3 * 3;
+    (0..world).map(|k| start(if k % 5 == 4 { (k + 1).min(world - 1) } else { k })).collect()
+}
+
+fn case<R>(run: impl FnOnce(&[f32], &[f32], &[RowParams<'_>]) -> R) -> R {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let (mask, none, history) = (mask_of(&[2, 3, 500, 501, 999]), mask_of(&[]), History::new(&[1, 2, 500, 998]));
+    let rows = filtered_rows(&mask, &none, &history);
+    run(&weight, &hidden(rows.len()), &rows)
+}
+
+#[test]
+fn filters_give_every_bit_of_the_unsharded_sampler() {
+    case(|weight, hidden, rows| {
+        let head = head(weight);
+        // The unsharded sampler with the same passes: one shard. Its draws are those of the reference.
+        let mut want = Sharded::new(shards(&head, &[0], PLAN), ShardMerge::Winners).unwrap();
+        let mut reference = reference(head, PLAN, Scheme::Tiled);
+        for position in [0, 77, 1_000_000] {
+            let rows: Vec<_> = rows.iter().map(|row| RowParams { position, ..*row }).collect();
+            let want = sample(&mut want, hidden, &rows);
+            let of_reference = sample(&mut *reference, hidden, &rows);
+            assert_eq!(all(&want), all(&of_reference));
+            let want = whole(&want);
+            assert!(want.iter().flatten().any(|row| row.2 > 1), "no row takes a second pass");
+            for (r, (row, reference)) in want.iter().zip(of_reference.iter()).enumerate() {
+                let (Ok((_, kept, _)), Ok(reference)) = (row, reference) else { continue };
+                let (count, tokens) = reference.kept.map(|k| (k.count, k.tokens.to_vec())).unzip();
+                assert_eq!(kept.clone().map(|k| (k.0, k.2)).unzip(), (count, tokens), "row {r}");
+            }
+            for starts in [cuts(1), cuts(2), cuts(3), cuts(7), cuts(64), STARTS.to_vec()] {
+                let mut sharded = Sharded::new(shards(&head, &starts, PLAN), ShardMerge::Winners).unwrap();
+                assert_eq!(whole(&sample(&mut sharded, hidden, &rows)), want, "shards at {starts:?}");
+            }
+        }
+    });
+}
+
+/// Runs a rank in a thread for each shard; what each gets of two calls.
+fn by_ranks(starts: &[u32], exchange: Exchange) -> Vec<Vec<Vec<Filtered>>> {
+    case(|weight, hidden, rows| {
+        let head = head(weight);
+        let options = ShardOptions { exchange, check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
+        let rank = |(r, transport): (usize, Loopback)| {
+            let local = shards(&head, starts, PLAN).swap_remove(r);
+            let mut sampler = ShardSampler::new(local, transport, options).unwrap();
+            let few = &hidden[..3 * HIDDEN];
+            vec![whole(&sample(&mut sampler, hidden, rows)), whole(&sample(&mut sampler, few, &rows[..3]))]
+        };
+        thread::scope(|scope| {
+            let ranks = Loopback::group(starts.len()).into_iter().enumerate();
+            let threads: Vec<_> = ranks.map(|r| scope.spawn(move || rank(r))).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        })
+    })
+}
+
+#[test]
+fn every_rank_filters_as_one_sampler_does() {
+    let want = by_ranks(&[0], Exchange::Summaries).remove(0);
+    for world in [2, 3, 7, 64] {
+        for exchange in [Exchange::Summaries, Exchange::Winners] {
+            for (rank, got) in by_ranks(&cuts(world), exchange).into_iter().enumerate() {
+                assert_eq!(got, want, "rank {rank} of {world}, {exchange:?}");
+            }
+        }
+    }
+}
+
+/// A shard that cuts by itself: it surveys nothing, and draws from what its own tokens would keep.
+struct CutsAlone<'s>(Box<dyn PerturbedArgmax + 's>);
+
+impl PerturbedArgmax for CutsAlone<'_> {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn shape(&self) -> Shape {
+        self.0.shape()
+    }
+
+    fn plan(&self) -> Plan {
+        self.0.plan()
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        self.0.sample(input, rows, out)
+    }
+
+    fn survey(&mut self) -> Option<&mut dyn Survey> {
+        Some(self)
+    }
+}
+
+impl Survey for CutsAlone<'_> {
+    fn survey(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        inquiries: &[Inquiry<'_>],
+        out: &mut [RowSurvey],
+    ) -> Result<(), SampleError> {
+        let mut kept = Samples::new();
+        let asking: Vec<_> = rows.iter().map(|row| RowParams { kept: row.temperature > 0.0, ..*row }).collect();
+        self.0.sample(input, &asking, &mut kept)?;
+        self.0.survey().unwrap().survey(input, rows, inquiries, out)?;
+        // Only what its own cut keeps is told.
+        for (r, survey) in
+            out.iter_mut().enumerate().filter(|(r, _)| *r < rows.len() && inquiries[*r] != Inquiry::Nothing)
+        {
+            let Ok(Some(kept)) = kept.row(r).map(|row| row.kept) else { continue };
+            survey.list.retain(|c| kept.tokens[c.winner.token as usize / 32] >> (c.winner.token % 32) & 1 == 1);
+            survey.mass.clear();
+            survey.list.iter().for_each(|c| survey.mass.push(c.logit));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_rank_that_cuts_by_its_own_threshold_is_told_from_one_that_does_not() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    let hidden = hidden(1);
+    let row = RowParams { seed: 5, top_p: 0.5, kept: true, temperature: 2.0, ..RowParams::default() };
+    let kept = |shards: Vec<Box<dyn PerturbedArgmax + '_>>| {
+        let mut sharded = Sharded::new(shards, ShardMerge::Winners).unwrap();
+        let out = sample(&mut sharded, &hidden, &[row]);
+        let kept = out.row(0).unwrap().kept.unwrap();
+        (kept.count, kept.log_mass)
+    };
+    let want = kept(shards(&head, &[0], PLAN));
+    assert_eq!(kept(shards(&head, &[0, 500], PLAN)), want);
+    let alone = |s| Box::new(CutsAlone(s)) as Box<dyn PerturbedArgmax + '_>;
+    let cut = kept(shards(&head, &[0, 500], PLAN).into_iter().map(alone).collect());
+    assert!(cut.0 < want.0, "{cut:?} against {want:?}");
+}
+
+#[test]
+fn what_cannot_be_merged_is_refused_by_name() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    let rows = [
+        RowParams { top_p: 0.5, ..RowParams::default() },
+        RowParams { kept: true, ..RowParams::default() },
+        RowParams { banned: &[3], ..RowParams::default() },
+    ];
+    let refused = |mut sharded: Sharded<'_>| {
+        assert!(sharded.capabilities().knobs.intersection(Knobs::FILTERS).is_empty());
+        let out = sample(&mut sharded, &hidden(3), &rows);
+        let refusal = |r: usize| out.row(r).map(|row| row.draws.first().map(|d: &Draw| d.token)).err();
+        assert_eq!(refusal(0), Some(RowError::Unsupported { knob: Knob::TopP }));
+        assert_eq!(refusal(1), Some(RowError::Unsupported { knob: Knob::Kept }));
+        assert_eq!(refusal(2), None);
+    };
+    refused(Sharded::new(shards(&head, &STARTS, PLAN), ShardMerge::LogMass).unwrap());
+    // Shards without surveys, of groups here.
+    let grouped = head.split(&[0, 500]).into_iter().map(|shard| reference(shard, PLAN, Scheme::Grouped(64)));
+    refused(Sharded::new(grouped.collect(), ShardMerge::LogMass).unwrap());
+}
