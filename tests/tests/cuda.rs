@@ -78,10 +78,12 @@ fn a_captured_call_draws_fresh_noise_when_positions_change() {
     if !runs_here() {
         return;
     }
-    CHOICES.into_iter().for_each(captured_call);
+    for choice in CHOICES {
+        [RowKinds::Bare, RowKinds::Any].into_iter().for_each(|kinds| captured_call(choice, kinds));
+    }
 }
 
-fn captured_call(choice: KernelChoice) {
+fn captured_call(choice: KernelChoice, kinds: RowKinds) {
     let device = Device::new(0).unwrap();
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let stream = device.context().new_stream().unwrap();
@@ -101,9 +103,10 @@ fn captured_call(choice: KernelChoice) {
     stream.synchronize().unwrap();
     // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
     let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
+    sampler.prepare(kinds).unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
-    unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at, RowKinds::Bare) }.unwrap();
+    unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at, kinds) }.unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
     let (mut want, mut tokens) = (Samples::new(), Vec::new());
     for position in 0..4 {

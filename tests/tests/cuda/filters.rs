@@ -81,6 +81,35 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
     assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
 }
 
+/// One small call that takes every way: lists whose cuts are guessed, stored logits, rows without filters beside them. The
+/// sanitizers look at it.
+#[test]
+fn a_small_call_takes_every_way_of_filters() {
+    if !runs_here() {
+        return;
+    }
+    // More tokens than a list holds.
+    let problem = Problem::integers(Size::new(6, 4_603, 72), DType::BF16, DType::BF16, 78);
+    let mask: Vec<u32> = (0..144).map(|word: u32| 0x0101_0101 << (word % 8)).collect();
+    let base = RowParams { position: 5, temperature: 4.0, ..RowParams::default() };
+    let rows = [
+        RowParams { top_k: 20, ..base },
+        RowParams { min_p: 0.05, ..base },
+        RowParams { top_k: 50, top_p: 0.9, mask: Some(&mask), ..base },
+        RowParams { top_p: 0.95, ..base },
+        RowParams { temperature: 0.0, ..base },
+        base,
+    ];
+    let plan = Plan { max_rows: 6, ..Plan::default() };
+    let (mut found, mut want) = (Samples::new(), Samples::new());
+    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+    for choice in &CHOICES[..2] {
+        let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
+        sampler.sample(problem.input(), &rows, &mut found).unwrap();
+        assert_eq!(RowBits::all(&found), RowBits::all(&want), "{choice:?}");
+    }
+}
+
 #[test]
 fn filtered_draws_have_the_reference_bits_for_every_tile() {
     if !runs_here() {

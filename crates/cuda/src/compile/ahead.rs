@@ -22,7 +22,7 @@ pub struct Built {
     pub instance: String,
     /// What it is for.
     pub architecture: Architecture,
-    /// Whether draws wait for it, so that it must be without faults.
+    /// Whether it must be without faults: draws without filters, of types that tensor cores take, wait for it.
     pub hot: bool,
     /// The file it was written to.
     pub path: PathBuf,

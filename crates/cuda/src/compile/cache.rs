@@ -15,9 +15,9 @@ use crate::compile::kept_kernel::{self, CompilerVersion, Label};
 use crate::compile::trust;
 use std::collections::BTreeSet;
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The environment variable that names the cache; without it `$XDG_CACHE_HOME/flash-sampling`, then
@@ -125,11 +125,8 @@ pub(crate) fn keep(folder: &Path, label: &Label, code: &[u8]) -> io::Result<Path
     trust::make_folder(folder)?;
     trust::folder(folder)?;
     let path = folder.join(label.file_name());
-    static WRITERS: AtomicU64 = AtomicU64::new(0);
-    let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
-    let written = path.with_extension(format!("{}-{writer}.part", std::process::id()));
-    // What a process of that number left when it was killed.
-    let _ = fs::remove_file(&written);
+    // Of a number that no other writer has: processes in containers may share the folder, and their own numbers.
+    let written = path.with_extension(format!("{:016x}.part", RandomState::new().hash_one(())));
     let result = trust::write(&written, &label.seal(code)).and_then(|()| fs::rename(&written, &path));
     if result.is_err() {
         let _ = fs::remove_file(&written);

@@ -50,7 +50,8 @@ impl Device {
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
             return Err(CudaError::unavailable("the driver library libcuda cannot be loaded"));
         }
-        cudarc::driver::result::init().map_err(CudaError::driver("start"))?;
+        cudarc::driver::result::init()
+            .map_err(|error| CudaError::unavailable(format!("the driver does not start: {:?}", error.0)))?;
         let count = CudaContext::device_count().map_err(CudaError::driver("count the GPUs"))?;
         if ordinal >= count as usize {
             return Err(CudaError::unavailable("no GPU has that number"));

@@ -52,6 +52,12 @@ impl Hopper {
         unsafe { kernel.launch(stream, blocks, call, &maps, more) }
     }
 
+    /// Loads the kernels with `more`, for every planned number of rows.
+    pub(crate) fn prepare(&mut self, more: &More, device: &Device) -> Result<(), CudaError> {
+        let columns: Vec<usize> = self.kernels.iter().map(|kernel| kernel.tile.columns as usize).collect();
+        columns.into_iter().try_for_each(|rows| self.kernel(rows, more, device).map(drop))
+    }
+
     /// The kernel for a call of `rows` rows, within the plan.
     fn kernel(&mut self, rows: usize, more: &More, device: &Device) -> Result<&Loaded, CudaError> {
         let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;

@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// Bytes of stored logits, and of scores, beyond the first row of each.
 const SCRATCH: usize = 64 << 20;
 /// The most rows that are stored at a time.
-const MAX_ROWS: usize = 256;
+pub(crate) const MAX_ROWS: usize = 256;
 /// The most items of a launch.
 const MAX_ITEMS: usize = 4096;
 
@@ -70,7 +70,7 @@ impl StoredRows {
         let stride = tokens.len().next_multiple_of(4);
         let fitting = (SCRATCH / (4 * stride)).max(1);
         let rows = max_rows.min(MAX_ROWS).min(fitting);
-        let list_blocks = fitting.min(device.multiprocessors() as usize).min(2 * max_rows);
+        let list_blocks = fitting.min(device.multiprocessors() as usize).min(max_rows.saturating_mul(2));
         let capacity = tokens.len().max(1 << 16);
         let allocate = CudaError::driver("allocate room for stored logits");
         let draw = DeviceStandalone::new(tokens.clone(), DType::F32, MAX_ITEMS, device)?;

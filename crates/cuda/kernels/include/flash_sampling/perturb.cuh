@@ -20,6 +20,12 @@ FS_FUNCTION float next_below(float x) {
     return x == -f32_infinity() ? x : from_monotone_bits(to_monotone_bits(x) - 1);
 }
 
+// Below `l`, which is finite or an overflow, by more than the rounding of it and of what was `added`.
+FS_FUNCTION float lowered(float l, float added = 0.0f) {
+    l = fminf(l, bits_to_f32(0x7f7fffffu));
+    return l - 1e-6f * (fabsf(l) + added);
+}
+
 // The threshold below which no logit of a row can win any more, as a bound on the dot product (bias added).
 //
 // A token whose word is at least `word` has noise at most -ln(word 2^-32) = `noise_bound`, up to 5e-6 of rounding. So its
@@ -31,26 +37,15 @@ FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform&
     if (best == -infinity) return -infinity;
     float l = best - noise_bound;
     l -= 2e-5f + 1e-6f * (fabsf(best) + noise_bound);
-    if (row.inv_temperature != 1.0f) {
-        l /= row.inv_temperature;
-        l -= 1e-6f * fabsf(l);
-    }
+    if (row.inv_temperature != 1.0f) l = lowered(l / row.inv_temperature);
     if (row.transform().is_penalised()) {
         // What no penalty lifts above l: the smallest of them lift most.
         const Penalty least = *row.transform().penalties();
-        l += least.subtract;
-        l -= 1e-6f * (fabsf(l) + fabsf(least.subtract));
-        l = l < 0.0f ? l / least.repetition : l * least.repetition;
-        l -= 1e-6f * fabsf(l);
+        l = lowered(l + least.subtract, fabsf(least.subtract));
+        l = lowered(l < 0.0f ? l / least.repetition : l * least.repetition);
     }
-    if (row.biases) {
-        l -= row.largest_bias;
-        l -= 1e-6f * (fabsf(l) + row.largest_bias);
-    }
-    if (head.scale != 1.0f) {
-        l /= head.scale;
-        l -= 1e-6f * fabsf(l);
-    }
+    if (row.biases) l = lowered(l - row.largest_bias, row.largest_bias);
+    if (head.scale != 1.0f) l = lowered(l / head.scale);
     if (head.soft_cap != 0.0f) {
         const float t = l / head.soft_cap;
         if (t >= 1.00001f) {

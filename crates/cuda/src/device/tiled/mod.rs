@@ -23,9 +23,10 @@ use std::sync::Arc;
 /// The fused tiled variant over device memory: one launch a call, on the caller's stream. A call allocates nothing and
 /// waits for nothing, so it can be captured into a graph; positions are read from device memory when the kernel runs.
 ///
-/// Planned are the kernels for hidden states of the weight's type that lie as well aligned as the weight. Others, and
-/// [`DeviceTiled::launch_storing`] on Hopper, take other kernels: the first such launch loads one, and compiles it when
-/// it is in no cache. Make one before a capture.
+/// Planned are the kernels for hidden states of the weight's type that lie as well aligned as the weight, and on Hopper for rows
+/// of all kinds but [`RowKinds::Any`], which [`DeviceTiled::prepare`] adds. Other hidden states, and launches that leave logits
+/// or log Z, take other kernels: the first such launch loads one (and compiles it when it is in no cache), which waits for the
+/// GPU and cannot be captured. Make one before.
 #[derive(Debug)]
 pub struct DeviceTiled {
     device: Arc<Device>,
@@ -113,6 +114,18 @@ impl DeviceTiled {
         let device = device.clone();
         let (hopper, portable, log_z) = (None, Vec::new(), LogZ::default());
         Ok(DeviceTiled { device, head, choice, hopper, portable, scratch, log_z, max_rows })
+    }
+
+    /// Loads the kernels for rows of these kinds, for every number of rows of the plan: the first launch of them does not then, and
+    /// can be captured.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn prepare(&mut self, kinds: RowKinds) -> Result<(), CudaError> {
+        match &mut self.hopper {
+            Some(hopper) if kinds == RowKinds::Any => hopper.prepare(&More::Knobs(LogitStore::default()), &self.device),
+            _ => Ok(()),
+        }
     }
 
     /// Goes on with another head like the planned one, of any number of tokens at any place of the vocabulary; of an

@@ -12,7 +12,7 @@ use flash_sampling_core::DType;
 impl DeviceTiled {
     /// Draws as [`DeviceTiled::launch`] does, and keeps the transformed logits (paper App. K), float32: that of row `r`
     /// and of the weight's row `t` at the device address `logits + 4 * (r * row_stride + t)`. An invalid logit is stored
-    /// as -inf, and its row's draw says so. Always the portable kernel's work.
+    /// as -inf, and its row's draw says so. Always the portable kernel's work, on Hopper too.
     ///
     /// # Errors
     /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also when the logits' address is not a multiple of 4 or

@@ -10,7 +10,7 @@ use crate::device::noise_math::NoiseMath;
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone};
 use crate::device::stored_kernels::TransformKernel;
-use crate::device::stored_rows::StoredRows;
+use crate::device::stored_rows::{MAX_ROWS, StoredRows};
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
 use crate::host::results::push_row;
@@ -104,7 +104,7 @@ impl CudaStandalone {
             device: device.clone(),
             samplers: [None, None, Some(f32s)],
             transform: TransformKernel::load(device)?,
-            invalid: stream.alloc_zeros(plan.max_rows).map_err(&allocate)?,
+            invalid: stream.alloc_zeros(plan.max_rows.min(MAX_ROWS)).map_err(&allocate)?,
             logits: stream.alloc_zeros(16).map_err(&allocate)?,
             inputs: stream.alloc_zeros(MOST * size_of::<abi::Row>() + 16).map_err(&allocate)?,
             sources: stream.alloc_zeros(MOST).map_err(&allocate)?,

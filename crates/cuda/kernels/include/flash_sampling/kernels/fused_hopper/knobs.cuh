@@ -96,6 +96,13 @@ __device__ __forceinline__ void look_at_masks(u32 (&allowed)[T::UNITS][T::WORDS]
     }
 }
 
+// NaN where either is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float largest;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
+    return largest;
+}
+
 // Dot products below the first are finite, and after a scale of at most the second still.
 constexpr float SURELY_VALID = 1e18f, LARGEST_SCALE = 1e20f;
 
@@ -103,12 +110,12 @@ constexpr float SURELY_VALID = 1e18f, LARGEST_SCALE = 1e20f;
 // masks allow is looked up for each element, as it is scored. All lanes call it.
 template <class T>
 __device__ __forceinline__ bool may_be_invalid(const float (&d)[T::UNITS][T::ACCUMULATORS], const Call& call) {
-    bool any = !(call.head.scale <= LARGEST_SCALE);
+    float largest = d[0][0];
 #pragma unroll
     for (int u = 0; u < T::UNITS; ++u)
 #pragma unroll
-        for (int i = 0; i < T::ACCUMULATORS; ++i) any |= !(d[u][i] < SURELY_VALID);
-    return __any_sync(0xffffffffu, any);
+        for (int i = 0; i < T::ACCUMULATORS; ++i) largest = max_or_nan(largest, d[u][i]);
+    return __any_sync(0xffffffffu, !(largest < SURELY_VALID && call.head.scale <= LARGEST_SCALE));
 }
 
 }  // namespace flash_sampling::fused_hopper

@@ -51,11 +51,15 @@ __device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& 
 // The threshold of a listed row.
 template <class Shared>
 __device__ __forceinline__ float listed_losing_dot(const Call& call, const Shared& shared, u32 column, u64 key) {
-    // A list that has lost a token decides nothing: no more are listed.
-    if (*const_cast<volatile u32*>(&shared.lists.counters[column].count) > RowLists::ROOM) return bits_to_f32(0x7f7fffffu);
     const Row& row = shared.rows[column];
     if (row.greedy == LISTED_BY_TOP_K) return losing_dot(shared.cut[column], 0.0f, call.head, row);
     return key ? losing_dot(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
+}
+
+// Whether a list has lost a token, so that it decides nothing.
+template <class Shared>
+__device__ __forceinline__ bool is_list_full(const Shared& shared, u32 column) {
+    return *const_cast<volatile u32*>(&shared.lists.counters[column].count) > RowLists::ROOM;
 }
 
 // A block that posts tells the others the largest logit of its first tile. One thread for each row.

@@ -72,7 +72,9 @@ __device__ __forceinline__ void refresh_losing(const Call& call, Shared<T>& shar
         if (column < call.row_count && shared.rows[column].greedy > 1) {
             const u64 mine = *const_cast<volatile const u64*>(&shared.best[column].key);
             const u64 theirs = load_relaxed(&call.best[column]);
-            shared.losing[column] = listed_losing_dot(call, shared, column, mine > theirs ? mine : theirs);
+            shared.losing[column] = is_list_full(shared, column)
+                                        ? bits_to_f32(LOSES_ALWAYS)
+                                        : listed_losing_dot(call, shared, column, mine > theirs ? mine : theirs);
             return;
         }
     }
