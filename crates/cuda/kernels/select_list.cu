@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2) select_list(
     if (threadIdx.x == 0) call.lists.counters[i] = {0, 0};
     if (threadIdx.x < RowLists::POSTS) call.lists.posted[i * RowLists::POSTS + threadIdx.x] = 0;
     // What is invalid stays so.
-    if (plain.status != Status::Drawn || is_greedy || !(filters.has_min_p() || filters.has_top_p() || filters.top_k)) return;
+    if (plain.status != Status::Drawn || is_greedy || !filters.is_any()) return;
     Draw draw{0, 0.0f, 0.0f, Status::Undecided};
     if (filters.is_listed()) {
         SelectRow select{filters, ExistingRow{nullptr, 0, 0}, shared};

@@ -12,9 +12,9 @@
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
 //! | `DeviceNccl` (feature `nccl`) | the same | three launches: the same, by NCCL |
-//! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two launches; allocates nothing, waits for nothing |
+//! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two or three launches; allocates nothing, but for the first that stores logits, waits for nothing |
 //! | [`CudaGrouped`], [`CudaOnline`] | host memory | the same, with a draw by groups |
-//! | [`DeviceGroups`] | device memory, on the caller's stream | two launches; allocates nothing, waits for nothing |
+//! | [`DeviceGroups`] | device memory, on the caller's stream | three launches; allocates nothing, waits for nothing |
 //! | [`CudaStreamed`] | host memory, the weight from a reader in blocks | reads, copies and multiplies at once |
 //! | [`CudaStandalone`] | existing logits in host memory | copies them up, launches, copies the draws down, waits |
 //! | [`DeviceStandalone`] | existing logits in device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
@@ -28,9 +28,8 @@
 //! groups in place of winners, and a second kernel draws from those by a [`GroupRule`].
 //!
 //! Min-p, top-k and top-p, in the orders that engines use, are decided on the GPU: on Hopper the draw lists the largest logits
-//! of rows where min-p or top-k comes first, elsewhere it stores all logits, and a second kernel keeps and draws, a block a row.
-//! The other filters, and the few rows that this leaves undecided,
-//! are decided on the host by core's selector.
+//! of rows where min-p or top-k comes first, elsewhere it stores all logits, and a second kernel keeps and draws, a block a row,
+//! or up to eight where top-p comes first. The other filters, and the few rows that this leaves undecided, are decided on the host by core's selector.
 //!
 //! Over device memory every draw tells log Z on request (paper App. L), and with it the log-probability of its token:
 //! [`DeviceTiled::launch_with_log_z`], [`DeviceGroups::launch`], [`DeviceDraws::log_z`].
@@ -93,7 +92,7 @@ pub use crate::{
     },
     device::{
         choice::{KernelChoice, RowKinds},
-        filtered::DeviceFilters,
+        filtered::{DeviceFilters, FilterKinds},
         gpu::Device,
         groups::DeviceGroups,
         head::DeviceHead,

@@ -191,7 +191,8 @@ fn rows_of_one_call_have_the_reference_bits_whatever_the_others_ask_for() {
     }
 }
 
-/// As many tokens as language models have: the cut of a top-k is guessed from parts of the row, and the list is short.
+/// As many tokens as language models have: the cut of a top-k is guessed from parts of the row, and the list is short; top-p is
+/// decided by as many blocks a row as there may be.
 #[test]
 fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
     if !runs_here() {
@@ -208,6 +209,9 @@ fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
         RowParams { top_k: 64, min_p: 0.1, ..base },
         RowParams { min_p: 0.05, ..base },
         RowParams { min_p: 1e-6, ..base },
+        RowParams { top_p: 0.95, ..base },
+        RowParams { top_p: 0.5, temperature: 0.9, ..base },
+        RowParams { top_p: 0.1, min_p: 0.02, order: Order::LlamaCpp, ..base },
         base,
     ];
     let rows: Vec<_> = (0..count).map(|r| RowParams { position: r as u64, ..kinds[r % kinds.len()] }).collect();

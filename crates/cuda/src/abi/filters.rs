@@ -34,6 +34,11 @@ impl RowFilters {
         (self.ln_min_p > -8.0 && self.min_p_last == 0) || self.top_k > 0
     }
 
+    /// Whether top-p comes first, so that sums of masses decide.
+    pub(crate) fn is_by_mass(&self) -> bool {
+        self.top_p < 1.0 && self.top_k == 0 && (self.ln_min_p == f64::NEG_INFINITY || self.min_p_last > 0)
+    }
+
     /// These filters, where the selection knows them all in this order.
     pub fn of(filters: &Filters) -> Option<RowFilters> {
         let mut all = RowFilters { rescale: filters.rescale, ..RowFilters::OFF };
@@ -90,7 +95,7 @@ pub(crate) struct SelectLists {
 }
 layout!(SelectLists 48: lists 0, rows 32, draws 40);
 
-/// The argument of select_row.cu.
+/// The argument of select_row.cu and select_mass.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SelectRows {

@@ -7,7 +7,9 @@
 use crate::compile::architecture::Architecture;
 #[cfg(feature = "nccl")]
 use crate::device::nccl;
-use crate::device::{fused_hopper, fused_portable, peers, select, select_list, select_row, standalone, stored_kernels};
+use crate::device::{
+    fused_hopper, fused_portable, peers, select, select_list, select_mass, select_row, standalone, stored_kernels,
+};
 use core::fmt;
 
 /// Every kernel of this crate.
@@ -17,6 +19,7 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &fused_portable::PLAIN,
     &select::SOURCE,
     &select_row::SOURCE,
+    &select_mass::SOURCE,
     &select_list::SOURCE,
     &peers::SOURCE,
     #[cfg(feature = "nccl")]

@@ -1,12 +1,16 @@
 //! The fused tiled variant with filters, over device memory: the draw without them, which stores the logits, and then the
-//! selection, a block a row.
+//! selection, a block a row, or several where top-p comes first.
 #![allow(unsafe_code)]
 
-use crate::abi::{LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, RowLists, SelectLists, SelectRows};
+use crate::abi::{
+    LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, RowFilters, RowLists, SelectLists, SelectRows,
+};
+use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::Scratch;
 use crate::device::select_list::SelectList;
+use crate::device::select_mass::SelectMass;
 use crate::device::select_row::SelectRow;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
@@ -15,8 +19,9 @@ use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
-/// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two launches a call on the caller's stream, which allocate
-/// nothing and wait for nothing. What is kept is what core's selector keeps.
+/// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two or three launches a call on the caller's
+/// stream, which wait for nothing and, but for the first that stores logits, allocate nothing. What is kept is what core's
+/// selector keeps.
 ///
 /// A draw may come back as [`UNDECIDED`](crate::abi::status::UNDECIDED): its filters keep more than 2048 tokens before a
 /// top-k or a top-p can be tried, or a mass meets its limit to within rounding. [`CudaTiled`](crate::CudaTiled) decides
@@ -24,10 +29,13 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct DeviceFilters {
     kernel: SelectRow,
+    by_mass: SelectMass,
     tokens: Range<u32>,
     stride: usize,
     max_rows: usize,
-    logits: Scratch,
+    device: Arc<Device>,
+    /// Room for the logits of `max_rows` rows, once they are needed.
+    logits: Option<Scratch>,
     listed: SelectList,
     /// The keys of lists, then their counters and posts; these are zeros but after a launch that failed half-way.
     lists: Scratch,
@@ -35,25 +43,39 @@ pub struct DeviceFilters {
 }
 
 impl DeviceFilters {
-    /// Plans for the tokens of a head and calls of up to `max_rows` rows: loads the kernel, and allocates room for the
-    /// logits of as many rows, float32.
+    /// Plans for the tokens of a head and calls of up to `max_rows` rows: loads the kernels, and allocates room for lists,
+    /// 32 KiB a row. The first [`launch`](DeviceFilters::launch) allocates room for the logits of as many rows, float32.
     ///
     /// # Errors
-    /// * [`CudaError::EmptyPlan`]: no rows. [`CudaError::Layout`]: no tokens.
+    /// * [`CudaError::EmptyPlan`]: no rows. [`CudaError::TooLarge`]: more than 256. [`CudaError::Layout`]: no tokens.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(tokens: Range<u32>, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
+        if max_rows > MAX_ROWS {
+            return Err(CudaError::TooLarge { what: "rows", found: max_rows, limit: MAX_ROWS });
+        }
         if tokens.is_empty() {
             return Err(CudaError::Layout { what: "logits", reason: "they have no tokens" });
         }
         let stride = tokens.len().next_multiple_of(8);
-        let logits = Scratch::new(4 * stride * max_rows, &[], device)?;
         let zeros = 8 * LIST_ROOM * max_rows..(8 * LIST_ROOM + LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * max_rows;
         let lists = Scratch::new(zeros.end, &[zeros], device)?;
         let (kernel, listed) = (SelectRow::load(device)?, SelectList::load(device)?);
-        Ok(DeviceFilters { kernel, tokens, stride, max_rows, logits, listed, lists, are_zeros: true })
+        let by_mass = SelectMass::load(device)?;
+        Ok(DeviceFilters {
+            kernel,
+            by_mass,
+            tokens,
+            stride,
+            max_rows,
+            device: device.clone(),
+            logits: None,
+            listed,
+            lists,
+            are_zeros: true,
+        })
     }
 
     /// The most rows of a call.
@@ -63,7 +85,7 @@ impl DeviceFilters {
 
     /// Every launch has run: see [`Scratch::settle`].
     pub(crate) fn settle(&mut self) {
-        self.logits.settle();
+        self.logits.iter_mut().for_each(Scratch::settle);
         self.lists.settle();
     }
 
@@ -128,11 +150,12 @@ impl DeviceFilters {
     /// # Errors
     /// * [`CudaError::TooLarge`]: more rows than planned.
     /// * [`CudaError::Layout`]: another number of tokens than planned.
+    /// * [`CudaError::Driver`]: no memory for the logits, at the first call; make one before a capture.
     /// * Those of [`DeviceTiled::launch`].
     ///
     /// # Safety
     /// * As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), for the filters and for this value too.
-    /// * No top-k is above [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX), and no row is greedy.
+    /// * No top-k is above [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX), and no row that has filters is greedy.
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -141,8 +164,32 @@ impl DeviceFilters {
         (rows, filters): (u64, u64),
         draws: u64,
     ) -> Result<(), CudaError> {
+        // SAFETY: the same contract.
+        unsafe { self.launch_kinds(stream, sampler, hidden, (rows, filters), draws, FilterKinds::ALL) }
+    }
+
+    /// As [`DeviceFilters::launch`], where the host knows what the filters of a call need: a launch less.
+    ///
+    /// # Errors
+    /// As [`DeviceFilters::launch`].
+    ///
+    /// # Safety
+    /// As [`DeviceFilters::launch`]; every row's filters are of these kinds.
+    pub unsafe fn launch_kinds(
+        &mut self,
+        stream: &CudaStream,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        (rows, filters): (u64, u64),
+        draws: u64,
+        kinds: FilterKinds,
+    ) -> Result<(), CudaError> {
         self.check(hidden, sampler)?;
-        let logits = self.logits.lend();
+        if self.logits.is_none() {
+            self.logits = Some(Scratch::new(4 * self.stride * self.max_rows, &[], &self.device)?);
+        }
+        let Some(room) = &mut self.logits else { return Ok(()) };
+        let logits = room.lend();
         let stored = LogitStore { logits, stride: self.stride as u64 };
         // SAFETY: this function's contract; there is room for the logits of as many rows.
         let is_transformed = unsafe { sampler.launch_storing_any(stream, hidden, rows, draws, stored) }?;
@@ -161,8 +208,34 @@ impl DeviceFilters {
             is_transformed: is_transformed.into(),
             padding: 0,
         };
-        // SAFETY: this function's contract; the logits were stored on the same stream.
-        unsafe { self.kernel.launch(stream, &call, hidden.rows as u32) }
+        // SAFETY (of both): this function's contract; the logits were stored on the same stream.
+        if kinds.by_mass {
+            // SAFETY: as above.
+            unsafe { self.by_mass.launch(stream, &call, hidden.rows as u32) }?;
+        }
+        if kinds.gathered {
+            // SAFETY: as above.
+            unsafe { self.kernel.launch(stream, &call, hidden.rows as u32) }?;
+        }
+        Ok(())
+    }
+}
+
+/// Which selections the filters of a call need.
+#[derive(Clone, Copy, Debug)]
+pub struct FilterKinds {
+    by_mass: bool,
+    gathered: bool,
+}
+
+impl FilterKinds {
+    /// Any filters.
+    pub const ALL: FilterKinds = FilterKinds { by_mass: true, gathered: true };
+
+    /// What the filters of these rows need.
+    pub fn of(filters: &[RowFilters]) -> FilterKinds {
+        let gathered = |f: &RowFilters| !f.is_by_mass() && *f != RowFilters { rescale: f.rescale, ..RowFilters::OFF };
+        FilterKinds { by_mass: filters.iter().any(RowFilters::is_by_mass), gathered: filters.iter().any(gathered) }
     }
 }
 

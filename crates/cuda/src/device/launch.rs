@@ -3,7 +3,7 @@
 
 use crate::error::CudaError;
 use core::ffi::c_void;
-use cudarc::driver::{CudaFunction, CudaStream, result};
+use cudarc::driver::{CudaFunction, CudaStream, result, sys};
 
 /// Blocks and threads of a launch, and what a block shares.
 #[derive(Clone, Copy, Debug)]
@@ -44,4 +44,42 @@ pub(crate) unsafe fn launch<const N: usize>(
     let (function, shared, stream) = (function.cu_function(), grid.shared_bytes, stream.cu_stream());
     // SAFETY: the caller's.
     unsafe { result::launch_kernel(function, blocks, threads, shared, stream, &mut arguments) }.map_err(failed)
+}
+
+/// Enqueues a kernel whose blocks come in clusters of `blocks`, of which the grid is a multiple; compute capability 9.0 and up.
+///
+/// # Safety
+/// As [`launch`].
+pub(crate) unsafe fn launch_clusters<const N: usize>(
+    function: &CudaFunction,
+    stream: &CudaStream,
+    grid: Grid,
+    blocks: u32,
+    mut arguments: [*mut c_void; N],
+) -> Result<(), CudaError> {
+    let failed = CudaError::driver("launch a kernel");
+    stream.context().bind_to_thread().map_err(&failed)?;
+    let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
+    let mut attribute = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: cluster },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: grid.blocks.0,
+        gridDimY: grid.blocks.1,
+        gridDimZ: 1,
+        blockDimX: grid.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: grid.shared_bytes,
+        hStream: stream.cu_stream(),
+        attrs: &raw mut attribute,
+        numAttrs: 1,
+    };
+    let extra = core::ptr::null_mut();
+    // SAFETY: the attribute lives until the call returns; the rest is the caller's.
+    unsafe { sys::cuLaunchKernelEx(&raw const config, function.cu_function(), arguments.as_mut_ptr(), extra) }
+        .result()
+        .map_err(failed)
 }

@@ -3,7 +3,7 @@
 //! | entry points | kernels | shared |
 //! | --- | --- | --- |
 //! | `tiled` | `hopper` over `fused_hopper`, `fused_portable` | `choice`, `gpu`, `matrix`, `head`, `tensor_map` |
-//! | `filtered`, after `tiled` | `select_list`, `select_row` | `scratch` |
+//! | `filtered`, after `tiled` | `select_list`, `select_row`, `select_mass` | `scratch` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
@@ -28,6 +28,7 @@ pub(crate) mod results;
 pub(crate) mod scratch;
 pub(crate) mod select;
 pub(crate) mod select_list;
+pub(crate) mod select_mass;
 pub(crate) mod select_row;
 pub(crate) mod standalone;
 pub(crate) mod stored_kernels;

@@ -1,4 +1,5 @@
-//! The draws with filters from logits in device memory, after the draws without: its kernel and its launch.
+//! The draws with min-p or top-k first from logits in device memory, after the draws without filters: its kernel and its
+//! launch.
 #![allow(unsafe_code)]
 
 use crate::abi::SelectRows;
@@ -42,10 +43,10 @@ impl SelectRow {
         Ok(SelectRow { function, shared_bytes, threads })
     }
 
-    /// Puts the draws with filters in place of those without.
+    /// Puts the draws with filters in place of those without, but where top-p comes first.
     ///
     /// # Safety
-    /// Every pointer is device memory of this kernel's device, of the sizes that select_row.cu states for `draws` draws,
+    /// Every pointer is device memory of this kernel's device, of the sizes that select_rows.cuh states for `draws` draws,
     /// until the stream has passed the launch; no top-k is above [`TOP_K_MAX`](crate::abi::TOP_K_MAX).
     pub(crate) unsafe fn launch(&self, stream: &CudaStream, call: &SelectRows, draws: u32) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(draws, self.threads) };

@@ -3,7 +3,7 @@
 
 use crate::abi::{Draw, Row, RowFilters};
 use crate::device::choice::KernelChoice;
-use crate::device::filtered::{DeviceFilters, rows_within};
+use crate::device::filtered::{DeviceFilters, FilterKinds, rows_within};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
@@ -200,7 +200,10 @@ impl Resident {
                 DecidedFrom::Lists => {
                     selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out)?;
                 }
-                DecidedFrom::Logits => selection.launch(stream, &mut self.fused, &hidden, (rows, there), out)?,
+                DecidedFrom::Logits => {
+                    let kinds = FilterKinds::of(filters);
+                    selection.launch_kinds(stream, &mut self.fused, &hidden, (rows, there), out, kinds)?;
+                }
             }
         }
         self.copy_draws(hidden.rows, draws, stream)

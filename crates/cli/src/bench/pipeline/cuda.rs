@@ -13,7 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::synthetic;
 use flash_sampling::cuda::abi::{Draw, LogitBias, PENALISED, Penalty, Row, RowFilters, status};
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, RowKinds};
+use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowKinds};
 use flash_sampling::{Adjustments, Capabilities, DType, Exactness, Input, Knobs, Matrix, Plan, RowParams, Variant};
 use std::io;
 use std::sync::Arc;
@@ -48,6 +48,7 @@ struct Calls {
     rows: u64,
     filters: Option<u64>,
     is_listed: bool,
+    filter_kinds: FilterKinds,
     kinds: RowKinds,
     of_call: usize,
     calls: usize,
@@ -113,6 +114,7 @@ impl Calls {
             rows: rows_at,
             filters: filters.iter().any(|f| *f != RowFilters::OFF).then_some(filters_at),
             is_listed: filters.iter().any(RowFilters::is_listed),
+            filter_kinds: FilterKinds::of(&filters),
             kinds: if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowKinds::Any } else { RowKinds::Bare },
             of_call: rows,
             calls,
@@ -161,7 +163,8 @@ impl Bench {
                 Some(filters) => {
                     let of_rows = (rows, filters);
                     if !calls.is_listed {
-                        return self.filters.launch(stream, tiled, hidden, of_rows, draws).map_err(failed);
+                        let kinds = calls.filter_kinds;
+                        return self.filters.launch_kinds(stream, tiled, hidden, of_rows, draws, kinds).map_err(failed);
                     }
                     // Other GPUs than Hopper have no lists.
                     match self.filters.launch_listed(stream, tiled, hidden, of_rows, draws) {

@@ -29,23 +29,30 @@ struct RowLists {
 };
 FS_LAYOUT(RowLists, 32, FS_AT(filters, 0) && FS_AT(counters, 8) && FS_AT(posted, 16) && FS_AT(keys, 24));
 
+// The least of the largest of the whole groups of SIZE posts.
+template <u32 SIZE>
+FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
+    u32 least = ~0u;
+    for (u32 i = 0; i + SIZE <= RowLists::POSTS; i += SIZE) {
+        u32 largest = 0;
+        for (u32 j = 0; j < SIZE; ++j) largest = posted[i + j] > largest ? posted[i + j] : largest;
+        least = largest < least ? largest : least;
+    }
+    return least;
+}
+
 // A guess at a logit that `k` of `tokens` tokens reach and few more, from the largest logits of 16 parts of `part` tokens:
-// the least of the largest of four groups, or of all parts where a group would hold too many of the k. 0 while too few
+// the least of the largest of some groups, or of all parts where a group would hold too many of the k. 0 while too few
 // have been posted. What is not posted (0) makes a group's largest smaller.
 //
-// Of tokens in no order, all groups hold one of the k with probability (4 part k / tokens)^4 at most; then the guess is
-// too high, and the selection sees it.
+// Of tokens in no order, all of G groups of S parts hold one of the k with probability (S part k / tokens)^G at most; then the
+// guess is too high, and the selection sees it. Four groups of four, or five of three for a larger k: at 50 of 151936 tokens
+// and parts of 128 that is 3e-5 in place of 8e-4, for a list half as long again.
 FS_FUNCTION u32 guessed_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
-    u32 of_groups = ~0u, of_all = ~0u;
-    for (u32 i = 0; i < RowLists::POSTS; i += 4) {
-        u32 largest = 0;
-        for (u32 j = 0; j < 4; ++j) {
-            largest = posted[i + j] > largest ? posted[i + j] : largest;
-            of_all = posted[i + j] < of_all ? posted[i + j] : of_all;
-        }
-        of_groups = largest < of_groups ? largest : of_groups;
-    }
-    return 16ull * part * k <= tokens ? of_groups : of_all;
+    u32 of_all = ~0u;
+    for (u32 i = 0; i < RowLists::POSTS; ++i) of_all = posted[i] < of_all ? posted[i] : of_all;
+    if (16ull * part * k > tokens) return of_all;
+    return k > 32 ? least_of_groups<3>(posted) : least_of_groups<4>(posted);
 }
 
 }  // namespace flash_sampling

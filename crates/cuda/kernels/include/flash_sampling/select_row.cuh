@@ -1,22 +1,14 @@
-// The draw of a row with filters, from its logits in memory and the draw without filters. One block a row.
+// The draw of a row where min-p comes first or there is a top-k, from its logits in memory. One block a row.
 //
-// What filters keep is a run of the order of falling logits, from its first place on: a prefix. So
-//
-// 1. where min-p comes first or there is a top-k, few tokens are kept: they are gathered while the row streams past once,
-//    sorted, walked as core's Selector does, and drawn from;
-// 2. where top-p comes first, the prefix may be long, but whether it holds one token takes two sums: the mass before the
-//    token and the mass of all. The winner of the draw without filters is tried first, and it is kept as often as top-p
-//    says. If it is not kept, nor is any token after it: the best of those before it is tried next, and so on.
-//
-// The sums of 2 are in float32, with a bound: a decision that is within the bound is left to the host, which sums integers
-// as core does; so are rows of 1 with more tokens than there is room for.
+// Few tokens are kept, a run of the order of falling logits from its first place on: they are gathered while the row streams
+// past once, sorted, walked as core's Selector does, and drawn from. Rows with more tokens than there is room for are
+// left to the host. (Where top-p comes first: select_mass.cuh.)
 #pragma once
 
 #include "candidates.cuh"
 #include "mass_histogram.cuh"
-#include "row_filters.cuh"
 #include "row_lists.cuh"
-#include "scan.cuh"
+#include "select_rows.cuh"
 
 #ifdef __CUDACC__
 
@@ -36,7 +28,6 @@ struct SelectRow {
         float edges[KEPT];
         Row row;
         RowPhilox philox;
-        double sums[2];
         u64 best;
         u64 invalid;
         u32 cut;
@@ -52,24 +43,6 @@ struct SelectRow {
     const RowFilters& filters;
     const ExistingRow logits;
     Shared& shared;
-
-    // The best of the tokens before a place, for scan(). The cut is finite from the start, so that scan raises none.
-    struct KeepBefore {
-        u32* shared_cut;
-        float limit;
-        u32 token_limit;
-        u64 best;
-
-        __device__ __forceinline__ float cut() const { return from_monotone_bits(*static_cast<volatile u32*>(shared_cut)); }
-        __device__ __forceinline__ float raise(float) const { return cut(); }
-        __device__ __forceinline__ void offer(float score, u32 token, float logit) {
-            if (!(logit > limit || (logit == limit && token < token_limit))) return;
-            const u64 key = to_ordered_bits(Winner::of(score, token));
-            if (key <= best) return;
-            best = key;
-            atomicMax(shared_cut, static_cast<u32>(key >> 32));
-        }
-    };
 
     // Visits every transformed logit once; those of one call are a lane's eight of 256 tokens from `first` on. All threads
     // visit equally often. `between` is called by all threads after each step of STEP tokens.
@@ -255,44 +228,6 @@ struct SelectRow {
         return best;
     }
 
-    // The mass of the tokens before a place, the mass of all, relative to the place's logit, and the largest logit.
-    __device__ __noinline__ void sum(float place, u32 token, double& before, double& all, float& largest) {
-        if (threadIdx.x == 0) {
-            shared.sums[0] = shared.sums[1] = 0.0;
-            shared.candidates.largest = 0;
-        }
-        __syncthreads();
-        float own_before = 0.0f, own_all = 0.0f, top = -f32_infinity();
-        stream(
-            [&](u32 first, const float (&l)[8]) {
-#pragma unroll
-                for (u32 i = 0; i < 8; ++i) {
-                    const float mass = exp2f((l[i] - place) * 1.44269504088896340736f);
-                    own_all += mass;
-                    if (l[i] > place || (l[i] == place && token_of(first, i) < token)) own_before += mass;
-                    top = fmaxf(top, l[i]);
-                }
-            },
-            [] {});
-        double sums[2] = {static_cast<double>(own_before), static_cast<double>(own_all)};
-#pragma unroll
-        for (u32 distance = 16; distance > 0; distance /= 2) {
-            sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], distance);
-            sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], distance);
-        }
-        const u32 highest = __reduce_max_sync(0xffffffffu, to_monotone_bits(top));
-        if (threadIdx.x % 32 == 0) {
-            atomicAdd(&shared.sums[0], sums[0]);
-            atomicAdd(&shared.sums[1], sums[1]);
-            atomicMax(&shared.candidates.largest, highest);
-        }
-        __syncthreads();
-        before = shared.sums[0];
-        all = shared.sums[1];
-        largest = from_monotone_bits(shared.candidates.largest);
-        __syncthreads();
-    }
-
     // The draw of a listed row from its list: undecided where the list may miss a token that is kept. All threads call it;
     // `row` is there.
     __device__ __forceinline__ Draw draw_listed(const u64* list, const ListCounters& counters) {
@@ -350,47 +285,18 @@ struct SelectRow {
         return found;
     }
 
-    // The draw of the row. `plain` is the draw without filters. All threads call it; `row` and `philox` are there.
-    __device__ __forceinline__ Draw draw(const Draw& plain) {
+    // The draw of the row. All threads call it; `row` and `philox` are there.
+    __device__ __forceinline__ Draw draw() {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
-        const bool min_p_first = filters.has_min_p() && !filters.min_p_last;
+        gather();
+        const auto& c = shared.candidates;
         u64 best = 0;
-        if (filters.top_k || min_p_first || !filters.has_top_p()) {
-            gather();
-            const auto& c = shared.candidates;
-            if (c.count > CAPACITY || c.count > KEPT) {
-                // More than there is room for: where min-p is all there is, they are drawn from in one more pass.
-                if (filters.top_k || filters.has_top_p() || filters.rescale != 1.0f) return undecided;
-                best = best_before(filters.least(from_monotone_bits(c.largest)), 0xffffffffu);
-            } else {
-                best = best_of(walk());
-            }
+        if (c.count > CAPACITY || c.count > KEPT) {
+            // More than there is room for: where min-p is all there is, they are drawn from in one more pass.
+            if (filters.top_k || filters.has_top_p() || filters.rescale != 1.0f) return undecided;
+            best = best_before(filters.least(from_monotone_bits(c.largest)), 0xffffffffu);
         } else {
-            if (filters.rescale != 1.0f) return undecided;
-            float place = plain.logit;
-            u32 token = plain.token;
-            best = to_ordered_bits(Winner{plain.score, plain.token});
-            const double p = filters.top_p;
-            // A bound on the relative error of a thread's sum, and of the approximate exponentials in it.
-            const double error = 2e-5 + 1.2e-7 * (logits.tokens / THREADS + 8);
-            for (u32 turn = 0;; ++turn) {
-                if (turn == 8) return undecided;
-                double before, all;
-                float largest;
-                sum(place, token, before, all, largest);
-                const float least = filters.has_min_p() ? filters.least(largest) : -f32_infinity();
-                if (before * (1.0 + error) < p * all * (1.0 - error) && place >= least) break;
-                const bool is_beyond = before * (1.0 - error) > p * all * (1.0 + error);
-                if (place < least)
-                    best = best_before(least, 0xffffffffu);
-                else if (is_beyond)
-                    best = best_before(place, token);
-                else
-                    return undecided;
-                if (best == 0) return undecided;
-                token = from_ordered_bits(best).token;
-                place = logit_of(token);
-            }
+            best = best_of(walk());
         }
         if (best == 0) return undecided;
         const Winner winner = from_ordered_bits(best);

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Draw, Row, RowFilters, status};
-use crate::device::filtered::{DeviceFilters, rows_within};
+use crate::device::filtered::{DeviceFilters, FilterKinds, rows_within};
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::device::scratch::Scratch;
@@ -133,9 +133,11 @@ impl CudaShared {
             let hidden = rows_of(hidden, part.start + some.start..part.start + some.end);
             let at = |base: u64, size: usize| base + (from * size) as u64;
             let inputs = (at(rows, size_of::<Row>()), at(there, size_of::<RowFilters>()));
+            let kinds = FilterKinds::of(&self.filters[some]);
+            let to = at(draws, size_of::<Draw>());
             // SAFETY: as above, for the filters too; `RowFilters::of` bounds top-k, and rows that are
             // staged greedily for nobody have none; of the others `RowParams::check` takes greedy rows' filters away.
-            unsafe { selection.launch(stream, &mut self.fused, &hidden, inputs, at(draws, size_of::<Draw>())) }?;
+            unsafe { selection.launch_kinds(stream, &mut self.fused, &hidden, inputs, to, kinds) }?;
         }
         Ok(())
     }
