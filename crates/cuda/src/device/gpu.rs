@@ -8,7 +8,7 @@ use crate::device::fused_hopper::{Loaded, Tile};
 use crate::device::fused_portable::{LoadedPortable, Portable};
 use crate::error::CudaError;
 use core::fmt;
-use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::sys::{CUdevice_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
 use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
@@ -50,8 +50,11 @@ impl Device {
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
             return Err(CudaError::unavailable("the driver library libcuda cannot be loaded"));
         }
-        cudarc::driver::result::init()
-            .map_err(|error| CudaError::unavailable(format!("the driver does not start: {:?}", error.0)))?;
+        cudarc::driver::result::init().map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_NO_DEVICE => CudaError::unavailable("the driver shows this process no GPU"),
+            CUresult::CUDA_ERROR_STUB_LIBRARY => CudaError::unavailable("libcuda is the toolkit's stub"),
+            _ => CudaError::driver("start")(error),
+        })?;
         let count = CudaContext::device_count().map_err(CudaError::driver("count the GPUs"))?;
         if ordinal >= count as usize {
             return Err(CudaError::unavailable("no GPU has that number"));
