@@ -329,13 +329,19 @@ impl Survey for Reference<'_> {
             let first = self.head.tokens().start;
             let outcome = params
                 .check(adjustments.row(r), &self.capabilities(), &self.plan, self.head.vocab_size())
-                .and_then(|row| match transformed(&row, &self.raw_logits(&hidden), first) {
-                    // Other shards may have a finite logit.
-                    Err(RowError::NoFiniteLogit) => Ok((row, Vec::new())),
-                    logits => Ok((row, logits?)),
+                .and_then(|row| {
+                    let raw = self.raw_logits(&hidden);
+                    match transformed(&row, &raw, first) {
+                        // Other shards may have a finite logit.
+                        Err(RowError::NoFiniteLogit) => Ok((row, raw, Vec::new())),
+                        logits => Ok((row, raw, logits?)),
+                    }
                 });
             match outcome {
-                Ok((row, logits)) => survey.of(&row, inquiries[r], first, &logits),
+                Ok((row, raw, logits)) => {
+                    survey.of(&row, inquiries[r], first, &logits);
+                    survey.of_raw(&row, inquiries[r], first, &raw);
+                }
                 Err(error) => survey.error = Some(error),
             }
         }

@@ -14,7 +14,7 @@ use crate::noise::Domain;
 use crate::params::{Row, RowParams};
 use crate::sampler::{Plan, Shape, check_call};
 use crate::selection::{Before, Seen, Wants};
-use crate::winner::{Candidate, Winner};
+use crate::winner::{Candidate, TopList, Winner};
 use core::cmp::Ordering;
 
 /// What a pass is to tell of a row.
@@ -22,7 +22,8 @@ use core::cmp::Ordering;
 pub enum Inquiry<'a> {
     /// Nothing: the row is another's.
     Nothing,
-    /// What the first pass keeps: what [`Wants`] says.
+    /// What the first pass keeps: what [`Wants`] says, and raw masses where the row asks for raw log-probabilities; of a
+    /// row without filters these alone.
     Overview,
     /// The mass before these places; what they have seen so far does not count.
     Before(&'a [Before]),
@@ -31,6 +32,8 @@ pub enum Inquiry<'a> {
         /// In nats; -inf: every token.
         floor: f32,
     },
+    /// The raw logits of those of these tokens that are the sampler's own, in their order.
+    RawLogits(&'a [u32]),
 }
 
 /// What passes tell of a row, over some of its tokens. Reusing one keeps its memory.
@@ -50,6 +53,12 @@ pub struct RowSurvey {
     pub frontiers: Vec<Frontier>,
     /// The masses that were asked for.
     pub before: Vec<Before>,
+    /// The masses of the raw logits, those of masked tokens too, where the row asks for raw log-probabilities.
+    pub raw_mass: MassHistogram,
+    /// The largest raw logits, as many as the row asks for; scores are logits.
+    pub raw_top: TopList,
+    /// The raw logits that were asked for.
+    pub raw_logits: Vec<(u32, f32)>,
 }
 
 /// Samplers that can survey rows for a merge of shards; see [`PerturbedArgmax::survey`].
@@ -62,8 +71,8 @@ pub struct RowSurvey {
 /// [`PerturbedArgmax::survey`]: crate::PerturbedArgmax::survey
 pub trait Survey {
     /// One pass over this sampler's tokens for the rows that an inquiry is made about; `inquiries` and `out` have one
-    /// entry for each row. Entries of other rows are left as they are. Rows without filters get
-    /// [`RowError::NoFiniteLogit`] as their error.
+    /// entry for each row. Entries of other rows are left as they are. A row about which an inquiry means nothing gets
+    /// [`RowError::NoFiniteLogit`] as its error.
     ///
     /// # Errors
     /// Those of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few inquiries or entries.
@@ -125,11 +134,15 @@ impl RowSurvey {
         self.moments = Moments::default();
         self.frontiers.clear();
         self.before.clear();
+        self.raw_mass.clear();
+        self.raw_top.reset(0, 0.0);
+        self.raw_logits.clear();
     }
 
     /// Prepares it for a row of which overviews are merged.
     pub fn begin(&mut self, row: &Row<'_>) {
         self.clear();
+        self.raw_top.reset(row.raw_logprobs.unwrap_or(0) as usize, 0.0);
         if let Some(filters) = &row.filters {
             self.moments = filters.moments();
             self.frontiers.resize_with(Wants::of(row, filters).frontiers, Frontier::default);
@@ -144,6 +157,13 @@ impl RowSurvey {
         self.mass.merge(&other.mass);
         self.moments.merge(&other.moments);
         self.frontiers.iter_mut().zip(&other.frontiers).for_each(|(a, b)| a.merge(b));
+        self.merge_raw(other);
+    }
+
+    /// Adds what the overview of other tokens says of raw logits.
+    pub fn merge_raw(&mut self, other: &RowSurvey) {
+        self.raw_mass.merge(&other.raw_mass);
+        self.raw_top.merge(&other.raw_top);
     }
 
     /// Adds listed tokens.
@@ -158,8 +178,30 @@ impl RowSurvey {
         Seen::first(&self.list, limit, &self.mass, &self.moments)
     }
 
+    /// The plain survey of raw logits, those of tokens `first ..`, for an overview or [`Inquiry::RawLogits`]; after
+    /// [`RowSurvey::of`], which empties it.
+    pub fn of_raw(&mut self, row: &Row<'_>, inquiry: Inquiry<'_>, first: u32, raw: &[f32]) {
+        match inquiry {
+            Inquiry::Overview if row.raw_logprobs.is_some() => {
+                self.raw_mass.extend_from_slice(raw);
+                let finite = (first..).zip(raw).filter(|(_, l)| **l > f32::NEG_INFINITY);
+                let listed = finite.map(|(token, &logit)| Candidate { winner: Winner::new(logit, token), logit });
+                listed.for_each(|c| self.raw_top.push(c));
+            }
+            Inquiry::RawLogits(tokens) => {
+                let own = |token: &u32| token.checked_sub(first).and_then(|at| Some((*token, *raw.get(at as usize)?)));
+                self.raw_logits.extend(tokens.iter().filter_map(own));
+            }
+            _ => {}
+        }
+    }
+
     /// The plain survey of transformed logits, those of tokens `first ..`: what every fast path is judged against.
     pub fn of(&mut self, row: &Row<'_>, inquiry: Inquiry<'_>, first: u32, logits: &[f32]) {
+        self.begin(row);
+        if row.raw_logprobs.is_some() && row.filters.is_none() || matches!(inquiry, Inquiry::RawLogits(_)) {
+            return;
+        }
         let Some(filters) = &row.filters else {
             self.error = Some(RowError::NoFiniteLogit);
             return;
@@ -168,9 +210,8 @@ impl RowSurvey {
         let finite = || (first..).zip(logits.iter().copied()).filter(|(_, l)| *l > f32::NEG_INFINITY);
         let listed = |(token, logit)| Candidate { winner: Winner::new(logit, token), logit };
         match inquiry {
-            Inquiry::Nothing => {}
+            Inquiry::Nothing | Inquiry::RawLogits(_) => {}
             Inquiry::Overview => {
-                self.begin(row);
                 self.list.extend(finite().map(listed));
                 self.list.sort_by(by_place);
                 self.list.truncate(wants.list);
@@ -188,12 +229,10 @@ impl RowSurvey {
                 }
             }
             Inquiry::Before(doubts) => {
-                self.clear();
                 self.before.extend(doubts.iter().map(|doubt| Before::new(doubt.place)));
                 self.before.iter_mut().for_each(|before| before.extend_from_slice(first, logits));
             }
             Inquiry::List { floor } => {
-                self.clear();
                 self.list.extend(finite().filter(|(_, logit)| *logit >= floor).map(listed));
                 self.list.sort_by(by_place);
             }

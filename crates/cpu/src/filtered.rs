@@ -14,7 +14,7 @@ use flash_sampling_core::selection::{Answer, Before, Need, Wants};
 use flash_sampling_core::{Filters, Frontier, Moments};
 
 /// What a row takes part in a pass for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Ask {
     /// Everything that it asks for.
     Summary,

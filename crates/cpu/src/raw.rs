@@ -50,6 +50,11 @@ impl RawState {
         }
     }
 
+    /// The masses and the largest of a row that asked, after the pass.
+    pub(crate) fn kept(&self) -> Option<(&MassHistogram, &TopList)> {
+        self.mass.as_ref().filter(|_| self.on).map(|mass| (mass, &self.top))
+    }
+
     /// Gives row `r` of `out`, which asked for it, what was kept; `drawn` are the raw logits of its draws.
     pub(crate) fn note(&self, r: usize, drawn: impl Iterator<Item = f32>, out: &mut Samples) {
         if let (true, Some(mass), Ok(_)) = (self.on, &self.mass, out.row(r)) {

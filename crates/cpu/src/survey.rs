@@ -31,7 +31,8 @@ impl Engine {
         let mut slots = 0;
         asked.extend(rows.iter().zip(inquiries).enumerate().map(|(r, (row, inquiry))| {
             let ask = match inquiry {
-                Inquiry::Nothing => return Err(RowError::NoFiniteLogit),
+                // Raw logits of single tokens take no pass.
+                Inquiry::Nothing | Inquiry::RawLogits(_) => return Err(RowError::NoFiniteLogit),
                 Inquiry::Overview => Ask::Summary,
                 Inquiry::Before(_) => Ask::Before,
                 Inquiry::List { floor } => {
@@ -39,8 +40,11 @@ impl Engine {
                     Ask::List { floor: *floor, slot: slots - 1 }
                 }
             };
-            let planned =
-                row.and_then(|p| if p.row.filters.is_some() { Ok(p) } else { Err(RowError::NoFiniteLogit) })?;
+            let planned = (*row)?;
+            let raw = ask == Ask::Summary && planned.row.raw_logprobs.is_some();
+            if !raw && planned.row.filters.is_none() {
+                return Err(RowError::NoFiniteLogit);
+            }
             members.push(r);
             Ok(Planned { at: members.len() - 1, ask, ..planned })
         }));
@@ -64,12 +68,23 @@ impl Engine {
             self.gather(&asked);
         }
         for (r, (survey, inquiry)) in out.iter_mut().zip(inquiries).enumerate() {
-            match (&asked[r], &rows[r]) {
-                _ if *inquiry == Inquiry::Nothing => {}
-                (Ok(planned), _) => self.tell(r, planned, survey),
-                (Err(_), row) => {
+            match (inquiry, &asked[r], &rows[r]) {
+                (Inquiry::Nothing, ..) => {}
+                (Inquiry::RawLogits(_), _, Ok(_)) => survey.clear(),
+                (_, Ok(planned), _) => self.tell(r, planned, survey),
+                (_, Err(_), row) => {
                     survey.clear();
                     survey.error = Some(row.err().unwrap_or(RowError::NoFiniteLogit));
+                }
+            }
+        }
+        if inquiries.iter().any(|inquiry| matches!(inquiry, Inquiry::RawLogits(_))) {
+            let dot = hidden.pack(self, head.weight().dtype(), &call.input);
+            let source = hidden.source(head, dot);
+            for (r, (survey, inquiry)) in out.iter_mut().zip(inquiries).enumerate() {
+                if let (Inquiry::RawLogits(drawn), None) = (inquiry, survey.error) {
+                    let own = drawn.iter().filter(|token| head.tokens().contains(token));
+                    survey.raw_logits.extend(own.map(|&t| (t, self.workers[0].raw_logits(&source, t)(r))));
                 }
             }
         }
@@ -84,10 +99,17 @@ impl Engine {
     fn tell(&mut self, r: usize, planned: &Planned<'_>, survey: &mut RowSurvey) {
         survey.begin(&planned.row);
         let Some((first, others)) = self.workers.split_first_mut() else { return };
-        let RowState { filter, mass, weighed, fault, .. } = &mut first.rows[r];
+        let RowState { filter, mass, raw, weighed, fault, .. } = &mut first.rows[r];
         survey.error = fault.map(|fault| fault.error);
         match planned.ask {
             Ask::Summary => {
+                if let Some((mass, top)) = raw.kept() {
+                    survey.raw_mass.clone_from(mass);
+                    survey.raw_top.clone_from(top);
+                }
+                if planned.row.filters.is_none() {
+                    return;
+                }
                 filter.largest.finish();
                 survey.list.extend_from_slice(filter.largest.as_slice());
                 if let (true, Some(mass)) = (*weighed, mass) {
@@ -130,7 +152,7 @@ mod tests {
     use super::*;
     use crate::options::CpuOptions;
     use flash_sampling_core::reference::{Reference, Scheme};
-    use flash_sampling_core::{Order, Plan};
+    use flash_sampling_core::{LogprobsMode, Order, Plan};
 
     const VOCAB: usize = 3000;
     const WIDTH: usize = 16;
@@ -159,6 +181,8 @@ mod tests {
             RowParams { temperature: -1.0, top_k: 3, ..base },
             RowParams { kept: true, draws: 9, ..base },
             RowParams { mask: Some(&[]), top_k: 3, ..base },
+            RowParams { mask: Some(&[]), logprobs: Some(4), logprobs_mode: LogprobsMode::Raw, ..base },
+            RowParams { top_p: 0.8, logprobs: Some(5), logprobs_mode: LogprobsMode::Raw, ..base },
         ];
         let input = integers(rows.len() * WIDTH, 3);
         let input = Matrix::new(&input, rows.len(), WIDTH).unwrap();
@@ -176,6 +200,12 @@ mod tests {
                     for (r, (a, b)) in a.iter().zip(&b).enumerate() {
                         assert_eq!(a.error, b.error, "row {r}");
                         if a.error.is_none() {
+                            assert_eq!(
+                                (&a.raw_mass, a.raw_top.as_slice()),
+                                (&b.raw_mass, b.raw_top.as_slice()),
+                                "row {r}"
+                            );
+                            assert_eq!(a.raw_logits, b.raw_logits, "row {r}");
                             assert_eq!((&a.list, &a.mass), (&b.list, &b.mass), "row {r}");
                             assert_eq!((a.moments.to_words(), &a.before), (b.moments.to_words(), &b.before), "row {r}");
                             let finite = a.frontiers.iter().any(|f| !f.is_empty());
@@ -184,16 +214,22 @@ mod tests {
                     }
                     b
                 };
-                let overview = ask(&[Inquiry::Overview; 7]);
+                let overview = ask(&[Inquiry::Overview; 9]);
                 assert_eq!(overview[1].error, Some(RowError::NoFiniteLogit));
                 assert!(matches!(overview[4].error, Some(RowError::Invalid { .. })) && overview[6].list.is_empty());
                 let place = flash_sampling_core::Place { logit: 1.0, token: 1600 };
                 let before = [Before::new(place)];
-                let mut inquiries = [Inquiry::Nothing; 7];
+                let mut inquiries = [Inquiry::Nothing; 9];
                 inquiries[0] = Inquiry::Before(&before);
                 inquiries[2] = Inquiry::List { floor: 0.5 };
                 inquiries[5] = Inquiry::List { floor: f32::NEG_INFINITY };
+                inquiries[8] = Inquiry::RawLogits(&[2, 2999, 1027, 2]);
                 let told = ask(&inquiries);
+                assert_eq!(
+                    told[8].raw_logits.len(),
+                    [2, 2999, 1027, 2].iter().filter(|t| shard.tokens().contains(t)).count()
+                );
+                assert!(overview[7].raw_top.as_slice().len() == 4.min(shard.tokens().len()));
                 assert_eq!(told[5].list.len(), shard.tokens().len());
             }
         }

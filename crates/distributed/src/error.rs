@@ -199,6 +199,14 @@ pub enum ShardError {
         /// The row.
         row: usize,
     },
+    /// No shard told the raw logit of a drawn token.
+    #[error("no shard told the raw logit of token {token}, which row {row} drew")]
+    RawLogit {
+        /// The row.
+        row: usize,
+        /// The token.
+        token: u32,
+    },
     /// The check of tokens found another result on a rank.
     #[error("shard {shard} has another result for row {row} than this one")]
     Disagree {

@@ -1,4 +1,5 @@
-//! Rows with filters: the surveys of shards, merged, and what is decided from them.
+//! Rows that shards do not answer alone: the surveys of shards, merged, and what is decided from them. Those with filters
+//! here, those with raw log-probabilities in `raw`.
 //!
 //! A shard does not know which tokens its row keeps. So it surveys the row ([`Survey`]), the surveys merge to that of the
 //! whole row, and every rank decides and draws by itself, with the noise of global tokens. Rows that one pass leaves open
@@ -16,38 +17,54 @@ use flash_sampling_core::{Candidate, Inquiry, RowError, RowParams, RowSurvey, Sa
 /// Bytes that the lists of one pass may take; a longer list is alone in its pass.
 const LISTS: u64 = 16 << 20;
 
+/// What the pass that a row takes part in is asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ask {
+    /// What its filters need.
+    Need(Need),
+    /// The raw logits of what was drawn.
+    Raw,
+}
+
 /// One row.
 #[derive(Debug, Default)]
-struct Open {
+pub(crate) struct Open {
     /// The merged overview.
-    overview: RowSurvey,
+    pub(crate) overview: RowSurvey,
     /// The places in doubt, and the mass before them.
     doubts: Vec<Before>,
     /// The tokens from a floor on.
     list: RowSurvey,
-    /// What the pass that it takes part in is asked.
-    need: Option<Need>,
+    pub(crate) ask: Option<Ask>,
+    /// The drawn tokens, and their raw logits.
+    pub(crate) drawn: Vec<u32>,
+    pub(crate) logits: Vec<f32>,
     answer: Answer,
     passes: u32,
     error: Option<RowError>,
 }
 
-/// The rows with filters of a call. Keeps its memory from call to call.
+/// The rows of a call that have filters or raw log-probabilities. Keeps its memory from call to call.
 #[derive(Debug, Default)]
-pub(crate) struct FilteredRows {
+pub(crate) struct OpenRows {
     filtering: Filtering,
-    rows: Vec<Open>,
+    pub(crate) rows: Vec<Open>,
     /// Rows that are not decided, and what they need.
     needs: Vec<(usize, Need)>,
     /// The rows of the next pass, ascending.
-    members: Vec<usize>,
+    pub(crate) members: Vec<usize>,
     /// Only the memory lives from pass to pass.
     inquiries: Vec<Inquiry<'static>>,
 }
 
-/// A row with filters, whose parameters are valid.
-pub(crate) fn filtered<'a>(whole: &Whole, params: &RowParams<'a>) -> Option<Row<'a>> {
-    whole.check(params).ok().filter(|row| row.filters.is_some())
+/// A row that takes surveys, whose parameters are valid.
+pub(crate) fn surveyed<'a>(whole: &Whole, params: &RowParams<'a>) -> Option<Row<'a>> {
+    whole.check(params).ok().filter(is_surveyed)
+}
+
+/// Whether a row takes surveys.
+pub(crate) fn is_surveyed(row: &Row<'_>) -> bool {
+    row.filters.is_some() || row.raw_logprobs.is_some()
 }
 
 /// Bytes of a row's list.
@@ -58,9 +75,9 @@ fn bytes_of(need: &Need, vocab_size: u32) -> u64 {
     }
 }
 
-impl FilteredRows {
-    /// Merges the overviews of a call's rows and decides what they tell. `survey(shard, row)` is asked only for rows with
-    /// filters.
+impl OpenRows {
+    /// Merges the overviews of a call's rows and decides what they tell. `survey(shard, row)` is asked only for rows that
+    /// take surveys.
     pub(crate) fn overview<'s>(
         &mut self,
         whole: &Whole,
@@ -72,11 +89,14 @@ impl FilteredRows {
         self.members.clear();
         self.rows.resize_with(rows.len().max(self.rows.len()), Open::default);
         for (r, params) in rows.iter().enumerate() {
-            let Some(row) = filtered(whole, params) else { continue };
-            let Some(filters) = &row.filters else { continue };
+            let Some(row) = surveyed(whole, params) else { continue };
             let open = &mut self.rows[r];
-            let wants = Wants::of(&row, filters);
             open.overview.begin(&row);
+            let Some(filters) = &row.filters else {
+                (0..shards).for_each(|shard| open.overview.merge_raw(survey(shard, r)));
+                continue;
+            };
+            let wants = Wants::of(&row, filters);
             (0..shards).for_each(|shard| open.overview.merge(survey(shard, r), wants.list));
             open.doubts.clear();
             open.answer.begin();
@@ -97,7 +117,7 @@ impl FilteredRows {
 
     /// Chooses the rows of the next pass, as many as their lists have room; false when all rows are decided.
     pub(crate) fn next_pass(&mut self, vocab_size: u32) -> bool {
-        let FilteredRows { rows, needs, members, .. } = self;
+        let OpenRows { rows, needs, members, .. } = self;
         members.clear();
         needs.sort_unstable_by_key(|(r, need)| (Reverse(bytes_of(need, vocab_size)), *r));
         let (mut lists, mut room) = (0, LISTS);
@@ -108,7 +128,7 @@ impl FilteredRows {
             }
             room = room.saturating_sub(bytes);
             lists += usize::from(bytes > 0);
-            rows[*r].need = Some(*need);
+            rows[*r].ask = Some(Ask::Need(*need));
             rows[*r].list.clear();
             members.push(*r);
             false
@@ -121,9 +141,10 @@ impl FilteredRows {
     pub(crate) fn asked(&self) -> impl Iterator<Item = (usize, Inquiry<'_>)> {
         self.members.iter().map(|&r| {
             let open = &self.rows[r];
-            let inquiry = match open.need {
-                Some(Need::Before) => Inquiry::Before(&open.doubts),
-                Some(Need::List { floor, .. }) => Inquiry::List { floor },
+            let inquiry = match open.ask {
+                Some(Ask::Need(Need::Before)) => Inquiry::Before(&open.doubts),
+                Some(Ask::Need(Need::List { floor, .. })) => Inquiry::List { floor },
+                Some(Ask::Raw) => Inquiry::RawLogits(&open.drawn),
                 None => Inquiry::Nothing,
             };
             (r, inquiry)
@@ -149,13 +170,13 @@ impl FilteredRows {
         told: impl Fn(usize, usize) -> &'s RowSurvey,
     ) {
         for &r in &self.members {
-            let Some(row) = filtered(whole, &rows[r]) else { continue };
+            let Some(row) = surveyed(whole, &rows[r]) else { continue };
             let Some(filters) = &row.filters else { continue };
             let open = &mut self.rows[r];
             open.passes += 1;
             let of = Filtered { row: &row, filters, vocab_size: whole.shape.vocab_size, passes: open.passes };
-            let need = match open.need.take() {
-                Some(Need::List { floor, .. }) => {
+            let need = match open.ask.take() {
+                Some(Ask::Need(Need::List { floor, .. })) => {
                     (0..shards).for_each(|shard| open.list.list.extend_from_slice(&told(shard, r).list));
                     open.list.add_list(&[]);
                     if open.list.list.is_empty() && floor == f32::NEG_INFINITY {

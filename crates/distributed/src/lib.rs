@@ -9,7 +9,7 @@
 //! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 13 a row, of each shard; 8 a planned row by [`Exchange::Winners`], whatever the world |
 //! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 21 a row, of each shard |
 //!
-//! A row with filters crosses as a survey instead (first tokens, masses, moments, frontiers: up to a few kilobytes of each
+//! A row with filters crosses as a survey instead, and one with raw log-probabilities beside its draws (first tokens, masses, moments, frontiers: some kilobytes of each
 //! shard), with [`ShardMerge::Winners`] alone, and the cut is that of the whole row.
 //!
 //! Two samplers perform the merges. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
@@ -21,7 +21,7 @@
 //! | `tiling` | what a shard says of itself, and the check that shards make up a vocabulary |
 //! | `shard` | one shard and its last answers, asked again where its support was too small |
 //! | `summary`, `received` | [`ShardSummary`] and its bytes, written and read |
-//! | `filtered`, `surveyed` | rows with filters: surveys merged and decided, and their bytes |
+//! | `filtered`, `raw`, `surveyed` | rows with filters or raw log-probabilities: surveys merged and decided, and their bytes |
 //! | `merge` | the two merges |
 //! | `winners` | one word a row, for an exchange of winners alone |
 //! | `options`, `check` | what ranks agree on, and the debug check that they agree on results |
@@ -39,6 +39,7 @@ mod merge;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod options;
+mod raw;
 mod received;
 mod shard;
 mod shard_sampler;

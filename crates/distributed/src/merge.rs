@@ -1,7 +1,7 @@
 //! The two merges of shard summaries.
 
 use crate::error::ShardError;
-use crate::filtered::FilteredRows;
+use crate::filtered::OpenRows;
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use flash_sampling_core::params::Row;
@@ -52,7 +52,7 @@ impl Merger {
         rows: &[RowParams<'_>],
         shards: usize,
         summary: impl Fn(usize, usize) -> ShardSummary<'a>,
-        filtered: &FilteredRows,
+        filtered: &OpenRows,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
         out.clear();
@@ -229,7 +229,7 @@ mod tests {
         // Only the rows that every shard could answer in full, and the list.
         let whole = whole(ShardMerge::Winners);
         let summary = |shard: usize, row: usize| answers[shard].row(row);
-        Merger::default().rows(&whole, &rows(), answers.len(), summary, &FilteredRows::default(), &mut out).unwrap();
+        Merger::default().rows(&whole, &rows(), answers.len(), summary, &OpenRows::default(), &mut out).unwrap();
         let row = |r: Result<RowSample<'_>, RowError>| {
             let r = r.unwrap();
             (r.draws.to_vec(), r.log_z, r.top.to_vec(), r.mass.unwrap().clone())
@@ -270,7 +270,7 @@ mod tests {
         let [row, _, greedy] = rows();
         let whole = whole(ShardMerge::LogMass);
         let summary = |shard: usize, row: usize| shards[shard].row(2 * row);
-        Merger::default().rows(&whole, &[row, greedy], 3, summary, &FilteredRows::default(), &mut out).unwrap();
+        Merger::default().rows(&whole, &[row, greedy], 3, summary, &OpenRows::default(), &mut out).unwrap();
         for row in out.iter() {
             assert!(row.unwrap().draws.iter().all(|d| d.token == 17));
         }

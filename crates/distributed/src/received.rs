@@ -5,7 +5,7 @@ use crate::summary::{
     ANSWER, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, PASS, ROWS, SURVEY, ShardSummary, UNUSABLE,
     fingerprint, of_element,
 };
-use crate::surveyed::{decode_overview, decode_pass, read_mass};
+use crate::surveyed::{decode_overview, decode_pass, decode_raw, read_mass};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
@@ -27,11 +27,11 @@ pub(crate) struct Received {
 
 /// What a row's answer is to hold.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Expected<'a> {
-    /// Draws; `by_mass`: the merge needs the log-mass.
-    Draws { by_mass: bool },
-    /// The overview of a row with filters.
-    Survey(Row<'a>),
+pub(crate) struct Expected<'a> {
+    /// The row: an overview when it has filters, and otherwise draws; and raw masses when it asks for them.
+    pub(crate) row: Row<'a>,
+    /// Whether the merge needs the log-mass.
+    pub(crate) by_mass: bool,
 }
 
 /// Where a row's parts lie in [`Received`].
@@ -79,10 +79,7 @@ impl Received {
                 return Err(ShardError::Answer { shard, row: r, reason });
             }
             let summary = match expected(params) {
-                Some(Expected::Draws { by_mass }) => {
-                    self.row_of(kind, &mut reader, tokens, params.logprobs.is_some(), by_mass)
-                }
-                Some(Expected::Survey(row)) => self.survey_of(kind, &mut reader, tokens, r, &row),
+                Some(expected) => self.answer_of(kind, &mut reader, tokens, r, &expected),
                 None if kind == NOT_ASKED => Ok(Err(RowError::NoFiniteLogit)),
                 None => Err(reader.invalid("an answer to invalid parameters")),
             };
@@ -138,6 +135,28 @@ impl Received {
             Ok(Some(reason)) => Err(ShardError::Failed { shard, reason }),
             Err(source) => Err(ShardError::Message { shard, source }),
         }
+    }
+
+    /// The answer for row `r`.
+    fn answer_of(
+        &mut self,
+        kind: u8,
+        reader: &mut Reader<'_>,
+        tokens: &Range<u32>,
+        r: usize,
+        expected: &Expected<'_>,
+    ) -> Result<Result<Answer, RowError>, WireError> {
+        let Expected { row, by_mass } = expected;
+        let answer = if row.filters.is_some() {
+            self.survey_of(kind, reader, tokens, r, row)?
+        } else {
+            self.surveys[r].begin(row);
+            self.row_of(kind, reader, tokens, row.logprobs.is_some(), *by_mass)?
+        };
+        if let Some(most) = row.raw_logprobs {
+            decode_raw(reader, &mut self.words, tokens, most, &mut self.surveys[r])?;
+        }
+        Ok(answer)
     }
 
     /// The overview of row `r`, which [`Received::survey`] gives then.
@@ -259,7 +278,8 @@ fn draw(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<Draw, WireError>
 mod tests {
     use super::*;
     use crate::summary::{begin, encode_failure, encode_not_asked, encode_row};
-    use flash_sampling_core::Samples;
+    use flash_sampling_core::reference::{Reference, Scheme};
+    use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, Samples};
     use proptest::prelude::*;
 
     const TOKENS: Range<u32> = 100..200;
@@ -275,7 +295,11 @@ mod tests {
     }
 
     fn expected(params: &RowParams<'static>) -> Option<Expected<'static>> {
-        by_mass(params).map(|by_mass| Expected::Draws { by_mass })
+        let (by_mass, plan) = (by_mass(params)?, Plan { max_draws: 3, max_logprobs: Some(2), ..Plan::default() });
+        let weight = [0.0f32; 200];
+        let head = Head::new(Matrix::new(&weight, 200, 1).unwrap()).unwrap();
+        let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
+        Some(Expected { row: params.check(&[], &can, &plan, 200).unwrap(), by_mass })
     }
 
     fn samples() -> Samples {

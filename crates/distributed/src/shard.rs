@@ -1,10 +1,12 @@
 //! One local shard and its last answers.
 
-use crate::filtered::filtered;
+use crate::filtered::is_surveyed;
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use core::fmt;
-use flash_sampling_core::{Inquiry, Matrix, PerturbedArgmax, RowError, RowParams, RowSurvey, SampleError, Samples};
+use flash_sampling_core::{
+    Inquiry, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, RowSurvey, SampleError, Samples,
+};
 
 /// A shard and its last answers; keeps its memory from call to call.
 pub(crate) struct Shard<'s> {
@@ -40,7 +42,7 @@ impl<'s> Shard<'s> {
     }
 
     /// Asks the shard for its summaries, `input [rows, hidden]`: the draws of rows without filters, and the overviews of
-    /// rows with filters. Calls with both kinds read the weight once for each.
+    /// rows with filters or raw log-probabilities. Calls that need both read the weight once for each.
     ///
     /// A shard with fewer tokens than a list without replacement has draws refuses, though the other shards may well
     /// fill the list. It is asked for all it has, in one more call for all such rows.
@@ -48,11 +50,16 @@ impl<'s> Shard<'s> {
         self.again.clear();
         self.at.clear();
         self.gathered.clear();
+        self.inquiries.clear();
         let mut asked = recycle(core::mem::take(&mut self.params));
-        for row in rows {
-            let plain = filtered(whole, row).is_none();
+        for params in rows {
+            // Rows with invalid parameters get their error from the sampler.
+            let row = whole.check(params).ok();
+            let plain = row.is_none_or(|row| row.filters.is_none());
             self.at.push(plain.then_some(asked.len()));
-            asked.extend(plain.then(|| whole.merge.asks(row)));
+            asked.extend(plain.then(|| asks(params, whole)));
+            let surveyed = row.is_some_and(|row| is_surveyed(&row));
+            self.inquiries.push(if surveyed { Inquiry::Overview } else { Inquiry::Nothing });
         }
         if asked.len() == rows.len() {
             self.sampler.sample(input, &asked, &mut self.answers)?;
@@ -64,8 +71,8 @@ impl<'s> Shard<'s> {
                 let some = part(&self.gathered, &input, asked.len())?;
                 self.sampler.sample(some, &asked, &mut self.answers)?;
             }
-            self.overview(input, rows)?;
         }
+        self.overview(input, rows)?;
         asked.clear();
         self.gathered.clear();
         for (r, row) in rows.iter().enumerate() {
@@ -73,7 +80,7 @@ impl<'s> Shard<'s> {
             if let Err(RowError::SupportTooSmall { available: draws @ 1.., .. }) = self.answers.row(at) {
                 self.again.push(r);
                 self.gathered.extend_from_slice(input.row_bytes(r));
-                asked.push(RowParams { draws, ..whole.merge.asks(row) });
+                asked.push(RowParams { draws, ..asks(row, whole) });
             }
         }
         if !self.again.is_empty() {
@@ -84,11 +91,12 @@ impl<'s> Shard<'s> {
         Ok(())
     }
 
-    /// Surveys the rows with filters.
+    /// Surveys the rows that take it.
     fn overview(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), SampleError> {
-        let mut inquiries = core::mem::take(&mut self.inquiries);
-        inquiries.clear();
-        inquiries.extend(self.at.iter().map(|at| if at.is_some() { Inquiry::Nothing } else { Inquiry::Overview }));
+        if self.inquiries.iter().all(|inquiry| *inquiry == Inquiry::Nothing) {
+            return Ok(());
+        }
+        let inquiries = core::mem::take(&mut self.inquiries);
         self.surveys.resize_with(rows.len().max(self.surveys.len()), RowSurvey::default);
         let looked = self.look(input, rows, &inquiries);
         self.inquiries = inquiries;
@@ -109,7 +117,7 @@ impl<'s> Shard<'s> {
         }
     }
 
-    /// What the last pass told of a row with filters.
+    /// What the last pass told of a row that takes surveys.
     pub(crate) fn survey(&self, row: usize) -> &RowSurvey {
         &self.surveys[row]
     }
@@ -128,6 +136,12 @@ impl fmt::Debug for Shard<'_> {
         let (can, shape) = (self.sampler.capabilities(), self.sampler.shape());
         f.debug_struct("Shard").field("capabilities", &can).field("shape", &shape).finish_non_exhaustive()
     }
+}
+
+/// What the sampler is asked for a row without filters: not for raw log-probabilities, of which surveys tell.
+fn asks<'a>(row: &RowParams<'a>, whole: &Whole) -> RowParams<'a> {
+    let asked = whole.merge.asks(row);
+    if row.logprobs_mode == LogprobsMode::Raw { RowParams { logprobs: None, ..asked } } else { asked }
 }
 
 /// Some rows of an input.

@@ -1,7 +1,7 @@
 //! One rank of a group of shards.
 
 use crate::error::ShardError;
-use crate::filtered::FilteredRows;
+use crate::filtered::OpenRows;
 use crate::merge::Merger;
 use crate::options::{Exchange, ShardOptions};
 use crate::received::{Expected, Received};
@@ -18,7 +18,7 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 ///
 /// Every rank of the group makes the same calls with the same hidden states and row parameters, and gets the same
 /// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes one [`all_gather`](Transport::all_gather) of
-/// summaries (and one more for each further pass that rows with filters take), or one [`all_reduce_max`](Transport::all_reduce_max) of winners (see [`Exchange`]), whatever goes wrong on
+/// summaries (and one more for each further pass that rows with filters take, and one for raw log-probabilities), or one [`all_reduce_max`](Transport::all_reduce_max) of winners (see [`Exchange`]), whatever goes wrong on
 /// this rank, so that a failure here is an error on the other ranks and not a hang. All ranks merge the same bytes, so they
 /// agree to the last bit.
 ///
@@ -52,7 +52,7 @@ pub struct ShardSampler<'s, T> {
     /// The tokens of each rank.
     tokens: Vec<Range<u32>>,
     merger: Merger,
-    filtered: FilteredRows,
+    open: OpenRows,
     message: Vec<u8>,
     messages: Vec<Vec<u8>>,
     received: Vec<Received>,
@@ -90,7 +90,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             whole,
             tokens: descriptions.into_iter().map(|d| d.tokens).collect(),
             merger: Merger::default(),
-            filtered: FilteredRows::default(),
+            open: OpenRows::default(),
             message,
             received: messages.iter().map(|_| Received::default()).collect(),
             messages,
@@ -174,35 +174,42 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         if failure.is_some() {
             return Ok(());
         }
-        let ShardSampler { whole, filtered, tokens, messages, received, .. } = self;
+        let ShardSampler { whole, open, tokens, messages, received, .. } = self;
         for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
             received.decode(bytes, shard, tokens, rows, input.dtype(), |params| expected(whole, params))?;
         }
-        filtered.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
-        while self.filtered.next_pass(self.whole.shape.vocab_size) {
+        open.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
+        while self.open.next_pass(self.whole.shape.vocab_size) {
             self.pass(input, rows)?;
+            let ShardSampler { whole, open, tokens, received, .. } = self;
+            open.settle(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
         }
-        let ShardSampler { whole, merger, filtered, tokens, received, .. } = self;
-        merger.rows(whole, rows, tokens.len(), |shard, row| received[shard].row(row), filtered, out)
+        let ShardSampler { whole, merger, open, tokens, received, .. } = self;
+        merger.rows(whole, rows, tokens.len(), |shard, row| received[shard].row(row), open, out)?;
+        if self.open.next_raw(&self.whole, rows, out) {
+            self.pass(input, rows)?;
+            let ShardSampler { open, tokens, received, .. } = self;
+            open.note_raw(tokens.len(), |shard, row| received[shard].survey(row), out)?;
+        }
+        Ok(())
     }
 
-    /// One more pass for rows with filters that are not decided: the same rows on every rank, as all have merged the same
-    /// surveys.
+    /// One more pass, for rows that are not decided or whose raw logits are asked for: the same rows on every rank, as all
+    /// have merged the same surveys.
     fn pass(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), ShardError> {
-        let ShardSampler { local, whole, filtered, tokens, transport, message, messages, received, .. } = self;
-        let looked = filtered.inquire(rows.len(), |inquiries| local.look(input, rows, inquiries));
+        let ShardSampler { local, open, tokens, transport, message, messages, received, .. } = self;
+        let looked = open.inquire(rows.len(), |inquiries| local.look(input, rows, inquiries));
         match &looked {
             Err(error) => summary::encode_failure(message, &error.to_string()),
             Ok(()) => {
-                surveyed::begin_pass(message, filtered.asked().count());
-                filtered.asked().for_each(|(r, i)| surveyed::encode_told(message, r, &i, local.survey(r)));
+                surveyed::begin_pass(message, open.asked().count());
+                open.asked().for_each(|(r, i)| surveyed::encode_told(message, r, &i, local.survey(r)));
             }
         }
         exchange(transport, message, messages)?;
         for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
-            received.decode_pass(bytes, shard, tokens, filtered.asked())?;
+            received.decode_pass(bytes, shard, tokens, open.asked())?;
         }
-        filtered.settle(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
         Ok(())
     }
 
@@ -212,13 +219,16 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         for (r, params) in rows.iter().enumerate() {
             match expected(&self.whole, params) {
                 None => summary::encode_not_asked(&mut self.message, params),
-                Some(Expected::Survey(row)) => {
-                    let survey = self.local.survey(r);
-                    summary::encode_survey(&mut self.message, &mut self.words, params, &row, survey);
-                }
-                Some(Expected::Draws { by_mass }) => {
-                    let summary = self.local.summary(r);
-                    summary::encode_row(&mut self.message, &mut self.words, params, by_mass, &summary);
+                Some(Expected { row, by_mass }) => {
+                    let (bytes, words) = (&mut self.message, &mut self.words);
+                    if row.filters.is_some() {
+                        summary::encode_survey(bytes, words, params, &row, self.local.survey(r));
+                    } else {
+                        summary::encode_row(bytes, words, params, by_mass, &self.local.summary(r));
+                    }
+                    if row.raw_logprobs.is_some() {
+                        surveyed::encode_raw(bytes, words, self.local.survey(r));
+                    }
                 }
             }
         }
@@ -273,8 +283,7 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
 /// What a shard is asked for a row; nothing when the row's parameters are invalid.
 fn expected<'a>(whole: &Whole, params: &RowParams<'a>) -> Option<Expected<'a>> {
     let row = whole.check(params).ok()?;
-    let draws = Expected::Draws { by_mass: whole.merge.draws_by_mass(&row) };
-    Some(if row.filters.is_some() { Expected::Survey(row) } else { draws })
+    Some(Expected { row, by_mass: whole.merge.draws_by_mass(&row) })
 }
 
 fn exchange(transport: &mut impl Transport, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), ShardError> {

@@ -1,7 +1,7 @@
 //! All shards in one process.
 
 use crate::error::ShardError;
-use crate::filtered::FilteredRows;
+use crate::filtered::OpenRows;
 use crate::merge::{Merger, ShardMerge};
 use crate::options::ShardOptions;
 use crate::shard::Shard;
@@ -34,7 +34,7 @@ pub struct Sharded<'s> {
     shards: Vec<Shard<'s>>,
     whole: Whole,
     merger: Merger,
-    filtered: FilteredRows,
+    open: OpenRows,
 }
 
 impl<'s> Sharded<'s> {
@@ -61,7 +61,7 @@ impl<'s> Sharded<'s> {
             shards: shards.into_iter().map(Shard::new).collect(),
             whole,
             merger: Merger::default(),
-            filtered: FilteredRows::default(),
+            open: OpenRows::default(),
         })
     }
 
@@ -94,14 +94,21 @@ impl PerturbedArgmax for Sharded<'_> {
         for shard in &mut self.shards {
             shard.ask(input, rows, &self.whole)?;
         }
-        let Sharded { shards, whole, merger, filtered } = self;
-        filtered.overview(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
-        while filtered.next_pass(whole.shape.vocab_size) {
-            filtered.inquire(rows.len(), |inquiries| {
+        let Sharded { shards, whole, merger, open } = self;
+        open.overview(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
+        while open.next_pass(whole.shape.vocab_size) {
+            open.inquire(rows.len(), |inquiries| {
                 shards.iter_mut().try_for_each(|shard| shard.look(input, rows, inquiries))
             })?;
-            filtered.settle(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
+            open.settle(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
         }
-        Ok(merger.rows(whole, rows, shards.len(), |shard, row| shards[shard].summary(row), filtered, out)?)
+        merger.rows(whole, rows, shards.len(), |shard, row| shards[shard].summary(row), open, out)?;
+        if open.next_raw(whole, rows, out) {
+            open.inquire(rows.len(), |inquiries| {
+                shards.iter_mut().try_for_each(|shard| shard.look(input, rows, inquiries))
+            })?;
+            open.note_raw(shards.len(), |shard, row| shards[shard].survey(row), out)?;
+        }
+        Ok(())
     }
 }

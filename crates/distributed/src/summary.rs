@@ -10,6 +10,7 @@
 //!   4 UNUSABLE      text: an error that no shard should give for a row with valid parameters
 //!   5 NOT_ASKED     the parameters are invalid, as every rank finds for itself
 //!   6 SURVEY        overview, of a row with filters
+//!                   behind any of these but 4 and 5, where raw log-probabilities were asked for: mass | draws
 //! draws, top        count u32 | (token u32 | score f32 | logit f32) ...
 //! mass              top edge's bits u32 | bins u32 | (bin u32 | mass u64) ..., bins ascending, no mass of 0
 //! ```
@@ -19,7 +20,7 @@
 use crate::surveyed::encode_overview;
 use crate::wire::put_text;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{DType, Draw, MassHistogram, RowError, RowParams, RowSample, RowSurvey};
+use flash_sampling_core::{DType, Draw, LogprobsMode, MassHistogram, RowError, RowParams, RowSample, RowSurvey};
 
 /// What a shard says about a row: its draws and, when asked for, its log-mass (`log_z`), mass histogram and largest
 /// logits, all over its own tokens; or why it has none. [`RowError::NoFiniteLogit`] is the summary of a shard without
@@ -116,7 +117,7 @@ pub(crate) fn encode_row(
             if by_mass {
                 bytes.extend_from_slice(&sample.log_z.unwrap_or(f64::NEG_INFINITY).to_le_bytes());
             }
-            if params.logprobs.is_some() {
+            if params.logprobs.is_some() && params.logprobs_mode != LogprobsMode::Raw {
                 put_mass(bytes, words, sample.mass.unwrap_or(&MassHistogram::default()));
                 put_draws(bytes, sample.top.len(), sample.top.iter().map(|&c| Draw::from(c)));
             }

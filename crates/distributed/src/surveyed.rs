@@ -5,6 +5,7 @@
 //! list       count u32 | (token u32 | logit f32) ..., by falling logits, then rising tokens
 //! pass       magic u32 | 2 u8 | rows u32 | row ...                   or, when the pass failed:  magic u32 | 1 u8 | text
 //! row        number u32 | masses: count u32 | u64 ...                or  number u32 | list, as the row was asked
+//!                                                                    or  number u32 | raw logits of own tokens, as a list
 //! ```
 //!
 //! Mass and draws are those of [`summary`](crate::summary).
@@ -44,20 +45,60 @@ pub(crate) fn begin_pass(bytes: &mut Vec<u8>, rows: usize) {
 /// Appends what a pass told of row `r`.
 pub(crate) fn encode_told(bytes: &mut Vec<u8>, r: usize, inquiry: &Inquiry<'_>, told: &RowSurvey) {
     bytes.extend_from_slice(&(r as u32).to_le_bytes());
-    if let Inquiry::Before(_) = inquiry {
-        bytes.extend_from_slice(&(told.before.len() as u32).to_le_bytes());
-        told.before.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
-    } else {
-        put_list(bytes, &told.list);
+    match inquiry {
+        Inquiry::Before(_) => {
+            bytes.extend_from_slice(&(told.before.len() as u32).to_le_bytes());
+            told.before.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
+        }
+        Inquiry::RawLogits(_) => put_tokens(bytes, told.raw_logits.iter().copied()),
+        _ => put_list(bytes, &told.list),
     }
 }
 
 fn put_list(bytes: &mut Vec<u8>, list: &[Candidate]) {
-    bytes.extend_from_slice(&(list.len() as u32).to_le_bytes());
-    for c in list {
-        bytes.extend_from_slice(&c.winner.token.to_le_bytes());
-        bytes.extend_from_slice(&c.logit.to_le_bytes());
+    put_tokens(bytes, list.iter().map(|c| (c.winner.token, c.logit)));
+}
+
+fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Item = (u32, f32)>) {
+    bytes.extend_from_slice(&(tokens.len() as u32).to_le_bytes());
+    for (token, logit) in tokens {
+        bytes.extend_from_slice(&token.to_le_bytes());
+        bytes.extend_from_slice(&logit.to_le_bytes());
     }
+}
+
+/// Appends what an overview says of raw logits.
+pub(crate) fn encode_raw(bytes: &mut Vec<u8>, words: &mut Vec<u64>, survey: &RowSurvey) {
+    put_mass(bytes, words, &survey.raw_mass);
+    let top = survey.raw_top.as_slice();
+    put_draws(bytes, top.len(), top.iter().map(|&c| Draw::from(c)));
+}
+
+/// Reads what an overview says of raw logits, the `most` largest among it.
+pub(crate) fn decode_raw(
+    reader: &mut Reader<'_>,
+    words: &mut Vec<u64>,
+    tokens: &Range<u32>,
+    most: u32,
+    survey: &mut RowSurvey,
+) -> Result<(), WireError> {
+    read_mass(reader, words, tokens.len())?;
+    if !survey.raw_mass.assign_words(words) {
+        return Err(reader.invalid("not a mass histogram"));
+    }
+    survey.raw_top.reset(most as usize, 0.0);
+    let top = reader.count(DRAW)?;
+    if top > most as usize {
+        return Err(reader.invalid("more raw logits than asked for"));
+    }
+    for _ in 0..top {
+        let (token, score, logit) = (reader.u32()?, reader.f32()?, reader.f32()?);
+        if !tokens.contains(&token) || !score.is_finite() || !logit.is_finite() {
+            return Err(reader.invalid("a raw logit that is none of the shard's"));
+        }
+        survey.raw_top.push(Candidate { winner: Winner::new(score, token), logit });
+    }
+    Ok(())
 }
 
 /// Reads the overview of a row from the shard with `tokens`.
@@ -158,6 +199,20 @@ pub(crate) fn decode_pass<'a>(
                 }
             }
             Inquiry::List { floor } => read_list(reader, tokens, floor, &mut told.list)?,
+            Inquiry::RawLogits(drawn) => {
+                let count = reader.count(LISTED)?;
+                let own = drawn.iter().filter(|token| tokens.contains(token));
+                if count != own.clone().count() {
+                    return Err(reader.invalid("another number of raw logits than asked for"));
+                }
+                for &token in own {
+                    let (found, logit) = (reader.u32()?, reader.f32()?);
+                    if found != token || !logit.is_finite() {
+                        return Err(reader.invalid("another raw logit than asked for"));
+                    }
+                    told.raw_logits.push((token, logit));
+                }
+            }
             _ => {}
         }
     }
@@ -188,13 +243,41 @@ fn read_list(
 mod tests {
     use super::*;
     use flash_sampling_core::reference::{Reference, Scheme};
-    use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
+    use flash_sampling_core::{Head, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams};
     use proptest::prelude::*;
 
     const TOKENS: Range<u32> = 100..400;
 
     fn params() -> RowParams<'static> {
         RowParams { seed: 3, draws: 2, top_p: 0.8, top_n_sigma: 3.0, temperature: 0.7, ..RowParams::default() }
+    }
+
+    #[test]
+    fn bytes_carry_what_an_overview_says_of_raw_logits() {
+        let plan = Plan { max_logprobs: Some(3), ..Plan::default() };
+        let weight = [0.0f32; 400];
+        let head = Head::new(Matrix::new(&weight, 400, 1).unwrap()).unwrap();
+        let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
+        let params = RowParams { logprobs: Some(3), logprobs_mode: LogprobsMode::Raw, ..RowParams::default() };
+        let row = params.check(&[], &can, &plan, 400).unwrap();
+        let logits: Vec<f32> = TOKENS.map(|t| (t * 7919 % 97) as f32 / 8.0).collect();
+        let mut survey = RowSurvey::default();
+        survey.of(&row, Inquiry::Overview, TOKENS.start, &[]);
+        survey.of_raw(&row, Inquiry::Overview, TOKENS.start, &logits);
+        let (mut bytes, mut words) = (Vec::new(), Vec::new());
+        encode_raw(&mut bytes, &mut words, &survey);
+        let decode = |bytes: &[u8], most| {
+            let (mut reader, mut got) = (Reader::new(bytes), RowSurvey::default());
+            decode_raw(&mut reader, &mut Vec::new(), &TOKENS, most, &mut got)?;
+            reader.finish().map(|()| got)
+        };
+        let got = decode(&bytes, 3).unwrap();
+        assert!(got.raw_mass == survey.raw_mass && !got.raw_mass.is_empty());
+        assert!(got.raw_top.as_slice() == survey.raw_top.as_slice() && got.raw_top.as_slice().len() == 3);
+        assert!(decode(&bytes, 2).is_err());
+        for end in 0..bytes.len() {
+            assert!(decode(&bytes[..end], 3).is_err(), "{end} bytes");
+        }
     }
 
     fn row() -> Row<'static> {

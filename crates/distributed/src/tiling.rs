@@ -35,7 +35,7 @@ pub(crate) struct Description {
     without_replacement: bool,
     /// It can do all of [`Knobs::ADJUSTMENTS`].
     adjusts: bool,
-    /// It can survey rows with filters for a merge.
+    /// It can survey rows with filters or raw log-probabilities for a merge.
     surveys: bool,
     canonical: bool,
 }
@@ -230,10 +230,10 @@ impl Whole {
 }
 
 /// What acts on single logits is every shard's own matter. Which tokens pass a filter depends on the other shards' tokens:
-/// it takes surveys of all, and a merge that draws as if there were no shards.
+/// it takes surveys of all, and a merge that draws as if there were no shards. So do the masses of raw logits.
 fn knobs(shards: &[Description], merge: ShardMerge) -> Knobs {
     let adjustments = if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE };
-    let filters = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept]));
+    let filters = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
     let surveyed = merge == ShardMerge::Winners && shards.iter().all(|s| s.surveys);
     adjustments.union(if surveyed { filters } else { Knobs::NONE })
 }

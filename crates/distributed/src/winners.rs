@@ -41,7 +41,8 @@ impl Winners {
 
     /// Puts the answer for a row, or asks for the summaries where a word does not hold it.
     pub(crate) fn put(&mut self, r: usize, row: &Row<'_>, summary: &ShardSummary<'_>) {
-        let is_plain = row.draws == 1 && !row.without_replacement && row.logprobs.is_none();
+        let is_plain =
+            row.draws == 1 && !row.without_replacement && row.logprobs.is_none() && row.raw_logprobs.is_none();
         match summary {
             Ok(sample) if is_plain && sample.draws.len() == 1 => {
                 let draw = sample.draws[0];

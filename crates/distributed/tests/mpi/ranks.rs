@@ -8,7 +8,7 @@ use crate::LIMIT;
 use common::*;
 use core::error::Error;
 use flash_sampling_core::reference::Scheme;
-use flash_sampling_core::{DType, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
+use flash_sampling_core::{DType, LogprobsMode, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{
     Exchange, Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport, TransportError,
 };
@@ -94,6 +94,7 @@ fn filters() -> Vec<RowParams<'static>> {
         RowParams { min_p: 0.05, top_n_sigma: 2.0, ..row },
         RowParams { top_p: 0.9, temperature: 20.0, draws: 12, ..row },
         RowParams { typical_p: 0.7, ..row },
+        RowParams { draws: 2, logprobs: Some(3), logprobs_mode: LogprobsMode::Raw, ..row },
     ]
 }
 

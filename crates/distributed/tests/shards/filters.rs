@@ -3,8 +3,8 @@
 use crate::common::*;
 use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{
-    Capabilities, Draw, History, Inquiry, Knob, Knobs, Matrix, Order, PerturbedArgmax, Plan, RowError, RowParams,
-    RowSurvey, SampleError, Samples, Shape, Survey,
+    Capabilities, Draw, History, Inquiry, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError,
+    RowParams, RowSurvey, SampleError, Samples, Shape, Survey,
 };
 use flash_sampling_distributed::{Exchange, Loopback, ShardMerge, ShardOptions, ShardSampler, Sharded};
 use std::thread;
@@ -15,6 +15,7 @@ const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), ca
 fn filtered_rows<'a>(mask: &'a [u32], none: &'a [u32], history: &'a History) -> Vec<RowParams<'a>> {
     let row = RowParams { seed: 5, position: 9, temperature: 0.9, ..RowParams::default() };
     let past = RowParams { history: Some(history), repetition_penalty: 1.3, presence_penalty: 0.5, ..row };
+    let raw = RowParams { logprobs: Some(6), logprobs_mode: LogprobsMode::Raw, ..row };
     vec![
         RowParams { top_p: 0.9, ..row },
         row,
@@ -39,19 +40,27 @@ fn filtered_rows<'a>(mask: &'a [u32], none: &'a [u32], history: &'a History) -> 
         RowParams { kept: true, ..row },
         RowParams { top_p: f32::NAN, ..row },
         RowParams { without_replacement: true, draws: 12, ..row },
+        RowParams { draws: 4, ..raw },
+        RowParams { temperature: 0.0, ..raw },
+        RowParams { mask: Some(mask), logit_bias: &[(2, 3.0)], logprobs: Some(0), ..raw },
+        RowParams { mask: Some(none), ..raw },
+        RowParams { top_p: 0.9, draws: 2, kept: true, ..raw },
+        RowParams { typical_p: 0.6, ..raw },
+        RowParams { without_replacement: true, draws: 12, ..raw },
         RowParams { top_p: 0.9, min_tokens: 9, stop_token_ids: &[3, 950], banned: &[7, 999], ..past },
     ]
 }
 
-/// Everything that a row has, its kept tokens and passes too.
-type Filtered = Result<(Row, Option<(u32, u64, Vec<u32>)>, u32), RowError>;
+/// Everything that a row has, its kept tokens, raw logits and passes too.
+type Filtered = Result<(Row, Option<(u32, u64, Vec<u32>)>, Vec<u32>, u32), RowError>;
 
 fn whole(samples: &Samples) -> Vec<Filtered> {
     let rows = all(samples).into_iter().zip(samples.iter());
     rows.map(|(row, sample)| {
         let sample = sample?;
         let kept = sample.kept.map(|k| (k.count, k.log_mass.to_bits(), k.tokens.to_vec()));
-        Ok((row, kept, sample.passes))
+        let raw = sample.raw_logits.iter().map(|logit| logit.to_bits()).collect();
+        Ok((row, kept, raw, sample.passes))
     })
     .collect()
 }
@@ -76,15 +85,17 @@ fn filters_give_every_bit_of_the_unsharded_sampler() {
         // The unsharded sampler with the same passes: one shard. Its draws are those of the reference.
         let mut want = Sharded::new(shards(&head, &[0], PLAN), ShardMerge::Winners).unwrap();
         let mut reference = reference(head, PLAN, Scheme::Tiled);
-        for position in [0, 77, 1_000_000] {
+        for position in [0, 1_000_000] {
             let rows: Vec<_> = rows.iter().map(|row| RowParams { position, ..*row }).collect();
             let want = sample(&mut want, hidden, &rows);
             let of_reference = sample(&mut *reference, hidden, &rows);
             assert_eq!(all(&want), all(&of_reference));
             let want = whole(&want);
-            assert!(want.iter().flatten().any(|row| row.2 > 1), "no row takes a second pass");
+            assert!(want.iter().flatten().any(|row| row.3 > 1), "no row takes a second pass");
             for (r, (row, reference)) in want.iter().zip(of_reference.iter()).enumerate() {
-                let (Ok((_, kept, _)), Ok(reference)) = (row, reference) else { continue };
+                let (Ok((_, kept, raw, _)), Ok(reference)) = (row, reference) else { continue };
+                let of_reference: Vec<_> = reference.raw_logits.iter().map(|logit| logit.to_bits()).collect();
+                assert_eq!(*raw, of_reference, "row {r}");
                 let (count, tokens) = reference.kept.map(|k| (k.count, k.tokens.to_vec())).unzip();
                 assert_eq!(kept.clone().map(|k| (k.0, k.2)).unzip(), (count, tokens), "row {r}");
             }
@@ -118,8 +129,9 @@ fn by_ranks(starts: &[u32], exchange: Exchange) -> Vec<Vec<Vec<Filtered>>> {
 #[test]
 fn every_rank_filters_as_one_sampler_does() {
     let want = by_ranks(&[0], Exchange::Summaries).remove(0);
-    for world in [2, 3, 7, 64] {
-        for exchange in [Exchange::Summaries, Exchange::Winners] {
+    let both = [Exchange::Summaries, Exchange::Winners];
+    for (world, exchanges) in [(2, &both[..]), (3, &both[..]), (7, &both[..]), (64, &both[..1])] {
+        for &exchange in exchanges {
             for (rank, got) in by_ranks(&cuts(world), exchange).into_iter().enumerate() {
                 assert_eq!(got, want, "rank {rank} of {world}, {exchange:?}");
             }
@@ -204,14 +216,16 @@ fn what_cannot_be_merged_is_refused_by_name() {
         RowParams { top_p: 0.5, ..RowParams::default() },
         RowParams { kept: true, ..RowParams::default() },
         RowParams { banned: &[3], ..RowParams::default() },
+        RowParams { logprobs: Some(1), logprobs_mode: LogprobsMode::Raw, ..RowParams::default() },
     ];
     let refused = |mut sharded: Sharded<'_>| {
         assert!(sharded.capabilities().knobs.intersection(Knobs::FILTERS).is_empty());
-        let out = sample(&mut sharded, &hidden(3), &rows);
+        let out = sample(&mut sharded, &hidden(4), &rows);
         let refusal = |r: usize| out.row(r).map(|row| row.draws.first().map(|d: &Draw| d.token)).err();
         assert_eq!(refusal(0), Some(RowError::Unsupported { knob: Knob::TopP }));
         assert_eq!(refusal(1), Some(RowError::Unsupported { knob: Knob::Kept }));
         assert_eq!(refusal(2), None);
+        assert_eq!(refusal(3), Some(RowError::Unsupported { knob: Knob::LogprobsMode }));
     };
     refused(Sharded::new(shards(&head, &STARTS, PLAN), ShardMerge::LogMass).unwrap());
     // Shards without surveys, of groups here.
