@@ -9,8 +9,9 @@
 //! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 13 a row, of each shard; 8 a planned row by [`Exchange::Winners`], whatever the world |
 //! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 21 a row, of each shard |
 //!
-//! A row with filters crosses as a survey instead, and one with raw log-probabilities beside its draws (first tokens, masses, moments, frontiers: some kilobytes of each
-//! shard), with [`ShardMerge::Winners`] alone, and the cut is that of the whole row.
+//! A row with filters crosses as a survey instead of draws: first tokens, masses, moments and frontiers, some kilobytes of
+//! each shard, and every rank makes the cut of the whole row from these. One with raw log-probabilities crosses with the
+//! masses of its raw logits. Both take [`ShardMerge::Winners`].
 //!
 //! Two samplers perform the merges. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
 //! one rank of a group that exchanges summaries over a [`Transport`]; [`Loopback`] is the transport between the threads
