@@ -17,7 +17,8 @@ pub enum Sampling {
     TopK { k: usize, temperature: f64 },
     /// From the fewest most likely tokens that reach the mass `p`.
     TopP { p: f64, temperature: f64 },
-    /// The first, then the second. Here `p` is of the `k` tokens' mass, as in vLLM; candle takes it of the whole mass.
+    /// From the fewest of the `k` most likely tokens that reach the mass `p` of all tokens, or from all `k`. (In vLLM `p` is
+    /// of the `k` tokens' mass.)
     TopKThenTopP { k: usize, p: f64, temperature: f64 },
     /// The same law as `All`, which is what all of these are drawn by here: with the seed's noise, at full range.
     GumbelSoftmax { temperature: f64 },
@@ -50,21 +51,39 @@ impl LogitsProcessor {
         LogitsProcessor::from_sampling(seed, sampling)
     }
 
-    fn row(&self, vocab: usize) -> RowParams<'static> {
+    /// The draw of `sample`; `weights` gives the probabilities.
+    fn row(&self, vocab: usize, weights: impl FnOnce(f64) -> Result<Vec<f32>>) -> Result<RowParams<'static>> {
         // candle takes a `p` outside of (0, 1), or a `k` of the whole vocabulary, as no filter.
         let top_p = |p: f64| if p > 0.0 && p < 1.0 { p as f32 } else { 1.0 };
         let top_k = |k: usize| if k < vocab { k as u32 } else { 0 };
         let row = RowParams { seed: self.seed, position: self.drawn, ..RowParams::default() };
         let at = |temperature: f64| RowParams { temperature: temperature as f32, ..row };
-        match self.sampling {
+        Ok(match self.sampling {
             Sampling::ArgMax => at(0.0),
             Sampling::All { temperature } | Sampling::GumbelSoftmax { temperature } => at(temperature),
             Sampling::TopK { k, temperature } => RowParams { top_k: top_k(k), ..at(temperature) },
             Sampling::TopP { p, temperature } => RowParams { top_p: top_p(p), ..at(temperature) },
+            Sampling::TopKThenTopP { k, p, temperature } if k < vocab && p > 0.0 && p < 1.0 => {
+                RowParams { top_k: reached(weights(temperature)?, k, p) as u32, ..at(temperature) }
+            }
             Sampling::TopKThenTopP { k, p, temperature } => {
                 RowParams { top_k: top_k(k), top_p: top_p(p), ..at(temperature) }
             }
-        }
+        })
+    }
+
+    /// The draw of `sample_f`, from the logarithms of `weights`.
+    fn row_of(&self, weights: &[f32]) -> RowParams<'static> {
+        let all = weights.len();
+        let (k, p) = match self.sampling {
+            Sampling::TopK { k, .. } => (k, 1.0),
+            Sampling::TopP { p, .. } => (all, p),
+            Sampling::TopKThenTopP { k, p, .. } => (k, p),
+            Sampling::ArgMax | Sampling::All { .. } | Sampling::GumbelSoftmax { .. } => (all, 1.0),
+        };
+        let kept = if p > 0.0 && p < 1.0 { reached(weights.to_vec(), k, p) } else { k };
+        let top_k = if kept < all { kept as u32 } else { 0 };
+        RowParams { seed: self.seed, position: self.drawn, top_k, ..RowParams::default() }
     }
 
     /// Draws a token from logits `[vocab]`.
@@ -73,21 +92,78 @@ impl LogitsProcessor {
     /// Logits of another rank; a NaN or +inf among them; none that is finite; a temperature that is not finite and
     /// positive; a `k` of 0.
     pub fn sample(&mut self, logits: &Tensor) -> Result<u32> {
+        let logits = self.on_cpu(logits)?;
+        let row = self.row(logits.elem_count(), |temperature| probabilities(&logits, temperature))?;
+        self.draw(&logits, row)
+    }
+
+    /// Draws a token after `f` has changed the probabilities `[vocab]`; they need not sum to 1 then. As with candle's own, a
+    /// greedy draw and `GumbelSoftmax` do not ask `f`. Where `f` changes nothing this is [`LogitsProcessor::sample`], to
+    /// rounding.
+    ///
+    /// # Errors
+    /// As [`LogitsProcessor::sample`]; a probability that `f` left negative, NaN or infinite, or none above 0.
+    pub fn sample_f(&mut self, logits: &Tensor, f: impl FnOnce(&mut [f32])) -> Result<u32> {
+        let temperature = match self.sampling {
+            Sampling::ArgMax | Sampling::GumbelSoftmax { .. } => return self.sample(logits),
+            Sampling::All { temperature } | Sampling::TopK { temperature, .. } => temperature,
+            Sampling::TopP { temperature, .. } | Sampling::TopKThenTopP { temperature, .. } => temperature,
+        };
+        let mut weights = probabilities(&self.on_cpu(logits)?, temperature)?;
+        f(&mut weights);
+        let row = self.row_of(&weights);
+        // The logarithm of what is negative is NaN, which the draw names.
+        let logs: Vec<f32> = weights.iter().map(|weight| weight.ln()).collect();
+        self.draw(&Tensor::from_vec(logs, (1, weights.len()), &Device::Cpu)?, row)
+    }
+
+    /// Logits `[1, vocab]`, float32.
+    fn on_cpu(&self, logits: &Tensor) -> Result<Tensor> {
         let vocab = logits.dims1()?;
         if matches!(self.sampling, Sampling::TopK { k: 0, .. } | Sampling::TopKThenTopP { k: 0, .. }) {
             bail!("k is 0: no token would be left");
         }
-        let logits = logits.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.contiguous()?.reshape((1, vocab))?;
-        let row = self.row(vocab);
+        logits.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.contiguous()?.reshape((1, vocab))
+    }
+
+    /// Draws from logits `[1, vocab]`.
+    fn draw(&mut self, logits: &Tensor, row: RowParams<'_>) -> Result<u32> {
+        let vocab = logits.elem_count();
         let sampler = match &mut self.sampler {
             Some(sampler) if sampler.shape().input == vocab => sampler,
             sampler => sampler.insert(wrap(Standalone::new(vocab, Plan::default(), &CpuOptions::default()))?),
         };
-        with_matrix(&logits, |logits| wrap(sampler.sample(logits, &[row], &mut self.samples)))?;
+        with_matrix(logits, |logits| wrap(sampler.sample(logits, &[row], &mut self.samples)))?;
         let token = wrap(self.samples.row(0))?.token();
         self.drawn += 1;
         Ok(token)
     }
+}
+
+/// The softmax of logits `[1, vocab]`, divided by a temperature.
+fn probabilities(logits: &Tensor, temperature: f64) -> Result<Vec<f32>> {
+    let logits = logits.flatten_all()?.to_vec1::<f32>()?;
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f64> = logits.iter().map(|logit| (f64::from(logit - largest) / temperature).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    Ok(weights.iter().map(|weight| (weight / sum) as f32).collect())
+}
+
+/// How many of the `k` largest weights it takes to reach `p`, or `k`; 1 at least.
+fn reached(mut weights: Vec<f32>, k: usize, p: f64) -> usize {
+    let descending = |a: &f32, b: &f32| b.total_cmp(a);
+    if k < weights.len() {
+        weights.select_nth_unstable_by(k, descending);
+        weights.truncate(k);
+    }
+    weights.sort_unstable_by(descending);
+    let mut mass = 0.0;
+    let missing = |weight: &&f32| {
+        let missing = mass < p;
+        mass += f64::from(**weight);
+        missing
+    };
+    weights.iter().take_while(missing).count()
 }
 
 #[cfg(test)]
@@ -123,7 +199,11 @@ mod tests {
             (Sampling::TopK { k: 1, temperature }, &[1][..]),
             (Sampling::TopK { k: 2, temperature }, &[1, 2]),
             (Sampling::TopP { p, temperature }, &[1, 2]),
-            (Sampling::TopKThenTopP { k: 2, p, temperature }, &[1]),
+            (Sampling::TopKThenTopP { k: 2, p, temperature }, &[1, 2]),
+            (Sampling::TopKThenTopP { k: 2, p: 0.45, temperature }, &[1]),
+            (Sampling::TopKThenTopP { k: 2, p: 0.9, temperature }, &[1, 2]),
+            (Sampling::TopKThenTopP { k: 2, p: 0.0, temperature }, &[1, 2]),
+            (Sampling::TopKThenTopP { k: 3, p, temperature }, &[1, 2]),
             (Sampling::TopP { p: 1.0, temperature }, &[0, 1, 2]),
         ] {
             let mut processor = LogitsProcessor::from_sampling(5, sampling.clone());
@@ -132,6 +212,56 @@ mod tests {
             drawn.dedup();
             assert_eq!(drawn, kept, "{sampling:?}");
         }
+    }
+
+    /// Weights in eighths, so that no sum of candle's float32 can fall on the other side.
+    #[test]
+    fn the_kept_tokens_are_those_of_candles_own() {
+        use candle_transformers::generation::{LogitsProcessor as Candles, Sampling as CandlesSampling};
+        let weights = [0.125f32, 0.25, 0.0625, 0.375, 0.0625, 0.125];
+        let logits = logits(&weights.map(f32::ln));
+        let kept = |draw: &mut dyn FnMut() -> u32| {
+            let mut drawn: Vec<_> = (0..600).map(|_| draw()).collect();
+            drawn.sort_unstable();
+            drawn.dedup();
+            drawn
+        };
+        let temperature = 1.0;
+        for k in [1, 2, 6, 9] {
+            for p in [0.1, 0.3, 0.5, 0.7] {
+                let candles = CandlesSampling::TopKThenTopP { k, p, temperature };
+                let mut candles = Candles::from_sampling(7, candles);
+                let sampling = Sampling::TopKThenTopP { k, p, temperature };
+                let mut ours = LogitsProcessor::from_sampling(7, sampling.clone());
+                let mut with_f = LogitsProcessor::from_sampling(7, sampling);
+                let expected = kept(&mut || candles.sample(&logits).unwrap());
+                assert_eq!(kept(&mut || ours.sample(&logits).unwrap()), expected, "{k} {p}");
+                assert_eq!(kept(&mut || with_f.sample_f(&logits, |_| {}).unwrap()), expected, "{k} {p}");
+            }
+        }
+    }
+
+    #[test]
+    fn probabilities_can_be_changed_before_the_draw() {
+        let logits = logits(&[0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()]);
+        let new = || LogitsProcessor::new(9, Some(0.7), Some(0.9));
+        let (mut plain, mut same, mut without) = (new(), new(), new());
+        for _ in 0..300 {
+            assert_eq!(plain.sample(&logits).unwrap(), same.sample_f(&logits, |_| {}).unwrap());
+            assert_ne!(without.sample_f(&logits, |weights| weights[1] = 0.0).unwrap(), 1);
+        }
+        // Not scaled again: 0.2 and 0.3 of a whole do not reach 0.6, so both stay.
+        let p = Sampling::TopP { p: 0.6, temperature: 1.0 };
+        let mut of_all = LogitsProcessor::from_sampling(2, p);
+        let mut draw = || of_all.sample_f(&logits, |weights| weights[1] = 0.0).unwrap();
+        let drawn: Vec<_> = (0..200).map(|_| draw()).collect();
+        assert!(drawn.contains(&0) && drawn.contains(&2) && !drawn.contains(&1));
+        for wrong in [-1.0, f32::NAN, f32::INFINITY] {
+            assert!(new().sample_f(&logits, |weights| weights[0] = wrong).is_err(), "{wrong}");
+        }
+        assert!(new().sample_f(&logits, |weights| weights.fill(0.0)).is_err());
+        let mut greedy = LogitsProcessor::new(9, None, None);
+        assert_eq!(greedy.sample_f(&logits, |weights| weights.fill(0.0)).unwrap(), 1);
     }
 
     #[test]
