@@ -22,14 +22,22 @@ impl Interrupt {
         let asked = interrupt.clone();
         let installed = ctrlc::set_handler(move || {
             if asked.0.swap(true, Ordering::Relaxed) {
-                stop();
+                // Without a word: standard error may be what hangs.
+                exit();
             }
-            tracing::info!("stopping");
-            // A long call of a sampler looks at no flag.
-            std::thread::spawn(|| {
+            // A long call of a sampler looks at no flag. Without a thread there is the second Ctrl-C.
+            let late = || {
                 std::thread::sleep(GRACE);
-                stop();
-            });
+                let _ = std::thread::Builder::new().spawn(|| {
+                    std::thread::sleep(GRACE);
+                    exit();
+                });
+                // A closed standard error leaves nobody to tell.
+                let _ = writeln!(std::io::stderr(), "error: {}", CommandError::Interrupted);
+                exit();
+            };
+            let _ = std::thread::Builder::new().spawn(late);
+            tracing::info!("stopping");
         });
         if let Err(error) = installed {
             tracing::warn!("Ctrl-C will stop at once, not cleanly: {error}");
@@ -52,9 +60,6 @@ impl Interrupt {
 }
 
 /// Ends the process, whatever the other threads do.
-fn stop() -> ! {
-    let error = CommandError::Interrupted;
-    // A closed standard error leaves nobody to tell.
-    let _ = writeln!(std::io::stderr(), "error: {error}");
-    std::process::exit(error.exit_code().into())
+fn exit() -> ! {
+    std::process::exit(CommandError::Interrupted.exit_code().into())
 }

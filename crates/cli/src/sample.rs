@@ -130,7 +130,12 @@ impl<'a> Job<'a> {
             let message = format!("--logit-bias names token {token}, but there are {vocab_size} tokens");
             return Err(CommandError::usage(message));
         }
-        let masks = args.mask.as_deref().map(|path| Masks::open(path, rows, vocab_size as usize)).transpose()?;
+        let beyond = |token| CommandError::usage(sampler::beyond("--allowed-token-ids", token, vocab_size));
+        let masks = match (&args.mask, &args.allowed_token_ids) {
+            (Some(path), _) => Some(Masks::open(path, rows, vocab_size as usize)?),
+            (None, Some(tokens)) => Some(Masks::of_tokens(tokens, vocab_size).map_err(beyond)?),
+            (None, None) => None,
+        };
         let requests = args.params.as_deref().map(|path| requests::open(path, rows, vocab_size)).transpose()?;
         let job = Job { args, hidden, masks, history: args.sequence.history(), requests };
         for row in 0..rows {

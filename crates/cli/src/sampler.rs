@@ -74,6 +74,11 @@ pub(crate) fn instead(args: &SamplerArgs, knob: Knob) -> Option<&'static str> {
     (in_distribution(args) && pathwise.contains(knob)).then_some(PATHWISE_GROUPS)
 }
 
+/// The refusal of a flag that names a token beyond the vocabulary.
+pub(crate) fn beyond(flag: &str, token: u32, vocab_size: u32) -> String {
+    format!("{flag} names token {token}, but there are {vocab_size} tokens")
+}
+
 /// A refusal, and the flags to take instead.
 pub(crate) fn with_instead(refusal: String, instead: Option<&str>) -> String {
     match instead {

@@ -72,9 +72,9 @@ pub struct DrawArgs {
     /// Divides the logits; 0 takes the largest logit.
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
-    /// The seed of the first sequence.
-    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
-    pub seed: u64,
+    /// The seed of the first sequence (default 0).
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
+    pub seed: Option<u64>,
     /// Decide near ties by a float64 sum in one fixed order.
     #[arg(long)]
     pub canonical: bool,
@@ -91,6 +91,9 @@ pub struct DrawArgs {
     /// Tokens that end a sequence, beside the model's own end, and are not written.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub stop_token_ids: Option<Tokens>,
+    /// The only tokens that may be drawn.
+    #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
+    pub allowed_token_ids: Option<Tokens>,
     /// Tokens that are not drawn.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub banned_token_ids: Option<Tokens>,
@@ -104,12 +107,13 @@ pub struct DrawArgs {
 }
 
 /// What `--params` stands in place of.
-const OF_THE_FILE: [&str; 23] = [
+const OF_THE_FILE: [&str; 25] = [
     "temperature",
     "logit_bias",
     "logprobs",
     "logprobs_mode",
     "stop_token_ids",
+    "allowed_token_ids",
     "banned_token_ids",
     "dry_sequence_breakers",
     "top_k",
@@ -127,6 +131,7 @@ const OF_THE_FILE: [&str; 23] = [
     "dry_multiplier",
     "dry_base",
     "dry_allowed_length",
+    "dry_penalty_last_n",
     "min_tokens",
 ];
 

@@ -26,6 +26,9 @@ pub struct PenaltyArgs {
     /// See --dry-multiplier.
     #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
     pub dry_allowed_length: u32,
+    /// How many of the last tokens are looked at for repetitions, by --dry-multiplier; -1 = the whole sequence.
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i32).range(-1..), allow_negative_numbers = true)]
+    pub dry_penalty_last_n: i32,
     /// Tokens to write before the model may end the sequence.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub min_tokens: u32,
@@ -41,6 +44,7 @@ impl PenaltyArgs {
             dry_multiplier: self.dry_multiplier,
             dry_base: self.dry_base,
             dry_allowed_length: self.dry_allowed_length,
+            dry_penalty_last_n: u32::try_from(self.dry_penalty_last_n).unwrap_or(u32::MAX),
             min_tokens: self.min_tokens,
             ..row
         }

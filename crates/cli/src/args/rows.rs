@@ -2,7 +2,7 @@
 
 use crate::args::filters::FilterArgs;
 use crate::args::penalties::PenaltyArgs;
-use crate::args::sequence::SequenceArgs;
+use crate::args::sequence::{SequenceArgs, Tokens, tokens};
 use crate::load::logit_bias;
 use clap::{Args, ValueEnum};
 use flash_sampling::LogprobsMode;
@@ -40,6 +40,9 @@ pub struct RowArgs {
     /// Bitmaps of allowed tokens: a .npy file of uint32 words, one row of them or one for each row, lowest bit first.
     #[arg(long, value_name = "FILE")]
     pub mask: Option<PathBuf>,
+    /// The only tokens that may be drawn, of every row.
+    #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true, conflicts_with = "mask")]
+    pub allowed_token_ids: Option<Tokens>,
     /// Added to the logits of single tokens; -inf bans one.
     #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
     pub logit_bias: Option<LogitBias>,
@@ -66,11 +69,12 @@ pub struct RowArgs {
 }
 
 /// What `--params` stands in place of.
-const OF_THE_FILE: [&str; 28] = [
+const OF_THE_FILE: [&str; 30] = [
     "temperature",
     "draws",
     "without_replacement",
     "mask",
+    "allowed_token_ids",
     "logit_bias",
     "logprobs",
     "logprobs_mode",
@@ -89,6 +93,7 @@ const OF_THE_FILE: [&str; 28] = [
     "dry_multiplier",
     "dry_base",
     "dry_allowed_length",
+    "dry_penalty_last_n",
     "min_tokens",
     "prompt_tokens",
     "output_tokens",

@@ -99,7 +99,7 @@ fn check(args: &GenerateArgs, vocab_size: u32) -> Result<(), CommandError> {
     if let Some(logprobs) = args.draws.logprobs.filter(|n| *n > vocab_size) {
         return Err(CommandError::usage(format!("--logprobs {logprobs}, but there are {vocab_size} tokens")));
     }
-    match args.draws.seed.checked_add(u64::from(args.text.num_sequences) - 1) {
+    match args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1) {
         Some(_) => Ok(()),
         None => Err(CommandError::usage("--seed and --num-sequences: the last seed would pass 2^64 - 1")),
     }

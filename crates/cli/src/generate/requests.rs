@@ -2,7 +2,9 @@
 
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
+use crate::load::mask::Masks;
 use crate::load::requests;
+use crate::sampler;
 use flash_sampling::{History, RowParams, SamplingParams};
 
 /// The parameters of every sequence.
@@ -11,6 +13,8 @@ pub(super) struct Requests<'s> {
     args: &'s GenerateArgs,
     /// The tokens that end a sequence: the model's own, and those of the flags.
     stops: Vec<u32>,
+    /// The tokens of the flags that may be drawn.
+    mask: Option<Masks>,
     /// One for each sequence, with the model's own end among the tokens that stop it; empty without a file.
     of_file: Vec<SamplingParams>,
 }
@@ -23,7 +27,9 @@ impl<'s> Requests<'s> {
     pub(super) fn open(args: &'s GenerateArgs, eos: &[u32], vocab_size: u32) -> Result<Self, CommandError> {
         let Some(path) = &args.draws.params else {
             let stops = [eos, args.draws.stop_token_ids.as_deref().unwrap_or_default()].concat();
-            return Ok(Requests { args, stops, of_file: Vec::new() });
+            let mask = args.draws.allowed_token_ids.as_ref().map(|tokens| Masks::of_tokens(tokens, vocab_size));
+            let beyond = |token| CommandError::usage(sampler::beyond("--allowed-token-ids", token, vocab_size));
+            return Ok(Requests { args, stops, mask: mask.transpose().map_err(beyond)?, of_file: Vec::new() });
         };
         let usage = |reason: String| CommandError::usage(format!("--params {}: {reason}", path.display()));
         let mut of_file = Vec::new();
@@ -41,12 +47,18 @@ impl<'s> Requests<'s> {
             fields.stop_token_ids.extend_from_slice(eos);
             of_file.push(fields.build(vocab_size).map_err(|error| usage(error.to_string()))?);
         }
-        Ok(Requests { args, stops: Vec::new(), of_file })
+        if of_file.iter().all(|params| params.fields().seed.is_some()) && args.draws.seed.is_some() {
+            return Err(CommandError::usage("--seed means nothing: every object of --params has a seed"));
+        }
+        if let Some(at) = of_file.windows(2).position(|two| two[0].fields().seed.is_some() && two[0] == two[1]) {
+            return Err(usage(format!("sequences {at} and {} would be one: they have the same seed", at + 1)));
+        }
+        Ok(Requests { args, stops: Vec::new(), mask: None, of_file })
     }
 
     /// The seed of a sequence: its object's as it is, or that of the flags.
     pub(super) fn seed(&self, sequence: usize) -> u64 {
-        let of_flags = self.args.draws.seed + sequence as u64;
+        let of_flags = self.args.draws.seed.unwrap_or(0) + sequence as u64;
         self.of_file.get(sequence).and_then(|params| params.fields().seed).unwrap_or(of_flags)
     }
 
@@ -66,6 +78,7 @@ impl<'s> Requests<'s> {
             logit_bias: draws.logit_bias.as_deref().unwrap_or_default(),
             history: Some(history),
             stop_token_ids: &self.stops,
+            mask: self.mask.as_ref().map(|mask| mask.row(0)),
             banned: draws.banned_token_ids.as_deref().unwrap_or_default(),
             dry_sequence_breakers: draws.dry_sequence_breakers.as_deref().unwrap_or_default(),
             ..RowParams::default()

@@ -15,6 +15,22 @@ pub struct Masks {
 }
 
 impl Masks {
+    /// The mask, for all rows, that allows these tokens.
+    ///
+    /// # Errors
+    /// The first token beyond the vocabulary.
+    pub fn of_tokens(tokens: &[u32], vocab_size: u32) -> Result<Self, u32> {
+        let width = vocab_size.div_ceil(32) as usize;
+        let mut words = vec![0; width];
+        for &token in tokens {
+            if token >= vocab_size {
+                return Err(token);
+            }
+            words[(token >> 5) as usize] |= 1 << (token & 31);
+        }
+        Ok(Masks { words, width, shared: true })
+    }
+
     /// Reads the masks of `rows` rows from a `.npy` file.
     ///
     /// # Errors

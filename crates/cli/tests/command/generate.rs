@@ -52,8 +52,7 @@ fn a_seed_replays_in_every_batch_on_any_threads_and_by_every_pathwise_variant() 
         &["--variant", "grouped", "--group-draw", "reuse"],
         &["--variant", "sharded", "--shards", "3"],
     ];
-    // Shards have no filters.
-    for (filters, variants) in [(&[][..], &variants[..]), (&filters, &variants[..3])] {
+    for filters in [&[][..], &filters] {
         let flags = [&["--prompt", "Once there was", "--max-tokens", "60"], filters].concat();
         let seeded = |seed: &str, more: &[&str]| generate(&[&flags[..], &["--seed", seed], more].concat());
         let batch = seeded("5", &["--num-sequences", "4"]);
@@ -63,7 +62,7 @@ fn a_seed_replays_in_every_batch_on_any_threads_and_by_every_pathwise_variant() 
             assert_eq!(&seeded(seed, &[])[0], sequence, "alone");
         }
         assert_ne!(tokens(&batch[0]), tokens(&batch[1]));
-        for more in variants {
+        for more in &variants {
             assert_eq!(seeded("5", &[&["--num-sequences", "4"], *more].concat()), batch, "{more:?}");
         }
     }
@@ -233,6 +232,9 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
     let text = stopped["text"].as_str().unwrap();
     assert!(!text.is_empty() && whole[0]["text"].as_str().unwrap().starts_with(text) && whole[0]["text"] != text);
     assert!(!tokens(&listed("banned_token_ids", "--banned-token-ids", "")).contains(&all[5]));
+    let only = of_file(r#"{"allowed_token_ids": [7, 8, 300]}"#, &[]);
+    assert_eq!(only, of_flags(&["--temperature", "1", "--allowed-token-ids", "7,8,300"]));
+    assert!(tokens(&only[0]).iter().all(|token| [7, 8, 300].contains(token)) && tokens(&only[0]).len() == 40);
     listed("dry_sequence_breakers", "--dry-sequence-breakers", r#", "dry_multiplier": 4"#);
     for (json, word) in [
         (r#"{"n": 2}"#, "--num-sequences"),
@@ -247,6 +249,10 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
         run(&["generate", "--params", &file]).assert_refused(word);
     }
     run(&["generate", "--params", "p.json", "--top-k", "5"]).assert_refused("cannot be used with");
+    let seeded = files.bytes("seeded.json", br#"{"seed": 3}"#);
+    run(&["generate", "--params", &seeded, "--seed", "4"]).assert_refused("--seed means nothing");
+    run(&["generate", "--params", &seeded, "--num-sequences", "2"]).assert_refused("sequences 0 and 1 would be one");
+    run(&["generate", "--allowed-token-ids", "7,5000"]).assert_refused("--allowed-token-ids names token 5000");
     run(&["generate", "--logprobs-mode", "raw"]).assert_refused("--logprobs");
     run(&["generate", "--banned-token-ids", "5000"]).assert_refused("banned");
     run(&["generate", "--stop-token-ids", "5000"]).assert_refused("stop_token_ids");

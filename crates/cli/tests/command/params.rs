@@ -27,6 +27,11 @@ fn a_file_gives_what_its_flags_give() {
          --output-tokens 7,7,9 --banned-token-ids 4,5 --min-tokens 4 --stop-token-ids 0,8 --logit-bias 11:2.5",
     );
     same(
+        r#"{"dry_multiplier": 2.0, "dry_penalty_last_n": 3, "output_token_ids": [1, 2, 3, 4, 1, 2], "n": 50}"#,
+        "--dry-multiplier 2 --dry-penalty-last-n 3 --output-tokens 1,2,3,4,1,2 --draws 50",
+    );
+    same(r#"{"allowed_token_ids": [4, 250], "n": 20}"#, "--allowed-token-ids 250,4 --draws 20");
+    same(
         r#"{"dry_multiplier": 2.0, "output_token_ids": [1, 2, 3, 1, 2], "n": 50, "dry_sequence_breakers": [9, 8]}"#,
         "--dry-multiplier 2 --output-tokens 1,2,3,1,2 --draws 50 --dry-sequence-breakers 9,8",
     );
@@ -92,5 +97,7 @@ fn bad_parameters_are_one_clear_line() {
     run(&with(&head, "--params /nonexistent/p.json")).assert_refused("/nonexistent/p.json: No such file");
     let file = files.bytes("p.json", b"{}");
     run(&with(&head, &format!("--params {file} --top-k 5"))).assert_refused("cannot be used with");
+    run(&with(&head, "--allowed-token-ids 4,300")).assert_refused("--allowed-token-ids names token 300");
+    run(&with(&head, "--dry-penalty-last-n -2")).assert_refused("--dry-penalty-last-n");
     run(&with(&head, "--prompt-tokens 1,x")).assert_refused("\"x\" is not a token id");
 }
