@@ -10,10 +10,21 @@ use crate::winner::{Candidate, Place};
 /// expected size is at most `1 + ln(1 / p_max)`.)
 ///
 /// Merging is associative, commutative and idempotent; the identity is the empty frontier.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Frontier {
     /// Places falling, winners rising: the largest logit first, the best score last.
     points: Vec<Candidate>,
+}
+
+impl Clone for Frontier {
+    fn clone(&self) -> Self {
+        Frontier { points: self.points.clone() }
+    }
+
+    /// Keeps the memory.
+    fn clone_from(&mut self, source: &Self) {
+        self.points.clone_from(&source.points);
+    }
 }
 
 impl Frontier {

@@ -49,12 +49,14 @@ pub struct RowSurvey {
     pub mass: MassHistogram,
     /// The moments, where filters [need](crate::Filters::need_moments) them.
     pub moments: Moments,
-    /// [`Wants::frontiers`] of them, one a draw.
-    pub frontiers: Vec<Frontier>,
+    /// The first `used` are the row's.
+    frontiers: Vec<Frontier>,
+    used: usize,
     /// The masses that were asked for.
     pub before: Vec<Before>,
-    /// The masses of the raw logits, those of masked tokens too, where the row asks for raw log-probabilities.
-    pub raw_mass: MassHistogram,
+    /// The masses of the raw logits, those of masked tokens too, where the row asks for raw log-probabilities; otherwise
+    /// nothing, or empty ones.
+    pub raw_mass: Option<MassHistogram>,
     /// The largest raw logits, as many as the row asks for; scores are logits.
     pub raw_top: TopList,
     /// The raw logits that were asked for.
@@ -65,7 +67,9 @@ pub struct RowSurvey {
 ///
 /// # Contract
 /// The surveys of shards, [merged](RowSurvey::merge) in any order, say of a row what one survey of the whole vocabulary
-/// says, whatever the shards, threads or neighbours. Logits and scores are those that
+/// says, whatever the shards, threads or neighbours; of several bad logits each shard names its own, and the lowest token
+/// counts (what a row without filters has over shards). Which masses a filter has given up may depend on the shards, so a
+/// row may take another number of passes to the same result. Logits and scores are those that
 /// [`sample`](crate::PerturbedArgmax::sample) draws from.
 ///
 /// [`PerturbedArgmax::survey`]: crate::PerturbedArgmax::survey
@@ -132,9 +136,11 @@ impl RowSurvey {
         self.list.clear();
         self.mass.clear();
         self.moments = Moments::default();
-        self.frontiers.clear();
+        self.used = 0;
         self.before.clear();
-        self.raw_mass.clear();
+        if let Some(mass) = &mut self.raw_mass {
+            mass.clear();
+        }
         self.raw_top.reset(0, 0.0);
         self.raw_logits.clear();
     }
@@ -143,9 +149,31 @@ impl RowSurvey {
     pub fn begin(&mut self, row: &Row<'_>) {
         self.clear();
         self.raw_top.reset(row.raw_logprobs.unwrap_or(0) as usize, 0.0);
+        if row.raw_logprobs.is_some() {
+            self.raw_mass.get_or_insert_default();
+        }
         if let Some(filters) = &row.filters {
             self.moments = filters.moments();
-            self.frontiers.resize_with(Wants::of(row, filters).frontiers, Frontier::default);
+            self.used = Wants::of(row, filters).frontiers;
+            self.frontiers.resize_with(self.used.max(self.frontiers.len()), Frontier::default);
+            self.frontiers_mut().iter_mut().for_each(Frontier::clear);
+        }
+    }
+
+    /// One frontier a draw, as many as [`Wants::frontiers`].
+    pub fn frontiers(&self) -> &[Frontier] {
+        &self.frontiers[..self.used]
+    }
+
+    /// The frontiers, to be filled.
+    pub fn frontiers_mut(&mut self) -> &mut [Frontier] {
+        &mut self.frontiers[..self.used]
+    }
+
+    /// Gives the memory of a list back that has room for more than so many tokens.
+    pub fn trim(&mut self, tokens: usize) {
+        if self.list.capacity() > tokens {
+            self.list = Vec::new();
         }
     }
 
@@ -156,21 +184,22 @@ impl RowSurvey {
         self.list.truncate(list);
         self.mass.merge(&other.mass);
         self.moments.merge(&other.moments);
-        self.frontiers.iter_mut().zip(&other.frontiers).for_each(|(a, b)| a.merge(b));
+        self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
         self.merge_raw(other);
     }
 
     /// Adds what the overview of other tokens says of raw logits.
     pub fn merge_raw(&mut self, other: &RowSurvey) {
-        self.raw_mass.merge(&other.raw_mass);
+        if let (Some(a), Some(b)) = (&mut self.raw_mass, &other.raw_mass) {
+            a.merge(b);
+        }
         self.raw_top.merge(&other.raw_top);
     }
 
     /// Adds listed tokens.
     pub fn add_list(&mut self, list: &[Candidate]) {
         self.list.extend_from_slice(list);
-        // Runs that are sorted: what a stable sort is quick with.
-        self.list.sort_by(by_place);
+        self.list.sort_unstable_by(by_place);
     }
 
     /// What a list of the row's first `limit` tokens lets see.
@@ -183,7 +212,7 @@ impl RowSurvey {
     pub fn of_raw(&mut self, row: &Row<'_>, inquiry: Inquiry<'_>, first: u32, raw: &[f32]) {
         match inquiry {
             Inquiry::Overview if row.raw_logprobs.is_some() => {
-                self.raw_mass.extend_from_slice(raw);
+                self.raw_mass.get_or_insert_default().extend_from_slice(raw);
                 let finite = (first..).zip(raw).filter(|(_, l)| **l > f32::NEG_INFINITY);
                 let listed = finite.map(|(token, &logit)| Candidate { winner: Winner::new(logit, token), logit });
                 listed.for_each(|c| self.raw_top.push(c));
@@ -221,7 +250,7 @@ impl RowSurvey {
                 if filters.need_moments() {
                     finite().for_each(|(_, logit)| self.moments.push(logit));
                 }
-                for (frontier, draw) in self.frontiers.iter_mut().zip(row.first_draw..) {
+                for (frontier, draw) in self.frontiers_mut().iter_mut().zip(row.first_draw..) {
                     for (token, logit) in finite() {
                         let score = logit * filters.rescale + row.noise.gumbel(Domain::Token, draw, token);
                         frontier.push(Candidate { winner: Winner::new(score, token), logit });
@@ -285,7 +314,7 @@ mod tests {
                 prop_assert_eq!(&merged.list, &whole.list);
                 prop_assert_eq!(&merged.mass, &whole.mass);
                 prop_assert_eq!(merged.moments, whole.moments);
-                prop_assert_eq!(&merged.frontiers, &whole.frontiers);
+                prop_assert_eq!(merged.frontiers(), whole.frontiers());
             }
         }
     }

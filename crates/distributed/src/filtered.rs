@@ -12,6 +12,7 @@ use crate::tiling::Whole;
 use core::cmp::Reverse;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::selection::{Answer, Before, Filtered, Filtering, Need, Seen, Wants};
+use flash_sampling_core::survey::by_place;
 use flash_sampling_core::{Candidate, Inquiry, RowError, RowParams, RowSurvey, Samples};
 
 /// Bytes that the lists of one pass may take; a longer list is alone in its pass.
@@ -34,7 +35,7 @@ pub(crate) struct Open {
     /// The places in doubt, and the mass before them.
     doubts: Vec<Before>,
     /// The tokens from a floor on.
-    list: RowSurvey,
+    list: Vec<Candidate>,
     pub(crate) ask: Option<Ask>,
     /// The drawn tokens, and their raw logits.
     pub(crate) drawn: Vec<u32>,
@@ -67,6 +68,11 @@ pub(crate) fn is_surveyed(row: &Row<'_>) -> bool {
     row.filters.is_some() || row.raw_logprobs.is_some()
 }
 
+/// How many tokens the list of one of `rows` rows may keep room for from call to call.
+pub(crate) fn kept_list(rows: usize) -> usize {
+    LISTS as usize / size_of::<Candidate>() / rows.max(1)
+}
+
 /// Bytes of a row's list.
 fn bytes_of(need: &Need, vocab_size: u32) -> u64 {
     match need {
@@ -87,9 +93,9 @@ impl OpenRows {
     ) {
         self.needs.clear();
         self.members.clear();
-        self.rows.resize_with(rows.len().max(self.rows.len()), Open::default);
         for (r, params) in rows.iter().enumerate() {
             let Some(row) = surveyed(whole, params) else { continue };
+            self.rows.resize_with((r + 1).max(self.rows.len()), Open::default);
             let open = &mut self.rows[r];
             open.overview.begin(&row);
             let Some(filters) = &row.filters else {
@@ -108,7 +114,7 @@ impl OpenRows {
             if open.error.is_none() {
                 let of = Filtered { row: &row, filters, vocab_size: whole.shape.vocab_size, passes: 1 };
                 let seen = open.overview.seen(wants.list);
-                let frontiers = &open.overview.frontiers;
+                let frontiers = open.overview.frontiers();
                 let need = self.filtering.answer(&of, &seen, frontiers, &mut open.doubts, &mut open.answer);
                 self.needs.extend(need.map(|need| (r, need)));
             }
@@ -177,23 +183,27 @@ impl OpenRows {
             let of = Filtered { row: &row, filters, vocab_size: whole.shape.vocab_size, passes: open.passes };
             let need = match open.ask.take() {
                 Some(Ask::Need(Need::List { floor, .. })) => {
-                    (0..shards).for_each(|shard| open.list.list.extend_from_slice(&told(shard, r).list));
-                    open.list.add_list(&[]);
-                    if open.list.list.is_empty() && floor == f32::NEG_INFINITY {
+                    (0..shards).for_each(|shard| open.list.extend_from_slice(&told(shard, r).list));
+                    open.list.sort_unstable_by(by_place);
+                    if open.list.is_empty() && floor == f32::NEG_INFINITY {
                         // Shards that take back what they told.
                         open.error = Some(RowError::NoFiniteLogit);
                         continue;
                     }
                     let RowSurvey { mass, moments, .. } = &open.overview;
-                    let seen = Seen { list: &open.list.list, floor, mass, moments };
-                    self.filtering.answer_listed(&of, &seen, &mut open.answer)
+                    let seen = Seen { list: &open.list, floor, mass, moments };
+                    let need = self.filtering.answer_listed(&of, &seen, &mut open.answer);
+                    if open.list.capacity() > kept_list(rows.len()) {
+                        open.list = Vec::new();
+                    }
+                    need
                 }
                 _ => {
                     for shard in 0..shards {
                         open.doubts.iter_mut().zip(&told(shard, r).before).for_each(|(a, b)| a.merge(b));
                     }
                     let seen = open.overview.seen(Wants::of(&row, filters).list);
-                    let frontiers = &open.overview.frontiers;
+                    let frontiers = open.overview.frontiers();
                     self.filtering.answer(&of, &seen, frontiers, &mut open.doubts, &mut open.answer)
                 }
             };

@@ -42,6 +42,7 @@ impl OpenRows {
                 open.logits.push(found.ok_or(ShardError::RawLogit { row: r, token })?.1);
             }
             let RowSurvey { raw_mass, raw_top, .. } = &open.overview;
+            let Some(raw_mass) = raw_mass else { continue };
             out.note_raw(r, raw_mass, raw_top.as_slice(), open.logits.iter().copied());
         }
         Ok(())

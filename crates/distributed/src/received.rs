@@ -1,6 +1,7 @@
 //! The summaries that another shard sent, checked as they are read.
 
 use crate::error::ShardError;
+use crate::filtered::{is_surveyed, kept_list};
 use crate::summary::{
     ANSWER, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, PASS, ROWS, SURVEY, ShardSummary, UNUSABLE,
     fingerprint, of_element,
@@ -59,7 +60,6 @@ impl Received {
         self.draws.clear();
         self.top.clear();
         self.masses.clear();
-        self.surveys.resize_with(rows.len().max(self.surveys.len()), RowSurvey::default);
         let message = |source| ShardError::Message { shard, source };
         let mut reader = Reader::new(bytes);
         let (found, of_type) = self.header(&mut reader, shard)?;
@@ -147,10 +147,13 @@ impl Received {
         expected: &Expected<'_>,
     ) -> Result<Result<Answer, RowError>, WireError> {
         let Expected { row, by_mass } = expected;
+        if is_surveyed(row) {
+            self.surveys.resize_with((r + 1).max(self.surveys.len()), RowSurvey::default);
+            self.surveys[r].begin(row);
+        }
         let answer = if row.filters.is_some() {
             self.survey_of(kind, reader, tokens, r, row)?
         } else {
-            self.surveys[r].begin(row);
             self.row_of(kind, reader, tokens, row.logprobs.is_some(), *by_mass)?
         };
         if let Some(most) = row.raw_logprobs {
@@ -169,7 +172,6 @@ impl Received {
         row: &Row<'_>,
     ) -> Result<Result<Answer, RowError>, WireError> {
         let survey = &mut self.surveys[r];
-        survey.begin(row);
         match kind {
             SURVEY => decode_overview(reader, &mut self.words, tokens, row, survey)?,
             NO_MASS => {}
@@ -181,7 +183,12 @@ impl Received {
         Ok(Err(RowError::NoFiniteLogit))
     }
 
-    /// What the shard told of a row with filters.
+    /// Gives the memory of long lists back.
+    pub(crate) fn trim(&mut self, rows: usize) {
+        self.surveys.iter_mut().for_each(|survey| survey.trim(kept_list(rows)));
+    }
+
+    /// What the shard told of a row that takes surveys.
     pub(crate) fn survey(&self, row: usize) -> &RowSurvey {
         &self.surveys[row]
     }

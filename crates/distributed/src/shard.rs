@@ -1,6 +1,6 @@
 //! One local shard and its last answers.
 
-use crate::filtered::is_surveyed;
+use crate::filtered::{is_surveyed, kept_list};
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use core::fmt;
@@ -115,6 +115,11 @@ impl<'s> Shard<'s> {
             // It had one when the shards met.
             None => Err(SampleError::Backend { backend: "distributed", source: "the shard has no surveys".into() }),
         }
+    }
+
+    /// Gives the memory of long lists back.
+    pub(crate) fn trim(&mut self, rows: usize) {
+        self.surveys.iter_mut().for_each(|survey| survey.trim(kept_list(rows)));
     }
 
     /// What the last pass told of a row that takes surveys.

@@ -181,8 +181,10 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         open.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
         while self.open.next_pass(self.whole.shape.vocab_size) {
             self.pass(input, rows)?;
-            let ShardSampler { whole, open, tokens, received, .. } = self;
+            let ShardSampler { local, whole, open, tokens, received, .. } = self;
             open.settle(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
+            received.iter_mut().for_each(|received| received.trim(rows.len()));
+            local.trim(rows.len());
         }
         let ShardSampler { whole, merger, open, tokens, received, .. } = self;
         merger.rows(whole, rows, tokens.len(), |shard, row| received[shard].row(row), open, out)?;

@@ -101,6 +101,7 @@ impl PerturbedArgmax for Sharded<'_> {
                 shards.iter_mut().try_for_each(|shard| shard.look(input, rows, inquiries))
             })?;
             open.settle(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
+            shards.iter_mut().for_each(|shard| shard.trim(rows.len()));
         }
         merger.rows(whole, rows, shards.len(), |shard, row| shards[shard].summary(row), open, out)?;
         if open.next_raw(whole, rows, out) {

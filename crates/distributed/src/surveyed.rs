@@ -28,8 +28,8 @@ pub(crate) fn encode_overview(bytes: &mut Vec<u8>, words: &mut Vec<u64>, row: &R
     if row.filters.is_some_and(|filters| filters.need_moments()) {
         survey.moments.to_words().into_iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
     }
-    bytes.extend_from_slice(&(survey.frontiers.len() as u32).to_le_bytes());
-    for frontier in &survey.frontiers {
+    bytes.extend_from_slice(&(survey.frontiers().len() as u32).to_le_bytes());
+    for frontier in survey.frontiers() {
         put_draws(bytes, frontier.len(), frontier.iter().map(|&c| Draw::from(c)));
     }
 }
@@ -69,7 +69,10 @@ fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Item = (u32, f
 
 /// Appends what an overview says of raw logits.
 pub(crate) fn encode_raw(bytes: &mut Vec<u8>, words: &mut Vec<u64>, survey: &RowSurvey) {
-    put_mass(bytes, words, &survey.raw_mass);
+    match &survey.raw_mass {
+        Some(mass) => put_mass(bytes, words, mass),
+        None => put_mass(bytes, words, &MassHistogram::default()),
+    }
     let top = survey.raw_top.as_slice();
     put_draws(bytes, top.len(), top.iter().map(|&c| Draw::from(c)));
 }
@@ -83,7 +86,7 @@ pub(crate) fn decode_raw(
     survey: &mut RowSurvey,
 ) -> Result<(), WireError> {
     read_mass(reader, words, tokens.len())?;
-    if !survey.raw_mass.assign_words(words) {
+    if !survey.raw_mass.get_or_insert_default().assign_words(words) {
         return Err(reader.invalid("not a mass histogram"));
     }
     survey.raw_top.reset(most as usize, 0.0);
@@ -128,10 +131,11 @@ pub(crate) fn decode_overview(
         let moments = Moments::from_words(words, filters.temperature, tokens.len() as u64);
         survey.moments = moments.ok_or_else(|| reader.invalid("moments of no logits"))?;
     }
-    if reader.u32()? as usize != survey.frontiers.len() {
+    if reader.u32()? as usize != survey.frontiers().len() {
         return Err(reader.invalid("another number of frontiers than draws"));
     }
-    for frontier in &mut survey.frontiers {
+    let first = survey.list[0].place();
+    for frontier in survey.frontiers_mut() {
         for _ in 0..reader.count(DRAW)? {
             let (token, score, logit) = (reader.u32()?, reader.f32()?, reader.f32()?);
             // Scores may be infinite: where the temperature comes after the filters.
@@ -139,6 +143,9 @@ pub(crate) fn decode_overview(
                 return Err(reader.invalid("a point that is none of the shard's"));
             }
             frontier.push(Candidate { winner: Winner::new(score, token), logit });
+        }
+        if frontier.iter().last().map(Candidate::place) != Some(first) {
+            return Err(reader.invalid("a frontier that does not begin with the first token"));
         }
     }
     Ok(())
@@ -272,7 +279,7 @@ mod tests {
             reader.finish().map(|()| got)
         };
         let got = decode(&bytes, 3).unwrap();
-        assert!(got.raw_mass == survey.raw_mass && !got.raw_mass.is_empty());
+        assert!(got.raw_mass == survey.raw_mass && !got.raw_mass.unwrap().is_empty());
         assert!(got.raw_top.as_slice() == survey.raw_top.as_slice() && got.raw_top.as_slice().len() == 3);
         assert!(decode(&bytes, 2).is_err());
         for end in 0..bytes.len() {
@@ -322,8 +329,8 @@ mod tests {
     #[test]
     fn bytes_carry_an_overview() {
         let (got, want) = (decode(&overview()).unwrap(), survey(Inquiry::Overview));
-        assert_eq!((got.list, got.mass, got.moments), (want.list, want.mass, want.moments));
-        assert!(got.frontiers == want.frontiers && want.frontiers.len() == 2);
+        assert_eq!((&got.list, &got.mass, got.moments), (&want.list, &want.mass, want.moments));
+        assert!(got.frontiers() == want.frontiers() && want.frontiers().len() == 2);
     }
 
     #[test]

@@ -101,7 +101,9 @@ impl Filtering {
         }
         if !from_list {
             answer.draws.clear();
-            let winner = |f| self.selector.winner_knowing(&selection, seen, f, doubts).ok();
+            // None: the frontier is not that of the list, as only damaged surveys have it.
+            let winner =
+                |f| self.selector.winner_knowing(&selection, seen, f, doubts).ok().filter(|c| !c.winner.is_none());
             let rescaled = |c: Candidate| Candidate { logit: c.logit * filters.rescale, ..c };
             answer.draws.extend(frontiers.iter().map_while(winner).map(rescaled));
             if answer.draws.len() == frontiers.len() {

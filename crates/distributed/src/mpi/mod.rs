@@ -36,6 +36,8 @@ pub struct Mpi {
 
 /// The smallest block of a gathering: what a few rows need.
 const SMALLEST_BLOCK: usize = 256;
+/// The largest block: what is longer takes a second collective each time.
+const LARGEST_BLOCK: usize = 1 << 16;
 /// Bytes in front of a block, for the message's whole length.
 const LENGTH: usize = size_of::<u64>();
 
@@ -153,8 +155,8 @@ impl Mpi {
                 let length = message.len();
                 message.get_mut(block..).map(|end| end.copy_from_slice(&part[..length - block])).unwrap_or_default();
             }
-            // The next message may be as long.
-            self.block = longest.next_power_of_two();
+            // The next message may be as long. Longer ones are rare, and each call would pay for them.
+            self.block = longest.next_power_of_two().min(LARGEST_BLOCK);
         }
         Ok(())
     }
