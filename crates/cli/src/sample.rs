@@ -1,7 +1,7 @@
 //! `flash-sampling sample`.
 
 use crate::args::rows::MAX_DRAWS;
-use crate::args::{Format, RowArgs, SampleArgs, SamplerArgs};
+use crate::args::{Format, RowArgs, SampleArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
@@ -62,7 +62,7 @@ pub(crate) fn draw<'s>(
     let mut failed = 0;
     for batch in job.batches() {
         for (row, outcome) in batch.clone().zip(job.draw(&mut *sampler, batch, &bar, interrupt)?) {
-            let outcome = outcome.map_err(|failure| advised(failure, &args.sampler));
+            let outcome = outcome.map_err(|failure| advised(failure, args));
             failed += usize::from(outcome.is_err());
             let written = match args.format {
                 Format::Text => write_text(out, row, &outcome, job.without_replacement(row)),
@@ -81,9 +81,9 @@ pub(crate) fn draw<'s>(
 }
 
 /// A row's failure, with the flags to take instead where there are some.
-fn advised(failure: RowFailure, args: &SamplerArgs) -> RowFailure {
+fn advised(failure: RowFailure, args: &SampleArgs) -> RowFailure {
     match failure {
-        RowFailure::Row(error) => match sampler::instead_of(args, &error) {
+        RowFailure::Row(error) => match sampler::instead_of(&args.sampler, args.rows.canonical, &error) {
             Some(instead) => RowFailure::Instead { error, instead },
             None => error.into(),
         },
@@ -130,6 +130,8 @@ impl<'a> Job<'a> {
             let message = format!("--logit-bias names token {token}, but there are {vocab_size} tokens");
             return Err(CommandError::usage(message));
         }
+        sampler::known("--banned-token-ids", args.sequence.banned_token_ids.as_deref(), vocab_size)?;
+        sampler::known("--stop-token-ids", args.sequence.stop_token_ids.as_deref(), vocab_size)?;
         let beyond = |token| CommandError::usage(sampler::beyond("--allowed-token-ids", token, vocab_size));
         let masks = match (&args.mask, &args.allowed_token_ids) {
             (Some(path), _) => Some(Masks::open(path, rows, vocab_size as usize)?),

@@ -79,6 +79,17 @@ pub(crate) fn beyond(flag: &str, token: u32, vocab_size: u32) -> String {
     format!("{flag} names token {token}, but there are {vocab_size} tokens")
 }
 
+/// Checks that a flag's tokens are in the vocabulary.
+///
+/// # Errors
+/// Bad usage, which names the first that is not.
+pub(crate) fn known(flag: &str, tokens: Option<&[u32]>, vocab_size: u32) -> Result<(), CommandError> {
+    match tokens.unwrap_or_default().iter().find(|&&token| token >= vocab_size) {
+        Some(&token) => Err(CommandError::usage(beyond(flag, token, vocab_size))),
+        None => Ok(()),
+    }
+}
+
 /// A refusal, and the flags to take instead.
 pub(crate) fn with_instead(refusal: String, instead: Option<&str>) -> String {
     match instead {
@@ -88,8 +99,11 @@ pub(crate) fn with_instead(refusal: String, instead: Option<&str>) -> String {
 }
 
 /// The flags to take instead of those that refused a row, where there are some.
-pub(crate) fn instead_of(args: &SamplerArgs, error: &RowError) -> Option<&'static str> {
+pub(crate) fn instead_of(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<&'static str> {
     let RowError::Unsupported { knob } = error else { return None };
+    if canonical && Knobs::FILTERS.union(Knobs::of(&[Knob::Kept])).contains(*knob) {
+        return Some("the draw without --canonical");
+    }
     instead(args, *knob)
 }
 

@@ -150,10 +150,13 @@ impl ModelConfig {
     /// The `eos_token_id` of a `generation_config.json`, where it has one: there is often a longer list in it.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when it is no JSON, or they are no tokens.
+    /// [`ModelError::GenerationConfig`] when it is no JSON, or they are no tokens.
     pub fn with_generation_config(mut self, bytes: &[u8]) -> Result<Self, ModelError> {
-        let invalid = |error: serde_json::Error| ModelError::Config(format!("generation_config.json: {error}"));
-        let eos = tokens(&serde_json::from_slice(bytes).map_err(invalid)?, "eos_token_id")?;
+        let json = serde_json::from_slice(bytes).map_err(|error| ModelError::GenerationConfig(error.to_string()))?;
+        let eos = tokens(&json, "eos_token_id").map_err(|error| match error {
+            ModelError::Config(reason) => ModelError::GenerationConfig(reason),
+            error => error,
+        })?;
         if !eos.is_empty() {
             self.eos = eos;
         }

@@ -9,6 +9,9 @@ pub enum ModelError {
     /// `config.json` does not describe a model of these families.
     #[error("config.json: {0}")]
     Config(String),
+    /// `generation_config.json` is no JSON, or names no tokens.
+    #[error("generation_config.json: {0}")]
+    GenerationConfig(String),
     /// The checkpoint has no tensor of this name.
     #[error("the checkpoint has no tensor {0}")]
     Missing(String),

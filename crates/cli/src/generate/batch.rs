@@ -125,7 +125,7 @@ impl<'s> Batch<'s> {
                     Err(
                         error @ (RowError::Invalid { .. } | RowError::Unsupported { .. } | RowError::BeyondPlan { .. }),
                     ) => {
-                        let instead = instead_of(&self.args.sampler, &error);
+                        let instead = instead_of(&self.args.sampler, self.args.draws.canonical, &error);
                         return Err(CommandError::usage(with_instead(error.to_string(), instead)));
                     }
                     Err(error) => {

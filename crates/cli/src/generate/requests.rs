@@ -26,6 +26,8 @@ impl<'s> Requests<'s> {
     /// What is wrong with it, or asks for what a text cannot have.
     pub(super) fn open(args: &'s GenerateArgs, eos: &[u32], vocab_size: u32) -> Result<Self, CommandError> {
         let Some(path) = &args.draws.params else {
+            sampler::known("--banned-token-ids", args.draws.banned_token_ids.as_deref(), vocab_size)?;
+            sampler::known("--stop-token-ids", args.draws.stop_token_ids.as_deref(), vocab_size)?;
             let stops = [eos, args.draws.stop_token_ids.as_deref().unwrap_or_default()].concat();
             let mask = args.draws.allowed_token_ids.as_ref().map(|tokens| Masks::of_tokens(tokens, vocab_size));
             let beyond = |token| CommandError::usage(sampler::beyond("--allowed-token-ids", token, vocab_size));

@@ -192,6 +192,9 @@ fn what_groups_refuse_names_the_flags_that_take_it() {
             run(&with(&["generate".into()], &format!("{variant} {flags}"))).assert_refused(&format!("{knob} {says}"));
         }
     }
+    let refused = run(&with(&head, "--canonical --top-k 5"));
+    let says = "top_k is not supported by this sampler; the draw without --canonical has it";
+    assert!(refused.rows().iter().all(|row| row["error"] == says), "{refused:#?}");
     let taken = run(&with(&head, "--variant grouped --group-draw reuse --top-k 5"));
     assert_eq!(taken.tokens(), run(&with(&head, "--top-k 5")).tokens());
 }
