@@ -254,6 +254,6 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
     run(&["generate", "--params", &seeded, "--num-sequences", "2"]).assert_refused("sequences 0 and 1 would be one");
     run(&["generate", "--allowed-token-ids", "7,5000"]).assert_refused("--allowed-token-ids names token 5000");
     run(&["generate", "--logprobs-mode", "raw"]).assert_refused("--logprobs");
-    run(&["generate", "--banned-token-ids", "5000"]).assert_refused("banned");
-    run(&["generate", "--stop-token-ids", "5000"]).assert_refused("stop_token_ids");
+    run(&["generate", "--banned-token-ids", "5000"]).assert_refused("--banned-token-ids names token 5000");
+    run(&["generate", "--stop-token-ids", "5000"]).assert_refused("--stop-token-ids names token 5000");
 }
