@@ -44,7 +44,8 @@ impl HeadOptions {
 
 /// An LM head that draws: hidden states `[rows, hidden]` in, tokens out, and the `[rows, vocab]` logits never exist.
 ///
-/// The weight is shared with the model and never copied; it is locked for reading during a call. On a GPU (feature `cuda`) a
+/// The weight is shared with the model and not copied, but for one whose rows do not lie one after another (the transpose of
+/// `[hidden, vocab]`), of which the head keeps a copy; it is locked for reading during a call. On a GPU (feature `cuda`) a
 /// call launches on candle's stream, behind what makes the hidden states, and waits for the draws; see
 /// `flash_sampling::cuda::CudaShared` for what it can do and at which cost.
 ///
@@ -79,12 +80,12 @@ enum Place {
 }
 
 impl FusedHead {
-    /// Plans for a weight `[vocab, hidden]` in bf16, f16 or f32, as [`with_matrix`] takes it on the CPU and
-    /// `with_device_matrix` on a GPU; `cpu` is for the former.
+    /// Plans for a weight `[vocab, hidden]` in bf16, f16 or f32; `cpu` is for one on the CPU.
     ///
     /// # Errors
     /// A weight, an option or a plan that cannot be used.
     pub fn new(weight: Tensor, options: HeadOptions, plan: Plan, cpu: &CpuOptions) -> Result<Self> {
+        let weight = row_major(&weight)?;
         let place = match weight.device().location() {
             #[cfg(feature = "cuda")]
             DeviceLocation::Cuda { .. } => Place::Gpu(Box::new(OnDevice::new(&weight, &options, plan)?)),
@@ -119,12 +120,7 @@ impl FusedHead {
     /// Hidden states of another width, type or device, or more rows than planned.
     pub fn sample(&mut self, hidden: &Tensor, rows: &[RowParams<'_>], out: &mut Samples) -> Result<()> {
         out.clear();
-        // Rows of a broadcast lie on each other.
-        let is_matrix = match (hidden.dims(), hidden.stride()) {
-            (&[rows, cols], &[row, 1]) => row >= cols || rows <= 1,
-            _ => false,
-        };
-        let hidden = if is_matrix { hidden.clone() } else { hidden.contiguous()? };
+        let hidden = row_major(hidden)?;
         let FusedHead { weight, options, place, .. } = self;
         #[cfg_attr(not(feature = "cuda"), allow(clippy::infallible_destructuring_match))]
         let plan = match place {
@@ -171,6 +167,15 @@ impl FusedHead {
     }
 }
 
+/// The tensor itself where it is a row-major matrix, with any distance between rows; else a copy. Rows of a broadcast lie on
+/// each other.
+fn row_major(tensor: &Tensor) -> Result<Tensor> {
+    match (tensor.dims(), tensor.stride()) {
+        (&[rows, cols], &[row, 1]) if row >= cols || rows <= 1 => Ok(tensor.clone()),
+        _ => tensor.contiguous(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,6 +208,18 @@ mod tests {
             Ok(out.iter().map(|row| row.unwrap().draws.iter().map(|d| d.token).collect()).collect::<Vec<Vec<u32>>>())
         });
         assert_eq!(found, expected.unwrap());
+    }
+
+    #[test]
+    fn a_weight_by_columns_draws_what_its_copy_by_rows_does() {
+        let columns = tensor(16, 300, 5);
+        let weights = [columns.t().unwrap(), columns.t().unwrap().contiguous().unwrap()];
+        let rows = [0, 1, 2, 3].map(|position| RowParams { position, ..RowParams::default() });
+        let [found, want] = weights.map(|weight| {
+            let mut head = FusedHead::new(weight, HeadOptions::default(), plan(), &CpuOptions::default()).unwrap();
+            head.draw(&tensor(4, 16, 3), &rows).unwrap().to_vec2::<u32>().unwrap()
+        });
+        assert_eq!(found, want);
     }
 
     #[test]

@@ -145,8 +145,8 @@ impl fmt::Debug for Shard<'_> {
 
 /// What the sampler is asked for a row without filters: not for raw log-probabilities, of which surveys tell.
 fn asks<'a>(row: &RowParams<'a>, whole: &Whole) -> RowParams<'a> {
-    let asked = whole.merge.asks(row);
-    if row.logprobs_mode == LogprobsMode::Raw { RowParams { logprobs: None, ..asked } } else { asked }
+    let is_raw = row.logprobs_mode == LogprobsMode::Raw;
+    whole.merge.asks(&RowParams { logprobs: row.logprobs.filter(|_| !is_raw), ..*row })
 }
 
 /// Some rows of an input.

@@ -1,7 +1,7 @@
 //! `flash-sampling bench`: times the variants against the physical limit and the same kernel without noise.
 //!
 //! All figures that are compared come from one run, timed in turn, best of several. The comparison with candle is
-//! `cargo bench -p flash-sampling-cli --features candle --bench candle`, on the same parts.
+//! `cargo bench -p flash-sampling-candle --bench rival`, on the same parts.
 //!
 //! | module | what it holds |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! The same table with candle as a rival: `cargo bench -p flash-sampling-cli --features candle --bench candle`.
+//! The same table with candle as a rival: `cargo bench -p flash-sampling-candle --bench rival`.
 //!
 //! candle (0.11) has no bf16 matmul on the CPU, so its weight is float32. Three ways of that:
 //! * `candle`: the weight was converted once, beforehand, which takes twice the memory of the bf16 weight besides it;
