@@ -23,6 +23,8 @@ mod large;
 mod layouts;
 #[path = "cuda/log_z.rs"]
 mod log_z;
+#[path = "cuda/raw.rs"]
+mod raw;
 #[path = "cuda/rows.rs"]
 mod rows;
 

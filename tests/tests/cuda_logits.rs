@@ -10,7 +10,7 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{log_mass, tiled};
-use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cpu::{CpuOptions, Isa, Standalone};
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -23,7 +23,8 @@ fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
     const MASK: [u32; 40] = [0xdead_beef; 40];
     let row = |r: usize| {
         let base = RowParams { seed: 7 + r as u64 / 3, position: (1 << 40) + r as u64, ..RowParams::default() };
-        match r % 8 {
+        let raw = LogprobsMode::Raw;
+        match r % 10 {
             0 => base,
             1 => RowParams { temperature: 0.0, draws: 2, ..base },
             2 => RowParams { temperature: 0.6, draws: 3, first_draw: 9, ..base },
@@ -31,7 +32,9 @@ fn rows(count: usize, logprobs: Option<u32>) -> Vec<RowParams<'static>> {
             4 => RowParams { mask: Some(&MASK), draws: 2, ..base },
             5 => RowParams { temperature: 1000.0, logprobs, ..base },
             6 => RowParams { draws: 3, without_replacement: true, logprobs, ..base },
-            _ => RowParams { draws: 2, without_replacement: true, temperature: 0.0, ..base },
+            7 => RowParams { draws: 2, without_replacement: true, temperature: 0.0, ..base },
+            8 => RowParams { temperature: 0.3, draws: 2, logprobs, logprobs_mode: raw, ..base },
+            _ => RowParams { mask: Some(&MASK), logprobs, logprobs_mode: raw, ..base },
         }
     };
     (0..count).map(row).collect()

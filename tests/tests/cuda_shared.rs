@@ -9,7 +9,7 @@ use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{
-    Capabilities, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+    Capabilities, DType, Head, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
 };
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_cuda::{CudaError, CudaShared, CudaTiled, Device, DeviceHead, DeviceMatrix};
@@ -117,7 +117,7 @@ fn results_are_those_of_the_sampler_over_host_memory() {
     let mask = [0xfeed_beef; 60];
     let row = |r: u64| {
         let row = RowParams { seed: r, position: 3 * r, ..RowParams::default() };
-        match r % 9 {
+        match r % 11 {
             0 => row,
             1 => RowParams { temperature: 0.0, draws: 2, ..row },
             2 => RowParams { top_k: 40, top_p: 0.9, draws: 3, ..row },
@@ -126,7 +126,9 @@ fn results_are_those_of_the_sampler_over_host_memory() {
             5 => RowParams { temperature: f32::NAN, ..row },
             6 => RowParams { mask: Some(&mask), logit_bias: &[(3, 1.0), (17, -2.0)], min_p: 0.02, ..row },
             7 => RowParams { draws: 4, without_replacement: true, ..row },
-            _ => RowParams { typical_p: 0.7, kept: true, ..row },
+            8 => RowParams { typical_p: 0.7, kept: true, ..row },
+            9 => RowParams { temperature: 0.5, draws: 2, logprobs: Some(3), logprobs_mode: LogprobsMode::Raw, ..row },
+            _ => RowParams { min_p: 0.02, logprobs: Some(0), logprobs_mode: LogprobsMode::Raw, ..row },
         }
     };
     let rows: Vec<_> = (0..ROWS as u64).map(row).collect();

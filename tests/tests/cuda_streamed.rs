@@ -6,8 +6,8 @@ use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{
-    Capabilities, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, StreamError,
-    StreamHead,
+    Capabilities, DType, Head, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+    StreamError, StreamHead,
 };
 use flash_sampling_cuda::{CudaError, CudaStreamed, CudaTiled, Device};
 use std::io::Read;
@@ -177,6 +177,7 @@ fn log_probabilities_and_many_draws_are_those_of_the_head_in_memory() {
     let plan = Plan { max_rows: 150, max_draws: 300, max_logprobs: Some(4), canonical: false };
     let row = |r: usize, row| RowParams {
         logprobs: (r % 10 != 3).then_some(r as u32 % 5),
+        logprobs_mode: if r % 4 == 1 { LogprobsMode::Raw } else { LogprobsMode::Processed },
         draws: if r % 50 == 7 { 300 } else { 1 + r as u32 % 3 },
         ..row
     };

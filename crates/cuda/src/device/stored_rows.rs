@@ -9,6 +9,8 @@
 //! What an item keeps comes down in no order and is sorted here.
 #![allow(unsafe_code)]
 
+mod reads;
+
 use crate::abi::{self, Canonical, Draw, Item, KeptToken, KeptTokens, NearTies, Row, StoredLogits, TopLists, status};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
@@ -56,6 +58,8 @@ pub(crate) struct StoredRows {
     kept_here: Vec<KeptToken>,
     words_here: Vec<u64>,
     logits_here: Vec<f32>,
+    /// The logits of some tokens.
+    some_here: Vec<f32>,
 }
 
 impl StoredRows {
@@ -97,7 +101,22 @@ impl StoredRows {
             kept_here: Vec::new(),
             words_here: Vec::new(),
             logits_here: Vec::new(),
+            some_here: Vec::new(),
         })
+    }
+
+    /// What is in the place, or is made there by [`StoredRows::new`].
+    pub(crate) fn made_in<'s>(
+        place: &'s mut Option<StoredRows>,
+        tokens: Range<u32>,
+        max_rows: usize,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<&'s mut StoredRows, CudaError> {
+        match place {
+            Some(stored) => Ok(stored),
+            empty => Ok(empty.insert(StoredRows::new(tokens, max_rows, device, stream)?)),
+        }
     }
 
     /// How many rows are stored at a time.
@@ -129,16 +148,6 @@ impl StoredRows {
         stream.memcpy_dtoh(&self.words.slice(..rows * MassHistogram::WORDS), &mut self.words_here).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         Ok(&self.words_here)
-    }
-
-    /// The logits of a stored row. Waits.
-    pub(crate) fn read(&mut self, row: usize, stream: &Arc<CudaStream>) -> Result<&[f32], CudaError> {
-        let failed = CudaError::driver("copy stored logits");
-        self.logits_here.resize(self.tokens.len(), 0.0);
-        let there = self.logits.slice(row * self.stride..row * self.stride + self.tokens.len());
-        stream.memcpy_dtoh(&there, &mut self.logits_here).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
-        Ok(&self.logits_here)
     }
 
     /// Grants wishes and appends what they come to; with canonical inputs by canonical scores and logits. Waits.

@@ -7,8 +7,8 @@ use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::host::frame::Frame;
 use crate::host::results::impl_sampler;
-use crate::host::tiled::CudaTiled;
-use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Knobs, Plan, Variant};
+use crate::host::tiled::{CudaTiled, RAW_TOO};
+use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
 use std::sync::Arc;
 
 /// Log-mass and local sample of each group of tokens on a GPU, then a draw of the group, for inputs in host memory (paper
@@ -48,7 +48,7 @@ impl<'w> CudaGrouped<'w> {
 
 /// Without what only pathwise samplers can do.
 pub(crate) fn in_distribution(can: Capabilities) -> Capabilities {
-    let (exactness, knobs) = (Exactness::InDistribution, Knobs::ADJUSTMENTS);
+    let (exactness, knobs) = (Exactness::InDistribution, RAW_TOO);
     Capabilities { exactness, knobs, without_replacement: false, canonical: false, ..can }
 }
 

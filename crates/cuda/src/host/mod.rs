@@ -1,8 +1,8 @@
 //! The samplers over host memory: core's trait on top of the entry points over device memory.
 //!
 //! `tiled`, `grouped` and `online` are one `frame` with what each can do: rows are packed (`staging`), drawn by a head that
-//! stays on the GPU (`resident`), and those that ask for more are answered from stored logits (`answers`, and `filtered` for
-//! filters). `standalone` takes logits, `streamed` a weight that comes in blocks. `shared` borrows weight and hidden
+//! stays on the GPU (`resident`), and those that ask for more are answered from stored logits (`answers`, `filtered` for
+//! filters, `raw` for raw log-probabilities). `standalone` takes logits, `streamed` a weight that comes in blocks. `shared` borrows weight and hidden
 //! states in device memory. `exchange` makes one draw of the draws of
 //! several GPUs.
 
@@ -12,6 +12,7 @@ pub(crate) mod filtered;
 pub(crate) mod frame;
 pub(crate) mod grouped;
 pub(crate) mod online;
+pub(crate) mod raw;
 pub(crate) mod resident;
 pub(crate) mod results;
 pub(crate) mod shared;

@@ -26,12 +26,15 @@ use std::sync::Arc;
 /// undecided, and all rows of a canonical plan, take another way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum
 /// the masses, and find the best tokens. Only results are copied down. The memory for it (about 130 MiB for a vocabulary
 /// of 152k) is allocated when the first such row comes; and it grows when a call brings more masks and biases than any
-/// before it. A canonical plan reads the weight once more when it is planned, on the host, for its norms.
+/// before it. For raw log-probabilities the logits are stored once more, without the row's transforms. A canonical plan reads
+/// the weight once more when it is planned, on the host, for its norms.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(Frame<'w>);
 
 /// What a pathwise sampler that can store logits does.
-pub(crate) const FILTERS_TOO: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]));
+pub(crate) const FILTERS_TOO: Knobs = RAW_TOO.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]));
+/// What every sampler that can store logits does.
+pub(crate) const RAW_TOO: Knobs = Knobs::ADJUSTMENTS.union(Knobs::of(&[Knob::LogprobsMode]));
 
 impl<'w> CudaTiled<'w> {
     pub(crate) const CAPABILITIES: Capabilities = Capabilities {

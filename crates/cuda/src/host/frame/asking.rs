@@ -5,10 +5,11 @@ use crate::abi::{Draw, status};
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
 use crate::host::answers::Asking;
+use crate::host::raw;
 use crate::host::resident::DecidedFrom;
 use crate::host::results::candidate;
 use flash_sampling_core::canonical::norm;
-use flash_sampling_core::{Matrix, RowParams};
+use flash_sampling_core::{Matrix, RowParams, Samples};
 
 impl Frame<'_> {
     /// Makes the draws whose filters the GPU decides, from lists where they tell, then from stored logits; rows with one
@@ -55,11 +56,8 @@ impl Frame<'_> {
         self.answers.clear();
         let (can, vocab_size, draw) = (self.can, self.head.vocab_size(), self.draws_from_stored());
         let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
-        if self.stored.is_none() {
-            self.stored =
-                Some(StoredRows::new(self.head.tokens(), self.plan.max_rows, resident.device(), &self.stream)?);
-        }
-        let Some(stored) = &mut self.stored else { return Ok(()) };
+        let (tokens, most) = (self.head.tokens(), self.plan.max_rows);
+        let stored = StoredRows::made_in(&mut self.stored, tokens, most, resident.device(), &self.stream)?;
         self.hidden.resize(if self.near_ties.is_some() { input.cols() } else { 0 }, 0.0);
         for part in self.asking.chunks(stored.rows().min(resident.most())) {
             self.staging.clear();
@@ -80,6 +78,37 @@ impl Frame<'_> {
             let canonical = self.plan.canonical.then_some(&inputs);
             let outcomes = self.draws.iter().map(|draw| candidate(draw).map(drop));
             self.answers.ask(&self.asked, outcomes, draw, canonical, stored, &self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the rows of `out` that ask for them their raw log-probabilities.
+    pub(super) fn note_raw(
+        &mut self,
+        input: &Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), CudaError> {
+        self.asking.clear();
+        let asks = |&r: &usize| out.row(r).is_ok() && raw::bare(&rows[r]).is_some();
+        self.asking.extend((0..rows.len()).filter(asks));
+        let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
+        let (tokens, most) = (self.head.tokens(), self.plan.max_rows);
+        let stored = StoredRows::made_in(&mut self.stored, tokens, most, resident.device(), &self.stream)?;
+        let vocab_size = self.head.vocab_size();
+        for part in self.asking.chunks(stored.rows().min(resident.most())) {
+            self.staging.clear();
+            self.asked.clear();
+            for (r, bare) in part.iter().filter_map(|&r| Some((r, raw::bare(&rows[r])?))) {
+                let row = bare.check(&[], &self.can, &self.plan, vocab_size);
+                let row = row.expect("log-probabilities of these rows were checked");
+                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push(bare.seed, bare.position, &row, row.first_draw, vocab_size);
+                self.asked.push(Asking::new(&bare, &row, None));
+            }
+            let (logits, stride) = stored.place(&self.stream);
+            resident.store(&mut self.staging, input, logits, stride, &mut self.draws, &self.stream)?;
+            raw::note(part.iter().copied(), &self.asked, &mut self.answers, stored, &self.stream, out)?;
         }
         Ok(())
     }

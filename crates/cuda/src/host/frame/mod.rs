@@ -159,8 +159,8 @@ impl<'w> Frame<'w> {
         if exchange.is_some() { Capabilities { knobs: of_exchange, ..self.can } } else { self.can }
     }
 
-    /// Whether a row is served from stored logits: all of a canonical plan, lists without replacement, log-probabilities,
-    /// filters.
+    /// Whether a row is served from stored logits: all of a canonical plan, lists without replacement, log-probabilities of
+    /// the law that is drawn from, filters.
     /// Draws of a sampler that is not pathwise are made by its own kernels all the same.
     fn asks(&self, row: &params::Row<'_>) -> bool {
         let asks = row.without_replacement || row.logprobs.is_some() || row.filters.is_some();
@@ -273,6 +273,9 @@ impl Frame<'_> {
                 out.push_error(error);
             }
         }
-        Ok(())
+        self.note_raw(&input, rows, out).map_err(|error| {
+            out.clear();
+            failed(error)
+        })
     }
 }

@@ -184,9 +184,16 @@ impl CudaShared {
         self.sort(rows);
         // SAFETY: this function's contract.
         let drawn = unsafe { self.launch_and_wait(stream, hidden, rows) };
-        drawn.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })?;
+        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
+        drawn.map_err(failed)?;
         self.emit(rows, out);
-        Ok(())
+        // SAFETY: this function's contract; `launch_and_wait` has waited for the hidden states.
+        let noted = unsafe { self.note_raw(hidden, rows, out) };
+        noted.map_err(|error| {
+            self.wait_own();
+            out.clear();
+            failed(error)
+        })
     }
 
     /// # Safety
@@ -204,11 +211,16 @@ impl CudaShared {
         if drawn.is_err() {
             // What was launched before the error reads the caller's memory.
             wait(stream.context(), || stream.synchronize());
-            if let Some((_, own)) = &self.stored {
-                wait(own.context(), || own.synchronize());
-            }
+            self.wait_own();
         }
         drawn
+    }
+
+    /// Waits for the stream of the rows that ask, after an error.
+    fn wait_own(&self) {
+        if let Some((_, own)) = &self.stored {
+            wait(own.context(), || own.synchronize());
+        }
     }
 
     /// Says of each row how it is drawn, and which rows are launched together.

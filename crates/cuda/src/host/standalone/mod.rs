@@ -1,9 +1,10 @@
 //! The standalone sampler over logits in host memory (paper Alg. I.1).
 #![allow(unsafe_code)]
 
+mod asked;
 mod copies;
 
-use crate::abi::{self, Draw, Transform};
+use crate::abi::{self, Draw};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::noise_math::NoiseMath;
@@ -16,7 +17,6 @@ use crate::host::answers::{Answers, Asking};
 use crate::host::results::push_row;
 use crate::host::staging::Staging;
 use crate::host::tiled::FILTERS_TOO;
-use copies::outcome;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
@@ -170,62 +170,6 @@ impl CudaStandalone {
         self.work = work;
         Ok(())
     }
-
-    /// Transforms the rows that ask, some at a time, and asks them.
-    fn ask(
-        &mut self,
-        logits: &DeviceMatrix,
-        rows: &[RowParams<'_>],
-        adjustments: &Adjustments,
-    ) -> Result<(), CudaError> {
-        self.answers.clear();
-        if self.asking.is_empty() {
-            return Ok(());
-        }
-        let can = self.capabilities();
-        let mut stored = match self.stored.take() {
-            Some(stored) => stored,
-            None => StoredRows::new(0..self.vocab_size, self.plan.max_rows, &self.device, &self.stream)?,
-        };
-        let all = core::mem::take(&mut self.asking);
-        for part in all.chunks(stored.rows()) {
-            self.staging.clear();
-            self.asked.clear();
-            for &r in part {
-                let row = rows[r].check(adjustments.row(r), &can, &self.plan, self.vocab_size);
-                let row = row.expect("rows that ask were checked");
-                self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, self.vocab_size);
-                self.asked.push(Asking::new(&rows[r], &row, None));
-            }
-            let (rows, sources) = self.copy_rows(part.iter().copied())?;
-            let (to, stride) = stored.place(&self.stream);
-            let failed = CudaError::driver("transform logits");
-            self.faults.clear();
-            self.faults.resize(part.len(), u64::MAX);
-            self.stream.memcpy_htod(&self.faults, &mut self.invalid.slice_mut(..part.len())).map_err(&failed)?;
-            let call = Transform {
-                raw: logits.address,
-                stored: to,
-                invalid: self.invalid.device_ptr(&self.stream).0,
-                rows,
-                sources,
-                raw_stride: logits.row_stride as u64,
-                stored_stride: stride as u64,
-                element: abi::element(logits.dtype),
-                first_token: 0,
-                tokens: self.vocab_size,
-                padding: 0,
-            };
-            // SAFETY: logits, rows and sources were just copied on this stream, and `stored` has room for as many rows.
-            unsafe { self.transform.launch(&self.stream, &call, part.len() as u32) }?;
-            self.stream.memcpy_dtoh(&self.invalid.slice(..part.len()), &mut self.faults).map_err(&failed)?;
-            self.stream.synchronize().map_err(&failed)?;
-            let outcomes = self.faults.iter().copied().map(outcome);
-            self.answers.ask(&self.asked, outcomes, true, None, &mut stored, &self.stream)?;
-        }
-        (self.stored, self.asking) = (Some(stored), all);
-        Ok(())
-    }
 }
 
 impl PerturbedArgmax for CudaStandalone {
@@ -287,6 +231,9 @@ impl PerturbedArgmax for CudaStandalone {
                 out.push_error(error);
             }
         }
-        Ok(())
+        self.note_raw(&logits, rows, out).map_err(|error| {
+            out.clear();
+            failed(error)
+        })
     }
 }

@@ -14,7 +14,7 @@ use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
 use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::{Candidate, MassHistogram, Matrix, RowError, RowParams, params};
+use flash_sampling_core::{Candidate, MassHistogram, Matrix, RowError, RowParams, Samples, params};
 use std::sync::Arc;
 
 /// The rows of a call that ask, and what they come to.
@@ -159,5 +159,30 @@ impl Asked {
     /// The mass and the largest logits of the row that was pushed as number `i`.
     pub(super) fn extras(&self, i: usize) -> (Option<&MassHistogram>, &[Candidate]) {
         self.answers.extras(i)
+    }
+
+    /// Gives row `row` of `out`, which was drawn, its raw log-probabilities: those of the row that was pushed as number `i`.
+    pub(super) fn note_raw(
+        &mut self,
+        i: usize,
+        row: usize,
+        stream: &Arc<CudaStream>,
+        out: &mut Samples,
+    ) -> Result<(), CudaError> {
+        let mut at = i;
+        let mut places = self.stored.iter_mut();
+        let place = places.find(|place| {
+            let is_here = at < place.rows();
+            at -= if is_here { 0 } else { place.rows() };
+            is_here
+        });
+        let (Some(mass), top) = self.answers.extras(i) else {
+            return Err(CudaError::Corrupt { what: "masses" });
+        };
+        if let (Some(stored), Ok(drawn)) = (place, out.row(row)) {
+            let logits = stored.read_some(at, drawn.draws.iter().map(|draw| draw.token), stream)?;
+            out.note_raw(row, mass, top, logits.iter().copied());
+        }
+        Ok(())
     }
 }

@@ -10,6 +10,7 @@ use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::error::CudaError;
+use crate::host::raw;
 use crate::host::results::candidate;
 use cudarc::driver::{CudaSlice, DevicePtr, result};
 use flash_sampling_core::{Matrix, RowParams};
@@ -26,8 +27,12 @@ impl CudaStreamed<'_> {
         self.adjustments.collect(rows);
         for (r, params) in rows.iter().enumerate() {
             let Ok(row) = params.check(self.adjustments.row(r), &can, &plan, vocab_size) else { continue };
-            if let (Some(asked), Some(_)) = (&mut self.asked, row.logprobs) {
-                asked.push(params, &row, input.row_bytes(r), stride, vocab_size);
+            // Raw log-probabilities are those of a row without transforms.
+            let bare = raw::bare(params);
+            let bare = bare.as_ref().and_then(|bare| Some((bare, bare.check(&[], &can, &plan, vocab_size).ok()?)));
+            let asks = bare.as_ref().map(|(bare, row)| (*bare, row)).or(row.logprobs.map(|_| (params, &row)));
+            if let (Some(asked), Some((params, row))) = (&mut self.asked, asks) {
+                asked.push(params, row, input.row_bytes(r), stride, vocab_size);
                 self.asking.push((r, self.staging.rows() as u32));
             }
             self.work.push((r, row.draws));

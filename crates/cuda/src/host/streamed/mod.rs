@@ -18,17 +18,18 @@ use crate::device::scratch::wait;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::host::grouped::in_distribution;
+use crate::host::raw;
 use crate::host::results::push_row;
 use crate::host::staging::Staging;
-use crate::host::tiled::CudaTiled;
+use crate::host::tiled::{CudaTiled, RAW_TOO};
 use asked::Asked;
 use blocks::Blocks;
 use cudarc::driver::{CudaSlice, CudaStream};
 use deal::Deal;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError,
-    StreamHead, Variant,
+    Adjustments, Capabilities, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
+    Variant,
 };
 use std::io::Read;
 use std::sync::Arc;
@@ -113,8 +114,8 @@ impl<'a> CudaStreamed<'a> {
         block_bytes: usize,
         device: &Arc<Device>,
     ) -> Result<Self, CudaError> {
-        let knobs = Knobs::ADJUSTMENTS;
-        let can = Capabilities { knobs, without_replacement: false, canonical: false, ..CudaTiled::CAPABILITIES };
+        let can = CudaTiled::CAPABILITIES;
+        let can = Capabilities { knobs: RAW_TOO, without_replacement: false, canonical: false, ..can };
         CudaStreamed::new(head, plan, (TILED_GROUP, GroupRule::Maxima), block_bytes, can, device)
     }
 
@@ -246,14 +247,21 @@ impl<'a> CudaStreamed<'a> {
         let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
         let (can, plan, vocab_size) = (self.can, self.plan, self.head.vocab_size as u32);
         for (r, params) in rows.iter().enumerate() {
-            let asked = asking.next_if(|(_, (row, _))| *row == r).map(|(i, _)| i);
+            let asked = asking.next_if(|(_, (row, _))| *row == r).map(|(i, _)| i).filter(|_| vocab_size > 0);
+            let is_raw = raw::bare(params).is_some();
             let (mass, top) = match (&self.asked, asked) {
-                (Some(answers), Some(i)) if vocab_size > 0 => answers.extras(i),
+                (Some(answers), Some(i)) if !is_raw => answers.extras(i),
                 _ => (None, [].as_slice()),
             };
             let row = params.check(self.adjustments.row(r), &can, &plan, vocab_size);
             if let Err(error) = row.and_then(|row| push_row(&mut results, &row, mass, top, out)) {
                 out.push_error(error);
+            } else if let (true, Some(answers), Some(i)) = (is_raw, &mut self.asked, asked) {
+                let noted = answers.note_raw(i, r, &self.stream, out);
+                noted.map_err(|error| {
+                    out.clear();
+                    failed(error)
+                })?;
             }
         }
         Ok(())

@@ -1,0 +1,48 @@
+//! Stored logits that come down as they are.
+
+use super::StoredRows;
+use crate::error::CudaError;
+use cudarc::driver::CudaStream;
+use std::sync::Arc;
+
+/// Logits that come down one by one; of more the whole row does.
+const FEW: usize = 8;
+
+impl StoredRows {
+    /// The logits of a stored row. Waits.
+    pub(crate) fn read(&mut self, row: usize, stream: &Arc<CudaStream>) -> Result<&[f32], CudaError> {
+        let failed = CudaError::driver("copy stored logits");
+        self.logits_here.resize(self.tokens.len(), 0.0);
+        let there = self.logits.slice(row * self.stride..row * self.stride + self.tokens.len());
+        stream.memcpy_dtoh(&there, &mut self.logits_here).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        Ok(&self.logits_here)
+    }
+
+    /// The logits of these tokens of a stored row, in their order. Waits.
+    pub(crate) fn read_some(
+        &mut self,
+        row: usize,
+        tokens: impl ExactSizeIterator<Item = u32>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<&[f32], CudaError> {
+        let first = self.tokens.start;
+        let mut some = core::mem::take(&mut self.some_here);
+        some.clear();
+        if tokens.len() > FEW {
+            let all = self.read(row, stream)?;
+            some.extend(tokens.map(|token| all[(token - first) as usize]));
+        } else {
+            let failed = CudaError::driver("copy stored logits");
+            for token in tokens {
+                let at = row * self.stride + (token - first) as usize;
+                let mut logit = [0.0];
+                stream.memcpy_dtoh(&self.logits.slice(at..=at), &mut logit).map_err(&failed)?;
+                stream.synchronize().map_err(&failed)?;
+                some.push(logit[0]);
+            }
+        }
+        self.some_here = some;
+        Ok(&self.some_here)
+    }
+}

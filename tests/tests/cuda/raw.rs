@@ -1,0 +1,48 @@
+//! Raw log-probabilities of rows by the dozen, of as many tokens as language models have.
+
+use super::{CHOICES, Cuda, runs_here};
+use flash_sampling_conformance::SamplerFactory;
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::trial::RowBits;
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
+
+/// 83 rows of these fit into the room for stored logits, and the logits of 8 draws come down one by one.
+#[test]
+fn raw_logprobs_of_more_rows_than_are_stored_at_once_have_the_reference_bits() {
+    if !runs_here() {
+        return;
+    }
+    let (count, vocab) = (100, 200_003);
+    let mut problem = Problem::integers(Size::new(count, vocab, 24), DType::BF16, DType::BF16, 95);
+    problem.scale = Some(0.25);
+    let mask: Vec<u32> = (0..vocab.div_ceil(32) as u32).map(|word| 0x8001_0040u32.rotate_left(word % 32)).collect();
+    let base = RowParams { seed: 96, logprobs: Some(3), logprobs_mode: LogprobsMode::Raw, ..RowParams::default() };
+    let row = |r: usize| {
+        let row = RowParams { position: r as u64, ..base };
+        match r % 12 {
+            0 => RowParams { temperature: 0.0, ..row },
+            1 => RowParams { temperature: 3.0, draws: 9, logprobs: Some(0), ..row },
+            2 => RowParams { mask: Some(&mask), draws: 8, ..row },
+            3 => RowParams { top_k: 20, ..row },
+            4 => RowParams { top_p: 0.9, draws: 2, ..row },
+            5 => RowParams { draws: 9, without_replacement: true, ..row },
+            6 => RowParams { typical_p: 0.5, kept: true, ..row },
+            7 => RowParams { logprobs_mode: LogprobsMode::Processed, ..row },
+            8 => RowParams { temperature: f32::NAN, ..row },
+            _ => row,
+        }
+    };
+    let rows: Vec<_> = (0..count).map(row).collect();
+    let plan = Plan { max_rows: count, max_draws: 9, max_logprobs: Some(3), canonical: false };
+    let (mut found, mut want) = (Samples::new(), Samples::new());
+    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+    let want = RowBits::all(&want);
+    for choice in &CHOICES[..2] {
+        let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
+        sampler.sample(problem.input(), &rows, &mut found).unwrap();
+        for (r, (found, want)) in RowBits::all(&found).iter().zip(&want).enumerate() {
+            assert_eq!(found, want, "row {r}, {choice:?}");
+        }
+    }
+}
