@@ -68,8 +68,8 @@ pub struct RowArgs {
     pub sequence: SequenceArgs,
 }
 
-/// What `--params` stands in place of.
-const OF_THE_FILE: [&str; 30] = [
+/// What `--params` stands in place of, flags and groups of them.
+const OF_THE_FILE: [&str; 11] = [
     "temperature",
     "draws",
     "without_replacement",
@@ -78,28 +78,9 @@ const OF_THE_FILE: [&str; 30] = [
     "logit_bias",
     "logprobs",
     "logprobs_mode",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_n_sigma",
-    "epsilon_cutoff",
-    "typical_p",
-    "xtc_threshold",
-    "xtc_probability",
-    "order",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "min_tokens",
-    "prompt_tokens",
-    "output_tokens",
-    "stop_token_ids",
-    "banned_token_ids",
-    "dry_sequence_breakers",
+    "FilterArgs",
+    "PenaltyArgs",
+    "SequenceArgs",
 ];
 
 /// Which law log-probabilities are of.

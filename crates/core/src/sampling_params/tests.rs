@@ -1,0 +1,150 @@
+//! What a request becomes, and what is refused.
+
+use super::*;
+use crate::transform::allowed;
+
+#[test]
+fn the_default_is_the_default_row() {
+    let params = SamplingParams::builder().build(300).unwrap();
+    assert_eq!(params.row(0, 0, None), RowParams::default());
+    assert!(params.row(0, 0, None).enabled().is_empty());
+}
+
+#[test]
+fn fields_reach_the_row() {
+    let params = SamplingParams::builder()
+        .temperature(0.5)
+        .top_k(-1)
+        .n(3)
+        .logit_bias([(9, 1.5), (2, -1.0)].into())
+        .allowed_token_ids(Some(vec![40, 2]))
+        .dry_sequence_breakers(vec![7, 3])
+        .build(300)
+        .unwrap();
+    let row = params.row(11, 5, None);
+    assert_eq!((row.temperature, row.top_k, row.draws, row.seed, row.position), (0.5, 0, 3, 11, 5));
+    assert_eq!(row.logit_bias, [(2, -1.0), (9, 1.5)]);
+    assert_eq!(row.dry_sequence_breakers, [3, 7]);
+    let mask = row.mask.unwrap();
+    assert!((0..70).all(|token| allowed(mask, token) == [40, 2].contains(&token)));
+    let seeded = SamplingParams::builder().seed(Some(8)).build(300).unwrap();
+    assert_eq!(seeded.row(11, 5, None).seed, 8);
+}
+
+#[test]
+fn values_out_of_range_name_their_field() {
+    let b = SamplingParams::builder;
+    let bias = |value| [(3, value)].into();
+    let cases = [
+        (b().n(0), "n must be at least 1"),
+        (b().temperature(-0.5), "temperature must be finite and not negative"),
+        (b().temperature(f32::NAN), "temperature must be finite and not negative"),
+        (b().top_p(0.0), "top_p must be above 0 and at most 1"),
+        (b().top_p(1.5), "top_p must be above 0 and at most 1"),
+        (b().top_k(-2), "top_k must be at least -1"),
+        (b().min_p(-0.1), "min_p must be between 0 and 1"),
+        (b().presence_penalty(f32::INFINITY), "presence_penalty must be between -2^64 and 2^64"),
+        (b().frequency_penalty(f32::NAN), "frequency_penalty must be between -2^64 and 2^64"),
+        (b().repetition_penalty(0.0), "repetition_penalty must be finite and above 0"),
+        (b().logit_bias(bias(f32::NAN)), "logit_bias has a value that is NaN or +inf"),
+        (b().allowed_token_ids(Some(vec![])), "allowed_token_ids must name a token"),
+        (b().allowed_token_ids(Some(vec![!1])), "allowed_token_ids names token 4294967294, but there are 300 tokens"),
+        (b().allowed_token_ids(Some(vec![300, 2])), "allowed_token_ids names token 300, but there are 300 tokens"),
+        (b().logit_bias([(300, 1.0)].into()), "logit_bias names token 300, but there are 300 tokens"),
+        (b().banned_token_ids(vec![!0]), "banned_token_ids names token 4294967295, but there are 300 tokens"),
+        (b().stop_token_ids(vec![2, 300]), "stop_token_ids names token 300, but there are 300 tokens"),
+        (b().logprobs(Some(301)), "logprobs is 301, but there are 300 tokens"),
+        (b().top_n_sigma(-1.0), "top_n_sigma must be finite and not negative"),
+        (b().epsilon_cutoff(2.0), "epsilon_cutoff must be between 0 and 1"),
+        (b().typical_p(0.0), "typical_p must be above 0 and at most 1"),
+        (b().xtc_threshold(0.0), "xtc_threshold must be above 0 and at most 1"),
+        (b().xtc_probability(2.0), "xtc_probability must be between 0 and 1"),
+        (b().dry_multiplier(-1.0), "dry_multiplier must be finite and not negative"),
+        (b().dry_base(0.5), "dry_base must be finite and at least 1"),
+        (b().dry_penalty_last_n(-2), "dry_penalty_last_n must be at least -1"),
+    ];
+    for (builder, says) in cases {
+        assert_eq!(builder.build(300).unwrap_err().to_string(), says);
+    }
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_request_of_vllm_maps_without_a_table() {
+    let json = r#"{"n": 2, "temperature": 0.7, "top_p": 0.95, "top_k": -1, "min_p": 0.05, "seed": 42,
+        "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"11": -1.5, "2": 3},
+        "allowed_token_ids": null, "min_tokens": 4, "stop_token_ids": [2], "logprobs": 5,
+        "logprobs_mode": "raw_logprobs", "order": "llama-cpp"}"#;
+    let read = |json: &str| serde_json::from_str::<SamplingParamsBuilder>(json);
+    let params = read(json).unwrap().build(300).unwrap();
+    let row = params.row(0, 0, None);
+    assert_eq!((row.draws, row.temperature, row.top_k, row.seed, row.logprobs), (2, 0.7, 0, 42, Some(5)));
+    assert_eq!((row.logit_bias, row.stop_token_ids), (&[(2, 3.0), (11, -1.5)][..], &[2][..]));
+    assert_eq!((row.logprobs_mode, row.order), (LogprobsMode::Raw, Order::LlamaCpp));
+    let again = serde_json::to_string(params.fields()).unwrap();
+    assert_eq!(&read(&again).unwrap(), params.fields());
+    for (json, says) in [
+        (r#"{"temprature": 5}"#, "unknown field `temprature`"),
+        (r#"{"top_k": 0.5}"#, "top_k: invalid type: floating point"),
+        (r#"{"logit_bias": {"11": "low"}}"#, "logit_bias: invalid type: string \"low\""),
+        (r#"{"order": "ours"}"#, "order: unknown variant `ours`"),
+        (r#"[1]"#, "expected an object of sampling parameters"),
+        (r#"{"seed": -2}"#, "seed: invalid value: integer `-2`, expected an integer of at least -1"),
+        (r#"{"logprobs": 4294967296}"#, "must be below 2^32"),
+        (r#"{"n": 1, "n": 2}"#, "duplicate field `n`"),
+    ] {
+        let error = read(json).unwrap_err().to_string();
+        assert!(error.contains(says), "{json}: {error}");
+    }
+    for (json, says) in [(r#"{"top_p": 2}"#, "top_p must be"), (r#"{"temperature": 1e99}"#, "temperature must be")] {
+        assert!(read(json).unwrap().build(300).unwrap_err().to_string().starts_with(says), "{json}");
+    }
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn null_is_the_default_and_minus_one_is_none_or_all() {
+    // What vLLM's own defaults look like in a request, and every field as null.
+    let defaults = r#"{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": null, "stop_token_ids": null,
+        "min_tokens": 0, "logprobs": null, "logit_bias": null, "allowed_token_ids": null}"#;
+    let default = SamplingParamsBuilder::default();
+    assert_eq!(serde_json::from_str::<SamplingParamsBuilder>(defaults).unwrap(), default);
+    let serde_json::Value::Object(mut fields) = serde_json::to_value(&default).unwrap() else { panic!() };
+    fields.values_mut().for_each(|value| *value = serde_json::Value::Null);
+    assert_eq!(serde_json::from_value::<SamplingParamsBuilder>(fields.into()).unwrap(), default);
+
+    let read: SamplingParamsBuilder = serde_json::from_str(r#"{"seed": -1, "logprobs": -1, "top_k": -1}"#).unwrap();
+    assert_eq!((read.seed, read.logprobs, read.top_k), (None, Some(u32::MAX), -1));
+    assert_eq!(read.build(300).unwrap().row(5, 0, None).logprobs, Some(300));
+    let seed = r#"{"seed": 18446744073709551615}"#;
+    assert_eq!(serde_json::from_str::<SamplingParamsBuilder>(seed).unwrap().seed, Some(u64::MAX));
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn fields_that_are_no_matter_of_the_draw_are_taken_where_they_ask_for_nothing() {
+    let read = |json: &str| serde_json::from_str::<SamplingParamsBuilder>(json);
+    let neutral = r#"{"stop": [], "ignore_eos": false, "max_tokens": null, "prompt_logprobs": null, "detokenize": true,
+        "flat_logprobs": false, "skip_special_tokens": true, "spaces_between_special_tokens": true, "top_k": 7,
+        "include_stop_str_in_output": false, "output_kind": 0, "skip_clone": false, "output_text_buffer_length": 0,
+        "structured_outputs": null, "guided_decoding": null, "extra_args": {}, "bad_words": [], "best_of": 1,
+        "truncate_prompt_tokens": null, "skip_reading_prefix_cache": null, "thinking_token_budget": null}"#;
+    assert_eq!(read(neutral).unwrap(), SamplingParamsBuilder::default().top_k(7));
+    let takes = "is no matter of the draw: only null";
+    for (field, value, or) in [
+        ("stop", r#"["."]"#, " or empty"),
+        ("stop", r#"".""#, " or empty"),
+        ("max_tokens", "16", ""),
+        ("ignore_eos", "true", " or false"),
+        ("detokenize", "false", " or true"),
+        ("best_of", "2", " or 1"),
+        ("guided_decoding", r#"{"regex": "a"}"#, ""),
+        ("extra_args", r#"{"a": 1}"#, " or empty"),
+        ("prompt_logprobs", "0", ""),
+    ] {
+        let error = read(&format!(r#"{{"top_k": 7, "{field}": {value}}}"#)).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{field} {takes}{or} is taken here at line 1")), "{error}");
+    }
+    assert!(read(r#"{"stop": null, "stop": null}"#).unwrap_err().to_string().contains("duplicate field `stop`"));
+}
