@@ -13,6 +13,8 @@ use flash_sampling_cuda::{
     CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowKinds, abi,
 };
 
+#[path = "cuda/device_filters.rs"]
+mod device_filters;
 #[path = "cuda/dots.rs"]
 mod dots;
 #[path = "cuda/filters.rs"]

@@ -7,13 +7,20 @@ mod backends;
 mod counting;
 
 use backends::gpu::Gpu;
-use counting::{Counting, counted};
+use backends::gpu_shared::{Copied, copied};
+use counting::{Counting, counted, rows};
 use flash_sampling_conformance::SamplerFactory;
+use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_core::{DType, GroupDraw, Matrix, PerturbedArgmax, Plan, RowParams, Samples, StreamHead};
-use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device};
+use flash_sampling_core::{DType, GroupDraw, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples, StreamHead};
+use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::{
+    CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, DeviceDraws, DeviceHead, DeviceMatrix,
+    DeviceStandalone, DeviceTiled, RowKinds, abi,
+};
+use std::sync::Arc;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -23,27 +30,16 @@ const ROWS: usize = 48;
 const CALLS: usize = 20;
 const GROUP: u32 = 512;
 
-/// Rows that use what a row can ask for.
-fn rows(lists: bool, logprobs: Option<u32>, seed: u64) -> Vec<RowParams<'static>> {
-    const MASK: [u32; 60] = [0xfeed_beef; 60];
-    let row = |r: u64| {
-        let row = RowParams { seed, position: r, ..RowParams::default() };
-        match r % 5 {
-            0 => RowParams { logprobs, ..row },
-            1 => RowParams { temperature: 0.0, ..row },
-            2 => RowParams { draws: 8, without_replacement: lists, temperature: 0.8, ..row },
-            3 => RowParams { mask: Some(&MASK), draws: 3, ..row },
-            _ => RowParams { logit_bias: &[(3, 1.0), (17, -2.0)], ..row },
-        }
-    };
-    (0..ROWS as u64).map(row).collect()
-}
-
 /// Free bytes of the GPU.
 fn free() -> usize {
     let context = Device::new(0).unwrap().context().clone();
     context.synchronize().unwrap();
     context.mem_get_info().unwrap().0
+}
+
+/// What rows with penalties look at.
+fn past() -> History {
+    History::new(&(0..300).map(|i| i * i % 701).collect::<Vec<u32>>())
 }
 
 /// Calls of the allocator during [`CALLS`] calls, after two.
@@ -59,9 +55,8 @@ fn allocations(name: &str, calls: &[Vec<RowParams<'_>>; 2], mut call: impl FnMut
 
 /// The same of a sampler.
 fn of_sampler(name: &str, mut sampler: impl PerturbedArgmax, input: Matrix<'_>) -> usize {
-    let lists = sampler.capabilities().without_replacement;
-    let mut out = Samples::new();
-    allocations(name, &[0, 1].map(|seed| rows(lists, Some(5), seed)), |rows| {
+    let (can, history, mut out) = (sampler.capabilities(), past(), Samples::new());
+    allocations(name, &[0, 1].map(|seed| rows(ROWS, &can, &history, seed)), |rows| {
         sampler.sample(input, rows, &mut out).expect("the call is within the plan");
         assert!(out.iter().all(|row| row.is_ok()));
     })
@@ -94,17 +89,86 @@ fn a_planned_call_allocates_nothing_after_the_first() {
     let weight = problem.weight.matrix();
     let described = StreamHead::new(weight.rows(), weight.cols(), weight.dtype());
     let mut streamed = CudaStreamed::online(described, plan, GROUP, 1 << 16, &device).unwrap();
-    let mut out = Samples::new();
-    worst = worst.max(allocations("streamed", &[0, 1].map(|seed| rows(false, Some(5), seed)), |rows| {
+    let (can, history, mut out) = (streamed.capabilities(), past(), Samples::new());
+    worst = worst.max(allocations("streamed", &[0, 1].map(|seed| rows(ROWS, &can, &history, seed)), |rows| {
         streamed.sample(&mut weight.bytes(), input, rows, &mut out).expect("the call is within the plan");
         assert!(out.iter().all(|row| row.is_ok()));
     }));
+
+    let mut shared = Copied::new(head, plan).unwrap();
+    let (_memory, hidden) = copied(input, &shared.stream);
+    shared.stream.synchronize().unwrap();
+    let (can, history) = (shared.capabilities(), past());
+    worst = worst.max(allocations("shared", &[0, 1].map(|seed| rows(ROWS, &can, &history, seed)), |rows| {
+        // SAFETY: the hidden states are there, and live until the call, which waits, returns.
+        unsafe { shared.sampler.sample(&shared.stream, &hidden, rows, &mut out) }.expect("the call is within the plan");
+        assert!(out.iter().all(|row| row.is_ok()));
+    }));
+    worst = worst.max(log_z(&device));
     assert_eq!(worst, 0);
+    listed_rows_take_no_room_for_logits();
     streamed_plans_grow_little_with_draws(&device);
 }
 
+/// Draws over device memory that tell log Z, of rows of both kinds and of logits that exist.
+fn log_z(device: &Arc<Device>) -> usize {
+    let problem = Problem::integers(Size::new(ROWS, 5003, 64), DType::BF16, DType::BF16, 4);
+    let stream = device.context().new_stream().unwrap();
+    let ((_weight, weight), (_hidden, hidden)) =
+        (copied(problem.weight.matrix(), &stream), copied(problem.input(), &stream));
+    let logits = stream.alloc_zeros::<f32>(ROWS * 5003).unwrap();
+    let row = abi::Row { inv_temperature: 1.0, ..abi::Row::default() };
+    let there = stream.clone_htod(&vec![row; ROWS]).unwrap();
+    let (draws, told) = (stream.alloc_zeros::<abi::Draw>(ROWS).unwrap(), stream.alloc_zeros::<f64>(ROWS).unwrap());
+    let (rows, draws) = (there.device_ptr(&stream).0, draws.device_ptr(&stream).0);
+    let log_z = told.device_ptr(&stream).0;
+    let address = logits.device_ptr(&stream).0;
+    let logits = DeviceMatrix { address, dtype: DType::F32, rows: ROWS, cols: 5003, row_stride: 5003 };
+    let asked = DeviceDraws { count: ROWS, rows, sources: None, draws, log_z: Some(log_z) };
+    let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
+    // SAFETY: the weight is on this device and is dropped after the sampler, whose calls are waited for.
+    let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
+    let mut standalone = DeviceStandalone::new(0..5003, DType::F32, ROWS, device).unwrap();
+    allocations("log Z", &[vec![], vec![]], |_| {
+        // SAFETY: all of it is on this device until this function ends; one stream is used, and waited for.
+        unsafe {
+            for kinds in [RowKinds::Bare, RowKinds::Any] {
+                tiled.launch_with_log_z(&stream, &hidden, rows, draws, log_z, kinds).unwrap();
+            }
+            standalone.launch(&stream, &logits, &asked).unwrap();
+        }
+        stream.synchronize().unwrap();
+    })
+}
+
+/// Where lists decide, the first call with filters takes 32 KiB a row, and not room for the logits: 39 MB here.
+fn listed_rows_take_no_room_for_logits() {
+    let problem = Problem::of_logits(&LogitShape::LlmLike.logits(151_936, 5), 64);
+    let weight = Tensor::from_fn(DType::BF16, 151_936, 8, |t, k| if k < 2 { problem.weight.row(t)[k] } else { 0.0 });
+    let hidden = Tensor::from_fn(DType::BF16, 64, 8, |_, k| if k < 2 { 1.0 } else { 0.0 });
+    let problem = Problem::new(weight, hidden);
+    let mut shared = Copied::new(problem.head(), Plan { max_rows: 64, ..Plan::default() }).unwrap();
+    let (_memory, hidden) = copied(problem.input(), &shared.stream);
+    let mut out = Samples::new();
+    let mut taken = |row: RowParams<'_>| {
+        let rows: Vec<_> = (0..64).map(|position| RowParams { position, ..row }).collect();
+        let before = free();
+        // SAFETY: the hidden states are there, and live until the call, which waits, returns.
+        unsafe { shared.sampler.sample(&shared.stream, &hidden, &rows, &mut out) }
+            .expect("the call is within the plan");
+        assert!(out.iter().all(|row| row.is_ok()));
+        before.saturating_sub(free())
+    };
+    let base = RowParams::default();
+    let taken = [base, RowParams { min_p: 0.05, ..base }, RowParams { top_p: 0.9, ..base }].map(&mut taken);
+    println!("a call without filters, the first with min-p, the first with top-p take {taken:?} bytes of the GPU");
+    let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
+    assert!(taken[1] < 24 << 20 || !is_hopper, "{taken:?}");
+    assert!(taken[1] + taken[2] >= 4 * 64 * 151_936, "{taken:?}");
+}
+
 /// 20,000 hidden states of 8192 would be 328 MB in bf16; the draws themselves take 120 bytes each.
-fn streamed_plans_grow_little_with_draws(device: &std::sync::Arc<Device>) {
+fn streamed_plans_grow_little_with_draws(device: &Arc<Device>) {
     let problem = Problem::gaussian(Size::new(4, 600, 8192), DType::BF16, DType::BF16, 3);
     let described = StreamHead::new(600, 8192, DType::BF16);
     let mut taken = [0; 2];

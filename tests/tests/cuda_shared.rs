@@ -2,106 +2,15 @@
 
 mod backends;
 
-use backends::boxed;
+use backends::gpu_shared::{Copied, Shared, copied};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
-use flash_sampling_core::reference::Scheme;
-use flash_sampling_core::{
-    Capabilities, DType, Head, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
-};
-use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_cuda::{CudaError, CudaShared, CudaTiled, Device, DeviceHead, DeviceMatrix};
-use std::sync::Arc;
-
-/// A head copied to the first GPU, and a sampler that reads it there.
-struct Copied {
-    sampler: CudaShared,
-    stream: Arc<CudaStream>,
-    _head: (CudaSlice<u8>, Option<CudaSlice<f32>>),
-}
-
-/// A matrix row after row in device memory, and the memory.
-fn copied(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> (CudaSlice<u8>, DeviceMatrix) {
-    let (rows, cols, dtype) = (matrix.rows(), matrix.cols(), matrix.dtype());
-    let mut bytes: Vec<u8> = (0..rows).flat_map(|row| matrix.row_bytes(row).iter().copied()).collect();
-    bytes.resize(bytes.len().max(16), 0);
-    let memory = stream.clone_htod(&bytes).unwrap();
-    let address = memory.device_ptr(stream).0;
-    (memory, DeviceMatrix { address, dtype, rows, cols, row_stride: cols })
-}
-
-impl Copied {
-    fn new(head: Head<'_>, plan: Plan) -> Result<Self, CudaError> {
-        let device = Device::new(0)?;
-        // As an engine has them, in a context of its own over the same GPU.
-        let stream = flash_sampling_cuda::cudarc::driver::CudaContext::new(0).unwrap().per_thread_stream();
-        let tokens = head.tokens();
-        let rows = head.weight_row(tokens.start)..head.weight_row(tokens.start) + tokens.len();
-        let (memory, weight) = copied(head.weight().row_range(rows.clone()), &stream);
-        let bias = head.bias().map(|bias| stream.clone_htod(&bias[rows]).unwrap());
-        stream.synchronize().unwrap();
-        let on_device = DeviceHead {
-            weight,
-            first_token: tokens.start,
-            bias: bias.as_ref().map(|bias| bias.device_ptr(&stream).0),
-            soft_cap: head.soft_cap(),
-            scale: head.scale(),
-        };
-        // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are dropped after the sampler.
-        let sampler = unsafe { CudaShared::new(on_device, head.vocab_size(), plan, &device) }?;
-        Ok(Copied { sampler, stream, _head: (memory, bias) })
-    }
-}
-
-impl PerturbedArgmax for Copied {
-    fn capabilities(&self) -> Capabilities {
-        self.sampler.capabilities()
-    }
-
-    fn shape(&self) -> Shape {
-        self.sampler.shape()
-    }
-
-    fn plan(&self) -> Plan {
-        self.sampler.plan()
-    }
-
-    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        let (_memory, hidden) = copied(input, &self.stream);
-        // SAFETY: the hidden states were enqueued on the same stream and live until the call, which waits, returns.
-        unsafe { self.sampler.sample(&self.stream, &hidden, rows, out) }
-    }
-}
-
-struct Shared;
-
-impl SamplerFactory for Shared {
-    fn name(&self) -> String {
-        "cuda/shared".into()
-    }
-
-    fn unavailable(&self) -> Option<String> {
-        Device::new(0).err().map(|error| error.to_string())
-    }
-
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-        Some(Scheme::Tiled)
-    }
-
-    fn pace(&self) -> usize {
-        8
-    }
-
-    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        match (head.tokens().is_empty(), Device::new(0)) {
-            // There is nothing to point to.
-            (true, Ok(device)) => boxed(CudaTiled::new(head, plan, &device)),
-            _ => boxed(Copied::new(head, plan)),
-        }
-    }
-}
+use flash_sampling_conformance::{SamplerFactory, suite};
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cuda::{CudaTiled, Device};
 
 suite!(shared, Shared);
 
@@ -186,4 +95,45 @@ fn a_call_on_a_fresh_thread_draws_the_same() {
         scope.spawn(call).join().unwrap()
     });
     assert_eq!(RowBits::all(&found), RowBits::all(&want));
+}
+
+/// Every filter of a call may be told by lists, and those of equal logits tell nothing: they are launched once more, and what
+/// stored logits leave open too is asked.
+#[test]
+fn rows_whose_lists_do_not_tell_have_the_reference_bits() {
+    if !runs(&Shared.name(), Shared.unavailable(), 1) {
+        return;
+    }
+    const ROWS: usize = 30;
+    let drawn = Problem::integers(Size::new(ROWS, 30_011, 40), DType::BF16, DType::BF16, 33);
+    // Every seventh row has equal logits.
+    let hidden = Tensor::from_fn(DType::BF16, ROWS, 40, |r, k| if r % 7 == 3 { 0.0 } else { drawn.hidden.row(r)[k] });
+    let mut problem = Problem::new(drawn.weight.clone(), hidden);
+    problem.scale = Some(0.5);
+    let plan = Plan { max_rows: ROWS, max_draws: 3, ..Plan::default() };
+    let base = RowParams { seed: 34, ..RowParams::default() };
+    let kinds = [
+        RowParams { top_k: 20, ..base },
+        RowParams { min_p: 0.05, draws: 2, ..base },
+        base,
+        RowParams { top_k: 50, top_p: 0.9, draws: 3, ..base },
+        RowParams { temperature: 0.0, ..base },
+        // More than a list or a selection has room for.
+        RowParams { min_p: 0.001, top_p: 0.5, ..base },
+    ];
+    let (mut want, mut found) = (Samples::new(), Samples::new());
+    let mut shared = Copied::new(problem.head(), plan).unwrap();
+    // All of a call listed; then rows with top-p alone beside them, for which logits are stored.
+    for with_mass in [false, true, false] {
+        let row = |r: usize| RowParams { position: r as u64, ..kinds[r % kinds.len()] };
+        let mut rows: Vec<_> = (0..ROWS).map(row).collect();
+        if with_mass {
+            rows.iter_mut().skip(2).step_by(6).for_each(|row| row.top_p = 0.7);
+        }
+        Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+        shared.sample(problem.input(), &rows, &mut found).unwrap();
+        for (r, (found, want)) in RowBits::all(&found).iter().zip(&RowBits::all(&want)).enumerate() {
+            assert_eq!(found, want, "row {r}, rows with top-p alone: {with_mass}");
+        }
+    }
 }

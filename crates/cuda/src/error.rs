@@ -146,7 +146,7 @@ pub enum CudaError {
     /// A matrix in device memory that no kernel can read.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {
-        /// Weight, bias, hidden states, logits or operands.
+        /// Weight, bias, hidden states, logits, operands, rows, filters, draws, sources or log Z.
         what: &'static str,
         /// What is wrong.
         reason: &'static str,

@@ -3,6 +3,7 @@
 
 pub(crate) mod gpu;
 pub(crate) mod gpu_ranks;
+pub(crate) mod gpu_shared;
 pub(crate) mod ranks;
 
 use flash_sampling_conformance::factory::FromLogits;

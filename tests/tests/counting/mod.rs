@@ -1,6 +1,7 @@
-//! An allocator that counts, for the tests of memory. A test file with it holds one test: the count is the process's.
+//! An allocator that counts, for the tests of memory, and rows for them. A test file with it holds one test: the count is the process's.
 #![allow(dead_code)] // each test file uses its part
 
+use flash_sampling_core::{Capabilities, History, LogprobsMode, RowParams};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -52,4 +53,32 @@ pub(crate) fn counted<R>(work: impl FnOnce() -> R) -> (R, Counted) {
     PEAK.store(held, Relaxed);
     let result = work();
     (result, Counted { calls: CALLS.load(Relaxed) - calls, peak: PEAK.load(Relaxed) - held })
+}
+
+/// Rows that use what a row can ask for, in turns; plain ones instead of those that the sampler refuses.
+pub(crate) fn rows<'a>(count: usize, can: &Capabilities, history: &'a History, seed: u64) -> Vec<RowParams<'a>> {
+    const MASK: [u32; 60] = [0xfeed_beef; 60];
+    (0..count as u64)
+        .map(|r| {
+            let row = RowParams { seed, position: r, ..RowParams::default() };
+            let list = Some(5);
+            let asked = match r % 14 {
+                0 => RowParams { logprobs: Some(5), ..row },
+                1 => RowParams { temperature: 0.0, ..row },
+                2 => RowParams { draws: 8, without_replacement: can.without_replacement, temperature: 0.8, ..row },
+                3 => RowParams { logit_bias: &[(3, 1.0)], ..row },
+                4 => RowParams { min_p: 0.05, ..row },
+                5 => RowParams { top_k: 20, ..row },
+                6 => RowParams { top_p: 0.95, draws: 3, ..row },
+                7 => RowParams { top_p: 0.8, kept: true, ..row },
+                8 => RowParams { typical_p: 0.5, logprobs: list, ..row },
+                9 => RowParams { repetition_penalty: 1.2, dry_multiplier: 0.5, history: Some(history), ..row },
+                10 => RowParams { logprobs: list, logprobs_mode: LogprobsMode::Raw, ..row },
+                11 => RowParams { mask: Some(&MASK), draws: 3, ..row },
+                12 => RowParams { top_k: 50, top_p: 0.9, mask: Some(&MASK), ..row },
+                _ => RowParams { top_n_sigma: 2.0, xtc_probability: 0.5, xtc_threshold: 0.01, ..row },
+            };
+            if asked.enabled().without(can.knobs).is_empty() { asked } else { row }
+        })
+        .collect()
 }

@@ -5,6 +5,8 @@
 use crate::abi::{
     LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, RowFilters, RowLists, SelectLists, SelectRows,
 };
+use crate::device::address::check;
+use crate::device::choice::RowKinds;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
@@ -20,8 +22,8 @@ use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
 /// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two or three launches a call on the caller's
-/// stream, which wait for nothing and, but for the first that stores logits, allocate nothing. What is kept is what core's
-/// selector keeps.
+/// stream, which wait for nothing and, but for the first of each kind, allocate nothing and load nothing
+/// ([`DeviceFilters::prepare`] does it before). What is kept is what core's selector keeps.
 ///
 /// A draw may come back as [`UNDECIDED`](crate::abi::status::UNDECIDED): its filters keep more than 2048 tokens before a
 /// top-k or a top-p can be tried, or a mass meets its limit to within rounding. [`CudaTiled`](crate::CudaTiled) decides
@@ -44,7 +46,8 @@ pub struct DeviceFilters {
 
 impl DeviceFilters {
     /// Plans for the tokens of a head and calls of up to `max_rows` rows: loads the kernels, and allocates room for lists,
-    /// 32 KiB a row. The first [`launch`](DeviceFilters::launch) allocates room for the logits of as many rows, float32.
+    /// 32 KiB a row. The first [`launch`](DeviceFilters::launch) allocates room for the logits of as many rows, float32, and
+    /// loads kernels; before a capture [`prepare`](DeviceFilters::prepare) does.
     ///
     /// # Errors
     /// * [`CudaError::EmptyPlan`]: no rows. [`CudaError::TooLarge`]: more than 256. [`CudaError::Layout`]: no tokens.
@@ -89,7 +92,29 @@ impl DeviceFilters {
         self.lists.settle();
     }
 
-    fn check(&self, hidden: &DeviceMatrix, sampler: &DeviceTiled) -> Result<(), CudaError> {
+    /// Allocates the room for logits, and loads the kernels of `sampler` that these launches use, for every number of rows of
+    /// its plan: no launch does then, and each can be captured.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`], [`CudaError::Compile`].
+    pub fn prepare(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
+        sampler.prepare(RowKinds::Any)?;
+        sampler.prepare_listing()?;
+        self.room().map(drop)
+    }
+
+    /// Where logits are stored.
+    fn room(&mut self) -> Result<u64, CudaError> {
+        let bytes = 4 * self.stride * self.max_rows;
+        let room = match &mut self.logits {
+            Some(room) => room,
+            none => none.insert(Scratch::new(bytes, &[], &self.device)?),
+        };
+        Ok(room.lend())
+    }
+
+    fn check(&self, hidden: &DeviceMatrix, sampler: &DeviceTiled, filters: u64) -> Result<(), CudaError> {
+        check("filters", filters, 8)?;
         if hidden.rows > self.max_rows {
             return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
         }
@@ -117,7 +142,7 @@ impl DeviceFilters {
         (rows, filters): (u64, u64),
         draws: u64,
     ) -> Result<bool, CudaError> {
-        self.check(hidden, sampler)?;
+        self.check(hidden, sampler, filters)?;
         if !sampler.lists(hidden) {
             return Ok(false);
         }
@@ -149,13 +174,14 @@ impl DeviceFilters {
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: more rows than planned.
-    /// * [`CudaError::Layout`]: another number of tokens than planned.
-    /// * [`CudaError::Driver`]: no memory for the logits, at the first call; make one before a capture.
+    /// * [`CudaError::Layout`]: another number of tokens than planned; filters whose address is not a multiple of 8.
+    /// * [`CudaError::Driver`]: no memory for the logits, at the first call.
     /// * Those of [`DeviceTiled::launch`].
     ///
     /// # Safety
     /// * As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), for the filters and for this value too.
-    /// * No top-k is above [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX), and no row that has filters is greedy.
+    /// * No top-k is above [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX), and no row that has filters is greedy; greedy rows, as
+    ///   all others without filters, have [`RowFilters::OFF`].
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -184,12 +210,8 @@ impl DeviceFilters {
         draws: u64,
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
-        self.check(hidden, sampler)?;
-        if self.logits.is_none() {
-            self.logits = Some(Scratch::new(4 * self.stride * self.max_rows, &[], &self.device)?);
-        }
-        let Some(room) = &mut self.logits else { return Ok(()) };
-        let logits = room.lend();
+        self.check(hidden, sampler, filters)?;
+        let logits = self.room()?;
         let stored = LogitStore { logits, stride: self.stride as u64 };
         // SAFETY: this function's contract; there is room for the logits of as many rows.
         let is_transformed = unsafe { sampler.launch_storing_any(stream, hidden, rows, draws, stored) }?;

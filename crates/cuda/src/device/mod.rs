@@ -9,6 +9,7 @@
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
 //! | `stored_rows`, for the samplers over host memory | `stored_kernels` | `wishes` |
 
+pub(crate) mod address;
 pub(crate) mod choice;
 pub(crate) mod filtered;
 pub(crate) mod fused_hopper;

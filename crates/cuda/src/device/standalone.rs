@@ -3,6 +3,7 @@
 
 use crate::abi::{self, Call, Existing, HeadTransform, Masses};
 use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::device::address::{check, check_rows};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
 use crate::device::matrix::DeviceMatrix;
@@ -164,7 +165,8 @@ impl DeviceStandalone {
     ///
     /// # Errors
     /// * [`CudaError::Layout`]: the logits' type, width or stride, or an address that is not a multiple of the type's size;
-    ///   without sources, fewer rows than draws.
+    ///   without sources, fewer rows than draws; rows or log Z whose address is not a multiple of 8, draws or sources
+    ///   whose address is not one of 4.
     /// * [`CudaError::TooLarge`]: more draws than planned.
     /// * [`CudaError::Driver`], and [`CudaError::Compile`] at the first call with log Z.
     ///
@@ -197,6 +199,9 @@ impl DeviceStandalone {
         if draws.count > self.max_draws {
             return Err(CudaError::TooLarge { what: "draws", found: draws.count, limit: self.max_draws });
         }
+        check_rows(draws.rows, draws.draws)?;
+        check("sources", draws.sources.unwrap_or(0), 4)?;
+        check("log Z", draws.log_z.unwrap_or(0), 8)?;
         if draws.count == 0 {
             return Ok(());
         }

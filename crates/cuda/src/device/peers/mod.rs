@@ -8,6 +8,7 @@ mod tests;
 
 use crate::abi::{self, Draw, MAX_PEERS, PeerState, status};
 use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::device::address::check_rows;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
@@ -192,11 +193,14 @@ impl DevicePeers {
     /// `draws` are the device addresses that the shard's own launch was given; the draws are replaced.
     ///
     /// # Errors
-    /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Driver`].
+    /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: rows whose address is not a multiple of 8, draws
+    /// whose address is not one of 4. [`CudaError::Driver`].
     ///
     /// # Safety
     /// * `rows` and `draws` are device memory of this device with one [`abi::Row`](crate::abi::Row) and one
     ///   [`abi::Draw`](crate::abi::Draw) for each of `row_count` rows, until the launch has run.
+    /// * No draw is [`UNDECIDED`](crate::abi::status::UNDECIDED), as [`DeviceFilters`](crate::DeviceFilters) leaves some: it
+    ///   would come out on every rank as one of an invalid logit. Shards do not filter alone.
     /// * Every rank of the group has connected.
     /// * Launches of one value follow each other: on one stream, or ordered by events.
     /// * This value outlives the launch, and every launch of a graph that captured it. Dropping it waits for the GPU when
@@ -212,6 +216,7 @@ impl DevicePeers {
         if row_count > limit {
             return Err(CudaError::TooLarge { what: "rows", found: row_count, limit });
         }
+        check_rows(rows, draws)?;
         if row_count == 0 {
             return Ok(());
         }

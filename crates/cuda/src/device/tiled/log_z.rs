@@ -3,6 +3,7 @@
 
 use super::DeviceTiled;
 use crate::abi::Masses;
+use crate::device::address::check;
 use crate::device::choice::RowKinds;
 use crate::device::fused_hopper::More;
 use crate::device::gpu::Device;
@@ -38,8 +39,9 @@ impl LogZ {
 
     /// The groups that draw as the tiled kernel does.
     ///
-    /// The contract of `DeviceTiled::new` holds for the head.
-    pub(super) fn groups(
+    /// # Safety
+    /// As [`DeviceTiled::new`] for the head.
+    pub(super) unsafe fn groups(
         &mut self,
         head: &DeviceHead,
         rows: usize,
@@ -47,7 +49,7 @@ impl LogZ {
     ) -> Result<&mut DeviceGroups, CudaError> {
         if self.groups.is_none() {
             let size = group_size(head.weight.rows);
-            // SAFETY: the contract is `DeviceTiled::new`'s, whose value holds this one.
+            // SAFETY: this function's contract.
             self.groups = Some(unsafe { DeviceGroups::new(*head, rows, size, GroupRule::Maxima, device) }?);
         }
         Ok(self.groups.as_mut().expect("they were just made"))
@@ -76,7 +78,7 @@ impl DeviceTiled {
     /// call of either kind loads kernels and allocates scratch: make one before a capture.
     ///
     /// # Errors
-    /// As [`DeviceTiled::launch`].
+    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also where `log_z` is not a multiple of 8.
     ///
     /// # Safety
     /// As [`DeviceTiled::launch`], for `log_z` too.
@@ -89,12 +91,14 @@ impl DeviceTiled {
         log_z: u64,
         kinds: RowKinds,
     ) -> Result<(), CudaError> {
+        check("log Z", log_z, 8)?;
         if kinds == RowKinds::Bare && self.head.soft_cap.is_none() && self.is_hoppers(hidden) {
             let masses = self.log_z.masses(log_z, self.max_rows, &self.device)?;
             // SAFETY: the same contract; there is room for the masses of as many blocks as there are multiprocessors.
             return unsafe { self.launch_any(stream, hidden, rows, draws, More::LogZ(masses)) }.map(drop);
         }
-        let groups = self.log_z.groups(&self.head, self.max_rows, &self.device)?;
+        // SAFETY: the head is the one of `new`, whose contract it is.
+        let groups = unsafe { self.log_z.groups(&self.head, self.max_rows, &self.device) }?;
         // SAFETY: the same contract.
         unsafe { groups.launch(stream, hidden, rows, draws, Some(log_z)) }
     }

@@ -6,6 +6,7 @@ mod log_z;
 mod storing;
 
 use crate::abi::{Call, LogitStore, Matrices};
+use crate::device::address::check_rows;
 use crate::device::choice::{KernelChoice, RowKinds};
 use crate::device::fused_hopper::{MAX_ROWS, More};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
@@ -168,7 +169,8 @@ impl DeviceTiled {
     /// [`RowKinds::Any`] take a kernel of their own, which the first such launch loads.
     ///
     /// # Errors
-    /// * [`CudaError::Layout`]: the hidden states' width, stride or address.
+    /// * [`CudaError::Layout`]: the hidden states' width, stride or address; rows whose address is not a multiple of 8, draws
+    ///   whose address is not one of 4.
     /// * [`CudaError::TooLarge`]: more rows than planned.
     /// * [`CudaError::Driver`], and [`CudaError::Compile`] where a kernel is needed that was not planned.
     ///
@@ -211,6 +213,7 @@ impl DeviceTiled {
     ) -> Result<bool, CudaError> {
         // A thread may have no current context, and the driver encodes maps by it.
         self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
+        check_rows(rows, draws)?;
         if !self.head.takes(hidden, self.max_rows)? {
             return Ok(false);
         }

@@ -3,6 +3,7 @@
 
 use super::DeviceTiled;
 use crate::abi::{LogitStore, RowLists};
+use crate::device::address::check_rows;
 use crate::device::fused_hopper::More;
 use crate::device::matrix::DeviceMatrix;
 use crate::error::CudaError;
@@ -31,6 +32,7 @@ impl DeviceTiled {
     ) -> Result<(), CudaError> {
         let (cols, dtype) = (self.head.weight.rows, DType::F32);
         DeviceMatrix { address: logits, dtype, rows: hidden.rows, cols, row_stride }.check("logits")?;
+        check_rows(rows, draws)?;
         if !self.head.takes(hidden, self.max_rows)? {
             return Ok(());
         }
@@ -62,6 +64,12 @@ impl DeviceTiled {
     /// Whether calls with these hidden states can list the largest logits.
     pub(crate) fn lists(&self, hidden: &DeviceMatrix) -> bool {
         self.is_hoppers(hidden)
+    }
+
+    /// Loads the kernels that list, for every number of rows of the plan.
+    pub(crate) fn prepare_listing(&mut self) -> Result<(), CudaError> {
+        let more = More::Lists(RowLists { filters: 0, counters: 0, posted: 0, keys: 0 });
+        self.hopper.as_mut().map_or(Ok(()), |hopper| hopper.prepare(&more, &self.device))
     }
 
     /// As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), but rows with filters leave their largest logits in `lists`, and a greedy

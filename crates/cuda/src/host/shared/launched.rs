@@ -7,6 +7,7 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::device::scratch::Scratch;
 use crate::error::CudaError;
+use crate::host::resident::DecidedFrom;
 use crate::host::shared::{CudaShared, Way};
 use core::ops::Range;
 use cudarc::driver::{CudaStream, result};
@@ -57,12 +58,15 @@ impl CudaShared {
         }
         let from = self.poisoned_draws(count, stream)?;
         let mut to = from;
+        self.listed.clear();
         for i in 0..self.parts.len() {
             let (part, draws) = self.parts[i].clone();
             for number in 0..draws {
                 self.stage(rows, part.clone(), number, |way| matches!(way, Way::Launched(_)));
                 // SAFETY: this function's contract; there is room for the draws of all parts.
-                unsafe { self.launch(stream, hidden, rows, part.clone(), number, to) }?;
+                let launched =
+                    unsafe { self.launch(stream, hidden, (rows, number), part.clone(), to, DecidedFrom::Lists) };
+                self.listed.push(launched? == DecidedFrom::Lists);
                 to += (part.len() * size_of::<Draw>()) as u64;
             }
         }
@@ -70,12 +74,52 @@ impl CudaShared {
         copy_down(&mut self.results, from, stream)?;
         results::written(&self.results)?;
         self.settle();
+        // SAFETY: the same contract.
+        unsafe { self.decide_open(stream, hidden, rows) }?;
         // What the selection leaves undecided is asked.
         let mut results = self.results.iter();
         for (part, draws) in &self.parts {
             for _ in 0..*draws {
                 let open = part.clone().zip(results.by_ref()).filter(|(_, draw)| draw.status == status::UNDECIDED);
                 open.for_each(|(r, _)| self.ways[r] = Way::Asked);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the draws again, from stored logits, that lists leave undecided, with those between them.
+    ///
+    /// # Safety
+    /// As [`CudaShared::sample`].
+    unsafe fn decide_open(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: &[RowParams<'_>],
+    ) -> Result<(), CudaError> {
+        let is_open = |draw: &Draw| draw.status == status::UNDECIDED;
+        let (mut at, mut launch) = (0, 0);
+        for i in 0..self.parts.len() {
+            let (part, draws) = self.parts[i].clone();
+            for number in 0..draws {
+                let own = at..at + part.len();
+                at = own.end;
+                launch += 1;
+                let drawn = &self.results[own.clone()];
+                let ends = drawn.iter().position(is_open).zip(drawn.iter().rposition(is_open));
+                let Some((first, last)) = ends.filter(|_| self.listed[launch - 1]) else { continue };
+                let some = part.start + first..part.start + last + 1;
+                self.stage(rows, some.clone(), number, |way| matches!(way, Way::Launched(_)));
+                let to = self.poisoned_draws(some.len(), stream)?;
+                // SAFETY: the same contract; there is room for these draws.
+                unsafe { self.launch(stream, hidden, (rows, number), some.clone(), to, DecidedFrom::Logits) }?;
+                self.of_row.clear();
+                self.of_row.resize(some.len(), Draw::default());
+                copy_down(&mut self.of_row, to, stream)?;
+                results::written(&self.of_row)?;
+                self.settle();
+                let open = self.results[own][first..=last].iter_mut().zip(&self.of_row);
+                open.filter(|(draw, _)| is_open(draw)).for_each(|(draw, again)| *draw = *again);
             }
         }
         Ok(())
@@ -94,7 +138,8 @@ impl CudaShared {
         Ok(draws)
     }
 
-    /// Launches the draws of this number of what is staged: the rows `part` of the hidden states.
+    /// Launches the draws of this number of what is staged: the rows `part` of the hidden states. Their filters are decided from
+    /// lists only where these may be used and may tell of each row; what they were decided from is returned.
     ///
     /// # Safety
     /// As [`CudaShared::sample`]; there is room for the draws.
@@ -102,11 +147,11 @@ impl CudaShared {
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
-        params: &[RowParams<'_>],
+        (params, number): (&[RowParams<'_>], u32),
         part: Range<usize>,
-        number: u32,
         draws: u64,
-    ) -> Result<(), CudaError> {
+        from: DecidedFrom,
+    ) -> Result<DecidedFrom, CudaError> {
         let rows = self.copy(stream)?;
         self.filters.clear();
         self.filters.extend(part.clone().map(|r| match self.ways[r] {
@@ -117,29 +162,36 @@ impl CudaShared {
         if self.filters.iter().all(|filters| *filters == RowFilters::OFF) {
             let hidden = rows_of(hidden, part);
             // SAFETY: the caller's contract; the rows were just copied on the same stream.
-            return unsafe { self.fused.launch(stream, &hidden, rows, draws, self.staging.kinds()) };
+            unsafe { self.fused.launch(stream, &hidden, rows, draws, self.staging.kinds()) }?;
+            return Ok(DecidedFrom::Logits);
         }
         if self.selection.is_none() {
             let most = self.most.min(rows_within(self.head.weight.rows));
             let selection = DeviceFilters::new(self.fused.tokens(), most, &self.device)?;
             self.selection = Some((selection, Scratch::new(self.most * size_of::<RowFilters>(), &[], &self.device)?));
         }
-        let Some((selection, room)) = &mut self.selection else { return Ok(()) };
+        let Some((selection, room)) = &mut self.selection else { return Ok(from) };
         let there = room.lend();
         copy_up(there, bytemuck::cast_slice(&self.filters), stream)?;
+        let is_told = |filters: &RowFilters| *filters == RowFilters::OFF || filters.is_listed();
+        let by_lists = from == DecidedFrom::Lists && self.filters.iter().all(is_told) && self.fused.lists(hidden);
         let step = selection.max_rows();
-        for from in (0..part.len()).step_by(step) {
-            let some = from..(from + step).min(part.len());
+        for first in (0..part.len()).step_by(step) {
+            let some = first..(first + step).min(part.len());
             let hidden = rows_of(hidden, part.start + some.start..part.start + some.end);
-            let at = |base: u64, size: usize| base + (from * size) as u64;
+            let at = |base: u64, size: usize| base + (first * size) as u64;
             let inputs = (at(rows, size_of::<Row>()), at(there, size_of::<RowFilters>()));
             let kinds = FilterKinds::of(&self.filters[some]);
             let to = at(draws, size_of::<Draw>());
             // SAFETY: as above, for the filters too; `RowFilters::of` bounds top-k, and rows that are
             // staged greedily for nobody have none; of the others `RowParams::check` takes greedy rows' filters away.
-            unsafe { selection.launch_kinds(stream, &mut self.fused, &hidden, inputs, to, kinds) }?;
+            unsafe {
+                if !by_lists || !selection.launch_listed(stream, &mut self.fused, &hidden, inputs, to)? {
+                    selection.launch_kinds(stream, &mut self.fused, &hidden, inputs, to, kinds)?;
+                }
+            }
         }
-        Ok(())
+        Ok(if by_lists { DecidedFrom::Lists } else { DecidedFrom::Logits })
     }
 
     /// Every launch has run.

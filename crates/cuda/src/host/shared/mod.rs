@@ -31,7 +31,10 @@ use std::sync::Arc;
 /// [`CudaTiled`].
 ///
 /// A call launches on the caller's stream, once for every 256 rows and again for every further draw of a row, and waits for the
-/// results once. Rows that ask for log-probabilities, for lists without replacement, or for filters beyond min-p, top-k and
+/// results once. Min-p, top-k and top-p are decided on the GPU ([`DeviceFilters`]): on Hopper from lists of the largest
+/// logits where the filters of all rows of a launch are [listed](RowFilters::is_listed), else from stored logits; the few
+/// rows whose list does not tell are launched once more. The first call with filters allocates the room for either, and the
+/// first of each kind loads kernels. Rows that ask for log-probabilities, for lists without replacement, or for filters beyond min-p, top-k and
 /// top-p, are then drawn from stored logits, as [`CudaTiled`] draws them. For calls that wait for nothing there is
 /// [`DeviceTiled`].
 #[derive(Debug)]
@@ -53,6 +56,8 @@ pub struct CudaShared {
     parts: Vec<(Range<usize>, u32)>,
     results: Vec<Draw>,
     of_row: Vec<Draw>,
+    /// Of each launch, whether lists decided its filters.
+    listed: Vec<bool>,
     filters: Vec<RowFilters>,
     selection: Option<(DeviceFilters, Scratch)>,
     /// For the rows that ask, with a stream of their own, made when the first of them comes.
@@ -129,6 +134,7 @@ impl CudaShared {
             parts: Vec::new(),
             results: Vec::new(),
             of_row: Vec::new(),
+            listed: Vec::new(),
             filters: Vec::new(),
             selection: None,
             stored: None,

@@ -1,0 +1,332 @@
+//! Filters over device memory: how many rows one pass decides, captured calls, addresses that no kernel can read.
+
+use super::{CHOICES, runs_here};
+use flash_sampling_conformance::data::{hash, normal};
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::tensor::Tensor;
+use flash_sampling_core::{
+    Capabilities, DType, Exactness, Input, Knobs, PerturbedArgmax, Plan, RowParams, Samples, Variant,
+};
+use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_cuda::{
+    CudaError, CudaTiled, Device, DeviceDraws, DeviceFilters, DeviceHead, DeviceMatrix, DeviceStandalone, DeviceTiled,
+    KernelChoice, RowKinds, abi,
+};
+use std::sync::Arc;
+
+const POISON: abi::Draw = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
+const CAN: Capabilities = Capabilities {
+    backend: "cuda",
+    variant: Variant::Tiled,
+    exactness: Exactness::Pathwise,
+    input: Input::Hidden,
+    without_replacement: false,
+    knobs: Knobs::FILTERS,
+    canonical: false,
+};
+
+/// A head and hidden states in device memory, and all that calls with filters over them need.
+struct There {
+    stream: Arc<CudaStream>,
+    filters: DeviceFilters,
+    sampler: DeviceTiled,
+    hidden: DeviceMatrix,
+    vocab: u32,
+    rows: CudaSlice<abi::Row>,
+    row_filters: CudaSlice<u64>,
+    draws: CudaSlice<abi::Draw>,
+    _held: [CudaSlice<u8>; 2],
+}
+
+impl There {
+    fn new(problem: &Problem, choice: KernelChoice) -> There {
+        let device = Device::new(0).unwrap();
+        let stream = device.context().new_stream().unwrap();
+        let held = [problem.weight.matrix(), problem.input()].map(|m| stream.clone_htod(m.bytes()).unwrap());
+        let (count, vocab) = (problem.rows(), problem.weight.rows());
+        let at = |memory: &CudaSlice<u8>, rows| DeviceMatrix {
+            address: memory.device_ptr(&stream).0,
+            dtype: DType::BF16,
+            rows,
+            cols: problem.weight.cols(),
+            row_stride: problem.weight.cols(),
+        };
+        let (weight, hidden) = (at(&held[0], vocab), at(&held[1], count));
+        let scale = problem.scale.unwrap_or(1.0);
+        let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale };
+        let rows = stream.alloc_zeros(count).unwrap();
+        let row_filters = stream.alloc_zeros(3 * count).unwrap();
+        let draws = stream.alloc_zeros(count).unwrap();
+        stream.synchronize().unwrap();
+        // SAFETY: the weight is on this device, of this size, and is dropped after the sampler, whose calls are waited for.
+        let sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
+        let filters = DeviceFilters::new(0..vocab as u32, count, &device).unwrap();
+        There { stream, filters, sampler, hidden, vocab: vocab as u32, rows, row_filters, draws, _held: held }
+    }
+
+    /// Copies the parameters of the next launches up, and poisons the draws.
+    fn set(&mut self, params: &[RowParams<'_>]) {
+        let (mut rows, mut words) = (Vec::new(), Vec::new());
+        for params in params {
+            let row = params.check(&[], &CAN, &Plan::default(), self.vocab).unwrap();
+            let filters = row.filters.as_ref().and_then(abi::RowFilters::of).unwrap_or(abi::RowFilters::OFF);
+            let abi::RowFilters { ln_min_p, top_p, top_k, rescale, min_p_last } = filters;
+            let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+            words.extend([ln_min_p.to_bits(), pair(top_p.to_bits(), top_k), pair(rescale.to_bits(), min_p_last)]);
+            rows.push(abi::Row {
+                seed: params.seed,
+                position: params.position,
+                inv_temperature: row.transform.inv_temperature,
+                greedy: row.greedy.into(),
+                ..abi::Row::default()
+            });
+        }
+        self.stream.memcpy_htod(&rows, &mut self.rows).unwrap();
+        self.stream.memcpy_htod(&words, &mut self.row_filters).unwrap();
+        self.stream.memcpy_htod(&vec![POISON; rows.len()], &mut self.draws).unwrap();
+    }
+
+    /// Enqueues a call, by lists or by stored logits; whether it is one.
+    fn launch(&mut self, by_lists: bool) -> bool {
+        let rows = self.rows.device_ptr(&self.stream).0;
+        let filters = self.row_filters.device_ptr(&self.stream).0;
+        let draws = self.draws.device_ptr(&self.stream).0;
+        let There { stream, filters: selection, sampler, hidden, .. } = self;
+        // SAFETY: rows, filters and draws are this value's, one for each hidden state; one stream is used, and it is waited
+        // for before anything is dropped.
+        unsafe {
+            match by_lists {
+                true => selection.launch_listed(stream, sampler, hidden, (rows, filters), draws).unwrap(),
+                false => selection.launch(stream, sampler, hidden, (rows, filters), draws).map(|()| true).unwrap(),
+            }
+        }
+    }
+
+    /// The draws, when all that is enqueued has run.
+    fn draws(&self) -> Vec<abi::Draw> {
+        let draws = self.stream.clone_dtoh(&self.draws).unwrap();
+        self.stream.synchronize().unwrap();
+        draws
+    }
+}
+
+/// Columns of a head whose rows are [`like_a_models`]: a column each for the tokens that may stand above the bulk, and those
+/// that make the bulk.
+const TALL: usize = 64;
+const BULK: usize = 32;
+
+/// The weight for such rows, with tall tokens scattered over the vocabulary.
+fn scattered(vocab: usize) -> Tensor {
+    let tall: Vec<usize> = (0..TALL as u64).map(|i| (hash(100, i) % vocab as u64) as usize).collect();
+    let each = 1.0 / (BULK as f64).sqrt();
+    Tensor::from_fn(DType::BF16, vocab, TALL + BULK, |t, k| match tall.get(k) {
+        Some(&tall) => f32::from(u8::from(tall == t)),
+        None => (each * normal(102, (t * BULK + k) as u64)) as f32,
+    })
+}
+
+/// A few tokens far above a Gaussian bulk of standard deviation 2, which has 6 to 80 percent of the mass, by row: as the
+/// rows that the benchmark times.
+fn like_a_models(rows: usize, seed: u64) -> Tensor {
+    const PEAKS: [f32; 4] = [16.0, 14.0, 19.0, 12.0];
+    const BELOW: [f32; 6] = [0.0, 0.9, 1.7, 2.4, 3.3, 4.5];
+    Tensor::from_fn(DType::BF16, rows, TALL + BULK, |r, k| {
+        let first = hash(seed, r as u64) as usize % TALL;
+        let place = (0..BELOW.len()).find(|i| (first + 11 * i) % TALL == k);
+        match place {
+            Some(i) => PEAKS[r % PEAKS.len()] - BELOW[i],
+            None if k < TALL => 0.0,
+            None => (2.0 * normal(seed, (r * BULK + k) as u64)) as f32,
+        }
+    })
+}
+
+/// What the benchmark counts, with rows of equal logits as the control, of which no list tells anything.
+#[test]
+fn rows_like_a_models_are_decided_in_one_pass() {
+    if !runs_here() {
+        return;
+    }
+    const VOCAB: usize = 151_936;
+    const ROWS: usize = 256;
+    let base = RowParams { seed: 101, ..RowParams::default() };
+    let cases = [
+        ("min_p 0.05", RowParams { min_p: 0.05, ..base }, true),
+        ("top_k 20", RowParams { top_k: 20, ..base }, true),
+        ("top_k 50, top_p 0.9", RowParams { top_k: 50, top_p: 0.9, ..base }, true),
+        ("top_p 0.95", RowParams { top_p: 0.95, ..base }, false),
+    ];
+    let weight = scattered(VOCAB);
+    let plan = Plan { max_rows: ROWS, ..Plan::default() };
+    let decided = |draws: &[abi::Draw]| draws.iter().filter(|draw| draw.status == abi::status::DRAWN).count();
+    let mut counts = [[0; 2]; 4];
+    let mut wrong = Vec::new();
+    let sets = 4;
+    for set in 0..sets {
+        let problem = Problem::new(weight.clone(), like_a_models(ROWS, 103 + set));
+        let device = Device::new(0).unwrap();
+        let (mut host, mut want) = (CudaTiled::new(problem.head(), plan, &device).unwrap(), Samples::new());
+        let mut there = There::new(&problem, KernelChoice::Fastest);
+        for ((what, row, is_listed), counts) in cases.iter().zip(&mut counts) {
+            let rows: Vec<_> = (0..ROWS as u64).map(|r| RowParams { position: r + 1000 * set, ..*row }).collect();
+            host.sample(problem.input(), &rows, &mut want).unwrap();
+            for (by_lists, count) in [false, true].into_iter().zip(counts) {
+                there.set(&rows);
+                if (by_lists && !is_listed) || !there.launch(by_lists) {
+                    continue;
+                }
+                let draws = there.draws();
+                *count += decided(&draws);
+                for (r, (draw, want)) in draws.iter().zip(want.iter()).enumerate() {
+                    let want = want.unwrap().draws[0];
+                    let same = (draw.token, draw.score.to_bits()) == (want.token, want.score.to_bits());
+                    if draw.status == abi::status::DRAWN && !same {
+                        wrong.push(format!("{what}, by lists {by_lists}, set {set}, row {r}: {draw:?}, not {want:?}"));
+                    }
+                }
+            }
+        }
+    }
+    let hopper = Device::new(0).unwrap().capability() == (9, 0);
+    for ((what, _, is_listed), [stored, listed]) in cases.iter().zip(counts) {
+        let all = ROWS * sets as usize;
+        println!("{what}: of {all} rows stored logits decide {stored}, lists {listed}");
+        let least = all * 99 / 100;
+        let enough = stored >= least && (listed >= least || !(hopper && *is_listed));
+        if !enough {
+            wrong.push(format!("{what}: of {all} rows stored logits decide {stored}, lists {listed}"));
+        }
+    }
+    // The control: lists of equal logits overflow, and must not be taken for the row.
+    let flat = Problem::new(weight.clone(), Tensor::from_fn(DType::BF16, 16, TALL + BULK, |_, _| 0.0));
+    let mut there = There::new(&flat, KernelChoice::Fastest);
+    for (what, row, _) in cases.iter().filter(|(.., is_listed)| *is_listed) {
+        there.set(&[*row; 16]);
+        if there.launch(true) {
+            let draws = there.draws();
+            let open = draws.iter().filter(|draw| draw.status == abi::status::UNDECIDED).count();
+            println!("{what}: of 16 rows of equal logits lists leave {open} open");
+            if open < 16 {
+                wrong.push(format!("{what}: lists decide rows of equal logits: {draws:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
+}
+
+/// Prepared, and never launched before: a graph of each way, whose replays find new positions and filters.
+#[test]
+fn captured_calls_with_filters_draw_what_the_host_sampler_draws() {
+    if !runs_here() {
+        return;
+    }
+    for count in [7, 40] {
+        let mut problem = Problem::integers(Size::new(count, 6_007, 72), DType::BF16, DType::BF16, 105);
+        problem.scale = Some(2.0);
+        let base = RowParams { seed: 106, temperature: 3.0, ..RowParams::default() };
+        let kinds = [
+            base,
+            RowParams { min_p: 0.05, ..base },
+            RowParams { top_p: 0.95, ..base },
+            RowParams { temperature: 0.0, ..base },
+            RowParams { top_k: 20, ..base },
+            RowParams { top_k: 50, top_p: 0.9, ..base },
+            RowParams { top_p: 0.5, min_p: 0.001, ..base },
+        ];
+        let plan = Plan { max_rows: count, ..Plan::default() };
+        let device = Device::new(0).unwrap();
+        let (mut host, mut want) = (CudaTiled::new(problem.head(), plan, &device).unwrap(), Samples::new());
+        for choice in &CHOICES[..2] {
+            for by_lists in [false, true] {
+                let mut there = There::new(&problem, *choice);
+                there.filters.prepare(&mut there.sampler).unwrap();
+                let stream = there.stream.clone();
+                stream.synchronize().unwrap();
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+                let launched = there.launch(by_lists);
+                let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap();
+                if !launched {
+                    assert!(by_lists && graph.is_none_or(|graph| graph.launch().is_ok()));
+                    continue;
+                }
+                let graph = graph.unwrap();
+                let (mut decided, mut tokens) = (0, Vec::new());
+                for replay in 0..5 {
+                    let row = |r: usize| RowParams { position: replay as u64, ..kinds[(r + replay) % kinds.len()] };
+                    let rows: Vec<_> = (0..count).map(row).collect();
+                    there.set(&rows);
+                    graph.launch().unwrap();
+                    let draws = there.draws();
+                    host.sample(problem.input(), &rows, &mut want).unwrap();
+                    for (r, (draw, want)) in draws.iter().zip(want.iter()).enumerate() {
+                        let what = format!("{choice:?}, lists {by_lists}, {count} rows, replay {replay}, row {r}");
+                        if draw.status == abi::status::UNDECIDED {
+                            assert!(rows[r].enabled() != Knobs::NONE, "{what}: open without filters");
+                            continue;
+                        }
+                        let want = want.unwrap().draws[0];
+                        let found = (draw.status, draw.token, draw.score.to_bits());
+                        assert_eq!(found, (abi::status::DRAWN, want.token, want.score.to_bits()), "{what}");
+                        decided += usize::from(rows[r].enabled() != Knobs::NONE);
+                    }
+                    tokens.push(draws[0].token);
+                }
+                println!("{choice:?}, lists {by_lists}: {decided} of {} rows were decided", 5 * count);
+                assert!(decided > count, "{choice:?}, lists {by_lists}: {decided} of {} rows", 5 * count);
+                tokens.dedup();
+                assert!(tokens.len() > 1, "every replay drew {tokens:?}");
+            }
+        }
+    }
+}
+
+/// Launched, they would end every later call on the GPU.
+#[test]
+fn addresses_within_an_element_are_layout_errors() {
+    if !runs_here() {
+        return;
+    }
+    let problem = Problem::integers(Size::new(3, 700, 64), DType::BF16, DType::BF16, 107);
+    let mut there = There::new(&problem, KernelChoice::Fastest);
+    there.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);
+    let (rows, draws) = (there.rows.device_ptr(&there.stream).0, there.draws.device_ptr(&there.stream).0);
+    let filters = there.row_filters.device_ptr(&there.stream).0;
+    let device = Device::new(0).unwrap();
+    let logits = there.stream.alloc_zeros::<f32>(3 * 700).unwrap();
+    let matrix = DeviceMatrix {
+        address: logits.device_ptr(&there.stream).0,
+        dtype: DType::F32,
+        rows: 3,
+        cols: 700,
+        row_stride: 700,
+    };
+    let mut standalone = DeviceStandalone::new(0..700, DType::F32, 3, &device).unwrap();
+    let existing = DeviceDraws { count: 3, rows, sources: None, draws, log_z: None };
+    let stream = there.stream.clone();
+    let (sampler, selection, hidden) = (&mut there.sampler, &mut there.filters, &there.hidden);
+    // SAFETY: nothing is launched: each call is refused.
+    let refused = unsafe {
+        [
+            ("rows", sampler.launch(&stream, hidden, rows + 4, draws, RowKinds::Bare)),
+            ("draws", sampler.launch(&stream, hidden, rows, draws + 2, RowKinds::Any)),
+            ("rows", sampler.launch_storing(&stream, hidden, rows + 1, draws, matrix.address, 700)),
+            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, draws + 4, RowKinds::Bare)),
+            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, draws + 4, RowKinds::Any)),
+            ("draws", sampler.launch_with_log_z(&stream, hidden, rows, draws + 1, draws, RowKinds::Any)),
+            ("filters", selection.launch(&stream, sampler, hidden, (rows, filters + 4), draws)),
+            ("rows", selection.launch(&stream, sampler, hidden, (rows + 4, filters), draws)),
+            ("filters", selection.launch_listed(&stream, sampler, hidden, (rows, filters + 4), draws).map(drop)),
+            ("rows", standalone.launch(&stream, &matrix, &DeviceDraws { rows: rows + 4, ..existing })),
+            ("sources", standalone.launch(&stream, &matrix, &DeviceDraws { sources: Some(rows + 2), ..existing })),
+            ("log Z", standalone.launch(&stream, &matrix, &DeviceDraws { log_z: Some(rows + 4), ..existing })),
+        ]
+    };
+    for (i, (what, refused)) in refused.into_iter().enumerate() {
+        let named = matches!(refused, Err(CudaError::Layout { what: found, .. }) if found == what);
+        assert!(named, "call {i}: {refused:?}, not a layout error of {what}");
+    }
+    // The GPU goes on.
+    assert!(there.launch(false));
+    assert!(there.draws().iter().all(|draw| draw.status == abi::status::DRAWN));
+}
