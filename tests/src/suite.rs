@@ -5,7 +5,7 @@ use crate::laws;
 use crate::trial::Trial;
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The environment switch: words, separated by commas; a factory with one of them in its name must not be skipped.
 pub const REQUIRE: &str = "FLASH_SAMPLING_REQUIRE";
@@ -29,12 +29,19 @@ pub fn runs(name: &str, unavailable: Option<String>, tests: usize) -> bool {
     if let Some(word) = required(name, &require) {
         panic!("{name} cannot run here, but {REQUIRE} names {word}: {reason}");
     }
-    let mut printed = PRINTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     if printed.insert(name.to_owned()) {
         // The test harness captures what the print macros write, not this. A closed stderr is no reason to fail.
         let _ = writeln!(std::io::stderr(), "skipped: {tests} tests of {name}: {reason}");
     }
     false
+}
+
+/// Holds the tests of a program back that must not run beside one another: those that capture launches into a graph, and
+/// those that drop what launches on a GPU may still use, which waits for the whole GPU and would end a capture.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs one law as a test.

@@ -1,7 +1,7 @@
 //! The suite on the CUDA backend, and what only this backend promises.
 
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::suite::{alone, runs};
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
@@ -88,6 +88,7 @@ fn a_captured_call_draws_fresh_noise_when_positions_change() {
 }
 
 fn captured_call(choice: KernelChoice, kinds: RowKinds) {
+    let _alone = alone();
     let device = Device::new(0).unwrap();
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let stream = device.context().new_stream().unwrap();
@@ -144,6 +145,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
     if !runs_here() {
         return;
     }
+    let _alone = alone();
     let device = Device::new(0).unwrap();
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let stream = device.context().new_stream().unwrap();

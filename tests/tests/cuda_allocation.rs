@@ -141,17 +141,18 @@ fn log_z(device: &Arc<Device>) -> usize {
     })
 }
 
-/// Where lists decide, the first call with filters takes 32 KiB a row, and not room for the logits: 39 MB here.
+/// Where lists decide, the first call with filters takes 32 KiB a row, and not room for the logits: 156 MB here.
 fn listed_rows_take_no_room_for_logits() {
-    let problem = Problem::of_logits(&LogitShape::LlmLike.logits(151_936, 5), 64);
+    const MANY: usize = 256;
+    let problem = Problem::of_logits(&LogitShape::LlmLike.logits(151_936, 5), 1);
     let weight = Tensor::from_fn(DType::BF16, 151_936, 8, |t, k| if k < 2 { problem.weight.row(t)[k] } else { 0.0 });
-    let hidden = Tensor::from_fn(DType::BF16, 64, 8, |_, k| if k < 2 { 1.0 } else { 0.0 });
+    let hidden = Tensor::from_fn(DType::BF16, MANY, 8, |_, k| if k < 2 { 1.0 } else { 0.0 });
     let problem = Problem::new(weight, hidden);
-    let mut shared = Copied::new(problem.head(), Plan { max_rows: 64, ..Plan::default() }).unwrap();
+    let mut shared = Copied::new(problem.head(), Plan { max_rows: MANY, ..Plan::default() }).unwrap();
     let (_memory, hidden) = copied(problem.input(), &shared.stream);
     let mut out = Samples::new();
     let mut taken = |row: RowParams<'_>| {
-        let rows: Vec<_> = (0..64).map(|position| RowParams { position, ..row }).collect();
+        let rows: Vec<_> = (0..MANY as u64).map(|position| RowParams { position, ..row }).collect();
         let before = free();
         // SAFETY: the hidden states are there, and live until the call, which waits, returns.
         unsafe { shared.sampler.sample(&shared.stream, &hidden, &rows, &mut out) }
@@ -163,8 +164,9 @@ fn listed_rows_take_no_room_for_logits() {
     let taken = [base, RowParams { min_p: 0.05, ..base }, RowParams { top_p: 0.9, ..base }].map(&mut taken);
     println!("a call without filters, the first with min-p, the first with top-p take {taken:?} bytes of the GPU");
     let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
-    assert!(taken[1] < 24 << 20 || !is_hopper, "{taken:?}");
-    assert!(taken[1] + taken[2] >= 4 * 64 * 151_936, "{taken:?}");
+    // What earlier calls have given back is used first.
+    assert!(taken[1] < 48 << 20 || !is_hopper, "{taken:?}");
+    assert!(taken[1] + taken[2] > 96 << 20, "{taken:?}");
 }
 
 /// 20,000 hidden states of 8192 would be 328 MB in bf16; the draws themselves take 120 bytes each.

@@ -6,7 +6,7 @@ use backends::gpu::Gpu;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::suite;
-use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::suite::{alone, runs};
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{log_mass, tiled};
@@ -160,6 +160,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
     if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
         return;
     }
+    let _alone = alone();
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
     for (first, count, stride, lead) in [(0u32, 3000u32, 3008usize, 0usize), (70, 2001, 2003, 3), (1021, 515, 515, 1)] {
@@ -228,6 +229,7 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
     if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
         return;
     }
+    let _alone = alone();
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
     let mut worst = 0.0f64;
@@ -294,6 +296,7 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
     if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
         return;
     }
+    let _alone = alone();
     const COUNT: usize = 151_936;
     const DRAWS: usize = 600;
     let device = Device::new(0).unwrap();

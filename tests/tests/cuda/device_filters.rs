@@ -3,6 +3,7 @@
 use super::{CHOICES, runs_here};
 use flash_sampling_conformance::data::{hash, normal};
 use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::suite::alone;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::{
     Capabilities, DType, Exactness, Input, Knobs, PerturbedArgmax, Plan, RowParams, Samples, Variant,
@@ -148,6 +149,7 @@ fn rows_like_a_models_are_decided_in_one_pass() {
     if !runs_here() {
         return;
     }
+    let _alone = alone();
     const VOCAB: usize = 151_936;
     const ROWS: usize = 256;
     let base = RowParams { seed: 101, ..RowParams::default() };
@@ -221,6 +223,7 @@ fn captured_calls_with_filters_draw_what_the_host_sampler_draws() {
     if !runs_here() {
         return;
     }
+    let _alone = alone();
     for count in [7, 40] {
         let mut problem = Problem::integers(Size::new(count, 6_007, 72), DType::BF16, DType::BF16, 105);
         problem.scale = Some(2.0);
@@ -287,6 +290,7 @@ fn addresses_within_an_element_are_layout_errors() {
     if !runs_here() {
         return;
     }
+    let _alone = alone();
     let problem = Problem::integers(Size::new(3, 700, 64), DType::BF16, DType::BF16, 107);
     let mut there = There::new(&problem, KernelChoice::Fastest);
     there.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);

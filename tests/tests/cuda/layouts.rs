@@ -2,6 +2,7 @@
 
 use super::{CHOICES, runs_here};
 use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::suite::alone;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::transform::RowTransform;
 use flash_sampling_core::{DType, HeadError};
@@ -87,6 +88,7 @@ fn every_layout_of_device_memory_and_every_kernel_gives_the_same_bits() {
     if !runs_here() {
         return;
     }
+    let _alone = alone();
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
     // Bytes before the matrix and elements between rows, of weight and of hidden states. Rows have 193 elements.
@@ -131,6 +133,7 @@ fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
     if !runs_here() {
         return;
     }
+    let _alone = alone();
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
     use DType::{BF16, F16, F32};

@@ -2,6 +2,7 @@
 
 use super::{CHOICES, runs_here};
 use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::suite::alone;
 use flash_sampling_core::DType;
 use flash_sampling_core::reference::log_mass;
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
@@ -29,6 +30,7 @@ fn row(r: usize) -> abi::Row {
 
 /// The worst error of log Z over these rows, whose draws have the bits of those without it.
 fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoice, kinds: RowKinds) -> f64 {
+    let _alone = alone();
     const FIRST_TOKEN: u32 = 6;
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();

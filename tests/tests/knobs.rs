@@ -1,0 +1,185 @@
+//! docs/knobs.md is true: which sampler takes which knob, by what it says of itself, and which laws judge each knob.
+//!
+//! That samplers do what they say is the suite's: `refused_by_name` of `laws/knobs.rs` runs on every one.
+
+mod backends;
+
+use backends::gpu::Gpu;
+use backends::gpu_ranks::{GpuRanks, Gpus};
+use backends::gpu_shared::Shared;
+use backends::{Cpu, Kind, Shards};
+use flash_sampling::GpuExchange;
+use flash_sampling_conformance::suite::runs;
+use flash_sampling_conformance::tensor::Tensor;
+use flash_sampling_conformance::{SamplerFactory, laws};
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{
+    Capabilities, DType, Exactness, GroupDraw, Head, Knob, Knobs, PerturbedArgmax, Plan, StreamHead,
+};
+use flash_sampling_cpu::Isa;
+use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaStreamed, Device};
+use flash_sampling_distributed::ShardMerge;
+
+const PAGE: &str = include_str!("../../docs/knobs.md");
+static PORTABLE: Cpu = Cpu::new(Kind::Tiled, Isa::Portable);
+
+/// The knobs of rows, each with the laws that judge it; [`Knob::ALL`] has two more, of plans.
+const LAWS: &[(&[Knob], &[&str])] = &[
+    (&[Knob::Temperature], &["adjusted_draws_follow_their_softmax", "temperature_divides_logits"]),
+    (&[Knob::Position], &["positions_are_independent"]),
+    (&[Knob::Draws, Knob::FirstDraw], &["draws_are_independent", "draws_do_not_depend_on_how_many_are_asked"]),
+    (&[Knob::WithoutReplacement], &["lists_follow_plackett_luce", "lists_extend_the_single_draw"]),
+    (&[Knob::Logprobs], &["log_z_and_top_logprobs_are_right"]),
+    (&[Knob::LogprobsMode], &["raw_logprobs_are_the_models_own"]),
+    (&[Knob::Mask], &["adjusted_draws_follow_their_softmax", "masks_forbid_and_allow"]),
+    (&[Knob::LogitBias], &["adjusted_draws_follow_their_softmax", "logit_bias_shifts_logits"]),
+    (
+        &[
+            Knob::Banned,
+            Knob::MinTokens,
+            Knob::StopTokenIds,
+            Knob::RepetitionPenalty,
+            Knob::FrequencyPenalty,
+            Knob::PresencePenalty,
+            Knob::DryMultiplier,
+            Knob::DryBase,
+            Knob::DrySequenceBreakers,
+        ],
+        &["adjusted_draws_follow_their_softmax", "penalties_have_the_reference_bits"],
+    ),
+    (
+        &[
+            Knob::TopK,
+            Knob::TopP,
+            Knob::MinP,
+            Knob::TopNSigma,
+            Knob::EpsilonCutoff,
+            Knob::TypicalP,
+            Knob::XtcThreshold,
+            Knob::XtcProbability,
+        ],
+        &["filtered_draws_follow_the_truncated_softmax", "filters_keep_the_references_tokens"],
+    ),
+    (&[Knob::Kept], &["filters_keep_the_references_tokens"]),
+];
+
+fn head() -> Tensor {
+    Tensor::from_fn(DType::BF16, 640, 8, |t, k| ((t * 7 + k) % 5) as f32 * 0.25)
+}
+
+/// What a sampler of a factory can do, in a canonical plan where it takes one too.
+fn of(factory: &dyn SamplerFactory) -> (Capabilities, Option<Capabilities>) {
+    let weight = head();
+    let head = Head::new(weight.matrix()).unwrap();
+    let can = |plan| factory.build(head, plan).map(|sampler| sampler.capabilities());
+    let canonical = can(Plan { canonical: true, ..Plan::default() }).ok();
+    (can(Plan::default()).unwrap(), canonical)
+}
+
+/// A line of the page's table.
+fn line(name: &str, can: &Capabilities) -> String {
+    let yes = |yes| if yes { "yes" } else { "–" };
+    let all = |wanted: Knobs| match can.knobs.intersection(wanted) {
+        none if none.is_empty() => "–".to_owned(),
+        all if all == wanted => "all".to_owned(),
+        some => some.iter().map(|knob| format!("`{knob}`")).collect::<Vec<_>>().join(", "),
+    };
+    let exact = if can.exactness == Exactness::Pathwise { "pathwise" } else { "in distribution" };
+    format!(
+        "| {name} | {exact} | {} | {} | {} | {} | {} | {} |",
+        yes(can.without_replacement),
+        all(Knobs::ADJUSTMENTS),
+        all(Knobs::FILTERS),
+        yes(can.knobs.contains(Knob::Kept)),
+        yes(can.knobs.contains(Knob::LogprobsMode)),
+        yes(can.canonical),
+    )
+}
+
+/// Checks the lines of samplers; a canonical plan leaves them the adjustments alone.
+fn check(lines: &[(&str, Capabilities, Option<Capabilities>)]) {
+    for (name, can, canonical) in lines {
+        let line = line(name, can);
+        assert!(PAGE.contains(&line), "docs/knobs.md lacks this line, or has another for it:\n{line}");
+        // The reference's dot products are canonical in any plan.
+        let left = canonical.filter(|_| !name.starts_with("reference"));
+        assert!(left.is_none_or(|left| left.knobs == Knobs::ADJUSTMENTS), "{name}, canonical: {left:?}");
+        assert!(can.canonical || canonical.is_none() || name.starts_with("reference"), "{name} takes canonical plans");
+    }
+}
+
+#[test]
+fn the_page_says_what_samplers_without_a_gpu_take() {
+    let weight = head();
+    let head = Head::new(weight.matrix()).unwrap();
+    let reference = |scheme| (Reference::new(head, Plan::default(), scheme).capabilities(), None);
+    let cpu = |kind| of(&Cpu::new(kind, Isa::Portable));
+    let shards = |merge| of(&Shards { name: "knobs", merge, shards: &[&PORTABLE], equal: Some(2) });
+    let all = [
+        ("reference: tiled", reference(Scheme::Tiled)),
+        ("reference: grouped", reference(Scheme::Grouped(128))),
+        ("reference: online", reference(Scheme::Online(128))),
+        ("reference: sharded", reference(Scheme::Sharded(vec![0, 300]))),
+        ("CPU: `Tiled`", cpu(Kind::Tiled)),
+        ("CPU: `Standalone`", cpu(Kind::Standalone)),
+        ("CPU: `Grouped`, `Reuse`", cpu(Kind::GroupedReuse)),
+        ("CPU: `Grouped`, `Fresh`", cpu(Kind::Grouped)),
+        ("CPU: `Online`", cpu(Kind::Online)),
+        ("CPU: `OnlineStream`", cpu(Kind::Stream)),
+        ("shards of `Tiled`, `Winners`", shards(ShardMerge::Winners)),
+        ("shards of `Tiled`, `LogMass`", shards(ShardMerge::LogMass)),
+    ];
+    check(&all.map(|(name, (can, canonical))| (name, can, canonical)));
+}
+
+#[test]
+fn the_page_says_what_samplers_on_a_gpu_take() {
+    if !runs("cuda/knobs", Device::new(0).err().map(|error| error.to_string()), 1) {
+        return;
+    }
+    let device = Device::new(0).unwrap();
+    let weight = head();
+    let head = Head::new(weight.matrix()).unwrap();
+    let described = StreamHead::new(640, 8, DType::BF16);
+    let grouped = |draw| {
+        let new = |plan| CudaGrouped::new(head, plan, 128, draw, &device).map(|sampler| sampler.capabilities());
+        (new(Plan::default()).unwrap(), new(Plan { canonical: true, ..Plan::default() }).ok())
+    };
+    let online = CudaOnline::new(head, Plan::default(), 128, &device).unwrap();
+    let streams = [
+        CudaStreamed::tiled(described, Plan::default(), 1 << 16, &device).unwrap(),
+        CudaStreamed::online(described, Plan::default(), 128, 1 << 16, &device).unwrap(),
+    ];
+    // A rank alone needs no queue beside its own.
+    let rank = GpuRanks { exchange: GpuExchange::Peers, gpus: Gpus::One, equal: Some(1) };
+    let all = [
+        ("CUDA: `CudaTiled`", of(&Gpu::Tiled)),
+        ("CUDA: `CudaShared`", of(&Shared)),
+        ("CUDA: `CudaStandalone`", of(&Gpu::Standalone)),
+        ("CUDA: `CudaGrouped`, `Reuse`", grouped(GroupDraw::Reuse)),
+        ("CUDA: `CudaGrouped`, `Fresh`", grouped(GroupDraw::Fresh)),
+        ("CUDA: `CudaOnline`", (online.capabilities(), None)),
+        ("CUDA: `CudaStreamed::tiled`", (streams[0].capabilities(), None)),
+        ("CUDA: `CudaStreamed::online`", (streams[1].capabilities(), None)),
+        ("ranks on GPUs: `CudaRank`", of(&rank)),
+    ];
+    check(&all.map(|(name, (can, canonical))| (name, can, canonical)));
+}
+
+#[test]
+fn every_knob_of_a_row_has_a_law_and_the_page_names_it() {
+    let named: Vec<Knob> = LAWS.iter().flat_map(|(knobs, _)| knobs.iter().copied()).collect();
+    for knob in Knob::ALL.iter().filter(|knob| !matches!(knob, Knob::Canonical | Knob::MaxRows)) {
+        assert_eq!(named.iter().filter(|n| *n == knob).count(), 1, "{knob}");
+    }
+    for (knobs, judges) in LAWS {
+        let quoted = |names: Vec<String>| names.join(", ");
+        let knobs = quoted(knobs.iter().map(|knob| format!("`{knob}`")).collect());
+        let judges = judges.iter().inspect(|law| assert!(laws::named(law).is_some(), "{law}"));
+        let line = format!("| {knobs} | {} |", quoted(judges.map(|law| format!("`{law}`")).collect()));
+        assert!(PAGE.contains(&line), "docs/knobs.md lacks this line:\n{line}");
+    }
+    // No line is older than the samplers are.
+    let samplers = PAGE.lines().filter(|line| line.contains("| pathwise |") || line.contains("| in distribution |"));
+    assert_eq!(samplers.count(), 21, "a line of the table of samplers is nobody's");
+}
