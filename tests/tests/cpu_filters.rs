@@ -129,11 +129,12 @@ fn rows_like_a_models_are_decided_by_one_pass() {
         ("top_p 0.9", RowParams { top_p: 0.9, ..base }, 0.98),
         ("top_p 0.95", RowParams { top_p: 0.95, ..base }, 0.99),
         ("min_p 0.05", RowParams { min_p: 0.05, ..base }, 1.0),
+        ("top_k 20", RowParams { top_k: 20, ..base }, 1.0),
         ("top_k 50", RowParams { top_k: 50, ..base }, 1.0),
         ("top_k 50, top_p 0.9", RowParams { top_k: 50, top_p: 0.9, ..base }, 1.0),
     ];
     let plan = Plan { max_rows: ROWS as usize, ..Plan::default() };
-    let mut once = [0u64; 5];
+    let mut once = [0u64; 6];
     let mut out = Samples::new();
     for seed in 0..4 {
         let problem = Problem::of_logits(&LogitShape::LlmLike.logits(30_011, 180 + seed), ROWS as usize);
@@ -149,4 +150,11 @@ fn rows_like_a_models_are_decided_by_one_pass() {
         println!("{what}: {share}");
         assert!(share >= *least, "{what}: one pass decided {share} of the rows");
     }
+    // The control: of rows of equal logits one pass does not tell where top-p ends.
+    let flat = Problem::of_logits(&LogitShape::Flat.logits(30_011, 184), 8);
+    let mut sampler = Cpu::new(Kind::Tiled, widest()).build(flat.head(), plan).unwrap();
+    let rows: Vec<_> = (0..8).map(|position| RowParams { position, top_p: 0.9, ..base }).collect();
+    sampler.sample(flat.input(), &rows, &mut out).unwrap();
+    let again = out.iter().filter(|row| row.as_ref().is_ok_and(|row| row.passes > 1)).count();
+    assert!(again > 0, "one pass decided top-p of equal logits");
 }
