@@ -3,7 +3,7 @@
 
 mod backends;
 
-use backends::{Cpu, Kind};
+use backends::{Cpu, Kind, Shards};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
@@ -11,6 +11,7 @@ use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{DType, History, Order, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cpu::Isa;
+use flash_sampling_distributed::ShardMerge;
 
 const THREADS: [usize; 3] = [1, 2, 7];
 
@@ -24,19 +25,24 @@ fn outcome(out: &Samples) -> Vec<(RowBits, Option<Vec<u32>>)> {
     (0..).zip(RowBits::all(out)).map(|(r, bits)| (bits, kept(r))).collect()
 }
 
-/// Compares the rows of calls with the reference, on any number of workers; the most passes that a row took.
+/// Compares the rows of calls with the reference, on any number of workers and over shards; the most passes that a row took.
 fn compare(name: &str, problem: &Problem, plan: Plan, calls: &[Vec<RowParams<'_>>]) -> u32 {
     let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
     let factory = |threads| Cpu::new(Kind::Tiled, widest()).with_threads(threads);
-    let mut samplers = THREADS.map(|threads| factory(threads).build(problem.head(), plan).unwrap());
+    let alone =
+        THREADS.map(|threads| (format!("{threads} threads"), factory(threads).build(problem.head(), plan).unwrap()));
+    let (one, two) = (factory(1), factory(2));
+    let shards = Shards { name: "cpu", merge: ShardMerge::Winners, shards: &[&one, &two], equal: None };
+    let sharded = ("shards".to_owned(), shards.build(problem.head(), plan).unwrap());
+    let mut samplers: Vec<_> = alone.into_iter().chain([sharded]).collect();
     let (mut found, mut want, mut most) = (Samples::new(), Samples::new(), 0);
     for (c, rows) in calls.iter().enumerate() {
         reference.sample(problem.input(), rows, &mut want).unwrap();
         let want = outcome(&want);
-        for (sampler, threads) in samplers.iter_mut().zip(THREADS) {
+        for (who, sampler) in &mut samplers {
             sampler.sample(problem.input(), rows, &mut found).unwrap();
             for (r, (found, want)) in outcome(&found).iter().zip(&want).enumerate() {
-                assert!(found == want, "{name}, call {c}, {threads} threads, row {r}: {:?}", rows[r]);
+                assert!(found == want, "{name}, call {c}, {who}, row {r}: {:?}", rows[r]);
             }
             most = found.iter().filter_map(|row| row.ok().map(|row| row.passes)).fold(most, u32::max);
         }

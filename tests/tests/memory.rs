@@ -5,12 +5,13 @@
 mod backends;
 mod counting;
 
-use backends::{Cpu, Kind};
+use backends::{Cpu, Kind, Shards};
 use counting::{Counting, counted};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_core::{DType, Head, Matrix, Plan, RowParams, Samples};
 use flash_sampling_cpu::Isa;
+use flash_sampling_distributed::ShardMerge;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -26,7 +27,7 @@ const LISTED: usize = 96 << 20;
 
 /// The peak of building a sampler and making one call, over a head of zeros (whose pages cost nothing to hold, and whose
 /// logits are all equal).
-fn peak(factory: &Cpu, weight: &[u8], hidden: usize, params: RowParams<'_>) -> usize {
+fn peak(factory: &dyn SamplerFactory, weight: &[u8], hidden: usize, params: RowParams<'_>) -> usize {
     let logprobs = params.logprobs;
     let weight = Matrix::from_bytes(weight, DType::BF16, VOCAB, hidden, hidden).expect("the bytes are VOCAB rows");
     let head = Head::new(weight).expect("a valid head");
@@ -71,5 +72,9 @@ fn memory_beyond_the_inputs_is_at_most_16_mib() {
     worst = worst.max(peak(&best, &weight[..2 * VOCAB * 64], 64, top_p));
     let listed = peak(&best, &weight[..2 * VOCAB * 64], 64, RowParams { kept: true, ..top_p });
     assert!(listed <= LISTED, "{listed} bytes where all tokens are listed");
+    // Lists of one pass share 16 MiB in each shard's survey and in the merge, and are given back.
+    let shards = Shards { name: "winners", merge: ShardMerge::Winners, shards: &[&best], equal: Some(2) };
+    let listed = peak(&shards, &weight[..2 * VOCAB * 64], 64, RowParams { kept: true, ..top_p });
+    assert!(listed <= LISTED, "{listed} bytes where all tokens are listed, over shards");
     assert!(worst <= LIMIT, "{worst} bytes");
 }
