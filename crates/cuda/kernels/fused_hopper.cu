@@ -1,7 +1,8 @@
 // The entry point of the fused Hopper kernel. The build gives FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER and FS_OPERAND,
 // FS_KNOBS for the instance that takes rows with penalties and keeps the raw logits on request, and FS_LISTS for the one
 // that takes rows with penalties, and rows with filters, whose largest logits it lists. FS_LOG_Z is for the instance that
-// tells log Z of rows with neither masks nor biases, of a head without soft-cap.
+// tells log Z of rows with neither masks nor biases, of a head without soft-cap. FS_FAN_OUT is for the one whose draws leave
+// for the other ranks from here.
 #if defined(FS_LISTS) && !defined(FS_KNOBS)
 #define FS_KNOBS
 #endif
@@ -15,6 +16,8 @@ using namespace flash_sampling;
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, true>;
 #elif defined(FS_LOG_Z)
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, false, true>;
+#elif defined(FS_FAN_OUT)
+using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, false, false, true>;
 #else
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER>;
 #endif
@@ -29,26 +32,33 @@ extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ RowLists lists) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, LogitStore{}, lists, Masses{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, LogitStore{}, lists, Masses{}, Peers{}, memory);
 }
 #elif defined(FS_KNOBS)
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ LogitStore stored) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, stored, RowLists{}, Masses{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, stored, RowLists{}, Masses{}, Peers{}, memory);
 }
 #elif defined(FS_LOG_Z)
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ Masses masses) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, masses, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, masses, Peers{}, memory);
+}
+#elif defined(FS_FAN_OUT)
+extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
+    fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
+                 const __grid_constant__ Peers peers) {
+    extern __shared__ u8 memory[];
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, Masses{}, peers, memory);
 }
 #else
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, Masses{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, Masses{}, Peers{}, memory);
 }
 #endif

@@ -99,7 +99,7 @@ pub use crate::{
         head::DeviceHead,
         matrix::DeviceMatrix,
         noise_math::NoiseMath,
-        peers::{DevicePeers, PeerOffer},
+        peers::{DevicePeers, FanOut, PeerOffer},
         select::GroupRule,
         standalone::{DeviceDraws, DeviceStandalone},
         tiled::DeviceTiled,

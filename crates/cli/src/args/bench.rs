@@ -114,16 +114,6 @@ pub enum GpuTransport {
     Nccl,
 }
 
-impl GpuTransport {
-    /// Its name in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            GpuTransport::Peers => "peers",
-            GpuTransport::Nccl => "nccl",
-        }
-    }
-}
-
 /// A variant to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Timed {

@@ -22,6 +22,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/epilogue/summary.cuh"),
     file!("include/flash_sampling/epilogue/winners.cuh"),
     file!("include/flash_sampling/exchange.cuh"),
+    file!("include/flash_sampling/fan_out.cuh"),
     file!("include/flash_sampling/frontier.cuh"),
     file!("include/flash_sampling/group_summary.cuh"),
     file!("include/flash_sampling/head.cuh"),

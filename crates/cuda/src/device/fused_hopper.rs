@@ -1,7 +1,7 @@
 //! The fused Hopper kernel: its tiles, its options, and its launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{self, Call, LogitStore, Maps, Masses, RowLists};
+use crate::abi::{self, Call, LogitStore, Maps, Masses, Peers, RowLists};
 use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
@@ -12,13 +12,13 @@ use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
 
-/// Four instances for each tile and operand type, on Hopper alone: without and with what few calls need.
+/// Five instances for each tile and operand type, on Hopper alone: without and with what few calls need.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves: |architecture| architecture == Architecture::HOPPER,
     instances: || {
         let tiles = |extra| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, extra));
-        [Extra::Nothing, Extra::Knobs, Extra::Lists, Extra::LogZ]
+        [Extra::Nothing, Extra::Knobs, Extra::Lists, Extra::LogZ, Extra::FanOut]
             .into_iter()
             .flat_map(tiles)
             .flatten()
@@ -44,9 +44,12 @@ pub(crate) enum Extra {
     Lists,
     /// It tells log Z of rows with neither masks nor biases.
     LogZ,
+    /// Its draws leave for the other ranks.
+    FanOut,
 }
 
 /// Where an instance with extras leaves them.
+#[allow(clippy::large_enum_variant)] // it lives as long as a launch, and goes by reference
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum More {
     /// Nothing is left.
@@ -57,6 +60,8 @@ pub(crate) enum More {
     Lists(RowLists),
     /// Masses and log Z.
     LogZ(Masses),
+    /// The mailboxes of the other ranks.
+    FanOut(Peers),
 }
 
 impl More {
@@ -66,6 +71,7 @@ impl More {
             More::Knobs(_) => Extra::Knobs,
             More::Lists(_) => Extra::Lists,
             More::LogZ(_) => Extra::LogZ,
+            More::FanOut(_) => Extra::FanOut,
         }
     }
 }
@@ -116,6 +122,7 @@ impl Tile {
             Extra::Knobs => with("KNOBS"),
             Extra::Lists => with("LISTS"),
             Extra::LogZ => with("LOG_Z"),
+            Extra::FanOut => with("FAN_OUT"),
         }
     }
 
@@ -169,15 +176,17 @@ impl Loaded {
         more: &More,
     ) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: the kernel takes a Call and Maps by value, with knobs a LogitStore and with lists RowLists,
-        // with log Z Masses too, whose
-        // layouts abi asserts; the rest is the caller's.
+        // SAFETY: the kernel takes a Call and Maps by value, with knobs a LogitStore, with lists RowLists, with log Z Masses
+        // and with ranks Peers too, whose layouts abi asserts; the rest is the caller's.
         unsafe {
             match more {
                 More::Nothing => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
                 More::Knobs(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
                 More::Lists(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
                 More::LogZ(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
+                More::FanOut(to) => {
+                    launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
+                }
             }
         }
     }

@@ -24,6 +24,8 @@
 //    others, too, learn that the group is broken.
 // 6. A word of step s may have been stored for a call that this rank never made: it failed before its launch, and the next
 //    one is of step s. The call's mark, which counts such calls, is part of the digest.
+//
+// Draws may leave earlier than in this launch: see fan_out.cuh.
 #pragma once
 
 #include "exchange.cuh"
@@ -63,9 +65,16 @@ FS_LAYOUT(PeerState, 16, FS_AT(step, 0) && FS_AT(arrived, 4) && FS_AT(late, 8) &
 
 constexpr u32 MAX_PEERS = 32;  // the ranks of a row are lanes of a warp
 
+// Who sends, and what.
+enum class FanOut : u32 {
+    Launch = 0,     // the exchange's launch, the shard's draws
+    LastBlock = 1,  // the last block of the fused kernel, the same draws
+    Blocks = 2,     // every block of the fused kernel, its own winners
+};
+
 // The parameters of a launch.
 struct Peers {
-    Slot* mailboxes[MAX_PEERS];  // of every rank, this one's own among them: [turns, world, max_rows]
+    Slot* mailboxes[MAX_PEERS];  // of every rank: [turns, world, max_rows], then [turns, world, blocks, max_rows]
     const Row* rows;             // [row_count]
     Draw* draws;                 // [row_count] those of this shard before, of the whole vocabulary after
     PeerState* state;
@@ -78,14 +87,21 @@ struct Peers {
     u32 row_count;
     u32 max_rows;
     u32 turns;       // mailboxes used in turn: 2, but in the negative control
+    u32 blocks;      // room for the winners of so many blocks of a rank; 0 = none
+    FanOut fan_out;
 };
-FS_LAYOUT(Peers, 328,
+FS_LAYOUT(Peers, 336,
           FS_AT(mailboxes, 0) && FS_AT(rows, 256) && FS_AT(draws, 264) && FS_AT(state, 272) && FS_AT(limit, 280) &&
           FS_AT(pause, 288) && FS_AT(mark, 296) && FS_AT(rank, 304) && FS_AT(world, 308) && FS_AT(lanes, 312) &&
-          FS_AT(row_count, 316) && FS_AT(max_rows, 320) && FS_AT(turns, 324));
+          FS_AT(row_count, 316) && FS_AT(max_rows, 320) && FS_AT(turns, 324) && FS_AT(blocks, 328) && FS_AT(fan_out, 332));
 
 // The step after another one. 0 is what mailboxes hold before the first; turns go on where the count begins again.
 FS_FUNCTION u32 step_after(u32 step) { return step == 0xffffffffu ? 2 : step + 1; }
+
+// Where what rank `from` sends for a row is, in each mailbox.
+FS_FUNCTION u64 place_of(const Peers& peers, u32 step, u32 from, u32 row) {
+    return (static_cast<u64>(step % peers.turns) * peers.world + from) * peers.max_rows + row;
+}
 
 #ifdef __CUDACC__
 
@@ -119,29 +135,48 @@ __device__ __forceinline__ u32 load_late(const PeerState* state) {
     return late;
 }
 
+// Waits until a slot is of a step; false = it did not come.
+__device__ __forceinline__ bool receive(const Slot* at, u32 step, u64 limit, Slot& slot) {
+    constexpr u32 LOOKS = 64;  // loads between two looks at the clock
+    const u64 begun = nanoseconds();
+    for (;;) {
+#pragma unroll 1
+        for (u32 look = 0; look < LOOKS; ++look) {
+            slot = load_slot(at);
+            if (slot.is_of(step)) return true;
+        }
+        if (nanoseconds() - begun > limit) return false;
+    }
+}
+
+// A pause of tests between sending and receiving.
+__device__ __forceinline__ void pause(u64 length) {
+    if (!length) return;
+    const u64 begun = nanoseconds();
+    while (nanoseconds() - begun < length) {
+    }
+}
+
+// The end of a launch: every block has read the state before the last one changes it. All threads of a block.
+__device__ __forceinline__ void end_step(PeerState* state, u32 step) {
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(&state->arrived, 1u) == gridDim.x - 1) {
+        state->step = step;
+        state->arrived = 0;
+    }
+}
+
+// The draw of a key, but where a rank did not come or was called otherwise: a bit for each.
+__device__ __forceinline__ Draw draw_or_blame(u64 key, float logit, u32 late, u32 others) {
+    if (late) return {static_cast<u32>(__ffs(late)) - 1, 0.0f, 0.0f, Status::LateRank};
+    if (others) return {static_cast<u32>(__ffs(others)) - 1, 0.0f, 0.0f, Status::OtherCall};
+    return draw_of(key, logit);
+}
+
 struct JoinPeers {
     static constexpr u32 THREADS = 256;
-    static constexpr u32 LOOKS = 64;  // loads between two looks at the clock
 
     const Peers& peers;
-
-    __device__ __forceinline__ u64 place(u32 step, u32 from, u32 row) const {
-        return (static_cast<u64>(step % peers.turns) * peers.world + from) * peers.max_rows + row;
-    }
-
-    // Waits for what a rank sends for a row; false = it did not come.
-    __device__ __forceinline__ bool receive(u32 step, u32 from, u32 row, Slot& slot) const {
-        const Slot* const at = peers.mailboxes[peers.rank] + place(step, from, row);
-        const u64 begun = nanoseconds();
-        for (;;) {
-#pragma unroll 1
-            for (u32 look = 0; look < LOOKS; ++look) {
-                slot = load_slot(at);
-                if (slot.is_of(step)) return true;
-            }
-            if (nanoseconds() - begun > peers.limit) return false;
-        }
-    }
 
     // All threads of a block.
     __device__ __forceinline__ void block() const {
@@ -159,15 +194,13 @@ struct JoinPeers {
         if (takes_part && !missed) {
             const Draw mine = peers.draws[row];
             const u32 digest = digest_of(peers.rows[row], peers.row_count, peers.mark);
-            store_slot(peers.mailboxes[other] + place(step, peers.rank, row),
-                       Slot::of(key_of(mine), mine.logit, digest, step));
-            if (peers.pause) {
-                const u64 begun = nanoseconds();
-                while (nanoseconds() - begun < peers.pause) {
-                }
+            if (peers.fan_out == FanOut::Launch) {
+                store_slot(peers.mailboxes[other] + place_of(peers, step, peers.rank, row),
+                           Slot::of(key_of(mine), mine.logit, digest, step));
             }
+            pause(peers.pause);
             Slot slot;
-            is_late = !receive(step, other, row, slot);
+            is_late = !receive(peers.mailboxes[peers.rank] + place_of(peers, step, other, row), step, peers.limit, slot);
             if (!is_late) {
                 is_other = slot.digest_value() != digest;
                 key = slot.key();
@@ -186,18 +219,10 @@ struct JoinPeers {
             if (their_key > key) key = their_key, logit = their_logit;
         }
         if (other == 0 && row < peers.row_count) {
-            Draw draw = draw_of(key, logit);
-            if (others) draw = {static_cast<u32>(__ffs(others)) - 1, 0.0f, 0.0f, Status::OtherCall};
-            if (late) draw = {static_cast<u32>(__ffs(late)) - 1, 0.0f, 0.0f, Status::LateRank};
-            peers.draws[row] = draw;
+            peers.draws[row] = draw_or_blame(key, logit, late, others);
             if (late) atomicOr(&peers.state->late, late);
         }
-        // Every block has read the state before the last one changes it.
-        __syncthreads();
-        if (threadIdx.x == 0 && atomicAdd(&peers.state->arrived, 1u) == gridDim.x - 1) {
-            peers.state->step = step;
-            peers.state->arrived = 0;
-        }
+        end_step(peers.state, step);
     }
 };
 

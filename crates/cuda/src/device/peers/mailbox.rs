@@ -18,8 +18,8 @@ pub(crate) const TURNS: usize = 2;
 static MAILBOXES: Mutex<Option<HashMap<u64, Weak<Mailbox>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Device memory for what all ranks send to this one, `[turns, world, max_rows]` slots of zeros, and this rank's state
-/// behind it. Other GPUs and processes write to it, so it is no memory of a pool.
+/// Device memory for what all ranks send to this one: slots of zeros, `[turns, world, max_rows]` and `[turns, world, blocks,
+/// max_rows]`, and this rank's state behind them. Other GPUs and processes write to it, so it is no memory of a pool.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: u64,
@@ -31,16 +31,21 @@ pub(crate) struct Mailbox {
 }
 
 /// Bytes of the slots.
-fn slot_bytes(world: usize, max_rows: usize) -> usize {
-    TURNS * world * max_rows * SLOT_BYTES
+fn slot_bytes(world: usize, max_rows: usize, blocks: usize) -> usize {
+    TURNS * world * (1 + blocks) * max_rows * SLOT_BYTES
 }
 
 impl Mailbox {
     /// Allocates it; it is zero when this returns.
-    pub(crate) fn new(world: usize, max_rows: usize, device: &Arc<Device>) -> Result<Arc<Mailbox>, CudaError> {
+    pub(crate) fn new(
+        world: usize,
+        max_rows: usize,
+        blocks: usize,
+        device: &Arc<Device>,
+    ) -> Result<Arc<Mailbox>, CudaError> {
         let failed = CudaError::driver("allocate a mailbox");
         device.context().bind_to_thread().map_err(&failed)?;
-        let slots = slot_bytes(world, max_rows);
+        let slots = slot_bytes(world, max_rows, blocks);
         let size = slots + size_of::<PeerState>();
         // SAFETY: the context is bound; the memory is owned by the value made below.
         let address = unsafe { result::malloc_sync(size) }.map_err(&failed)?;

@@ -1,6 +1,7 @@
 //! The exchange on GPUs, draws made by hand: every rank on the first GPU, and on all GPUs where there are several. Skipped
 //! without a GPU, unless `FLASH_SAMPLING_REQUIRE` names cuda.
 
+mod fan_out;
 mod processes;
 
 use super::*;

@@ -4,6 +4,7 @@
 
 mod log_z;
 mod storing;
+mod together;
 
 use crate::abi::{Call, LogitStore, Matrices};
 use crate::device::address::check_rows;

@@ -2,7 +2,7 @@
 
 use super::super::{driver, failed};
 use super::rank::Rank;
-use super::{ALONE, CUBLAS, Group, SHARD};
+use super::{ALONE, CUBLAS, Group, SHARD, Way};
 use crate::args::GpuTransport;
 use crate::bench::record::{Entry, Section};
 use crate::bench::timing::Timing;
@@ -58,7 +58,10 @@ impl Steps {
         let (tokens, dtype) = (rank.shard.weight.rows, rank.shard.weight.dtype);
         // SAFETY: the weights are device memory of these sizes, which `rank` holds and nothing writes to.
         let plan = |head| unsafe { DeviceTiled::new(head, most, &device) }.map_err(failed);
-        let (shard, whole) = (plan(rank.shard)?, rank.whole.map(plan).transpose()?);
+        let (mut shard, whole) = (plan(rank.shard)?, rank.whole.map(plan).transpose()?);
+        if group.transports.contains(&GpuTransport::Peers) {
+            shard.prepare_fan_out().map_err(failed)?;
+        }
         let draws = stream.alloc_zeros(world * most).map_err(&allocate)?;
         let room = |ranks: usize| stream.alloc_zeros::<u8>(ranks * most * tokens * dtype.size()).map_err(&allocate);
         let held = [room(1)?, room(world)?];
@@ -115,17 +118,17 @@ impl Steps {
         let drawn = self.drawn(rows)?;
         let expected = self.rank.gather(&drawn)?[0].clone();
         section.entries.push(entry(SHARD, self.shard(rows, None)?));
-        for transport in self.transports.clone() {
-            let timing = self.shard(rows, Some(transport))?;
+        for way in self.transports.iter().flat_map(|transport| Way::of(*transport)).copied().collect::<Vec<_>>() {
+            let timing = self.shard(rows, Some(way))?;
             let found = self.drawn(rows)?;
             if found != expected {
                 let row = found.chunks(8).zip(expected.chunks(8)).position(|(a, b)| a != b).unwrap_or(0);
-                let (rank, name) = (self.rank.number(), transport.name());
+                let (rank, name) = (self.rank.number(), way.name());
                 return Err(CommandError::usage(format!(
                     "rank {rank} drew row {row} otherwise by {name} than one GPU"
                 )));
             }
-            section.entries.push(entry(transport.name(), timing));
+            section.entries.push(entry(way.name(), timing));
         }
         for (stage, name) in CUBLAS.into_iter().enumerate() {
             if let Some(timing) = self.rival(rows, stage)? {
@@ -147,7 +150,7 @@ impl Steps {
     }
 
     /// The fused shard, with an exchange or without.
-    fn shard(&mut self, rows: usize, transport: Option<GpuTransport>) -> Result<Timing, CommandError> {
+    fn shard(&mut self, rows: usize, way: Option<Way>) -> Result<Timing, CommandError> {
         let (hidden, params, draws) = (self.rank.states(rows), self.rank.rows, self.draws_at);
         let (shard, peers) = (&mut self.shard, &mut self.peers);
         #[cfg(feature = "nccl")]
@@ -156,17 +159,22 @@ impl Steps {
             // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream. Every rank makes
             // the same calls.
             unsafe {
+                if let Some(Way::Peers(fan_out)) = way {
+                    peers.set_fan_out(fan_out).map_err(failed)?;
+                    return shard
+                        .launch_together(stream, &hidden, params, draws, RowKinds::Bare, peers)
+                        .map_err(failed);
+                }
                 shard.launch(stream, &hidden, params, draws, RowKinds::Bare).map_err(failed)?;
-                match transport {
-                    None => Ok(()),
-                    Some(GpuTransport::Peers) => peers.launch(stream, params, draws, rows).map_err(failed),
+                match way {
+                    None | Some(Way::Peers(_)) => Ok(()),
                     #[cfg(feature = "nccl")]
-                    Some(GpuTransport::Nccl) => match nccl {
+                    Some(Way::Nccl) => match nccl {
                         Some(nccl) => nccl.launch(stream, params, draws, rows).map_err(failed),
                         None => Ok(()),
                     },
                     #[cfg(not(feature = "nccl"))]
-                    Some(GpuTransport::Nccl) => Ok(()),
+                    Some(Way::Nccl) => Ok(()),
                 }
             }
         };

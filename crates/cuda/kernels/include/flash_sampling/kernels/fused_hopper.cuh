@@ -54,7 +54,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
 // A block of the kernel, with `memory` as Ring<T>::SHARED_BYTES of shared memory. KNOBS: see knobs.cuh.
 template <class T, ptx::Operand OPERAND, bool KNOBS>
 __device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
-                                      const Masses& masses, u8* memory) {
+                                      const Masses& masses, const Peers& peers, u8* memory) {
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
     Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);
     const u32 rank = T::CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     } else {
         ptx::raise_registers<T::CONSUMER_REGISTERS>();
         consume<T, OPERAND, KNOBS>(call, stored, stages, shared, schedule);
-        publish(call, masses, shared);
+        publish(call, masses, peers, shared);
     }
     // No block leaves while its peer may still write here or arrive here.
     if (T::CLUSTER == 2) {

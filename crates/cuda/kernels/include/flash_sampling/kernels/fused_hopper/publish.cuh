@@ -1,6 +1,7 @@
 // The end of a block: its winners join those of the others; the last block to arrive concludes.
 #pragma once
 
+#include "../../fan_out.cuh"
 #include "masses.cuh"
 #include "schedule.cuh"
 #include "threshold.cuh"
@@ -9,9 +10,19 @@ namespace flash_sampling::fused_hopper {
 
 // The consumers' last act. The last block leaves the scratch as the launch found it.
 template <class T>
-__device__ __forceinline__ void publish(const Call& call, const Masses& masses, Shared<T>& shared) {
+__device__ __forceinline__ void publish(const Call& call, const Masses& masses, const Peers& peers, Shared<T>& shared) {
     const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+    if constexpr (T::FAN_OUT) {
+        if (peers.fan_out == FanOut::Blocks) {
+            const Sender sender(call, peers);
+            for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
+                const Best& best = shared.best[column];
+                sender.of_block(column, shared.rows[column],
+                                conclude(best.key, load_relaxed(&call.invalid[column]), best.logit));
+            }
+        }
+    }
     for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
         if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
         call.logits[static_cast<u64>(blockIdx.x) * call.row_count + column] = shared.best[column].logit;
@@ -36,7 +47,11 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
                 Schedule<T>::owner(call.tokens, Schedule<T>::by_turns(call), gridDim.x / T::CLUSTER, token);
             logit = __ldcg(&call.logits[static_cast<u64>(owner) * call.row_count + column]);
         }
-        call.draws[column] = conclude(best, invalid, logit);
+        const Draw draw = conclude(best, invalid, logit);
+        call.draws[column] = draw;
+        if constexpr (T::FAN_OUT) {
+            if (peers.fan_out == FanOut::LastBlock) Sender(call, peers).of_shard(column, shared.rows[column], draw);
+        }
         call.best[column] = 0;
         call.invalid[column] = ~0ull;
     }
