@@ -25,8 +25,11 @@ const fn ranks(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRank
 
 suite!(peers_2, ranks(GpuExchange::Peers, Gpus::Each, Some(2)));
 suite!(peers_4, ranks(GpuExchange::Peers, Gpus::Each, Some(4)));
+suite!(peers_4_on_2, ranks(GpuExchange::Peers, Gpus::Two, Some(4)));
 suite!(nccl_2, ranks(GpuExchange::Nccl, Gpus::Each, Some(2)));
 suite!(nccl_4, ranks(GpuExchange::Nccl, Gpus::Each, Some(4)));
+suite!(peers_8, ranks(GpuExchange::Peers, Gpus::Each, Some(8)));
+suite!(nccl_8, ranks(GpuExchange::Nccl, Gpus::Each, Some(8)));
 
 /// Whether tests of ranks that share a GPU run here, and leave to use it alone: one waits for another within a time limit.
 fn runs_here() -> Option<MutexGuard<'static, ()>> {

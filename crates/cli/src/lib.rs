@@ -22,6 +22,8 @@ pub mod args;
 pub mod bench;
 pub mod error;
 pub mod generate;
+#[cfg(feature = "cuda")]
+mod gpus;
 pub mod info;
 pub mod interrupt;
 #[cfg(feature = "cuda")]

@@ -1,7 +1,7 @@
 //! `flash-sampling sample`.
 
 use crate::args::rows::MAX_DRAWS;
-use crate::args::{Format, RowArgs, SampleArgs};
+use crate::args::{Format, RowArgs, SampleArgs, TransportName};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
@@ -10,7 +10,9 @@ use crate::output::{Drawn, RowFailure, RowOutcome, write_json, write_text};
 use crate::source::Source;
 use crate::{progress, sampler};
 use flash_sampling::noise::POSITION_MAX;
-use flash_sampling::{Head, History, Knob, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling::{
+    Head, History, Knob, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
+};
 use indicatif::ProgressBar;
 use std::io::Write;
 use std::ops::Range;
@@ -32,9 +34,12 @@ const DRAWS_KEPT: usize = 1 << 23;
 pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.sampler.check_with(args.transport.transport.is_some())?;
     args.transport.check(&args.sampler)?;
-    #[cfg(feature = "mpi")]
-    if args.transport.transport.is_some() {
-        return crate::ranks::run(args, out, interrupt);
+    match args.transport.transport {
+        #[cfg(feature = "cuda")]
+        Some(transport) if transport.is_of_gpus() => return crate::gpus::run(args, out, interrupt),
+        #[cfg(feature = "mpi")]
+        Some(_) => return crate::ranks::run(args, out, interrupt),
+        _ => {}
     }
     let source = Source::open(&args.head)?;
     draw(args, &source, |head, plan| sampler::build(head, &args.sampler, plan), out, interrupt)
@@ -49,7 +54,8 @@ pub(crate) fn draw<'s>(
     interrupt: &Interrupt,
 ) -> Result<u8, CommandError> {
     let (head, hidden) = (source.head()?, source.hidden()?);
-    let job = Job::new(&args.rows, hidden, head.vocab_size())?;
+    let is_apart = args.transport.transport.is_some_and(TransportName::is_of_gpus);
+    let job = Job { is_apart, ..Job::new(&args.rows, hidden, head.vocab_size())? };
     let mut sampler = build(head, job.plan())?;
     let can = sampler.capabilities();
     if args.rows.without_replacement && !can.without_replacement {
@@ -102,6 +108,8 @@ struct Job<'a> {
     history: Option<History>,
     /// Parameters from a file, one a row.
     requests: Option<Vec<Request>>,
+    /// Log-probabilities are asked for in a call of their own, as an exchange between GPUs carries draws alone.
+    is_apart: bool,
 }
 
 impl<'a> Job<'a> {
@@ -139,7 +147,7 @@ impl<'a> Job<'a> {
             (None, None) => None,
         };
         let requests = args.params.as_deref().map(|path| requests::open(path, rows, vocab_size)).transpose()?;
-        let job = Job { args, hidden, masks, history: args.sequence.history(), requests };
+        let job = Job { args, hidden, masks, history: args.sequence.history(), requests, is_apart: false };
         for row in 0..rows {
             if job.draws(row) > MAX_DRAWS {
                 let message = format!("row {row}: n = {}, but a row has {MAX_DRAWS} draws at most", job.draws(row));
@@ -210,6 +218,7 @@ impl<'a> Job<'a> {
         };
         // Log Z and the largest are the same for every portion of a row's draws; their raw logits are not.
         let logprobs = match params.logprobs_mode {
+            _ if self.is_apart(&params) => None,
             _ if draws.start == 0 => Some(params.logprobs.unwrap_or(0)),
             LogprobsMode::Raw => Some(0),
             _ => None,
@@ -217,6 +226,47 @@ impl<'a> Job<'a> {
         // A row that is done draws once more beside those that are not; nobody looks at that draw.
         let count = draws.end.min(self.draws(row)).saturating_sub(draws.start).max(1);
         RowParams { first_draw: draws.start, draws: count, logprobs, ..params }
+    }
+
+    /// Whether log-probabilities of a row are asked for in a call of their own.
+    fn is_apart(&self, params: &RowParams<'_>) -> bool {
+        self.is_apart && params.logprobs_mode != LogprobsMode::Raw && !params.without_replacement
+    }
+
+    /// Log Z and the largest logits of the rows whose draws come without; their first draw, made again, must be the same.
+    fn tell(
+        &self,
+        sampler: &mut dyn PerturbedArgmax,
+        batch: Range<usize>,
+        outcomes: &mut [RowOutcome],
+    ) -> Result<(), CommandError> {
+        let most = |row: usize| match &self.requests {
+            Some(requests) => requests[row].params.fields().logprobs.unwrap_or(0),
+            None => self.args.logprobs,
+        };
+        let is_apart: Vec<bool> = batch.clone().map(|row| self.is_apart(&self.params(row, 0..1))).collect();
+        if !is_apart.contains(&true) {
+            return Ok(());
+        }
+        let asked = |(row, is_apart): (usize, &bool)| match is_apart {
+            true => RowParams { logprobs: Some(most(row)), ..self.params(row, 0..1) },
+            false => RowParams { draws: 1, ..RowParams::default() },
+        };
+        let params: Vec<_> = batch.clone().zip(&is_apart).map(asked).collect();
+        let mut samples = Samples::new();
+        sampler.sample(self.hidden.row_range(batch.clone()), &params, &mut samples)?;
+        for ((row, outcome), (told, is_apart)) in batch.zip(outcomes).zip(samples.iter().zip(is_apart)) {
+            let (true, Ok(drawn), Ok(told)) = (is_apart, outcome, told) else { continue };
+            let again = told.draws.first().map(|draw| (draw.token, draw.score.to_bits()));
+            let drawn_first = drawn.tokens.first().copied().zip(drawn.scores.first().map(|score| score.to_bits()));
+            if again != drawn_first {
+                let source = format!("row {row}: the GPUs drew another token than their shards tell").into();
+                return Err(SampleError::Backend { backend: "cuda", source }.into());
+            }
+            drawn.log_z = told.log_z.unwrap_or(f64::NAN);
+            drawn.top.extend_from_slice(told.top);
+        }
+        Ok(())
     }
 
     fn of_flags(&self, row: usize, seed: u64, position: u64) -> RowParams<'_> {
@@ -269,6 +319,7 @@ impl<'a> Job<'a> {
             bar.inc(batch.clone().map(drawn).sum());
             done = next;
         }
+        self.tell(sampler, batch, &mut outcomes)?;
         Ok(outcomes)
     }
 }

@@ -167,7 +167,7 @@ fn shard_plan(merge: ShardMerge, plan: Plan) -> Plan {
 /// The first tokens of `shards` near-equal shards, on the grid of [`SHARD_ALIGNMENT`]; a small vocabulary leaves some
 /// shards empty.
 #[cfg(feature = "distributed")]
-fn shard_starts(tokens: Range<u32>, shards: usize) -> Vec<u32> {
+pub(crate) fn shard_starts(tokens: Range<u32>, shards: usize) -> Vec<u32> {
     let start = |shard: u64| {
         let cut = u64::from(tokens.start) + tokens.len() as u64 * shard / shards as u64;
         (cut as u32 / SHARD_ALIGNMENT * SHARD_ALIGNMENT).max(tokens.start)

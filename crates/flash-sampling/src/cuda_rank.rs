@@ -1,6 +1,6 @@
 //! One of several GPUs with a shard of the vocabulary each.
 
-use crate::build::BuildError;
+use crate::build::{BuildError, shard_starts};
 use core::time::Duration;
 use flash_sampling_core::{
     Capabilities, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,
@@ -76,6 +76,15 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         let rows = CudaTiled::rows_together(&plan);
         let exchange = CudaRank::meet(&mut transport, rows, &device, options)?;
         CudaRank::join(shard, local, transport, exchange, options)
+    }
+
+    /// [`CudaRank::new`] from the whole head, which is cut into near-equal shards, one for each rank of the transport.
+    ///
+    /// # Errors
+    /// As [`CudaRank::new`].
+    pub fn of_head(head: Head<'w>, plan: Plan, transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
+        let starts = shard_starts(head.tokens(), transport.world());
+        CudaRank::new(head.split(&starts).swap_remove(transport.rank()), plan, transport, options)
     }
 
     /// [`CudaRank::new`] on the GPU of an exchange whose ranks have met, this one with the same number: that of a sampler

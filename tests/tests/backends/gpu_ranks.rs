@@ -20,6 +20,8 @@ const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 pub(crate) enum Gpus {
     /// All on the first.
     One,
+    /// Dealt out over the first two.
+    Two,
     /// Each on its own.
     Each,
 }
@@ -45,7 +47,11 @@ impl GpuRanks {
     }
 
     fn device(&self, rank: usize) -> usize {
-        if self.gpus == Gpus::One { 0 } else { rank }
+        match self.gpus {
+            Gpus::One => 0,
+            Gpus::Two => rank % 2,
+            Gpus::Each => rank,
+        }
     }
 }
 
@@ -55,6 +61,7 @@ impl SamplerFactory for GpuRanks {
         let world = self.equal.map_or("uneven".into(), |n| n.to_string());
         match self.gpus {
             Gpus::One => format!("one-gpu/{exchange}/{world}"),
+            Gpus::Two => format!("two-gpus/{exchange}/{world}"),
             Gpus::Each => format!("gpus/{exchange}/{world}"),
         }
     }
@@ -62,10 +69,11 @@ impl SamplerFactory for GpuRanks {
     fn unavailable(&self) -> Option<String> {
         let world = self.equal.unwrap_or(4) as usize;
         // Streams that share a queue of the GPU wait for one another, and a rank's for what another has not sent yet.
-        if self.gpus == Gpus::One && world > 1 && std::env::var(QUEUES).as_deref() != Ok("32") {
+        let shared = (0..world).any(|rank| self.device(rank) != rank);
+        if shared && std::env::var(QUEUES).as_deref() != Ok("32") {
             return Some(format!("ranks that share a GPU need a queue each: set {QUEUES}=32"));
         }
-        let last = self.device(world - 1);
+        let last = (0..world).map(|rank| self.device(rank)).max().unwrap_or(0);
         Device::new(last).err().map(|error: CudaError| error.to_string())
     }
 

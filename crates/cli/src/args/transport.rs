@@ -1,19 +1,26 @@
-//! Flags that spread the vocabulary over processes.
+//! Flags that spread the vocabulary over processes or GPUs.
 
-use super::{SamplerArgs, VariantName};
+use super::{BackendName, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use clap::{Args, ValueEnum};
 use flash_sampling::BuildError;
 use std::time::Duration;
 
-/// Ranks: one process each, with one shard of the vocabulary.
+/// Ranks, with one shard of the vocabulary each: processes, or GPUs of one process.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Ranks")]
 pub struct TransportArgs {
-    /// How the ranks reach one another: this process is one of those that mpirun started, and draws from its shard of the
-    /// vocabulary (feature mpi). Rank 0 alone writes results.
+    /// How the ranks reach one another. With mpi this process is one of those that mpirun started, and draws from its shard of
+    /// the vocabulary (feature mpi); rank 0 alone writes results. With peers or nccl it draws on several GPUs.
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
+    /// Number of ranks (default: as many as --devices); for --transport peers or nccl.
+    #[arg(long, value_name = "N", value_parser = world, allow_negative_numbers = true)]
+    pub world: Option<usize>,
+    /// The GPU of each rank (default 0,1,2,...), one of them several times where ranks share it, which needs
+    /// CUDA_DEVICE_MAX_CONNECTIONS=32; for --transport peers or nccl.
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
+    pub devices: Vec<usize>,
     /// Seconds that an exchange waits for the other ranks (default 30); for --transport.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub time_limit: Option<Duration>,
@@ -27,7 +34,28 @@ pub struct TransportArgs {
 pub enum TransportName {
     /// Processes that mpirun started.
     Mpi,
+    /// GPUs of this process, which store to one another's memory (feature cuda).
+    Peers,
+    /// GPUs of this process, by NCCL (feature nccl).
+    Nccl,
 }
+
+impl TransportName {
+    /// Whether ranks are GPUs of this process.
+    pub fn is_of_gpus(self) -> bool {
+        self != TransportName::Mpi
+    }
+}
+
+fn world(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|world| (1..=MOST_GPUS).contains(world))
+        .ok_or_else(|| format!("it must be 1 to {MOST_GPUS}"))
+}
+
+/// The most ranks of GPUs.
+const MOST_GPUS: usize = 32;
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| (0.001..=86_400.0).contains(seconds));
@@ -35,6 +63,25 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl TransportArgs {
+    /// The GPU of each rank.
+    ///
+    /// # Errors
+    /// [`CommandError::Usage`]: --world and --devices that do not fit together, too many, or neither.
+    pub fn gpus(&self) -> Result<Vec<usize>, CommandError> {
+        match (self.world, self.devices.as_slice()) {
+            (None, []) => Err(CommandError::usage("--transport peers or nccl needs --world or --devices")),
+            (Some(world), []) => Ok((0..world).collect()),
+            (Some(world), devices) if devices.len() != world => {
+                Err(CommandError::usage(format!("--world {world}, but --devices names {}", devices.len())))
+            }
+            (_, devices) if devices.len() > MOST_GPUS => Err(CommandError::usage(format!(
+                "--devices names {}, and there are {MOST_GPUS} at most",
+                devices.len()
+            ))),
+            (_, devices) => Ok(devices.to_vec()),
+        }
+    }
+
     /// Refuses flags that mean nothing together, and a transport that this build does not have.
     ///
     /// # Errors
@@ -44,6 +91,8 @@ impl TransportArgs {
         match self.transport {
             None if self.time_limit.is_some() => usage("--time-limit means nothing without --transport"),
             None if self.check_tokens => usage("--check-tokens means nothing without --transport"),
+            None if self.world.is_some() => usage("--world means nothing without --transport"),
+            None if !self.devices.is_empty() => usage("--devices means nothing without --transport"),
             None => Ok(()),
             Some(_) if sampler.variant == VariantName::Sharded => {
                 usage("--variant sharded has its shards in one process; --transport has one for each rank")
@@ -51,7 +100,19 @@ impl TransportArgs {
             Some(TransportName::Mpi) if cfg!(not(feature = "mpi")) => {
                 Err(BuildError::NotBuilt { feature: "mpi" }.into())
             }
+            Some(TransportName::Mpi) if self.world.is_some() => usage("--world means nothing to --transport mpi"),
+            Some(TransportName::Mpi) if !self.devices.is_empty() => usage("--devices means nothing to --transport mpi"),
             Some(TransportName::Mpi) => Ok(()),
+            Some(_) if (sampler.backend, sampler.variant) != (BackendName::Cuda, VariantName::Tiled) => {
+                usage("--transport peers and nccl need --backend cuda and --variant tiled")
+            }
+            Some(_) if sampler.merge == Some(Merge::LogMass) => {
+                usage("--merge log-mass is not what --transport peers and nccl exchange")
+            }
+            Some(TransportName::Nccl) if cfg!(not(feature = "nccl")) => {
+                Err(BuildError::NotBuilt { feature: "nccl" }.into())
+            }
+            Some(TransportName::Peers | TransportName::Nccl) => self.gpus().map(drop),
         }
     }
 }

@@ -26,6 +26,16 @@ fn flags_of_ranks_mean_something_only_together() {
     let head = small_head(&files);
     run(&with(&head, "--time-limit 3")).assert_refused("--time-limit means nothing without --transport");
     run(&with(&head, "--check-tokens")).assert_refused("--check-tokens means nothing without --transport");
+    run(&with(&head, "--world 2")).assert_refused("--world means nothing without --transport");
+    run(&with(&head, "--devices 0")).assert_refused("--devices means nothing without --transport");
+    run(&with(&head, "--transport peers --world 33")).assert_refused("it must be 1 to 32");
+    run(&with(&head, "--transport peers --world 2")).assert_refused("need --backend cuda and --variant tiled");
+    if cfg!(feature = "cuda") {
+        let gpus = with(&head, "--transport peers --backend cuda");
+        run(&gpus).assert_refused("needs --world or --devices");
+        run(&with(&gpus, "--world 3 --devices 0,1")).assert_refused("--world 3, but --devices names 2");
+        run(&with(&gpus, "--world 2 --merge log-mass")).assert_refused("--merge log-mass is not what");
+    }
     run(&with(&head, "--merge winners")).assert_refused("--merge means nothing");
     run(&with(&head, "--transport mpi --time-limit 0")).assert_refused("0.001 to 86400 seconds");
     run(&with(&head, "--transport mpi --variant sharded"))

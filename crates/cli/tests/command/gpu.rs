@@ -43,3 +43,39 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
         }
     }
 }
+
+/// Ranks on GPUs of one process: two that share the first, where the driver has a queue for each, and one alone by NCCL.
+#[test]
+fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
+    if !runs() {
+        return;
+    }
+    let files = Files::new();
+    let integers = |n, seed| values(n, seed).iter().map(|v| 8.0 * v).collect::<Vec<f32>>();
+    let weight = [("w", Dtype::BF16, &[5003, 64][..], bf16_bytes(&integers(5003 * 64, 1)))];
+    let weight = files.safetensors("w.safetensors", &weight);
+    let hidden = [("h", Dtype::BF16, &[70, 64][..], bf16_bytes(&integers(70 * 64, 2)))];
+    let hidden = files.safetensors("h.safetensors", &hidden);
+    let base = ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec();
+    let mut ways = vec!["peers --world 1"];
+    if std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").as_deref() == Ok("32") {
+        ways.push("peers --devices 0,0 --check-tokens");
+    }
+    if cfg!(feature = "nccl") && flash_sampling::cuda::Device::new(1).is_ok() {
+        ways.extend(["peers --world 2", "nccl --world 2"]);
+    }
+    for flags in ["--seed 9 --temperature 300", "--seed 10 --temperature 500 --draws 7 --logprobs 3", "--temperature 0"]
+    {
+        let here = run(&with(&base, &format!("{flags} --backend cpu")));
+        for way in &ways {
+            let there = run(&with(&base, &format!("{flags} --backend cuda --transport {way}")));
+            assert_eq!((there.code, here.code), (0, 0), "{flags}, {way}: {there:#?} {here:#?}");
+            // By NCCL a logit is score minus noise, within a rounding of itself.
+            let is_same = there.tokens() == here.tokens() && (way.starts_with("nccl") || there.stdout == here.stdout);
+            assert!(is_same && !here.stdout.is_empty(), "{flags}, {way}");
+        }
+    }
+    // Filters take surveys, which GPUs' shards do not have.
+    let refused = run(&with(&base, "--top-p 0.9 --backend cuda --transport peers --world 1"));
+    assert!(refused.code == 1 && refused.stdout.contains("top-p"), "{refused:#?}");
+}

@@ -77,6 +77,9 @@ impl Card {
             if card.max_rows != self.max_rows {
                 return refused(rank, format!("is planned for {} rows, not {}", card.max_rows, self.max_rows));
             }
+            if card.blocks != self.blocks {
+                return refused(rank, format!("has room for {} blocks, not {}", card.blocks, self.blocks));
+            }
             all.push(card);
         }
         if all[self.rank as usize] != *self {

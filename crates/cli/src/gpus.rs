@@ -1,0 +1,78 @@
+//! `flash-sampling sample` on several GPUs of this process: a thread for each, with one shard of the vocabulary.
+
+use crate::args::{SampleArgs, TransportName};
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::source::Source;
+use crate::{sample, sampler};
+use flash_sampling::cuda::CudaError;
+use flash_sampling::distributed::{Loopback, TIME_LIMIT, TransportError};
+use flash_sampling::{BuildError, CudaRank, CudaRankOptions, GpuExchange, PerturbedArgmax, SampleError, ShardError};
+use std::io::{self, Write};
+use std::thread;
+use tracing::subscriber::{NoSubscriber, with_default};
+
+/// Draws on the GPUs that the flags name, whose draws meet there. Rank 0 writes results and notes.
+///
+/// # Errors
+/// As [`sample::run`].
+pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    let devices = args.transport.gpus()?;
+    let limit = args.transport.time_limit.unwrap_or(TIME_LIMIT);
+    let exchange = match args.transport.transport {
+        Some(TransportName::Nccl) => GpuExchange::Nccl,
+        _ => GpuExchange::Peers,
+    };
+    let source = Source::open(&args.head)?;
+    let drawn = |transport: Loopback, device: usize, out: &mut dyn Write| {
+        let options = CudaRankOptions { device, exchange, limit, check_tokens: args.transport.check_tokens };
+        let transport = transport.with_time_limit(limit);
+        sample::draw(
+            args,
+            &source,
+            |head, plan| {
+                let rank = CudaRank::of_head(head, plan, transport, &options).map_err(sampler::named)?;
+                Ok(Box::new(rank) as Box<dyn PerturbedArgmax + '_>)
+            },
+            out,
+            interrupt,
+        )
+    };
+    let outcomes: Vec<Result<u8, CommandError>> = thread::scope(|scope| {
+        let mut ranks = Loopback::group(devices.len()).into_iter().zip(devices);
+        let first = ranks.next();
+        let drawn = &drawn;
+        let others: Vec<_> = ranks
+            .map(|(transport, device)| {
+                scope.spawn(move || with_default(NoSubscriber::default(), || drawn(transport, device, &mut io::sink())))
+            })
+            .collect();
+        let panicked = || CommandError::usage("a rank panicked");
+        let mine = first.map(|(transport, device)| drawn(transport, device, out));
+        let others = others.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked())));
+        mine.into_iter().chain(others).collect()
+    });
+    // A rank that fails on its own account says more than those that miss it.
+    let (missing, own): (Vec<_>, Vec<_>) =
+        outcomes.into_iter().partition(|outcome| outcome.as_ref().is_err_and(is_of_others));
+    let codes: Vec<u8> = own.into_iter().collect::<Result<_, _>>()?;
+    missing.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(codes.first().copied().unwrap_or_default())
+}
+
+/// Whether an error is that another rank is gone, or late.
+fn is_of_others(error: &CommandError) -> bool {
+    let is_late = |error: &CudaError| matches!(error, CudaError::LateRanks { .. } | CudaError::Nccl { .. });
+    let is_gone = |error: &ShardError| {
+        let ShardError::Transport(error) = error else { return false };
+        matches!(error, TransportError::PeerLeft { .. } | TransportError::TimedOut { .. } | TransportError::Broken)
+    };
+    match error {
+        CommandError::Build(BuildError::Cuda(error)) => is_late(error),
+        CommandError::Build(BuildError::Shard(error)) => is_gone(error),
+        CommandError::Sample(SampleError::Backend { source, .. }) => {
+            source.downcast_ref().is_some_and(is_late) || source.downcast_ref().is_some_and(is_gone)
+        }
+        _ => false,
+    }
+}
