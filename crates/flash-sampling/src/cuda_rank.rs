@@ -3,7 +3,8 @@
 use crate::build::{BuildError, shard_starts};
 use core::time::Duration;
 use flash_sampling_core::{
-    Capabilities, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,
+    Capabilities, Head, Inquiry, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, RowSurvey, SampleError,
+    Samples, Shape, Survey,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
 use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, TIME_LIMIT, Transport};
@@ -49,7 +50,9 @@ impl Default for CudaRankOptions {
 ///
 /// The draws of all ranks meet on the GPUs: a call launches the fused kernel and the exchange behind it, and copies the
 /// same draws down on every rank, which have token, score and logit of a sampler without shards. Calls with a row that asks
-/// for log-probabilities or for a list without replacement, and all calls of a canonical plan, exchange summaries over the transport instead, which every rank finds from the rows alike.
+/// for log-probabilities or for a list without replacement, or that has filters, and all calls of a canonical plan, exchange
+/// summaries and surveys over the transport instead, which every rank finds from the rows alike. Filters are surveyed by the
+/// host, from logits that the GPU stored; a canonical plan refuses them.
 ///
 /// The transport is any that the ranks have: [`Loopback`](flash_sampling_distributed::Loopback) where each is a thread,
 /// `Mpi` where each is a process. It carries the handshake, so that ranks that were planned otherwise are named.
@@ -267,5 +270,22 @@ impl PerturbedArgmax for Shared<'_> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         self.with(|sampler| sampler.sample(input, rows, out))
+    }
+
+    fn survey(&mut self) -> Option<&mut dyn Survey> {
+        let can = self.with(|sampler| PerturbedArgmax::survey(sampler).is_some());
+        can.then_some(self as _)
+    }
+}
+
+impl Survey for Shared<'_> {
+    fn survey(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        inquiries: &[Inquiry<'_>],
+        out: &mut [RowSurvey],
+    ) -> Result<(), SampleError> {
+        self.with(|sampler| Survey::survey(sampler, input, rows, inquiries, out))
     }
 }

@@ -233,7 +233,10 @@ impl PerturbedArgmax for Together<'_> {
             }
             mine
         })?;
-        if let Some(alone) = &mut self.alone {
+        let (can, plan, vocab_size) = (self.capabilities(), self.plan(), self.shape().vocab_size);
+        let surveyed =
+            |row: &RowParams<'_>| row.check(&[], &can, &plan, vocab_size).is_ok_and(|row| row.filters.is_some());
+        if let Some(alone) = self.alone.as_mut().filter(|_| !rows.iter().any(surveyed)) {
             let mut want = Samples::new();
             alone.sample(input, rows, &mut want)?;
             with_logits_of(&want, out);

@@ -64,8 +64,12 @@ fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     if cfg!(feature = "nccl") && flash_sampling::cuda::Device::new(1).is_ok() {
         ways.extend(["peers --world 2", "nccl --world 2"]);
     }
-    for flags in ["--seed 9 --temperature 300", "--seed 10 --temperature 500 --draws 7 --logprobs 3", "--temperature 0"]
-    {
+    for flags in [
+        "--seed 9 --temperature 300",
+        "--seed 10 --temperature 500 --draws 7 --logprobs 3",
+        "--temperature 0",
+        "--seed 3 --temperature 400 --top-p 0.9 --top-k 30 --draws 3",
+    ] {
         let here = run(&with(&base, &format!("{flags} --backend cpu")));
         for way in &ways {
             let there = run(&with(&base, &format!("{flags} --backend cuda --transport {way}")));

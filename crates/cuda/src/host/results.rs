@@ -30,7 +30,7 @@ pub(crate) fn push_row(
 
 /// Makes a public sampler of a [`Frame`] in a tuple struct.
 macro_rules! impl_sampler {
-    ($sampler:ident) => {
+    ($sampler:ident $(, $($more:item)*)?) => {
         impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {
             fn capabilities(&self) -> flash_sampling_core::Capabilities {
                 self.0.capabilities()
@@ -52,6 +52,8 @@ macro_rules! impl_sampler {
             ) -> Result<(), flash_sampling_core::SampleError> {
                 self.0.sample(input, rows, out)
             }
+
+            $($($more)*)?
         }
     };
 }

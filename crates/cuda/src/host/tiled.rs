@@ -8,7 +8,8 @@ use crate::host::frame::Frame;
 use crate::host::resident::Resident;
 use crate::host::results::impl_sampler;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Variant,
+    Capabilities, Exactness, Head, Input, Inquiry, Knob, Knobs, Matrix, Plan, RowParams, RowSurvey, SampleError,
+    Samples, Survey, Variant,
 };
 use std::sync::Arc;
 
@@ -28,6 +29,9 @@ use std::sync::Arc;
 /// of 152k) is allocated when the first such row comes; and it grows when a call brings more masks and biases than any
 /// before it. For raw log-probabilities the logits are stored once more, without the row's transforms. A canonical plan reads
 /// the weight once more when it is planned, on the host, for its norms.
+///
+/// As a shard it [surveys](Survey) rows with filters and rows with raw log-probabilities on the host, from logits that are
+/// copied down.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(Frame<'w>);
 
@@ -101,4 +105,22 @@ impl<'w> CudaTiled<'w> {
     }
 }
 
-impl_sampler!(CudaTiled);
+impl_sampler!(
+    CudaTiled,
+    fn survey(&mut self) -> Option<&mut dyn Survey> {
+        // Canonical logits are known of near ties alone.
+        (!self.0.plan().canonical).then_some(self as _)
+    }
+);
+
+impl Survey for CudaTiled<'_> {
+    fn survey(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        inquiries: &[Inquiry<'_>],
+        out: &mut [RowSurvey],
+    ) -> Result<(), SampleError> {
+        self.0.survey(input, rows, inquiries, out)
+    }
+}

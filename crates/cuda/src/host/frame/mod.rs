@@ -1,6 +1,7 @@
 //! What the samplers over host memory share: checks, staging, launches, and results as core says them.
 
 mod asking;
+mod survey;
 
 use crate::abi::{Draw, RowFilters, status};
 use crate::device::choice::KernelChoice;
