@@ -116,7 +116,13 @@ impl SamplerFactory for GpuRanks {
             GpuExchange::Nccl => Some(whole(head, plan).map_err(|error| BuildError(error.to_string()))?),
             _ => None,
         };
-        ranks.map(|ranks| Box::new(Together { ranks, alone }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
+        let on = |gpu| Device::new(gpu).and_then(|gpu| CudaTiled::new(head, plan, &gpu));
+        let gpus = if self.gpus == Gpus::Two { 0..2 } else { 0..0 };
+        let warm: Result<Vec<_>, _> = gpus.map(on).collect();
+        let warm = warm.map_err(|error| BuildError(error.to_string()))?;
+        ranks
+            .map(|ranks| Box::new(Together { ranks, alone, warm }) as Box<dyn PerturbedArgmax + 'w>)
+            .map_err(BuildError)
     }
 }
 
@@ -156,6 +162,9 @@ struct Together<'w> {
     ranks: Vec<CudaRank<'w, Loopback>>,
     /// For an exchange in which logits do not travel: one GPU, of which they are taken.
     alone: Option<CudaTiled<'w>>,
+    /// On GPUs that ranks share, a sampler of each that makes every call first, and so loads what the ranks need: what is
+    /// loaded while a rank waits for another on its GPU can stand behind it.
+    warm: Vec<CudaTiled<'w>>,
 }
 
 impl Drop for Together<'_> {
@@ -216,6 +225,10 @@ impl PerturbedArgmax for Together<'_> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
+        for warm in &mut self.warm {
+            warm.sample(input, rows, out)?;
+            out.clear();
+        }
         let Some((first, others)) = self.ranks.split_first_mut() else { return Ok(()) };
         thread::scope(|scope| {
             let sample = |rank: &mut CudaRank<'_, Loopback>| {
