@@ -24,7 +24,8 @@ impl DeviceTiled {
     }
 
     /// The draws of the whole vocabulary, on every rank: [`DeviceTiled::launch`] and [`DevicePeers::launch`], of which the
-    /// draws leave when [`DevicePeers::set_fan_out`] says. Rows that are not [bare](RowKinds::Bare), and what the Hopper kernel does not take,
+    /// draws leave when [`DevicePeers::set_fan_out`] says. Rows of
+    /// [`RowKinds::Any`], and what the Hopper kernel does not take,
     /// go by [`FanOut::Launch`] where that is [`FanOut::LastBlock`].
     ///
     /// # Errors
