@@ -62,7 +62,7 @@ impl DevicePeers {
     /// The arguments of a step's launches; `rows` and `draws` are device addresses.
     ///
     /// # Errors
-    /// [`CudaError::TooLarge`]: more rows than planned.
+    /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: misaligned rows or draws.
     pub(crate) fn call(
         &self,
         rows: u64,
