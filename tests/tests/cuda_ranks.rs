@@ -25,7 +25,6 @@ const fn ranks(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRank
 
 suite!(peers_2, ranks(GpuExchange::Peers, Gpus::Each, Some(2)));
 suite!(peers_4, ranks(GpuExchange::Peers, Gpus::Each, Some(4)));
-suite!(peers_4_on_2, ranks(GpuExchange::Peers, Gpus::Two, Some(4)));
 suite!(nccl_2, ranks(GpuExchange::Nccl, Gpus::Each, Some(2)));
 suite!(nccl_4, ranks(GpuExchange::Nccl, Gpus::Each, Some(4)));
 suite!(peers_8, ranks(GpuExchange::Peers, Gpus::Each, Some(8)));

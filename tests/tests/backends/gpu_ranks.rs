@@ -20,8 +20,6 @@ const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 pub(crate) enum Gpus {
     /// All on the first.
     One,
-    /// Dealt out over the first two.
-    Two,
     /// Each on its own.
     Each,
 }
@@ -47,11 +45,7 @@ impl GpuRanks {
     }
 
     fn device(&self, rank: usize) -> usize {
-        match self.gpus {
-            Gpus::One => 0,
-            Gpus::Two => rank % 2,
-            Gpus::Each => rank,
-        }
+        if self.gpus == Gpus::One { 0 } else { rank }
     }
 }
 
@@ -61,7 +55,6 @@ impl SamplerFactory for GpuRanks {
         let world = self.equal.map_or("uneven".into(), |n| n.to_string());
         match self.gpus {
             Gpus::One => format!("one-gpu/{exchange}/{world}"),
-            Gpus::Two => format!("two-gpus/{exchange}/{world}"),
             Gpus::Each => format!("gpus/{exchange}/{world}"),
         }
     }
@@ -69,11 +62,10 @@ impl SamplerFactory for GpuRanks {
     fn unavailable(&self) -> Option<String> {
         let world = self.equal.unwrap_or(4) as usize;
         // Streams that share a queue of the GPU wait for one another, and a rank's for what another has not sent yet.
-        let shared = (0..world).any(|rank| self.device(rank) != rank);
-        if shared && std::env::var(QUEUES).as_deref() != Ok("32") {
+        if self.gpus == Gpus::One && world > 1 && std::env::var(QUEUES).as_deref() != Ok("32") {
             return Some(format!("ranks that share a GPU need a queue each: set {QUEUES}=32"));
         }
-        let last = (0..world).map(|rank| self.device(rank)).max().unwrap_or(0);
+        let last = self.device(world - 1);
         Device::new(last).err().map(|error: CudaError| error.to_string())
     }
 
@@ -116,13 +108,7 @@ impl SamplerFactory for GpuRanks {
             GpuExchange::Nccl => Some(whole(head, plan).map_err(|error| BuildError(error.to_string()))?),
             _ => None,
         };
-        let on = |gpu| Device::new(gpu).and_then(|gpu| CudaTiled::new(head, plan, &gpu));
-        let gpus = if self.gpus == Gpus::Two { 0..2 } else { 0..0 };
-        let warm: Result<Vec<_>, _> = gpus.map(on).collect();
-        let warm = warm.map_err(|error| BuildError(error.to_string()))?;
-        ranks
-            .map(|ranks| Box::new(Together { ranks, alone, warm }) as Box<dyn PerturbedArgmax + 'w>)
-            .map_err(BuildError)
+        ranks.map(|ranks| Box::new(Together { ranks, alone }) as Box<dyn PerturbedArgmax + 'w>).map_err(BuildError)
     }
 }
 
@@ -162,9 +148,6 @@ struct Together<'w> {
     ranks: Vec<CudaRank<'w, Loopback>>,
     /// For an exchange in which logits do not travel: one GPU, of which they are taken.
     alone: Option<CudaTiled<'w>>,
-    /// On GPUs that ranks share, a sampler of each that makes every call first, and so loads what the ranks need: what is
-    /// loaded while a rank waits for another on its GPU can stand behind it.
-    warm: Vec<CudaTiled<'w>>,
 }
 
 impl Drop for Together<'_> {
@@ -225,10 +208,6 @@ impl PerturbedArgmax for Together<'_> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        for warm in &mut self.warm {
-            warm.sample(input, rows, out)?;
-            out.clear();
-        }
         let Some((first, others)) = self.ranks.split_first_mut() else { return Ok(()) };
         thread::scope(|scope| {
             let sample = |rank: &mut CudaRank<'_, Loopback>| {

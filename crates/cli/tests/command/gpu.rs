@@ -44,7 +44,8 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
     }
 }
 
-/// Ranks on GPUs of one process: two that share the first, where the driver has a queue for each, and one alone by NCCL.
+/// Ranks on GPUs of one process: one alone, two that share the first where the driver has a queue for each, and by peers and
+/// NCCL two with a GPU each where there are so many.
 #[test]
 fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     if !runs() {
@@ -64,22 +65,17 @@ fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     if cfg!(feature = "nccl") && flash_sampling::cuda::Device::new(1).is_ok() {
         ways.extend(["peers --world 2", "nccl --world 2"]);
     }
-    for flags in [
-        "--seed 9 --temperature 300",
-        "--seed 10 --temperature 500 --draws 7 --logprobs 3",
-        "--temperature 0",
-        "--seed 3 --temperature 400 --top-p 0.9 --top-k 30 --draws 3",
-    ] {
+    // Rows of several draws, whose log-probabilities are told apart from them; and rows that are surveyed.
+    let flags =
+        ["--seed 10 --temperature 500 --draws 7 --logprobs 3", "--seed 3 --temperature 400 --top-p 0.9 --top-k 30"];
+    for flags in flags {
         let here = run(&with(&base, &format!("{flags} --backend cpu")));
         for way in &ways {
-            let there = run(&with(&base, &format!("{flags} --backend cuda --transport {way}")));
+            let there = run(&with(&base, &format!("{flags} --backend cuda --time-limit 10 --transport {way}")));
             assert_eq!((there.code, here.code), (0, 0), "{flags}, {way}: {there:#?} {here:#?}");
             // By NCCL a logit is score minus noise, within a rounding of itself.
             let is_same = there.tokens() == here.tokens() && (way.starts_with("nccl") || there.stdout == here.stdout);
             assert!(is_same && !here.stdout.is_empty(), "{flags}, {way}");
         }
     }
-    // Filters take surveys, which GPUs' shards do not have.
-    let refused = run(&with(&base, "--top-p 0.9 --backend cuda --transport peers --world 1"));
-    assert!(refused.code == 1 && refused.stdout.contains("top-p"), "{refused:#?}");
 }
