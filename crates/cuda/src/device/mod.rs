@@ -3,7 +3,7 @@
 //! | entry points | kernels | shared |
 //! | --- | --- | --- |
 //! | `tiled` | `hopper` over `fused_hopper`, `fused_portable` | `choice`, `gpu`, `matrix`, `head`, `tensor_map` |
-//! | `filtered`, after `tiled` | `select_list`, `select_row`, `select_mass` | `scratch` |
+//! | `filtered`, after `tiled` | `select_list`, `select_row`, `select_mass` | `scratch`, `told` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
@@ -36,4 +36,5 @@ pub(crate) mod stored_kernels;
 pub(crate) mod stored_rows;
 pub(crate) mod tensor_map;
 pub(crate) mod tiled;
+pub(crate) mod told;
 pub(crate) mod wishes;

@@ -4,10 +4,10 @@
 use crate::abi::SelectLists;
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
+use crate::device::launch::argument;
+use crate::device::told::ToldKernel;
 use crate::error::CudaError;
-use cudarc::driver::sys::CUfunction_attribute;
-use cudarc::driver::{CudaFunction, CudaStream};
+use cudarc::driver::CudaStream;
 
 pub(crate) static SOURCE: KernelSource =
     KernelSource { file: "select_list.cu", serves: kernels::any, instances: || vec![instance()] };
@@ -19,27 +19,12 @@ fn instance() -> Instance {
 
 /// The kernel in a device.
 #[derive(Debug)]
-pub(crate) struct SelectList {
-    function: CudaFunction,
-    shared_bytes: u32,
-    threads: u32,
-}
+pub(crate) struct SelectList(ToldKernel);
 
 impl SelectList {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        let failed = CudaError::driver("load a kernel");
-        let module = device.module(&SOURCE, &instance())?;
-        let function = module.load_function("select_list").map_err(&failed)?;
-        let mut launch = [0u8; 8];
-        let stream = device.context().default_stream();
-        let global = module.get_global("select_list_launch", &stream).map_err(&failed)?;
-        stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
-        let [shared_bytes, threads]: [u32; 2] = bytemuck::cast(launch);
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function.set_attribute(attribute, shared_bytes as i32).map_err(&failed)?;
-        Ok(SelectList { function, shared_bytes, threads })
+        Ok(SelectList(ToldKernel::load(device, &SOURCE, &instance(), "select_list")?))
     }
 
     /// Puts the draws with filters in place of those without, or says that a row is undecided.
@@ -48,8 +33,7 @@ impl SelectList {
     /// Every pointer is device memory of this kernel's device, of the sizes that select_list.cu states for `draws` rows,
     /// until the stream has passed the launch; no top-k is above [`TOP_K_MAX`](crate::abi::TOP_K_MAX).
     pub(crate) unsafe fn launch(&self, stream: &CudaStream, call: &SelectLists, draws: u32) -> Result<(), CudaError> {
-        let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(draws, self.threads) };
         // SAFETY: the kernel takes a SelectLists by value, whose layout abi asserts; the rest is the caller's.
-        unsafe { launch(&self.function, stream, grid, [argument(call)]) }
+        unsafe { self.0.launch(stream, draws, [argument(call)]) }
     }
 }

@@ -183,13 +183,15 @@ impl Resident {
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
         let failed = CudaError::driver("copy the filters of a call");
-        if self.filters.is_none() {
-            let most = self.most_filtered();
-            let selection = DeviceFilters::new(self.fused.tokens(), most, &self.device)?;
-            let room = stream.alloc_zeros(most * size_of::<RowFilters>()).map_err(&failed)?;
-            self.filters = Some((selection, room));
-        }
-        let Some((selection, room)) = &mut self.filters else { return Ok(()) };
+        let (tokens, most) = (self.fused.tokens(), self.most_filtered());
+        let (selection, room) = match &mut self.filters {
+            Some(filters) => filters,
+            none => {
+                let selection = DeviceFilters::new(tokens, most, &self.device)?;
+                let room = stream.alloc_zeros(most * size_of::<RowFilters>()).map_err(&failed)?;
+                none.insert((selection, room))
+            }
+        };
         let bytes: &[u8] = bytemuck::cast_slice(filters);
         stream.memcpy_htod(bytes, &mut room.slice_mut(..bytes.len())).map_err(&failed)?;
         let (there, out) = (room.device_ptr(stream).0, self.draws.device_ptr(stream).0);

@@ -165,12 +165,14 @@ impl CudaShared {
             unsafe { self.fused.launch(stream, &hidden, rows, draws, self.staging.kinds()) }?;
             return Ok(DecidedFrom::Logits);
         }
-        if self.selection.is_none() {
-            let most = self.most.min(rows_within(self.head.weight.rows));
-            let selection = DeviceFilters::new(self.fused.tokens(), most, &self.device)?;
-            self.selection = Some((selection, Scratch::new(self.most * size_of::<RowFilters>(), &[], &self.device)?));
-        }
-        let Some((selection, room)) = &mut self.selection else { return Ok(from) };
+        let (tokens, most) = (self.fused.tokens(), self.most);
+        let (selection, room) = match &mut self.selection {
+            Some(selection) => selection,
+            none => {
+                let selection = DeviceFilters::new(tokens, most.min(rows_within(self.head.weight.rows)), &self.device)?;
+                none.insert((selection, Scratch::new(most * size_of::<RowFilters>(), &[], &self.device)?))
+            }
+        };
         let there = room.lend();
         copy_up(there, bytemuck::cast_slice(&self.filters), stream)?;
         let is_told = |filters: &RowFilters| *filters == RowFilters::OFF || filters.is_listed();
