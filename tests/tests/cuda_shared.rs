@@ -9,7 +9,7 @@ use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, Scheme};
-use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{DType, Knobs, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaTiled, Device};
 
 suite!(shared, Shared);
@@ -123,6 +123,7 @@ fn rows_whose_lists_do_not_tell_have_the_reference_bits() {
     ];
     let (mut want, mut found) = (Samples::new(), Samples::new());
     let mut shared = Copied::new(problem.head(), plan).unwrap();
+    let is_hopper = Device::new(0).unwrap().capability() == (9, 0);
     // All of a call listed; then rows with top-p alone beside them, for which logits are stored.
     for with_mass in [false, true, false] {
         let row = |r: usize| RowParams { position: r as u64, ..kinds[r % kinds.len()] };
@@ -132,8 +133,12 @@ fn rows_whose_lists_do_not_tell_have_the_reference_bits() {
         }
         Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
         shared.sample(problem.input(), &rows, &mut found).unwrap();
-        for (r, (found, want)) in RowBits::all(&found).iter().zip(&RowBits::all(&want)).enumerate() {
-            assert_eq!(found, want, "row {r}, rows with top-p alone: {with_mass}");
+        for (r, (bits, want)) in RowBits::all(&found).iter().zip(&RowBits::all(&want)).enumerate() {
+            assert_eq!(bits, want, "row {r}, rows with top-p alone: {with_mass}");
+            // The first list of a row of equal logits overflows, and its passes tell.
+            let passes = found.row(r).unwrap().passes;
+            let is_open = is_hopper && !with_mass && r % 7 == 3 && rows[r].enabled() != Knobs::NONE;
+            assert!(if is_open { passes > 1 } else { passes >= 1 }, "row {r}: {passes} passes");
         }
     }
 }

@@ -28,6 +28,15 @@ pub(crate) fn push_row(
     Ok(())
 }
 
+/// Says of the row appended last how many passes its filters took: those that the GPU tried, and where it was asked for in the
+/// end, those of its answer.
+pub(crate) fn note_tries(tries: u32, is_asked: bool, out: &mut Samples) {
+    if tries > 0 {
+        let last = out.row(out.len() - 1).map_or(0, |row| row.passes);
+        out.note_passes(if is_asked { tries + last } else { tries });
+    }
+}
+
 /// Makes a public sampler of a [`Frame`] in a tuple struct.
 macro_rules! impl_sampler {
     ($sampler:ident $(, $($more:item)*)?) => {

@@ -21,7 +21,8 @@ use std::sync::Arc;
 /// neighbours. Sums are in float32.
 ///
 /// Rows with min-p, top-k or top-p that ask for draws alone are decided on the GPU, on Hopper in the same launch as rows without
-/// filters: see [`DeviceFilters`](crate::DeviceFilters).
+/// filters: see [`DeviceFilters`](crate::DeviceFilters). [`RowSample::passes`](flash_sampling_core::RowSample::passes) counts the
+/// ways that were tried: 1 where a list, or stored logits at once, told.
 ///
 /// Rows that ask for log-probabilities, for lists without replacement or for other filters, the few that the GPU leaves
 /// undecided, and all rows of a canonical plan, take another way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum

@@ -1,7 +1,7 @@
 //! The rows of a call that ask for more than draws.
 
 use super::Frame;
-use crate::abi::{Draw, status};
+use crate::abi::{Draw, RowFilters, status};
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
 use crate::host::answers::Asking;
@@ -16,10 +16,12 @@ impl Frame<'_> {
     /// that is undecided then ask.
     pub(super) fn filter(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         self.filtered.clear();
+        self.tried.clear();
         let (can, vocab_size) = (self.can, self.head.vocab_size());
         let Some(resident) = self.resident.as_mut().filter(|_| !self.filtering.is_empty()) else { return Ok(()) };
         let told = resident.lists(input) && self.filtering.iter().any(|(.., filters)| filters.is_listed());
         self.filtered.resize(self.filtering.len(), Draw { status: status::UNDECIDED, ..Draw::default() });
+        self.tried.resize(self.filtering.len(), 0);
         for from in [DecidedFrom::Lists, DecidedFrom::Logits] {
             if from == DecidedFrom::Lists && !told {
                 continue;
@@ -37,6 +39,9 @@ impl Frame<'_> {
                     self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
                     self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
                     self.filters.push(filters);
+                    // Lists are not asked about the others.
+                    let is_tried = from == DecidedFrom::Logits || filters.is_listed() || filters == RowFilters::OFF;
+                    self.tried[i] += u32::from(is_tried);
                 }
                 let asked = (self.filters.as_slice(), from);
                 resident.draw_filtered(&mut self.staging, asked, input, &mut self.draws, &self.stream)?;

@@ -12,7 +12,7 @@ use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
 use crate::host::exchange::CudaExchange;
 use crate::host::resident::Resident;
-use crate::host::results::push_row;
+use crate::host::results::{note_tries, push_row};
 use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::near_ties::NearTies;
@@ -52,6 +52,8 @@ pub(crate) struct Frame<'w> {
     filtering: Vec<(usize, u32, RowFilters)>,
     filters: Vec<RowFilters>,
     filtered: Vec<Draw>,
+    /// How many times each was tried.
+    tried: Vec<u32>,
     /// Which of them are open.
     open: Vec<usize>,
 }
@@ -101,6 +103,7 @@ impl<'w> Frame<'w> {
             filtering: Vec::new(),
             filters: Vec::new(),
             filtered: Vec::new(),
+            tried: Vec::new(),
             open: Vec::new(),
         })
     }
@@ -254,6 +257,7 @@ impl Frame<'_> {
         let pathwise = self.draws_from_stored();
         let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
         let (mut filtered, mut filtering) = (self.filtered.as_slice(), self.filtering.iter().peekable());
+        let mut tried = self.tried.as_slice();
         for (r, params) in rows.iter().enumerate() {
             let asked = asking.next_if(|(_, row)| **row == r).map(|(i, _)| i);
             let mut quick = 0;
@@ -262,6 +266,8 @@ impl Frame<'_> {
             }
             let (mut own, rest) = filtered.split_at(quick);
             filtered = rest;
+            let (of_row, rest) = tried.split_at(quick);
+            tried = rest;
             let outcome = params.check(&[], &can, &self.plan, vocab_size).and_then(|row| match asked {
                 Some(i) if pathwise => self.answers.emit(i, &row, vocab_size, out),
                 None if quick > 0 => push_row(&mut own, &row, None, &[], out),
@@ -270,8 +276,9 @@ impl Frame<'_> {
                     push_row(&mut results, &row, mass, top, out)
                 }
             });
-            if let Err(error) = outcome {
-                out.push_error(error);
+            match outcome {
+                Err(error) => out.push_error(error),
+                Ok(()) => note_tries(of_row.iter().copied().max().unwrap_or(0), asked.is_some(), out),
             }
         }
         self.note_raw(&input, rows, out).map_err(|error| {

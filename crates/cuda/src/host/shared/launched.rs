@@ -118,8 +118,11 @@ impl CudaShared {
                 copy_down(&mut self.of_row, to, stream)?;
                 results::written(&self.of_row)?;
                 self.settle();
-                let open = self.results[own][first..=last].iter_mut().zip(&self.of_row);
-                open.filter(|(draw, _)| is_open(draw)).for_each(|(draw, again)| *draw = *again);
+                let open = self.results[own][first..=last].iter_mut().zip(&self.of_row).zip(some);
+                for ((draw, again), r) in open.filter(|((draw, _), _)| is_open(draw)) {
+                    *draw = *again;
+                    self.tried[r] = 2;
+                }
             }
         }
         Ok(())

@@ -16,7 +16,7 @@ use crate::device::stored_rows::StoredRows;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
-use crate::host::results::push_row;
+use crate::host::results::{note_tries, push_row};
 use crate::host::staging::Staging;
 use crate::host::tiled::CudaTiled;
 use core::ops::Range;
@@ -56,8 +56,9 @@ pub struct CudaShared {
     parts: Vec<(Range<usize>, u32)>,
     results: Vec<Draw>,
     of_row: Vec<Draw>,
-    /// Of each launch, whether lists decided its filters.
+    /// Of each launch, whether lists decided its filters; of each row, how many times it was launched, where it was.
     listed: Vec<bool>,
+    tried: Vec<u32>,
     filters: Vec<RowFilters>,
     selection: Option<(DeviceFilters, Scratch)>,
     /// For the rows that ask, with a stream of their own, made when the first of them comes.
@@ -135,6 +136,7 @@ impl CudaShared {
             results: Vec::new(),
             of_row: Vec::new(),
             listed: Vec::new(),
+            tried: Vec::new(),
             filters: Vec::new(),
             selection: None,
             stored: None,
@@ -234,6 +236,7 @@ impl CudaShared {
         let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
         self.adjustments.collect(rows);
         self.ways.clear();
+        self.tried.clear();
         self.parts.clear();
         for from in (0..rows.len()).step_by(self.most) {
             let part = from..(from + self.most).min(rows.len());
@@ -243,9 +246,11 @@ impl CudaShared {
                     Err(_) => Way::Refused,
                     Ok(row) => Way::of(&row),
                 };
-                if let Way::Launched(_) = way {
+                let is_launched = matches!(way, Way::Launched(_));
+                if is_launched {
                     draws = draws.max(params.draws);
                 }
+                self.tried.push(is_launched.into());
                 self.ways.push(way);
             }
             self.parts.push((part, draws));
@@ -277,8 +282,9 @@ impl CudaShared {
                         push_row(&mut self.of_row.as_slice(), &row, None, &[], out)
                     }
                 };
-                if let Err(error) = outcome {
-                    out.push_error(error);
+                match outcome {
+                    Err(error) => out.push_error(error),
+                    Ok(()) => note_tries(self.tried[r], matches!(self.ways[r], Way::Asked), out),
                 }
             }
             launched += part.len() * *draws as usize;
