@@ -37,11 +37,17 @@ pub fn runs(name: &str, unavailable: Option<String>, tests: usize) -> bool {
     false
 }
 
-/// Holds the tests of a program back that must not run beside one another: those that capture launches into a graph, and
-/// those that drop what launches on a GPU may still use, which waits for the whole GPU and would end a capture.
+/// Held while launches are captured into a graph, which another test must not end: see [`drop_alone`].
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Drops what launches on a GPU may still use, in which nothing is captured: it waits for the whole GPU, and would end a
+/// capture.
+pub fn drop_alone<T>(value: T) {
+    let _alone = alone();
+    drop(value);
 }
 
 /// Runs one law as a test.

@@ -1,7 +1,7 @@
 //! The suite on the CUDA backend, and what only this backend promises.
 
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::{alone, runs};
+use flash_sampling_conformance::suite::{alone, drop_alone, runs};
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
@@ -88,7 +88,6 @@ fn a_captured_call_draws_fresh_noise_when_positions_change() {
 }
 
 fn captured_call(choice: KernelChoice, kinds: RowKinds) {
-    let _alone = alone();
     let device = Device::new(0).unwrap();
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let stream = device.context().new_stream().unwrap();
@@ -109,10 +108,12 @@ fn captured_call(choice: KernelChoice, kinds: RowKinds) {
     // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
     let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
     sampler.prepare(kinds).unwrap();
+    let capturing = alone();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
     unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at, kinds) }.unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    drop(capturing);
     let (mut want, mut tokens) = (Samples::new(), Vec::new());
     for position in 0..4 {
         let params: Vec<RowParams<'_>> =
@@ -137,6 +138,7 @@ fn captured_call(choice: KernelChoice, kinds: RowKinds) {
         tokens.push(found.iter().map(|draw| draw.token).collect::<Vec<_>>());
     }
     assert!(tokens.windows(2).all(|pair| pair[0] != pair[1]), "{tokens:?}");
+    drop_alone(sampler);
 }
 
 /// A thread that has never used the GPU has no current context; the first launch there encodes maps for the driver.
@@ -145,7 +147,6 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
     if !runs_here() {
         return;
     }
-    let _alone = alone();
     let device = Device::new(0).unwrap();
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let stream = device.context().new_stream().unwrap();
@@ -176,6 +177,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
             // SAFETY: hidden states, rows and draws are on this device and outlive the launch; one stream is used.
             unsafe { sampler.launch(stream, &hidden, rows_at, draws_at, RowKinds::Unpenalised) }.unwrap();
             stream.synchronize().unwrap();
+            drop_alone(sampler);
         };
         std::thread::scope(|scope| scope.spawn(launch).join()).unwrap();
         let found = stream.clone_dtoh(&draws_there).unwrap();

@@ -6,7 +6,7 @@ use backends::gpu::Gpu;
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::suite;
-use flash_sampling_conformance::suite::{alone, runs};
+use flash_sampling_conformance::suite::{alone, drop_alone, runs};
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{log_mass, tiled};
@@ -160,7 +160,6 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
     if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
         return;
     }
-    let _alone = alone();
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
     for (first, count, stride, lead) in [(0u32, 3000u32, 3008usize, 0usize), (70, 2001, 2003, 3), (1021, 515, 515, 1)] {
@@ -189,10 +188,12 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
         };
         stream.synchronize().unwrap();
         let mut sampler = DeviceStandalone::new(tokens, DType::F32, 5, &device).unwrap();
+        let capturing = alone();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         // SAFETY: logits, rows, sources and draws are on this device and outlive the graph; one stream is used.
         unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        drop(capturing);
         let can = CudaStandalone::new(4, Plan::default(), &device).unwrap().capabilities();
         for position in 0..4 {
             let params: Vec<RowParams<'_>> =
@@ -220,6 +221,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
                 assert_eq!(bits, (want.winner.score.to_bits(), want.logit.to_bits()), "draw {i}");
             }
         }
+        drop_alone(sampler);
     }
 }
 
@@ -229,7 +231,6 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
     if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
         return;
     }
-    let _alone = alone();
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
     let mut worst = 0.0f64;
@@ -267,6 +268,7 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
                 unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
             }
             found.push(stream.clone_dtoh(&draws_there).unwrap());
+            drop_alone(sampler);
         }
         let log_z = stream.clone_dtoh(&log_z_there).unwrap();
         stream.synchronize().unwrap();
@@ -296,7 +298,6 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
     if !runs(&Gpu::Standalone.name(), Gpu::Standalone.unavailable(), 1) {
         return;
     }
-    let _alone = alone();
     const COUNT: usize = 151_936;
     const DRAWS: usize = 600;
     let device = Device::new(0).unwrap();
@@ -334,4 +335,5 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
             assert!((found - want).abs() < 2e-6, "{count} draws, draw {i}: log Z {found}, not {want}");
         }
     }
+    drop_alone(sampler);
 }

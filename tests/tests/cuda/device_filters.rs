@@ -14,7 +14,7 @@ use flash_sampling_cuda::{
     CudaError, CudaTiled, Device, DeviceDraws, DeviceFilters, DeviceHead, DeviceMatrix, DeviceStandalone, DeviceTiled,
     KernelChoice, RowKinds, abi,
 };
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 const POISON: abi::Draw = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
 const CAN: Capabilities = Capabilities {
@@ -38,6 +38,14 @@ struct There {
     row_filters: CudaSlice<u64>,
     draws: CudaSlice<abi::Draw>,
     _held: [CudaSlice<u8>; 2],
+    /// The last to be dropped.
+    dropping: Option<MutexGuard<'static, ()>>,
+}
+
+impl Drop for There {
+    fn drop(&mut self) {
+        self.dropping = Some(alone());
+    }
 }
 
 impl There {
@@ -63,7 +71,18 @@ impl There {
         // SAFETY: the weight is on this device, of this size, and is dropped after the sampler, whose calls are waited for.
         let sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
         let filters = DeviceFilters::new(0..vocab as u32, count, &device).unwrap();
-        There { stream, filters, sampler, hidden, vocab: vocab as u32, rows, row_filters, draws, _held: held }
+        There {
+            stream,
+            filters,
+            sampler,
+            hidden,
+            vocab: vocab as u32,
+            rows,
+            row_filters,
+            draws,
+            _held: held,
+            dropping: None,
+        }
     }
 
     /// Copies the parameters of the next launches up, and poisons the draws.
@@ -149,7 +168,6 @@ fn rows_like_a_models_are_decided_in_one_pass() {
     if !runs_here() {
         return;
     }
-    let _alone = alone();
     const VOCAB: usize = 151_936;
     const ROWS: usize = 256;
     let base = RowParams { seed: 101, ..RowParams::default() };
@@ -233,7 +251,6 @@ fn captured_calls_with_filters_draw_what_the_host_sampler_draws() {
     if !runs_here() {
         return;
     }
-    let _alone = alone();
     for count in [7, 40] {
         let mut problem = Problem::integers(Size::new(count, 6_007, 72), DType::BF16, DType::BF16, 105);
         problem.scale = Some(2.0);
@@ -256,9 +273,11 @@ fn captured_calls_with_filters_draw_what_the_host_sampler_draws() {
                 there.filters.prepare(&mut there.sampler).unwrap();
                 let stream = there.stream.clone();
                 stream.synchronize().unwrap();
+                let capturing = alone();
                 stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
                 let launched = there.launch(by_lists);
                 let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap();
+                drop(capturing);
                 if !launched {
                     assert!(by_lists && graph.is_none_or(|graph| graph.launch().is_ok()));
                     continue;
@@ -300,7 +319,6 @@ fn addresses_within_an_element_are_layout_errors() {
     if !runs_here() {
         return;
     }
-    let _alone = alone();
     let problem = Problem::integers(Size::new(3, 700, 64), DType::BF16, DType::BF16, 107);
     let mut there = There::new(&problem, KernelChoice::Fastest);
     there.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);

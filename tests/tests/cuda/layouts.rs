@@ -2,7 +2,7 @@
 
 use super::{CHOICES, runs_here};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::alone;
+use flash_sampling_conformance::suite::drop_alone;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::transform::RowTransform;
 use flash_sampling_core::{DType, HeadError};
@@ -88,7 +88,6 @@ fn every_layout_of_device_memory_and_every_kernel_gives_the_same_bits() {
     if !runs_here() {
         return;
     }
-    let _alone = alone();
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
     // Bytes before the matrix and elements between rows, of weight and of hidden states. Rows have 193 elements.
@@ -112,7 +111,9 @@ fn every_layout_of_device_memory_and_every_kernel_gives_the_same_bits() {
                 for choice in CHOICES {
                     // SAFETY: the weight outlives the sampler's launches.
                     let sampler = unsafe { DeviceTiled::with_kernels(head(weight.matrix), count, &device, choice) };
-                    let found = bits(&draws(&mut sampler.unwrap(), &hidden.matrix, None, &stream));
+                    let mut sampler = sampler.unwrap();
+                    let found = bits(&draws(&mut sampler, &hidden.matrix, None, &stream));
+                    drop_alone(sampler);
                     if want.is_empty() {
                         assert!(found.iter().all(|draw| draw.0 == abi::status::DRAWN), "{found:?}");
                         want = found;
@@ -133,7 +134,6 @@ fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
     if !runs_here() {
         return;
     }
-    let _alone = alone();
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
     use DType::{BF16, F16, F32};
@@ -156,6 +156,7 @@ fn stored_logits_are_those_of_the_plain_sum_and_nothing_else_is_written() {
                 assert_eq!(bits(&storing), bits(&drawing), "{what}");
                 let found = stream.clone_dtoh(&logits).unwrap();
                 stream.synchronize().unwrap();
+                drop_alone(sampler);
                 let found: Vec<u32> = found.as_chunks::<4>().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
                 for r in 0..count {
                     let state = problem.hidden.row(r);

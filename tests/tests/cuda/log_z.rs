@@ -2,7 +2,7 @@
 
 use super::{CHOICES, runs_here};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_conformance::suite::alone;
+use flash_sampling_conformance::suite::{alone, drop_alone};
 use flash_sampling_core::DType;
 use flash_sampling_core::reference::log_mass;
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
@@ -30,7 +30,6 @@ fn row(r: usize) -> abi::Row {
 
 /// The worst error of log Z over these rows, whose draws have the bits of those without it.
 fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoice, kinds: RowKinds) -> f64 {
-    let _alone = alone();
     const FIRST_TOKEN: u32 = 6;
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
@@ -67,9 +66,11 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     };
     call(&mut sampler);
     stream.synchronize().unwrap();
+    let capturing = alone();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     call(&mut sampler);
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    drop(capturing);
     stream.memcpy_htod(&vec![POISON; count], &mut plain_there).unwrap();
     stream.memcpy_htod(&vec![POISON; count], &mut draws_there).unwrap();
     stream.memcpy_htod(&vec![f64::NAN; count], &mut log_z_there).unwrap();
@@ -78,6 +79,7 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     let [plain, draws] = [&plain_there, &draws_there].map(|there| stream.clone_dtoh(there).unwrap());
     let log_z = stream.clone_dtoh(&log_z_there).unwrap();
     stream.synchronize().unwrap();
+    drop_alone(sampler);
     assert_eq!(bits(&draws), bits(&plain), "{choice:?}, {kinds:?}: log Z changes draws");
     let mut worst = 0.0f64;
     for (r, row) in rows.iter().enumerate() {
