@@ -37,6 +37,8 @@ struct There {
     rows: CudaSlice<abi::Row>,
     row_filters: CudaSlice<u64>,
     draws: CudaSlice<abi::Draw>,
+    /// Of rows, filters and draws: to ask for them orders streams, which a capture must not see.
+    addresses: [u64; 3],
     _held: [CudaSlice<u8>; 2],
     /// The last to be dropped.
     dropping: Option<MutexGuard<'static, ()>>,
@@ -67,6 +69,11 @@ impl There {
         let rows = stream.alloc_zeros(count).unwrap();
         let row_filters = stream.alloc_zeros(3 * count).unwrap();
         let draws = stream.alloc_zeros(count).unwrap();
+        let addresses = {
+            let (rows, filters): (&CudaSlice<abi::Row>, &CudaSlice<u64>) = (&rows, &row_filters);
+            let draws: &CudaSlice<abi::Draw> = &draws;
+            [rows.device_ptr(&stream).0, filters.device_ptr(&stream).0, draws.device_ptr(&stream).0]
+        };
         stream.synchronize().unwrap();
         // SAFETY: the weight is on this device, of this size, and is dropped after the sampler, whose calls are waited for.
         let sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
@@ -80,6 +87,7 @@ impl There {
             rows,
             row_filters,
             draws,
+            addresses,
             _held: held,
             dropping: None,
         }
@@ -109,9 +117,7 @@ impl There {
 
     /// Enqueues a call, by lists or by stored logits; whether it is one.
     fn launch(&mut self, by_lists: bool) -> bool {
-        let rows = self.rows.device_ptr(&self.stream).0;
-        let filters = self.row_filters.device_ptr(&self.stream).0;
-        let draws = self.draws.device_ptr(&self.stream).0;
+        let [rows, filters, draws] = self.addresses;
         let There { stream, filters: selection, sampler, hidden, .. } = self;
         // SAFETY: rows, filters and draws are this value's, one for each hidden state; one stream is used, and it is waited
         // for before anything is dropped.
@@ -180,7 +186,7 @@ fn rows_like_a_models_are_decided_in_one_pass() {
     let weight = scattered(VOCAB);
     let plan = Plan { max_rows: ROWS, ..Plan::default() };
     let decided = |draws: &[abi::Draw]| draws.iter().filter(|draw| draw.status == abi::status::DRAWN).count();
-    let mut counts = [[0; 2]; 4];
+    let (mut counts, mut onces) = ([[0; 2]; 4], [0; 4]);
     let mut wrong = Vec::new();
     let sets = 4;
     for set in 0..sets {
@@ -188,13 +194,10 @@ fn rows_like_a_models_are_decided_in_one_pass() {
         let device = Device::new(0).unwrap();
         let (mut host, mut want) = (CudaTiled::new(problem.head(), plan, &device).unwrap(), Samples::new());
         let mut there = There::new(&problem, KernelChoice::Fastest);
-        for ((what, row, is_listed), counts) in cases.iter().zip(&mut counts) {
+        for (((what, row, is_listed), counts), once) in cases.iter().zip(&mut counts).zip(&mut onces) {
             let rows: Vec<_> = (0..ROWS as u64).map(|r| RowParams { position: r + 1000 * set, ..*row }).collect();
             host.sample(problem.input(), &rows, &mut want).unwrap();
-            let once = want.iter().filter(|row| row.is_ok_and(|row| row.passes == 1)).count();
-            if once < ROWS * 99 / 100 {
-                wrong.push(format!("{what}, set {set}: the host sampler decided {once} of {ROWS} rows in one pass"));
-            }
+            *once += want.iter().filter(|row| row.is_ok_and(|row| row.passes == 1)).count();
             for (by_lists, count) in [false, true].into_iter().zip(counts) {
                 there.set(&rows);
                 if (by_lists && !is_listed) || !there.launch(by_lists) {
@@ -213,13 +216,15 @@ fn rows_like_a_models_are_decided_in_one_pass() {
         }
     }
     let hopper = Device::new(0).unwrap().capability() == (9, 0);
-    for ((what, _, is_listed), [stored, listed]) in cases.iter().zip(counts) {
+    for (((what, _, is_listed), [stored, listed]), once) in cases.iter().zip(counts).zip(onces) {
         let all = ROWS * sets as usize;
-        println!("{what}: of {all} rows stored logits decide {stored}, lists {listed}");
+        println!(
+            "{what}: of {all} rows stored logits decide {stored}, lists {listed}, the host sampler {once} in one pass"
+        );
         let least = all * 99 / 100;
-        let enough = stored >= least && (listed >= least || !(hopper && *is_listed));
+        let enough = once >= least && stored >= least && (listed >= least || !(hopper && *is_listed));
         if !enough {
-            wrong.push(format!("{what}: of {all} rows stored logits decide {stored}, lists {listed}"));
+            wrong.push(format!("{what}: of {all} rows stored logits decide {stored}, lists {listed}, the host sampler {once} in one pass"));
         }
     }
     // The control: lists of equal logits overflow, and must not be taken for the row; the host sampler says so.
@@ -251,6 +256,7 @@ fn captured_calls_with_filters_draw_what_the_host_sampler_draws() {
     if !runs_here() {
         return;
     }
+    let hopper = Device::new(0).unwrap().capability() == (9, 0);
     for count in [7, 40] {
         let mut problem = Problem::integers(Size::new(count, 6_007, 72), DType::BF16, DType::BF16, 105);
         problem.scale = Some(2.0);
@@ -269,6 +275,9 @@ fn captured_calls_with_filters_draw_what_the_host_sampler_draws() {
         let (mut host, mut want) = (CudaTiled::new(problem.head(), plan, &device).unwrap(), Samples::new());
         for choice in &CHOICES[..2] {
             for by_lists in [false, true] {
+                if by_lists && (!hopper || *choice != KernelChoice::Fastest) {
+                    continue;
+                }
                 let mut there = There::new(&problem, *choice);
                 there.filters.prepare(&mut there.sampler).unwrap();
                 let stream = there.stream.clone();
@@ -276,13 +285,9 @@ fn captured_calls_with_filters_draw_what_the_host_sampler_draws() {
                 let capturing = alone();
                 stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
                 let launched = there.launch(by_lists);
-                let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap();
+                let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
                 drop(capturing);
-                if !launched {
-                    assert!(by_lists && graph.is_none_or(|graph| graph.launch().is_ok()));
-                    continue;
-                }
-                let graph = graph.unwrap();
+                assert!(launched, "{choice:?}");
                 let (mut decided, mut tokens) = (0, Vec::new());
                 for replay in 0..5 {
                     let row = |r: usize| RowParams { position: replay as u64, ..kinds[(r + replay) % kinds.len()] };
@@ -322,8 +327,7 @@ fn addresses_within_an_element_are_layout_errors() {
     let problem = Problem::integers(Size::new(3, 700, 64), DType::BF16, DType::BF16, 107);
     let mut there = There::new(&problem, KernelChoice::Fastest);
     there.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);
-    let (rows, draws) = (there.rows.device_ptr(&there.stream).0, there.draws.device_ptr(&there.stream).0);
-    let filters = there.row_filters.device_ptr(&there.stream).0;
+    let [rows, filters, draws] = there.addresses;
     let device = Device::new(0).unwrap();
     let logits = there.stream.alloc_zeros::<f32>(3 * 700).unwrap();
     let matrix = DeviceMatrix {
