@@ -118,6 +118,21 @@ fn filtered_rows_of_262144_tokens_have_the_reference_bits() {
     }
 }
 
+/// The first tokens, which the workers see first, are the likely ones: what they guess of the rest is wrong.
+#[test]
+fn rows_whose_masses_were_guessed_wrongly_have_the_reference_bits() {
+    const VOCAB: usize = 30_011;
+    let bulk = LogitShape::Gaussian.logits(VOCAB, 190);
+    let logits: Vec<f32> = (0..).zip(&bulk).map(|(t, l)| if t < 4096 { 3.0 + l } else { 0.25 * l }).collect();
+    let problem = Problem::of_logits(&logits, 48);
+    let plan = Plan { max_rows: 48, max_draws: 3, ..Plan::default() };
+    let base = RowParams { seed: 191, draws: 3, ..RowParams::default() };
+    let row = |r: u64| RowParams { position: r, top_p: [0.9, 0.95, 0.6, 0.99][r as usize % 4], ..base };
+    let calls: Vec<Vec<RowParams<'_>>> = (0..3).map(|c| (0..48).map(|r| row(c * 48 + r)).collect()).collect();
+    let most = compare("guessed wrongly", &problem, plan, &calls);
+    assert!(most > 1, "no row took a second pass");
+}
+
 #[test]
 fn many_flat_rows_that_list_what_they_keep_have_the_reference_bits() {
     let problem = Problem::of_logits(&LogitShape::Flat.logits(5_003, 177), 256);

@@ -2,6 +2,7 @@
 
 use crate::params::RowParams;
 use crate::repetitions::Repetitions;
+use core::ops::Range;
 
 /// What one token's logit goes through: `+ bias`, the repetition penalty, `- subtract`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,7 +57,45 @@ pub struct Adjustments {
     items: Vec<Adjustment>,
     /// Where each row's items end.
     ends: Vec<usize>,
+    /// For each block of tokens, which of the row's items is the first in it or after it, up to the last item's block. Rows
+    /// with few items have none.
+    starts: Vec<u32>,
+    /// Where each row's starts end.
+    starts_ends: Vec<usize>,
     repetitions: Repetitions,
+}
+
+/// Tokens of a block: with a thousand items a row and 152k tokens, seven items.
+const BLOCK: u32 = 1024;
+/// Blocks that an item can be worth: rows with few items for their tokens, which may be any before they are checked, are
+/// searched as they are.
+const BLOCKS_PER_ITEM: usize = 2;
+
+/// The adjustments of a row, with an index: a search of a thousand items that are not in the cache waits for memory at every
+/// step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IndexedAdjustments<'a> {
+    items: &'a [Adjustment],
+    starts: &'a [u32],
+}
+
+impl<'a> IndexedAdjustments<'a> {
+    /// A part of the row's items that holds those of `tokens`, which are not empty.
+    #[inline(always)]
+    pub fn near(&self, tokens: Range<u32>) -> &'a [Adjustment] {
+        if self.starts.is_empty() {
+            return self.items;
+        }
+        let at = |block: u32| self.starts.get(block as usize).map_or(self.items.len(), |&start| start as usize);
+        &self.items[at(tokens.start / BLOCK)..at((tokens.end - 1) / BLOCK + 1)]
+    }
+
+    /// The part of the index that [`near`](IndexedAdjustments::near) reads: for prefetching it.
+    #[inline(always)]
+    pub fn near_index(&self, tokens: Range<u32>) -> &'a [u32] {
+        let block = (tokens.start / BLOCK) as usize;
+        &self.starts[block.min(self.starts.len())..(block + 2).min(self.starts.len())]
+    }
 }
 
 impl Adjustments {
@@ -64,15 +103,39 @@ impl Adjustments {
     pub fn collect<'p>(&mut self, rows: impl IntoIterator<Item = &'p RowParams<'p>>) {
         self.items.clear();
         self.ends.clear();
+        self.starts.clear();
+        self.starts_ends.clear();
         for row in rows {
             self.push(row);
+            self.push_starts();
         }
+    }
+
+    /// Appends the index of the last row.
+    fn push_starts(&mut self) {
+        let row = self.starts_ends.len();
+        let items = &self.items[row.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[row]];
+        let blocks = items.last().map_or(0, |last| last.token / BLOCK + 1);
+        if blocks as usize <= BLOCKS_PER_ITEM * items.len() {
+            let mut at = 0;
+            self.starts.extend((0..blocks).map(|block| {
+                at += items[at..].iter().take_while(|item| item.token / BLOCK < block).count();
+                at as u32
+            }));
+        }
+        self.starts_ends.push(self.starts.len());
     }
 
     /// The adjustments of a row; panics when it is out of range, like a slice.
     pub fn row(&self, row: usize) -> &[Adjustment] {
         let from = row.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.items[from..self.ends[row]]
+    }
+
+    /// The adjustments of a row, as for [`Adjustments::row`], with an index.
+    pub fn indexed(&self, row: usize) -> IndexedAdjustments<'_> {
+        let from = row.checked_sub(1).map_or(0, |before| self.starts_ends[before]);
+        IndexedAdjustments { items: self.row(row), starts: &self.starts[from..self.starts_ends[row]] }
     }
 
     /// Appends what each knob of a row says of single tokens, and folds what is said of the same token.
@@ -254,6 +317,26 @@ mod tests {
         for penalty in [large.next_up(), -large.next_up(), f32::NAN] {
             let row = RowParams { frequency_penalty: penalty, ..RowParams::default() };
             assert!(row.check_values().unwrap_err().to_string().starts_with("frequency_penalty must be between"));
+        }
+    }
+
+    #[test]
+    fn the_index_leaves_no_item_out() {
+        let biases: Vec<(u32, f32)> = (0..500u32).map(|i| (i * i % 997 * 7 + 3000, 1.0)).collect();
+        let rows = [&biases[..], &[], &biases[..300], &[(5, 1.0)], &[(u32::MAX, 1.0)]];
+        let rows = rows.map(|logit_bias| RowParams { logit_bias, ..RowParams::default() });
+        let mut all = Adjustments::default();
+        for _ in 0..2 {
+            all.collect(&rows);
+            assert!(!all.indexed(0).starts.is_empty() && all.indexed(4).starts.is_empty());
+            for r in 0..rows.len() {
+                for tokens in [0..1, 0..4, 0..256, 1000..1030, 4096..5120, 4095..4097, 9000..9256, 20_000..20_001] {
+                    let inside = |items: &[Adjustment]| items.iter().filter(|a| tokens.contains(&a.token)).count();
+                    let near = all.indexed(r).near(tokens.clone());
+                    assert_eq!(inside(near), inside(all.row(r)), "row {r}, {tokens:?}");
+                    assert!(r != 0 || near.len() < 200, "{tokens:?}");
+                }
+            }
         }
     }
 

@@ -122,6 +122,14 @@ impl Filters {
         }
     }
 
+    /// The `p` of a top-p that is the only filter.
+    pub fn lone_top_p(&self) -> Option<f32> {
+        match self.steps() {
+            [Filter::TopP(p)] => Some(*p),
+            _ => None,
+        }
+    }
+
     /// Moments for the row's logits, empty.
     pub fn moments(&self) -> Moments {
         Moments::of_temperature(self.temperature)

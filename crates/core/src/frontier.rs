@@ -53,6 +53,7 @@ impl Frontier {
     }
 
     /// The winner among the tokens that reach a place; [`Candidate::NONE`] when there is none.
+    #[inline]
     pub fn winner_from(&self, place: Place) -> Candidate {
         let admitted = self.points.partition_point(|p| p.place().reaches(&place));
         admitted.checked_sub(1).map_or(Candidate::NONE, |last| self.points[last])

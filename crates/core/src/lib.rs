@@ -59,7 +59,7 @@ pub mod survey;
 pub mod transform;
 pub mod winner;
 
-pub use adjustments::{Adjustment, Adjustments};
+pub use adjustments::{Adjustment, Adjustments, IndexedAdjustments};
 pub use error::{HeadError, RowError, SampleError};
 pub use filters::{Filter, Filters, Order};
 pub use frontier::Frontier;

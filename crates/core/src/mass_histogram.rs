@@ -292,6 +292,50 @@ impl MassHistogram {
         edges(self.top).map(|edge| (edge, self.bins[slot_of(edge)])).filter(|(_, mass)| *mass > 0)
     }
 
+    /// The highest edge, where the bins are the [falling](MassHistogram::falling) ones.
+    pub(crate) fn falling_from(&self) -> Option<f32> {
+        (self.top.abs() < FAST).then_some(self.top)
+    }
+
+    /// The masses of the highest `N` bins from the top down, in units, where the highest edge is small.
+    pub(crate) fn falling<const N: usize>(&self) -> [u64; N] {
+        let slot = slot_of(self.top) + BINS;
+        core::array::from_fn(|i| self.bins[(slot - i) % BINS])
+    }
+
+    /// The memory of `count` bins, 512 at most, upwards from that with this edge, where the highest edge is small: for
+    /// prefetching it.
+    #[inline(always)]
+    pub fn upwards(&self, edge: f32, count: usize) -> [&[u64]; 2] {
+        let from = slot_of(edge) % BINS;
+        let end = from + count.min(BINS);
+        [&self.bins[from..end.min(BINS)], &self.bins[..end.saturating_sub(BINS)]]
+    }
+
+    /// Empties the bins below `edge`, the edge of a bin.
+    pub fn clear_below(&mut self, edge: f32) {
+        if edge > self.top {
+            return self.clear();
+        }
+        for below in edges(self.top).filter(|&below| below < edge) {
+            self.bins[slot_of(below)] = 0;
+        }
+    }
+
+    /// Adds the masses of those of a slice that are below `floor`.
+    pub fn extend_below(&mut self, logits: &[f32], floor: f32) {
+        logits.iter().filter(|&&logit| logit < floor).for_each(|&logit| self.push(logit));
+    }
+
+    /// Adds masses to the bins of these numbers modulo 512, of logits that there is [room](MassHistogram::make_room) for;
+    /// see [`MassHistogram::entry_of`].
+    #[inline(always)]
+    pub fn add_masses(&mut self, slots: &[u32], masses: &[u32]) {
+        for (&slot, &mass) in slots.iter().zip(masses) {
+            self.bins[slot as usize % BINS] += u64::from(mass);
+        }
+    }
+
     /// The lower edge of the bin of a logit, in nats; -inf for -inf.
     pub fn edge(logit: f32) -> f32 {
         edge_of(logit)

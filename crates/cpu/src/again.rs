@@ -7,10 +7,10 @@ use crate::engine::{Engine, Rows};
 use crate::filtered::{Ask, FilterState};
 use crate::largest::order;
 use crate::state::RowState;
-use crate::tile::{Planned, Source};
+use crate::tile::{Planned, Source, Worker};
 use core::cmp::Reverse;
 use core::ops::Range;
-use flash_sampling_core::selection::{Filtered, Filtering, Need, Seen};
+use flash_sampling_core::selection::{Below, Filtered, Filtering, Need, Seen};
 use flash_sampling_core::{Candidate, RowError};
 use rayon::prelude::*;
 
@@ -38,9 +38,9 @@ fn answer(
     if let (Some(filters), true, None) = (&row.filters, state.alive, state.fault) {
         let RowState { filter, mass, .. } = state;
         filter.largest.finish();
-        let FilterState { largest, moments, doubts, answer, frontiers, used, .. } = filter;
+        let FilterState { largest, moments, doubts, answer, frontiers, used, floor, .. } = filter;
         let mass = mass.as_ref().expect("a row with filters has masses");
-        let seen = Seen::first(largest.as_slice(), largest.limit(), mass, moments);
+        let seen = Seen { below: floor.below, ..Seen::first(largest.as_slice(), largest.limit(), mass, moments) };
         let of = Filtered { row, filters, vocab_size, passes };
         filter.need = filtering.answer(&of, &seen, &frontiers[..*used], doubts, answer);
     }
@@ -68,7 +68,8 @@ impl Engine {
         while !self.needs.is_empty() {
             self.group(rows, tokens.len() as u64, &mut members, &mut again);
             gather(&members, &mut |source| {
-                self.for_parts(tokens.clone(), chunk, |worker, part, simd| worker.evaluate(source, &again, part, simd));
+                let work = |worker: &mut Worker, part, simd| worker.evaluate(source, &again, part, simd);
+                self.for_parts(tokens.clone(), chunk, |_| {}, work);
             });
             for &r in &members {
                 self.passes[r] += 1;
@@ -98,6 +99,7 @@ impl Engine {
             let filtering = &mut self.filtering[0];
             states.iter_mut().zip(rows).for_each(|(state, row)| answer(filtering, row, state, vocab_size, 1));
         }
+        self.known.note(states.iter().any(|state| state.filter.missed()));
         for (r, state) in states.iter_mut().enumerate() {
             self.needs.extend(state.filter.need.take().map(|need| (r, need)));
         }
@@ -129,9 +131,16 @@ impl Engine {
             false
         });
         let Some((first, others)) = self.workers.split_first_mut() else { return };
-        for other in &mut *others {
-            for &r in &*members {
+        for &r in &*members {
+            for other in &mut *others {
                 other.rows[r].filter.begin_before(&first.rows[r].filter);
+                if let Some(mass) = &mut other.rows[r].mass {
+                    mass.clear();
+                }
+            }
+            let RowState { filter, mass, .. } = &mut first.rows[r];
+            if let (Some(mass), true) = (mass, filter.floor.below.is_on()) {
+                mass.clear_below(filter.floor.below.floor());
             }
         }
         for worker in core::iter::once(first).chain(others) {
@@ -146,8 +155,14 @@ impl Engine {
         match ask {
             Ask::Summary => {}
             Ask::Before => {
-                others.iter().for_each(|other| first.rows[r].filter.merge_before(&other.rows[r].filter));
                 let state = &mut first.rows[r];
+                for other in others {
+                    state.filter.merge_before(&other.rows[r].filter);
+                    if let (Some(a), Some(b)) = (&mut state.mass, &other.rows[r].mass) {
+                        a.merge(b);
+                    }
+                }
+                state.filter.floor.below = Below::default();
                 answer(&mut self.filtering[0], &rows[r], state, vocab_size, self.passes[r]);
                 self.needs.extend(state.filter.need.take().map(|need| (r, need)));
             }
@@ -160,7 +175,7 @@ impl Engine {
                     list.sort_unstable_by(order);
                     let RowState { filter, mass, .. } = &mut first.rows[r];
                     let mass = mass.as_ref().expect("a row with filters has masses");
-                    let seen = Seen { list, floor, mass, moments: &filter.moments };
+                    let seen = Seen { list, floor, mass, below: Below::default(), moments: &filter.moments };
                     let of = Filtered { row, filters, vocab_size, passes: self.passes[r] };
                     let need = self.filtering[0].answer_listed(&of, &seen, &mut filter.answer);
                     self.needs.extend(need.map(|need| (r, need)));

@@ -6,6 +6,7 @@
 //!
 //! [`Filtering`]: flash_sampling_core::selection::Filtering
 
+use crate::floor::Floor;
 use crate::largest::Largest;
 use crate::prefetch::prefetch;
 use crate::words::SPAN;
@@ -31,6 +32,8 @@ pub(crate) struct FilterState {
     pub(crate) largest: Largest,
     /// The largest logit so far.
     pub(crate) largest_logit: f32,
+    /// The mass that is in no bin.
+    pub(crate) floor: Floor,
     /// One a draw; none where the row is drawn from a list.
     pub(crate) frontiers: Vec<Frontier>,
     pub(crate) used: usize,
@@ -42,15 +45,18 @@ pub(crate) struct FilterState {
 }
 
 impl FilterState {
-    /// Empties it for a row's first pass; whether the row needs its masses.
-    pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters) -> bool {
+    /// Empties it for a row's first pass; whether the row needs its masses. `short`: lists may have so many tokens only, and
+    /// masses a floor, in rows where that decides as a rule.
+    pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters, short: Option<usize>) -> bool {
         let wants = Wants::of(row, filters);
         self.moments = filters.moments();
         self.largest_logit = f32::NEG_INFINITY;
         self.used = wants.frontiers;
         self.frontiers.resize_with(self.used.max(self.frontiers.len()), Frontier::default);
         self.frontiers.iter_mut().for_each(Frontier::clear);
-        self.largest.begin(wants.list);
+        let short = short.filter(|_| wants.prefix);
+        self.largest.begin(wants.list, short.unwrap_or(wants.list));
+        self.floor.begin(short.and(filters.lone_top_p()));
         self.doubts.clear();
         self.answer.begin();
         wants.mass
@@ -75,13 +81,22 @@ impl FilterState {
         self.moments.merge(&other.moments);
         self.largest.merge(&other.largest);
         self.largest_logit = self.largest_logit.max(other.largest_logit);
+        self.floor.below.merge(&other.floor.below);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
     }
 
-    /// Prepares a pass that sums the mass before the points in doubt, which `first` knows.
+    /// Prepares a pass that sums the mass before the points in doubt, which `first` knows, and puts what is below its floor
+    /// into bins.
     pub(crate) fn begin_before(&mut self, first: &FilterState) {
+        self.floor.below = first.floor.below;
         self.doubts.clear();
         self.doubts.extend(first.doubts.iter().map(|doubt| Before::new(doubt.place)));
+    }
+
+    /// Whether a floor was too high to decide the row.
+    pub(crate) fn missed(&self) -> bool {
+        let floor = self.floor.below.floor();
+        self.need.is_some() && self.doubts.iter().any(|doubt| doubt.place.logit < floor)
     }
 
     /// Adds a tile, `top` its largest logit, to the mass before the points in doubt.

@@ -5,6 +5,7 @@ use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::raw::RawState;
 use crate::state::{Best, Fault, RowState};
+use crate::tile::Worker;
 use crate::words::SPAN;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::sampler::check_call;
@@ -188,16 +189,16 @@ impl PerturbedArgmax for Grouped<'_> {
         let adjustments = engine.adjustments(rows);
         let rows = engine.begin(rows, &adjustments, &can, head.vocab_size(), |_, _| 0.0);
         let active = |r: usize| rows[r].as_ref().ok().map(|planned| planned.row);
-        for worker in &mut engine.workers {
+        let begin = |worker: &mut Worker| {
             for (r, chosen) in worker.chosen[..rows.len()].iter_mut().enumerate() {
                 if let Some(row) = active(r) {
                     chosen.begin(&row);
                 }
             }
-        }
+        };
         let source = hidden.source(head, dot);
-        engine.for_parts(head.tokens(), *group, |worker, tokens, simd| {
-            worker.begin(&rows);
+        engine.for_parts(head.tokens(), *group, begin, |worker, tokens, simd| {
+            worker.begin(&rows, None);
             worker.evaluate(&source, &rows, tokens.clone(), simd);
             let k = tokens.start / *group;
             for (r, (chosen, state)) in worker.chosen.iter_mut().zip(&worker.rows).enumerate().take(rows.len()) {

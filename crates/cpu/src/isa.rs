@@ -94,6 +94,7 @@ fn detect(isa: Isa) -> bool {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("popcnt")
                 && detect(Isa::Avx2)
         }
         Isa::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && detect(Isa::Avx512),

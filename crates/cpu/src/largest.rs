@@ -11,9 +11,11 @@ use flash_sampling_core::{Candidate, Winner};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Largest {
     limit: usize,
+    /// How many are kept at least before others are merged: at most `limit`.
+    own: usize,
     /// Keys of the tokens.
     keys: Vec<u64>,
-    /// The last of the first `limit` when they were last picked.
+    /// Every token up to this one that was pushed is kept: the last of the first `own` when they were last picked.
     last: Option<u64>,
     /// The tokens once they are sorted.
     sorted: Vec<Candidate>,
@@ -35,9 +37,10 @@ fn candidate(key: u64) -> Candidate {
 }
 
 impl Largest {
-    /// Empties it; at least one token is kept.
-    pub(crate) fn begin(&mut self, limit: usize) {
-        (self.limit, self.last) = (limit.max(1), None);
+    /// Empties it; at least one token is kept. Until others are merged it keeps `own` tokens; then all may be fewer than
+    /// `limit`, but there is no gap in them.
+    pub(crate) fn begin(&mut self, limit: usize, own: usize) {
+        (self.limit, self.own, self.last) = (limit.max(1), own.clamp(1, limit.max(1)), None);
         self.sorted.clear();
         self.keys.clear();
         self.keys.reserve(2 * self.limit);
@@ -60,7 +63,7 @@ impl Largest {
 
     fn add(&mut self, key: u64) -> bool {
         self.keys.push(key);
-        let full = self.keys.len() >= 2 * self.limit;
+        let full = self.keys.len() >= 2 * self.own;
         if full {
             self.pick();
         }
@@ -68,16 +71,21 @@ impl Largest {
     }
 
     fn pick(&mut self) {
-        if self.keys.len() >= self.limit {
-            self.last = Some(*self.keys.select_nth_unstable(self.limit - 1).1);
-            self.keys.truncate(self.limit);
+        if self.keys.len() >= self.own {
+            self.last = Some(*self.keys.select_nth_unstable(self.own - 1).1);
+            self.keys.truncate(self.own);
         }
     }
 
     /// Adds what another worker has found.
     pub(crate) fn merge(&mut self, other: &Largest) {
+        self.own = self.limit;
+        if let Some(last) = other.last.filter(|&theirs| self.last.is_none_or(|ours| theirs < ours)) {
+            self.last = Some(last);
+            self.keys.retain(|&key| key <= last);
+        }
         for &key in &other.keys {
-            if self.last.is_none_or(|last| key < last) {
+            if self.last.is_none_or(|last| key <= last) {
                 self.add(key);
             }
         }
@@ -86,15 +94,18 @@ impl Largest {
     /// Sorts what there is; nothing may be added then.
     pub(crate) fn finish(&mut self) {
         if self.sorted.is_empty() {
+            if let Some(last) = self.last {
+                self.keys.retain(|&key| key <= last);
+            }
             self.pick();
             self.keys.sort_unstable();
             self.sorted.extend(self.keys.iter().map(|&key| candidate(key)));
         }
     }
 
-    /// How many tokens were asked for.
+    /// How many tokens there are if others were left out; how many were asked for otherwise.
     pub(crate) fn limit(&self) -> usize {
-        self.limit
+        if self.last.is_some() { self.sorted.len() } else { self.limit }
     }
 
     /// The tokens, sorted once it is finished.
@@ -111,11 +122,12 @@ mod tests {
     proptest! {
         #[test]
         fn the_first_tokens_are_those_of_the_sorted_row(
-            logits in prop::collection::vec((-6i8..7).prop_map(f32::from), 1..300), limit in 1usize..40, step in 1usize..20,
+            logits in prop::collection::vec((-6i8..7).prop_map(f32::from), 1..300), limit in 1usize..40, own in 1usize..40,
+            step in 1usize..20,
         ) {
-            let of = |chunks: &[usize]| {
+            let of = |chunks: &[usize], own: usize| {
                 let mut list = Largest::default();
-                list.begin(limit);
+                list.begin(limit, own);
                 for &k in chunks {
                     let first = (k * step) as u32;
                     for (token, &logit) in (first..).zip(&logits[k * step..logits.len().min((k + 1) * step)]) {
@@ -128,10 +140,11 @@ mod tests {
             };
             let chunks: Vec<usize> = (0..logits.len().div_ceil(step)).collect();
             let (even, odd): (Vec<usize>, Vec<usize>) = chunks.iter().partition(|&k| k % 2 == 0);
-            let (mut whole, mut merged) = (of(&chunks), of(&odd));
-            merged.merge(&of(&even));
-            whole.finish();
-            merged.finish();
+            let (mut whole, mut merged) = (of(&chunks, limit), of(&odd, limit));
+            let mut shorter = of(&odd, own);
+            merged.merge(&of(&even, limit));
+            shorter.merge(&of(&even, own));
+            [&mut whole, &mut merged, &mut shorter].into_iter().for_each(Largest::finish);
             let mut sorted: Vec<Candidate> = (0..)
                 .zip(&logits)
                 .map(|(token, &logit)| Candidate { winner: Winner::new(logit, token), logit })
@@ -140,6 +153,9 @@ mod tests {
             sorted.truncate(limit);
             prop_assert_eq!(whole.as_slice(), &sorted[..]);
             prop_assert_eq!(merged.as_slice(), &sorted[..]);
+            let few = shorter.as_slice();
+            prop_assert!(few == &sorted[..few.len()] && few.len() >= own.min(sorted.len()));
+            prop_assert!(few.len() == logits.len().min(limit) || shorter.limit() == few.len());
         }
     }
 }

@@ -18,12 +18,14 @@
 //! `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads, and each
 //! variant has its file. `unsafe` lives in `dot`, `words`, and the dispatch of `tile`.
 
+mod adjusted;
 mod again;
 mod canonical;
 mod dot;
 mod engine;
 mod error;
 mod filtered;
+mod floor;
 mod grouped;
 mod isa;
 mod largest;

@@ -130,14 +130,14 @@ impl RowState {
         state
     }
 
-    /// Empties the state for a row.
-    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32) {
+    /// Empties the state for a row; `short` as for [`FilterState::begin`].
+    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<usize>) {
         self.raw.begin(row);
         self.filtered = row.filters.is_some();
         let mut largest = 0;
         if let Some(filters) = &row.filters {
             self.best.clear();
-            self.weighed = self.filter.begin(row, filters);
+            self.weighed = self.filter.begin(row, filters, short);
             self.mass.get_or_insert_default();
         } else {
             self.weighed = self.weigh || row.logprobs.is_some();
@@ -158,7 +158,8 @@ impl RowState {
         prefetch(core::slice::from_ref(self));
     }
 
-    /// Fetches what a tile adds to: 24 nats of masses are most that a row reaches.
+    /// Fetches what a tile adds to: 24 nats of masses are most that a row reaches, and six are
+    /// most above a floor.
     #[inline(always)]
     pub(crate) fn prefetch_parts(&self) {
         prefetch(&self.best.winners[..self.best.winners.len().min(1)]);
@@ -166,7 +167,12 @@ impl RowState {
             self.filter.prefetch();
         }
         if let (true, Some(mass)) = (self.weighed, &self.mass) {
-            mass.highest(24 * 8).into_iter().for_each(prefetch);
+            let floor = self.filter.floor.below.floor();
+            if self.filtered && floor > f32::NEG_INFINITY {
+                mass.upwards(floor, 6 * 8).into_iter().for_each(prefetch);
+            } else {
+                mass.highest(24 * 8).into_iter().for_each(prefetch);
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use crate::engine::{CHUNK, Call, Engine, Hidden};
 use crate::filtered::Ask;
 use crate::largest::order;
 use crate::state::RowState;
-use crate::tile::Planned;
+use crate::tile::{Planned, Worker};
 use crate::tiled::Tiled;
 use flash_sampling_core::selection::Before;
 use flash_sampling_core::survey::check_survey;
@@ -52,8 +52,8 @@ impl Engine {
             if members.len() < rows.len() {
                 hidden.gather(dot, &call.input, &members);
             }
-            for worker in &mut self.workers {
-                worker.begin(&asked);
+            let begin = |worker: &mut Worker| {
+                worker.begin(&asked, None);
                 for (state, inquiry) in worker.rows.iter_mut().zip(inquiries) {
                     if let Inquiry::Before(doubts) = inquiry {
                         state.filter.doubts.clear();
@@ -62,9 +62,11 @@ impl Engine {
                 }
                 worker.lists.resize_with(slots.max(worker.lists.len()), Vec::new);
                 worker.lists.iter_mut().for_each(Vec::clear);
-            }
+            };
             let source = hidden.source(head, dot);
-            self.for_parts(head.tokens(), CHUNK, |worker, part, simd| worker.evaluate(&source, &asked, part, simd));
+            self.for_parts(head.tokens(), CHUNK, begin, |worker, part, simd| {
+                worker.evaluate(&source, &asked, part, simd);
+            });
             self.gather(&asked);
         }
         for (r, (survey, inquiry)) in out.iter_mut().zip(inquiries).enumerate() {

@@ -2,10 +2,12 @@
 
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
-use crate::filtered::Ask;
+use crate::filtered::{Ask, FilterState};
+use crate::floor::Known;
 use crate::grouped::Chosen;
 use crate::isa::Isa;
 use crate::perturb::perturb;
+use crate::prefetch::prefetch;
 use crate::state::{Fault, RowState};
 use crate::words::{Lanes, SPAN, portable};
 #[cfg(target_arch = "x86_64")]
@@ -13,9 +15,12 @@ use crate::words::{avx2, avx512};
 use core::ops::Range;
 use flash_sampling_core::matrix::widen;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::transform::{any_invalid, first_invalid};
+use flash_sampling_core::transform::{RowTransform, any_invalid, first_invalid};
 use flash_sampling_core::winner::Place;
-use flash_sampling_core::{Candidate, Domain, Filters, Head, MassHistogram, Matrix, RowError, Winner};
+use flash_sampling_core::{
+    Candidate, Domain, Filters, Head, IndexedAdjustments, MassHistogram, Matrix, RowError, Winner,
+};
+use std::sync::Arc;
 
 /// Where logits come from.
 #[derive(Clone, Copy)]
@@ -27,6 +32,14 @@ pub(crate) enum Source<'a> {
 }
 
 impl Source<'_> {
+    /// How many tokens a row has.
+    fn tokens(&self) -> u32 {
+        match self {
+            Source::Head { head, .. } => head.tokens().len() as u32,
+            Source::Logits { logits, .. } => logits.cols() as u32,
+        }
+    }
+
     /// Writes the raw logits of `tokens` (at most [`TILE`]) to `out[r * TILE ..]`, for all rows.
     fn fill(&self, tokens: Range<u32>, out: &mut [f32], scratch: &mut DotScratch) {
         match self {
@@ -51,6 +64,8 @@ impl Source<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned<'a> {
     pub(crate) row: Row<'a>,
+    /// What the row's transform says of single tokens.
+    pub(crate) adjustments: IndexedAdjustments<'a>,
     /// How far below the best a candidate may be and still be the canonical winner; 0 = not canonical.
     pub(crate) slack: f32,
     /// Where the source has the row.
@@ -69,18 +84,20 @@ pub(crate) struct Worker {
     pub(crate) lists: Vec<Vec<Candidate>>,
     /// The groups seen so far, for variants that draw a group.
     pub(crate) chosen: Vec<Chosen>,
+    known: Arc<Known>,
 }
 
 impl Worker {
-    pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch) -> Self {
-        Worker { logits: vec![0.0; rows.len() * TILE + SPAN], dot, rows, lists: Vec::new(), chosen: Vec::new() }
+    pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<Known>) -> Self {
+        let logits = vec![0.0; rows.len() * TILE + SPAN];
+        Worker { logits, dot, rows, lists: Vec::new(), chosen: Vec::new(), known }
     }
 
-    /// Empties the states for the rows of a pass.
-    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>]) {
+    /// Empties the states for the rows of a pass; `short` as for [`FilterState::begin`](crate::filtered::FilterState::begin).
+    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<usize>) {
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
-                state.begin(&planned.row, planned.slack);
+                state.begin(&planned.row, planned.slack, short);
             }
         }
     }
@@ -112,15 +129,19 @@ impl Worker {
             source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
             for (r, row) in rows.iter().enumerate() {
                 let Ok(planned) = row else { continue };
-                if let Some(state) = self.rows.get(r + 2) {
+                if let (Some(state), Some(Ok(after))) = (self.rows.get(r + 2), rows.get(r + 2)) {
                     state.prefetch();
+                    prefetch(after.adjustments.near_index(part.clone()));
                 }
-                if let Some(state) = self.rows.get(r + 1) {
+                if let (Some(state), Some(Ok(next))) = (self.rows.get(r + 1), rows.get(r + 1)) {
                     state.prefetch_parts();
+                    let near = next.adjustments.near(part.clone());
+                    prefetch(&near[..near.len().min(16)]);
                 }
                 let logits = &mut self.logits[planned.at * TILE..][..TILE];
-                let lists = &mut self.lists;
-                simd.summarize(Span { source, planned, first, at, len: part.len(), logits, lists }, &mut self.rows[r]);
+                let (lists, known) = (&mut self.lists, (r, &*self.known));
+                let span = Span { source, planned, first, at, len: part.len(), logits, lists, known };
+                simd.summarize(span, &mut self.rows[r]);
             }
         }
     }
@@ -135,6 +156,8 @@ struct Span<'a, 'b> {
     len: usize,
     logits: &'a mut [f32],
     lists: &'a mut [Vec<Candidate>],
+    /// The row's number, and what workers know of each other.
+    known: (usize, &'a Known),
 }
 
 /// Instruction set of everything but the dot products. The results do not depend on it.
@@ -183,9 +206,9 @@ unsafe fn summarize_avx2(span: Span<'_, '_>, state: &mut RowState) {
 }
 
 /// # Safety
-/// AVX-512 F, BW, DQ and VL are available.
+/// AVX-512 F, BW, DQ and VL, and POPCNT are available.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")]
 unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
     // SAFETY: by this function's contract.
     unsafe { summarize::<avx512::Avx512>(span, state) };
@@ -197,7 +220,7 @@ unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
 /// The instruction set of `L` is available.
 #[inline(always)]
 unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
-    let Span { source, planned, first, at, len, logits, lists } = span;
+    let Span { source, planned, first, at, len, logits, lists, known } = span;
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
     if let Source::Head { head, .. } = source {
@@ -212,7 +235,8 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
         state.raw.add(token, &logits[at..end]);
     }
     // Logits that are finite or -inf: the transform makes no NaN of these.
-    row.transform.apply(token, &mut logits[at..end]);
+    let adjustments = planned.adjustments.near(token..token + len as u32);
+    RowTransform { adjustments, ..row.transform }.apply(token, &mut logits[at..end]);
     logits[..at].fill(f32::NEG_INFINITY);
     let whole = end.next_multiple_of(SPAN);
     logits[end..whole].fill(f32::NEG_INFINITY);
@@ -229,9 +253,19 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
             state.alive = true;
             // SAFETY: by this function's contract.
             unsafe { add::<L>(row, first, spans, top, state) };
+            if let (Some(_), Some(mass)) = (&row.filters, &state.mass) {
+                let FilterState { floor, largest_logit, .. } = &mut state.filter;
+                floor.learn(mass, len as u32, source.tokens(), known.0, *largest_logit, known.1);
+            }
         }
         Ask::Summary => {}
-        Ask::Before => state.filter.add_before(first, spans, top),
+        Ask::Before => {
+            state.filter.add_before(first, spans, top);
+            let floor = state.filter.floor.below.floor();
+            if let (Some(mass), true) = (&mut state.mass, floor > f32::NEG_INFINITY) {
+                mass.extend_below(spans.as_flattened(), floor);
+            }
+        }
         // SAFETY: by this function's contract.
         Ask::List { floor, slot } => unsafe {
             rank::<L>(first, spans, floor, |c| {
@@ -308,8 +342,14 @@ unsafe fn add_filtered<L: Lanes>(
         return;
     }
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
-        // SAFETY: by this function's contract.
-        unsafe { weigh::<L>(spans, top, MassHistogram::edge(floor), mass) };
+        let below = &mut filter.floor.below;
+        if below.is_on() {
+            // SAFETY: by this function's contract.
+            below.add(unsafe { L::weigh_above(spans, top, below.floor(), mass) });
+        } else {
+            // SAFETY: by this function's contract.
+            unsafe { weigh::<L>(spans, top, MassHistogram::edge(floor), mass) };
+        }
     }
     let cut = filter.largest.threshold(first);
     if top >= cut {

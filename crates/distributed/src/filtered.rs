@@ -11,7 +11,7 @@
 use crate::tiling::Whole;
 use core::cmp::Reverse;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::selection::{Answer, Before, Filtered, Filtering, Need, Seen, Wants};
+use flash_sampling_core::selection::{Answer, Before, Below, Filtered, Filtering, Need, Seen, Wants};
 use flash_sampling_core::survey::by_place;
 use flash_sampling_core::{Candidate, Inquiry, RowError, RowParams, RowSurvey, Samples};
 
@@ -191,7 +191,7 @@ impl OpenRows {
                         continue;
                     }
                     let RowSurvey { mass, moments, .. } = &open.overview;
-                    let seen = Seen { list: &open.list, floor, mass, moments };
+                    let seen = Seen { list: &open.list, floor, mass, below: Below::default(), moments };
                     let need = self.filtering.answer_listed(&of, &seen, &mut open.answer);
                     if open.list.capacity() > kept_list(rows.len()) {
                         open.list = Vec::new();

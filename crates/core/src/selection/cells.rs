@@ -71,10 +71,13 @@ impl Cells {
         (whole + weight * listed, whole + weight * full)
     }
 
-    /// The mass of the tokens before one that is not listed: not below the first, not above the second. `listed`: those
-    /// of them that are known; `known`: what else is known of some places.
-    pub(super) fn before(&self, place: Place, listed: &[Candidate], known: &[Before]) -> (f64, f64) {
+    /// The mass of the tokens before one that is not listed: not below the first, not above the second. `floor`: bins below
+    /// this one are not complete; `listed`: those of the tokens that are known; `known`: what else is known of some places.
+    pub(super) fn before(&self, place: Place, floor: f32, listed: &[Candidate], known: &[Before]) -> (f64, f64) {
         let (edge, own) = self.mass_of(place.logit);
+        if edge < floor {
+            return (sum_of(&self.cells[..self.cells.partition_point(|c| c.edge > edge)]), f64::INFINITY);
+        }
         let cells = self.cells.partition_point(|c| c.edge > edge);
         let sum = sum_of(&self.cells[..cells]);
         let cell = self.cells.get(cells).filter(|c| c.edge == edge);

@@ -23,7 +23,7 @@ const PARTIAL_PASSES: u32 = 2;
 /// What an undecided row needs of another pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Need {
-    /// The mass before the points in doubt.
+    /// The mass before the points in doubt, and the masses [below](super::Below) a floor in their bins.
     Before,
     /// A list of every token with a logit of at least `floor`, of which there are at most `bound`.
     List {
@@ -43,6 +43,9 @@ pub struct Wants {
     pub frontiers: usize,
     /// Whether its masses are needed.
     pub mass: bool,
+    /// Whether its only filter is top-p and nothing but its draws is asked for: then the masses far below the limit need not
+    /// be in bins, and the list may be shorter.
+    pub prefix: bool,
 }
 
 impl Wants {
@@ -57,7 +60,8 @@ impl Wants {
             k => LIST.max(k.unwrap_or(0) as usize).max(row.logprobs.unwrap_or(0) as usize),
         };
         let frontiers = if listed { 0 } else { row.draws as usize };
-        Wants { list, frontiers, mass: filters.need_mass_beyond(list) }
+        let prefix = filters.lone_top_p().is_some() && frontiers > 0 && row.logprobs.is_none() && !row.kept;
+        Wants { list, frontiers, mass: filters.need_mass_beyond(list), prefix }
     }
 }
 
@@ -123,6 +127,9 @@ impl Filtering {
                     return Some(Need::Before);
                 }
             }
+        }
+        if seen.below.is_on() {
+            return Some(Need::Before);
         }
         Some(self.need_list(&selection, seen, of.passes))
     }

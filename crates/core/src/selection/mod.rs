@@ -16,6 +16,7 @@
 mod answer;
 mod band;
 mod before;
+mod below;
 mod cells;
 mod filtering;
 mod seen;
@@ -27,6 +28,7 @@ mod typical;
 pub use answer::Answer;
 pub use band::Band;
 pub use before::Before;
+pub use below::Below;
 pub use filtering::{Filtered, Filtering, Need, Wants};
 pub use seen::Seen;
 pub use selector::Selector;

@@ -1,5 +1,6 @@
 //! What a pass leaves of a row.
 
+use super::Below;
 use crate::mass_histogram::MassHistogram;
 use crate::moments::Moments;
 use crate::winner::Candidate;
@@ -13,6 +14,8 @@ pub struct Seen<'a> {
     pub floor: f32,
     /// The masses of the whole row, where [`need_mass`](crate::Filters::need_mass).
     pub mass: &'a MassHistogram,
+    /// What of the mass is in no bin, where a pass kept the sum alone.
+    pub below: Below,
     /// The moments of the whole row, where [`need_moments`](crate::Filters::need_moments).
     pub moments: &'a Moments,
 }
@@ -24,6 +27,6 @@ impl<'a> Seen<'a> {
             Some(last) if list.len() >= limit => last.logit.next_up(),
             _ => f32::NEG_INFINITY,
         };
-        Seen { list, floor, mass, moments }
+        Seen { list, floor, mass, below: Below::default(), moments }
     }
 }

@@ -28,6 +28,8 @@ pub struct Selector {
     /// The limits between which a prefix's mass ends; the smallest logit that it may hold.
     limits: (f64, f64),
     prefix_floor: f32,
+    /// Whether a prefix holds the whole list.
+    holds_list: bool,
 }
 
 /// A logit that is not reached by anything.
@@ -108,7 +110,8 @@ impl Selector {
     /// Appends the points of a frontier for which it takes the [mass before](Before) them to tell the winner; none where
     /// that does not help.
     pub fn doubts(&self, selection: &Selection, seen: &Seen<'_>, frontier: &Frontier, doubts: &mut Vec<Before>) {
-        if *selection == Selection::Prefix && self.from == 0 && self.limits.0 == self.limits.1 {
+        let exact = self.limits.0 == self.limits.1 || seen.below.is_on();
+        if *selection == Selection::Prefix && self.from == 0 && exact {
             for point in frontier.iter() {
                 match self.prefix_keeps(seen, point.place(), &[]) {
                     Some(true) => return,
@@ -172,8 +175,9 @@ impl Selector {
                 match (reach(limits.0), reach(limits.1), end) {
                     (Some(a), Some(b), _) if a == b => Ok(End::At(a)),
                     (_, _, End::At(_)) => Ok(end),
-                    (None, None, _) if last => {
+                    (a, b, _) if last && (seen.below.is_on() || a.is_none() && b.is_none()) => {
                         self.limits = limits;
+                        self.holds_list = a.is_none() && b.is_none();
                         self.prefix_floor = if let End::Above(t) = end { t } else { f32::NEG_INFINITY };
                         Err(Selection::Prefix)
                     }
@@ -223,6 +227,7 @@ impl Selector {
         let both = |mass| (mass, mass);
         match end {
             End::At(end) => both(self.cells.sum(&seen.list[self.from..end])),
+            End::All if seen.below.is_on() => seen.below.whole(self.cells.top, self.cells.whole()),
             End::All => both(self.cells.whole()),
             End::Above(t) => self.cells.above(t, &seen.list[self.from..]),
         }
@@ -231,13 +236,13 @@ impl Selector {
     /// Whether the prefix holds a token, as far as the masses tell: it does when the mass before it is below the limit.
     fn prefix_keeps(&self, seen: &Seen<'_>, place: Place, known: &[Before]) -> Option<bool> {
         if seen.list.last().is_some_and(|last| place.reaches(&last.place())) {
-            return Some(true);
+            return self.holds_list.then_some(true);
         }
         // Below the floor a pass may have left masses out: a bin can hold less there than the token itself weighs.
         if place.logit < self.prefix_floor {
             return Some(false);
         }
-        let (least, most) = self.cells.before(place, seen.list, known);
+        let (least, most) = self.cells.before(place, seen.below.floor(), seen.list, known);
         if least >= self.limits.1 {
             Some(false)
         } else if most < self.limits.0 {

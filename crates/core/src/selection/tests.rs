@@ -45,7 +45,7 @@ impl Row {
     fn list(&self, floor: f32) -> Seen<'_> {
         let n = self.sorted.partition_point(|c| c.logit >= floor).max(1);
         let floor = if n == self.sorted.len() { f32::NEG_INFINITY } else { floor };
-        Seen { list: &self.sorted[..n], floor, mass: &self.mass, moments: &self.moments }
+        Seen { list: &self.sorted[..n], floor, mass: &self.mass, below: Below::default(), moments: &self.moments }
     }
 }
 
@@ -196,6 +196,80 @@ proptest! {
             (selection, first, winner, doubts, floor, selector.most_count(floor))
         };
         prop_assert_eq!(answer(&less), answer(&row.mass));
+    }
+
+    #[test]
+    fn masses_without_bins_below_a_floor_tell_the_same_or_ask(
+        logits in logits(), p in prop_oneof![0.01f32..1.0, Just(0.5f32)], seed: u64, limit in 1usize..80,
+        floors in prop::array::uniform2((-10f32..14.0, 0usize..100)), errors in prop::array::uniform2(-1f64..1.0),
+    ) {
+        let (row, filters) = (Row::new(&logits, seed), of(&[Filter::TopP(p)]));
+        // Two workers, each with a floor after some of its tokens.
+        let (mut mass, mut below) = <(MassHistogram, Below)>::default();
+        for (half, ((floor, after), error)) in floors.into_iter().zip(errors).enumerate() {
+            let (mut own, mut rest) = <(MassHistogram, Below)>::default();
+            let part: Vec<f32> = logits.iter().copied().skip(half).step_by(2).collect();
+            let (first, others) = part.split_at(after.min(part.len()));
+            own.extend_from_slice(first);
+            rest.raise(floor);
+            let floor = rest.floor();
+            others.iter().filter(|&&logit| logit >= floor).for_each(|&logit| own.push(logit));
+            let lower = others.iter().filter(|&&logit| logit < floor);
+            let sum: f64 = lower.map(|&logit| (f64::from(logit) - f64::from(floor)).exp()).sum();
+            rest.add((sum * (1.0 + error / 40_000.0)) as f32);
+            mass.merge(&own);
+            below.merge(&rest);
+        }
+        let whole = below.mass(0.0) + mass.log_z().exp();
+        prop_assert!((whole.ln() - row.mass.log_z()).abs() < 1.0 / 32_768.0);
+
+        let few = &row.sorted[..limit.min(row.sorted.len())];
+        let (mut selector, mut doubts) = (Selector::default(), Vec::new());
+        let kept = selector.select(&filters, &row.list(f32::NEG_INFINITY));
+        let Selection::Listed(kept) = kept else { panic!("{kept:?}") };
+        let want = row.sorted[kept.clone()].iter().fold(Candidate::NONE, |w, c| w.merge(*c));
+        let seen = Seen { below, ..Seen::first(few, limit, &mass, &row.moments) };
+        let selection = selector.select(&filters, &seen);
+        if let Selection::Listed(listed) = &selection {
+            prop_assert_eq!(listed, &kept);
+        }
+        if let Ok(winner) = selector.winner(&selection, &seen, &row.frontier) {
+            prop_assert_eq!(winner, want);
+            return Ok(());
+        }
+        // Another pass puts what is below the floor into bins.
+        selector.doubts(&selection, &seen, &row.frontier, &mut doubts);
+        doubts.iter_mut().for_each(|doubt| doubt.extend_from_slice(0, &logits));
+        let mut mass = mass.clone();
+        mass.clear_below(below.floor());
+        mass.extend_below(&logits, below.floor());
+        prop_assert_eq!(&mass, &row.mass);
+        let seen = Seen { mass: &mass, below: Below::default(), ..seen };
+        let selection = selector.select(&filters, &seen);
+        prop_assert!(!doubts.is_empty());
+        prop_assert_eq!(selector.winner_knowing(&selection, &seen, &row.frontier, &doubts), Ok(want));
+    }
+
+    #[test]
+    fn a_guess_leaves_no_more_below_than_its_share(
+        bulk in prop::collection::vec(-8f32..8.0, 64..400), peak in -8f32..20.0, share in 0.01f64..0.3, times in 1u64..40,
+    ) {
+        let mut seen = MassHistogram::default();
+        seen.extend_from_slice(&bulk);
+        let mut below = Below::default();
+        let tokens = bulk.len() as u64;
+        let largest = bulk.iter().copied().fold(peak, f32::max);
+        if let Some(floor) = below.guess(&seen, tokens, tokens * times, largest, share) {
+            let times = times as f64;
+            let weight = |logit: &f32| f64::from(*logit).exp();
+            let under: f64 = bulk.iter().filter(|&&logit| logit < floor).map(weight).sum();
+            let whole: f64 = f64::from(largest).exp().max(bulk.iter().map(weight).sum()) + bulk.iter().map(weight).sum::<f64>() * times;
+            prop_assert!(under * times <= share * whole * 1.001);
+            below.raise(floor);
+            prop_assert_eq!(below.floor(), floor);
+            // As much again is not left below it.
+            prop_assert!(below.guess(&seen, tokens, tokens, largest, share).is_none_or(|higher| higher > floor));
+        }
     }
 
     #[test]

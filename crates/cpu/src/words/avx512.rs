@@ -1,6 +1,6 @@
 //! Sixteen lanes in two AVX-512 vectors.
 
-use super::{BLOCKS, Lanes, SPAN};
+use super::{BLOCKS, EXP2, LOWEST, Lanes, SPAN, exp_below};
 use core::arch::x86_64::*;
 use flash_sampling_core::MassHistogram;
 
@@ -116,6 +116,27 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn weigh_above(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mut MassHistogram) -> f32 {
+        let Some(room) = mass.make_room(top) else {
+            // Logits of this size are pushed one by one.
+            let mut sum = 0.0;
+            for &logit in spans.as_flattened() {
+                if logit >= floor {
+                    mass.push(logit);
+                } else {
+                    sum += exp_below(logit - floor);
+                }
+            }
+            return sum;
+        };
+        let mut sum = 0.0;
+        for spans in spans.chunks(4) {
+            // SAFETY: as above.
+            sum += unsafe { sum_below(spans, floor, room, mass) };
+        }
+        sum
+    }
+    #[inline(always)]
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS] {
         let mut lanes = [0u32; BLOCKS];
         // SAFETY: as above; the conversion keeps the low halves.
@@ -155,30 +176,89 @@ unsafe fn word_limits(logit: __m512, cut: f32) -> __m512i {
 /// AVX-512 F is available.
 #[inline(always)]
 unsafe fn write_entries(span: &[f32; SPAN], floor: f32, entries: &mut [u64; SPAN]) -> bool {
-    const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-    let [p0, p1, p2] = MassHistogram::POLYNOMIAL;
     // SAFETY: as this function's contract says; loads are of the span, stores of the entries.
     unsafe {
-        // Beside this number an integer's last bits are those of the float.
-        let beside = _mm512_set1_ps(12_582_912.0);
-        let [p0, p1, p2] = [_mm512_set1_ps(p0), _mm512_set1_ps(p1), _mm512_set1_ps(p2)];
         let mut any = 0;
         for v in 0..SPAN / 16 {
             let logit = _mm512_loadu_ps(span.as_ptr().add(16 * v));
-            let bin = _mm512_fmadd_round_ps::<DOWN>(logit, _mm512_set1_ps(8.0), beside);
-            let r = _mm512_fnmadd_ps(_mm512_sub_ps(bin, beside), _mm512_set1_ps(0.125), logit);
-            let p = _mm512_fmadd_ps(_mm512_fmadd_ps(p2, r, p1), r, p0);
-            let excess = _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
-            let excess = _mm512_cvttps_epi32(_mm512_mul_ps(excess, _mm512_set1_ps(1_073_741_824.0)));
+            let (slot, mass) = entries_of(logit);
             let kept = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(logit, _mm512_set1_ps(floor));
             any |= kept;
-            let mass = _mm512_maskz_add_epi32(kept, excess, _mm512_set1_epi32(1 << 30));
+            let mass = _mm512_maskz_mov_epi32(kept, mass);
             // The nine bits that count come to the top.
-            let slot = _mm512_maskz_slli_epi32::<23>(kept, _mm512_castps_si512(bin));
+            let slot = _mm512_maskz_slli_epi32::<23>(kept, slot);
             let at = entries.as_mut_ptr().add(16 * v);
             _mm512_storeu_si512(at.cast(), _mm512_unpacklo_epi32(mass, slot));
             _mm512_storeu_si512(at.add(8).cast(), _mm512_unpackhi_epi32(mass, slot));
         }
         any != 0
+    }
+}
+
+/// The numbers of the bins of logits, of which the last nine bits count, and their masses there.
+///
+/// # Safety
+/// AVX-512 F is available.
+#[inline(always)]
+unsafe fn entries_of(logit: __m512) -> (__m512i, __m512i) {
+    const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    // SAFETY: as this function's contract says.
+    unsafe {
+        // Beside this number an integer's last bits are those of the float.
+        let beside = _mm512_set1_ps(12_582_912.0);
+        let [p0, p1, p2] = MassHistogram::POLYNOMIAL;
+        let [p0, p1, p2] = [_mm512_set1_ps(p0), _mm512_set1_ps(p1), _mm512_set1_ps(p2)];
+        let bin = _mm512_fmadd_round_ps::<DOWN>(logit, _mm512_set1_ps(8.0), beside);
+        let r = _mm512_fnmadd_ps(_mm512_sub_ps(bin, beside), _mm512_set1_ps(0.125), logit);
+        let p = _mm512_fmadd_ps(_mm512_fmadd_ps(p2, r, p1), r, p0);
+        let excess = _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
+        let excess = _mm512_cvttps_epi32(_mm512_mul_ps(excess, _mm512_set1_ps(1_073_741_824.0)));
+        (_mm512_castps_si512(bin), _mm512_add_epi32(excess, _mm512_set1_epi32(1 << 30)))
+    }
+}
+
+/// The sum of `e^(l - floor)` of the logits of four spans at most that are below `floor`; of the others, those that reach
+/// `room` are added to their bins. Nothing branches for a logit or a vector: the logits to be added come side by side first.
+///
+/// # Safety
+/// AVX-512 F is available.
+#[inline(always)]
+unsafe fn sum_below(spans: &[[f32; SPAN]], floor: f32, room: f32, mass: &mut MassHistogram) -> f32 {
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    let mut kept = [0.0f32; 4 * SPAN + 16];
+    let mut count = 0;
+    assert!(spans.len() <= 4, "room for four spans");
+    // SAFETY: as this function's contract says; loads are of the spans, stores of 16 words after at most as many as were
+    // loaded before.
+    unsafe {
+        let (edge, lowest) = (_mm512_set1_ps(floor), _mm512_set1_ps(floor.max(room)));
+        let mut sums = [_mm512_setzero_ps(); 2];
+        for span in spans {
+            for v in 0..SPAN / 16 {
+                let logit = _mm512_loadu_ps(span.as_ptr().add(16 * v));
+                let y = _mm512_mul_ps(_mm512_sub_ps(logit, edge), _mm512_set1_ps(core::f32::consts::LOG2_E));
+                let y = _mm512_max_ps(y, _mm512_set1_ps(LOWEST));
+                let n = _mm512_roundscale_ps::<NEAREST>(y);
+                let f = _mm512_sub_ps(y, n);
+                let p = _mm512_fmadd_ps(_mm512_set1_ps(EXP2[3]), f, _mm512_set1_ps(EXP2[2]));
+                let p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2[1]));
+                let p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2[0]));
+                let power = _mm512_scalef_ps(_mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0)), n);
+                let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(logit, edge);
+                sums[v % 2] = _mm512_mask_add_ps(sums[v % 2], below, sums[v % 2], power);
+                let hits = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(logit, lowest);
+                _mm512_storeu_ps(kept.as_mut_ptr().add(count), _mm512_maskz_compress_ps(hits, logit));
+                count += hits.count_ones() as usize;
+            }
+        }
+        let (mut slots, mut masses) = ([0u32; 16], [0u32; 16]);
+        for at in (0..count).step_by(16) {
+            let (slot, weight) = entries_of(_mm512_loadu_ps(kept.as_ptr().add(at)));
+            _mm512_storeu_si512(slots.as_mut_ptr().cast(), slot);
+            _mm512_storeu_si512(masses.as_mut_ptr().cast(), weight);
+            let some = (count - at).min(16);
+            mass.add_masses(&slots[..some], &masses[..some]);
+        }
+        _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]))
     }
 }

@@ -79,8 +79,41 @@ pub(crate) trait Lanes {
         let _ = top;
         mass.extend_from_slice(spans.as_flattened());
     }
+    /// Adds the masses of logits that reach `floor`, the edge of a bin, to their bins, and sums `e^(l - floor)` of the
+    /// others, with an error below 2^-16 of it and 2^-68. `top` is the largest logit.
+    #[inline(always)]
+    unsafe fn weigh_above(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mut MassHistogram) -> f32 {
+        let _ = top;
+        let mut sums = [0.0f32; 8];
+        for block in spans.as_flattened().as_chunks::<8>().0 {
+            for i in 0..8 {
+                sums[i] += if block[i] < floor { exp_below(block[i] - floor) } else { 0.0 };
+            }
+            for &logit in block.iter().filter(|&&logit| logit >= floor) {
+                mass.push(logit);
+            }
+        }
+        sums.iter().sum()
+    }
     /// The low halves.
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS];
+}
+
+/// `2^f` is within 2^-18 of `1 + f p(f)` on [-1/2, 1/2]; lowest first (minimax, by Remez's exchange).
+pub(crate) const EXP2: [f32; 4] = [0.693_113_6, 0.240_207_1, 0.055_976_88, 0.009_782_91];
+/// Below this power of two a mass counts as it.
+pub(crate) const LOWEST: f32 = -100.0;
+
+/// `e^x` of `x` up to 0, within 2^-17 of it and 2^-100.
+#[inline(always)]
+fn exp_below(x: f32) -> f32 {
+    let y = x * core::f32::consts::LOG2_E;
+    let y = if y > LOWEST { y } else { LOWEST };
+    // The magic number rounds, and its last bits are the integer's.
+    let shifted = y + 12_582_912.0;
+    let f = y - (shifted - 12_582_912.0);
+    let p = 1.0 + f * (EXP2[0] + f * (EXP2[1] + f * (EXP2[2] + f * EXP2[3])));
+    f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
 /// The token noise words of `first .. first + 64`, `first` a multiple of 4: word `j` of lane `i` is that of token
@@ -214,6 +247,48 @@ mod tests {
             unsafe { L::weigh(&spans, top, &mut mass) };
             spans.as_flattened().iter().for_each(|&logit| want.push(logit));
             assert_eq!(mass, want, "{scale}");
+        }
+    }
+
+    /// # Safety
+    /// The instruction set of `L` is available.
+    unsafe fn check_masses_above<L: Lanes>() {
+        let (mut mass, mut want) = (MassHistogram::default(), MassHistogram::default());
+        for (round, scale) in [1.0, 0.125, 7.3, 60.0, 9e3, 3e5].into_iter().enumerate() {
+            let mut spans = [[f32::NEG_INFINITY; SPAN]; 5];
+            for (i, logit) in spans.as_flattened_mut().iter_mut().enumerate().skip(round) {
+                *logit = ((i * 7919 + round) % 211) as f32 / 16.0 * scale - 5.0 * scale;
+            }
+            let top = spans.as_flattened().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            for floor in [-99.0, 0.0, 0.125, 6.5, 8.0, 1e4].map(|part| MassHistogram::edge(part * scale)) {
+                // SAFETY: by this function's contract.
+                let sum = f64::from(unsafe { L::weigh_above(&spans, top, floor, &mut mass) });
+                let (above, below): (Vec<f32>, Vec<f32>) =
+                    spans.as_flattened().iter().partition(|&&logit| logit >= floor);
+                above.iter().for_each(|&logit| want.push(logit));
+                // A histogram may open its window for the largest logit of all.
+                if !above.is_empty() {
+                    assert_eq!(mass, want, "{scale} {floor}");
+                }
+                let exact: f64 = below.iter().map(|&logit| (f64::from(logit) - f64::from(floor)).exp()).sum();
+                assert!((sum - exact).abs() <= exact / 65_536.0 + 1e-20, "{scale} {floor}: {sum} for {exact}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_masses_above_a_floor_are_the_scalar_ones() {
+        // SAFETY: each instruction set is checked first.
+        unsafe {
+            check_masses_above::<portable::Portable>();
+            #[cfg(target_arch = "x86_64")]
+            if Isa::Avx2.is_available() {
+                check_masses_above::<avx2::Avx2>();
+            }
+            #[cfg(target_arch = "x86_64")]
+            if Isa::Avx512.is_available() {
+                check_masses_above::<avx512::Avx512>();
+            }
         }
     }
 

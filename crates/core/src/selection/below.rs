@@ -1,0 +1,130 @@
+//! A mass that was summed without bins.
+
+use crate::mass_histogram::{MassHistogram, edge_of};
+
+/// How far a sum of exponentials in float32 may be from the sum of the integer masses, relative to it.
+const ERROR: f64 = 1.0 / 32_768.0;
+/// The same, relative to a token at the highest edge, and to all masses: what bins cut off, and roundings in float64.
+const SLACK: f64 = 1.0 / (1u64 << 40) as f64;
+
+/// Bins that a guess looks at: 30 nats.
+const READ: usize = 240;
+/// The largest tokens, which a guess does not expect again in what was not seen.
+const OUT: u64 = 8;
+/// What they weigh, relative to the highest.
+const WEIGHTS: [f64; READ] = {
+    let (mut weights, mut i) = ([1.0; READ], 1);
+    while i < READ {
+        // e^(-1/8)
+        weights[i] = weights[i - 1] * 0.882_496_902_584_595_4;
+        i += 1;
+    }
+    weights
+};
+
+/// The mass of logits below a floor, of which a pass kept the sum alone: to add each to its bin takes longer than all the
+/// rest of a row with top-p. What is above the floor is complete, bin by bin.
+///
+/// Sets of different floors may be merged; who has the higher floor adds up what the other has in bins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Below {
+    /// Lower edge of a bin; -inf: nothing is below it.
+    floor: f32,
+    /// In units of `e^floor`, not further than 2^-15 of it from the sum of `e^l`.
+    sum: f64,
+}
+
+impl Default for Below {
+    fn default() -> Self {
+        Below { floor: f32::NEG_INFINITY, sum: 0.0 }
+    }
+}
+
+impl Below {
+    /// The floor.
+    #[inline(always)]
+    pub fn floor(&self) -> f32 {
+        self.floor
+    }
+
+    /// Whether there is a floor.
+    #[inline(always)]
+    pub fn is_on(&self) -> bool {
+        self.floor > f32::NEG_INFINITY
+    }
+
+    /// Moves the floor up to the edge of this logit's bin, if that is above it.
+    pub fn raise(&mut self, logit: f32) {
+        let floor = edge_of(logit);
+        if floor > self.floor {
+            self.sum *= (f64::from(self.floor) - f64::from(floor)).exp();
+            self.floor = floor;
+        }
+    }
+
+    /// Adds the mass of logits below the floor, in units of `e^floor`.
+    #[inline(always)]
+    pub fn add(&mut self, sum: f32) {
+        self.sum += f64::from(sum);
+    }
+
+    /// Adds what was seen of other tokens.
+    pub fn merge(&mut self, other: &Below) {
+        if other.is_on() {
+            self.raise(other.floor);
+            self.sum += other.sum * (f64::from(other.floor) - f64::from(self.floor)).exp();
+        }
+    }
+
+    /// The mass, in units of `e^logit`.
+    pub fn mass(&self, logit: f32) -> f64 {
+        if self.is_on() { self.sum * (f64::from(self.floor) - f64::from(logit)).exp() } else { 0.0 }
+    }
+
+    /// Between which numbers the whole mass is, relative to `top`, the highest edge; `binned` is what bins have of it.
+    pub(super) fn whole(&self, top: f32, binned: f64) -> (f64, f64) {
+        let (mass, slack) = (self.mass(top), SLACK * (1.0 + binned));
+        (binned + mass * (1.0 - ERROR) - slack, binned + mass * (1.0 + ERROR) + slack)
+    }
+
+    /// A logit that may become the floor of a row of which `tokens` in `of` were seen, so that at most `share` of the row's
+    /// mass is below it, if the rest is like these: the few largest count once, and `e^largest` at least is their mass.
+    ///
+    /// A guess: a floor that is too high costs a second pass.
+    pub fn guess(&self, seen: &MassHistogram, tokens: u64, of: u64, largest: f32, share: f64) -> Option<f32> {
+        let top = seen.falling_from()?;
+        let times = of as f64 / tokens.max(1) as f64;
+        let (mut count, mut few, mut at) = (0, 0.0, 0);
+        let masses = seen.falling::<READ>();
+        for (part, weights) in masses.iter().zip(&WEIGHTS) {
+            if count >= OUT {
+                break;
+            }
+            few += weights * *part as f64;
+            count += MassHistogram::most_count(*part);
+            at += 1;
+        }
+        // Four sums side by side: one would wait for itself.
+        let mut sums = [0.0; 4];
+        for (part, weights) in masses[at..].chunks(4).zip(WEIGHTS[at..].chunks(4)) {
+            for (sum, (&mass, weight)) in sums.iter_mut().zip(part.iter().zip(weights)) {
+                *sum += weight * mass as f64;
+            }
+        }
+        let rest: f64 = sums.iter().sum();
+        // Relative to the highest edge.
+        let unit = MassHistogram::ONE_UNIT;
+        let least = (f64::from(largest) - f64::from(top)).exp() / unit;
+        let below = self.mass(top) / unit;
+        let limit = share * (few.max(least) + (rest + below) * times) / times - below;
+        let mut under = few + rest;
+        for (i, (&mass, weight)) in masses.iter().zip(&WEIGHTS).enumerate() {
+            under -= weight * mass as f64;
+            if under <= limit {
+                let edge = top - i as f32 * 0.125;
+                return (edge > self.floor).then_some(edge);
+            }
+        }
+        None
+    }
+}
