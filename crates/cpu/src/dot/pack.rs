@@ -1,6 +1,6 @@
 //! Hidden states in the order that a kernel reads them: packed once per call, reused for the whole weight.
 
-use flash_sampling_core::Matrix;
+use flash_sampling_core::{DType, Matrix};
 use half::bf16;
 
 /// A cache line of packed data.
@@ -91,6 +91,12 @@ impl Packed {
         unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
     }
 
+    fn pairs(&mut self) -> &mut [u32] {
+        let len = self.lines.len() * 16;
+        // SAFETY: as above, with 4 bytes.
+        unsafe { core::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
+    }
+
     /// Packs at most `max_rows` hidden states. The bf16 layouts are exact for bf16 hidden states only.
     pub(crate) fn pack(&mut self, layout: Layout, hidden: &Matrix<'_>) {
         assert!(hidden.cols() == self.cols && hidden.rows() <= self.max_rows);
@@ -104,6 +110,17 @@ impl Packed {
         let mut row = core::mem::take(&mut self.row);
         let stride = self.row_bytes();
         for r in 0..hidden.rows() {
+            if let (Layout::Amx, DType::BF16) = (self.layout, hidden.dtype()) {
+                // Pairs as they are: by way of float32 this took 0.92 of the 15 ms of a call with 64 rows on 16 cores; here
+                // 0.18 ms instead of 0.57 on another Xeon.
+                let out = &mut self.pairs()[r / 16 * 8 * padded..][..8 * padded];
+                let (pairs, last) = hidden.row_bytes(r).as_chunks::<4>();
+                let last = (!last.is_empty()).then(|| [last[0], last[1], 0, 0]);
+                for (k, &pair) in pairs.iter().chain(&last).enumerate() {
+                    out[k / 16 * 256 + k % 16 * 16 + r % 16] = u32::from_le_bytes(pair);
+                }
+                continue;
+            }
             hidden.row_to_f32(r, &mut row);
             match self.layout {
                 Layout::F32 => self.f32s()[r * stride / 4..][..cols].copy_from_slice(&row),
@@ -127,5 +144,28 @@ impl Packed {
             }
         }
         self.row = row;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_packed_as_elements_are() {
+        for (rows, cols) in [(1, 1), (3, 64), (17, 71), (32, 130), (33, 32)] {
+            let floats: Vec<f32> = (0..rows * cols).map(|i| (i * 37 % 251) as f32 - 125.0).collect();
+            let halves: Vec<bf16> = floats.iter().map(|&f| bf16::from_f32(f)).collect();
+            let (mut slow, mut fast) = (Packed::new(rows, cols), Packed::new(rows, cols));
+            for _ in 0..2 {
+                slow.pack(Layout::Amx, &Matrix::new(&floats, rows, cols).unwrap());
+                fast.pack(Layout::Amx, &Matrix::new(&halves, rows, cols).unwrap());
+                assert_eq!(slow.bf16s(), fast.bf16s(), "{rows} x {cols}");
+                assert_eq!(
+                    slow.bf16s().iter().filter(|h| h.to_f32() != 0.0).count(),
+                    floats.iter().filter(|f| **f != 0.0).count()
+                );
+            }
+        }
     }
 }
