@@ -93,7 +93,8 @@ impl DeviceFilters {
     }
 
     /// Allocates the room for logits, and loads the kernels of `sampler` that these launches use, for every number of rows of
-    /// its plan: no launch does then, and each can be captured.
+    /// its plan: no launch does then, and each can be captured. That is of hidden states of the weight's type, and on Hopper at
+    /// addresses and strides that are multiples of 16 bytes; of others the first launch loads the portable kernel.
     ///
     /// # Errors
     /// [`CudaError::Driver`], [`CudaError::Compile`].
@@ -104,13 +105,12 @@ impl DeviceFilters {
     }
 
     /// Where logits are stored.
-    fn room(&mut self) -> Result<u64, CudaError> {
+    fn room(&mut self) -> Result<&mut Scratch, CudaError> {
         let bytes = 4 * self.stride * self.max_rows;
-        let room = match &mut self.logits {
-            Some(room) => room,
-            none => none.insert(Scratch::new(bytes, &[], &self.device)?),
-        };
-        Ok(room.lend())
+        match &mut self.logits {
+            Some(room) => Ok(room),
+            none => Ok(none.insert(Scratch::new(bytes, &[], &self.device)?)),
+        }
     }
 
     fn check(&self, hidden: &DeviceMatrix, sampler: &DeviceTiled, filters: u64) -> Result<(), CudaError> {
@@ -211,7 +211,7 @@ impl DeviceFilters {
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
-        let logits = self.room()?;
+        let logits = self.room()?.lend();
         let stored = LogitStore { logits, stride: self.stride as u64 };
         // SAFETY: this function's contract; there is room for the logits of as many rows.
         let is_transformed = unsafe { sampler.launch_storing_any(stream, hidden, rows, draws, stored) }?;

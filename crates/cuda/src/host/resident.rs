@@ -199,10 +199,9 @@ impl Resident {
         // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
         unsafe {
             match from {
-                DecidedFrom::Lists => {
-                    selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out)?;
-                }
-                DecidedFrom::Logits => {
+                DecidedFrom::Lists
+                    if selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out)? => {}
+                _ => {
                     let kinds = FilterKinds::of(filters);
                     selection.launch_kinds(stream, &mut self.fused, &hidden, (rows, there), out, kinds)?;
                 }

@@ -119,7 +119,8 @@ impl DeviceTiled {
     }
 
     /// Loads the kernels for rows of these kinds, for every number of rows of the plan: the first launch of them does not then, and
-    /// can be captured.
+    /// can be captured, of hidden states of the weight's type, and on Hopper at addresses and strides that are multiples of 16
+    /// bytes. Others take the portable kernel, which their first launch loads.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].

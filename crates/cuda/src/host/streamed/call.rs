@@ -29,7 +29,10 @@ impl CudaStreamed<'_> {
             let Ok(row) = params.check(self.adjustments.row(r), &can, &plan, vocab_size) else { continue };
             // Raw log-probabilities are those of a row without transforms.
             let bare = raw::bare(params);
-            let bare = bare.as_ref().and_then(|bare| Some((bare, bare.check(&[], &can, &plan, vocab_size).ok()?)));
+            let bare = bare.as_ref().map(|bare| {
+                let row = bare.check(&[], &can, &plan, vocab_size);
+                (bare, row.expect("log-probabilities of the row were checked"))
+            });
             let asks = bare.as_ref().map(|(bare, row)| (*bare, row)).or(row.logprobs.map(|_| (params, &row)));
             if let (Some(asked), Some((params, row))) = (&mut self.asked, asks) {
                 asked.push(params, row, input.row_bytes(r), stride, vocab_size);
