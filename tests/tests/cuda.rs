@@ -111,9 +111,11 @@ fn captured_call(choice: KernelChoice, kinds: RowKinds) {
     let capturing = alone();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // SAFETY: hidden states, rows and draws are on this device and outlive the graph; one stream is used.
-    unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at, kinds) }.unwrap();
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    let launched = unsafe { sampler.launch(&stream, &hidden, rows_at, draws_at, kinds) };
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     drop(capturing);
+    launched.unwrap();
+    let graph = graph.unwrap().unwrap();
     let (mut want, mut tokens) = (Samples::new(), Vec::new());
     for position in 0..4 {
         let params: Vec<RowParams<'_>> =

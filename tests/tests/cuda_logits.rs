@@ -191,9 +191,11 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
         let capturing = alone();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         // SAFETY: logits, rows, sources and draws are on this device and outlive the graph; one stream is used.
-        unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        let launched = unsafe { sampler.launch(&stream, &logits, &draws) };
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0));
         drop(capturing);
+        launched.unwrap();
+        let graph = graph.unwrap().unwrap();
         let can = CudaStandalone::new(4, Plan::default(), &device).unwrap().capabilities();
         for position in 0..4 {
             let params: Vec<RowParams<'_>> =

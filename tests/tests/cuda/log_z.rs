@@ -61,16 +61,18 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     let mut sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
     // SAFETY: all of it is on this device, of the stated sizes, and outlives the graph; one stream is used.
     let call = |sampler: &mut DeviceTiled| unsafe {
-        sampler.launch(&stream, &hidden, rows_at, plain_at, RowKinds::Any).unwrap();
-        sampler.launch_with_log_z(&stream, &hidden, rows_at, draws_at, log_z_at, kinds).unwrap();
+        sampler.launch(&stream, &hidden, rows_at, plain_at, RowKinds::Any)?;
+        sampler.launch_with_log_z(&stream, &hidden, rows_at, draws_at, log_z_at, kinds)
     };
-    call(&mut sampler);
+    call(&mut sampler).unwrap();
     stream.synchronize().unwrap();
     let capturing = alone();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    call(&mut sampler);
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    let launched = call(&mut sampler);
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     drop(capturing);
+    launched.unwrap();
+    let graph = graph.unwrap().unwrap();
     stream.memcpy_htod(&vec![POISON; count], &mut plain_there).unwrap();
     stream.memcpy_htod(&vec![POISON; count], &mut draws_there).unwrap();
     stream.memcpy_htod(&vec![f64::NAN; count], &mut log_z_there).unwrap();

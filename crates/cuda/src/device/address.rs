@@ -5,17 +5,20 @@ use crate::error::CudaError;
 
 /// Whether the rows of a launch and its draws lie where a kernel can read and write them.
 pub(crate) fn check_rows(rows: u64, draws: u64) -> Result<(), CudaError> {
-    check("rows", rows, 8)?;
-    check("draws", draws, 4)
+    check_by_8("rows", rows)?;
+    check_by_4("draws", draws)
 }
 
-/// Whether an address is a multiple of what its elements are aligned to, 4 or 8.
-pub(crate) fn check(what: &'static str, address: u64, alignment: u64) -> Result<(), CudaError> {
-    let reason = match alignment {
-        4 => "their address is not a multiple of 4",
-        _ => "their address is not a multiple of 8",
-    };
-    if address.is_multiple_of(alignment) { Ok(()) } else { Err(CudaError::Layout { what, reason }) }
+/// Whether an address is a multiple of 4.
+pub(crate) fn check_by_4(what: &'static str, address: u64) -> Result<(), CudaError> {
+    let reason = "their address is not a multiple of 4";
+    if address.is_multiple_of(4) { Ok(()) } else { Err(CudaError::Layout { what, reason }) }
+}
+
+/// Whether an address is a multiple of 8.
+pub(crate) fn check_by_8(what: &'static str, address: u64) -> Result<(), CudaError> {
+    let reason = "their address is not a multiple of 8";
+    if address.is_multiple_of(8) { Ok(()) } else { Err(CudaError::Layout { what, reason }) }
 }
 
 #[cfg(test)]
@@ -29,6 +32,6 @@ mod tests {
         assert_eq!(check_rows(4096, 4100), Ok(()));
         assert!(matches!(check_rows(4100, 4096), Err(CudaError::Layout { what: "rows", .. })));
         assert!(matches!(check_rows(0, 2), Err(CudaError::Layout { what: "draws", .. })));
-        assert!(matches!(check("log Z", 12, 8), Err(CudaError::Layout { what: "log Z", .. })));
+        assert!(matches!(check_by_8("log Z", 12), Err(CudaError::Layout { what: "log Z", .. })));
     }
 }

@@ -5,7 +5,7 @@
 use crate::abi::{
     LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, RowFilters, RowLists, SelectLists, SelectRows,
 };
-use crate::device::address::check;
+use crate::device::address::check_by_8;
 use crate::device::choice::RowKinds;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
@@ -114,7 +114,7 @@ impl DeviceFilters {
     }
 
     fn check(&self, hidden: &DeviceMatrix, sampler: &DeviceTiled, filters: u64) -> Result<(), CudaError> {
-        check("filters", filters, 8)?;
+        check_by_8("filters", filters)?;
         if hidden.rows > self.max_rows {
             return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
         }
@@ -230,9 +230,8 @@ impl DeviceFilters {
             is_transformed: is_transformed.into(),
             padding: 0,
         };
-        // SAFETY (of both): this function's contract; the logits were stored on the same stream.
         if kinds.by_mass {
-            // SAFETY: as above.
+            // SAFETY: this function's contract; the logits were stored on the same stream.
             unsafe { self.by_mass.launch(stream, &call, hidden.rows as u32) }?;
         }
         if kinds.gathered {

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Call, Groups, Matrices, PARTIAL_BYTES, Selection, Summaries};
-use crate::device::address::{check, check_rows};
+use crate::device::address::{check_by_8, check_rows};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
@@ -111,7 +111,7 @@ impl GroupPass {
         results: &Results,
     ) -> Result<(), CudaError> {
         check_rows(results.rows, results.draws)?;
-        check("log Z", results.log_z, 8)?;
+        check_by_8("log Z", results.log_z)?;
         if !head.takes(hidden, self.max_rows)? {
             return Ok(());
         }

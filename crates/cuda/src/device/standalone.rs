@@ -3,7 +3,7 @@
 
 use crate::abi::{self, Call, Existing, HeadTransform, Masses};
 use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::address::{check, check_rows};
+use crate::device::address::{check_by_4, check_by_8, check_rows};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
 use crate::device::matrix::DeviceMatrix;
@@ -200,8 +200,8 @@ impl DeviceStandalone {
             return Err(CudaError::TooLarge { what: "draws", found: draws.count, limit: self.max_draws });
         }
         check_rows(draws.rows, draws.draws)?;
-        check("sources", draws.sources.unwrap_or(0), 4)?;
-        check("log Z", draws.log_z.unwrap_or(0), 8)?;
+        check_by_4("sources", draws.sources.unwrap_or(0))?;
+        check_by_8("log Z", draws.log_z.unwrap_or(0))?;
         if draws.count == 0 {
             return Ok(());
         }

@@ -5,7 +5,8 @@ use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// Logits that come down one by one; of more the whole row does.
+/// Logits that come down one by one, a copy and a wait each; of more the whole row does, 600 KB for 152k tokens. Draws of a row
+/// are mostly one or two; where exactly the ways meet was not measured.
 const FEW: usize = 8;
 
 impl StoredRows {

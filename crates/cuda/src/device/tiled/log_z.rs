@@ -3,7 +3,7 @@
 
 use super::DeviceTiled;
 use crate::abi::Masses;
-use crate::device::address::check;
+use crate::device::address::check_by_8;
 use crate::device::choice::RowKinds;
 use crate::device::fused_hopper::More;
 use crate::device::gpu::Device;
@@ -91,7 +91,7 @@ impl DeviceTiled {
         log_z: u64,
         kinds: RowKinds,
     ) -> Result<(), CudaError> {
-        check("log Z", log_z, 8)?;
+        check_by_8("log Z", log_z)?;
         if kinds == RowKinds::Bare && self.head.soft_cap.is_none() && self.is_hoppers(hidden) {
             let masses = self.log_z.masses(log_z, self.max_rows, &self.device)?;
             // SAFETY: the same contract; there is room for the masses of as many blocks as there are multiprocessors.

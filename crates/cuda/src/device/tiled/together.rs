@@ -23,10 +23,9 @@ impl DeviceTiled {
         }
     }
 
-    /// The draws of the whole vocabulary, on every rank: [`DeviceTiled::launch`] and [`DevicePeers::launch`], of which the
-    /// draws leave when [`DevicePeers::set_fan_out`] says. Rows of
-    /// [`RowKinds::Any`], and what the Hopper kernel does not take,
-    /// go by [`FanOut::Launch`] where that is [`FanOut::LastBlock`].
+    /// The draws of the whole vocabulary, on every rank: [`DeviceTiled::launch`] and [`DevicePeers::launch`], with the draws leaving
+    /// when [`DevicePeers::set_fan_out`] says. [`FanOut::LastBlock`] is for what the Hopper kernel takes of rows that are not
+    /// [`RowKinds::Any`]; others leave by [`FanOut::Launch`] in its place.
     ///
     /// # Errors
     /// * As [`DeviceTiled::launch`] and [`DevicePeers::launch`].
