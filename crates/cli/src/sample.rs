@@ -6,7 +6,7 @@ use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
 use crate::load::requests::{self, Request};
-use crate::output::{Drawn, RowFailure, RowOutcome, write_json, write_text};
+use crate::output::{Drawn, KeptTokens, RowFailure, RowOutcome, write_json, write_text};
 use crate::source::Source;
 use crate::{progress, sampler};
 use flash_sampling::noise::POSITION_MAX;
@@ -54,8 +54,8 @@ pub(crate) fn draw<'s>(
     interrupt: &Interrupt,
 ) -> Result<u8, CommandError> {
     let (head, hidden) = (source.head()?, source.hidden()?);
-    let is_apart = args.transport.transport.is_some_and(TransportName::is_of_gpus);
-    let job = Job { is_apart, ..Job::new(&args.rows, hidden, head.vocab_size())? };
+    let by_gpus = args.transport.transport.is_some_and(TransportName::is_of_gpus);
+    let job = Job { by_gpus, ..Job::new(&args.rows, hidden, head.vocab_size())? };
     let mut sampler = build(head, job.plan())?;
     let can = sampler.capabilities();
     if args.rows.without_replacement && !can.without_replacement {
@@ -108,8 +108,8 @@ struct Job<'a> {
     history: Option<History>,
     /// Parameters from a file, one a row.
     requests: Option<Vec<Request>>,
-    /// Log-probabilities are asked for in a call of their own, as an exchange between GPUs carries draws alone.
-    is_apart: bool,
+    /// GPUs exchange draws alone: log-probabilities are asked for in a call of their own.
+    by_gpus: bool,
 }
 
 impl<'a> Job<'a> {
@@ -147,7 +147,7 @@ impl<'a> Job<'a> {
             (None, None) => None,
         };
         let requests = args.params.as_deref().map(|path| requests::open(path, rows, vocab_size)).transpose()?;
-        let job = Job { args, hidden, masks, history: args.sequence.history(), requests, is_apart: false };
+        let job = Job { args, hidden, masks, history: args.sequence.history(), requests, by_gpus: false };
         for row in 0..rows {
             if job.draws(row) > MAX_DRAWS {
                 let message = format!("row {row}: n = {}, but a row has {MAX_DRAWS} draws at most", job.draws(row));
@@ -225,12 +225,14 @@ impl<'a> Job<'a> {
         };
         // A row that is done draws once more beside those that are not; nobody looks at that draw.
         let count = draws.end.min(self.draws(row)).saturating_sub(draws.start).max(1);
-        RowParams { first_draw: draws.start, draws: count, logprobs, ..params }
+        // What is kept is the same for every portion too.
+        let kept = params.kept && draws.start == 0;
+        RowParams { first_draw: draws.start, draws: count, logprobs, kept, ..params }
     }
 
     /// Whether log-probabilities of a row are asked for in a call of their own.
     fn is_apart(&self, params: &RowParams<'_>) -> bool {
-        self.is_apart && params.logprobs_mode != LogprobsMode::Raw && !params.without_replacement
+        self.by_gpus && params.logprobs_mode != LogprobsMode::Raw && !params.without_replacement
     }
 
     /// Log Z and the largest logits of the rows whose draws come without; their first draw, made again, must be the same.
@@ -277,6 +279,7 @@ impl<'a> Job<'a> {
             without_replacement: self.args.without_replacement,
             logprobs: Some(self.args.logprobs),
             logprobs_mode: self.args.logprobs_mode.into(),
+            kept: self.args.kept,
             mask: self.masks.as_ref().map(|masks| masks.row(row)),
             logit_bias: self.args.logit_bias.as_deref().unwrap_or_default(),
             ..RowParams::default()
@@ -310,6 +313,7 @@ impl<'a> Job<'a> {
                         drawn.extend(row.draws, row.raw_logits);
                         drawn.log_z = row.log_z.unwrap_or(drawn.log_z);
                         drawn.top.extend_from_slice(row.top);
+                        drawn.kept = row.kept.map(KeptTokens::of).or(drawn.kept.take());
                     }
                     (Ok(_), Err(error)) => *outcome = Err(RowFailure::of(error, input, at, params[at].mask)),
                     (Err(_), _) => {}

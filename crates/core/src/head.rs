@@ -159,6 +159,9 @@ impl<'w> Head<'w> {
 
     /// Splits the head into shards that begin at the given tokens; `starts` ascends, its first is this head's first
     /// token, and equal neighbours make empty shards.
+    ///
+    /// # Panics
+    /// Where the starts descend or leave the head.
     pub fn split(&self, starts: &[u32]) -> Vec<Head<'w>> {
         let ends = starts.iter().skip(1).copied().chain([self.tokens().end]);
         starts.iter().zip(ends).map(|(&start, end)| self.slice(start..end)).collect()

@@ -50,7 +50,8 @@ pub struct RowSample<'a> {
     /// The tokens that the filters kept, when asked for.
     pub kept: Option<Kept<'a>>,
     /// How many passes over the row's logits the draw took: 1, and more where the filters of the row could not be
-    /// decided from the summary of one. Of rows with top-p alone the number can depend on the threads, the draw never does.
+    /// decided from the summary of one. Of rows with top-p alone the number can
+    /// depend on the threads and on the calls before, the draw never does.
     pub passes: u32,
 }
 

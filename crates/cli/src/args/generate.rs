@@ -106,8 +106,8 @@ pub struct DrawArgs {
     pub params: Option<PathBuf>,
 }
 
-/// What `--params` stands in place of, flags and groups of them.
-const OF_THE_FILE: [&str; 10] = [
+/// What `--params` stands in place of.
+pub(crate) const OF_THE_FILE: [&str; 25] = [
     "temperature",
     "logit_bias",
     "logprobs",
@@ -116,8 +116,23 @@ const OF_THE_FILE: [&str; 10] = [
     "allowed_token_ids",
     "banned_token_ids",
     "dry_sequence_breakers",
-    "FilterArgs",
-    "PenaltyArgs",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "epsilon_cutoff",
+    "typical_p",
+    "xtc_threshold",
+    "xtc_probability",
+    "order",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "min_tokens",
 ];
 
 fn stop(text: &str) -> Result<String, String> {

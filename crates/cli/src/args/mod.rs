@@ -105,3 +105,29 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
     let body = text.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
     body.split_whitespace().collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// A flag of the filters or penalties that the list lacked would be dropped in silence.
+    #[test]
+    fn a_file_of_parameters_stands_in_place_of_all_flags_of_filters_and_penalties() {
+        let all = Cli::command();
+        for (command, groups, listed) in [
+            ("sample", &["FilterArgs", "PenaltyArgs", "SequenceArgs"][..], &rows::OF_THE_FILE[..]),
+            ("generate", &["FilterArgs", "PenaltyArgs"], &generate::OF_THE_FILE),
+        ] {
+            let command = all.find_subcommand(command).unwrap();
+            let flags: Vec<_> = command.get_arguments().map(|flag| flag.get_id().as_str()).collect();
+            assert!(listed.iter().all(|flag| flags.contains(flag)), "{listed:?}");
+            for group in groups {
+                let group = command.get_groups().find(|g| g.get_id() == group).unwrap();
+                for flag in group.get_args() {
+                    assert!(listed.contains(&flag.as_str()), "--params does not exclude {flag}");
+                }
+            }
+        }
+    }
+}

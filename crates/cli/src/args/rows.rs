@@ -53,6 +53,9 @@ pub struct RowArgs {
     /// temperature and filters.
     #[arg(long, value_enum, default_value_t = Mode::Processed)]
     pub logprobs_mode: Mode,
+    /// Tell which tokens the filters kept, how many, and the logarithm of their mass; not of greedy rows.
+    #[arg(long)]
+    pub kept: bool,
     /// All of this from a JSON file instead: one object for every row, or an array with one for each, with the fields of
     /// vLLM's SamplingParams, and prompt_token_ids and output_token_ids.
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_THE_FILE)]
@@ -68,8 +71,8 @@ pub struct RowArgs {
     pub sequence: SequenceArgs,
 }
 
-/// What `--params` stands in place of, flags and groups of them.
-const OF_THE_FILE: [&str; 11] = [
+/// What `--params` stands in place of.
+pub(crate) const OF_THE_FILE: [&str; 31] = [
     "temperature",
     "draws",
     "without_replacement",
@@ -78,9 +81,29 @@ const OF_THE_FILE: [&str; 11] = [
     "logit_bias",
     "logprobs",
     "logprobs_mode",
-    "FilterArgs",
-    "PenaltyArgs",
-    "SequenceArgs",
+    "kept",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "epsilon_cutoff",
+    "typical_p",
+    "xtc_threshold",
+    "xtc_probability",
+    "order",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "min_tokens",
+    "prompt_tokens",
+    "output_tokens",
+    "stop_token_ids",
+    "banned_token_ids",
+    "dry_sequence_breakers",
 ];
 
 /// Which law log-probabilities are of.

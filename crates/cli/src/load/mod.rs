@@ -27,6 +27,7 @@ pub mod npy;
 pub mod requests;
 pub mod safetensors;
 pub mod tensor;
+mod unique;
 
 pub use error::{LoadError, Problem};
 pub use tensor::{Tensor, TensorPath};

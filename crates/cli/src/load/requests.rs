@@ -1,5 +1,6 @@
 //! Files of row parameters: the JSON of [`SamplingParamsBuilder`], with the tokens of the sequence so far.
 
+use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
 use flash_sampling::{History, SamplingParams, SamplingParamsBuilder};
 use serde::Deserialize;
@@ -31,6 +32,7 @@ pub fn open(path: &Path, rows: usize, vocab_size: u32) -> Result<Vec<Request>, L
 /// [`Problem::Format`], which names the row and the field.
 pub fn parse(text: &str, rows: usize, vocab_size: u32) -> Result<Vec<Request>, Problem> {
     let invalid = |reason| Problem::Format { format: "parameter", reason };
+    serde_json::from_str::<Unique>(text).map_err(|error| invalid(error.to_string()))?;
     match serde_json::from_str(text).map_err(|error| invalid(error.to_string()))? {
         Value::Array(all) if all.len() != rows => Err(invalid(format!("it has {} objects for {rows} rows", all.len()))),
         Value::Array(all) => {
@@ -81,6 +83,9 @@ mod tests {
             ("7", "it is no object"),
             ("[{}]", "it has 1 objects for 2 rows"),
             (r#"[{}, {"top_p": 0}]"#, "row 1: top_p must be above 0 and at most 1"),
+            (r#"[{}, {"n": 1, "n": 2}]"#, "duplicate field `n` at line 1 column"),
+            (r#"{"logit_bias": {"1": 1, "1": 2}}"#, "duplicate field `1`"),
+            (r#"{"prompt_token_ids": [1], "prompt_token_ids": [1]}"#, "duplicate field `prompt_token_ids`"),
             (r#"{"max_tokens": 7}"#, "max_tokens is no matter of the draw: only null is taken here"),
             (r#"[{}, {"seed": "one"}]"#, "row 1: seed: invalid type: string \"one\""),
             (r#"{"prompt_token_ids": ["a"]}"#, "prompt_token_ids: invalid type"),

@@ -40,20 +40,23 @@ impl Serialize for Row<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let drawn = self.drawn;
         let top = drawn.top.iter().map(|c| Top { token: c.winner.token, logprob: drawn.log_prob(c.logit) });
-        let mut map = serializer.serialize_map(Some(6))?;
+        let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("row", &self.row)?;
         map.serialize_entry("tokens", &drawn.tokens)?;
         map.serialize_entry("scores", &drawn.scores)?;
         map.serialize_entry("logprobs", &LogProbs(drawn))?;
         map.serialize_entry("log_z", &drawn.log_z)?;
         map.serialize_entry("top", &top.collect::<Vec<_>>())?;
+        if let Some(kept) = &drawn.kept {
+            map.serialize_entry("kept", kept)?;
+        }
         map.end()
     }
 }
 
 /// Writes one row as one line:
-/// `{"row":0,"tokens":[..],"scores":[..],"logprobs":[..],"log_z":..,"top":[{"token":..,"logprob":..}]}`, or
-/// `{"row":0,"error":"..."}`.
+/// `{"row":0,"tokens":[..],"scores":[..],"logprobs":[..],"log_z":..,"top":[{"token":..,"logprob":..}]}`, where asked for
+/// with `"kept":{"count":..,"log_mass":..,"tokens":[..]}`, or `{"row":0,"error":"..."}`.
 ///
 /// # Errors
 /// Those of `out`.

@@ -7,5 +7,5 @@ mod text;
 
 pub use file::try_path;
 pub use json::write_json;
-pub use row::{Drawn, RowFailure, RowOutcome};
+pub use row::{Drawn, KeptTokens, RowFailure, RowOutcome};
 pub use text::write_text;

@@ -1,6 +1,6 @@
 //! What became of one row.
 
-use flash_sampling::{Candidate, Draw, Matrix, RowError};
+use flash_sampling::{Candidate, Draw, Kept, Matrix, RowError};
 
 /// All draws of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,6 +15,29 @@ pub struct Drawn {
     pub log_z: f64,
     /// The largest of these logits, largest first.
     pub top: Vec<Candidate>,
+    /// What the filters kept, when asked for.
+    pub kept: Option<KeptTokens>,
+}
+
+/// The tokens that the filters kept.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct KeptTokens {
+    /// How many.
+    pub count: u32,
+    /// `ln sum e^l` over their logits, in nats.
+    pub log_mass: f64,
+    /// Which, ascending.
+    pub tokens: Vec<u32>,
+}
+
+impl KeptTokens {
+    /// Lists the tokens of a bitmap.
+    pub fn of(kept: Kept<'_>) -> Self {
+        let tokens = kept.tokens.iter().enumerate().flat_map(|(at, &word)| {
+            (0..32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| 32 * at as u32 + bit)
+        });
+        KeptTokens { count: kept.count, log_mass: kept.log_mass, tokens: tokens.collect() }
+    }
 }
 
 impl Drawn {

@@ -33,6 +33,10 @@ pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome, ordered
         writeln!(out, "row {row}: log Z {:.4}, {n} draws of {} different tokens", drawn.log_z, ranking.len())?;
         summarise(out, drawn, &ranking)?;
     }
+    if let Some(kept) = &drawn.kept {
+        let s = if kept.count == 1 { "" } else { "s" };
+        writeln!(out, "  kept   {} token{s}  log mass {:.4}", kept.count, kept.log_mass)?;
+    }
     for c in &drawn.top {
         let logprob = drawn.log_prob(c.logit);
         writeln!(
@@ -88,6 +92,7 @@ fn summarise(out: &mut dyn Write, drawn: &Drawn, ranking: &[Ranked]) -> io::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::KeptTokens;
     use flash_sampling::{Draw, RowError};
 
     fn text(outcome: &RowOutcome, ordered: bool) -> String {
@@ -121,6 +126,14 @@ mod tests {
             }
             assert_eq!(text.contains(&format!("{} more tokens", n.saturating_sub(32))), n > 32, "{text}");
         }
+    }
+
+    #[test]
+    fn what_the_filters_kept_is_counted() {
+        let kept = |tokens: Vec<u32>| Some(KeptTokens { count: tokens.len() as u32, log_mass: 2.5, tokens });
+        let of = |tokens| text(&Ok(Drawn { kept: kept(tokens), ..Drawn::default() }), false);
+        assert!(of(vec![3, 9]).contains("\n  kept   2 tokens  log mass 2.5000\n"), "{}", of(vec![3, 9]));
+        assert!(of(vec![3]).contains("  kept   1 token  log mass"));
     }
 
     #[test]

@@ -40,6 +40,7 @@ fn a_file_gives_what_its_flags_give() {
         "--logprobs 2 --logprobs-mode raw --temperature 0.2 --draws 3000",
     );
     same(r#"{"logprobs": -1, "seed": -1, "stop_token_ids": null, "n": 3}"#, "--logprobs 300 --draws 3");
+    same(r#"{"kept": true, "top_p": 0.6, "n": 700}"#, "--kept --top-p 0.6 --draws 700");
     let file = files.bytes("seed.json", br#"{"n": 9}"#);
     let seeded = run(&with(&head, &format!("--params {file} --seed 5"))).tokens();
     assert_eq!(seeded, run(&with(&head, "--draws 9 --seed 5")).tokens());
@@ -96,8 +97,29 @@ fn bad_parameters_are_one_clear_line() {
     refused(r#"{"logprobs": 301}"#, "logprobs is 301, but there are 300 tokens");
     run(&with(&head, "--params /nonexistent/p.json")).assert_refused("/nonexistent/p.json: No such file");
     let file = files.bytes("p.json", b"{}");
-    run(&with(&head, &format!("--params {file} --top-k 5"))).assert_refused("cannot be used with");
+    run(&with(&head, &format!("--params {file} --top-k 5")))
+        .assert_refused("'--params <FILE>' cannot be used with '--top-k <K>'");
     run(&with(&head, "--allowed-token-ids 4,300")).assert_refused("--allowed-token-ids names token 300");
     run(&with(&head, "--dry-penalty-last-n -2")).assert_refused("--dry-penalty-last-n");
     run(&with(&head, "--prompt-tokens 1,x")).assert_refused("\"x\" is not a token id");
+}
+
+#[test]
+fn the_kept_tokens_are_told_when_asked_for() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let first = |flags: &str| -> serde_json::Value {
+        let run = run(&with(&head, flags));
+        assert_eq!(run.code, 0, "{run:#?}");
+        serde_json::from_str(run.stdout.lines().next().unwrap()).unwrap()
+    };
+    let row = first("--top-k 5 --kept --draws 40 --logprobs 5");
+    assert_eq!(row["kept"]["count"], 5);
+    let mut top: Vec<_> = row["top"].as_array().unwrap().iter().map(|t| t["token"].as_u64().unwrap()).collect();
+    top.sort_unstable();
+    let kept: Vec<_> = row["kept"]["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+    assert_eq!(kept, top);
+    assert!(row["tokens"].as_array().unwrap().iter().all(|token| kept.contains(&token.as_u64().unwrap())));
+    assert!((row["kept"]["log_mass"].as_f64().unwrap() - row["log_z"].as_f64().unwrap()).abs() < 1e-6, "{row}");
+    assert!(first("--top-k 5").get("kept").is_none());
 }

@@ -50,7 +50,7 @@ pub struct RowParams<'a> {
     pub logprobs: Option<u32>,
     /// Which law's log-probabilities `logprobs` asks for.
     pub logprobs_mode: LogprobsMode,
-    /// Return which tokens the filters kept ([`Kept`](crate::samples::Kept)).
+    /// Return which tokens the filters kept ([`Kept`](crate::samples::Kept)); refused on a greedy row, which has no law.
     pub kept: bool,
     /// Bitmap over global token ids, least significant bit first, 1 = allowed; tokens beyond its end are forbidden.
     pub mask: Option<&'a [u32]>,

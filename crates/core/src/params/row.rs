@@ -194,8 +194,9 @@ impl<'a> RowParams<'a> {
         if self.temperature == 0.0 && self.kept {
             return invalid(Knob::Kept, "is not defined for a greedy row");
         }
-        for knob in [Knob::TypicalP, Knob::XtcThreshold] {
-            if self.temperature == 0.0 && self.enabled().contains(knob) {
+        // The knobs that put them on.
+        for (filter, knob) in [(Knob::TypicalP, Knob::TypicalP), (Knob::XtcThreshold, Knob::XtcProbability)] {
+            if self.temperature == 0.0 && self.enabled().contains(filter) {
                 return invalid(knob, "can drop the largest logit, which a greedy row takes");
             }
         }
@@ -264,7 +265,7 @@ mod tests {
         let greedy = RowParams { temperature: 0.0, ..RowParams::default() };
         for (row, knob) in [
             (RowParams { typical_p: 0.9, ..greedy }, Knob::TypicalP),
-            (RowParams { xtc_probability: 0.5, ..greedy }, Knob::XtcThreshold),
+            (RowParams { xtc_probability: 0.5, ..greedy }, Knob::XtcProbability),
         ] {
             let reason = "can drop the largest logit, which a greedy row takes";
             assert_eq!(checked(row).unwrap_err(), RowError::Invalid { knob, reason });

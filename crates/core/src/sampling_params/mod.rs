@@ -133,7 +133,7 @@ fields! {
     frequency_penalty: f32 = 0.0;
     /// See [`RowParams::repetition_penalty`].
     repetition_penalty: f32 = 1.0;
-    /// Added to the logits of single tokens.
+    /// Added to the logits of single tokens. JSON has no -inf: `banned_token_ids` is for that.
     logit_bias: BTreeMap<u32, f32> = BTreeMap::new();
     /// The only tokens that may be drawn; `None` = all.
     allowed_token_ids: Option<Vec<u32>> = None;
