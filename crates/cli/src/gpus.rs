@@ -38,17 +38,6 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
             interrupt,
         )
     };
-    // What a rank loads while another waits for it on the same GPU could stand behind it. So where ranks share GPUs, a rank
-    // alone makes the same calls there first.
-    let mut shared = devices.clone();
-    shared.sort_unstable();
-    shared.dedup();
-    if shared.len() < devices.len() {
-        for device in shared {
-            let alone = Loopback::group(1).into_iter().map(|transport| drawn(transport, device, &mut io::sink()));
-            with_default(NoSubscriber::default(), || alone.collect::<Result<Vec<_>, _>>())?;
-        }
-    }
     let outcomes: Vec<Result<u8, CommandError>> = thread::scope(|scope| {
         let mut ranks = Loopback::group(devices.len()).into_iter().zip(devices);
         let first = ranks.next();

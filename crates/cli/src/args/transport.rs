@@ -17,8 +17,7 @@ pub struct TransportArgs {
     /// Number of ranks (default: as many as --devices); for --transport peers or nccl.
     #[arg(long, value_name = "N", value_parser = world, allow_negative_numbers = true)]
     pub world: Option<usize>,
-    /// The GPU of each rank (default 0,1,2,...), one of them several times where ranks share it, which needs
-    /// CUDA_DEVICE_MAX_CONNECTIONS=32; for --transport peers or nccl.
+    /// The GPU of each rank, another for each (default 0,1,2,...); for --transport peers or nccl.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     pub devices: Vec<usize>,
     /// Seconds that an exchange waits for the other ranks (default 30); for --transport.
@@ -78,7 +77,14 @@ impl TransportArgs {
                 "--devices names {}, and there are {MOST_GPUS} at most",
                 devices.len()
             ))),
-            (_, devices) => Ok(devices.to_vec()),
+            (_, devices) => {
+                // Two ranks of one process wait for each other on the GPU while its memory calls wait for both.
+                let twice = devices.iter().enumerate().find(|(at, device)| devices[..*at].contains(device));
+                match twice {
+                    Some((_, device)) => Err(CommandError::usage(format!("--devices names GPU {device} twice"))),
+                    None => Ok(devices.to_vec()),
+                }
+            }
         }
     }
 

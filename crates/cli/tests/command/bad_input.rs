@@ -34,6 +34,7 @@ fn flags_of_ranks_mean_something_only_together() {
         let gpus = with(&head, "--transport peers --backend cuda");
         run(&gpus).assert_refused("needs --world or --devices");
         run(&with(&gpus, "--world 3 --devices 0,1")).assert_refused("--world 3, but --devices names 2");
+        run(&with(&gpus, "--devices 1,0,1")).assert_refused("--devices names GPU 1 twice");
         run(&with(&gpus, "--world 2 --merge log-mass")).assert_refused("--merge log-mass is not what");
     }
     run(&with(&head, "--merge winners")).assert_refused("--merge means nothing");

@@ -44,8 +44,7 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
     }
 }
 
-/// Ranks on GPUs of one process: one alone, two that share the first where the driver has a queue for each, and by peers and
-/// NCCL two with a GPU each where there are so many.
+/// Ranks on GPUs of one process: one alone, and by peers and NCCL two where there are so many.
 #[test]
 fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     if !runs() {
@@ -58,12 +57,9 @@ fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     let hidden = [("h", Dtype::BF16, &[70, 64][..], bf16_bytes(&integers(70 * 64, 2)))];
     let hidden = files.safetensors("h.safetensors", &hidden);
     let base = ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec();
-    let mut ways = vec!["peers --world 1"];
-    if std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").as_deref() == Ok("32") {
-        ways.push("peers --devices 0,0 --check-tokens");
-    }
+    let mut ways = vec!["peers --world 1 --check-tokens"];
     if cfg!(feature = "nccl") && flash_sampling::cuda::Device::new(1).is_ok() {
-        ways.extend(["peers --world 2", "nccl --world 2"]);
+        ways.extend(["peers --world 2 --check-tokens", "nccl --world 2"]);
     }
     // Rows of several draws, whose log-probabilities are told apart from them; and rows that are surveyed.
     let flags =
