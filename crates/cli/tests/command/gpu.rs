@@ -12,20 +12,38 @@ fn runs() -> bool {
     false
 }
 
+/// Small integers, whose products are exact.
+fn integers(n: usize, seed: usize) -> Vec<f32> {
+    values(n, seed).iter().map(|v| 8.0 * v).collect()
+}
+
+/// A file of `[5003, 64]`.
+fn weight(files: &Files) -> String {
+    let weight = [("w", Dtype::BF16, &[5003, 64][..], bf16_bytes(&integers(5003 * 64, 1)))];
+    files.safetensors("w.safetensors", &weight)
+}
+
+/// A file of `[70, 64]`.
+fn hidden(files: &Files) -> String {
+    let hidden = [("h", Dtype::BF16, &[70, 64][..], bf16_bytes(&integers(70 * 64, 2)))];
+    files.safetensors("h.safetensors", &hidden)
+}
+
+/// The words of a command that draws from these files.
+fn sample(weight: &str, hidden: &str) -> Vec<String> {
+    ["sample", "--format", "json", "--weight", weight, "--hidden", hidden].map(str::to_owned).to_vec()
+}
+
 #[test]
 fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
     if !runs() {
         return;
     }
     let files = Files::new();
-    let integers = |n, seed| values(n, seed).iter().map(|v| 8.0 * v).collect::<Vec<f32>>();
-    let weight = [("w", Dtype::BF16, &[5003, 64][..], bf16_bytes(&integers(5003 * 64, 1)))];
-    let weight = files.safetensors("w.safetensors", &weight);
-    let of_bf16 = [("h", Dtype::BF16, &[70, 64][..], bf16_bytes(&integers(70 * 64, 2)))];
-    let of_bf16 = files.safetensors("h.safetensors", &of_bf16);
+    let (weight, of_bf16) = (weight(&files), hidden(&files));
     let of_f32 = files.npy("h.npy", &[70, 64], &integers(70 * 64, 2));
     for hidden in [of_bf16, of_f32] {
-        let base = ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec();
+        let base = sample(&weight, &hidden);
         for flags in [
             "--seed 9 --temperature 300",
             "--seed 10 --temperature 500 --draws 20 --logprobs 3",
@@ -51,12 +69,7 @@ fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
         return;
     }
     let files = Files::new();
-    let integers = |n, seed| values(n, seed).iter().map(|v| 8.0 * v).collect::<Vec<f32>>();
-    let weight = [("w", Dtype::BF16, &[5003, 64][..], bf16_bytes(&integers(5003 * 64, 1)))];
-    let weight = files.safetensors("w.safetensors", &weight);
-    let hidden = [("h", Dtype::BF16, &[70, 64][..], bf16_bytes(&integers(70 * 64, 2)))];
-    let hidden = files.safetensors("h.safetensors", &hidden);
-    let base = ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec();
+    let base = sample(&weight(&files), &hidden(&files));
     let mut ways = vec!["peers --world 1 --check-tokens"];
     if cfg!(feature = "nccl") && flash_sampling::cuda::Device::new(1).is_ok() {
         ways.extend(["peers --world 2 --check-tokens", "nccl --world 2"]);

@@ -1,6 +1,6 @@
 //! Surveys of a shard's rows for a merge of shards: the logits are stored on the GPU and copied down, and the host, on all its
-//! threads, sees in them what the merge asks. It is the plain survey of core, of the kernels' logits: for the rows that have
-//! filters or raw log-probabilities, some milliseconds each.
+//! threads, sees in them what the merge asks. It is the plain survey of core, of the kernels' logits, for the rows that
+//! have filters or raw log-probabilities; it allocates room for their logits in each call.
 #![allow(unsafe_code)]
 
 use super::Frame;

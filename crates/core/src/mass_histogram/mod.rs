@@ -2,6 +2,9 @@
 
 use crate::log_mass::LogMass;
 
+#[cfg(test)]
+mod tests;
+
 /// Bins kept: the highest one and those below it.
 const BINS: usize = 512;
 /// Bins per nat.
@@ -411,134 +414,5 @@ impl MassHistogram {
             self.bins.fill(0);
         }
         possible
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn histogram(logits: &[f32]) -> MassHistogram {
-        let mut h = MassHistogram::default();
-        h.extend_from_slice(logits);
-        h
-    }
-
-    fn logits() -> impl Strategy<Value = Vec<f32>> {
-        let one = prop_oneof![
-            8 => -90f32..90.0,
-            2 => -1e4f32..1e4,
-            1 => -1e38f32..1e38,
-            1 => Just(f32::NEG_INFINITY),
-            1 => Just(0.0f32),
-            1 => Just(-0.0f32),
-            2 => 2_097_100f32..2_097_200.0,
-            1 => 16_777_150f32..16_777_300.0,
-        ];
-        prop::collection::vec(one, 0..60)
-    }
-
-    proptest! {
-        #[test]
-        fn the_order_does_not_matter(mut l in logits(), split in 0usize..60, rotate in 0usize..60) {
-            let whole = histogram(&l);
-            let (a, b) = l.split_at(split.min(l.len()));
-            let (mut ab, mut ba) = (histogram(a), histogram(b));
-            ab.merge(&histogram(b));
-            ba.merge(&histogram(a));
-            prop_assert_eq!(&ab, &whole);
-            prop_assert_eq!(&ba, &whole);
-            if !l.is_empty() {
-                let n = rotate % l.len();
-                l.rotate_left(n);
-            }
-            prop_assert_eq!(&histogram(&l), &whole);
-        }
-
-        #[test]
-        fn a_slice_adds_what_its_logits_add(l in prop::collection::vec(prop_oneof![
-            60 => -90f32..90.0, 20 => (-700i32..700).prop_map(|i| i as f32 / 8.0), 1 => -300_000f32..300_000.0,
-            1 => Just(f32::NEG_INFINITY),
-        ], 0..400), whole in prop::collection::vec(-20f32..20.0, 64..300)) {
-            for l in [l, whole] {
-                let mut one_by_one = MassHistogram::default();
-                l.iter().for_each(|&l| one_by_one.push(l));
-                prop_assert_eq!(&histogram(&l), &one_by_one);
-            }
-        }
-
-        #[test]
-        fn entries_add_what_their_logits_add(rows in prop::collection::vec(prop::collection::vec(prop_oneof![
-            60 => -90f32..90.0, 10 => -300_000f32..300_000.0, 20 => (-700i32..700).prop_map(|i| i as f32 / 8.0),
-            1 => Just(f32::NEG_INFINITY),
-        ], 1..20), 1..20)) {
-            let (mut by_entries, mut one_by_one) = (MassHistogram::default(), MassHistogram::default());
-            for row in rows {
-                row.iter().for_each(|&logit| one_by_one.push(logit));
-                match by_entries.make_room(row.iter().copied().fold(f32::NEG_INFINITY, f32::max)) {
-                    Some(floor) => {
-                        let entry = |&l: &f32| if l >= floor { MassHistogram::entry_of(l) } else { 0 };
-                        by_entries.add_entries(&row.iter().map(entry).collect::<Vec<_>>());
-                    }
-                    None => row.iter().for_each(|&logit| by_entries.push(logit)),
-                }
-                prop_assert_eq!(&by_entries, &one_by_one);
-            }
-        }
-
-        #[test]
-        fn log_z_is_accurate(l in prop::collection::vec(-60f32..60.0, 1..60)) {
-            let exact: f64 = l.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
-            let log_z = histogram(&l).log_z();
-            prop_assert!((log_z - exact).abs() < 1e-8 + 1e-15 * exact.abs(), "{} against {}", log_z, exact);
-        }
-
-        #[test]
-        fn words_carry_the_histogram(l in prop::collection::vec(-1e4f32..1e4, 0..60)) {
-            let h = histogram(&l);
-            let mut words = Vec::new();
-            h.to_words(&mut words);
-            prop_assert_eq!(words.len(), MassHistogram::WORDS);
-            prop_assert_eq!(MassHistogram::from_words(&words), Some(h.clone()));
-            let mut other = histogram(&[3.0, 500.0]);
-            prop_assert!(other.assign_words(&words));
-            prop_assert_eq!(other, h);
-        }
-    }
-
-    #[test]
-    fn the_highest_bins_hold_the_mass_near_the_top() {
-        assert_eq!(histogram(&[]).highest(9), [&[] as &[u64]; 2]);
-        for top in [0.0f32, 1.0, 17.0, -3.0, 63.9, -1e4] {
-            let h = histogram(&[top, top - 1.0, top - 2.0, top - 40.0]);
-            for (count, held) in [(1, 1), (17, 3), (100, 3), (512, 4), (600, 4)] {
-                let runs = h.highest(count);
-                assert_eq!(runs[0].len() + runs[1].len(), count.min(512), "{top} {count}");
-                assert_eq!(runs.iter().flat_map(|run| *run).filter(|&&mass| mass > 0).count(), held, "{top} {count}");
-            }
-        }
-    }
-
-    #[test]
-    fn words_that_no_histogram_has_are_refused() {
-        let mut words = Vec::new();
-        histogram(&[1.0]).to_words(&mut words);
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.01, 2.0, 1e30] {
-            words[0] = u64::from(bad.to_bits());
-            assert_eq!(MassHistogram::from_words(&words), None, "{bad}");
-            let mut emptied = histogram(&[5.0]);
-            assert!(!emptied.assign_words(&words) && emptied == MassHistogram::default(), "{bad}");
-        }
-        assert_eq!(MassHistogram::from_words(&words[1..]), None);
-    }
-
-    #[test]
-    fn one_token_has_its_own_logit_as_log_mass() {
-        for l in [0.0, -3.3, 700.0, -1e4, 1e9, -1e30, f32::MAX, f32::MIN] {
-            let log_z = histogram(&[l]).log_z();
-            assert!((log_z - f64::from(l)).abs() <= 1e-8 + 1e-7 * f64::from(l).abs(), "{l}: {log_z}");
-        }
-        assert_eq!(histogram(&[]).log_z(), f64::NEG_INFINITY);
     }
 }
