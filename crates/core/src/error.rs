@@ -5,8 +5,8 @@ use core::fmt;
 
 /// Why one row has no draw. The other rows of the call are not affected.
 ///
-/// Where several logits of a row are bad, a raw one is named before one that a transform made, then the lowest token;
-/// shards that the host merges each name their own, and of those the lowest token counts.
+/// Where several logits of a row are bad, a raw one is named before one that a transform made, then the lowest token; over
+/// shards too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {

@@ -67,9 +67,9 @@ pub struct RowSurvey {
 ///
 /// # Contract
 /// The surveys of shards, [merged](RowSurvey::merge) in any order, say of a row what one survey of the whole vocabulary
-/// says, whatever the shards, threads or neighbours; of several bad logits each shard names its own, and the lowest token
-/// counts (what a row without filters has over shards). Which masses a filter has given up may depend on the shards, so a
-/// row may take another number of passes to the same result. Logits and scores are those that
+/// says, whatever the shards, threads or neighbours. Errors do not merge: each names the shard's own, which does not say
+/// whether a raw logit was bad, and that counts first. Which masses a filter has given up may depend on the shards, so a row
+/// may take another number of passes to the same result. Logits and scores are those that
 /// [`sample`](crate::PerturbedArgmax::sample) draws from.
 ///
 /// [`PerturbedArgmax::survey`]: crate::PerturbedArgmax::survey
@@ -114,18 +114,6 @@ pub fn by_place(a: &Candidate, b: &Candidate) -> Ordering {
         Ordering::Less
     } else {
         Ordering::Greater
-    }
-}
-
-/// Of two errors the one of the lowest token.
-fn first(a: Option<RowError>, b: Option<RowError>) -> Option<RowError> {
-    let token = |error: &RowError| match *error {
-        RowError::NaN { token } | RowError::PositiveInfinity { token } => token,
-        _ => u32::MAX,
-    };
-    match (a, b) {
-        (Some(a), Some(b)) => Some(if token(&b) < token(&a) { b } else { a }),
-        (a, b) => a.or(b),
     }
 }
 
@@ -177,9 +165,8 @@ impl RowSurvey {
         }
     }
 
-    /// Adds the overview of other tokens, for a row that wants `list` tokens.
+    /// Adds the overview of other tokens, which has no error, for a row that wants `list` tokens.
     pub fn merge(&mut self, other: &RowSurvey, list: usize) {
-        self.error = first(self.error, other.error);
         self.add_list(&other.list);
         self.list.truncate(list);
         self.mass.merge(&other.mass);
@@ -317,14 +304,5 @@ mod tests {
                 prop_assert_eq!(merged.frontiers(), whole.frontiers());
             }
         }
-    }
-
-    #[test]
-    fn of_two_errors_the_lowest_token_counts() {
-        let (nan, inf) = (RowError::NaN { token: 5 }, RowError::PositiveInfinity { token: 3 });
-        assert_eq!(first(Some(nan), Some(inf)), Some(inf));
-        assert_eq!(first(Some(inf), Some(nan)), Some(inf));
-        assert_eq!(first(None, Some(nan)), Some(nan));
-        assert_eq!(first(None, None), None);
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! [`Survey`]: flash_sampling_core::Survey
 
+use crate::stage::{First, Stage};
 use crate::tiling::Whole;
 use core::cmp::Reverse;
 use flash_sampling_core::params::Row;
@@ -82,14 +83,15 @@ fn bytes_of(need: &Need, vocab_size: u32) -> u64 {
 }
 
 impl OpenRows {
-    /// Merges the overviews of a call's rows and decides what they tell. `survey(shard, row)` is asked only for rows that
-    /// take surveys.
+    /// Merges the overviews of a call's rows and decides what they tell. `survey(shard, row)` and `stage(shard, row)`, that of
+    /// a bad logit, are asked only for rows that take surveys.
     pub(crate) fn overview<'s>(
         &mut self,
         whole: &Whole,
         rows: &[RowParams<'_>],
         shards: usize,
         survey: impl Fn(usize, usize) -> &'s RowSurvey,
+        stage: impl Fn(usize, usize) -> Stage,
     ) {
         self.needs.clear();
         self.members.clear();
@@ -98,6 +100,12 @@ impl OpenRows {
             self.rows.resize_with((r + 1).max(self.rows.len()), Open::default);
             let open = &mut self.rows[r];
             open.overview.begin(&row);
+            let mut first = First::default();
+            (0..shards).for_each(|s| survey(s, r).error.into_iter().for_each(|error| first.add(stage(s, r), error)));
+            open.error = first.error();
+            if open.error.is_some() {
+                continue;
+            }
             let Some(filters) = &row.filters else {
                 (0..shards).for_each(|shard| open.overview.merge_raw(survey(shard, r)));
                 continue;
@@ -107,11 +115,9 @@ impl OpenRows {
             open.doubts.clear();
             open.answer.begin();
             open.passes = 1;
-            open.error = open.overview.error;
-            if open.error.is_none() && open.overview.list.is_empty() {
+            if open.overview.list.is_empty() {
                 open.error = Some(RowError::NoFiniteLogit);
-            }
-            if open.error.is_none() {
+            } else {
                 let of = Filtered { row: &row, filters, vocab_size: whole.shape.vocab_size, passes: 1 };
                 let seen = open.overview.seen(wants.list);
                 let frontiers = open.overview.frontiers();

@@ -24,6 +24,7 @@
 //! | `summary`, `received` | [`ShardSummary`] and its bytes, written and read |
 //! | `filtered`, `raw`, `surveyed` | rows with filters or raw log-probabilities: surveys merged and decided, and their bytes |
 //! | `merge` | the two merges |
+//! | `stage` | which of several bad logits is a row's error |
 //! | `winners` | one word a row, for an exchange of winners alone |
 //! | `options`, `check` | what ranks agree on, and the debug check that they agree on results |
 //! | `sharded`, `shard_sampler` | the two samplers |
@@ -45,6 +46,7 @@ mod received;
 mod shard;
 mod shard_sampler;
 mod sharded;
+mod stage;
 mod summary;
 mod surveyed;
 mod tiling;

@@ -2,6 +2,7 @@
 
 use crate::error::ShardError;
 use crate::filtered::OpenRows;
+use crate::stage::{First, Stage, is_bad_logit};
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use flash_sampling_core::params::Row;
@@ -44,14 +45,14 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Merges a whole call. `summary(shard, row)` is asked only for rows whose parameters are valid and that have no
-    /// filters; those that have are in `filtered`.
+    /// Merges a whole call. `told(shard, row)`, a summary and the stage of its bad logit, is asked only for rows whose
+    /// parameters are valid and that have no filters; those that have are in `filtered`.
     pub(crate) fn rows<'a>(
         &mut self,
         whole: &Whole,
         rows: &[RowParams<'_>],
         shards: usize,
-        summary: impl Fn(usize, usize) -> ShardSummary<'a>,
+        told: impl Fn(usize, usize) -> (ShardSummary<'a>, Stage),
         filtered: &OpenRows,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
@@ -61,7 +62,7 @@ impl Merger {
                 Err(error) => out.push_error(error),
                 Ok(row) if row.filters.is_some() => filtered.emit(r, whole.shape.vocab_size, out),
                 Ok(row) => {
-                    let merged = self.row(whole.merge, &row, shards, |shard| summary(shard, r), out);
+                    let merged = self.row(whole.merge, &row, shards, |shard| told(shard, r), out);
                     if let Err((shard, reason)) = merged {
                         out.clear();
                         return Err(ShardError::Answer { shard, row: r, reason });
@@ -78,28 +79,24 @@ impl Merger {
         merge: ShardMerge,
         row: &Row<'_>,
         shards: usize,
-        summary: impl Fn(usize) -> ShardSummary<'a>,
+        told: impl Fn(usize) -> (ShardSummary<'a>, Stage),
         out: &mut Samples,
     ) -> Result<(), (usize, String)> {
-        // The lowest token with a NaN or +inf, over all shards.
-        let mut invalid: Option<(u32, RowError)> = None;
+        let mut invalid = First::default();
         let mut has_mass = false;
         for shard in 0..shards {
-            match summary(shard) {
+            let (summary, stage) = told(shard);
+            match summary {
                 Ok(sample) => {
                     fits(merge, row, &sample).map_err(|reason| (shard, reason.to_owned()))?;
                     has_mass = true;
                 }
                 Err(RowError::NoFiniteLogit) => {}
-                Err(error @ (RowError::NaN { token } | RowError::PositiveInfinity { token })) => {
-                    if invalid.is_none_or(|(lowest, _)| token < lowest) {
-                        invalid = Some((token, error));
-                    }
-                }
+                Err(error) if is_bad_logit(&error) => invalid.add(stage, error),
                 Err(error) => return Err((shard, error.to_string())),
             }
         }
-        if let Some((_, error)) = invalid {
+        if let Some(error) = invalid.error() {
             out.push_error(error);
             return Ok(());
         }
@@ -107,7 +104,7 @@ impl Merger {
             out.push_error(RowError::NoFiniteLogit);
             return Ok(());
         }
-        let samples = || (0..shards).filter_map(|shard| Some((shard as u32, summary(shard).ok()?)));
+        let samples = || (0..shards).filter_map(|shard| Some((shard as u32, told(shard).0.ok()?)));
         self.draws.clear();
         if merge.draws_by_mass(row) {
             self.draws.extend((0..row.draws).map(|i| by_mass(row, i, samples())));
@@ -228,8 +225,8 @@ mod tests {
         let mut out = Samples::new();
         // Only the rows that every shard could answer in full, and the list.
         let whole = whole(ShardMerge::Winners);
-        let summary = |shard: usize, row: usize| answers[shard].row(row);
-        Merger::default().rows(&whole, &rows(), answers.len(), summary, &OpenRows::default(), &mut out).unwrap();
+        let told = |shard: usize, row: usize| (answers[shard].row(row), Stage::default());
+        Merger::default().rows(&whole, &rows(), answers.len(), told, &OpenRows::default(), &mut out).unwrap();
         let row = |r: Result<RowSample<'_>, RowError>| {
             let r = r.unwrap();
             (r.draws.to_vec(), r.log_z, r.top.to_vec(), r.mass.unwrap().clone())
@@ -269,8 +266,8 @@ mod tests {
         let mut out = Samples::new();
         let [row, _, greedy] = rows();
         let whole = whole(ShardMerge::LogMass);
-        let summary = |shard: usize, row: usize| shards[shard].row(2 * row);
-        Merger::default().rows(&whole, &[row, greedy], 3, summary, &OpenRows::default(), &mut out).unwrap();
+        let told = |shard: usize, row: usize| (shards[shard].row(2 * row), Stage::default());
+        Merger::default().rows(&whole, &[row, greedy], 3, told, &OpenRows::default(), &mut out).unwrap();
         for row in out.iter() {
             assert!(row.unwrap().draws.iter().all(|d| d.token == 17));
         }

@@ -2,6 +2,7 @@
 
 use crate::error::ShardError;
 use crate::filtered::{is_surveyed, kept_list};
+use crate::stage::Stage;
 use crate::summary::{
     ANSWER, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, PASS, ROWS, SURVEY, ShardSummary, UNUSABLE,
     fingerprint, of_element,
@@ -18,6 +19,8 @@ use flash_sampling_core::{
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     rows: Vec<Result<Answer, RowError>>,
+    /// Of each row, of a bad logit.
+    stages: Vec<Stage>,
     /// Of rows with filters: overviews, and then what the last pass told.
     surveys: Vec<RowSurvey>,
     draws: Vec<Draw>,
@@ -57,6 +60,7 @@ impl Received {
         expected: impl Fn(&RowParams<'a>) -> Option<Expected<'a>>,
     ) -> Result<(), ShardError> {
         self.rows.clear();
+        self.stages.clear();
         self.draws.clear();
         self.top.clear();
         self.masses.clear();
@@ -146,7 +150,8 @@ impl Received {
         r: usize,
         expected: &Expected<'_>,
     ) -> Result<Result<Answer, RowError>, WireError> {
-        let Expected { row, by_mass } = expected;
+        let Expected { row, .. } = expected;
+        self.stages.resize(r + 1, Stage::default());
         if is_surveyed(row) {
             self.surveys.resize_with((r + 1).max(self.surveys.len()), RowSurvey::default);
             self.surveys[r].begin(row);
@@ -154,7 +159,7 @@ impl Received {
         let answer = if row.filters.is_some() {
             self.survey_of(kind, reader, tokens, r, row)?
         } else {
-            self.row_of(kind, reader, tokens, row.logprobs.is_some(), *by_mass)?
+            self.row_of(kind, reader, tokens, r, expected)?
         };
         if let Some(most) = row.raw_logprobs {
             decode_raw(reader, &mut self.words, tokens, most, &mut self.surveys[r])?;
@@ -171,12 +176,10 @@ impl Received {
         r: usize,
         row: &Row<'_>,
     ) -> Result<Result<Answer, RowError>, WireError> {
-        let survey = &mut self.surveys[r];
         match kind {
-            SURVEY => decode_overview(reader, &mut self.words, tokens, row, survey)?,
+            SURVEY => decode_overview(reader, &mut self.words, tokens, row, &mut self.surveys[r])?,
             NO_MASS => {}
-            NAN => survey.error = Some(RowError::NaN { token: token(reader, tokens)? }),
-            INFINITE => survey.error = Some(RowError::PositiveInfinity { token: token(reader, tokens)? }),
+            NAN | INFINITE => self.surveys[r].error = Some(self.bad_logit(kind, reader, tokens, r)?),
             _ => return Err(reader.invalid("no survey of a row with filters")),
         }
         // It has no draws of its own.
@@ -198,18 +201,31 @@ impl Received {
         kind: u8,
         reader: &mut Reader<'_>,
         tokens: &Range<u32>,
-        logprobs: bool,
-        by_mass: bool,
+        r: usize,
+        expected: &Expected<'_>,
     ) -> Result<Result<Answer, RowError>, WireError> {
+        let Expected { row, by_mass } = expected;
         let error = match kind {
-            ANSWER => return self.answer(reader, tokens, logprobs, by_mass).map(Ok),
+            ANSWER => return self.answer(reader, tokens, row.logprobs.is_some(), *by_mass).map(Ok),
             NO_MASS => RowError::NoFiniteLogit,
-            NAN => RowError::NaN { token: token(reader, tokens)? },
-            INFINITE => RowError::PositiveInfinity { token: token(reader, tokens)? },
+            NAN | INFINITE => self.bad_logit(kind, reader, tokens, r)?,
             NOT_ASKED => return Err(reader.invalid("no answer to valid parameters")),
             _ => return Err(reader.invalid("an unknown kind of answer")),
         };
         Ok(Err(error))
+    }
+
+    /// The error of row `r`, whose stage [`Received::stage`] gives then.
+    fn bad_logit(
+        &mut self,
+        kind: u8,
+        reader: &mut Reader<'_>,
+        tokens: &Range<u32>,
+        r: usize,
+    ) -> Result<RowError, WireError> {
+        let token = token(reader, tokens)?;
+        self.stages[r] = if reader.flag()? { Stage::Transformed } else { Stage::Raw };
+        Ok(if kind == NAN { RowError::NaN { token } } else { RowError::PositiveInfinity { token } })
     }
 
     fn answer(
@@ -249,6 +265,11 @@ impl Received {
         let mass = MassHistogram::from_words(&self.words).filter(|mass| !mass.is_empty());
         self.masses.push(mass.ok_or_else(|| reader.invalid("not a mass histogram"))?);
         Ok(())
+    }
+
+    /// The stage of the bad logit that a row's error names.
+    pub(crate) fn stage(&self, row: usize) -> Stage {
+        self.stages.get(row).copied().unwrap_or_default()
     }
 
     /// The summary of a row.
@@ -327,7 +348,7 @@ mod tests {
         begin(&mut bytes, rows().len(), DType::BF16);
         for (r, params) in rows().iter().enumerate() {
             match by_mass(params) {
-                Some(by_mass) => encode_row(&mut bytes, &mut words, params, by_mass, &samples.row(r)),
+                Some(by_mass) => encode_row(&mut bytes, &mut words, params, by_mass, &samples.row(r), Stage::Raw),
                 None => encode_not_asked(&mut bytes, params),
             }
         }
@@ -360,6 +381,7 @@ mod tests {
         assert_eq!(received.mass, sent.mass);
         assert_eq!(summaries.row(1).unwrap_err(), RowError::NoFiniteLogit);
         assert_eq!(summaries.row(2).unwrap_err(), RowError::NaN { token: 123 });
+        assert_eq!((summaries.stage(1), summaries.stage(2)), (Stage::Transformed, Stage::Raw));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One local shard and its last answers.
 
 use crate::filtered::{is_surveyed, kept_list};
+use crate::stage::{Stage, is_bad_logit};
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use core::fmt;
@@ -20,6 +21,9 @@ pub(crate) struct Shard<'s> {
     /// Rows that were asked again with fewer draws, ascending, and the answers.
     again: Vec<usize>,
     again_answers: Samples,
+    /// Rows with a bad logit, ascending, and what tells its stage.
+    bad: Vec<usize>,
+    bad_answers: Samples,
     /// Some rows of the input.
     gathered: Vec<u8>,
     /// Only the memory lives from call to call.
@@ -36,6 +40,8 @@ impl<'s> Shard<'s> {
             inquiries: Vec::new(),
             again: Vec::new(),
             again_answers: Samples::new(),
+            bad: Vec::new(),
+            bad_answers: Samples::new(),
             gathered: Vec::new(),
             params: Vec::new(),
         }
@@ -45,7 +51,8 @@ impl<'s> Shard<'s> {
     /// rows with filters or raw log-probabilities. Calls that need both read the weight once for each.
     ///
     /// A shard with fewer tokens than a list without replacement has draws refuses, though the other shards may well
-    /// fill the list. It is asked for all it has, in one more call for all such rows.
+    /// fill the list. It is asked for all it has, in one more call for all such rows. One more call is for rows with a bad
+    /// logit, whose stage it tells.
     pub(crate) fn ask(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], whole: &Whole) -> Result<(), SampleError> {
         self.again.clear();
         self.at.clear();
@@ -87,8 +94,38 @@ impl<'s> Shard<'s> {
             let some = part(&self.gathered, &input, self.again.len())?;
             self.sampler.sample(some, &asked, &mut self.again_answers)?;
         }
+        asked.clear();
+        self.find_stages(input, &mut asked)?;
         self.params = recycle(asked);
         Ok(())
+    }
+
+    /// Asks for the stage of every bad logit.
+    fn find_stages<'a>(&mut self, input: Matrix<'_>, asked: &mut Vec<RowParams<'a>>) -> Result<(), SampleError> {
+        self.bad.clear();
+        self.gathered.clear();
+        for (r, at) in self.at.iter().enumerate() {
+            let drawn = at.and_then(|at| self.answers.row(at).err());
+            let surveyed = match self.inquiries[r] {
+                Inquiry::Nothing => None,
+                _ => self.surveys[r].error,
+            };
+            if drawn.or(surveyed).is_some_and(|error| is_bad_logit(&error)) {
+                self.bad.push(r);
+                self.gathered.extend_from_slice(input.row_bytes(r));
+                asked.push(Stage::question());
+            }
+        }
+        if self.bad.is_empty() {
+            return Ok(());
+        }
+        let some = part(&self.gathered, &input, self.bad.len())?;
+        self.sampler.sample(some, asked, &mut self.bad_answers)
+    }
+
+    /// The stage of the bad logit that a row's error names.
+    pub(crate) fn stage(&self, row: usize) -> Stage {
+        self.bad.binary_search(&row).map_or(Stage::default(), |at| Stage::of(&self.bad_answers.row(at)))
     }
 
     /// Surveys the rows that take it.

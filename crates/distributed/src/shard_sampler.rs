@@ -178,7 +178,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
             received.decode(bytes, shard, tokens, rows, input.dtype(), |params| expected(whole, params))?;
         }
-        open.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
+        let stage = |shard: usize, row| received[shard].stage(row);
+        open.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row), stage);
         while self.open.next_pass(self.whole.shape.vocab_size) {
             self.pass(input, rows)?;
             let ShardSampler { local, whole, open, tokens, received, .. } = self;
@@ -187,7 +188,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             local.trim(rows.len());
         }
         let ShardSampler { whole, merger, open, tokens, received, .. } = self;
-        merger.rows(whole, rows, tokens.len(), |shard, row| received[shard].row(row), open, out)?;
+        let told = |shard: usize, row| (received[shard].row(row), received[shard].stage(row));
+        merger.rows(whole, rows, tokens.len(), told, open, out)?;
         if self.open.next_raw(&self.whole, rows, out) {
             self.pass(input, rows)?;
             let ShardSampler { open, tokens, received, .. } = self;
@@ -222,11 +224,11 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             match expected(&self.whole, params) {
                 None => summary::encode_not_asked(&mut self.message, params),
                 Some(Expected { row, by_mass }) => {
-                    let (bytes, words) = (&mut self.message, &mut self.words);
+                    let (bytes, words, stage) = (&mut self.message, &mut self.words, self.local.stage(r));
                     if row.filters.is_some() {
-                        summary::encode_survey(bytes, words, params, &row, self.local.survey(r));
+                        summary::encode_survey(bytes, words, params, &row, self.local.survey(r), stage);
                     } else {
-                        summary::encode_row(bytes, words, params, by_mass, &self.local.summary(r));
+                        summary::encode_row(bytes, words, params, by_mass, &self.local.summary(r), stage);
                     }
                     if row.raw_logprobs.is_some() {
                         surveyed::encode_raw(bytes, words, self.local.survey(r));

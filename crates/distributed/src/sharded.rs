@@ -13,7 +13,7 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 ///
 /// Exact pathwise with [`ShardMerge::Winners`], in distribution with [`ShardMerge::LogMass`]. A shard that answers
 /// [`NoFiniteLogit`](flash_sampling_core::RowError::NoFiniteLogit) has no mass, which is an error of the row only if
-/// every shard says so. A NaN or +inf on any shard is the row's error, with the lowest such token.
+/// every shard says so. A NaN or +inf on any shard is the row's error: that of a sampler without shards.
 ///
 /// ```
 /// use flash_sampling_core::reference::{Reference, Scheme};
@@ -95,7 +95,8 @@ impl PerturbedArgmax for Sharded<'_> {
             shard.ask(input, rows, &self.whole)?;
         }
         let Sharded { shards, whole, merger, open } = self;
-        open.overview(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
+        let stage = |shard: usize, row| shards[shard].stage(row);
+        open.overview(whole, rows, shards.len(), |shard, row| shards[shard].survey(row), stage);
         while open.next_pass(whole.shape.vocab_size) {
             open.inquire(rows.len(), |inquiries| {
                 shards.iter_mut().try_for_each(|shard| shard.look(input, rows, inquiries))
@@ -103,7 +104,8 @@ impl PerturbedArgmax for Sharded<'_> {
             open.settle(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
             shards.iter_mut().for_each(|shard| shard.trim(rows.len()));
         }
-        merger.rows(whole, rows, shards.len(), |shard, row| shards[shard].summary(row), open, out)?;
+        let told = |shard: usize, row| (shards[shard].summary(row), shards[shard].stage(row));
+        merger.rows(whole, rows, shards.len(), told, open, out)?;
         if open.next_raw(whole, rows, out) {
             open.inquire(rows.len(), |inquiries| {
                 shards.iter_mut().try_for_each(|shard| shard.look(input, rows, inquiries))

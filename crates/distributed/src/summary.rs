@@ -5,8 +5,8 @@
 //! row       fingerprint of the parameters u64 | kind u8 | rest
 //!   0 ANSWER        draws | log-mass f64 if merged by it | mass and top if log-probabilities were asked for
 //!   1 NO_MASS       the shard has no finite logit
-//!   2 NAN           token u32
-//!   3 INFINITE      token u32
+//!   2 NAN           token u32 | stage u8: 0 of a raw logit, 1 of a transformed one
+//!   3 INFINITE      token u32 | stage u8
 //!   4 UNUSABLE      text: an error that no shard should give for a row with valid parameters
 //!   5 NOT_ASKED     the parameters are invalid, as every rank finds for itself
 //!   6 SURVEY        overview, of a row with filters
@@ -17,6 +17,7 @@
 //!
 //! Overviews, and the messages of further passes: [`surveyed`](crate::surveyed).
 
+use crate::stage::Stage;
 use crate::surveyed::encode_overview;
 use crate::wire::put_text;
 use flash_sampling_core::params::Row;
@@ -28,7 +29,7 @@ use flash_sampling_core::{DType, Draw, LogprobsMode, MassHistogram, RowError, Ro
 pub type ShardSummary<'a> = Result<RowSample<'a>, RowError>;
 
 /// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs03");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs04");
 
 pub(crate) const ROWS: u8 = 0;
 pub(crate) const FAILED: u8 = 1;
@@ -91,23 +92,25 @@ pub(crate) fn encode_survey(
     params: &RowParams<'_>,
     row: &Row<'_>,
     survey: &RowSurvey,
+    stage: Stage,
 ) {
     let error = survey.error.or_else(|| survey.list.is_empty().then_some(RowError::NoFiniteLogit));
     if let Some(error) = error {
-        return encode_row(bytes, words, params, false, &Err(error));
+        return encode_row(bytes, words, params, false, &Err(error), stage);
     }
     bytes.extend_from_slice(&fingerprint(params).to_le_bytes());
     bytes.push(SURVEY);
     encode_overview(bytes, words, row, survey);
 }
 
-/// Appends a row's summary. `by_mass`: the merge needs the log-mass.
+/// Appends a row's summary. `by_mass`: the merge needs the log-mass; `stage`: that of a bad logit.
 pub(crate) fn encode_row(
     bytes: &mut Vec<u8>,
     words: &mut Vec<u64>,
     params: &RowParams<'_>,
     by_mass: bool,
     summary: &ShardSummary<'_>,
+    stage: Stage,
 ) {
     bytes.extend_from_slice(&fingerprint(params).to_le_bytes());
     match summary {
@@ -126,10 +129,12 @@ pub(crate) fn encode_row(
         Err(RowError::NaN { token }) => {
             bytes.push(NAN);
             bytes.extend_from_slice(&token.to_le_bytes());
+            bytes.push(stage as u8);
         }
         Err(RowError::PositiveInfinity { token }) => {
             bytes.push(INFINITE);
             bytes.extend_from_slice(&token.to_le_bytes());
+            bytes.push(stage as u8);
         }
         Err(error) => {
             bytes.push(UNUSABLE);

@@ -4,9 +4,10 @@ use crate::common::*;
 use core::error::Error;
 use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{
-    Candidate, Capabilities, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples, Shape,
+    Candidate, Capabilities, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples, Shape,
 };
-use flash_sampling_distributed::{ShardError, ShardMerge, Sharded};
+use flash_sampling_distributed::{Exchange, Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded};
+use std::thread;
 
 const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
 
@@ -43,6 +44,106 @@ fn the_lowest_bad_token_of_all_shards_is_named_and_the_other_rows_stay() {
         assert_eq!(got[1], Err(RowError::PositiveInfinity { token: 700 }));
         assert_eq!(got[2], Err(RowError::PositiveInfinity { token: 2 }));
         assert_eq!(got[3], want[3]);
+    }
+}
+
+/// Bad logits at both stages, for [`rows_with_bad_logits`]: raw ones at the tokens 700 and 960, of hidden states that say so;
+/// the raw logits of the tokens 3 and 520 are finite, but a transform may not keep them so.
+fn weight_with_bad_logits() -> Vec<f32> {
+    let mut weight = integers(VOCAB * HIDDEN, 1);
+    weight.chunks_exact_mut(HIDDEN).for_each(|row| row[..3].fill(0.0));
+    (weight[700 * HIDDEN], weight[3 * HIDDEN + 1]) = (f32::MAX, 3e38);
+    (weight[520 * HIDDEN + 1], weight[960 * HIDDEN + 2]) = (3e38, f32::MAX);
+    weight
+}
+
+/// Every way to ask, five times: without a bad logit, with transformed ones alone, with raw ones behind transformed ones twice,
+/// and with a raw one alone.
+fn rows_with_bad_logits(mask: &[u32]) -> (Vec<f32>, Vec<RowParams<'_>>) {
+    let row = RowParams { seed: 3, temperature: 0.01, ..RowParams::default() };
+    let ways = [
+        row,
+        RowParams { draws: 3, logprobs: Some(2), ..row },
+        RowParams { top_p: 0.9, ..row },
+        RowParams { top_k: 5, kept: true, ..row },
+        RowParams { logprobs: Some(2), logprobs_mode: LogprobsMode::Raw, ..row },
+        RowParams { top_p: 0.8, logprobs: Some(0), logprobs_mode: LogprobsMode::Raw, ..row },
+        RowParams { without_replacement: true, draws: 5, ..row },
+        // Masked tokens do not hide a bad raw logit.
+        RowParams { mask: Some(mask), ..row },
+        RowParams { temperature: 0.0, logit_bias: &[(3, f32::MAX), (520, f32::MAX)], ..row },
+    ];
+    let kinds = [[0.0f32; 3], [0.0, 1.0, 0.0], [1e6, 1.0, 1e6], [0.0, 1.0, 1e6], [1e6, 0.0, 0.0]];
+    let mut all = hidden(ways.len() * kinds.len());
+    for (row, kind) in all.chunks_exact_mut(HIDDEN).zip(kinds.iter().cycle()) {
+        row[..3].copy_from_slice(kind);
+    }
+    (all, ways.iter().flat_map(|way| [*way; 5]).collect())
+}
+
+#[test]
+fn the_error_over_shards_is_that_of_a_sampler_without() {
+    let (weight, mask) = (weight_with_bad_logits(), mask_of(&[3, 4, 520, 800]));
+    let (head, (hidden, rows)) = (head(&weight), rows_with_bad_logits(&mask));
+    let plan = flash_sampling_core::Plan { max_rows: rows.len(), ..PLAN };
+    let errors = |samples: &Samples| samples.iter().map(|row| row.err()).collect::<Vec<_>>();
+    let want = errors(&sample(&mut *reference(head, plan, Scheme::Tiled), &hidden, &rows));
+    for (r, error) in want.iter().enumerate() {
+        let expected = match r % 5 {
+            0 => None,
+            1 => Some(RowError::PositiveInfinity { token: 3 }),
+            3 => Some(RowError::PositiveInfinity { token: 960 }),
+            _ => Some(RowError::PositiveInfinity { token: 700 }),
+        };
+        assert_eq!(*error, expected, "row {r}");
+    }
+    for world in 1..=8u32 {
+        let starts: Vec<u32> = (0..world).map(|k| VOCAB as u32 * k / world).collect();
+        let mut sharded = Sharded::new(shards(&head, &starts, plan), ShardMerge::Winners).unwrap();
+        assert_eq!(errors(&sample(&mut sharded, &hidden, &rows)), want, "{world} shards");
+        for exchange in [Exchange::Summaries, Exchange::Winners] {
+            let options = ShardOptions { exchange, check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
+            let rank = |(r, transport): (usize, Loopback)| {
+                let local = shards(&head, &starts, plan).swap_remove(r);
+                let mut sampler = ShardSampler::new(local, transport, options).unwrap();
+                // A call without bad logits finds nothing of the first.
+                (
+                    errors(&sample(&mut sampler, &hidden, &rows)),
+                    errors(&sample(&mut sampler, &hidden[..HIDDEN], &rows[..1])),
+                )
+            };
+            let (rank, ranks) = (&rank, Loopback::group(world as usize).into_iter().enumerate());
+            let got: Vec<_> = thread::scope(|scope| {
+                let threads: Vec<_> = ranks.map(|rank_of| scope.spawn(move || rank(rank_of))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(got.iter().all(|got| *got == (want.clone(), vec![None])), "{world} ranks, {exchange:?}: {got:?}");
+        }
+    }
+    // The negative control: the lowest token of what the shards name, whatever its stage.
+    let parts = [head.slice(0..500), head.slice(500..1000)];
+    let lowest = |r: usize| {
+        let (hidden, row) = (&hidden[r * HIDDEN..(r + 1) * HIDDEN], &rows[r..=r]);
+        let of = |part: &flash_sampling_core::Head<'_>| {
+            errors(&sample(&mut *reference(*part, plan, Scheme::Tiled), hidden, row))[0]
+        };
+        parts.iter().find_map(of)
+    };
+    assert_eq!(lowest(2), Some(RowError::PositiveInfinity { token: 3 }));
+    assert_ne!(lowest(2), want[2]);
+}
+
+#[test]
+fn errors_by_log_mass_are_those_of_a_sampler_without_shards() {
+    let (weight, mask) = (weight_with_bad_logits(), mask_of(&[3, 4, 520, 800]));
+    let (head, (hidden, rows)) = (head(&weight), rows_with_bad_logits(&mask));
+    // The first two ways: the others ask for what this merge does not do.
+    let (hidden, rows) = (&hidden[..10 * HIDDEN], &rows[..10]);
+    let errors = |samples: &Samples| samples.iter().map(|row| row.err()).collect::<Vec<_>>();
+    let want = errors(&sample(&mut *reference(head, PLAN, Scheme::Tiled), hidden, rows));
+    for starts in [&[0, 400][..], &STARTS] {
+        let mut sharded = Sharded::new(shards(&head, starts, PLAN), ShardMerge::LogMass).unwrap();
+        assert_eq!(errors(&sample(&mut sharded, hidden, rows)), want, "{starts:?}");
     }
 }
 
