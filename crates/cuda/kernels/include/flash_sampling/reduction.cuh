@@ -39,21 +39,26 @@ struct ReduceWinners {
 
     const Reduction& call;
 
-    // One block: the words of this rank.
-    __device__ __forceinline__ void to_words(u64* digest) const {
-        if (threadIdx.x == 0) *digest = 0;
-        __syncthreads();
+    // One block: the words of this rank. The digest is gathered by shuffles: 64-bit atomics on shared memory take turns by
+    // compare and swap, several microseconds for 64 rows.
+    __device__ __forceinline__ void to_words(u64 (&of_warp)[THREADS / 32]) const {
+        u64 share = 0;
         for (u32 row = threadIdx.x; row < call.max_rows; row += THREADS) {
             const bool is_asked = row < call.row_count;
             call.words[row] = is_asked ? key_of(call.draws[row]) : 0;
-            if (!is_asked) continue;
-            atomicXor(digest, share_of_digest(digest_of(call.rows[row], call.row_count, call.mark), row));
+            if (is_asked) share ^= share_of_digest(digest_of(call.rows[row], call.row_count, call.mark), row);
         }
+        __syncwarp();
+        const u32 high = __reduce_xor_sync(0xffffffffu, static_cast<u32>(share >> 32));
+        const u32 low = __reduce_xor_sync(0xffffffffu, static_cast<u32>(share));
+        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = static_cast<u64>(high) << 32 | low;
         __syncthreads();
         if (threadIdx.x) return;
-        call.words[call.max_rows] = *digest;
-        call.words[call.max_rows + 1] = ~*digest;
-        call.words[call.max_rows + 2] = *digest;
+        u64 digest = 0;
+        for (u32 warp = 0; warp < THREADS / 32; ++warp) digest ^= of_warp[warp];
+        call.words[call.max_rows] = digest;
+        call.words[call.max_rows + 1] = ~digest;
+        call.words[call.max_rows + 2] = digest;
     }
 
     // A thread a row: the draws of all ranks.
