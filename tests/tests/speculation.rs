@@ -181,7 +181,11 @@ fn equal_laws_accept_always_and_a_greedy_target_takes_its_argmax() {
 #[test]
 fn laws_and_rows_that_mean_nothing_are_errors() {
     let row = RowParams::default();
-    let of = |law: &[f32], token| judge(&[0.0; V], &row, token, DraftLaw::Dense(law)).unwrap_err();
+    let of = |first: &[f32], token| {
+        let mut law = [0.0; V];
+        law[..first.len()].copy_from_slice(first);
+        judge(&[0.0; V], &row, token, DraftLaw::Dense(&law)).unwrap_err()
+    };
     assert!(matches!(of(&[0.5, 0.5], 3), SpeculationError::Draft { token: 3, .. }));
     assert!(matches!(of(&[0.5, f32::NAN, 0.5], 0), SpeculationError::Draft { token: 1, .. }));
     assert!(matches!(of(&[1.5, -0.5], 0), SpeculationError::Draft { token: 0, .. }));
@@ -192,6 +196,17 @@ fn laws_and_rows_that_mean_nothing_are_errors() {
     assert_eq!(of(&[(2, 0.5), (2, 0.5)]), "the draft's law must have its tokens strictly ascending");
     assert_eq!(of(&[(2, 0.5)]), "the draft's law must sum to 1");
     assert_eq!(of(&[(1, 1.0)]), "the draft's probability of token 2 must be above 0: it was drawn");
+    let says = "the draft's law must be over the vocabulary of the logits";
+    assert_eq!(of(&[(2, 0.5), (V as u32, 0.5)]), says);
+    for len in [V - 1, V + 1] {
+        let mut law = vec![0.0; len];
+        law[2] = 1.0;
+        assert_eq!(judge(&[0.0; V], &row, 2, DraftLaw::Dense(&law)).unwrap_err().to_string(), says);
+    }
+    // What is to be told changes no judgement.
+    let told = RowParams { logprobs: Some(3), kept: true, ..row };
+    let law = DraftLaw::Sparse(&[(2, 1.0)]);
+    assert_eq!(judge(&[0.0; V], &told, 2, law).unwrap(), judge(&[0.0; V], &row, 2, law).unwrap());
     let dead = judge(&[f32::NEG_INFINITY; V], &row, 0, DraftLaw::Sparse(&[(0, 1.0)])).unwrap_err();
     assert!(matches!(dead, SpeculationError::Row { place: 0, error: RowError::NoFiniteLogit }));
     let wrong = RowParams { top_p: 0.0, ..row };

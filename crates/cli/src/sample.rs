@@ -68,6 +68,12 @@ pub(crate) fn draw<'s>(
     let mut failed = 0;
     for batch in job.batches() {
         for (row, outcome) in batch.clone().zip(job.draw(&mut *sampler, batch, &bar, interrupt)?) {
+            // What the flags ask, they ask of every row, so nothing is written yet.
+            if let (None, Err(RowFailure::Row(error))) = (&args.rows.params, &outcome)
+                && let Some(refusal) = sampler::refusal(&args.sampler, args.rows.canonical, error)
+            {
+                return Err(refusal);
+            }
             let outcome = outcome.map_err(|failure| advised(failure, args));
             failed += usize::from(outcome.is_err());
             let written = match args.format {
@@ -147,6 +153,10 @@ impl<'a> Job<'a> {
             (None, None) => None,
         };
         let requests = args.params.as_deref().map(|path| requests::open(path, rows, vocab_size)).transpose()?;
+        if let Some(requests) = &requests {
+            let flag = args.seed.map(|_| "--seed").or(args.seeds.as_ref().map(|_| "--seeds"));
+            requests::needs_seed(requests, flag)?;
+        }
         let job = Job { args, hidden, masks, history: args.sequence.history(), requests, by_gpus: false };
         for row in 0..rows {
             if job.draws(row) > MAX_DRAWS {
@@ -210,7 +220,7 @@ impl<'a> Job<'a> {
     fn params(&self, row: usize, draws: Range<u32>) -> RowParams<'_> {
         let (seed, position) = match &self.args.seeds {
             Some(seeds) => (seeds[row], self.args.position),
-            None => (self.args.seed, self.args.position + row as u64),
+            None => (self.args.seed.unwrap_or(0), self.args.position + row as u64),
         };
         let params = match &self.requests {
             Some(requests) => requests[row].params.row(seed, position, requests[row].history.as_ref()),

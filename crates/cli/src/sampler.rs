@@ -107,6 +107,14 @@ pub(crate) fn instead_of(args: &SamplerArgs, canonical: bool, error: &RowError) 
     instead(args, *knob)
 }
 
+/// The refusal of what the flags ask of every row, where a row's error is one.
+pub(crate) fn refusal(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<CommandError> {
+    let (RowError::Invalid { .. } | RowError::Unsupported { .. } | RowError::BeyondPlan { .. }) = error else {
+        return None;
+    };
+    Some(CommandError::usage(with_instead(error.to_string(), instead_of(args, canonical, error))))
+}
+
 /// Plans the sampler.
 ///
 /// # Errors

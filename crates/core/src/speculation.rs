@@ -155,7 +155,7 @@ pub fn verify(
 /// The law that a draft token was drawn from: probabilities that sum to 1.
 #[derive(Clone, Copy, Debug)]
 pub enum DraftLaw<'a> {
-    /// One probability a token.
+    /// One probability a token of the vocabulary.
     Dense(&'a [f32]),
     /// The tokens that have any, strictly ascending.
     Sparse(&'a [(u32, f32)]),
@@ -169,8 +169,15 @@ impl DraftLaw<'_> {
         })
     }
 
-    /// Whether it is a law: ascending tokens, probabilities, and a sum of 1 to within a thousandth.
-    fn check(&self) -> Result<(), SpeculationError> {
+    /// Whether it is a law over a vocabulary: its tokens, ascending, probabilities, and a sum of 1 to within a thousandth.
+    fn check(&self, vocab_size: usize) -> Result<(), SpeculationError> {
+        let of_vocabulary = match self {
+            DraftLaw::Dense(law) => law.len() == vocab_size,
+            DraftLaw::Sparse(law) => law.last().is_none_or(|&(last, _)| (last as usize) < vocab_size),
+        };
+        if !of_vocabulary {
+            return Err(SpeculationError::Law { reason: "must be over the vocabulary of the logits" });
+        }
         let mut sum = 0.0;
         let mut add = |token: u32, q: f32| {
             sum += f64::from(q);
@@ -208,24 +215,27 @@ pub enum Judgement {
 /// the accept and residual noise of (seed, position): an ordinary sampler's is.
 ///
 /// Judge a block from its first token on, until one is replaced; when all are accepted, draw what follows as ever, at the
-/// next position. A greedy row's law is its argmax alone.
+/// next position. A greedy row's law is its argmax alone. What the row wants told (log-probabilities, kept tokens) is left
+/// aside.
 ///
 /// # Errors
-/// * [`SpeculationError::Row`]: the row's parameters, or no finite logit; place 0.
+/// * [`SpeculationError::Row`]: the row's parameters, more than one draw of it, or no finite logit; place 0.
 /// * [`SpeculationError::Draft`]: `law` has no probability above 0 for `token`, or a probability that is none.
-/// * [`SpeculationError::Law`]: `law` has its tokens out of order, or does not sum to 1 (to within a thousandth).
+/// * [`SpeculationError::Law`]: `law` is over another vocabulary than the logits, has its tokens out of order, or does
+///   not sum to 1 (to within a thousandth).
 pub fn judge(
     logits: &[f32],
     row: &RowParams<'_>,
     token: u32,
     law: DraftLaw<'_>,
 ) -> Result<Judgement, SpeculationError> {
+    let row = &RowParams { logprobs: None, kept: false, ..*row };
     let mut adjustments = Adjustments::default();
     adjustments.collect([row]);
     let failed = |error| SpeculationError::Row { place: 0, error };
     let checked = row.check(adjustments.row(0), &CAN, &PLAN, logits.len() as u32).map_err(failed)?;
     let target = target_law(&checked, logits).map_err(failed)?;
-    law.check()?;
+    law.check(logits.len())?;
     let q = law.of(token);
     if q == 0.0 {
         return Err(SpeculationError::Draft { token, reason: "must be above 0: it was drawn" });

@@ -19,9 +19,9 @@ pub struct RowArgs {
     /// Divides the logits; 0 takes the largest logit.
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
-    /// The seed of all rows.
-    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
-    pub seed: u64,
+    /// The seed of all rows (default 0).
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
+    pub seed: Option<u64>,
     /// Row r draws at position P + r of the one seed; with --seeds every row draws at P.
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=POSITION_MAX), allow_negative_numbers = true)]
     pub position: u64,

@@ -9,8 +9,8 @@ use super::sequence::{End, Sequence};
 use super::text::TextStream;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
-use crate::sampler::{instead_of, with_instead};
-use flash_sampling::{History, RowError, RowParams};
+use crate::sampler::refusal;
+use flash_sampling::{History, RowParams};
 use flash_sampling_models::{Cache, ModelConfig, ModelError, Run};
 use std::time::Instant;
 
@@ -121,14 +121,11 @@ impl<'s> Batch<'s> {
             for place in 0..=proposed.len() {
                 let row = match self.engine.samples.row(first + place) {
                     Ok(row) => row,
-                    // What the flags ask, they ask of every sequence.
-                    Err(
-                        error @ (RowError::Invalid { .. } | RowError::Unsupported { .. } | RowError::BeyondPlan { .. }),
-                    ) => {
-                        let instead = instead_of(&self.args.sampler, self.args.draws.canonical, &error);
-                        return Err(CommandError::usage(with_instead(error.to_string(), instead)));
-                    }
                     Err(error) => {
+                        // What the flags ask, they ask of every sequence.
+                        if let Some(refusal) = refusal(&self.args.sampler, self.args.draws.canonical, &error) {
+                            return Err(refusal);
+                        }
                         sequence.end = Some(End::Failed(error));
                         break;
                     }

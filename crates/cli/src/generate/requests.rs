@@ -35,7 +35,9 @@ impl<'s> Requests<'s> {
         };
         let usage = |reason: String| CommandError::usage(format!("--params {}: {reason}", path.display()));
         let mut of_file = Vec::new();
-        for request in requests::open(path, args.text.num_sequences as usize, vocab_size)? {
+        let requests = requests::open(path, args.text.num_sequences as usize, vocab_size)?;
+        requests::needs_seed(&requests, args.draws.seed.map(|_| "--seed"))?;
+        for request in requests {
             let mut fields = request.params.fields().clone();
             let wrong = [
                 (request.history.is_some(), "prompt_token_ids and output_token_ids are the sequence's own here"),
@@ -48,9 +50,6 @@ impl<'s> Requests<'s> {
             }
             fields.stop_token_ids.extend_from_slice(eos);
             of_file.push(fields.build(vocab_size).map_err(|error| usage(error.to_string()))?);
-        }
-        if of_file.iter().all(|params| params.fields().seed.is_some()) && args.draws.seed.is_some() {
-            return Err(CommandError::usage("--seed means nothing: every object of --params has a seed"));
         }
         if let Some(at) = of_file.windows(2).position(|two| two[0].fields().seed.is_some() && two[0] == two[1]) {
             return Err(usage(format!("sequences {at} and {} would be one: they have the same seed", at + 1)));

@@ -1,5 +1,6 @@
 //! Files of row parameters: the JSON of [`SamplingParamsBuilder`], with the tokens of the sequence so far.
 
+use crate::error::CommandError;
 use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
 use flash_sampling::{History, SamplingParams, SamplingParamsBuilder};
@@ -23,6 +24,19 @@ pub struct Request {
 pub fn open(path: &Path, rows: usize, vocab_size: u32) -> Result<Vec<Request>, LoadError> {
     let text = std::fs::read_to_string(path).map_err(|error| Problem::Io(error).at(path))?;
     parse(&text, rows, vocab_size).map_err(|problem| problem.at(path))
+}
+
+/// Checks that a seed of the flags, if there is one, is some object's.
+///
+/// # Errors
+/// Bad usage, where every object has a seed of its own.
+pub fn needs_seed(requests: &[Request], flag: Option<&str>) -> Result<(), CommandError> {
+    match flag {
+        Some(flag) if requests.iter().all(|request| request.params.fields().seed.is_some()) => {
+            Err(CommandError::usage(format!("{flag} means nothing: every object of --params has a seed")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Parses one object, which stands for every row, or an array with one object a row. An object has the fields of

@@ -180,6 +180,8 @@ fn flags_that_mean_nothing_are_refused() {
         ("--backend cuda --threads 2", "--threads means nothing"),
         ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
         ("--top-k five", "invalid value 'five' for '--top-k <K>'"),
+        ("--top-p 2", "top_p must be above 0 and at most 1"),
+        ("--kept --temperature 0", "kept is not defined for a greedy row"),
     ] {
         run(&with(&head, flags)).assert_refused(says);
     }
@@ -197,15 +199,18 @@ fn what_groups_refuse_names_the_flags_that_take_it() {
     let says = "is not supported by this sampler; --variant grouped --group-draw reuse has it";
     for variant in ["--variant online", "--variant grouped", "--variant grouped --group-draw fresh"] {
         for (flags, knob) in [("--top-k 5", "top_k"), ("--xtc-probability 0.5", "xtc_threshold")] {
-            let refused = run(&with(&head, &format!("{variant} {flags}")));
-            assert_eq!((refused.code, refused.rows().len()), (1, 3), "{refused:#?}");
-            assert!(refused.rows().iter().all(|row| row["error"] == format!("{knob} {says}")), "{refused:#?}");
-            run(&with(&["generate".into()], &format!("{variant} {flags}"))).assert_refused(&format!("{knob} {says}"));
+            for command in [&head[..], &["generate".into()]] {
+                run(&with(command, &format!("{variant} {flags}"))).assert_refused(&format!("{knob} {says}"));
+            }
         }
+        // What one row's object asks is that row's.
+        let params = files.bytes("params.json", br#"[{}, {"top_k": 5}, {}]"#);
+        let rows = run(&with(&head, &format!("{variant} --params {params}"))).rows();
+        assert_eq!(rows[1]["error"], format!("top_k {says}"));
+        assert!(rows[0]["error"].is_null() && rows[2]["error"].is_null(), "{rows:?}");
     }
-    let refused = run(&with(&head, "--canonical --top-k 5"));
-    let says = "top_k is not supported by this sampler; the draw without --canonical has it";
-    assert!(refused.rows().iter().all(|row| row["error"] == says), "{refused:#?}");
+    run(&with(&head, "--canonical --top-k 5"))
+        .assert_refused("top_k is not supported by this sampler; the draw without --canonical has it");
     let taken = run(&with(&head, "--variant grouped --group-draw reuse --top-k 5"));
     assert_eq!(taken.tokens(), run(&with(&head, "--top-k 5")).tokens());
 }

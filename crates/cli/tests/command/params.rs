@@ -44,6 +44,11 @@ fn a_file_gives_what_its_flags_give() {
     let file = files.bytes("seed.json", br#"{"n": 9}"#);
     let seeded = run(&with(&head, &format!("--params {file} --seed 5"))).tokens();
     assert_eq!(seeded, run(&with(&head, "--draws 9 --seed 5")).tokens());
+    let seeded = files.bytes("seeded.json", br#"{"seed": 3}"#);
+    for flags in ["--seed 5", "--seeds 1,2,3"] {
+        let says = format!("{} means nothing: every object of --params has a seed", flags.split(' ').next().unwrap());
+        run(&with(&head, &format!("--params {seeded} {flags}"))).assert_refused(&says);
+    }
 }
 
 #[test]
