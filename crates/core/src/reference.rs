@@ -151,11 +151,13 @@ pub fn kept(filters: &Filters, sorted: &[Candidate]) -> Range<usize> {
             Filter::Xtc(share) => end(&|i| p(i) >= f64::from(share)) - 1..run.end,
             Filter::TopP(share) => reach(&mut run.clone(), share),
             Filter::TypicalP(share) => {
-                let entropy: f64 = run.clone().map(|i| -p(i) * p(i).ln()).sum();
-                let distance = |i: &usize| (-p(*i).ln() - entropy).abs();
+                // Surprisal and entropy, both less the largest token's surprisal.
+                let fall = |i: usize| logit(start) - logit(i);
+                let entropy: f64 = run.clone().map(|i| p(i) * fall(i)).sum();
+                let distance = |i: &usize| (fall(*i) - entropy).abs();
                 let mut order: Vec<usize> = run.clone().collect();
                 // Of equal distances the more probable comes first, and on that side the later place.
-                order.sort_by(|a, b| distance(a).total_cmp(&distance(b)).then(by_side(-p(*a).ln() < entropy, a, b)));
+                order.sort_by(|a, b| distance(a).total_cmp(&distance(b)).then(by_side(fall(*a) < entropy, a, b)));
                 reach(&mut order.into_iter(), share)
             }
         };

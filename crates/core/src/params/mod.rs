@@ -93,7 +93,8 @@ pub struct RowParams<'a> {
     pub top_n_sigma: f32,
     /// Keep probabilities of at least this; 0 = off.
     pub epsilon_cutoff: f32,
-    /// Keep the tokens whose surprisal is nearest to the entropy until their probability reaches this; 1 = off.
+    /// Keep the tokens whose surprisal is nearest to the entropy until their probability reaches this; 1 = off. Of
+    /// equal logits at the entropy or below it the lower tokens come first, of others the higher.
     pub typical_p: f32,
     /// Exclude top choices: of the tokens with at least this probability drop all but the least probable one; see
     /// `xtc_probability`.

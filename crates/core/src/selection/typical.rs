@@ -4,18 +4,19 @@ use crate::winner::Candidate;
 use core::ops::Range;
 
 /// The tokens whose surprisal is nearest to the entropy, until their probability reaches `p`: from the token at the
-/// entropy outwards, the nearer side first.
+/// entropy outwards, the nearer side first. Of equal logits at the entropy or below it the lower tokens are kept, of others
+/// the higher.
 pub(super) fn typical(listed: &[Candidate], p: f64) -> Range<usize> {
-    let max = f64::from(listed[0].logit);
-    let sum: f64 = listed.iter().map(|c| (f64::from(c.logit) - max).exp()).sum();
-    let log_z = max + sum.ln();
-    let surprisal = |i: usize| log_z - f64::from(listed[i].logit);
-    let entropy: f64 = (0..listed.len()).map(|i| surprisal(i) * (-surprisal(i)).exp()).sum();
-    let split = listed.partition_point(|c| log_z - f64::from(c.logit) < entropy);
+    // Surprisal and entropy, both less the first token's surprisal: equal logits are at the entropy, whatever their size.
+    let fall = |i: usize| f64::from(listed[0].logit) - f64::from(listed[i].logit);
+    let sum: f64 = (0..listed.len()).map(|i| (-fall(i)).exp()).sum();
+    let share = |i: usize| (-fall(i)).exp() / sum;
+    let entropy: f64 = (0..listed.len()).map(|i| share(i) * fall(i)).sum();
+    let split = listed.partition_point(|c| f64::from(listed[0].logit) - f64::from(c.logit) < entropy);
     let (mut kept, mut mass) = (split..split, 0.0);
     while mass < p && kept.len() < listed.len() {
-        let up = (kept.start > 0).then(|| entropy - surprisal(kept.start - 1));
-        let down = (kept.end < listed.len()).then(|| surprisal(kept.end) - entropy);
+        let up = (kept.start > 0).then(|| entropy - fall(kept.start - 1));
+        let down = (kept.end < listed.len()).then(|| fall(kept.end) - entropy);
         let i = match (up, down) {
             (Some(up), down) if down.is_none_or(|down| up <= down) => {
                 kept.start -= 1;
@@ -26,7 +27,23 @@ pub(super) fn typical(listed: &[Candidate], p: f64) -> Range<usize> {
                 kept.end - 1
             }
         };
-        mass += (-surprisal(i)).exp();
+        mass += share(i);
     }
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::winner::Winner;
+
+    #[test]
+    fn equal_logits_are_kept_from_the_lowest_token_whatever_their_number_and_size() {
+        for n in [2, 3, 300, 3001] {
+            for logit in [0.0, -7.3, 1e15, 3e38] {
+                let listed = vec![Candidate { winner: Winner::NONE, logit }; n];
+                assert_eq!(typical(&listed, 0.5), 0..n.div_ceil(2), "{n} logits of {logit}");
+            }
+        }
+    }
 }
