@@ -29,6 +29,8 @@ mod log_z;
 mod raw;
 #[path = "cuda/rows.rs"]
 mod rows;
+#[path = "cuda/surveys.rs"]
+mod surveys;
 
 use rows::rows;
 

@@ -68,6 +68,12 @@ impl Moments {
         possible.then_some(Moments { count, sum, squares, ..Moments::of_temperature(temperature) })
     }
 
+    /// What turns a logit into steps of the grid: the product, rounded to even and cut off at 2^40, is what the sums are of. For
+    /// who sums elsewhere.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
     /// Number of logits.
     pub fn count(&self) -> u64 {
         self.count

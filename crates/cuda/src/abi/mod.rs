@@ -12,6 +12,7 @@ mod peers;
 #[cfg(any(test, feature = "nccl"))]
 mod reduction;
 mod stored;
+mod survey;
 
 pub(crate) use filters::{LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, RowLists, SelectLists, SelectRows};
 pub use filters::{RowFilters, TOP_K_MAX};
@@ -23,6 +24,7 @@ pub(crate) use reduction::Reduction;
 pub(crate) use stored::{
     Canonical, Existing, Item, KeptToken, KeptTokens, Masses, NearTies, StoredLogits, TopLists, Transform,
 };
+pub(crate) use survey::{Look, SurveySums, SurveyTokens};
 
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::{DeviceRepr, ValidAsZeroBits};

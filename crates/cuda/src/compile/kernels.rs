@@ -9,6 +9,7 @@ use crate::compile::architecture::Architecture;
 use crate::device::nccl;
 use crate::device::{
     fused_hopper, fused_portable, peers, select, select_list, select_mass, select_row, standalone, stored_kernels,
+    survey_kernels,
 };
 use core::fmt;
 
@@ -30,6 +31,7 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &stored_kernels::NEAR_TIES,
     &stored_kernels::CANONICAL,
     &stored_kernels::TRANSFORM,
+    &survey_kernels::SOURCE,
 ];
 
 /// The benchmark's kernels; nothing is built of them ahead of time.

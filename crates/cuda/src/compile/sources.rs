@@ -96,6 +96,7 @@ const FILES: &[(&str, &str)] = &[
     file!("select_mass.cu"),
     file!("select_row.cu"),
     file!("standalone.cu"),
+    file!("survey.cu"),
     file!("top_list.cu"),
     file!("transform.cu"),
 ];

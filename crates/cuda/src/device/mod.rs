@@ -34,6 +34,7 @@ pub(crate) mod select_row;
 pub(crate) mod standalone;
 pub(crate) mod stored_kernels;
 pub(crate) mod stored_rows;
+pub(crate) mod survey_kernels;
 pub(crate) mod tensor_map;
 pub(crate) mod tiled;
 pub(crate) mod told;

@@ -5,18 +5,23 @@
 //! store -> masses
 //!       -> draws: standalone -> near_ties -> canonical      (the last two for a canonical plan)
 //!       -> lists: top_list               -> canonical
+//!       -> surveys: frontiers, tokens above floors, sums
 //! ```
 //! What an item keeps comes down in no order and is sorted here.
 #![allow(unsafe_code)]
 
 mod reads;
+mod sums;
 
-use crate::abi::{self, Canonical, Draw, Item, KeptToken, KeptTokens, NearTies, Row, StoredLogits, TopLists, status};
+use crate::abi::{
+    self, Canonical, Draw, Item, KeptToken, KeptTokens, NearTies, Row, StoredLogits, SurveyTokens, TopLists, status,
+};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone, split};
 use crate::device::stored_kernels::StoredKernels;
+use crate::device::survey_kernels::SurveyKernels;
 use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
 use crate::error::CudaError;
 use core::cmp::Reverse;
@@ -40,6 +45,8 @@ pub(crate) struct StoredRows {
     rows: usize,
     stride: usize,
     kernels: StoredKernels,
+    /// Loaded when a shard is surveyed.
+    surveys: Option<SurveyKernels>,
     draw: DeviceStandalone,
     logits: CudaSlice<f32>,
     tops: CudaSlice<u32>,
@@ -84,6 +91,7 @@ impl StoredRows {
             rows,
             stride,
             kernels,
+            surveys: None,
             draw,
             logits: stream.alloc_zeros(rows * stride).map_err(&allocate)?,
             tops: stream.alloc_zeros(rows).map_err(&allocate)?,
@@ -122,6 +130,11 @@ impl StoredRows {
     /// How many rows are stored at a time.
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Which tokens.
+    pub(crate) fn tokens(&self) -> Range<u32> {
+        self.tokens.clone()
     }
 
     /// Where the transformed logits are to be stored: device address of the first row, floats from one row to the next.
@@ -186,7 +199,7 @@ impl StoredRows {
     ) -> Result<(), CudaError> {
         let failed = CudaError::driver("evaluate stored logits");
         self.launch(kind, wishes, canonical, stream)?;
-        let keeps_tokens = kind == Kind::Lists || canonical.is_some();
+        let keeps_tokens = kind != Kind::Draws || canonical.is_some();
         let mut count = [0u64];
         if keeps_tokens {
             stream.memcpy_dtoh(&self.count, &mut count).map_err(&failed)?;
@@ -241,6 +254,9 @@ impl StoredRows {
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let failed = CudaError::driver("copy what is asked of stored logits");
+        if matches!(kind, Kind::Frontiers | Kind::Above) {
+            self.survey_kernels()?;
+        }
         self.staged.clear();
         wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.noise)));
         let items_at = self.staged.len();
@@ -286,6 +302,17 @@ impl StoredRows {
                 let call = TopLists { stored, out, rows, items, scores, item_count: wishes.len() as u32, padding: 0 };
                 // SAFETY: as above.
                 unsafe { self.kernels.top_list(stream, &call, self.list_blocks.min(wishes.len()) as u32) }?;
+            }
+            Kind::Frontiers | Kind::Above => {
+                let (call, items) = (SurveyTokens { stored, out, rows, items }, wishes.len() as u32);
+                let Some(kernels) = &self.surveys else { return Ok(()) };
+                // SAFETY: as above.
+                unsafe {
+                    match kind {
+                        Kind::Frontiers => kernels.frontiers(stream, &call, items),
+                        _ => kernels.tokens_above(stream, &call, items),
+                    }
+                }?;
             }
         }
         let Some(inputs) = canonical else { return Ok(()) };

@@ -20,6 +20,11 @@ pub(crate) enum Kind {
     Draws,
     /// The `limit` best tokens.
     Lists,
+    /// Tokens among which the frontier of a draw is, best score first. The noise's `inv_temperature` is what logits are multiplied
+    /// by for scores.
+    Frontiers,
+    /// The tokens with a logit of at least the item's `slack`, the largest first.
+    Above,
 }
 
 /// What the canonical arithmetic works with: the inputs that the stored logits come from.

@@ -1,6 +1,7 @@
 //! What the samplers over host memory share: checks, staging, launches, and results as core says them.
 
 mod asking;
+mod finder;
 mod survey;
 
 use crate::abi::{Draw, RowFilters, status};
@@ -15,6 +16,7 @@ use crate::host::resident::Resident;
 use crate::host::results::{note_tries, push_row};
 use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
+use finder::Finder;
 use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
@@ -44,6 +46,8 @@ pub(crate) struct Frame<'w> {
     stored: Option<StoredRows>,
     near_ties: Option<NearTies>,
     answers: Answers,
+    /// For surveys.
+    finder: Finder,
     /// The rows of the call that ask, those of a launch, and a hidden state of them.
     asking: Vec<usize>,
     asked: Vec<Asking>,
@@ -97,6 +101,7 @@ impl<'w> Frame<'w> {
             stored: None,
             near_ties: plan.canonical.then(|| NearTies::new(&head)),
             answers: Answers::default(),
+            finder: Finder::default(),
             asking: Vec::new(),
             asked: Vec::new(),
             hidden: Vec::new(),

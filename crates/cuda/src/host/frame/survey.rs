@@ -1,9 +1,8 @@
-//! Surveys of a shard's rows for a merge of shards: the logits are stored on the GPU and copied down, and the host, on all its
-//! threads, sees in them what the merge asks. It is the plain survey of core, of the kernels' logits, for the rows that
-//! have filters or raw log-probabilities; it allocates room for their logits in each call.
-#![allow(unsafe_code)]
+//! Surveys of a shard's rows for a merge of shards: the logits are stored on the GPU, and what is asked of them is found there
+//! ([`Finder`]). Only summaries come down.
 
 use super::Frame;
+use super::finder::{Finder, Member};
 use crate::abi::Draw;
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
@@ -14,15 +13,6 @@ use cudarc::driver::CudaStream;
 use flash_sampling_core::survey::check_survey;
 use flash_sampling_core::{Inquiry, Matrix, RowError, RowParams, RowSurvey, SampleError, params};
 use std::sync::Arc;
-use std::thread;
-
-/// A row to be surveyed: its place in the call, itself, what is asked, and where the answer goes.
-struct Member<'a> {
-    at: usize,
-    row: params::Row<'a>,
-    inquiry: Inquiry<'a>,
-    out: &'a mut RowSurvey,
-}
 
 impl Frame<'_> {
     /// See [`Survey`](flash_sampling_core::Survey); not of a canonical plan.
@@ -40,7 +30,7 @@ impl Frame<'_> {
         for (at, out) in out.iter_mut().enumerate().filter(|(at, _)| inquiries[*at] != Inquiry::Nothing) {
             out.clear();
             match rows[at].check(self.adjustments.row(at), &can, &self.plan, vocab_size) {
-                Ok(row) => members.push(Member { at, row, inquiry: inquiries[at], out }),
+                Ok(row) => members.push(Member { at, params: &rows[at], row, inquiry: inquiries[at], out }),
                 Err(error) => out.error = Some(error),
             }
         }
@@ -55,50 +45,12 @@ impl Frame<'_> {
         // Rows without transforms, whose transformed logits are the raw ones.
         let raw = RowParams::default().check(&[], &can, &self.plan, vocab_size);
         let raw = raw.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
-        let Frame { staging, draws, stream, .. } = self;
+        let Frame { staging, draws, stream, finder, .. } = self;
         let mut store = Store { resident, stored, staging, draws, stream, input: &input, vocab_size };
         let most = store.stored.rows().min(store.resident.most());
-        let mut members = members.as_mut_slice();
-        while !members.is_empty() {
-            let (part, rest) = members.split_at_mut(most.min(members.len()));
-            members = rest;
-            let logits = store.logits(part.iter().map(|member| (member.at, &rows[member.at], member.row)));
-            let logits = logits.map_err(failed)?;
-            let of_raw: Vec<_> = part.iter().filter(|member| member.row.raw_logprobs.is_some()).collect();
-            let raw_rows = of_raw.iter().map(|member| (member.at, &rows[member.at], raw));
-            let mut raw_logits = store.logits(raw_rows).map_err(failed)?.into_iter();
-            let mut jobs = Vec::with_capacity(part.len());
-            for (member, (outcome, logits)) in part.iter_mut().zip(logits) {
-                let raw = member.row.raw_logprobs.and_then(|_| raw_logits.next()).unwrap_or((Ok(()), Vec::new()));
-                match outcome.and(raw.0) {
-                    // Other shards may have a finite logit.
-                    Ok(()) | Err(RowError::NoFiniteLogit) => jobs.push((member, logits, raw.1)),
-                    Err(error) => member.out.error = Some(error),
-                }
-            }
-            let threads = thread::available_parallelism().map_or(1, usize::from).min(jobs.len().max(1));
-            let each = jobs.len().div_ceil(threads).max(1);
-            thread::scope(|scope| {
-                for jobs in jobs.chunks_mut(each) {
-                    scope.spawn(|| {
-                        jobs.iter_mut().for_each(|(member, logits, raw)| member.look(tokens.start, logits, raw));
-                    });
-                }
-            });
-        }
-        Ok(())
+        members.chunks_mut(most).try_for_each(|part| store.survey(part, raw, finder, tokens.start)).map_err(failed)
     }
 }
-
-impl Member<'_> {
-    fn look(&mut self, first: u32, logits: &[f32], raw: &[f32]) {
-        self.out.of(&self.row, self.inquiry, first, logits);
-        self.out.of_raw(&self.row, self.inquiry, first, raw);
-    }
-}
-
-/// A row's outcome as its draw tells, and its logits.
-type Stored = (Result<(), RowError>, Vec<f32>);
 
 /// What stores the logits of rows.
 struct Store<'a> {
@@ -112,11 +64,35 @@ struct Store<'a> {
 }
 
 impl Store<'_> {
-    /// The logits of rows of the input, transformed as each row says; as many rows as are stored at a time.
-    fn logits<'r>(
+    /// Surveys rows, as many as are stored at a time; `raw` is a row without transforms.
+    fn survey(
+        &mut self,
+        part: &mut [Member<'_>],
+        raw: params::Row<'_>,
+        finder: &mut Finder,
+        first: u32,
+    ) -> Result<(), CudaError> {
+        part.iter_mut().for_each(|member| member.out.begin(&member.row));
+        if part.iter().any(|member| !matches!(member.inquiry, Inquiry::RawLogits(_))) {
+            self.store(part.iter().map(|member| (member.at, member.params, member.row)))?;
+            self.note_errors(part.iter_mut());
+            finder.find(part, self.stored, first, self.stream)?;
+        }
+        let of_raw = |member: &Member<'_>| member.row.raw_logprobs.is_some() && member.out.error.is_none();
+        let rows = part.iter().filter(|member| of_raw(member)).map(|member| (member.at, member.params, raw));
+        if self.store(rows)? > 0 {
+            let mut members: Vec<_> = part.iter_mut().filter(|member| of_raw(member)).collect();
+            self.note_errors(members.iter_mut().map(|member| &mut **member));
+            finder.find_raw(&mut members, self.stored, first, self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Stores the logits of rows of the input, transformed as each row says; how many.
+    fn store<'r>(
         &mut self,
         rows: impl Iterator<Item = (usize, &'r RowParams<'r>, params::Row<'r>)>,
-    ) -> Result<Vec<Stored>, CudaError> {
+    ) -> Result<usize, CudaError> {
         self.staging.clear();
         let mut count = 0;
         for (at, params, row) in rows {
@@ -125,15 +101,19 @@ impl Store<'_> {
             self.staging.push(params.seed, params.position, &row, row.first_draw, self.vocab_size);
             count += 1;
         }
-        if count == 0 {
-            return Ok(Vec::new());
+        if count > 0 {
+            let (there, stride) = self.stored.place(self.stream);
+            self.resident.store(self.staging, self.input, there, stride, self.draws, self.stream)?;
         }
-        let (there, stride) = self.stored.place(self.stream);
-        self.resident.store(self.staging, self.input, there, stride, self.draws, self.stream)?;
-        let mut logits = Vec::with_capacity(count);
-        for (row, draw) in self.draws.iter().enumerate().take(count) {
-            logits.push((candidate(draw).map(drop), self.stored.read(row, self.stream)?.to_vec()));
+        Ok(count)
+    }
+
+    /// Gives the rows that were stored their errors. `NoFiniteLogit` is none: other shards may have one.
+    fn note_errors<'m, 'a: 'm>(&self, members: impl Iterator<Item = &'m mut Member<'a>>) {
+        for (member, draw) in members.zip(&*self.draws) {
+            if let Err(error @ (RowError::NaN { .. } | RowError::PositiveInfinity { .. })) = candidate(draw) {
+                member.out.error = Some(error);
+            }
         }
-        Ok(logits)
     }
 }

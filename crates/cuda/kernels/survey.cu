@@ -1,0 +1,206 @@
+// What a shard tells of stored rows that have filters, beside the largest logits (top_list.cu) and the masses
+// (mass_histogram.cu): the passes of core's survey.rs, over logits that stay where they are.
+//
+//   frontiers      of each draw the tokens that no other token of the same part of the row beats in logit and score:
+//                  the row's frontier is among them, as a frontier of parts is that of the row
+//   tokens_above   the tokens with a logit of at least a floor
+//   masses_before  the mass in the bin of a place that comes before it
+//   moments        count, sum and squares of the logits on the grid of core's Moments
+//
+// All sums are of integers, so blocks add to them in any order.
+#include "flash_sampling/mass_histogram.cuh"
+#include "flash_sampling/noise.cuh"
+#include "flash_sampling/stored.cuh"
+
+using namespace flash_sampling;
+
+constexpr u32 THREADS = 256;
+// Tokens of a warp at a time: four a lane, which share a Philox block.
+constexpr u32 TILE = 128;
+// Tokens of a block.
+constexpr u32 TOKENS = 4096;
+// Points that a block can compare once more. Those that find no room are handed on as they are.
+constexpr u32 POINTS = 512;
+
+struct SurveyTokens {
+    StoredLogits stored;
+    KeptTokens out;
+    const Row* rows;    // [items] the noise; `inv_temperature` is what logits are multiplied by for scores
+    const Item* items;  // [items] `slack` is the floor of tokens_above
+};
+FS_LAYOUT(SurveyTokens, 64, FS_AT(stored, 0) && FS_AT(out, 24) && FS_AT(rows, 48) && FS_AT(items, 56));
+
+// A place in a stored row, or what its logits are multiplied by.
+struct Look {
+    u32 source;
+    u32 token;
+    float value;
+    u32 padding;
+};
+FS_LAYOUT(Look, 16, FS_AT(source, 0) && FS_AT(token, 4) && FS_AT(value, 8) && FS_AT(padding, 12));
+
+struct SurveySums {
+    StoredLogits stored;
+    const Look* looks;
+    u64* sums;  // zero before
+};
+FS_LAYOUT(SurveySums, 40, FS_AT(stored, 0) && FS_AT(looks, 24) && FS_AT(sums, 32));
+
+// The place of a token in the order of falling logits: larger comes first. Zero has one sign here.
+struct PlaceKey {
+    u32 logit;
+    u32 token;  // inverted
+
+    static __device__ __forceinline__ PlaceKey of(float logit, u32 token) {
+        return {to_monotone_bits(add_rn(logit, 0.0f)), ~token};
+    }
+    __device__ __forceinline__ bool before(const PlaceKey& other) const {
+        return logit > other.logit || (logit == other.logit && token > other.token);
+    }
+};
+
+// A lane's best offer in a round: the first place among its candidates that beat the round before.
+struct Offer {
+    PlaceKey place;
+    Winner winner;
+    float logit;
+
+    static __device__ __forceinline__ Offer none() { return {{0, 0}, Winner::none(), 0.0f}; }
+    __device__ __forceinline__ void add(const Candidate& c, const Winner& last) {
+        const PlaceKey at = PlaceKey::of(c.logit, c.winner.token);
+        if (c.winner.beats(last) && at.before(place)) place = at, winner = c.winner, logit = c.logit;
+    }
+};
+
+// The frontier of a warp's candidates, one point a round: the first place of those that beat the point before it. `offer`
+// says what a lane has, `take` gets the points, on the lane that offered them.
+template <class OfferOf, class Take>
+__device__ __forceinline__ void frontier_of_warp(const OfferOf& offer, const Take& take) {
+    Winner last = Winner::none();
+    while (true) {
+        const Offer mine = offer(last);
+        const u32 logit = __reduce_max_sync(0xffffffffu, mine.place.logit);
+        // No float has monotone bits of zero but a NaN.
+        if (logit == 0) return;
+        const u32 token = __reduce_max_sync(0xffffffffu, mine.place.logit == logit ? mine.place.token : 0);
+        const bool is_mine = mine.place.logit == logit && mine.place.token == token;
+        const u32 owner = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, is_mine))) - 1;
+        last = {__shfl_sync(0xffffffffu, mine.winner.score, owner), ~token};
+        if (threadIdx.x % 32 == owner) take(Candidate{last, mine.logit});
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) frontiers(const __grid_constant__ SurveyTokens call) {
+    __shared__ Candidate points[POINTS];
+    __shared__ u32 count;
+    const u32 i = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const StoredLogits& stored = call.stored;
+    const float* const logits = stored.row(call.items[i].source);
+    const Row& row = call.rows[i];
+    const Noise noise{row.seed, row.position};
+    const u32 draw = row.draw;
+    const float rescale = row.inv_temperature;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+
+    // Parts of the vocabulary, not of the row: a Philox block lies in one tile.
+    const u32 begin = stored.first_token / TILE * TILE + blockIdx.x * TOKENS, end = stored.first_token + stored.tokens;
+    for (u32 tile = begin + warp * TILE; tile < min(begin + TOKENS, end); tile += THREADS / 32 * TILE) {
+        const u32 first = tile + 4 * lane;
+        const Words words = noise.words(Domain::Token, draw, first / 4);
+        Candidate own[4];
+#pragma unroll
+        for (u32 w = 0; w < 4; ++w) {
+            const u32 token = first + w, t = token - stored.first_token;
+            const float logit = token < end && t < stored.tokens ? logits[t] : -f32_infinity();
+            own[w] = Candidate::none();
+            if (logit > -f32_infinity()) {
+                const float gumbel = noise.gumbel_of(Domain::Token, draw, token, words.w[w]);
+                own[w] = {Winner::of(add_rn(mul_rn(logit, rescale), gumbel), token), logit};
+            }
+        }
+        frontier_of_warp(
+            [&](const Winner& last) {
+                Offer offer = Offer::none();
+#pragma unroll
+                for (u32 w = 0; w < 4; ++w) offer.add(own[w], last);
+                return offer;
+            },
+            [&](const Candidate& point) {
+                const u32 at = atomicAdd(&count, 1u);
+                if (at < POINTS) points[at] = point;
+                else call.out.push({to_ordered_bits(point.winner), point.logit, i});
+            });
+    }
+    __syncthreads();
+    if (warp) return;
+    const u32 held = min(count, POINTS);
+    frontier_of_warp(
+        [&](const Winner& last) {
+            Offer offer = Offer::none();
+            for (u32 p = lane; p < held; p += 32) offer.add(points[p], last);
+            return offer;
+        },
+        [&](const Candidate& point) { call.out.push({to_ordered_bits(point.winner), point.logit, i}); });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) tokens_above(const __grid_constant__ SurveyTokens call) {
+    const u32 i = blockIdx.y;
+    const StoredLogits& stored = call.stored;
+    const Item item = call.items[i];
+    const float* const logits = stored.row(item.source);
+    for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < stored.tokens; t += gridDim.x * THREADS) {
+        const float logit = logits[t];
+        if (logit >= item.slack && logit > -f32_infinity())
+            call.out.push({to_ordered_bits(Winner::of(logit, stored.first_token + t)), logit, i});
+    }
+}
+
+// Adds the sums of a warp's lanes to a sum of all.
+__device__ __forceinline__ void add_warp(u64* to, u64 sum) {
+    for (u32 distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (threadIdx.x % 32 == 0 && sum) atomicAdd(to, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) masses_before(const __grid_constant__ SurveySums call) {
+    const u32 i = blockIdx.y;
+    const StoredLogits& stored = call.stored;
+    const Look look = call.looks[i];
+    const float* const logits = stored.row(look.source);
+    const float edge = mass_edge(look.value);
+    u64 sum = 0;
+    for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < stored.tokens; t += gridDim.x * THREADS) {
+        const float logit = logits[t];
+        const u32 token = stored.first_token + t;
+        const bool is_before = logit > look.value || (logit == look.value && token < look.token);
+        if (is_before && token != look.token && mass_edge(logit) == edge) sum += mass_units(logit, edge);
+    }
+    __syncwarp();
+    add_warp(call.sums + i, sum);
+}
+
+// Five words: count; sum, in two's complement; of |x| = 2^20 h + l the sums of h h, h l and l l. Sizes are at most 2^40, and
+// rows below 2^23 tokens, so that none overflows.
+extern "C" __global__ void __launch_bounds__(THREADS) moments(const __grid_constant__ SurveySums call) {
+    const u32 i = blockIdx.y;
+    const StoredLogits& stored = call.stored;
+    const Look look = call.looks[i];
+    const float* const logits = stored.row(look.source);
+    constexpr float LIMIT = 1099511627776.0f;
+    u64 sums[5] = {};
+    for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < stored.tokens; t += gridDim.x * THREADS) {
+        const float logit = logits[t];
+        if (!(logit > -f32_infinity())) continue;
+        const float rounded = fminf(fmaxf(rintf(mul_rn(logit, look.value)), -LIMIT), LIMIT);
+        const long long x = static_cast<long long>(rounded);
+        const u64 size = static_cast<u64>(x < 0 ? -x : x), high = size >> 20, low = size & 0xfffffu;
+        sums[0] += 1;
+        sums[1] += static_cast<u64>(x);
+        sums[2] += high * high;
+        sums[3] += high * low;
+        sums[4] += low * low;
+    }
+    __syncwarp();
+#pragma unroll
+    for (u32 s = 0; s < 5; ++s) add_warp(call.sums + 5 * i + s, sums[s]);
+}

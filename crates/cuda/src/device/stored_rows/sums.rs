@@ -1,0 +1,72 @@
+//! Sums over stored logits for a shard's survey: masses before places, moments.
+
+use super::{MAX_ITEMS, StoredRows};
+use crate::abi::{Look, SurveySums};
+use crate::device::survey_kernels::{MOMENTS, SurveyKernels};
+use crate::error::CudaError;
+use cudarc::driver::{CudaStream, DevicePtr};
+use std::sync::Arc;
+
+/// What is summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sum {
+    MassesBefore,
+    Moments,
+}
+
+impl StoredRows {
+    /// The kernels of surveys, loaded at first use.
+    pub(super) fn survey_kernels(&mut self) -> Result<&SurveyKernels, CudaError> {
+        match &mut self.surveys {
+            Some(kernels) => Ok(kernels),
+            empty => Ok(empty.insert(SurveyKernels::load(&self.device)?)),
+        }
+    }
+
+    /// The mass before each of these places, in its bin. Waits.
+    pub(crate) fn masses_before(&mut self, looks: &[Look], stream: &Arc<CudaStream>) -> Result<&[u64], CudaError> {
+        self.sum(Sum::MassesBefore, looks, 1, stream)
+    }
+
+    /// The moments of rows whose logits are multiplied by the looks' values: count, sum, sum of squares as
+    /// [`Moments::from_words`](flash_sampling_core::Moments::from_words) takes them, five words each. Waits.
+    pub(crate) fn moments(&mut self, looks: &[Look], stream: &Arc<CudaStream>) -> Result<&[u64], CudaError> {
+        self.sum(Sum::Moments, looks, MOMENTS, stream)?;
+        for words in self.words_here.as_chunks_mut::<MOMENTS>().0 {
+            let [count, sum, high, cross, low] = *words;
+            let sum = i128::from(sum.cast_signed());
+            let squares = (u128::from(high) << 40) + (u128::from(cross) << 21) + u128::from(low);
+            *words = [count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64];
+        }
+        Ok(&self.words_here)
+    }
+
+    /// `each` words for each look, in their order.
+    #[allow(unsafe_code)]
+    fn sum(&mut self, what: Sum, looks: &[Look], each: usize, stream: &Arc<CudaStream>) -> Result<&[u64], CudaError> {
+        let failed = CudaError::driver("sum over stored logits");
+        self.survey_kernels()?;
+        self.words_here.clear();
+        for part in looks.chunks(MAX_ITEMS.min(self.words.len() / each)) {
+            let bytes: &[u8] = bytemuck::cast_slice(part);
+            stream.memcpy_htod(bytes, &mut self.inputs.slice_mut(..bytes.len())).map_err(&failed)?;
+            let count = part.len() * each;
+            stream.memset_zeros(&mut self.words.slice_mut(..count)).map_err(&failed)?;
+            let (looks, sums) = (self.inputs.device_ptr(stream).0, self.words.device_ptr(stream).0);
+            let call = SurveySums { stored: self.logits(stream), looks, sums };
+            let Some(kernels) = &self.surveys else { break };
+            // SAFETY: logits, looks and sums are this value's, sized by `new`; the last were just cleared.
+            unsafe {
+                match what {
+                    Sum::MassesBefore => kernels.masses_before(stream, &call, part.len() as u32),
+                    Sum::Moments => kernels.moments(stream, &call, part.len() as u32),
+                }
+            }?;
+            let from = self.words_here.len();
+            self.words_here.resize(from + count, 0);
+            stream.memcpy_dtoh(&self.words.slice(..count), &mut self.words_here[from..]).map_err(&failed)?;
+            stream.synchronize().map_err(&failed)?;
+        }
+        Ok(&self.words_here)
+    }
+}
