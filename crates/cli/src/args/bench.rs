@@ -70,7 +70,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
     /// Time a step on several GPUs, one rank each, by each of these ways for draws to cross, against one GPU and (with
-    /// nccl) against gathering logits; for --backend cuda.
+    /// nccl) against gathering logits; with --pipeline whole calls with filters against one GPU; for --backend cuda.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub transport: Vec<GpuTransport>,
     /// Number of GPUs; for --transport.

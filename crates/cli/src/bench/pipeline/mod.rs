@@ -6,6 +6,7 @@
 //! | [`inputs`] | the kinds of logits |
 //! | [`cpu`] | what is timed on the processor, and how many rows one pass decides |
 //! | `cuda` | what is timed on a GPU (feature `cuda`) |
+//! | `ranks` | the same over shards on several GPUs, with `--transport` (feature `cuda`) |
 //! | [`table`] | times, ratios and passes as text |
 
 pub mod cases;
@@ -13,6 +14,8 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod inputs;
+#[cfg(feature = "cuda")]
+pub mod ranks;
 pub mod table;
 
 use crate::args::{BackendName, BenchArgs};
@@ -60,7 +63,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
 
 #[cfg(feature = "cuda")]
 fn on_gpu(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    let record = cuda::run(args, interrupt)?;
+    let record = if args.transport.is_empty() { cuda::run(args, interrupt)? } else { ranks::run(args, interrupt)? };
     table::write(out, &record, None).map_err(CommandError::write("to standard output"))?;
     save(&record, args)?;
     Ok(0)
