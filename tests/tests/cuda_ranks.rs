@@ -72,11 +72,12 @@ fn as_one_gpu(exchange: GpuExchange, gpus: Gpus, worlds: &[u32]) {
     for &world in worlds {
         let factory = ranks(exchange, gpus, Some(world));
         let mut together = factory.build(problem.head(), plan).unwrap();
-        for count in [1, 7, 40] {
+        for count in [1, 7, 40, 3] {
             let mut rows = rows::rows(count);
             for pass in 0..3 {
                 // The last pass asks for what only the host carries.
                 rows[0].logprobs = (pass == 2).then_some(2);
+                rows[count / 2].top_p = if pass == 2 { 0.9 } else { 1.0 };
                 rows.iter_mut().for_each(|row| row.position += 1);
                 let (mut want, mut found) = (Samples::new(), Samples::new());
                 let input = problem.input().row_range(0..count);

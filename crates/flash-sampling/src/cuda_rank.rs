@@ -51,8 +51,8 @@ impl Default for CudaRankOptions {
 /// The draws of all ranks meet on the GPUs: a call launches the fused kernel and the exchange behind it, and copies the
 /// same draws down on every rank, which have token, score and logit of a sampler without shards. Calls with a row that asks
 /// for log-probabilities or for a list without replacement, or that has filters, and all calls of a canonical plan, exchange
-/// summaries and surveys over the transport instead, which every rank finds from the rows alike. Filters are surveyed by the
-/// host, from logits that the GPU stored; a canonical plan refuses them.
+/// summaries and surveys over the transport instead, which every rank finds from the rows alike. A GPU surveys the filters'
+/// rows itself, from logits that it stores; a canonical plan refuses them.
 ///
 /// The transport is any that the ranks have: [`Loopback`](flash_sampling_distributed::Loopback) where each is a thread,
 /// `Mpi` where each is a process. It carries the handshake, so that ranks that were planned otherwise are named.

@@ -160,8 +160,13 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned mask) { return emulator::of_lane(value, emulator::thread % 32 ^ mask); }
+// Where lanes part ways each goes by itself, and is all the mask that there is.
+inline unsigned __activemask() { return 1u << emulator::thread % 32; }
 template <class T>
-T __shfl_sync(unsigned, T value, unsigned lane) { return emulator::of_lane(value, lane); }
+T __shfl_sync(unsigned mask, T value, unsigned lane) {
+    return mask == 0xffffffffu ? emulator::of_lane(value, lane) : value;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
     const unsigned long long old = *at;
@@ -171,6 +176,12 @@ inline unsigned long long atomicMin(unsigned long long* at, unsigned long long v
 inline unsigned long long atomicMax(unsigned long long* at, unsigned long long value) {
     const unsigned long long old = *at;
     if (value > old) *at = value;
+    return old;
+}
+template <class T>
+T atomicAdd(T* at, T value) {
+    const T old = *at;
+    *at = old + value;
     return old;
 }
 // Never contended: fibers switch at barriers alone.

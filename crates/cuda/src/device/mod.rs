@@ -7,7 +7,7 @@
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
-//! | `stored_rows`, for the samplers over host memory | `stored_kernels` | `wishes` |
+//! | `stored_rows`, for the samplers over host memory | `stored_kernels`, `survey_kernels` | `wishes` |
 
 pub(crate) mod address;
 pub(crate) mod choice;

@@ -31,8 +31,8 @@ use std::sync::Arc;
 /// before it. For raw log-probabilities the logits are stored once more, without the row's transforms. A canonical plan reads
 /// the weight once more when it is planned, on the host, for its norms.
 ///
-/// As a shard it [surveys](Survey) rows with filters and rows with raw log-probabilities on the host, from logits that are
-/// copied down.
+/// As a shard it [surveys](Survey) rows with filters and rows with raw log-probabilities from stored logits, on the GPU;
+/// summaries come down, some kilobytes a row.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(Frame<'w>);
 

@@ -27,10 +27,14 @@ impl Frame<'_> {
         self.adjustments.collect(rows);
         let (can, vocab_size, tokens) = (self.can, self.head.vocab_size(), self.head.tokens());
         let mut members = Vec::new();
-        for (at, out) in out.iter_mut().enumerate().filter(|(at, _)| inquiries[*at] != Inquiry::Nothing) {
+        // There may be more entries than rows.
+        for (at, (params, (&inquiry, out))) in rows.iter().zip(inquiries.iter().zip(out)).enumerate() {
+            if inquiry == Inquiry::Nothing {
+                continue;
+            }
             out.clear();
-            match rows[at].check(self.adjustments.row(at), &can, &self.plan, vocab_size) {
-                Ok(row) => members.push(Member { at, params: &rows[at], row, inquiry: inquiries[at], out }),
+            match params.check(self.adjustments.row(at), &can, &self.plan, vocab_size) {
+                Ok(row) => members.push(Member { at, params, row, inquiry, out }),
                 Err(error) => out.error = Some(error),
             }
         }

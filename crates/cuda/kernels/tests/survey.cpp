@@ -1,0 +1,77 @@
+// The kernels of a shard's survey on the processor: reads a stored row and what is asked of it from standard input, writes
+// what the kernels find to standard output. crates/cuda/tests/survey.rs compares with core's plain survey.
+#include "emulator.hpp"
+
+#define __global__
+#define __launch_bounds__(threads)
+#define __grid_constant__
+#define __shared__ static
+
+struct Grid {
+    unsigned x, y;
+};
+static Grid blockIdx, gridDim;
+static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+
+#include "../survey.cu"
+
+template <class T>
+static T get() {
+    T value;
+    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
+    return value;
+}
+
+template <class T>
+static void put(const T& value) {
+    fwrite(&value, sizeof(T), 1, stdout);
+}
+
+// A launch of `x` by `y` blocks.
+static void launch(u32 x, u32 y, const std::function<void()>& kernel) {
+    gridDim = {x, y};
+    for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) emulator::run(THREADS, kernel);
+}
+
+static void put_kept(const std::vector<KeptToken>& kept, u64 count) {
+    put(count);
+    for (u64 i = 0; i < count; ++i) put(kept[i].key), put(kept[i].logit);
+}
+
+int main() {
+    const u32 first = get<u32>(), tokens = get<u32>();
+    Row row{};
+    row.seed = get<u64>();
+    row.position = get<u64>();
+    row.draw = get<u32>();
+    row.inv_temperature = get<float>();
+    const float floor = get<float>();
+    std::vector<Look> places(get<u32>());
+    for (Look& place : places) place = {1, get<u32>(), get<float>(), 0};
+    const Look scale{1, 0, get<float>(), 0};
+    // Row 1 of two; the other one is not to be read.
+    const u64 stride = (tokens + 3) / 4 * 4;
+    std::vector<float> logits(2 * stride, NAN);
+    for (u32 t = 0; t < tokens; ++t) logits[stride + t] = get<float>();
+    const StoredLogits stored{logits.data(), stride, first, tokens};
+
+    u64 count = 0;
+    std::vector<KeptToken> kept(tokens);
+    const Item item{1, 0xffffffffu, floor, 0};
+    const SurveyTokens of_tokens{stored, {kept.data(), &count, kept.size()}, &row, &item};
+    launch((first + tokens - first / TILE * TILE + TOKENS - 1) / TOKENS, 1, [&] { frontiers(of_tokens); });
+    put_kept(kept, count);
+    count = 0;
+    const u32 blocks = (tokens + TOKENS - 1) / TOKENS;
+    launch(blocks, 1, [&] { tokens_above(of_tokens); });
+    put_kept(kept, count);
+    std::vector<u64> sums(places.size(), 0);
+    const SurveySums of_places{stored, places.data(), sums.data()};
+    if (!places.empty()) launch(blocks, static_cast<u32>(places.size()), [&] { masses_before(of_places); });
+    for (const u64 sum : sums) put(sum);
+    u64 words[5] = {};
+    const SurveySums of_row{stored, &scale, words};
+    launch(blocks, 1, [&] { moments(of_row); });
+    for (const u64 word : words) put(word);
+}

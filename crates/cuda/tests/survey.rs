@@ -1,0 +1,153 @@
+//! The kernels of a shard's survey on the processor: the system's C++ compiler builds them with a small emulator of a block's
+//! threads, and all that they find is compared with the core's plain survey.
+
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::selection::Before;
+use flash_sampling_core::{
+    Candidate, Domain, Frontier, Head, Inquiry, Matrix, Moments, Noise, Order, PerturbedArgmax, Place, Plan, RowParams,
+    RowSurvey, Winner,
+};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The program, or `None` when the machine has no C++ compiler.
+fn program() -> Option<PathBuf> {
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("survey");
+    // The emulator's jumps between stacks look like smashed ones to a hardened library.
+    let flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE"];
+    let build = Command::new(&compiler)
+        .args(flags)
+        .args(["-ffp-contract=off", "-I"])
+        .arg(kernels.join("include"))
+        .arg(kernels.join("tests/survey.cpp"))
+        .arg("-o")
+        .arg(&program)
+        .status();
+    match build {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        status => assert!(status.unwrap().success(), "{compiler} could not build the kernels"),
+    }
+    Some(program)
+}
+
+/// What the kernels found.
+struct Found(Vec<u8>);
+
+impl Found {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let rest = self.0.split_off(N);
+        std::mem::replace(&mut self.0, rest).try_into().unwrap()
+    }
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+    fn kept(&mut self) -> Vec<Candidate> {
+        let count = self.u64();
+        let candidate = |_| {
+            let winner = Winner::from_ordered_bits(self.u64());
+            Candidate { winner, logit: f32::from_le_bytes(self.take()) }
+        };
+        (0..count).map(candidate).collect()
+    }
+}
+
+fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &[Before], logits: &[f32]) -> Found {
+    let mut input = Vec::new();
+    for word in [first, logits.len() as u32] {
+        input.extend(word.to_le_bytes());
+    }
+    input.extend(params.seed.to_le_bytes());
+    input.extend(params.position.to_le_bytes());
+    input.extend(params.first_draw.to_le_bytes());
+    // The order is llama.cpp's: the temperature comes last.
+    for value in [1.0 / params.temperature, floor] {
+        input.extend(value.to_le_bytes());
+    }
+    input.extend((doubts.len() as u32).to_le_bytes());
+    for doubt in doubts {
+        input.extend(doubt.place.token.to_le_bytes());
+        input.extend(doubt.place.logit.to_le_bytes());
+    }
+    input.extend(Moments::of_temperature(1.0).scale().to_le_bytes());
+    logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
+    let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&input).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    Found(output.stdout)
+}
+
+#[test]
+fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
+    let Some(program) = program() else { return };
+    let noise = Noise::new(9, 4).unwrap();
+    let normal = |i: u32| {
+        let unit = |i| (f64::from(noise.word(Domain::Generator, 1, i)) + 0.5) * 2f64.powi(-32);
+        ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32
+    };
+    let shapes = [(0, 8192), (3, 1), (4095, 2), (127, 4100), (4096, 4096), (5001, 6203), (77, 9000)];
+    let mut most_points = 0;
+    for (case, (first, tokens)) in (0u32..).zip(shapes.into_iter().cycle().take(28)) {
+        let temperature = [1.0, 0.4, 1e-37, 30.0][(case / 7) as usize];
+        let seed = 9 + u64::from(case % 3 == 0);
+        let params = RowParams {
+            seed,
+            position: 4,
+            first_draw: 2,
+            temperature,
+            top_p: 0.9,
+            top_n_sigma: 1.0,
+            order: Order::LlamaCpp,
+            ..RowParams::default()
+        };
+        // Falls as the noise rises, half as fast: every token is on the frontier.
+        let falling = |t| -0.5 * Noise::new(seed, 4).unwrap().gumbel(Domain::Token, 2, t);
+        let logit = |t: u32| match case % 5 {
+            _ if case % 7 == 6 && temperature == 1.0 => falling(t),
+            0 => 0.0 * normal(t),
+            1 => (2.0 * normal(t)).round() / 2.0,
+            2 if t.is_multiple_of(3) => f32::NEG_INFINITY,
+            3 => 200.0 * normal(t),
+            _ => 2.0 * normal(t),
+        };
+        let logits: Vec<f32> = (first..first + tokens).map(logit).collect();
+        let place = |t: u32| Place { logit: logits[(t % tokens) as usize], token: first + t % tokens };
+        let places = [place(0), place(17), place(99), Place { logit: 0.5, token: first }];
+        let doubts: Vec<_> = places.into_iter().filter(|place| place.logit.is_finite()).map(Before::new).collect();
+        let floor = [f32::NEG_INFINITY, 1.0, 1e9][(case % 3) as usize];
+
+        let weight = vec![0.0f32; (first + tokens) as usize];
+        let head = Head::new(Matrix::new(&weight, weight.len(), 1).unwrap()).unwrap();
+        let can = Reference::new(head, Plan::default(), Scheme::Tiled).capabilities();
+        let row = params.check(&[], &can, &Plan::default(), first + tokens).unwrap();
+        let told = |inquiry| {
+            let mut survey = RowSurvey::default();
+            survey.of(&row, inquiry, first, &logits);
+            survey
+        };
+        let mut found = ask(&program, &params, first, floor, &doubts, &logits);
+        let overview = told(Inquiry::Overview);
+        let (points, mut frontier) = (found.kept(), Frontier::default());
+        points.iter().for_each(|&point| frontier.push(point));
+        assert_eq!(&frontier, &overview.frontiers()[0], "case {case}");
+        // Few more than the frontiers of parts of 4096 tokens.
+        assert!(points.len() <= frontier.len() + 60, "{} for {} points, case {case}", points.len(), frontier.len());
+        most_points = most_points.max(frontier.len());
+        let mut above = found.kept();
+        above.sort_by(flash_sampling_core::survey::by_place);
+        assert_eq!(above, told(Inquiry::List { floor }).list, "case {case}");
+        for before in told(Inquiry::Before(&doubts)).before {
+            assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.place);
+        }
+        let [count, sum, high, cross, low] = [(); 5].map(|()| found.u64());
+        let squares = (u128::from(high) << 40) + (u128::from(cross) << 21) + u128::from(low);
+        let sum = i128::from(sum.cast_signed());
+        let words = [count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64];
+        assert_eq!(words, overview.moments.to_words(), "case {case}");
+        assert!(found.0.is_empty());
+    }
+    assert!(most_points > 8000, "no frontier of all tokens: {most_points}");
+}
