@@ -31,6 +31,8 @@ mod raw;
 mod rows;
 #[path = "cuda/surveys.rs"]
 mod surveys;
+#[path = "cuda/top_p.rs"]
+mod top_p;
 
 use rows::rows;
 

@@ -1,25 +1,54 @@
-// The entry point of the draws with top-p first, from all logits: a cluster of blocks a draw, or one block where there are no
-// clusters. The launch says how many: 1, 2, 4 or 8.
-#include "flash_sampling/select_mass.cuh"
+// The entry points of the draws with top-p first, from all logits. The first is launched with a cluster of blocks a draw, or one
+// block where there are no clusters: 1, 2, 4 or 8. The second decides what the first leaves open, with as many blocks as
+// multiprocessors hold, and one a draw at least.
+#include "flash_sampling/select_open.cuh"
 
 using namespace flash_sampling;
 
-// What the host must know to launch it: threads of a block, and of how many tokens each of several blocks should have some.
+// What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and
+// the second's bytes of shared memory.
 extern "C" {
-__constant__ u32 select_mass_launch[2] = {SelectMass::THREADS, SelectMass::STEP};
+__constant__ u32 select_mass_launch[3] = {SelectMass::THREADS, SelectMass::STEP, sizeof(SelectOpen::Shared)};
 }
 
-extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2) select_mass(const __grid_constant__ SelectRows call) {
-    __shared__ SelectMass::Shared shared;
-    const u32 i = blockIdx.x / Team::size();
+// Rows that one pass does not take.
+static __device__ __noinline__ void draw_by_turns(const SelectRows& call, SelectMass::Shared& shared, u32 i, const Draw& plain) {
     const RowFilters filters = call.filters[i];
-    const Draw plain = call.draws[i];
-    // What is invalid stays so.
-    if (plain.status != Status::Drawn || !filters.is_by_mass()) return;
     call.begin(i, shared.row, shared.philox);
     SelectMass select{filters, call.row(i), shared};
     const Draw draw = select.draw(plain);
     // Nobody leaves before all have read its share.
     Team::part();
     if (threadIdx.x == 0 && Team::rank() == 0) call.draws[i] = draw;
+}
+
+extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
+    select_mass(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open) {
+    __shared__ SelectMass::Shared shared;
+    const u32 i = blockIdx.x / Team::size();
+    const bool has_lines = SelectMass::Lines::takes(call.row(i)) && !call.is_transformed;
+    // No lines: the loads do not come to pass.
+    FirstPass pass(has_lines ? call.row(i) : ExistingRow{nullptr, 0, 0});
+    const RowFilters filters = call.filters[i];
+    const Draw plain = call.draws[i];
+    // What is invalid stays so.
+    if (plain.status != Status::Drawn || !filters.is_by_mass()) return;
+    if (!has_lines || !FirstPass::takes(filters, call.rows[i])) return draw_by_turns(call, shared, i, plain);
+    const SelectMass::Masses sums = pass.masses(shared, plain.logit, plain.token, call.rows[i].inv_temperature);
+    Team::part();
+    if (threadIdx.x != 0 || Team::rank() != 0) return;
+    const double limit = filters.top_p * sums.all, error = SelectMass::error_of(pass.lines.most());
+    if (sums.before * (1.0 + error) < limit * (1.0 - error)) return;
+    const Row& row = call.rows[i];
+    if (sums.before * (1.0 - error) > limit * (1.0 + error))
+        return open.add({sums.before, sums.all, row.seed, row.position, plain.logit, plain.token, row.inv_temperature,
+                         filters.top_p, static_cast<float>(error) * 1.000001f, row.draw, i, 0});
+    // The host names what is in doubt.
+    call.draws[i] = {0, 0.0f, 0.0f, Status::Undecided};
+}
+
+extern "C" __global__ void __launch_bounds__(SelectOpen::THREADS, 2)
+    select_open(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open) {
+    extern __shared__ __align__(16) u8 memory[];
+    SelectOpen{call, open, *reinterpret_cast<SelectOpen::Shared*>(memory)}.run();
 }

@@ -28,8 +28,9 @@
 //! groups in place of winners, and a second kernel draws from those by a [`GroupRule`].
 //!
 //! Min-p, top-k and top-p, in the orders that engines use, are decided on the GPU: on Hopper the draw lists the largest logits
-//! of rows where min-p or top-k comes first, elsewhere it stores all logits, and a second kernel keeps and draws, a block a row,
-//! or up to eight where top-p comes first. The other filters, and the few rows that this leaves undecided, are decided on the
+//! of rows where min-p or top-k comes first, elsewhere it stores all logits, and a second kernel keeps and draws, a block a row.
+//! Where top-p comes first, up to eight blocks a row sum whether it keeps the plain draw, and then all blocks together draw for
+//! the rows where it does not. The other filters, and the few rows that this leaves undecided, are decided on the
 //! host by core's selector.
 //!
 //! Over device memory every draw tells log Z on request (paper App. L), and with it the log-probability of its token:

@@ -17,6 +17,7 @@ using std::min;
 #include "flash_sampling/mass_histogram.cuh"
 #include "flash_sampling/noise.cuh"
 #include "flash_sampling/noise/row_philox.cuh"
+#include "flash_sampling/open_rows.cuh"
 #include "flash_sampling/peers.cuh"
 #include "flash_sampling/perturb.cuh"
 #include "flash_sampling/noise_bound.cuh"

@@ -115,6 +115,38 @@ layout!(SelectRows 64:
     padding 60
 );
 
+/// Bytes of an `OpenRow`, for how many of them there is room at least, and the bins of each: open_rows.cuh.
+const OPEN_ROW_BYTES: usize = 64;
+const OPEN_ROWS_LEAST: usize = 32;
+const OPEN_BINS: usize = 32;
+
+/// Where open rows are listed and decided: device addresses of what is zeros between calls.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenRows {
+    pub(crate) counters: u64,
+    pub(crate) arrived: u64,
+    pub(crate) masses: u64,
+    pub(crate) best: u64,
+    pub(crate) rows: u64,
+}
+layout!(OpenRows 40: counters 0, arrived 8, masses 16, best 24, rows 32);
+
+impl OpenRows {
+    /// Bytes for up to `draws` draws.
+    pub(crate) fn bytes(draws: usize) -> usize {
+        OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST) + draws * (2 * 8 * OPEN_BINS + 4) + 8
+    }
+
+    /// In memory that begins at `base`, a multiple of 16.
+    pub(crate) fn at(base: u64, draws: usize) -> OpenRows {
+        let masses = base + (OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST)) as u64;
+        let bins = (8 * OPEN_BINS * draws) as u64;
+        let (best, counters) = (masses + bins, masses + 2 * bins);
+        OpenRows { counters, arrived: counters + 8, masses, best, rows: base }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +167,20 @@ mod tests {
         // The selection's min-p that is not first is last.
         for unknown in [&[p, k][..], &[k, m, p], &[Filter::TopK(TOP_K_MAX + 1)], &[k, Filter::Epsilon(0.1)], &[]] {
             assert_eq!(of(unknown), None);
+        }
+    }
+
+    #[test]
+    fn what_open_rows_need_lies_apart_within_its_memory() {
+        for draws in [1, 31, 32, 33, 256] {
+            let OpenRows { counters, arrived, masses, best, rows } = OpenRows::at(4096, draws);
+            assert_eq!((rows, rows % 16, counters % 8), (4096, 0, 0));
+            assert!(masses - rows >= (64 * draws.max(32)) as u64, "{draws}");
+            assert_eq!(
+                [best - masses, counters - best, arrived - counters],
+                [256 * draws as u64, 256 * draws as u64, 8]
+            );
+            assert_eq!(arrived + 4 * draws as u64 - rows, OpenRows::bytes(draws) as u64);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The fused tiled variant with filters, over device memory: the draw without them, which stores the logits, and then the
-//! selection, a block a row, or several where top-p comes first.
+//! selection, a block a row, or all blocks together for the few rows that top-p draws anew.
 #![allow(unsafe_code)]
 
 use crate::abi::{
-    LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, RowFilters, RowLists, SelectLists, SelectRows,
+    LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, OpenRows, RowFilters, RowLists, SelectLists, SelectRows,
 };
 use crate::device::address::check_by_8;
 use crate::device::choice::RowKinds;
@@ -21,7 +21,7 @@ use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
-/// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two or three launches a call on the caller's
+/// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two to four launches a call on the caller's
 /// stream, which wait for nothing and, but for the first of each kind, allocate nothing and load nothing
 /// ([`DeviceFilters::prepare`] does it before). What is kept is what core's selector keeps.
 ///
@@ -42,11 +42,14 @@ pub struct DeviceFilters {
     /// The keys of lists, then their counters and posts; these are zeros but after a launch that failed half-way.
     lists: Scratch,
     are_zeros: bool,
+    /// Rows that one pass of top-p leaves open: zeros too.
+    open: Scratch,
+    are_open_zeros: bool,
 }
 
 impl DeviceFilters {
     /// Plans for the tokens of a head and calls of up to `max_rows` rows: loads the kernels, and allocates room for lists,
-    /// 32 KiB a row. The first [`launch`](DeviceFilters::launch) allocates room for the logits of as many rows, float32, and
+    /// 33 KiB a row. The first [`launch`](DeviceFilters::launch) allocates room for the logits of as many rows, float32, and
     /// loads kernels; before a capture [`prepare`](DeviceFilters::prepare) does.
     ///
     /// # Errors
@@ -65,6 +68,8 @@ impl DeviceFilters {
         let stride = tokens.len().next_multiple_of(8);
         let zeros = 8 * LIST_ROOM * max_rows..(8 * LIST_ROOM + LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * max_rows;
         let lists = Scratch::new(zeros.end, &[zeros], device)?;
+        let bytes = OpenRows::bytes(max_rows);
+        let open = Scratch::new(bytes, std::slice::from_ref(&(0..bytes)), device)?;
         let (kernel, listed) = (SelectRow::load(device)?, SelectList::load(device)?);
         let by_mass = SelectMass::load(device)?;
         Ok(DeviceFilters {
@@ -78,6 +83,8 @@ impl DeviceFilters {
             listed,
             lists,
             are_zeros: true,
+            open,
+            are_open_zeros: true,
         })
     }
 
@@ -90,6 +97,7 @@ impl DeviceFilters {
     pub(crate) fn settle(&mut self) {
         self.logits.iter_mut().for_each(Scratch::settle);
         self.lists.settle();
+        self.open.settle();
     }
 
     /// Allocates the room for logits, and loads the kernels of `sampler` that these launches use, for every number of rows of
@@ -151,11 +159,8 @@ impl DeviceFilters {
         let posted = counters + (LIST_COUNTERS_BYTES * self.max_rows) as u64;
         let lists = RowLists { filters, counters, posted, keys };
         if !self.are_zeros {
-            let size = (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows;
-            stream.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
             // SAFETY: counters and posts are this value's, and one launch follows the other.
-            let cleared = unsafe { result::memset_d8_async(counters, 0, size, stream.cu_stream()) };
-            cleared.map_err(CudaError::driver("clear the counters of lists"))?;
+            unsafe { clear(stream, counters, (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows) }?;
         }
         self.are_zeros = false;
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the selection leaves zeros.
@@ -231,8 +236,17 @@ impl DeviceFilters {
             padding: 0,
         };
         if kinds.by_mass {
-            // SAFETY: this function's contract; the logits were stored on the same stream.
-            unsafe { self.by_mass.launch(stream, &call, hidden.rows as u32) }?;
+            let base = self.open.lend();
+            if !self.are_open_zeros {
+                // SAFETY: the memory is this value's, and one launch follows the other.
+                unsafe { clear(stream, base, self.open.len()) }?;
+            }
+            self.are_open_zeros = false;
+            let open = OpenRows::at(base, self.max_rows);
+            // SAFETY: this function's contract; the logits were stored on the same stream; there is room for the open rows of
+            // as many draws, and the launches leave zeros.
+            unsafe { self.by_mass.launch(stream, &call, &open, hidden.rows as u32) }?;
+            self.are_open_zeros = true;
         }
         if kinds.gathered {
             // SAFETY: as above.
@@ -240,6 +254,17 @@ impl DeviceFilters {
         }
         Ok(())
     }
+}
+
+/// Zeros for the launches that follow on the stream.
+///
+/// # Safety
+/// `size` bytes from `address` on are device memory until the stream has passed this, and nothing else uses them meanwhile.
+unsafe fn clear(stream: &CudaStream, address: u64, size: usize) -> Result<(), CudaError> {
+    stream.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
+    // SAFETY: the caller's.
+    let cleared = unsafe { result::memset_d8_async(address, 0, size, stream.cu_stream()) };
+    cleared.map_err(CudaError::driver("clear what a failed launch left"))
 }
 
 /// Which selections the filters of a call need.

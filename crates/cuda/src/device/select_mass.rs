@@ -1,11 +1,12 @@
-//! The draws with top-p first from logits in device memory, after the draws without filters: its kernel and its launch.
+//! The draws with top-p first from logits in device memory, after the draws without filters: its kernels and their launches.
 #![allow(unsafe_code)]
 
-use crate::abi::SelectRows;
+use crate::abi::{OpenRows, SelectRows};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters};
 use crate::error::CudaError;
+use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 
 pub(crate) static SOURCE: KernelSource =
@@ -20,18 +21,19 @@ fn instance() -> Instance {
 const MAX_BLOCKS: u32 = 8;
 
 /// How many blocks share a draw of `tokens` tokens, of which each block takes `step` at a time: as many as there are
-/// multiprocessors for, and two at least while there are few draws. At 64 draws two blocks took 51 us over the plain draw,
-/// the store counted, and eight 69.
+/// multiprocessors for, and two at least while there is one for each draw.
 fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
-    let least = if draws <= 4 * multiprocessors { 2 } else { 1 };
+    let least = if draws <= multiprocessors { 2 } else { 1 };
     let most = (multiprocessors / draws.max(1)).clamp(least, MAX_BLOCKS).min(tokens / step).max(1);
     1 << most.ilog2()
 }
 
-/// The kernel in a device.
+/// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct SelectMass {
     function: CudaFunction,
+    open: CudaFunction,
+    open_bytes: u32,
     threads: u32,
     step: u32,
     has_clusters: bool,
@@ -44,14 +46,19 @@ impl SelectMass {
         let failed = CudaError::driver("load a kernel");
         let module = device.module(&SOURCE, &instance())?;
         let function = module.load_function("select_mass").map_err(&failed)?;
-        let mut launch = [0u8; 8];
+        let open = module.load_function("select_open").map_err(&failed)?;
+        let mut launch = [0u8; 12];
         let stream = device.context().default_stream();
         let global = module.get_global("select_mass_launch", &stream).map_err(&failed)?;
         stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
-        let [threads, step]: [u32; 2] = bytemuck::cast(launch);
+        let [threads, step, open_bytes]: [u32; 3] = bytemuck::cast(launch);
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        open.set_attribute(attribute, open_bytes as i32).map_err(&failed)?;
         Ok(SelectMass {
             function,
+            open,
+            open_bytes,
             threads,
             step,
             has_clusters: device.capability().0 >= 9,
@@ -62,18 +69,32 @@ impl SelectMass {
     /// Puts the draws with filters in place of those without, where top-p comes first.
     ///
     /// # Safety
-    /// Every pointer is device memory of this kernel's device, of the sizes that select_rows.cuh states for `draws` draws,
-    /// until the stream has passed the launch.
-    pub(crate) unsafe fn launch(&self, stream: &CudaStream, call: &SelectRows, draws: u32) -> Result<(), CudaError> {
-        if !self.has_clusters {
-            // SAFETY: the kernel takes a SelectRows by value, whose layout abi asserts; the rest is the caller's.
-            return unsafe { launch(&self.function, stream, Grid::of(draws, self.threads), [argument(call)]) };
+    /// * Every pointer is device memory of this kernel's device, of the sizes that select_rows.cuh and open_rows.cuh state for
+    ///   `draws` draws, until the stream has passed the launches.
+    /// * What `open` points to is zeros, and so it is afterwards; no other launch uses it at the same time.
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: &CudaStream,
+        call: &SelectRows,
+        open: &OpenRows,
+        draws: u32,
+    ) -> Result<(), CudaError> {
+        let arguments = [argument(call), argument(open)];
+        if self.has_clusters {
+            let blocks = blocks_of(call.tokens, self.step, draws, self.multiprocessors);
+            let grid = Grid::of(draws * blocks, self.threads);
+            // SAFETY: the kernels take a SelectRows and an OpenRows by value, whose layouts abi asserts; the rest is the
+            // caller's.
+            unsafe { launch_clusters(&self.function, stream, grid, blocks, arguments) }?;
+        } else {
+            // SAFETY: as above.
+            unsafe { launch(&self.function, stream, Grid::of(draws, self.threads), arguments) }?;
         }
-        let blocks = blocks_of(call.tokens, self.step, draws, self.multiprocessors);
+        // Two blocks a multiprocessor, and one a draw at least: each open row has one.
+        let blocks = (2 * self.multiprocessors).max(draws);
+        let grid = Grid { shared_bytes: self.open_bytes, ..Grid::of(blocks, self.threads) };
         // SAFETY: as above.
-        unsafe {
-            launch_clusters(&self.function, stream, Grid::of(draws * blocks, self.threads), blocks, [argument(call)])
-        }
+        unsafe { launch(&self.open, stream, grid, arguments) }
     }
 }
 
@@ -86,6 +107,6 @@ mod tests {
         let of = |tokens| blocks_of(tokens, 2048, 1, 132);
         assert_eq!([1, 2047, 2048, 4096, 6143, 8192, 30_011, 151_936, 1 << 30].map(of), [1, 1, 1, 2, 2, 4, 8, 8, 8]);
         let of = |draws| blocks_of(151_936, 4096, draws, 132);
-        assert_eq!([0, 1, 64, 132, 133, 256, 300, 1000, 1 << 20].map(of), [8, 8, 2, 2, 2, 2, 2, 1, 1]);
+        assert_eq!([0, 1, 16, 33, 64, 132, 133, 256, 1 << 20].map(of), [8, 8, 8, 4, 2, 2, 1, 1, 1]);
     }
 }

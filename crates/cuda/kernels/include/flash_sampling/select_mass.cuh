@@ -13,6 +13,7 @@
 // does. So the draw is the same however many blocks there are.
 #pragma once
 
+#include "row_lines.cuh"
 #include "select_rows.cuh"
 #include "team.cuh"
 
@@ -25,13 +26,14 @@ struct SelectMass {
     static constexpr u32 WARPS = THREADS / 32;
     // Tokens that a block takes at a time.
     static constexpr u32 STEP = WARPS * SCAN_TOKENS;
-    // Tokens of a load of a warp, 16 bytes a lane, and how many loads it has under way.
-    static constexpr u32 LINE = 128;
-    static constexpr u32 AHEAD = 4;
+    using Lines = RowLines<4>;
     static constexpr u32 TURNS = 8;
     // No score of the tokens before a place is so far below the logarithm of their mass, but once in 10^8 (e^-e^3); then all
     // are scored.
     static constexpr float BELOW_MASS = 3.0f;
+
+    // A bound on the relative error of a sum of which a thread adds up so many tokens, and of the exponentials in it.
+    static __device__ __forceinline__ double error_of(u32 tokens) { return 2e-5 + 1.2e-7 * (tokens + 8); }
 
     // What a block tells the others: sums as the bits of doubles; the largest logit, or the best score, as ordered bits.
     struct Share {
@@ -128,46 +130,7 @@ struct SelectMass {
         }
     };
 
-    // Adds the warp's lines of a row that begins with one and has a temperature at most: a short loop, which the instruction
-    // cache holds.
-    __device__ __forceinline__ void weigh_lines(Weights& weights, const ExistingRow& row, float inv_temperature) const {
-        const u32 begin = row.first_token / LINE, end = begin + row.tokens / LINE, step = part_step();
-        const u32 warp = Team::rank() * WARPS + threadIdx.x / 32;
-        u32 line = begin + warp;
-        const u32 offset = 4 * (threadIdx.x % 32);
-        const u64 base = reinterpret_cast<u64>(row.logits) - 4ull * row.first_token + 4ull * offset;
-        const auto load = [&](u32 at, u32 (&to)[4]) {
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) to[i] = 0xff800000u;
-            if (at < end) load_16_bytes(reinterpret_cast<const void*>(base + 4ull * LINE * at), to);
-        };
-        u32 next[AHEAD][4];
-#pragma unroll
-        for (u32 a = 0; a < AHEAD; ++a) load(line + a * step, next[a]);
-#pragma unroll 1
-        for (; line < end; line += AHEAD * step) {
-#pragma unroll
-            for (u32 a = 0; a < AHEAD; ++a) {
-                float l[4];
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) l[i] = mul_rn(bits_to_f32(next[a][i]), inv_temperature);
-                load(line + (a + AHEAD) * step, next[a]);
-                weights.add(l, LINE * (line + a * step) + offset);
-            }
-        }
-        // The tokens after the last whole line.
-        if (warp == 0 && row.tokens % LINE != 0) {
-            float l[4];
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                const u32 at = row.tokens / LINE * LINE + offset + i;
-                l[i] = at < row.tokens ? mul_rn(static_cast<const float*>(row.logits)[at], inv_temperature) : -f32_infinity();
-            }
-            weights.add(l, LINE * end + offset);
-        }
-    }
-
-    // The same for parts of any rows.
+    // Adds this warp's parts of any row.
     static __device__ __noinline__ void weigh_parts(Weights& weights, const ExistingRow& logits, const Row& row, u32 part, u32 end,
                                                     u32 step) {
         const u32 lane = threadIdx.x % 32;
@@ -190,8 +153,10 @@ struct SelectMass {
     __device__ __noinline__ Masses masses(float place, u32 token) {
         const ExistingRow row = logits;
         Weights weights(place, token);
-        if (is_aligned<Element::F32>(row) && row.first_token % LINE == 0 && !shared.row.mask && !shared.row.biases) {
-            weigh_lines(weights, row, shared.row.inv_temperature);
+        if (Lines::takes(row) && !shared.row.mask && !shared.row.biases) {
+            // A short loop, which the instruction cache holds.
+            Lines lines(row, Team::rank() * WARPS + threadIdx.x / 32, part_step());
+            lines.each(shared.row.inv_temperature, [&](const float(&l)[4], u32 first) { weights.add(l, first); });
         } else {
             Weights slow = weights;
             weigh_parts(slow, row, shared.row, first_part(), end_part(), part_step());
@@ -247,7 +212,8 @@ struct SelectMass {
         return shared.row.transform().apply(raw, token);
     }
 
-    // The draw of the row. `plain` is the draw without filters. All threads of the team call it; `row` and `philox` are there.
+    // The draw of the row. `plain` is the draw without filters, or another token, if none with a better score is kept. All
+    // threads of the team call it; `row` and `philox` are there.
     __device__ __forceinline__ Draw draw(const Draw& plain) {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         if (filters.rescale != 1.0f) return undecided;
@@ -255,8 +221,7 @@ struct SelectMass {
         u32 token = plain.token;
         u64 best = to_ordered_bits(Winner{plain.score, plain.token});
         const double p = filters.top_p;
-        // A bound on the relative error of a thread's sum, and of the approximate exponentials in it.
-        const double error = 2e-5 + 1.2e-7 * (8 * ((end_part() - logits.first_token / SCAN_TOKENS) / part_step() + 1) + 8);
+        const double error = error_of(8 * ((end_part() - logits.first_token / SCAN_TOKENS) / part_step() + 2));
         for (u32 turn = 0; turn < TURNS; ++turn) {
             const Masses sums = masses(place, token);
             const float least = filters.has_min_p() ? filters.least(sums.largest) : -f32_infinity();

@@ -1,0 +1,207 @@
+// The draws of the rows that FirstPass leaves open, by all blocks of a launch together.
+//
+//   1. Blocks are shared out evenly among the open rows; each reads its share of a row once.
+//   2. Only tokens before the plain winner's place can be the draw. They fall into bins by their place: above all the largest
+//      logits, below them those equal to the winner's, by token. Bins are narrow where top-p is likely to end. A bin has a
+//      mass, and the best of its tokens' scores. Every thread has its own column of masses, so that none waits.
+//   3. The last block of a row adds up the bins from the largest logits on. A bin's best token is surely kept if the mass to
+//      the bin's end, its own left out, is below the limit, and surely lost if the mass to the bin's beginning is beyond.
+//   4. If the best of those surely kept beats all in doubt, it is the draw. Else the block draws as SelectMass does, alone,
+//      and tries the best in doubt first: about one open row of a hundred.
+#pragma once
+
+#include "first_pass.cuh"
+
+#ifdef __CUDACC__
+
+namespace flash_sampling {
+
+struct SelectOpen {
+    static constexpr u32 THREADS = SelectMass::THREADS, WARPS = SelectMass::WARPS;
+    static constexpr u32 TIES = 8, BINS = OpenRows::BINS;
+    // Rows that a block loads before it knows which is its own.
+    static constexpr u32 GUESSED = OpenRows::LEAST;
+    using Lines = RowLines<2>;
+    static_assert(BINS == 32, "a lane each");
+    // No score and token have these bits.
+    static constexpr u64 DECIDED = ~0ull;
+
+    struct Shared {
+        float masses[BINS][THREADS];
+        u64 best[BINS];
+        OpenRow rows[GUESSED];
+        SelectMass::Shared select;
+        u32 is_last;
+    };
+
+    // The bins of the tokens before a place: monotone in the place, so that rounding moves edges, and no token past another.
+    struct Bins {
+        float place, per_root, per_tie;
+        u32 token;
+
+        __device__ __forceinline__ Bins(const OpenRow& row, u32 first_token) : place(row.place), token(row.token) {
+            // No logit is above the logarithm of the mass of all.
+            per_root = static_cast<float>((BINS - TIES) * (BINS - TIES)) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
+            // If equal logits make all the mass before the place, and lie evenly, so many tokens from there top-p ends.
+            const double lost = row.before - row.top_p * row.all;
+            const float end = static_cast<float>(lost / row.before) * static_cast<float>(token - first_token);
+            per_tie = 1.0f / fmaxf(end, 1.0f);
+        }
+        __device__ __forceinline__ bool has(float l, u32 t) const { return l > place || (l == place && t < token); }
+        __device__ __forceinline__ u32 of(float l, u32 t) const {
+            if (l == place) {
+                const float beyond = static_cast<float>(token - t) * per_tie - 1.0f;
+                const u32 steps = static_cast<u32>(fminf(__fsqrt_rn(16.0f * fabsf(beyond)), static_cast<float>(TIES / 2 - 1)));
+                return beyond < 0.0f ? TIES / 2 - 1 - steps : TIES / 2 + steps;
+            }
+            // Infinite products too are in the last bin.
+            return TIES + static_cast<u32>(fminf(__fsqrt_rn((l - place) * per_root), static_cast<float>(BINS - TIES - 1)));
+        }
+    };
+
+    const SelectRows& call;
+    const OpenRows& open;
+    Shared& shared;
+
+    __device__ __forceinline__ void run() {
+        const u32 count = prepare();
+        if (count == 0) return;
+        // NOTE: as many blocks as rows at least, which the launch sees to.
+        const u32 at = blockIdx.x % count, share = blockIdx.x / count, shares = gridDim.x / count;
+        if (share >= shares) return;
+        const OpenRow row = at < GUESSED ? shared.rows[at] : open.rows[at];
+        Lines lines(call.row(row.index), share * WARPS + threadIdx.x / 32, shares * WARPS);
+        if (threadIdx.x == 0)
+            shared.select.philox = RowPhilox::of(row.seed, row.position, row.draw, domain_code(Domain::Token));
+        const Bins bins(row, call.first_token);
+        const SelectMass::Weights weights(row.place, row.token);
+        // The tokens that are kept have p of the mass at least. A score below the cut is of no use.
+        const float cut = row.place + logf(row.top_p * static_cast<float>(row.all)) - SelectMass::BELOW_MASS;
+        __syncthreads();
+        lines.each(row.inv_temperature, [&](const float(&l)[4], u32 first) { survey(l, first, row, bins, weights, cut); });
+        __syncthreads();
+        publish(at);
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            shared.is_last = atomicAdd(&open.arrived[at], 1u) == shares - 1;
+        }
+        __syncthreads();
+        if (!shared.is_last) return;
+        if (threadIdx.x < 32) conclude(at, row, weights, SelectMass::error_of(lines.most() + WARPS));
+        __syncthreads();
+        if (shared.best[0] != DECIDED) draw_alone(row.index, shared.best[0]);
+        if (threadIdx.x != 0) return;
+        open.arrived[at] = 0;
+        if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
+    }
+
+  private:
+    // How many rows are open. The first of them are then in shared memory, and all bins are empty.
+    __device__ __forceinline__ u32 prepare() {
+        const u32 count = __ldcg(&open.counters[0]);
+        constexpr u32 PIECES = sizeof(OpenRow) / 16;
+        uint4 piece{};
+        const bool has_piece = threadIdx.x < GUESSED * PIECES;
+        if (has_piece) piece = __ldcg(reinterpret_cast<const uint4*>(open.rows) + threadIdx.x);
+#pragma unroll
+        for (u32 b = 0; b < BINS; ++b) shared.masses[b][threadIdx.x] = 0.0f;
+        if (threadIdx.x < BINS) shared.best[threadIdx.x] = 0;
+        if (has_piece) reinterpret_cast<uint4*>(shared.rows)[threadIdx.x] = piece;
+        __syncthreads();
+        return count;
+    }
+
+    // Masses and best scores of four tokens.
+    __device__ __forceinline__ void survey(const float (&l)[4], u32 first, const OpenRow& row, const Bins& bins,
+                                           const SelectMass::Weights& weights, float cut) {
+        float top = -f32_infinity();
+        u32 hits = 0;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            if (!bins.has(l[i], first + i)) continue;
+            shared.masses[bins.of(l[i], first + i)][threadIdx.x] += weights.mass_of(l[i]);
+            top = fmaxf(top, l[i]);
+            hits |= 1u << i;
+        }
+        if (!__any_sync(0xffffffffu, hits)) return;
+        const u32 blocks[1] = {first >> 2};
+        Words words[1];
+        row_words(&shared.select.philox, blocks, words);
+        const u32 limit = hits ? word_limit(top, cut) : 0;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i)
+            if (words[0].w[i] > limit) hits &= ~(1u << i);
+#pragma unroll 1
+        for (; hits; hits &= hits - 1) {
+            const u32 i = __ffs(static_cast<int>(hits)) - 1, word = Noise::pick(words[0], i);
+            const float logit = SelectMass::Weights::pick_of(l, i);
+            if (word > word_limit(logit, cut)) continue;
+            const Noise noise{row.seed, row.position};
+            const float score = add_rn(logit, noise.gumbel_of(Domain::Token, row.draw, first + i, word));
+            if (score >= cut) atomicMax(&shared.best[bins.of(logit, first + i)], to_ordered_bits(Winner::of(score, first + i)));
+        }
+    }
+
+    // The block's bins join those of the others.
+    __device__ __forceinline__ void publish(u32 at) {
+        const u32 lane = threadIdx.x % 32;
+        for (u32 b = threadIdx.x / 32; b < BINS; b += WARPS) {
+            float sum = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < THREADS; i += 32) sum += shared.masses[b][i + lane];
+            const double mass = SelectMass::sum_of_warp(sum);
+            if (lane != 0) continue;
+            if (mass > 0.0) atomicAdd(&open.masses[at * BINS + b], mass);
+            if (shared.best[b]) atomicMax(&open.best[at * BINS + b], shared.best[b]);
+        }
+    }
+
+    // The draw, if it is sure; else the best token that may be kept goes to shared.best[0], 0 if there is none. Leaves zeros. One
+    // warp calls it.
+    __device__ __forceinline__ void conclude(u32 at, const OpenRow& row, const SelectMass::Weights& weights, double own_error) {
+        __threadfence();
+        const u32 lane = threadIdx.x;
+        const double mass = __ldcg(&open.masses[at * BINS + lane]);
+        const u64 best = __ldcg(&open.best[at * BINS + lane]);
+        double upto = mass;  // of this bin and of all above
+#pragma unroll
+        for (u32 distance = 1; distance < 32; distance *= 2) {
+            const double more = __shfl_down_sync(0xffffffffu, upto, distance);
+            if (lane + distance < 32) upto += more;
+        }
+        const Winner winner = from_ordered_bits(best);
+        const ExistingRow logits = call.row(row.index);
+        float logit = 0.0f;
+        if (best)
+            logit = mul_rn(static_cast<const float*>(logits.logits)[winner.token - logits.first_token], row.inv_temperature);
+        const double own = best ? weights.mass_of(logit) : 0.0;
+        const double limit = row.top_p * row.all, least = limit * (1.0 - row.error), most = limit * (1.0 + row.error);
+        const bool is_kept = upto * (1.0 + own_error) - own * (1.0 - own_error) < least;
+        const bool is_lost = (upto - mass) * (1.0 - own_error) > most;
+        const u64 kept = SelectMass::max_of_warp(is_kept ? best : 0);
+        const u64 perhaps = SelectMass::max_of_warp(!is_kept && !is_lost ? best : 0);
+        open.masses[at * BINS + lane] = 0.0, open.best[at * BINS + lane] = 0;
+        const bool is_decided = kept > perhaps;
+        // One lane's: scores have their tokens beside them.
+        if (is_decided && best == kept) call.draws[row.index] = {winner.token, winner.score, logit, Status::Drawn};
+        if (lane == 0) shared.best[0] = is_decided ? DECIDED : perhaps;
+    }
+
+    // A block decides the row, from the best token on that may be kept, or from the plain winner.
+    __device__ __noinline__ void draw_alone(u32 i, u64 best) {
+        const RowFilters filters = call.filters[i];
+        call.begin(i, shared.select.row, shared.select.philox);
+        SelectMass select{filters, call.row(i), shared.select};
+        Draw start = call.draws[i];
+        if (best) start.token = from_ordered_bits(best).token, start.score = from_ordered_bits(best).score;
+        if (best) start.logit = select.logit_of(start.token);
+        const Draw draw = select.draw(start);
+        __syncthreads();
+        if (threadIdx.x == 0) call.draws[i] = draw;
+    }
+};
+
+}  // namespace flash_sampling
+
+#endif
