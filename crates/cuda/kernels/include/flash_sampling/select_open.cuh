@@ -33,6 +33,7 @@ struct SelectOpen {
         SelectMass::Shared select;
         u32 is_last;
     };
+    static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
 
     // The bins of the tokens before a place: monotone in the place, so that rounding moves edges, and no token past another.
     struct Bins {
