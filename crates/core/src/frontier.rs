@@ -67,6 +67,12 @@ impl Frontier {
         admitted.checked_sub(1).map_or(f32::NEG_INFINITY, |last| self.points[last].winner.score)
     }
 
+    /// The points, the largest logit first: for prefetching them.
+    #[inline(always)]
+    pub fn as_slice(&self) -> &[Candidate] {
+        &self.points
+    }
+
     /// The points, best score first.
     pub fn iter(&self) -> impl Iterator<Item = &Candidate> {
         self.points.iter().rev()

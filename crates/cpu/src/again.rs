@@ -1,7 +1,8 @@
 //! Further passes, for rows with filters that the first pass did not decide, and for them alone.
 //!
-//! A pass that sums the mass before points in doubt keeps a number a point. A pass that lists rows keeps every token from
-//! a floor on, so it takes only as many rows as have room: the masses bound how many tokens that is.
+//! A row whose floor (`floor.rs`) was too high does its first pass again, without one. A pass that sums the mass before
+//! points in doubt keeps a number a point. A pass that lists rows keeps every token from a floor on, so it takes only as
+//! many rows as have room: the masses bound how many tokens that is.
 
 use crate::engine::{Engine, Rows};
 use crate::filtered::{Ask, FilterState};
@@ -40,6 +41,11 @@ fn answer(
         filter.largest.finish();
         let FilterState { largest, moments, doubts, answer, frontiers, used, floor, .. } = filter;
         let mass = mass.as_ref().expect("a row with filters has masses");
+        if floor.is_too_high(mass) {
+            filter.missed = true;
+            filter.need = Some(Need::Before);
+            return;
+        }
         let seen = Seen { below: floor.below, ..Seen::first(largest.as_slice(), largest.limit(), mass, moments) };
         let of = Filtered { row, filters, vocab_size, passes };
         filter.need = filtering.answer(&of, &seen, &frontiers[..*used], doubts, answer);
@@ -47,7 +53,8 @@ fn answer(
 }
 
 impl Engine {
-    /// Answers the rows with filters, with further passes over `tokens` where the first one does not decide them.
+    /// Gathers what a [pass](Engine::pass) left, and answers the rows with filters, with further passes over `tokens` where
+    /// the first one does not decide them.
     /// `gather` makes the source of the rows that it is given, in this order, and calls what it is given with it.
     pub(crate) fn settle(
         &mut self,
@@ -83,23 +90,33 @@ impl Engine {
         self.trim();
     }
 
-    /// Answers all rows from what the first pass left, or notes what they need.
+    /// Gathers what the first pass left in the first worker, and answers all rows from it or notes what they need; where
+    /// threads share that, each does both for some rows: to wake them twice took longer.
     fn answer_all(&mut self, rows: &Rows<'_>, vocab_size: u32) {
         let shared = self.shares_rows(rows);
-        let states = &mut self.workers[0].rows[..rows.len()];
+        if !shared {
+            self.gather(rows);
+        }
+        let Some((first, others)) = self.workers.split_first_mut() else { return };
+        let (states, others) = (&mut first.rows[..rows.len()], &*others);
         if shared {
             let each = rows.len().div_ceil(self.filtering.len());
             let parts = states.par_chunks_mut(each).zip(rows.par_chunks(each)).zip(&mut self.filtering);
             self.threads.install(|| {
-                parts.for_each(|((states, rows), filtering)| {
-                    states.iter_mut().zip(rows).for_each(|(state, row)| answer(filtering, row, state, vocab_size, 1));
+                parts.enumerate().for_each(|(part, ((states, rows), filtering))| {
+                    for (i, (state, row)) in states.iter_mut().zip(rows).enumerate() {
+                        if row.is_ok() {
+                            others.iter().for_each(|other| state.merge(&other.rows[part * each + i]));
+                        }
+                        answer(filtering, row, state, vocab_size, 1);
+                    }
                 });
             });
         } else {
             let filtering = &mut self.filtering[0];
             states.iter_mut().zip(rows).for_each(|(state, row)| answer(filtering, row, state, vocab_size, 1));
         }
-        self.known.note(states.iter().any(|state| state.filter.missed()));
+        self.known.note(states.iter().any(|state| state.filter.missed));
         for (r, state) in states.iter_mut().enumerate() {
             self.needs.extend(state.filter.need.take().map(|need| (r, need)));
         }
@@ -120,6 +137,7 @@ impl Engine {
             }
             room = room.saturating_sub(bytes);
             let ask = match *need {
+                Need::Before if self.workers[0].rows[*r].filter.missed => Ask::Summary,
                 Need::Before => Ask::Before,
                 Need::List { floor, .. } => {
                     slots += 1;
@@ -132,6 +150,13 @@ impl Engine {
         });
         let Some((first, others)) = self.workers.split_first_mut() else { return };
         for &r in &*members {
+            if first.rows[r].filter.missed {
+                if let Ok(planned) = &rows[r] {
+                    let states = core::iter::once(&mut *first).chain(&mut *others).map(|worker| &mut worker.rows[r]);
+                    states.for_each(|state| state.begin(&planned.row, planned.slack, None));
+                }
+                continue;
+            }
             for other in &mut *others {
                 other.rows[r].filter.begin_before(&first.rows[r].filter);
                 if let Some(mass) = &mut other.rows[r].mass {
@@ -142,6 +167,7 @@ impl Engine {
             if let (Some(mass), true) = (mass, filter.floor.below.is_on()) {
                 mass.clear_below(filter.floor.below.floor());
             }
+            filter.floor.holds(f32::NEG_INFINITY);
         }
         for worker in core::iter::once(first).chain(others) {
             worker.lists.resize_with(slots.max(worker.lists.len()), Vec::new);
@@ -153,7 +179,12 @@ impl Engine {
     fn finish(&mut self, rows: &Rows<'_>, r: usize, ask: Ask, vocab_size: u32) {
         let Some((first, others)) = self.workers.split_first_mut() else { return };
         match ask {
-            Ask::Summary => {}
+            Ask::Summary => {
+                let state = &mut first.rows[r];
+                others.iter().for_each(|other| state.merge(&other.rows[r]));
+                answer(&mut self.filtering[0], &rows[r], state, vocab_size, self.passes[r]);
+                self.needs.extend(state.filter.need.take().map(|need| (r, need)));
+            }
             Ask::Before => {
                 let state = &mut first.rows[r];
                 for other in others {

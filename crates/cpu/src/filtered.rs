@@ -2,7 +2,7 @@
 //!
 //! The first pass leaves the largest logits, the masses and, per draw, a [`Frontier`]; [`Filtering`] decides from these. A
 //! row that they do not decide takes another pass (`again.rs`): one that sums the mass before the few points of the
-//! frontier that are in doubt, or one that lists the row down to a floor.
+//! frontier that are in doubt, one that lists the row down to a floor, or the first one again.
 //!
 //! [`Filtering`]: flash_sampling_core::selection::Filtering
 
@@ -34,6 +34,9 @@ pub(crate) struct FilterState {
     pub(crate) largest_logit: f32,
     /// The mass that is in no bin.
     pub(crate) floor: Floor,
+    /// Whether what other workers have seen may spare this one work: their logits say that tokens are dropped here, or the
+    /// row has a floor.
+    pub(crate) follows: bool,
     /// One a draw; none where the row is drawn from a list.
     pub(crate) frontiers: Vec<Frontier>,
     pub(crate) used: usize,
@@ -42,6 +45,8 @@ pub(crate) struct FilterState {
     pub(crate) answer: Answer,
     /// What it takes to answer it, where that is not decided.
     pub(crate) need: Option<Need>,
+    /// Whether its floor was too high, so that the first pass is done again without one.
+    pub(crate) missed: bool,
 }
 
 impl FilterState {
@@ -54,18 +59,28 @@ impl FilterState {
         self.used = wants.frontiers;
         self.frontiers.resize_with(self.used.max(self.frontiers.len()), Frontier::default);
         self.frontiers.iter_mut().for_each(Frontier::clear);
-        let short = short.filter(|_| wants.prefix);
-        self.largest.begin(wants.list, short.unwrap_or(wants.list));
-        self.floor.begin(short.and(filters.lone_top_p()));
+        self.largest.begin(wants.list, short.filter(|_| wants.prefix).unwrap_or(wants.list));
+        self.floor.begin(short.and_then(|_| filters.lone_top_p()).filter(|_| wants.prefix));
+        self.follows = short.is_some() && (self.floor.may_rise() || filters.hopeless(0.0) > f32::NEG_INFINITY);
         self.doubts.clear();
+        self.missed = false;
         self.answer.begin();
         wants.mass
     }
 
-    /// Fetches the frontiers, before a tile is added.
+    /// Fetches the frontiers, before [`FilterState::prefetch_points`] looks into them.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         prefetch(&self.frontiers[..self.used]);
+    }
+
+    /// Fetches the first points of the frontiers, before a tile is added.
+    #[inline(always)]
+    pub(crate) fn prefetch_points(&self) {
+        for frontier in &self.frontiers[..self.used] {
+            let points = frontier.as_slice();
+            prefetch(&points[..points.len().min(16)]);
+        }
     }
 
     pub(crate) fn frontiers_mut(&mut self) -> &mut [Frontier] {
@@ -82,6 +97,7 @@ impl FilterState {
         self.largest.merge(&other.largest);
         self.largest_logit = self.largest_logit.max(other.largest_logit);
         self.floor.below.merge(&other.floor.below);
+        self.floor.holds(other.floor.lowest);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
     }
 
@@ -89,14 +105,9 @@ impl FilterState {
     /// into bins.
     pub(crate) fn begin_before(&mut self, first: &FilterState) {
         self.floor.below = first.floor.below;
+        self.floor.holds(f32::NEG_INFINITY);
         self.doubts.clear();
         self.doubts.extend(first.doubts.iter().map(|doubt| Before::new(doubt.place)));
-    }
-
-    /// Whether a floor was too high to decide the row.
-    pub(crate) fn missed(&self) -> bool {
-        let floor = self.floor.below.floor();
-        self.need.is_some() && self.doubts.iter().any(|doubt| doubt.place.logit < floor)
     }
 
     /// Adds a tile, `top` its largest logit, to the mass before the points in doubt.

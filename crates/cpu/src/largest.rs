@@ -56,6 +56,21 @@ impl Largest {
         }
     }
 
+    /// Leaves out every token with a logit below `cut`, as somebody else has enough without them.
+    #[inline(always)]
+    pub(crate) fn bound(&mut self, cut: f32) {
+        let last = key(cut, u32::MAX);
+        if self.last.is_none_or(|own| last < own) {
+            self.last = Some(last);
+        }
+    }
+
+    /// The logit of the last token, where others were left out.
+    #[inline(always)]
+    pub(crate) fn last(&self) -> f32 {
+        self.last.map_or(f32::NEG_INFINITY, |last| candidate(last).logit)
+    }
+
     /// Adds a token; true when the threshold has risen.
     pub(crate) fn push(&mut self, logit: f32, token: u32) -> bool {
         self.add(key(logit, token))

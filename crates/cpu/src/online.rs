@@ -1,6 +1,5 @@
 //! The online variant (paper Alg. I.3): groups stream through the binary merge.
 
-use crate::dot::TILE;
 use crate::engine::{CHUNK, Engine, Hidden, Rows, Summary};
 use crate::error::CpuError;
 use crate::grouped::check_group;
@@ -121,9 +120,8 @@ pub(crate) fn merge_group(
     tokens: Range<u32>,
     running: &mut [Running],
 ) {
-    // Small groups are shared out in single tiles.
-    let share = (tokens.len() as u32 / engine.workers.len() as u32).next_multiple_of(TILE as u32);
-    engine.pass(source, rows, tokens.clone(), share.clamp(TILE as u32, CHUNK));
+    engine.pass(source, rows, tokens.clone(), CHUNK);
+    engine.gather(rows);
     let worker = &mut engine.workers[0];
     for (r, (planned, running)) in rows.iter().zip(running).enumerate() {
         let Ok(planned) = planned else { continue };

@@ -42,18 +42,18 @@ pub(crate) fn word_limit(top: f32, cut: f32) -> u32 {
 ///
 /// `spans[s][i]` is the transformed logit of token `first + 64 s + i`, -inf where there is none; `first` is a multiple
 /// of 4, and `top` is not below any logit. `cut` is what a score must reach now; `offer` takes a candidate and returns
-/// the cut that follows.
+/// the cut that follows. Spans that `dropped` names by number are left out.
 ///
 /// # Safety
 /// The instruction set of `L` is available.
 #[inline(always)]
 pub(crate) unsafe fn perturb<L: Lanes>(
-    noise: &Noise,
-    draw: u32,
+    (noise, draw): (&Noise, u32),
     first: u32,
     spans: &[[f32; SPAN]],
     top: f32,
     mut cut: f32,
+    dropped: impl Fn(usize) -> bool,
     mut offer: impl FnMut(Candidate) -> f32,
 ) {
     if top + GUMBEL_MAX + 1e-4 * (1.0 + top.abs()) < cut {
@@ -61,6 +61,9 @@ pub(crate) unsafe fn perturb<L: Lanes>(
     }
     let (mut limit, mut ordered) = (word_limit(top, cut), [0; SPAN]);
     for (s, logits) in spans.iter().enumerate() {
+        if dropped(s) {
+            continue;
+        }
         let first = first + (s * SPAN) as u32;
         // SAFETY: by this function's contract.
         let mut hits = unsafe {
@@ -134,7 +137,7 @@ mod tests {
                     fast.winner.score
                 };
                 // SAFETY: plain Rust is always available.
-                unsafe { perturb::<Portable>(&noise, 3, first, &[logits], top, cut, offer) };
+                unsafe { perturb::<Portable>((&noise, 3), first, &[logits], top, cut, |_| false, offer) };
                 for (token, &logit) in (first..).zip(&logits) {
                     if logit > f32::NEG_INFINITY {
                         let score = logit + noise.gumbel(Domain::Token, 3, token);

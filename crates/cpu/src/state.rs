@@ -133,6 +133,9 @@ impl RowState {
     /// Empties the state for a row; `short` as for [`FilterState::begin`].
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<usize>) {
         self.raw.begin(row);
+        if let Some(mass) = &mut self.mass {
+            mass.clear_from(self.filter.floor.lowest);
+        }
         self.filtered = row.filters.is_some();
         let mut largest = 0;
         if let Some(filters) = &row.filters {
@@ -143,9 +146,7 @@ impl RowState {
             self.weighed = self.weigh || row.logprobs.is_some();
             largest = row.logprobs.unwrap_or(0) as usize;
             self.best.begin(row, slack);
-        }
-        if let Some(mass) = &mut self.mass {
-            mass.clear();
+            self.filter.floor.begin(None);
         }
         self.top.reset(largest, slack);
         self.fault = None;
@@ -176,6 +177,14 @@ impl RowState {
         }
     }
 
+    /// Fetches what [`RowState::prefetch_parts`] has fetched the way to.
+    #[inline(always)]
+    pub(crate) fn prefetch_points(&self) {
+        if self.filtered {
+            self.filter.prefetch_points();
+        }
+    }
+
     /// Adds what another worker has seen of the same row.
     pub(crate) fn merge(&mut self, other: &RowState) {
         self.fault = Fault::first(self.fault, other.fault);
@@ -186,7 +195,7 @@ impl RowState {
         }
         self.raw.merge(&other.raw);
         if let (Some(a), Some(b)) = (&mut self.mass, &other.mass) {
-            a.merge(b);
+            a.merge_from(b, other.filter.floor.lowest);
         }
         self.top.merge(&other.top);
     }

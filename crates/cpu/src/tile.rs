@@ -3,7 +3,7 @@
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
 use crate::filtered::{Ask, FilterState};
-use crate::floor::Known;
+use crate::floor::{Known, KnownRow};
 use crate::grouped::Chosen;
 use crate::isa::Isa;
 use crate::perturb::perturb;
@@ -129,14 +129,19 @@ impl Worker {
             source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
             for (r, row) in rows.iter().enumerate() {
                 let Ok(planned) = row else { continue };
-                if let (Some(state), Some(Ok(after))) = (self.rows.get(r + 2), rows.get(r + 2)) {
+                // A row's memory lies behind pointers: each step looks at what the step before has fetched.
+                if let (Some(state), Some(Ok(third))) = (self.rows.get(r + 3), rows.get(r + 3)) {
                     state.prefetch();
-                    prefetch(after.adjustments.near_index(part.clone()));
+                    self.known.prefetch(r + 3);
+                    prefetch(third.adjustments.near_index(part.clone()));
                 }
-                if let (Some(state), Some(Ok(next))) = (self.rows.get(r + 1), rows.get(r + 1)) {
+                if let (Some(state), Some(Ok(second))) = (self.rows.get(r + 2), rows.get(r + 2)) {
                     state.prefetch_parts();
-                    let near = next.adjustments.near(part.clone());
+                    let near = second.adjustments.near(part.clone());
                     prefetch(&near[..near.len().min(16)]);
+                }
+                if let (Some(state), Some(Ok(_))) = (self.rows.get(r + 1), rows.get(r + 1)) {
+                    state.prefetch_points();
                 }
                 let logits = &mut self.logits[planned.at * TILE..][..TILE];
                 let (lists, known) = (&mut self.lists, (r, &*self.known));
@@ -241,8 +246,12 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
     let whole = end.next_multiple_of(SPAN);
     logits[end..whole].fill(f32::NEG_INFINITY);
     let spans = logits[..whole].as_chunks::<SPAN>().0;
-    // SAFETY: by this function's contract.
-    let top = spans.iter().map(|span| unsafe { L::largest(span) }).fold(f32::NEG_INFINITY, f32::max);
+    let mut tops = [f32::NEG_INFINITY; TILE / SPAN + 1];
+    for (top, span) in tops.iter_mut().zip(spans) {
+        // SAFETY: by this function's contract.
+        *top = unsafe { L::largest(span) };
+    }
+    let top = tops.into_iter().fold(f32::NEG_INFINITY, f32::max);
     if top == f32::INFINITY {
         let fault = first_invalid(first, &logits[..whole]).map(|error| Fault { stage: 1, error });
         state.fault = Fault::first(state.fault, fault);
@@ -252,10 +261,10 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
         Ask::Summary if top > f32::NEG_INFINITY => {
             state.alive = true;
             // SAFETY: by this function's contract.
-            unsafe { add::<L>(row, first, spans, top, state) };
-            if let (Some(_), Some(mass)) = (&row.filters, &state.mass) {
+            unsafe { add::<L>(row, first, spans, &tops, known.1.row(known.0), state) };
+            if let (Some(_), Some(mass)) = (&row.filters, &mut state.mass) {
                 let FilterState { floor, largest_logit, .. } = &mut state.filter;
-                floor.learn(mass, len as u32, source.tokens(), known.0, *largest_logit, known.1);
+                floor.learn(mass, len as u32, source.tokens(), *largest_logit, known.0, known.1);
             }
         }
         Ask::Summary => {}
@@ -276,16 +285,24 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
     }
 }
 
-/// Adds a tile of transformed logits, `top` the largest of them, to what the row keeps.
+/// Adds a tile of transformed logits, the largest of each span in `tops`, to what the row keeps.
 ///
 /// # Safety
 /// The instruction set of `L` is available.
 #[inline(always)]
-unsafe fn add<L: Lanes>(row: &Row<'_>, first: u32, spans: &[[f32; SPAN]], top: f32, state: &mut RowState) {
+unsafe fn add<L: Lanes>(
+    row: &Row<'_>,
+    first: u32,
+    spans: &[[f32; SPAN]],
+    tops: &[f32; TILE / SPAN + 1],
+    known: &KnownRow,
+    state: &mut RowState,
+) {
     if let Some(filters) = &row.filters {
         // SAFETY: by this function's contract.
-        return unsafe { add_filtered::<L>(row, filters, first, spans, top, state) };
+        return unsafe { add_filtered::<L>(row, filters, first, spans, tops, known, state) };
     }
+    let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
         // SAFETY: by this function's contract.
         unsafe { L::weigh(spans, top, mass) };
@@ -329,27 +346,44 @@ unsafe fn add_filtered<L: Lanes>(
     filters: &Filters,
     first: u32,
     spans: &[[f32; SPAN]],
-    top: f32,
+    tops: &[f32; TILE / SPAN + 1],
+    known: &KnownRow,
     state: &mut RowState,
 ) {
     let filter = &mut state.filter;
+    let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if filters.need_moments() {
         spans.as_flattened().iter().for_each(|&logit| filter.moments.push(logit));
     }
     filter.largest_logit = filter.largest_logit.max(top);
-    let floor = filters.hopeless(filter.largest_logit);
-    if top < floor {
+    if filter.follows {
+        filter.largest_logit = known.largest(filter.largest_logit);
+    }
+    let hopeless = filters.hopeless(filter.largest_logit);
+    if top < hopeless {
         return;
     }
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
-        let below = &mut filter.floor.below;
-        if below.is_on() {
-            // SAFETY: by this function's contract.
-            below.add(unsafe { L::weigh_above(spans, top, below.floor(), mass) });
-        } else {
-            // SAFETY: by this function's contract.
-            unsafe { weigh::<L>(spans, top, MassHistogram::edge(floor), mass) };
+        let floor = &mut filter.floor;
+        if floor.may_rise() {
+            floor.follow(mass, known);
         }
+        if floor.below.is_on() {
+            // SAFETY: by this function's contract.
+            floor.below.add(f64::from(unsafe { L::weigh_above(spans, tops, floor.below.floor(), mass) }));
+        } else {
+            floor.holds(if floor.may_rise() { MassHistogram::edge(smallest(spans)) } else { f32::NEG_INFINITY });
+            // SAFETY: by this function's contract.
+            unsafe { weigh::<L>(spans, top, MassHistogram::edge(hopeless), mass) };
+        }
+    }
+    // Tokens below the floor are not kept; if they might be after all, the row takes its pass again.
+    let floor = if filter.floor.may_rise() { filter.floor.below.floor() } else { f32::NEG_INFINITY };
+    if filter.floor.may_rise() {
+        filter.largest.bound(known.cut(filter.largest.last()).max(floor));
+    }
+    if top < floor {
+        return;
     }
     let cut = filter.largest.threshold(first);
     if top >= cut {
@@ -363,19 +397,25 @@ unsafe fn add_filtered<L: Lanes>(
         // SAFETY: by this function's contract.
         unsafe { rank::<L>(first, spans, cut, offer) };
     }
-    let mut scaled = [[0.0; SPAN]; TILE / SPAN + 1];
-    let scaled = &mut scaled[..spans.len()];
+    let mut scaled;
     let drawn = if filters.rescale == 1.0 {
         spans
     } else {
+        scaled = [[0.0; SPAN]; TILE / SPAN + 1];
+        let scaled = &mut scaled[..spans.len()];
         for (s, &logit) in scaled.as_flattened_mut().iter_mut().zip(spans.as_flattened()) {
             *s = logit * filters.rescale;
         }
         scaled
     };
+    let follows = filter.follows;
     for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
         // Tokens come in ascending order: a point that is as large as any of the tile comes before them.
         let mut cut = frontier.winner_from(Place { logit: top, token: first }).winner.score;
+        // Workers tell each other of the first draw alone.
+        let shared = follows && draw == row.first_draw;
+        let rival = if shared { known.rival(top) } else { f32::NEG_INFINITY };
+        cut = cut.max(rival);
         if cut == f32::NEG_INFINITY {
             // No token before reaches the tile's largest, so none would be spared before that one's turn.
             for (span, first) in spans.iter().zip((first..).step_by(SPAN)) {
@@ -384,7 +424,11 @@ unsafe fn add_filtered<L: Lanes>(
                 if hits != 0 {
                     let token = first + hits.trailing_zeros();
                     cut = top * filters.rescale + row.noise.gumbel(Domain::Token, draw, token);
-                    frontier.push(Candidate { winner: Winner::new(cut, token), logit: top });
+                    let best = Candidate { winner: Winner::new(cut, token), logit: top };
+                    frontier.push(best);
+                    if shared {
+                        known.tell(&best);
+                    }
                     break;
                 }
             }
@@ -393,10 +437,16 @@ unsafe fn add_filtered<L: Lanes>(
             // Filters look at the logit before a temperature that comes after them.
             let logit = spans.as_flattened()[(c.winner.token - first) as usize];
             frontier.push(Candidate { logit, ..c });
-            frontier.winner_from(Place { logit: top, token: c.winner.token }).winner.score
+            let best = frontier.winner_from(Place { logit: top, token: c.winner.token });
+            if shared && !best.winner.is_none() {
+                known.tell(&best);
+            }
+            best.winner.score.max(rival)
         };
         // SAFETY: by this function's contract.
-        unsafe { perturb::<L>(&row.noise, draw, first, drawn, top * filters.rescale, cut, offer) };
+        unsafe {
+            perturb::<L>((&row.noise, draw), first, drawn, top * filters.rescale, cut, |s| tops[s] < floor, offer)
+        };
     }
 }
 
@@ -416,11 +466,24 @@ unsafe fn draw_tile<L: Lanes>(
 ) {
     if !row.greedy {
         // SAFETY: by this function's contract.
-        unsafe { perturb::<L>(&row.noise, draw, first, spans, top, cut, offer) };
+        unsafe { perturb::<L>((&row.noise, draw), first, spans, top, cut, |_| false, offer) };
     } else if top >= cut {
         // SAFETY: by this function's contract.
         unsafe { rank::<L>(first, spans, cut, offer) };
     }
+}
+
+/// The smallest finite logit. Sixteen side by side: one running minimum would wait for itself.
+#[inline(always)]
+fn smallest(spans: &[[f32; SPAN]]) -> f32 {
+    let mut least = [f32::INFINITY; 16];
+    for block in spans.as_flattened().as_chunks::<16>().0 {
+        for i in 0..16 {
+            let logit = if block[i] == f32::NEG_INFINITY { f32::INFINITY } else { block[i] };
+            least[i] = if logit < least[i] { logit } else { least[i] };
+        }
+    }
+    least.into_iter().fold(f32::INFINITY, f32::min)
 }
 
 /// Adds the masses of the logits that reach `floor`; `top` is the largest.

@@ -11,6 +11,8 @@ const BINS: usize = 512;
 const PER_NAT: f32 = 8.0;
 /// What the bins cover, in nats; `e^-64` of a mass is beneath the last bit of a float64.
 const WINDOW: f32 = 64.0;
+/// `e^(-1/8)`, from one edge to the next.
+pub(crate) const STEP: f64 = 0.882_496_902_584_595_4;
 /// One unit of mass is 2^-30 of the mass at a bin's lower edge: 2^32 tokens cannot overflow a bin.
 const UNIT: f32 = 1_073_741_824.0;
 /// Logits that are pushed side by side, and below which size: 2^18, where all numbers of bins are small integers.
@@ -124,6 +126,26 @@ impl MassHistogram {
             self.top = f32::NEG_INFINITY;
             self.bins.fill(0);
         }
+    }
+
+    /// Empties a histogram that holds nothing below `edge`, the edge of a bin, and touches no bin below it.
+    pub fn clear_from(&mut self, edge: f32) {
+        let count = self.count_from(edge);
+        if self.top.abs() >= FAST || count == BINS {
+            return self.clear();
+        }
+        let slot = slot_of(self.top) + BINS;
+        for below in 0..count {
+            self.bins[(slot - below) % BINS] = 0;
+        }
+        self.top = f32::NEG_INFINITY;
+    }
+
+    /// How many bins there are from the highest down to `edge`, where the highest edge is small.
+    #[inline(always)]
+    pub(crate) fn count_from(&self, edge: f32) -> usize {
+        // Conversions saturate: all of them for -inf, and none for what is above the highest.
+        (((self.top - edge) * PER_NAT + 1.0).max(0.0) as usize).min(BINS)
     }
 
     /// Adds the mass of one logit; `-inf` adds nothing. `logit` must not be NaN or +inf.
@@ -252,13 +274,18 @@ impl MassHistogram {
 
     /// Adds the masses of another histogram.
     pub fn merge(&mut self, other: &MassHistogram) {
+        self.merge_from(other, f32::NEG_INFINITY);
+    }
+
+    /// Adds the masses of another histogram that holds nothing below `edge`, the edge of a bin.
+    pub fn merge_from(&mut self, other: &MassHistogram, edge: f32) {
         if other.is_empty() {
             return;
         }
         self.admit(other.top);
-        if self.top.abs() < FAST {
+        if self.top.abs() < FAST && other.top.abs() < FAST {
             // Every slot is that of one edge. Those of the other's bins that are below the window here are skipped.
-            let below = (((self.top - other.top) * PER_NAT) as usize).min(BINS);
+            let below = (((self.top - other.top) * PER_NAT) as usize).min(BINS).max(BINS - other.count_from(edge));
             let lowest = (slot_of(other.top) + 1 + below) % BINS;
             let count = BINS - below;
             let until_end = count.min(BINS - lowest);
@@ -300,10 +327,33 @@ impl MassHistogram {
         (self.top.abs() < FAST).then_some(self.top)
     }
 
-    /// The masses of the highest `N` bins from the top down, in units, where the highest edge is small.
-    pub(crate) fn falling<const N: usize>(&self) -> [u64; N] {
+    /// The masses of bins from the top down, in units, where the highest edge is small.
+    #[inline(always)]
+    pub(crate) fn falling(&self, masses: &mut [u64]) {
         let slot = slot_of(self.top) + BINS;
-        core::array::from_fn(|i| self.bins[(slot - i) % BINS])
+        masses.iter_mut().enumerate().for_each(|(i, mass)| *mass = self.bins[(slot - i) % BINS]);
+    }
+
+    /// Takes out what is in bins below `edge`, the edge of a bin: its mass, in units of `e^edge`. Nothing is below `lowest`.
+    pub fn take_below(&mut self, edge: f32, lowest: f32) -> f64 {
+        if self.top.abs() >= FAST || edge > self.top {
+            let mut sum = 0.0;
+            for at in edges(self.top).filter(|&at| at < edge) {
+                let mass = core::mem::take(&mut self.bins[slot_of(at)]) as f64;
+                sum += mass * MassHistogram::ONE_UNIT * (f64::from(at) - f64::from(edge)).exp();
+            }
+            if edge > self.top {
+                self.top = f32::NEG_INFINITY;
+            }
+            return sum;
+        }
+        let (slot, kept, count) = (slot_of(self.top) + BINS, self.count_from(edge), self.count_from(lowest));
+        let (mut weight, mut sum) = (MassHistogram::ONE_UNIT, 0.0);
+        for below in kept..count {
+            weight *= STEP;
+            sum += weight * core::mem::take(&mut self.bins[(slot - below) % BINS]) as f64;
+        }
+        sum
     }
 
     /// The memory of `count` bins, 512 at most, upwards from that with this edge, where the highest edge is small: for

@@ -41,6 +41,33 @@ proptest! {
     }
 
     #[test]
+    fn bins_below_an_edge_that_are_empty_need_not_be_touched(l in logits(), others in logits(), at in -90f32..90.0) {
+        let edge = edge_of(at);
+        let above: Vec<f32> = l.into_iter().filter(|&l| edge_of(l) >= edge).collect();
+        let (mut high, mut merged, mut want) = (histogram(&above), histogram(&others), histogram(&others));
+        merged.merge_from(&high, edge);
+        want.merge(&high);
+        prop_assert_eq!(merged, want);
+        high.clear_from(edge);
+        prop_assert_eq!(high, MassHistogram::default());
+    }
+
+    #[test]
+    fn bins_below_an_edge_are_taken_out_with_their_mass(
+        l in prop::collection::vec(prop_oneof![60 => -40f32..40.0, 1 => -3e5f32..3e5], 1..60), at in -50f32..50.0,
+    ) {
+        let edge = edge_of(at);
+        let lowest = edge_of(l.iter().copied().fold(f32::INFINITY, f32::min));
+        let mut rest = histogram(&l);
+        let below: f64 = rest.bins().filter(|(at, _)| *at < f64::from(edge)).map(|(at, m)| m * (at - f64::from(edge)).exp()).sum();
+        let mut want: Vec<_> = rest.bins().collect();
+        want.retain(|(at, _)| *at >= f64::from(edge));
+        let taken = rest.take_below(edge, lowest);
+        prop_assert!((taken - below).abs() <= 1e-12 * below, "{} for {}", taken, below);
+        prop_assert_eq!(rest.bins().collect::<Vec<_>>(), want);
+    }
+
+    #[test]
     fn a_slice_adds_what_its_logits_add(l in prop::collection::vec(prop_oneof![
         60 => -90f32..90.0, 20 => (-700i32..700).prop_map(|i| i as f32 / 8.0), 1 => -300_000f32..300_000.0,
         1 => Just(f32::NEG_INFINITY),

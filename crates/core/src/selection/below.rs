@@ -1,6 +1,6 @@
 //! A mass that was summed without bins.
 
-use crate::mass_histogram::{MassHistogram, edge_of};
+use crate::mass_histogram::{MassHistogram, STEP, edge_of};
 
 /// How far a sum of exponentials in float32 may be from the sum of the integer masses, relative to it.
 const ERROR: f64 = 1.0 / 32_768.0;
@@ -15,8 +15,7 @@ const OUT: u64 = 8;
 const WEIGHTS: [f64; READ] = {
     let (mut weights, mut i) = ([1.0; READ], 1);
     while i < READ {
-        // e^(-1/8)
-        weights[i] = weights[i - 1] * 0.882_496_902_584_595_4;
+        weights[i] = weights[i - 1] * STEP;
         i += 1;
     }
     weights
@@ -64,8 +63,8 @@ impl Below {
 
     /// Adds the mass of logits below the floor, in units of `e^floor`.
     #[inline(always)]
-    pub fn add(&mut self, sum: f32) {
-        self.sum += f64::from(sum);
+    pub fn add(&mut self, sum: f64) {
+        self.sum += sum;
     }
 
     /// Adds what was seen of other tokens.
@@ -87,6 +86,22 @@ impl Below {
         (binned + mass * (1.0 - ERROR) - slack, binned + mass * (1.0 + ERROR) + slack)
     }
 
+    /// Whether the tokens that reach the floor weigh `p` of the whole mass for certain, so that a prefix of this mass has no
+    /// token below it; `binned` has the bins from the floor up, and what is below the floor but not in this sum.
+    pub fn is_spared(&self, binned: &MassHistogram, p: f32) -> bool {
+        if !self.is_on() {
+            return true;
+        }
+        let (mut above, mut all, mut top) = (0.0, 0.0, f32::NEG_INFINITY);
+        for (edge, mass) in binned.cells() {
+            top = top.max(edge);
+            let mass = (f64::from(edge) - f64::from(top)).exp() * MassHistogram::ONE_UNIT * mass as f64;
+            all += mass;
+            above += if edge >= self.floor { mass } else { 0.0 };
+        }
+        above * (1.0 - SLACK) >= f64::from(p) * self.whole(top, all).1
+    }
+
     /// A logit that may become the floor of a row of which `tokens` in `of` were seen, so that at most `share` of the row's
     /// mass is below it, if the rest is like these: the few largest count once, and `e^largest` at least is their mass.
     ///
@@ -95,7 +110,9 @@ impl Below {
         let top = seen.falling_from()?;
         let times = of as f64 / tokens.max(1) as f64;
         let (mut count, mut few, mut at) = (0, 0.0, 0);
-        let masses = seen.falling::<READ>();
+        let mut masses = [0; READ];
+        let masses = &mut masses[..seen.count_from(self.floor).min(READ)];
+        seen.falling(masses);
         for (part, weights) in masses.iter().zip(&WEIGHTS) {
             if count >= OUT {
                 break;
@@ -120,7 +137,8 @@ impl Below {
         let mut under = few + rest;
         for (i, (&mass, weight)) in masses.iter().zip(&WEIGHTS).enumerate() {
             under -= weight * mass as f64;
-            if under <= limit {
+            // Above the few largest there may be tokens that were not seen, and nothing to gain.
+            if i + 1 >= at && under <= limit {
                 let edge = top - i as f32 * 0.125;
                 return (edge > self.floor).then_some(edge);
             }

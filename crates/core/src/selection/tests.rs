@@ -216,7 +216,7 @@ proptest! {
             others.iter().filter(|&&logit| logit >= floor).for_each(|&logit| own.push(logit));
             let lower = others.iter().filter(|&&logit| logit < floor);
             let sum: f64 = lower.map(|&logit| (f64::from(logit) - f64::from(floor)).exp()).sum();
-            rest.add((sum * (1.0 + error / 40_000.0)) as f32);
+            rest.add(sum * (1.0 + error / 40_000.0));
             mass.merge(&own);
             below.merge(&rest);
         }
@@ -228,6 +228,10 @@ proptest! {
         let kept = selector.select(&filters, &row.list(f32::NEG_INFINITY));
         let Selection::Listed(kept) = kept else { panic!("{kept:?}") };
         let want = row.sorted[kept.clone()].iter().fold(Candidate::NONE, |w, c| w.merge(*c));
+        // A floor that is spared is below all that is kept, and one that leaves a little more above it than that is spared.
+        let reaching = row.sorted.iter().filter(|c| c.logit >= below.floor()).map(|c| f64::from(c.logit).exp()).sum::<f64>();
+        prop_assert!(!below.is_spared(&mass, p) || row.sorted[kept.end - 1].logit >= below.floor());
+        prop_assert!(below.is_spared(&mass, p) || reaching < f64::from(p) * whole * 1.001);
         let seen = Seen { below, ..Seen::first(few, limit, &mass, &row.moments) };
         let selection = selector.select(&filters, &seen);
         if let Selection::Listed(listed) = &selection {

@@ -116,7 +116,8 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn weigh_above(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mut MassHistogram) -> f32 {
+    unsafe fn weigh_above(spans: &[[f32; SPAN]], tops: &[f32], floor: f32, mass: &mut MassHistogram) -> f32 {
+        let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let Some(room) = mass.make_room(top) else {
             // Logits of this size are pushed one by one.
             let mut sum = 0.0;
@@ -130,9 +131,10 @@ impl Lanes for Avx512 {
             return sum;
         };
         let mut sum = 0.0;
-        for spans in spans.chunks(4) {
+        for at in (0..spans.len()).step_by(4) {
+            let end = spans.len().min(at + 4);
             // SAFETY: as above.
-            sum += unsafe { sum_below(spans, floor, room, mass) };
+            sum += unsafe { sum_below(&spans[at..end], &tops[at..end], floor, room, mass) };
         }
         sum
     }
@@ -217,46 +219,62 @@ unsafe fn entries_of(logit: __m512) -> (__m512i, __m512i) {
     }
 }
 
+/// `e^(l - floor)` of the logits that are below `floor`, added to `sum`; the others are left out.
+///
+/// # Safety
+/// AVX-512 F is available.
+#[inline(always)]
+unsafe fn add_powers(sum: __m512, logit: __m512, floor: __m512) -> __m512 {
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    // SAFETY: as this function's contract says.
+    unsafe {
+        let y = _mm512_mul_ps(_mm512_sub_ps(logit, floor), _mm512_set1_ps(core::f32::consts::LOG2_E));
+        let y = _mm512_max_ps(y, _mm512_set1_ps(LOWEST));
+        let n = _mm512_roundscale_ps::<NEAREST>(y);
+        let f = _mm512_sub_ps(y, n);
+        let p = _mm512_fmadd_ps(_mm512_set1_ps(EXP2[3]), f, _mm512_set1_ps(EXP2[2]));
+        let p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2[1]));
+        let p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2[0]));
+        let power = _mm512_scalef_ps(_mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0)), n);
+        _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(logit, floor), sum, power)
+    }
+}
+
 /// The sum of `e^(l - floor)` of the logits of four spans at most that are below `floor`; of the others, those that reach
 /// `room` are added to their bins. Nothing branches for a logit or a vector: the logits to be added come side by side first.
 ///
 /// # Safety
 /// AVX-512 F is available.
 #[inline(always)]
-unsafe fn sum_below(spans: &[[f32; SPAN]], floor: f32, room: f32, mass: &mut MassHistogram) -> f32 {
-    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    let mut kept = [0.0f32; 4 * SPAN + 16];
+unsafe fn sum_below(spans: &[[f32; SPAN]], tops: &[f32], floor: f32, room: f32, mass: &mut MassHistogram) -> f32 {
+    // Not zeroed: that took as long as adding.
+    let mut kept = core::mem::MaybeUninit::<[f32; 4 * SPAN + 16]>::uninit();
+    let kept = kept.as_mut_ptr().cast::<f32>();
     let mut count = 0;
     assert!(spans.len() <= 4, "room for four spans");
     // SAFETY: as this function's contract says; loads are of the spans, stores of 16 words after at most as many as were
-    // loaded before.
+    // loaded before, and loads of what was stored so.
     unsafe {
         let (edge, lowest) = (_mm512_set1_ps(floor), _mm512_set1_ps(floor.max(room)));
         let mut sums = [_mm512_setzero_ps(); 2];
-        for span in spans {
+        for (s, span) in spans.iter().enumerate() {
             for v in 0..SPAN / 16 {
                 let logit = _mm512_loadu_ps(span.as_ptr().add(16 * v));
-                let y = _mm512_mul_ps(_mm512_sub_ps(logit, edge), _mm512_set1_ps(core::f32::consts::LOG2_E));
-                let y = _mm512_max_ps(y, _mm512_set1_ps(LOWEST));
-                let n = _mm512_roundscale_ps::<NEAREST>(y);
-                let f = _mm512_sub_ps(y, n);
-                let p = _mm512_fmadd_ps(_mm512_set1_ps(EXP2[3]), f, _mm512_set1_ps(EXP2[2]));
-                let p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2[1]));
-                let p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2[0]));
-                let power = _mm512_scalef_ps(_mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0)), n);
-                let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(logit, edge);
-                sums[v % 2] = _mm512_mask_add_ps(sums[v % 2], below, sums[v % 2], power);
-                let hits = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(logit, lowest);
-                _mm512_storeu_ps(kept.as_mut_ptr().add(count), _mm512_maskz_compress_ps(hits, logit));
-                count += hits.count_ones() as usize;
+                sums[v % 2] = add_powers(sums[v % 2], logit, edge);
+                if tops[s] >= floor {
+                    let hits = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(logit, lowest);
+                    _mm512_storeu_ps(kept.add(count), _mm512_maskz_compress_ps(hits, logit));
+                    count += hits.count_ones() as usize;
+                }
             }
         }
         let (mut slots, mut masses) = ([0u32; 16], [0u32; 16]);
         for at in (0..count).step_by(16) {
-            let (slot, weight) = entries_of(_mm512_loadu_ps(kept.as_ptr().add(at)));
+            let some = (count - at).min(16);
+            let logits = _mm512_maskz_loadu_ps((u32::MAX >> (32 - some)) as u16, kept.add(at));
+            let (slot, weight) = entries_of(logits);
             _mm512_storeu_si512(slots.as_mut_ptr().cast(), slot);
             _mm512_storeu_si512(masses.as_mut_ptr().cast(), weight);
-            let some = (count - at).min(16);
             mass.add_masses(&slots[..some], &masses[..some]);
         }
         _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]))

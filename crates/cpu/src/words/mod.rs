@@ -80,10 +80,10 @@ pub(crate) trait Lanes {
         mass.extend_from_slice(spans.as_flattened());
     }
     /// Adds the masses of logits that reach `floor`, the edge of a bin, to their bins, and sums `e^(l - floor)` of the
-    /// others, with an error below 2^-16 of it and 2^-68. `top` is the largest logit.
+    /// others, with an error below 2^-16 of it and 2^-68. `tops` are the largest logits of each span.
     #[inline(always)]
-    unsafe fn weigh_above(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mut MassHistogram) -> f32 {
-        let _ = top;
+    unsafe fn weigh_above(spans: &[[f32; SPAN]], tops: &[f32], floor: f32, mass: &mut MassHistogram) -> f32 {
+        let _ = tops;
         let mut sums = [0.0f32; 8];
         for block in spans.as_flattened().as_chunks::<8>().0 {
             for i in 0..8 {
@@ -259,10 +259,10 @@ mod tests {
             for (i, logit) in spans.as_flattened_mut().iter_mut().enumerate().skip(round) {
                 *logit = ((i * 7919 + round) % 211) as f32 / 16.0 * scale - 5.0 * scale;
             }
-            let top = spans.as_flattened().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let tops = spans.map(|span| span.into_iter().fold(f32::NEG_INFINITY, f32::max));
             for floor in [-99.0, 0.0, 0.125, 6.5, 8.0, 1e4].map(|part| MassHistogram::edge(part * scale)) {
                 // SAFETY: by this function's contract.
-                let sum = f64::from(unsafe { L::weigh_above(&spans, top, floor, &mut mass) });
+                let sum = f64::from(unsafe { L::weigh_above(&spans, &tops, floor, &mut mass) });
                 let (above, below): (Vec<f32>, Vec<f32>) =
                     spans.as_flattened().iter().partition(|&&logit| logit >= floor);
                 above.iter().for_each(|&logit| want.push(logit));
