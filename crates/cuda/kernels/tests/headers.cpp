@@ -66,15 +66,16 @@ static u32 broken_runs() {
 }
 
 // The sizes of fused_hopper::Tile that its schedule reads.
-template <u32 CLUSTER_>
+template <u32 CLUSTER_, bool EVEN_>
 struct Shares {
+    static constexpr bool EVEN = EVEN_;
     static constexpr u32 CLUSTER = CLUSTER_, TILE_UNITS = 2, UNIT_GRANULES = 4, GRANULE = 16;
 };
 
 // The blocks' tiles must hold every token once, each of them at most a tile, and be found again from their tokens.
-template <u32 CLUSTER>
+template <u32 CLUSTER, bool EVEN>
 static u32 broken_schedules() {
-    using Schedule = fused_hopper::Schedule<Shares<CLUSTER>>;
+    using Schedule = fused_hopper::Schedule<Shares<CLUSTER, EVEN>>;
     u32 broken = 0, turns = 0;
     for (u32 i = 0; i < 400; ++i) {
         const u32 tokens = 1 + input(i) % (i % 4 ? 3000 : 60000), most = 1 + input(i + 1) % (i % 3 ? 132 : 7);
@@ -282,7 +283,8 @@ int main() {
     }
     put(broken);
     put(broken_runs());
-    put(broken_schedules<1>() + broken_schedules<2>());
+    put(broken_schedules<1, false>() + broken_schedules<2, false>() + broken_schedules<1, true>() +
+        broken_schedules<2, true>());
     put(broken_swizzle<32>() + broken_swizzle<64>() + broken_swizzle<128>());
     // A row's Philox has the words of the definition.
     broken = 0;

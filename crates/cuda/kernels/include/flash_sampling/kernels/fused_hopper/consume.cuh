@@ -35,7 +35,10 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         u32 first, size;
         schedule.tile(t, first, size);
         u32 real[T::UNITS];
-        multiply<T, OPERAND>(d, stages, shared, ring, steps, self);
+        // The same in all lanes, and known to be.
+        const bool has_tokens = !T::SKIPS || __shfl_sync(0xffffffffu, self.group, 0) * T::UNIT < size;
+        multiply<T, OPERAND>(d, stages, shared, ring, has_tokens ? steps : 0, self);
+        if constexpr (T::SKIPS) pass_by<T>(shared, ring, has_tokens ? 0 : steps, self);
         add_bias<T>(d, real, call, first, size, self);
         if constexpr (KNOBS) {
             if (stored.logits) store_raw<T>(d, real, call, stored, first, self);
@@ -82,7 +85,7 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
                 ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
                 for (u32 column = self.thread; column < T::COLUMNS; column += T::CONSUMERS)
                     first_losing(call, shared, column, pass == LARGEST ? NEAR_NOISE : FIRST_NOISE, pass == HINTED,
-                                 call.first_token + first);
+                                 size, call.first_token + first);
                 ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
             }
         }

@@ -46,7 +46,21 @@ __device__ __forceinline__ void multiply(float (&d)[T::UNITS][T::ACCUMULATORS], 
         ring.advance();
     }
     ptx::wgmma_wait<0>();
-    release();
+    if (!T::SKIPS || steps) release();
+}
+
+// The same for a warpgroup without tokens in the tile: it passes the stages on, and its accumulators are worth nothing.
+// Measured: the last 32 tokens of a block of 37984 x 4096, 256 rows, take 43k clocks instead of 70k, the call 0.91. Where the
+// reads are the limit there is nothing to gain. NOTE: it follows `multiply`, one of the two with no steps; were the products
+// in a branch, the compiler would serialise them.
+template <class T>
+__device__ __forceinline__ void pass_by(Shared<T>& shared, Ring<T>& ring, u32 steps, const Consumer& self) {
+    for (u32 step = 0; step < steps; ++step) {
+        ptx::mbarrier_wait(&shared.full[ring.stage], ring.phase);
+        __syncwarp();
+        if (self.lane < T::CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[ring.stage], self.lane);
+        ring.advance();
+    }
 }
 
 // Adds the head's bias. Returns, in `real`, which of the thread's two rows of each unit are tokens, as bits of a word of

@@ -84,11 +84,11 @@ __device__ __forceinline__ void refresh_losing(const Call& call, Shared<T>& shar
 // The same within a block's first tile, after a pass.
 template <class T>
 __device__ __forceinline__ void first_losing(const Call& call, Shared<T>& shared, u32 column, float noise_bound, bool is_last,
-                                             u32 next_token) {
+                                             u32 size, u32 next_token) {
     const float losing = first_losing_dot(call, shared.rows, shared.best, column, noise_bound, next_token);
     if constexpr (T::LISTS) {
         if (is_last)
-            guess_cut(call, shared, column, T::TILE_UNITS * T::UNIT);
+            guess_cut(call, shared, column, size);
         else
             post(call, shared, column);
         if (column == 0 && is_last) shared.takes = 1;

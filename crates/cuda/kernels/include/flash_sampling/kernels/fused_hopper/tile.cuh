@@ -26,6 +26,8 @@ struct Tile {
     static constexpr int DEPTH = 64;    // hidden elements of a slab: one 128-byte swizzle row
     static constexpr int TILE_UNITS = 2 * UNITS;
     static constexpr int UNIT_GRANULES = UNIT / GRANULE;
+    static constexpr bool EVEN = COLUMNS <= 64;    // see schedule.cuh
+    static constexpr bool SKIPS = COLUMNS == 256;  // see multiply.cuh
 
     static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
     static constexpr int GRANULE_BYTES = UNIT_BYTES / UNIT_GRANULES;
