@@ -19,7 +19,8 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 /// Every rank of the group makes the same calls with the same hidden states and row parameters, and gets the same
 /// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes one [`all_gather`](Transport::all_gather) of
 /// summaries (and one more for each further pass that rows with filters take, and one for raw log-probabilities), or one [`all_reduce_max`](Transport::all_reduce_max) of winners (see [`Exchange`]), whatever goes wrong on
-/// this rank, so that a failure here is an error on the other ranks and not a hang. All ranks merge the same bytes, so they
+/// this rank, so that a failure here is an error on the other ranks and not a hang. A call with a row that has a bad logit
+/// asks the local shard once more, for such rows alone: whether a raw logit was bad. All ranks merge the same bytes, so they
 /// agree to the last bit.
 ///
 /// ```

@@ -305,7 +305,7 @@ impl StoredRows {
             }
             Kind::Frontiers | Kind::Above => {
                 let (call, items) = (SurveyTokens { stored, out, rows, items }, wishes.len() as u32);
-                let Some(kernels) = &self.surveys else { return Ok(()) };
+                let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
                 // SAFETY: as above.
                 unsafe {
                     match kind {

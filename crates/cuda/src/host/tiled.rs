@@ -32,7 +32,7 @@ use std::sync::Arc;
 /// the weight once more when it is planned, on the host, for its norms.
 ///
 /// As a shard it [surveys](Survey) rows with filters and rows with raw log-probabilities from stored logits, on the GPU;
-/// summaries come down, some kilobytes a row.
+/// summaries come down, some kilobytes a row, and lists where filters need them.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(Frame<'w>);
 

@@ -152,7 +152,7 @@ impl PeerOffer {
 ///
 /// Every rank sends 32 bytes a row to every rank, and waits on the GPU until all have sent theirs. Every rank then has the
 /// same draws: token, score and logit of the whole vocabulary, to the last bit those of a sampler without shards; of
-/// invalid logits the lowest token.
+/// invalid logits a raw one, then the lowest token.
 ///
 /// Ranks make the same sequence of launches. One that does not come within the time limit leaves its row with
 /// [`status::LATE_RANK`], one that was called with other rows, seeds, positions, draws, temperatures, lengths of lists or

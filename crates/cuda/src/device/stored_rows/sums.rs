@@ -7,6 +7,9 @@ use crate::error::CudaError;
 use cudarc::driver::{CudaStream, DevicePtr};
 use std::sync::Arc;
 
+/// Tokens of a row of which 64 bits hold the sums of moments.
+const MOST_SUMMED: usize = 1 << 23;
+
 /// What is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sum {
@@ -31,6 +34,10 @@ impl StoredRows {
     /// The moments of rows whose logits are multiplied by the looks' values: count, sum, sum of squares as
     /// [`Moments::from_words`](flash_sampling_core::Moments::from_words) takes them, five words each. Waits.
     pub(crate) fn moments(&mut self, looks: &[Look], stream: &Arc<CudaStream>) -> Result<&[u64], CudaError> {
+        let (found, limit) = (self.tokens.len(), MOST_SUMMED);
+        if found > limit {
+            return Err(CudaError::TooLarge { what: "tokens whose moments are summed", found, limit });
+        }
         self.sum(Sum::Moments, looks, MOMENTS, stream)?;
         for words in self.words_here.as_chunks_mut::<MOMENTS>().0 {
             let [count, sum, high, cross, low] = *words;
@@ -54,7 +61,7 @@ impl StoredRows {
             stream.memset_zeros(&mut self.words.slice_mut(..count)).map_err(&failed)?;
             let (looks, sums) = (self.inputs.device_ptr(stream).0, self.words.device_ptr(stream).0);
             let call = SurveySums { stored: self.logits(stream), looks, sums };
-            let Some(kernels) = &self.surveys else { break };
+            let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
             // SAFETY: logits, looks and sums are this value's, sized by `new`; the last were just cleared.
             unsafe {
                 match what {
