@@ -58,9 +58,9 @@ pub(crate) struct KnownRow {
     rival: AtomicU64,
 }
 
-/// An integer that rises with a float.
+/// An integer that rises with a float; both zeros are one, as in the order of places.
 fn ordered(logit: f32) -> u32 {
-    let bits = logit.to_bits();
+    let bits = (logit + 0.0).to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
@@ -264,5 +264,37 @@ impl Floor {
             known.floor.fetch_max(ordered(floor), Ordering::Relaxed);
             self.raise(mass, floor);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling_core::Winner;
+
+    #[test]
+    fn integers_rise_with_floats_and_both_zeros_are_one() {
+        let floats = [f32::NEG_INFINITY, f32::MIN, -2.5, -f32::MIN_POSITIVE, 0.0, f32::MIN_POSITIVE, 1.0, f32::MAX];
+        assert!(floats.windows(2).all(|pair| ordered(pair[0]) < ordered(pair[1])));
+        assert!(floats.iter().all(|&float| of_ordered(ordered(float)) == float));
+        assert_eq!(ordered(-0.0), ordered(0.0));
+    }
+
+    #[test]
+    fn a_rival_spares_what_is_below_it_alone() {
+        let row = KnownRow::new();
+        let token = |logit, score| Candidate { winner: Winner::new(score, 9), logit };
+        assert_eq!(row.rival(-5.0), f32::NEG_INFINITY);
+        row.tell(&token(0.0, 3.5));
+        assert_eq!(row.rival(-1.0), 3.5);
+        // A token of the same logit may come before it, whatever its zero's sign.
+        assert_eq!([row.rival(-0.0), row.rival(0.0), row.rival(1.0)], [f32::NEG_INFINITY; 3]);
+        // A better score of a smaller logit spares less; a larger logit more.
+        row.tell(&token(-3.0, 4.0));
+        assert_eq!(row.rival(-1.0), 3.5);
+        row.tell(&token(8.0, 7.5));
+        assert_eq!((row.rival(7.0), row.rival(8.0)), (7.5, f32::NEG_INFINITY));
+        row.begin();
+        assert_eq!(row.rival(-5.0), f32::NEG_INFINITY);
     }
 }
