@@ -3,6 +3,7 @@
 use crate::args::SampleArgs;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
+use crate::run::tell;
 use crate::source::Source;
 use crate::{sample, sampler};
 use flash_sampling::distributed::{Mpi, ShardOptions, TIME_LIMIT, Transport, TransportError};
@@ -36,5 +37,13 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
             interrupt,
         )
     };
-    if rank == 0 { drawn(out) } else { with_default(NoSubscriber::default(), || drawn(&mut io::sink())) }
+    let outcome = if rank == 0 { drawn(out) } else { with_default(NoSubscriber::default(), || drawn(&mut io::sink())) };
+    outcome.or_else(|error| {
+        // Now: shutting MPI down waits for ranks that may have given this one up, and mpirun may end it before that.
+        let code = error.exit_code();
+        if code != 0 {
+            tell(&format!("rank {rank}: {}", error.one_line()));
+        }
+        Ok(code)
+    })
 }

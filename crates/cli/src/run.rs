@@ -75,7 +75,12 @@ fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Re
 }
 
 fn fail(code: u8, message: &str) -> ExitCode {
-    // A closed standard error leaves nobody to tell.
-    let _ = writeln!(io::stderr(), "error: {message}");
+    tell(message);
     ExitCode::from(code)
+}
+
+/// One line for an error on standard error, in one write, as other ranks write there too.
+pub(crate) fn tell(message: &str) {
+    // A closed standard error leaves nobody to tell.
+    let _ = io::stderr().write_all(format!("error: {message}\n").as_bytes());
 }

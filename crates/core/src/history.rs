@@ -1,5 +1,7 @@
 //! The tokens of a sequence, counted: what penalties and minimum lengths look at.
 
+use crate::digest::{of_list, of_words};
+
 /// How often a token stands in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occurrence {
@@ -15,12 +17,13 @@ pub struct Occurrence {
 /// [pushes](History::push) each drawn token, so that a step does not count the whole sequence again.
 ///
 /// Tokens beyond the vocabulary (placeholders of images, say) are allowed and touch no logit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     tokens: Vec<u32>,
     prompt_len: usize,
     /// Ascending by token.
     counts: Vec<Occurrence>,
+    digest: u64,
 }
 
 impl History {
@@ -30,11 +33,12 @@ impl History {
         sorted.sort_unstable();
         sorted.dedup();
         let counts = sorted.into_iter().map(|token| Occurrence { token, in_prompt: true, output_count: 0 }).collect();
-        History { tokens: prompt.to_vec(), prompt_len: prompt.len(), counts }
+        History { tokens: prompt.to_vec(), prompt_len: prompt.len(), counts, digest: of_list(prompt) }
     }
 
     /// Appends a generated token.
     pub fn push(&mut self, token: u32) {
+        self.digest = of_words([self.digest, u64::from(token)]);
         self.tokens.push(token);
         match self.counts.binary_search_by_key(&token, |o| o.token) {
             Ok(at) => self.counts[at].output_count += 1,
@@ -57,9 +61,20 @@ impl History {
         &self.tokens
     }
 
+    /// A digest of the prompt and of the tokens after it.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
     /// Each token that occurs, once, ascending.
     pub fn occurrences(&self) -> &[Occurrence] {
         &self.counts
+    }
+}
+
+impl Default for History {
+    fn default() -> Self {
+        History::new(&[])
     }
 }
 

@@ -32,6 +32,7 @@
 
 pub mod adjustments;
 pub mod canonical;
+pub mod digest;
 pub mod error;
 pub mod filters;
 pub mod frontier;

@@ -1,18 +1,20 @@
-//! The debug check that every rank came to the same results.
+//! The debug check that every rank was called with the same and came to the same results.
 
 use crate::error::ShardError;
-use crate::summary::digest;
-use flash_sampling_core::Samples;
+use flash_sampling_core::digest::{of_bytes, of_words};
+use flash_sampling_core::{Matrix, RowParams, Samples};
 
-/// A digest of each row's tokens and scores, or of its error.
-pub(crate) fn encode(samples: &Samples, bytes: &mut Vec<u8>) {
+/// Of each row the digests of its hidden states, of its parameters, and of its tokens and scores or its error.
+pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Samples, bytes: &mut Vec<u8>) {
     bytes.clear();
-    for row in samples.iter() {
-        let word = match row {
-            Ok(row) => digest(row.draws.iter().flat_map(|d| [u64::from(d.token), u64::from(d.score.to_bits())])),
-            Err(error) => digest(error.to_string().bytes().map(u64::from)),
+    for (r, (params, row)) in rows.iter().zip(samples.iter()).enumerate() {
+        let result = match row {
+            Ok(row) => of_words(row.draws.iter().flat_map(|d| [u64::from(d.token), u64::from(d.score.to_bits())])),
+            Err(error) => of_bytes(error.to_string().as_bytes()),
         };
-        bytes.extend_from_slice(&word.to_le_bytes());
+        for word in [of_bytes(input.row_bytes(r)), params.digest(), result] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
     }
 }
 
@@ -20,6 +22,11 @@ pub(crate) fn encode(samples: &Samples, bytes: &mut Vec<u8>) {
 pub(crate) fn compare(mine: &[u8], all: &[Vec<u8>]) -> Result<(), ShardError> {
     let Some((shard, theirs)) = all.iter().enumerate().find(|(_, theirs)| *theirs != mine) else { return Ok(()) };
     let (mine, theirs) = (mine.as_chunks::<8>().0, theirs.as_chunks::<8>().0);
-    let row = mine.iter().zip(theirs).position(|(a, b)| a != b).unwrap_or(mine.len().min(theirs.len()));
-    Err(ShardError::Disagree { shard, row })
+    let at = mine.iter().zip(theirs).position(|(a, b)| a != b).unwrap_or(mine.len().min(theirs.len()));
+    let row = at / 3;
+    Err(match at % 3 {
+        0 => ShardError::Inputs { shard, row },
+        1 => ShardError::Params { shard, row },
+        _ => ShardError::Disagree { shard, row },
+    })
 }

@@ -1,7 +1,7 @@
 //! What can go wrong between shards.
 
 use crate::merge::ShardMerge;
-use crate::options::Exchange;
+use crate::options::{Exchange, Transforms};
 use crate::transport::TransportError;
 use crate::wire::WireError;
 use flash_sampling_core::{DType, Plan, SampleError};
@@ -135,6 +135,16 @@ pub enum ShardError {
         /// The shard's.
         found: DType,
     },
+    /// Ranks have heads that do something else to their dot products.
+    #[error("shard {shard} is of a head with {found}, shard 0 of one with {expected}")]
+    Transforms {
+        /// The shard.
+        shard: usize,
+        /// Shard 0's.
+        expected: Transforms,
+        /// The shard's.
+        found: Transforms,
+    },
     /// A rank says of itself that it is another one, or part of another world.
     #[error("shard {shard} says that it is rank {found_rank} of {found_world}, but there are {world} ranks")]
     Rank {
@@ -206,6 +216,14 @@ pub enum ShardError {
         row: usize,
         /// The token.
         token: u32,
+    },
+    /// The check of tokens found that a rank was called with another input.
+    #[error("shard {shard} was called with other hidden states for row {row} than this one")]
+    Inputs {
+        /// The shard.
+        shard: usize,
+        /// The row.
+        row: usize,
     },
     /// The check of tokens found another result on a rank.
     #[error("shard {shard} has another result for row {row} than this one")]

@@ -59,7 +59,7 @@ pub use loopback::Loopback;
 pub use merge::ShardMerge;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
-pub use options::{Exchange, ShardOptions};
+pub use options::{Exchange, ShardOptions, Transforms};
 pub use shard_sampler::ShardSampler;
 pub use sharded::Sharded;
 pub use summary::ShardSummary;

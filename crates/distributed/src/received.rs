@@ -5,7 +5,7 @@ use crate::filtered::{is_surveyed, kept_list};
 use crate::stage::Stage;
 use crate::summary::{
     ANSWER, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, PASS, ROWS, SURVEY, ShardSummary, UNUSABLE,
-    fingerprint, of_element,
+    of_element,
 };
 use crate::surveyed::{decode_overview, decode_pass, decode_raw, read_mass};
 use crate::wire::{Reader, WireError};
@@ -55,7 +55,7 @@ impl Received {
         bytes: &[u8],
         shard: usize,
         tokens: &Range<u32>,
-        rows: &[RowParams<'a>],
+        (rows, digests): (&[RowParams<'a>], &[u64]),
         dtype: DType,
         expected: impl Fn(&RowParams<'a>) -> Option<Expected<'a>>,
     ) -> Result<(), ShardError> {
@@ -73,8 +73,8 @@ impl Received {
         if of_type != dtype {
             return Err(ShardError::Type { shard, what: "hidden states", expected: dtype, found: of_type });
         }
-        for (r, params) in rows.iter().enumerate() {
-            if reader.u64().map_err(message)? != fingerprint(params) {
+        for (r, (params, digest)) in rows.iter().zip(digests).enumerate() {
+            if reader.u64().map_err(message)? != *digest {
                 return Err(ShardError::Params { shard, row: r });
             }
             let kind = reader.u8().map_err(message)?;
@@ -322,6 +322,10 @@ mod tests {
         (params.temperature >= 0.0).then_some(true)
     }
 
+    fn digests(rows: &[RowParams<'_>]) -> Vec<u64> {
+        rows.iter().map(RowParams::digest).collect()
+    }
+
     fn expected(params: &RowParams<'static>) -> Option<Expected<'static>> {
         let (by_mass, plan) = (by_mass(params)?, Plan { max_draws: 3, max_logprobs: Some(2), ..Plan::default() });
         let weight = [0.0f32; 200];
@@ -348,8 +352,10 @@ mod tests {
         begin(&mut bytes, rows().len(), DType::BF16);
         for (r, params) in rows().iter().enumerate() {
             match by_mass(params) {
-                Some(by_mass) => encode_row(&mut bytes, &mut words, params, by_mass, &samples.row(r), Stage::Raw),
-                None => encode_not_asked(&mut bytes, params),
+                Some(by_mass) => {
+                    encode_row(&mut bytes, &mut words, (params, params.digest()), by_mass, &samples.row(r), Stage::Raw)
+                }
+                None => encode_not_asked(&mut bytes, params.digest()),
             }
         }
         bytes
@@ -357,7 +363,7 @@ mod tests {
 
     fn decode(bytes: &[u8]) -> Result<Received, ShardError> {
         let mut summaries = Received::default();
-        summaries.decode(bytes, 1, &TOKENS, &rows(), DType::BF16, expected).map(|()| summaries)
+        summaries.decode(bytes, 1, &TOKENS, (&rows(), &digests(&rows())), DType::BF16, expected).map(|()| summaries)
     }
 
     fn wire_error(bytes: &[u8]) -> WireError {
@@ -373,7 +379,7 @@ mod tests {
         let bytes = message(&samples);
         let mut summaries = decode(&bytes).unwrap();
         // A second call of the same shape finds nothing of the first.
-        summaries.decode(&bytes, 1, &TOKENS, &rows(), DType::BF16, expected).unwrap();
+        summaries.decode(&bytes, 1, &TOKENS, (&rows(), &digests(&rows())), DType::BF16, expected).unwrap();
         let (sent, received) = (samples.row(0).unwrap(), summaries.row(0).unwrap());
         assert_eq!(received.draws, sent.draws);
         assert_eq!(received.log_z, sent.log_z);
@@ -398,9 +404,12 @@ mod tests {
     fn other_rows_and_other_parameters_are_named() {
         let bytes = message(&samples());
         let mut summaries = Received::default();
-        let error = summaries.decode(&bytes, 1, &TOKENS, &rows()[..3], DType::BF16, expected).unwrap_err();
+        let error = summaries
+            .decode(&bytes, 1, &TOKENS, (&rows()[..3], &digests(&rows()[..3])), DType::BF16, expected)
+            .unwrap_err();
         assert!(matches!(error, ShardError::Rows { shard: 1, expected: 3, found: 4 }));
-        let error = summaries.decode(&bytes, 1, &TOKENS, &rows(), DType::F16, expected).unwrap_err();
+        let error =
+            summaries.decode(&bytes, 1, &TOKENS, (&rows(), &digests(&rows())), DType::F16, expected).unwrap_err();
         assert!(
             matches!(error, ShardError::Type { shard: 1, expected: DType::F16, found: DType::BF16, .. }),
             "{error}"
@@ -410,7 +419,8 @@ mod tests {
         for change in changes {
             let mut other = rows();
             change(&mut other[2]);
-            let error = summaries.decode(&bytes, 1, &TOKENS, &other, DType::BF16, expected).unwrap_err();
+            let error =
+                summaries.decode(&bytes, 1, &TOKENS, (&other, &digests(&other)), DType::BF16, expected).unwrap_err();
             assert!(matches!(error, ShardError::Params { shard: 1, row: 2 }), "{error}");
         }
     }
@@ -420,7 +430,8 @@ mod tests {
         let bytes = message(&samples());
         let mut summaries = Received::default();
         for tokens in [101..200, 100..199, 300..400] {
-            let error = summaries.decode(&bytes, 1, &tokens, &rows(), DType::BF16, expected).unwrap_err();
+            let error =
+                summaries.decode(&bytes, 1, &tokens, (&rows(), &digests(&rows())), DType::BF16, expected).unwrap_err();
             assert!(matches!(error, ShardError::Message { source: WireError::Invalid { .. }, .. }), "{error}");
         }
     }

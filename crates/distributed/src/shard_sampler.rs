@@ -58,6 +58,8 @@ pub struct ShardSampler<'s, T> {
     messages: Vec<Vec<u8>>,
     received: Vec<Received>,
     words: Vec<u64>,
+    /// Of the rows of a call.
+    digests: Vec<u64>,
     options: ShardOptions,
     winners: Winners,
 }
@@ -97,6 +99,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             messages,
             transport,
             words: Vec::new(),
+            digests: Vec::new(),
             options,
             winners: Winners::default(),
         })
@@ -118,12 +121,12 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         exchange(&mut self.transport, &[], &mut self.messages)
     }
 
-    /// Compares results that came by another way with those of all other ranks. A collective call.
+    /// Compares a call and its results, which came by another way, with those of all other ranks. A collective call.
     ///
     /// # Errors
-    /// [`ShardError::Disagree`], and what can go wrong in an exchange.
-    pub fn check_tokens(&mut self, out: &Samples) -> Result<(), ShardError> {
-        check::encode(out, &mut self.message);
+    /// [`ShardError::Inputs`], [`ShardError::Params`], [`ShardError::Disagree`], and what can go wrong in an exchange.
+    pub fn check_tokens(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &Samples) -> Result<(), ShardError> {
+        check::encode(input, rows, out, &mut self.message);
         exchange(&mut self.transport, &self.message, &mut self.messages)?;
         check::compare(&self.message, &self.messages)
     }
@@ -142,8 +145,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         has_answers: bool,
         out: &mut Samples,
     ) -> Result<bool, ShardError> {
-        let ShardSampler { local, whole, winners, transport, .. } = self;
-        winners.begin(whole, rows, input.dtype());
+        let ShardSampler { local, whole, winners, transport, digests, .. } = self;
+        winners.begin(whole, digests, input.dtype());
         if has_answers {
             for (r, params) in rows.iter().enumerate() {
                 match whole.check(params) {
@@ -175,9 +178,9 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         if failure.is_some() {
             return Ok(());
         }
-        let ShardSampler { whole, open, tokens, messages, received, .. } = self;
+        let ShardSampler { whole, open, tokens, messages, received, digests, .. } = self;
         for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
-            received.decode(bytes, shard, tokens, rows, input.dtype(), |params| expected(whole, params))?;
+            received.decode(bytes, shard, tokens, (rows, digests), input.dtype(), |params| expected(whole, params))?;
         }
         let stage = |shard: usize, row| received[shard].stage(row);
         open.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row), stage);
@@ -221,15 +224,15 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// The local summaries of a call, as the message to the other ranks.
     fn summarize(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) {
         summary::begin(&mut self.message, rows.len(), input.dtype());
-        for (r, params) in rows.iter().enumerate() {
+        for (r, (params, &digest)) in rows.iter().zip(&self.digests).enumerate() {
             match expected(&self.whole, params) {
-                None => summary::encode_not_asked(&mut self.message, params),
+                None => summary::encode_not_asked(&mut self.message, digest),
                 Some(Expected { row, by_mass }) => {
                     let (bytes, words, stage) = (&mut self.message, &mut self.words, self.local.stage(r));
                     if row.filters.is_some() {
-                        summary::encode_survey(bytes, words, params, &row, self.local.survey(r), stage);
+                        summary::encode_survey(bytes, words, (params, digest), &row, self.local.survey(r), stage);
                     } else {
-                        summary::encode_row(bytes, words, params, by_mass, &self.local.summary(r), stage);
+                        summary::encode_row(bytes, words, (params, digest), by_mass, &self.local.summary(r), stage);
                     }
                     if row.raw_logprobs.is_some() {
                         surveyed::encode_raw(bytes, words, self.local.survey(r));
@@ -247,12 +250,14 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         failure: Option<&SampleError>,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
+        self.digests.clear();
+        self.digests.extend(rows.iter().map(RowParams::digest));
         let is_done = self.options.exchange == Exchange::Winners && self.reduce(input, rows, failure.is_none(), out)?;
         if !is_done {
             self.gather(input, rows, failure, out)?;
         }
         if self.options.check_tokens && failure.is_none() {
-            self.check_tokens(out)?;
+            self.check_tokens(input, rows, out)?;
         }
         Ok(())
     }

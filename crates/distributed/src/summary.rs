@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! message   magic u32 | 0 u8 | rows u32 | type u8 | row ...          or, when the whole call failed:  magic u32 | 1 u8 | text
-//! row       fingerprint of the parameters u64 | kind u8 | rest
+//! row       digest of the parameters u64 | kind u8 | rest
 //!   0 ANSWER        draws | log-mass f64 if merged by it | mass and top if log-probabilities were asked for
 //!   1 NO_MASS       the shard has no finite logit
 //!   2 NAN           token u32 | stage u8: 0 of a raw logit, 1 of a transformed one
@@ -80,8 +80,8 @@ pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
 }
 
 /// Appends a row that was not asked for, because its parameters are invalid.
-pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>, params: &RowParams<'_>) {
-    bytes.extend_from_slice(&fingerprint(params).to_le_bytes());
+pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>, digest: u64) {
+    bytes.extend_from_slice(&digest.to_le_bytes());
     bytes.push(NOT_ASKED);
 }
 
@@ -89,30 +89,30 @@ pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>, params: &RowParams<'_>) {
 pub(crate) fn encode_survey(
     bytes: &mut Vec<u8>,
     words: &mut Vec<u64>,
-    params: &RowParams<'_>,
+    (params, digest): (&RowParams<'_>, u64),
     row: &Row<'_>,
     survey: &RowSurvey,
     stage: Stage,
 ) {
     let error = survey.error.or_else(|| survey.list.is_empty().then_some(RowError::NoFiniteLogit));
     if let Some(error) = error {
-        return encode_row(bytes, words, params, false, &Err(error), stage);
+        return encode_row(bytes, words, (params, digest), false, &Err(error), stage);
     }
-    bytes.extend_from_slice(&fingerprint(params).to_le_bytes());
+    bytes.extend_from_slice(&digest.to_le_bytes());
     bytes.push(SURVEY);
     encode_overview(bytes, words, row, survey);
 }
 
-/// Appends a row's summary. `by_mass`: the merge needs the log-mass; `stage`: that of a bad logit.
+/// Appends a row's summary. `digest`: that of the parameters; `by_mass`: the merge needs the log-mass; `stage`: that of a bad logit.
 pub(crate) fn encode_row(
     bytes: &mut Vec<u8>,
     words: &mut Vec<u64>,
-    params: &RowParams<'_>,
+    (params, digest): (&RowParams<'_>, u64),
     by_mass: bool,
     summary: &ShardSummary<'_>,
     stage: Stage,
 ) {
-    bytes.extend_from_slice(&fingerprint(params).to_le_bytes());
+    bytes.extend_from_slice(&digest.to_le_bytes());
     match summary {
         Ok(sample) => {
             bytes.push(ANSWER);
@@ -162,39 +162,4 @@ pub(crate) fn put_mass(bytes: &mut Vec<u8>, words: &mut Vec<u64>, mass: &MassHis
         bytes.extend_from_slice(&bin.to_le_bytes());
         bytes.extend_from_slice(&mass.to_le_bytes());
     }
-}
-
-/// Tells apart the parameters that ranks may be called with by mistake: all scalars, and the lengths of the lists. Ranks that agree on it draw the same noise.
-pub(crate) fn fingerprint(params: &RowParams<'_>) -> u64 {
-    let fields = [
-        params.seed,
-        params.position,
-        u64::from(params.temperature.to_bits()),
-        u64::from(params.draws) << 32 | u64::from(params.first_draw),
-        u64::from(params.without_replacement) << 1 | u64::from(params.kept),
-        params.logprobs.map_or(u64::MAX, u64::from),
-        params.mask.map_or(u64::MAX, |m| m.len() as u64),
-        params.logit_bias.len() as u64,
-        u64::from(params.top_k),
-        u64::from(params.top_p.to_bits()) << 32 | u64::from(params.min_p.to_bits()),
-        u64::from(params.repetition_penalty.to_bits()),
-        u64::from(params.frequency_penalty.to_bits()) << 32 | u64::from(params.presence_penalty.to_bits()),
-        u64::from(params.top_n_sigma.to_bits()) << 32 | u64::from(params.epsilon_cutoff.to_bits()),
-        u64::from(params.typical_p.to_bits()),
-        u64::from(params.xtc_threshold.to_bits()) << 32 | u64::from(params.xtc_probability.to_bits()),
-        (params.order as u64) << 32 | u64::from(params.min_tokens),
-        (params.banned.len() as u64) << 32 | params.stop_token_ids.len() as u64,
-        params.logprobs_mode as u64,
-        u64::from(params.dry_multiplier.to_bits()) << 32 | u64::from(params.dry_base.to_bits()),
-        u64::from(params.dry_allowed_length) << 32 | u64::from(params.dry_penalty_last_n),
-        params.dry_sequence_breakers.len() as u64,
-        params.history.map_or(u64::MAX, |h| (h.prompt().len() as u64) << 32 | h.output().len() as u64),
-    ];
-    digest(fields)
-}
-
-/// FNV-1a over the bytes of words.
-pub(crate) fn digest(words: impl IntoIterator<Item = u64>) -> u64 {
-    let bytes = words.into_iter().flat_map(u64::to_le_bytes);
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -2,7 +2,7 @@
 
 use crate::error::ShardError;
 use crate::merge::ShardMerge;
-use crate::options::{Exchange, ShardOptions};
+use crate::options::{Exchange, ShardOptions, Transforms};
 use crate::summary::{element, of_element};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
@@ -12,7 +12,7 @@ use flash_sampling_core::{
 };
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS03");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS04");
 
 /// What a shard says of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +26,7 @@ pub(crate) struct Description {
     exchange: Exchange,
     check_tokens: bool,
     weight: Option<DType>,
+    transforms: Option<Transforms>,
     /// What it holds itself for: rank and world.
     rank: (usize, usize),
     takes_hidden: bool,
@@ -53,6 +54,7 @@ impl Description {
             exchange: options.exchange,
             check_tokens: options.check_tokens,
             weight: options.weight,
+            transforms: options.transforms,
             rank,
             takes_hidden: can.input == Input::Hidden,
             pathwise: can.exactness == Exactness::Pathwise,
@@ -89,6 +91,12 @@ impl Description {
         ];
         bytes.extend(flags.map(u8::from));
         bytes.push(self.weight.map_or(u8::MAX, element));
+        bytes.push(u8::from(self.transforms.is_some()));
+        if let Some(Transforms { bias, soft_cap, scale }) = self.transforms {
+            bytes.extend([u8::from(bias), u8::from(soft_cap.is_some())]);
+            bytes.extend_from_slice(&soft_cap.unwrap_or(0.0).to_le_bytes());
+            bytes.extend_from_slice(&scale.to_le_bytes());
+        }
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
@@ -111,6 +119,7 @@ impl Description {
             exchange: if reader.flag()? { Exchange::Winners } else { Exchange::Summaries },
             check_tokens: reader.flag()?,
             weight: None,
+            transforms: None,
             rank,
             takes_hidden: reader.flag()?,
             pathwise: reader.flag()?,
@@ -124,6 +133,11 @@ impl Description {
             u8::MAX => None,
             number => Some(of_element(number).ok_or_else(|| reader.invalid("an unknown type"))?),
         };
+        if reader.flag()? {
+            let (bias, has_cap) = (reader.flag()?, reader.flag()?);
+            let (cap, scale) = (f32::from_bits(reader.u32()?), f32::from_bits(reader.u32()?));
+            description.transforms = Some(Transforms { bias, soft_cap: has_cap.then_some(cap), scale });
+        }
         reader.finish().map(|()| description)
     }
 }
@@ -166,6 +180,13 @@ impl Whole {
                 && expected != found
             {
                 return Err(ShardError::Type { shard, what: "a weight", expected, found });
+            }
+            if let (Some(expected), Some(found)) = (first.transforms, s.transforms)
+                && expected != found
+                && !s.tokens.is_empty()
+                && !first.tokens.is_empty()
+            {
+                return Err(ShardError::Transforms { shard, expected, found });
             }
             if !s.takes_hidden {
                 return Err(ShardError::Input { shard });
@@ -273,6 +294,7 @@ mod tests {
             exchange: Exchange::Summaries,
             check_tokens: false,
             weight: Some(DType::BF16),
+            transforms: Some(Transforms { bias: false, soft_cap: Some(30.0), scale: 2.0 }),
             rank: (0, 1),
             takes_hidden: true,
             pathwise: true,
@@ -291,6 +313,8 @@ mod tests {
             for max_logprobs in [None, Some(0), Some(7)] {
                 let weight = max_logprobs.map(|_| DType::F32);
                 let mut d = Description { merge, weight, rank: (3, 7), ..description(3..9) };
+                d.transforms =
+                    max_logprobs.map(|_| Transforms { bias: true, soft_cap: weight.map(|_| 5.0), scale: -1.0 });
                 (d.exchange, d.check_tokens) = (Exchange::Winners, weight.is_none());
                 d.plan.max_logprobs = max_logprobs;
                 d.encode(&mut bytes);
@@ -350,6 +374,10 @@ mod tests {
         assert!(matches!(with(|d| d.check_tokens = true), ShardError::Exchange { shard: 1, found_check: true, .. }));
         assert!(matches!(with(|d| d.rank = (1, 3)), ShardError::Rank { shard: 1, world: 2, found_world: 3, .. }));
         assert!(matches!(with(|d| d.rank = (0, 2)), ShardError::Rank { shard: 1, found_rank: 0, .. }));
+        let error = with(|d| d.transforms = Some(Transforms { bias: true, soft_cap: None, scale: 2.0 }));
+        let says =
+            "shard 1 is of a head with a bias, no soft-cap, scale 2, shard 0 of one with no bias, soft-cap 30, scale 2";
+        assert_eq!(error.to_string(), says);
         let error = with(|d| d.weight = Some(DType::F16));
         assert!(matches!(error, ShardError::Type { shard: 1, expected: DType::BF16, found: DType::F16, .. }));
     }

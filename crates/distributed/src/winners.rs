@@ -10,8 +10,9 @@
 //! words of equal number, and find out.
 
 use crate::error::ShardError;
-use crate::summary::{ShardSummary, digest, element, fingerprint};
+use crate::summary::{ShardSummary, element};
 use crate::tiling::Whole;
+use flash_sampling_core::digest::of_words;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, DType, Domain, RowError, RowParams, Samples, Winner};
 
@@ -26,11 +27,11 @@ pub(crate) struct Winners {
 
 impl Winners {
     /// Begins the words of a call.
-    pub(crate) fn begin(&mut self, whole: &Whole, rows: &[RowParams<'_>], dtype: DType) {
+    pub(crate) fn begin(&mut self, whole: &Whole, digests: &[u64], dtype: DType) {
         self.words.clear();
         self.words.resize(HEADER + whole.shards_plan.max_rows, 0);
-        let call = [rows.len() as u64, u64::from(element(dtype))];
-        self.digest = digest(call.into_iter().chain(rows.iter().map(fingerprint)));
+        let call = [digests.len() as u64, u64::from(element(dtype))];
+        self.digest = of_words(call.into_iter().chain(digests.iter().copied()));
         (self.words[1], self.words[2]) = (self.digest, !self.digest);
     }
 

@@ -150,7 +150,7 @@ pub fn build_rank<'w, T: Transport + 'w>(
     let plan = shard_plan(options.merge, config.plan);
     let of_shard = BackendConfig { plan, ..config.clone() };
     let part = head.split(&shard_starts(head.tokens(), shards)).swap_remove(rank);
-    let options = ShardOptions { weight: Some(head.weight().dtype()), ..options };
+    let options = options.of_head(&head);
     Ok(Box::new(ShardSampler::new(build(part, &of_shard)?, transport, options)?.with_plan(config.plan)?))
 }
 

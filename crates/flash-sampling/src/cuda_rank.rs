@@ -144,8 +144,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         let local = Arc::new(Mutex::new(local));
         let of_shards = ShardOptions {
             check_tokens: options.check_tokens,
-            weight: Some(shard.weight().dtype()),
-            ..ShardOptions::new(ShardMerge::Winners)
+            ..ShardOptions::new(ShardMerge::Winners).of_head(&shard)
         };
         // The handshake; nobody draws before every rank has connected.
         let by_host = ShardSampler::new(Box::new(Shared(local.clone())), transport, of_shards)?;
@@ -220,7 +219,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
         let drawn = local.sample_together(&mut self.exchange, input, rows, out);
         match drawn {
             Ok(()) if self.check_tokens => {
-                let agreed = self.by_host.check_tokens(out);
+                let agreed = self.by_host.check_tokens(input, rows, out);
                 if agreed.is_err() {
                     out.clear();
                 }

@@ -23,7 +23,7 @@ pub struct TransportArgs {
     /// Seconds that an exchange waits for the other ranks (default 30); for --transport.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub time_limit: Option<Duration>,
-    /// Compare the results of all ranks after each call; for --transport.
+    /// Compare hidden states, parameters and results of all ranks after each call; for --transport.
     #[arg(long)]
     pub check_tokens: bool,
 }

@@ -4,6 +4,7 @@ use crate::filters::Order;
 use crate::history::History;
 pub use row::Row;
 
+mod digest;
 mod row;
 
 /// Which law log-probabilities are of.

@@ -8,7 +8,8 @@ use crate::device::nccl::DeviceNccl;
 use crate::device::peers::DevicePeers;
 use crate::error::CudaError;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::DType;
+use flash_sampling_core::digest::of_words;
+use flash_sampling_core::{DType, RowParams};
 use std::sync::Arc;
 
 /// How the draws of shards on several GPUs become those of the whole vocabulary, for
@@ -62,15 +63,15 @@ impl CudaExchange {
     }
 
     /// Begins a call, before anything of it can fail: what the other ranks sent for a call that failed here is not taken for
-    /// the next one's, nor one of hidden states of another type for this one's.
-    pub(crate) fn begin(&mut self, dtype: DType) {
+    /// the next one's, nor one of hidden states of another type or of other parameters for this one's.
+    pub(crate) fn begin(&mut self, dtype: DType, rows: &[RowParams<'_>]) {
         self.calls += 1;
         let number = match dtype {
             DType::BF16 => 0,
             DType::F16 => 1,
             DType::F32 => 2,
         };
-        let mark = self.calls << 2 | number;
+        let mark = of_words([self.calls, number].into_iter().chain(rows.iter().map(RowParams::digest)));
         match &mut self.way {
             Way::Peers(peers) => peers.set_mark(mark),
             #[cfg(feature = "nccl")]

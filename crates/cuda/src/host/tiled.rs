@@ -97,7 +97,7 @@ impl<'w> CudaTiled<'w> {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        exchange.begin(input.dtype());
+        exchange.begin(input.dtype(), rows);
         let drawn = self.0.sample_with(input, rows, out, Some(exchange));
         if drawn.is_err() {
             out.clear();

@@ -61,7 +61,7 @@ fn agree(mut mpi: Mpi) {
         (ShardMerge::Winners, Exchange::Winners),
         (ShardMerge::LogMass, Exchange::Summaries),
     ] {
-        let options = ShardOptions { merge, exchange, check_tokens: true, weight: Some(DType::F32) };
+        let options = ShardOptions { merge, exchange, check_tokens: true, weight: Some(DType::F32), transforms: None };
         let local = shards(&head, &starts, PLAN).swap_remove(rank);
         let mut sampler = ShardSampler::new(local, &mut transport, options).unwrap();
         let mut whole = Sharded::new(shards(&head, &starts, PLAN), merge).unwrap();

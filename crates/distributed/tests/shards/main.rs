@@ -2,6 +2,7 @@
 
 mod common;
 mod degenerate_rows;
+mod differ;
 mod exchange;
 mod filters;
 mod shard_invariance;

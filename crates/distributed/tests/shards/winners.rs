@@ -10,8 +10,13 @@ use flash_sampling_distributed::{
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-const OPTIONS: ShardOptions =
-    ShardOptions { merge: ShardMerge::Winners, exchange: Exchange::Winners, check_tokens: true, weight: None };
+const OPTIONS: ShardOptions = ShardOptions {
+    merge: ShardMerge::Winners,
+    exchange: Exchange::Winners,
+    check_tokens: true,
+    weight: None,
+    transforms: None,
+};
 
 /// Counts the words and bytes that cross, and may change what a reduction gives.
 struct Meter<'c> {

@@ -1,0 +1,71 @@
+//! Digests: numbers that tell apart what ranks may be called with by mistake. Not for secrets.
+
+/// An odd number near 2^64 divided by the golden ratio.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+fn step(hash: u64, word: u64) -> u64 {
+    let hash = (hash ^ word).wrapping_mul(FACTOR);
+    hash ^ hash >> 29
+}
+
+/// The digest of words, in their order.
+pub fn of_words(words: impl IntoIterator<Item = u64>) -> u64 {
+    words.into_iter().fold(FACTOR, step)
+}
+
+/// The digest of bytes, in their order.
+pub fn of_bytes(bytes: &[u8]) -> u64 {
+    let (blocks, rest) = bytes.as_chunks::<32>();
+    // Four chains, as a product waits for the one before it.
+    let mut chains = [1, 2, 3, 4];
+    for block in blocks {
+        for (chain, word) in chains.iter_mut().zip(block.as_chunks::<8>().0) {
+            *chain = step(*chain, u64::from_le_bytes(*word));
+        }
+    }
+    let rest = rest.iter().map(|&byte| u64::from(byte));
+    of_words(chains.into_iter().chain(rest).chain([bytes.len() as u64]))
+}
+
+/// The digest of numbers, in their order: tokens, or the words of a mask.
+pub fn of_list(list: &[u32]) -> u64 {
+    let (blocks, rest) = list.as_chunks::<8>();
+    let mut chains = [1, 2, 3, 4];
+    for block in blocks {
+        for (chain, &[low, high]) in chains.iter_mut().zip(block.as_chunks::<2>().0) {
+            *chain = step(*chain, u64::from(high) << 32 | u64::from(low));
+        }
+    }
+    let rest = rest.iter().map(|&word| u64::from(word));
+    of_words(chains.into_iter().chain(rest).chain([list.len() as u64]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_place_order_and_length_counts() {
+        let list: Vec<u32> = (0..37).map(|i| i * i).collect();
+        let bytes: Vec<u8> = (0..99).collect();
+        let (mut lists, mut texts) = (HashSet::from([of_list(&list)]), HashSet::from([of_bytes(&bytes)]));
+        for i in 0..list.len() {
+            let mut other = list.clone();
+            other[i] ^= 1 << (i % 32);
+            assert!(lists.insert(of_list(&other)), "word {i}");
+            assert!(lists.insert(of_list(&list[..i])), "{i} words");
+            other = list.clone();
+            other.rotate_left(i);
+            assert!(i == 0 || lists.insert(of_list(&other)), "turned by {i}");
+        }
+        for i in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[i] ^= 1 << (i % 8);
+            assert!(texts.insert(of_bytes(&other)), "byte {i}");
+            assert!(texts.insert(of_bytes(&bytes[..i])), "{i} bytes");
+        }
+        assert_ne!(of_list(&[]), of_list(&[0]));
+        assert_ne!(of_words([1, 2]), of_words([2, 1]));
+    }
+}

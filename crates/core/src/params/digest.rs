@@ -1,0 +1,133 @@
+//! What ranks compare of a row's parameters.
+
+use super::RowParams;
+use crate::digest::{of_list, of_words};
+
+impl RowParams<'_> {
+    /// A digest of every parameter, with what is in the lists: rows with the same digest draw the same tokens from the same
+    /// logits, but for one pair of rows in 2^64. A [`History`](crate::History) keeps its own; a mask costs about a
+    /// microsecond for 10^5 tokens.
+    pub fn digest(&self) -> u64 {
+        // By name, so that no field is forgotten.
+        let RowParams {
+            seed,
+            position,
+            temperature,
+            draws,
+            first_draw,
+            without_replacement,
+            kept,
+            logprobs,
+            logprobs_mode,
+            mask,
+            logit_bias,
+            banned,
+            stop_token_ids,
+            min_tokens,
+            history,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            dry_multiplier,
+            dry_base,
+            dry_allowed_length,
+            dry_penalty_last_n,
+            dry_sequence_breakers,
+            top_k,
+            top_p,
+            min_p,
+            top_n_sigma,
+            epsilon_cutoff,
+            typical_p,
+            xtc_threshold,
+            xtc_probability,
+            order,
+        } = *self;
+        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let floats = |high: f32, low: f32| pair(high.to_bits(), low.to_bits());
+        of_words([
+            seed,
+            position,
+            pair(draws, first_draw),
+            u64::from(without_replacement) << 1 | u64::from(kept),
+            logprobs.map_or(u64::MAX, u64::from),
+            logprobs_mode as u64,
+            floats(temperature, repetition_penalty),
+            floats(frequency_penalty, presence_penalty),
+            floats(dry_multiplier, dry_base),
+            pair(dry_allowed_length, dry_penalty_last_n),
+            pair(top_k, min_tokens),
+            floats(top_p, min_p),
+            floats(top_n_sigma, epsilon_cutoff),
+            floats(xtc_threshold, xtc_probability),
+            pair(typical_p.to_bits(), order as u32),
+            mask.map_or(0, of_list),
+            of_words(logit_bias.iter().map(|&(token, bias)| pair(token, bias.to_bits()))),
+            of_list(banned),
+            of_list(stop_token_ids),
+            of_list(dry_sequence_breakers),
+            history.map_or(0, |history| history.digest()),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{History, LogprobsMode, Order};
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_parameter_counts_and_what_is_in_the_lists() {
+        let row = RowParams::default();
+        let histories: Vec<History> = [(&[1, 2][..], &[3][..]), (&[1, 2], &[4]), (&[1], &[2, 3]), (&[], &[])]
+            .map(|(prompt, output)| {
+                let mut history = History::new(prompt);
+                history.extend(output.iter().copied());
+                history
+            })
+            .into();
+        let mut rows = vec![
+            row,
+            RowParams { seed: 1, ..row },
+            RowParams { position: 1, ..row },
+            RowParams { temperature: 0.5, ..row },
+            RowParams { draws: 2, ..row },
+            RowParams { first_draw: 1, ..row },
+            RowParams { without_replacement: true, ..row },
+            RowParams { kept: true, ..row },
+            RowParams { logprobs: Some(0), ..row },
+            RowParams { logprobs_mode: LogprobsMode::Raw, ..row },
+            RowParams { top_k: 1, ..row },
+            RowParams { top_p: 0.5, ..row },
+            RowParams { min_p: 0.5, ..row },
+            RowParams { top_n_sigma: 0.5, ..row },
+            RowParams { epsilon_cutoff: 0.5, ..row },
+            RowParams { typical_p: 0.5, ..row },
+            RowParams { xtc_threshold: 0.5, ..row },
+            RowParams { xtc_probability: 0.5, ..row },
+            RowParams { order: Order::LlamaCpp, ..row },
+            RowParams { repetition_penalty: 0.5, ..row },
+            RowParams { frequency_penalty: 0.5, ..row },
+            RowParams { presence_penalty: 0.5, ..row },
+            RowParams { dry_multiplier: 0.5, ..row },
+            RowParams { dry_base: 0.5, ..row },
+            RowParams { dry_allowed_length: 1, ..row },
+            RowParams { dry_penalty_last_n: 1, ..row },
+            RowParams { min_tokens: 1, ..row },
+            RowParams { mask: Some(&[1, 2]), ..row },
+            RowParams { mask: Some(&[1, 3]), ..row },
+            RowParams { logit_bias: &[(1, 0.5)], ..row },
+            RowParams { logit_bias: &[(2, 0.5)], ..row },
+            RowParams { logit_bias: &[(1, 0.25)], ..row },
+            RowParams { banned: &[1], ..row },
+            RowParams { banned: &[2], ..row },
+            RowParams { stop_token_ids: &[1], ..row },
+            RowParams { dry_sequence_breakers: &[1], ..row },
+        ];
+        rows.extend(histories.iter().map(|history| RowParams { history: Some(history), ..row }));
+        let digests: HashSet<u64> = rows.iter().map(RowParams::digest).collect();
+        assert_eq!(digests.len(), rows.len());
+        assert_eq!(RowParams { history: Some(&histories[0].clone()), ..row }.digest(), rows[rows.len() - 4].digest());
+    }
+}

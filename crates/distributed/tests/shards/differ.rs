@@ -1,0 +1,115 @@
+//! Ranks that are called with something else: what differs is named, by both exchanges, and nothing is drawn.
+
+use crate::common::*;
+use core::error::Error;
+use flash_sampling_core::{History, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
+use flash_sampling_distributed::{Exchange, Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transforms};
+use std::thread;
+
+/// What two ranks say of a call in which rank 1 has other hidden states or parameters than rank 0.
+fn called(
+    options: ShardOptions,
+    params: [RowParams<'_>; 2],
+    columns: [[f32; HIDDEN]; 2],
+) -> Vec<Result<u32, ShardError>> {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    let rank = |(r, transport): (usize, Loopback)| {
+        let local = shards(&head, &[0, 500], PLAN).swap_remove(r);
+        let mut sampler = ShardSampler::new(local, transport, options).unwrap();
+        let (input, mut out) = (Matrix::new(&columns[r], 1, HIDDEN).unwrap(), Samples::new());
+        match sampler.sample(input, &[params[r]], &mut out) {
+            Ok(()) => Ok(out.row(0).unwrap().token()),
+            Err(SampleError::Backend { source, .. }) => Err(*source.downcast().unwrap()),
+            Err(error) => panic!("{error}: {:?}", error.source()),
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            Loopback::group(2).into_iter().enumerate().map(|rank_of| scope.spawn(|| rank(rank_of))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn lists_of_the_same_length_with_something_else_in_them_are_told_apart() {
+    let row = RowParams { seed: 3, ..RowParams::default() };
+    let (mask, other_mask) = (mask_of(&[1, 2]), mask_of(&[1, 3]));
+    let histories = [[5, 6], [5, 7], [7, 6]].map(|[prompt, output]| {
+        let mut history = History::new(&[prompt]);
+        history.push(output);
+        history
+    });
+    let of_history = |at: usize| RowParams { history: Some(&histories[at]), presence_penalty: 1.0, ..row };
+    let different = [
+        [RowParams { mask: Some(&mask), ..row }, RowParams { mask: Some(&other_mask), ..row }],
+        [RowParams { logit_bias: &[(7, 1.0)], ..row }, RowParams { logit_bias: &[(8, 1.0)], ..row }],
+        [RowParams { logit_bias: &[(7, 1.0)], ..row }, RowParams { logit_bias: &[(7, 2.0)], ..row }],
+        [RowParams { banned: &[4], ..row }, RowParams { banned: &[5], ..row }],
+        [of_history(0), of_history(1)],
+        [of_history(0), of_history(2)],
+    ];
+    let hidden: [f32; HIDDEN] = hidden(1).try_into().unwrap();
+    for exchange in [Exchange::Summaries, Exchange::Winners] {
+        let options = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
+        for params in different {
+            for (rank, said) in called(options, params, [hidden; 2]).into_iter().enumerate() {
+                let other = 1 - rank;
+                assert!(matches!(said, Err(ShardError::Params { shard, row: 0 }) if shard == other), "{said:?}");
+            }
+            // The same lists on both ranks, in memory of their own: they draw.
+            let said = called(options, [params[0]; 2], [hidden; 2]);
+            assert!(said[0].is_ok() && said[0].as_ref().ok() == said[1].as_ref().ok(), "{said:?}");
+        }
+    }
+}
+
+#[test]
+fn hidden_states_are_compared_where_tokens_are() {
+    let row = RowParams { seed: 3, ..RowParams::default() };
+    let hidden: [f32; HIDDEN] = hidden(1).try_into().unwrap();
+    let mut other = hidden;
+    other[HIDDEN - 1] += 0.5;
+    for exchange in [Exchange::Summaries, Exchange::Winners] {
+        let unchecked = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
+        let checked = ShardOptions { check_tokens: true, ..unchecked };
+        for (rank, said) in called(checked, [row; 2], [hidden, other]).into_iter().enumerate() {
+            let shard_of = 1 - rank;
+            assert!(matches!(said, Err(ShardError::Inputs { shard, row: 0 }) if shard == shard_of), "{said:?}");
+        }
+        // Without the check nobody finds out: the control of this test.
+        assert!(called(unchecked, [row; 2], [hidden, other]).iter().all(Result::is_ok));
+    }
+}
+
+#[test]
+fn heads_that_do_something_else_to_their_dot_products_are_refused() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let plain = head(&weight);
+    let capped = plain.with_soft_cap(30.0).unwrap();
+    for (mine, theirs, says) in [
+        (
+            plain,
+            capped,
+            "shard 1 is of a head with no bias, soft-cap 30, scale 0.125, shard 0 of one with no bias, no soft-cap, scale 0.125",
+        ),
+        (capped, capped.with_scale(2.0).unwrap(), "shard 1 is of a head with no bias, soft-cap 30, scale 2"),
+    ] {
+        let heads = [mine, theirs];
+        let errors = thread::scope(|scope| {
+            let rank = |(r, transport): (usize, Loopback)| {
+                let options = ShardOptions::new(ShardMerge::Winners).of_head(&heads[r]);
+                ShardSampler::new(shards(&heads[r], &[0, 500], PLAN).swap_remove(r), transport, options).unwrap_err()
+            };
+            let threads: Vec<_> =
+                Loopback::group(2).into_iter().enumerate().map(|rank_of| scope.spawn(move || rank(rank_of))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        for error in errors {
+            assert!(
+                matches!(&error, ShardError::Transforms { shard: 1, found, .. } if *found == Transforms::of(&theirs))
+            );
+            assert!(error.to_string().starts_with(says), "{error}");
+        }
+    }
+}
