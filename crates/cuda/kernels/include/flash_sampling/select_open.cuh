@@ -35,7 +35,8 @@ struct SelectOpen {
     };
     static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
 
-    // The bins of the tokens before a place: monotone in the place, so that rounding moves edges, and no token past another.
+    // The bins of the tokens before a place: monotone in the place, so that rounding moves edges, and no token past another;
+    // one and the same wherever it is compiled.
     struct Bins {
         float place, per_root, per_tie;
         u32 token;
@@ -51,7 +52,7 @@ struct SelectOpen {
         __device__ __forceinline__ bool has(float l, u32 t) const { return l > place || (l == place && t < token); }
         __device__ __forceinline__ u32 of(float l, u32 t) const {
             if (l == place) {
-                const float beyond = static_cast<float>(token - t) * per_tie - 1.0f;
+                const float beyond = fma_rn(static_cast<float>(token - t), per_tie, -1.0f);
                 const u32 steps = static_cast<u32>(fminf(__fsqrt_rn(16.0f * fabsf(beyond)), static_cast<float>(TIES / 2 - 1)));
                 return beyond < 0.0f ? TIES / 2 - 1 - steps : TIES / 2 + steps;
             }
