@@ -3,7 +3,7 @@
 //!
 //! One process, a thread for each GPU. A step is captured into a graph on every rank; 100 replays are timed as one, eight
 //! times with a rest between, all ranks beginning together. The slowest rank counts, then the fastest of the eight. The
-//! ranks' draws are compared with those of the one GPU, token and score.
+//! draws of one more replay are compared with those of the one GPU, token and score, on every rank.
 //!
 //! | module | what it holds |
 //! | --- | --- |

@@ -7,7 +7,7 @@ use crate::bench::cases::Inputs;
 use crate::bench::timing::Timing;
 use crate::error::CommandError;
 use crate::synthetic::Logits;
-use flash_sampling::cuda::abi::Row;
+use flash_sampling::cuda::abi::{Draw, Row, status};
 use flash_sampling::cuda::cudarc::driver::sys::{
     CUevent_flags::CU_EVENT_DEFAULT, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
@@ -134,11 +134,16 @@ impl Rank {
     }
 
     /// Captures a step and times its replays on all ranks together; with no step, only takes part in the timing of the
-    /// others. The times are those of the slowest rank.
+    /// others. The times are those of the slowest rank. In the end `draws` are those of one more replay: what was in their
+    /// place before it was none.
     ///
     /// # Errors
     /// The step's, the driver's; a rank that is gone.
-    pub fn time(&mut self, step: Option<&mut Step<'_>>) -> Result<Timing, CommandError> {
+    pub fn time(
+        &mut self,
+        step: Option<&mut Step<'_>>,
+        draws: Option<&mut CudaSlice<Draw>>,
+    ) -> Result<Timing, CommandError> {
         let (failed, stream) = (driver("time a step"), self.stream.clone());
         let graph = match step {
             None => None,
@@ -170,6 +175,12 @@ impl Rank {
             end.record(&stream).map_err(&failed)?;
             self.finish()?;
             times.push(f64::from(start.elapsed_ms(&end).map_err(&failed)?) * 1e-3 / REPLAYS as f64);
+        }
+        if let Some(draws) = draws {
+            let none = Draw { token: u32::MAX, score: f32::NAN, logit: f32::NAN, status: status::NO_FINITE_LOGIT };
+            stream.memcpy_htod(&vec![none; draws.len()], draws).map_err(&failed)?;
+            replay(1).map_err(&failed)?;
+            self.finish()?;
         }
         let bytes: Vec<u8> = times.iter().flat_map(|time| time.to_le_bytes()).collect();
         for theirs in self.gather(&bytes)? {

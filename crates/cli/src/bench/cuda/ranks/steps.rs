@@ -101,7 +101,7 @@ impl Steps {
         })
     }
 
-    /// Times every step on the first rows; a collective call.
+    /// Times every step on the first rows; a collective call. Draws that are compared are those of a replayed graph.
     ///
     /// # Errors
     /// A draw that is not that of one GPU; the driver's; a rank that is gone.
@@ -141,12 +141,12 @@ impl Steps {
     /// The whole head on rank 0.
     fn alone(&mut self, rows: usize) -> Result<Timing, CommandError> {
         let (hidden, params, draws) = (self.rank.states(rows), self.rank.rows, self.draws_at);
-        let Some(whole) = &mut self.whole else { return self.rank.time(None) };
+        let Some(whole) = &mut self.whole else { return self.rank.time(None, None) };
         let mut step = |stream: &CudaStream| {
             // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream.
             unsafe { whole.launch(stream, &hidden, params, draws, RowKinds::Bare) }.map_err(failed)
         };
-        self.rank.time(Some(&mut step))
+        self.rank.time(Some(&mut step), Some(&mut self.draws))
     }
 
     /// The fused shard, with an exchange or without.
@@ -178,7 +178,7 @@ impl Steps {
                 }
             }
         };
-        self.rank.time(Some(&mut step))
+        self.rank.time(Some(&mut step), Some(&mut self.draws))
     }
 
     /// cuBLAS on the shard; then the gather of logits; then a draw from all of them. The draw reads them as they were
@@ -217,7 +217,7 @@ impl Steps {
                 Ok(())
             }
         };
-        self.rank.time(Some(&mut step)).map(Some)
+        self.rank.time(Some(&mut step), None).map(Some)
     }
 
     /// Token and score of every row, as bytes.
