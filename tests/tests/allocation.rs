@@ -38,13 +38,21 @@ fn allocations(factory: &dyn SamplerFactory, canonical: bool) -> usize {
     for call in &calls[..2] {
         sampler.sample(problem.input(), call, &mut out).expect("the call is within the plan");
     }
-    let ((), counted) = counted(|| {
-        for call in &calls[2..] {
-            sampler.sample(problem.input(), call, &mut out).expect("the call is within the plan");
-        }
-    });
-    println!("{}, canonical {canonical}: {} allocations", factory.name(), counted.calls);
-    counted.calls
+    let mut repeat = || {
+        let again = || {
+            for call in &calls[2..] {
+                sampler.sample(problem.input(), call, &mut out).expect("the call is within the plan");
+            }
+        };
+        counted(again).1.calls
+    };
+    // The harness allocates when it says, once, that a test takes long. A call that allocates does so again.
+    let counted = match repeat() {
+        0 => 0,
+        some => some.min(repeat()),
+    };
+    println!("{}, canonical {canonical}: {counted} allocations", factory.name());
+    counted
 }
 
 #[test]
