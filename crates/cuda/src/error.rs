@@ -137,7 +137,7 @@ pub enum CudaError {
     OtherCall {
         /// The rank, where that is known.
         rank: Option<usize>,
-        /// The row, where that is known.
+        /// The row, where that is known; the first of the call, where what differs is in a row's lists, or a penalty.
         row: Option<usize>,
     },
     /// Log-probabilities, lists without replacement and canonical draws are not made in an exchange between GPUs.

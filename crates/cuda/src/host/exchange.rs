@@ -43,6 +43,11 @@ impl From<DeviceNccl> for CudaExchange {
     }
 }
 
+/// A digest of what GPUs leave out when they make a row's own: what is in its lists, and penalties.
+fn beyond_the_row(row: &RowParams<'_>) -> u64 {
+    RowParams { seed: 0, position: 0, temperature: 1.0, first_draw: 0, ..*row }.digest()
+}
+
 impl CudaExchange {
     /// Rows of the largest exchange.
     pub fn max_rows(&self) -> usize {
@@ -71,7 +76,7 @@ impl CudaExchange {
             DType::F16 => 1,
             DType::F32 => 2,
         };
-        let mark = of_words([self.calls, number].into_iter().chain(rows.iter().map(RowParams::digest)));
+        let mark = of_words([self.calls, number].into_iter().chain(rows.iter().map(beyond_the_row)));
         match &mut self.way {
             Way::Peers(peers) => peers.set_mark(mark),
             #[cfg(feature = "nccl")]
@@ -149,5 +154,30 @@ impl CudaExchange {
         stream.memcpy_dtoh(&draws_there.slice(..rows.len()), draws).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         self.check(draws)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_penalties_count_beyond_the_row_and_what_names_it_does_not() {
+        let row = RowParams { mask: Some(&[6]), logit_bias: &[(1, 2.0)], ..RowParams::default() };
+        for named in [
+            RowParams { seed: 9, ..row },
+            RowParams { position: 9, ..row },
+            RowParams { temperature: 0.0, ..row },
+            RowParams { first_draw: 9, ..row },
+        ] {
+            assert_eq!(beyond_the_row(&named), beyond_the_row(&row), "{named:?}");
+        }
+        for other in [
+            RowParams { mask: Some(&[5]), ..row },
+            RowParams { logit_bias: &[(1, 3.0)], ..row },
+            RowParams { presence_penalty: 1.0, ..row },
+        ] {
+            assert_ne!(beyond_the_row(&other), beyond_the_row(&row), "{other:?}");
+        }
     }
 }
