@@ -13,31 +13,31 @@ pub fn of_words(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(FACTOR, step)
 }
 
-/// The digest of bytes, in their order.
-pub fn of_bytes(bytes: &[u8]) -> u64 {
-    let (blocks, rest) = bytes.as_chunks::<32>();
+/// The digest of blocks, and of what is left beside them.
+fn of_blocks(blocks: impl Iterator<Item = [u64; 4]>, rest: impl Iterator<Item = u64>, len: usize) -> u64 {
     // Four chains, as a product waits for the one before it.
     let mut chains = [1, 2, 3, 4];
     for block in blocks {
-        for (chain, word) in chains.iter_mut().zip(block.as_chunks::<8>().0) {
-            *chain = step(*chain, u64::from_le_bytes(*word));
-        }
+        chains.iter_mut().zip(block).for_each(|(chain, word)| *chain = step(*chain, word));
     }
-    let rest = rest.iter().map(|&byte| u64::from(byte));
-    of_words(chains.into_iter().chain(rest).chain([bytes.len() as u64]))
+    of_words(chains.into_iter().chain(rest).chain([len as u64]))
+}
+
+/// The digest of bytes, in their order.
+pub fn of_bytes(bytes: &[u8]) -> u64 {
+    let (words, last) = bytes.as_chunks::<8>();
+    let (blocks, words) = words.as_chunks::<4>();
+    let rest = words.as_flattened().iter().chain(last).map(|&byte| u64::from(byte));
+    of_blocks(blocks.iter().map(|block| block.map(u64::from_le_bytes)), rest, bytes.len())
 }
 
 /// The digest of numbers, in their order: tokens, or the words of a mask.
 pub fn of_list(list: &[u32]) -> u64 {
-    let (blocks, rest) = list.as_chunks::<8>();
-    let mut chains = [1, 2, 3, 4];
-    for block in blocks {
-        for (chain, &[low, high]) in chains.iter_mut().zip(block.as_chunks::<2>().0) {
-            *chain = step(*chain, u64::from(high) << 32 | u64::from(low));
-        }
-    }
-    let rest = rest.iter().map(|&word| u64::from(word));
-    of_words(chains.into_iter().chain(rest).chain([list.len() as u64]))
+    let (pairs, last) = list.as_chunks::<2>();
+    let (blocks, pairs) = pairs.as_chunks::<4>();
+    let rest = pairs.as_flattened().iter().chain(last).map(|&word| u64::from(word));
+    let word = |[low, high]: [u32; 2]| u64::from(high) << 32 | u64::from(low);
+    of_blocks(blocks.iter().map(|block| block.map(word)), rest, list.len())
 }
 
 #[cfg(test)]
