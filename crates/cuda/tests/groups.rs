@@ -1,48 +1,17 @@
 //! The kernels of the grouped and online variants on the processor: the system's C++ compiler builds them with a small
 //! emulator of a block's threads, and every draw is compared with the core's reference.
 
+mod emulated;
+
 use flash_sampling_core::noise::{Domain, Noise};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::reference::{grouped, groups, log_mass, online, tiled};
 use flash_sampling_core::transform::{RowTransform, first_invalid};
 use flash_sampling_core::{Adjustment, Candidate, Head, Matrix, RowError};
-use std::io::Write;
-use std::path::Path;
-use std::process::{Command, Stdio};
 
 const FRESH: u32 = 0;
 const ONLINE: u32 = 1;
 const MAXIMA: u32 = 2;
-
-/// The program, or `None` when the machine has no C++ compiler.
-fn program() -> Option<std::path::PathBuf> {
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("groups");
-    // The emulator's jumps between stacks look like smashed ones to a hardened library.
-    let build = Command::new(&compiler)
-        .args([
-            "-std=c++17",
-            "-O2",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-Wno-unknown-pragmas",
-            "-U_FORTIFY_SOURCE",
-            "-ffp-contract=off",
-            "-I",
-        ])
-        .arg(kernels.join("include"))
-        .arg(kernels.join("tests/groups.cpp"))
-        .arg("-o")
-        .arg(&program)
-        .status();
-    match build {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-        status => assert!(status.unwrap().success(), "{compiler} could not build the kernels"),
-    }
-    Some(program)
-}
 
 /// Word `i` of the stream that inputs are taken from.
 fn input(i: u32) -> u32 {
@@ -223,23 +192,12 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn the_kernels_of_groups_draw_what_the_reference_draws() {
-    let Some(program) = program() else {
-        let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
-        assert!(!required.split(',').any(|r| r == "c++"), "no C++ compiler, but FLASH_SAMPLING_REQUIRE names c++");
-        // The test harness captures what the print macros write, not this.
-        let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/groups: no C++ compiler (set CXX)");
-        return;
-    };
+    let Some(program) = emulated::program("groups") else { return };
     let cases = cases();
     let mut bytes = (cases.len() as u32).to_le_bytes().to_vec();
     cases.iter().for_each(|case| case.write(&mut bytes));
-    let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    let writer = std::thread::spawn(move || stdin.write_all(&bytes).unwrap());
-    let output = child.wait_with_output().unwrap();
-    writer.join().unwrap();
-    assert!(output.status.success());
-    let mut words = output.stdout.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+    let found = emulated::answer(&program, bytes);
+    let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
     let mut word = || words.next().expect("a draw and log Z for every row");
     let (mut drawn, mut invalid) = (0, 0);
     for case in &cases {

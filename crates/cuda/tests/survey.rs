@@ -1,37 +1,15 @@
 //! The kernels of a shard's survey on the processor: the system's C++ compiler builds them with a small emulator of a block's
 //! threads, and all that they find is compared with the core's plain survey.
 
+mod emulated;
+
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::selection::Before;
 use flash_sampling_core::{
     Candidate, Domain, Frontier, Head, Inquiry, Matrix, Moments, Noise, Order, PerturbedArgmax, Place, Plan, RowParams,
     RowSurvey, Winner,
 };
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-
-/// The program, or `None` when the machine has no C++ compiler.
-fn program() -> Option<PathBuf> {
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("survey");
-    // The emulator's jumps between stacks look like smashed ones to a hardened library.
-    let flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE"];
-    let build = Command::new(&compiler)
-        .args(flags)
-        .args(["-ffp-contract=off", "-I"])
-        .arg(kernels.join("include"))
-        .arg(kernels.join("tests/survey.cpp"))
-        .arg("-o")
-        .arg(&program)
-        .status();
-    match build {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-        status => assert!(status.unwrap().success(), "{compiler} could not build the kernels"),
-    }
-    Some(program)
-}
+use std::path::Path;
 
 /// What the kernels found.
 struct Found(Vec<u8>);
@@ -73,22 +51,12 @@ fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &
     }
     input.extend(Moments::of_temperature(1.0).scale().to_le_bytes());
     logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
-    let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(&input).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success());
-    Found(output.stdout)
+    Found(emulated::answer(program, input))
 }
 
 #[test]
 fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
-    let Some(program) = program() else {
-        let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
-        assert!(!required.split(',').any(|r| r == "c++"), "no C++ compiler, but FLASH_SAMPLING_REQUIRE names c++");
-        // The test harness captures what the print macros write, not this.
-        let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/survey: no C++ compiler (set CXX)");
-        return;
-    };
+    let Some(program) = emulated::program("survey") else { return };
     let noise = Noise::new(9, 4).unwrap();
     let normal = |i: u32| {
         let unit = |i| (f64::from(noise.word(Domain::Generator, 1, i)) + 0.5) * 2f64.powi(-32);
