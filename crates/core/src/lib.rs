@@ -65,6 +65,9 @@ pub use error::{HeadError, RowError, SampleError};
 pub use filters::{Filter, Filters, Order};
 pub use frontier::Frontier;
 pub use group_summary::{GroupSummary, group_size};
+/// The 16-bit floats of weights and hidden states, of the version of `half` that [`Matrix`] takes.
+#[doc(no_inline)]
+pub use half::{bf16, f16};
 pub use head::Head;
 pub use history::History;
 pub use knob::{Knob, Knobs};
