@@ -29,6 +29,8 @@ suite!(nccl_2, ranks(GpuExchange::Nccl, Gpus::Each, Some(2)));
 suite!(nccl_4, ranks(GpuExchange::Nccl, Gpus::Each, Some(4)));
 suite!(peers_8, ranks(GpuExchange::Peers, Gpus::Each, Some(8)));
 suite!(nccl_8, ranks(GpuExchange::Nccl, Gpus::Each, Some(8)));
+suite!(peers_uneven, ranks(GpuExchange::Peers, Gpus::Each, None));
+suite!(nccl_uneven, ranks(GpuExchange::Nccl, Gpus::Each, None));
 
 /// Whether tests of ranks that share a GPU run here, and leave to use it alone: one waits for another within a time limit.
 fn runs_here() -> Option<MutexGuard<'static, ()>> {
@@ -42,7 +44,18 @@ fn runs_here() -> Option<MutexGuard<'static, ()>> {
 #[test]
 fn draws_are_those_of_one_gpu_to_the_last_bit() {
     if let Some(_alone) = runs_here() {
-        as_one_gpu(GpuExchange::Peers, Gpus::One, &[1, 2, 3]);
+        [1, 2, 3].into_iter().for_each(|world| as_one_gpu(ranks(GpuExchange::Peers, Gpus::One, Some(world))));
+    }
+}
+
+/// Shards of unequal lengths, one of them without tokens, none of which begins at a multiple of 64 but the first.
+#[test]
+fn draws_of_unequal_shards_are_those_of_one_gpu() {
+    for exchange in [GpuExchange::Peers, GpuExchange::Nccl] {
+        let factory = ranks(exchange, Gpus::Each, None);
+        if runs(&factory.name(), factory.unavailable(), 1) {
+            as_one_gpu(factory);
+        }
     }
 }
 
@@ -52,7 +65,7 @@ fn draws_by_nccl_are_those_of_one_gpu() {
     for world in [1, 2, 4] {
         let factory = ranks(GpuExchange::Nccl, Gpus::Each, Some(world));
         if runs(&factory.name(), factory.unavailable(), 1) {
-            as_one_gpu(GpuExchange::Nccl, Gpus::Each, &[world]);
+            as_one_gpu(factory);
         }
     }
 }
@@ -65,35 +78,32 @@ fn load_kernels(problem: &Problem, plan: Plan) {
     rank.sample(problem.input(), &rows, &mut Samples::new()).unwrap();
 }
 
-fn as_one_gpu(exchange: GpuExchange, gpus: Gpus, worlds: &[u32]) {
+fn as_one_gpu(factory: GpuRanks) {
     let plan = Plan { max_rows: 40, max_draws: 4, max_logprobs: Some(3), canonical: false };
     let problem = Problem::gaussian(Size::new(40, 5003, 264), DType::BF16, DType::BF16, 5);
     let mut alone = CudaTiled::new(problem.head(), plan, &Device::new(0).unwrap()).unwrap();
-    for &world in worlds {
-        let factory = ranks(exchange, gpus, Some(world));
-        let mut together = factory.build(problem.head(), plan).unwrap();
-        for count in [1, 7, 40, 3] {
-            let mut rows = rows::rows(count);
-            for pass in 0..3 {
-                // The last pass asks for what only the host carries.
-                rows[0].logprobs = (pass == 2).then_some(2);
-                rows[count / 2].top_p = if pass == 2 { 0.9 } else { 1.0 };
-                rows.iter_mut().for_each(|row| row.position += 1);
-                let (mut want, mut found) = (Samples::new(), Samples::new());
-                let input = problem.input().row_range(0..count);
-                alone.sample(input, &rows, &mut want).unwrap();
-                together.sample(input, &rows, &mut found).unwrap();
-                for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
-                    let (mut found, want) = (found.map(|row| row.draws.to_vec()), want.map(|row| row.draws.to_vec()));
-                    if let (Ok(found), Ok(want), GpuExchange::Nccl) = (&mut found, &want, exchange) {
-                        for (found, want) in found.iter_mut().zip(want) {
-                            let rounding = 1e-6 * (want.score.abs() + want.logit.abs() + 1.0);
-                            assert!((found.logit - want.logit).abs() <= rounding, "{found:?}, not {want:?}");
-                            found.logit = want.logit;
-                        }
+    let mut together = factory.build(problem.head(), plan).unwrap();
+    for count in [1, 7, 40, 3] {
+        let mut rows = rows::rows(count);
+        for pass in 0..3 {
+            // The last pass asks for what only the host carries.
+            rows[0].logprobs = (pass == 2).then_some(2);
+            rows[count / 2].top_p = if pass == 2 { 0.9 } else { 1.0 };
+            rows.iter_mut().for_each(|row| row.position += 1);
+            let (mut want, mut found) = (Samples::new(), Samples::new());
+            let input = problem.input().row_range(0..count);
+            alone.sample(input, &rows, &mut want).unwrap();
+            together.sample(input, &rows, &mut found).unwrap();
+            for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
+                let (mut found, want) = (found.map(|row| row.draws.to_vec()), want.map(|row| row.draws.to_vec()));
+                if let (Ok(found), Ok(want), GpuExchange::Nccl) = (&mut found, &want, factory.exchange) {
+                    for (found, want) in found.iter_mut().zip(want) {
+                        let rounding = 1e-6 * (want.score.abs() + want.logit.abs() + 1.0);
+                        assert!((found.logit - want.logit).abs() <= rounding, "{found:?}, not {want:?}");
+                        found.logit = want.logit;
                     }
-                    assert_eq!(found, want, "{world} ranks, row {r}");
                 }
+                assert_eq!(found, want, "{}, row {r}", factory.name());
             }
         }
     }

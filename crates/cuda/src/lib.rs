@@ -81,7 +81,7 @@ pub mod rivals;
 pub use probe::Probe;
 
 #[cfg(feature = "nccl")]
-pub use crate::device::nccl::{DeviceNccl, NcclId, NcclOffer};
+pub use crate::device::nccl::{DeviceNccl, NcclId, NcclOffer, nccl_version};
 #[cfg(feature = "driver")]
 pub use crate::{
     compile::{

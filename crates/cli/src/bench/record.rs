@@ -54,6 +54,9 @@ pub struct Gpu {
     pub driver: Option<String>,
     /// cuBLAS's version; `None` where it was not found.
     pub cublas: Option<i32>,
+    /// NCCL's version, where it was timed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nccl: Option<i32>,
     /// Operations a second of cuBLAS on a square product of 8192: the matrix ceiling.
     pub matrix_flops: Option<f64>,
 }

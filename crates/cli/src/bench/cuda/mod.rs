@@ -133,6 +133,7 @@ fn describe(device: &Arc<Device>) -> Result<Gpu, CommandError> {
         multiprocessors: device.multiprocessors(),
         driver: Probe::of_this_machine().driver,
         cublas: None,
+        nccl: None,
         matrix_flops: None,
     })
 }

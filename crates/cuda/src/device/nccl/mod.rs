@@ -3,6 +3,8 @@
 
 pub(crate) mod communicator;
 mod id;
+#[cfg(test)]
+mod tests;
 
 use crate::abi::{Draw, Reduction, status};
 use crate::compile::kernels::{self, Instance, KernelSource};
@@ -48,6 +50,11 @@ pub(crate) fn is_present() -> bool {
 #[cfg(feature = "linked")]
 pub(crate) fn is_present() -> bool {
     true
+}
+
+/// The library's version as it numbers itself, 22803 for 2.28.3; `None` where it cannot be loaded.
+pub fn nccl_version() -> Option<i32> {
+    is_present().then(|| result::get_nccl_version().ok()).flatten()
 }
 
 pub(crate) fn failed(action: &'static str) -> impl Fn(NcclError) -> CudaError {

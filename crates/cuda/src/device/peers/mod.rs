@@ -5,7 +5,7 @@ mod card;
 mod fan_out;
 mod mailbox;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::abi::{self, Draw, MAX_PEERS, PeerState, status};
 use crate::compile::kernels::{self, Instance, KernelSource};

@@ -47,7 +47,7 @@ fn word(seed: u64, i: u32) -> u32 {
 }
 
 /// What a shard drew for a row: mostly a token of the shard, equal scores among them; sometimes nothing, or an error.
-fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
+pub(crate) fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
     let at = |i| word(u64::from(step) << 32 | (rank as u64) << 16 | row as u64, i);
     let token = 1000 * rank as u32 + at(0) % 1000;
     let none = Draw { token: u32::MAX, score: f32::NEG_INFINITY, logit: f32::NEG_INFINITY, status: 1 };
@@ -68,7 +68,7 @@ fn shard_draw(step: u32, rank: usize, row: usize) -> Draw {
 }
 
 /// The draw of the whole vocabulary, by core's winners.
-fn whole_draw(step: u32, world: usize, row: usize) -> Draw {
+pub(crate) fn whole_draw(step: u32, world: usize, row: usize) -> Draw {
     let draws: Vec<_> = (0..world).map(|rank| shard_draw(step, rank, row)).collect();
     let is_invalid = |draw: &&Draw| draw.status == status::NAN || draw.status == status::POSITIVE_INFINITY;
     // A raw one, then the lowest token.

@@ -73,6 +73,15 @@ impl Way {
     }
 }
 
+#[cfg(feature = "nccl")]
+use flash_sampling::cuda::nccl_version;
+
+/// Without the feature nobody asks.
+#[cfg(not(feature = "nccl"))]
+fn nccl_version() -> Option<i32> {
+    None
+}
+
 /// What all ranks of a group are given.
 #[derive(Debug)]
 pub struct Group {
@@ -99,7 +108,9 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         sections.extend(head(&size, &inputs, &group, args, interrupt)?);
     }
     let mut record = Record::now(sections, Vec::new());
-    record.gpu = Some(describe(&group.devices[0])?);
+    let mut gpu = describe(&group.devices[0])?;
+    gpu.nccl = group.transports.contains(&GpuTransport::Nccl).then(nccl_version).flatten();
+    record.gpu = Some(gpu);
     record.protocol = Some("graph replays, 100 at a time after 0.1 s of rest; slowest rank, best of 8");
     table::write(out, &record, args.world).map_err(CommandError::write("to standard output"))?;
     save(&record, args)?;
