@@ -47,7 +47,7 @@ impl Cpu {
         Cpu { kind, isa, threads: None }
     }
 
-    pub(crate) fn with_threads(self, threads: usize) -> Self {
+    pub(crate) const fn with_threads(self, threads: usize) -> Self {
         Cpu { threads: Some(threads), ..self }
     }
 }

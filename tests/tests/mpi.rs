@@ -1,0 +1,203 @@
+//! The suite on ranks that are processes, which meet over MPI. Run without arguments this program starts itself under
+//! `mpirun`, once for each line of [`SUITES`]; words choose among them. `rank LINE` is one of those ranks: all run the same
+//! laws in the same order, each with its own shard of every head. The first that finds a law broken says so and leaves, and
+//! `mpirun` ends the others.
+
+mod backends;
+
+use backends::{Cpu, Kind, boxed};
+use flash_sampling_conformance::laws::{self, uneven_starts};
+use flash_sampling_conformance::{BuildError, SamplerFactory, Trial};
+use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::{Head, PerturbedArgmax, Plan};
+use flash_sampling_cpu::Isa;
+use flash_sampling_distributed::{Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport, TransportError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, ExitCode, Output};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Ranks wait this long for one another: each judges draws by itself in between, more of them than processors.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One line: the suite with so many ranks. Four have unequal shards, one of them empty.
+#[derive(Clone, Copy, Debug)]
+struct Suite {
+    name: &'static str,
+    world: usize,
+    merge: ShardMerge,
+}
+
+const fn suite(name: &'static str, world: usize, merge: ShardMerge) -> Suite {
+    Suite { name, world, merge }
+}
+
+const SUITES: [Suite; 4] = [
+    suite("mpi/winners/2", 2, ShardMerge::Winners),
+    suite("mpi/log_mass/2", 2, ShardMerge::LogMass),
+    suite("mpi/winners/4", 4, ShardMerge::Winners),
+    suite("mpi/log_mass/4", 4, ShardMerge::LogMass),
+];
+
+/// The negative control: the last rank judges its draws by another scheme, and so finds a law broken that holds for all
+/// others.
+const CONTROL: Suite = suite("mpi/control", 4, ShardMerge::Winners);
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [word, name] = args.as_slice()
+        && word == "rank"
+    {
+        let suite = SUITES.into_iter().chain([CONTROL]).find(|suite| suite.name == name);
+        return rank(suite.expect("a line of the table"));
+    }
+    let is_chosen = |suite: &Suite| args.is_empty() || args.iter().any(|word| suite.name.contains(word.as_str()));
+    let mut failed = 0;
+    for suite in SUITES.into_iter().chain([CONTROL]).filter(is_chosen) {
+        let begun = Instant::now();
+        let output = match mpirun(&suite) {
+            Ok(output) => output,
+            Err(error) => {
+                println!("mpirun cannot be started: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let text = String::from_utf8_lossy(&output.stdout);
+        let held = text.lines().filter(|line| line.starts_with("held ")).count();
+        let is_control = suite.name == CONTROL.name;
+        let is_ok = match is_control {
+            false => output.status.success() && held == suite.world,
+            true => {
+                let broken: Vec<_> = text.lines().filter(|line| line.contains(": broken: ")).collect();
+                let last = format!("rank {}: ", suite.world - 1);
+                let is_named = broken.len() == 1 && broken[0].starts_with(&last);
+                !output.status.success() && held == 0 && is_named && begun.elapsed() < LIMIT
+            }
+        };
+        let what = if is_control { "is rejected".into() } else { format!("{} laws", laws::ALL.len()) };
+        let verdict = if is_ok { "ok" } else { "FAILED" };
+        println!("test {} with {} ranks: {what} ... {verdict} ({:.1?})", suite.name, suite.world, begun.elapsed());
+        if !is_ok {
+            failed += 1;
+            println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    println!("test result: {failed} failed");
+    ExitCode::from(u8::from(failed > 0))
+}
+
+/// Starts the ranks, which may be more than processors.
+fn mpirun(suite: &Suite) -> std::io::Result<Output> {
+    Command::new("mpirun")
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .args(["--oversubscribe", "-n", &suite.world.to_string()])
+        .arg(std::env::current_exe()?)
+        .args(["rank", suite.name])
+        .output()
+}
+
+/// One rank of a line. It prints `held`, or which law it found broken.
+fn rank(suite: Suite) -> ExitCode {
+    let mpi = Mpi::start().expect("MPI starts").with_time_limit(LIMIT);
+    let number = mpi.rank();
+    assert_eq!(mpi.world(), suite.world);
+    let factory = Ranks { suite, number, mpi: Shared(Arc::new(Mutex::new(mpi))) };
+    for law in laws::ALL {
+        let found = catch_unwind(AssertUnwindSafe(|| law.check(&Trial::new(&factory))));
+        let why = match found {
+            Ok(Ok(_)) => continue,
+            Ok(Err(failure)) => failure.to_string(),
+            Err(_) => "it panicked".into(),
+        };
+        println!("rank {number}: broken: {}: {why}", law.name);
+        // Not by returning: leaving MPI in order waits for the other ranks.
+        std::process::exit(1);
+    }
+    println!("held by rank {number}");
+    ExitCode::SUCCESS
+}
+
+/// The process's transport, which samplers that live at the same time use by turns. MPI starts once in a process.
+#[derive(Clone, Debug)]
+struct Shared(Arc<Mutex<Mpi>>);
+
+impl Shared {
+    fn with<R>(&self, f: impl FnOnce(&mut Mpi) -> R) -> R {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Transport for Shared {
+    fn rank(&self) -> usize {
+        self.with(|mpi| mpi.rank())
+    }
+
+    fn world(&self) -> usize {
+        self.with(|mpi| mpi.world())
+    }
+
+    fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
+        self.with(|mpi| mpi.all_gather(mine, all))
+    }
+
+    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
+        self.with(|mpi| mpi.all_reduce_max(values))
+    }
+}
+
+/// This rank's shard of every head, over the CPU's sampler.
+struct Ranks {
+    suite: Suite,
+    number: usize,
+    mpi: Shared,
+}
+
+impl Ranks {
+    fn starts(&self, head: &Head<'_>) -> Vec<u32> {
+        let tokens = head.tokens();
+        match self.suite.world {
+            4 => uneven_starts(tokens.start, tokens.end),
+            n => (0..n).map(|k| tokens.start + (tokens.len() * k / n) as u32).collect(),
+        }
+    }
+}
+
+impl SamplerFactory for Ranks {
+    fn name(&self) -> String {
+        self.suite.name.into()
+    }
+
+    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
+        let is_control = self.suite.name == CONTROL.name && self.number == CONTROL.world - 1;
+        match self.suite.merge {
+            ShardMerge::Winners if !is_control => Some(Scheme::Tiled),
+            _ => Some(Scheme::Sharded(self.starts(head))),
+        }
+    }
+
+    fn pace(&self) -> usize {
+        LOCAL.pace()
+    }
+
+    // The outer noise is numbered by rank, and shards must make up the vocabulary.
+    fn takes_shards(&self) -> bool {
+        false
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        let merge = self.suite.merge;
+        let shard_plan = match merge {
+            ShardMerge::LogMass => Plan { max_logprobs: Some(plan.max_logprobs.unwrap_or(0)), ..plan },
+            _ => plan,
+        };
+        let options = ShardOptions { check_tokens: true, ..ShardOptions::new(merge) };
+        let shard = head.split(&self.starts(&head)).swap_remove(self.number);
+        let local = LOCAL.build(shard, shard_plan)?;
+        let join = || -> Result<_, ShardError> { ShardSampler::new(local, self.mpi.clone(), options)?.with_plan(plan) };
+        boxed(join())
+    }
+}
+
+/// The sampler of a shard, on one thread.
+const LOCAL: Cpu = Cpu::new(Kind::Tiled, Isa::Portable).with_threads(1);
