@@ -4,7 +4,7 @@ use crate::error::ShardError;
 use flash_sampling_core::digest::{of_bytes, of_words};
 use flash_sampling_core::{Matrix, RowParams, Samples};
 
-/// Of each row the digests of its hidden states, of its parameters, and of its tokens and scores or its error.
+/// Of each row the digests of its hidden states, of its groups of parameters, and of its tokens and scores or its error.
 pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Samples, bytes: &mut Vec<u8>) {
     bytes.clear();
     for (r, (params, row)) in rows.iter().zip(samples.iter()).enumerate() {
@@ -12,9 +12,8 @@ pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Sample
             Ok(row) => of_words(row.draws.iter().flat_map(|d| [u64::from(d.token), u64::from(d.score.to_bits())])),
             Err(error) => of_bytes(error.to_string().as_bytes()),
         };
-        for word in [of_bytes(input.row_bytes(r)), params.digest(), result] {
-            bytes.extend_from_slice(&word.to_le_bytes());
-        }
+        let words = [of_bytes(input.row_bytes(r))].into_iter().chain(params.digests()).chain([result]);
+        words.for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
     }
 }
 
@@ -23,10 +22,13 @@ pub(crate) fn compare(mine: &[u8], all: &[Vec<u8>]) -> Result<(), ShardError> {
     let Some((shard, theirs)) = all.iter().enumerate().find(|(_, theirs)| *theirs != mine) else { return Ok(()) };
     let (mine, theirs) = (mine.as_chunks::<8>().0, theirs.as_chunks::<8>().0);
     let at = mine.iter().zip(theirs).position(|(a, b)| a != b).unwrap_or(mine.len().min(theirs.len()));
-    let row = at / 3;
-    Err(match at % 3 {
-        0 => ShardError::Inputs { shard, row },
-        1 => ShardError::Params { shard, row },
-        _ => ShardError::Disagree { shard, row },
+    let groups = RowParams::GROUPS;
+    let (row, word) = (at / (groups.len() + 2), at % (groups.len() + 2));
+    Err(match word.checked_sub(1) {
+        None => ShardError::Inputs { shard, row },
+        Some(group) => match groups.get(group) {
+            Some(what) => ShardError::Params { shard, row, what },
+            None => ShardError::Disagree { shard, row },
+        },
     })
 }

@@ -120,9 +120,9 @@ pub enum ShardError {
         /// Whether the shard does.
         found_check: bool,
     },
-    /// [`Exchange::Winners`] carries winners; a draw by log-mass needs summaries.
-    #[error("winners alone cannot be merged by log-mass: exchange summaries")]
-    WinnersByMass,
+    /// [`Exchange::Keys`] carries winners; a draw by log-mass needs summaries.
+    #[error("keys cannot be merged by log-mass: exchange summaries")]
+    KeysByMass,
     /// A weight or hidden states are of another type than elsewhere.
     #[error("shard {shard} has {what} of {found:?}, but {expected:?} is expected")]
     Type {
@@ -196,12 +196,14 @@ pub enum ShardError {
         found: usize,
     },
     /// Ranks were called with different parameters for a row.
-    #[error("shard {shard} was called with other parameters for row {row}")]
+    #[error("shard {shard} was called with other parameters for row {row}: {what}")]
     Params {
         /// The shard.
         shard: usize,
-        /// The row.
+        /// The first row that differs.
         row: usize,
+        /// The first of [`RowParams::GROUPS`](flash_sampling_core::RowParams::GROUPS) that does.
+        what: &'static str,
     },
     /// The largest word of a row is no winner: the transport damaged it.
     #[error("the ranks' winner of row {row} is no token of the vocabulary")]

@@ -6,8 +6,8 @@
 //!
 //! | merge | the draw is | what crosses in a call that asks for no more |
 //! | --- | --- | --- |
-//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 13 a row, of each shard; 8 a planned row by [`Exchange::Winners`], whatever the world |
-//! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 21 a row, of each shard |
+//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 5 a row, of each shard; 8 a planned row by [`Exchange::Keys`], whatever the world |
+//! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 13 a row, of each shard |
 //!
 //! A row with filters crosses as a survey instead of draws: first tokens, masses, moments and frontiers, some kilobytes of
 //! each shard, and every rank makes the cut of the whole row from these. One with raw log-probabilities crosses with the
@@ -25,8 +25,9 @@
 //! | `filtered`, `raw`, `surveyed` | rows with filters or raw log-probabilities: surveys merged and decided, and their bytes |
 //! | `merge` | the two merges |
 //! | `stage` | which of several bad logits is a row's error |
-//! | `winners` | one word a row, for an exchange of winners alone |
+//! | `keys` | one word a row, for an exchange of winners alone |
 //! | `options`, `check` | what ranks agree on, and the debug check that they agree on results |
+//! | `differ` | which parameter it is where ranks were called with different ones |
 //! | `sharded`, `shard_sampler` | the two samplers |
 //! | `transport`, `loopback` | the exchange |
 //!
@@ -34,8 +35,10 @@
 #![deny(unsafe_code)]
 
 mod check;
+mod differ;
 mod error;
 mod filtered;
+mod keys;
 mod loopback;
 mod merge;
 #[cfg(feature = "mpi")]
@@ -51,7 +54,6 @@ mod summary;
 mod surveyed;
 mod tiling;
 mod transport;
-mod winners;
 mod wire;
 
 pub use error::ShardError;

@@ -7,17 +7,17 @@ use flash_sampling_core::{DType, Head};
 /// What crosses between the ranks of a group in a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Exchange {
-    /// The summaries of every row, gathered: 12 bytes a draw and 13 a row of each rank, and what rows ask for besides.
+    /// The summaries of every row, gathered: 12 bytes a draw and 5 a row of each rank, and what rows ask for besides.
     /// Everything that a row has is that of a sampler without shards, to the last bit.
     #[default]
     Summaries,
-    /// One order-preserving u64 a row (score, inverted token) in one max all-reduce, for [`ShardMerge::Winners`]: 8 bytes
-    /// for each row of the plan and 24 for the call, whatever the number of ranks. Tokens and scores are those of
+    /// A key a row, the winner as an order-preserving u64 (score, inverted token), in one max all-reduce, for
+    /// [`ShardMerge::Winners`]: 8 bytes for each row of the plan and 24 for the call, whatever the number of ranks. Tokens and scores are those of
     /// [`Exchange::Summaries`], to the last bit; the logit of a draw does not travel and is given as score minus noise,
     /// which is within the rounding of that subtraction.
     /// Calls with a row that asks for more (several draws, log-probabilities, filters, a list without replacement) or that is bad
     /// (NaN, +inf) gather summaries after the reduction, which every rank learns from the reduction itself.
-    Winners,
+    Keys,
 }
 
 /// What a head does to its dot products.

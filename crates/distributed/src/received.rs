@@ -4,16 +4,14 @@ use crate::error::ShardError;
 use crate::filtered::{is_surveyed, kept_list};
 use crate::stage::Stage;
 use crate::summary::{
-    ANSWER, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, PASS, ROWS, SURVEY, ShardSummary, UNUSABLE,
+    ANSWER, Call, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, PASS, ROWS, SURVEY, ShardSummary, UNUSABLE,
     of_element,
 };
 use crate::surveyed::{decode_overview, decode_pass, decode_raw, read_mass};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{
-    Candidate, DType, Draw, Inquiry, MassHistogram, RowError, RowParams, RowSample, RowSurvey, Winner,
-};
+use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, RowError, RowParams, RowSample, RowSurvey, Winner};
 
 /// The received summaries of one shard; keeps its memory from call to call.
 #[derive(Debug, Default)]
@@ -48,15 +46,14 @@ struct Answer {
 }
 
 impl Received {
-    /// Reads the message of `shard`, which covers `tokens`. `expected` says what a row's answer is to hold, or nothing where
+    /// Reads the message of `shard`, which covers `tokens`, of a call that it shares with this rank. `expected` says what a row's answer is to hold, or nothing where
     /// its parameters are invalid.
     pub(crate) fn decode<'a>(
         &mut self,
         bytes: &[u8],
         shard: usize,
         tokens: &Range<u32>,
-        (rows, digests): (&[RowParams<'a>], &[u64]),
-        dtype: DType,
+        rows: &[RowParams<'a>],
         expected: impl Fn(&RowParams<'a>) -> Option<Expected<'a>>,
     ) -> Result<(), ShardError> {
         self.rows.clear();
@@ -66,17 +63,8 @@ impl Received {
         self.masses.clear();
         let message = |source| ShardError::Message { shard, source };
         let mut reader = Reader::new(bytes);
-        let (found, of_type) = self.header(&mut reader, shard)?;
-        if found != rows.len() {
-            return Err(ShardError::Rows { shard, expected: rows.len(), found });
-        }
-        if of_type != dtype {
-            return Err(ShardError::Type { shard, what: "hidden states", expected: dtype, found: of_type });
-        }
-        for (r, (params, digest)) in rows.iter().zip(digests).enumerate() {
-            if reader.u64().map_err(message)? != *digest {
-                return Err(ShardError::Params { shard, row: r });
-            }
+        header(&mut reader, shard)?;
+        for (r, params) in rows.iter().enumerate() {
             let kind = reader.u8().map_err(message)?;
             if kind == UNUSABLE {
                 let reason = reader.text().map_err(message)?.to_owned();
@@ -90,28 +78,6 @@ impl Received {
             self.rows.push(summary.map_err(message)?);
         }
         reader.finish().map_err(message)
-    }
-
-    /// The number of rows that follow, and the type of their hidden states.
-    fn header(&self, reader: &mut Reader<'_>, shard: usize) -> Result<(usize, DType), ShardError> {
-        let header = (|| {
-            if reader.u32()? != MAGIC {
-                return Err(reader.invalid("not a shard's summaries"));
-            }
-            match reader.u8()? {
-                ROWS => {
-                    let rows = reader.u32()? as usize;
-                    let dtype = of_element(reader.u8()?).ok_or_else(|| reader.invalid("an unknown type"))?;
-                    Ok(Ok((rows, dtype)))
-                }
-                FAILED => Ok(Err(reader.text()?.to_owned())),
-                _ => Err(reader.invalid("an unknown status")),
-            }
-        })();
-        match header.map_err(|source| ShardError::Message { shard, source })? {
-            Ok(header) => Ok(header),
-            Err(reason) => Err(ShardError::Failed { shard, reason }),
-        }
     }
 
     /// Reads the message of a further pass, in which `asked` rows take part.
@@ -287,6 +253,46 @@ impl Received {
     }
 }
 
+/// What a shard was called with, before its rows.
+fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, ShardError> {
+    let header = (|| {
+        if reader.u32()? != MAGIC {
+            return Err(reader.invalid("not a shard's summaries"));
+        }
+        match reader.u8()? {
+            ROWS => {
+                let rows = reader.u32()? as usize;
+                let dtype = of_element(reader.u8()?).ok_or_else(|| reader.invalid("an unknown type"))?;
+                Ok(Ok(Call { rows, dtype, digest: reader.u64()? }))
+            }
+            FAILED => Ok(Err(reader.text()?.to_owned())),
+            _ => Err(reader.invalid("an unknown status")),
+        }
+    })();
+    match header.map_err(|source| ShardError::Message { shard, source })? {
+        Ok(call) => Ok(call),
+        Err(reason) => Err(ShardError::Failed { shard, reason }),
+    }
+}
+
+/// Whether all shards were called with the parameters of this rank. Where it is an error or `false`, it is one or the other
+/// on every rank: all have the same messages, and of ranks that differ each differs from some other.
+pub(crate) fn is_same_call(messages: &[Vec<u8>], mine: Call) -> Result<bool, ShardError> {
+    let mut is_same = true;
+    for (shard, bytes) in messages.iter().enumerate() {
+        let theirs = header(&mut Reader::new(bytes), shard)?;
+        if theirs.rows != mine.rows {
+            return Err(ShardError::Rows { shard, expected: mine.rows, found: theirs.rows });
+        }
+        if theirs.dtype != mine.dtype {
+            let (expected, found) = (mine.dtype, theirs.dtype);
+            return Err(ShardError::Type { shard, what: "hidden states", expected, found });
+        }
+        is_same &= theirs.digest == mine.digest;
+    }
+    Ok(is_same)
+}
+
 /// A token of the shard.
 fn token(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<u32, WireError> {
     let token = reader.u32()?;
@@ -307,7 +313,7 @@ mod tests {
     use super::*;
     use crate::summary::{begin, encode_failure, encode_not_asked, encode_row};
     use flash_sampling_core::reference::{Reference, Scheme};
-    use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, Samples};
+    use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, Samples};
     use proptest::prelude::*;
 
     const TOKENS: Range<u32> = 100..200;
@@ -320,10 +326,6 @@ mod tests {
 
     fn by_mass(params: &RowParams<'_>) -> Option<bool> {
         (params.temperature >= 0.0).then_some(true)
-    }
-
-    fn digests(rows: &[RowParams<'_>]) -> Vec<u64> {
-        rows.iter().map(RowParams::digest).collect()
     }
 
     fn expected(params: &RowParams<'static>) -> Option<Expected<'static>> {
@@ -349,13 +351,11 @@ mod tests {
 
     fn message(samples: &Samples) -> Vec<u8> {
         let (mut bytes, mut words) = (Vec::new(), Vec::new());
-        begin(&mut bytes, rows().len(), DType::BF16);
+        begin(&mut bytes, Call::of(&rows(), DType::BF16));
         for (r, params) in rows().iter().enumerate() {
             match by_mass(params) {
-                Some(by_mass) => {
-                    encode_row(&mut bytes, &mut words, (params, params.digest()), by_mass, &samples.row(r), Stage::Raw)
-                }
-                None => encode_not_asked(&mut bytes, params.digest()),
+                Some(by_mass) => encode_row(&mut bytes, &mut words, params, by_mass, &samples.row(r), Stage::Raw),
+                None => encode_not_asked(&mut bytes),
             }
         }
         bytes
@@ -363,7 +363,7 @@ mod tests {
 
     fn decode(bytes: &[u8]) -> Result<Received, ShardError> {
         let mut summaries = Received::default();
-        summaries.decode(bytes, 1, &TOKENS, (&rows(), &digests(&rows())), DType::BF16, expected).map(|()| summaries)
+        summaries.decode(bytes, 1, &TOKENS, &rows(), expected).map(|()| summaries)
     }
 
     fn wire_error(bytes: &[u8]) -> WireError {
@@ -379,7 +379,7 @@ mod tests {
         let bytes = message(&samples);
         let mut summaries = decode(&bytes).unwrap();
         // A second call of the same shape finds nothing of the first.
-        summaries.decode(&bytes, 1, &TOKENS, (&rows(), &digests(&rows())), DType::BF16, expected).unwrap();
+        summaries.decode(&bytes, 1, &TOKENS, &rows(), expected).unwrap();
         let (sent, received) = (samples.row(0).unwrap(), summaries.row(0).unwrap());
         assert_eq!(received.draws, sent.draws);
         assert_eq!(received.log_z, sent.log_z);
@@ -401,17 +401,16 @@ mod tests {
     }
 
     #[test]
-    fn other_rows_and_other_parameters_are_named() {
-        let bytes = message(&samples());
-        let mut summaries = Received::default();
-        let error = summaries
-            .decode(&bytes, 1, &TOKENS, (&rows()[..3], &digests(&rows()[..3])), DType::BF16, expected)
-            .unwrap_err();
-        assert!(matches!(error, ShardError::Rows { shard: 1, expected: 3, found: 4 }));
-        let error =
-            summaries.decode(&bytes, 1, &TOKENS, (&rows(), &digests(&rows())), DType::F16, expected).unwrap_err();
+    fn other_rows_types_and_parameters_are_told_apart() {
+        let messages = vec![message(&samples()); 2];
+        let call = |rows: &[RowParams<'_>], dtype| is_same_call(&messages, Call::of(rows, dtype));
+        assert!(matches!(call(&rows(), DType::BF16), Ok(true)));
+        let error = call(&rows()[..3], DType::BF16).unwrap_err();
+        assert!(matches!(error, ShardError::Rows { shard: 0, expected: 3, found: 4 }));
+        let error = call(&rows(), DType::F16).unwrap_err();
+        let (expected, found) = (DType::F16, DType::BF16);
         assert!(
-            matches!(error, ShardError::Type { shard: 1, expected: DType::F16, found: DType::BF16, .. }),
+            matches!(error, ShardError::Type { shard: 0, expected: e, found: f, .. } if (e, f) == (expected, found)),
             "{error}"
         );
         let changes: [fn(&mut RowParams<'static>); 5] =
@@ -419,9 +418,7 @@ mod tests {
         for change in changes {
             let mut other = rows();
             change(&mut other[2]);
-            let error =
-                summaries.decode(&bytes, 1, &TOKENS, (&other, &digests(&other)), DType::BF16, expected).unwrap_err();
-            assert!(matches!(error, ShardError::Params { shard: 1, row: 2 }), "{error}");
+            assert!(matches!(call(&other, DType::BF16), Ok(false)));
         }
     }
 
@@ -430,8 +427,7 @@ mod tests {
         let bytes = message(&samples());
         let mut summaries = Received::default();
         for tokens in [101..200, 100..199, 300..400] {
-            let error =
-                summaries.decode(&bytes, 1, &tokens, (&rows(), &digests(&rows())), DType::BF16, expected).unwrap_err();
+            let error = summaries.decode(&bytes, 1, &tokens, &rows(), expected).unwrap_err();
             assert!(matches!(error, ShardError::Message { source: WireError::Invalid { .. }, .. }), "{error}");
         }
     }

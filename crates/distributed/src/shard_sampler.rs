@@ -2,14 +2,15 @@
 
 use crate::error::ShardError;
 use crate::filtered::OpenRows;
+use crate::keys::Keys;
 use crate::merge::Merger;
 use crate::options::{Exchange, ShardOptions};
-use crate::received::{Expected, Received};
+use crate::received::{Expected, Received, is_same_call};
 use crate::shard::Shard;
+use crate::summary::Call;
 use crate::tiling::{Description, Whole};
 use crate::transport::Transport;
-use crate::winners::Winners;
-use crate::{check, summary, surveyed};
+use crate::{check, differ, summary, surveyed};
 use core::ops::Range;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
@@ -18,7 +19,9 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 ///
 /// Every rank of the group makes the same calls with the same hidden states and row parameters, and gets the same
 /// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes one [`all_gather`](Transport::all_gather) of
-/// summaries (and one more for each further pass that rows with filters take, and one for raw log-probabilities), or one [`all_reduce_max`](Transport::all_reduce_max) of winners (see [`Exchange`]), whatever goes wrong on
+/// summaries (and one more for each further pass that rows with filters take, one for raw log-probabilities, and one to
+/// name what differs where ranks were called with different parameters), or one
+/// [`all_reduce_max`](Transport::all_reduce_max) of keys (see [`Exchange`]), whatever goes wrong on
 /// this rank, so that a failure here is an error on the other ranks and not a hang. A call with a row that has a bad logit
 /// asks the local shard once more, for such rows alone: whether a raw logit was bad. All ranks merge the same bytes, so they
 /// agree to the last bit.
@@ -58,10 +61,8 @@ pub struct ShardSampler<'s, T> {
     messages: Vec<Vec<u8>>,
     received: Vec<Received>,
     words: Vec<u64>,
-    /// Of the rows of a call.
-    digests: Vec<u64>,
     options: ShardOptions,
-    winners: Winners,
+    keys: Keys,
 }
 
 impl<'s, T: Transport> ShardSampler<'s, T> {
@@ -71,7 +72,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     ///
     /// # Errors
     /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Merge`], [`ShardError::Exchange`],
-    /// [`ShardError::Type`] and [`ShardError::Rank`] when ranks differ in these, [`ShardError::WinnersByMass`], and what can
+    /// [`ShardError::Type`] and [`ShardError::Rank`] when ranks differ in these, [`ShardError::KeysByMass`], and what can
     /// go wrong in an exchange. Every rank gets the same error about the shards.
     pub fn new(
         mut local: Box<dyn PerturbedArgmax + 's>,
@@ -99,9 +100,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             messages,
             transport,
             words: Vec::new(),
-            digests: Vec::new(),
             options,
-            winners: Winners::default(),
+            keys: Keys::default(),
         })
     }
 
@@ -137,34 +137,35 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         self.local.ask(input, rows, &self.whole)
     }
 
-    /// Exchanges winners alone; whether that was enough, which is the same on every rank.
+    /// Exchanges keys; whether that was enough, which is the same on every rank.
     fn reduce(
         &mut self,
-        input: Matrix<'_>,
+        call: Call,
         rows: &[RowParams<'_>],
         has_answers: bool,
         out: &mut Samples,
     ) -> Result<bool, ShardError> {
-        let ShardSampler { local, whole, winners, transport, digests, .. } = self;
-        winners.begin(whole, digests, input.dtype());
+        let ShardSampler { local, whole, keys, transport, .. } = self;
+        keys.begin(whole, call);
         if has_answers {
             for (r, params) in rows.iter().enumerate() {
                 match whole.check(params) {
-                    Ok(row) if row.filters.is_some() => winners.ask_for_summaries(),
-                    Ok(row) => winners.put(r, &row, &local.summary(r)),
+                    Ok(row) if row.filters.is_some() => keys.ask_for_summaries(),
+                    Ok(row) => keys.put(r, &row, &local.summary(r)),
                     Err(_) => {}
                 }
             }
         } else {
-            winners.ask_for_summaries();
+            keys.ask_for_summaries();
         }
-        transport.all_reduce_max(winners.words())?;
-        Ok(winners.results(whole, rows, out)?.is_some())
+        transport.all_reduce_max(keys.words())?;
+        Ok(keys.results(whole, rows, out)?.is_some())
     }
 
     /// Gathers the summaries and merges them. `failure` is why this rank has none.
     fn gather(
         &mut self,
+        call: Call,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
         failure: Option<&SampleError>,
@@ -172,15 +173,20 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     ) -> Result<(), ShardError> {
         match failure {
             Some(error) => summary::encode_failure(&mut self.message, &error.to_string()),
-            None => self.summarize(input, rows),
+            None => self.summarize(call, rows),
         }
         exchange(&mut self.transport, &self.message, &mut self.messages)?;
         if failure.is_some() {
             return Ok(());
         }
-        let ShardSampler { whole, open, tokens, messages, received, digests, .. } = self;
+        if !is_same_call(&self.messages, call)? {
+            differ::encode(rows, &mut self.message);
+            exchange(&mut self.transport, &self.message, &mut self.messages)?;
+            return Err(differ::what(&self.message, &self.messages));
+        }
+        let ShardSampler { whole, open, tokens, messages, received, .. } = self;
         for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
-            received.decode(bytes, shard, tokens, (rows, digests), input.dtype(), |params| expected(whole, params))?;
+            received.decode(bytes, shard, tokens, rows, |params| expected(whole, params))?;
         }
         let stage = |shard: usize, row| received[shard].stage(row);
         open.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row), stage);
@@ -222,17 +228,17 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     }
 
     /// The local summaries of a call, as the message to the other ranks.
-    fn summarize(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) {
-        summary::begin(&mut self.message, rows.len(), input.dtype());
-        for (r, (params, &digest)) in rows.iter().zip(&self.digests).enumerate() {
+    fn summarize(&mut self, call: Call, rows: &[RowParams<'_>]) {
+        summary::begin(&mut self.message, call);
+        for (r, params) in rows.iter().enumerate() {
             match expected(&self.whole, params) {
-                None => summary::encode_not_asked(&mut self.message, digest),
+                None => summary::encode_not_asked(&mut self.message),
                 Some(Expected { row, by_mass }) => {
                     let (bytes, words, stage) = (&mut self.message, &mut self.words, self.local.stage(r));
                     if row.filters.is_some() {
-                        summary::encode_survey(bytes, words, (params, digest), &row, self.local.survey(r), stage);
+                        summary::encode_survey(bytes, words, params, &row, self.local.survey(r), stage);
                     } else {
-                        summary::encode_row(bytes, words, (params, digest), by_mass, &self.local.summary(r), stage);
+                        summary::encode_row(bytes, words, params, by_mass, &self.local.summary(r), stage);
                     }
                     if row.raw_logprobs.is_some() {
                         surveyed::encode_raw(bytes, words, self.local.survey(r));
@@ -250,11 +256,10 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         failure: Option<&SampleError>,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
-        self.digests.clear();
-        self.digests.extend(rows.iter().map(RowParams::digest));
-        let is_done = self.options.exchange == Exchange::Winners && self.reduce(input, rows, failure.is_none(), out)?;
+        let call = Call::of(rows, input.dtype());
+        let is_done = self.options.exchange == Exchange::Keys && self.reduce(call, rows, failure.is_none(), out)?;
         if !is_done {
-            self.gather(input, rows, failure, out)?;
+            self.gather(call, input, rows, failure, out)?;
         }
         if self.options.check_tokens && failure.is_none() {
             self.check_tokens(input, rows, out)?;

@@ -1,8 +1,9 @@
 //! What a shard leaves behind of a call, and its bytes.
 //!
 //! ```text
-//! message   magic u32 | 0 u8 | rows u32 | type u8 | row ...          or, when the whole call failed:  magic u32 | 1 u8 | text
-//! row       digest of the parameters u64 | kind u8 | rest
+//! message   magic u32 | 0 u8 | rows u32 | type u8 | digest of the rows' parameters u64 | row ...
+//!           or, when the whole call failed:  magic u32 | 1 u8 | text
+//! row       kind u8 | rest
 //!   0 ANSWER        draws | log-mass f64 if merged by it | mass and top if log-probabilities were asked for
 //!   1 NO_MASS       the shard has no finite logit
 //!   2 NAN           token u32 | stage u8: 0 of a raw logit, 1 of a transformed one
@@ -20,6 +21,7 @@
 use crate::stage::Stage;
 use crate::surveyed::encode_overview;
 use crate::wire::put_text;
+use flash_sampling_core::digest::of_words;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{DType, Draw, LogprobsMode, MassHistogram, RowError, RowParams, RowSample, RowSurvey};
 
@@ -29,7 +31,7 @@ use flash_sampling_core::{DType, Draw, LogprobsMode, MassHistogram, RowError, Ro
 pub type ShardSummary<'a> = Result<RowSample<'a>, RowError>;
 
 /// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs04");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs05");
 
 pub(crate) const ROWS: u8 = 0;
 pub(crate) const FAILED: u8 = 1;
@@ -48,13 +50,30 @@ pub(crate) const DRAW: usize = 12;
 /// Bytes of a bin.
 pub(crate) const BIN: usize = 12;
 
-/// Begins a message of `rows` rows of hidden states of a type.
-pub(crate) fn begin(bytes: &mut Vec<u8>, rows: usize, dtype: DType) {
+/// What every rank must have been called with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) rows: usize,
+    /// Of the hidden states.
+    pub(crate) dtype: DType,
+    /// Of the parameters of all rows.
+    pub(crate) digest: u64,
+}
+
+impl Call {
+    pub(crate) fn of(rows: &[RowParams<'_>], dtype: DType) -> Call {
+        Call { rows: rows.len(), dtype, digest: of_words(rows.iter().map(RowParams::digest)) }
+    }
+}
+
+/// Begins a message.
+pub(crate) fn begin(bytes: &mut Vec<u8>, call: Call) {
     bytes.clear();
     bytes.extend_from_slice(&MAGIC.to_le_bytes());
     bytes.push(ROWS);
-    bytes.extend_from_slice(&(rows as u32).to_le_bytes());
-    bytes.push(element(dtype));
+    bytes.extend_from_slice(&(call.rows as u32).to_le_bytes());
+    bytes.push(element(call.dtype));
+    bytes.extend_from_slice(&call.digest.to_le_bytes());
 }
 
 /// The number of a type in messages.
@@ -80,8 +99,7 @@ pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
 }
 
 /// Appends a row that was not asked for, because its parameters are invalid.
-pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>, digest: u64) {
-    bytes.extend_from_slice(&digest.to_le_bytes());
+pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>) {
     bytes.push(NOT_ASKED);
 }
 
@@ -89,30 +107,28 @@ pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>, digest: u64) {
 pub(crate) fn encode_survey(
     bytes: &mut Vec<u8>,
     words: &mut Vec<u64>,
-    (params, digest): (&RowParams<'_>, u64),
+    params: &RowParams<'_>,
     row: &Row<'_>,
     survey: &RowSurvey,
     stage: Stage,
 ) {
     let error = survey.error.or_else(|| survey.list.is_empty().then_some(RowError::NoFiniteLogit));
     if let Some(error) = error {
-        return encode_row(bytes, words, (params, digest), false, &Err(error), stage);
+        return encode_row(bytes, words, params, false, &Err(error), stage);
     }
-    bytes.extend_from_slice(&digest.to_le_bytes());
     bytes.push(SURVEY);
     encode_overview(bytes, words, row, survey);
 }
 
-/// Appends a row's summary. `digest`: that of the parameters; `by_mass`: the merge needs the log-mass; `stage`: that of a bad logit.
+/// Appends a row's summary. `by_mass`: the merge needs the log-mass; `stage`: that of a bad logit.
 pub(crate) fn encode_row(
     bytes: &mut Vec<u8>,
     words: &mut Vec<u64>,
-    (params, digest): (&RowParams<'_>, u64),
+    params: &RowParams<'_>,
     by_mass: bool,
     summary: &ShardSummary<'_>,
     stage: Stage,
 ) {
-    bytes.extend_from_slice(&digest.to_le_bytes());
     match summary {
         Ok(sample) => {
             bytes.push(ANSWER);

@@ -79,7 +79,7 @@ impl Description {
             self.plan.max_logprobs.is_some(),
             self.plan.canonical,
             self.merge == ShardMerge::LogMass,
-            self.exchange == Exchange::Winners,
+            self.exchange == Exchange::Keys,
             self.check_tokens,
             self.takes_hidden,
             self.pathwise,
@@ -116,7 +116,7 @@ impl Description {
             input,
             plan,
             merge: if reader.flag()? { ShardMerge::LogMass } else { ShardMerge::Winners },
-            exchange: if reader.flag()? { Exchange::Winners } else { Exchange::Summaries },
+            exchange: if reader.flag()? { Exchange::Keys } else { Exchange::Summaries },
             check_tokens: reader.flag()?,
             weight: None,
             transforms: None,
@@ -207,8 +207,8 @@ impl Whole {
                 return Err(ShardError::Nested { shard });
             }
         }
-        if merge == ShardMerge::LogMass && first.exchange == Exchange::Winners {
-            return Err(ShardError::WinnersByMass);
+        if merge == ShardMerge::LogMass && first.exchange == Exchange::Keys {
+            return Err(ShardError::KeysByMass);
         }
         if merge == ShardMerge::LogMass && plan.max_logprobs.is_none() {
             return Err(ShardError::NoLogMass);
@@ -315,7 +315,7 @@ mod tests {
                 let mut d = Description { merge, weight, rank: (3, 7), ..description(3..9) };
                 d.transforms =
                     max_logprobs.map(|_| Transforms { bias: true, soft_cap: weight.map(|_| 5.0), scale: -1.0 });
-                (d.exchange, d.check_tokens) = (Exchange::Winners, weight.is_none());
+                (d.exchange, d.check_tokens) = (Exchange::Keys, weight.is_none());
                 d.plan.max_logprobs = max_logprobs;
                 d.encode(&mut bytes);
                 assert_eq!(Description::decode(&bytes), Ok(d));
@@ -370,7 +370,7 @@ mod tests {
         assert!(matches!(with(|d| d.takes_hidden = false), ShardError::Input { shard: 1 }));
         assert!(matches!(with(|d| d.pathwise = false), ShardError::NotPathwise { shard: 1 }));
         assert!(matches!(with(|d| d.merge = ShardMerge::LogMass), ShardError::Merge { shard: 1, .. }));
-        assert!(matches!(with(|d| d.exchange = Exchange::Winners), ShardError::Exchange { shard: 1, .. }));
+        assert!(matches!(with(|d| d.exchange = Exchange::Keys), ShardError::Exchange { shard: 1, .. }));
         assert!(matches!(with(|d| d.check_tokens = true), ShardError::Exchange { shard: 1, found_check: true, .. }));
         assert!(matches!(with(|d| d.rank = (1, 3)), ShardError::Rank { shard: 1, world: 2, found_world: 3, .. }));
         assert!(matches!(with(|d| d.rank = (0, 2)), ShardError::Rank { shard: 1, found_rank: 0, .. }));

@@ -3,11 +3,34 @@
 use super::RowParams;
 use crate::digest::{of_list, of_words};
 
+/// How many groups there are.
+const COUNT: usize = 11;
+
 impl RowParams<'_> {
+    /// The groups of [`RowParams::digests`], as an error names them.
+    pub const GROUPS: [&'static str; COUNT] = [
+        "seed",
+        "position",
+        "number of draws",
+        "log-probabilities",
+        "temperature",
+        "filters",
+        "penalties",
+        "history",
+        "mask",
+        "logit bias",
+        "bans",
+    ];
+
     /// A digest of every parameter, with what is in the lists: rows with the same digest draw the same tokens from the same
     /// logits, but for one pair of rows in 2^64. A [`History`](crate::History) keeps its own; a mask costs about a
     /// microsecond for 10^5 tokens.
     pub fn digest(&self) -> u64 {
+        of_words(self.digests())
+    }
+
+    /// The same in groups, [`RowParams::GROUPS`]: what differs between two rows is in those whose digests differ.
+    pub fn digests(&self) -> [u64; COUNT] {
         // By name, so that no field is forgotten.
         let RowParams {
             seed,
@@ -45,29 +68,31 @@ impl RowParams<'_> {
         } = *self;
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         let floats = |high: f32, low: f32| pair(high.to_bits(), low.to_bits());
-        of_words([
+        [
             seed,
             position,
-            pair(draws, first_draw),
-            u64::from(without_replacement) << 1 | u64::from(kept),
-            logprobs.map_or(u64::MAX, u64::from),
-            logprobs_mode as u64,
-            floats(temperature, repetition_penalty),
-            floats(frequency_penalty, presence_penalty),
-            floats(dry_multiplier, dry_base),
-            pair(dry_allowed_length, dry_penalty_last_n),
-            pair(top_k, min_tokens),
-            floats(top_p, min_p),
-            floats(top_n_sigma, epsilon_cutoff),
-            floats(xtc_threshold, xtc_probability),
-            pair(typical_p.to_bits(), order as u32),
+            of_words([pair(draws, first_draw), u64::from(without_replacement)]),
+            of_words([logprobs.map_or(u64::MAX, u64::from), logprobs_mode as u64, u64::from(kept)]),
+            u64::from(temperature.to_bits()),
+            of_words([
+                pair(top_k, order as u32),
+                floats(top_p, min_p),
+                floats(top_n_sigma, epsilon_cutoff),
+                floats(xtc_threshold, xtc_probability),
+                u64::from(typical_p.to_bits()),
+            ]),
+            of_words([
+                floats(repetition_penalty, 0.0),
+                floats(frequency_penalty, presence_penalty),
+                floats(dry_multiplier, dry_base),
+                pair(dry_allowed_length, dry_penalty_last_n),
+                of_list(dry_sequence_breakers),
+            ]),
+            history.map_or(0, |history| history.digest()),
             mask.map_or(0, of_list),
             of_words(logit_bias.iter().map(|&(token, bias)| pair(token, bias.to_bits()))),
-            of_list(banned),
-            of_list(stop_token_ids),
-            of_list(dry_sequence_breakers),
-            history.map_or(0, |history| history.digest()),
-        ])
+            of_words([of_list(banned), of_list(stop_token_ids), u64::from(min_tokens)]),
+        ]
     }
 }
 
@@ -126,6 +151,11 @@ mod tests {
             RowParams { dry_sequence_breakers: &[1], ..row },
         ];
         rows.extend(histories.iter().map(|history| RowParams { history: Some(history), ..row }));
+        // One parameter in each, and so one group.
+        for other in &rows[1..] {
+            let differ = row.digests().iter().zip(other.digests()).filter(|(a, b)| **a != *b).count();
+            assert_eq!(differ, 1, "{other:?}");
+        }
         let digests: HashSet<u64> = rows.iter().map(RowParams::digest).collect();
         assert_eq!(digests.len(), rows.len());
         assert_eq!(RowParams { history: Some(&histories[0].clone()), ..row }.digest(), rows[rows.len() - 4].digest());

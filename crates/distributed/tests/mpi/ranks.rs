@@ -58,7 +58,7 @@ fn agree(mut mpi: Mpi) {
     let mut transport = mpi;
     for (merge, exchange) in [
         (ShardMerge::Winners, Exchange::Summaries),
-        (ShardMerge::Winners, Exchange::Winners),
+        (ShardMerge::Winners, Exchange::Keys),
         (ShardMerge::LogMass, Exchange::Summaries),
     ] {
         let options = ShardOptions { merge, exchange, check_tokens: true, weight: Some(DType::F32), transforms: None };
@@ -132,7 +132,10 @@ fn differ(mpi: Mpi) {
         sampler.sample(input, &row, &mut Samples::new()).unwrap_err()
     };
     let (error, other) = (call(HIDDEN), if is_last { 0 } else { last });
-    assert!(matches!(source(&error), ShardError::Params { shard, row: 0 } if *shard == other), "{error:?}");
+    assert!(
+        matches!(source(&error), ShardError::Params { shard, row: 0, what: "seed" } if *shard == other),
+        "{error:?}"
+    );
     match call(if is_last { HIDDEN - 1 } else { HIDDEN }) {
         SampleError::Hidden { .. } => assert!(is_last),
         error => assert!(matches!(source(&error), ShardError::Failed { shard, .. } if *shard == last), "{error:?}"),
@@ -183,10 +186,10 @@ fn timed(mut mpi: Mpi) {
     };
     let mut words = [rank as u64; 67];
     let winners = microseconds(&mut mpi, &mut |mpi| mpi.all_reduce_max(&mut words).unwrap());
-    // A plain row's summary: fingerprint, kind, count, one draw.
-    let (message, mut all) = (vec![rank as u8; 10 + 64 * (8 + 1 + 4 + 12)], Vec::new());
+    // A plain row's summary: kind, count, one draw; the call's header before them.
+    let (message, mut all) = (vec![rank as u8; 18 + 64 * (1 + 4 + 12)], Vec::new());
     let summaries = microseconds(&mut mpi, &mut |mpi| mpi.all_gather(&message, &mut all).unwrap());
-    for (what, (median, slow)) in [("winners (536 bytes)", winners), ("summaries (1610 bytes)", summaries)] {
+    for (what, (median, slow)) in [("winners (536 bytes)", winners), ("summaries (1106 bytes)", summaries)] {
         println!("time rank {rank}: 64 rows, {what}: median {median:.1} us, 9 of 10 within {slow:.1} us");
     }
     say(rank, "timed");

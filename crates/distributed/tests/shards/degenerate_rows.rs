@@ -101,7 +101,7 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
         let starts: Vec<u32> = (0..world).map(|k| VOCAB as u32 * k / world).collect();
         let mut sharded = Sharded::new(shards(&head, &starts, plan), ShardMerge::Winners).unwrap();
         assert_eq!(errors(&sample(&mut sharded, &hidden, &rows)), want, "{world} shards");
-        for exchange in [Exchange::Summaries, Exchange::Winners] {
+        for exchange in [Exchange::Summaries, Exchange::Keys] {
             let options = ShardOptions { exchange, check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
             let rank = |(r, transport): (usize, Loopback)| {
                 let local = shards(&head, &starts, plan).swap_remove(r);

@@ -32,7 +32,7 @@ fn called(
 }
 
 #[test]
-fn lists_of_the_same_length_with_something_else_in_them_are_told_apart() {
+fn what_differs_is_named_and_lists_of_the_same_length_are_told_apart() {
     let row = RowParams { seed: 3, ..RowParams::default() };
     let (mask, other_mask) = (mask_of(&[1, 2]), mask_of(&[1, 3]));
     let histories = [[5, 6], [5, 7], [7, 6]].map(|[prompt, output]| {
@@ -42,20 +42,27 @@ fn lists_of_the_same_length_with_something_else_in_them_are_told_apart() {
     });
     let of_history = |at: usize| RowParams { history: Some(&histories[at]), presence_penalty: 1.0, ..row };
     let different = [
-        [RowParams { mask: Some(&mask), ..row }, RowParams { mask: Some(&other_mask), ..row }],
-        [RowParams { logit_bias: &[(7, 1.0)], ..row }, RowParams { logit_bias: &[(8, 1.0)], ..row }],
-        [RowParams { logit_bias: &[(7, 1.0)], ..row }, RowParams { logit_bias: &[(7, 2.0)], ..row }],
-        [RowParams { banned: &[4], ..row }, RowParams { banned: &[5], ..row }],
-        [of_history(0), of_history(1)],
-        [of_history(0), of_history(2)],
+        ("mask", [RowParams { mask: Some(&mask), ..row }, RowParams { mask: Some(&other_mask), ..row }]),
+        ("logit bias", [RowParams { logit_bias: &[(7, 1.0)], ..row }, RowParams { logit_bias: &[(8, 1.0)], ..row }]),
+        ("logit bias", [RowParams { logit_bias: &[(7, 1.0)], ..row }, RowParams { logit_bias: &[(7, 2.0)], ..row }]),
+        ("bans", [RowParams { banned: &[4], ..row }, RowParams { banned: &[5], ..row }]),
+        ("history", [of_history(0), of_history(1)]),
+        ("history", [of_history(0), of_history(2)]),
+        ("position", [row, RowParams { position: 1, ..row }]),
+        ("temperature", [row, RowParams { temperature: 0.5, ..row }]),
+        ("filters", [RowParams { top_k: 5, ..row }, RowParams { top_k: 6, ..row }]),
+        ("penalties", [of_history(0), RowParams { presence_penalty: 0.5, ..of_history(0) }]),
+        // The first of two.
+        ("seed", [row, RowParams { seed: 4, temperature: 0.5, ..row }]),
     ];
     let hidden: [f32; HIDDEN] = hidden(1).try_into().unwrap();
-    for exchange in [Exchange::Summaries, Exchange::Winners] {
+    for exchange in [Exchange::Summaries, Exchange::Keys] {
         let options = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
-        for params in different {
+        for (name, params) in different {
             for (rank, said) in called(options, params, [hidden; 2]).into_iter().enumerate() {
                 let other = 1 - rank;
-                assert!(matches!(said, Err(ShardError::Params { shard, row: 0 }) if shard == other), "{said:?}");
+                let Err(ShardError::Params { shard, row: 0, what }) = said else { panic!("{said:?}") };
+                assert_eq!((shard, what), (other, name));
             }
             // The same lists on both ranks, in memory of their own: they draw.
             let said = called(options, [params[0]; 2], [hidden; 2]);
@@ -70,7 +77,7 @@ fn hidden_states_are_compared_where_tokens_are() {
     let hidden: [f32; HIDDEN] = hidden(1).try_into().unwrap();
     let mut other = hidden;
     other[HIDDEN - 1] += 0.5;
-    for exchange in [Exchange::Summaries, Exchange::Winners] {
+    for exchange in [Exchange::Summaries, Exchange::Keys] {
         let unchecked = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
         let checked = ShardOptions { check_tokens: true, ..unchecked };
         for (rank, said) in called(checked, [row; 2], [hidden, other]).into_iter().enumerate() {

@@ -93,7 +93,10 @@ fn other_seeds_or_rows_on_a_rank_are_an_error_on_every_rank() {
         let seeds = [RowParams::default(), RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
         let error = call(&seeds).unwrap_err();
         let other = if rank == 5 { 0 } else { 5 };
-        assert!(matches!(source(&error), ShardError::Params { shard, row: 1 } if *shard == other), "{error:?}");
+        assert!(
+            matches!(source(&error), ShardError::Params { shard, row: 1, what: "seed" } if *shard == other),
+            "{error:?}"
+        );
         let error = call(&seeds[..if rank == 5 { 1 } else { 2 }]).unwrap_err();
         assert!(matches!(source(&error), ShardError::Rows { shard, .. } if *shard == other), "{error:?}");
         // Ranks that agree again go on.
@@ -111,7 +114,8 @@ fn a_rank_whose_call_fails_tells_the_others() {
         let hidden = hidden(1);
         let columns = if rank == 2 { HIDDEN - 1 } else { HIDDEN };
         let input = Matrix::new(&hidden[..columns], 1, columns).unwrap();
-        let rows = [RowParams::default()];
+        // Another rank differs besides: all hear of the failure first.
+        let rows = [RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
         let error = flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, &rows, &mut Samples::new());
         match error.unwrap_err() {
             SampleError::Hidden { found, .. } => assert_eq!((rank, found), (2, HIDDEN - 1)),

@@ -129,7 +129,7 @@ fn by_ranks(starts: &[u32], exchange: Exchange) -> Vec<Vec<Vec<Filtered>>> {
 #[test]
 fn every_rank_filters_as_one_sampler_does() {
     let want = by_ranks(&[0], Exchange::Summaries).remove(0);
-    let both = [Exchange::Summaries, Exchange::Winners];
+    let both = [Exchange::Summaries, Exchange::Keys];
     for (world, exchanges) in [(2, &both[..]), (3, &both[..]), (7, &both[..]), (64, &both[..1])] {
         for &exchange in exchanges {
             for (rank, got) in by_ranks(&cuts(world), exchange).into_iter().enumerate() {

@@ -12,7 +12,7 @@ use std::thread;
 
 const OPTIONS: ShardOptions = ShardOptions {
     merge: ShardMerge::Winners,
-    exchange: Exchange::Winners,
+    exchange: Exchange::Keys,
     check_tokens: true,
     weight: None,
     transforms: None,
@@ -164,7 +164,10 @@ fn other_parameters_or_rows_on_a_rank_are_an_error_on_every_rank() {
         let other = if rank == 5 { 0 } else { 5 };
         let seeds = [RowParams::default(), RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
         let error = call(sampler, &seeds).unwrap_err();
-        assert!(matches!(source(&error), ShardError::Params { shard, row: 1 } if *shard == other), "{error:?}");
+        assert!(
+            matches!(source(&error), ShardError::Params { shard, row: 1, what: "seed" } if *shard == other),
+            "{error:?}"
+        );
         let error = call(sampler, &seeds[..if rank == 5 { 1 } else { 2 }]).unwrap_err();
         assert!(matches!(source(&error), ShardError::Rows { shard, .. } if *shard == other), "{error:?}");
         // Another type of hidden states on one rank.
@@ -235,5 +238,5 @@ fn winners_are_not_merged_by_log_mass() {
     let local = shards(&head(&weight), &[0], PLAN).remove(0);
     let options = ShardOptions { merge: ShardMerge::LogMass, ..OPTIONS };
     let error = ShardSampler::new(local, Loopback::group(1).remove(0), options).unwrap_err();
-    assert!(matches!(error, ShardError::WinnersByMass), "{error}");
+    assert!(matches!(error, ShardError::KeysByMass), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The exchange of winners alone: one word a row and a few for the call, in one max all-reduce.
+//! The exchange of keys: winners alone, one word a row and a few for the call, in one max all-reduce.
 //!
 //! ```text
 //! word 0      1 = this rank needs the summaries: a row asks for more, is bad, or the whole call failed
@@ -10,28 +10,27 @@
 //! words of equal number, and find out.
 
 use crate::error::ShardError;
-use crate::summary::{ShardSummary, element};
+use crate::summary::{Call, ShardSummary, element};
 use crate::tiling::Whole;
 use flash_sampling_core::digest::of_words;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, DType, Domain, RowError, RowParams, Samples, Winner};
+use flash_sampling_core::{Candidate, Domain, RowError, RowParams, Samples, Winner};
 
 const HEADER: usize = 3;
 
 /// The words of a call; keeps its memory from call to call.
 #[derive(Debug, Default)]
-pub(crate) struct Winners {
+pub(crate) struct Keys {
     words: Vec<u64>,
     digest: u64,
 }
 
-impl Winners {
+impl Keys {
     /// Begins the words of a call.
-    pub(crate) fn begin(&mut self, whole: &Whole, digests: &[u64], dtype: DType) {
+    pub(crate) fn begin(&mut self, whole: &Whole, call: Call) {
         self.words.clear();
         self.words.resize(HEADER + whole.shards_plan.max_rows, 0);
-        let call = [digests.len() as u64, u64::from(element(dtype))];
-        self.digest = of_words(call.into_iter().chain(digests.iter().copied()));
+        self.digest = of_words([call.rows as u64, u64::from(element(call.dtype)), call.digest]);
         (self.words[1], self.words[2]) = (self.digest, !self.digest);
     }
 
