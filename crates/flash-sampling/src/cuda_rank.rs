@@ -81,7 +81,9 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         CudaRank::join(shard, local, transport, exchange, options)
     }
 
-    /// [`CudaRank::new`] from the whole head, which is cut into near-equal shards, one for each rank of the transport.
+    /// [`CudaRank::new`] from the whole head, which is cut into near-equal shards at multiples of 64 tokens, one for each rank
+    /// of the transport. Shards may begin elsewhere, with the same draws; on Hopper one that begins at no multiple of 4 waits
+    /// at one more barrier a tile, as noise comes in fours.
     ///
     /// # Errors
     /// As [`CudaRank::new`].

@@ -42,7 +42,8 @@ const LARGEST_BLOCK: usize = 1 << 16;
 const LENGTH: usize = size_of::<u64>();
 
 impl Mpi {
-    /// Starts MPI; this process becomes a rank of all that were started together.
+    /// Starts MPI; this process becomes a rank of all that were started together. The library waits in it for the others, and
+    /// has no limit: [`Mpi::with_time_limit`] is for what comes after.
     ///
     /// # Errors
     /// [`TransportError::Failed`] when MPI has been started in this process before (see [`Mpi::over`]) or cannot be used
@@ -91,7 +92,8 @@ impl Mpi {
         })
     }
 
-    /// Waits at most this long for the other ranks, in place of [`TIME_LIMIT`].
+    /// Waits at most this long for the other ranks in each exchange, in place of [`TIME_LIMIT`]. Neither starting MPI nor
+    /// shutting it down is an exchange.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
