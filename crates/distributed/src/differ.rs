@@ -25,3 +25,33 @@ pub(crate) fn what(mine: &[u8], all: &[Vec<u8>]) -> ShardError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_differs_is_named_and_a_damaged_message_too() {
+        let row = RowParams::default();
+        let message = |rows: &[RowParams<'_>]| {
+            let mut bytes = Vec::new();
+            encode(rows, &mut bytes);
+            bytes
+        };
+        let mine = message(&[row, row]);
+        let other = message(&[row, RowParams { position: 3, top_k: 1, ..row }]);
+        let said = what(&mine, &[mine.clone(), other.clone(), Vec::new()]);
+        assert!(matches!(said, ShardError::Params { shard: 1, row: 1, what: "position" }), "{said}");
+        for cut in [0, 7, mine.len() - 1, mine.len()] {
+            let said = what(&mine, &[mine.clone(), mine[..cut].to_vec()]);
+            let shard = usize::from(cut < mine.len());
+            let ShardError::Message { shard: found, source: WireError::Truncated { .. } } = said else {
+                panic!("{said}")
+            };
+            assert_eq!(found, shard);
+        }
+        // What is there of a longer message is compared.
+        let said = what(&mine, &[[other, vec![1]].concat()]);
+        assert!(matches!(said, ShardError::Params { shard: 0, row: 1, .. }), "{said}");
+    }
+}
