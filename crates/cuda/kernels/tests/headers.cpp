@@ -69,14 +69,15 @@ static u32 broken_runs() {
 template <u32 CLUSTER_, bool EVEN_>
 struct Shares {
     static constexpr bool EVEN = EVEN_;
-    static constexpr u32 CLUSTER = CLUSTER_, TILE_UNITS = 2, UNIT_GRANULES = 4, GRANULE = 16;
+    static constexpr u32 CLUSTER = CLUSTER_, TILE_UNITS = 2, UNIT_GRANULES = 4, GRANULE = 16, UNIT = 64, CONSUMER_WARPS = 8;
 };
 
-// The blocks' tiles must hold every token once, each of them at most a tile, and be found again from their tokens.
+// The blocks' tiles must hold every token once, each of them at most a tile, and be found again from their tokens. Warps without
+// tokens must be counted by the loading threads of all blocks of a cluster, and in a run not dealt evenly only at its end.
 template <u32 CLUSTER, bool EVEN>
 static u32 broken_schedules() {
     using Schedule = fused_hopper::Schedule<Shares<CLUSTER, EVEN>>;
-    u32 broken = 0, turns = 0;
+    u32 broken = 0, turns = 0, absences = 0;
     for (u32 i = 0; i < 400; ++i) {
         const u32 tokens = 1 + input(i) % (i % 4 ? 3000 : 60000), most = 1 + input(i + 1) % (i % 3 ? 132 : 7);
         const u32 clusters = (tokens + 16 * CLUSTER - 1) / (16 * CLUSTER), groups = clusters < most ? clusters : most;
@@ -91,6 +92,15 @@ static u32 broken_schedules() {
                 u32 start, size;
                 schedule.tile(t, start, size);
                 broken += size > 128 || (size > 0 && start % 16 != 0);
+                u32 absent = 0;
+                for (u32 rank = 0; rank < CLUSTER; ++rank) {
+                    const Schedule of(tokens, in_turn, block / CLUSTER, groups, rank);
+                    u32 begins, has;
+                    of.tile(t, begins, has);
+                    absent += has <= 64 ? 4 : 0;
+                }
+                broken += schedule.absent(t) != absent || (absent && !EVEN && t + 1 < schedule.tiles);
+                absences += absent;
                 for (u32 token = start; token < start + size; ++token) {
                     if (token >= tokens) return ~0u / 2;
                     ++seen[token];
@@ -100,7 +110,7 @@ static u32 broken_schedules() {
         }
         for (u32 times : seen) broken += times != 1;
     }
-    return broken + (turns == 0);
+    return broken + (turns == 0 || absences == 0);
 }
 
 // Every chunk must have its own place, and eight neighbouring rows of a column of chunks eight banks of 16 bytes.

@@ -30,7 +30,8 @@ pub struct Built {
     pub resources: Vec<Resources>,
     /// The compiler's warnings.
     pub warnings: Vec<String>,
-    /// Spills, local memory, products of the tensor cores that wait for each other: what a hot kernel must not have.
+    /// Spills, local memory, products of the tensor cores that wait for each other or for moves of their addresses: what a hot
+    /// kernel must not have.
     pub faults: Vec<String>,
     /// Instructions that the assembler encodes wrongly: what no kernel may have.
     pub errors: Vec<String>,
@@ -89,7 +90,7 @@ pub fn build(
             architecture: *architecture,
             hot: instance.hot,
             path,
-            faults: resources::faults(&resources, &compiled.log),
+            faults: [resources::faults(&resources, &compiled.log), instructions::delays(&compiled.code)].concat(),
             errors: instructions::faults(&compiled.code),
             warnings: resources::warnings(&compiled.log).collect(),
             resources,

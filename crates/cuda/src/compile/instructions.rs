@@ -7,10 +7,20 @@
 //! registers (mainloop/tensor.cuh), and this is the guard that sees that the compiler does not move them back. It refuses the
 //! form as such, since a right pair may be UR0 and UR1 too.
 
+//!
+//! And instructions that products of the tensor cores should not wait for: `R2UR`, a move to a uniform register, between the
+//! products of a kernel. Few products are queued ahead, so a loop whose descriptors come from ordinary registers takes up to
+//! 1.05 of the time (docs/kernel-log.md, version 42). The compiler keeps them in uniform registers when it sees that all they
+//! come of is the same in all lanes, which changes elsewhere in a kernel can undo.
+
 /// Of an instruction of 16 bytes, the lowest 12 bits tell what it is.
 const OPCODE: u128 = 0xfff;
 /// `LDGSTS` with a uniform register in the address that is written; without, it is 0xfae.
 const COPY_TO_UNIFORM: u128 = 0xdae;
+/// `HGMMA`, a product of a warpgroup.
+const PRODUCT: u128 = 0x9f0;
+/// `R2UR`.
+const MOVE_TO_UNIFORM: u128 = 0x2ca;
 /// A section that holds instructions.
 const EXECUTABLE: u64 = 4;
 
@@ -19,14 +29,34 @@ pub(crate) fn faults(code: &[u8]) -> Vec<String> {
     let Some(sections) = executable_sections(code) else {
         return vec!["the compiler's output is no machine code that can be read".to_owned()];
     };
-    let instructions = sections.iter().flat_map(|section| section.as_chunks::<16>().0);
-    let opcodes = instructions.map(|bytes| u128::from_le_bytes(*bytes) & OPCODE);
-    match opcodes.filter(|&opcode| opcode == COPY_TO_UNIFORM).count() {
+    match sections.into_iter().flat_map(opcodes).filter(|&opcode| opcode == COPY_TO_UNIFORM).count() {
         0 => Vec::new(),
         count => {
             vec![format!("{count} asynchronous copies take their address from a uniform register (LDGSTS [R + UR])")]
         }
     }
+}
+
+/// What the products of a hot kernel wait for needlessly, in words; empty when there is nothing, and without products.
+pub(crate) fn delays(code: &[u8]) -> Vec<String> {
+    let moves = |section: &[u8]| {
+        let opcodes: Vec<_> = opcodes(section).collect();
+        let is_product = |opcode: &u128| *opcode == PRODUCT;
+        let (first, last) = (opcodes.iter().position(is_product), opcodes.iter().rposition(is_product));
+        let between = first.zip(last).map_or(&[][..], |(first, last)| &opcodes[first..last]);
+        between.iter().filter(|&&opcode| opcode == MOVE_TO_UNIFORM).count()
+    };
+    match executable_sections(code).unwrap_or_default().into_iter().map(moves).sum::<usize>() {
+        0 => Vec::new(),
+        count => {
+            vec![format!("{count} moves to uniform registers stand between the products of warpgroups (R2UR, HGMMA)")]
+        }
+    }
+}
+
+/// What each instruction is.
+fn opcodes(section: &[u8]) -> impl Iterator<Item = u128> {
+    section.as_chunks::<16>().0.iter().map(|bytes| u128::from_le_bytes(*bytes) & OPCODE)
 }
 
 /// The parts of an ELF file of 64 bits that are executed; `None` for other bytes, and for a file without any.
@@ -56,6 +86,7 @@ mod tests {
     use crate::compile::nvrtc;
 
     const CONTROL: &str = include_str!("../../kernels/tests/controls/copies_to_uniform.cu");
+    const MOVES: &str = include_str!("../../kernels/tests/controls/moves_to_uniform.cu");
 
     /// Copies that this machine's compiler keeps in uniform registers: the negative control of CI's guard. The same copies
     /// without a policy are no fault.
@@ -76,6 +107,23 @@ mod tests {
             );
             assert_eq!(compiled("--define-macro=POLICY=false"), [""; 0], "{architecture}");
         }
+    }
+
+    /// Products whose descriptors come of a value that the compiler cannot know to be the same in all lanes, and of one that
+    /// it knows.
+    #[test]
+    fn moves_between_products_are_refused() {
+        if !nvrtc::tests::runs(1) {
+            return;
+        }
+        let compiled = |known: bool| {
+            let options =
+                ["--gpu-architecture=sm_90a".into(), "--std=c++17".into(), format!("--define-macro=KNOWN={known}")];
+            delays(&nvrtc::machine_code("a control", MOVES, &options).unwrap().code)
+        };
+        let refused = compiled(false);
+        assert!(refused.len() == 1 && refused[0].contains("R2UR"), "{refused:?}");
+        assert_eq!(compiled(true), [""; 0]);
     }
 
     #[test]

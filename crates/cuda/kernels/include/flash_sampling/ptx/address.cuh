@@ -9,6 +9,10 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// A value that is the same in all lanes, known to be so. What comes of it alone stays in uniform registers, where wgmma takes
+// its descriptors from. NOTE: of a shuffle's result the compiler does not always know it, of a reduction's it does.
+__device__ __forceinline__ u32 uniform(u32 value) { return __reduce_or_sync(0xffffffffu, value); }
+
 __device__ __forceinline__ u64 policy_evict_first() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -18,32 +18,42 @@ __device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// As many arrivals at once.
+__device__ __forceinline__ void mbarrier_arrive(u64* barrier, u32 arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive_expect(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
 
-// Arrives at the barrier at the same place of block `rank` of the cluster. NOTE: this orders no ordinary stores of other
-// blocks (with .release.cluster it would, at the price of a fence in the main loop); it says that reads are done.
-__device__ __forceinline__ void mbarrier_arrive_cluster(u64* barrier, u32 rank) {
-    asm volatile(
-        "{ .reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(shared_address(barrier)),
-        "r"(rank)
-        : "memory");
+// The address of the barrier at the same place of block `rank` of the cluster.
+__device__ __forceinline__ u32 cluster_address(const u64* barrier, u32 rank) {
+    u32 address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(barrier)), "r"(rank));
+    return address;
+}
+
+// Arrives at a barrier of the cluster. NOTE: this orders no ordinary stores of other blocks (with .release.cluster it
+// would, at the price of a fence in the main loop); it says that reads are done.
+__device__ __forceinline__ void mbarrier_arrive_cluster(u32 address) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 
 // Waits until the phase of this parity has completed.
-__device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
+__device__ __forceinline__ void mbarrier_wait(u32 address, u32 parity) {
     asm volatile(
         "{ .reg .pred done;\n"
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@done bra finished;\n"
         "bra again;\n"
-        "finished: }" ::"r"(shared_address(barrier)),
+        "finished: }" ::"r"(address),
         "r"(parity)
         : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait(const u64* barrier, u32 parity) {
+    mbarrier_wait(shared_address(barrier), parity);
 }
 
 // A barrier among `threads` threads of the block; id 0 is __syncthreads.

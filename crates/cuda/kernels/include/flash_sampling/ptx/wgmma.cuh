@@ -11,12 +11,14 @@
 namespace flash_sampling::ptx {
 
 // The descriptor of a K-major operand of 64 elements (128 bytes) a row, in groups of 8 rows.
-__device__ __forceinline__ u64 operand_descriptor(const void* pointer) {
-    const u64 address = (shared_address(pointer) & 0x3ffff) >> 4;
+__device__ __forceinline__ u64 operand_descriptor(u32 address) {
     const u64 group_stride = 1024 >> 4;
     const u64 swizzle_128 = 1;
-    return address | 1ull << 16 | group_stride << 32 | swizzle_128 << 62;
+    return address >> 4 | 1ull << 16 | group_stride << 32 | swizzle_128 << 62;
 }
+
+// The part of an address in shared memory that a descriptor takes: the place within the block's own.
+__device__ __forceinline__ u32 operand_address(u32 address) { return address & 0x3ffff; }
 
 // From one step of 16 elements to the next.
 constexpr u64 DESCRIPTOR_STEP = 32 >> 4;

@@ -35,10 +35,9 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         u32 first, size;
         schedule.tile(t, first, size);
         u32 real[T::UNITS];
-        // The same in all lanes, and known to be.
-        const bool has_tokens = !T::SKIPS || __shfl_sync(0xffffffffu, self.group, 0) * T::UNIT < size;
+        // NOTE: no branch: the compiler serialises products behind one.
+        const bool has_tokens = !T::SKIPS || __any_sync(0xffffffffu, schedule.has_tokens(self.group, size));
         multiply<T, OPERAND>(d, stages, shared, ring, has_tokens ? steps : 0, self);
-        if constexpr (T::SKIPS) pass_by<T>(shared, ring, has_tokens ? 0 : steps, self);
         add_bias<T>(d, real, call, first, size, self);
         if constexpr (KNOBS) {
             if (stored.logits) store_raw<T>(d, real, call, stored, first, self);

@@ -28,8 +28,10 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
         schedule.tile(t, start, size);
         const u32 granules = (size + T::GRANULE - 1) / T::GRANULE;
         const u32 units = granules / T::UNIT_GRANULES;
+        const u32 absent = T::SKIPS ? schedule.absent(t) : 0;
         for (u32 step = 0; step < steps; ++step) {
             ptx::mbarrier_wait(&shared.empty[ring.stage], ring.phase ^ 1);
+            if (absent) ptx::mbarrier_arrive(&shared.empty[ring.stage], absent);
             u64* const full = &shared.full[ring.stage];
             ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::HIDDEN_BYTES));
             u8* to = stages + ring.stage * T::STAGE_BYTES;

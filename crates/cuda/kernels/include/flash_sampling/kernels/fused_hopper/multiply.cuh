@@ -18,18 +18,30 @@ struct Consumer {
     __device__ __forceinline__ u32 column(u32 j) const { return j * 8 + lane % 4 * 2; }
 };
 
-// Multiplies a tile: one accumulator over hidden, ascending.
+// Multiplies a tile: one accumulator over hidden, ascending. A warpgroup without tokens has no steps, and accumulators that
+// are worth nothing.
+//
+// The tensor cores have few products queued, so they wait for what stands between a step's last product and the next one's
+// first. NOTE: stage and descriptors are in uniform registers because all of them come of `uniform`; from ordinary ones each
+// product takes four moves.
 template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void multiply(float (&d)[T::UNITS][T::ACCUMULATORS], const u8* stages, Shared<T>& shared,
                                          Ring<T>& ring, u32 steps, const Consumer& self) {
-    const auto release = [&] {
-        if (self.lane < T::CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[ring.before()], self.lane);
+    const u32 place = ptx::uniform(ptx::shared_address(stages) + self.group);
+    const u32 group = place % Ring<T>::ALIGNMENT, base = place - group;
+    const u32 weight = ptx::operand_address(base + group * T::UNIT_BYTES);
+    const u32 hidden = ptx::operand_address(base + T::WEIGHT_BYTES);
+    const u32 full = base + static_cast<u32>(reinterpret_cast<const u8*>(&shared.full[0]) - stages);
+    const u32 empty = ptx::cluster_address(&shared.empty[0], self.lane % T::CLUSTER);
+    const auto release = [&](u32 stage) {
+        if (self.lane < T::CLUSTER) ptx::mbarrier_arrive_cluster(empty + stage * sizeof(u64));
     };
+#pragma unroll 1
     for (u32 step = 0; step < steps; ++step) {
-        ptx::mbarrier_wait(&shared.full[ring.stage], ring.phase);
-        const u8* const at = stages + ring.stage * T::STAGE_BYTES;
-        const u64 b = ptx::operand_descriptor(at + T::WEIGHT_BYTES);
-        const u64 a = ptx::operand_descriptor(at + self.group * T::UNIT_BYTES);
+        const u32 stage = ring.stage;
+        ptx::mbarrier_wait(full + stage * sizeof(u64), ring.phase);
+        const u64 a = ptx::operand_descriptor(weight + stage * T::STAGE_BYTES);
+        const u64 b = ptx::operand_descriptor(hidden + stage * T::STAGE_BYTES);
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < T::SLABS * T::DEPTH / 16; ++k) {
@@ -37,29 +49,17 @@ __device__ __forceinline__ void multiply(float (&d)[T::UNITS][T::ACCUMULATORS], 
 #pragma unroll
             for (int u = 0; u < T::UNITS; ++u)
                 ptx::Wgmma<T::COLUMNS, OPERAND>::multiply(d[u], a + u * (2 * T::UNIT_BYTES >> 4) + offset, b + offset,
-                                                          step + k > 0);
+                                                          k > 0 || step > 0);
         }
         ptx::wgmma_commit();
-        // The stage before this one has been read.
-        ptx::wgmma_wait<1>();
-        if (step > 0) release();
+        ptx::wgmma_wait<T::AHEAD>();
+        // The stage that has been read: this one or the one before.
+        if (T::AHEAD == 0 || step > 0) release(T::AHEAD ? ring.before() : stage);
         ring.advance();
     }
-    ptx::wgmma_wait<0>();
-    if (!T::SKIPS || steps) release();
-}
-
-// The same for a warpgroup without tokens in the tile: it passes the stages on, and its accumulators are worth nothing.
-// Measured: the last 32 tokens of a block of 37984 x 4096, 256 rows, take 43k clocks instead of 70k, the call 0.91. Where the
-// reads are the limit there is nothing to gain. NOTE: it follows `multiply`, one of the two with no steps; were the products
-// in a branch, the compiler would serialise them.
-template <class T>
-__device__ __forceinline__ void pass_by(Shared<T>& shared, Ring<T>& ring, u32 steps, const Consumer& self) {
-    for (u32 step = 0; step < steps; ++step) {
-        ptx::mbarrier_wait(&shared.full[ring.stage], ring.phase);
-        __syncwarp();
-        if (self.lane < T::CLUSTER) ptx::mbarrier_arrive_cluster(&shared.empty[ring.stage], self.lane);
-        ring.advance();
+    if (T::AHEAD) {
+        ptx::wgmma_wait<0>();
+        if (steps) release(ring.before());
     }
 }
 

@@ -25,13 +25,29 @@ struct Schedule {
     }
 
     // The first token of a tile, and how many there are.
-    FS_FUNCTION void tile(u32 t, u32& start, u32& size) const {
+    FS_FUNCTION void tile(u32 t, u32& start, u32& size) const { tile_of(rank, t, start, size); }
+    FS_FUNCTION void tile_of(u32 rank, u32 t, u32& start, u32& size) const {
         const bool in_turn = t < waves;
         const u32 from = in_turn ? (t * groups + group) * FULL : edge(t - waves);
         const u32 to = in_turn ? from + FULL : edge(t - waves + 1);
         const u32 half = T::CLUSTER == 2 ? (to - from + 1) / 2 : to - from;
         start = (from + (rank ? half : 0)) * T::GRANULE;
         size = min((rank ? to - from - half : half) * T::GRANULE, tokens - min(start, tokens));
+    }
+
+    // Whether a warpgroup takes part in a tile of a block. One without tokens does not; only a block's last tile is that
+    // short. The first always does: somebody must wait for what is loaded.
+    static FS_FUNCTION bool has_tokens(u32 warpgroup, u32 size) { return warpgroup == 0 || warpgroup * T::UNIT < size; }
+
+    // The consumer warps of all blocks of the cluster that take no part in a tile.
+    FS_FUNCTION u32 absent(u32 t) const {
+        u32 warps = 0;
+        for (u32 of = 0; of < T::CLUSTER; ++of) {
+            u32 start, size;
+            tile_of(of, t, start, size);
+            warps += has_tokens(1, size) ? 0 : T::CONSUMER_WARPS / 2;
+        }
+        return warps;
     }
 
     // The block that works on a token.
