@@ -17,7 +17,7 @@
 //    Both are one compare per element; what passes is queued, and the scouts score it exactly while the next tile's
 //    products run. `best` may be old: pruning by an older best only scores more tokens.
 // 3. A block's first tile has no best yet. It is filtered three times: each row's largest logit gives a first best, which
-//    the blocks exchange; then the tokens with bits (of a larger threshold); then all.
+//    the blocks exchange; then the tokens with bits (of a larger threshold); then all. With few rows the first two are one.
 // 4. Winners are merged by integer maxima, so neither blocks nor order matter.
 // 5. Dot products are one accumulator over hidden in ascending order, whatever the number of rows: a row's bits do not
 //    depend on its neighbours.

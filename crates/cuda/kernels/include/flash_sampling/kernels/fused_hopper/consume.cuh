@@ -46,8 +46,9 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         await_marks(call, shared, t, first, size, self);
 
         u32 queued = 0;
-        for (u32 pass = t == 0 ? LARGEST : ALL; pass < PASSES; ++pass) {
-            if (pass == LARGEST) {
+        constexpr u32 FIRST = T::TOGETHER ? HINTED : LARGEST;
+        for (u32 pass = t == 0 ? FIRST : ALL; pass < PASSES; ++pass) {
+            if (pass == FIRST) {
                 if constexpr (KNOBS) {
                     u32 allowed[T::UNITS][T::WORDS];
                     look_at_masks<T>(allowed, call, shared, first, self);

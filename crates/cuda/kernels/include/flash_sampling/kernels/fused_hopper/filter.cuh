@@ -6,8 +6,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-// A block's first tile has three passes, of its largest dot products, of the tokens with hints, of all. Every other tile
-// has the last one only.
+// A block's first tile has three passes, of its largest dot products, of the tokens with hints, of all; the first two may be one
+// (T::TOGETHER). Every other tile has the last one only.
 enum Pass : u32 { LARGEST = 0, HINTED = 1, ALL = 2, PASSES = 3 };
 
 // The thresholds of the four accumulators from 4 j on of word w.
@@ -37,13 +37,13 @@ __device__ __forceinline__ void filter(u32 (&pending)[T::UNITS][T::WORDS],
             u32 bits = 0, allowed = ~0u;
             if (pass == HINTED) {
                 u32& hints = shared.marks[1][2 * u + self.group][self.warp % 4][w][self.lane];
-                allowed = hints;
+                (T::TOGETHER ? bits : allowed) = hints;
                 hints = 0;
             }
             if (pass == (t == 0 ? HINTED : ALL)) {
                 u32& marks = shared.marks[t & 1][2 * u + self.group][self.warp % 4][w][self.lane];
-                bits = marks;
-                if (bits) marks = 0;
+                bits |= marks;
+                if (marks) marks = 0;
             }
             if (above && allowed) {
                 u32 mask = 0;
