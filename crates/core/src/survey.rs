@@ -117,6 +117,35 @@ pub fn by_place(a: &Candidate, b: &Candidate) -> Ordering {
     }
 }
 
+/// The first `limit` of two lists by place, left in the first of them. Sorted anew at every shard, the lists took 0.3 of the
+/// 0.8 ms of a rank's processor for 64 rows with top-k over four shards.
+fn merge_first(mine: &mut Vec<Candidate>, theirs: &[Candidate], limit: usize) {
+    // How many each has of them.
+    let (mut own, mut other) = (0, 0);
+    while own + other < limit {
+        match (mine.get(own), theirs.get(other)) {
+            (None, None) => break,
+            (Some(a), Some(b)) if by_place(a, b).is_gt() => other += 1,
+            (None, Some(_)) => other += 1,
+            (Some(_), _) => own += 1,
+        }
+    }
+    mine.truncate(own);
+    mine.extend_from_slice(&theirs[..other]);
+    // From the last on, so that no entry is overwritten before it moves.
+    while own > 0 && other > 0 {
+        let at = own + other - 1;
+        if by_place(&mine[own - 1], &theirs[other - 1]).is_gt() {
+            own -= 1;
+            mine[at] = mine[own];
+        } else {
+            other -= 1;
+            mine[at] = theirs[other];
+        }
+    }
+    mine[..other].copy_from_slice(&theirs[..other]);
+}
+
 impl RowSurvey {
     /// Empties it; keeps the memory.
     pub fn clear(&mut self) {
@@ -167,8 +196,7 @@ impl RowSurvey {
 
     /// Adds the overview of other tokens, which has no error, for a row that wants `list` tokens.
     pub fn merge(&mut self, other: &RowSurvey, list: usize) {
-        self.add_list(&other.list);
-        self.list.truncate(list);
+        merge_first(&mut self.list, &other.list, list);
         self.mass.merge(&other.mass);
         self.moments.merge(&other.moments);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
@@ -181,12 +209,6 @@ impl RowSurvey {
             a.merge(b);
         }
         self.raw_top.merge(&other.raw_top);
-    }
-
-    /// Adds listed tokens.
-    pub fn add_list(&mut self, list: &[Candidate]) {
-        self.list.extend_from_slice(list);
-        self.list.sort_unstable_by(by_place);
     }
 
     /// What a list of the row's first `limit` tokens lets see.

@@ -2,14 +2,15 @@
 
 use crate::transport::{TIME_LIMIT, Transport, TransportError, max_of};
 use core::time::Duration;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 /// One rank of a group of threads. Dropping it, also by a panic, releases the ranks that wait for it.
 ///
 /// Messages go through mailboxes, two per rank, used in turn. Two are enough: a rank writes its message of step `s` over
 /// that of step `s - 2`; it does so after step `s - 1`, for which every rank had sent a message, and a rank sends that
-/// message only when it has read all of step `s - 2`. So one wait per exchange keeps a fast rank from overtaking.
+/// message only when it has read all of step `s - 2`. So one wait per exchange keeps a fast rank from overtaking. Messages
+/// are written and read side by side, outside the lock of the state: of 64 rows with filters they are some hundred kilobytes.
 #[derive(Debug)]
 pub struct Loopback {
     rank: usize,
@@ -25,29 +26,29 @@ pub struct Loopback {
 
 #[derive(Debug)]
 struct Group {
-    state: Mutex<State>,
+    state: Mutex<Vec<State>>,
     changed: Condvar,
+    mailboxes: Vec<Mailboxes>,
 }
 
-#[derive(Debug)]
-struct State {
-    ranks: Vec<Mailboxes>,
-}
-
+/// How far a rank is.
 #[derive(Clone, Debug, Default)]
-struct Mailboxes {
-    /// The messages of the last even and the last odd step.
-    messages: [Vec<u8>; 2],
+struct State {
     /// Messages sent so far.
     sent: usize,
     left: bool,
 }
 
+/// The messages of a rank's last even and last odd step.
+#[derive(Debug, Default)]
+struct Mailboxes([RwLock<Vec<u8>>; 2]);
+
 impl Loopback {
     /// A group of `world` ranks, in order; one for each thread.
     pub fn group(world: usize) -> Vec<Loopback> {
-        let state = Mutex::new(State { ranks: vec![Mailboxes::default(); world] });
-        let group = Arc::new(Group { state, changed: Condvar::new() });
+        let state = Mutex::new(vec![State::default(); world]);
+        let mailboxes = (0..world).map(|_| Mailboxes::default()).collect();
+        let group = Arc::new(Group { state, changed: Condvar::new(), mailboxes });
         let rank = |rank| Loopback {
             rank,
             step: 0,
@@ -66,22 +67,25 @@ impl Loopback {
         self
     }
 
-    /// Sends a message and waits for those of all ranks; the state is that of the step, and locked.
-    fn exchange(&mut self, mine: &[u8]) -> Result<MutexGuard<'_, State>, TransportError> {
+    /// Sends a message and waits for those of all ranks.
+    fn exchange(&mut self, mine: &[u8]) -> Result<(), TransportError> {
         if self.is_broken {
             return Err(TransportError::Broken);
         }
         self.is_broken = true;
         let (parity, deadline) = (self.step % 2, Instant::now().checked_add(self.limit));
         self.step += 1;
+        let mut message = self.group.mailboxes[self.rank].0[parity].write().unwrap_or_else(PoisonError::into_inner);
+        message.clear();
+        message.extend_from_slice(mine);
+        drop(message);
         let mut state = self.group.lock();
-        let own = &mut state.ranks[self.rank];
-        own.messages[parity].clear();
-        own.messages[parity].extend_from_slice(mine);
-        own.sent = self.step;
-        self.group.changed.notify_all();
+        state[self.rank].sent = self.step;
+        if state.iter().all(|rank| rank.sent >= self.step) {
+            self.group.changed.notify_all();
+        }
         loop {
-            let absent = || state.ranks.iter().enumerate().filter(|(_, r)| r.sent < self.step);
+            let absent = || state.iter().enumerate().filter(|(_, r)| r.sent < self.step);
             if absent().next().is_none() {
                 break;
             }
@@ -96,14 +100,15 @@ impl Loopback {
             let woken = self.group.changed.wait_timeout(state, left);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
+        drop(state);
         self.is_broken = false;
-        Ok(state)
+        Ok(())
     }
 }
 
 impl Group {
     /// No code panics while it holds the lock, so the state is whole even if the lock is poisoned.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Vec<State>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -114,15 +119,15 @@ impl Transport for Loopback {
     }
 
     fn world(&self) -> usize {
-        self.group.lock().ranks.len()
+        self.group.mailboxes.len()
     }
 
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         let parity = self.step % 2;
-        let state = self.exchange(mine)?;
-        all.resize_with(state.ranks.len(), Vec::new);
-        for (mine, theirs) in all.iter_mut().zip(&state.ranks) {
-            mine.clone_from(&theirs.messages[parity]);
+        self.exchange(mine)?;
+        all.resize_with(self.world(), Vec::new);
+        for (mine, theirs) in all.iter_mut().zip(&self.group.mailboxes) {
+            mine.clone_from(&theirs.0[parity].read().unwrap_or_else(PoisonError::into_inner));
         }
         Ok(())
     }
@@ -140,7 +145,7 @@ impl Transport for Loopback {
 
 impl Drop for Loopback {
     fn drop(&mut self) {
-        self.group.lock().ranks[self.rank].left = true;
+        self.group.lock()[self.rank].left = true;
         self.group.changed.notify_all();
     }
 }
