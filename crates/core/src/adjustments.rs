@@ -58,7 +58,7 @@ pub struct Adjustments {
     /// Where each row's items end.
     ends: Vec<usize>,
     /// For each block of tokens, which of the row's items is the first in it or after it, up to the last item's block. Rows
-    /// with few items have none.
+    /// with few items have none, and so have all before [`Adjustments::index`].
     starts: Vec<u32>,
     /// Where each row's starts end.
     starts_ends: Vec<usize>,
@@ -105,15 +105,18 @@ impl Adjustments {
         self.ends.clear();
         self.starts.clear();
         self.starts_ends.clear();
-        for row in rows {
-            self.push(row);
-            self.push_starts();
-        }
+        rows.into_iter().for_each(|row| self.push(row));
     }
 
-    /// Appends the index of the last row.
-    fn push_starts(&mut self) {
-        let row = self.starts_ends.len();
+    /// Makes the index of the rows, for [`Adjustments::indexed`].
+    pub fn index(&mut self) {
+        self.starts.clear();
+        self.starts_ends.clear();
+        (0..self.ends.len()).for_each(|row| self.push_starts(row));
+    }
+
+    /// Appends the index of a row.
+    fn push_starts(&mut self, row: usize) {
         let items = &self.items[row.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[row]];
         let blocks = items.last().map_or(0, |last| last.token / BLOCK + 1);
         if blocks as usize <= BLOCKS_PER_ITEM * items.len() {
@@ -132,10 +135,11 @@ impl Adjustments {
         &self.items[from..self.ends[row]]
     }
 
-    /// The adjustments of a row, as for [`Adjustments::row`], with an index.
+    /// The adjustments of a row, as for [`Adjustments::row`], with the [index](Adjustments::index) if there is one.
     pub fn indexed(&self, row: usize) -> IndexedAdjustments<'_> {
-        let from = row.checked_sub(1).map_or(0, |before| self.starts_ends[before]);
-        IndexedAdjustments { items: self.row(row), starts: &self.starts[from..self.starts_ends[row]] }
+        let from = row.checked_sub(1).and_then(|before| self.starts_ends.get(before)).map_or(0, |&end| end);
+        let end = self.starts_ends.get(row).map_or(from, |&end| end);
+        IndexedAdjustments { items: self.row(row), starts: &self.starts[from..end] }
     }
 
     /// Appends what each knob of a row says of single tokens, and folds what is said of the same token.
@@ -164,19 +168,22 @@ impl Adjustments {
     /// Sorts the items from a place on, and makes one of those of the same token. Of a token's items two at most differ from
     /// [`Adjustment::none`] in a field, or they are bans, so the order in which they are folded does not matter.
     fn fold(&mut self, from: usize) {
-        self.items[from..].sort_unstable_by_key(|item| item.token);
-        let mut end = from;
-        for at in from..self.items.len() {
-            let item = self.items[at];
-            match self.items[from..end].last_mut() {
-                Some(last) if last.token == item.token => last.add(&item),
-                _ => {
-                    self.items[end] = item;
-                    end += 1;
+        // Penalties alone are in order.
+        if !self.items[from..].is_sorted_by(|a, b| a.token < b.token) {
+            self.items[from..].sort_unstable_by_key(|item| item.token);
+            let mut end = from;
+            for at in from..self.items.len() {
+                let item = self.items[at];
+                match self.items[from..end].last_mut() {
+                    Some(last) if last.token == item.token => last.add(&item),
+                    _ => {
+                        self.items[end] = item;
+                        end += 1;
+                    }
                 }
             }
+            self.items.truncate(end);
         }
-        self.items.truncate(end);
         for item in self.items[from..].iter_mut().filter(|item| item.subtract == f32::INFINITY) {
             (item.bias, item.subtract) = (f32::NEG_INFINITY, 0.0);
         }
@@ -328,6 +335,8 @@ mod tests {
         let mut all = Adjustments::default();
         for _ in 0..2 {
             all.collect(&rows);
+            assert!(all.indexed(0).starts.is_empty() && all.indexed(4).near(0..1) == all.row(4));
+            all.index();
             assert!(!all.indexed(0).starts.is_empty() && all.indexed(4).starts.is_empty());
             for r in 0..rows.len() {
                 for tokens in [0..1, 0..4, 0..256, 1000..1030, 4096..5120, 4095..4097, 9000..9256, 20_000..20_001] {

@@ -25,11 +25,15 @@ impl Adjusted {
         let parts = if tokens < MANY { 1 } else { threads.count() };
         self.each = rows.len().div_ceil(parts).max(1);
         self.parts.resize_with(parts.max(self.parts.len()), Adjustments::default);
+        let collect = |(part, rows): (&mut Adjustments, &[RowParams<'_>])| {
+            part.collect(rows);
+            part.index();
+        };
         if parts == 1 {
-            return self.parts[0].collect(rows);
+            return collect((&mut self.parts[0], rows));
         }
         let work = self.parts.par_iter_mut().zip(rows.par_chunks(self.each));
-        threads.install(|| work.for_each(|(part, rows)| part.collect(rows)));
+        threads.install(|| work.for_each(collect));
     }
 
     /// The adjustments of a row of those that were collected.

@@ -34,6 +34,32 @@ struct List {
     largest_bias: f32,
 }
 
+/// What stands before the penalties of a list, the least of each, and the largest bias, at least 0. Eight items side by
+/// side: a running least would wait for itself.
+fn bounds(adjustments: &[Adjustment]) -> (Penalty, f32) {
+    let (mut repetition, mut subtract, mut bias) = ([1.0f32; 8], [0.0f32; 8], [0.0f32; 8]);
+    let (blocks, rest) = adjustments.as_chunks::<8>();
+    for block in blocks.iter().map(<[_; 8]>::as_slice).chain([rest]) {
+        for (lane, a) in block.iter().enumerate() {
+            repetition[lane] = if a.repetition < repetition[lane] { a.repetition } else { repetition[lane] };
+            subtract[lane] = if a.subtract < subtract[lane] { a.subtract } else { subtract[lane] };
+            bias[lane] = if a.bias > bias[lane] { a.bias } else { bias[lane] };
+        }
+    }
+    let least = |lanes: [f32; 8]| lanes.into_iter().fold(f32::INFINITY, f32::min);
+    (Penalty { repetition: least(repetition), subtract: least(subtract) }, bias.into_iter().fold(0.0, f32::max))
+}
+
+/// Whether a mask forbids most of a vocabulary. It is not read beyond what tells.
+fn forbids_most(mask: &[u32], vocab_size: u32) -> bool {
+    let most = u64::from(vocab_size).div_ceil(8);
+    let mut allowed = 0;
+    mask.chunks(64).all(|words| {
+        allowed += words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+        allowed < most
+    }) && allowed < most
+}
+
 /// An adjustment that is a bias and no more; subtracting is one where nothing else is done.
 fn as_bias(a: &Adjustment) -> Option<LogitBias> {
     let alone = |value| Some(LogitBias { token: a.token, value });
@@ -63,23 +89,17 @@ impl Staging {
     /// Appends a row's adjustments: as biases where they are no more.
     fn push_list(&mut self, adjustments: &[Adjustment]) -> List {
         let (at, count) = (self.lists.len() as u64, adjustments.len() as u32);
-        let largest = |list: &[LogitBias]| list.iter().fold(0.0f32, |largest, bias| largest.max(bias.value));
         self.lists.extend(adjustments.iter().map_while(as_bias));
-        let largest_bias = largest(&self.lists[at as usize..]);
         if self.lists.len() as u64 == at + u64::from(count) {
+            let largest_bias = self.lists[at as usize..].iter().fold(0.0f32, |largest, bias| largest.max(bias.value));
             return List { at, biases: count, largest_bias };
         }
         self.lists.truncate(at as usize);
         self.lists.extend(adjustments.iter().map(|a| LogitBias { token: a.token, value: a.bias }));
-        let largest_bias = largest(&self.lists[at as usize..]);
+        let (least, largest_bias) = bounds(adjustments);
+        self.lists.push(bytemuck::cast::<Penalty, LogitBias>(least));
         let penalty = |a: &Adjustment| Penalty { repetition: a.repetition, subtract: a.subtract };
-        let none = Penalty { repetition: 1.0, subtract: 0.0 };
-        let least = adjustments.iter().map(penalty).fold(none, |least, p| Penalty {
-            repetition: least.repetition.min(p.repetition),
-            subtract: least.subtract.min(p.subtract),
-        });
-        let penalties = core::iter::once(least).chain(adjustments.iter().map(penalty));
-        self.lists.extend(penalties.map(bytemuck::cast::<Penalty, LogitBias>));
+        self.lists.extend(adjustments.iter().map(|a| bytemuck::cast::<Penalty, LogitBias>(penalty(a))));
         List { at, biases: count | PENALISED, largest_bias }
     }
 
@@ -111,8 +131,7 @@ impl Staging {
                     Some((address, length, at)) if address == mask.as_ptr().addr() && length == mask.len() => at,
                     _ => {
                         self.words.extend_from_slice(mask);
-                        let allowed: u64 = mask.iter().map(|word| u64::from(word.count_ones())).sum();
-                        self.has_knobs |= 8 * allowed < u64::from(vocab_size);
+                        self.has_knobs = self.has_knobs || forbids_most(mask, vocab_size);
                         (self.words.len() - mask.len()) as u64
                     }
                 };
@@ -161,6 +180,15 @@ impl Staging {
 
     /// The block for the device address `base`, a multiple of 16.
     pub(crate) fn finish(&mut self, base: u64) -> &[u8] {
+        let mut bytes = core::mem::take(&mut self.bytes);
+        bytes.resize(self.len(), 0);
+        self.finish_in(base, &mut bytes);
+        self.bytes = bytes;
+        &self.bytes
+    }
+
+    /// Writes the block for the device address `base` into `out`, [`Staging::len`] bytes.
+    pub(crate) fn finish_in(&mut self, base: u64, out: &mut [u8]) {
         let rows_at = self.rows_at();
         let lists_at = rows_at + size_of_val(self.rows.as_slice());
         let words_at = lists_at + size_of_val(self.lists.as_slice());
@@ -168,13 +196,15 @@ impl Staging {
             row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
             row.mask = if row.mask == 0 { 0 } else { base + words_at as u64 + 4 * (row.mask - 1) };
         }
-        self.bytes.clear();
-        self.bytes.extend_from_slice(&self.hidden);
-        self.bytes.resize(rows_at, 0);
-        self.bytes.extend_from_slice(bytemuck::cast_slice(&self.rows));
-        self.bytes.extend_from_slice(bytemuck::cast_slice(&self.lists));
-        self.bytes.extend_from_slice(bytemuck::cast_slice(&self.words));
-        &self.bytes
+        let (hidden, rest) = out.split_at_mut(rows_at);
+        let (rows, rest) = rest.split_at_mut(lists_at - rows_at);
+        let (lists, words) = rest.split_at_mut(words_at - lists_at);
+        let (of_rows, zeros) = hidden.split_at_mut(self.hidden.len());
+        of_rows.copy_from_slice(&self.hidden);
+        zeros.fill(0);
+        rows.copy_from_slice(bytemuck::cast_slice(&self.rows));
+        lists.copy_from_slice(bytemuck::cast_slice(&self.lists));
+        words.copy_from_slice(bytemuck::cast_slice(&self.words));
     }
 }
 
@@ -191,6 +221,39 @@ mod tests {
         assert_eq!(of(0.0, 1.0, 0.5), Some(-0.5));
         assert_eq!(of(f32::NEG_INFINITY, 2.0, 3.0), Some(f32::NEG_INFINITY));
         assert_eq!((of(0.5, 1.0, 0.5), of(0.0, 2.0, 0.0)), (None, None));
+    }
+
+    #[test]
+    fn a_mask_forbids_most_where_it_allows_less_than_an_eighth() {
+        for vocab_size in [0u32, 1, 8, 9, 4000, 151_936] {
+            let words = vocab_size.div_ceil(32) as usize;
+            for allowed in [0, 1, vocab_size / 8, vocab_size.div_ceil(8), vocab_size / 4, vocab_size] {
+                // From the end, so that the last words tell.
+                let mut mask = vec![0u32; words];
+                (0..allowed.min(vocab_size)).rev().for_each(|i| {
+                    let token = vocab_size - 1 - i;
+                    mask[token as usize / 32] |= 1 << (token % 32);
+                });
+                let count: u32 = mask.iter().map(|word| word.count_ones()).sum();
+                assert_eq!(forbids_most(&mask, vocab_size), 8 * count < vocab_size, "{allowed} of {vocab_size}");
+            }
+        }
+    }
+
+    #[test]
+    fn bounds_are_those_of_every_item() {
+        for len in 0..20usize {
+            for at in 0..len {
+                let mut items = vec![Adjustment::bias(1, -1.0); len];
+                items[at] = Adjustment { token: 1, bias: 3.0, repetition: 0.5, subtract: -2.0 };
+                assert_eq!(bounds(&items), (Penalty { repetition: 0.5, subtract: -2.0 }, 3.0), "{at} of {len}");
+            }
+            let none = (Penalty { repetition: 1.0, subtract: 0.0 }, 0.0);
+            assert_eq!(
+                bounds(&vec![Adjustment { subtract: 1.0, repetition: 2.0, ..Adjustment::bias(1, -1.0) }; len]),
+                none
+            );
+        }
     }
 
     #[test]
