@@ -7,7 +7,7 @@
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
-//! | `stored_rows`, for the samplers over host memory | `stored_kernels`, `survey_kernels` | `wishes` |
+//! | `stored_rows`, for the samplers over host memory | `stored_kernels`, `survey_kernels` | `wishes`, `pinned` |
 
 pub(crate) mod address;
 pub(crate) mod choice;
@@ -25,6 +25,7 @@ pub(crate) mod matrix;
 pub(crate) mod nccl;
 pub(crate) mod noise_math;
 pub(crate) mod peers;
+pub(crate) mod pinned;
 pub(crate) mod results;
 pub(crate) mod scratch;
 pub(crate) mod select;

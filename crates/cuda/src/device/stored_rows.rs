@@ -18,6 +18,7 @@ use crate::abi::{
 };
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::pinned::Pinned;
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone, split};
 use crate::device::stored_kernels::StoredKernels;
@@ -36,6 +37,9 @@ const SCRATCH: usize = 64 << 20;
 pub(crate) const MAX_ROWS: usize = 256;
 /// The most items of a launch.
 const MAX_ITEMS: usize = 4096;
+/// Bytes of a kept token, and where they begin behind their count.
+const KEPT: usize = size_of::<KeptToken>();
+const KEPT_AT: usize = 16;
 
 /// Room for the transformed logits of some rows, and the kernels over them.
 #[derive(Debug)]
@@ -62,7 +66,13 @@ pub(crate) struct StoredRows {
     capacity: usize,
     staged: Vec<u8>,
     draws_here: Vec<Draw>,
+    /// What comes down: masses, or the count of kept tokens and behind it the tokens.
+    results: Pinned,
+    /// How many kept tokens are fetched with their count, of items whose number is not known.
+    expected: usize,
+    /// Kept tokens by items, and where each item's end.
     kept_here: Vec<KeptToken>,
+    kept_ends: Vec<usize>,
     words_here: Vec<u64>,
     logits_here: Vec<f32>,
     /// The logits of some tokens.
@@ -106,7 +116,10 @@ impl StoredRows {
             tokens,
             staged: Vec::new(),
             draws_here: Vec::new(),
+            results: Pinned::new((KEPT_AT + capacity * KEPT).max(8 * rows * MassHistogram::WORDS), stream)?,
+            expected: 0,
             kept_here: Vec::new(),
+            kept_ends: Vec::new(),
             words_here: Vec::new(),
             logits_here: Vec::new(),
             some_here: Vec::new(),
@@ -157,10 +170,11 @@ impl StoredRows {
         let (tops, words) = (self.tops.device_ptr(stream).0, self.words.device_ptr(stream).0);
         // SAFETY: logits, tops and words are this value's, sized by `new`; the last two were just cleared.
         unsafe { self.kernels.sum_masses(stream, &stored, rows as u32, tops, words) }?;
-        self.words_here.resize(rows * MassHistogram::WORDS, 0);
-        stream.memcpy_dtoh(&self.words.slice(..rows * MassHistogram::WORDS), &mut self.words_here).map_err(&failed)?;
+        let bytes = 8 * rows.min(self.rows) * MassHistogram::WORDS;
+        // SAFETY: the words are this value's, and as many.
+        unsafe { self.results.copy_down(words, 0, bytes, stream) }?;
         stream.synchronize().map_err(&failed)?;
-        Ok(&self.words_here)
+        Ok(bytemuck::cast_slice(&self.results.bytes()?[..bytes]))
     }
 
     /// Grants wishes and appends what they come to; with canonical inputs by canonical scores and logits. Waits.
@@ -200,9 +214,20 @@ impl StoredRows {
         let failed = CudaError::driver("evaluate stored logits");
         self.launch(kind, wishes, canonical, stream)?;
         let keeps_tokens = kind != Kind::Draws || canonical.is_some();
-        let mut count = [0u64];
+        // Of lists it is known how many there are at most.
+        let most = |wish: &Wish| (wish.item.limit as usize).min(self.tokens.len());
+        let fetched = match kind {
+            Kind::Lists if canonical.is_none() => wishes.iter().map(most).sum(),
+            _ => self.expected,
+        };
+        let fetched = fetched.min(self.capacity);
         if keeps_tokens {
-            stream.memcpy_dtoh(&self.count, &mut count).map_err(&failed)?;
+            let (count, kept) = (self.count.device_ptr(stream).0, self.kept.device_ptr(stream).0);
+            // SAFETY: count and tokens are this value's, and as many.
+            unsafe {
+                self.results.copy_down(count, 0, size_of::<u64>(), stream)?;
+                self.results.copy_down(kept, KEPT_AT, fetched * KEPT, stream)?;
+            }
         } else {
             self.draws_here.resize(wishes.len(), Draw::default());
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.draws_here);
@@ -218,7 +243,7 @@ impl StoredRows {
             }
             return Ok(());
         }
-        let count = count[0] as usize;
+        let count = bytemuck::pod_read_unaligned::<u64>(&self.results.bytes()?[..size_of::<u64>()]) as usize;
         if count > self.capacity {
             // Near ties without number: the items of one half at a time. One item has room for every token.
             let (first, second) = wishes.split_at(wishes.len() / 2);
@@ -228,19 +253,49 @@ impl StoredRows {
             self.keep_part(kind, first, canonical, granted, stream)?;
             return self.keep_part(kind, second, canonical, granted, stream);
         }
-        self.kept_here.resize(count, KeptToken::default());
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.kept_here);
-        if !bytes.is_empty() {
-            stream.memcpy_dtoh(&self.kept.slice(..bytes.len()), bytes).map_err(&failed)?;
+        if count > fetched {
+            let (from, size) = (fetched * KEPT, (count - fetched) * KEPT);
+            let kept = self.kept.device_ptr(stream).0 + from as u64;
+            // SAFETY: as above.
+            unsafe { self.results.copy_down(kept, KEPT_AT + from, size, stream) }?;
             stream.synchronize().map_err(&failed)?;
         }
-        self.kept_here.sort_unstable_by_key(|kept| (kept.item, Reverse(kept.key)));
-        let mut rest = self.kept_here.as_slice();
-        for (i, wish) in (0..).zip(wishes) {
-            let (own, after) = rest.split_at(rest.partition_point(|kept| kept.item <= i));
-            rest = after;
+        if kind != Kind::Lists {
+            // A little more than this time: rows of a model are alike.
+            self.expected = count + count / 4;
+        }
+        self.arrange(count, wishes.len())?;
+        let mut from = 0;
+        for (wish, &end) in wishes.iter().zip(&self.kept_ends) {
+            let own = &mut self.kept_here[from..end];
+            from = end;
+            own.sort_unstable_by_key(|kept| Reverse(kept.key));
             let best = own.iter().filter(|kept| kept.key != 0).take(wish.item.limit as usize);
             granted.push(best.map(|kept| Candidate { winner: Winner::from_ordered_bits(kept.key), logit: kept.logit }));
+        }
+        Ok(())
+    }
+
+    /// Puts the `count` kept tokens that came down into the order of their items: by counting, so that no sort is longer than
+    /// an item's.
+    fn arrange(&mut self, count: usize, items: usize) -> Result<(), CudaError> {
+        let kept: &[KeptToken] = bytemuck::cast_slice(&self.results.bytes()?[KEPT_AT..KEPT_AT + count * KEPT]);
+        if kept.iter().any(|kept| kept.item as usize >= items) {
+            return Err(CudaError::Corrupt { what: "the item of a token" });
+        }
+        // First how many each item has, then where it begins, and as its tokens come, where it ends.
+        self.kept_ends.clear();
+        self.kept_ends.resize(items, 0);
+        kept.iter().for_each(|kept| self.kept_ends[kept.item as usize] += 1);
+        let mut begin = 0;
+        for place in &mut self.kept_ends {
+            begin += core::mem::replace(place, begin);
+        }
+        self.kept_here.resize(count, KeptToken::default());
+        for kept in kept {
+            let place = &mut self.kept_ends[kept.item as usize];
+            self.kept_here[*place] = *kept;
+            *place += 1;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::pinned::Pinned;
 use crate::device::results;
 use crate::device::select::GroupRule;
 use crate::device::tiled::DeviceTiled;
@@ -45,6 +46,8 @@ pub(crate) struct Resident {
     /// Elements from one row to the next, of the weight and of hidden states.
     row_stride: usize,
     inputs: CudaSlice<u8>,
+    /// The inputs of a call on their way there, as many bytes.
+    staged: Pinned,
     draws: CudaSlice<u8>,
     /// Draws with filters, and room for those; made when the first of them come.
     filters: Option<(DeviceFilters, CudaSlice<u8>)>,
@@ -96,7 +99,7 @@ impl Resident {
             }
         }?;
         let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
-        let inputs = stream.alloc_zeros(size).map_err(&failed)?;
+        let (inputs, staged) = (stream.alloc_zeros(size).map_err(&failed)?, Pinned::new(size, stream)?);
         let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
         Ok(Resident {
             fused,
@@ -104,6 +107,7 @@ impl Resident {
             most,
             row_stride,
             inputs,
+            staged,
             draws,
             filters: None,
             device: device.clone(),
@@ -239,13 +243,18 @@ impl Resident {
     ) -> Result<(DeviceMatrix, u64), CudaError> {
         let failed = CudaError::driver("copy the inputs of a call");
         if staging.len() > self.inputs.len() {
-            self.inputs = stream.alloc_zeros(staging.len().next_power_of_two()).map_err(&failed)?;
+            let size = staging.len().next_power_of_two();
+            self.staged = Pinned::new(size, stream)?;
+            self.inputs = stream.alloc_zeros(size).map_err(&failed)?;
         }
         let count = staging.rows();
         results::poison(&self.draws, count, stream)?;
         let base = self.inputs.device_ptr(stream).0;
         let rows = base + staging.rows_at() as u64;
-        stream.memcpy_htod(staging.finish(base), &mut self.inputs).map_err(&failed)?;
+        let size = staging.len();
+        staging.finish_in(base, &mut self.staged.bytes()?[..size]);
+        // SAFETY: the inputs have room for as many bytes, and are freed on this stream.
+        unsafe { self.staged.copy_up(base, size, stream) }?;
         let (dtype, cols, row_stride) = (input.dtype(), input.cols(), self.row_stride);
         let hidden = DeviceMatrix { address: base, dtype, rows: count, cols, row_stride };
         Ok((hidden, rows))
