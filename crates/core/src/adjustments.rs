@@ -1,5 +1,6 @@
 //! What acts on single logits of a row: biases, bans and penalties, as one short list a row.
 
+use crate::history::Occurrence;
 use crate::params::RowParams;
 use crate::repetitions::Repetitions;
 use core::ops::Range;
@@ -149,7 +150,13 @@ impl Adjustments {
         let stops = if row.stops_are_banned() { row.stop_token_ids } else { &[] };
         let bans = row.banned.iter().chain(stops).map(|&token| (token, f32::NEG_INFINITY));
         let biases = row.logit_bias.iter().copied().chain(bans);
-        self.items.extend(row.penalised());
+        let (occurrences, penalty) = row.penalties();
+        if row.repetition_penalty == 1.0 {
+            self.items.extend(occurrences.iter().filter(|o| o.output_count > 0).map(penalty));
+        } else {
+            // All of them: a filter that lets all pass takes four times as long.
+            self.items.extend(occurrences.iter().map(penalty));
+        }
         self.items.extend(biases.map(|(token, bias)| Adjustment::bias(token, bias)));
         if let (Some(history), true) = (row.history, row.dry_multiplier != 0.0) {
             let tokens = history.tokens();
@@ -184,8 +191,11 @@ impl Adjustments {
             }
             self.items.truncate(end);
         }
-        for item in self.items[from..].iter_mut().filter(|item| item.subtract == f32::INFINITY) {
-            (item.bias, item.subtract) = (f32::NEG_INFINITY, 0.0);
+        let is_infinite = |item: &Adjustment| item.subtract == f32::INFINITY;
+        if self.items[from..].iter().any(is_infinite) {
+            for item in self.items[from..].iter_mut().filter(|item| is_infinite(item)) {
+                (item.bias, item.subtract) = (f32::NEG_INFINITY, 0.0);
+            }
         }
     }
 }
@@ -203,8 +213,9 @@ fn power(base: f32, exponent: usize) -> f32 {
 }
 
 impl<'p> RowParams<'p> {
-    /// The penalties of the tokens that have any, ascending.
-    fn penalised(&self) -> impl Iterator<Item = Adjustment> + 'p {
+    /// The tokens that may have penalties, ascending, and the penalty of one; without a repetition penalty those have none that
+    /// were not generated.
+    fn penalties(&self) -> (&'p [Occurrence], impl Fn(&Occurrence) -> Adjustment + 'p) {
         let (repetition, frequency, presence) =
             (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
         let counts = frequency != 0.0 || presence != 0.0;
@@ -212,7 +223,7 @@ impl<'p> RowParams<'p> {
             Some(history) if counts || repetition != 1.0 => history.occurrences(),
             _ => &[],
         };
-        occurrences.iter().filter(move |o| repetition != 1.0 || o.output_count > 0).map(move |o| {
+        (occurrences, move |o| {
             let subtract = if o.output_count > 0 { frequency * o.output_count as f32 + presence } else { 0.0 };
             Adjustment { repetition, subtract, ..Adjustment::none(o.token) }
         })
