@@ -39,7 +39,7 @@ const SHARED: usize = 256;
 /// Tokens of lists that may be shorter, of all workers together, and of one at least. With 16 workers each would keep 64 of
 /// its 9500 tokens, to find the 64 first ones of all.
 const SHORT: usize = 128;
-const SHORTEST: usize = 16;
+const SHORTEST: usize = 8;
 
 /// A call's rows, checked.
 pub(crate) type Rows<'a> = Vec<Result<Planned<'a>, RowError>>;

@@ -7,6 +7,10 @@
 use core::cmp::Ordering;
 use flash_sampling_core::{Candidate, Winner};
 
+/// Tokens of a tile that are looked at for a first threshold: without it a worker's first tile of a row brought five times as
+/// many tokens as are wanted.
+pub(crate) const SEEDS: usize = 16;
+
 /// The first `limit` tokens; more while they are collected.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Largest {
@@ -53,6 +57,22 @@ impl Largest {
             Some(last) if first > last.winner.token => last.logit.next_up(),
             Some(last) => last.logit,
             None => f32::MIN,
+        }
+    }
+
+    /// Whether nothing is left out yet, and a [seed](Largest::seed) is worth looking for.
+    #[inline(always)]
+    pub(crate) fn wants_seed(&self) -> bool {
+        self.last.is_none() && self.own <= SEEDS / 2
+    }
+
+    /// Leaves out every token with a logit below that of enough others, of which `largest` are some, before any is added.
+    #[cold]
+    pub(crate) fn seed(&mut self, mut largest: [f32; SEEDS]) {
+        largest.sort_unstable_by(f32::total_cmp);
+        let seed = largest[SEEDS - self.own];
+        if seed > f32::NEG_INFINITY {
+            self.bound(seed);
         }
     }
 

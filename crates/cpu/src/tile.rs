@@ -6,6 +6,7 @@ use crate::filtered::{Ask, FilterState};
 use crate::floor::{Known, KnownRow};
 use crate::grouped::Chosen;
 use crate::isa::Isa;
+use crate::largest::SEEDS;
 use crate::perturb::perturb;
 use crate::prefetch::prefetch;
 use crate::state::{Fault, RowState};
@@ -277,7 +278,7 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
         }
         // SAFETY: by this function's contract.
         Ask::List { floor, slot } => unsafe {
-            rank::<L>(first, spans, floor, |c| {
+            rank::<L>(first, spans, &tops, floor, |c| {
                 lists[slot].push(c);
                 floor
             });
@@ -314,7 +315,7 @@ unsafe fn add<L: Lanes>(
             state.top.threshold()
         };
         // SAFETY: by this function's contract.
-        unsafe { rank::<L>(first, spans, cut, offer) };
+        unsafe { rank::<L>(first, spans, tops, cut, offer) };
     }
     for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
         let cut = winner.winner.score;
@@ -323,7 +324,7 @@ unsafe fn add<L: Lanes>(
             winner.winner.score
         };
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<L>(row, draw, first, spans, top, cut, offer) };
+        unsafe { draw_tile::<L>(row, draw, first, spans, tops, cut, offer) };
     }
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         let cut = list.threshold();
@@ -332,7 +333,7 @@ unsafe fn add<L: Lanes>(
             list.threshold()
         };
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<L>(row, draw, first, spans, top, cut, offer) };
+        unsafe { draw_tile::<L>(row, draw, first, spans, tops, cut, offer) };
     }
 }
 
@@ -380,6 +381,9 @@ unsafe fn add_filtered<L: Lanes>(
     // Tokens below the floor are not kept; if they might be after all, the row takes its pass again.
     let floor = if filter.floor.may_rise() { filter.floor.below.floor() } else { f32::NEG_INFINITY };
     if filter.floor.may_rise() {
+        if filter.largest.wants_seed() && top >= floor {
+            filter.largest.seed(side_by_side(spans));
+        }
         filter.largest.bound(known.cut(filter.largest.last()).max(floor));
     }
     if top < floor {
@@ -395,7 +399,7 @@ unsafe fn add_filtered<L: Lanes>(
             next
         };
         // SAFETY: by this function's contract.
-        unsafe { rank::<L>(first, spans, cut, offer) };
+        unsafe { rank::<L>(first, spans, tops, cut, offer) };
     }
     let mut scaled;
     let drawn = if filters.rescale == 1.0 {
@@ -460,16 +464,17 @@ unsafe fn draw_tile<L: Lanes>(
     draw: u32,
     first: u32,
     spans: &[[f32; SPAN]],
-    top: f32,
+    tops: &[f32; TILE / SPAN + 1],
     cut: f32,
     offer: impl FnMut(Candidate) -> f32,
 ) {
+    let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if !row.greedy {
         // SAFETY: by this function's contract.
         unsafe { perturb::<L>((&row.noise, draw), first, spans, top, cut, |_| false, offer) };
     } else if top >= cut {
         // SAFETY: by this function's contract.
-        unsafe { rank::<L>(first, spans, cut, offer) };
+        unsafe { rank::<L>(first, spans, tops, cut, offer) };
     }
 }
 
@@ -484,6 +489,18 @@ fn smallest(spans: &[[f32; SPAN]]) -> f32 {
         }
     }
     least.into_iter().fold(f32::INFINITY, f32::min)
+}
+
+/// The largest of every 16th logit, from each of the first sixteen on: as many tokens.
+#[inline(always)]
+fn side_by_side(spans: &[[f32; SPAN]]) -> [f32; SEEDS] {
+    let mut most = [f32::NEG_INFINITY; SEEDS];
+    for block in spans.as_flattened().as_chunks::<SEEDS>().0 {
+        for (most, &logit) in most.iter_mut().zip(block) {
+            *most = if logit > *most { logit } else { *most };
+        }
+    }
+    most
 }
 
 /// Adds the masses of the logits that reach `floor`; `top` is the largest.
@@ -506,13 +523,22 @@ unsafe fn weigh<L: Lanes>(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mu
     }
 }
 
-/// Offers the logits that reach `cut` as their own scores.
+/// Offers the logits that reach `cut` as their own scores; `tops` are the largest of each span.
 ///
 /// # Safety
 /// The instruction set of `L` is available.
 #[inline(always)]
-unsafe fn rank<L: Lanes>(first: u32, spans: &[[f32; SPAN]], mut cut: f32, mut offer: impl FnMut(Candidate) -> f32) {
-    for (span, first) in spans.iter().zip((first..).step_by(SPAN)) {
+unsafe fn rank<L: Lanes>(
+    first: u32,
+    spans: &[[f32; SPAN]],
+    tops: &[f32; TILE / SPAN + 1],
+    mut cut: f32,
+    mut offer: impl FnMut(Candidate) -> f32,
+) {
+    for ((span, &top), first) in spans.iter().zip(tops).zip((first..).step_by(SPAN)) {
+        if top < cut {
+            continue;
+        }
         // SAFETY: by this function's contract. Above -inf.
         let mut hits = unsafe { L::at_least(span, cut.max(f32::MIN)) };
         while hits != 0 {

@@ -1,6 +1,7 @@
 //! Log-sum-exp that does not depend on the order: integer masses on an absolute grid of logits.
 
 use crate::log_mass::LogMass;
+use std::sync::LazyLock;
 
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,21 @@ const CHUNK: usize = 64;
 const FAST: f32 = 262_144.0;
 /// `e^r = 1 + r + r^2 p(r)` on `[0, 1/8]`, relative error 2^-29.7 (docs/noise/minimax.py).
 const P: [f32; 3] = [f32::from_bits(0x3f00_0057), f32::from_bits(0x3e2a_7721), f32::from_bits(0x3d34_1741)];
+
+/// `e^(-n/8)`: walks that took an exponential for each bin of a row spent half of their time on those.
+static WEIGHTS: LazyLock<[f64; BINS]> =
+    LazyLock::new(|| core::array::from_fn(|below| (-(below as f64) / f64::from(PER_NAT)).exp()));
+
+/// `e^(edge - top)` of two edges.
+pub(crate) fn weight_of(edge: f32, top: f32) -> f64 {
+    let below = (top - edge) * PER_NAT;
+    if top.abs() < FAST && (0.0..BINS as f32).contains(&below) {
+        // Exact: the difference is a multiple of 1/8, and the table has the exponential of just that.
+        WEIGHTS[below as usize]
+    } else {
+        (f64::from(edge) - f64::from(top)).exp()
+    }
+}
 
 /// The masses `e^l` of a set of logits, as integers in bins of 1/8 nat on an absolute grid.
 ///
@@ -319,7 +335,13 @@ impl MassHistogram {
 
     /// The bins that hold mass, highest first: lower edge in nats, and mass in units.
     pub(crate) fn cells(&self) -> impl Iterator<Item = (f32, u64)> + '_ {
-        edges(self.top).map(|edge| (edge, self.bins[slot_of(edge)])).filter(|(_, mass)| *mass > 0)
+        let small = self.falling_from().map(|top| {
+            let slot = slot_of(top) + BINS;
+            (0..BINS).map(move |below| (top - below as f32 / PER_NAT, self.bins[(slot - below) % BINS]))
+        });
+        let large = if small.is_none() { self.top } else { f32::NEG_INFINITY };
+        let large = (large > f32::NEG_INFINITY).then(|| edges(large).map(|edge| (edge, self.bins[slot_of(edge)])));
+        small.into_iter().flatten().chain(large.into_iter().flatten()).filter(|(_, mass)| *mass > 0)
     }
 
     /// The highest edge, where the bins are the [falling](MassHistogram::falling) ones.
@@ -336,6 +358,9 @@ impl MassHistogram {
 
     /// Takes out what is in bins below `edge`, the edge of a bin: its mass, in units of `e^edge`. Nothing is below `lowest`.
     pub fn take_below(&mut self, edge: f32, lowest: f32) -> f64 {
+        if self.is_empty() {
+            return 0.0;
+        }
         if self.top.abs() >= FAST || edge > self.top {
             let mut sum = 0.0;
             for at in edges(self.top).filter(|&at| at < edge) {

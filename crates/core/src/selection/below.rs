@@ -1,6 +1,6 @@
 //! A mass that was summed without bins.
 
-use crate::mass_histogram::{MassHistogram, STEP, edge_of};
+use crate::mass_histogram::{MassHistogram, STEP, edge_of, weight_of};
 
 /// How far a sum of exponentials in float32 may be from the sum of the integer masses, relative to it.
 const ERROR: f64 = 1.0 / 32_768.0;
@@ -92,13 +92,13 @@ impl Below {
         if !self.is_on() {
             return true;
         }
-        let (mut above, mut all, mut top) = (0.0, 0.0, f32::NEG_INFINITY);
-        for (edge, mass) in binned.cells() {
-            top = top.max(edge);
-            let mass = (f64::from(edge) - f64::from(top)).exp() * MassHistogram::ONE_UNIT * mass as f64;
-            all += mass;
-            above += if edge >= self.floor { mass } else { 0.0 };
-        }
+        let none = (0.0, 0.0, f32::NEG_INFINITY);
+        let (above, all, top) = binned.cells().fold(none, |(above, all, top), (edge, mass)| {
+            // The first edge is the highest.
+            let top = top.max(edge);
+            let mass = weight_of(edge, top) * MassHistogram::ONE_UNIT * mass as f64;
+            (above + if edge >= self.floor { mass } else { 0.0 }, all + mass, top)
+        });
         above * (1.0 - SLACK) >= f64::from(p) * self.whole(top, all).1
     }
 

@@ -1,7 +1,7 @@
 //! A row's masses as the walk sums them: bin by bin from the top, each weighted relative to the highest edge.
 
 use super::before::Before;
-use crate::mass_histogram::{MassHistogram, edge_of};
+use crate::mass_histogram::{MassHistogram, edge_of, weight_of};
 use crate::winner::{Candidate, Place};
 
 /// One bin of the histogram, relative to the highest.
@@ -23,7 +23,7 @@ pub(super) struct Cells {
 
 /// What a unit of mass in a bin is worth: 1 is a token at the highest edge.
 fn weight(edge: f32, top: f32) -> f64 {
-    (f64::from(edge) - f64::from(top)).exp() * MassHistogram::ONE_UNIT
+    weight_of(edge, top) * MassHistogram::ONE_UNIT
 }
 
 fn sum_of(cells: &[Cell]) -> f64 {
