@@ -425,6 +425,12 @@ impl MassHistogram {
         (edge, u64::from(mass_in(edge, logit)))
     }
 
+    /// The mass of a logit in the bin with this edge, in units; any number for others.
+    #[inline(always)]
+    pub(crate) fn mass_above(edge: f32, logit: f32) -> u64 {
+        u64::from(mass_in(edge, logit))
+    }
+
     /// Whether a bin lies in the window of a histogram with this highest edge.
     pub(crate) fn in_window(top: f32, edge: f32) -> bool {
         top - edge < WINDOW

@@ -3,6 +3,8 @@
 use crate::mass_histogram::{MassHistogram, edge_of};
 use crate::winner::Place;
 
+const SIDE_BY_SIDE: usize = 16;
+
 /// How much of the mass of a token's bin comes before it in the order of falling logits. Sums of integers, so that parts
 /// of a row may be added in any order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,20 +31,60 @@ impl Before {
         self.mass
     }
 
-    /// Adds the tokens `first ..` with these logits.
+    /// Adds the tokens `first ..` with these logits: many side by side, for vectors. One by one, a row of 151936 equal
+    /// logits took 3 ms.
+    #[inline(always)]
     pub fn extend_from_slice(&mut self, first: u32, logits: &[f32]) {
-        let edge = edge_of(self.place.logit);
-        for (token, &logit) in (first..).zip(logits) {
-            let place = Place { logit, token };
-            if logit >= self.place.logit && token != self.place.token && place.reaches(&self.place) {
-                let (own, mass) = MassHistogram::mass_of(logit);
-                self.mass += if own == edge { mass } else { 0 };
+        let Place { logit: own, token: last } = self.place;
+        let edge = edge_of(own);
+        let masses = |first: u32, logits: &[f32], sums: &mut [u64; SIDE_BY_SIDE]| {
+            for ((sum, &logit), token) in sums.iter_mut().zip(logits).zip(first..) {
+                let before = (logit > own) | (logit == own) & (token < last);
+                *sum += if before & (edge_of(logit) == edge) { MassHistogram::mass_above(edge, logit) } else { 0 };
             }
+        };
+        let (chunks, rest) = logits.as_chunks::<SIDE_BY_SIDE>();
+        let mut sums = [0; SIDE_BY_SIDE];
+        for (chunk, first) in chunks.iter().zip((first..).step_by(SIDE_BY_SIDE)) {
+            masses(first, chunk, &mut sums);
         }
+        masses(first + (logits.len() - rest.len()) as u32, rest, &mut sums);
+        self.mass += sums.iter().sum::<u64>();
     }
 
     /// Adds what was seen of other tokens, for the same place.
     pub fn merge(&mut self, other: &Before) {
         self.mass += other.mass;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn many_side_by_side_are_those_one_by_one(
+            logits in prop::collection::vec(
+                prop_oneof![6 => -0.2f32..0.2, 3 => (-2i8..3).prop_map(|n| f32::from(n) / 16.0), 1 => Just(f32::NEG_INFINITY)],
+                1..90,
+            ),
+            at in 0usize..90, shift in prop_oneof![Just(0.0f32), Just(-70.0), Just(3e5), Just(-4e6)], first in 0u32..9,
+        ) {
+            let logits: Vec<f32> = logits.into_iter().map(|logit| logit + shift).collect();
+            let at = at % logits.len();
+            prop_assume!(logits[at] > f32::NEG_INFINITY);
+            let place = Place { logit: logits[at], token: first + at as u32 };
+            let (edge, mut plain, mut before) = (edge_of(place.logit), 0, Before::new(place));
+            for (token, &logit) in (first..).zip(&logits) {
+                if token != place.token && (Place { logit, token }).reaches(&place) {
+                    let (own, mass) = MassHistogram::mass_of(logit);
+                    plain += if own == edge { mass } else { 0 };
+                }
+            }
+            before.extend_from_slice(first, &logits);
+            prop_assert_eq!(before.mass(), plain);
+        }
     }
 }
