@@ -33,6 +33,8 @@ mod rows;
 mod surveys;
 #[path = "cuda/top_p.rs"]
 mod top_p;
+#[path = "cuda/top_p_alone.rs"]
+mod top_p_alone;
 
 use rows::rows;
 

@@ -2,7 +2,8 @@
 // FS_KNOBS for the instance that takes rows with penalties and keeps the raw logits on request, and FS_LISTS for the one
 // that takes rows with penalties, and rows with filters, whose largest logits it lists. FS_LOG_Z is for the instance that
 // tells log Z of rows with neither masks nor biases, of a head without soft-cap. FS_FAN_OUT is for the one whose draws leave
-// for the other ranks from here.
+// for the other ranks from here. FS_STORES is for rows with top-p alone: it stores the raw logits, and the largest of each
+// granule.
 #if defined(FS_LISTS) && !defined(FS_KNOBS)
 #define FS_KNOBS
 #endif
@@ -18,6 +19,8 @@ using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, true
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, false, true>;
 #elif defined(FS_FAN_OUT)
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, false, false, true>;
+#elif defined(FS_STORES)
+using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, false, false, false, true>;
 #else
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER>;
 #endif
@@ -54,6 +57,13 @@ extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(
                  const __grid_constant__ Peers peers) {
     extern __shared__ u8 memory[];
     fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, Masses{}, peers, memory);
+}
+#elif defined(FS_STORES)
+extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
+    fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
+                 const __grid_constant__ LogitStore stored) {
+    extern __shared__ u8 memory[];
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, stored, RowLists{}, Masses{}, Peers{}, memory);
 }
 #else
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)

@@ -1,7 +1,9 @@
 // The entry points of the draws with top-p first, from all logits. The first is launched with a cluster of blocks a draw, or one
-// block where there are no clusters: 1, 2, 4 or 8. The second decides what the first leaves open, with as many blocks as
-// multiprocessors hold, and one a draw at least.
+// block where there are no clusters: 1, 2, 4 or 8. In its place `select_by_tops` takes calls whose rows have top-p alone, if any
+// filter, and neither masks nor biases, where GranuleTops lie beside the logits: as many blocks as multiprocessors hold.
+// `select_open` decides what they leave open, with as many blocks too, and one a draw at least.
 #include "flash_sampling/select_open.cuh"
+#include "flash_sampling/tops_pass.cuh"
 
 using namespace flash_sampling;
 
@@ -45,6 +47,12 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
                          filters.top_p, static_cast<float>(error) * 1.000001f, row.draw, i, 0});
     // The host names what is in doubt.
     call.draws[i] = {0, 0.0f, 0.0f, Status::Undecided};
+}
+
+extern "C" __global__ void __launch_bounds__(TopsPass::THREADS, 2)
+    select_by_tops(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open) {
+    __shared__ TopsPass::Shared shared;
+    TopsPass{call, open, shared}.run();
 }
 
 extern "C" __global__ void __launch_bounds__(SelectOpen::THREADS, 2)

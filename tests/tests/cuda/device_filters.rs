@@ -13,7 +13,7 @@ use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstrea
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_cuda::{
     CudaError, CudaTiled, Device, DeviceDraws, DeviceFilters, DeviceHead, DeviceMatrix, DeviceStandalone, DeviceTiled,
-    KernelChoice, RowKinds, abi,
+    FilterKinds, KernelChoice, RowKinds, abi,
 };
 use std::sync::{Arc, MutexGuard};
 
@@ -29,7 +29,7 @@ const CAN: Capabilities = Capabilities {
 };
 
 /// A head and hidden states in device memory, and all that calls with filters over them need.
-struct There {
+pub(super) struct There {
     stream: Arc<CudaStream>,
     filters: DeviceFilters,
     sampler: DeviceTiled,
@@ -38,6 +38,8 @@ struct There {
     rows: CudaSlice<abi::Row>,
     row_filters: CudaSlice<u64>,
     draws: CudaSlice<abi::Draw>,
+    /// What is known of the filters that were set last.
+    kinds: FilterKinds,
     /// Of rows, filters and draws: to ask for them orders streams, which a capture must not see.
     addresses: [u64; 3],
     _held: [CudaSlice<u8>; 2],
@@ -52,7 +54,7 @@ impl Drop for There {
 }
 
 impl There {
-    fn new(problem: &Problem, choice: KernelChoice) -> There {
+    pub(super) fn new(problem: &Problem, choice: KernelChoice) -> There {
         let device = Device::new(0).unwrap();
         let stream = device.context().new_stream().unwrap();
         let held = [problem.weight.matrix(), problem.input()].map(|m| stream.clone_htod(m.bytes()).unwrap());
@@ -88,6 +90,7 @@ impl There {
             rows,
             row_filters,
             draws,
+            kinds: FilterKinds::ALL,
             addresses,
             _held: held,
             dropping: None,
@@ -95,11 +98,12 @@ impl There {
     }
 
     /// Copies the parameters of the next launches up, and poisons the draws.
-    fn set(&mut self, params: &[RowParams<'_>]) {
-        let (mut rows, mut words) = (Vec::new(), Vec::new());
+    pub(super) fn set(&mut self, params: &[RowParams<'_>]) {
+        let (mut rows, mut words, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for params in params {
             let row = params.check(&[], &CAN, &Plan::default(), self.vocab).unwrap();
             let filters = row.filters.as_ref().and_then(abi::RowFilters::of).unwrap_or(abi::RowFilters::OFF);
+            all.push(filters);
             let abi::RowFilters { ln_min_p, top_p, top_k, rescale, min_p_last } = filters;
             let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
             words.extend([ln_min_p.to_bits(), pair(top_p.to_bits(), top_k), pair(rescale.to_bits(), min_p_last)]);
@@ -111,13 +115,14 @@ impl There {
                 ..abi::Row::default()
             });
         }
+        self.kinds = FilterKinds::of(&all).with_rows(RowKinds::Bare);
         self.stream.memcpy_htod(&rows, &mut self.rows).unwrap();
         self.stream.memcpy_htod(&words, &mut self.row_filters).unwrap();
         self.stream.memcpy_htod(&vec![POISON; rows.len()], &mut self.draws).unwrap();
     }
 
     /// Enqueues a call, by lists or by stored logits; whether it is one.
-    fn launch(&mut self, by_lists: bool) -> Result<bool, CudaError> {
+    pub(super) fn launch(&mut self, by_lists: bool) -> Result<bool, CudaError> {
         let [rows, filters, draws] = self.addresses;
         let There { stream, filters: selection, sampler, hidden, .. } = self;
         // SAFETY: rows, filters and draws are this value's, one for each hidden state; one stream is used, and it is waited
@@ -130,8 +135,16 @@ impl There {
         }
     }
 
+    /// Enqueues a call that knows its rows.
+    pub(super) fn launch_known(&mut self) {
+        let [rows, filters, draws] = self.addresses;
+        let There { stream, filters: selection, sampler, hidden, kinds, .. } = self;
+        // SAFETY: as above; no row has a mask or biases, and the filters were set last.
+        unsafe { selection.launch_kinds(stream, sampler, hidden, (rows, filters), draws, *kinds) }.unwrap();
+    }
+
     /// The draws, when all that is enqueued has run.
-    fn draws(&self) -> Vec<abi::Draw> {
+    pub(super) fn draws(&self) -> Vec<abi::Draw> {
         let draws = self.stream.clone_dtoh(&self.draws).unwrap();
         self.stream.synchronize().unwrap();
         draws
@@ -140,11 +153,11 @@ impl There {
 
 /// Columns of a head whose rows are [`like_a_models`]: a column each for the tokens that may stand above the bulk, and those
 /// that make the bulk.
-const TALL: usize = 64;
-const BULK: usize = 32;
+pub(super) const TALL: usize = 64;
+pub(super) const BULK: usize = 32;
 
 /// The weight for such rows, with tall tokens scattered over the vocabulary.
-fn scattered(vocab: usize) -> Tensor {
+pub(super) fn scattered(vocab: usize) -> Tensor {
     let tall: Vec<usize> = (0..TALL as u64).map(|i| (hash(100, i) % vocab as u64) as usize).collect();
     let each = 1.0 / (BULK as f64).sqrt();
     Tensor::from_fn(DType::BF16, vocab, TALL + BULK, |t, k| match tall.get(k) {
@@ -155,7 +168,7 @@ fn scattered(vocab: usize) -> Tensor {
 
 /// A few tokens far above a Gaussian bulk of standard deviation 2, which has 6 to 80 percent of the mass, by row: as the
 /// rows that the benchmark times.
-fn like_a_models(rows: usize, seed: u64) -> Tensor {
+pub(super) fn like_a_models(rows: usize, seed: u64) -> Tensor {
     const PEAKS: [f32; 4] = [16.0, 14.0, 19.0, 12.0];
     const BELOW: [f32; 6] = [0.0, 0.9, 1.7, 2.4, 3.3, 4.5];
     Tensor::from_fn(DType::BF16, rows, TALL + BULK, |r, k| {

@@ -39,6 +39,12 @@ impl RowFilters {
         self.top_p < 1.0 && self.top_k == 0 && (self.ln_min_p == f64::NEG_INFINITY || self.min_p_last > 0)
     }
 
+    /// Whether there is top-p and nothing else, or nothing at all.
+    pub(crate) fn is_top_p_alone(&self) -> bool {
+        let off = RowFilters::OFF;
+        *self == RowFilters { top_p: self.top_p, ..off } || *self == RowFilters { rescale: self.rescale, ..off }
+    }
+
     /// These filters, where the selection knows them all in this order.
     pub fn of(filters: &Filters) -> Option<RowFilters> {
         let mut all = RowFilters { rescale: filters.rescale, ..RowFilters::OFF };
@@ -108,11 +114,12 @@ pub(crate) struct SelectRows {
     pub(crate) first_token: u32,
     pub(crate) tokens: u32,
     pub(crate) is_transformed: u32,
-    pub(crate) padding: u32,
+    pub(crate) count: u32,
+    pub(crate) tops: u64,
 }
-layout!(SelectRows 64:
+layout!(SelectRows 72:
     logits 0, row_stride 8, sources 16, rows 24, filters 32, draws 40, first_token 48, tokens 52, is_transformed 56,
-    padding 60
+    count 60, tops 64
 );
 
 /// Bytes of an `OpenRow`, for how many of them there is room at least, and the bins of each: open_rows.cuh.
@@ -127,23 +134,25 @@ pub(crate) struct OpenRows {
     pub(crate) counters: u64,
     pub(crate) arrived: u64,
     pub(crate) masses: u64,
+    pub(crate) all: u64,
     pub(crate) best: u64,
     pub(crate) rows: u64,
 }
-layout!(OpenRows 40: counters 0, arrived 8, masses 16, best 24, rows 32);
+layout!(OpenRows 48: counters 0, arrived 8, masses 16, all 24, best 32, rows 40);
 
 impl OpenRows {
     /// Bytes for up to `draws` draws.
     pub(crate) fn bytes(draws: usize) -> usize {
-        OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST) + draws * (2 * 8 * OPEN_BINS + 4) + 8
+        OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST) + draws * (2 * 8 * OPEN_BINS + 8 + 4) + 8
     }
 
     /// In memory that begins at `base`, a multiple of 16.
     pub(crate) fn at(base: u64, draws: usize) -> OpenRows {
         let masses = base + (OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST)) as u64;
         let bins = (8 * OPEN_BINS * draws) as u64;
-        let (best, counters) = (masses + bins, masses + 2 * bins);
-        OpenRows { counters, arrived: counters + 8, masses, best, rows: base }
+        let (best, all) = (masses + bins, masses + 2 * bins);
+        let counters = all + 8 * draws as u64;
+        OpenRows { counters, arrived: counters + 8, masses, all, best, rows: base }
     }
 }
 
@@ -173,12 +182,12 @@ mod tests {
     #[test]
     fn what_open_rows_need_lies_apart_within_its_memory() {
         for draws in [1, 31, 32, 33, 256] {
-            let OpenRows { counters, arrived, masses, best, rows } = OpenRows::at(4096, draws);
+            let OpenRows { counters, arrived, masses, all, best, rows } = OpenRows::at(4096, draws);
             assert_eq!((rows, rows % 16, counters % 8), (4096, 0, 0));
             assert!(masses - rows >= (64 * draws.max(32)) as u64, "{draws}");
             assert_eq!(
-                [best - masses, counters - best, arrived - counters],
-                [256 * draws as u64, 256 * draws as u64, 8]
+                [best - masses, all - best, counters - all, arrived - counters],
+                [256 * draws as u64, 256 * draws as u64, 8 * draws as u64, 8]
             );
             assert_eq!(arrived + 4 * draws as u64 - rows, OpenRows::bytes(draws) as u64);
         }

@@ -5,13 +5,18 @@ use flash_sampling_core::DType;
 
 /// From dot products to raw logits.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HeadTransform {
     /// 0 = none.
     pub(crate) soft_cap: f32,
     pub(crate) scale: f32,
 }
 layout!(HeadTransform 8: soft_cap 0, scale 4);
+
+impl HeadTransform {
+    /// Dot products are raw logits.
+    pub(crate) const NONE: HeadTransform = HeadTransform { soft_cap: 0.0, scale: 1.0 };
+}
 
 /// The head and the batch of one launch.
 #[repr(C)]
@@ -63,8 +68,15 @@ pub(crate) struct LogitStore {
     pub(crate) logits: u64,
     /// Floats from one row to the next.
     pub(crate) stride: u64,
+    /// Where the instance that stores the largest logits of granules too leaves them: granule_tops.cuh.
+    pub(crate) tops: u64,
 }
-layout!(LogitStore 16: logits 0, stride 8);
+layout!(LogitStore 24: logits 0, stride 8, tops 16);
+
+/// Bytes of the largest logits of granules, `[octets of rows, granules, 8]` of 16 bits.
+pub(crate) fn tops_bytes(rows: usize, tokens: usize) -> usize {
+    2 * rows.next_multiple_of(8) * tokens.div_ceil(16)
+}
 
 /// What the driver encodes.
 #[repr(C, align(64))]

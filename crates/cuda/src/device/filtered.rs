@@ -4,6 +4,7 @@
 
 use crate::abi::{
     LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, OpenRows, RowFilters, RowLists, SelectLists, SelectRows,
+    tops_bytes,
 };
 use crate::device::address::check_by_8;
 use crate::device::choice::RowKinds;
@@ -36,7 +37,7 @@ pub struct DeviceFilters {
     stride: usize,
     max_rows: usize,
     device: Arc<Device>,
-    /// Room for the logits of `max_rows` rows, once they are needed.
+    /// Room for the logits of `max_rows` rows, and then for the largest of their granules, once they are needed.
     logits: Option<Scratch>,
     listed: SelectList,
     /// The keys of lists, then their counters and posts; these are zeros but after a launch that failed half-way.
@@ -109,12 +110,18 @@ impl DeviceFilters {
     pub fn prepare(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
         sampler.prepare(RowKinds::Any)?;
         sampler.prepare_listing()?;
+        sampler.prepare_storing_tops()?;
         self.room().map(drop)
+    }
+
+    /// Bytes of the logits, in whole octets of rows.
+    fn logits_bytes(&self) -> usize {
+        4 * self.stride * self.max_rows.next_multiple_of(8)
     }
 
     /// Where logits are stored.
     fn room(&mut self) -> Result<&mut Scratch, CudaError> {
-        let bytes = 4 * self.stride * self.max_rows;
+        let bytes = self.logits_bytes() + tops_bytes(self.max_rows, self.tokens.len());
         match &mut self.logits {
             Some(room) => Ok(room),
             none => Ok(none.insert(Scratch::new(bytes, &[], &self.device)?)),
@@ -199,13 +206,14 @@ impl DeviceFilters {
         unsafe { self.launch_kinds(stream, sampler, hidden, (rows, filters), draws, FilterKinds::ALL) }
     }
 
-    /// As [`DeviceFilters::launch`], where the host knows what the filters of a call need: a launch less.
+    /// As [`DeviceFilters::launch`], where the host knows what the rows and filters of a call need: a launch less, and a
+    /// faster one for rows with top-p alone.
     ///
     /// # Errors
     /// As [`DeviceFilters::launch`].
     ///
     /// # Safety
-    /// As [`DeviceFilters::launch`]; every row's filters are of these kinds.
+    /// As [`DeviceFilters::launch`]; every row, and every row's filters, are of these kinds.
     pub unsafe fn launch_kinds(
         &mut self,
         stream: &CudaStream,
@@ -217,9 +225,16 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
         let logits = self.room()?.lend();
-        let stored = LogitStore { logits, stride: self.stride as u64 };
-        // SAFETY: this function's contract; there is room for the logits of as many rows.
-        let is_transformed = unsafe { sampler.launch_storing_any(stream, hidden, rows, draws, stored) }?;
+        let by_tops = kinds.is_by_tops() && sampler.stores_tops(hidden);
+        let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };
+        let stored = LogitStore { logits, stride: self.stride as u64, tops };
+        // SAFETY: this function's contract; there is room for the logits of as many rows, and for their tops.
+        let is_transformed = unsafe {
+            match by_tops {
+                true => sampler.launch_storing_tops(stream, hidden, rows, draws, stored).map(|()| false),
+                false => sampler.launch_storing_any(stream, hidden, rows, draws, stored),
+            }
+        }?;
         if hidden.rows == 0 {
             return Ok(());
         }
@@ -233,7 +248,8 @@ impl DeviceFilters {
             first_token: self.tokens.start,
             tokens: self.tokens.len() as u32,
             is_transformed: is_transformed.into(),
-            padding: 0,
+            count: hidden.rows as u32,
+            tops,
         };
         if kinds.by_mass {
             let base = self.open.lend();
@@ -267,21 +283,40 @@ unsafe fn clear(stream: &CudaStream, address: u64, size: usize) -> Result<(), Cu
     cleared.map_err(CudaError::driver("clear what a failed launch left"))
 }
 
-/// Which selections the filters of a call need.
+/// Which selections the rows of a call need.
 #[derive(Clone, Copy, Debug)]
 pub struct FilterKinds {
     by_mass: bool,
     gathered: bool,
+    /// Every row has top-p alone, or no filters.
+    is_top_p_alone: bool,
+    rows: RowKinds,
 }
 
 impl FilterKinds {
-    /// Any filters.
-    pub const ALL: FilterKinds = FilterKinds { by_mass: true, gathered: true };
+    /// Any rows, any filters.
+    pub const ALL: FilterKinds =
+        FilterKinds { by_mass: true, gathered: true, is_top_p_alone: false, rows: RowKinds::Any };
 
-    /// What the filters of these rows need.
+    /// What these filters need, of any rows.
     pub fn of(filters: &[RowFilters]) -> FilterKinds {
         let gathered = |f: &RowFilters| !f.is_by_mass() && *f != RowFilters { rescale: f.rescale, ..RowFilters::OFF };
-        FilterKinds { by_mass: filters.iter().any(RowFilters::is_by_mass), gathered: filters.iter().any(gathered) }
+        FilterKinds {
+            by_mass: filters.iter().any(RowFilters::is_by_mass),
+            gathered: filters.iter().any(gathered),
+            is_top_p_alone: filters.iter().all(RowFilters::is_top_p_alone),
+            ..FilterKinds::ALL
+        }
+    }
+
+    /// The same of rows of which more is known.
+    pub fn with_rows(self, rows: RowKinds) -> FilterKinds {
+        FilterKinds { rows, ..self }
+    }
+
+    /// Whether few logits decide, found by the largest of their granules.
+    fn is_by_tops(&self) -> bool {
+        self.by_mass && self.is_top_p_alone && self.rows == RowKinds::Bare
     }
 }
 

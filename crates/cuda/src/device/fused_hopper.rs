@@ -12,13 +12,13 @@ use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
 
-/// Five instances for each tile and operand type, on Hopper alone: without and with what few calls need.
+/// Six instances for each tile and operand type, on Hopper alone: without and with what few calls need.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves: |architecture| architecture == Architecture::HOPPER,
     instances: || {
         let tiles = |extra| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, extra));
-        [Extra::Nothing, Extra::Knobs, Extra::Lists, Extra::LogZ, Extra::FanOut]
+        [Extra::Nothing, Extra::Knobs, Extra::Lists, Extra::LogZ, Extra::FanOut, Extra::Stores]
             .into_iter()
             .flat_map(tiles)
             .flatten()
@@ -46,6 +46,8 @@ pub(crate) enum Extra {
     LogZ,
     /// Its draws leave for the other ranks.
     FanOut,
+    /// It keeps the raw logits, and the largest of each granule, of rows with neither masks nor biases.
+    Stores,
 }
 
 /// Where an instance with extras leaves them.
@@ -62,6 +64,8 @@ pub(crate) enum More {
     LogZ(Masses),
     /// The mailboxes of the other ranks.
     FanOut(Peers),
+    /// Raw logits, and the largest of each granule.
+    Stores(LogitStore),
 }
 
 impl More {
@@ -72,6 +76,7 @@ impl More {
             More::Lists(_) => Extra::Lists,
             More::LogZ(_) => Extra::LogZ,
             More::FanOut(_) => Extra::FanOut,
+            More::Stores(_) => Extra::Stores,
         }
     }
 }
@@ -123,6 +128,7 @@ impl Tile {
             Extra::Lists => with("LISTS"),
             Extra::LogZ => with("LOG_Z"),
             Extra::FanOut => with("FAN_OUT"),
+            Extra::Stores => with("STORES"),
         }
     }
 
@@ -176,12 +182,14 @@ impl Loaded {
         more: &More,
     ) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: the kernel takes a Call and Maps by value, with knobs a LogitStore, with lists RowLists, with log Z Masses
-        // and with ranks Peers too, whose layouts abi asserts; the rest is the caller's.
+        // SAFETY: the kernel takes a Call and Maps by value, with knobs and where it stores a LogitStore, with lists RowLists,
+        // with log Z Masses and with ranks Peers too, whose layouts abi asserts; the rest is the caller's.
         unsafe {
             match more {
                 More::Nothing => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
-                More::Knobs(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
+                More::Knobs(to) | More::Stores(to) => {
+                    launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
+                }
                 More::Lists(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
                 More::LogZ(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
                 More::FanOut(to) => {

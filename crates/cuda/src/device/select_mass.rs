@@ -28,10 +28,18 @@ fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
     1 << most.ilog2()
 }
 
+/// How many blocks read the tops of `draws` draws: as many as there are multiprocessors for, two each, in whole octets of draws;
+/// each with enough granules for its warps, two for a draw.
+fn tops_blocks(tokens: u32, draws: u32, multiprocessors: u32) -> u32 {
+    let octets = draws.div_ceil(8).max(1);
+    octets * (2 * multiprocessors / octets).min(tokens / (2 * 32 * 16)).max(1)
+}
+
 /// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct SelectMass {
     function: CudaFunction,
+    by_tops: CudaFunction,
     open: CudaFunction,
     open_bytes: u32,
     threads: u32,
@@ -46,6 +54,7 @@ impl SelectMass {
         let failed = CudaError::driver("load a kernel");
         let module = device.module(&SOURCE, &instance())?;
         let function = module.load_function("select_mass").map_err(&failed)?;
+        let by_tops = module.load_function("select_by_tops").map_err(&failed)?;
         let open = module.load_function("select_open").map_err(&failed)?;
         let mut launch = [0u8; 12];
         let stream = device.context().default_stream();
@@ -57,6 +66,7 @@ impl SelectMass {
         open.set_attribute(attribute, open_bytes as i32).map_err(&failed)?;
         Ok(SelectMass {
             function,
+            by_tops,
             open,
             open_bytes,
             threads,
@@ -72,6 +82,7 @@ impl SelectMass {
     /// * Every pointer is device memory of this kernel's device, of the sizes that select_rows.cuh and open_rows.cuh state for
     ///   `draws` draws, until the stream has passed the launches.
     /// * What `open` points to is zeros, and so it is afterwards; no other launch uses it at the same time.
+    /// * With tops the draws are `call.count`, of rows with neither masks nor biases, and with top-p alone or no filter.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
@@ -80,7 +91,11 @@ impl SelectMass {
         draws: u32,
     ) -> Result<(), CudaError> {
         let arguments = [argument(call), argument(open)];
-        if self.has_clusters {
+        if call.tops != 0 {
+            let blocks = tops_blocks(call.tokens, draws, self.multiprocessors);
+            // SAFETY: as below.
+            unsafe { launch(&self.by_tops, stream, Grid::of(blocks, self.threads), arguments) }?;
+        } else if self.has_clusters {
             let blocks = blocks_of(call.tokens, self.step, draws, self.multiprocessors);
             let grid = Grid::of(draws * blocks, self.threads);
             // SAFETY: the kernels take a SelectRows and an OpenRows by value, whose layouts abi asserts; the rest is the
@@ -108,5 +123,12 @@ mod tests {
         assert_eq!([1, 2047, 2048, 4096, 6143, 8192, 30_011, 151_936, 1 << 30].map(of), [1, 1, 1, 2, 2, 4, 8, 8, 8]);
         let of = |draws| blocks_of(151_936, 4096, draws, 132);
         assert_eq!([0, 1, 16, 33, 64, 132, 133, 256, 1 << 20].map(of), [8, 8, 8, 4, 2, 2, 1, 1, 1]);
+    }
+
+    #[test]
+    fn every_octet_of_draws_has_as_many_blocks_for_its_tops() {
+        let of = |draws| tops_blocks(151_936, draws, 132);
+        assert_eq!([1, 8, 9, 64, 65, 250, 256].map(of), [148, 148, 264, 264, 261, 256, 256]);
+        assert_eq!([1, 1023, 4096].map(|tokens| tops_blocks(tokens, 17, 132)), [3, 3, 12]);
     }
 }

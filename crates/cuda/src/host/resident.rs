@@ -206,7 +206,7 @@ impl Resident {
                 DecidedFrom::Lists
                     if selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out)? => {}
                 _ => {
-                    let kinds = FilterKinds::of(filters);
+                    let kinds = FilterKinds::of(filters).with_rows(staging.kinds());
                     selection.launch_kinds(stream, &mut self.fused, &hidden, (rows, there), out, kinds)?;
                 }
             }

@@ -83,7 +83,11 @@ impl Staging {
 
     /// What the rows have: anything where one has a mask that forbids most tokens, or penalties that are more than biases.
     pub(crate) fn kinds(&self) -> RowKinds {
-        if self.has_knobs { RowKinds::Any } else { RowKinds::Unpenalised }
+        match self.has_knobs {
+            true => RowKinds::Any,
+            false if self.rows.iter().all(|row| row.mask == 0 && row.biases == 0) => RowKinds::Bare,
+            false => RowKinds::Unpenalised,
+        }
     }
 
     /// Appends a row's adjustments: as biases where they are no more.

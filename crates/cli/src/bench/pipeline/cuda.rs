@@ -110,12 +110,13 @@ impl Calls {
         let held_filters = stream.clone_htod(&bytes).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         let (rows_at, filters_at) = (held_rows.device_ptr(stream).0, held_filters.device_ptr(stream).0);
+        let kinds = if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowKinds::Any } else { RowKinds::Bare };
         Ok(Calls {
             rows: rows_at,
             filters: filters.iter().any(|f| *f != RowFilters::OFF).then_some(filters_at),
             is_listed: filters.iter().any(RowFilters::is_listed),
-            filter_kinds: FilterKinds::of(&filters),
-            kinds: if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowKinds::Any } else { RowKinds::Bare },
+            filter_kinds: FilterKinds::of(&filters).with_rows(kinds),
+            kinds,
             of_call: rows,
             calls,
             next: 0,

@@ -1,4 +1,5 @@
-// Rows with top-p first whose plain winner is not kept: the first pass lists them, and all blocks together decide them.
+// Rows with top-p first whose plain winner is not kept, or may not be: the first pass lists them, and all blocks together decide
+// them.
 #pragma once
 
 #include "select_rows.cuh"
@@ -7,15 +8,15 @@ namespace flash_sampling {
 
 // All that is needed to decide such a row, so that a block waits for one load. Sums are relative to `place`.
 struct alignas(16) OpenRow {
-    double before;  // the mass before the winner, which is not kept
-    double all;
+    double before;  // the mass before the winner
+    double all;     // of all, or less
     u64 seed;
     u64 position;
     float place;    // the winner's logit
     u32 token;      // the winner
     float inv_temperature;
     float top_p;
-    float error;    // a bound on the relative error of the sums
+    float error;    // a bound on the relative error of `before`
     u32 draw;       // of the row's noise
     u32 index;      // of the draw in the call
     u32 padding;
@@ -27,6 +28,7 @@ struct OpenRows {
     u32* counters;   // how many rows are open, and how many of them are decided; zeros between calls
     u32* arrived;    // [draws] zeros between calls
     double* masses;  // [draws, BINS] zeros between calls
+    double* all;     // [draws] zeros between calls
     u64* best;       // [draws, BINS] ordered bits; zeros between calls
     OpenRow* rows;   // [draws], and LEAST at least
 
@@ -34,8 +36,8 @@ struct OpenRows {
     __device__ __forceinline__ void add(const OpenRow& row) const { rows[atomicAdd(&counters[0], 1u)] = row; }
 #endif
 };
-FS_LAYOUT(OpenRows, 40,
-          FS_AT(counters, 0) && FS_AT(arrived, 8) && FS_AT(masses, 16) && FS_AT(best, 24) && FS_AT(rows, 32));
+FS_LAYOUT(OpenRows, 48,
+          FS_AT(counters, 0) && FS_AT(arrived, 8) && FS_AT(masses, 16) && FS_AT(all, 24) && FS_AT(best, 32) && FS_AT(rows, 40));
 static_assert(sizeof(OpenRow) == 64 && OpenRows::BINS == 32 && OpenRows::LEAST == 32, "the host has room for these");
 
 }  // namespace flash_sampling

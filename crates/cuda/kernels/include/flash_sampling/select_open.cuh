@@ -3,7 +3,8 @@
 //   1. Blocks are shared out evenly among the open rows; each reads its share of a row once.
 //   2. Only tokens before the plain winner's place can be the draw. They fall into bins by their place: above all the largest
 //      logits, below them those equal to the winner's, by token. Bins are narrow where top-p is likely to end. A bin has a
-//      mass, and the best of its tokens' scores. Every thread has its own column of masses, so that none waits.
+//      mass, and the best of its tokens' scores. Every thread has its own column of masses, so that none waits. The mass of all
+//      is summed too: what tells whether the plain winner is kept, where the first pass did not read enough for that.
 //   3. The last block of a row adds up the bins from the largest logits on. A bin's best token is surely kept if the mass to
 //      the bin's end, its own left out, is below the limit, and surely lost if the mass to the bin's beginning is beyond.
 //   4. If the best of those surely kept beats all in doubt, it is the draw. Else the block draws as SelectMass does, alone,
@@ -28,6 +29,7 @@ struct SelectOpen {
 
     struct Shared {
         float masses[BINS][THREADS];
+        double sums[BINS];
         u64 best[BINS];
         OpenRow rows[GUESSED];
         SelectMass::Shared select;
@@ -42,7 +44,7 @@ struct SelectOpen {
         u32 token;
 
         __device__ __forceinline__ Bins(const OpenRow& row, u32 first_token) : place(row.place), token(row.token) {
-            // No logit is above the logarithm of the mass of all.
+            // No logit is above the logarithm of the mass of all, of which `all` has the largest at least.
             per_root = static_cast<float>((BINS - TIES) * (BINS - TIES)) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
             // If equal logits make all the mass before the place, and lie evenly, so many tokens from there top-p ends.
             const double lost = row.before - row.top_p * row.all;
@@ -80,7 +82,10 @@ struct SelectOpen {
         // The tokens that are kept have p of the mass at least. A score below the cut is of no use.
         const float cut = row.place + logf(row.top_p * static_cast<float>(row.all)) - SelectMass::BELOW_MASS;
         __syncthreads();
-        lines.each(row.inv_temperature, [&](const float(&l)[4], u32 first) { survey(l, first, row, bins, weights, cut); });
+        float all = 0.0f;
+        lines.each(row.inv_temperature, [&](const float(&l)[4], u32 first) { survey(l, first, row, bins, weights, cut, all); });
+        const double of_warp = SelectMass::sum_of_warp(all);
+        if (threadIdx.x % 32 == 0) shared.select.all[threadIdx.x / 32] = of_warp;
         __syncthreads();
         publish(at);
         __syncthreads();
@@ -116,13 +121,15 @@ struct SelectOpen {
 
     // Masses and best scores of four tokens.
     __device__ __forceinline__ void survey(const float (&l)[4], u32 first, const OpenRow& row, const Bins& bins,
-                                           const SelectMass::Weights& weights, float cut) {
+                                           const SelectMass::Weights& weights, float cut, float& all) {
         float top = -f32_infinity();
         u32 hits = 0;
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
+            const float mass = weights.mass_of(l[i]);
+            all += mass;
             if (!bins.has(l[i], first + i)) continue;
-            shared.masses[bins.of(l[i], first + i)][threadIdx.x] += weights.mass_of(l[i]);
+            shared.masses[bins.of(l[i], first + i)][threadIdx.x] += mass;
             top = fmaxf(top, l[i]);
             hits |= 1u << i;
         }
@@ -145,7 +152,7 @@ struct SelectOpen {
         }
     }
 
-    // The block's bins join those of the others.
+    // The block's bins join those of the others, a lane each. All threads call it.
     __device__ __forceinline__ void publish(u32 at) {
         const u32 lane = threadIdx.x % 32;
         for (u32 b = threadIdx.x / 32; b < BINS; b += WARPS) {
@@ -153,10 +160,14 @@ struct SelectOpen {
 #pragma unroll
             for (u32 i = 0; i < THREADS; i += 32) sum += shared.masses[b][i + lane];
             const double mass = SelectMass::sum_of_warp(sum);
-            if (lane != 0) continue;
-            if (mass > 0.0) atomicAdd(&open.masses[at * BINS + b], mass);
-            if (shared.best[b]) atomicMax(&open.best[at * BINS + b], shared.best[b]);
+            if (lane == 0) shared.sums[b] = mass;
         }
+        __syncthreads();
+        if (threadIdx.x >= 32) return;
+        const double all = SelectMass::sum_of_warp(lane < WARPS ? shared.select.all[lane] : 0.0);
+        if (lane == 0) atomicAdd(&open.all[at], all);
+        if (shared.sums[lane] > 0.0) atomicAdd(&open.masses[at * BINS + lane], shared.sums[lane]);
+        if (shared.best[lane]) atomicMax(&open.best[at * BINS + lane], shared.best[lane]);
     }
 
     // The draw, if it is sure; else the best token that may be kept goes to shared.best[0], 0 if there is none. Leaves zeros. One
@@ -178,12 +189,22 @@ struct SelectOpen {
         if (best)
             logit = mul_rn(static_cast<const float*>(logits.logits)[winner.token - logits.first_token], row.inv_temperature);
         const double own = best ? weights.mass_of(logit) : 0.0;
-        const double limit = row.top_p * row.all, least = limit * (1.0 - row.error), most = limit * (1.0 + row.error);
+        const double limit = row.top_p * __ldcg(&open.all[at]);
+        const double least = limit * (1.0 - own_error), most = limit * (1.0 + own_error);
         const bool is_kept = upto * (1.0 + own_error) - own * (1.0 - own_error) < least;
         const bool is_lost = (upto - mass) * (1.0 - own_error) > most;
         const u64 kept = SelectMass::max_of_warp(is_kept ? best : 0);
         const u64 perhaps = SelectMass::max_of_warp(!is_kept && !is_lost ? best : 0);
+        __syncwarp();
         open.masses[at * BINS + lane] = 0.0, open.best[at * BINS + lane] = 0;
+        if (lane == 0) open.all[at] = 0.0;
+        if (!(row.before * (1.0 - row.error) > most)) {
+            // The plain winner is kept, or in doubt, which the host decides.
+            if (lane == 0 && !(row.before * (1.0 + row.error) < least))
+                call.draws[row.index] = {0, 0.0f, 0.0f, Status::Undecided};
+            if (lane == 0) shared.best[0] = DECIDED;
+            return;
+        }
         const bool is_decided = kept > perhaps;
         // One lane's: scores have their tokens beside them.
         if (is_decided && best == kept) call.draws[row.index] = {winner.token, winner.score, logit, Status::Drawn};

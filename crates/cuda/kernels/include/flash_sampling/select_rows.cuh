@@ -1,6 +1,7 @@
 // What select_row.cu and select_mass.cu are given: each takes the draws whose filters are its own.
 #pragma once
 
+#include "granule_tops.cuh"
 #include "row_filters.cuh"
 #include "scan.cuh"
 
@@ -16,7 +17,8 @@ struct SelectRows {
     u32 first_token;
     u32 tokens;
     u32 is_transformed;         // the logits are not raw
-    u32 padding;
+    u32 count;                  // of draws
+    const u16* tops;            // GranuleTops of the rows, for select_by_tops, where draw i takes row i
 
 #ifdef __CUDACC__
     __device__ __forceinline__ ExistingRow row(u32 i) const {
@@ -39,9 +41,10 @@ struct SelectRows {
     }
 #endif
 };
-FS_LAYOUT(SelectRows, 64,
+FS_LAYOUT(SelectRows, 72,
           FS_AT(logits, 0) && FS_AT(row_stride, 8) && FS_AT(sources, 16) && FS_AT(rows, 24) && FS_AT(filters, 32) &&
-          FS_AT(draws, 40) && FS_AT(first_token, 48) && FS_AT(tokens, 52) && FS_AT(is_transformed, 56) && FS_AT(padding, 60));
+          FS_AT(draws, 40) && FS_AT(first_token, 48) && FS_AT(tokens, 52) && FS_AT(is_transformed, 56) && FS_AT(count, 60) &&
+          FS_AT(tops, 64));
 
 #ifdef __CUDACC__
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::DeviceTiled;
-use crate::abi::{LogitStore, RowLists};
+use crate::abi::{HeadTransform, LogitStore, RowLists};
 use crate::device::address::check_rows;
 use crate::device::fused_hopper::More;
 use crate::device::matrix::DeviceMatrix;
@@ -38,7 +38,9 @@ impl DeviceTiled {
         }
         let call = self.call(hidden, rows, draws);
         // SAFETY: the same contract.
-        unsafe { self.launch_portable(stream, hidden, &call, LogitStore { logits, stride: row_stride as u64 }) }
+        unsafe {
+            self.launch_portable(stream, hidden, &call, LogitStore { logits, stride: row_stride as u64, tops: 0 })
+        }
     }
 
     /// As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), and stores the logits of all rows by the fastest kernel, `row_stride` floats
@@ -59,6 +61,38 @@ impl DeviceTiled {
     ) -> Result<bool, CudaError> {
         // SAFETY: the same contract.
         unsafe { self.launch_any(stream, hidden, rows, draws, More::Knobs(stored)) }
+    }
+
+    /// Whether calls with these hidden states can leave the largest logits of granules beside the logits.
+    pub(crate) fn stores_tops(&self, hidden: &DeviceMatrix) -> bool {
+        self.head.transform() == HeadTransform::NONE && self.is_hoppers(hidden)
+    }
+
+    /// Loads the kernels that do, for every number of rows of the plan.
+    pub(crate) fn prepare_storing_tops(&mut self) -> Result<(), CudaError> {
+        let more = More::Stores(LogitStore::default());
+        self.hopper.as_mut().map_or(Ok(()), |hopper| hopper.prepare(&more, &self.device))
+    }
+
+    /// As [`DeviceTiled::launch`] with [`RowKinds::Bare`](crate::RowKinds::Bare), and stores the raw logits of all rows, and the
+    /// largest of each granule.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`].
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`]; [`DeviceTiled::stores_tops`] is true of the hidden states; logits and
+    /// the [largest of granules](crate::abi::tops_bytes) too are device memory of this device until the launch has run.
+    pub(crate) unsafe fn launch_storing_tops(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: u64,
+        draws: u64,
+        stored: LogitStore,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the same contract.
+        unsafe { self.launch_any(stream, hidden, rows, draws, More::Stores(stored)) }.map(drop)
     }
 
     /// Whether calls with these hidden states can list the largest logits.

@@ -186,7 +186,7 @@ impl CudaShared {
             let hidden = rows_of(hidden, part.start + some.start..part.start + some.end);
             let at = |base: u64, size: usize| base + (first * size) as u64;
             let inputs = (at(rows, size_of::<Row>()), at(there, size_of::<RowFilters>()));
-            let kinds = FilterKinds::of(&self.filters[some]);
+            let kinds = FilterKinds::of(&self.filters[some]).with_rows(self.staging.kinds());
             let to = at(draws, size_of::<Draw>());
             // SAFETY: as above, for the filters too; `RowFilters::of` bounds top-k, and rows that are
             // staged greedily for nobody have none; of the others `RowParams::check` takes greedy rows' filters away.

@@ -6,6 +6,7 @@
 #include "largest.cuh"
 #include "masses.cuh"
 #include "queue.cuh"
+#include "stores.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -42,6 +43,7 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         if constexpr (KNOBS) {
             if (stored.logits) store_raw<T>(d, real, call, stored, first, self);
         }
+        if constexpr (T::STORES) store_with_tops<T>(d, real, call, stored, first, self);
         if constexpr (T::LOG_Z) weigh<T>(d, real, call, shared, self);
         await_marks(call, shared, t, first, size, self);
 

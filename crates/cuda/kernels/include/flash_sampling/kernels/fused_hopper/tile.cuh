@@ -10,12 +10,14 @@ namespace flash_sampling::fused_hopper {
 
 // COLUMNS rows of the batch (wgmma's N), UNITS units of 64 tokens for each of the two consumer warpgroups, SLABS slabs of
 // 64 hidden elements a stage, CLUSTER blocks that share the hidden states. LISTS: see lists.cuh; LOG_Z: see masses.cuh;
-// FAN_OUT: see fan_out.cuh.
-template <int COLUMNS_, int UNITS_, int SLABS_, int CLUSTER_, bool LISTS_ = false, bool LOG_Z_ = false, bool FAN_OUT_ = false>
+// FAN_OUT: see fan_out.cuh; STORES: see stores.cuh.
+template <int COLUMNS_, int UNITS_, int SLABS_, int CLUSTER_, bool LISTS_ = false, bool LOG_Z_ = false, bool FAN_OUT_ = false,
+          bool STORES_ = false>
 struct Tile {
     static constexpr bool LISTS = LISTS_;
     static constexpr bool LOG_Z = LOG_Z_;
     static constexpr bool FAN_OUT = FAN_OUT_;
+    static constexpr bool STORES = STORES_;
     static constexpr int COLUMNS = COLUMNS_;
     static constexpr int UNITS = UNITS_;
     static constexpr int SLABS = SLABS_;

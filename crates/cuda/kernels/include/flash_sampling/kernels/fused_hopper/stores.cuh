@@ -1,0 +1,100 @@
+// What the instance for rows with top-p alone does more: it stores the raw logits of a tile, and the largest of each granule. Rows
+// have neither masks, biases nor penalties, and the head no transform.
+#pragma once
+
+#include "../../epilogue/store.cuh"
+#include "../../granule_tops.cuh"
+#include "multiply.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+__device__ __forceinline__ u32 max_of_pairs(u32 a, u32 b) {
+    u32 largest;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
+    return largest;
+}
+
+// Stores the logits of a warp's 16 tokens of a unit. Eight lanes hold tokens side by side: whole sectors. There is room for whole
+// octets of rows, so that all lanes of a warp go the same way; measured: 2 us at 64 rows. Few rows are stored alone.
+template <class T, bool FULL>
+__device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call, float* to, u64 stride,
+                                           const Consumer& self) {
+#pragma unroll
+    for (int j = 0; j < T::ACCUMULATORS / 4; ++j, to += 8 * stride) {
+        if (GranuleTops::ROWS * j >= call.row_count) continue;
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if ((T::COLUMNS > GranuleTops::ROWS || self.column(j) + e % 2 < call.row_count) && (FULL || (real >> e & 1)))
+                to[(e & 1 ? stride : 0) + (e & 2 ? 8 : 0)] = d[4 * j + e];
+    }
+}
+
+// Stores the largest of a warp's 16 tokens for each row, two rows a word. Lanes halve the octets among themselves while they
+// hold more than one. All lanes call it.
+template <class T, bool FULL>
+__device__ __forceinline__ void store_tops(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call, u32* to, u64 octet_step,
+                                           const Consumer& self) {
+    constexpr int OCTETS = T::ACCUMULATORS / 4;
+    constexpr int AT_ONCE = OCTETS < 8 ? OCTETS : 8;
+#pragma unroll
+    for (int first = 0; first < OCTETS; first += AT_ONCE) {
+        u32 tops[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const float* const at = d + 4 * (first + i);
+            float even = FULL || (real & 1) ? at[0] : -f32_infinity(), odd = FULL || (real & 1) ? at[1] : -f32_infinity();
+            if (FULL || (real & 4)) even = fmaxf(even, at[2]), odd = fmaxf(odd, at[3]);
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(tops[i]) : "f"(odd), "f"(even));
+        }
+        u32 octet = first;
+        int held = AT_ONCE;
+        bool owns = true;
+#pragma unroll
+        for (int apart = 16; apart >= 4; apart /= 2) {
+            const bool upper = self.lane & apart;
+            if (held > 1) {
+                held /= 2;
+#pragma unroll
+                for (int i = 0; i < AT_ONCE / 2; ++i) {
+                    if (i < held) {
+                        const u32 other = __shfl_xor_sync(0xffffffffu, upper ? tops[i] : tops[i + held], apart);
+                        tops[i] = max_of_pairs(upper ? tops[i + held] : tops[i], other);
+                    }
+                }
+                octet += upper ? held : 0;
+            } else {
+                tops[0] = max_of_pairs(tops[0], __shfl_xor_sync(0xffffffffu, tops[0], apart));
+                owns &= !upper;
+            }
+        }
+        if (owns && GranuleTops::ROWS * octet < call.row_count) to[octet * octet_step] = tops[0];
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void store_with_tops(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
+                                                const Call& call, const LogitStore& stored, u32 first, Consumer self) {
+    static_assert(T::GRANULE == GranuleTops::TOKENS, "a warp has a granule of each unit");
+    // NOTE: addresses of its own: those that it shared with the filter would be kept in registers.
+    asm volatile("" : "+r"(self.lane), "+r"(self.warp));
+    const u32 granules = GranuleTops::granules_of(call.tokens);
+#pragma unroll
+    for (int u = 0; u < T::UNITS; ++u) {
+        if (!__any_sync(0xffffffffu, real[u])) continue;
+        const u32 slab = first + self.slab(u);
+        float* const to = stored.logits + self.column(0) * stored.stride + slab + self.lane / 4;
+        // The words of an octet's granule are its pairs of rows, a lane of four each.
+        constexpr u32 WORDS = GranuleTops::ROWS / 2;
+        u32* const tops = reinterpret_cast<u32*>(stored.tops) + slab / T::GRANULE * WORDS + self.lane % 4;
+        const u64 octet_step = static_cast<u64>(granules) * WORDS;
+        if (__all_sync(0xffffffffu, real[u] == ~0u)) {
+            store_slab<T, true>(d[u], real[u], call, to, stored.stride, self);
+            store_tops<T, true>(d[u], real[u], call, tops, octet_step, self);
+        } else {
+            store_slab<T, false>(d[u], real[u], call, to, stored.stride, self);
+            store_tops<T, false>(d[u], real[u], call, tops, octet_step, self);
+        }
+    }
+}
+
+}  // namespace flash_sampling::fused_hopper

@@ -1,0 +1,74 @@
+//! Calls that know their rows to have top-p alone, if any filter: on Hopper they are decided by the largest logits of granules.
+
+use super::device_filters::{BULK, TALL, There, like_a_models, scattered};
+use super::runs_here;
+use flash_sampling_conformance::data::normal;
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_conformance::tensor::Tensor;
+use flash_sampling_core::{DType, RowParams};
+use flash_sampling_cuda::{KernelChoice, abi};
+
+/// Rows with top-p alone, and rows without filters beside them: on Hopper from the largest logits of granules and few others.
+/// With many equal logits, with a peak and without, with the best together, and of a vocabulary that ends within a granule.
+#[test]
+fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
+    if !runs_here() {
+        return;
+    }
+    let base = RowParams { seed: 107, ..RowParams::default() };
+    let top_p = |top_p| RowParams { top_p, ..base };
+    let kinds =
+        [top_p(0.95), base, top_p(0.5), top_p(0.02), top_p(0.999), RowParams { temperature: 0.0, ..base }, top_p(0.8)];
+    let (mut wrong, mut others, mut decided, mut all) = (Vec::new(), 0, 0, 0);
+    for (count, vocab) in [(1, 40_003), (7, 100), (9, 6_007), (64, 33_001), (100, 6_007), (250, 20_000)] {
+        let together = Tensor::from_fn(DType::BF16, count, TALL + BULK, |_, k| if k < TALL { 9.0 } else { 0.0 });
+        let flat = Tensor::from_fn(DType::BF16, count, TALL + BULK, |_, _| 0.0);
+        let bulk = Tensor::from_fn(DType::BF16, count, TALL + BULK, |r, k| match k < TALL {
+            true => 0.0,
+            false => (3.0 * normal(108, (r * BULK + k) as u64)) as f32,
+        });
+        let weight = scattered(vocab);
+        let mut problems: Vec<_> =
+            [like_a_models(count, 109), bulk, together, flat].map(|rows| Problem::new(weight.clone(), rows)).into();
+        problems.push(Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 110));
+        for (of, problem) in problems.iter().enumerate() {
+            let (mut there, mut known) =
+                (There::new(problem, KernelChoice::Fastest), There::new(problem, KernelChoice::Fastest));
+            for position in 0..6 {
+                let temperature = if of == 4 { 3.0 } else { 1.0 };
+                let row = |r: usize| {
+                    let kind = kinds[(r + position) % kinds.len()];
+                    RowParams { position: position as u64, temperature: kind.temperature * temperature, ..kind }
+                };
+                let rows: Vec<_> = (0..count).map(row).collect();
+                there.set(&rows);
+                assert!(there.launch(false).unwrap());
+                known.set(&rows);
+                known.launch_known();
+                for (r, (want, found)) in there.draws().iter().zip(known.draws()).enumerate() {
+                    let is_filtered = rows[r].top_p < 1.0 && rows[r].temperature > 0.0;
+                    let drawn = found.status == abi::status::DRAWN;
+                    (all, decided) = (all + usize::from(is_filtered), decided + usize::from(is_filtered && drawn));
+                    let bits = |draw: &abi::Draw| (draw.token, draw.score.to_bits(), draw.logit.to_bits(), draw.status);
+                    let is_open = want.status == abi::status::UNDECIDED || found.status == abi::status::UNDECIDED;
+                    if is_open && is_filtered {
+                        continue;
+                    }
+                    if bits(want) != bits(&found) {
+                        wrong.push(format!("{count} x {vocab}, problem {of}, {:?}: {found:?}, not {want:?}", rows[r]));
+                    }
+                }
+                // The control: filters off.
+                let off: Vec<_> = rows.iter().map(|row| RowParams { top_p: 1.0, ..*row }).collect();
+                let with = known.draws();
+                known.set(&off);
+                known.launch_known();
+                others += known.draws().iter().zip(with).filter(|(off, with)| off.token != with.token).count();
+            }
+        }
+    }
+    println!("{decided} of {all} rows with top-p were decided; without filters {others} draws are others");
+    assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
+    assert!(decided * 100 >= all * 98, "{decided} of {all} rows were decided");
+    assert!(others * 20 > all, "top-p changes but {others} of {all} draws");
+}
