@@ -4,6 +4,7 @@
 //! points in doubt keeps a number a point. A pass that lists rows keeps every token from a floor on, so it takes only as
 //! many rows as have room: the masses bound how many tokens that is.
 
+use crate::above::{Above, Run};
 use crate::engine::{Engine, Rows};
 use crate::filtered::{Ask, FilterState};
 use crate::largest::order;
@@ -11,7 +12,7 @@ use crate::state::RowState;
 use crate::tile::{Planned, Source, Worker};
 use core::cmp::Reverse;
 use core::ops::Range;
-use flash_sampling_core::selection::{Below, Filtered, Filtering, Need, Seen};
+use flash_sampling_core::selection::{Before, Below, Filtered, Filtering, Need, Seen};
 use flash_sampling_core::{Candidate, RowError};
 use rayon::prelude::*;
 
@@ -49,6 +50,32 @@ fn answer(
         let seen = Seen { below: floor.below, ..Seen::first(largest.as_slice(), largest.limit(), mass, moments) };
         let of = Filtered { row, filters, vocab_size, passes };
         filter.need = filtering.answer(&of, &seen, &frontiers[..*used], doubts, answer);
+    }
+}
+
+/// Answers a row that was not decided for points in doubt, where the logits that the workers kept tell the mass before them:
+/// `own` are those of the worker whose `state` has what all have seen.
+fn look_up<'a>(
+    filtering: &mut Filtering,
+    row: &Result<Planned<'_>, RowError>,
+    state: &mut RowState,
+    own: &'a Above,
+    others: impl Iterator<Item = (&'a Above, Run)> + Clone,
+    vocab_size: u32,
+) {
+    let FilterState { need, missed, doubts, run, floor, .. } = &mut state.filter;
+    if *need != Some(Need::Before) || *missed {
+        return;
+    }
+    let (floor, run) = (floor.below.floor(), *run);
+    let workers = others.chain(core::iter::once((own, run)));
+    let known = |doubt: &Before| Above::before(workers.clone(), doubt.place, floor);
+    if doubts.is_empty() || doubts.iter_mut().any(|doubt| known(doubt).map(|told| *doubt = told).is_none()) {
+        return doubts.iter_mut().for_each(|doubt| *doubt = Before::new(doubt.place));
+    }
+    answer(filtering, row, state, vocab_size, 1);
+    if state.filter.need.is_some() {
+        state.filter.doubts.iter_mut().for_each(|doubt| *doubt = Before::new(doubt.place));
     }
 }
 
@@ -98,7 +125,9 @@ impl Engine {
             self.gather(rows);
         }
         let Some((first, others)) = self.workers.split_first_mut() else { return };
-        let (states, others) = (&mut first.rows[..rows.len()], &*others);
+        let Worker { rows: states, above, .. } = first;
+        let (states, above, others) = (&mut states[..rows.len()], &*above, &*others);
+        let kept = |r: usize| others.iter().map(move |other| (&other.above, other.rows[r].filter.run));
         if shared {
             let each = rows.len().div_ceil(self.filtering.len());
             let parts = states.par_chunks_mut(each).zip(rows.par_chunks(each)).zip(&mut self.filtering);
@@ -109,12 +138,16 @@ impl Engine {
                             others.iter().for_each(|other| state.merge(&other.rows[part * each + i]));
                         }
                         answer(filtering, row, state, vocab_size, 1);
+                        look_up(filtering, row, state, above, kept(part * each + i), vocab_size);
                     }
                 });
             });
         } else {
             let filtering = &mut self.filtering[0];
-            states.iter_mut().zip(rows).for_each(|(state, row)| answer(filtering, row, state, vocab_size, 1));
+            for (r, (state, row)) in states.iter_mut().zip(rows).enumerate() {
+                answer(filtering, row, state, vocab_size, 1);
+                look_up(filtering, row, state, above, kept(r), vocab_size);
+            }
         }
         self.known.note(states.iter().any(|state| state.filter.missed));
         for (r, state) in states.iter_mut().enumerate() {

@@ -5,7 +5,7 @@ use crate::canonical::Canonical;
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
-use crate::filtered::Ask;
+use crate::filtered::{Ask, Short};
 use crate::floor::Known;
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
@@ -264,8 +264,14 @@ impl Engine {
             return;
         }
         self.known.begin(rows.len());
-        let short = (SHORT / self.workers.len()).max(SHORTEST);
-        let begin = |worker: &mut Worker| worker.begin(rows, Some(short));
+        let workers = self.workers.len();
+        // Existing logits are read again in less time than it takes to keep some of them.
+        let top_p = |row: &Planned<'_>| row.row.filters.as_ref().is_some_and(|filters| filters.lone_top_p().is_some());
+        let keep = matches!(source, Source::Head { .. }) && rows.iter().flatten().any(top_p);
+        let begin = |worker: &mut Worker| {
+            let above = keep && worker.above.begin(rows.len(), source.tokens(), workers);
+            worker.begin(rows, Some(Short { list: (SHORT / workers).max(SHORTEST), above }));
+        };
         self.for_parts(tokens, chunk, begin, |worker, part, simd| worker.evaluate(source, rows, part, simd));
     }
 

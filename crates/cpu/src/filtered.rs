@@ -6,6 +6,7 @@
 //!
 //! [`Filtering`]: flash_sampling_core::selection::Filtering
 
+use crate::above::Run;
 use crate::floor::Floor;
 use crate::largest::Largest;
 use crate::prefetch::prefetch;
@@ -25,6 +26,15 @@ pub(crate) enum Ask {
     List { floor: f32, slot: usize },
 }
 
+/// What the first pass of rows with top-p alone may spare, as a rule that decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Short {
+    /// How long the list of a worker is.
+    pub(crate) list: usize,
+    /// Whether the logits above the floor are kept.
+    pub(crate) above: bool,
+}
+
 /// What a row with filters keeps of a pass, beside its masses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FilterState {
@@ -34,6 +44,8 @@ pub(crate) struct FilterState {
     pub(crate) largest_logit: f32,
     /// The mass that is in no bin.
     pub(crate) floor: Floor,
+    /// The logits that are in bins.
+    pub(crate) run: Run,
     /// Whether what other workers have seen may spare this one work: their logits say that tokens are dropped here, or the
     /// row has a floor.
     pub(crate) follows: bool,
@@ -50,17 +62,19 @@ pub(crate) struct FilterState {
 }
 
 impl FilterState {
-    /// Empties it for a row's first pass; whether the row needs its masses. `short`: lists may have so many tokens only, and
-    /// masses a floor, in rows where that decides as a rule.
-    pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters, short: Option<usize>) -> bool {
+    /// Empties it for a row's first pass; whether the row needs its masses. `short`: its list may be shorter, and masses have a
+    /// floor, in rows where that decides as a rule.
+    pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters, short: Option<Short>) -> bool {
         let wants = Wants::of(row, filters);
         self.moments = filters.moments();
         self.largest_logit = f32::NEG_INFINITY;
         self.used = wants.frontiers;
         self.frontiers.resize_with(self.used.max(self.frontiers.len()), Frontier::default);
         self.frontiers.iter_mut().for_each(Frontier::clear);
-        self.largest.begin(wants.list, short.filter(|_| wants.prefix).unwrap_or(wants.list));
-        self.floor.begin(short.and_then(|_| filters.lone_top_p()).filter(|_| wants.prefix));
+        let prefix = short.filter(|_| wants.prefix);
+        self.largest.begin(wants.list, prefix.map_or(wants.list, |short| short.list));
+        self.floor.begin(prefix.and_then(|_| filters.lone_top_p()));
+        self.run.begin(prefix.is_some_and(|short| short.above));
         self.follows = short.is_some() && (self.floor.may_rise() || filters.hopeless(0.0) > f32::NEG_INFINITY);
         self.doubts.clear();
         self.missed = false;

@@ -18,6 +18,7 @@
 //! `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads, and each
 //! variant has its file. `unsafe` lives in `dot`, `words`, and the dispatch of `tile`.
 
+mod above;
 mod adjusted;
 mod again;
 mod canonical;

@@ -1,6 +1,6 @@
 //! What a pass keeps per row: small summaries, merged over workers.
 
-use crate::filtered::FilterState;
+use crate::filtered::{FilterState, Short};
 use crate::prefetch::prefetch;
 use crate::raw::RawState;
 use flash_sampling_core::params::Row;
@@ -131,7 +131,7 @@ impl RowState {
     }
 
     /// Empties the state for a row; `short` as for [`FilterState::begin`].
-    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<usize>) {
+    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<Short>) {
         self.raw.begin(row);
         if let Some(mass) = &mut self.mass {
             mass.clear_from(self.filter.floor.lowest);

@@ -1,8 +1,9 @@
 //! One tile: its logits, their transforms, and what each row keeps of them.
 
+use crate::above::Above;
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
-use crate::filtered::{Ask, FilterState};
+use crate::filtered::{Ask, FilterState, Short};
 use crate::floor::{Known, KnownRow};
 use crate::grouped::Chosen;
 use crate::isa::Isa;
@@ -34,7 +35,7 @@ pub(crate) enum Source<'a> {
 
 impl Source<'_> {
     /// How many tokens a row has.
-    fn tokens(&self) -> u32 {
+    pub(crate) fn tokens(&self) -> u32 {
         match self {
             Source::Head { head, .. } => head.tokens().len() as u32,
             Source::Logits { logits, .. } => logits.cols() as u32,
@@ -85,17 +86,19 @@ pub(crate) struct Worker {
     pub(crate) lists: Vec<Vec<Candidate>>,
     /// The groups seen so far, for variants that draw a group.
     pub(crate) chosen: Vec<Chosen>,
+    /// The logits above the floors of rows.
+    pub(crate) above: Above,
     known: Arc<Known>,
 }
 
 impl Worker {
     pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<Known>) -> Self {
         let logits = vec![0.0; rows.len() * TILE + SPAN];
-        Worker { logits, dot, rows, lists: Vec::new(), chosen: Vec::new(), known }
+        Worker { logits, dot, rows, lists: Vec::new(), chosen: Vec::new(), above: Above::default(), known }
     }
 
     /// Empties the states for the rows of a pass; `short` as for [`FilterState::begin`](crate::filtered::FilterState::begin).
-    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<usize>) {
+    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<Short>) {
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
                 state.begin(&planned.row, planned.slack, short);
@@ -130,6 +133,7 @@ impl Worker {
             source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
             for (r, row) in rows.iter().enumerate() {
                 let Ok(planned) = row else { continue };
+                prefetch(self.above.next());
                 // A row's memory lies behind pointers: each step looks at what the step before has fetched.
                 if let (Some(state), Some(Ok(third))) = (self.rows.get(r + 3), rows.get(r + 3)) {
                     state.prefetch();
@@ -145,8 +149,8 @@ impl Worker {
                     state.prefetch_points();
                 }
                 let logits = &mut self.logits[planned.at * TILE..][..TILE];
-                let (lists, known) = (&mut self.lists, (r, &*self.known));
-                let span = Span { source, planned, first, at, len: part.len(), logits, lists, known };
+                let (lists, above, known) = (&mut self.lists, &mut self.above, (r, &*self.known));
+                let span = Span { source, planned, first, at, len: part.len(), logits, lists, above, known };
                 simd.summarize(span, &mut self.rows[r]);
             }
         }
@@ -162,6 +166,7 @@ struct Span<'a, 'b> {
     len: usize,
     logits: &'a mut [f32],
     lists: &'a mut [Vec<Candidate>],
+    above: &'a mut Above,
     /// The row's number, and what workers know of each other.
     known: (usize, &'a Known),
 }
@@ -226,7 +231,7 @@ unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
 /// The instruction set of `L` is available.
 #[inline(always)]
 unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
-    let Span { source, planned, first, at, len, logits, lists, known } = span;
+    let Span { source, planned, first, at, len, logits, lists, above, known } = span;
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
     if let Source::Head { head, .. } = source {
@@ -262,7 +267,7 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
         Ask::Summary if top > f32::NEG_INFINITY => {
             state.alive = true;
             // SAFETY: by this function's contract.
-            unsafe { add::<L>(row, first, spans, &tops, known.1.row(known.0), state) };
+            unsafe { add::<L>(row, first, spans, &tops, (known.1.row(known.0), above), state) };
             if let (Some(_), Some(mass)) = (&row.filters, &mut state.mass) {
                 let FilterState { floor, largest_logit, .. } = &mut state.filter;
                 floor.learn(mass, len as u32, source.tokens(), *largest_logit, known.0, known.1);
@@ -296,12 +301,12 @@ unsafe fn add<L: Lanes>(
     first: u32,
     spans: &[[f32; SPAN]],
     tops: &[f32; TILE / SPAN + 1],
-    known: &KnownRow,
+    shared: (&KnownRow, &mut Above),
     state: &mut RowState,
 ) {
     if let Some(filters) = &row.filters {
         // SAFETY: by this function's contract.
-        return unsafe { add_filtered::<L>(row, filters, first, spans, tops, known, state) };
+        return unsafe { add_filtered::<L>(row, filters, first, spans, tops, shared, state) };
     }
     let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
@@ -348,7 +353,7 @@ unsafe fn add_filtered<L: Lanes>(
     first: u32,
     spans: &[[f32; SPAN]],
     tops: &[f32; TILE / SPAN + 1],
-    known: &KnownRow,
+    (known, above): (&KnownRow, &mut Above),
     state: &mut RowState,
 ) {
     let filter = &mut state.filter;
@@ -370,10 +375,16 @@ unsafe fn add_filtered<L: Lanes>(
             floor.follow(mass, known);
         }
         if floor.below.is_on() {
+            let kept = (above, &mut filter.run);
             // SAFETY: by this function's contract.
-            floor.below.add(f64::from(unsafe { L::weigh_above(spans, tops, floor.below.floor(), mass) }));
+            floor.below.add(f64::from(unsafe { L::weigh_above(spans, tops, floor.below.floor(), mass, kept) }));
         } else {
-            floor.holds(if floor.may_rise() { MassHistogram::edge(smallest(spans)) } else { f32::NEG_INFINITY });
+            if floor.may_rise() {
+                above.extend(&mut filter.run, spans.as_flattened().iter().copied());
+                floor.holds(MassHistogram::edge(smallest(spans)));
+            } else {
+                floor.holds(f32::NEG_INFINITY);
+            }
             // SAFETY: by this function's contract.
             unsafe { weigh::<L>(spans, top, MassHistogram::edge(hopeless), mass) };
         }

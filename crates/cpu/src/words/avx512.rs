@@ -1,7 +1,9 @@
 //! Sixteen lanes in two AVX-512 vectors.
 
 use super::{BLOCKS, EXP2, LOWEST, Lanes, SPAN, exp_below};
+use crate::above::{Above, GATHERED, Run, VECTOR};
 use core::arch::x86_64::*;
+use core::mem::MaybeUninit;
 use flash_sampling_core::MassHistogram;
 
 /// AVX-512.
@@ -116,10 +118,17 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn weigh_above(spans: &[[f32; SPAN]], tops: &[f32], floor: f32, mass: &mut MassHistogram) -> f32 {
+    unsafe fn weigh_above(
+        spans: &[[f32; SPAN]],
+        tops: &[f32],
+        floor: f32,
+        mass: &mut MassHistogram,
+        (above, run): (&mut Above, &mut Run),
+    ) -> f32 {
         let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let Some(room) = mass.make_room(top) else {
             // Logits of this size are pushed one by one.
+            run.end();
             let mut sum = 0.0;
             for &logit in spans.as_flattened() {
                 if logit >= floor {
@@ -130,11 +139,23 @@ impl Lanes for Avx512 {
             }
             return sum;
         };
+        if room > floor {
+            run.end();
+        }
         let mut sum = 0.0;
         for at in (0..spans.len()).step_by(4) {
             let end = spans.len().min(at + 4);
-            // SAFETY: as above.
-            sum += unsafe { sum_below(&spans[at..end], &tops[at..end], floor, room, mass) };
+            let mut own = [MaybeUninit::<f32>::uninit(); GATHERED + VECTOR];
+            let (kept, keeps) = match above.room(run) {
+                Some(room) => (room.as_mut_ptr().cast(), true),
+                None => (own.as_mut_ptr().cast(), false),
+            };
+            // SAFETY: as above; both have room for four spans and a vector.
+            let (below, count) = unsafe { sum_below(&spans[at..end], &tops[at..end], floor, room, kept, mass) };
+            sum += below;
+            if keeps {
+                above.keep(run, count);
+            }
         }
         sum
     }
@@ -241,17 +262,22 @@ unsafe fn add_powers(sum: __m512, logit: __m512, floor: __m512) -> __m512 {
 }
 
 /// The sum of `e^(l - floor)` of the logits of four spans at most that are below `floor`; of the others, those that reach
-/// `room` are added to their bins. Nothing branches for a logit or a vector: the logits to be added come side by side first.
+/// `room` are added to their bins, and how many these are. Nothing branches for a logit or a vector: the logits to be added
+/// come side by side first, in `kept`.
 ///
 /// # Safety
-/// AVX-512 F is available.
+/// * AVX-512 F is available.
+/// * `kept` may be written from there on, as many logits as there are in the spans and 16 more.
 #[inline(always)]
-unsafe fn sum_below(spans: &[[f32; SPAN]], tops: &[f32], floor: f32, room: f32, mass: &mut MassHistogram) -> f32 {
-    // Not zeroed: that took as long as adding.
-    let mut kept = core::mem::MaybeUninit::<[f32; 4 * SPAN + 16]>::uninit();
-    let kept = kept.as_mut_ptr().cast::<f32>();
+unsafe fn sum_below(
+    spans: &[[f32; SPAN]],
+    tops: &[f32],
+    floor: f32,
+    room: f32,
+    kept: *mut f32,
+    mass: &mut MassHistogram,
+) -> (f32, usize) {
     let mut count = 0;
-    assert!(spans.len() <= 4, "room for four spans");
     // SAFETY: as this function's contract says; loads are of the spans, stores of 16 words after at most as many as were
     // loaded before, and loads of what was stored so.
     unsafe {
@@ -277,6 +303,6 @@ unsafe fn sum_below(spans: &[[f32; SPAN]], tops: &[f32], floor: f32, room: f32, 
             _mm512_storeu_si512(masses.as_mut_ptr().cast(), weight);
             mass.add_masses(&slots[..some], &masses[..some]);
         }
-        _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]))
+        (_mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1])), count)
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod portable;
 
+use crate::above::{Above, Run};
 use flash_sampling_core::{Domain, MassHistogram, Noise};
 
 /// Tokens of a span: sixteen blocks of four words.
@@ -80,9 +81,16 @@ pub(crate) trait Lanes {
         mass.extend_from_slice(spans.as_flattened());
     }
     /// Adds the masses of logits that reach `floor`, the edge of a bin, to their bins, and sums `e^(l - floor)` of the
-    /// others, with an error below 2^-16 of it and 2^-68. `tops` are the largest logits of each span.
+    /// others, with an error below 2^-16 of it and 2^-68. `tops` are the largest logits of each span. Those that reach the
+    /// floor stay in `above`, if the row's are kept.
     #[inline(always)]
-    unsafe fn weigh_above(spans: &[[f32; SPAN]], tops: &[f32], floor: f32, mass: &mut MassHistogram) -> f32 {
+    unsafe fn weigh_above(
+        spans: &[[f32; SPAN]],
+        tops: &[f32],
+        floor: f32,
+        mass: &mut MassHistogram,
+        (above, run): (&mut Above, &mut Run),
+    ) -> f32 {
         let _ = tops;
         let mut sums = [0.0f32; 8];
         for block in spans.as_flattened().as_chunks::<8>().0 {
@@ -93,6 +101,7 @@ pub(crate) trait Lanes {
                 mass.push(logit);
             }
         }
+        above.extend(run, spans.as_flattened().iter().copied().filter(|&logit| logit >= floor));
         sums.iter().sum()
     }
     /// The low halves.
@@ -254,6 +263,7 @@ mod tests {
     /// The instruction set of `L` is available.
     unsafe fn check_masses_above<L: Lanes>() {
         let (mut mass, mut want) = (MassHistogram::default(), MassHistogram::default());
+        let mut told = 0;
         for (round, scale) in [1.0, 0.125, 7.3, 60.0, 9e3, 3e5].into_iter().enumerate() {
             let mut spans = [[f32::NEG_INFINITY; SPAN]; 5];
             for (i, logit) in spans.as_flattened_mut().iter_mut().enumerate().skip(round) {
@@ -261,11 +271,24 @@ mod tests {
             }
             let tops = spans.map(|span| span.into_iter().fold(f32::NEG_INFINITY, f32::max));
             for floor in [-99.0, 0.0, 0.125, 6.5, 8.0, 1e4].map(|part| MassHistogram::edge(part * scale)) {
+                let (mut kept, mut run) = (Above::default(), Run::default());
+                kept.begin(1, 9472, 16);
+                run.begin(true);
                 // SAFETY: by this function's contract.
-                let sum = f64::from(unsafe { L::weigh_above(&spans, &tops, floor, &mut mass) });
+                let sum = unsafe { L::weigh_above(&spans, &tops, floor, &mut mass, (&mut kept, &mut run)) };
+                let sum = f64::from(sum);
                 let (above, below): (Vec<f32>, Vec<f32>) =
                     spans.as_flattened().iter().partition(|&&logit| logit >= floor);
                 above.iter().for_each(|&logit| want.push(logit));
+                let ordered = |logits: Vec<f32>| {
+                    let mut bits: Vec<u32> = logits.into_iter().map(f32::to_bits).collect();
+                    bits.sort_unstable();
+                    bits
+                };
+                if run.is_complete() {
+                    assert_eq!(ordered(kept.logits(run).collect()), ordered(above.clone()), "{scale} {floor}");
+                    told += 1;
+                }
                 // A histogram may open its window for the largest logit of all.
                 if !above.is_empty() {
                     assert_eq!(mass, want, "{scale} {floor}");
@@ -274,6 +297,7 @@ mod tests {
                 assert!((sum - exact).abs() <= exact / 65_536.0 + 1e-20, "{scale} {floor}: {sum} for {exact}");
             }
         }
+        assert!(told > 15, "{told}");
     }
 
     #[test]
