@@ -39,7 +39,7 @@ impl Before {
         let edge = edge_of(own);
         let masses = |first: u32, logits: &[f32], sums: &mut [u64; SIDE_BY_SIDE]| {
             for ((sum, &logit), token) in sums.iter_mut().zip(logits).zip(first..) {
-                let before = (logit > own) | (logit == own) & (token < last);
+                let before = (logit > own) & (token != last) | (logit == own) & (token < last);
                 *sum += if before & (edge_of(logit) == edge) { MassHistogram::mass_above(edge, logit) } else { 0 };
             }
         };
@@ -70,12 +70,14 @@ mod tests {
                 prop_oneof![6 => -0.2f32..0.2, 3 => (-2i8..3).prop_map(|n| f32::from(n) / 16.0), 1 => Just(f32::NEG_INFINITY)],
                 1..90,
             ),
-            at in 0usize..90, shift in prop_oneof![Just(0.0f32), Just(-70.0), Just(3e5), Just(-4e6)], first in 0u32..9,
+            at in 0usize..90, other in 0usize..90, shift in prop_oneof![Just(0.0f32), Just(-70.0), Just(3e5), Just(-4e6)], first in 0u32..9,
         ) {
             let logits: Vec<f32> = logits.into_iter().map(|logit| logit + shift).collect();
             let at = at % logits.len();
             prop_assume!(logits[at] > f32::NEG_INFINITY);
-            let place = Place { logit: logits[at], token: first + at as u32 };
+            // The token of a place does not come before itself, even where its logit here is another.
+            let token = first + (if other < 30 { other % logits.len() } else { at }) as u32;
+            let place = Place { logit: logits[at], token };
             let (edge, mut plain, mut before) = (edge_of(place.logit), 0, Before::new(place));
             for (token, &logit) in (first..).zip(&logits) {
                 if token != place.token && (Place { logit, token }).reaches(&place) {
