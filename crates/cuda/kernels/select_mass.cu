@@ -1,7 +1,8 @@
 // The entry points of the draws with top-p first, from all logits. The first is launched with a cluster of blocks a draw, or one
 // block where there are no clusters: 1, 2, 4 or 8. In its place `select_by_tops` takes calls whose rows have top-p alone, if any
-// filter, and neither masks nor biases, where GranuleTops lie beside the logits: as many blocks as multiprocessors hold.
-// `select_open` decides what they leave open, with as many blocks too, and one a draw at least.
+// filter, and neither masks nor biases, where GranuleTops lie beside the logits and the first token is a multiple of 4: as many
+// blocks as multiprocessors hold. `select_open` decides what they leave open, with as many blocks too, and one a draw at least.
+// It takes rows with RowLines alone.
 #include "flash_sampling/select_open.cuh"
 #include "flash_sampling/tops_pass.cuh"
 

@@ -1,11 +1,14 @@
 //! Calls that know their rows to have top-p alone, if any filter: on Hopper they are decided by the largest logits of granules.
 
 use super::device_filters::{BULK, TALL, There, like_a_models, scattered};
-use super::runs_here;
+use super::{Cuda, runs_here};
+use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_core::{DType, RowParams};
+use flash_sampling_conformance::trial::RowBits;
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{DType, Head, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{KernelChoice, abi};
 
 /// Rows with top-p alone, and rows without filters beside them: on Hopper from the largest logits of granules and few others.
@@ -71,4 +74,38 @@ fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
     assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
     assert!(decided * 100 >= all * 98, "{decided} of {all} rows were decided");
     assert!(others * 20 > all, "top-p changes but {others} of {all} draws");
+}
+
+/// Heads whose first token is any of four: four tokens that a row's logits are read by share a block of random words, or not.
+#[test]
+fn shards_that_begin_anywhere_have_the_reference_bits_with_top_p_alone() {
+    if !runs_here() {
+        return;
+    }
+    let (count, vocab) = (64, 6_007);
+    let problem = Problem::integers(Size::new(count, vocab, 72), DType::BF16, DType::BF16, 111);
+    let plan = Plan { max_rows: count, ..Plan::default() };
+    let (mut found, mut want, mut plain) = (Samples::new(), Samples::new(), Samples::new());
+    let (mut lost, mut all) = (0, 0);
+    for first in 4..8 {
+        let head = Head::shard(problem.weight.matrix(), first, first + vocab).unwrap();
+        let mut reference = Reference::new(head, plan, Scheme::Tiled);
+        let mut sampler = Cuda(KernelChoice::Fastest).build(head, plan).unwrap();
+        for (top_p, temperature) in [(0.5, 1.0), (0.05, 1.0), (0.5, 2.0), (0.05, 2.0)] {
+            let row = |r| RowParams { seed: 112, position: r, temperature, ..RowParams::default() };
+            let bare: Vec<_> = (0..count as u64).map(row).collect();
+            let rows: Vec<_> = bare.iter().map(|row| RowParams { top_p, ..*row }).collect();
+            reference.sample(problem.input(), &rows, &mut want).unwrap();
+            sampler.sample(problem.input(), &bare, &mut plain).unwrap();
+            sampler.sample(problem.input(), &rows, &mut found).unwrap();
+            let (found, want, plain) = (RowBits::all(&found), RowBits::all(&want), RowBits::all(&plain));
+            for (r, (found, want)) in found.iter().zip(&want).enumerate() {
+                assert_eq!(found, want, "tokens from {first} on, top-p {top_p}, temperature {temperature}, row {r}");
+            }
+            all += count;
+            lost += want.iter().zip(&plain).filter(|(kept, plain)| kept != plain).count();
+        }
+    }
+    println!("of {all} rows {lost} lost their plain winner");
+    assert!(lost * 3 > all, "the test is to try open rows: {lost} of {all}");
 }

@@ -82,7 +82,8 @@ impl SelectMass {
     /// * Every pointer is device memory of this kernel's device, of the sizes that select_rows.cuh and open_rows.cuh state for
     ///   `draws` draws, until the stream has passed the launches.
     /// * What `open` points to is zeros, and so it is afterwards; no other launch uses it at the same time.
-    /// * With tops the draws are `call.count`, of rows with neither masks nor biases, and with top-p alone or no filter.
+    /// * With tops the draws are `call.count`, of rows with neither masks nor biases, and with top-p alone or no filter; the
+    ///   first token is a multiple of 4.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,

@@ -10,6 +10,8 @@
 // 2. The others are open, whether the winner is kept or not, and sum all logits.
 // 3. A block has eight rows, whose tops lie together, and a part of their granules. Each warp lists those of one row that are to be
 //    read, and all warps share what is listed: rows differ in it by far. The last block of eight rows adds up.
+//
+// The first token of all rows is a multiple of 4: SelectOpen reads rows by lines (RowLines::takes).
 #pragma once
 
 #include "open_rows.cuh"

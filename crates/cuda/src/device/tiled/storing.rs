@@ -63,9 +63,11 @@ impl DeviceTiled {
         unsafe { self.launch_any(stream, hidden, rows, draws, More::Knobs(stored)) }
     }
 
-    /// Whether calls with these hidden states can leave the largest logits of granules beside the logits.
+    /// Whether calls with these hidden states can leave the largest logits of granules beside the logits, for
+    /// `select_by_tops`: rows that it leaves open are read by fours of tokens that share a block of random words.
     pub(crate) fn stores_tops(&self, hidden: &DeviceMatrix) -> bool {
-        self.head.transform() == HeadTransform::NONE && self.is_hoppers(hidden)
+        let has_lines = self.head.first_token.is_multiple_of(4);
+        has_lines && self.head.transform() == HeadTransform::NONE && self.is_hoppers(hidden)
     }
 
     /// Loads the kernels that do, for every number of rows of the plan.
