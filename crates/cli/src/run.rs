@@ -6,10 +6,11 @@ use crate::interrupt::Interrupt;
 use crate::{bench, generate, info, sample, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
+use std::env;
 use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// The environment variable that says which notes are wanted.
 const LOG: &str = "FLASH_SAMPLING_LOG";
@@ -20,9 +21,13 @@ const THREADS: &str = "RAYON_NUM_THREADS";
 ///
 /// The exit code is 0; 1 when a row or a law failed; 2 for bad usage or files; 130 after Ctrl-C.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let filter = EnvFilter::try_from_env(LOG).unwrap_or_else(|_| EnvFilter::new("info"));
+    let said = env::var(LOG).unwrap_or_default();
+    let level = if said.is_empty() { "info" } else { &said };
+    let Ok(level) = level.parse::<LevelFilter>() else {
+        return fail(2, &format!("{LOG} is {said:?}; it may be off, error, warn, info, debug or trace"));
+    };
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(level)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
         .without_time()
@@ -53,7 +58,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Refuses a number of threads that nobody means. 0 means as many as there are cores, as where it is not set.
 fn check_threads() -> Result<(), CommandError> {
-    let Some(text) = std::env::var_os(THREADS) else { return Ok(()) };
+    let Some(text) = env::var_os(THREADS) else { return Ok(()) };
     match text.to_str().and_then(|text| text.parse().ok()) {
         Some(0..=MAX_THREADS) => Ok(()),
         _ => Err(CommandError::usage(format!("{THREADS} is {text:?}, not 0 to {MAX_THREADS}"))),

@@ -109,7 +109,11 @@ pub(crate) fn instead_of(args: &SamplerArgs, canonical: bool, error: &RowError) 
 
 /// The refusal of what the flags ask of every row, where a row's error is one.
 pub(crate) fn refusal(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<CommandError> {
-    let (RowError::Invalid { .. } | RowError::Unsupported { .. } | RowError::BeyondPlan { .. }) = error else {
+    let (RowError::Invalid { .. }
+    | RowError::Unsupported { .. }
+    | RowError::Unplanned { .. }
+    | RowError::BeyondPlan { .. }) = error
+    else {
         return None;
     };
     Some(CommandError::usage(with_instead(error.to_string(), instead_of(args, canonical, error))))

@@ -47,6 +47,12 @@ pub enum RowError {
         /// The knob.
         knob: Knob,
     },
+    /// A knob that needs room in the plan, which has none.
+    #[error("{knob} must be planned for: Plan::max_{knob} is none")]
+    Unplanned {
+        /// The knob.
+        knob: Knob,
+    },
     /// A knob asks for more than was planned.
     #[error("{knob} is {asked}, but the plan allows {planned}")]
     BeyondPlan {

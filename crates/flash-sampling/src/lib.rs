@@ -35,11 +35,12 @@
 //! | `cpu` | yes | the CPU backend: rayon and SIMD, chosen at run time |
 //! | `distributed` | yes | vocabulary shards |
 //! | `mpi` | no | `distributed::Mpi`, ranks as processes of MPI; building it needs an MPI library and libclang |
-//! | `cuda` | no | the CUDA backend: tiled, grouped and online, on GPUs of compute capability 8.0 and up; needs no CUDA to build |
+//! | `cuda` | no | the CUDA backend: tiled, grouped, online and streamed, on GPUs of compute capability 8.0 and up; needs no CUDA to build |
+//! | `cuda-linked` | no | `cuda` in a program where another crate links NVIDIA's libraries, as candle does |
 //! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; needs no NCCL to build |
 //! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
 //! | `serde` | no | [`SamplingParamsBuilder`] from and to JSON and its kin |
-//! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF
+//! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF |
 //!
 //! Without any feature there remains the reference, which is exact and slow.
 #![forbid(unsafe_code)]

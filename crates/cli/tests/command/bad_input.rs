@@ -259,3 +259,11 @@ fn a_bad_row_fails_alone() {
         "{result:#?}"
     );
 }
+
+#[test]
+fn a_level_of_notes_that_is_none_is_named() {
+    let bogus = run_logging("bogus", &["info"]);
+    assert_eq!((bogus.code, bogus.stdout.as_str()), (2, ""));
+    assert!(bogus.stderr.contains("FLASH_SAMPLING_LOG is \"bogus\""), "{}", bogus.stderr);
+    assert_eq!(run_logging("", &["info"]).code, 0);
+}

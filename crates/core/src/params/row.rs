@@ -49,7 +49,7 @@ impl<'a> RowParams<'a> {
     /// has no use for it and passes none.
     ///
     /// # Errors
-    /// [`RowError::Invalid`], [`RowError::Unsupported`] or [`RowError::BeyondPlan`], naming the knob.
+    /// [`RowError::Invalid`], [`RowError::Unsupported`], [`RowError::Unplanned`] or [`RowError::BeyondPlan`], naming the knob.
     pub fn check(
         &self,
         adjustments: &'a [Adjustment],
@@ -217,7 +217,7 @@ impl<'a> RowParams<'a> {
             return Err(beyond(Knob::Draws, self.draws, plan.max_draws));
         }
         match (self.logprobs, plan.max_logprobs) {
-            (Some(_), None) => Err(RowError::BeyondPlan { knob: Knob::Logprobs, asked: 1, planned: 0 }),
+            (Some(_), None) => Err(RowError::Unplanned { knob: Knob::Logprobs }),
             (Some(n), Some(max)) if n > max => Err(beyond(Knob::Logprobs, n, max)),
             _ => Ok(()),
         }
