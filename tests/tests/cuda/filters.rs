@@ -81,8 +81,8 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
     assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
 }
 
-/// One small call that takes every way: lists whose cuts are guessed, stored logits, rows without filters beside them. The
-/// sanitizers look at it.
+/// Small calls that take every way: lists whose cuts are guessed, stored logits, rows without filters beside them; and rows
+/// with top-p alone, which the largest of granules decide. The sanitizers look at it.
 #[test]
 fn a_small_call_takes_every_way_of_filters() {
     if !runs_here() {
@@ -100,13 +100,19 @@ fn a_small_call_takes_every_way_of_filters() {
         RowParams { temperature: 0.0, ..base },
         base,
     ];
+    let top_p = [0.95, 0.05, 0.5].map(|top_p| RowParams { top_p, ..base });
+    let alone = [top_p[0], base, top_p[1], RowParams { temperature: 0.0, ..base }, top_p[2], base];
     let plan = Plan { max_rows: 6, ..Plan::default() };
     let (mut found, mut want) = (Samples::new(), Samples::new());
-    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
-    for choice in &CHOICES[..2] {
-        let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
-        sampler.sample(problem.input(), &rows, &mut found).unwrap();
-        assert_eq!(RowBits::all(&found), RowBits::all(&want), "{choice:?}");
+    let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+    let build = |&choice| (choice, Cuda(choice).build(problem.head(), plan).unwrap());
+    let mut samplers: Vec<_> = CHOICES[..2].iter().map(build).collect();
+    for rows in [rows, alone] {
+        reference.sample(problem.input(), &rows, &mut want).unwrap();
+        for (choice, sampler) in &mut samplers {
+            sampler.sample(problem.input(), &rows, &mut found).unwrap();
+            assert_eq!(RowBits::all(&found), RowBits::all(&want), "{choice:?}");
+        }
     }
 }
 

@@ -47,7 +47,7 @@ fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
                 there.set(&rows);
                 assert!(there.launch(false).unwrap());
                 known.set(&rows);
-                known.launch_known();
+                known.launch_known().unwrap();
                 for (r, (want, found)) in there.draws().iter().zip(known.draws()).enumerate() {
                     let is_filtered = rows[r].top_p < 1.0 && rows[r].temperature > 0.0;
                     let drawn = found.status == abi::status::DRAWN;
@@ -65,7 +65,7 @@ fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
                 let off: Vec<_> = rows.iter().map(|row| RowParams { top_p: 1.0, ..*row }).collect();
                 let with = known.draws();
                 known.set(&off);
-                known.launch_known();
+                known.launch_known().unwrap();
                 others += known.draws().iter().zip(with).filter(|(off, with)| off.token != with.token).count();
             }
         }
