@@ -131,5 +131,6 @@ fn the_headers_have_the_bits_of_the_core() {
     out.word("keys of draws that are not in order or do not give their draw back", 0, 0);
     out.word("logits that min-p keeps below their threshold", 0, 0);
     out.word("guesses at the least logit of a top-k", 0, 0);
+    out.word("logits that the largest of their granules hide or overstate", 0, 0);
     assert_eq!(out.at, found.len());
 }

@@ -10,6 +10,7 @@ using std::min;
 #include "flash_sampling/abi.cuh"
 #include "flash_sampling/dot_tile.cuh"
 #include "flash_sampling/frontier.cuh"
+#include "flash_sampling/granule_tops.cuh"
 #include "flash_sampling/row_lists.cuh"
 #include "flash_sampling/group_summary.cuh"
 #include "flash_sampling/kernels/fused_hopper/schedule.cuh"
@@ -43,6 +44,39 @@ static u32 input(u32 i) { return Noise{1, 2}.word(Domain::Generator, 3, i); }
 static float any_float(u32 word) {
     const float x = bits_to_f32(word);
     return is_finite(x) ? x : 1.0f;
+}
+
+// The nearest number of f16, of two the even one; beyond the largest, infinity.
+static float to_f16(float x) {
+    if (!is_finite(x) || x == 0.0f) return x;
+    const int exponent = std::max(ilogb(x), -14);
+    const double rounded = ldexp(nearbyint(ldexp(static_cast<double>(x), 10 - exponent)), exponent - 10);
+    if (fabs(rounded) < 65536.0) return static_cast<float>(rounded);
+    return x < 0.0f ? -f32_infinity() : f32_infinity();
+}
+
+// No granule that has a raw logit may be passed over, and what counts of the others is no more than they have.
+static u32 broken_tops() {
+    u32 broken = to_f16(65519.996f) != 65504.0f || to_f16(65520.0f) != f32_infinity() || to_f16(-65520.0f) != -f32_infinity();
+    broken += to_f16(0x1p-25f) != 0.0f || to_f16(0x1.8p-24f) != 0x1p-23f || to_f16(2049.0f) != 2048.0f;
+    const float edges[] = {0.0f,    0x1p-149f, 0x1p-126f, 0x1p-25f, 0x1.8p-24f, 0x1p-14f, 0x1.ffcp-15f, 1.0f,
+                           2049.0f, 64999.0f,  65000.0f,  65504.0f, 65519.996f, 65520.0f, 65536.0f,     0x1.fffffep127f};
+    constexpr u32 EDGES = sizeof(edges) / sizeof(float);
+    u32 passed = 0, bounds = 0;
+    for (u32 i = 0; i < 300000; ++i) {
+        const float any = i % 3 == 0 ? any_float(input(i)) : (static_cast<i32>(input(i)) * 0x1p-31f) * (i % 3 == 1 ? 40.0f : 70000.0f);
+        const float size = i < 2 * EDGES ? edges[i / 2] : any, t = i % 2 ? -size : size;
+        const float stored = to_f16(t);
+        const float below = nextafterf(t, -f32_infinity()), lower = t - fabsf(t) * 0x1p-11f;
+        const float raws[] = {t, below, lower, t - 0x1p-25f, -f32_infinity()};
+        for (float raw : raws) broken += !(stored >= GranuleTops::least_top(raw));
+        // The control: some granules are passed over, by little.
+        passed += stored < GranuleTops::least_top(t + fabsf(t) * 0x1p-8f + 0x1p-22f);
+        if (!(stored <= 65000.0f)) continue;
+        broken += !(GranuleTops::lower_bound(stored) <= t);
+        bounds += GranuleTops::lower_bound(stored) >= t - fabsf(t) * 0x1p-8f - 0x1p-22f;
+    }
+    return broken + (passed < 100000) + (bounds < 100000);
 }
 
 // Runs must follow each other, cover all tokens, and be found again from their tokens.
@@ -326,5 +360,6 @@ int main() {
     put(keys_broken());
     put(broken_min_p_cuts());
     put(broken_top_k_cuts());
+    put(broken_tops());
     return 0;
 }

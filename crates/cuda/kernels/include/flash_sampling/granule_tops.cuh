@@ -15,20 +15,18 @@ struct GranuleTops {
     // Where a row of an octet begins.
     static FS_FUNCTION u64 octet(u32 octet, u32 granules) { return static_cast<u64>(octet) * granules * ROWS; }
 
-#ifdef __CUDACC__
     // Rounding is by half a unit in the last place, 2^-11 of the number and at least 2^-25; here doubled.
     static constexpr float SLACK = 0x1p-10f, LEAST_SLACK = 0x1p-24f;
 
     // No token of a granule whose top, as it is stored, is below this has a raw logit of `raw` or above. What is stored as
     // infinite may have been finite, beyond the largest f16, 65504.
-    static __device__ __forceinline__ float least_top(float raw) {
+    static FS_FUNCTION float least_top(float raw) {
         if (!(raw > -65000.0f)) return -f32_infinity();
         return fminf(raw - fma_rn(fabsf(raw), 2.0f * SLACK, 2.0f * LEAST_SLACK), 65000.0f);
     }
 
     // A raw logit that the granule's largest is not below, where it is no more than 65000.
-    static __device__ __forceinline__ float lower_bound(float top) { return fma_rn(fabsf(top), -SLACK, top) - LEAST_SLACK; }
-#endif
+    static FS_FUNCTION float lower_bound(float top) { return fma_rn(fabsf(top), -SLACK, top) - LEAST_SLACK; }
 };
 
 }  // namespace flash_sampling
