@@ -8,6 +8,9 @@
 
 using namespace flash_sampling;
 
+static_assert(TopsPass::THREADS == SelectMass::THREADS && SelectOpen::THREADS == SelectMass::THREADS,
+              "the host launches all three with as many threads");
+
 // What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and
 // the second's bytes of shared memory.
 extern "C" {

@@ -6,7 +6,6 @@
 //! ends as an illegal instruction. The assembler of 13.5 names the right pair. The kernels keep those addresses in vector
 //! registers (mainloop/tensor.cuh), and this is the guard that sees that the compiler does not move them back. It refuses the
 //! form as such, since a right pair may be UR0 and UR1 too.
-
 //!
 //! And instructions that products of the tensor cores should not wait for: `R2UR`, a move to a uniform register, between the
 //! products of a kernel. Few products are queued ahead, so a loop whose descriptors come from ordinary registers takes up to

@@ -63,15 +63,22 @@ impl DeviceTiled {
         unsafe { self.launch_any(stream, hidden, rows, draws, More::Knobs(stored)) }
     }
 
-    /// Whether calls with these hidden states can leave the largest logits of granules beside the logits, for
-    /// `select_by_tops`: rows that it leaves open are read by fours of tokens that share a block of random words.
+    /// Whether calls with these hidden states can leave the largest logits of granules beside the logits.
     pub(crate) fn stores_tops(&self, hidden: &DeviceMatrix) -> bool {
-        let has_lines = self.head.first_token.is_multiple_of(4);
-        has_lines && self.head.transform() == HeadTransform::NONE && self.is_hoppers(hidden)
+        self.has_tops() && self.is_hoppers(hidden)
     }
 
-    /// Loads the kernels that do, for every number of rows of the plan.
+    /// Whether `select_by_tops` takes rows of this head: those that it leaves open are read by fours of tokens that share a
+    /// block of random words.
+    fn has_tops(&self) -> bool {
+        self.head.first_token.is_multiple_of(4) && self.head.transform() == HeadTransform::NONE
+    }
+
+    /// Loads the kernels that store them, for every number of rows of the plan, where there are any for this head.
     pub(crate) fn prepare_storing_tops(&mut self) -> Result<(), CudaError> {
+        if !self.has_tops() {
+            return Ok(());
+        }
         let more = More::Stores(LogitStore::default());
         self.hopper.as_mut().map_or(Ok(()), |hopper| hopper.prepare(&more, &self.device))
     }
