@@ -117,9 +117,13 @@ pub fn by_place(a: &Candidate, b: &Candidate) -> Ordering {
     }
 }
 
-/// The first `limit` of two lists by place, left in the first of them. Sorted anew at every shard, the lists took 0.3 of the
+/// The first `limit` of two lists by place, left in the first of them. Both are sorted by place, as every survey's list is:
+/// nothing sorts them here. Sorted anew at every shard, the lists took 0.3 of the
 /// 0.8 ms of a rank's processor for 64 rows with top-k over four shards.
 fn merge_first(mine: &mut Vec<Candidate>, theirs: &[Candidate], limit: usize) {
+    for list in [&mine[..], theirs] {
+        debug_assert!(list.is_sorted_by(|a, b| by_place(a, b).is_le()), "a survey's list is sorted by place");
+    }
     // How many each has of them.
     let (mut own, mut other) = (0, 0);
     while own + other < limit {

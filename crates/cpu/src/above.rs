@@ -11,13 +11,16 @@ use flash_sampling_core::MassHistogram;
 use flash_sampling_core::selection::Before;
 use flash_sampling_core::winner::Place;
 
-/// Logits of a call that there is room for, of so many: rows as language models have them need 26%. Each worker needs room
+/// Logits of a call that there is room for, of so many: rows as language models have them need 26%. Each worker has room
 /// for some more of a row: before its floor is well known, and where it takes more tiles than others.
 const KEPT: u64 = 3;
 const OF: u64 = 10;
 const MORE: usize = 2048;
-/// A call with more than these, 12 MiB, keeps none.
-const MOST: u64 = 3 << 20;
+/// A call that would keep more than these of its logits, 12 MiB, keeps none.
+const WORTH: u64 = 3 << 20;
+/// Words of all workers together, 20 MiB, beyond what each gathers at a time: many workers with many rows have less room
+/// for more of a row, and rows without a floor, which would keep all, fill it.
+const MOST: usize = 5 << 20;
 /// Logits that are gathered at a time, at most, and what a vector may write beyond them.
 pub(crate) const GATHERED: usize = 4 * SPAN;
 pub(crate) const VECTOR: usize = 16;
@@ -70,11 +73,14 @@ impl Above {
     pub(crate) fn begin(&mut self, rows: usize, tokens: u32, workers: usize) -> bool {
         self.end = 0;
         let logits = rows as u64 * u64::from(tokens) / OF * KEPT;
-        let room = logits.div_ceil(workers as u64) as usize + rows * MORE + 2 * GATHERED;
-        if logits <= MOST && self.words.len() < room {
+        let room = logits.div_ceil(workers as u64) as usize + rows * MORE.min(tokens as usize);
+        let room = room.min(MOST / workers) + 2 * GATHERED;
+        if logits <= WORTH && self.words.len() < room {
+            // Both at once would be twice the memory.
+            self.words = Vec::new();
             self.words = vec![0; room];
         }
-        logits <= MOST
+        logits <= WORTH
     }
 
     /// Room for [`GATHERED`] logits of a row, and a vector more; none where they are not kept.
@@ -195,6 +201,24 @@ mod tests {
     }
 
     #[test]
+    fn all_workers_hold_at_most_20_mib() {
+        let mut most = 0;
+        for (rows, tokens) in
+            [(1, 151_936), (64, 151_936), (256, 40_000), (1024, 10_000), (10_000, 1000), (1 << 20, 10)]
+        {
+            for workers in [1, 2, 16, 64, 256] {
+                let mut above = Above::default();
+                assert!(above.begin(rows, tokens, workers));
+                let words = above.words.len() - 2 * GATHERED;
+                assert!(words * workers <= 5 << 20, "{rows} rows of {tokens}, {workers} workers: {words} words each");
+                most = most.max(words * workers);
+            }
+        }
+        // What it would be without the limit is more.
+        assert!(most > 4 << 20, "{most} words");
+    }
+
+    #[test]
     fn rows_without_room_are_not_kept() {
         let (mut above, mut run) = (Above::default(), Run::default());
         // More rows than there is room for.
@@ -203,9 +227,9 @@ mod tests {
         assert!(above.room(&mut run).is_none());
         assert!(above.begin(1, 1000, 1));
         run.begin(true);
-        above.extend(&mut run, (0..2000).map(|i| i as f32));
-        assert!(run.complete && above.logits(run).count() == 2000);
-        above.extend(&mut run, (0..2000).map(|i| i as f32));
+        above.extend(&mut run, (0..1000).map(|i| i as f32));
+        assert!(run.complete && above.logits(run).count() == 1000);
+        above.extend(&mut run, (0..1000).map(|i| i as f32));
         assert!(!run.complete);
     }
 }

@@ -13,11 +13,16 @@ use crate::tile::{Planned, Source, Worker};
 use core::cmp::Reverse;
 use core::ops::Range;
 use flash_sampling_core::selection::{Before, Below, Filtered, Filtering, Need, Seen};
+use flash_sampling_core::winner::Place;
 use flash_sampling_core::{Candidate, RowError};
 use rayon::prelude::*;
 
 /// Bytes that the lists of one pass may take; a longer list is alone in its pass.
 const LISTS: u64 = 16 << 20;
+
+/// Points in doubt that kept logits are asked about, of one row: each is a scan of all that is kept of it by one thread,
+/// and a pass, by all threads, sums before all points at once. A draw has one as a rule, so rows with more have many draws.
+const DOUBTS: usize = 8;
 
 /// Bytes of a row's list, in a head of `tokens`.
 fn bytes_of(need: &Need, tokens: u64) -> u64 {
@@ -53,6 +58,21 @@ fn answer(
     }
 }
 
+/// Takes what is told of every point in doubt; false, and nothing taken, where one is not told, or there are none or too many.
+fn take_told(doubts: &mut [Before], told: impl Fn(Place) -> Option<Before>) -> bool {
+    let mut known = (1..=DOUBTS).contains(&doubts.len());
+    known = known && doubts.iter_mut().all(|doubt| told(doubt.place).map(|told| *doubt = told).is_some());
+    if !known {
+        forget(doubts);
+    }
+    known
+}
+
+/// Nothing is known of the mass before any of these.
+fn forget(doubts: &mut [Before]) {
+    doubts.iter_mut().for_each(|doubt| *doubt = Before::new(doubt.place));
+}
+
 /// Answers a row that was not decided for points in doubt, where the logits that the workers kept tell the mass before them:
 /// `own` are those of the worker whose `state` has what all have seen.
 fn look_up<'a>(
@@ -69,13 +89,11 @@ fn look_up<'a>(
     }
     let (floor, run) = (floor.below.floor(), *run);
     let workers = others.chain(core::iter::once((own, run)));
-    let known = |doubt: &Before| Above::before(workers.clone(), doubt.place, floor);
-    if doubts.is_empty() || doubts.iter_mut().any(|doubt| known(doubt).map(|told| *doubt = told).is_none()) {
-        return doubts.iter_mut().for_each(|doubt| *doubt = Before::new(doubt.place));
-    }
-    answer(filtering, row, state, vocab_size, 1);
-    if state.filter.need.is_some() {
-        state.filter.doubts.iter_mut().for_each(|doubt| *doubt = Before::new(doubt.place));
+    if take_told(doubts, |place| Above::before(workers.clone(), place, floor)) {
+        answer(filtering, row, state, vocab_size, 1);
+        if state.filter.need.is_some() {
+            forget(&mut state.filter.doubts);
+        }
     }
 }
 
@@ -254,6 +272,24 @@ impl Engine {
         let held: u64 = self.workers.iter().flat_map(|worker| &worker.lists).map(bytes).sum();
         if held > 4 * LISTS {
             self.workers.iter_mut().for_each(|worker| worker.lists.clear());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_points_in_doubt_are_told_of_and_all_or_none_are_taken() {
+        for (count, unknown) in [(0, 9), (1, 9), (DOUBTS, 9), (DOUBTS, 3), (DOUBTS + 1, 99), (1000, 9999)] {
+            let places = (0..count).map(|i| Place { logit: i as f32, token: i as u32 });
+            let mut doubts: Vec<Before> = places.clone().map(Before::new).collect();
+            let told = |place: Place| (place.token != unknown).then(|| Before::with_mass(place, 7));
+            let taken = take_told(&mut doubts, told);
+            assert_eq!(taken, (1..=DOUBTS).contains(&count) && count as u32 <= unknown, "{count} {unknown}");
+            let want = |place| if taken { Before::with_mass(place, 7) } else { Before::new(place) };
+            assert!(doubts.into_iter().eq(places.map(want)), "{count} {unknown}");
         }
     }
 }

@@ -7,19 +7,26 @@ use crate::digest::{of_list, of_words};
 const COUNT: usize = 11;
 
 impl RowParams<'_> {
-    /// The groups of [`RowParams::digests`], as an error names them.
+    /// The groups of [`RowParams::digests`], as an error names them. Those of several fields:
+    ///
+    /// * `draws`: `draws`, `first_draw`, `without_replacement`
+    /// * `log-probabilities and kept tokens`: `logprobs`, `logprobs_mode`, `kept`
+    /// * `filters`: `top_k`, `top_p`, `min_p`, `top_n_sigma`, `epsilon_cutoff`, `typical_p`, `xtc_threshold`,
+    ///   `xtc_probability`, `order`
+    /// * `penalties`: `repetition_penalty`, `frequency_penalty`, `presence_penalty`, and the fields `dry_*`
+    /// * `bans and stops`: `banned`, `stop_token_ids`, `min_tokens`
     pub const GROUPS: [&'static str; COUNT] = [
         "seed",
         "position",
-        "number of draws",
-        "log-probabilities",
+        "draws",
+        "log-probabilities and kept tokens",
         "temperature",
         "filters",
         "penalties",
         "history",
         "mask",
         "logit bias",
-        "bans",
+        "bans and stops",
     ];
 
     /// A digest of every parameter, with what is in the lists: rows with the same digest draw the same tokens from the same
