@@ -3,7 +3,7 @@
 
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, Exactness, GroupDraw, Head, Matrix, PerturbedArgmax, Plan,
-    RowError, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
+    RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
 };
 
 const VOCAB: usize = 700;
