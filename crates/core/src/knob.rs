@@ -113,6 +113,12 @@ impl Knobs {
         Knobs(self.0 | other.0)
     }
 
+    /// The set with one more knob.
+    #[must_use]
+    pub const fn with(self, knob: Knob) -> Knobs {
+        Knobs(self.0 | 1 << knob as u32)
+    }
+
     /// The knobs of both sets.
     #[must_use]
     pub const fn intersection(self, other: Knobs) -> Knobs {
@@ -132,7 +138,8 @@ impl Knobs {
 
     /// The knobs, in the order of [`Knob::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Knob> {
-        Knob::ALL.iter().copied().filter(move |&knob| self.contains(knob))
+        let all = if self.is_empty() { &[] } else { Knob::ALL };
+        all.iter().copied().filter(move |&knob| self.contains(knob))
     }
 }
 
