@@ -1,10 +1,13 @@
 //! Log-sum-exp that does not depend on the order: integer masses on an absolute grid of logits.
 
 use crate::log_mass::LogMass;
-use std::sync::LazyLock;
 
 #[cfg(test)]
 mod tests;
+mod weights;
+mod words;
+
+pub(crate) use weights::{STEP, weight_below, weight_of};
 
 /// Bins kept: the highest one and those below it.
 const BINS: usize = 512;
@@ -12,8 +15,6 @@ const BINS: usize = 512;
 const PER_NAT: f32 = 8.0;
 /// What the bins cover, in nats; `e^-64` of a mass is beneath the last bit of a float64.
 const WINDOW: f32 = 64.0;
-/// `e^(-1/8)`, from one edge to the next.
-pub(crate) const STEP: f64 = 0.882_496_902_584_595_4;
 /// One unit of mass is 2^-30 of the mass at a bin's lower edge: 2^32 tokens cannot overflow a bin.
 const UNIT: f32 = 1_073_741_824.0;
 /// Logits that are pushed side by side, and below which size: 2^18, where all numbers of bins are small integers.
@@ -21,21 +22,6 @@ const CHUNK: usize = 64;
 const FAST: f32 = 262_144.0;
 /// `e^r = 1 + r + r^2 p(r)` on `[0, 1/8]`, relative error 2^-29.7 (docs/noise/minimax.py).
 const P: [f32; 3] = [f32::from_bits(0x3f00_0057), f32::from_bits(0x3e2a_7721), f32::from_bits(0x3d34_1741)];
-
-/// `e^(-n/8)`: walks that took an exponential for each bin of a row spent half of their time on those.
-static WEIGHTS: LazyLock<[f64; BINS]> =
-    LazyLock::new(|| core::array::from_fn(|below| (-(below as f64) / f64::from(PER_NAT)).exp()));
-
-/// `e^(edge - top)` of two edges.
-pub(crate) fn weight_of(edge: f32, top: f32) -> f64 {
-    let below = (top - edge) * PER_NAT;
-    if top.abs() < FAST && (0.0..BINS as f32).contains(&below) {
-        // Exact: the difference is a multiple of 1/8, and the table has the exponential of just that.
-        WEIGHTS[below as usize]
-    } else {
-        (f64::from(edge) - f64::from(top)).exp()
-    }
-}
 
 /// The masses `e^l` of a set of logits, as integers in bins of 1/8 nat on an absolute grid.
 ///
@@ -457,43 +443,5 @@ impl MassHistogram {
     /// `ln sum e^l` in nats; -inf when empty. Error below 1e-8, and 2^-53 of its size.
     pub fn log_z(&self) -> f64 {
         self.log_mass().value()
-    }
-
-    /// The number of words that [`MassHistogram::to_words`] writes.
-    pub const WORDS: usize = BINS + 1;
-
-    /// Appends the words that a rank sends: the top edge's bits, then the bins by slot.
-    pub fn to_words(&self, words: &mut Vec<u64>) {
-        words.push(u64::from(self.top.to_bits()));
-        words.extend_from_slice(&*self.bins);
-    }
-
-    /// The inverse of [`MassHistogram::to_words`]; `None` for words that it cannot have written.
-    pub fn from_words(words: &[u64]) -> Option<Self> {
-        let mut histogram = MassHistogram::default();
-        histogram.assign_words(words).then_some(histogram)
-    }
-
-    /// As [`MassHistogram::from_words`], in place: whether [`MassHistogram::to_words`] can have written them. If not, the
-    /// histogram is empty.
-    pub fn assign_words(&mut self, words: &[u64]) -> bool {
-        let possible = match words.split_first() {
-            Some((&top, bins)) if bins.len() == BINS && u32::try_from(top).is_ok() => {
-                self.top = f32::from_bits(top as u32);
-                self.bins.copy_from_slice(bins);
-                if self.top == f32::NEG_INFINITY {
-                    bins.iter().all(|&mass| mass == 0)
-                } else {
-                    // The highest bin is the bin of some logit.
-                    self.top.is_finite() && self.top == edge_of(self.top) && bins[slot_of(self.top)] > 0
-                }
-            }
-            _ => false,
-        };
-        if !possible {
-            self.top = f32::NEG_INFINITY;
-            self.bins.fill(0);
-        }
-        possible
     }
 }

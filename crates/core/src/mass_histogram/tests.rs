@@ -99,6 +99,24 @@ proptest! {
     }
 
     #[test]
+    fn a_run_adds_the_masses_of_its_histogram(
+        sets in prop::collection::vec((prop::collection::vec(-30f32..30.0, 0..60), prop_oneof![
+            6 => Just(0.0f32), 2 => -80f32..80.0, 1 => Just(262_140.0f32), 1 => Just(-3e6f32), 1 => Just(1e9f32),
+        ]), 1..5),
+    ) {
+        let (mut by_runs, mut merged) = (MassHistogram::default(), MassHistogram::default());
+        for (logits, shift) in sets {
+            let h = histogram(&logits.iter().map(|l| l + shift).collect::<Vec<_>>());
+            let (top, runs) = h.run();
+            let run: Vec<[u8; 8]> = runs.concat().into_iter().map(u64::to_le_bytes).collect();
+            prop_assert!(run.first().is_none_or(|first| *first != [0; 8]));
+            prop_assert!(by_runs.add_run(top, &run));
+            merged.merge(&h);
+            prop_assert_eq!(&by_runs, &merged);
+        }
+    }
+
+    #[test]
     fn log_z_is_accurate(l in prop::collection::vec(-60f32..60.0, 1..60)) {
         let exact: f64 = l.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
         let log_z = histogram(&l).log_z();
@@ -142,6 +160,18 @@ fn words_that_no_histogram_has_are_refused() {
         assert!(!emptied.assign_words(&words) && emptied == MassHistogram::default(), "{bad}");
     }
     assert_eq!(MassHistogram::from_words(&words[1..]), None);
+}
+
+#[test]
+fn runs_that_no_histogram_has_are_refused() {
+    let mut h = histogram(&[5.0]);
+    let (one, none) = (1u64.to_le_bytes(), 0u64.to_le_bytes());
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.01] {
+        assert!(!h.add_run(bad, &[one]), "{bad}");
+    }
+    assert!(!h.add_run(1.0, &[one, none]) && !h.add_run(1.0, &[]) && !h.add_run(1.0, &[one; 513]));
+    assert_eq!(h, histogram(&[5.0]));
+    assert!(h.add_run(f32::NEG_INFINITY, &[]) && h.add_run(1.0, &[one; 512]));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! 2. A word below [`TAIL_WORDS`] is extended by 32 more bits, so that the law keeps its shape down to 2^-65.
 
 use super::log::{ln, neg_ln_1m};
+use crate::mass_histogram::weight_below;
 
 /// Words below this are extended by a refinement word.
 pub const TAIL_WORDS: u32 = 256;
@@ -62,6 +63,17 @@ pub fn exponential(word: u32, refinement: impl FnOnce() -> u32) -> f32 {
 #[inline(always)]
 pub fn gumbel(word: u32, refinement: impl FnOnce() -> u32) -> f32 {
     -ln(exponential(word, refinement))
+}
+
+/// Whether the Gumbel of a word can be `least` or more, without its logarithms: `false` is certain. As `E >= v`,
+/// `g <= -ln v`; the exponential of `-least` is taken from steps of 1/8 nat, upwards.
+#[inline(always)]
+pub fn may_reach(word: u32, least: f64) -> bool {
+    // The rounding of g is below 2^-16 of v; words that are refined have a v of their own.
+    word < TAIL_WORDS
+        || least.is_nan()
+        || least <= 0.0
+        || f64::from(word) * (1.0 - 1.0 / 65_536.0) <= 4_294_967_296.0 * weight_below(least)
 }
 
 /// A uniform in (0, 1) with 64 bits, for comparisons with a probability: `P(coin < p) = p` to 2^-64 absolute and 2^-53
@@ -128,6 +140,20 @@ mod tests {
         for word in (0..=u32::MAX).step_by(9973).chain(0..2000).chain(u32::MAX - 2000..=u32::MAX) {
             check(word, word.wrapping_mul(0x9e37_79b9));
         }
+    }
+
+    #[test]
+    fn a_word_that_may_not_reach_a_gumbel_does_not() {
+        let mut spared = 0;
+        for word in (0..=u32::MAX).step_by(9973).chain(0..2000) {
+            let g = f64::from(gumbel(word, || !word));
+            // At its own Gumbel, just below, and by far.
+            assert!(may_reach(word, g) && may_reach(word, g - 1e-6) && may_reach(word, g - 5.0), "word {word}");
+            spared += usize::from(!may_reach(word, g + 1.0));
+        }
+        // The bound is of use: 1/8 of a nat, and what v is below E.
+        assert!(spared > 200_000, "{spared}");
+        assert!(may_reach(!0, f64::NAN) && may_reach(!0, -1.0) && !may_reach(!0, 100.0));
     }
 
     #[test]

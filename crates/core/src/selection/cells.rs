@@ -11,12 +11,16 @@ struct Cell {
     /// `e^(edge - top)` a unit of mass.
     weight: f64,
     mass: u64,
+    /// The mass of this bin and of all before it.
+    through: f64,
 }
 
 /// The masses of the tokens that are still kept. Keeps its memory from row to row.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cells {
     cells: Vec<Cell>,
+    /// The mass through each of some listed tokens, of which [`Cells::sum`] was asked last.
+    through: Vec<f64>,
     /// The highest edge.
     pub(super) top: f32,
 }
@@ -27,7 +31,15 @@ fn weight(edge: f32, top: f32) -> f64 {
 }
 
 fn sum_of(cells: &[Cell]) -> f64 {
-    cells.iter().fold(0.0, |sum, c| sum + c.weight * c.mass as f64)
+    cells.last().map_or(0.0, |last| last.through)
+}
+
+/// Sums the masses through each bin from the top down, in the one order in which they are ever summed.
+fn sum_through(cells: &mut [Cell], mut sum: f64) {
+    for cell in cells {
+        sum += cell.weight * cell.mass as f64;
+        cell.through = sum;
+    }
 }
 
 impl Cells {
@@ -36,14 +48,18 @@ impl Cells {
         self.top = edge_of(largest);
         let top = self.top;
         self.cells.clear();
-        self.cells.extend(mass.cells().map(|(edge, mass)| Cell { edge, weight: weight(edge, top), mass }));
+        let cells = &mut self.cells;
+        mass.cells().for_each(|(edge, mass)| cells.push(Cell { edge, weight: weight(edge, top), mass, through: 0.0 }));
+        sum_through(&mut self.cells, 0.0);
     }
 
     /// Takes a token's mass out.
     pub(super) fn remove(&mut self, logit: f32) {
         let (edge, mass) = self.mass_of(logit);
-        if let Some(cell) = self.cells.iter_mut().find(|cell| cell.edge == edge) {
-            cell.mass = cell.mass.saturating_sub(mass);
+        if let Some(at) = self.cells.iter().position(|cell| cell.edge == edge) {
+            self.cells[at].mass = self.cells[at].mass.saturating_sub(mass);
+            let sum = sum_of(&self.cells[..at]);
+            sum_through(&mut self.cells[at..], sum);
         }
     }
 
@@ -90,14 +106,21 @@ impl Cells {
         (sum + weight * listed.sum::<u64>() as f64, sum + weight * (full.saturating_sub(own) as f64))
     }
 
-    /// The mass of listed tokens, in the order in which the bins are summed.
-    pub(super) fn sum(&self, listed: &[Candidate]) -> f64 {
-        let mut sum = 0.0;
+    /// The mass of listed tokens, in the order in which the bins are summed; keeps what [`Cells::reached`] looks at.
+    pub(super) fn sum(&mut self, listed: &[Candidate]) -> f64 {
+        let mut through = core::mem::take(&mut self.through);
+        through.clear();
         self.run(listed, |_, mass| {
-            sum = mass;
+            through.push(mass);
             false
         });
-        sum
+        self.through = through;
+        self.through.last().copied().unwrap_or(0.0)
+    }
+
+    /// [`Cells::reach`] for the listed tokens that were summed last.
+    pub(super) fn reached(&self, limit: f64) -> Option<usize> {
+        self.through.iter().position(|mass| *mass >= limit).map(|i| i + 1)
     }
 
     /// Calls `visit` with each token's number and the mass of the tokens through it, until it says true.
@@ -128,12 +151,7 @@ impl Cells {
 
     /// The edge of the bin in which the mass from the top reaches `limit`.
     pub(super) fn floor_of(&self, limit: f64) -> f32 {
-        let mut sum = 0.0;
-        let reached = self.cells.iter().find(|c| {
-            sum += c.weight * c.mass as f64;
-            sum >= limit
-        });
-        reached.map_or(f32::NEG_INFINITY, |c| c.edge)
+        self.cells.iter().find(|c| c.through >= limit).map_or(f32::NEG_INFINITY, |c| c.edge)
     }
 
     /// The edge of a bin that has `k` tokens at or above it, as far as the masses tell.

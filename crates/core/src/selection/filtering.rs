@@ -9,6 +9,7 @@ use crate::error::RowError;
 use crate::filters::{Filter, Filters};
 use crate::frontier::Frontier;
 use crate::noise::Domain;
+use crate::noise::uniform::may_reach;
 use crate::params::Row;
 use crate::winner::{Candidate, TopList, Winner};
 
@@ -17,6 +18,8 @@ const LIST: usize = 64;
 const LONG_LIST: u32 = 1024;
 /// Draws of a row for which frontiers are kept; rows with more are drawn from lists.
 const FRONTIERS: u32 = 8;
+/// Words that are made before any of them is used.
+const SIDE_BY_SIDE: usize = 8;
 /// Passes after the first that list a part of the row; one more lists all of it.
 const PARTIAL_PASSES: u32 = 2;
 
@@ -57,6 +60,8 @@ impl Wants {
         let list = match k {
             // The largest logit and the frontier tell all.
             None if thresholds && !listed && row.logprobs.is_none() && !row.kept => 1,
+            // What follows looks at these alone.
+            Some(k) if matches!(filters.steps().first(), Some(Filter::TopK(first)) if *first == k) => k as usize,
             k => LIST.max(k.unwrap_or(0) as usize).max(row.logprobs.unwrap_or(0) as usize),
         };
         let frontiers = if listed { 0 } else { row.draws as usize };
@@ -157,11 +162,6 @@ impl Filtering {
     /// Draws from the kept tokens.
     fn draw(&mut self, of: &Filtered<'_>, kept: &[Candidate], answer: &mut Answer) {
         let Filtered { row, filters, vocab_size, .. } = *of;
-        let scored = |draw: u32, c: &Candidate| {
-            let (token, logit) = (c.winner.token, c.logit * filters.rescale);
-            let noise = row.noise.gumbel(Domain::Token, draw, token);
-            Candidate { winner: Winner::new(logit + noise, token), logit }
-        };
         answer.begin();
         let kept = match filters.drawable(kept) {
             Ok(kept) => kept,
@@ -177,11 +177,14 @@ impl Filtering {
                 return;
             }
             self.list.reset(row.draws as usize, 0.0);
-            kept.iter().for_each(|c| self.list.push(scored(row.first_draw, c)));
+            for c in kept {
+                let word = row.noise.word(Domain::Token, row.first_draw, c.winner.token);
+                self.list.push(scored(row, row.first_draw, c, filters.rescale, word));
+            }
             answer.draws.extend_from_slice(self.list.as_slice());
         } else {
             let draws = row.first_draw..row.first_draw + row.draws;
-            answer.draws.extend(draws.map(|draw| kept.iter().fold(Candidate::NONE, |w, c| w.merge(scored(draw, c)))));
+            answer.draws.extend(draws.map(|draw| winner(row, draw, kept, filters.rescale)));
         }
         answer.asked = (row.logprobs.is_some(), row.kept);
         if row.logprobs.is_some() || row.kept {
@@ -195,4 +198,38 @@ impl Filtering {
         answer.top.extend(largest);
         answer.outcome = Some(Ok(()));
     }
+}
+
+/// A token with the score that its word gives it.
+fn scored(row: &Row<'_>, draw: u32, c: &Candidate, rescale: f32, word: u32) -> Candidate {
+    let (token, logit) = (c.winner.token, c.logit * rescale);
+    let noise = row.noise.gumbel_of_word(Domain::Token, draw, token, word);
+    Candidate { winner: Winner::new(logit + noise, token), logit }
+}
+
+/// The winner of a draw among kept tokens:
+///
+/// ```text
+/// best = none;  for c in kept { best = best.merge(scored(c)) }
+/// ```
+///
+/// 1. Words are made some at a time, so that one does not wait for another.
+/// 2. A token whose word [cannot](may_reach) lift it to the best score so far takes no logarithms: 8 in place of 70 ns.
+///    The bound leaves room for the rounding of the sum, so what it spares is strictly below.
+fn winner(row: &Row<'_>, draw: u32, kept: &[Candidate], rescale: f32) -> Candidate {
+    let mut best = Candidate::NONE;
+    for part in kept.chunks(SIDE_BY_SIDE) {
+        let mut words = [0; SIDE_BY_SIDE];
+        for (word, c) in words.iter_mut().zip(part) {
+            *word = row.noise.word(Domain::Token, draw, c.winner.token);
+        }
+        for (&word, c) in words.iter().zip(part) {
+            let score = f64::from(best.winner.score);
+            let least = score - f64::from(c.logit * rescale) - (score.abs() / 4_194_304.0 + 1e-6);
+            if may_reach(word, least) {
+                best = best.merge(scored(row, draw, c, rescale, word));
+            }
+        }
+    }
+    best
 }

@@ -171,8 +171,16 @@ impl Selector {
             Filter::TopP(p) => {
                 let (low, high) = self.total(seen, end);
                 let limits = (f64::from(p) * low, f64::from(p) * high);
-                let reach = |limit| self.cells.reach(&seen.list[self.from..until], limit).map(|n| self.from + n);
-                match (reach(limits.0), reach(limits.1), end) {
+                let reach = |limit| {
+                    let reached = match end {
+                        End::At(_) => self.cells.reached(limit),
+                        _ => self.cells.reach(&seen.list[self.from..until], limit),
+                    };
+                    reached.map(|n| self.from + n)
+                };
+                let first = reach(limits.0);
+                let second = if limits.0 == limits.1 { first } else { reach(limits.1) };
+                match (first, second, end) {
                     (Some(a), Some(b), _) if a == b => Ok(End::At(a)),
                     (_, _, End::At(_)) => Ok(end),
                     (a, b, _) if last && (seen.below.is_on() || a.is_none() && b.is_none()) => {
@@ -210,7 +218,7 @@ impl Selector {
     }
 
     /// The logits between which a probability of `p` among the kept tokens lies.
-    fn threshold(&self, p: f32, seen: &Seen<'_>, end: End) -> (f32, f32) {
+    fn threshold(&mut self, p: f32, seen: &Seen<'_>, end: End) -> (f32, f32) {
         let (low, high) = self.total(seen, end);
         let logit = |mass: f64| round_up(f64::from(self.cells.top) + mass.ln() + f64::from(p).ln());
         (logit(low), logit(high))
@@ -223,7 +231,7 @@ impl Selector {
     }
 
     /// The mass of the kept tokens relative to the highest edge: not below the first, not above the second.
-    fn total(&self, seen: &Seen<'_>, end: End) -> (f64, f64) {
+    fn total(&mut self, seen: &Seen<'_>, end: End) -> (f64, f64) {
         let both = |mass| (mass, mass);
         match end {
             End::At(end) => both(self.cells.sum(&seen.list[self.from..end])),
