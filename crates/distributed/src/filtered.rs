@@ -8,13 +8,13 @@
 //!
 //! [`Survey`]: flash_sampling_core::Survey
 
+use crate::lists::{Listed, Lists};
+use crate::rows::{Checked, recycle, surveyed};
 use crate::stage::{First, Stage};
-use crate::tiling::Whole;
 use core::cmp::Reverse;
-use flash_sampling_core::params::Row;
 use flash_sampling_core::selection::{Answer, Before, Below, Filtered, Filtering, Need, Seen, Wants};
 use flash_sampling_core::survey::by_place;
-use flash_sampling_core::{Candidate, Inquiry, RowError, RowParams, RowSurvey, Samples};
+use flash_sampling_core::{Candidate, Inquiry, RowError, RowSurvey, Samples};
 
 /// Bytes that the lists of one pass may take; a longer list is alone in its pass.
 const LISTS: u64 = 16 << 20;
@@ -31,8 +31,10 @@ pub(crate) enum Ask {
 /// One row.
 #[derive(Debug, Default)]
 pub(crate) struct Open {
-    /// The merged overview.
+    /// The merged overview; its list is as long as the row needed it.
     pub(crate) overview: RowSurvey,
+    /// The bad logit that counts.
+    bad: First,
     /// The places in doubt, and the mass before them.
     doubts: Vec<Before>,
     /// The tokens from a floor on.
@@ -50,6 +52,7 @@ pub(crate) struct Open {
 #[derive(Debug, Default)]
 pub(crate) struct OpenRows {
     filtering: Filtering,
+    lists: Lists,
     pub(crate) rows: Vec<Open>,
     /// Rows that are not decided, and what they need.
     needs: Vec<(usize, Need)>,
@@ -57,16 +60,6 @@ pub(crate) struct OpenRows {
     pub(crate) members: Vec<usize>,
     /// Only the memory lives from pass to pass.
     inquiries: Vec<Inquiry<'static>>,
-}
-
-/// A row that takes surveys, whose parameters are valid.
-pub(crate) fn surveyed<'a>(whole: &Whole, params: &RowParams<'a>) -> Option<Row<'a>> {
-    whole.check(params).ok().filter(is_surveyed)
-}
-
-/// Whether a row takes surveys.
-pub(crate) fn is_surveyed(row: &Row<'_>) -> bool {
-    row.filters.is_some() || row.raw_logprobs.is_some()
 }
 
 /// How many tokens the list of one of `rows` rows may keep room for from call to call.
@@ -83,48 +76,79 @@ fn bytes_of(need: &Need, vocab_size: u32) -> u64 {
 }
 
 impl OpenRows {
-    /// Merges the overviews of a call's rows and decides what they tell. `survey(shard, row)` and `stage(shard, row)`, that of
-    /// a bad logit, are asked only for rows that take surveys.
-    pub(crate) fn overview<'s>(
-        &mut self,
-        whole: &Whole,
-        rows: &[RowParams<'_>],
-        shards: usize,
-        survey: impl Fn(usize, usize) -> &'s RowSurvey,
-        stage: impl Fn(usize, usize) -> Stage,
-    ) {
+    /// Begins a call: the overviews of its rows are those of no tokens.
+    pub(crate) fn begin(&mut self, rows: &[Checked<'_>]) {
         self.needs.clear();
         self.members.clear();
-        for (r, params) in rows.iter().enumerate() {
-            let Some(row) = surveyed(whole, params) else { continue };
-            self.rows.resize_with((r + 1).max(self.rows.len()), Open::default);
+        self.rows.resize_with(rows.len().max(self.rows.len()), Open::default);
+        for (open, row) in self.rows.iter_mut().zip(rows) {
+            let Some(row) = surveyed(row) else { continue };
+            open.overview.begin(row);
+            open.bad = First::default();
+        }
+    }
+
+    /// Adds the overview of one shard, all but its list; `stage` is that of its bad logit.
+    pub(crate) fn add(&mut self, r: usize, survey: &RowSurvey, stage: Stage) {
+        match survey.error {
+            Some(error) => self.note_error(r, stage, error),
+            None => self.rows[r].overview.merge(survey, 0),
+        }
+    }
+
+    /// The overview of a row, to which those of shards are added.
+    pub(crate) fn overview_mut(&mut self, r: usize) -> &mut RowSurvey {
+        &mut self.rows[r].overview
+    }
+
+    /// Notes that a shard has a bad logit.
+    pub(crate) fn note_error(&mut self, r: usize, stage: Stage, error: RowError) {
+        self.rows[r].bad.add(stage, error);
+    }
+
+    /// Decides what the overviews tell. `listed(shard, row, entry)` says what the shards listed.
+    ///
+    /// Most rows with top-p alone are decided by their masses and frontiers, without the lists: of these no more than the first
+    /// token is merged then.
+    ///
+    /// # Errors
+    /// A shard whose list is damaged, and the row.
+    pub(crate) fn decide(
+        &mut self,
+        vocab_size: u32,
+        rows: &[Checked<'_>],
+        shards: usize,
+        listed: impl Fn(usize, usize, usize) -> Listed,
+    ) -> Result<(), (usize, usize)> {
+        for (r, row) in rows.iter().enumerate() {
+            let Some(row) = surveyed(row) else { continue };
             let open = &mut self.rows[r];
-            open.overview.begin(&row);
-            let mut first = First::default();
-            (0..shards).for_each(|s| survey(s, r).error.into_iter().for_each(|error| first.add(stage(s, r), error)));
-            open.error = first.error();
-            if open.error.is_some() {
-                continue;
-            }
-            let Some(filters) = &row.filters else {
-                (0..shards).for_each(|shard| open.overview.merge_raw(survey(shard, r)));
-                continue;
-            };
-            let wants = Wants::of(&row, filters);
-            (0..shards).for_each(|shard| open.overview.merge(survey(shard, r), wants.list));
-            open.doubts.clear();
-            open.answer.begin();
+            open.error = open.bad.error();
+            let (None, Some(filters)) = (open.error, &row.filters) else { continue };
+            let wants = Wants::of(row, filters);
             open.passes = 1;
-            if open.overview.list.is_empty() {
-                open.error = Some(RowError::NoFiniteLogit);
-            } else {
-                let of = Filtered { row: &row, filters, vocab_size: whole.shape.vocab_size, passes: 1 };
-                let seen = open.overview.seen(wants.list);
+            let mut limit = if wants.prefix { 1 } else { wants.list };
+            let need = loop {
+                let list = &mut open.overview.list;
+                self.lists.merge(shards, limit, |shard, at| listed(shard, r, at), list).map_err(|shard| (shard, r))?;
+                if list.is_empty() {
+                    open.error = Some(RowError::NoFiniteLogit);
+                    break None;
+                }
+                open.doubts.clear();
+                open.answer.begin();
+                let of = Filtered { row, filters, vocab_size, passes: 1 };
+                let seen = open.overview.seen(limit);
                 let frontiers = open.overview.frontiers();
                 let need = self.filtering.answer(&of, &seen, frontiers, &mut open.doubts, &mut open.answer);
-                self.needs.extend(need.map(|need| (r, need)));
-            }
+                if need.is_none() || limit == wants.list {
+                    break need;
+                }
+                limit = wants.list;
+            };
+            self.needs.extend(need.map(|need| (r, need)));
         }
+        Ok(())
     }
 
     /// Chooses the rows of the next pass, as many as their lists have room; false when all rows are decided.
@@ -176,17 +200,17 @@ impl OpenRows {
     /// Merges what the shards told in the pass, and decides. `told(shard, row)` is asked only for the rows of the pass.
     pub(crate) fn settle<'s>(
         &mut self,
-        whole: &Whole,
-        rows: &[RowParams<'_>],
+        vocab_size: u32,
+        rows: &[Checked<'_>],
         shards: usize,
         told: impl Fn(usize, usize) -> &'s RowSurvey,
     ) {
         for &r in &self.members {
-            let Some(row) = surveyed(whole, &rows[r]) else { continue };
+            let Some(row) = surveyed(&rows[r]) else { continue };
             let Some(filters) = &row.filters else { continue };
             let open = &mut self.rows[r];
             open.passes += 1;
-            let of = Filtered { row: &row, filters, vocab_size: whole.shape.vocab_size, passes: open.passes };
+            let of = Filtered { row, filters, vocab_size, passes: open.passes };
             let need = match open.ask.take() {
                 Some(Ask::Need(Need::List { floor, .. })) => {
                     (0..shards).for_each(|shard| open.list.extend_from_slice(&told(shard, r).list));
@@ -208,7 +232,7 @@ impl OpenRows {
                     for shard in 0..shards {
                         open.doubts.iter_mut().zip(&told(shard, r).before).for_each(|(a, b)| a.merge(b));
                     }
-                    let seen = open.overview.seen(Wants::of(&row, filters).list);
+                    let seen = open.overview.seen(Wants::of(row, filters).list);
                     let frontiers = open.overview.frontiers();
                     self.filtering.answer(&of, &seen, frontiers, &mut open.doubts, &mut open.answer)
                 }
@@ -225,10 +249,4 @@ impl OpenRows {
             out.push_error(error);
         }
     }
-}
-
-/// Empties a list but keeps its memory for elements of another lifetime.
-fn recycle<'a>(mut inquiries: Vec<Inquiry<'_>>) -> Vec<Inquiry<'a>> {
-    inquiries.clear();
-    inquiries.into_iter().map(|_| Inquiry::Nothing).collect()
 }

@@ -9,12 +9,14 @@
 //! The number of words follows from the plan, not from the call: ranks that are called with different rows still reduce
 //! words of equal number, and find out.
 
+use crate::call::{Call, element};
 use crate::error::ShardError;
-use crate::summary::{Call, ShardSummary, element};
+use crate::rows::Checked;
+use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use flash_sampling_core::digest::of_words;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Domain, RowError, RowParams, Samples, Winner};
+use flash_sampling_core::{Candidate, Domain, RowError, Samples, Winner};
 
 const HEADER: usize = 3;
 
@@ -62,7 +64,7 @@ impl Keys {
     pub(crate) fn results(
         &self,
         whole: &Whole,
-        rows: &[RowParams<'_>],
+        rows: &[Checked<'_>],
         out: &mut Samples,
     ) -> Result<Option<()>, ShardError> {
         let is_agreed = self.words[1] == self.digest && !self.words[2] == self.digest;
@@ -70,11 +72,11 @@ impl Keys {
             return Ok(None);
         }
         out.clear();
-        for (r, params) in rows.iter().enumerate() {
-            let row = match whole.check(params) {
+        for (r, row) in rows.iter().enumerate() {
+            let row = match row {
                 Ok(row) => row,
                 Err(error) => {
-                    out.push_error(error);
+                    out.push_error(*error);
                     continue;
                 }
             };
@@ -88,7 +90,7 @@ impl Keys {
                 out.clear();
                 return Err(ShardError::Winner { row: r });
             }
-            out.push_row([candidate(&row, winner)], None, &[]);
+            out.push_row([candidate(row, winner)], None, &[]);
         }
         Ok(Some(()))
     }

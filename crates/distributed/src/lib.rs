@@ -20,9 +20,10 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | `tiling` | what a shard says of itself, and the check that shards make up a vocabulary |
+//! | `rows` | the rows of a call, checked once |
 //! | `shard` | one shard and its last answers, asked again where its support was too small |
-//! | `summary`, `received` | [`ShardSummary`] and its bytes, written and read |
-//! | `filtered`, `raw`, `surveyed` | rows with filters or raw log-probabilities: surveys merged and decided, and their bytes |
+//! | `call`, `summary`, `received` | what a rank was called with, [`ShardSummary`], and their bytes, written and read |
+//! | `filtered`, `lists`, `raw`, `surveyed` | rows with filters or raw log-probabilities: surveys merged and decided, and their bytes |
 //! | `merge` | the two merges |
 //! | `stage` | which of several bad logits is a row's error |
 //! | `keys` | one word a row, for an exchange of winners alone |
@@ -34,11 +35,13 @@
 //! Shards are numbered in the order of their tokens; a shard's number is its rank.
 #![deny(unsafe_code)]
 
+mod call;
 mod check;
 mod differ;
 mod error;
 mod filtered;
 mod keys;
+mod lists;
 mod loopback;
 mod merge;
 #[cfg(feature = "mpi")]
@@ -46,6 +49,7 @@ mod mpi;
 mod options;
 mod raw;
 mod received;
+mod rows;
 mod shard;
 mod shard_sampler;
 mod sharded;

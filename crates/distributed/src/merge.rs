@@ -2,6 +2,7 @@
 
 use crate::error::ShardError;
 use crate::filtered::OpenRows;
+use crate::rows::Checked;
 use crate::stage::{First, Stage, is_bad_logit};
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
@@ -50,19 +51,19 @@ impl Merger {
     pub(crate) fn rows<'a>(
         &mut self,
         whole: &Whole,
-        rows: &[RowParams<'_>],
+        rows: &[Checked<'_>],
         shards: usize,
         told: impl Fn(usize, usize) -> (ShardSummary<'a>, Stage),
         filtered: &OpenRows,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
         out.clear();
-        for (r, params) in rows.iter().enumerate() {
-            match whole.check(params) {
-                Err(error) => out.push_error(error),
+        for (r, row) in rows.iter().enumerate() {
+            match row {
+                Err(error) => out.push_error(*error),
                 Ok(row) if row.filters.is_some() => filtered.emit(r, whole.shape.vocab_size, out),
                 Ok(row) => {
-                    let merged = self.row(whole.merge, &row, shards, |shard| told(shard, r), out);
+                    let merged = self.row(whole.merge, row, shards, |shard| told(shard, r), out);
                     if let Err((shard, reason)) = merged {
                         out.clear();
                         return Err(ShardError::Answer { shard, row: r, reason });
@@ -226,7 +227,8 @@ mod tests {
         // Only the rows that every shard could answer in full, and the list.
         let whole = whole(ShardMerge::Winners);
         let told = |shard: usize, row: usize| (answers[shard].row(row), Stage::default());
-        Merger::default().rows(&whole, &rows(), answers.len(), told, &OpenRows::default(), &mut out).unwrap();
+        let rows = rows().map(|row| whole.check(&row));
+        Merger::default().rows(&whole, &rows, answers.len(), told, &OpenRows::default(), &mut out).unwrap();
         let row = |r: Result<RowSample<'_>, RowError>| {
             let r = r.unwrap();
             (r.draws.to_vec(), r.log_z, r.top.to_vec(), r.mass.unwrap().clone())
@@ -267,7 +269,8 @@ mod tests {
         let [row, _, greedy] = rows();
         let whole = whole(ShardMerge::LogMass);
         let told = |shard: usize, row: usize| (shards[shard].row(2 * row), Stage::default());
-        Merger::default().rows(&whole, &[row, greedy], 3, told, &OpenRows::default(), &mut out).unwrap();
+        let rows = [row, greedy].map(|row| whole.check(&row));
+        Merger::default().rows(&whole, &rows, 3, told, &OpenRows::default(), &mut out).unwrap();
         for row in out.iter() {
             assert!(row.unwrap().draws.iter().all(|d| d.token == 17));
         }

@@ -6,16 +6,16 @@
 
 use crate::error::ShardError;
 use crate::filtered::{Ask, OpenRows};
-use crate::tiling::Whole;
-use flash_sampling_core::{RowParams, RowSurvey, Samples};
+use crate::rows::Checked;
+use flash_sampling_core::{RowSurvey, Samples};
 
 impl OpenRows {
     /// Asks for the raw logits of what was drawn, in the rows that have raw log-probabilities; false when there are none.
-    pub(crate) fn next_raw(&mut self, whole: &Whole, rows: &[RowParams<'_>], out: &Samples) -> bool {
+    pub(crate) fn next_raw(&mut self, rows: &[Checked<'_>], out: &Samples) -> bool {
         let OpenRows { rows: open, members, .. } = self;
         members.clear();
-        for (r, params) in rows.iter().enumerate() {
-            let asks = whole.check(params).is_ok_and(|row| row.raw_logprobs.is_some());
+        for (r, row) in rows.iter().enumerate() {
+            let asks = row.as_ref().is_ok_and(|row| row.raw_logprobs.is_some());
             if let (true, Ok(sample)) = (asks, out.row(r)) {
                 open[r].drawn.clear();
                 open[r].drawn.extend(sample.draws.iter().map(|draw| draw.token));

@@ -1,17 +1,16 @@
 //! The summaries that another shard sent, checked as they are read.
 
+use crate::call::{FAILED, MAGIC, PASS, header};
 use crate::error::ShardError;
-use crate::filtered::{is_surveyed, kept_list};
+use crate::filtered::{OpenRows, kept_list};
+use crate::lists::Listed;
 use crate::stage::Stage;
-use crate::summary::{
-    ANSWER, Call, DRAW, FAILED, INFINITE, MAGIC, NAN, NO_MASS, NOT_ASKED, PASS, ROWS, SURVEY, ShardSummary, UNUSABLE,
-    of_element,
-};
-use crate::surveyed::{decode_overview, decode_pass, decode_raw, read_mass};
+use crate::summary::{ANSWER, DRAW, INFINITE, NAN, NO_MASS, NOT_ASKED, SURVEY, ShardSummary, UNUSABLE};
+use crate::surveyed::{LISTED, decode_overview, decode_pass, decode_raw, listed, read_mass};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, RowError, RowParams, RowSample, RowSurvey, Winner};
+use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, RowError, RowSample, RowSurvey, Winner};
 
 /// The received summaries of one shard; keeps its memory from call to call.
 #[derive(Debug, Default)]
@@ -19,19 +18,20 @@ pub(crate) struct Received {
     rows: Vec<Result<Answer, RowError>>,
     /// Of each row, of a bad logit.
     stages: Vec<Stage>,
-    /// Of rows with filters: overviews, and then what the last pass told.
+    /// Of rows with filters, where in the message their lists are.
+    lists: Vec<Range<usize>>,
+    /// What the last pass told of rows that take surveys.
     surveys: Vec<RowSurvey>,
     draws: Vec<Draw>,
     top: Vec<Candidate>,
     masses: Vec<MassHistogram>,
-    words: Vec<u64>,
 }
 
 /// What a row's answer is to hold.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Expected<'a> {
+pub(crate) struct Expected<'r, 'a> {
     /// The row: an overview when it has filters, and otherwise draws; and raw masses when it asks for them.
-    pub(crate) row: Row<'a>,
+    pub(crate) row: &'r Row<'a>,
     /// Whether the merge needs the log-mass.
     pub(crate) by_mass: bool,
 }
@@ -46,32 +46,34 @@ struct Answer {
 }
 
 impl Received {
-    /// Reads the message of `shard`, which covers `tokens`, of a call that it shares with this rank. `expected` says what a row's answer is to hold, or nothing where
-    /// its parameters are invalid.
-    pub(crate) fn decode<'a>(
+    /// Reads the message of `shard`, which covers `tokens`, of a call that it shares with this rank, and adds its overviews to
+    /// `open`. `expected` says what the answer for each of the call's rows is to hold, or nothing where its parameters are
+    /// invalid.
+    pub(crate) fn decode<'r, 'a: 'r>(
         &mut self,
         bytes: &[u8],
         shard: usize,
         tokens: &Range<u32>,
-        rows: &[RowParams<'a>],
-        expected: impl Fn(&RowParams<'a>) -> Option<Expected<'a>>,
+        expected: impl Iterator<Item = Option<Expected<'r, 'a>>>,
+        open: &mut OpenRows,
     ) -> Result<(), ShardError> {
         self.rows.clear();
         self.stages.clear();
+        self.lists.clear();
         self.draws.clear();
         self.top.clear();
         self.masses.clear();
         let message = |source| ShardError::Message { shard, source };
         let mut reader = Reader::new(bytes);
         header(&mut reader, shard)?;
-        for (r, params) in rows.iter().enumerate() {
+        for (r, expected) in expected.enumerate() {
             let kind = reader.u8().map_err(message)?;
             if kind == UNUSABLE {
                 let reason = reader.text().map_err(message)?.to_owned();
                 return Err(ShardError::Answer { shard, row: r, reason });
             }
-            let summary = match expected(params) {
-                Some(expected) => self.answer_of(kind, &mut reader, tokens, r, &expected),
+            let summary = match expected {
+                Some(expected) => self.answer_of(kind, &mut reader, tokens, r, &expected, open),
                 None if kind == NOT_ASKED => Ok(Err(RowError::NoFiniteLogit)),
                 None => Err(reader.invalid("an answer to invalid parameters")),
             };
@@ -89,6 +91,7 @@ impl Received {
         asked: impl Iterator<Item = (usize, Inquiry<'a>)>,
     ) -> Result<(), ShardError> {
         let mut reader = Reader::new(bytes);
+        self.surveys.resize_with(self.rows.len().max(self.surveys.len()), RowSurvey::default);
         let told = &mut self.surveys;
         let read = (|| {
             if reader.u32()? != MAGIC {
@@ -114,26 +117,23 @@ impl Received {
         reader: &mut Reader<'_>,
         tokens: &Range<u32>,
         r: usize,
-        expected: &Expected<'_>,
+        expected: &Expected<'_, '_>,
+        open: &mut OpenRows,
     ) -> Result<Result<Answer, RowError>, WireError> {
         let Expected { row, .. } = expected;
         self.stages.resize(r + 1, Stage::default());
-        if is_surveyed(row) {
-            self.surveys.resize_with((r + 1).max(self.surveys.len()), RowSurvey::default);
-            self.surveys[r].begin(row);
-        }
         let answer = if row.filters.is_some() {
-            self.survey_of(kind, reader, tokens, r, row)?
+            self.survey_of(kind, reader, tokens, r, row, open)?
         } else {
             self.row_of(kind, reader, tokens, r, expected)?
         };
         if let Some(most) = row.raw_logprobs {
-            decode_raw(reader, &mut self.words, tokens, most, &mut self.surveys[r])?;
+            decode_raw(reader, tokens, most, open.overview_mut(r))?;
         }
         Ok(answer)
     }
 
-    /// The overview of row `r`, which [`Received::survey`] gives then.
+    /// The overview of row `r`, whose list [`Received::listed`] gives then.
     fn survey_of(
         &mut self,
         kind: u8,
@@ -141,15 +141,30 @@ impl Received {
         tokens: &Range<u32>,
         r: usize,
         row: &Row<'_>,
+        open: &mut OpenRows,
     ) -> Result<Result<Answer, RowError>, WireError> {
+        self.lists.resize(r + 1, 0..0);
         match kind {
-            SURVEY => decode_overview(reader, &mut self.words, tokens, row, &mut self.surveys[r])?,
+            SURVEY => {
+                // Behind its count.
+                let from = reader.at() + size_of::<u32>();
+                let list = decode_overview(reader, tokens, row, open.overview_mut(r))?;
+                self.lists[r] = from..from + size_of_val(list);
+            }
             NO_MASS => {}
-            NAN | INFINITE => self.surveys[r].error = Some(self.bad_logit(kind, reader, tokens, r)?),
+            NAN | INFINITE => {
+                let error = self.bad_logit(kind, reader, tokens, r)?;
+                open.note_error(r, self.stages[r], error);
+            }
             _ => return Err(reader.invalid("no survey of a row with filters")),
         }
         // It has no draws of its own.
         Ok(Err(RowError::NoFiniteLogit))
+    }
+
+    /// An entry of the list that the shard gave for a row with filters, from its message.
+    pub(crate) fn listed(&self, bytes: &[u8], tokens: &Range<u32>, row: usize, at: usize) -> Listed {
+        listed(bytes[self.lists[row].clone()].as_chunks::<LISTED>().0, tokens, at)
     }
 
     /// Gives the memory of long lists back.
@@ -157,7 +172,7 @@ impl Received {
         self.surveys.iter_mut().for_each(|survey| survey.trim(kept_list(rows)));
     }
 
-    /// What the shard told of a row that takes surveys.
+    /// What the shard told of a row of the last pass.
     pub(crate) fn survey(&self, row: usize) -> &RowSurvey {
         &self.surveys[row]
     }
@@ -168,7 +183,7 @@ impl Received {
         reader: &mut Reader<'_>,
         tokens: &Range<u32>,
         r: usize,
-        expected: &Expected<'_>,
+        expected: &Expected<'_, '_>,
     ) -> Result<Result<Answer, RowError>, WireError> {
         let Expected { row, by_mass } = expected;
         let error = match kind {
@@ -227,9 +242,11 @@ impl Received {
     }
 
     fn mass(&mut self, reader: &mut Reader<'_>, tokens: usize) -> Result<(), WireError> {
-        read_mass(reader, &mut self.words, tokens)?;
-        let mass = MassHistogram::from_words(&self.words).filter(|mass| !mass.is_empty());
-        self.masses.push(mass.ok_or_else(|| reader.invalid("not a mass histogram"))?);
+        let mut mass = MassHistogram::default();
+        if !read_mass(reader, tokens, &mut mass)? {
+            return Err(reader.invalid("an answer without mass"));
+        }
+        self.masses.push(mass);
         Ok(())
     }
 
@@ -253,46 +270,6 @@ impl Received {
     }
 }
 
-/// What a shard was called with, before its rows.
-fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, ShardError> {
-    let header = (|| {
-        if reader.u32()? != MAGIC {
-            return Err(reader.invalid("not a shard's summaries"));
-        }
-        match reader.u8()? {
-            ROWS => {
-                let rows = reader.u32()? as usize;
-                let dtype = of_element(reader.u8()?).ok_or_else(|| reader.invalid("an unknown type"))?;
-                Ok(Ok(Call { rows, dtype, digest: reader.u64()? }))
-            }
-            FAILED => Ok(Err(reader.text()?.to_owned())),
-            _ => Err(reader.invalid("an unknown status")),
-        }
-    })();
-    match header.map_err(|source| ShardError::Message { shard, source })? {
-        Ok(call) => Ok(call),
-        Err(reason) => Err(ShardError::Failed { shard, reason }),
-    }
-}
-
-/// Whether all shards were called with the parameters of this rank. Where it is an error or `false`, it is one or the other
-/// on every rank: all have the same messages, and of ranks that differ each differs from some other.
-pub(crate) fn is_same_call(messages: &[Vec<u8>], mine: Call) -> Result<bool, ShardError> {
-    let mut is_same = true;
-    for (shard, bytes) in messages.iter().enumerate() {
-        let theirs = header(&mut Reader::new(bytes), shard)?;
-        if theirs.rows != mine.rows {
-            return Err(ShardError::Rows { shard, expected: mine.rows, found: theirs.rows });
-        }
-        if theirs.dtype != mine.dtype {
-            let (expected, found) = (mine.dtype, theirs.dtype);
-            return Err(ShardError::Type { shard, what: "hidden states", expected, found });
-        }
-        is_same &= theirs.digest == mine.digest;
-    }
-    Ok(is_same)
-}
-
 /// A token of the shard.
 fn token(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<u32, WireError> {
     let token = reader.u32()?;
@@ -311,9 +288,11 @@ fn draw(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<Draw, WireError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::summary::{begin, encode_failure, encode_not_asked, encode_row};
+    use crate::call::{Call, begin, is_same_call};
+    use crate::rows::Checked;
+    use crate::summary::{encode_failure, encode_not_asked, encode_row};
     use flash_sampling_core::reference::{Reference, Scheme};
-    use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, Samples};
+    use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
     use proptest::prelude::*;
 
     const TOKENS: Range<u32> = 100..200;
@@ -324,16 +303,16 @@ mod tests {
         [row, row, RowParams { position: 9, ..row }, RowParams { temperature: -1.0, ..row }]
     }
 
-    fn by_mass(params: &RowParams<'_>) -> Option<bool> {
-        (params.temperature >= 0.0).then_some(true)
-    }
-
-    fn expected(params: &RowParams<'static>) -> Option<Expected<'static>> {
-        let (by_mass, plan) = (by_mass(params)?, Plan { max_draws: 3, max_logprobs: Some(2), ..Plan::default() });
+    fn checked(params: &RowParams<'static>) -> Checked<'static> {
+        let plan = Plan { max_draws: 3, max_logprobs: Some(2), ..Plan::default() };
         let weight = [0.0f32; 200];
         let head = Head::new(Matrix::new(&weight, 200, 1).unwrap()).unwrap();
         let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
-        Some(Expected { row: params.check(&[], &can, &plan, 200).unwrap(), by_mass })
+        params.check(&[], &can, &plan, 200)
+    }
+
+    fn expected<'r>(row: &'r Checked<'static>) -> Option<Expected<'r, 'static>> {
+        row.as_ref().ok().map(|row| Expected { row, by_mass: true })
     }
 
     fn samples() -> Samples {
@@ -350,12 +329,12 @@ mod tests {
     }
 
     fn message(samples: &Samples) -> Vec<u8> {
-        let (mut bytes, mut words) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
         begin(&mut bytes, Call::of(&rows(), DType::BF16));
         for (r, params) in rows().iter().enumerate() {
-            match by_mass(params) {
-                Some(by_mass) => encode_row(&mut bytes, &mut words, params, by_mass, &samples.row(r), Stage::Raw),
-                None => encode_not_asked(&mut bytes),
+            match checked(params) {
+                Ok(row) => encode_row(&mut bytes, &row, true, &samples.row(r), Stage::Raw),
+                Err(_) => encode_not_asked(&mut bytes),
             }
         }
         bytes
@@ -363,7 +342,12 @@ mod tests {
 
     fn decode(bytes: &[u8]) -> Result<Received, ShardError> {
         let mut summaries = Received::default();
-        summaries.decode(bytes, 1, &TOKENS, &rows(), expected).map(|()| summaries)
+        decode_into(&mut summaries, bytes, &TOKENS).map(|()| summaries)
+    }
+
+    fn decode_into(summaries: &mut Received, bytes: &[u8], tokens: &Range<u32>) -> Result<(), ShardError> {
+        let rows = rows().map(|row| checked(&row));
+        summaries.decode(bytes, 1, tokens, rows.iter().map(expected), &mut OpenRows::default())
     }
 
     fn wire_error(bytes: &[u8]) -> WireError {
@@ -379,7 +363,7 @@ mod tests {
         let bytes = message(&samples);
         let mut summaries = decode(&bytes).unwrap();
         // A second call of the same shape finds nothing of the first.
-        summaries.decode(&bytes, 1, &TOKENS, &rows(), expected).unwrap();
+        decode_into(&mut summaries, &bytes, &TOKENS).unwrap();
         let (sent, received) = (samples.row(0).unwrap(), summaries.row(0).unwrap());
         assert_eq!(received.draws, sent.draws);
         assert_eq!(received.log_z, sent.log_z);
@@ -427,7 +411,7 @@ mod tests {
         let bytes = message(&samples());
         let mut summaries = Received::default();
         for tokens in [101..200, 100..199, 300..400] {
-            let error = summaries.decode(&bytes, 1, &tokens, &rows(), expected).unwrap_err();
+            let error = decode_into(&mut summaries, &bytes, &tokens).unwrap_err();
             assert!(matches!(error, ShardError::Message { source: WireError::Invalid { .. }, .. }), "{error}");
         }
     }

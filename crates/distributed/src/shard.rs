@@ -1,6 +1,7 @@
 //! One local shard and its last answers.
 
-use crate::filtered::{is_surveyed, kept_list};
+use crate::filtered::kept_list;
+use crate::rows::{Batch, recycle, surveyed};
 use crate::stage::{Stage, is_bad_logit};
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
@@ -53,20 +54,19 @@ impl<'s> Shard<'s> {
     /// A shard with fewer tokens than a list without replacement has draws refuses, though the other shards may well
     /// fill the list. It is asked for all it has, in one more call for all such rows. One more call is for rows with a bad
     /// logit, whose stage it tells.
-    pub(crate) fn ask(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], whole: &Whole) -> Result<(), SampleError> {
+    pub(crate) fn ask(&mut self, batch: &Batch<'_, '_>, whole: &Whole) -> Result<(), SampleError> {
+        let Batch { input, params, rows } = *batch;
         self.again.clear();
         self.at.clear();
         self.gathered.clear();
         self.inquiries.clear();
         let mut asked = recycle(core::mem::take(&mut self.params));
-        for params in rows {
+        for (params, row) in params.iter().zip(rows) {
             // Rows with invalid parameters get their error from the sampler.
-            let row = whole.check(params).ok();
-            let plain = row.is_none_or(|row| row.filters.is_none());
+            let plain = row.as_ref().map_or(true, |row| row.filters.is_none());
             self.at.push(plain.then_some(asked.len()));
             asked.extend(plain.then(|| asks(params, whole)));
-            let surveyed = row.is_some_and(|row| is_surveyed(&row));
-            self.inquiries.push(if surveyed { Inquiry::Overview } else { Inquiry::Nothing });
+            self.inquiries.push(if surveyed(row).is_some() { Inquiry::Overview } else { Inquiry::Nothing });
         }
         if asked.len() == rows.len() {
             self.sampler.sample(input, &asked, &mut self.answers)?;
@@ -79,10 +79,10 @@ impl<'s> Shard<'s> {
                 self.sampler.sample(some, &asked, &mut self.answers)?;
             }
         }
-        self.overview(input, rows)?;
+        self.overview(input, params)?;
         asked.clear();
         self.gathered.clear();
-        for (r, row) in rows.iter().enumerate() {
+        for (r, row) in params.iter().enumerate() {
             let Some(at) = self.at[r] else { continue };
             if let Err(RowError::SupportTooSmall { available: draws @ 1.., .. }) = self.answers.row(at) {
                 self.again.push(r);
@@ -190,24 +190,4 @@ fn asks<'a>(row: &RowParams<'a>, whole: &Whole) -> RowParams<'a> {
 fn part<'b>(bytes: &'b [u8], input: &Matrix<'_>, rows: usize) -> Result<Matrix<'b>, SampleError> {
     let some = Matrix::from_bytes(bytes, input.dtype(), rows, input.cols(), input.cols());
     some.map_err(|source| SampleError::Backend { backend: "distributed", source: source.into() })
-}
-
-/// Empties a list but keeps its memory for elements of another lifetime: collecting from `into_iter` reuses it.
-fn recycle<'a>(mut params: Vec<RowParams<'_>>) -> Vec<RowParams<'a>> {
-    params.clear();
-    params.into_iter().map(|_| RowParams::default()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn recycling_keeps_the_memory() {
-        let params: Vec<RowParams<'_>> = vec![RowParams::default(); 100];
-        let at = params.as_ptr() as usize;
-        let recycled: Vec<RowParams<'static>> = recycle(params);
-        assert!(recycled.is_empty() && recycled.capacity() >= 100);
-        assert_eq!(recycled.as_ptr() as usize, at);
-    }
 }

@@ -1,15 +1,17 @@
 //! One rank of a group of shards.
 
+use crate::call::{Call, begin, is_same_call};
 use crate::error::ShardError;
 use crate::filtered::OpenRows;
 use crate::keys::Keys;
 use crate::merge::Merger;
 use crate::options::{Exchange, ShardOptions};
-use crate::received::{Expected, Received, is_same_call};
+use crate::received::{Expected, Received};
+use crate::rows::{Batch, Checked, CheckedRows};
 use crate::shard::Shard;
-use crate::summary::Call;
 use crate::tiling::{Description, Whole};
 use crate::transport::Transport;
+use crate::wire::WireError;
 use crate::{check, differ, summary, surveyed};
 use core::ops::Range;
 use flash_sampling_core::sampler::check_call;
@@ -60,7 +62,7 @@ pub struct ShardSampler<'s, T> {
     message: Vec<u8>,
     messages: Vec<Vec<u8>>,
     received: Vec<Received>,
-    words: Vec<u64>,
+    checked: CheckedRows,
     options: ShardOptions,
     keys: Keys,
 }
@@ -99,7 +101,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             received: messages.iter().map(|_| Received::default()).collect(),
             messages,
             transport,
-            words: Vec::new(),
+            checked: CheckedRows::default(),
             options,
             keys: Keys::default(),
         })
@@ -132,26 +134,26 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     }
 
     /// Asks the local shard.
-    fn ask(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), SampleError> {
-        check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;
-        self.local.ask(input, rows, &self.whole)
+    fn ask(&mut self, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
+        check_call(&batch.input, batch.params, &self.whole.shape, &self.whole.plan)?;
+        self.local.ask(batch, &self.whole)
     }
 
     /// Exchanges keys; whether that was enough, which is the same on every rank.
     fn reduce(
         &mut self,
         call: Call,
-        rows: &[RowParams<'_>],
+        rows: &[Checked<'_>],
         has_answers: bool,
         out: &mut Samples,
     ) -> Result<bool, ShardError> {
         let ShardSampler { local, whole, keys, transport, .. } = self;
         keys.begin(whole, call);
         if has_answers {
-            for (r, params) in rows.iter().enumerate() {
-                match whole.check(params) {
+            for (r, row) in rows.iter().enumerate() {
+                match row {
                     Ok(row) if row.filters.is_some() => keys.ask_for_summaries(),
-                    Ok(row) => keys.put(r, &row, &local.summary(r)),
+                    Ok(row) => keys.put(r, row, &local.summary(r)),
                     Err(_) => {}
                 }
             }
@@ -166,11 +168,11 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     fn gather(
         &mut self,
         call: Call,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
+        batch: &Batch<'_, '_>,
         failure: Option<&SampleError>,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
+        let Batch { params, rows, .. } = *batch;
         match failure {
             Some(error) => summary::encode_failure(&mut self.message, &error.to_string()),
             None => self.summarize(call, rows),
@@ -180,39 +182,50 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             return Ok(());
         }
         if !is_same_call(&self.messages, call)? {
-            differ::encode(rows, &mut self.message);
+            differ::encode(params, &mut self.message);
             exchange(&mut self.transport, &self.message, &mut self.messages)?;
             return Err(differ::what(&self.message, &self.messages));
         }
-        let ShardSampler { whole, open, tokens, messages, received, .. } = self;
-        for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
-            received.decode(bytes, shard, tokens, rows, |params| expected(whole, params))?;
-        }
-        let stage = |shard: usize, row| received[shard].stage(row);
-        open.overview(whole, rows, tokens.len(), |shard, row| received[shard].survey(row), stage);
-        while self.open.next_pass(self.whole.shape.vocab_size) {
-            self.pass(input, rows)?;
-            let ShardSampler { local, whole, open, tokens, received, .. } = self;
-            open.settle(whole, rows, tokens.len(), |shard, row| received[shard].survey(row));
+        self.overview(rows)?;
+        let vocab_size = self.whole.shape.vocab_size;
+        while self.open.next_pass(vocab_size) {
+            self.pass(batch)?;
+            let ShardSampler { local, open, tokens, received, .. } = self;
+            open.settle(vocab_size, rows, tokens.len(), |shard, row| received[shard].survey(row));
             received.iter_mut().for_each(|received| received.trim(rows.len()));
             local.trim(rows.len());
         }
         let ShardSampler { whole, merger, open, tokens, received, .. } = self;
         let told = |shard: usize, row| (received[shard].row(row), received[shard].stage(row));
         merger.rows(whole, rows, tokens.len(), told, open, out)?;
-        if self.open.next_raw(&self.whole, rows, out) {
-            self.pass(input, rows)?;
+        if self.open.next_raw(rows, out) {
+            self.pass(batch)?;
             let ShardSampler { open, tokens, received, .. } = self;
             open.note_raw(tokens.len(), |shard, row| received[shard].survey(row), out)?;
         }
         Ok(())
     }
 
+    /// Reads the summaries of all ranks, and decides what their overviews tell.
+    fn overview(&mut self, rows: &[Checked<'_>]) -> Result<(), ShardError> {
+        let ShardSampler { whole, open, tokens, messages, received, .. } = self;
+        open.begin(rows);
+        for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
+            received.decode(bytes, shard, tokens, rows.iter().map(|row| expected(whole, row)), open)?;
+        }
+        let listed = |shard: usize, row, at| received[shard].listed(&messages[shard], &tokens[shard], row, at);
+        open.decide(whole.shape.vocab_size, rows, tokens.len(), listed).map_err(|(shard, _)| {
+            let at = messages[shard].len();
+            ShardError::Message { shard, source: WireError::Invalid { what: "a list out of order", at } }
+        })
+    }
+
     /// One more pass, for rows that are not decided or whose raw logits are asked for: the same rows on every rank, as all
     /// have merged the same surveys.
-    fn pass(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), ShardError> {
+    fn pass(&mut self, batch: &Batch<'_, '_>) -> Result<(), ShardError> {
         let ShardSampler { local, open, tokens, transport, message, messages, received, .. } = self;
-        let looked = open.inquire(rows.len(), |inquiries| local.look(input, rows, inquiries));
+        let Batch { input, params, .. } = *batch;
+        let looked = open.inquire(params.len(), |inquiries| local.look(input, params, inquiries));
         match &looked {
             Err(error) => summary::encode_failure(message, &error.to_string()),
             Ok(()) => {
@@ -228,22 +241,21 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     }
 
     /// The local summaries of a call, as the message to the other ranks.
-    fn summarize(&mut self, call: Call, rows: &[RowParams<'_>]) {
-        summary::begin(&mut self.message, call);
-        for (r, params) in rows.iter().enumerate() {
-            match expected(&self.whole, params) {
-                None => summary::encode_not_asked(&mut self.message),
-                Some(Expected { row, by_mass }) => {
-                    let (bytes, words, stage) = (&mut self.message, &mut self.words, self.local.stage(r));
-                    if row.filters.is_some() {
-                        summary::encode_survey(bytes, words, params, &row, self.local.survey(r), stage);
-                    } else {
-                        summary::encode_row(bytes, words, params, by_mass, &self.local.summary(r), stage);
-                    }
-                    if row.raw_logprobs.is_some() {
-                        surveyed::encode_raw(bytes, words, self.local.survey(r));
-                    }
-                }
+    fn summarize(&mut self, call: Call, rows: &[Checked<'_>]) {
+        let ShardSampler { local, whole, message, .. } = self;
+        begin(message, call);
+        for (r, row) in rows.iter().enumerate() {
+            let Some(Expected { row, by_mass }) = expected(whole, row) else {
+                summary::encode_not_asked(message);
+                continue;
+            };
+            if row.filters.is_some() {
+                summary::encode_survey(message, row, local.survey(r), local.stage(r));
+            } else {
+                summary::encode_row(message, row, by_mass, &local.summary(r), local.stage(r));
+            }
+            if row.raw_logprobs.is_some() {
+                surveyed::encode_raw(message, local.survey(r));
             }
         }
     }
@@ -251,18 +263,18 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// The exchanges of a call, after the local shard was asked.
     fn draw_together(
         &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
+        batch: &Batch<'_, '_>,
         failure: Option<&SampleError>,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
-        let call = Call::of(rows, input.dtype());
+        let Batch { input, params, rows } = *batch;
+        let call = Call::of(params, input.dtype());
         let is_done = self.options.exchange == Exchange::Keys && self.reduce(call, rows, failure.is_none(), out)?;
         if !is_done {
-            self.gather(call, input, rows, failure, out)?;
+            self.gather(call, batch, failure, out)?;
         }
         if self.options.check_tokens && failure.is_none() {
-            self.check_tokens(input, rows, out)?;
+            self.check_tokens(input, params, out)?;
         }
         Ok(())
     }
@@ -283,8 +295,11 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let failure = self.ask(input, rows).err();
-        let drawn = self.draw_together(input, rows, failure.as_ref(), out);
+        let checked = self.checked.check(&self.whole, rows);
+        let batch = Batch { input, params: rows, rows: &checked };
+        let failure = self.ask(&batch).err();
+        let drawn = self.draw_together(&batch, failure.as_ref(), out);
+        self.checked.keep(checked);
         if failure.is_some() || drawn.is_err() {
             out.clear();
         }
@@ -296,9 +311,9 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
 }
 
 /// What a shard is asked for a row; nothing when the row's parameters are invalid.
-fn expected<'a>(whole: &Whole, params: &RowParams<'a>) -> Option<Expected<'a>> {
-    let row = whole.check(params).ok()?;
-    Some(Expected { row, by_mass: whole.merge.draws_by_mass(&row) })
+fn expected<'r, 'a>(whole: &Whole, row: &'r Checked<'a>) -> Option<Expected<'r, 'a>> {
+    let row = row.as_ref().ok()?;
+    Some(Expected { row, by_mass: whole.merge.draws_by_mass(row) })
 }
 
 fn exchange(transport: &mut impl Transport, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), ShardError> {

@@ -2,8 +2,10 @@
 
 use crate::error::ShardError;
 use crate::filtered::OpenRows;
+use crate::lists::Listed;
 use crate::merge::{Merger, ShardMerge};
 use crate::options::ShardOptions;
+use crate::rows::{Batch, CheckedRows, surveyed};
 use crate::shard::Shard;
 use crate::tiling::{Description, Whole};
 use flash_sampling_core::sampler::check_call;
@@ -35,6 +37,7 @@ pub struct Sharded<'s> {
     whole: Whole,
     merger: Merger,
     open: OpenRows,
+    checked: CheckedRows,
 }
 
 impl<'s> Sharded<'s> {
@@ -62,6 +65,7 @@ impl<'s> Sharded<'s> {
             whole,
             merger: Merger::default(),
             open: OpenRows::default(),
+            checked: CheckedRows::default(),
         })
     }
 
@@ -72,6 +76,41 @@ impl<'s> Sharded<'s> {
     /// [`ShardError::BeyondShards`] when `plan` asks for more than the shards were planned for.
     pub fn with_plan(mut self, plan: Plan) -> Result<Self, ShardError> {
         self.whole.restrict(plan).map(|()| self)
+    }
+
+    /// Asks all shards and merges what they say.
+    fn draw(&mut self, batch: &Batch<'_, '_>, out: &mut Samples) -> Result<(), SampleError> {
+        let Sharded { shards, whole, merger, open, .. } = self;
+        let Batch { input, params, rows } = *batch;
+        open.begin(rows);
+        for shard in &mut *shards {
+            shard.ask(batch, whole)?;
+            let overviews = rows.iter().enumerate().filter(|(_, row)| surveyed(row).is_some());
+            overviews.for_each(|(r, _)| open.add(r, shard.survey(r), shard.stage(r)));
+        }
+        let (count, vocab_size) = (shards.len(), whole.shape.vocab_size);
+        let listed = |shard: usize, r: usize, at: usize| match shards[shard].survey(r).list.get(at) {
+            Some(c) => Listed::Token { token: c.winner.token, logit: c.logit },
+            None => Listed::End,
+        };
+        let damaged = |(shard, row)| ShardError::Answer { shard, row, reason: "a list out of order".into() };
+        open.decide(vocab_size, rows, count, listed).map_err(damaged)?;
+        while open.next_pass(vocab_size) {
+            open.inquire(rows.len(), |inquiries| {
+                shards.iter_mut().try_for_each(|shard| shard.look(input, params, inquiries))
+            })?;
+            open.settle(vocab_size, rows, count, |shard, row| shards[shard].survey(row));
+            shards.iter_mut().for_each(|shard| shard.trim(rows.len()));
+        }
+        let told = |shard: usize, row| (shards[shard].summary(row), shards[shard].stage(row));
+        merger.rows(whole, rows, count, told, open, out)?;
+        if open.next_raw(rows, out) {
+            open.inquire(rows.len(), |inquiries| {
+                shards.iter_mut().try_for_each(|shard| shard.look(input, params, inquiries))
+            })?;
+            open.note_raw(count, |shard, row| shards[shard].survey(row), out)?;
+        }
+        Ok(())
     }
 }
 
@@ -91,27 +130,9 @@ impl PerturbedArgmax for Sharded<'_> {
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
         check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;
-        for shard in &mut self.shards {
-            shard.ask(input, rows, &self.whole)?;
-        }
-        let Sharded { shards, whole, merger, open } = self;
-        let stage = |shard: usize, row| shards[shard].stage(row);
-        open.overview(whole, rows, shards.len(), |shard, row| shards[shard].survey(row), stage);
-        while open.next_pass(whole.shape.vocab_size) {
-            open.inquire(rows.len(), |inquiries| {
-                shards.iter_mut().try_for_each(|shard| shard.look(input, rows, inquiries))
-            })?;
-            open.settle(whole, rows, shards.len(), |shard, row| shards[shard].survey(row));
-            shards.iter_mut().for_each(|shard| shard.trim(rows.len()));
-        }
-        let told = |shard: usize, row| (shards[shard].summary(row), shards[shard].stage(row));
-        merger.rows(whole, rows, shards.len(), told, open, out)?;
-        if open.next_raw(whole, rows, out) {
-            open.inquire(rows.len(), |inquiries| {
-                shards.iter_mut().try_for_each(|shard| shard.look(input, rows, inquiries))
-            })?;
-            open.note_raw(shards.len(), |shard, row| shards[shard].survey(row), out)?;
-        }
-        Ok(())
+        let checked = self.checked.check(&self.whole, rows);
+        let drawn = self.draw(&Batch { input, params: rows, rows: &checked }, out);
+        self.checked.keep(checked);
+        drawn
     }
 }

@@ -1,8 +1,7 @@
 //! What a shard leaves behind of a call, and its bytes.
 //!
 //! ```text
-//! message   magic u32 | 0 u8 | rows u32 | type u8 | digest of the rows' parameters u64 | row ...
-//!           or, when the whole call failed:  magic u32 | 1 u8 | text
+//! message   call | row ...                                       or, when the whole call failed:  magic u32 | 1 u8 | text
 //! row       kind u8 | rest
 //!   0 ANSWER        draws | log-mass f64 if merged by it | mass and top if log-probabilities were asked for
 //!   1 NO_MASS       the shard has no finite logit
@@ -13,29 +12,23 @@
 //!   6 SURVEY        overview, of a row with filters
 //!                   behind any of these but 4 and 5, where raw log-probabilities were asked for: mass | draws
 //! draws, top        count u32 | (token u32 | score f32 | logit f32) ...
-//! mass              top edge's bits u32 | bins u32 | (bin u32 | mass u64) ..., bins ascending, no mass of 0
+//! mass              top edge's bits u32 | bins u32 | u64 ..., from the lowest bin with mass up to the highest
 //! ```
 //!
-//! Overviews, and the messages of further passes: [`surveyed`](crate::surveyed).
+//! The head of a message: [`call`](crate::call). Overviews, and the messages of further passes:
+//! [`surveyed`](crate::surveyed).
 
+use crate::call::{FAILED, MAGIC};
 use crate::stage::Stage;
 use crate::surveyed::encode_overview;
-use crate::wire::put_text;
-use flash_sampling_core::digest::of_words;
+use crate::wire::{put_items, put_text};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{DType, Draw, LogprobsMode, MassHistogram, RowError, RowParams, RowSample, RowSurvey};
+use flash_sampling_core::{Draw, MassHistogram, RowError, RowSample, RowSurvey};
 
 /// What a shard says about a row: its draws and, when asked for, its log-mass (`log_z`), mass histogram and largest
 /// logits, all over its own tokens; or why it has none. [`RowError::NoFiniteLogit`] is the summary of a shard without
 /// mass, the identity of every merge.
 pub type ShardSummary<'a> = Result<RowSample<'a>, RowError>;
-
-/// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs05");
-
-pub(crate) const ROWS: u8 = 0;
-pub(crate) const FAILED: u8 = 1;
-pub(crate) const PASS: u8 = 2;
 
 pub(crate) const ANSWER: u8 = 0;
 pub(crate) const NO_MASS: u8 = 1;
@@ -47,48 +40,6 @@ pub(crate) const SURVEY: u8 = 6;
 
 /// Bytes of a draw.
 pub(crate) const DRAW: usize = 12;
-/// Bytes of a bin.
-pub(crate) const BIN: usize = 12;
-
-/// What every rank must have been called with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
-    pub(crate) rows: usize,
-    /// Of the hidden states.
-    pub(crate) dtype: DType,
-    /// Of the parameters of all rows.
-    pub(crate) digest: u64,
-}
-
-impl Call {
-    pub(crate) fn of(rows: &[RowParams<'_>], dtype: DType) -> Call {
-        Call { rows: rows.len(), dtype, digest: of_words(rows.iter().map(RowParams::digest)) }
-    }
-}
-
-/// Begins a message.
-pub(crate) fn begin(bytes: &mut Vec<u8>, call: Call) {
-    bytes.clear();
-    bytes.extend_from_slice(&MAGIC.to_le_bytes());
-    bytes.push(ROWS);
-    bytes.extend_from_slice(&(call.rows as u32).to_le_bytes());
-    bytes.push(element(call.dtype));
-    bytes.extend_from_slice(&call.digest.to_le_bytes());
-}
-
-/// The number of a type in messages.
-pub(crate) fn element(dtype: DType) -> u8 {
-    match dtype {
-        DType::BF16 => 0,
-        DType::F16 => 1,
-        DType::F32 => 2,
-    }
-}
-
-/// The type of a number.
-pub(crate) fn of_element(number: u8) -> Option<DType> {
-    [DType::BF16, DType::F16, DType::F32].into_iter().find(|&dtype| element(dtype) == number)
-}
 
 /// The message of a call that failed.
 pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
@@ -104,41 +55,27 @@ pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>) {
 }
 
 /// Appends a row's overview, or why there is none.
-pub(crate) fn encode_survey(
-    bytes: &mut Vec<u8>,
-    words: &mut Vec<u64>,
-    params: &RowParams<'_>,
-    row: &Row<'_>,
-    survey: &RowSurvey,
-    stage: Stage,
-) {
+pub(crate) fn encode_survey(bytes: &mut Vec<u8>, row: &Row<'_>, survey: &RowSurvey, stage: Stage) {
     let error = survey.error.or_else(|| survey.list.is_empty().then_some(RowError::NoFiniteLogit));
     if let Some(error) = error {
-        return encode_row(bytes, words, params, false, &Err(error), stage);
+        return encode_row(bytes, row, false, &Err(error), stage);
     }
     bytes.push(SURVEY);
-    encode_overview(bytes, words, row, survey);
+    encode_overview(bytes, row, survey);
 }
 
 /// Appends a row's summary. `by_mass`: the merge needs the log-mass; `stage`: that of a bad logit.
-pub(crate) fn encode_row(
-    bytes: &mut Vec<u8>,
-    words: &mut Vec<u64>,
-    params: &RowParams<'_>,
-    by_mass: bool,
-    summary: &ShardSummary<'_>,
-    stage: Stage,
-) {
+pub(crate) fn encode_row(bytes: &mut Vec<u8>, row: &Row<'_>, by_mass: bool, summary: &ShardSummary<'_>, stage: Stage) {
     match summary {
         Ok(sample) => {
             bytes.push(ANSWER);
-            put_draws(bytes, sample.draws.len(), sample.draws.iter().copied());
+            put_draws(bytes, sample.draws.iter().copied());
             if by_mass {
                 bytes.extend_from_slice(&sample.log_z.unwrap_or(f64::NEG_INFINITY).to_le_bytes());
             }
-            if params.logprobs.is_some() && params.logprobs_mode != LogprobsMode::Raw {
-                put_mass(bytes, words, sample.mass.unwrap_or(&MassHistogram::default()));
-                put_draws(bytes, sample.top.len(), sample.top.iter().map(|&c| Draw::from(c)));
+            if row.logprobs.is_some() {
+                put_mass(bytes, sample.mass);
+                put_draws(bytes, sample.top.iter().map(|&c| Draw::from(c)));
             }
         }
         Err(RowError::NoFiniteLogit) => bytes.push(NO_MASS),
@@ -159,23 +96,21 @@ pub(crate) fn encode_row(
     }
 }
 
-pub(crate) fn put_draws(bytes: &mut Vec<u8>, count: usize, draws: impl Iterator<Item = Draw>) {
-    bytes.extend_from_slice(&(count as u32).to_le_bytes());
-    for draw in draws {
-        bytes.extend_from_slice(&draw.token.to_le_bytes());
-        bytes.extend_from_slice(&draw.score.to_le_bytes());
-        bytes.extend_from_slice(&draw.logit.to_le_bytes());
-    }
+pub(crate) fn put_draws(bytes: &mut Vec<u8>, draws: impl ExactSizeIterator<Item = Draw>) {
+    bytes.extend_from_slice(&(draws.len() as u32).to_le_bytes());
+    put_items(bytes, draws.map(bytes_of));
 }
 
-pub(crate) fn put_mass(bytes: &mut Vec<u8>, words: &mut Vec<u64>, mass: &MassHistogram) {
-    words.clear();
-    mass.to_words(words);
-    bytes.extend_from_slice(&(words[0] as u32).to_le_bytes());
-    let bins = || (0u32..).zip(&words[1..]).filter(|(_, mass)| **mass > 0);
-    bytes.extend_from_slice(&(bins().count() as u32).to_le_bytes());
-    for (bin, mass) in bins() {
-        bytes.extend_from_slice(&bin.to_le_bytes());
-        bytes.extend_from_slice(&mass.to_le_bytes());
-    }
+fn bytes_of(draw: Draw) -> [u8; DRAW] {
+    let (words, mut bytes) = ([draw.token, draw.score.to_bits(), draw.logit.to_bits()], [0; DRAW]);
+    bytes.as_chunks_mut().0.iter_mut().zip(words).for_each(|(place, word)| *place = word.to_le_bytes());
+    bytes
+}
+
+/// No mass: an empty histogram.
+pub(crate) fn put_mass(bytes: &mut Vec<u8>, mass: Option<&MassHistogram>) {
+    let (top, runs) = mass.map_or((f32::NEG_INFINITY, [&[] as &[u64]; 2]), MassHistogram::run);
+    bytes.extend_from_slice(&top.to_bits().to_le_bytes());
+    bytes.extend_from_slice(&((runs[0].len() + runs[1].len()) as u32).to_le_bytes());
+    runs.into_iter().for_each(|run| put_items(bytes, run.iter().map(|mass| mass.to_le_bytes())));
 }

@@ -1,7 +1,7 @@
 //! The bytes of surveys.
 //!
 //! ```text
-//! overview   list | mass | moments if a filter needs them: 5 words u64 | frontiers u32, each: draws
+//! overview   list | mass | moments if a filter needs them: 5 words u64 | frontiers u32, each: draws, the largest logit first
 //! list       count u32 | (token u32 | logit f32) ..., by falling logits, then rising tokens
 //! pass       magic u32 | 2 u8 | rows u32 | row ...                   or, when the pass failed:  magic u32 | 1 u8 | text
 //! row        number u32 | masses: count u32 | u64 ...                or  number u32 | list, as the row was asked
@@ -10,27 +10,29 @@
 //!
 //! Mass and draws are those of [`summary`](crate::summary).
 
-use crate::summary::{DRAW, MAGIC, PASS, put_draws, put_mass};
-use crate::wire::{Reader, WireError};
+use crate::call::{MAGIC, PASS};
+use crate::lists::Listed;
+use crate::summary::{DRAW, put_draws, put_mass};
+use crate::wire::{Reader, WireError, put_items};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::selection::{Before, Wants};
 use flash_sampling_core::survey::by_place;
-use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, Moments, RowSurvey, Winner};
+use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, Moments, Place, RowSurvey, Winner};
 
 /// Bytes of a listed token.
-const LISTED: usize = 8;
+pub(crate) const LISTED: usize = 8;
 
 /// Appends the overview of a row.
-pub(crate) fn encode_overview(bytes: &mut Vec<u8>, words: &mut Vec<u64>, row: &Row<'_>, survey: &RowSurvey) {
+pub(crate) fn encode_overview(bytes: &mut Vec<u8>, row: &Row<'_>, survey: &RowSurvey) {
     put_list(bytes, &survey.list);
-    put_mass(bytes, words, &survey.mass);
+    put_mass(bytes, Some(&survey.mass));
     if row.filters.is_some_and(|filters| filters.need_moments()) {
-        survey.moments.to_words().into_iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+        put_items(bytes, survey.moments.to_words().into_iter().map(u64::to_le_bytes));
     }
     bytes.extend_from_slice(&(survey.frontiers().len() as u32).to_le_bytes());
     for frontier in survey.frontiers() {
-        put_draws(bytes, frontier.len(), frontier.iter().map(|&c| Draw::from(c)));
+        put_draws(bytes, frontier.as_slice().iter().map(|&c| Draw::from(c)));
     }
 }
 
@@ -61,35 +63,31 @@ fn put_list(bytes: &mut Vec<u8>, list: &[Candidate]) {
 
 fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Item = (u32, f32)>) {
     bytes.extend_from_slice(&(tokens.len() as u32).to_le_bytes());
-    for (token, logit) in tokens {
-        bytes.extend_from_slice(&token.to_le_bytes());
-        bytes.extend_from_slice(&logit.to_le_bytes());
-    }
+    put_items(bytes, tokens.map(|(token, logit)| (u64::from(logit.to_bits()) << 32 | u64::from(token)).to_le_bytes()));
+}
+
+/// An entry of a list that the shard with `tokens` put.
+pub(crate) fn listed(list: &[[u8; LISTED]], tokens: &Range<u32>, at: usize) -> Listed {
+    let Some(&entry) = list.get(at) else { return Listed::End };
+    let entry = u64::from_le_bytes(entry);
+    let (token, logit) = (entry as u32, f32::from_bits((entry >> 32) as u32));
+    if tokens.contains(&token) { Listed::Token { token, logit } } else { Listed::Damaged }
 }
 
 /// Appends what an overview says of raw logits.
-pub(crate) fn encode_raw(bytes: &mut Vec<u8>, words: &mut Vec<u64>, survey: &RowSurvey) {
-    match &survey.raw_mass {
-        Some(mass) => put_mass(bytes, words, mass),
-        None => put_mass(bytes, words, &MassHistogram::default()),
-    }
-    let top = survey.raw_top.as_slice();
-    put_draws(bytes, top.len(), top.iter().map(|&c| Draw::from(c)));
+pub(crate) fn encode_raw(bytes: &mut Vec<u8>, survey: &RowSurvey) {
+    put_mass(bytes, survey.raw_mass.as_ref());
+    put_draws(bytes, survey.raw_top.as_slice().iter().map(|&c| Draw::from(c)));
 }
 
-/// Reads what an overview says of raw logits, the `most` largest among it.
+/// Reads what an overview says of raw logits, the `most` largest among it, and adds it to `survey`.
 pub(crate) fn decode_raw(
     reader: &mut Reader<'_>,
-    words: &mut Vec<u64>,
     tokens: &Range<u32>,
     most: u32,
     survey: &mut RowSurvey,
 ) -> Result<(), WireError> {
-    read_mass(reader, words, tokens.len())?;
-    if !survey.raw_mass.get_or_insert_default().assign_words(words) {
-        return Err(reader.invalid("not a mass histogram"));
-    }
-    survey.raw_top.reset(most as usize, 0.0);
+    read_mass(reader, tokens.len(), survey.raw_mass.get_or_insert_default())?;
     let top = reader.count(DRAW)?;
     if top > most as usize {
         return Err(reader.invalid("more raw logits than asked for"));
@@ -104,24 +102,23 @@ pub(crate) fn decode_raw(
     Ok(())
 }
 
-/// Reads the overview of a row from the shard with `tokens`.
-pub(crate) fn decode_overview(
-    reader: &mut Reader<'_>,
-    words: &mut Vec<u64>,
+/// Reads the overview of a row from the shard with `tokens` and adds it to `survey`, all but its list: that stays as it
+/// lies, for [`listed`], as most rows are decided without.
+pub(crate) fn decode_overview<'b>(
+    reader: &mut Reader<'b>,
     tokens: &Range<u32>,
     row: &Row<'_>,
     survey: &mut RowSurvey,
-) -> Result<(), WireError> {
-    survey.begin(row);
+) -> Result<&'b [[u8; LISTED]], WireError> {
     let Some(filters) = &row.filters else { return Err(reader.invalid("a survey of a row without filters")) };
     let wants = Wants::of(row, filters);
-    read_list(reader, tokens, f32::NEG_INFINITY, &mut survey.list)?;
-    if survey.list.len() > wants.list || survey.list.is_empty() {
-        return Err(reader.invalid("another number of first tokens than asked for"));
-    }
-    read_mass(reader, words, tokens.len())?;
-    if !survey.mass.assign_words(words) || survey.mass.is_empty() == wants.mass {
-        return Err(reader.invalid("not a mass histogram"));
+    let list = reader.items()?;
+    let first = match listed(list, tokens, 0) {
+        Listed::Token { token, logit } if list.len() <= wants.list => Place { logit, token },
+        _ => return Err(reader.invalid("another number of first tokens than asked for")),
+    };
+    if read_mass(reader, tokens.len(), &mut survey.mass)? != wants.mass {
+        return Err(reader.invalid("masses that were not asked for, or none"));
     }
     if filters.need_moments() {
         let mut words = [0; 5];
@@ -129,47 +126,38 @@ pub(crate) fn decode_overview(
             *word = reader.u64()?;
         }
         let moments = Moments::from_words(words, filters.temperature, tokens.len() as u64);
-        survey.moments = moments.ok_or_else(|| reader.invalid("moments of no logits"))?;
+        survey.moments.merge(&moments.ok_or_else(|| reader.invalid("moments of no logits"))?);
     }
     if reader.u32()? as usize != survey.frontiers().len() {
         return Err(reader.invalid("another number of frontiers than draws"));
     }
-    let first = survey.list[0].place();
     for frontier in survey.frontiers_mut() {
+        let mut largest = None;
         for _ in 0..reader.count(DRAW)? {
             let (token, score, logit) = (reader.u32()?, reader.f32()?, reader.f32()?);
             // Scores may be infinite: where the temperature comes after the filters.
             if !tokens.contains(&token) || score.is_nan() || !logit.is_finite() {
                 return Err(reader.invalid("a point that is none of the shard's"));
             }
-            frontier.push(Candidate { winner: Winner::new(score, token), logit });
+            let point = Candidate { winner: Winner::new(score, token), logit };
+            largest.get_or_insert(point.place());
+            frontier.push(point);
         }
-        if frontier.iter().last().map(Candidate::place) != Some(first) {
+        if largest != Some(first) {
             return Err(reader.invalid("a frontier that does not begin with the first token"));
         }
     }
-    Ok(())
+    Ok(list)
 }
 
-/// Reads the words of a mass histogram, which may be empty.
-pub(crate) fn read_mass(reader: &mut Reader<'_>, words: &mut Vec<u64>, tokens: usize) -> Result<(), WireError> {
-    words.clear();
-    words.resize(MassHistogram::WORDS, 0);
-    words[0] = u64::from(reader.u32()?);
-    let mut next = 0;
-    for _ in 0..reader.count(crate::summary::BIN)? {
-        let bin = reader.u32()? as usize;
-        if bin < next || bin + 1 >= MassHistogram::WORDS {
-            return Err(reader.invalid("a bin out of order or range"));
-        }
-        let mass = reader.u64()?;
-        if mass == 0 || !is_mass(mass, tokens) {
-            return Err(reader.invalid("a mass beyond that of the shard's tokens"));
-        }
-        words[1 + bin] = mass;
-        next = bin + 1;
+/// Reads a mass histogram and adds it to `mass`; whether it has any.
+pub(crate) fn read_mass(reader: &mut Reader<'_>, tokens: usize, mass: &mut MassHistogram) -> Result<bool, WireError> {
+    let (top, run) = (reader.f32()?, reader.items()?);
+    let largest = run.iter().fold(0, |largest, mass| u64::from_le_bytes(*mass).max(largest));
+    if !is_mass(largest, tokens) {
+        return Err(reader.invalid("a mass beyond that of the shard's tokens"));
     }
-    Ok(())
+    if mass.add_run(top, run) { Ok(!run.is_empty()) } else { Err(reader.invalid("not a mass histogram")) }
 }
 
 /// Whether so many tokens can have a mass: each has less than 2^31 units, which keeps sums over shards from overflowing.
@@ -249,6 +237,7 @@ fn read_list(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lists::Lists;
     use flash_sampling_core::reference::{Reference, Scheme};
     use flash_sampling_core::{Head, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams};
     use proptest::prelude::*;
@@ -271,11 +260,12 @@ mod tests {
         let mut survey = RowSurvey::default();
         survey.of(&row, Inquiry::Overview, TOKENS.start, &[]);
         survey.of_raw(&row, Inquiry::Overview, TOKENS.start, &logits);
-        let (mut bytes, mut words) = (Vec::new(), Vec::new());
-        encode_raw(&mut bytes, &mut words, &survey);
+        let mut bytes = Vec::new();
+        encode_raw(&mut bytes, &survey);
         let decode = |bytes: &[u8], most| {
             let (mut reader, mut got) = (Reader::new(bytes), RowSurvey::default());
-            decode_raw(&mut reader, &mut Vec::new(), &TOKENS, most, &mut got)?;
+            got.begin(&row);
+            decode_raw(&mut reader, &TOKENS, most, &mut got)?;
             reader.finish().map(|()| got)
         };
         let got = decode(&bytes, 3).unwrap();
@@ -303,15 +293,19 @@ mod tests {
     }
 
     fn overview() -> Vec<u8> {
-        let (mut bytes, mut words) = (Vec::new(), Vec::new());
-        encode_overview(&mut bytes, &mut words, &row(), &survey(Inquiry::Overview));
+        let mut bytes = Vec::new();
+        encode_overview(&mut bytes, &row(), &survey(Inquiry::Overview));
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Result<RowSurvey, WireError> {
         let (mut reader, mut survey) = (Reader::new(bytes), RowSurvey::default());
-        decode_overview(&mut reader, &mut Vec::new(), &TOKENS, &row(), &mut survey)?;
-        reader.finish().map(|()| survey)
+        survey.begin(&row());
+        let list = decode_overview(&mut reader, &TOKENS, &row(), &mut survey)?;
+        reader.finish()?;
+        let damaged = WireError::Invalid { what: "a list out of order", at: bytes.len() };
+        let merged = Lists::default().merge(1, usize::MAX, |_, at| listed(list, &TOKENS, at), &mut survey.list);
+        merged.map(|()| survey).map_err(|_| damaged)
     }
 
     fn places() -> [Before; 2] {

@@ -1,9 +1,9 @@
 //! What a shard says of itself, and the check that shards make up a vocabulary.
 
+use crate::call::{element, of_element};
 use crate::error::ShardError;
 use crate::merge::ShardMerge;
 use crate::options::{Exchange, ShardOptions, Transforms};
-use crate::summary::{element, of_element};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
 use flash_sampling_core::params::Row;

@@ -40,7 +40,8 @@ impl<'a> Reader<'a> {
         Reader { rest: bytes, length: bytes.len() }
     }
 
-    fn at(&self) -> usize {
+    /// The byte that is next.
+    pub(crate) fn at(&self) -> usize {
         self.length - self.rest.len()
     }
 
@@ -91,6 +92,14 @@ impl<'a> Reader<'a> {
         needed.map(|_| count).ok_or(WireError::Truncated { at: self.length })
     }
 
+    /// Items of `N` bytes each, with their count in front, as they lie.
+    pub(crate) fn items<const N: usize>(&mut self) -> Result<&'a [[u8; N]], WireError> {
+        let count = self.count(N)?;
+        let (items, rest) = self.rest.split_at(count * N);
+        self.rest = rest;
+        Ok(items.as_chunks().0)
+    }
+
     /// Text, with its length in front.
     pub(crate) fn text(&mut self) -> Result<&'a str, WireError> {
         let count = self.count(1)?;
@@ -115,4 +124,11 @@ impl<'a> Reader<'a> {
 pub(crate) fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend_from_slice(&(text.len() as u32).to_le_bytes());
     bytes.extend_from_slice(text.as_bytes());
+}
+
+/// Appends items of `N` bytes each: side by side, as a vector that grows item by item asks each time for room.
+pub(crate) fn put_items<const N: usize>(bytes: &mut Vec<u8>, items: impl ExactSizeIterator<Item = [u8; N]>) {
+    let at = bytes.len();
+    bytes.resize(at + N * items.len(), 0);
+    bytes[at..].as_chunks_mut().0.iter_mut().zip(items).for_each(|(place, item)| *place = item);
 }
