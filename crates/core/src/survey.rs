@@ -202,13 +202,13 @@ impl RowSurvey {
     pub fn merge(&mut self, other: &RowSurvey, list: usize) {
         merge_first(&mut self.list, &other.list, list);
         self.mass.merge(&other.mass);
-        self.moments.merge(&other.moments);
-        self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
-        self.merge_raw(other);
+        self.merge_points(other);
     }
 
-    /// Adds what the overview of other tokens says of raw logits.
-    pub fn merge_raw(&mut self, other: &RowSurvey) {
+    /// Adds what the overview of other tokens says beside its list and its masses.
+    pub fn merge_points(&mut self, other: &RowSurvey) {
+        self.moments.merge(&other.moments);
+        self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
         if let (Some(a), Some(b)) = (&mut self.raw_mass, &other.raw_mass) {
             a.merge(b);
         }

@@ -8,13 +8,15 @@
 //!
 //! [`Survey`]: flash_sampling_core::Survey
 
+use crate::error::ShardError;
 use crate::lists::{Listed, Lists};
 use crate::rows::{Checked, recycle, surveyed};
 use crate::stage::{First, Stage};
 use core::cmp::Reverse;
+use core::mem::swap;
 use flash_sampling_core::selection::{Answer, Before, Below, Filtered, Filtering, Need, Seen, Wants};
 use flash_sampling_core::survey::by_place;
-use flash_sampling_core::{Candidate, Inquiry, RowError, RowSurvey, Samples};
+use flash_sampling_core::{Candidate, Inquiry, MassHistogram, RowError, RowSurvey, Samples};
 
 /// Bytes that the lists of one pass may take; a longer list is alone in its pass.
 const LISTS: u64 = 16 << 20;
@@ -26,6 +28,18 @@ pub(crate) enum Ask {
     Need(Need),
     /// The raw logits of what was drawn.
     Raw,
+}
+
+/// What shards told of rows with filters, beside what was added already.
+pub(crate) trait Overviews {
+    /// An entry of a shard's list.
+    fn listed(&self, shard: usize, row: usize, at: usize) -> Listed;
+
+    /// Adds the masses of a shard.
+    fn add_masses(&self, shard: usize, row: usize, mass: &mut MassHistogram) -> Result<(), ShardError>;
+
+    /// The error of a list that is damaged or out of order.
+    fn damaged(&self, shard: usize, row: usize) -> ShardError;
 }
 
 /// One row.
@@ -53,6 +67,8 @@ pub(crate) struct Open {
 pub(crate) struct OpenRows {
     filtering: Filtering,
     lists: Lists,
+    /// Of the row that is being decided; where it is not, it stays the row's.
+    mass: MassHistogram,
     pub(crate) rows: Vec<Open>,
     /// Rows that are not decided, and what they need.
     needs: Vec<(usize, Need)>,
@@ -88,11 +104,11 @@ impl OpenRows {
         }
     }
 
-    /// Adds the overview of one shard, all but its list; `stage` is that of its bad logit.
+    /// Adds the overview of one shard, all but its list and its masses; `stage` is that of its bad logit.
     pub(crate) fn add(&mut self, r: usize, survey: &RowSurvey, stage: Stage) {
         match survey.error {
             Some(error) => self.note_error(r, stage, error),
-            None => self.rows[r].overview.merge(survey, 0),
+            None => self.rows[r].overview.merge_points(survey),
         }
     }
 
@@ -106,20 +122,20 @@ impl OpenRows {
         self.rows[r].bad.add(stage, error);
     }
 
-    /// Decides what the overviews tell. `listed(shard, row, entry)` says what the shards listed.
+    /// Decides what the overviews tell. `told` says what else the shards told.
     ///
     /// Most rows with top-p alone are decided by their masses and frontiers, without the lists: of these no more than the first
     /// token is merged then.
     ///
     /// # Errors
-    /// A shard whose list is damaged, and the row.
+    /// Of a shard whose list or masses are damaged.
     pub(crate) fn decide(
         &mut self,
         vocab_size: u32,
         rows: &[Checked<'_>],
         shards: usize,
-        listed: impl Fn(usize, usize, usize) -> Listed,
-    ) -> Result<(), (usize, usize)> {
+        told: &impl Overviews,
+    ) -> Result<(), ShardError> {
         for (r, row) in rows.iter().enumerate() {
             let Some(row) = surveyed(row) else { continue };
             let open = &mut self.rows[r];
@@ -127,10 +143,16 @@ impl OpenRows {
             let (None, Some(filters)) = (open.error, &row.filters) else { continue };
             let wants = Wants::of(row, filters);
             open.passes = 1;
+            if wants.mass {
+                self.mass.clear();
+                (0..shards).try_for_each(|shard| told.add_masses(shard, r, &mut self.mass))?;
+                swap(&mut self.mass, &mut open.overview.mass);
+            }
             let mut limit = if wants.prefix { 1 } else { wants.list };
             let need = loop {
                 let list = &mut open.overview.list;
-                self.lists.merge(shards, limit, |shard, at| listed(shard, r, at), list).map_err(|shard| (shard, r))?;
+                let merged = self.lists.merge(shards, limit, |shard, at| told.listed(shard, r, at), list);
+                merged.map_err(|shard| told.damaged(shard, r))?;
                 if list.is_empty() {
                     open.error = Some(RowError::NoFiniteLogit);
                     break None;
@@ -146,6 +168,10 @@ impl OpenRows {
                 }
                 limit = wants.list;
             };
+            if wants.mass && need.is_none() {
+                // The next row finds it in the processor's cache.
+                swap(&mut self.mass, &mut open.overview.mass);
+            }
             self.needs.extend(need.map(|need| (r, need)));
         }
         Ok(())

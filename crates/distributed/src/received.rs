@@ -3,10 +3,9 @@
 use crate::call::{FAILED, MAGIC, PASS, header};
 use crate::error::ShardError;
 use crate::filtered::{OpenRows, kept_list};
-use crate::lists::Listed;
 use crate::stage::Stage;
 use crate::summary::{ANSWER, DRAW, INFINITE, NAN, NO_MASS, NOT_ASKED, SURVEY, ShardSummary, UNUSABLE};
-use crate::surveyed::{LISTED, decode_overview, decode_pass, decode_raw, listed, read_mass};
+use crate::surveyed::{Places, decode_overview, decode_pass, decode_raw, read_mass};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
@@ -18,8 +17,8 @@ pub(crate) struct Received {
     rows: Vec<Result<Answer, RowError>>,
     /// Of each row, of a bad logit.
     stages: Vec<Stage>,
-    /// Of rows with filters, where in the message their lists are.
-    lists: Vec<Range<usize>>,
+    /// Of rows with filters.
+    places: Vec<Places>,
     /// What the last pass told of rows that take surveys.
     surveys: Vec<RowSurvey>,
     draws: Vec<Draw>,
@@ -59,7 +58,7 @@ impl Received {
     ) -> Result<(), ShardError> {
         self.rows.clear();
         self.stages.clear();
-        self.lists.clear();
+        self.places.clear();
         self.draws.clear();
         self.top.clear();
         self.masses.clear();
@@ -133,7 +132,7 @@ impl Received {
         Ok(answer)
     }
 
-    /// The overview of row `r`, whose list [`Received::listed`] gives then.
+    /// The overview of row `r`, of which [`Received::places`] has the rest then.
     fn survey_of(
         &mut self,
         kind: u8,
@@ -143,14 +142,9 @@ impl Received {
         row: &Row<'_>,
         open: &mut OpenRows,
     ) -> Result<Result<Answer, RowError>, WireError> {
-        self.lists.resize(r + 1, 0..0);
+        self.places.resize(r + 1, Places::default());
         match kind {
-            SURVEY => {
-                // Behind its count.
-                let from = reader.at() + size_of::<u32>();
-                let list = decode_overview(reader, tokens, row, open.overview_mut(r))?;
-                self.lists[r] = from..from + size_of_val(list);
-            }
+            SURVEY => self.places[r] = decode_overview(reader, tokens, row, open.overview_mut(r))?,
             NO_MASS => {}
             NAN | INFINITE => {
                 let error = self.bad_logit(kind, reader, tokens, r)?;
@@ -162,9 +156,9 @@ impl Received {
         Ok(Err(RowError::NoFiniteLogit))
     }
 
-    /// An entry of the list that the shard gave for a row with filters, from its message.
-    pub(crate) fn listed(&self, bytes: &[u8], tokens: &Range<u32>, row: usize, at: usize) -> Listed {
-        listed(bytes[self.lists[row].clone()].as_chunks::<LISTED>().0, tokens, at)
+    /// Where in the shard's message the list and the masses of a row with filters are.
+    pub(crate) fn places(&self, row: usize) -> &Places {
+        &self.places[row]
     }
 
     /// Gives the memory of long lists back.

@@ -2,8 +2,9 @@
 
 use crate::call::{Call, begin, is_same_call};
 use crate::error::ShardError;
-use crate::filtered::OpenRows;
+use crate::filtered::{OpenRows, Overviews};
 use crate::keys::Keys;
+use crate::lists::Listed;
 use crate::merge::Merger;
 use crate::options::{Exchange, ShardOptions};
 use crate::received::{Expected, Received};
@@ -15,7 +16,9 @@ use crate::wire::WireError;
 use crate::{check, differ, summary, surveyed};
 use core::ops::Range;
 use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{
+    Capabilities, MassHistogram, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+};
 
 /// One rank: a local shard, one exchange of summaries per call, and the merge that every rank makes for itself.
 ///
@@ -213,11 +216,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
             received.decode(bytes, shard, tokens, rows.iter().map(|row| expected(whole, row)), open)?;
         }
-        let listed = |shard: usize, row, at| received[shard].listed(&messages[shard], &tokens[shard], row, at);
-        open.decide(whole.shape.vocab_size, rows, tokens.len(), listed).map_err(|(shard, _)| {
-            let at = messages[shard].len();
-            ShardError::Message { shard, source: WireError::Invalid { what: "a list out of order", at } }
-        })
+        open.decide(whole.shape.vocab_size, rows, tokens.len(), &Told { received, messages, tokens })
     }
 
     /// One more pass, for rows that are not decided or whose raw logits are asked for: the same rows on every rank, as all
@@ -307,6 +306,29 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
             Some(error) => Err(error),
             None => Ok(drawn?),
         }
+    }
+}
+
+/// The overviews of all ranks, in their messages.
+struct Told<'m> {
+    received: &'m [Received],
+    messages: &'m [Vec<u8>],
+    tokens: &'m [Range<u32>],
+}
+
+impl Overviews for Told<'_> {
+    fn listed(&self, shard: usize, row: usize, at: usize) -> Listed {
+        self.received[shard].places(row).listed(&self.messages[shard], &self.tokens[shard], at)
+    }
+
+    fn add_masses(&self, shard: usize, row: usize, mass: &mut MassHistogram) -> Result<(), ShardError> {
+        let added = self.received[shard].places(row).add_masses(&self.messages[shard], &self.tokens[shard], mass);
+        added.map_err(|source| ShardError::Message { shard, source })
+    }
+
+    fn damaged(&self, shard: usize, _: usize) -> ShardError {
+        let at = self.messages[shard].len();
+        ShardError::Message { shard, source: WireError::Invalid { what: "a list out of order", at } }
     }
 }
 

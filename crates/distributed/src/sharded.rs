@@ -1,7 +1,7 @@
 //! All shards in one process.
 
 use crate::error::ShardError;
-use crate::filtered::OpenRows;
+use crate::filtered::{OpenRows, Overviews};
 use crate::lists::Listed;
 use crate::merge::{Merger, ShardMerge};
 use crate::options::ShardOptions;
@@ -9,7 +9,9 @@ use crate::rows::{Batch, CheckedRows, surveyed};
 use crate::shard::Shard;
 use crate::tiling::{Description, Whole};
 use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
+use flash_sampling_core::{
+    Capabilities, MassHistogram, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+};
 
 /// All shards of a vocabulary in one process, asked one after the other.
 ///
@@ -89,12 +91,7 @@ impl<'s> Sharded<'s> {
             overviews.for_each(|(r, _)| open.add(r, shard.survey(r), shard.stage(r)));
         }
         let (count, vocab_size) = (shards.len(), whole.shape.vocab_size);
-        let listed = |shard: usize, r: usize, at: usize| match shards[shard].survey(r).list.get(at) {
-            Some(c) => Listed::Token { token: c.winner.token, logit: c.logit },
-            None => Listed::End,
-        };
-        let damaged = |(shard, row)| ShardError::Answer { shard, row, reason: "a list out of order".into() };
-        open.decide(vocab_size, rows, count, listed).map_err(damaged)?;
+        open.decide(vocab_size, rows, count, &Told(shards))?;
         while open.next_pass(vocab_size) {
             open.inquire(rows.len(), |inquiries| {
                 shards.iter_mut().try_for_each(|shard| shard.look(input, params, inquiries))
@@ -134,5 +131,26 @@ impl PerturbedArgmax for Sharded<'_> {
         let drawn = self.draw(&Batch { input, params: rows, rows: &checked }, out);
         self.checked.keep(checked);
         drawn
+    }
+}
+
+/// The overviews of all shards.
+struct Told<'c, 's>(&'c [Shard<'s>]);
+
+impl Overviews for Told<'_, '_> {
+    fn listed(&self, shard: usize, row: usize, at: usize) -> Listed {
+        match self.0[shard].survey(row).list.get(at) {
+            Some(c) => Listed::Token { token: c.winner.token, logit: c.logit },
+            None => Listed::End,
+        }
+    }
+
+    fn add_masses(&self, shard: usize, row: usize, mass: &mut MassHistogram) -> Result<(), ShardError> {
+        mass.merge(&self.0[shard].survey(row).mass);
+        Ok(())
+    }
+
+    fn damaged(&self, shard: usize, row: usize) -> ShardError {
+        ShardError::Answer { shard, row, reason: "a list out of order".into() }
     }
 }

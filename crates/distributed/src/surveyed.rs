@@ -21,7 +21,7 @@ use flash_sampling_core::survey::by_place;
 use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, Moments, Place, RowSurvey, Winner};
 
 /// Bytes of a listed token.
-pub(crate) const LISTED: usize = 8;
+const LISTED: usize = 8;
 
 /// Appends the overview of a row.
 pub(crate) fn encode_overview(bytes: &mut Vec<u8>, row: &Row<'_>, survey: &RowSurvey) {
@@ -67,7 +67,7 @@ fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Item = (u32, f
 }
 
 /// An entry of a list that the shard with `tokens` put.
-pub(crate) fn listed(list: &[[u8; LISTED]], tokens: &Range<u32>, at: usize) -> Listed {
+fn listed(list: &[[u8; LISTED]], tokens: &Range<u32>, at: usize) -> Listed {
     let Some(&entry) = list.get(at) else { return Listed::End };
     let entry = u64::from_le_bytes(entry);
     let (token, logit) = (entry as u32, f32::from_bits((entry >> 32) as u32));
@@ -102,24 +102,57 @@ pub(crate) fn decode_raw(
     Ok(())
 }
 
-/// Reads the overview of a row from the shard with `tokens` and adds it to `survey`, all but its list: that stays as it
-/// lies, for [`listed`], as most rows are decided without.
-pub(crate) fn decode_overview<'b>(
-    reader: &mut Reader<'b>,
+/// Where in a message a row's list and its masses are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    list: Range<usize>,
+    masses: Range<usize>,
+}
+
+impl Places {
+    /// An entry of the list that the shard with `tokens` put.
+    pub(crate) fn listed(&self, bytes: &[u8], tokens: &Range<u32>, at: usize) -> Listed {
+        listed(bytes[self.list.clone()].as_chunks().0, tokens, at)
+    }
+
+    /// Adds the masses that the shard with `tokens` put.
+    pub(crate) fn add_masses(
+        &self,
+        bytes: &[u8],
+        tokens: &Range<u32>,
+        mass: &mut MassHistogram,
+    ) -> Result<(), WireError> {
+        if self.masses.is_empty() {
+            return Ok(());
+        }
+        read_mass(&mut Reader::new(&bytes[self.masses.clone()]), tokens.len(), mass).map(drop)
+    }
+}
+
+/// Reads the overview of a row from the shard with `tokens` and adds it to `survey`, all but its list and its masses: these
+/// stay as they lie. Most rows are decided without the list, and the masses of a row are merged where they are looked at.
+pub(crate) fn decode_overview(
+    reader: &mut Reader<'_>,
     tokens: &Range<u32>,
     row: &Row<'_>,
     survey: &mut RowSurvey,
-) -> Result<&'b [[u8; LISTED]], WireError> {
+) -> Result<Places, WireError> {
     let Some(filters) = &row.filters else { return Err(reader.invalid("a survey of a row without filters")) };
     let wants = Wants::of(row, filters);
+    // Behind its count.
+    let from = reader.at() + size_of::<u32>();
     let list = reader.items()?;
+    let mut places = Places { list: from..reader.at(), masses: 0..0 };
     let first = match listed(list, tokens, 0) {
         Listed::Token { token, logit } if list.len() <= wants.list => Place { logit, token },
         _ => return Err(reader.invalid("another number of first tokens than asked for")),
     };
-    if read_mass(reader, tokens.len(), &mut survey.mass)? != wants.mass {
+    let from = reader.at();
+    let (_, run) = (reader.f32()?, reader.items::<8>()?);
+    if run.is_empty() == wants.mass {
         return Err(reader.invalid("masses that were not asked for, or none"));
     }
+    places.masses = from..reader.at();
     if filters.need_moments() {
         let mut words = [0; 5];
         for word in &mut words {
@@ -147,14 +180,15 @@ pub(crate) fn decode_overview<'b>(
             return Err(reader.invalid("a frontier that does not begin with the first token"));
         }
     }
-    Ok(list)
+    Ok(places)
 }
 
 /// Reads a mass histogram and adds it to `mass`; whether it has any.
 pub(crate) fn read_mass(reader: &mut Reader<'_>, tokens: usize, mass: &mut MassHistogram) -> Result<bool, WireError> {
     let (top, run) = (reader.f32()?, reader.items()?);
-    let largest = run.iter().fold(0, |largest, mass| u64::from_le_bytes(*mass).max(largest));
-    if !is_mass(largest, tokens) {
+    // The bits of all are a bound that vectors find.
+    let bits = run.iter().fold(0, |bits, mass| bits | u64::from_le_bytes(*mass));
+    if !is_mass(bits, tokens) && !run.iter().all(|mass| is_mass(u64::from_le_bytes(*mass), tokens)) {
         return Err(reader.invalid("a mass beyond that of the shard's tokens"));
     }
     if mass.add_run(top, run) { Ok(!run.is_empty()) } else { Err(reader.invalid("not a mass histogram")) }
@@ -301,10 +335,12 @@ mod tests {
     fn decode(bytes: &[u8]) -> Result<RowSurvey, WireError> {
         let (mut reader, mut survey) = (Reader::new(bytes), RowSurvey::default());
         survey.begin(&row());
-        let list = decode_overview(&mut reader, &TOKENS, &row(), &mut survey)?;
+        let places = decode_overview(&mut reader, &TOKENS, &row(), &mut survey)?;
         reader.finish()?;
+        places.add_masses(bytes, &TOKENS, &mut survey.mass)?;
         let damaged = WireError::Invalid { what: "a list out of order", at: bytes.len() };
-        let merged = Lists::default().merge(1, usize::MAX, |_, at| listed(list, &TOKENS, at), &mut survey.list);
+        let listed = |_, at| places.listed(bytes, &TOKENS, at);
+        let merged = Lists::default().merge(1, usize::MAX, listed, &mut survey.list);
         merged.map(|()| survey).map_err(|_| damaged)
     }
 

@@ -322,8 +322,9 @@ impl MassHistogram {
     /// The bins that hold mass, highest first: lower edge in nats, and mass in units.
     pub(crate) fn cells(&self) -> impl Iterator<Item = (f32, u64)> + '_ {
         let small = self.falling_from().map(|top| {
-            let slot = slot_of(top) + BINS;
-            (0..BINS).map(move |below| (top - below as f32 / PER_NAT, self.bins[(slot - below) % BINS]))
+            let (_, [low, high]) = self.run();
+            let masses = high.iter().rev().chain(low.iter().rev());
+            masses.enumerate().map(move |(below, &mass)| (top - below as f32 / PER_NAT, mass))
         });
         let large = if small.is_none() { self.top } else { f32::NEG_INFINITY };
         let large = (large > f32::NEG_INFINITY).then(|| edges(large).map(|edge| (edge, self.bins[slot_of(edge)])));
