@@ -1,8 +1,9 @@
-// Draws that leave for the other ranks from within the fused kernel (paper Alg. 1, line 11), before the exchange's launch
-// begins, so that they travel while that begins.
+// Draws that leave for the other ranks from within the fused kernel (paper Alg. 1, line 11).
 //
-// LastBlock: the last block, which knows the shard's draws, stores them where the exchange's launch would (one store a row
-// and rank). The receiver sees no difference, so each rank may do as it likes.
+// LastBlock: the last block, which knows the shard's draws, does what the exchange's launch would: it stores them, waits for
+// those of the other ranks, and leaves the draws of the whole vocabulary. There is no other launch, whose start, and the loads
+// of what this block has at hand, take longer than the exchange itself. The other ranks see no difference, so each may do as
+// it likes. A block that waits holds up no other of its grid: all have arrived.
 //
 // Blocks: each block stores its own winners when its last tile is done; the exchange's launch finds the best of all blocks of
 // all ranks, one block of threads a row. This is the paper's, whose blocks are its tiles: ours walk over many, and what they
@@ -28,15 +29,16 @@ FS_FUNCTION u64 place_of_block(const Peers& peers, u32 step, u32 from, u32 block
 
 #ifdef __CUDACC__
 
-// What a thread of the fused kernel sends. Nothing any more when the group is broken.
+// What a thread of the fused kernel sends and receives. Nothing any more when the group is broken.
 struct Sender {
     const Call& call;
     const Peers& peers;
-    u32 step;
-    bool is_broken;
+    u32 step, missed;
 
-    __device__ __forceinline__ Sender(const Call& call, const Peers& peers)
-        : call(call), peers(peers), step(step_after(peers.state->step)), is_broken(load_late(peers.state)) {}
+    // Reads the state early, where `is_used`: it has left the caches since the step before. All lanes of a warp.
+    __device__ __forceinline__ Sender(const Call& call, const Peers& peers, bool is_used)
+        : call(call), peers(peers), step(is_used ? step_after(peers.state->step) : 0),
+          missed(is_used ? __shfl_sync(0xffffffffu, load_late(peers.state), 0) : 0) {}
 
     __device__ __forceinline__ Slot slot(const Draw& draw, const Row& row) const {
         return Slot::of(key_of(draw), draw.logit, digest_of(row, call.row_count, peers.mark), step);
@@ -44,7 +46,7 @@ struct Sender {
 
     // The shard's draw of a row.
     __device__ __forceinline__ void of_shard(u32 column, const Row& row, const Draw& draw) const {
-        if (is_broken) return;
+        if (missed) return;
         const Slot sent = slot(draw, row);
         const u64 place = place_of(peers, step, peers.rank, column);
         for (u32 other = 0; other < peers.world; ++other) store_slot(peers.mailboxes[other] + place, sent);
@@ -52,11 +54,18 @@ struct Sender {
 
     // A block's draw of a row.
     __device__ __forceinline__ void of_block(u32 column, const Row& row, const Draw& draw) const {
-        if (is_broken) return;
+        if (missed) return;
         const Slot sent = slot(draw, row);
         for (u32 other = 0; other < peers.world; ++other)
             for (u32 block = blockIdx.x; block < peers.blocks; block += gridDim.x)
                 store_slot(peers.mailboxes[other] + place_of_block(peers, step, peers.rank, block, column), sent);
+    }
+
+    // The draws of the whole vocabulary, by `threads` threads, whole warps of the last block.
+    __device__ __forceinline__ void join(const Row* rows, u32 thread, u32 threads) const {
+#pragma unroll 1
+        for (u32 first = thread / 32 * 32; first < peers.row_count * peers.lanes; first += threads)
+            Meeting(peers, rows, step, missed, first + thread % 32).receive();
     }
 };
 

@@ -25,7 +25,7 @@
 // 6. A word of step s may have been stored for a call that this rank never made: it failed before its launch, and the next
 //    one is of step s. The call's mark, which counts such calls, is part of the digest.
 //
-// Draws may leave earlier than in this launch: see fan_out.cuh.
+// Draws may cross without this launch, or leave earlier: see fan_out.cuh.
 #pragma once
 
 #include "exchange.cuh"
@@ -68,7 +68,7 @@ constexpr u32 MAX_PEERS = 32;  // the ranks of a row are lanes of a warp
 // Who sends, and what.
 enum class FanOut : u32 {
     Launch = 0,     // the exchange's launch, the shard's draws
-    LastBlock = 1,  // the last block of the fused kernel, the same draws
+    LastBlock = 1,  // the last block of the fused kernel, the same draws; it receives as well
     Blocks = 2,     // every block of the fused kernel, its own winners
 };
 
@@ -173,34 +173,37 @@ __device__ __forceinline__ Draw draw_or_blame(u64 key, float logit, u32 late, u3
     return draw_of(key, logit);
 }
 
-struct JoinPeers {
-    static constexpr u32 THREADS = 256;
-
+// A row and a rank: a lane's part of a step. Lanes of a warp have pairs that follow one another, so that the ranks of a row are
+// neighbours.
+struct Meeting {
     const Peers& peers;
+    const u32 step, missed, row, other;
+    const bool takes_part;
+    const u32 digest;
 
-    // All threads of a block.
-    __device__ __forceinline__ void block() const {
-        const u32 thread = blockIdx.x * THREADS + threadIdx.x;
-        const u32 row = thread / peers.lanes, other = thread % peers.lanes;
-        const u32 step = step_after(peers.state->step);
-        // One answer for all lanes of a warp, and so for a row: another block may note a late rank at this moment, and a
-        // row of which some lanes did not take part would pass for whole.
-        const u32 missed = __shfl_sync(0xffffffffu, load_late(peers.state), 0);
-        const bool takes_part = row < peers.row_count && other < peers.world;
+    // `missed` are the ranks that were late before: one answer for all lanes of a warp, and so for a row: another block may note
+    // one at this moment, and a row of which some lanes did not take part would pass for whole.
+    __device__ __forceinline__ Meeting(const Peers& peers, const Row* rows, u32 step, u32 missed, u32 pair)
+        : peers(peers), step(step), missed(missed), row(pair / peers.lanes), other(pair % peers.lanes),
+          takes_part(row < peers.row_count && other < peers.world && !missed),
+          digest(takes_part ? digest_of(rows[row], peers.row_count, peers.mark) : 0) {}
 
+    __device__ __forceinline__ void send(const Draw& mine) const {
+        if (takes_part)
+            store_slot(peers.mailboxes[other] + place_of(peers, step, peers.rank, row),
+                       Slot::of(key_of(mine), mine.logit, digest, step));
+    }
+
+    // Waits for what the rank sends, and leaves the row's draw. All lanes of a warp.
+    __device__ __forceinline__ void receive() const {
         u64 key = 0;
         float logit = 0.0f;
         bool is_late = false, is_other = false;
-        if (takes_part && !missed) {
-            const Draw mine = peers.draws[row];
-            const u32 digest = digest_of(peers.rows[row], peers.row_count, peers.mark);
-            if (peers.fan_out == FanOut::Launch) {
-                store_slot(peers.mailboxes[other] + place_of(peers, step, peers.rank, row),
-                           Slot::of(key_of(mine), mine.logit, digest, step));
-            }
+        if (takes_part) {
             pause(peers.pause);
             Slot slot;
-            is_late = !receive(peers.mailboxes[peers.rank] + place_of(peers, step, other, row), step, peers.limit, slot);
+            const Slot* const at = peers.mailboxes[peers.rank] + place_of(peers, step, other, row);
+            is_late = !flash_sampling::receive(at, step, peers.limit, slot);
             if (!is_late) {
                 is_other = slot.digest_value() != digest;
                 key = slot.key();
@@ -213,15 +216,30 @@ struct JoinPeers {
         const u32 of_row = (peers.lanes == 32 ? 0xffffffffu : (1u << peers.lanes) - 1) << first;
         const u32 late = (__ballot_sync(0xffffffffu, is_late) & of_row) >> first | missed;
         const u32 others = (__ballot_sync(0xffffffffu, is_other) & of_row) >> first;
-        for (u32 step_of_lanes = peers.lanes / 2; step_of_lanes; step_of_lanes /= 2) {
-            const u64 their_key = __shfl_xor_sync(0xffffffffu, key, step_of_lanes);
-            const float their_logit = __shfl_xor_sync(0xffffffffu, logit, step_of_lanes);
+        for (u32 apart = peers.lanes / 2; apart; apart /= 2) {
+            const u64 their_key = __shfl_xor_sync(0xffffffffu, key, apart);
+            const float their_logit = __shfl_xor_sync(0xffffffffu, logit, apart);
             if (their_key > key) key = their_key, logit = their_logit;
         }
         if (other == 0 && row < peers.row_count) {
             peers.draws[row] = draw_or_blame(key, logit, late, others);
             if (late) atomicOr(&peers.state->late, late);
         }
+    }
+};
+
+struct JoinPeers {
+    static constexpr u32 THREADS = 256;
+
+    const Peers& peers;
+
+    // All threads of a block.
+    __device__ __forceinline__ void block() const {
+        const u32 step = step_after(peers.state->step);
+        const u32 missed = __shfl_sync(0xffffffffu, load_late(peers.state), 0);
+        const Meeting meeting(peers, peers.rows, step, missed, blockIdx.x * THREADS + threadIdx.x);
+        if (meeting.takes_part) meeting.send(peers.draws[meeting.row]);
+        meeting.receive();
         end_step(peers.state, step);
     }
 };

@@ -1,4 +1,4 @@
-//! When draws leave for the other ranks, and the launches of an exchange.
+//! When draws leave for the other ranks, and the launch of an exchange.
 #![allow(unsafe_code)]
 
 use super::{DevicePeers, SOURCE, instance};
@@ -18,9 +18,10 @@ const THREADS: usize = 256;
 #[repr(u32)]
 pub enum FanOut {
     /// When the shard's launch has ended: the exchange's launch sends them. Ranks may mix this way with the next.
-    #[default]
     Launch = 0,
-    /// From the last block of the fused kernel, as soon as it knows them: one store a row and rank, as above.
+    /// From the last block of the fused kernel, as soon as it knows them: one store a row and rank, as above. It waits for the
+    /// other ranks' too, so there is no other launch.
+    #[default]
     LastBlock = 1,
     /// From every block of the fused kernel, which sends its own winners (paper Alg. 1, line 11, its tiles being our blocks); the
     /// exchange's launch finds the best of all blocks of all ranks. Every rank does so, or none.
@@ -42,7 +43,7 @@ impl Kernels {
 }
 
 impl DevicePeers {
-    /// Chooses when draws leave in later launches together with a shard's; [`FanOut::Launch`] at first.
+    /// Chooses when draws leave in later launches together with a shard's; [`FanOut::LastBlock`] at first.
     ///
     /// # Errors
     /// [`CudaError::TooLarge`]: [`FanOut::Blocks`], for which no room was planned.
@@ -78,7 +79,7 @@ impl DevicePeers {
         Ok(abi::Peers { rows, draws, row_count: row_count as u32, fan_out: fan_out as u32, ..self.call })
     }
 
-    /// Enqueues the exchange's launch of a step.
+    /// Enqueues the exchange's launch of a step, if it has one.
     ///
     /// # Safety
     /// As [`DevicePeers::launch`], for a call of [`DevicePeers::call`]; where a fused kernel is to have sent, its launch with the
@@ -88,6 +89,9 @@ impl DevicePeers {
             return Ok(());
         }
         self.is_pending = true;
+        if call.fan_out == FanOut::LastBlock as u32 {
+            return Ok(());
+        }
         let (kernel, blocks) = match call.fan_out == FanOut::Blocks as u32 {
             true => (&self.kernels.blocks, call.row_count),
             false => (&self.kernels.peers, (call.row_count * call.lanes).div_ceil(THREADS as u32)),

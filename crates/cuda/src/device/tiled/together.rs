@@ -12,7 +12,8 @@ use cudarc::driver::CudaStream;
 
 impl DeviceTiled {
     /// Loads the kernels that [`FanOut::LastBlock`] and [`FanOut::Blocks`] take, for every number of rows of the plan: the first
-    /// launch of them does not then, and can be captured. Before ranks that share a GPU begin.
+    /// launch of them does not then, and can be captured. Before ranks that share a GPU begin. [`FanOut::Launch`] takes the
+    /// planned ones.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].

@@ -56,7 +56,7 @@ impl Way {
     pub fn of(transport: GpuTransport) -> &'static [Way] {
         match transport {
             GpuTransport::Peers => {
-                &[Way::Peers(FanOut::Launch), Way::Peers(FanOut::LastBlock), Way::Peers(FanOut::Blocks)]
+                &[Way::Peers(FanOut::LastBlock), Way::Peers(FanOut::Launch), Way::Peers(FanOut::Blocks)]
             }
             GpuTransport::Nccl => &[Way::Nccl],
         }
@@ -65,8 +65,8 @@ impl Way {
     /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Peers(FanOut::Launch) => "peers",
-            Way::Peers(FanOut::LastBlock) => "peers, last block",
+            Way::Peers(FanOut::LastBlock) => "peers",
+            Way::Peers(FanOut::Launch) => "peers, own launch",
             Way::Peers(FanOut::Blocks) => "peers, every block",
             Way::Nccl => "nccl",
         }

@@ -12,10 +12,10 @@ namespace flash_sampling::fused_hopper {
 template <class T>
 __device__ __forceinline__ void publish(const Call& call, const Masses& masses, const Peers& peers, Shared<T>& shared) {
     const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
+    const Sender sender(call, peers, T::FAN_OUT);
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     if constexpr (T::FAN_OUT) {
         if (peers.fan_out == FanOut::Blocks) {
-            const Sender sender(call, peers);
             for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
                 const Best& best = shared.best[column];
                 sender.of_block(column, shared.rows[column],
@@ -48,14 +48,20 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
             logit = __ldcg(&call.logits[static_cast<u64>(owner) * call.row_count + column]);
         }
         const Draw draw = conclude(best, invalid, logit);
-        call.draws[column] = draw;
-        if constexpr (T::FAN_OUT) {
-            if (peers.fan_out == FanOut::LastBlock) Sender(call, peers).of_shard(column, shared.rows[column], draw);
-        }
+        if (T::FAN_OUT && peers.fan_out == FanOut::LastBlock)
+            sender.of_shard(column, shared.rows[column], draw);
+        else
+            call.draws[column] = draw;
         call.best[column] = 0;
         call.invalid[column] = ~0ull;
     }
     if (thread == 0) *call.arrived = 0;
+    if constexpr (T::FAN_OUT) {
+        if (peers.fan_out == FanOut::LastBlock) {
+            sender.join(shared.rows, thread, T::CONSUMERS);
+            if (thread == 0) peers.state->step = sender.step;
+        }
+    }
 }
 
 }  // namespace flash_sampling::fused_hopper
