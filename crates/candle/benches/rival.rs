@@ -20,9 +20,9 @@ use flash_sampling_cli::bench::cases::{Inputs, Ours, Rows};
 use flash_sampling_cli::bench::pipeline::cpu::Standalone;
 use flash_sampling_cli::bench::pipeline::inputs::Kind;
 use flash_sampling_cli::bench::pipeline::table as pipeline_table;
-use flash_sampling_cli::bench::record::Record;
+use flash_sampling_cli::bench::record::{Record, Section};
 use flash_sampling_cli::bench::timing::Contender;
-use flash_sampling_cli::bench::{STANDALONE_ROUNDS, save, table, time};
+use flash_sampling_cli::bench::{STANDALONE_ROUNDS, save, show, table, tell, time};
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;
 use flash_sampling_cli::synthetic::Logits;
@@ -123,7 +123,7 @@ fn apart(a: &[u32], b: &[u32]) -> usize {
 fn pipeline(args: &BenchArgs, interrupt: &Interrupt) -> Result<(), CommandError> {
     let ours = Ours { options: args.options(), variants: Vec::new() };
     let size = args.size();
-    let (mut sections, mut lines) = (Vec::new(), Vec::new());
+    let (mut record, mut lines, out) = (Record::begin(), Vec::new(), &mut std::io::stdout().lock());
     for kind in Kind::ALL {
         let standalone = Standalone::new(size.vocab, kind, &ours);
         let logits = standalone.logits();
@@ -162,14 +162,9 @@ fn pipeline(args: &BenchArgs, interrupt: &Interrupt) -> Result<(), CommandError>
                 apart(&kept, &single)
             ));
         }
-        sections.push(section);
+        tell(&mut record, section, out, pipeline_table::section)?;
     }
-    let record = Record::now(sections, Vec::new());
-    let out = &mut std::io::stdout().lock();
-    let written = pipeline_table::write(out, &record, None)
-        .and_then(|()| lines.iter().try_for_each(|line| writeln!(out, "{line}")))
-        .and_then(|()| out.flush());
-    written.map_err(CommandError::write("the table"))?;
+    show(out, |out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))?;
     save(&record, args)
 }
 
@@ -186,12 +181,14 @@ fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<(), CommandError> {
     let most = size.rows.iter().copied().max().unwrap_or(1);
     let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
     let weight = tensor(inputs.weight()?, args.dtype)?;
-    let mut sections = Vec::new();
+    let (mut record, out) = (Record::begin(), &mut std::io::stdout().lock());
+    let against = |out: &mut dyn Write, section: &Section| table::against(out, section, Some(RIVAL));
     for &rows in &size.rows {
         let hidden = tensor(inputs.states(Logits::Peaked, rows)?, args.dtype)?;
         let mut contenders = inputs.contenders(&ours, rows)?;
         contenders.extend(candle_contenders(&weight, hidden)?);
-        sections.push(time(inputs.section(&ours, rows, size.rounds), contenders, interrupt)?);
+        let section = time(inputs.section(&ours, rows, size.rounds), contenders, interrupt)?;
+        tell(&mut record, section, out, against)?;
     }
     let rows = Rows::new(size.vocab)?;
     let logits = Tensor::from_slice(rows.logits(Logits::Peaked), size.vocab, &Device::Cpu).map_err(failed)?;
@@ -200,10 +197,8 @@ fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<(), CommandError> {
     contenders.push(Contender::new(RIVAL, move || {
         processor.sample(&logits).map(|token| _ = black_box(token)).map_err(failed)
     }));
-    sections.push(time(rows.section(size.rounds * STANDALONE_ROUNDS), contenders, interrupt)?);
-    let record = Record::now(sections, Vec::new());
-    let out = &mut std::io::stdout().lock();
-    table::write(out, &record, Some(RIVAL)).and_then(|()| out.flush()).map_err(CommandError::write("the table"))?;
+    let section = time(rows.section(size.rounds * STANDALONE_ROUNDS), contenders, interrupt)?;
+    tell(&mut record, section, out, against)?;
     save(&record, &args)
 }
 

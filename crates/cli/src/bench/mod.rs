@@ -30,7 +30,7 @@ use crate::interrupt::Interrupt;
 use crate::{output, progress};
 use cases::{Inputs, Ours, Rows};
 use record::{Record, Section};
-use std::io::Write;
+use std::io::{self, Write};
 use timing::{Contender, in_turn};
 
 /// Rounds of the standalone sampler for each round of the matmul: it takes a thousandth of the time.
@@ -53,6 +53,32 @@ pub fn time(
     Ok(section)
 }
 
+/// Writes a part of the table, to be seen at once: the next may take minutes.
+///
+/// # Errors
+/// [`CommandError::Write`].
+pub fn show(out: &mut dyn Write, part: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), CommandError> {
+    part(out).and_then(|()| out.flush()).map_err(CommandError::write("to standard output"))
+}
+
+/// Adds a section that is done to the record, and writes it as `table` does; before the first, whose figures follow.
+///
+/// # Errors
+/// [`CommandError::Write`].
+pub fn tell(
+    record: &mut Record,
+    section: Section,
+    out: &mut dyn Write,
+    table: impl FnOnce(&mut dyn Write, &Section) -> io::Result<()>,
+) -> Result<(), CommandError> {
+    if record.sections.is_empty() {
+        show(out, |out| table::begin(out, record))?;
+    }
+    show(out, |out| table(out, &section))?;
+    record.sections.push(section);
+    Ok(())
+}
+
 /// Writes the record and the picture where the flags say.
 ///
 /// # Errors
@@ -69,7 +95,7 @@ pub fn save(record: &Record, args: &BenchArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Times everything asked for, prints the table, writes the record and the picture.
+/// Times everything asked for, prints each part of the table as it is done, writes the record and the picture.
 ///
 /// # Errors
 /// Bad flags, what the backend refuses, files that cannot be written, Ctrl-C.
@@ -84,23 +110,24 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         return cuda(args, out, interrupt);
     }
     let ours = Ours { options: args.options(), variants: args.variants() };
-    let (mut memory, mut sections) = (Vec::new(), Vec::new());
+    let mut record = Record::begin();
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
         if !size.rows.is_empty() {
-            memory.push(inputs.memory(&ours, most)?);
+            record.memory.push(inputs.memory(&ours, most)?);
         }
         for &rows in &size.rows {
             let section = inputs.section(&ours, rows, size.rounds);
-            sections.push(time(section, inputs.contenders(&ours, rows)?, interrupt)?);
+            let section = time(section, inputs.contenders(&ours, rows)?, interrupt)?;
+            tell(&mut record, section, out, table::section)?;
         }
         let logits = Rows::new(size.vocab)?;
         let section = logits.section(size.rounds * STANDALONE_ROUNDS);
-        sections.push(time(section, logits.contenders(&ours)?, interrupt)?);
+        let section = time(section, logits.contenders(&ours)?, interrupt)?;
+        tell(&mut record, section, out, table::section)?;
     }
-    let record = Record::now(sections, memory);
-    table::write(out, &record, None).map_err(CommandError::write("to standard output"))?;
+    show(out, |out| record.memory.iter().try_for_each(|memory| table::memory(out, memory)))?;
     save(&record, args)?;
     Ok(0)
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 pub struct Record {
     /// The command line.
     pub command: String,
-    /// When it ended, in UTC.
+    /// When it began, in UTC.
     pub when: String,
     /// Version of this command.
     pub version: &'static str,
@@ -192,8 +192,8 @@ impl Section {
 }
 
 impl Record {
-    /// A record of this process, made now.
-    pub fn now(sections: Vec<Section>, memory: Vec<Memory>) -> Self {
+    /// A record of this process, which begins now.
+    pub fn begin() -> Self {
         Record {
             command: command_line(),
             when: utc_now(),
@@ -202,8 +202,8 @@ impl Record {
             machine: Machine::this(),
             gpu: None,
             protocol: None,
-            sections,
-            memory,
+            sections: Vec::new(),
+            memory: Vec::new(),
             certified: Vec::new(),
             calls: Vec::new(),
             peers: None,

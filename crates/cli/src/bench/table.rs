@@ -1,4 +1,4 @@
-//! The table of ratios.
+//! The table of ratios, part by part.
 
 use crate::bench::record::{Memory, Record, Section};
 use std::io::{self, Write};
@@ -14,7 +14,27 @@ pub const BULK: &str = "read, bulk copies";
 /// The contender that is NVIDIA's matmul alone.
 pub const CUBLAS: &str = "cuBLAS";
 
-fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::Result<()> {
+/// Writes whose figures follow, and since when.
+///
+/// # Errors
+/// Those of `out`.
+pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
+    writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))
+}
+
+/// Writes a section.
+///
+/// # Errors
+/// Those of `out`.
+pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
+    against(out, section, None)
+}
+
+/// Writes a section. `rival` is a contender that the last column compares with: how many times as fast.
+///
+/// # Errors
+/// Those of `out`.
+pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::Result<()> {
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(
         out,
@@ -49,7 +69,11 @@ fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::R
     Ok(())
 }
 
-fn memory(out: &mut dyn Write, memory: &Memory) -> io::Result<()> {
+/// Writes what memory a piece of work took.
+///
+/// # Errors
+/// Those of `out`.
+pub fn memory(out: &mut dyn Write, memory: &Memory) -> io::Result<()> {
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let Memory { what, rows, peak, logits } = memory;
     match peak {
@@ -61,14 +85,4 @@ fn memory(out: &mut dyn Write, memory: &Memory) -> io::Result<()> {
         ),
         None => writeln!(out, "\nmemory beyond the inputs: this system does not tell"),
     }
-}
-
-/// Writes all sections. `rival` is a contender that the last column compares with: how many times as fast.
-///
-/// # Errors
-/// Those of `out`.
-pub fn write(out: &mut dyn Write, record: &Record, rival: Option<&str>) -> io::Result<()> {
-    writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))?;
-    record.sections.iter().try_for_each(|s| section(out, s, rival))?;
-    record.memory.iter().try_for_each(|m| memory(out, m))
 }

@@ -23,7 +23,7 @@ pub mod table;
 
 use crate::args::{BenchArgs, BenchSize};
 use crate::bench::record::{Gpu, Memory, Record, Section};
-use crate::bench::save;
+use crate::bench::{save, show};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::progress;
@@ -67,7 +67,7 @@ pub(crate) fn driver(action: &'static str) -> impl Fn(DriverError) -> CommandErr
     move |DriverError(code)| failed(CudaError::Driver { action, code: code as u32, name: format!("{code:?}") })
 }
 
-/// Times everything asked for, prints the table, writes the record and the picture.
+/// Times everything asked for, prints each head's table as it is done, writes the record and the picture.
 ///
 /// # Errors
 /// No GPU, what the backend refuses, files that cannot be read or written, Ctrl-C.
@@ -83,19 +83,24 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         (false, quick) => Protocol::Blocks { rest: if quick { Duration::ZERO } else { REST } },
     };
     let mut clock = Clock::new(protocol, stream)?;
-    let mut gpu = describe(&device)?;
-    let (mut sections, mut memory, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    let mut record = Record { protocol: Some(clock.protocol().describe()), ..Record::begin() };
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let head = OnDevice::new(&size, most, args.dtype.into(), clock.stream())?;
         let mut contenders = Contenders::new(&head, args.portable, &device, clock.stream())?;
-        gpu.cublas = contenders.cublas_version();
-        if gpu.matrix_flops.is_none() {
-            gpu.matrix_flops = contenders.matrix_flops(&mut clock)?;
-        }
+        let flops = match &record.gpu {
+            Some(gpu) => gpu.matrix_flops,
+            None => {
+                let (cublas, matrix_flops) = (contenders.cublas_version(), contenders.matrix_flops(&mut clock)?);
+                record.gpu = Some(Gpu { cublas, matrix_flops, ..describe(&device)? });
+                show(out, |out| table::begin(out, &record))?;
+                matrix_flops
+            }
+        };
         // A read is the same for any number of rows.
         let reads = contenders.reads(size.rounds, &mut clock, interrupt)?;
         let bar = progress::bar("timing", size.rows.len() as u64);
+        let first = record.sections.len();
         for &rows in &size.rows {
             bar.set_message(format!("{} x {}, {rows} rows", size.vocab, size.hidden));
             let mut section = section(&size, rows, args.dtype.into());
@@ -104,23 +109,22 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
             if let Some(peers) = &peers {
                 section.peers = peers.of(size.vocab, size.hidden, rows);
             }
-            sections.push(section);
+            record.sections.push(section);
             bar.inc(1);
         }
         bar.finish_and_clear();
+        show(out, |out| table::head(out, &record.sections[first..], flops))?;
         let ends = [size.rows.iter().min(), size.rows.iter().max()];
         for &rows in ends.into_iter().flatten() {
             let count = if args.quick { 10 } else { CALLS };
-            calls.extend(host::times(&head, rows, count, &device, clock.stream(), interrupt)?);
+            record.calls.extend(host::times(&head, rows, count, &device, clock.stream(), interrupt)?);
         }
         let logits = (most * size.vocab * size_of::<f32>()) as u64;
         let peak = Some(contenders.scratch_bytes() as u64);
-        memory.push(Memory { what: "tiled".into(), rows: most, peak, logits });
+        record.memory.push(Memory { what: "tiled".into(), rows: most, peak, logits });
     }
-    let mut record = Record::now(sections, memory);
-    (record.gpu, record.calls, record.peers) = (Some(gpu), calls, peers.map(|peers| peers.source));
-    record.protocol = Some(clock.protocol().describe());
-    table::write(out, &record).map_err(CommandError::write("to standard output"))?;
+    record.peers = peers.map(|peers| peers.source);
+    show(out, |out| table::end(out, &record))?;
     save(&record, args)?;
     Ok(0)
 }

@@ -1,25 +1,36 @@
-//! Times and ratios of a GPU as text.
+//! Times and ratios of a GPU as text, part by part.
 
 use super::{LOG_Z, OURS, PORTABLE};
 use crate::bench::record::{Entry, Gpu, Record, Section};
 use crate::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use std::io::{self, Write};
 
-/// Writes all heads: times, then ratios.
+/// Writes whose figures follow, and how they are taken.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(out: &mut dyn Write, record: &Record) -> io::Result<()> {
-    writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))?;
+pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
+    crate::bench::table::begin(out, record)?;
     if let Some(gpu) = &record.gpu {
         describe(out, gpu)?;
     }
-    writeln!(out, "{}", record.protocol.unwrap_or_default())?;
-    let flops = record.gpu.as_ref().and_then(|gpu| gpu.matrix_flops);
-    for head in record.sections.chunk_by(|a, b| (a.vocab, a.hidden) == (b.vocab, b.hidden)) {
-        times(out, head)?;
-        ratios(out, head, flops)?;
-    }
+    writeln!(out, "{}", record.protocol.unwrap_or_default())
+}
+
+/// Writes a head, a section for each number of rows: times, then ratios. `flops` is the matrix ceiling.
+///
+/// # Errors
+/// Those of `out`.
+pub fn head(out: &mut dyn Write, sections: &[Section], flops: Option<f64>) -> io::Result<()> {
+    times(out, sections)?;
+    ratios(out, sections, flops)
+}
+
+/// Writes what calls cost the processor, and memory.
+///
+/// # Errors
+/// Those of `out`.
+pub fn end(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     writeln!(out)?;
     for call in &record.calls {
         let (us, size) = (call.median * 1e6, format!("{} x {}", call.vocab, call.hidden));

@@ -2,11 +2,13 @@
 
 use super::cases::{Case, Lists};
 use super::inputs::Kind;
+use super::table;
 use crate::args::{BenchArgs, BenchSize};
 use crate::bench::cuda::clock::{Clock, Protocol};
 use crate::bench::cuda::peers::Peers;
 use crate::bench::cuda::{driver, failed};
 use crate::bench::record::{Passes, Record, Section};
+use crate::bench::tell;
 use crate::bench::timing::Contender;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
@@ -15,7 +17,7 @@ use flash_sampling::cuda::abi::{Draw, LogitBias, PENALISED, Penalty, Row, RowFil
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowKinds};
 use flash_sampling::{Adjustments, Capabilities, DType, Exactness, Input, Knobs, Matrix, Plan, RowParams, Variant};
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -208,7 +210,12 @@ fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, C
 ///
 /// # Errors
 /// No GPU, what the backend refuses, Ctrl-C.
-pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Record, CommandError> {
+pub fn run(
+    args: &BenchArgs,
+    record: &mut Record,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<(), CommandError> {
     let device = Device::new(0).map_err(failed)?;
     let stream = device.context().new_stream().map_err(driver("make a stream"))?;
     let protocol = match args.sustained {
@@ -217,7 +224,7 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Record, CommandErr
     };
     let mut clock = Clock::new(protocol, stream.clone())?;
     let peers = args.peers.as_deref().map(Peers::read).transpose()?;
-    let mut sections = Vec::new();
+    record.protocol = Some(protocol.describe());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let dtype: DType = args.dtype.into();
@@ -246,12 +253,12 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Record, CommandErr
                 if let (Some(peers), Kind::LlmLike) = (&peers, kind) {
                     section.peers = peers.of(size.vocab, size.hidden, rows);
                 }
-                sections.push(section);
+                tell(record, section, out, table::section)?;
             }
         }
     }
-    let (protocol, peers) = (Some(protocol.describe()), peers.map(|peers| peers.source));
-    Ok(Record { protocol, peers, ..Record::now(sections, Vec::new()) })
+    record.peers = peers.map(|peers| peers.source);
+    Ok(())
 }
 
 fn section(size: &BenchSize, kind: Kind, rows: usize, dtype: DType) -> Section {

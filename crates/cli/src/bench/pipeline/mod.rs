@@ -20,23 +20,35 @@ pub mod table;
 
 use crate::args::{BackendName, BenchArgs};
 use crate::bench::record::Record;
-use crate::bench::{STANDALONE_ROUNDS, cases::Ours, save, time};
+use crate::bench::{STANDALONE_ROUNDS, cases::Ours, save, show, tell, time};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use cpu::{Fused, Standalone, noted};
 use inputs::Kind;
 use std::io::Write;
 
-/// Times every case on every kind of rows, counts passes, prints the table, writes the record.
+/// Times every case on every kind of rows, counts passes, prints each part of the table as it is done, writes the record.
 ///
 /// # Errors
 /// What the backend refuses, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    if args.backend == BackendName::Cuda {
-        return on_gpu(args, out, interrupt);
+    let mut record = Record::begin();
+    match args.backend {
+        BackendName::Cuda => on_gpu(args, &mut record, out, interrupt)?,
+        BackendName::Cpu => on_cpu(args, &mut record, out, interrupt)?,
     }
+    show(out, |out| table::end(out, &record.certified))?;
+    save(&record, args)?;
+    Ok(0)
+}
+
+fn on_cpu(
+    args: &BenchArgs,
+    record: &mut Record,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<(), CommandError> {
     let ours = Ours { options: args.options(), variants: Vec::new() };
-    let (mut sections, mut certified) = (Vec::new(), Vec::new());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let fused = Fused::new(&size, most, args.dtype.into())?;
@@ -44,32 +56,35 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
             for kind in Kind::ALL {
                 let (contenders, passes) = fused.contenders(kind, &ours, rows)?;
                 let section = time(fused.section(kind, &ours, rows, size.rounds), contenders, interrupt)?;
-                sections.push(noted(section, &passes));
+                tell(record, noted(section, &passes), out, table::section)?;
             }
         }
         for kind in Kind::ALL {
             let standalone = Standalone::new(size.vocab, kind, &ours);
             let (contenders, passes) = standalone.contenders()?;
             let section = time(standalone.section(size.rounds * STANDALONE_ROUNDS), contenders, interrupt)?;
-            sections.push(noted(section, &passes));
-            certified.extend(standalone.certified(if args.quick { 4 } else { cpu::ROWS }, interrupt)?);
+            tell(record, noted(section, &passes), out, table::section)?;
+            record.certified.extend(standalone.certified(if args.quick { 4 } else { cpu::ROWS }, interrupt)?);
         }
     }
-    let record = Record { certified, ..Record::now(sections, Vec::new()) };
-    table::write(out, &record, None).map_err(CommandError::write("to standard output"))?;
-    save(&record, args)?;
-    Ok(0)
+    Ok(())
 }
 
 #[cfg(feature = "cuda")]
-fn on_gpu(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    let record = if args.transport.is_empty() { cuda::run(args, interrupt)? } else { ranks::run(args, interrupt)? };
-    table::write(out, &record, None).map_err(CommandError::write("to standard output"))?;
-    save(&record, args)?;
-    Ok(0)
+fn on_gpu(
+    args: &BenchArgs,
+    record: &mut Record,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<(), CommandError> {
+    if args.transport.is_empty() {
+        cuda::run(args, record, out, interrupt)
+    } else {
+        ranks::run(args, record, out, interrupt)
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_gpu(_: &BenchArgs, _: &mut dyn Write, _: &Interrupt) -> Result<u8, CommandError> {
+fn on_gpu(_: &BenchArgs, _: &mut Record, _: &mut dyn Write, _: &Interrupt) -> Result<(), CommandError> {
     Err(flash_sampling::BuildError::NotBuilt { feature: "cuda" }.into())
 }

@@ -6,9 +6,11 @@
 
 use super::cases::{Case, Lists};
 use super::inputs::Kind;
+use super::table;
 use crate::args::{BenchArgs, BenchSize, GpuTransport};
 use crate::bench::cuda::failed;
 use crate::bench::record::{Passes, Record, Section};
+use crate::bench::tell;
 use crate::bench::timing::Timing;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
@@ -19,7 +21,7 @@ use flash_sampling::distributed::{Loopback, Transport};
 use flash_sampling::{
     BuildError, CudaRank, CudaRankOptions, DType, GpuExchange, Head, Matrix, PerturbedArgmax, Plan, Samples, ShardError,
 };
-use std::io;
+use std::io::{self, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -70,16 +72,22 @@ impl Inputs {
 ///
 /// # Errors
 /// Fewer GPUs than ranks, what the backend refuses, a token that differs, Ctrl-C.
-pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Record, CommandError> {
-    let mut sections = Vec::new();
+pub fn run(
+    args: &BenchArgs,
+    record: &mut Record,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<(), CommandError> {
+    record.protocol = Some("whole calls by the host's clock, a thread for each rank; slowest rank, best of 20");
     for size in args.sizes() {
         let inputs = Inputs::new(size, args.dtype.into())?;
         for &transport in &args.transport {
-            sections.extend(group(&inputs, transport, args.world, interrupt)?);
+            for section in group(&inputs, transport, args.world, interrupt)? {
+                tell(record, section, out, table::section)?;
+            }
         }
     }
-    let protocol = Some("whole calls by the host's clock, a thread for each rank; slowest rank, best of 20");
-    Ok(Record { protocol, ..Record::now(sections, Vec::new()) })
+    Ok(())
 }
 
 /// A thread for each rank; the sections of rank 0.

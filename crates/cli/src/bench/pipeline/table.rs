@@ -2,10 +2,14 @@
 //! what a filter takes depends on what is drawn.
 
 use super::cases::Case;
-use crate::bench::record::{Certified, Record, Section};
+use crate::bench::record::{Certified, Section};
 use std::io::{self, Write};
 
-fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::Result<()> {
+/// Writes a section.
+///
+/// # Errors
+/// Those of `out`.
+pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(
         out,
@@ -16,14 +20,12 @@ fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::R
         section.threads.unwrap_or(1),
         section.rounds
     )?;
-    let over = rival.map_or_else(String::new, |rival| format!("{rival} / time"));
     let names = ("ms", "/ plain", "median", "/ plain", "one pass", "most");
     writeln!(
         out,
-        "  {:<28} {:>10} {:>8} {:>10} {:>8} {:>10} {:>6}  {over}",
+        "  {:<28} {:>10} {:>8} {:>10} {:>8} {:>10} {:>6}",
         "", names.0, names.1, names.2, names.3, names.4, names.5
     )?;
-    let best = |name: &str| section.entry(name).map(|entry| entry.best);
     let plain = section.entry(Case::Plain.name());
     let ratio =
         |time: f64, plain: Option<f64>| plain.map_or_else(|| "-".into(), |plain| format!("{:.3}", time / plain));
@@ -34,11 +36,10 @@ fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::R
             || ("-".into(), "-".into()),
             |passes| (format!("{:.2}%", 100.0 * passes.certified()), passes.most.to_string()),
         );
-        let over = rival.and_then(best).map_or_else(String::new, |rival| format!("{:.2}", rival / entry.best));
         let (best, median) = (entry.best * 1e3, entry.median * 1e3);
         writeln!(
             out,
-            "  {:<28} {best:>10.3} {by_best:>8} {median:>10.3} {by_median:>8} {one:>10} {most:>6}  {over}",
+            "  {:<28} {best:>10.3} {by_best:>8} {median:>10.3} {by_median:>8} {one:>10} {most:>6}",
             entry.name
         )?;
     }
@@ -52,18 +53,16 @@ fn section(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::R
     Ok(())
 }
 
-/// Writes all sections, and how many rows one pass decides. `rival` is a contender that the last column compares with.
+/// Writes how many rows one pass decides, where that was counted apart.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(out: &mut dyn Write, record: &Record, rival: Option<&str>) -> io::Result<()> {
-    writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))?;
-    record.sections.iter().try_for_each(|s| section(out, s, rival))?;
-    if record.certified.is_empty() {
+pub fn end(out: &mut dyn Write, certified: &[Certified]) -> io::Result<()> {
+    if certified.is_empty() {
         return Ok(());
     }
     writeln!(out, "\nrows that one pass decides, and the most passes of a row")?;
-    for Certified { rows, case, passes } in &record.certified {
+    for Certified { rows, case, passes } in certified {
         let share = 100.0 * passes.certified();
         writeln!(out, "  {rows:<18} {case:<22} {share:>7.2}% of {:<6} {}", passes.rows, passes.most)?;
     }

@@ -101,13 +101,12 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         devices: (0..args.world).map(Device::new).collect::<Result<_, _>>().map_err(failed)?,
         transports: args.transport.clone(),
     };
-    let mut sections = Vec::new();
+    let mut record = Record::begin();
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
-        sections.extend(head(&size, &inputs, &group, args, interrupt)?);
+        record.sections.extend(head(&size, &inputs, &group, args, interrupt)?);
     }
-    let mut record = Record::now(sections, Vec::new());
     let mut gpu = describe(&group.devices[0])?;
     gpu.nccl = group.transports.contains(&GpuTransport::Nccl).then(nccl_version).flatten();
     record.gpu = Some(gpu);
