@@ -1,24 +1,23 @@
 //! What the variants share: planning, the rows of a call, passes over tokens on all threads, and the results.
 
 use crate::adjusted::Adjusted;
-use crate::canonical::Canonical;
-use crate::dot::pack::Packed;
 use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
 use crate::filtered::{Ask, Short};
 use crate::floor::Known;
+use crate::hidden::Hidden;
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
 use crate::raw::RawDraw;
-use crate::state::{Best, Fault, RowState};
+use crate::state::RowState;
+use crate::summary::Summary;
 use crate::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::selection::{Filtering, Need};
 use flash_sampling_core::{
-    Candidate, Capabilities, DType, Exactness, Head, Input, Knob, Knobs, MassHistogram, Matrix, Plan, RowError,
-    RowParams, Samples, Variant,
+    Capabilities, DType, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowError, RowParams, Samples, Variant,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -62,7 +61,7 @@ pub(crate) struct Call<'c, 'a> {
 pub(crate) struct Engine {
     pub(crate) plan: Plan,
     weight: DType,
-    isa: Isa,
+    pub(crate) isa: Isa,
     simd: Simd,
     pub(crate) threads: Threads,
     pub(crate) workers: Vec<Worker>,
@@ -311,7 +310,7 @@ impl Engine {
             run(&hidden.source(head, dot));
         });
         if gathered {
-            hidden.packed.pack(dot.layout(), &call.input);
+            hidden.restore(dot, &call.input);
         }
         for (r, row) in rows.iter().enumerate() {
             let outcome = row.and_then(|Planned { row, .. }| match &row.filters {
@@ -354,131 +353,5 @@ impl Engine {
     pub(crate) fn shares_rows(&self, rows: &Rows<'_>) -> bool {
         let filtered = |row: &&Result<Planned<'_>, RowError>| row.is_ok_and(|planned| planned.row.filters.is_some());
         self.is_parallel() && rows.iter().filter(filtered).count() >= 4
-    }
-}
-
-/// What is left of a head's input when the weight is set aside: packed hidden states and the canonical option.
-#[derive(Debug)]
-pub(crate) struct Hidden {
-    packed: Packed,
-    canonical: Option<Canonical>,
-    /// The canonical draws of a row.
-    drawn: Vec<Candidate>,
-    /// The bytes of some rows of the input.
-    gathered: Vec<u8>,
-}
-
-impl Hidden {
-    pub(crate) fn new(head: &Head<'_>, plan: &Plan) -> Self {
-        Hidden {
-            packed: Packed::new(plan.max_rows, head.hidden()),
-            canonical: plan.canonical.then(|| Canonical::new(head)),
-            drawn: Vec::new(),
-            gathered: Vec::new(),
-        }
-    }
-
-    /// Packs the hidden states for a weight's kernel.
-    pub(crate) fn pack(&mut self, engine: &Engine, weight: DType, input: &Matrix<'_>) -> Dot {
-        let dot = Dot::new(engine.isa, weight, input.dtype());
-        self.packed.pack(dot.layout(), input);
-        dot
-    }
-
-    /// Packs some rows of the hidden states alone, for the kernel that the whole was packed for.
-    pub(crate) fn gather(&mut self, dot: Dot, input: &Matrix<'_>, rows: &[usize]) {
-        self.gathered.clear();
-        rows.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
-        let some = Matrix::from_bytes(&self.gathered, input.dtype(), rows.len(), input.cols(), input.cols());
-        self.packed.pack(dot.layout(), &some.expect("these bytes are whole rows"));
-    }
-
-    /// The slack of a row, 0 without the canonical option.
-    pub(crate) fn slack(&mut self, head: &Head<'_>, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
-        self.canonical.as_mut().map_or(0.0, |c| c.slack(head, row, input, r))
-    }
-
-    /// The matmul of `head` with these hidden states.
-    pub(crate) fn source<'a>(&'a self, head: &'a Head<'a>, dot: Dot) -> Source<'a> {
-        Source::Head { head, dot, hidden: &self.packed }
-    }
-
-    /// Appends the result of row `r` to `out`.
-    pub(crate) fn emit(
-        &mut self,
-        head: &Head<'_>,
-        row: &Row<'_>,
-        input: &Matrix<'_>,
-        r: usize,
-        summary: &Summary<'_>,
-        out: &mut Samples,
-    ) -> Result<(), RowError> {
-        let Some(canonical) = &mut self.canonical else { return summary.emit(row, out) };
-        summary.check(row)?;
-        canonical.load(input, r);
-        let limit = if row.without_replacement { row.draws as usize } else { 1 };
-        let mut drawn = core::mem::take(&mut self.drawn);
-        drawn.clear();
-        for (list, draw) in summary.best.lists().iter().zip(row.first_draw..) {
-            let noise = (!row.greedy).then_some(draw);
-            drawn.extend_from_slice(canonical.resolve(head, row, noise, limit, list.as_slice()));
-        }
-        let top = canonical.resolve(head, row, None, row.logprobs.unwrap_or(0) as usize, summary.top);
-        let copies = if row.greedy && !row.without_replacement { row.draws as usize } else { 1 };
-        let draws = drawn.iter().copied().cycle().take(drawn.len() * copies);
-        out.push_row(draws, row.logprobs.and(summary.mass), top);
-        self.drawn = drawn;
-        Ok(())
-    }
-}
-
-/// What is known of a row at the end.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Summary<'a> {
-    pub(crate) fault: Option<Fault>,
-    pub(crate) alive: bool,
-    pub(crate) best: &'a Best,
-    pub(crate) mass: Option<&'a MassHistogram>,
-    pub(crate) top: &'a [Candidate],
-}
-
-impl<'a> From<&'a RowState> for Summary<'a> {
-    fn from(state: &'a RowState) -> Self {
-        let RowState { best, mass, top, fault, alive, .. } = state;
-        Summary { fault: *fault, alive: *alive, best, mass: mass.as_ref(), top: top.as_slice() }
-    }
-}
-
-impl Summary<'_> {
-    /// The row's error, if it has one.
-    fn check(&self, row: &Row<'_>) -> Result<(), RowError> {
-        if let Some(fault) = self.fault {
-            return Err(fault.error);
-        }
-        if !self.alive {
-            return Err(RowError::NoFiniteLogit);
-        }
-        if let (true, [list, ..]) = (row.without_replacement, self.best.lists()) {
-            let available = list.as_slice().len() as u32;
-            if available < row.draws {
-                return Err(RowError::SupportTooSmall { draws: row.draws, available });
-            }
-        }
-        Ok(())
-    }
-
-    /// Appends the row's result to `out`.
-    pub(crate) fn emit(&self, row: &Row<'_>, out: &mut Samples) -> Result<(), RowError> {
-        self.check(row)?;
-        let mass = row.logprobs.and(self.mass);
-        match (self.best.lists(), row.greedy) {
-            ([list, ..], _) => out.push_row(list.as_slice().iter().copied(), mass, self.top),
-            ([], true) => {
-                let winner = self.best.winners[0];
-                out.push_row(core::iter::repeat_n(winner, row.draws as usize), mass, self.top);
-            }
-            ([], false) => out.push_row(self.best.winners.iter().copied(), mass, self.top),
-        }
-        Ok(())
     }
 }

@@ -1,10 +1,12 @@
 //! The parallel-group variant (paper Alg. I.2).
 
-use crate::engine::{Call, Engine, Hidden, Summary};
+use crate::engine::{Call, Engine};
 use crate::error::CpuError;
+use crate::hidden::Hidden;
 use crate::options::CpuOptions;
 use crate::raw::RawState;
 use crate::state::{Best, Fault, RowState};
+use crate::summary::Summary;
 use crate::tile::Worker;
 use crate::words::SPAN;
 use flash_sampling_core::params::Row;

@@ -1,11 +1,13 @@
 //! The online variant (paper Alg. I.3): groups stream through the binary merge.
 
-use crate::engine::{CHUNK, Engine, Hidden, Rows, Summary};
+use crate::engine::{CHUNK, Engine, Rows};
 use crate::error::CpuError;
 use crate::grouped::check_group;
+use crate::hidden::Hidden;
 use crate::options::CpuOptions;
 use crate::raw::RawState;
 use crate::state::{Best, Fault, RowState};
+use crate::summary::Summary;
 use crate::tile::Source;
 use core::ops::Range;
 use flash_sampling_core::params::Row;

@@ -1,7 +1,8 @@
 //! A sampler without its weight.
 
-use crate::engine::{Engine, Hidden};
+use crate::engine::Engine;
 use crate::error::CpuError;
+use crate::hidden::Hidden;
 use crate::tiled::Tiled;
 use flash_sampling_core::{DType, Head};
 

@@ -1,8 +1,9 @@
 //! The sampler over logits that already exist (paper Alg. I.1).
 
-use crate::engine::{CHUNK, Engine, Summary};
+use crate::engine::{CHUNK, Engine};
 use crate::error::CpuError;
 use crate::options::CpuOptions;
+use crate::summary::Summary;
 use crate::tile::{Planned, Source};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{

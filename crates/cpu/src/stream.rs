@@ -1,8 +1,9 @@
 //! The online variant over a head that does not fit in memory.
 
-use crate::engine::{Engine, Hidden};
+use crate::engine::Engine;
 use crate::error::CpuError;
 use crate::grouped::check_group;
+use crate::hidden::Hidden;
 use crate::online::{Running, begin_rows, emit_rows, merge_group};
 use crate::options::CpuOptions;
 use flash_sampling_core::sampler::check_call;

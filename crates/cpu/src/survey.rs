@@ -1,7 +1,8 @@
 //! Surveys: what passes leave of rows with filters, handed over to a merge of shards instead of being decided here.
 
-use crate::engine::{CHUNK, Call, Engine, Hidden};
+use crate::engine::{CHUNK, Call, Engine};
 use crate::filtered::Ask;
+use crate::hidden::Hidden;
 use crate::largest::order;
 use crate::state::RowState;
 use crate::tile::{Planned, Worker};

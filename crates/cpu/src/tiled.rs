@@ -1,7 +1,8 @@
 //! The fused tiled variant (paper Alg. 1).
 
-use crate::engine::{CHUNK, Call, Engine, Hidden};
+use crate::engine::{CHUNK, Call, Engine};
 use crate::error::CpuError;
+use crate::hidden::Hidden;
 use crate::options::CpuOptions;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{

@@ -1,66 +1,27 @@
 //! One tile: its logits, their transforms, and what each row keeps of them.
 
 use crate::above::Above;
-use crate::dot::pack::Packed;
-use crate::dot::{Dot, DotScratch, TILE};
+use crate::dot::{DotScratch, TILE};
 use crate::filtered::{Ask, FilterState, Short};
 use crate::floor::{Known, KnownRow};
 use crate::grouped::Chosen;
 use crate::isa::Isa;
-use crate::largest::SEEDS;
-use crate::perturb::perturb;
 use crate::prefetch::prefetch;
 use crate::state::{Fault, RowState};
 use crate::words::{Lanes, SPAN, portable};
 #[cfg(target_arch = "x86_64")]
 use crate::words::{avx2, avx512};
 use core::ops::Range;
-use flash_sampling_core::matrix::widen;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::transform::{RowTransform, any_invalid, first_invalid};
-use flash_sampling_core::winner::Place;
-use flash_sampling_core::{
-    Candidate, Domain, Filters, Head, IndexedAdjustments, MassHistogram, Matrix, RowError, Winner,
-};
+use flash_sampling_core::{Candidate, IndexedAdjustments, RowError};
+use rank::{draw_tile, rank};
+pub(crate) use source::Source;
 use std::sync::Arc;
 
-/// Where logits come from.
-#[derive(Clone, Copy)]
-pub(crate) enum Source<'a> {
-    /// The matmul with a head.
-    Head { head: &'a Head<'a>, dot: Dot, hidden: &'a Packed },
-    /// Logits that exist, `[rows, vocab]`; `rows`: these rows alone, in this order.
-    Logits { logits: Matrix<'a>, rows: Option<&'a [usize]> },
-}
-
-impl Source<'_> {
-    /// How many tokens a row has.
-    pub(crate) fn tokens(&self) -> u32 {
-        match self {
-            Source::Head { head, .. } => head.tokens().len() as u32,
-            Source::Logits { logits, .. } => logits.cols() as u32,
-        }
-    }
-
-    /// Writes the raw logits of `tokens` (at most [`TILE`]) to `out[r * TILE ..]`, for all rows.
-    fn fill(&self, tokens: Range<u32>, out: &mut [f32], scratch: &mut DotScratch) {
-        match self {
-            Source::Head { head, dot, hidden } => {
-                let rows = head.weight_row(tokens.start)..head.weight_row(tokens.end);
-                dot.tile(&head.weight().row_range(rows), hidden, out, scratch);
-            }
-            Source::Logits { logits, rows } => {
-                let size = logits.dtype().size();
-                let bytes = tokens.start as usize * size..tokens.end as usize * size;
-                for at in 0..rows.map_or(logits.rows(), <[usize]>::len) {
-                    let r = rows.map_or(at, |rows| rows[at]);
-                    let out = &mut out[at * TILE..][..tokens.len()];
-                    widen(&logits.row_bytes(r)[bytes.clone()], logits.dtype(), out);
-                }
-            }
-        }
-    }
-}
+mod filtered;
+mod rank;
+mod source;
 
 /// A row that takes part in a pass.
 #[derive(Clone, Copy, Debug)]
@@ -306,7 +267,7 @@ unsafe fn add<L: Lanes>(
 ) {
     if let Some(filters) = &row.filters {
         // SAFETY: by this function's contract.
-        return unsafe { add_filtered::<L>(row, filters, first, spans, tops, shared, state) };
+        return unsafe { filtered::add::<L>(row, filters, first, spans, tops, shared, state) };
     }
     let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
@@ -339,226 +300,5 @@ unsafe fn add<L: Lanes>(
         };
         // SAFETY: by this function's contract.
         unsafe { draw_tile::<L>(row, draw, first, spans, tops, cut, offer) };
-    }
-}
-
-/// Adds a tile to what the filters of a row look at.
-///
-/// # Safety
-/// The instruction set of `L` is available.
-#[inline(always)]
-unsafe fn add_filtered<L: Lanes>(
-    row: &Row<'_>,
-    filters: &Filters,
-    first: u32,
-    spans: &[[f32; SPAN]],
-    tops: &[f32; TILE / SPAN + 1],
-    (known, above): (&KnownRow, &mut Above),
-    state: &mut RowState,
-) {
-    let filter = &mut state.filter;
-    let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if filters.need_moments() {
-        spans.as_flattened().iter().for_each(|&logit| filter.moments.push(logit));
-    }
-    filter.largest_logit = filter.largest_logit.max(top);
-    if filter.follows {
-        filter.largest_logit = known.largest(filter.largest_logit);
-    }
-    let hopeless = filters.hopeless(filter.largest_logit);
-    if top < hopeless {
-        return;
-    }
-    if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
-        let floor = &mut filter.floor;
-        if floor.may_rise() {
-            floor.follow(mass, known);
-        }
-        if floor.below.is_on() {
-            let kept = (above, &mut filter.run);
-            // SAFETY: by this function's contract.
-            floor.below.add(f64::from(unsafe { L::weigh_above(spans, tops, floor.below.floor(), mass, kept) }));
-        } else {
-            if floor.may_rise() {
-                above.extend(&mut filter.run, spans.as_flattened().iter().copied());
-                floor.holds(MassHistogram::edge(smallest(spans)));
-            } else {
-                floor.holds(f32::NEG_INFINITY);
-            }
-            // SAFETY: by this function's contract.
-            unsafe { weigh::<L>(spans, top, MassHistogram::edge(hopeless), mass) };
-        }
-    }
-    // Tokens below the floor are not kept; if they might be after all, the row takes its pass again.
-    let floor = if filter.floor.may_rise() { filter.floor.below.floor() } else { f32::NEG_INFINITY };
-    if filter.floor.may_rise() {
-        if filter.largest.wants_seed() && top >= floor {
-            filter.largest.seed(side_by_side(spans));
-        }
-        filter.largest.bound(known.cut(filter.largest.last()).max(floor));
-    }
-    if top < floor {
-        return;
-    }
-    let cut = filter.largest.threshold(first);
-    if top >= cut {
-        let mut next = cut;
-        let offer = |c: Candidate| {
-            if filter.largest.push(c.logit, c.winner.token) {
-                next = filter.largest.threshold(c.winner.token + 1);
-            }
-            next
-        };
-        // SAFETY: by this function's contract.
-        unsafe { rank::<L>(first, spans, tops, cut, offer) };
-    }
-    let mut scaled;
-    let drawn = if filters.rescale == 1.0 {
-        spans
-    } else {
-        scaled = [[0.0; SPAN]; TILE / SPAN + 1];
-        let scaled = &mut scaled[..spans.len()];
-        for (s, &logit) in scaled.as_flattened_mut().iter_mut().zip(spans.as_flattened()) {
-            *s = logit * filters.rescale;
-        }
-        scaled
-    };
-    let follows = filter.follows;
-    for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
-        // Tokens come in ascending order: a point that is as large as any of the tile comes before them.
-        let mut cut = frontier.winner_from(Place { logit: top, token: first }).winner.score;
-        // Workers tell each other of the first draw alone.
-        let shared = follows && draw == row.first_draw;
-        let rival = if shared { known.rival(top) } else { f32::NEG_INFINITY };
-        cut = cut.max(rival);
-        if cut == f32::NEG_INFINITY {
-            // No token before reaches the tile's largest, so none would be spared before that one's turn.
-            for (span, first) in spans.iter().zip((first..).step_by(SPAN)) {
-                // SAFETY: by this function's contract.
-                let hits = unsafe { L::at_least(span, top) };
-                if hits != 0 {
-                    let token = first + hits.trailing_zeros();
-                    cut = top * filters.rescale + row.noise.gumbel(Domain::Token, draw, token);
-                    let best = Candidate { winner: Winner::new(cut, token), logit: top };
-                    frontier.push(best);
-                    if shared {
-                        known.tell(&best);
-                    }
-                    break;
-                }
-            }
-        }
-        let offer = |c: Candidate| {
-            // Filters look at the logit before a temperature that comes after them.
-            let logit = spans.as_flattened()[(c.winner.token - first) as usize];
-            frontier.push(Candidate { logit, ..c });
-            let best = frontier.winner_from(Place { logit: top, token: c.winner.token });
-            if shared && !best.winner.is_none() {
-                known.tell(&best);
-            }
-            best.winner.score.max(rival)
-        };
-        // SAFETY: by this function's contract.
-        unsafe {
-            perturb::<L>((&row.noise, draw), first, drawn, top * filters.rescale, cut, |s| tops[s] < floor, offer)
-        };
-    }
-}
-
-/// Offers the tokens of a tile that can reach `cut`, perturbed or greedy.
-///
-/// # Safety
-/// The instruction set of `L` is available.
-#[inline(always)]
-unsafe fn draw_tile<L: Lanes>(
-    row: &Row<'_>,
-    draw: u32,
-    first: u32,
-    spans: &[[f32; SPAN]],
-    tops: &[f32; TILE / SPAN + 1],
-    cut: f32,
-    offer: impl FnMut(Candidate) -> f32,
-) {
-    let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if !row.greedy {
-        // SAFETY: by this function's contract.
-        unsafe { perturb::<L>((&row.noise, draw), first, spans, top, cut, |_| false, offer) };
-    } else if top >= cut {
-        // SAFETY: by this function's contract.
-        unsafe { rank::<L>(first, spans, tops, cut, offer) };
-    }
-}
-
-/// The smallest finite logit. Sixteen side by side: one running minimum would wait for itself.
-#[inline(always)]
-fn smallest(spans: &[[f32; SPAN]]) -> f32 {
-    let mut least = [f32::INFINITY; 16];
-    for block in spans.as_flattened().as_chunks::<16>().0 {
-        for i in 0..16 {
-            let logit = if block[i] == f32::NEG_INFINITY { f32::INFINITY } else { block[i] };
-            least[i] = if logit < least[i] { logit } else { least[i] };
-        }
-    }
-    least.into_iter().fold(f32::INFINITY, f32::min)
-}
-
-/// The largest of every 16th logit, from each of the first sixteen on: as many tokens.
-#[inline(always)]
-fn side_by_side(spans: &[[f32; SPAN]]) -> [f32; SEEDS] {
-    let mut most = [f32::NEG_INFINITY; SEEDS];
-    for block in spans.as_flattened().as_chunks::<SEEDS>().0 {
-        for (most, &logit) in most.iter_mut().zip(block) {
-            *most = if logit > *most { logit } else { *most };
-        }
-    }
-    most
-}
-
-/// Adds the masses of the logits that reach `floor`; `top` is the largest.
-///
-/// # Safety
-/// The instruction set of `L` is available.
-#[inline(always)]
-unsafe fn weigh<L: Lanes>(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mut MassHistogram) {
-    if floor == f32::NEG_INFINITY {
-        // SAFETY: by this function's contract.
-        return unsafe { L::weigh(spans, top, mass) };
-    }
-    for span in spans {
-        // SAFETY: by this function's contract.
-        let mut hits = unsafe { L::at_least(span, floor) };
-        while hits != 0 {
-            mass.push(span[hits.trailing_zeros() as usize]);
-            hits &= hits - 1;
-        }
-    }
-}
-
-/// Offers the logits that reach `cut` as their own scores; `tops` are the largest of each span.
-///
-/// # Safety
-/// The instruction set of `L` is available.
-#[inline(always)]
-unsafe fn rank<L: Lanes>(
-    first: u32,
-    spans: &[[f32; SPAN]],
-    tops: &[f32; TILE / SPAN + 1],
-    mut cut: f32,
-    mut offer: impl FnMut(Candidate) -> f32,
-) {
-    for ((span, &top), first) in spans.iter().zip(tops).zip((first..).step_by(SPAN)) {
-        if top < cut {
-            continue;
-        }
-        // SAFETY: by this function's contract. Above -inf.
-        let mut hits = unsafe { L::at_least(span, cut.max(f32::MIN)) };
-        while hits != 0 {
-            let i = hits.trailing_zeros();
-            hits &= hits - 1;
-            let logit = span[i as usize];
-            if logit >= cut {
-                cut = offer(Candidate { winner: Winner::new(logit, first + i), logit });
-            }
-        }
     }
 }

@@ -1,0 +1,56 @@
+//! What a pass knows of a row at its end, and the result that it makes of that.
+
+use crate::state::{Best, Fault, RowState};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples};
+
+/// What is known of a row at the end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Summary<'a> {
+    pub(crate) fault: Option<Fault>,
+    pub(crate) alive: bool,
+    pub(crate) best: &'a Best,
+    pub(crate) mass: Option<&'a MassHistogram>,
+    pub(crate) top: &'a [Candidate],
+}
+
+impl<'a> From<&'a RowState> for Summary<'a> {
+    fn from(state: &'a RowState) -> Self {
+        let RowState { best, mass, top, fault, alive, .. } = state;
+        Summary { fault: *fault, alive: *alive, best, mass: mass.as_ref(), top: top.as_slice() }
+    }
+}
+
+impl Summary<'_> {
+    /// The row's error, if it has one.
+    pub(crate) fn check(&self, row: &Row<'_>) -> Result<(), RowError> {
+        if let Some(fault) = self.fault {
+            return Err(fault.error);
+        }
+        if !self.alive {
+            return Err(RowError::NoFiniteLogit);
+        }
+        if let (true, [list, ..]) = (row.without_replacement, self.best.lists()) {
+            let available = list.as_slice().len() as u32;
+            if available < row.draws {
+                return Err(RowError::SupportTooSmall { draws: row.draws, available });
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the row's result to `out`.
+    pub(crate) fn emit(&self, row: &Row<'_>, out: &mut Samples) -> Result<(), RowError> {
+        self.check(row)?;
+        let mass = row.logprobs.and(self.mass);
+        match (self.best.lists(), row.greedy) {
+            ([list, ..], _) => out.push_row(list.as_slice().iter().copied(), mass, self.top),
+            ([], true) => {
+                let winner = self.best.winners[0];
+                out.push_row(core::iter::repeat_n(winner, row.draws as usize), mass, self.top);
+            }
+            ([], false) => out.push_row(self.best.winners.iter().copied(), mass, self.top),
+        }
+        Ok(())
+    }
+}
