@@ -109,7 +109,9 @@ pub(crate) fn instead_of(args: &SamplerArgs, canonical: bool, error: &RowError) 
 
 /// The refusal of what the flags ask of every row, where a row's error is one.
 pub(crate) fn refusal(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<CommandError> {
-    let (RowError::Invalid { .. }
+    let (RowError::OutOfRange { .. }
+    | RowError::UnknownToken { .. }
+    | RowError::Invalid { .. }
     | RowError::Unsupported { .. }
     | RowError::Unplanned { .. }
     | RowError::BeyondPlan { .. }) = error

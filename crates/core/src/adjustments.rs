@@ -334,7 +334,7 @@ mod tests {
         }
         for penalty in [large.next_up(), -large.next_up(), f32::NAN] {
             let row = RowParams { frequency_penalty: penalty, ..RowParams::default() };
-            assert!(row.check_values().unwrap_err().to_string().starts_with("frequency_penalty must be between"));
+            assert!(row.check_values().unwrap_err().to_string().ends_with("but must be between -2^64 and 2^64"));
         }
     }
 

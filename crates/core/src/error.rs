@@ -33,7 +33,27 @@ pub enum RowError {
         /// Tokens that could be drawn.
         available: u32,
     },
-    /// A knob has a value that means nothing.
+    /// A knob's number means nothing.
+    #[error("{knob} {}", out_of_range(*.value, .range))]
+    OutOfRange {
+        /// The knob.
+        knob: Knob,
+        /// Its value.
+        value: KnobValue,
+        /// What it must be.
+        range: &'static str,
+    },
+    /// A knob names a token that there is not.
+    #[error("{knob} names token {token}, but there are {vocab_size} tokens")]
+    UnknownToken {
+        /// The knob.
+        knob: Knob,
+        /// The token.
+        token: u32,
+        /// Tokens of the vocabulary.
+        vocab_size: u32,
+    },
+    /// A knob's value means nothing for another reason.
     #[error("{knob} {reason}")]
     Invalid {
         /// The knob.
@@ -172,6 +192,42 @@ pub enum HeadError {
         /// One past the last.
         vocab_end: usize,
     },
+}
+
+/// What a number out of its range is told.
+pub(crate) fn out_of_range(value: KnobValue, range: &str) -> String {
+    format!("is {value}, but must be {range}")
+}
+
+/// The number of a knob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KnobValue {
+    /// A float.
+    Float(FloatBits),
+    /// An integer.
+    Integer(u64),
+}
+
+impl From<f32> for KnobValue {
+    fn from(value: f32) -> Self {
+        KnobValue::Float(value.into())
+    }
+}
+
+impl From<u64> for KnobValue {
+    fn from(value: u64) -> Self {
+        KnobValue::Integer(value)
+    }
+}
+
+impl fmt::Display for KnobValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // With an exponent where that is shorter.
+            KnobValue::Float(FloatBits(bits)) => write!(f, "{:?}", f32::from_bits(*bits)),
+            KnobValue::Integer(value) => value.fmt(f),
+        }
+    }
 }
 
 /// A float that compares by its bits, so that errors can be compared.

@@ -61,7 +61,7 @@ pub mod transform;
 pub mod winner;
 
 pub use adjustments::{Adjustment, Adjustments, IndexedAdjustments};
-pub use error::{HeadError, RowError, SampleError};
+pub use error::{HeadError, KnobValue, RowError, SampleError};
 pub use filters::{Filter, Filters, Order};
 pub use frontier::Frontier;
 pub use group_summary::{GroupSummary, group_size};
@@ -78,7 +78,7 @@ pub use moments::Moments;
 pub use noise::{Domain, Noise, NoiseRng};
 pub use params::{LogprobsMode, RowParams};
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
-pub use samples::{Draw, Kept, RowSample, Samples};
+pub use samples::{Draw, Kept, RowSample, Samples, log_prob};
 pub use sampling_params::{ParamsError, SamplingParams, SamplingParamsBuilder};
 pub use selection::{Band, Selection, Selector};
 pub use stream_head::{StreamError, StreamHead};

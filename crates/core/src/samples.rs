@@ -68,9 +68,45 @@ impl RowSample<'_> {
         self.log_prob(logit)
     }
 
-    /// The log-probability of a logit of the kind that `log_z` sums, in nats; `None` when log Z was not asked for.
+    /// The log-probability of a logit of those that `log_z` sums, in nats; `None` when log Z was not asked for.
     pub fn log_prob(&self, logit: f32) -> Option<f64> {
-        self.log_z.map(|z| f64::from(logit) - z)
+        self.log_z.map(|log_z| log_prob(logit, log_z))
+    }
+}
+
+/// The log-probability of a logit of those that `log_z` sums, in nats. At most 0: log Z of a single token can round to
+/// less than its logit.
+pub fn log_prob(logit: f32, log_z: f64) -> f64 {
+    let log_prob = f64::from(logit) - log_z;
+    // A NaN stays one.
+    if log_prob > 0.0 { 0.0 } else { log_prob }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{Reference, Scheme};
+    use crate::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
+
+    #[test]
+    fn the_only_token_of_a_row_has_log_probability_0() {
+        let mut above = 0;
+        for i in 0..200 {
+            let weight = [0.1 * i as f32 - 7.0, 1.0];
+            let head = Head::new(Matrix::new(&weight, 2, 1).unwrap()).unwrap();
+            let plan = Plan { max_logprobs: Some(1), ..Plan::default() };
+            let mut samples = Samples::new();
+            let row = RowParams { mask: Some(&[1]), logprobs: Some(1), ..RowParams::default() };
+            let mut reference = Reference::new(head, plan, Scheme::Tiled);
+            reference.sample(Matrix::new(&[1f32], 1, 1).unwrap(), &[row], &mut samples).unwrap();
+            let row = samples.row(0).unwrap();
+            let log_probs = [row.draw_log_prob(0).unwrap(), row.log_prob(row.top[0].logit).unwrap()];
+            assert!(log_probs.iter().all(|log_prob| (-1e-8..=0.0).contains(log_prob)), "{i}: {log_probs:?}");
+            above += usize::from(f64::from(row.draws[0].logit) > row.log_z.unwrap());
+        }
+        // The bare difference would not do.
+        assert!(above > 0);
+        assert!(log_prob(0.0, f64::NAN).is_nan());
     }
 }
 

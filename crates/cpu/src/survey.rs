@@ -219,7 +219,7 @@ mod tests {
                 };
                 let overview = ask(&[Inquiry::Overview; 9]);
                 assert_eq!(overview[1].error, Some(RowError::NoFiniteLogit));
-                assert!(matches!(overview[4].error, Some(RowError::Invalid { .. })) && overview[6].list.is_empty());
+                assert!(matches!(overview[4].error, Some(RowError::OutOfRange { .. })) && overview[6].list.is_empty());
                 let place = flash_sampling_core::Place { logit: 1.0, token: 1600 };
                 let before = [Before::new(place)];
                 let mut inquiries = [Inquiry::Nothing; 9];

@@ -55,6 +55,11 @@ pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut L
                     for d in row.draws {
                         let exact = f64::from(logits[d.token as usize]) - log_mass(&logits);
                         let found = row.log_prob(d.logit).unwrap_or(f64::NAN);
+                        ensure!(
+                            (f64::NEG_INFINITY..=0.0).contains(&found),
+                            "{}: a log-probability of {found}",
+                            where_()
+                        );
                         worst = worst.max((found - exact).abs());
                     }
                 }

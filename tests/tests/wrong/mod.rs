@@ -371,7 +371,8 @@ impl Wrong<'_> {
             _ => params.seed,
         };
         let low = if self.fault == Fault::PositionTruncated { 0xffff_ffff } else { u64::MAX };
-        let position = RowError::Invalid { knob: Knob::Position, reason: "must be below 2^56" };
+        let value = params.position.into();
+        let position = RowError::OutOfRange { knob: Knob::Position, value, range: "below 2^56" };
         let noise = Noise::new(seed, params.position & low).ok_or(position)?;
         let first = self.seen.tokens().start;
         let drawing = Drawing { fault: self.fault, row, noise, temperature: params.temperature, logits, first };

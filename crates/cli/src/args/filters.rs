@@ -7,8 +7,8 @@ use flash_sampling::{Order, RowParams};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Filters")]
 pub struct FilterArgs {
-    /// Keep the K largest logits; 0 = all.
-    #[arg(long, value_name = "K", default_value_t = 0, allow_negative_numbers = true)]
+    /// Keep the K largest logits; 0 or -1 = all.
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = top_k, allow_negative_numbers = true)]
     pub top_k: u32,
     /// Keep the smallest set of largest probabilities that reaches P; 1 = all.
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
@@ -34,6 +34,13 @@ pub struct FilterArgs {
     /// The order of temperature and filters, by whose it is.
     #[arg(long, value_enum, default_value_t = OrderArg::Vllm)]
     pub order: OrderArg,
+}
+
+fn top_k(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Err(_) if text == "-1" => Ok(0),
+        number => number.map_err(|_| "it must be -1, or 0 to 4294967295".into()),
+    }
 }
 
 /// Whose order of temperature and filters.

@@ -53,7 +53,7 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
 
 fn group(text: &str) -> Result<u32, String> {
     let size = text.parse().ok().filter(|&size: &u32| size > 0 && size.is_multiple_of(64));
-    size.ok_or_else(|| "it must be a positive multiple of 64".into())
+    size.ok_or_else(|| "it must be a multiple of 64, from 64 to 4294967232".into())
 }
 
 /// Where the work is done.

@@ -1,7 +1,7 @@
 //! One sequence of a batch.
 
 use super::text::TextStream;
-use flash_sampling::{History, RowError, RowSample};
+use flash_sampling::{History, RowError, RowSample, log_prob};
 use flash_sampling_models::Cache;
 
 /// Why a sequence goes no further.
@@ -43,8 +43,7 @@ impl Sequence<'_> {
     pub(super) fn push(&mut self, row: &RowSample<'_>) {
         self.history.push(row.token());
         if let Some(log_z) = row.log_z {
-            let logprob = |logit: f32| f64::from(logit) - log_z;
-            let top = row.top.iter().map(|c| (c.winner.token, logprob(c.logit))).collect();
+            let top = row.top.iter().map(|c| (c.winner.token, log_prob(c.logit, log_z))).collect();
             let drawn = row.draw_log_prob(0).unwrap_or(f64::NAN);
             self.logprobs.push(Logprobs { drawn, top });
         }

@@ -96,7 +96,7 @@ mod tests {
             ("", "EOF"),
             ("7", "it is no object"),
             ("[{}]", "it has 1 objects for 2 rows"),
-            (r#"[{}, {"top_p": 0}]"#, "row 1: top_p must be above 0 and at most 1"),
+            (r#"[{}, {"top_p": 0}]"#, "row 1: top_p is 0.0, but must be above 0 and at most 1"),
             (r#"[{}, {"n": 1, "n": 2}]"#, "duplicate field `n` at line 1 column"),
             (r#"{"logit_bias": {"1": 1, "1": 2}}"#, "duplicate field `1`"),
             (r#"{"prompt_token_ids": [1], "prompt_token_ids": [1]}"#, "duplicate field `prompt_token_ids`"),

@@ -1,6 +1,6 @@
 //! What became of one row.
 
-use flash_sampling::{Candidate, Draw, Kept, Matrix, RowError};
+use flash_sampling::{Candidate, Draw, Kept, Matrix, RowError, log_prob};
 
 /// All draws of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,7 +53,7 @@ impl Drawn {
 
     /// The log-probability of a logit, in nats.
     pub fn log_prob(&self, logit: f32) -> f64 {
-        f64::from(logit) - self.log_z
+        log_prob(logit, self.log_z)
     }
 }
 

@@ -169,7 +169,10 @@ fn flags_that_mean_nothing_are_refused() {
         ("--shards 2", "--shards means nothing"),
         ("--variant sharded --shards 0", "'0' for '--shards <N>': it must be 1 to 4096"),
         ("--variant sharded --shards 4097", "it must be 1 to 4096"),
-        ("--variant grouped --group 0", "'0' for '--group <TOKENS>': it must be a positive multiple of 64"),
+        (
+            "--variant grouped --group 0",
+            "'0' for '--group <TOKENS>': it must be a multiple of 64, from 64 to 4294967232",
+        ),
         ("--variant online --group 1000", "'1000' for '--group <TOKENS>'"),
         (
             "--variant grouped --without-replacement",
@@ -179,8 +182,9 @@ fn flags_that_mean_nothing_are_refused() {
         ("--variant reference --isa portable", "--isa means nothing"),
         ("--backend cuda --threads 2", "--threads means nothing"),
         ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
-        ("--top-k five", "invalid value 'five' for '--top-k <K>'"),
-        ("--top-p 2", "top_p must be above 0 and at most 1"),
+        ("--top-k five", "invalid value 'five' for '--top-k <K>': it must be -1, or 0 to 4294967295"),
+        ("--top-k -2", "'-2' for '--top-k <K>': it must be -1"),
+        ("--top-p 2", "top_p is 2.0, but must be above 0 and at most 1"),
         ("--kept --temperature 0", "kept is not defined for a greedy row"),
     ] {
         run(&with(&head, flags)).assert_refused(says);

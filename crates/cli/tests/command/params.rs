@@ -19,6 +19,8 @@ fn a_file_gives_what_its_flags_give() {
         "--temperature 0.7 --top-k 50 --top-p 0.9 --min-p 0.01 --draws 7 --seed 4 --logprobs 3",
     );
     same(r#"{"top_k": -1, "n": 40, "without_replacement": true}"#, "--draws 40 --without-replacement");
+    same(r#"{"top_k": 0, "n": 40}"#, "--top-k -1 --draws 40");
+    same(r#"{"logit_bias": {"3": "-inf", "5": 2}, "n": 90}"#, "--logit-bias 3:-inf,5:2 --draws 90");
     same(
         r#"{"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25, "n": 30,
             "prompt_token_ids": [1, 2, 3], "output_token_ids": [7, 7, 9], "banned_token_ids": [4, 5],
@@ -90,12 +92,15 @@ fn bad_parameters_are_one_clear_line() {
         result.assert_refused(says);
     };
     refused("", "bad.json: not a valid parameter file: EOF");
-    refused(r#"{"top_p": 1.5}"#, "bad.json: not a valid parameter file: top_p must be above 0 and at most 1");
+    refused(
+        r#"{"top_p": 1.5}"#,
+        "bad.json: not a valid parameter file: top_p is 1.5, but must be above 0 and at most 1",
+    );
     refused(r#"{"temprature": 5}"#, "unknown field `temprature`");
     refused(r#"{"max_tokens": 5}"#, "max_tokens is no matter of the draw");
     refused(r#"[{}, {}, {"temperature": "hot"}]"#, "row 2: temperature: invalid type: string \"hot\"");
     refused("[{}]", "it has 1 objects for 3 rows");
-    refused(r#"{"n": 0}"#, "n must be at least 1");
+    refused(r#"{"n": 0}"#, "n is 0, but must be at least 1");
     refused(r#"{"n": 20000000}"#, "row 0: n = 20000000, but a row has 10000000 draws at most");
     refused(r#"{"logit_bias": {"300": 1}}"#, "logit_bias names token 300, but there are 300 tokens");
     refused(r#"[{}, {"allowed_token_ids": [1, 400]}, {}]"#, "row 1: allowed_token_ids names token 400");

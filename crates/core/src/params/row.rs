@@ -1,7 +1,7 @@
 //! A row's parameters, checked against a sampler, its plan and the vocabulary.
 
 use crate::adjustments::Adjustment;
-use crate::error::RowError;
+use crate::error::{KnobValue, RowError};
 use crate::filters::{Filter, Filters, Order};
 use crate::knob::{Knob, Knobs};
 use crate::noise::{Noise, POSITION_MAX};
@@ -9,13 +9,8 @@ use crate::params::{LARGEST_PENALTY, LogprobsMode, RowParams};
 use crate::sampler::{Capabilities, Plan};
 use crate::transform::RowTransform;
 
-/// A knob that a sampler may lack, in a row.
-struct KnobState {
-    knob: Knob,
-    on: bool,
-    valid: bool,
-    /// What an invalid value is told.
-    range: &'static str,
+fn out_of_range(knob: Knob, value: impl Into<KnobValue>, range: &'static str) -> RowError {
+    RowError::OutOfRange { knob, value: value.into(), range }
 }
 
 /// A row whose parameters were checked, in the form that a backend works with.
@@ -49,7 +44,8 @@ impl<'a> RowParams<'a> {
     /// has no use for it and passes none.
     ///
     /// # Errors
-    /// [`RowError::Invalid`], [`RowError::Unsupported`], [`RowError::Unplanned`] or [`RowError::BeyondPlan`], naming the knob.
+    /// Those of [`RowParams::check_values`], [`RowError::Unsupported`], [`RowError::Unplanned`] or
+    /// [`RowError::BeyondPlan`], naming the knob.
     pub fn check(
         &self,
         adjustments: &'a [Adjustment],
@@ -64,8 +60,7 @@ impl<'a> RowParams<'a> {
         self.check_plan(can, plan)?;
         let greedy = self.temperature == 0.0;
         let inv_temperature = if greedy { 1.0 } else { 1.0 / self.temperature };
-        let position = RowError::Invalid { knob: Knob::Position, reason: "must be below 2^56" };
-        let noise = Noise::new(self.seed, self.position).ok_or(position)?;
+        let noise = Noise::new(self.seed, self.position).ok_or(self.beyond_positions())?;
         let filters = (!greedy)
             .then(|| self.filters(&noise, inv_temperature, vocab_size))
             .filter(|f| self.kept || !f.steps().is_empty());
@@ -89,10 +84,11 @@ impl<'a> RowParams<'a> {
     /// The lists of tokens: known tokens, biases that mean something.
     fn check_lists(&self, vocab_size: u32) -> Result<(), RowError> {
         let invalid = |knob, reason| Err(RowError::Invalid { knob, reason });
+        let unknown = |knob, token| Err(RowError::UnknownToken { knob, token, vocab_size });
         let mut previous = None;
         for &(token, value) in self.logit_bias {
             if token >= vocab_size {
-                return invalid(Knob::LogitBias, "names a token beyond the vocabulary");
+                return unknown(Knob::LogitBias, token);
             }
             if previous.is_some_and(|p| p >= token) {
                 return invalid(Knob::LogitBias, "must have its tokens strictly ascending");
@@ -102,71 +98,75 @@ impl<'a> RowParams<'a> {
             }
             previous = Some(token);
         }
-        if self.banned.iter().any(|&token| token >= vocab_size) {
-            return invalid(Knob::Banned, "names a token beyond the vocabulary");
-        }
-        if self.stop_token_ids.iter().any(|&token| token >= vocab_size) {
-            return invalid(Knob::StopTokenIds, "names a token beyond the vocabulary");
+        for (knob, tokens) in [(Knob::Banned, self.banned), (Knob::StopTokenIds, self.stop_token_ids)] {
+            if let Some(&token) = tokens.iter().find(|&&token| token >= vocab_size) {
+                return unknown(knob, token);
+            }
         }
         Ok(())
     }
 
     /// The knobs that are on, of those that a sampler may lack; see [`Capabilities::knobs`].
     pub fn enabled(&self) -> Knobs {
-        let mut enabled = Knobs::NONE;
-        self.optional_knobs(|state| enabled = if state.on { enabled.with(state.knob) } else { enabled });
-        enabled
+        let knobs = [
+            (Knob::Banned, !self.banned.is_empty()),
+            (Knob::MinTokens, self.min_tokens > 0),
+            (Knob::RepetitionPenalty, self.repetition_penalty != 1.0),
+            (Knob::FrequencyPenalty, self.frequency_penalty != 0.0),
+            (Knob::PresencePenalty, self.presence_penalty != 0.0),
+            (Knob::DryMultiplier, self.dry_multiplier != 0.0),
+            (Knob::TopK, self.top_k != 0),
+            (Knob::TopP, self.top_p != 1.0),
+            (Knob::MinP, self.min_p != 0.0),
+            (Knob::TopNSigma, self.top_n_sigma != 0.0),
+            (Knob::EpsilonCutoff, self.epsilon_cutoff != 0.0),
+            (Knob::TypicalP, self.typical_p != 1.0),
+            // The threshold stands for both in a sampler's capabilities.
+            (Knob::XtcThreshold, self.xtc_probability != 0.0),
+            (Knob::Kept, self.kept),
+            (Knob::LogprobsMode, self.logprobs.is_some() && self.logprobs_mode != LogprobsMode::Processed),
+        ];
+        let with = |all: Knobs, (knob, is_on)| if is_on { all.with(knob) } else { all };
+        knobs.into_iter().fold(Knobs::NONE, with)
     }
 
-    /// Visits the state of each knob that a sampler may lack. One after the other and inlined: lists of them, made twice a
-    /// check, were 40 of the 200 us of a rank's processor for 64 rows with min-p, which checked each row nine times.
-    #[inline(always)]
-    fn optional_knobs(&self, mut visit: impl FnMut(KnobState)) {
-        let state = |knob, on, valid, range| KnobState { knob, on, valid, range };
-        let list = |knob, on| state(knob, on, true, "");
-        let penalty =
-            |knob, x: f32| state(knob, x != 0.0, x.abs() <= LARGEST_PENALTY, "must be between -2^64 and 2^64");
-        let not_negative =
-            |knob, x: f32| state(knob, x != 0.0, x >= 0.0 && x.is_finite(), "must be finite and not negative");
-        let from_0 = |knob, x: f32| state(knob, x != 0.0, (0.0..=1.0).contains(&x), "must be between 0 and 1");
-        let above_0 = |knob, x: f32| state(knob, x != 1.0, x > 0.0 && x <= 1.0, "must be above 0 and at most 1");
-        let repetition = self.repetition_penalty;
-        let xtc = self.xtc_probability != 0.0;
-        visit(list(Knob::Banned, !self.banned.is_empty()));
-        visit(list(Knob::MinTokens, self.min_tokens > 0));
-        visit(state(
-            Knob::RepetitionPenalty,
-            repetition != 1.0,
-            repetition > 0.0 && repetition.is_finite(),
-            "must be finite and above 0",
-        ));
-        visit(penalty(Knob::FrequencyPenalty, self.frequency_penalty));
-        visit(penalty(Knob::PresencePenalty, self.presence_penalty));
-        visit(not_negative(Knob::DryMultiplier, self.dry_multiplier));
-        visit(state(
-            Knob::DryBase,
-            false,
-            self.dry_base >= 1.0 && self.dry_base.is_finite(),
-            "must be finite and at least 1",
-        ));
-        visit(state(Knob::DrySequenceBreakers, false, self.dry_sequence_breakers.is_sorted(), "must be ascending"));
-        visit(list(Knob::TopK, self.top_k != 0));
-        visit(above_0(Knob::TopP, self.top_p));
-        visit(from_0(Knob::MinP, self.min_p));
-        visit(not_negative(Knob::TopNSigma, self.top_n_sigma));
-        visit(from_0(Knob::EpsilonCutoff, self.epsilon_cutoff));
-        visit(above_0(Knob::TypicalP, self.typical_p));
-        // The threshold stands for both in a sampler's capabilities.
-        visit(KnobState { on: xtc, ..above_0(Knob::XtcThreshold, self.xtc_threshold) });
-        visit(KnobState { on: false, ..from_0(Knob::XtcProbability, self.xtc_probability) });
-        visit(list(Knob::Kept, self.kept));
-        visit(list(Knob::LogprobsMode, self.logprobs.is_some() && self.logprobs_mode != LogprobsMode::Processed));
+    /// The numbers of penalties and filters.
+    fn check_ranges(&self) -> Result<(), RowError> {
+        let within = |knob, value: f32, is_within: bool, range| match is_within {
+            true => Ok(()),
+            false => Err(out_of_range(knob, value, range)),
+        };
+        let penalty = |knob, x: f32| within(knob, x, x.abs() <= LARGEST_PENALTY, "between -2^64 and 2^64");
+        let not_negative = |knob, x: f32| within(knob, x, x >= 0.0 && x.is_finite(), "finite and not negative");
+        let from_0 = |knob, x: f32| within(knob, x, (0.0..=1.0).contains(&x), "between 0 and 1");
+        let above_0 = |knob, x: f32| within(knob, x, x > 0.0 && x <= 1.0, "above 0 and at most 1");
+        let (repetition, base) = (self.repetition_penalty, self.dry_base);
+        let is_factor = repetition > 0.0 && repetition.is_finite();
+        within(Knob::RepetitionPenalty, repetition, is_factor, "finite and above 0")?;
+        penalty(Knob::FrequencyPenalty, self.frequency_penalty)?;
+        penalty(Knob::PresencePenalty, self.presence_penalty)?;
+        not_negative(Knob::DryMultiplier, self.dry_multiplier)?;
+        within(Knob::DryBase, base, base >= 1.0 && base.is_finite(), "finite and at least 1")?;
+        if !self.dry_sequence_breakers.is_sorted() {
+            return Err(RowError::Invalid { knob: Knob::DrySequenceBreakers, reason: "must be ascending" });
+        }
+        above_0(Knob::TopP, self.top_p)?;
+        from_0(Knob::MinP, self.min_p)?;
+        not_negative(Knob::TopNSigma, self.top_n_sigma)?;
+        from_0(Knob::EpsilonCutoff, self.epsilon_cutoff)?;
+        above_0(Knob::TypicalP, self.typical_p)?;
+        above_0(Knob::XtcThreshold, self.xtc_threshold)?;
+        from_0(Knob::XtcProbability, self.xtc_probability)
+    }
+
+    fn beyond_positions(&self) -> RowError {
+        out_of_range(Knob::Position, self.position, "below 2^56")
     }
 
     /// Checks what can be checked without a sampler: that every value means something.
     ///
     /// # Errors
-    /// [`RowError::Invalid`], naming the knob.
+    /// [`RowError::OutOfRange`], [`RowError::UnknownToken`] or [`RowError::Invalid`], naming the knob.
     pub fn check_values(&self) -> Result<(), RowError> {
         self.check_values_for(u32::MAX).map(drop)
     }
@@ -174,32 +174,25 @@ impl<'a> RowParams<'a> {
     /// Gives the [`RowParams::enabled`] knobs.
     fn check_values_for(&self, vocab_size: u32) -> Result<Knobs, RowError> {
         let invalid = |knob, reason| Err(RowError::Invalid { knob, reason });
+        let temperature = |range| Err(out_of_range(Knob::Temperature, self.temperature, range));
         if self.position > POSITION_MAX {
-            return invalid(Knob::Position, "must be below 2^56");
+            return Err(self.beyond_positions());
         }
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return invalid(Knob::Temperature, "must be finite and not negative");
+            return temperature("finite and not negative");
         }
         if self.temperature > 0.0 && 1.0 / self.temperature == f32::INFINITY {
-            return invalid(Knob::Temperature, "is too small to divide by; use 0 for greedy");
+            return temperature("large enough to divide by, or 0 for greedy");
         }
         if self.draws == 0 {
-            return invalid(Knob::Draws, "must be at least 1");
+            return Err(out_of_range(Knob::Draws, u64::from(self.draws), "at least 1"));
         }
         if self.first_draw.checked_add(self.draws).is_none() {
             return invalid(Knob::FirstDraw, "plus draws must be below 2^32");
         }
         self.check_lists(vocab_size)?;
-        let (mut enabled, mut first) = (Knobs::NONE, None);
-        self.optional_knobs(|state| {
-            enabled = if state.on { enabled.with(state.knob) } else { enabled };
-            if !state.valid && first.is_none() {
-                first = Some((state.knob, state.range));
-            }
-        });
-        if let Some((knob, range)) = first {
-            return invalid(knob, range);
-        }
+        self.check_ranges()?;
+        let enabled = self.enabled();
         if self.temperature == 0.0 && self.kept {
             return invalid(Knob::Kept, "is not defined for a greedy row");
         }

@@ -2,23 +2,31 @@
 //! vocabulary, and lent to a call as [`RowParams`] at every step.
 //!
 //! Fields have the names of vLLM's `SamplingParams`, so that the sampling part of a request maps without a table: `null`
-//! stands for a field's default, -1 for no seed, every token (`top_k`) and all log-probabilities. What vLLM does not have is
-//! named as in [`RowParams`]. Nothing is dropped: a field that is not known is refused, and vLLM's fields that are no matter
-//! of the draw (`max_tokens`, `stop`, `detokenize`, ...) are refused unless their value asks for nothing, as null and vLLM's
-//! own default of most of them do. (The default of `max_tokens` is 16, which asks for an end.) Two things differ: `logit_bias` is not clamped to ±100, and
+//! stands for a field's default, -1 for no seed, every token (`top_k`) and all log-probabilities, and `"-inf"` for a float
+//! that JSON has no number for. What vLLM does not have is named as in [`RowParams`]. Nothing is dropped: a field that is
+//! not known is refused, and vLLM's fields that are no matter of the draw (`max_tokens`, `stop`, `detokenize`, ...) are
+//! refused unless their value asks for nothing, as null and vLLM's own default of most of them do. (The default of
+//! `max_tokens` is 16, which asks for an end.) Two things differ: `logit_bias` is not clamped to ±100, and
 //! `logprobs_mode`, which vLLM has for all requests alike, is the processed ones unless said.
+//!
+//! The tokens of the sequence are no field: parameters stay as they are from step to step, and a sequence grows. It is a
+//! [`History`], which the caller keeps and [`SamplingParams::row`] takes.
 
-use crate::error::RowError;
+use crate::error::{RowError, out_of_range};
 use crate::filters::Order;
 use crate::history::History;
 use crate::knob::Knob;
 use crate::params::{LogprobsMode, RowParams};
+#[cfg(feature = "serde")]
+use number::{Number, Numbers};
 #[cfg(feature = "serde")]
 use read::{Most, Seed};
 use std::collections::BTreeMap;
 #[cfg(feature = "serde")]
 use std::collections::BTreeSet;
 
+#[cfg(feature = "serde")]
+mod number;
 #[cfg(feature = "serde")]
 mod read;
 #[cfg(test)]
@@ -34,23 +42,22 @@ pub struct ParamsError {
     pub reason: String,
 }
 
-/// The type that a field is read as: the last one.
+/// The type that a field is read and written as: the last one.
 #[cfg(feature = "serde")]
-macro_rules! read_as {
+macro_rules! form_of {
     ($type:ty) => {
         $type
     };
-    ($type:ty, $read:ty) => {
-        $read
+    ($type:ty, $form:ty) => {
+        $form
     };
 }
 
 macro_rules! fields {
-    ($($(#[$doc:meta])* $field:ident: $type:ty $([$read:ty])? = $default:expr;)*) => {
+    ($($(#[$doc:meta])* $field:ident: $type:ty $([$form:ty])? = $default:expr;)*) => {
         /// The fields of [`SamplingParams`], to be set one by one and checked by
         /// [`build`](SamplingParamsBuilder::build). The default has every knob off.
         #[derive(Clone, Debug, PartialEq)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         pub struct SamplingParamsBuilder {
             $($(#[$doc])* pub $field: $type,)*
         }
@@ -70,6 +77,22 @@ macro_rules! fields {
                     self
                 }
             )*
+        }
+
+        /// All fields, in a form that is read back as they are.
+        #[cfg(feature = "serde")]
+        impl serde::Serialize for SamplingParamsBuilder {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                use serde::ser::SerializeStruct;
+
+                let count = [$(stringify!($field)),*].len();
+                let mut fields = serializer.serialize_struct("SamplingParamsBuilder", count)?;
+                $(
+                    let value = <form_of!($type $(, $form)?)>::from(self.$field.clone());
+                    fields.serialize_field(stringify!($field), &value)?;
+                )*
+                fields.end()
+            }
         }
 
         /// `null` is the default. Errors name the field.
@@ -93,8 +116,8 @@ macro_rules! fields {
                         while let Some(field) = map.next_key::<String>()? {
                             match field.as_str() {
                                 $(stringify!($field) => {
-                                    type As = read_as!($type $(, $read)?);
-                                    if let Some(value) = read::value::<_, As>(stringify!($field), &mut map)? {
+                                    type Form = form_of!($type $(, $form)?);
+                                    if let Some(value) = read::value::<_, Form>(stringify!($field), &mut map)? {
                                         params.$field = value.into();
                                     }
                                 })*
@@ -118,23 +141,23 @@ fields! {
     /// Draws of a step.
     n: u32 = 1;
     /// Divides the logits; 0 = greedy.
-    temperature: f32 = 1.0;
+    temperature: f32 [Number] = 1.0;
     /// See [`RowParams::top_p`].
-    top_p: f32 = 1.0;
+    top_p: f32 [Number] = 1.0;
     /// Keep this many of the largest logits; 0 or -1 = all.
     top_k: i32 = 0;
     /// See [`RowParams::min_p`].
-    min_p: f32 = 0.0;
+    min_p: f32 [Number] = 0.0;
     /// The key of the noise; `None` = the caller's.
     seed: Option<u64> [Seed] = None;
     /// See [`RowParams::presence_penalty`].
-    presence_penalty: f32 = 0.0;
+    presence_penalty: f32 [Number] = 0.0;
     /// See [`RowParams::frequency_penalty`].
-    frequency_penalty: f32 = 0.0;
+    frequency_penalty: f32 [Number] = 0.0;
     /// See [`RowParams::repetition_penalty`].
-    repetition_penalty: f32 = 1.0;
-    /// Added to the logits of single tokens. JSON has no -inf: `banned_token_ids` is for that.
-    logit_bias: BTreeMap<u32, f32> = BTreeMap::new();
+    repetition_penalty: f32 [Number] = 1.0;
+    /// Added to the logits of single tokens; -inf (in JSON `"-inf"`) forbids one, as `banned_token_ids` does.
+    logit_bias: BTreeMap<u32, f32> [Numbers] = BTreeMap::new();
     /// The only tokens that may be drawn; `None` = all.
     allowed_token_ids: Option<Vec<u32>> = None;
     /// See [`RowParams::banned`].
@@ -148,19 +171,19 @@ fields! {
     /// See [`RowParams::logprobs_mode`]. (vLLM has this for all requests alike, and its default is the raw ones.)
     logprobs_mode: LogprobsMode = LogprobsMode::Processed;
     /// See [`RowParams::top_n_sigma`].
-    top_n_sigma: f32 = 0.0;
+    top_n_sigma: f32 [Number] = 0.0;
     /// See [`RowParams::epsilon_cutoff`].
-    epsilon_cutoff: f32 = 0.0;
+    epsilon_cutoff: f32 [Number] = 0.0;
     /// See [`RowParams::typical_p`].
-    typical_p: f32 = 1.0;
+    typical_p: f32 [Number] = 1.0;
     /// See [`RowParams::xtc_threshold`].
-    xtc_threshold: f32 = 0.1;
+    xtc_threshold: f32 [Number] = 0.1;
     /// See [`RowParams::xtc_probability`].
-    xtc_probability: f32 = 0.0;
+    xtc_probability: f32 [Number] = 0.0;
     /// See [`RowParams::dry_multiplier`].
-    dry_multiplier: f32 = 0.0;
+    dry_multiplier: f32 [Number] = 0.0;
     /// See [`RowParams::dry_base`].
-    dry_base: f32 = 1.75;
+    dry_base: f32 [Number] = 1.75;
     /// See [`RowParams::dry_allowed_length`].
     dry_allowed_length: u32 = 2;
     /// See [`RowParams::dry_penalty_last_n`]; -1 = the whole sequence.
@@ -192,11 +215,10 @@ impl SamplingParamsBuilder {
     /// The first field whose value means nothing, or that names a token beyond the vocabulary.
     pub fn build(mut self, vocab_size: u32) -> Result<SamplingParams, ParamsError> {
         let refuse = |field, reason: &str| Err(ParamsError { field, reason: reason.into() });
-        if self.top_k < -1 {
-            return refuse("top_k", "must be at least -1");
-        }
-        if self.dry_penalty_last_n < -1 {
-            return refuse("dry_penalty_last_n", "must be at least -1");
+        for (field, value) in [("top_k", self.top_k), ("dry_penalty_last_n", self.dry_penalty_last_n)] {
+            if value < -1 {
+                return refuse(field, &format!("is {value}, but must be at least -1"));
+            }
         }
         if self.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
             return refuse("allowed_token_ids", "must name a token");
@@ -219,6 +241,7 @@ impl SamplingParamsBuilder {
         let params = SamplingParams { fields: self, logit_bias, mask };
         match params.row(0, 0, None).check_values() {
             Err(RowError::Invalid { knob, reason }) => refuse(field_of(knob), reason),
+            Err(RowError::OutOfRange { knob, value, range }) => refuse(field_of(knob), &out_of_range(value, range)),
             _ => Ok(params),
         }
     }

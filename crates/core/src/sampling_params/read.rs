@@ -1,11 +1,19 @@
 //! How single fields of a request are read: null, -1, and what is no matter of the draw.
 
 use core::fmt;
-use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Serialize};
 
 /// A seed; -1 is none.
+#[derive(Serialize)]
+#[serde(transparent)]
 pub(super) struct Seed(Option<u64>);
+
+impl From<Option<u64>> for Seed {
+    fn from(seed: Option<u64>) -> Self {
+        Seed(seed)
+    }
+}
 
 impl From<Seed> for Option<u64> {
     fn from(seed: Seed) -> Self {
@@ -20,11 +28,19 @@ impl<'de> Deserialize<'de> for Seed {
 }
 
 /// A number of log-probabilities; -1 is all.
-pub(super) struct Most(u32);
+#[derive(Serialize)]
+#[serde(transparent)]
+pub(super) struct Most(Option<u32>);
+
+impl From<Option<u32>> for Most {
+    fn from(most: Option<u32>) -> Self {
+        Most(most)
+    }
+}
 
 impl From<Most> for Option<u32> {
     fn from(most: Most) -> Self {
-        Some(most.0)
+        most.0
     }
 }
 
@@ -32,7 +48,8 @@ impl<'de> Deserialize<'de> for Most {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let most = or_minus_one(deserializer)?;
         let most = most.map_or(Ok(u32::MAX), u32::try_from);
-        most.map(Most).map_err(|_| D::Error::custom("the number of log-probabilities must be below 2^32"))
+        most.map(|most| Most(Some(most)))
+            .map_err(|_| D::Error::custom("the number of log-probabilities must be below 2^32"))
     }
 }
 
@@ -183,6 +200,10 @@ pub(super) fn beside_the_draw<'de, A: MapAccess<'de>>(
     map: &mut A,
     known: &'static [&'static str],
 ) -> Result<(), A::Error> {
+    if let "prompt_token_ids" | "output_token_ids" = field {
+        let reason = "is the sequence's, not a parameter: give SamplingParams::row a History with these tokens";
+        return Err(A::Error::custom(format_args!("{field} {reason}")));
+    }
     let Some((_, neutral)) = BESIDE_THE_DRAW.iter().find(|(name, _)| *name == field) else {
         return Err(A::Error::unknown_field(field, known));
     };

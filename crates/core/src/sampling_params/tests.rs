@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::transform::allowed;
+#[cfg(feature = "serde")]
+use proptest::prelude::*;
 
 #[test]
 fn the_default_is_the_default_row() {
@@ -36,16 +38,16 @@ fn values_out_of_range_name_their_field() {
     let b = SamplingParams::builder;
     let bias = |value| [(3, value)].into();
     let cases = [
-        (b().n(0), "n must be at least 1"),
-        (b().temperature(-0.5), "temperature must be finite and not negative"),
-        (b().temperature(f32::NAN), "temperature must be finite and not negative"),
-        (b().top_p(0.0), "top_p must be above 0 and at most 1"),
-        (b().top_p(1.5), "top_p must be above 0 and at most 1"),
-        (b().top_k(-2), "top_k must be at least -1"),
-        (b().min_p(-0.1), "min_p must be between 0 and 1"),
-        (b().presence_penalty(f32::INFINITY), "presence_penalty must be between -2^64 and 2^64"),
-        (b().frequency_penalty(f32::NAN), "frequency_penalty must be between -2^64 and 2^64"),
-        (b().repetition_penalty(0.0), "repetition_penalty must be finite and above 0"),
+        (b().n(0), "n is 0, but must be at least 1"),
+        (b().temperature(-0.5), "temperature is -0.5, but must be finite and not negative"),
+        (b().temperature(f32::NAN), "temperature is NaN, but must be finite and not negative"),
+        (b().top_p(0.0), "top_p is 0.0, but must be above 0 and at most 1"),
+        (b().top_p(1.5), "top_p is 1.5, but must be above 0 and at most 1"),
+        (b().top_k(-2), "top_k is -2, but must be at least -1"),
+        (b().min_p(-0.1), "min_p is -0.1, but must be between 0 and 1"),
+        (b().presence_penalty(f32::INFINITY), "presence_penalty is inf, but must be between -2^64 and 2^64"),
+        (b().frequency_penalty(f32::NAN), "frequency_penalty is NaN, but must be between -2^64 and 2^64"),
+        (b().repetition_penalty(0.0), "repetition_penalty is 0.0, but must be finite and above 0"),
         (b().logit_bias(bias(f32::NAN)), "logit_bias has a value that is NaN or +inf"),
         (b().allowed_token_ids(Some(vec![])), "allowed_token_ids must name a token"),
         (b().allowed_token_ids(Some(vec![!1])), "allowed_token_ids names token 4294967294, but there are 300 tokens"),
@@ -54,14 +56,14 @@ fn values_out_of_range_name_their_field() {
         (b().banned_token_ids(vec![!0]), "banned_token_ids names token 4294967295, but there are 300 tokens"),
         (b().stop_token_ids(vec![2, 300]), "stop_token_ids names token 300, but there are 300 tokens"),
         (b().logprobs(Some(301)), "logprobs is 301, but there are 300 tokens"),
-        (b().top_n_sigma(-1.0), "top_n_sigma must be finite and not negative"),
-        (b().epsilon_cutoff(2.0), "epsilon_cutoff must be between 0 and 1"),
-        (b().typical_p(0.0), "typical_p must be above 0 and at most 1"),
-        (b().xtc_threshold(0.0), "xtc_threshold must be above 0 and at most 1"),
-        (b().xtc_probability(2.0), "xtc_probability must be between 0 and 1"),
-        (b().dry_multiplier(-1.0), "dry_multiplier must be finite and not negative"),
-        (b().dry_base(0.5), "dry_base must be finite and at least 1"),
-        (b().dry_penalty_last_n(-2), "dry_penalty_last_n must be at least -1"),
+        (b().top_n_sigma(-1.0), "top_n_sigma is -1.0, but must be finite and not negative"),
+        (b().epsilon_cutoff(2.0), "epsilon_cutoff is 2.0, but must be between 0 and 1"),
+        (b().typical_p(0.0), "typical_p is 0.0, but must be above 0 and at most 1"),
+        (b().xtc_threshold(0.0), "xtc_threshold is 0.0, but must be above 0 and at most 1"),
+        (b().xtc_probability(2.0), "xtc_probability is 2.0, but must be between 0 and 1"),
+        (b().dry_multiplier(-1.0), "dry_multiplier is -1.0, but must be finite and not negative"),
+        (b().dry_base(0.5), "dry_base is 0.5, but must be finite and at least 1"),
+        (b().dry_penalty_last_n(-2), "dry_penalty_last_n is -2, but must be at least -1"),
     ];
     for (builder, says) in cases {
         assert_eq!(builder.build(300).unwrap_err().to_string(), says);
@@ -87,6 +89,11 @@ fn a_request_of_vllm_maps_without_a_table() {
         (r#"{"temprature": 5}"#, "unknown field `temprature`"),
         (r#"{"top_k": 0.5}"#, "top_k: invalid type: floating point"),
         (r#"{"logit_bias": {"11": "low"}}"#, "logit_bias: invalid type: string \"low\""),
+        (
+            r#"{"top_p": "much"}"#,
+            "top_p: invalid type: string \"much\", expected a number, \"-inf\", \"inf\" or \"NaN\"",
+        ),
+        (r#"{"prompt_token_ids": [1]}"#, "prompt_token_ids is the sequence's, not a parameter"),
         (r#"{"order": "ours"}"#, "order: unknown variant `ours`"),
         (r#"[1]"#, "expected an object of sampling parameters"),
         (r#"{"seed": -2}"#, "seed: invalid value: integer `-2`, expected an integer of at least -1"),
@@ -96,9 +103,92 @@ fn a_request_of_vllm_maps_without_a_table() {
         let error = read(json).unwrap_err().to_string();
         assert!(error.contains(says), "{json}: {error}");
     }
-    for (json, says) in [(r#"{"top_p": 2}"#, "top_p must be"), (r#"{"temperature": 1e99}"#, "temperature must be")] {
+    for (json, says) in [
+        (r#"{"top_p": 2}"#, "top_p is 2.0, but must be"),
+        (r#"{"temperature": 1e99}"#, "temperature is inf, but must be"),
+        (r#"{"temperature": "NaN"}"#, "temperature is NaN, but must be"),
+    ] {
         assert!(read(json).unwrap().build(300).unwrap_err().to_string().starts_with(says), "{json}");
     }
+}
+
+#[cfg(feature = "serde")]
+proptest! {
+    /// Whatever the fields hold, JSON gives it back: as text and as a value. Floats are any bits, NaN and infinities among
+    /// them (of one NaN: JSON does not tell them apart).
+    #[test]
+    fn json_gives_every_field_back(
+        floats in prop::collection::vec(float(), 16),
+        bias in prop::collection::btree_map(any::<u32>(), float(), 0..4),
+        (n, min_tokens, allowed_length) in any::<(u32, u32, u32)>(),
+        (top_k, last_n, choices) in (-1..i32::MAX, -1..i32::MAX, 0usize..24),
+        (seed, logprobs) in any::<(Option<u64>, Option<u32>)>(),
+        lists in prop::collection::vec(prop::collection::vec(any::<u32>(), 0..4), 4),
+    ) {
+        let [temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty, ..] = floats[..] else {
+            unreachable!()
+        };
+        let [top_n_sigma, epsilon_cutoff, typical_p, xtc_threshold, xtc_probability, dry_multiplier, dry_base, ..] =
+            floats[6..]
+        else {
+            unreachable!()
+        };
+        let fields = SamplingParamsBuilder {
+            n,
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            seed,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            logit_bias: bias,
+            allowed_token_ids: (choices % 2 == 0).then(|| lists[0].clone()),
+            banned_token_ids: lists[1].clone(),
+            min_tokens,
+            stop_token_ids: lists[2].clone(),
+            logprobs,
+            logprobs_mode: [LogprobsMode::Processed, LogprobsMode::Raw][choices / 2 % 2],
+            top_n_sigma,
+            epsilon_cutoff,
+            typical_p,
+            xtc_threshold,
+            xtc_probability,
+            dry_multiplier,
+            dry_base,
+            dry_allowed_length: allowed_length,
+            dry_penalty_last_n: last_n,
+            dry_sequence_breakers: lists[3].clone(),
+            order: [Order::Vllm, Order::HuggingFace, Order::LlamaCpp][choices / 4 % 3],
+            without_replacement: choices / 12 == 1,
+            kept: n % 2 == 0,
+        };
+        let text = serde_json::to_string(&fields).unwrap();
+        prop_assert!(!text.contains("NaN") || floats.iter().chain(fields.logit_bias.values()).any(|x| x.is_nan()));
+        let of_text: SamplingParamsBuilder = serde_json::from_str(&text).unwrap();
+        let of_value: SamplingParamsBuilder = serde_json::from_value(serde_json::to_value(&fields).unwrap()).unwrap();
+        // Debug tells floats apart by their bits, but for those of NaN.
+        prop_assert_eq!(format!("{of_text:?}"), format!("{fields:?}"));
+        prop_assert_eq!(format!("{of_value:?}"), format!("{fields:?}"));
+    }
+}
+
+/// Floats of any bits; a quarter of them are those that JSON has no number for.
+#[cfg(feature = "serde")]
+fn float() -> impl Strategy<Value = f32> {
+    let none = prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+    prop_oneof![3 => any::<u32>().prop_map(f32::from_bits), 1 => none]
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_ban_by_logit_bias_survives_json() {
+    let ban = SamplingParams::builder().logit_bias([(3, f32::NEG_INFINITY), (5, 1.0)].into());
+    let json = serde_json::to_string(&ban).unwrap();
+    assert!(json.contains(r#""logit_bias":{"3":"-inf","5":1.0}"#), "{json}");
+    let params = serde_json::from_str::<SamplingParamsBuilder>(&json).unwrap().build(300).unwrap();
+    assert_eq!(params.row(0, 0, None).logit_bias, [(3, f32::NEG_INFINITY), (5, 1.0)]);
 }
 
 #[cfg(feature = "serde")]

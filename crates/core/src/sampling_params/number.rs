@@ -1,0 +1,83 @@
+//! Floats as requests write them: JSON has no number for infinities and NaN, so these are the texts `"-inf"`, `"inf"` and
+//! `"NaN"`. (As null, which serde_json makes of them, they would be read back as the field's default.)
+
+use core::fmt;
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+use std::collections::BTreeMap;
+
+/// A float of a field.
+#[derive(Clone, Copy)]
+pub(super) struct Number(f32);
+
+impl From<f32> for Number {
+    fn from(value: f32) -> Self {
+        Number(value)
+    }
+}
+
+impl From<Number> for f32 {
+    fn from(number: Number) -> Self {
+        number.0
+    }
+}
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.is_finite() { serializer.serialize_f32(self.0) } else { serializer.collect_str(&self.0) }
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Float;
+
+        impl Visitor<'_> for Float {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number, \"-inf\", \"inf\" or \"NaN\"")
+            }
+
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Number, E> {
+                Ok(Number(value as f32))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Number, E> {
+                Ok(Number(value as f32))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Number, E> {
+                Ok(Number(value as f32))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Number, E> {
+                match value {
+                    "-inf" => Ok(Number(f32::NEG_INFINITY)),
+                    "inf" => Ok(Number(f32::INFINITY)),
+                    "NaN" => Ok(Number(f32::NAN)),
+                    _ => Err(E::invalid_type(Unexpected::Str(value), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Float)
+    }
+}
+
+/// The floats of single tokens.
+#[derive(Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Numbers(BTreeMap<u32, Number>);
+
+impl From<BTreeMap<u32, f32>> for Numbers {
+    fn from(values: BTreeMap<u32, f32>) -> Self {
+        Numbers(values.into_iter().map(|(token, value)| (token, value.into())).collect())
+    }
+}
+
+impl From<Numbers> for BTreeMap<u32, f32> {
+    fn from(numbers: Numbers) -> Self {
+        numbers.0.into_iter().map(|(token, number)| (token, number.into())).collect()
+    }
+}
