@@ -141,3 +141,38 @@ fn cuda(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<
 fn cuda(_: &BenchArgs, _: &mut dyn Write, _: &Interrupt) -> Result<u8, CommandError> {
     Err(flash_sampling::BuildError::NotBuilt { feature: "cuda" }.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was written up to each flush.
+    #[derive(Default)]
+    struct Shown {
+        text: Vec<u8>,
+        parts: Vec<String>,
+    }
+
+    impl Write for Shown {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.text.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.parts.push(String::from_utf8_lossy(&std::mem::take(&mut self.text)).into());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn each_section_is_seen_when_it_is_done() {
+        let (mut out, mut record) = (Shown::default(), Record::begin());
+        let logits = Rows::new(64).unwrap();
+        for rounds in [3, 4] {
+            tell(&mut record, logits.section(rounds), &mut out, table::section).unwrap();
+        }
+        let [begin, first, second] = &out.parts[..] else { panic!("{:?}", out.parts) };
+        assert!(begin.contains(&record.when) && first.contains("best of 3") && second.contains("best of 4"));
+        assert_eq!((record.sections.len(), out.text.len()), (2, 0));
+    }
+}
