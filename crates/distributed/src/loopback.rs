@@ -1,9 +1,17 @@
 //! The transport between the threads of one process.
 
 use crate::transport::{TIME_LIMIT, Transport, TransportError, max_of};
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::yield_now;
 use std::time::Instant;
+
+/// How long a rank looks for the others before it sleeps: ranks in step come sooner than a sleeper wakes.
+const LOOKS: Duration = Duration::from_micros(20);
+/// Looks after which it lets other threads have the core between two: with more ranks than cores these may be who it waits for.
+const BUSY_LOOKS: usize = 64;
 
 /// One rank of a group of threads. Dropping it, also by a panic, releases the ranks that wait for it.
 ///
@@ -26,17 +34,12 @@ pub struct Loopback {
 
 #[derive(Debug)]
 struct Group {
-    state: Mutex<Vec<State>>,
+    /// The messages that each rank has sent so far. In one order for all: of two that send last at once, one sees that all have.
+    sent: Vec<AtomicUsize>,
+    /// Whether each rank has left. Who sent last, or leaves, holds it to wake the others, so that none falls asleep meanwhile.
+    left: Mutex<Vec<bool>>,
     changed: Condvar,
     mailboxes: Vec<Mailboxes>,
-}
-
-/// How far a rank is.
-#[derive(Clone, Debug, Default)]
-struct State {
-    /// Messages sent so far.
-    sent: usize,
-    left: bool,
 }
 
 /// The messages of a rank's last even and last odd step.
@@ -46,9 +49,10 @@ struct Mailboxes([RwLock<Vec<u8>>; 2]);
 impl Loopback {
     /// A group of `world` ranks, in order; one for each thread.
     pub fn group(world: usize) -> Vec<Loopback> {
-        let state = Mutex::new(vec![State::default(); world]);
+        let sent = (0..world).map(|_| AtomicUsize::new(0)).collect();
+        let left = Mutex::new(vec![false; world]);
         let mailboxes = (0..world).map(|_| Mailboxes::default()).collect();
-        let group = Arc::new(Group { state, changed: Condvar::new(), mailboxes });
+        let group = Arc::new(Group { sent, left, changed: Condvar::new(), mailboxes });
         let rank = |rank| Loopback {
             rank,
             step: 0,
@@ -79,28 +83,14 @@ impl Loopback {
         message.clear();
         message.extend_from_slice(mine);
         drop(message);
-        let mut state = self.group.lock();
-        state[self.rank].sent = self.step;
-        if state.iter().all(|rank| rank.sent >= self.step) {
-            self.group.changed.notify_all();
+        let (group, step) = (&*self.group, self.step);
+        group.sent[self.rank].store(step, Ordering::SeqCst);
+        if group.absent(step).next().is_none() {
+            let _left = group.lock();
+            group.changed.notify_all();
+        } else if !group.come_soon(step) {
+            group.sleep(step, deadline, self.limit)?;
         }
-        loop {
-            let absent = || state.iter().enumerate().filter(|(_, r)| r.sent < self.step);
-            if absent().next().is_none() {
-                break;
-            }
-            if let Some((rank, _)) = absent().find(|(_, r)| r.left) {
-                return Err(TransportError::PeerLeft { rank });
-            }
-            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                let ranks = absent().map(|(rank, _)| rank).collect();
-                return Err(TransportError::TimedOut { ranks, limit: self.limit });
-            }
-            let woken = self.group.changed.wait_timeout(state, left);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        drop(state);
         self.is_broken = false;
         Ok(())
     }
@@ -108,8 +98,48 @@ impl Loopback {
 
 impl Group {
     /// No code panics while it holds the lock, so the state is whole even if the lock is poisoned.
-    fn lock(&self) -> MutexGuard<'_, Vec<State>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<bool>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ranks that have not sent their message of a step.
+    fn absent(&self, step: usize) -> impl Iterator<Item = usize> + '_ {
+        self.sent.iter().enumerate().filter(move |(_, sent)| sent.load(Ordering::SeqCst) < step).map(|(rank, _)| rank)
+    }
+
+    /// Looks for the others for a short time; whether all came.
+    fn come_soon(&self, step: usize) -> bool {
+        let until = Instant::now() + LOOKS;
+        for look in 0.. {
+            if self.absent(step).next().is_none() {
+                return true;
+            }
+            if look < BUSY_LOOKS {
+                spin_loop();
+            } else if Instant::now() < until {
+                yield_now();
+            } else {
+                break;
+            }
+        }
+        false
+    }
+
+    /// Sleeps until all have come.
+    fn sleep(&self, step: usize, deadline: Option<Instant>, limit: Duration) -> Result<(), TransportError> {
+        let mut left = self.lock();
+        while self.absent(step).next().is_some() {
+            if let Some(rank) = self.absent(step).find(|&rank| left[rank]) {
+                return Err(TransportError::PeerLeft { rank });
+            }
+            let time = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let ranks: Vec<_> = if time.is_zero() { self.absent(step).collect() } else { Vec::new() };
+            if !ranks.is_empty() {
+                return Err(TransportError::TimedOut { ranks, limit });
+            }
+            left = self.changed.wait_timeout(left, time).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
     }
 }
 
@@ -145,7 +175,7 @@ impl Transport for Loopback {
 
 impl Drop for Loopback {
     fn drop(&mut self) {
-        self.group.lock()[self.rank].left = true;
+        self.group.lock()[self.rank] = true;
         self.group.changed.notify_all();
     }
 }
