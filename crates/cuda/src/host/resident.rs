@@ -252,7 +252,7 @@ impl Resident {
         let base = self.inputs.device_ptr(stream).0;
         let rows = base + staging.rows_at() as u64;
         let size = staging.len();
-        staging.finish_in(base, &mut self.staged.bytes()?[..size]);
+        staging.finish_of(input, base, &mut self.staged.bytes()?[..size]);
         // SAFETY: the inputs have room for as many bytes, and are freed on this stream.
         unsafe { self.staged.copy_up(base, size, stream) }?;
         let (dtype, cols, row_stride) = (input.dtype(), input.cols(), self.row_stride);

@@ -3,12 +3,15 @@
 
 use crate::abi::{LogitBias, PENALISED, Penalty, Row};
 use crate::device::choice::RowKinds;
-use flash_sampling_core::{Adjustment, params};
+use flash_sampling_core::{Adjustment, Matrix, params};
 
 /// The block, with offsets where the device will see addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
     hidden: Vec<u8>,
+    /// Or the rows of the input that they are, and the bytes of each here.
+    sources: Vec<usize>,
+    stride: usize,
     rows: Vec<Row>,
     words: Vec<u32>,
     /// The mask that was appended last, by address and length, and where: the draws of a row share it.
@@ -75,6 +78,7 @@ fn as_bias(a: &Adjustment) -> Option<LogitBias> {
 impl Staging {
     pub(crate) fn clear(&mut self) {
         self.hidden.clear();
+        self.sources.clear();
         self.rows.clear();
         self.words.clear();
         self.lists.clear();
@@ -112,6 +116,13 @@ impl Staging {
         let end = self.hidden.len() + stride;
         self.hidden.extend_from_slice(row);
         self.hidden.resize(end, 0);
+    }
+
+    /// Appends a row's hidden states, of which only the number in the input is kept; for [`Staging::finish_of`], which copies
+    /// them once. All rows go this way, or none.
+    pub(crate) fn push_hidden_of(&mut self, row: usize, stride: usize) {
+        self.sources.push(row);
+        self.stride = stride;
     }
 
     /// Number of rows.
@@ -179,20 +190,35 @@ impl Staging {
 
     /// Where the rows begin.
     pub(crate) fn rows_at(&self) -> usize {
-        self.hidden.len().next_multiple_of(16)
+        (self.hidden.len() + self.sources.len() * self.stride).next_multiple_of(16)
     }
 
     /// The block for the device address `base`, a multiple of 16.
     pub(crate) fn finish(&mut self, base: u64) -> &[u8] {
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.resize(self.len(), 0);
+        let (hidden, zeros) = bytes[..self.rows_at()].split_at_mut(self.hidden.len());
+        hidden.copy_from_slice(&self.hidden);
+        zeros.fill(0);
         self.finish_in(base, &mut bytes);
         self.bytes = bytes;
         &self.bytes
     }
 
-    /// Writes the block for the device address `base` into `out`, [`Staging::len`] bytes.
-    pub(crate) fn finish_in(&mut self, base: u64, out: &mut [u8]) {
+    /// As [`Staging::finish`] into `out`, [`Staging::len`] bytes, with the hidden states of the input's rows.
+    pub(crate) fn finish_of(&mut self, input: &Matrix<'_>, base: u64, out: &mut [u8]) {
+        let (hidden, zeros) = out[..self.rows_at()].split_at_mut(self.sources.len() * self.stride);
+        for (&row, out) in self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1))) {
+            let states = input.row_bytes(row);
+            out[..states.len()].copy_from_slice(states);
+            out[states.len()..].fill(0);
+        }
+        zeros.fill(0);
+        self.finish_in(base, out);
+    }
+
+    /// Writes what stands behind the hidden states.
+    fn finish_in(&mut self, base: u64, out: &mut [u8]) {
         let rows_at = self.rows_at();
         let lists_at = rows_at + size_of_val(self.rows.as_slice());
         let words_at = lists_at + size_of_val(self.lists.as_slice());
@@ -200,12 +226,9 @@ impl Staging {
             row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
             row.mask = if row.mask == 0 { 0 } else { base + words_at as u64 + 4 * (row.mask - 1) };
         }
-        let (hidden, rest) = out.split_at_mut(rows_at);
+        let (_, rest) = out.split_at_mut(rows_at);
         let (rows, rest) = rest.split_at_mut(lists_at - rows_at);
         let (lists, words) = rest.split_at_mut(words_at - lists_at);
-        let (of_rows, zeros) = hidden.split_at_mut(self.hidden.len());
-        of_rows.copy_from_slice(&self.hidden);
-        zeros.fill(0);
         rows.copy_from_slice(bytemuck::cast_slice(&self.rows));
         lists.copy_from_slice(bytemuck::cast_slice(&self.lists));
         words.copy_from_slice(bytemuck::cast_slice(&self.words));
@@ -258,6 +281,23 @@ mod tests {
                 none
             );
         }
+    }
+
+    #[test]
+    fn hidden_states_come_from_the_input_or_from_a_copy_alike() {
+        let states: Vec<f32> = (0..18).map(|i| i as f32).collect();
+        let input = Matrix::new(&states, 6, 3).unwrap();
+        let (mut copied, mut named) = (Staging::default(), Staging::default());
+        for row in [4, 0, 4] {
+            copied.push_hidden(input.row_bytes(row), 20);
+            named.push_hidden_of(row, 20);
+        }
+        let mut bytes = vec![1; named.len()];
+        named.finish_of(&input, 64, &mut bytes);
+        assert_eq!((bytes.len(), bytes.as_slice()), (64, copied.finish(64)));
+        // What was there goes.
+        named.clear();
+        assert_eq!(named.len(), 0);
     }
 
     #[test]

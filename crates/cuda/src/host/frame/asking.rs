@@ -36,7 +36,7 @@ impl Frame<'_> {
                     let (r, draw, filters) = self.filtering[i];
                     let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
                     let row = row.expect("rows of the work were checked");
-                    self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                    self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
                     self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
                     self.filters.push(filters);
                     // Lists are not asked about the others.
@@ -70,7 +70,7 @@ impl Frame<'_> {
             for &r in part {
                 let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
                 let row = row.expect("rows that ask were checked");
-                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
                 self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, vocab_size);
                 let near_ties = self.near_ties.as_ref().map(|bounds| {
                     input.row_to_f32(r, &mut self.hidden);
@@ -107,7 +107,7 @@ impl Frame<'_> {
             for (r, bare) in part.iter().filter_map(|&r| Some((r, raw::bare(&rows[r])?))) {
                 let row = bare.check(&[], &self.can, &self.plan, vocab_size);
                 let row = row.expect("log-probabilities of these rows were checked");
-                self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
                 self.staging.push(bare.seed, bare.position, &row, row.first_draw, vocab_size);
                 self.asked.push(Asking::new(&bare, &row, None));
             }

@@ -141,7 +141,7 @@ impl<'w> Frame<'w> {
                 };
                 checked = Some((r, row));
                 if let Some(resident) = &self.resident {
-                    self.staging.push_hidden(input.row_bytes(r), resident.row_stride() * input.dtype().size());
+                    self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
                 }
                 self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
             }

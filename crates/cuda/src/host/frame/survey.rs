@@ -101,7 +101,7 @@ impl Store<'_> {
         let mut count = 0;
         for (at, params, row) in rows {
             let bytes = self.resident.row_stride() * self.input.dtype().size();
-            self.staging.push_hidden(self.input.row_bytes(at), bytes);
+            self.staging.push_hidden_of(at, bytes);
             self.staging.push(params.seed, params.position, &row, row.first_draw, self.vocab_size);
             count += 1;
         }
