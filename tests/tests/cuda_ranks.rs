@@ -16,6 +16,8 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "cuda/rank_filters.rs"]
+mod rank_filters;
 #[path = "cuda/rows.rs"]
 mod rows;
 
@@ -46,6 +48,18 @@ fn draws_are_those_of_one_gpu_to_the_last_bit() {
     if let Some(_alone) = runs_here() {
         [1, 2, 3].into_iter().for_each(|world| as_one_gpu(ranks(GpuExchange::Peers, Gpus::One, Some(world))));
     }
+}
+
+/// Filters that are decided on the GPUs: by ranks that share one, and by ranks with one each.
+#[test]
+fn filters_that_ranks_decide_are_those_of_one_gpu() {
+    let Some(_alone) = runs_here() else { return };
+    let device = Device::new(0).unwrap();
+    for world in [1, 2, 3] {
+        rank_filters::are_those_of_one_gpu(&vec![device.clone(); world]);
+    }
+    let each: Vec<_> = (0..4).map_while(|device| Device::new(device).ok()).collect();
+    rank_filters::are_those_of_one_gpu(&each);
 }
 
 /// Shards of unequal lengths, one of them without tokens, none of which begins at a multiple of 64 but the first.

@@ -1,15 +1,8 @@
 // The entry point of the draws with filters from lists of the largest logits: one block a row.
-#include "flash_sampling/row_lists.cuh"
+#include "flash_sampling/select_lists.cuh"
 #include "flash_sampling/select_row.cuh"
 
 using namespace flash_sampling;
-
-struct SelectLists {
-    RowLists lists;   // as the fused kernel leaves them; its counters and posts are zeros again afterwards
-    const Row* rows;  // [rows]
-    Draw* draws;      // [rows] of the fused kernel, and then with filters; Undecided where the list does not tell
-};
-FS_LAYOUT(SelectLists, 48, FS_AT(lists, 0) && FS_AT(rows, 32) && FS_AT(draws, 40));
 
 // What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
 extern "C" {

@@ -8,13 +8,13 @@
 
 using namespace flash_sampling;
 
-static_assert(TopsPass::THREADS == SelectMass::THREADS && SelectOpen::THREADS == SelectMass::THREADS,
+static_assert(TopsPass<NoRanks>::THREADS == SelectMass::THREADS && SelectOpen<NoRanks>::THREADS == SelectMass::THREADS,
               "the host launches all three with as many threads");
 
 // What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and
 // the second's bytes of shared memory.
 extern "C" {
-__constant__ u32 select_mass_launch[3] = {SelectMass::THREADS, SelectMass::STEP, sizeof(SelectOpen::Shared)};
+__constant__ u32 select_mass_launch[3] = {SelectMass::THREADS, SelectMass::STEP, sizeof(SelectOpen<NoRanks>::Shared)};
 }
 
 // Rows that one pass does not take.
@@ -53,14 +53,16 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
     call.draws[i] = {0, 0.0f, 0.0f, Status::Undecided};
 }
 
-extern "C" __global__ void __launch_bounds__(TopsPass::THREADS, 2)
+extern "C" __global__ void __launch_bounds__(TopsPass<NoRanks>::THREADS, 2)
     select_by_tops(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open) {
-    __shared__ TopsPass::Shared shared;
-    TopsPass{call, open, shared}.run();
+    using Pass = TopsPass<NoRanks>;
+    __shared__ Pass::Shared shared;
+    Pass{call, open, NoRanks{}, shared}.run();
 }
 
-extern "C" __global__ void __launch_bounds__(SelectOpen::THREADS, 2)
+extern "C" __global__ void __launch_bounds__(SelectOpen<NoRanks>::THREADS, 2)
     select_open(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open) {
     extern __shared__ __align__(16) u8 memory[];
-    SelectOpen{call, open, *reinterpret_cast<SelectOpen::Shared*>(memory)}.run();
+    using Select = SelectOpen<NoRanks>;
+    Select{call, open, NoRanks{}, *reinterpret_cast<Select::Shared*>(memory)}.run();
 }

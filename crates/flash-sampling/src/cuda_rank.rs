@@ -3,12 +3,12 @@
 use crate::build::{BuildError, shard_starts};
 use core::time::Duration;
 use flash_sampling_core::{
-    Capabilities, Head, Inquiry, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, RowSurvey, SampleError,
-    Samples, Shape, Survey,
+    Candidate, Capabilities, DType, Draw, Head, Inquiry, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams,
+    RowSurvey, SampleError, Samples, Shape, Survey, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
 use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, TIME_LIMIT, Transport};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How draws cross between GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -49,10 +49,13 @@ impl Default for CudaRankOptions {
 /// One rank of several GPUs, with one shard of the vocabulary: a sampler over the whole, exact pathwise.
 ///
 /// The draws of all ranks meet on the GPUs: a call launches the fused kernel and the exchange behind it, and copies the
-/// same draws down on every rank, which have token, score and logit of a sampler without shards. Calls with a row that asks
-/// for log-probabilities or for a list without replacement, or that has filters, and all calls of a canonical plan, exchange
-/// summaries and surveys over the transport instead, which every rank finds from the rows alike. A GPU surveys the filters'
-/// rows itself, from logits that it stores; a canonical plan refuses them.
+/// same draws down on every rank, which have token, score and logit of a sampler without shards. Rows with min-p, top-k and
+/// top-p that ask for draws alone are decided on the GPUs too, on Hopper by peers: the largest logits of every shard, or sums of
+/// masses, cross as draws do ([`CudaTiled::decides_together`] says which rows; the few that stay open go the other way).
+///
+/// Calls with a row that asks for log-probabilities or for a list without replacement, or that has other filters, and all
+/// calls of a canonical plan, exchange summaries and surveys over the transport instead, which every rank finds from the rows
+/// alike. A GPU surveys the filters' rows itself, from logits that it stores; a canonical plan refuses them.
 ///
 /// The transport is any that the ranks have: [`Loopback`](flash_sampling_distributed::Loopback) where each is a thread,
 /// `Mpi` where each is a process. It carries the handshake, so that ranks that were planned otherwise are named.
@@ -65,6 +68,24 @@ pub struct CudaRank<'w, T> {
     exchange: CudaExchange,
     by_host: ShardSampler<'w, T>,
     check_tokens: bool,
+    /// Whether all ranks have loaded what rows with filters need.
+    is_prepared: bool,
+    /// Rows that the GPUs left open, their hidden states and what became of them; and the other rows of the call.
+    open: Vec<usize>,
+    gathered: Vec<u8>,
+    rest: Samples,
+    decided: Samples,
+}
+
+/// How a call is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The GPUs exchange draws.
+    Draws,
+    /// And decide filters.
+    Filters,
+    /// Over the transport.
+    Host,
 }
 
 impl<'w, T: Transport + 'w> CudaRank<'w, T> {
@@ -139,10 +160,13 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
     fn join(
         shard: Head<'w>,
         local: CudaTiled<'w>,
-        transport: T,
-        exchange: CudaExchange,
+        mut transport: T,
+        mut exchange: CudaExchange,
         options: &CudaRankOptions,
     ) -> Result<Self, BuildError> {
+        let mut told = Vec::new();
+        transport.all_gather(&local.tell_together(), &mut told).map_err(ShardError::from)?;
+        exchange.agree(&told);
         let local = Arc::new(Mutex::new(local));
         let of_shards = ShardOptions {
             check_tokens: options.check_tokens,
@@ -150,7 +174,17 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         };
         // The handshake; nobody draws before every rank has connected.
         let by_host = ShardSampler::new(Box::new(Shared(local.clone())), transport, of_shards)?;
-        Ok(CudaRank { local, exchange, by_host, check_tokens: options.check_tokens })
+        Ok(CudaRank {
+            local,
+            exchange,
+            by_host,
+            check_tokens: options.check_tokens,
+            is_prepared: false,
+            open: Vec::new(),
+            gathered: Vec::new(),
+            rest: Samples::new(),
+            decided: Samples::new(),
+        })
     }
 }
 
@@ -198,6 +232,65 @@ where
         };
         !plan.canonical && rows.iter().all(is_plain)
     }
+
+    /// How a call is made. Every rank finds the same.
+    fn way(&self, dtype: DType, rows: &[RowParams<'_>]) -> Way {
+        match self.is_carried(rows) {
+            true => Way::Draws,
+            false if lock(&self.local).decides_together(&self.exchange, dtype, rows) => Way::Filters,
+            false => Way::Host,
+        }
+    }
+
+    /// Has the GPUs draw and decide, and the hosts what they leave open.
+    fn sample_filtered(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        if !self.is_prepared {
+            let prepared = lock(&self.local).prepare_together();
+            prepared.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
+            // Nobody waits on a GPU for a rank that loads.
+            self.by_host.call_roll()?;
+            self.is_prepared = true;
+        }
+        let CudaRank { local, exchange, open, .. } = self;
+        lock(local).sample_filtered_together(exchange, input, rows, open, out)?;
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        self.gathered.clear();
+        self.open.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
+        let asked: Vec<_> = self.open.iter().map(|&r| rows[r]).collect();
+        let some = Matrix::from_bytes(&self.gathered, input.dtype(), asked.len(), input.cols(), input.cols());
+        let some = some.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
+        self.by_host.sample(some, &asked, &mut self.rest)?;
+        core::mem::swap(out, &mut self.decided);
+        out.clear();
+        let mut open = self.open.iter().zip(self.rest.iter()).peekable();
+        for (r, decided) in self.decided.iter().enumerate() {
+            let of_host = open.next_if(|(at, _)| **at == r).map(|(_, row)| row);
+            // The GPUs' try counts.
+            let tries = u32::from(of_host.is_some());
+            match of_host.unwrap_or(decided) {
+                Err(error) => out.push_error(error),
+                Ok(row) => {
+                    let candidate =
+                        |draw: &Draw| Candidate { winner: Winner::new(draw.score, draw.token), logit: draw.logit };
+                    out.push_row(row.draws.iter().map(candidate), None, &[]);
+                    out.note_passes(row.passes + tries);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// No code panics while it holds the sampler half-way.
+fn lock<'l, 'w>(local: &'l Mutex<CudaTiled<'w>>) -> MutexGuard<'l, CudaTiled<'w>> {
+    local.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
@@ -214,11 +307,14 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        if !self.is_carried(rows) {
-            return self.by_host.sample(input, rows, out);
+        let drawn = match self.way(input.dtype(), rows) {
+            Way::Host => return self.by_host.sample(input, rows, out),
+            Way::Draws => lock(&self.local).sample_together(&mut self.exchange, input, rows, out),
+            Way::Filters => self.sample_filtered(input, rows, out),
+        };
+        if drawn.is_err() {
+            out.clear();
         }
-        let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
-        let drawn = local.sample_together(&mut self.exchange, input, rows, out);
         match drawn {
             Ok(()) if self.check_tokens => {
                 let agreed = self.by_host.check_tokens(input, rows, out);
@@ -252,7 +348,7 @@ struct Shared<'w>(Arc<Mutex<CudaTiled<'w>>>);
 
 impl Shared<'_> {
     fn with<R>(&self, f: impl FnOnce(&mut CudaTiled<'_>) -> R) -> R {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut lock(&self.0))
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) use filters::{LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, OpenRows, R
 pub use filters::{RowFilters, TOP_K_MAX};
 pub(crate) use fused::{Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, element, element_name, tops_bytes};
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
-pub(crate) use peers::{MAX_PEERS, PeerState, Peers, SLOT_BYTES};
+pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, SLOT_BYTES};
 #[cfg(feature = "nccl")]
 pub(crate) use reduction::Reduction;
 pub(crate) use stored::{

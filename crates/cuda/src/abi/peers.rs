@@ -9,6 +9,9 @@ pub(crate) const MAX_PEERS: usize = 32;
 /// Bytes of a row's draw on its way to a rank.
 pub(crate) const SLOT_BYTES: usize = 32;
 
+/// Bytes of what a rank tells of a row with filters: 129 words on their way.
+pub(crate) const RECORD_BYTES: usize = 129 * 16;
+
 /// What a rank remembers from launch to launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
@@ -17,9 +20,10 @@ pub(crate) struct PeerState {
     pub(crate) arrived: u32,
     /// A bit for each rank that did not come in time.
     pub(crate) late: u32,
-    pub(crate) unused: u32,
+    /// Launches with records that have ended.
+    pub(crate) records: u32,
 }
-layout!(PeerState 16: step 0, arrived 4, late 8, unused 12);
+layout!(PeerState 16: step 0, arrived 4, late 8, records 12);
 
 /// The parameters of a launch.
 #[repr(C)]
@@ -53,3 +57,14 @@ layout!(Peers 336:
     mailboxes 0, rows 256, draws 264, state 272, limit 280, pause 288, mark 296, rank 304, world 308, lanes 312,
     row_count 316, max_rows 320, turns 324, blocks 328, fan_out 332
 );
+
+/// The parameters of a launch with records.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerRecords {
+    /// Without rows and draws.
+    pub(crate) peers: Peers,
+    /// Bytes from the begin of a mailbox to its records, `[turns, world, max_rows]`.
+    pub(crate) offset: u64,
+}
+layout!(PeerRecords 344: peers 0, offset 336);

@@ -8,8 +8,8 @@ use crate::compile::architecture::Architecture;
 #[cfg(feature = "nccl")]
 use crate::device::nccl;
 use crate::device::{
-    fused_hopper, fused_portable, peers, select, select_list, select_mass, select_row, standalone, stored_kernels,
-    survey_kernels,
+    fused_hopper, fused_portable, join_lists, join_masses, peers, select, select_list, select_mass, select_row,
+    standalone, stored_kernels, survey_kernels,
 };
 use core::fmt;
 
@@ -22,6 +22,8 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &select_row::SOURCE,
     &select_mass::SOURCE,
     &select_list::SOURCE,
+    &join_lists::SOURCE,
+    &join_masses::SOURCE,
     &peers::SOURCE,
     #[cfg(feature = "nccl")]
     &nccl::SOURCE,

@@ -2,6 +2,8 @@
 //! selection, a block a row, or all blocks together for the few rows that top-p draws anew.
 #![allow(unsafe_code)]
 
+mod together;
+
 use crate::abi::{
     LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, OpenRows, RowFilters, RowLists, SelectLists, SelectRows,
     tops_bytes,
@@ -21,6 +23,7 @@ use core::ops::Range;
 use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
+use together::Together;
 
 /// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two to four launches a call on the caller's
 /// stream, which wait for nothing and, but for the first of each kind, allocate nothing and load nothing
@@ -46,6 +49,8 @@ pub struct DeviceFilters {
     /// Rows that one pass of top-p leaves open: zeros too.
     open: Scratch,
     are_open_zeros: bool,
+    /// For launches of ranks, once they are prepared.
+    together: Option<Together>,
 }
 
 impl DeviceFilters {
@@ -86,6 +91,7 @@ impl DeviceFilters {
             are_zeros: true,
             open,
             are_open_zeros: true,
+            together: None,
         })
     }
 
@@ -161,14 +167,7 @@ impl DeviceFilters {
         if !sampler.lists(hidden) {
             return Ok(false);
         }
-        let keys = self.lists.lend();
-        let counters = keys + (8 * LIST_ROOM * self.max_rows) as u64;
-        let posted = counters + (LIST_COUNTERS_BYTES * self.max_rows) as u64;
-        let lists = RowLists { filters, counters, posted, keys };
-        if !self.are_zeros {
-            // SAFETY: counters and posts are this value's, and one launch follows the other.
-            unsafe { clear(stream, counters, (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows) }?;
-        }
+        let lists = self.begin_lists(stream, filters)?;
         self.are_zeros = false;
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the selection leaves zeros.
         unsafe { sampler.launch_listing(stream, hidden, rows, draws, lists) }?;
@@ -179,6 +178,18 @@ impl DeviceFilters {
         }
         self.are_zeros = true;
         Ok(true)
+    }
+
+    /// Where lists go, whose counters and posts are zeros for the launches that follow.
+    fn begin_lists(&mut self, stream: &CudaStream, filters: u64) -> Result<RowLists, CudaError> {
+        let keys = self.lists.lend();
+        let counters = keys + (8 * LIST_ROOM * self.max_rows) as u64;
+        let posted = counters + (LIST_COUNTERS_BYTES * self.max_rows) as u64;
+        if !self.are_zeros {
+            // SAFETY: counters and posts are this value's, and one launch follows the other.
+            unsafe { clear(stream, counters, (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows) }?;
+        }
+        Ok(RowLists { filters, counters, posted, keys })
     }
 
     /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch`] does, with filters: `filters` is the device

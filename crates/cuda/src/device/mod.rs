@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `tiled` | `hopper` over `fused_hopper`, `fused_portable` | `choice`, `gpu`, `matrix`, `head`, `tensor_map` |
 //! | `filtered`, after `tiled` | `select_list`, `select_row`, `select_mass` | `scratch`, `told` |
+//! | `filtered/together`, with `peers` | `join_lists`, `join_masses` | `scratch`, `told` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
@@ -19,6 +20,8 @@ pub(crate) mod group_pass;
 pub(crate) mod groups;
 pub(crate) mod head;
 pub(crate) mod hopper;
+pub(crate) mod join_lists;
+pub(crate) mod join_masses;
 pub(crate) mod launch;
 pub(crate) mod matrix;
 #[cfg(feature = "nccl")]

@@ -22,7 +22,7 @@ const MAX_BLOCKS: u32 = 8;
 
 /// How many blocks share a draw of `tokens` tokens, of which each block takes `step` at a time: as many as there are
 /// multiprocessors for, and two at least while there is one for each draw.
-fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
+pub(crate) fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
     let least = if draws <= multiprocessors { 2 } else { 1 };
     let most = (multiprocessors / draws.max(1)).clamp(least, MAX_BLOCKS).min(tokens / step).max(1);
     1 << most.ilog2()
@@ -30,7 +30,7 @@ fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
 
 /// How many blocks read the tops of `draws` draws: as many as there are multiprocessors for, two each, in whole octets of draws;
 /// each with enough granules for its warps, two for a draw.
-fn tops_blocks(tokens: u32, draws: u32, multiprocessors: u32) -> u32 {
+pub(crate) fn tops_blocks(tokens: u32, draws: u32, multiprocessors: u32) -> u32 {
     let octets = draws.div_ceil(8).max(1);
     octets * (2 * multiprocessors / octets).min(tokens / (2 * 32 * 16)).max(1)
 }

@@ -7,6 +7,7 @@ use crate::device::gpu::Device;
 use crate::device::nccl::DeviceNccl;
 use crate::device::peers::DevicePeers;
 use crate::error::CudaError;
+use crate::host::together::FiltersTogether;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::digest::of_words;
 use flash_sampling_core::{DType, RowParams};
@@ -19,6 +20,8 @@ pub struct CudaExchange {
     way: Way,
     /// Calls that were begun, those that failed before their exchange among them.
     calls: u64,
+    /// What its ranks decide of rows with filters.
+    filters: FiltersTogether,
     /// Rows and draws of a shard without tokens.
     empty: Option<(CudaSlice<Row>, CudaSlice<Draw>)>,
 }
@@ -32,14 +35,14 @@ enum Way {
 
 impl From<DevicePeers> for CudaExchange {
     fn from(peers: DevicePeers) -> Self {
-        CudaExchange { way: Way::Peers(Box::new(peers)), calls: 0, empty: None }
+        CudaExchange::new(Way::Peers(Box::new(peers)))
     }
 }
 
 #[cfg(feature = "nccl")]
 impl From<DeviceNccl> for CudaExchange {
     fn from(nccl: DeviceNccl) -> Self {
-        CudaExchange { way: Way::Nccl(nccl), calls: 0, empty: None }
+        CudaExchange::new(Way::Nccl(nccl))
     }
 }
 
@@ -49,6 +52,31 @@ fn beyond_the_row(row: &RowParams<'_>) -> u64 {
 }
 
 impl CudaExchange {
+    fn new(way: Way) -> Self {
+        CudaExchange { way, calls: 0, filters: FiltersTogether::default(), empty: None }
+    }
+
+    /// Agrees on which rows with filters the GPUs decide, from what each rank's sampler
+    /// [told](crate::CudaTiled::tell_together), in the order of ranks. Every rank of the group does so, before its next call.
+    pub fn agree(&mut self, told: &[Vec<u8>]) {
+        let has_records = matches!(self.way, Way::Peers(_));
+        self.filters = if has_records { FiltersTogether::of_all(told) } else { FiltersTogether::default() };
+    }
+
+    /// What the ranks agreed on.
+    pub(crate) fn filters(&self) -> FiltersTogether {
+        self.filters
+    }
+
+    /// The exchange by peers, where it is one.
+    pub(crate) fn peers(&mut self) -> Option<&mut DevicePeers> {
+        match &mut self.way {
+            Way::Peers(peers) => Some(peers),
+            #[cfg(feature = "nccl")]
+            Way::Nccl(_) => None,
+        }
+    }
+
     /// Rows of the largest exchange.
     pub fn max_rows(&self) -> usize {
         match &self.way {

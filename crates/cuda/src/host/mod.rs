@@ -4,7 +4,7 @@
 //! stays on the GPU (`resident`), and those that ask for more are answered from stored logits (`answers`, `filtered` for
 //! filters, `raw` for raw log-probabilities). `standalone` takes logits, `streamed` a weight that comes in blocks. `shared` borrows weight and hidden
 //! states in device memory. `exchange` makes one draw of the draws of
-//! several GPUs.
+//! several GPUs; `together` says which rows with filters these decide.
 
 pub(crate) mod answers;
 pub(crate) mod exchange;
@@ -20,3 +20,4 @@ pub(crate) mod staging;
 pub(crate) mod standalone;
 pub(crate) mod streamed;
 pub(crate) mod tiled;
+pub(crate) mod together;

@@ -18,7 +18,7 @@ use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
 use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::{Head, Matrix, Plan};
+use flash_sampling_core::{DType, Head, Matrix, Plan};
 use std::sync::Arc;
 
 /// Bytes of the weight that are laid out and copied at a time.
@@ -186,19 +186,9 @@ impl Resident {
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
-        let failed = CudaError::driver("copy the filters of a call");
-        let (tokens, most) = (self.fused.tokens(), self.most_filtered());
-        let (selection, room) = match &mut self.filters {
-            Some(filters) => filters,
-            none => {
-                let selection = DeviceFilters::new(tokens, most, &self.device)?;
-                let room = stream.alloc_zeros(most * size_of::<RowFilters>()).map_err(&failed)?;
-                none.insert((selection, room))
-            }
-        };
-        let bytes: &[u8] = bytemuck::cast_slice(filters);
-        stream.memcpy_htod(bytes, &mut room.slice_mut(..bytes.len())).map_err(&failed)?;
-        let (there, out) = (room.device_ptr(stream).0, self.draws.device_ptr(stream).0);
+        let there = self.copy_filters(filters, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        let Some((selection, _)) = &mut self.filters else { return Err(CudaError::NotTogether) };
         // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws, and there are as many
         // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
         unsafe {
@@ -212,6 +202,75 @@ impl Resident {
             }
         }
         self.copy_draws(hidden.rows, draws, stream)
+    }
+
+    /// Copies the filters of a call up; where they are.
+    fn copy_filters(&mut self, filters: &[RowFilters], stream: &Arc<CudaStream>) -> Result<u64, CudaError> {
+        let failed = CudaError::driver("copy the filters of a call");
+        let (_, room) = self.selection(stream)?;
+        let bytes: &[u8] = bytemuck::cast_slice(filters);
+        stream.memcpy_htod(bytes, &mut room.slice_mut(..bytes.len())).map_err(&failed)?;
+        Ok(room.device_ptr(stream).0)
+    }
+
+    /// What draws with filters, made when it is first needed.
+    fn selection(&mut self, stream: &Arc<CudaStream>) -> Result<&mut (DeviceFilters, CudaSlice<u8>), CudaError> {
+        let (tokens, most) = (self.fused.tokens(), self.most_filtered());
+        match &mut self.filters {
+            Some(filters) => Ok(filters),
+            none => {
+                let failed = CudaError::driver("allocate room for filters");
+                let selection = DeviceFilters::new(tokens, most, &self.device)?;
+                let room = stream.alloc_zeros(most * size_of::<RowFilters>()).map_err(&failed)?;
+                Ok(none.insert((selection, room)))
+            }
+        }
+    }
+
+    /// Of hidden states of a type: whether ranks decide draws from lists, and top-p alone from stored logits, which shards that
+    /// begin at multiples of 4 do.
+    pub(crate) fn can_together(&self, dtype: DType, cols: usize) -> (bool, bool) {
+        let hidden = DeviceMatrix { address: 0, dtype, rows: 1, cols, row_stride: self.row_stride };
+        let lists = self.fused.lists(&hidden);
+        (lists, lists && self.head.first_token.is_multiple_of(4))
+    }
+
+    /// Loads and allocates what [`Resident::draw_filtered_with`] needs.
+    pub(crate) fn prepare_together(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        self.selection(stream)?;
+        let Some((selection, _)) = &mut self.filters else { return Err(CudaError::NotTogether) };
+        selection.prepare_together(&mut self.fused)
+    }
+
+    /// Draws as [`Resident::draw_filtered`] does, by an exchange of the whole vocabulary: from lists or logits only where
+    /// [`Resident::can_together`], and from logits rows with top-p alone or no filters.
+    pub(crate) fn draw_filtered_with(
+        &mut self,
+        staging: &mut Staging,
+        (filters, from): (&[RowFilters], DecidedFrom),
+        input: &Matrix<'_>,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+        exchange: &mut CudaExchange,
+    ) -> Result<(), CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let there = self.copy_filters(filters, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        let (Some((selection, _)), Some(peers)) = (&mut self.filters, exchange.peers()) else {
+            return Err(CudaError::NotTogether);
+        };
+        let (fused, asked, kinds) = (&mut self.fused, (rows, there), staging.kinds());
+        // SAFETY: as for draws of this head alone; every rank of the group makes the same launches.
+        unsafe {
+            match from {
+                DecidedFrom::Lists => selection.launch_listed_together(stream, fused, &hidden, asked, out, peers),
+                DecidedFrom::Logits => {
+                    selection.launch_by_mass_together(stream, fused, &hidden, asked, (out, kinds), peers)
+                }
+            }
+        }?;
+        self.copy_draws(hidden.rows, draws, stream)?;
+        exchange.check(draws)
     }
 
     /// Stores the transformed logits of the rows that are staged, at most [`Resident::most`] rows, `row_stride` floats

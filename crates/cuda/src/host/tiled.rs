@@ -8,7 +8,7 @@ use crate::host::frame::Frame;
 use crate::host::resident::Resident;
 use crate::host::results::impl_sampler;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Inquiry, Knob, Knobs, Matrix, Plan, RowParams, RowSurvey, SampleError,
+    Capabilities, DType, Exactness, Head, Input, Inquiry, Knob, Knobs, Matrix, Plan, RowParams, RowSurvey, SampleError,
     Samples, Survey, Variant,
 };
 use std::sync::Arc;
@@ -99,6 +99,52 @@ impl<'w> CudaTiled<'w> {
     ) -> Result<(), SampleError> {
         exchange.begin(input.dtype(), rows);
         let drawn = self.0.sample_with(input, rows, out, Some(exchange));
+        if drawn.is_err() {
+            out.clear();
+        }
+        drawn
+    }
+}
+
+/// Rows with filters in an exchange.
+impl CudaTiled<'_> {
+    /// What this sampler can do in an exchange with rows that have filters, for [`CudaExchange::agree`].
+    pub fn tell_together(&self) -> Vec<u8> {
+        self.0.filters_together().encode()
+    }
+
+    /// Loads and allocates what [`CudaTiled::sample_filtered_together`] needs. Every rank does so before the first such call of
+    /// any: what is loaded while another rank waits on the same GPU would stand behind it.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn prepare_together(&mut self) -> Result<(), CudaError> {
+        self.0.prepare_together()
+    }
+
+    /// Whether the exchange decides all of these rows, for hidden states of a type; rows that are invalid do not count. Every
+    /// rank finds the same. It decides draws without filters, those with min-p or top-k first, and those with top-p alone where all
+    /// shards begin at multiples of 4; on Hopper, by peers.
+    pub fn decides_together(&self, exchange: &CudaExchange, dtype: DType, rows: &[RowParams<'_>]) -> bool {
+        self.0.decides_together(exchange.filters(), dtype, rows)
+    }
+
+    /// As [`CudaTiled::sample_together`], for rows that may have filters: such as the exchange
+    /// [decides](CudaTiled::decides_together). A few rows may stay open, the same on every rank; `open` gets their numbers, and
+    /// an error stands in their place.
+    ///
+    /// # Errors
+    /// As [`CudaTiled::sample_together`].
+    pub fn sample_filtered_together(
+        &mut self,
+        exchange: &mut CudaExchange,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        open: &mut Vec<usize>,
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        exchange.begin(input.dtype(), rows);
+        let drawn = self.0.sample_filtered_with(input, rows, exchange, open, out);
         if drawn.is_err() {
             out.clear();
         }

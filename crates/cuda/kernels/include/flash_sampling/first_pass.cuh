@@ -30,6 +30,12 @@ struct FirstPass {
                                                          float inv_temperature) {
         SelectMass::Weights weights(place, token);
         lines.each(inv_temperature, [&](const float(&l)[4], u32 first) { weights.add(l, first); });
+        return masses_of(shared, weights);
+    }
+
+    // The masses of all threads of the team, in its first thread; nothing elsewhere. All threads call it, and Team::part() after
+    // it.
+    static __device__ __forceinline__ SelectMass::Masses masses_of(SelectMass::Shared& shared, const SelectMass::Weights& weights) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const double of_warp[2] = {SelectMass::sum_of_warp(weights.before), SelectMass::sum_of_warp(weights.all)};
         if (lane == 0) shared.before[warp] = of_warp[0], shared.all[warp] = of_warp[1];

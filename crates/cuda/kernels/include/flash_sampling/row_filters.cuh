@@ -20,6 +20,7 @@ struct RowFilters {
     FS_FUNCTION bool is_by_mass() const { return has_top_p() && !top_k && !(has_min_p() && !min_p_last); }
     // Whether what they keep lies a few nats at most below the largest logit.
     FS_FUNCTION bool is_listed_by_min_p() const { return ln_min_p > -8.0 && !min_p_last; }
+    FS_FUNCTION bool is_min_p_alone() const { return is_listed_by_min_p() && !top_k && !has_top_p(); }
     // How far below the largest logit min-p keeps, for `losing_dot`: more than the rounding to float32.
     FS_FUNCTION float min_p_cut() const { return static_cast<float>(-ln_min_p) * 1.000001f; }
     FS_FUNCTION bool is_listed() const { return is_listed_by_min_p() || top_k; }

@@ -12,11 +12,13 @@
 #pragma once
 
 #include "first_pass.cuh"
+#include "tops_pass.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
+template <class Ranks>
 struct SelectOpen {
     static constexpr u32 THREADS = SelectMass::THREADS, WARPS = SelectMass::WARPS;
     static constexpr u32 TIES = 8, BINS = OpenRows::BINS;
@@ -65,6 +67,7 @@ struct SelectOpen {
 
     const SelectRows& call;
     const OpenRows& open;
+    const Ranks& ranks;
     Shared& shared;
 
     __device__ __forceinline__ void run() {
@@ -77,7 +80,7 @@ struct SelectOpen {
         Lines lines(call.row(row.index), share * WARPS + threadIdx.x / 32, shares * WARPS);
         if (threadIdx.x == 0)
             shared.select.philox = RowPhilox::of(row.seed, row.position, row.draw, domain_code(Domain::Token));
-        const Bins bins(row, call.first_token);
+        const Bins bins(row, ranks.first_token(call));
         const SelectMass::Weights weights(row.place, row.token);
         // The tokens that are kept have p of the mass at least. A score below the cut is of no use.
         const float cut = row.place + logf(row.top_p * static_cast<float>(row.all)) - SelectMass::BELOW_MASS;
@@ -97,7 +100,9 @@ struct SelectOpen {
         if (!shared.is_last) return;
         if (threadIdx.x < 32) conclude(at, row, weights, SelectMass::error_of(lines.most() + WARPS));
         __syncthreads();
-        if (shared.best[0] != DECIDED) draw_alone(row.index, shared.best[0]);
+        if constexpr (Ranks::DRAWS_ALONE) {
+            if (shared.best[0] != DECIDED) draw_alone(row.index, shared.best[0]);
+        }
         if (threadIdx.x != 0) return;
         open.arrived[at] = 0;
         if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
@@ -175,8 +180,20 @@ struct SelectOpen {
     __device__ __forceinline__ void conclude(u32 at, const OpenRow& row, const SelectMass::Weights& weights, double own_error) {
         __threadfence();
         const u32 lane = threadIdx.x;
-        const double mass = __ldcg(&open.masses[at * BINS + lane]);
-        const u64 best = __ldcg(&open.best[at * BINS + lane]);
+        double mass = __ldcg(&open.masses[at * BINS + lane]), all = __ldcg(&open.all[at]);
+        u64 best = __ldcg(&open.best[at * BINS + lane]);
+        const ExistingRow logits = call.row(row.index);
+        float logit = 0.0f;
+        if (best)
+            logit = mul_rn(static_cast<const float*>(logits.logits)[from_ordered_bits(best).token - logits.first_token],
+                           row.inv_temperature);
+        __syncwarp();
+        open.masses[at * BINS + lane] = 0.0, open.best[at * BINS + lane] = 0;
+        if (lane == 0) open.all[at] = 0.0;
+        if (!ranks.bins(row.index, mass, best, logit, all, own_error)) {
+            if (lane == 0) shared.best[0] = DECIDED;
+            return;
+        }
         double upto = mass;  // of this bin and of all above
 #pragma unroll
         for (u32 distance = 1; distance < 32; distance *= 2) {
@@ -184,20 +201,13 @@ struct SelectOpen {
             if (lane + distance < 32) upto += more;
         }
         const Winner winner = from_ordered_bits(best);
-        const ExistingRow logits = call.row(row.index);
-        float logit = 0.0f;
-        if (best)
-            logit = mul_rn(static_cast<const float*>(logits.logits)[winner.token - logits.first_token], row.inv_temperature);
         const double own = best ? weights.mass_of(logit) : 0.0;
-        const double limit = row.top_p * __ldcg(&open.all[at]);
+        const double limit = row.top_p * all;
         const double least = limit * (1.0 - own_error), most = limit * (1.0 + own_error);
         const bool is_kept = upto * (1.0 + own_error) - own * (1.0 - own_error) < least;
         const bool is_lost = (upto - mass) * (1.0 - own_error) > most;
         const u64 kept = SelectMass::max_of_warp(is_kept ? best : 0);
         const u64 perhaps = SelectMass::max_of_warp(!is_kept && !is_lost ? best : 0);
-        __syncwarp();
-        open.masses[at * BINS + lane] = 0.0, open.best[at * BINS + lane] = 0;
-        if (lane == 0) open.all[at] = 0.0;
         if (!(row.before * (1.0 - row.error) > most)) {
             // The plain winner is kept, or in doubt, which the host decides.
             if (lane == 0 && !(row.before * (1.0 + row.error) < least))
@@ -209,6 +219,11 @@ struct SelectOpen {
         // One lane's: scores have their tokens beside them.
         if (is_decided && best == kept) call.draws[row.index] = {winner.token, winner.score, logit, Status::Drawn};
         if (lane == 0) shared.best[0] = is_decided ? DECIDED : perhaps;
+        if constexpr (!Ranks::DRAWS_ALONE) {
+            // The host decides it.
+            if (lane == 0 && !is_decided) call.draws[row.index] = {0, 0.0f, 0.0f, Status::Undecided};
+            if (lane == 0) shared.best[0] = DECIDED;
+        }
     }
 
     // A block decides the row, from the best token on that may be kept, or from the plain winner.

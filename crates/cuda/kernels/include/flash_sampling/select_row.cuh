@@ -228,34 +228,72 @@ struct SelectRow {
         return best;
     }
 
-    // The draw of a listed row from its list: undecided where the list may miss a token that is kept. All threads call it;
-    // `row` is there.
-    __device__ __forceinline__ Draw draw_listed(const u64* list, const ListCounters& counters) {
-        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+    // Puts the keys of a list among the candidates. All threads call it.
+    __device__ __forceinline__ void take(const u64* list, u32 count) {
         auto& c = shared.candidates;
-        if (counters.count == 0 || counters.count > RowLists::ROOM) return undecided;
         c.begin();
         __syncthreads();
         u32 top = 0;
-        for (u32 i = threadIdx.x; i < counters.count; i += THREADS) {
+        for (u32 i = threadIdx.x; i < count; i += THREADS) {
             const u64 key = list[i];
             c.keys[i] = key;
             top = max(top, static_cast<u32>(key >> 32));
         }
+        took(top, count);
+    }
+
+    // There are `count` candidates, of which this thread's have these monotone bits at most. All threads call it.
+    __device__ __forceinline__ void took(u32 top, u32 count) {
+        auto& c = shared.candidates;
         top = __reduce_max_sync(0xffffffffu, top);
         if (threadIdx.x % 32 == 0) atomicMax(&c.largest, top);
-        if (threadIdx.x == 0) c.count = counters.count;
+        if (threadIdx.x == 0) c.count = count;
         __syncthreads();
-        u64 least = 1;
-        if (filters.is_listed_by_min_p())
-            least = static_cast<u64>(to_monotone_bits(filters.least(from_monotone_bits(c.largest)))) << 32;
-        if (filters.top_k && counters.count >= filters.top_k) {
-            // The least key is one that all reach where there are no more than k.
-            const u64 kth = counters.count > filters.top_k ? c.find(filters.top_k) : 1;
-            const u64 reached = counters.count > filters.top_k ? kth : smallest();
-            if (static_cast<u32>(reached >> 32) < counters.cut) return undecided;
+    }
+
+    // The least key that a min-p in the first place keeps.
+    __device__ __forceinline__ u64 least_by_min_p(float largest) const {
+        return filters.is_listed_by_min_p() ? static_cast<u64>(to_monotone_bits(filters.least(largest))) << 32 : 1;
+    }
+
+    // Of the list of a shard, what the row may keep of it whatever other shards have, among the candidates; `largest`: of all the
+    // row's logits. Returns what to tell the others: how many, and the list's cut. Where they do not fit, none, and a cut that leaves the row undecided. All
+    // threads call it.
+    __device__ __forceinline__ ListCounters shorten(const u64* list, const ListCounters& counters, float largest, u32 room) {
+        const ListCounters lost{0, 0xffffffffu};
+        if (counters.count > RowLists::ROOM) return lost;
+        take(list, counters.count);
+        auto& c = shared.candidates;
+        u64 least = least_by_min_p(largest);
+        if (filters.top_k && counters.count > filters.top_k) {
+            const u64 kth = c.find(filters.top_k);
             least = kth > least ? kth : least;
-        } else if (counters.cut > 0) {
+        }
+        c.compact(least);
+        return c.count > room ? lost : ListCounters{c.count, counters.cut};
+    }
+
+    // The draw of a listed row from its list: undecided where the list may miss a token that is kept. All threads call it;
+    // `row` is there.
+    __device__ __forceinline__ Draw draw_listed(const u64* list, const ListCounters& counters) {
+        if (counters.count == 0 || counters.count > RowLists::ROOM) return {0, 0.0f, 0.0f, Status::Undecided};
+        take(list, counters.count);
+        return draw_taken(counters.cut);
+    }
+
+    // The same from the candidates, of which there is one at least: all tokens whose monotone bits reach the cut are there.
+    __device__ __forceinline__ Draw draw_taken(u32 cut) {
+        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+        auto& c = shared.candidates;
+        const u32 count = c.count;
+        u64 least = least_by_min_p(from_monotone_bits(c.largest));
+        if (filters.top_k && count >= filters.top_k) {
+            // The least key is one that all reach where there are no more than k.
+            const u64 kth = count > filters.top_k ? c.find(filters.top_k) : 1;
+            const u64 reached = count > filters.top_k ? kth : smallest();
+            if (static_cast<u32>(reached >> 32) < cut) return undecided;
+            least = kth > least ? kth : least;
+        } else if (cut > 0) {
             return undecided;
         }
         c.compact(least);

@@ -21,6 +21,22 @@
 
 namespace flash_sampling {
 
+// All tokens are this GPU's.
+struct NoRanks {
+    // Whether a block can decide alone what bins leave in doubt.
+    static constexpr bool DRAWS_ALONE = true;
+
+    // The first token of the vocabulary.
+    __device__ __forceinline__ u32 first_token(const SelectRows& call) const { return call.first_token; }
+    // From a shard's sums, and the bound on their relative error, to those of the vocabulary; false where a rank did not come,
+    // of which the draw then tells. One thread.
+    __device__ __forceinline__ bool sums(u32, double&, double&, double&) const { return true; }
+    // The same of bins, of which each lane of a warp has one: its mass, its best token, and the logit of that.
+    __device__ __forceinline__ bool bins(u32, double&, u64&, float&, double&, double&) const { return true; }
+};
+
+// `Ranks`: what makes sums of a shard those of the vocabulary.
+template <class Ranks>
 struct TopsPass {
     static constexpr u32 THREADS = 512, WARPS = THREADS / 32, ROWS = GranuleTops::ROWS;
     // Warps that share a row within a block, and granules that a warp looks at in a round.
@@ -39,6 +55,7 @@ struct TopsPass {
 
     const SelectRows& call;
     const OpenRows& open;
+    const Ranks& ranks;
     Shared& shared;
 
     __device__ __forceinline__ void run() {
@@ -188,14 +205,15 @@ struct TopsPass {
     // Lists the row, unless its winner is surely kept.
     __device__ __forceinline__ void conclude(u32 i, u32 granules) const {
         double* const sums = open.masses + i * OpenRows::BINS;
-        const double before = __ldcg(sums), all = __ldcg(sums + 1);
+        double before = __ldcg(sums), all = __ldcg(sums + 1);
         sums[0] = sums[1] = 0.0;
         const Draw plain = call.draws[i];
         const RowFilters filters = call.filters[i];
         if (plain.status != Status::Drawn || !filters.is_by_mass()) return;
         const Row& row = call.rows[i];
         // A lane adds up the tops that it looks at, and tokens of a warp's part of what is listed.
-        const double error = SelectMass::error_of(granules / 32 + TURNS + 4 * LOADS * (ROUND / PIECE + 1));
+        double error = SelectMass::error_of(granules / 32 + TURNS + 4 * LOADS * (ROUND / PIECE + 1));
+        if (!ranks.sums(i, before, all, error)) return;
         if (before * (1.0 + error) < filters.top_p * all * (1.0 - error)) return;
         open.add({before, all * (1.0 - error), row.seed, row.position, plain.logit, plain.token, row.inv_temperature, filters.top_p,
                   static_cast<float>(error) * 1.000001f, row.draw, i, 0});

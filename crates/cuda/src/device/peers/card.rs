@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 /// First bytes of a card; the last two digits are the version of the format.
-const MAGIC: [u8; 4] = *b"fp02";
+const MAGIC: [u8; 4] = *b"fp03";
 /// Bytes of a handle by which another process opens memory.
 pub(crate) const HANDLE: usize = 64;
 /// Bytes of a card.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::card::{Card, HANDLE};
-use crate::abi::{PeerState, SLOT_BYTES};
+use crate::abi::{PeerState, RECORD_BYTES, SLOT_BYTES};
 use crate::device::gpu::Device;
 use crate::error::CudaError;
 use core::ffi::c_int;
@@ -19,13 +19,15 @@ static MAILBOXES: Mutex<Option<HashMap<u64, Weak<Mailbox>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Device memory for what all ranks send to this one: slots of zeros, `[turns, world, max_rows]` and `[turns, world, blocks,
-/// max_rows]`, and this rank's state behind them. Other GPUs and processes write to it, so it is no memory of a pool.
+/// max_rows]`, records of rows with filters, `[turns, world, max_rows]`, and this rank's state behind them. Other GPUs and processes write to it, so it is no memory of a pool.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: u64,
     device: Arc<Device>,
     address: u64,
+    /// Bytes of the slots, and of all.
     slots: usize,
+    size: usize,
     /// Other processes may hold it open, or may do so later; then it is never freed.
     is_shared: AtomicBool,
 }
@@ -46,11 +48,12 @@ impl Mailbox {
         let failed = CudaError::driver("allocate a mailbox");
         device.context().bind_to_thread().map_err(&failed)?;
         let slots = slot_bytes(world, max_rows, blocks);
-        let size = slots + size_of::<PeerState>();
+        let records = TURNS * world * max_rows * RECORD_BYTES;
+        let size = slots + records + size_of::<PeerState>();
         // SAFETY: the context is bound; the memory is owned by the value made below.
         let address = unsafe { result::malloc_sync(size) }.map_err(&failed)?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mailbox = Arc::new(Mailbox { id, device: device.clone(), address, slots, is_shared: false.into() });
+        let mailbox = Arc::new(Mailbox { id, device: device.clone(), address, slots, size, is_shared: false.into() });
         // SAFETY: the memory just allocated; the second call waits for the first.
         unsafe { sys::cuMemsetD8_v2(address, 0, size) }.result().map_err(&failed)?;
         device.context().synchronize().map_err(&failed)?;
@@ -68,7 +71,12 @@ impl Mailbox {
 
     /// Where the state of the rank that receives is.
     pub(crate) fn state(&self) -> u64 {
-        self.address + self.slots as u64
+        self.address + (self.size - size_of::<PeerState>()) as u64
+    }
+
+    /// Bytes before the records.
+    pub(crate) fn records(&self) -> u64 {
+        self.slots as u64
     }
 
     /// It is told to other ranks, which may be processes; or every rank has proved to be of this one.
@@ -119,7 +127,7 @@ impl Opened {
         if card.process == Card::this_process() {
             let all = MAILBOXES.lock().unwrap_or_else(PoisonError::into_inner);
             let found = all.as_ref().and_then(|all| all.get(&card.mailbox)).and_then(Weak::upgrade);
-            let Some(mailbox) = found.filter(|mailbox| mailbox.slots == mine.slots) else {
+            let Some(mailbox) = found.filter(|mailbox| (mailbox.slots, mailbox.size) == (mine.slots, mine.size)) else {
                 return Err(CudaError::Rank { rank, what: "has gone, or has another mailbox".into() });
             };
             drop(all);
@@ -147,7 +155,7 @@ impl Opened {
         if code.result().is_err() {
             return Err(unreachable(code));
         }
-        if base != address || size < mine.slots + size_of::<PeerState>() {
+        if base != address || size < mine.size {
             return Err(CudaError::Rank { rank, what: "has a mailbox of another size".into() });
         }
         Ok(opened)

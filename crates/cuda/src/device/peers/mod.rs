@@ -41,7 +41,7 @@ pub struct PeerOffer {
 }
 
 impl PeerOffer {
-    /// Rank `rank` of `world`, on a device, for calls of up to `max_rows` rows: allocates the mailbox, 64 bytes for each
+    /// Rank `rank` of `world`, on a device, for calls of up to `max_rows` rows: allocates the mailbox, 4192 bytes for each
     /// rank and row, and loads the kernel.
     ///
     /// # Errors
@@ -90,8 +90,8 @@ impl PeerOffer {
         Ok(PeerOffer { card, mailbox, kernels, device: device.clone() })
     }
 
-    /// What the other ranks must know, as bytes for whatever carries them. From now on the mailbox, 64 bytes for each rank
-    /// and row, may be open in another process, and it is not freed before this process ends, unless
+    /// What the other ranks must know, as bytes for whatever carries them. From now on the mailbox, 4192 bytes for each
+    /// rank and row, may be open in another process, and it is not freed before this process ends, unless
     /// [`connect`](PeerOffer::connect) finds all ranks in this process.
     pub fn card(&self) -> Vec<u8> {
         self.mailbox.set_shared(self.card.world > 1);
@@ -141,7 +141,7 @@ impl PeerOffer {
             fan_out: FanOut::default(),
             is_pending: false,
             _opened: opened,
-            _mailbox: mailbox,
+            mailbox,
         })
     }
 }
@@ -174,7 +174,7 @@ pub struct DevicePeers {
     is_pending: bool,
     /// Held for the kernel, which knows their addresses.
     _opened: Vec<Opened>,
-    _mailbox: Arc<Mailbox>,
+    mailbox: Arc<Mailbox>,
 }
 
 impl DevicePeers {
@@ -278,6 +278,12 @@ impl DevicePeers {
     /// Every launch has run: its stream was waited for, without an error.
     pub(crate) fn settle(&mut self) {
         self.is_pending = false;
+    }
+
+    /// The arguments of a launch that exchanges records, behind one that exchanges the draws of the same rows.
+    pub(crate) fn records(&mut self) -> abi::PeerRecords {
+        self.is_pending = true;
+        abi::PeerRecords { peers: self.call, offset: self.mailbox.records() }
     }
 
     fn state(&self) -> Result<PeerState, CudaError> {

@@ -3,6 +3,7 @@
 mod asking;
 mod finder;
 mod survey;
+mod together;
 
 use crate::abi::{Draw, RowFilters, status};
 use crate::device::choice::KernelChoice;

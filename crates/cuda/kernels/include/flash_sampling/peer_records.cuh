@@ -1,0 +1,94 @@
+// What ranks tell one another of rows with filters, by peers' memory: a record of words for each row and rank.
+//
+// As the draws of peers.cuh go: each half of a word has the step beside it, so nothing has to follow a flag, and two mailboxes
+// in turn are enough. A step of records follows a step of draws, without which two steps of records need not keep apart:
+//
+//   a rank stores records of a call after its step of draws of that call, for which every rank had sent its draws; and a rank
+//   sends these in a launch that begins when all its launches of the call before have ended, which read that call's records.
+//   A call has two steps of records at most, one in each mailbox.
+#pragma once
+
+#include "peers.cuh"
+
+namespace flash_sampling {
+
+// The parameters of a step of records.
+struct PeerRecords {
+    static constexpr u32 WORDS = 129;  // of a record
+
+    Peers peers;  // without rows and draws
+    u64 offset;   // bytes from the begin of a mailbox to its records: [turns, world, max_rows, WORDS]
+};
+FS_LAYOUT(PeerRecords, 344, FS_AT(peers, 0) && FS_AT(offset, 336));
+
+// A word on its way.
+struct alignas(16) HalvedWord {
+    u64 high;
+    u64 low;
+};
+static_assert(sizeof(HalvedWord) == 16, "the host allocates this size");
+
+#ifdef __CUDACC__
+
+struct RecordsStep {
+    const PeerRecords& records;
+    u32 step;
+    u32 missed;  // a bit for each rank that did not come before: nothing is sent then
+
+    __device__ __forceinline__ explicit RecordsStep(const PeerRecords& records)
+        : records(records), step(step_after(records.peers.state->records)), missed(load_late(records.peers.state)) {}
+
+    __device__ __forceinline__ u32 world() const { return records.peers.world; }
+
+    // Where word `at` of what rank `from` tells of a row is in the mailbox of a rank.
+    __device__ __forceinline__ HalvedWord* place(u32 mailbox, u32 from, u32 row, u32 at) const {
+        u8* const begin = reinterpret_cast<u8*>(records.peers.mailboxes[mailbox]) + records.offset;
+        return reinterpret_cast<HalvedWord*>(begin) + place_of(records.peers, step, from, row) * PeerRecords::WORDS + at;
+    }
+
+    __device__ __forceinline__ void send(u32 to, u32 row, u32 at, u64 word) const {
+        const u64 high = Slot::word(static_cast<u32>(word >> 32), step), low = Slot::word(static_cast<u32>(word), step);
+        asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(place(to, records.peers.rank, row, at)), "l"(high),
+                     "l"(low)
+                     : "memory");
+    }
+
+    // Waits for a word; false = it did not come.
+    __device__ __forceinline__ bool receive(u32 from, u32 row, u32 at, u64& word) const {
+        constexpr u32 LOOKS = 64;  // loads between two looks at the clock
+        const HalvedWord* const there = place(records.peers.rank, from, row, at);
+        const u64 begun = nanoseconds();
+        for (;;) {
+#pragma unroll 1
+            for (u32 look = 0; look < LOOKS; ++look) {
+                u64 high, low;
+                asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(high), "=l"(low) : "l"(there) : "memory");
+                if (static_cast<u32>(high) == step && static_cast<u32>(low) == step) {
+                    word = high >> 32 << 32 | low >> 32;
+                    return true;
+                }
+            }
+            if (nanoseconds() - begun > records.peers.limit) return false;
+        }
+    }
+
+    // The draw of a row whose ranks did not all come: a bit for each of those. Noted for good.
+    __device__ __forceinline__ Draw blame(u32 late) const {
+        atomicOr(&records.peers.state->late, late);
+        return {static_cast<u32>(__ffs(static_cast<int>(late))) - 1, 0.0f, 0.0f, Status::LateRank};
+    }
+
+    // The end of a launch. All threads of a block.
+    __device__ __forceinline__ void end() const {
+        PeerState* const state = records.peers.state;
+        __syncthreads();
+        if (threadIdx.x == 0 && atomicAdd(&state->arrived, 1u) == gridDim.x - 1) {
+            state->records = step;
+            state->arrived = 0;
+        }
+    }
+};
+
+#endif
+
+}  // namespace flash_sampling

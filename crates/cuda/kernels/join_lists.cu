@@ -1,0 +1,149 @@
+// The entry point of the draws with filters from lists of the largest logits of the shards of several ranks: one block a row, after
+// the exchange of the draws without filters, which tells what is invalid. The plain version:
+//
+//   list = what the row may keep of this shard's list: its first k, or what min-p keeps
+//   send list to all ranks; lists = those of all ranks
+//   draw = the draw of select_list.cu from all lists as one, and the largest of their cuts
+//
+// A token that is not sent is kept by no filter: k tokens of its shard alone come before it, or one that min-p sets far above.
+// Every rank has the same lists, and so the same draw. The draw of a listed row without filters is its largest logit; so where
+// min-p is all there is, what it keeps of a shard is known, and only the best of that is sent, however much it is.
+#include "flash_sampling/peer_records.cuh"
+#include "flash_sampling/select_lists.cuh"
+#include "flash_sampling/select_row.cuh"
+
+using namespace flash_sampling;
+
+// What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
+extern "C" {
+__constant__ u32 join_lists_launch[2] = {sizeof(SelectRow::Shared), SelectRow::THREADS};
+}
+
+// Tokens that a rank sends; their count stands before them.
+constexpr u32 SENT = PeerRecords::WORDS - 1;
+static_assert(MAX_PEERS * SENT <= SelectRow::CAPACITY, "the lists of all ranks are candidates");
+
+struct Told {
+    u32 counts[MAX_PEERS];
+    u32 cuts[MAX_PEERS];
+    u32 late;
+};
+
+// Sends the candidates, and takes those of all ranks in their place; the largest cut. Ranks that do not come are noted.
+static __device__ u32 exchange(SelectRow& select, Told& told, const RecordsStep& step, u32 row, const ListCounters& mine) {
+    auto& c = select.shared.candidates;
+    for (u32 i = threadIdx.x; i < step.world() * (1 + mine.count); i += SelectRow::THREADS) {
+        const u32 to = i / (1 + mine.count), at = i % (1 + mine.count);
+        step.send(to, row, at, at ? c.keys[at - 1] : static_cast<u64>(mine.count) << 32 | mine.cut);
+    }
+    // What was sent has been read.
+    __syncthreads();
+    c.begin();
+    if (threadIdx.x < step.world()) {
+        u64 head = 0;
+        if (!step.receive(threadIdx.x, row, 0, head)) atomicOr(&told.late, 1u << threadIdx.x);
+        told.counts[threadIdx.x] = min(static_cast<u32>(head >> 32), SENT);
+        told.cuts[threadIdx.x] = static_cast<u32>(head);
+    }
+    __syncthreads();
+    u32 count = 0, cut = 0, top = 0;
+    for (u32 from = 0; from < step.world(); ++from) {
+        // Ranks are shared out among the warps.
+        const u32 first = (threadIdx.x + SelectRow::THREADS - from * SENT % SelectRow::THREADS) % SelectRow::THREADS;
+        for (u32 at = first; at < told.counts[from]; at += SelectRow::THREADS) {
+            u64 key = 0;
+            if (!step.receive(from, row, 1 + at, key)) atomicOr(&told.late, 1u << from);
+            c.keys[count + at] = key;
+            top = max(top, static_cast<u32>(key >> 32));
+        }
+        count += told.counts[from];
+        cut = max(cut, told.cuts[from]);
+    }
+    select.took(top, count);
+    return cut;
+}
+
+// The draw of a row with min-p alone; `largest`: of all its logits. In the first thread; all threads call it.
+static __device__ Draw draw_by_min_p(SelectRow& select, const RecordsStep& step, u32 row, const u64* list,
+                                     const ListCounters& counters, float largest) {
+    using Keys = Candidates<SelectRow::THREADS, SelectRow::CAPACITY>;
+    // No score and token have these bits.
+    constexpr u64 LOST = ~0ull;
+    auto& shared = select.shared;
+    auto& c = shared.candidates;
+    u64 best = LOST;
+    if (counters.count <= RowLists::ROOM) {
+        select.take(list, counters.count);
+        c.compact(static_cast<u64>(to_monotone_bits(select.filters.least(largest))) << 32);
+        best = select.best_of(c.count);
+        for (u32 i = threadIdx.x; i < c.count; i += SelectRow::THREADS)
+            if (best && Keys::token_of(c.keys[i]) == from_ordered_bits(best).token)
+                shared.cut = f32_to_bits(Keys::logit_of(c.keys[i]));
+        __syncthreads();
+    }
+    if (threadIdx.x >= 32) return {};
+    // A lane for each rank.
+    const u32 lane = threadIdx.x;
+    bool is_late = false;
+    u64 logit = shared.cut;
+    if (lane < step.world()) {
+        step.send(lane, row, 0, best);
+        step.send(lane, row, 1, logit);
+    }
+    best = 0;
+    if (lane < step.world()) is_late = !(step.receive(lane, row, 0, best) && step.receive(lane, row, 1, logit));
+    const u32 late = __ballot_sync(0xffffffffu, is_late);
+#pragma unroll
+    for (u32 distance = 16; distance > 0; distance /= 2) {
+        const u64 their_best = __shfl_xor_sync(0xffffffffu, best, distance), their_logit = __shfl_xor_sync(0xffffffffu, logit, distance);
+        if (their_best > best) best = their_best, logit = their_logit;
+    }
+    if (late) return step.blame(late);
+    const Winner winner = from_ordered_bits(best);
+    const float found = mul_rn(bits_to_f32(static_cast<u32>(logit)), select.filters.rescale);
+    // The host names what a temperature after the filters makes infinite.
+    if (best == 0 || best == LOST || !is_finite(found)) return {0, 0.0f, 0.0f, Status::Undecided};
+    return {winner.token, winner.score, found, Status::Drawn};
+}
+
+extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2)
+    join_lists(const __grid_constant__ SelectLists call, const __grid_constant__ PeerRecords records) {
+    extern __shared__ __align__(16) u8 memory[];
+    __shared__ Told told;
+    SelectRow::Shared& shared = *reinterpret_cast<SelectRow::Shared*>(memory);
+    const RecordsStep step(records);
+    const u32 i = blockIdx.x;
+    const RowFilters filters = call.lists.filters[i];
+    const ListCounters counters = call.lists.counters[i];
+    const Draw plain = call.draws[i];
+    const Row* const given = call.rows + i;
+    const bool is_greedy = given->greedy;
+    copy_row(&shared.row, given);
+    // One answer for all threads: another block may note a late rank at this moment.
+    if (threadIdx.x == 0) told.late = step.missed;
+    // All have read; the scratch is left as it was found.
+    __syncthreads();
+    const u32 missed = told.late;
+    if (threadIdx.x == 0) call.lists.counters[i] = {0, 0};
+    if (threadIdx.x < RowLists::POSTS) call.lists.posted[i * RowLists::POSTS + threadIdx.x] = 0;
+    // What is invalid stays so.
+    if (plain.status == Status::Drawn && !is_greedy && filters.is_any()) {
+        Draw draw{0, 0.0f, 0.0f, Status::Undecided};
+        if (missed) {
+            draw = step.blame(missed);
+        } else if (filters.is_listed()) {
+            SelectRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
+            const u64* const list = call.lists.keys + static_cast<u64>(i) * RowLists::ROOM;
+            if (filters.is_min_p_alone()) {
+                draw = draw_by_min_p(select, step, i, list, counters, plain.logit);
+            } else {
+                const ListCounters mine = select.shorten(list, counters, plain.logit, SENT);
+                const u32 cut = exchange(select, told, step, i, mine);
+                if (told.late) draw = step.blame(told.late);
+                else if (shared.candidates.count > 0) draw = select.draw_taken(cut);
+            }
+        }
+        if (threadIdx.x == 0) call.draws[i] = draw;
+    }
+    step.end();
+}

@@ -1,0 +1,103 @@
+// The entry points of the draws with top-p alone over shards on several ranks, after the exchange of the draws without filters, the
+// plain winners of the vocabulary: `select_by_tops`, or `select_mass`'s first pass, and `select_open` of select_mass.cu, whose sums
+// are of a shard, with an exchange of the sums of each row, and then of the bins of each row that is open. The first pass leaves
+// the transformed logits of rows with masks or biases in place of the raw ones. Every rank adds up the same sums in the order
+// of ranks, so that all decide alike. Rows that the bins leave in doubt are left to the host.
+#include "flash_sampling/join_sums.cuh"
+#include "flash_sampling/select_open.cuh"
+
+using namespace flash_sampling;
+
+using Pass = TopsPass<JoinSums>;
+using Select = SelectOpen<JoinSums>;
+
+// What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and the
+// last one's bytes of shared memory.
+extern "C" {
+__constant__ u32 join_masses_launch[3] = {Pass::THREADS, SelectMass::STEP, sizeof(Select::Shared)};
+}
+static_assert(Pass::THREADS == Select::THREADS && Pass::THREADS == SelectMass::THREADS,
+              "the host launches all with as many threads");
+
+// A thread's share of a row's sums; where the row has masks or biases its logits are transformed in place. Returns the tokens that
+// a thread adds up.
+static __device__ u32 weigh(SelectMass::Weights& weights, const ExistingRow& row, float* logits, const Row& asked) {
+    const u32 warp = Team::rank() * SelectMass::WARPS + threadIdx.x / 32, warps = Team::size() * SelectMass::WARPS;
+    if (!asked.mask && !asked.biases) {
+        SelectMass::Lines lines(row, warp, warps);
+        lines.each(asked.inv_temperature, [&](const float(&l)[4], u32 first) { weights.add(l, first); });
+        return lines.most();
+    }
+    const u32 lane = threadIdx.x % 32, begin = row.first_token / SCAN_TOKENS;
+    const u32 end = (row.first_token + row.tokens - 1) / SCAN_TOKENS + 1;
+#pragma unroll 1
+    for (u32 part = begin + warp; part < end; part += warps) {
+        const u32 first = part * SCAN_TOKENS;
+        float4 four[2];
+        float l[8];
+        // Modulo 2^32: the first part may begin before the row does. Four tokens are the row's, or none but for its last.
+        u32 at[2];
+#pragma unroll
+        for (u32 g = 0; g < 2; ++g) {
+            at[g] = first + group_offset<Element::F32>(lane, g) - row.first_token;
+            // A row has room for whole 16 bytes.
+            four[g] = at[g] < row.tokens ? *reinterpret_cast<const float4*>(logits + at[g]) : float4{};
+            const float of[4] = {four[g].x, four[g].y, four[g].z, four[g].w};
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) l[4 * g + i] = at[g] < row.tokens && at[g] + i < row.tokens ? of[i] : -f32_infinity();
+        }
+        transform_lane<Element::F32>(asked.transform(), first, lane, l);
+#pragma unroll
+        for (u32 g = 0; g < 2; ++g) {
+            const float of[4] = {l[4 * g], l[4 * g + 1], l[4 * g + 2], l[4 * g + 3]};
+            weights.add(of, first + group_offset<Element::F32>(lane, g));
+            if (at[g] < row.tokens) *reinterpret_cast<float4*>(logits + at[g]) = {of[0], of[1], of[2], of[3]};
+        }
+    }
+    return 8 * ((end - begin) / warps + 2);
+}
+
+extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
+    join_masses(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
+                const __grid_constant__ PeerRecords records) {
+    __shared__ SelectMass::Shared shared;
+    const JoinSums ranks{RecordsStep(records), call.draws};
+    const u32 i = blockIdx.x / Team::size();
+    const RowFilters filters = call.filters[i];
+    const Draw plain = call.draws[i];
+    // What is invalid stays so.
+    if (plain.status == Status::Drawn && filters.is_by_mass()) {
+        call.begin(i, shared.row, shared.philox);
+        const Row& row = shared.row;
+        SelectMass::Weights weights(plain.logit, plain.token);
+        double error = SelectMass::error_of(weigh(weights, call.row(i), const_cast<float*>(call.logits) + i * call.row_stride, row));
+        const SelectMass::Masses sums = FirstPass::masses_of(shared, weights);
+        Team::part();
+        double before = sums.before, all = sums.all;
+        if (threadIdx.x == 0 && Team::rank() == 0 && ranks.sums(i, before, all, error) &&
+            !(before * (1.0 + error) < filters.top_p * all * (1.0 - error))) {
+            const float left = row.mask || row.biases ? 1.0f : row.inv_temperature;
+            open.add({before, all * (1.0 - error), row.seed, row.position, plain.logit, plain.token, left, filters.top_p,
+                      static_cast<float>(error) * 1.000001f, row.draw, i, 0});
+        }
+    }
+    ranks.step.end();
+}
+
+extern "C" __global__ void __launch_bounds__(Pass::THREADS, 2)
+    join_by_tops(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
+                 const __grid_constant__ PeerRecords records) {
+    __shared__ Pass::Shared shared;
+    const JoinSums ranks{RecordsStep(records), call.draws};
+    Pass{call, open, ranks, shared}.run();
+    ranks.step.end();
+}
+
+extern "C" __global__ void __launch_bounds__(Select::THREADS, 2)
+    join_open(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
+              const __grid_constant__ PeerRecords records) {
+    extern __shared__ __align__(16) u8 memory[];
+    const JoinSums ranks{RecordsStep(records), call.draws};
+    Select{call, open, ranks, *reinterpret_cast<Select::Shared*>(memory)}.run();
+    ranks.step.end();
+}

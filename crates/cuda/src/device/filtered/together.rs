@@ -1,0 +1,145 @@
+//! Draws with filters that ranks make together: the draws without them meet first, by peers, and then what the filters need of every
+//! shard.
+
+use super::{DeviceFilters, clear};
+use crate::abi::LogitStore;
+use crate::abi::{OpenRows, SelectLists, SelectRows};
+use crate::device::choice::RowKinds;
+use crate::device::gpu::Device;
+use crate::device::join_lists::JoinLists;
+use crate::device::join_masses::JoinMasses;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::peers::DevicePeers;
+use crate::device::tiled::DeviceTiled;
+use crate::error::CudaError;
+use cudarc::driver::CudaStream;
+
+/// The kernels of ranks.
+#[derive(Debug)]
+pub(super) struct Together {
+    lists: JoinLists,
+    masses: JoinMasses,
+}
+
+impl Together {
+    fn load(device: &Device) -> Result<Self, CudaError> {
+        Ok(Together { lists: JoinLists::load(device)?, masses: JoinMasses::load(device)? })
+    }
+}
+
+impl DeviceFilters {
+    /// Loads and allocates what launches of ranks need of `sampler`: none does so afterwards, while another rank waits.
+    pub(crate) fn prepare_together(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
+        if self.together.is_none() {
+            self.together = Some(Together::load(&self.device)?);
+        }
+        sampler.prepare(RowKinds::Any)?;
+        sampler.prepare_listing()?;
+        sampler.prepare_storing_tops()?;
+        self.room().map(drop)
+    }
+
+    fn together(&self) -> Result<&Together, CudaError> {
+        self.together.as_ref().ok_or(CudaError::NotTogether)
+    }
+
+    /// As [`DeviceFilters::launch_listed`], of the whole vocabulary of which the sampler has a shard, where it
+    /// [lists](DeviceTiled::lists): every rank gets the same draws, and the same rows come back as
+    /// [`UNDECIDED`](crate::abi::status::UNDECIDED).
+    ///
+    /// # Safety
+    /// As [`DeviceFilters::launch_listed`] and [`DevicePeers::launch`].
+    pub(crate) unsafe fn launch_listed_together(
+        &mut self,
+        stream: &CudaStream,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        (rows, filters): (u64, u64),
+        draws: u64,
+        peers: &mut DevicePeers,
+    ) -> Result<(), CudaError> {
+        self.check(hidden, sampler, filters)?;
+        self.together()?;
+        let lists = self.begin_lists(stream, filters)?;
+        self.are_zeros = false;
+        // SAFETY: this function's contract; there is room for the lists of as many rows, and the last launch leaves zeros.
+        unsafe {
+            sampler.launch_listing(stream, hidden, rows, draws, lists)?;
+            peers.launch(stream, rows, draws, hidden.rows)?;
+        }
+        if hidden.rows > 0 {
+            let call = SelectLists { lists, rows, draws };
+            // SAFETY: as above; the lists were left on the same stream.
+            unsafe { self.together()?.lists.launch(stream, &call, &peers.records(), hidden.rows as u32) }?;
+        }
+        self.are_zeros = true;
+        Ok(())
+    }
+
+    /// As [`DeviceFilters::launch_kinds`] for rows of these kinds with top-p alone or no filters, of the whole vocabulary of which the sampler has a
+    /// shard that begins at a multiple of 4.
+    ///
+    /// # Safety
+    /// As [`DeviceFilters::launch_kinds`] for such rows, and [`DevicePeers::launch`].
+    pub(crate) unsafe fn launch_by_mass_together(
+        &mut self,
+        stream: &CudaStream,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        (rows, filters): (u64, u64),
+        (draws, kinds): (u64, RowKinds),
+        peers: &mut DevicePeers,
+    ) -> Result<(), CudaError> {
+        self.check(hidden, sampler, filters)?;
+        self.together()?;
+        let logits = self.room()?.lend();
+        let by_tops = kinds == RowKinds::Bare && sampler.stores_tops(hidden);
+        let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };
+        let stored = LogitStore { logits, stride: self.stride as u64, tops };
+        // SAFETY: this function's contract; there is room for the logits of as many rows, and for their tops.
+        let is_transformed = unsafe {
+            let is_transformed = match by_tops {
+                true => sampler.launch_storing_tops(stream, hidden, rows, draws, stored).map(|()| false),
+                false => sampler.launch_storing_any(stream, hidden, rows, draws, stored),
+            }?;
+            peers.launch(stream, rows, draws, hidden.rows)?;
+            is_transformed
+        };
+        if hidden.rows == 0 {
+            return Ok(());
+        }
+        let call = SelectRows {
+            is_transformed: is_transformed.into(),
+            ..self.select_rows(stored, (rows, filters), draws, hidden.rows)
+        };
+        let base = self.open.lend();
+        if !self.are_open_zeros {
+            // SAFETY: the memory is this value's, and one launch follows the other.
+            unsafe { clear(stream, base, self.open.len()) }?;
+        }
+        self.are_open_zeros = false;
+        let open = OpenRows::at(base, self.max_rows);
+        // SAFETY: this function's contract; the logits were stored on the same stream; there is room for the open rows of as many
+        // draws, and the launches leave zeros.
+        unsafe { self.together()?.masses.launch(stream, &call, &open, &peers.records(), hidden.rows as u32) }?;
+        self.are_open_zeros = true;
+        Ok(())
+    }
+
+    /// The argument of the selections over raw logits that were just stored.
+    fn select_rows(&self, stored: LogitStore, (rows, filters): (u64, u64), draws: u64, count: usize) -> SelectRows {
+        SelectRows {
+            logits: stored.logits,
+            row_stride: stored.stride,
+            sources: 0,
+            rows,
+            filters,
+            draws,
+            first_token: self.tokens.start,
+            tokens: self.tokens.len() as u32,
+            is_transformed: 0,
+            count: count as u32,
+            tops: stored.tops,
+        }
+    }
+}

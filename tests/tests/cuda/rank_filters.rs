@@ -1,0 +1,155 @@
+//! Rows with filters that ranks decide on their GPUs: the draws of one GPU, and hardly any left open.
+
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_core::{DType, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, DevicePeers};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// Ranks that draw together, as many as devices.
+struct Group<'w> {
+    ranks: Vec<(CudaTiled<'w>, CudaExchange)>,
+}
+
+impl<'w> Group<'w> {
+    /// Near-equal shards that begin at multiples of 4.
+    fn new(problem: &'w Problem, plan: Plan, devices: &[Arc<Device>]) -> Group<'w> {
+        let (vocab, world) = (problem.head().vocab_size(), devices.len() as u32);
+        let starts: Vec<u32> = (0..world).map(|rank| vocab / world * rank / 4 * 4).collect();
+        let peers = DevicePeers::group(devices, CudaTiled::rows_together(&plan), Duration::from_secs(5)).unwrap();
+        let shards = problem.head().split(&starts);
+        let mut ranks: Vec<_> = shards
+            .into_iter()
+            .zip(devices)
+            .zip(peers)
+            .map(|((shard, device), peers)| {
+                let mut sampler = CudaTiled::new(shard, plan, device).unwrap();
+                sampler.prepare_together().unwrap();
+                (sampler, CudaExchange::from(peers))
+            })
+            .collect();
+        let told: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.tell_together()).collect();
+        ranks.iter_mut().for_each(|(_, exchange)| exchange.agree(&told));
+        Group { ranks }
+    }
+
+    fn decides(&self, rows: &[RowParams<'_>]) -> Vec<bool> {
+        self.ranks.iter().map(|(sampler, exchange)| sampler.decides_together(exchange, DType::BF16, rows)).collect()
+    }
+
+    /// Samples of the first rank, and the rows that it left open; the others' are the same.
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> (Samples, Vec<usize>) {
+        let mut all: Vec<_> = thread::scope(|scope| {
+            let sample = |(sampler, exchange): &mut (CudaTiled<'w>, CudaExchange)| {
+                let (mut out, mut open) = (Samples::new(), Vec::new());
+                sampler.sample_filtered_together(exchange, input, rows, &mut open, &mut out).unwrap();
+                (out, open)
+            };
+            let threads: Vec<_> = self.ranks.iter_mut().map(|rank| scope.spawn(move || sample(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let first = all.swap_remove(0);
+        for (out, open) in &all {
+            assert_eq!(*open, first.1);
+            first.0.iter().zip(out.iter()).for_each(|(a, b)| assert_eq!(drawn(a), drawn(b)));
+        }
+        first
+    }
+}
+
+fn drawn<E>(row: Result<flash_sampling_core::RowSample<'_>, E>) -> Result<Vec<flash_sampling_core::Draw>, E> {
+    row.map(|row| row.draws.to_vec())
+}
+
+/// Which rows have top-p alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mass {
+    /// None.
+    None,
+    /// All, or no filters, and nothing else.
+    Bare,
+    /// All, or no filters; some have masks, biases and penalties.
+    Knobs,
+}
+
+/// Rows of every kind that is decided together, and none that is not.
+fn rows(count: usize, by_mass: Mass, lists: &'static [History]) -> Vec<RowParams<'static>> {
+    const MASK: [u32; 188] = [0xfff0_ff0f; 188];
+    let row = |r: usize| {
+        let of_mass =
+            |base| RowParams { top_p: [0.95, 0.5, 0.05, 1.0][r % 4], temperature: [1.0, 0.4][r / 4 % 2], ..base };
+        let base = RowParams { seed: 7 + r as u64 / 3, position: r as u64, ..RowParams::default() };
+        match r % 8 {
+            _ if by_mass == Mass::Bare => of_mass(base),
+            1 | 6 if by_mass == Mass::Knobs => RowParams { mask: Some(&MASK), ..of_mass(base) },
+            2 | 5 if by_mass == Mass::Knobs => {
+                RowParams { history: Some(&lists[0]), presence_penalty: 1.5, logit_bias: &[(7, 3.0)], ..of_mass(base) }
+            }
+            _ if by_mass == Mass::Knobs => of_mass(base),
+            0 => RowParams { top_k: 20, ..base },
+            1 => RowParams { min_p: 0.1, ..base },
+            2 => RowParams { top_k: 50, top_p: 0.9, draws: 3, ..base },
+            3 => RowParams { temperature: 0.0, ..base },
+            4 => RowParams { top_k: 1, mask: Some(&MASK), ..base },
+            5 => RowParams {
+                history: Some(&lists[0]),
+                presence_penalty: 1.5,
+                top_k: 100,
+                min_p: 0.01,
+                temperature: 0.3,
+                ..base
+            },
+            6 => base,
+            _ => RowParams { top_p: 0.8, min_p: 0.3, temperature: 2.0, ..base },
+        }
+    };
+    (0..count).map(row).collect()
+}
+
+/// On as many devices, which may be the same one.
+pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
+    let plan = Plan { max_rows: 40, max_draws: 3, ..Plan::default() };
+    let problem = Problem::gaussian(Size::new(40, 6000, 264), DType::BF16, DType::BF16, 5);
+    let mut alone = CudaTiled::new(problem.head(), plan, &devices[0]).unwrap();
+    let mut group = Group::new(&problem, plan, devices);
+    let lists: &'static [History] = Box::leak(Box::new([History::new(&[5, 9, 3000, 5999])]));
+    if devices[0].capability().0 != 9 {
+        assert!(group.decides(&rows(40, Mass::None, lists)).iter().all(|decides| !decides));
+        return;
+    }
+    let (mut decided, mut left) = (0, 0);
+    for (count, by_mass) in [
+        (1, Mass::None),
+        (40, Mass::None),
+        (1, Mass::Bare),
+        (40, Mass::Bare),
+        (40, Mass::Knobs),
+        (7, Mass::Knobs),
+        (8, Mass::None),
+    ] {
+        for pass in 0..4 {
+            let mut rows = rows(count, by_mass, lists);
+            if pass == 3 {
+                // Rows of both kinds in a call, each by its own launch.
+                rows[count / 2] = RowParams { top_p: 0.7, top_k: 0, min_p: 0.0, ..rows[count / 2] };
+                rows[count / 3] = RowParams { top_k: 9, ..rows[count / 3] };
+            }
+            rows.iter_mut().for_each(|row| row.position += 100 * pass);
+            assert!(group.decides(&rows).iter().all(|&decides| decides), "{count} rows");
+            let input = problem.input().row_range(0..count);
+            let mut want = Samples::new();
+            alone.sample(input, &rows, &mut want).unwrap();
+            let (found, open) = group.sample(input, &rows);
+            for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
+                if !open.contains(&r) {
+                    assert_eq!(drawn(found), drawn(want), "row {r} of {count}, {:?}", rows[r]);
+                }
+            }
+            decided += count - open.len();
+            left += open.len();
+        }
+    }
+    // A list that does not tell, bins that leave a row in doubt: a row in a hundred.
+    assert!(30 * left <= decided, "{left} rows left open, {decided} decided");
+}
