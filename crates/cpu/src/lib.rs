@@ -15,8 +15,9 @@
 //!
 //! # Crate layout
 //! `dot` multiplies (README beside it), `words` makes noise words, `perturb` decides which tokens need their Gumbel,
-//! `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads, and each
-//! variant has its file. `unsafe` lives in `dot`, `words`, and the dispatch of `tile`.
+//! `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads over the input
+//! of a call (`hidden`), `summary` makes results of what they know, and each variant has its file. `unsafe` lives in `dot`,
+//! `words`, and what calls them by instruction set: `tile`, `perturb`, `prefetch`.
 
 mod above;
 mod adjusted;
