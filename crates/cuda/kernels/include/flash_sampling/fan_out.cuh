@@ -40,32 +40,32 @@ struct Sender {
         : call(call), peers(peers), step(is_used ? step_after(peers.state->step) : 0),
           missed(is_used ? __shfl_sync(0xffffffffu, load_late(peers.state), 0) : 0) {}
 
-    __device__ __forceinline__ Slot slot(const Draw& draw, const Row& row) const {
-        return Slot::of(key_of(draw), draw.logit, digest_of(row, call.row_count, peers.mark), step);
-    }
+    __device__ __forceinline__ u32 digest(const Row& row) const { return digest_of(row, call.row_count, peers.mark); }
 
     // The shard's draw of a row.
-    __device__ __forceinline__ void of_shard(u32 column, const Row& row, const Draw& draw) const {
+    __device__ __forceinline__ void of_shard(u32 column, u32 digest, const Draw& draw) const {
         if (missed) return;
-        const Slot sent = slot(draw, row);
+        const Slot sent = Slot::of(key_of(draw), draw.logit, digest, step);
         const u64 place = place_of(peers, step, peers.rank, column);
         for (u32 other = 0; other < peers.world; ++other) store_slot(peers.mailboxes[other] + place, sent);
     }
 
-    // A block's draw of a row.
-    __device__ __forceinline__ void of_block(u32 column, const Row& row, const Draw& draw) const {
+    // The draw of a row by block `index`.
+    __device__ __forceinline__ void of_block(u32 index, u32 column, const Row& row, const Draw& draw) const {
         if (missed) return;
-        const Slot sent = slot(draw, row);
+        const Slot sent = Slot::of(key_of(draw), draw.logit, digest(row), step);
         for (u32 other = 0; other < peers.world; ++other)
-            for (u32 block = blockIdx.x; block < peers.blocks; block += gridDim.x)
+            for (u32 block = index; block < peers.blocks; block += gridDim.x)
                 store_slot(peers.mailboxes[other] + place_of_block(peers, step, peers.rank, block, column), sent);
     }
 
-    // The draws of the whole vocabulary, by `threads` threads, whole warps of the last block.
-    __device__ __forceinline__ void join(const Row* rows, u32 thread, u32 threads) const {
+    // The draws of the whole vocabulary, by `threads` threads, whole warps of the last block; with the rows' digests.
+    __device__ __forceinline__ void join(const u32* digests, u32 thread, u32 threads) const {
 #pragma unroll 1
-        for (u32 first = thread / 32 * 32; first < peers.row_count * peers.lanes; first += threads)
-            Meeting(peers, rows, step, missed, first + thread % 32).receive();
+        for (u32 first = thread / 32 * 32; first < peers.row_count * peers.lanes; first += threads) {
+            const Meeting meeting(peers, step, missed, first + thread % 32);
+            meeting.receive(meeting.takes_part ? digests[meeting.row] : 0);
+        }
     }
 };
 

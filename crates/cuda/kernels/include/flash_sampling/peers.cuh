@@ -137,15 +137,16 @@ __device__ __forceinline__ u32 load_late(const PeerState* state) {
 
 // Waits until a slot is of a step; false = it did not come.
 __device__ __forceinline__ bool receive(const Slot* at, u32 step, u64 limit, Slot& slot) {
-    constexpr u32 LOOKS = 64;  // loads between two looks at the clock
-    const u64 begun = nanoseconds();
-    for (;;) {
+    constexpr u32 LOOKS = 64;  // loads between two looks at the clock, and before the first
+    for (u64 begun = 0;;) {
 #pragma unroll 1
         for (u32 look = 0; look < LOOKS; ++look) {
             slot = load_slot(at);
             if (slot.is_of(step)) return true;
         }
-        if (nanoseconds() - begun > limit) return false;
+        const u64 now = nanoseconds();
+        if (begun == 0) begun = now;
+        if (now - begun > limit) return false;
     }
 }
 
@@ -179,23 +180,20 @@ struct Meeting {
     const Peers& peers;
     const u32 step, missed, row, other;
     const bool takes_part;
-    const u32 digest;
 
     // `missed` are the ranks that were late before: one answer for all lanes of a warp, and so for a row: another block may note
     // one at this moment, and a row of which some lanes did not take part would pass for whole.
-    __device__ __forceinline__ Meeting(const Peers& peers, const Row* rows, u32 step, u32 missed, u32 pair)
+    __device__ __forceinline__ Meeting(const Peers& peers, u32 step, u32 missed, u32 pair)
         : peers(peers), step(step), missed(missed), row(pair / peers.lanes), other(pair % peers.lanes),
-          takes_part(row < peers.row_count && other < peers.world && !missed),
-          digest(takes_part ? digest_of(rows[row], peers.row_count, peers.mark) : 0) {}
+          takes_part(row < peers.row_count && other < peers.world && !missed) {}
 
-    __device__ __forceinline__ void send(const Draw& mine) const {
-        if (takes_part)
-            store_slot(peers.mailboxes[other] + place_of(peers, step, peers.rank, row),
-                       Slot::of(key_of(mine), mine.logit, digest, step));
+    __device__ __forceinline__ void send(const Draw& mine, u32 digest) const {
+        store_slot(peers.mailboxes[other] + place_of(peers, step, peers.rank, row),
+                   Slot::of(key_of(mine), mine.logit, digest, step));
     }
 
-    // Waits for what the rank sends, and leaves the row's draw. All lanes of a warp.
-    __device__ __forceinline__ void receive() const {
+    // Waits for what the rank sends, and leaves the row's draw. All lanes of a warp, with the row's own digest.
+    __device__ __forceinline__ void receive(u32 digest) const {
         u64 key = 0;
         float logit = 0.0f;
         bool is_late = false, is_other = false;
@@ -237,9 +235,13 @@ struct JoinPeers {
     __device__ __forceinline__ void block() const {
         const u32 step = step_after(peers.state->step);
         const u32 missed = __shfl_sync(0xffffffffu, load_late(peers.state), 0);
-        const Meeting meeting(peers, peers.rows, step, missed, blockIdx.x * THREADS + threadIdx.x);
-        if (meeting.takes_part) meeting.send(peers.draws[meeting.row]);
-        meeting.receive();
+        const Meeting meeting(peers, step, missed, blockIdx.x * THREADS + threadIdx.x);
+        u32 digest = 0;
+        if (meeting.takes_part) {
+            digest = digest_of(peers.rows[meeting.row], peers.row_count, peers.mark);
+            meeting.send(peers.draws[meeting.row], digest);
+        }
+        meeting.receive(digest);
         end_step(peers.state, step);
     }
 };

@@ -12,23 +12,26 @@ namespace flash_sampling::fused_hopper {
 template <class T>
 __device__ __forceinline__ void publish(const Call& call, const Masses& masses, const Peers& peers, Shared<T>& shared) {
     const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
+    const u32 block = ptx::block_index();
     const Sender sender(call, peers, T::FAN_OUT);
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     if constexpr (T::FAN_OUT) {
         if (peers.fan_out == FanOut::Blocks) {
             for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
                 const Best& best = shared.best[column];
-                sender.of_block(column, shared.rows[column],
+                sender.of_block(block, column, shared.rows[column],
                                 conclude(best.key, load_relaxed(&call.invalid[column]), best.logit));
             }
         }
     }
     for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
         if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
-        call.logits[static_cast<u64>(blockIdx.x) * call.row_count + column] = shared.best[column].logit;
+        call.logits[static_cast<u64>(block) * call.row_count + column] = shared.best[column].logit;
         if constexpr (T::LOG_Z) {
-            masses.parts[static_cast<u64>(blockIdx.x) * call.row_count + column] = mass_of_block(shared, column).part();
+            masses.parts[static_cast<u64>(block) * call.row_count + column] = mass_of_block(shared, column).part();
         }
+        // Made while the maxima are on their way; the first tile's largest are not needed any more.
+        if constexpr (T::FAN_OUT) shared.largest[column] = sender.digest(shared.rows[column]);
     }
     __threadfence();
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
@@ -49,7 +52,7 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
         }
         const Draw draw = conclude(best, invalid, logit);
         if (T::FAN_OUT && peers.fan_out == FanOut::LastBlock)
-            sender.of_shard(column, shared.rows[column], draw);
+            sender.of_shard(column, shared.largest[column], draw);
         else
             call.draws[column] = draw;
         call.best[column] = 0;
@@ -58,7 +61,7 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
     if (thread == 0) *call.arrived = 0;
     if constexpr (T::FAN_OUT) {
         if (peers.fan_out == FanOut::LastBlock) {
-            sender.join(shared.rows, thread, T::CONSUMERS);
+            sender.join(shared.largest, thread, T::CONSUMERS);
             if (thread == 0) peers.state->step = sender.step;
         }
     }
