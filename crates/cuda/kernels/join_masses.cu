@@ -1,5 +1,5 @@
 // The entry points of the draws with top-p alone over shards on several ranks, after the exchange of the draws without filters, the
-// plain winners of the vocabulary: `select_by_tops`, or `select_mass`'s first pass, and `select_open` of select_mass.cu, whose sums
+// plain winners of the vocabulary: TopsPass, or the first pass of `select_mass`, and `select_open` of select_mass.cu, whose sums
 // are of a shard, with an exchange of the sums of each row, and then of the bins of each row that is open. The first pass leaves
 // the transformed logits of rows with masks or biases in place of the raw ones. Every rank adds up the same sums in the order
 // of ranks, so that all decide alike. Rows that the bins leave in doubt are left to the host.

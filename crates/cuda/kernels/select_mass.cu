@@ -1,20 +1,20 @@
 // The entry points of the draws with top-p first, from all logits. The first is launched with a cluster of blocks a draw, or one
-// block where there are no clusters: 1, 2, 4 or 8. In its place `select_by_tops` takes calls whose rows have top-p alone, if any
-// filter, and neither masks nor biases, where GranuleTops lie beside the logits and the first token is a multiple of 4: as many
-// blocks as multiprocessors hold. `select_open` decides what they leave open, with as many blocks too, and one a draw at least.
-// It takes rows with RowLines alone.
-#include "flash_sampling/select_open.cuh"
-#include "flash_sampling/tops_pass.cuh"
+// block where there are no clusters: 1, 2, 4 or 8. `select_open` decides what it leaves open, with as many blocks as multiprocessors
+// hold, and one a draw at least. In place of both `select_by_tops` takes calls whose rows have top-p alone, if any filter, and
+// neither masks nor biases, where GranuleTops lie beside the logits and the first token is a multiple of 4: in a cooperative launch
+// of as many blocks as multiprocessors hold. Open rows are read by RowLines alone.
+#include "flash_sampling/select_by_tops.cuh"
 
 using namespace flash_sampling;
 
-static_assert(TopsPass<NoRanks>::THREADS == SelectMass::THREADS && SelectOpen<NoRanks>::THREADS == SelectMass::THREADS,
+static_assert(SelectByTops::THREADS == SelectMass::THREADS && SelectOpen<NoRanks>::THREADS == SelectMass::THREADS,
               "the host launches all three with as many threads");
 
 // What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and
 // the second's bytes of shared memory.
 extern "C" {
-__constant__ u32 select_mass_launch[3] = {SelectMass::THREADS, SelectMass::STEP, sizeof(SelectOpen<NoRanks>::Shared)};
+__constant__ u32 select_mass_launch[4] = {SelectMass::THREADS, SelectMass::STEP, sizeof(SelectOpen<NoRanks>::Shared),
+                                         sizeof(SelectByTops::Shared)};
 }
 
 // Rows that one pass does not take.
@@ -53,11 +53,10 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
     call.draws[i] = {0, 0.0f, 0.0f, Status::Undecided};
 }
 
-extern "C" __global__ void __launch_bounds__(TopsPass<NoRanks>::THREADS, 2)
+extern "C" __global__ void __launch_bounds__(SelectByTops::THREADS, 2)
     select_by_tops(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open) {
-    using Pass = TopsPass<NoRanks>;
-    __shared__ Pass::Shared shared;
-    Pass{call, open, NoRanks{}, shared}.run();
+    extern __shared__ __align__(16) u8 memory[];
+    SelectByTops{call, open, *reinterpret_cast<SelectByTops::Shared*>(memory)}.run();
 }
 
 extern "C" __global__ void __launch_bounds__(SelectOpen<NoRanks>::THREADS, 2)

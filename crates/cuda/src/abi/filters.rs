@@ -78,7 +78,7 @@ pub(crate) const LIST_COUNTERS_BYTES: usize = size_of::<ListCounters>();
 
 /// Where the fused kernel lists the largest logits of rows.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowLists {
     /// One [`RowFilters`] a row.
     pub(crate) filters: u64,
@@ -122,12 +122,14 @@ layout!(SelectRows 72:
     count 60, tops 64
 );
 
-/// Bytes of an `OpenRow`, for how many of them there is room at least, and the bins of each: open_rows.cuh.
+/// Bytes of an `OpenRow`, for how many of them there is room at least, the bins of each, and for how many rows there are sums:
+/// open_rows.cuh.
 const OPEN_ROW_BYTES: usize = 64;
 const OPEN_ROWS_LEAST: usize = 32;
 const OPEN_BINS: usize = 32;
+pub(crate) const OPEN_ROWS_SUMMED: usize = 256;
 
-/// Where open rows are listed and decided: device addresses of what is zeros between calls.
+/// Where open rows are listed and decided: device addresses of what is zeros before the first call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenRows {
@@ -137,22 +139,27 @@ pub(crate) struct OpenRows {
     pub(crate) all: u64,
     pub(crate) best: u64,
     pub(crate) rows: u64,
+    pub(crate) sums: u64,
+    pub(crate) barrier: u64,
 }
-layout!(OpenRows 48: counters 0, arrived 8, masses 16, all 24, best 32, rows 40);
+layout!(OpenRows 64: counters 0, arrived 8, masses 16, all 24, best 32, rows 40, sums 48, barrier 56);
 
 impl OpenRows {
     /// Bytes for up to `draws` draws.
     pub(crate) fn bytes(draws: usize) -> usize {
-        OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST) + draws * (2 * 8 * OPEN_BINS + 8 + 4) + 8
+        let sums = 2 * 2 * 8 * OPEN_ROWS_SUMMED;
+        OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST) + sums + draws * (2 * 8 * OPEN_BINS + 8 + 4) + 16
     }
 
     /// In memory that begins at `base`, a multiple of 16.
     pub(crate) fn at(base: u64, draws: usize) -> OpenRows {
-        let masses = base + (OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST)) as u64;
+        let sums = base + (OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST)) as u64;
+        let masses = sums + (2 * 2 * 8 * OPEN_ROWS_SUMMED) as u64;
         let bins = (8 * OPEN_BINS * draws) as u64;
         let (best, all) = (masses + bins, masses + 2 * bins);
         let counters = all + 8 * draws as u64;
-        OpenRows { counters, arrived: counters + 8, masses, all, best, rows: base }
+        let (barrier, arrived) = (counters + 8, counters + 16);
+        OpenRows { counters, arrived, masses, all, best, rows: base, sums, barrier }
     }
 }
 
@@ -182,12 +189,12 @@ mod tests {
     #[test]
     fn what_open_rows_need_lies_apart_within_its_memory() {
         for draws in [1, 31, 32, 33, 256] {
-            let OpenRows { counters, arrived, masses, all, best, rows } = OpenRows::at(4096, draws);
-            assert_eq!((rows, rows % 16, counters % 8), (4096, 0, 0));
-            assert!(masses - rows >= (64 * draws.max(32)) as u64, "{draws}");
+            let OpenRows { counters, arrived, masses, all, best, rows, sums, barrier } = OpenRows::at(4096, draws);
+            assert_eq!((rows, sums % 16, counters % 8), (4096, 0, 0));
+            assert!(sums - rows >= (64 * draws.max(32)) as u64, "{draws}");
             assert_eq!(
-                [best - masses, all - best, counters - all, arrived - counters],
-                [256 * draws as u64, 256 * draws as u64, 8 * draws as u64, 8]
+                [masses - sums, best - masses, all - best, counters - all, barrier - counters, arrived - barrier],
+                [8192, 256 * draws as u64, 256 * draws as u64, 8 * draws as u64, 8, 8]
             );
             assert_eq!(arrived + 4 * draws as u64 - rows, OpenRows::bytes(draws) as u64);
         }

@@ -14,7 +14,9 @@ mod reduction;
 mod stored;
 mod survey;
 
-pub(crate) use filters::{LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, OpenRows, RowLists, SelectLists, SelectRows};
+pub(crate) use filters::{
+    LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, OPEN_ROWS_SUMMED, OpenRows, RowLists, SelectLists, SelectRows,
+};
 pub use filters::{RowFilters, TOP_K_MAX};
 pub(crate) use fused::{Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, element, element_name, tops_bytes};
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};

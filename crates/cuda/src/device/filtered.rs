@@ -5,12 +5,12 @@
 mod together;
 
 use crate::abi::{
-    LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, OpenRows, RowFilters, RowLists, SelectLists, SelectRows,
-    tops_bytes,
+    LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, OPEN_ROWS_SUMMED, OpenRows, RowFilters, RowLists,
+    SelectLists, SelectRows, tops_bytes,
 };
 use crate::device::address::check_by_8;
 use crate::device::choice::RowKinds;
-use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::fused_hopper::{MAX_ROWS, More};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::Scratch;
@@ -20,6 +20,7 @@ use crate::device::select_row::SelectRow;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use core::ops::Range;
+use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
@@ -115,8 +116,10 @@ impl DeviceFilters {
     /// [`CudaError::Driver`], [`CudaError::Compile`].
     pub fn prepare(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
         sampler.prepare(RowKinds::Any)?;
-        sampler.prepare_listing()?;
-        sampler.prepare_storing_tops()?;
+        sampler.prepare_leaving(&More::Lists(RowLists::default()))?;
+        if sampler.has_tops() {
+            sampler.prepare_leaving(&More::Stores(LogitStore::default()))?;
+        }
         self.room().map(drop)
     }
 
@@ -167,29 +170,36 @@ impl DeviceFilters {
         if !sampler.lists(hidden) {
             return Ok(false);
         }
-        let lists = self.begin_lists(stream, filters)?;
-        self.are_zeros = false;
+        let (lists, are_zeros) = self.begin_lists(stream, filters)?;
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the selection leaves zeros.
-        unsafe { sampler.launch_listing(stream, hidden, rows, draws, lists) }?;
+        unsafe { sampler.launch_leaving(stream, hidden, rows, draws, More::Lists(lists)) }?;
         if hidden.rows > 0 {
             let call = SelectLists { lists, rows, draws };
             // SAFETY: this function's contract; the lists were left on the same stream.
             unsafe { self.listed.launch(stream, &call, hidden.rows as u32) }?;
         }
-        self.are_zeros = true;
+        self.are_zeros = are_zeros;
         Ok(true)
     }
 
-    /// Where lists go, whose counters and posts are zeros for the launches that follow.
-    fn begin_lists(&mut self, stream: &CudaStream, filters: u64) -> Result<RowLists, CudaError> {
+    /// Where lists go, whose counters and posts are zeros for the launches that follow; and whether they are outside of a capture
+    /// too, once these leave zeros.
+    fn begin_lists(&mut self, stream: &CudaStream, filters: u64) -> Result<(RowLists, bool), CudaError> {
         let keys = self.lists.lend();
         let counters = keys + (8 * LIST_ROOM * self.max_rows) as u64;
         let posted = counters + (LIST_COUNTERS_BYTES * self.max_rows) as u64;
-        if !self.are_zeros {
-            // SAFETY: counters and posts are this value's, and one launch follows the other.
-            unsafe { clear(stream, counters, (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows) }?;
-        }
-        Ok(RowLists { filters, counters, posted, keys })
+        let size = (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows;
+        // SAFETY: counters and posts are this value's, and one launch follows the other.
+        let are_zeros = std::mem::replace(&mut self.are_zeros, false) || unsafe { clear(stream, counters, size) }?;
+        Ok((RowLists { filters, counters, posted, keys }, are_zeros))
+    }
+
+    /// The same of where open rows go.
+    fn begin_open(&mut self, stream: &CudaStream) -> Result<(OpenRows, bool), CudaError> {
+        let (base, size) = (self.open.lend(), self.open.len());
+        // SAFETY: the memory is this value's, and one launch follows the other.
+        let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || unsafe { clear(stream, base, size) }?;
+        Ok((OpenRows::at(base, self.max_rows), are_zeros))
     }
 
     /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch`] does, with filters: `filters` is the device
@@ -236,16 +246,12 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
         let logits = self.room()?.lend();
-        let by_tops = kinds.is_by_tops() && sampler.stores_tops(hidden);
+        let by_tops = kinds.is_by_tops() && self.by_mass.takes_tops() && sampler.stores_tops(hidden);
         let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };
         let stored = LogitStore { logits, stride: self.stride as u64, tops };
+        let more = if by_tops { More::Stores(stored) } else { More::Knobs(stored) };
         // SAFETY: this function's contract; there is room for the logits of as many rows, and for their tops.
-        let is_transformed = unsafe {
-            match by_tops {
-                true => sampler.launch_storing_tops(stream, hidden, rows, draws, stored).map(|()| false),
-                false => sampler.launch_storing_any(stream, hidden, rows, draws, stored),
-            }
-        }?;
+        let is_transformed = unsafe { sampler.launch_leaving(stream, hidden, rows, draws, more) }?;
         if hidden.rows == 0 {
             return Ok(());
         }
@@ -263,17 +269,11 @@ impl DeviceFilters {
             tops,
         };
         if kinds.by_mass {
-            let base = self.open.lend();
-            if !self.are_open_zeros {
-                // SAFETY: the memory is this value's, and one launch follows the other.
-                unsafe { clear(stream, base, self.open.len()) }?;
-            }
-            self.are_open_zeros = false;
-            let open = OpenRows::at(base, self.max_rows);
+            let (open, are_zeros) = self.begin_open(stream)?;
             // SAFETY: this function's contract; the logits were stored on the same stream; there is room for the open rows of
             // as many draws, and the launches leave zeros.
             unsafe { self.by_mass.launch(stream, &call, &open, hidden.rows as u32) }?;
-            self.are_open_zeros = true;
+            self.are_open_zeros = are_zeros;
         }
         if kinds.gathered {
             // SAFETY: as above.
@@ -283,15 +283,18 @@ impl DeviceFilters {
     }
 }
 
-/// Zeros for the launches that follow on the stream.
+/// Zeros for the launches that follow on the stream. Whether those of other streams find them too: not where a graph captures this,
+/// which clears when it runs.
 ///
 /// # Safety
 /// `size` bytes from `address` on are device memory until the stream has passed this, and nothing else uses them meanwhile.
-unsafe fn clear(stream: &CudaStream, address: u64, size: usize) -> Result<(), CudaError> {
-    stream.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
+unsafe fn clear(stream: &CudaStream, address: u64, size: usize) -> Result<bool, CudaError> {
+    let failed = CudaError::driver("clear what a failed launch left");
+    stream.context().bind_to_thread().map_err(&failed)?;
     // SAFETY: the caller's.
-    let cleared = unsafe { result::memset_d8_async(address, 0, size, stream.cu_stream()) };
-    cleared.map_err(CudaError::driver("clear what a failed launch left"))
+    unsafe { result::memset_d8_async(address, 0, size, stream.cu_stream()) }.map_err(&failed)?;
+    let status = stream.capture_status().map_err(&failed)?;
+    Ok(status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// Which selections the rows of a call need.
@@ -330,6 +333,8 @@ impl FilterKinds {
         self.by_mass && self.is_top_p_alone && self.rows == RowKinds::Bare
     }
 }
+
+const _: () = assert!(MAX_ROWS <= OPEN_ROWS_SUMMED, "there is room for the sums of every row");
 
 /// Bytes of logits that are stored for a launch with filters, beyond the first row.
 const FILTER_BYTES: usize = 256 << 20;

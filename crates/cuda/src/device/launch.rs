@@ -55,16 +55,49 @@ pub(crate) unsafe fn launch_clusters<const N: usize>(
     stream: &CudaStream,
     grid: Grid,
     blocks: u32,
-    mut arguments: [*mut c_void; N],
+    arguments: [*mut c_void; N],
 ) -> Result<(), CudaError> {
-    let failed = CudaError::driver("launch a kernel");
-    stream.context().bind_to_thread().map_err(&failed)?;
     let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
-    let mut attribute = sys::CUlaunchAttribute {
+    let attribute = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
         pad: [0; 4],
         value: sys::CUlaunchAttributeValue { clusterDim: cluster },
     };
+    // SAFETY: the same contract.
+    unsafe { launch_with(function, stream, grid, attribute, arguments) }
+}
+
+/// Enqueues a kernel whose blocks are all resident at the same time, so that they may wait for each other. An error where the
+/// device has no room for them, whatever else it runs.
+///
+/// # Safety
+/// As [`launch`].
+pub(crate) unsafe fn launch_resident<const N: usize>(
+    function: &CudaFunction,
+    stream: &CudaStream,
+    grid: Grid,
+    arguments: [*mut c_void; N],
+) -> Result<(), CudaError> {
+    let attribute = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { cooperative: 1 },
+    };
+    // SAFETY: the same contract.
+    unsafe { launch_with(function, stream, grid, attribute, arguments) }
+}
+
+/// # Safety
+/// As [`launch`].
+unsafe fn launch_with<const N: usize>(
+    function: &CudaFunction,
+    stream: &CudaStream,
+    grid: Grid,
+    mut attribute: sys::CUlaunchAttribute,
+    mut arguments: [*mut c_void; N],
+) -> Result<(), CudaError> {
+    let failed = CudaError::driver("launch a kernel");
+    stream.context().bind_to_thread().map_err(&failed)?;
     let config = sys::CUlaunchConfig {
         gridDimX: grid.blocks.0,
         gridDimY: grid.blocks.1,

@@ -4,9 +4,9 @@
 use crate::abi::{OpenRows, SelectRows};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch, launch_clusters};
+use crate::device::launch::{Grid, argument, launch, launch_clusters, launch_resident};
 use crate::error::CudaError;
-use cudarc::driver::sys::CUfunction_attribute;
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use cudarc::driver::{CudaFunction, CudaStream};
 
 pub(crate) static SOURCE: KernelSource =
@@ -42,6 +42,9 @@ pub(crate) struct SelectMass {
     by_tops: CudaFunction,
     open: CudaFunction,
     open_bytes: u32,
+    tops_bytes: u32,
+    /// How many blocks of `by_tops` the device holds; 0 where it may not hold them at the same time.
+    tops_blocks: u32,
     threads: u32,
     step: u32,
     has_clusters: bool,
@@ -56,19 +59,27 @@ impl SelectMass {
         let function = module.load_function("select_mass").map_err(&failed)?;
         let by_tops = module.load_function("select_by_tops").map_err(&failed)?;
         let open = module.load_function("select_open").map_err(&failed)?;
-        let mut launch = [0u8; 12];
+        let mut launch = [0u8; 16];
         let stream = device.context().default_stream();
         let global = module.get_global("select_mass_launch", &stream).map_err(&failed)?;
         stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
-        let [threads, step, open_bytes]: [u32; 3] = bytemuck::cast(launch);
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        open.set_attribute(attribute, open_bytes as i32).map_err(&failed)?;
+        let [threads, step, open_bytes, tops_bytes]: [u32; 4] = bytemuck::cast(launch);
+        for (function, bytes) in [(&open, open_bytes), (&by_tops, tops_bytes)] {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(attribute, bytes as i32).map_err(&failed)?;
+        }
+        let may_wait = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
+        let may_wait = device.context().attribute(may_wait).map_err(&failed)? != 0;
+        let of_one = by_tops.occupancy_max_active_blocks_per_multiprocessor(threads, tops_bytes as usize, None);
+        let of_one = of_one.map_err(&failed)?;
         Ok(SelectMass {
             function,
             by_tops,
             open,
             open_bytes,
+            tops_bytes,
+            tops_blocks: if may_wait { of_one * device.multiprocessors() } else { 0 },
             threads,
             step,
             has_clusters: device.capability().0 >= 9,
@@ -76,14 +87,19 @@ impl SelectMass {
         })
     }
 
+    /// Whether calls may come with tops.
+    pub(crate) fn takes_tops(&self) -> bool {
+        self.tops_blocks > 0
+    }
+
     /// Puts the draws with filters in place of those without, where top-p comes first.
     ///
     /// # Safety
     /// * Every pointer is device memory of this kernel's device, of the sizes that select_rows.cuh and open_rows.cuh state for
     ///   `draws` draws, until the stream has passed the launches.
-    /// * What `open` points to is zeros, and so it is afterwards; no other launch uses it at the same time.
-    /// * With tops the draws are `call.count`, of rows with neither masks nor biases, and with top-p alone or no filter; the
-    ///   first token is a multiple of 4.
+    /// * What `open` points to is zeros, or what the launch before left; no other launch uses it at the same time.
+    /// * Tops where [`SelectMass::takes_tops`]; the draws are then `call.count`, at most [`OPEN_ROWS_SUMMED`](crate::abi::OPEN_ROWS_SUMMED), of rows with neither
+    ///   masks nor biases, and with top-p alone or no filter; the first token is a multiple of 4.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
@@ -93,10 +109,12 @@ impl SelectMass {
     ) -> Result<(), CudaError> {
         let arguments = [argument(call), argument(open)];
         if call.tops != 0 {
-            let blocks = tops_blocks(call.tokens, draws, self.multiprocessors);
+            debug_assert!(self.takes_tops());
+            let grid = Grid { shared_bytes: self.tops_bytes, ..Grid::of(self.tops_blocks, self.threads) };
             // SAFETY: as below.
-            unsafe { launch(&self.by_tops, stream, Grid::of(blocks, self.threads), arguments) }?;
-        } else if self.has_clusters {
+            return unsafe { launch_resident(&self.by_tops, stream, grid, arguments) };
+        }
+        if self.has_clusters {
             let blocks = blocks_of(call.tokens, self.step, draws, self.multiprocessors);
             let grid = Grid::of(draws * blocks, self.threads);
             // SAFETY: the kernels take a SelectRows and an OpenRows by value, whose layouts abi asserts; the rest is the

@@ -23,7 +23,7 @@ struct alignas(16) OpenRow {
 };
 
 struct OpenRows {
-    static constexpr u32 BINS = 32, LEAST = 32;
+    static constexpr u32 BINS = 32, LEAST = 32, ROOM = 256;
 
     u32* counters;   // how many rows are open, and how many of them are decided; zeros between calls
     u32* arrived;    // [draws] zeros between calls
@@ -31,13 +31,16 @@ struct OpenRows {
     double* all;     // [draws] zeros between calls
     u64* best;       // [draws, BINS] ordered bits; zeros between calls
     OpenRow* rows;   // [draws], and LEAST at least
+    double* sums;    // [2, ROOM, 2] of the rows of SelectByTops; zeros before the first call
+    u32* barrier;    // how many blocks of it have arrived, zero between calls, and how often all have
 
 #ifdef __CUDACC__
     __device__ __forceinline__ void add(const OpenRow& row) const { rows[atomicAdd(&counters[0], 1u)] = row; }
 #endif
 };
-FS_LAYOUT(OpenRows, 48,
-          FS_AT(counters, 0) && FS_AT(arrived, 8) && FS_AT(masses, 16) && FS_AT(all, 24) && FS_AT(best, 32) && FS_AT(rows, 40));
+FS_LAYOUT(OpenRows, 64,
+          FS_AT(counters, 0) && FS_AT(arrived, 8) && FS_AT(masses, 16) && FS_AT(all, 24) && FS_AT(best, 32) && FS_AT(rows, 40) &&
+          FS_AT(sums, 48) && FS_AT(barrier, 56));
 static_assert(sizeof(OpenRow) == 64 && OpenRows::BINS == 32 && OpenRows::LEAST == 32, "the host has room for these");
 
 }  // namespace flash_sampling

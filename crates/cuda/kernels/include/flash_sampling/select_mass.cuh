@@ -101,11 +101,12 @@ struct SelectMass {
         __device__ __forceinline__ Weights(float place, u32 token)
             : place(place), shift(-place * LOG2_E), token(token), before(0.0f), all(0.0f), top(-f32_infinity()) {}
 
-        __device__ __forceinline__ float mass_of(float l) const {
+        static __device__ __forceinline__ float exp2(float x) {
             float mass;
-            asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(mass) : "f"(fma_rn(l, LOG2_E, shift)));
+            asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(mass) : "f"(x));
             return mass;
         }
+        __device__ __forceinline__ float mass_of(float l) const { return exp2(fma_rn(l, LOG2_E, shift)); }
 
         // Four tokens from `first` on.
         __device__ __forceinline__ void add(const float (&l)[4], u32 first) {

@@ -12,12 +12,25 @@
 #pragma once
 
 #include "first_pass.cuh"
-#include "tops_pass.cuh"
+#include "ptx/ordered.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
+// All tokens are this GPU's.
+struct NoRanks {
+    // Whether a block can decide alone what bins leave in doubt.
+    static constexpr bool DRAWS_ALONE = true;
+
+    // The first token of the vocabulary.
+    __device__ __forceinline__ u32 first_token(const SelectRows& call) const { return call.first_token; }
+    // From a shard's bins, of which each lane of a warp has one, its mass, its best token and the logit of that, to those of the
+    // vocabulary; false where a rank did not come, of which the draw then tells.
+    __device__ __forceinline__ bool bins(u32, double&, u64&, float&, double&, double&) const { return true; }
+};
+
+// `Ranks`: what makes bins of a shard those of the vocabulary.
 template <class Ranks>
 struct SelectOpen {
     static constexpr u32 THREADS = SelectMass::THREADS, WARPS = SelectMass::WARPS;
@@ -25,14 +38,14 @@ struct SelectOpen {
     // Rows that a block loads before it knows which is its own.
     static constexpr u32 GUESSED = OpenRows::LEAST;
     using Lines = RowLines<2>;
-    static_assert(BINS == 32, "a lane each");
+    static_assert(BINS == 32 && TIES == 8, "a lane each, and four of either side where equal logits end");
     // No score and token have these bits.
     static constexpr u64 DECIDED = ~0ull;
 
     struct Shared {
         float masses[BINS][THREADS];
-        double sums[BINS];
         u64 best[BINS];
+        float all[WARPS];
         OpenRow rows[GUESSED];
         SelectMass::Shared select;
         u32 is_last;
@@ -42,27 +55,31 @@ struct SelectOpen {
     // The bins of the tokens before a place: monotone in the place, so that rounding moves edges, and no token past another;
     // one and the same wherever it is compiled.
     struct Bins {
-        float place, per_root, per_tie;
+        float place, per_nat, per_tie;
         u32 token;
 
         __device__ __forceinline__ Bins(const OpenRow& row, u32 first_token) : place(row.place), token(row.token) {
-            // No logit is above the logarithm of the mass of all, of which `all` has the largest at least.
-            per_root = static_cast<float>((BINS - TIES) * (BINS - TIES)) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
+            // No logit is above the logarithm of the mass of all, of which `all` has the largest at least. Four bins for each
+            // doubling of what is 1 at the place.
+            constexpr u32 DOUBLINGS = (BINS - TIES) / 4;
+            per_nat = static_cast<float>((1u << DOUBLINGS) - 1) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
             // If equal logits make all the mass before the place, and lie evenly, so many tokens from there top-p ends.
             const double lost = row.before - row.top_p * row.all;
             const float end = static_cast<float>(lost / row.before) * static_cast<float>(token - first_token);
             per_tie = 1.0f / fmaxf(end, 1.0f);
         }
-        __device__ __forceinline__ bool has(float l, u32 t) const { return l > place || (l == place && t < token); }
-        __device__ __forceinline__ u32 of(float l, u32 t) const {
-            if (l == place) {
-                const float beyond = fma_rn(static_cast<float>(token - t), per_tie, -1.0f);
-                const u32 steps = static_cast<u32>(fminf(__fsqrt_rn(16.0f * fabsf(beyond)), static_cast<float>(TIES / 2 - 1)));
-                return beyond < 0.0f ? TIES / 2 - 1 - steps : TIES / 2 + steps;
-            }
-            // Infinite products too are in the last bin.
-            return TIES + static_cast<u32>(fminf(__fsqrt_rn((l - place) * per_root), static_cast<float>(BINS - TIES - 1)));
+        // Of a token above the place. Infinite products too are in the last bin.
+        __device__ __forceinline__ u32 of_above(float l) const {
+            const u32 quarters = (f32_to_bits(fma_rn(sub_rn(l, place), per_nat, 1.0f)) - f32_to_bits(1.0f)) >> 21;
+            return min(TIES + quarters, BINS - 1);
         }
+        // Of one at the place.
+        __device__ __forceinline__ u32 of_tie(u32 t) const {
+            const float beyond = fma_rn(static_cast<float>(token - t), per_tie, -1.0f), far = fabsf(beyond);
+            const u32 steps = (far >= 0.0625f) + (far >= 0.25f) + (far >= 0.5625f);
+            return beyond < 0.0f ? TIES / 2 - 1 - steps : TIES / 2 + steps;
+        }
+        __device__ __forceinline__ u32 of(float l, u32 t) const { return l == place ? of_tie(t) : of_above(l); }
     };
 
     const SelectRows& call;
@@ -70,6 +87,7 @@ struct SelectOpen {
     const Ranks& ranks;
     Shared& shared;
 
+    // Decides what a launch before it has listed.
     __device__ __forceinline__ void run() {
         const u32 count = prepare();
         if (count == 0) return;
@@ -77,6 +95,13 @@ struct SelectOpen {
         const u32 at = blockIdx.x % count, share = blockIdx.x / count, shares = gridDim.x / count;
         if (share >= shares) return;
         const OpenRow row = at < GUESSED ? shared.rows[at] : open.rows[at];
+        if (!decide(row, at, share, shares) || threadIdx.x != 0) return;
+        if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
+    }
+
+    // Decides a row together with other blocks, one of `shares`; `at`: which of the open rows it is. Bins are empty. Returns
+    // whether this block was the row's last. All threads call it.
+    __device__ __forceinline__ bool decide(const OpenRow& row, u32 at, u32 share, u32 shares) {
         Lines lines(call.row(row.index), share * WARPS + threadIdx.x / 32, shares * WARPS);
         if (threadIdx.x == 0)
             shared.select.philox = RowPhilox::of(row.seed, row.position, row.draw, domain_code(Domain::Token));
@@ -87,25 +112,28 @@ struct SelectOpen {
         __syncthreads();
         float all = 0.0f;
         lines.each(row.inv_temperature, [&](const float(&l)[4], u32 first) { survey(l, first, row, bins, weights, cut, all); });
-        const double of_warp = SelectMass::sum_of_warp(all);
-        if (threadIdx.x % 32 == 0) shared.select.all[threadIdx.x / 32] = of_warp;
+        const float of_warp = sum_of_warp(all);
+        if (threadIdx.x % 32 == 0) shared.all[threadIdx.x / 32] = of_warp;
         __syncthreads();
         publish(at);
         __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            shared.is_last = atomicAdd(&open.arrived[at], 1u) == shares - 1;
-        }
+        if (threadIdx.x == 0) shared.is_last = ptx::add_ordered(&open.arrived[at], 1) == shares - 1;
         __syncthreads();
-        if (!shared.is_last) return;
-        if (threadIdx.x < 32) conclude(at, row, weights, SelectMass::error_of(lines.most() + WARPS));
+        if (!shared.is_last) return false;
+        if (threadIdx.x < 32) conclude(at, row, weights, SelectMass::error_of(lines.most() + WARPS + 2 * 5));
         __syncthreads();
         if constexpr (Ranks::DRAWS_ALONE) {
-            if (shared.best[0] != DECIDED) draw_alone(row.index, shared.best[0]);
+            if (shared.best[0] != DECIDED) draw_alone(call, shared.select, row.index, shared.best[0]);
         }
-        if (threadIdx.x != 0) return;
-        open.arrived[at] = 0;
-        if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
+        if (threadIdx.x == 0) open.arrived[at] = 0;
+        return true;
+    }
+
+    // Empties all bins, for threads after a barrier.
+    __device__ __forceinline__ void empty() {
+#pragma unroll
+        for (u32 b = 0; b < BINS; ++b) shared.masses[b][threadIdx.x] = 0.0f;
+        if (threadIdx.x < BINS) shared.best[threadIdx.x] = 0;
     }
 
   private:
@@ -116,9 +144,7 @@ struct SelectOpen {
         uint4 piece{};
         const bool has_piece = threadIdx.x < GUESSED * PIECES;
         if (has_piece) piece = __ldcg(reinterpret_cast<const uint4*>(open.rows) + threadIdx.x);
-#pragma unroll
-        for (u32 b = 0; b < BINS; ++b) shared.masses[b][threadIdx.x] = 0.0f;
-        if (threadIdx.x < BINS) shared.best[threadIdx.x] = 0;
+        empty();
         if (has_piece) reinterpret_cast<uint4*>(shared.rows)[threadIdx.x] = piece;
         __syncthreads();
         return count;
@@ -127,18 +153,26 @@ struct SelectOpen {
     // Masses and best scores of four tokens.
     __device__ __forceinline__ void survey(const float (&l)[4], u32 first, const OpenRow& row, const Bins& bins,
                                            const SelectMass::Weights& weights, float cut, float& all) {
-        float top = -f32_infinity();
-        u32 hits = 0;
+        float top = -f32_infinity(), mass[4];
+        u32 bin[4], hits = 0;
+        bool is_tie = false;
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            const float mass = weights.mass_of(l[i]);
-            all += mass;
-            if (!bins.has(l[i], first + i)) continue;
-            shared.masses[bins.of(l[i], first + i)][threadIdx.x] += mass;
+            mass[i] = weights.mass_of(l[i]), bin[i] = bins.of_above(l[i]);
+            all += mass[i];
+            if (l[i] > bins.place) hits |= 1u << i;
+            is_tie |= l[i] == bins.place;
             top = fmaxf(top, l[i]);
-            hits |= 1u << i;
+        }
+        if (is_tie) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i)
+                if (l[i] == bins.place && first + i < bins.token) bin[i] = bins.of_tie(first + i), hits |= 1u << i;
         }
         if (!__any_sync(0xffffffffu, hits)) return;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i)
+            if (hits >> i & 1) shared.masses[bin[i]][threadIdx.x] += mass[i];
         const u32 blocks[1] = {first >> 2};
         Words words[1];
         row_words(&shared.select.philox, blocks, words);
@@ -157,28 +191,39 @@ struct SelectOpen {
         }
     }
 
-    // The block's bins join those of the others, a lane each. All threads call it.
+    // The block's bins, and its warps' sums of all, join those of the others. All threads call it.
     __device__ __forceinline__ void publish(u32 at) {
-        const u32 lane = threadIdx.x % 32;
-        for (u32 b = threadIdx.x / 32; b < BINS; b += WARPS) {
-            float sum = 0.0f;
+        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        constexpr u32 EACH = BINS / WARPS;
+        float sums[EACH + 1]{};
 #pragma unroll
-            for (u32 i = 0; i < THREADS; i += 32) sum += shared.masses[b][i + lane];
-            const double mass = SelectMass::sum_of_warp(sum);
-            if (lane == 0) shared.sums[b] = mass;
+        for (u32 e = 0; e < EACH; ++e)
+#pragma unroll
+            for (u32 i = 0; i < THREADS; i += 32) sums[e] += shared.masses[warp + e * WARPS][i + lane];
+        // One warp's more.
+        const bool has_all = warp == WARPS - 1;
+        sums[EACH] = lane < WARPS ? shared.all[lane] : 0.0f;
+#pragma unroll
+        for (u32 e = 0; e <= EACH; ++e) sums[e] = sum_of_warp(sums[e]);
+        if (lane != 0) return;
+#pragma unroll
+        for (u32 e = 0; e < EACH; ++e) {
+            const u32 b = at * BINS + warp + e * WARPS;
+            const u64 best = shared.best[warp + e * WARPS];
+            if (sums[e] > 0.0f) atomicAdd(&open.masses[b], static_cast<double>(sums[e]));
+            if (best) atomicMax(&open.best[b], best);
         }
-        __syncthreads();
-        if (threadIdx.x >= 32) return;
-        const double all = SelectMass::sum_of_warp(lane < WARPS ? shared.select.all[lane] : 0.0);
-        if (lane == 0) atomicAdd(&open.all[at], all);
-        if (shared.sums[lane] > 0.0) atomicAdd(&open.masses[at * BINS + lane], shared.sums[lane]);
-        if (shared.best[lane]) atomicMax(&open.best[at * BINS + lane], shared.best[lane]);
+        if (has_all) atomicAdd(&open.all[at], static_cast<double>(sums[EACH]));
+    }
+    static __device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+        for (u32 distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+        return x;
     }
 
     // The draw, if it is sure; else the best token that may be kept goes to shared.best[0], 0 if there is none. Leaves zeros. One
     // warp calls it.
     __device__ __forceinline__ void conclude(u32 at, const OpenRow& row, const SelectMass::Weights& weights, double own_error) {
-        __threadfence();
         const u32 lane = threadIdx.x;
         double mass = __ldcg(&open.masses[at * BINS + lane]), all = __ldcg(&open.all[at]);
         u64 best = __ldcg(&open.best[at * BINS + lane]);
@@ -227,10 +272,11 @@ struct SelectOpen {
     }
 
     // A block decides the row, from the best token on that may be kept, or from the plain winner.
-    __device__ __noinline__ void draw_alone(u32 i, u64 best) {
+    // NOTE: no function of an object: it would be kept in memory, and what it points to would not be known to be shared.
+    static __device__ __noinline__ void draw_alone(const SelectRows& call, SelectMass::Shared& shared, u32 i, u64 best) {
         const RowFilters filters = call.filters[i];
-        call.begin(i, shared.select.row, shared.select.philox);
-        SelectMass select{filters, call.row(i), shared.select};
+        call.begin(i, shared.row, shared.philox);
+        SelectMass select{filters, call.row(i), shared};
         Draw start = call.draws[i];
         if (best) start.token = from_ordered_bits(best).token, start.score = from_ordered_bits(best).score;
         if (best) start.logit = select.logit_of(start.token);

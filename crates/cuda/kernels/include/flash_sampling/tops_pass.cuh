@@ -21,20 +21,6 @@
 
 namespace flash_sampling {
 
-// All tokens are this GPU's.
-struct NoRanks {
-    // Whether a block can decide alone what bins leave in doubt.
-    static constexpr bool DRAWS_ALONE = true;
-
-    // The first token of the vocabulary.
-    __device__ __forceinline__ u32 first_token(const SelectRows& call) const { return call.first_token; }
-    // From a shard's sums, and the bound on their relative error, to those of the vocabulary; false where a rank did not come,
-    // of which the draw then tells. One thread.
-    __device__ __forceinline__ bool sums(u32, double&, double&, double&) const { return true; }
-    // The same of bins, of which each lane of a warp has one: its mass, its best token, and the logit of that.
-    __device__ __forceinline__ bool bins(u32, double&, u64&, float&, double&, double&) const { return true; }
-};
-
 // `Ranks`: what makes sums of a shard those of the vocabulary.
 template <class Ranks>
 struct TopsPass {

@@ -1,10 +1,11 @@
 //! Draws with filters that ranks make together: the draws without them meet first, by peers, and then what the filters need of every
 //! shard.
 
-use super::{DeviceFilters, clear};
+use super::DeviceFilters;
 use crate::abi::LogitStore;
-use crate::abi::{OpenRows, SelectLists, SelectRows};
+use crate::abi::{SelectLists, SelectRows};
 use crate::device::choice::RowKinds;
+use crate::device::fused_hopper::More;
 use crate::device::gpu::Device;
 use crate::device::join_lists::JoinLists;
 use crate::device::join_masses::JoinMasses;
@@ -33,10 +34,7 @@ impl DeviceFilters {
         if self.together.is_none() {
             self.together = Some(Together::load(&self.device)?);
         }
-        sampler.prepare(RowKinds::Any)?;
-        sampler.prepare_listing()?;
-        sampler.prepare_storing_tops()?;
-        self.room().map(drop)
+        self.prepare(sampler)
     }
 
     fn together(&self) -> Result<&Together, CudaError> {
@@ -60,11 +58,10 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
         self.together()?;
-        let lists = self.begin_lists(stream, filters)?;
-        self.are_zeros = false;
+        let (lists, are_zeros) = self.begin_lists(stream, filters)?;
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the last launch leaves zeros.
         unsafe {
-            sampler.launch_listing(stream, hidden, rows, draws, lists)?;
+            sampler.launch_leaving(stream, hidden, rows, draws, More::Lists(lists))?;
             peers.launch(stream, rows, draws, hidden.rows)?;
         }
         if hidden.rows > 0 {
@@ -72,7 +69,7 @@ impl DeviceFilters {
             // SAFETY: as above; the lists were left on the same stream.
             unsafe { self.together()?.lists.launch(stream, &call, &peers.records(), hidden.rows as u32) }?;
         }
-        self.are_zeros = true;
+        self.are_zeros = are_zeros;
         Ok(())
     }
 
@@ -96,12 +93,10 @@ impl DeviceFilters {
         let by_tops = kinds == RowKinds::Bare && sampler.stores_tops(hidden);
         let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };
         let stored = LogitStore { logits, stride: self.stride as u64, tops };
+        let more = if by_tops { More::Stores(stored) } else { More::Knobs(stored) };
         // SAFETY: this function's contract; there is room for the logits of as many rows, and for their tops.
         let is_transformed = unsafe {
-            let is_transformed = match by_tops {
-                true => sampler.launch_storing_tops(stream, hidden, rows, draws, stored).map(|()| false),
-                false => sampler.launch_storing_any(stream, hidden, rows, draws, stored),
-            }?;
+            let is_transformed = sampler.launch_leaving(stream, hidden, rows, draws, more)?;
             peers.launch(stream, rows, draws, hidden.rows)?;
             is_transformed
         };
@@ -112,17 +107,11 @@ impl DeviceFilters {
             is_transformed: is_transformed.into(),
             ..self.select_rows(stored, (rows, filters), draws, hidden.rows)
         };
-        let base = self.open.lend();
-        if !self.are_open_zeros {
-            // SAFETY: the memory is this value's, and one launch follows the other.
-            unsafe { clear(stream, base, self.open.len()) }?;
-        }
-        self.are_open_zeros = false;
-        let open = OpenRows::at(base, self.max_rows);
+        let (open, are_zeros) = self.begin_open(stream)?;
         // SAFETY: this function's contract; the logits were stored on the same stream; there is room for the open rows of as many
         // draws, and the launches leave zeros.
         unsafe { self.together()?.masses.launch(stream, &call, &open, &peers.records(), hidden.rows as u32) }?;
-        self.are_open_zeros = true;
+        self.are_open_zeros = are_zeros;
         Ok(())
     }
 

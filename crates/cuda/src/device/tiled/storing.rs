@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::DeviceTiled;
-use crate::abi::{HeadTransform, LogitStore, RowLists};
+use crate::abi::{HeadTransform, LogitStore};
 use crate::device::address::check_rows;
 use crate::device::fused_hopper::More;
 use crate::device::matrix::DeviceMatrix;
@@ -43,26 +43,6 @@ impl DeviceTiled {
         }
     }
 
-    /// As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), and stores the logits of all rows by the fastest kernel, `row_stride` floats
-    /// apart. Returns whether they are the transformed ones, and not the raw ones.
-    ///
-    /// # Errors
-    /// As [`DeviceTiled::launch`].
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::launch`]; the logits too are device memory of this device until the launch has run.
-    pub(crate) unsafe fn launch_storing_any(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
-        stored: LogitStore,
-    ) -> Result<bool, CudaError> {
-        // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, More::Knobs(stored)) }
-    }
-
     /// Whether calls with these hidden states can leave the largest logits of granules beside the logits.
     pub(crate) fn stores_tops(&self, hidden: &DeviceMatrix) -> bool {
         self.has_tops() && self.is_hoppers(hidden)
@@ -70,38 +50,8 @@ impl DeviceTiled {
 
     /// Whether `select_by_tops` takes rows of this head: those that it leaves open are read by fours of tokens that share a
     /// block of random words.
-    fn has_tops(&self) -> bool {
+    pub(crate) fn has_tops(&self) -> bool {
         self.head.first_token.is_multiple_of(4) && self.head.transform() == HeadTransform::NONE
-    }
-
-    /// Loads the kernels that store them, for every number of rows of the plan, where there are any for this head.
-    pub(crate) fn prepare_storing_tops(&mut self) -> Result<(), CudaError> {
-        if !self.has_tops() {
-            return Ok(());
-        }
-        let more = More::Stores(LogitStore::default());
-        self.hopper.as_mut().map_or(Ok(()), |hopper| hopper.prepare(&more, &self.device))
-    }
-
-    /// As [`DeviceTiled::launch`] with [`RowKinds::Bare`](crate::RowKinds::Bare), and stores the raw logits of all rows, and the
-    /// largest of each granule.
-    ///
-    /// # Errors
-    /// As [`DeviceTiled::launch`].
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::launch`]; [`DeviceTiled::stores_tops`] is true of the hidden states; logits and
-    /// the [largest of granules](crate::abi::tops_bytes) too are device memory of this device until the launch has run.
-    pub(crate) unsafe fn launch_storing_tops(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
-        stored: LogitStore,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, More::Stores(stored)) }.map(drop)
     }
 
     /// Whether calls with these hidden states can list the largest logits.
@@ -109,30 +59,41 @@ impl DeviceTiled {
         self.is_hoppers(hidden)
     }
 
-    /// Loads the kernels that list, for every number of rows of the plan.
-    pub(crate) fn prepare_listing(&mut self) -> Result<(), CudaError> {
-        let more = More::Lists(RowLists { filters: 0, counters: 0, posted: 0, keys: 0 });
-        self.hopper.as_mut().map_or(Ok(()), |hopper| hopper.prepare(&more, &self.device))
+    /// Loads the Hopper kernels that leave this, for every number of rows of the plan, where there are any.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Driver`].
+    pub(crate) fn prepare_leaving(&mut self, more: &More) -> Result<(), CudaError> {
+        match &mut self.hopper {
+            Some(hopper) => hopper.prepare(more, &self.device),
+            None => Ok(()),
+        }
     }
 
-    /// As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), but rows with filters leave their largest logits in `lists`, and a greedy
-    /// draw where these tell all.
+    /// As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), and leaves
+    /// * with [`More::Knobs`]: the logits of all rows, by the fastest kernel;
+    /// * with [`More::Lists`]: the largest logits of rows with filters, which are drawn as greedy ones where these tell all;
+    /// * with [`More::Stores`]: the raw logits of all rows and the largest of each granule, of
+    ///   [`RowKinds::Bare`](crate::RowKinds::Bare) alone.
+    ///
+    /// Returns whether stored logits are the transformed ones, and not the raw ones.
     ///
     /// # Errors
     /// As [`DeviceTiled::launch`].
     ///
     /// # Safety
-    /// As [`DeviceTiled::launch`]; [`DeviceTiled::lists`] is true of the hidden states; the lists are device
-    /// memory, as row_lists.cuh states, until the launch has run.
-    pub(crate) unsafe fn launch_listing(
+    /// As [`DeviceTiled::launch`]; what `more` names too is device memory of this device until the launch has run, as row_lists.cuh
+    /// and [`tops_bytes`](crate::abi::tops_bytes) state. Lists where [`DeviceTiled::lists`] is true of the hidden states, stores
+    /// with tops where [`DeviceTiled::stores_tops`] is.
+    pub(crate) unsafe fn launch_leaving(
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
         rows: u64,
         draws: u64,
-        lists: RowLists,
-    ) -> Result<(), CudaError> {
+        more: More,
+    ) -> Result<bool, CudaError> {
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, More::Lists(lists)) }.map(drop)
+        unsafe { self.launch_any(stream, hidden, rows, draws, more) }
     }
 }

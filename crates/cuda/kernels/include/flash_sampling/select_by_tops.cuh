@@ -1,0 +1,107 @@
+// The draws of rows with top-p alone, in one launch whose blocks are all resident: TopsSums sums what decides most rows, and after
+// a barrier all blocks decide the others together, as SelectOpen does.
+//
+// Every block finds by itself which rows are open, from the same sums: none waits for a list. Sums of two launches take turns, so
+// that each launch clears those of the one before.
+#pragma once
+
+#include "select_open.cuh"
+#include "tops_sums.cuh"
+
+#ifdef __CUDACC__
+
+namespace flash_sampling {
+
+struct SelectByTops {
+    using Select = SelectOpen<NoRanks>;
+    static constexpr u32 THREADS = TopsSums::THREADS, ROOM = OpenRows::ROOM;
+    static_assert(THREADS == Select::THREADS && 2 * ROOM <= THREADS, "a thread each for the sums of all rows");
+
+    struct Shared {
+        union {
+            TopsSums::Shared pass;
+            Select::Shared open;
+        };
+        OpenRow rows[ROOM];
+        u32 opened[ROOM / 32];
+        u32 chosen;
+    };
+    static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
+
+    const SelectRows& call;
+    const OpenRows& open;
+    Shared& shared;
+
+    __device__ __forceinline__ void run() {
+        const u32 launch = __ldcg(&open.barrier[1]);
+        double* const sums = open.sums + launch % 2 * (2 * ROOM);
+        if (blockIdx.x == 0 && threadIdx.x < 2 * ROOM) open.sums[(launch + 1) % 2 * (2 * ROOM) + threadIdx.x] = 0.0;
+        TopsSums pass{call, shared.rows, shared.pass};
+        const double error = SelectMass::error_of(pass.most());
+        pass.add_to(sums, [&] { prepare(static_cast<float>(error) * 1.000001f); });
+        __syncthreads();
+        constexpr u32 WAITS = THREADS - 1;
+        if (threadIdx.x == WAITS) arrive(launch);
+        const NoRanks ranks;
+        Select select{call, open, ranks, shared.open};
+        select.empty();
+        if (threadIdx.x == WAITS)
+            while (ptx::load_acquired(&open.barrier[1]) == launch) {}
+        __syncthreads();
+        const u32 i = threadIdx.x;
+        bool is_open = false;
+        if (i < ROOM && shared.rows[i].top_p < 1.0f) {
+            const double2 of_row = __ldcg(reinterpret_cast<const double2*>(sums) + i);
+            OpenRow& row = shared.rows[i];
+            row.before = of_row.x, row.all = of_row.y * (1.0 - error);
+            is_open = !(of_row.x * (1.0 + error) < row.top_p * row.all);
+        }
+        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ballot = __ballot_sync(0xffffffffu, is_open);
+        if (warp < ROOM / 32 && lane == 0) shared.opened[warp] = ballot;
+        __syncthreads();
+        u32 count = 0, place = __popc(ballot & ((1u << lane) - 1));
+#pragma unroll
+        for (u32 w = 0; w < ROOM / 32; ++w) {
+            if (w < warp) place += __popc(shared.opened[w]);
+            count += __popc(shared.opened[w]);
+        }
+        if (count == 0) return;
+        const u32 shares = max(1u, gridDim.x / count), share = blockIdx.x / count;
+        if (share >= shares) return;
+#pragma unroll 1
+        for (u32 at = blockIdx.x % count; at < count; at += gridDim.x) {
+            if (at >= gridDim.x) {
+                // More rows than blocks.
+                __syncthreads();
+                select.empty();
+            }
+            if (is_open && place == at) shared.chosen = i;
+            __syncthreads();
+            select.decide(shared.rows[shared.chosen], at, share, shares);
+        }
+    }
+
+  private:
+    // What all blocks must know of all rows: before a barrier, as draws change after it.
+    __device__ __forceinline__ void prepare(float error) {
+        const u32 i = threadIdx.x, at = min(i, call.count - 1);
+        if (i >= ROOM) return;
+        const Draw plain = call.draws[at];
+        const Row& row = call.rows[at];
+        const float top_p = call.filters[at].top_p;
+        // What is invalid stays so.
+        const bool is_asked = (i < call.count) & (plain.status == Status::Drawn);
+        shared.rows[i] = {0.0, 0.0, row.seed, row.position, plain.logit, plain.token, row.inv_temperature, is_asked ? top_p : 1.0f,
+                          error, row.draw, i, 0};
+    }
+    // What this block's threads stored before a barrier of theirs is there for all that wait.
+    __device__ __forceinline__ void arrive(u32 launch) const {
+        if (ptx::add_ordered(&open.barrier[0], 1) != gridDim.x - 1) return;
+        open.barrier[0] = 0;
+        ptx::store_released(&open.barrier[1], launch + 1);
+    }
+};
+
+}  // namespace flash_sampling
+
+#endif
