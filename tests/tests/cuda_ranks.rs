@@ -62,6 +62,13 @@ fn filters_that_ranks_decide_are_those_of_one_gpu() {
     rank_filters::are_those_of_one_gpu(&each);
 }
 
+#[test]
+fn ranks_that_are_called_with_other_filters_are_named() {
+    let Some(_alone) = runs_here() else { return };
+    let device = Device::new(0).unwrap();
+    rank_filters::are_named_where_they_differ(&[device.clone(), device]);
+}
+
 /// Shards of unequal lengths, one of them without tokens, none of which begins at a multiple of 64 but the first.
 #[test]
 fn draws_of_unequal_shards_are_those_of_one_gpu() {

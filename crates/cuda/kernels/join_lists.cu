@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2)
     extern __shared__ __align__(16) u8 memory[];
     __shared__ Told told;
     SelectRow::Shared& shared = *reinterpret_cast<SelectRow::Shared*>(memory);
-    const RecordsStep step(records);
+    const RecordsStep step(records, RecordKind::First);
     const u32 i = blockIdx.x;
     const RowFilters filters = call.lists.filters[i];
     const ListCounters counters = call.lists.counters[i];
@@ -145,5 +145,4 @@ extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2)
         }
         if (threadIdx.x == 0) call.draws[i] = draw;
     }
-    step.end();
 }

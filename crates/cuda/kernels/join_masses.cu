@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
     join_masses(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
                 const __grid_constant__ PeerRecords records) {
     __shared__ SelectMass::Shared shared;
-    const JoinSums ranks{RecordsStep(records), call.draws};
+    const JoinSums ranks{RecordsStep(records, RecordKind::First), call.draws};
     const u32 i = blockIdx.x / Team::size();
     const RowFilters filters = call.filters[i];
     const Draw plain = call.draws[i];
@@ -81,23 +81,20 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
                       static_cast<float>(error) * 1.000001f, row.draw, i, 0});
         }
     }
-    ranks.step.end();
 }
 
 extern "C" __global__ void __launch_bounds__(Pass::THREADS, 2)
     join_by_tops(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
                  const __grid_constant__ PeerRecords records) {
     __shared__ Pass::Shared shared;
-    const JoinSums ranks{RecordsStep(records), call.draws};
+    const JoinSums ranks{RecordsStep(records, RecordKind::First), call.draws};
     Pass{call, open, ranks, shared}.run();
-    ranks.step.end();
 }
 
 extern "C" __global__ void __launch_bounds__(Select::THREADS, 2)
     join_open(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
               const __grid_constant__ PeerRecords records) {
     extern __shared__ __align__(16) u8 memory[];
-    const JoinSums ranks{RecordsStep(records), call.draws};
+    const JoinSums ranks{RecordsStep(records, RecordKind::Second), call.draws};
     Select{call, open, ranks, *reinterpret_cast<Select::Shared*>(memory)}.run();
-    ranks.step.end();
 }

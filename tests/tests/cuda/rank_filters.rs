@@ -1,11 +1,14 @@
 //! Rows with filters that ranks decide on their GPUs: the draws of one GPU, and hardly any left open.
 
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_core::{DType, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, DevicePeers};
+use flash_sampling_core::{DType, History, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DevicePeers};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+
+/// Samples, and the rows that were left open.
+type Outcome = Result<(Samples, Vec<usize>), SampleError>;
 
 /// Ranks that draw together, as many as devices.
 struct Group<'w> {
@@ -38,17 +41,24 @@ impl<'w> Group<'w> {
         self.ranks.iter().map(|(sampler, exchange)| sampler.decides_together(exchange, DType::BF16, rows)).collect()
     }
 
-    /// Samples of the first rank, and the rows that it left open; the others' are the same.
-    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>]) -> (Samples, Vec<usize>) {
-        let mut all: Vec<_> = thread::scope(|scope| {
-            let sample = |(sampler, exchange): &mut (CudaTiled<'w>, CudaExchange)| {
+    /// What each rank comes to, of a call with rows of its own.
+    fn call(&mut self, input: Matrix<'_>, rows: impl Fn(usize) -> Vec<RowParams<'static>> + Sync) -> Vec<Outcome> {
+        thread::scope(|scope| {
+            let rows = &rows;
+            let sample = move |rank: usize, (sampler, exchange): &mut (CudaTiled<'w>, CudaExchange)| {
                 let (mut out, mut open) = (Samples::new(), Vec::new());
-                sampler.sample_filtered_together(exchange, input, rows, &mut open, &mut out).unwrap();
-                (out, open)
+                sampler.sample_filtered_together(exchange, input, &rows(rank), &mut open, &mut out)?;
+                Ok((out, open))
             };
-            let threads: Vec<_> = self.ranks.iter_mut().map(|rank| scope.spawn(move || sample(rank))).collect();
+            let ranks = self.ranks.iter_mut().enumerate();
+            let threads: Vec<_> = ranks.map(|(at, rank)| scope.spawn(move || sample(at, rank))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        });
+        })
+    }
+
+    /// Samples of the first rank, and the rows that it left open; the others' are the same.
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'static>]) -> (Samples, Vec<usize>) {
+        let mut all: Vec<_> = self.call(input, |_| rows.to_vec()).into_iter().map(Result::unwrap).collect();
         let first = all.swap_remove(0);
         for (out, open) in &all {
             assert_eq!(*open, first.1);
@@ -152,4 +162,29 @@ pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
     }
     // A list that does not tell, bins that leave a row in doubt: a row in a hundred.
     assert!(30 * left <= decided, "{left} rows left open, {decided} decided");
+}
+
+/// Two ranks that are called with other filters, and then again with the same ones.
+pub(crate) fn are_named_where_they_differ(devices: &[Arc<Device>; 2]) {
+    let plan = Plan { max_rows: 4, ..Plan::default() };
+    let problem = Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, DType::BF16, 5);
+    let mut group = Group::new(&problem, plan, devices);
+    let input = problem.input();
+    let of = |top_k, top_p| move |r: u64| RowParams { seed: r, top_k, top_p, ..RowParams::default() };
+    for same in [of(20, 1.0), of(0, 0.9)] {
+        let rows: Vec<_> = (0..4).map(same).collect();
+        if !group.decides(&rows).iter().all(|&decides| decides) {
+            return;
+        }
+        let (before, _) = group.sample(input, &rows);
+        let outcomes =
+            group.call(input, |rank| rows.iter().map(|row| RowParams { top_k: 20 + rank as u32, ..*row }).collect());
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            let Err(SampleError::Backend { source, .. }) = outcome else { panic!("rank {rank} drew") };
+            let found = source.downcast_ref::<CudaError>().cloned();
+            assert_eq!(found, Some(CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) }));
+        }
+        let (after, _) = group.sample(input, &rows);
+        before.iter().zip(after.iter()).for_each(|(a, b)| assert_eq!(drawn(a), drawn(b)));
+    }
 }

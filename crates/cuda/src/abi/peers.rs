@@ -20,10 +20,9 @@ pub(crate) struct PeerState {
     pub(crate) arrived: u32,
     /// A bit for each rank that did not come in time.
     pub(crate) late: u32,
-    /// Launches with records that have ended.
-    pub(crate) records: u32,
+    pub(crate) unused: u32,
 }
-layout!(PeerState 16: step 0, arrived 4, late 8, records 12);
+layout!(PeerState 16: step 0, arrived 4, late 8, unused 12);
 
 /// The parameters of a launch.
 #[repr(C)]
@@ -64,7 +63,7 @@ layout!(Peers 336:
 pub(crate) struct PeerRecords {
     /// Without rows and draws.
     pub(crate) peers: Peers,
-    /// Bytes from the begin of a mailbox to its records, `[turns, world, max_rows]`.
+    /// Bytes from the begin of a mailbox to its records, `[kinds, world, max_rows]`.
     pub(crate) offset: u64,
 }
 layout!(PeerRecords 344: peers 0, offset 336);

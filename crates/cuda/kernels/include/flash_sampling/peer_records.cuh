@@ -1,11 +1,10 @@
 // What ranks tell one another of rows with filters, by peers' memory: a record of words for each row and rank.
 //
-// As the draws of peers.cuh go: each half of a word has the step beside it, so nothing has to follow a flag, and two mailboxes
-// in turn are enough. A step of records follows a step of draws, without which two steps of records need not keep apart:
+// As the draws of peers.cuh go: each half of a word has the step beside it, so nothing has to follow a flag. The step is that of the
+// exchange of the call's draws, which stands before on the stream. One mailbox for each kind of record is enough:
 //
-//   a rank stores records of a call after its step of draws of that call, for which every rank had sent its draws; and a rank
+//   a rank stores records of a call after its exchange of that call's draws, for which every rank had sent its own; and a rank
 //   sends these in a launch that begins when all its launches of the call before have ended, which read that call's records.
-//   A call has two steps of records at most, one in each mailbox.
 #pragma once
 
 #include "peers.cuh"
@@ -17,7 +16,7 @@ struct PeerRecords {
     static constexpr u32 WORDS = 129;  // of a record
 
     Peers peers;  // without rows and draws
-    u64 offset;   // bytes from the begin of a mailbox to its records: [turns, world, max_rows, WORDS]
+    u64 offset;   // bytes from the begin of a mailbox to its records: [kinds, world, max_rows, WORDS]
 };
 FS_LAYOUT(PeerRecords, 344, FS_AT(peers, 0) && FS_AT(offset, 336));
 
@@ -30,20 +29,24 @@ static_assert(sizeof(HalvedWord) == 16, "the host allocates this size");
 
 #ifdef __CUDACC__
 
+// What a record is of: a list or sums, or bins.
+enum class RecordKind : u32 { First = 0, Second = 1 };
+
 struct RecordsStep {
     const PeerRecords& records;
+    RecordKind kind;
     u32 step;
     u32 missed;  // a bit for each rank that did not come before: nothing is sent then
 
-    __device__ __forceinline__ explicit RecordsStep(const PeerRecords& records)
-        : records(records), step(step_after(records.peers.state->records)), missed(load_late(records.peers.state)) {}
+    __device__ __forceinline__ RecordsStep(const PeerRecords& records, RecordKind kind)
+        : records(records), kind(kind), step(records.peers.state->step), missed(load_late(records.peers.state)) {}
 
     __device__ __forceinline__ u32 world() const { return records.peers.world; }
 
     // Where word `at` of what rank `from` tells of a row is in the mailbox of a rank.
     __device__ __forceinline__ HalvedWord* place(u32 mailbox, u32 from, u32 row, u32 at) const {
         u8* const begin = reinterpret_cast<u8*>(records.peers.mailboxes[mailbox]) + records.offset;
-        return reinterpret_cast<HalvedWord*>(begin) + place_of(records.peers, step, from, row) * PeerRecords::WORDS + at;
+        return reinterpret_cast<HalvedWord*>(begin) + place_of(records.peers, static_cast<u32>(kind), from, row) * PeerRecords::WORDS + at;
     }
 
     __device__ __forceinline__ void send(u32 to, u32 row, u32 at, u64 word) const {
@@ -76,16 +79,6 @@ struct RecordsStep {
     __device__ __forceinline__ Draw blame(u32 late) const {
         atomicOr(&records.peers.state->late, late);
         return {static_cast<u32>(__ffs(static_cast<int>(late))) - 1, 0.0f, 0.0f, Status::LateRank};
-    }
-
-    // The end of a launch. All threads of a block.
-    __device__ __forceinline__ void end() const {
-        PeerState* const state = records.peers.state;
-        __syncthreads();
-        if (threadIdx.x == 0 && atomicAdd(&state->arrived, 1u) == gridDim.x - 1) {
-            state->records = step;
-            state->arrived = 0;
-        }
     }
 };
 

@@ -59,9 +59,9 @@ struct PeerState {
     u32 step;     // launches that have ended; 0 is no step of any
     u32 arrived;  // blocks that are done; 0 between launches
     u32 late;     // a bit for each rank that did not come in time; any = the group is broken
-    u32 records;  // launches with records that have ended: peer_records.cuh
+    u32 unused;
 };
-FS_LAYOUT(PeerState, 16, FS_AT(step, 0) && FS_AT(arrived, 4) && FS_AT(late, 8) && FS_AT(records, 12));
+FS_LAYOUT(PeerState, 16, FS_AT(step, 0) && FS_AT(arrived, 4) && FS_AT(late, 8) && FS_AT(unused, 12));
 
 constexpr u32 MAX_PEERS = 32;  // the ranks of a row are lanes of a warp
 

@@ -47,11 +47,13 @@ FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
 //
 // Of tokens in no order, all of G groups of S parts hold one of the k with probability (S part k / tokens)^G at most; then the
 // guess is too high, and the selection sees it. Four groups of four, or five of three for a larger k: at 50 of 151936 tokens
-// and parts of 128 that is 3e-5 in place of 8e-4, for a list half as long again.
+// and parts of 128 that is 3e-5 in place of 8e-4, for a list half as long again. Where four groups would hold too many, eight of two
+// do while they hold a quarter of the k each at most, 2e-5: of half as many tokens the least of all parts makes a list beyond ROOM
+// in one row of 60.
 FS_FUNCTION u32 guessed_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
     u32 of_all = ~0u;
     for (u32 i = 0; i < RowLists::POSTS; ++i) of_all = posted[i] < of_all ? posted[i] : of_all;
-    if (16ull * part * k > tokens) return of_all;
+    if (16ull * part * k > tokens) return 8ull * part * k > tokens ? of_all : least_of_groups<2>(posted);
     return k > 32 ? least_of_groups<3>(posted) : least_of_groups<4>(posted);
 }
 

@@ -14,12 +14,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// Mailboxes used in turn.
 pub(crate) const TURNS: usize = 2;
 
+/// Kinds of records.
+const KINDS: usize = 2;
+
 /// The mailboxes of this process, for its other ranks.
 static MAILBOXES: Mutex<Option<HashMap<u64, Weak<Mailbox>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Device memory for what all ranks send to this one: slots of zeros, `[turns, world, max_rows]` and `[turns, world, blocks,
-/// max_rows]`, records of rows with filters, `[turns, world, max_rows]`, and this rank's state behind them. Other GPUs and processes write to it, so it is no memory of a pool.
+/// max_rows]`, records of rows with filters, two kinds of `[world, max_rows]`, and this rank's state behind them. Other GPUs and processes write to it, so it is no memory of a pool.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: u64,
@@ -48,7 +51,7 @@ impl Mailbox {
         let failed = CudaError::driver("allocate a mailbox");
         device.context().bind_to_thread().map_err(&failed)?;
         let slots = slot_bytes(world, max_rows, blocks);
-        let records = TURNS * world * max_rows * RECORD_BYTES;
+        let records = KINDS * world * max_rows * RECORD_BYTES;
         let size = slots + records + size_of::<PeerState>();
         // SAFETY: the context is bound; the memory is owned by the value made below.
         let address = unsafe { result::malloc_sync(size) }.map_err(&failed)?;
