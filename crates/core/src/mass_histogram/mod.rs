@@ -7,7 +7,7 @@ mod tests;
 mod weights;
 mod words;
 
-pub(crate) use weights::{STEP, weight_below, weight_of};
+pub(crate) use weights::{STEP, weight_below, weight_of, weights};
 
 /// Bins kept: the highest one and those below it.
 const BINS: usize = 512;
@@ -329,6 +329,11 @@ impl MassHistogram {
         let large = if small.is_none() { self.top } else { f32::NEG_INFINITY };
         let large = (large > f32::NEG_INFINITY).then(|| edges(large).map(|edge| (edge, self.bins[slot_of(edge)])));
         small.into_iter().flatten().chain(large.into_iter().flatten()).filter(|(_, mass)| *mass > 0)
+    }
+
+    /// The highest edge; -inf when empty.
+    pub(crate) fn top(&self) -> f32 {
+        self.top
     }
 
     /// The highest edge, where the bins are the [falling](MassHistogram::falling) ones.

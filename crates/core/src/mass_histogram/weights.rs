@@ -26,3 +26,8 @@ pub(crate) fn weight_of(edge: f32, top: f32) -> f64 {
 pub(crate) fn weight_below(nats: f64) -> f64 {
     WEIGHTS[((nats * f64::from(PER_NAT)) as usize).min(BINS - 1)]
 }
+
+/// `e^(-n/8)`: what the bins below the highest weigh.
+pub(crate) fn weights() -> &'static [f64; BINS] {
+    &WEIGHTS
+}

@@ -1,7 +1,7 @@
 //! A row's masses as the walk sums them: bin by bin from the top, each weighted relative to the highest edge.
 
 use super::before::Before;
-use crate::mass_histogram::{MassHistogram, edge_of, weight_of};
+use crate::mass_histogram::{MassHistogram, edge_of, weight_of, weights};
 use crate::winner::{Candidate, Place};
 
 /// One bin of the histogram, relative to the highest.
@@ -48,8 +48,24 @@ impl Cells {
         self.top = edge_of(largest);
         let top = self.top;
         self.cells.clear();
-        let cells = &mut self.cells;
-        mass.cells().for_each(|(edge, mass)| cells.push(Cell { edge, weight: weight(edge, top), mass, through: 0.0 }));
+        let (_, runs) = mass.run();
+        if self.top != mass.top() || mass.falling_from().is_none() {
+            let cell = |(edge, mass)| Cell { edge, weight: weight(edge, top), mass, through: 0.0 };
+            self.cells.extend(mass.cells().map(cell));
+        } else {
+            // The same by index, in plain loops: by iterators this was a fifth of a rank's host for rows with top-p.
+            self.cells.reserve(runs[0].len() + runs[1].len());
+            let mut weights = weights().iter().enumerate();
+            for run in runs.into_iter().rev() {
+                for (&mass, (below, weight)) in run.iter().rev().zip(&mut weights) {
+                    if mass > 0 {
+                        let edge = top - below as f32 * 0.125;
+                        let weight = weight * MassHistogram::ONE_UNIT;
+                        self.cells.push(Cell { edge, weight, mass, through: 0.0 });
+                    }
+                }
+            }
+        }
         sum_through(&mut self.cells, 0.0);
     }
 
