@@ -95,8 +95,16 @@ pub(crate) struct Tile {
 
 /// Columns, units, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
 /// bytes, which is faster where the read alone counts; clusters of two share the hidden states.
-const TILES: [[u32; 4]; 6] =
-    [[8, 1, 2, 1], [16, 1, 2, 1], [32, 1, 2, 1], [64, 1, 2, 2], [128, 1, 1, 2], [256, 1, 1, 2]];
+const TILES: [[u32; 4]; 8] = [
+    [8, 1, 2, 1],
+    [16, 1, 2, 1],
+    [32, 1, 2, 1],
+    [64, 1, 2, 2],
+    [96, 1, 2, 2],
+    [128, 1, 1, 2],
+    [192, 1, 1, 2],
+    [256, 1, 1, 2],
+];
 
 impl Tile {
     /// The tiles that calls of up to `rows` rows use, smallest first.
@@ -209,6 +217,7 @@ mod tests {
         let columns = |rows| Tile::up_to(rows, DType::BF16, Extra::Nothing).map(|t| t.columns).collect::<Vec<_>>();
         assert_eq!(columns(1), [8]);
         assert_eq!(columns(17), [8, 16, 32]);
+        assert_eq!([65, 97, 129].map(|rows| columns(rows).last().copied()), [96, 128, 192].map(Some));
         assert_eq!(columns(256).last(), Some(&256));
         assert_eq!(columns(1000).last(), Some(&256));
     }

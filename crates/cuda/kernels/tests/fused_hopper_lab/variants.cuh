@@ -44,7 +44,9 @@ static const Variant variants[] = {
     FS_LAB_TILE(16, 1, 2, 1),
     FS_LAB_TILE(32, 1, 2, 1),
     FS_LAB_TILE(64, 1, 2, 2),
+    FS_LAB_TILE(96, 1, 2, 2),
     FS_LAB_TILE(128, 1, 1, 2),
+    FS_LAB_TILE(192, 1, 1, 2),
     FS_LAB_TILE(256, 1, 1, 2),
 #ifdef FS_LAB_MORE
 #include FS_LAB_MORE

@@ -13,7 +13,7 @@ enum Pass : u32 { LARGEST = 0, HINTED = 1, ALL = 2, PASSES = 3 };
 // The thresholds of the four accumulators from 4 j on of word w.
 template <class T>
 __device__ __forceinline__ float2 losing_pair(const Shared<T>& shared, const Consumer& self, u32 w, u32 j) {
-    return *reinterpret_cast<const float2*>(&shared.losing[w * 64 + self.column(j)]);
+    return *reinterpret_cast<const float2*>(&shared.losing[w * 2 * T::WORD_BITS + self.column(j)]);
 }
 
 // Sets, in `pending`, the bits of what has a mark, or a dot product above what surely loses.
@@ -31,7 +31,7 @@ __device__ __forceinline__ void filter(u32 (&pending)[T::UNITS][T::WORDS],
             for (int j = 0; j < T::WORD_BITS / 4; ++j) {
                 const float2 limit = losing_pair(shared, self, w, j);
 #pragma unroll
-                for (int e = 0; e < 4; ++e) above |= !(d[u][w * 32 + j * 4 + e] <= (e & 1 ? limit.y : limit.x));
+                for (int e = 0; e < 4; ++e) above |= !(d[u][w * T::WORD_BITS + j * 4 + e] <= (e & 1 ? limit.y : limit.x));
             }
             // The marks are taken, and left as they are found at the start.
             u32 bits = 0, allowed = ~0u;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void filter(u32 (&pending)[T::UNITS][T::WORDS],
                     const float2 losing = losing_pair(shared, self, w, j);
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
-                        if (!(d[u][w * 32 + j * 4 + e] <= (e & 1 ? losing.y : losing.x))) mask |= 1u << (j * 4 + e);
+                        if (!(d[u][w * T::WORD_BITS + j * 4 + e] <= (e & 1 ? losing.y : losing.x))) mask |= 1u << (j * 4 + e);
                 }
                 bits |= mask & allowed;
             }

@@ -71,7 +71,7 @@ __device__ __forceinline__ void look_at_masks(u32 (&allowed)[T::UNITS][T::WORDS]
             slabs[w] = 0;
 #pragma unroll
             for (int half = 0; half < HALVES; ++half) {
-                const u32 column = w * 64 + half * 32 + self.lane;
+                const u32 column = w * 2 * T::WORD_BITS + half * 32 + self.lane;
                 const u32 slab = column < call.row_count ? mask_of_slab(shared.rows[column], at) : ~0u;
                 slabs[w] |= (slab & 0xffff) << half * 16;
             }

@@ -5,14 +5,19 @@
 
 namespace flash_sampling::fused_hopper {
 
+template <int WORD_BITS, int WORDS>
+__device__ __forceinline__ u32 bit_of(const u32 (&words)[WORDS], int at) {
+    return words[at / WORD_BITS] >> (at % WORD_BITS) & 1;
+}
+
 // Raises the largest dot product of each column (monotone bits) by a warp's accumulators. Eight lanes hold the rows of
-// a column: they halve the columns among themselves three times, sixteen columns of a lane at a time.
-// `allowed`, if it is given, are the bits of the elements that count.
-template <int COLUMNS, int UNITS, int ACCUMULATORS, class... Allowed>
+// a column: they halve the columns among themselves three times, up to sixteen columns of a lane at a time.
+// `allowed`, if it is given, are the bits of the elements that count, WORD_BITS a word.
+template <int WORD_BITS, int UNITS, int ACCUMULATORS, class... Allowed>
 __device__ __forceinline__ void raise_largest(const float (&d)[UNITS][ACCUMULATORS], const u32 (&real)[UNITS], u32* largest,
                                               u32 lane, const Allowed&... allowed) {
     constexpr int HELD = ACCUMULATORS / 2;  // columns of a lane
-    constexpr int AT_ONCE = HELD < 16 ? HELD : 16;
+    constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
 #pragma unroll
     for (int first = 0; first < HELD; first += AT_ONCE) {
         float m[AT_ONCE];
@@ -22,8 +27,8 @@ __device__ __forceinline__ void raise_largest(const float (&d)[UNITS][ACCUMULATO
             m[i] = -f32_infinity();
 #pragma unroll
             for (int u = 0; u < UNITS; ++u) {
-                m[i] = fmaxf(m[i], (real[u] & 1) && ((allowed[u][at / 32] >> (at % 32)) & ... & 1u) ? d[u][at] : m[i]);
-                m[i] = fmaxf(m[i], (real[u] & 4) && ((allowed[u][at / 32] >> (at % 32 + 2)) & ... & 1u) ? d[u][at + 2] : m[i]);
+                m[i] = fmaxf(m[i], (real[u] & 1) && (bit_of<WORD_BITS>(allowed[u], at) & ... & 1u) ? d[u][at] : m[i]);
+                m[i] = fmaxf(m[i], (real[u] & 4) && (bit_of<WORD_BITS>(allowed[u], at + 2) & ... & 1u) ? d[u][at + 2] : m[i]);
             }
         }
         u32 column = first / 2 * 8 + lane % 4 * 2;
@@ -55,7 +60,7 @@ __device__ __forceinline__ void raise_largest(const float (&d)[UNITS][ACCUMULATO
 template <class T, class... Allowed>
 __device__ __forceinline__ void keep_largest(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
                                              const Call& call, Shared<T>& shared, u32 thread, const Allowed&... allowed) {
-    raise_largest<T::COLUMNS>(d, real, shared.largest, thread % 32, allowed...);
+    raise_largest<T::WORD_BITS>(d, real, shared.largest, thread % 32, allowed...);
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     for (u32 column = thread; column < T::COLUMNS; column += T::CONSUMERS) {
         // The next smaller float, so that the largest is above it.

@@ -25,7 +25,7 @@ __device__ __forceinline__ void leave_marks(Shared<T>& shared, u32 t, const Word
             const u32 bit = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
             const u32 owner = m % 8 * 4 + column % 8 / 2;
             const u32 half = t == 0 ? words.w[k] >= NEAR_WORD : t & 1;
-            atomicOr(&shared.marks[half][m / 64][m % 64 / 16][bit / 32][owner], 1u << bit % 32);
+            atomicOr(&shared.marks[half][m / 64][m % 64 / 16][bit / T::WORD_BITS][owner], 1u << bit % T::WORD_BITS);
         }
     }
 }

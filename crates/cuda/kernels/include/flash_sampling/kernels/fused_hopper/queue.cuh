@@ -5,15 +5,19 @@
 
 namespace flash_sampling::fused_hopper {
 
-// A register picked by a run-time index through selects; LENGTH is a power of two.
+// The largest power of two below a length, which is above 1.
+FS_FUNCTION constexpr int power_below(int length) { return length <= 2 ? 1 : 2 * power_below((length + 1) / 2); }
+
+// A register picked by a run-time index below LENGTH through selects.
 template <int FIRST, int LENGTH, int ROWS, int COLS>
 __device__ __forceinline__ float pick(const float (&d)[ROWS][COLS], u32 index) {
     if constexpr (LENGTH == 1) {
         return d[FIRST / COLS][FIRST % COLS];
     } else {
-        const float low = pick<FIRST, LENGTH / 2>(d, index);
-        const float high = pick<FIRST + LENGTH / 2, LENGTH / 2>(d, index);
-        return index & (LENGTH / 2) ? high : low;
+        constexpr int POWER = power_below(LENGTH);
+        const float low = pick<FIRST, POWER>(d, index);
+        const float high = pick<FIRST + POWER, LENGTH - POWER>(d, index);
+        return index & POWER ? high : low;
     }
 }
 
@@ -22,7 +26,7 @@ template <class T, int K>
 __device__ __forceinline__ void pick_of(float& dot, const float (&d)[T::UNITS][T::ACCUMULATORS], u32 at, u32 index) {
     if constexpr (K < T::UNITS * T::WORDS) {
         if (at == K)
-            dot = pick<K / T::WORDS * T::ACCUMULATORS + K % T::WORDS * 32, T::WORD_BITS>(d, index);
+            dot = pick<K / T::WORDS * T::ACCUMULATORS + K % T::WORDS * T::WORD_BITS, T::WORD_BITS>(d, index);
         else
             pick_of<T, K + 1>(dot, d, at, index);
     }
@@ -68,7 +72,7 @@ __device__ __forceinline__ void enqueue_by_words(u32 (&pending)[T::UNITS][T::WOR
         float dot = 0.0f;
         pick_of<T, 0>(dot, d, at, index);
         if (found) {
-            const u32 column = at % T::WORDS * 64 + self.column(index / 4) + index % 2;
+            const u32 column = at % T::WORDS * 2 * T::WORD_BITS + self.column(index / 4) + index % 2;
             const u32 m = self.slab(at / T::WORDS) + self.lane / 4 + index % 4 / 2 * 8;
             queue[queued + __popc(ballot & ((1u << self.lane) - 1))] = {dot, m << 16 | column};
         }
@@ -91,7 +95,7 @@ __device__ __forceinline__ void enqueue(u32 (&pending)[T::UNITS][T::WORDS], u32&
             for (int w = 0; w < T::WORDS; ++w) {
                 if (!found && pending[u][w]) {
                     found = true;
-                    index = u * T::ACCUMULATORS + w * 32 + (__ffs(pending[u][w]) - 1);
+                    index = u * T::ACCUMULATORS + w * T::WORD_BITS + (__ffs(pending[u][w]) - 1);
                     pending[u][w] &= pending[u][w] - 1;
                 }
             }

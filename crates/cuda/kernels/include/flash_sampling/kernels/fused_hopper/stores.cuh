@@ -35,7 +35,7 @@ template <class T, bool FULL>
 __device__ __forceinline__ void store_tops(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call, u32* to, u64 octet_step,
                                            const Consumer& self) {
     constexpr int OCTETS = T::ACCUMULATORS / 4;
-    constexpr int AT_ONCE = OCTETS < 8 ? OCTETS : 8;
+    constexpr int AT_ONCE = OCTETS < 8 ? OCTETS : OCTETS % 8 ? 4 : 8;
 #pragma unroll
     for (int first = 0; first < OCTETS; first += AT_ONCE) {
         u32 tops[AT_ONCE];

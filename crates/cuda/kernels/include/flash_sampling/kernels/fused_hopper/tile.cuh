@@ -28,8 +28,8 @@ struct Tile {
     static constexpr int DEPTH = 64;    // hidden elements of a slab: one 128-byte swizzle row
     static constexpr int TILE_UNITS = 2 * UNITS;
     static constexpr int UNIT_GRANULES = UNIT / GRANULE;
-    static constexpr bool EVEN = COLUMNS <= 64;    // see schedule.cuh
-    static constexpr bool SKIPS = COLUMNS == 256;  // see schedule.cuh
+    static constexpr bool EVEN = COLUMNS <= 96;    // see schedule.cuh
+    static constexpr bool SKIPS = COLUMNS >= 192;  // see schedule.cuh
     // Steps of products under way when the next one is begun. With none a stage is free for loads a step sooner, which counts
     // where these are the limit. Measured: 37984 x 4096, 64 and 128 rows, 0.97 and 0.94 of the time, where one step ahead has
     // 0.975 and 0.95.
@@ -46,10 +46,11 @@ struct Tile {
     static constexpr int SLAB_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
     static constexpr int STAGE_BYTES = SLABS * SLAB_BYTES;
 
-    // A thread's accumulators of a unit, and how many words hold a bit of each.
+    // A thread's accumulators of a unit, and how many words hold a bit of each; the words are alike.
     static constexpr int ACCUMULATORS = COLUMNS / 2;
-    static constexpr int WORDS = ACCUMULATORS < 32 ? 1 : ACCUMULATORS / 32;
-    static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : 32;
+    static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : ACCUMULATORS % 32 ? 16 : 32;
+    static constexpr int WORDS = ACCUMULATORS / WORD_BITS;
+    static_assert(WORDS * WORD_BITS == ACCUMULATORS, "every accumulator has a bit");
 
     // One loading warp, three scouts, two warpgroups of consumers.
     static constexpr int FIRST_CONSUMER = 128;
