@@ -56,22 +56,25 @@ struct SelectOpen {
     // one and the same wherever it is compiled.
     struct Bins {
         float place, per_nat, per_tie;
-        u32 token;
+        u32 token, shift;
 
         __device__ __forceinline__ Bins(const OpenRow& row, u32 first_token) : place(row.place), token(row.token) {
-            // No logit is above the logarithm of the mass of all, of which `all` has the largest at least. Four bins for each
-            // doubling of what is 1 at the place.
-            constexpr u32 DOUBLINGS = (BINS - TIES) / 4;
-            per_nat = static_cast<float>((1u << DOUBLINGS) - 1) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
+            // How much of the mass before the place is lost: the more, the further from the place top-p ends.
+            const float lost = static_cast<float>((row.before - row.top_p * row.all) / row.before);
+            // What is 1 at the place falls into four bins for each of six doublings, into eight for each of three, or evenly. By
+            // simulation of a normal bulk that leaves no more rows in doubt than square roots do, of a top-p of 0.95, 0.5 and 0.05.
+            const bool is_near = lost < 0.1f, is_far = lost >= 0.8f;
+            static_assert(BINS - TIES == 24, "6 * 4 = 3 * 8 = 0.75 * 32");
+            shift = is_near ? 21 : is_far ? 18 : 20;
+            // No logit is above the logarithm of the mass of all, of which `all` has the largest at least.
+            per_nat = (is_near ? 63.0f : is_far ? 0.75f : 7.0f) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
             // If equal logits make all the mass before the place, and lie evenly, so many tokens from there top-p ends.
-            const double lost = row.before - row.top_p * row.all;
-            const float end = static_cast<float>(lost / row.before) * static_cast<float>(token - first_token);
-            per_tie = 1.0f / fmaxf(end, 1.0f);
+            per_tie = 1.0f / fmaxf(lost * static_cast<float>(token - first_token), 1.0f);
         }
         // Of a token above the place. Infinite products too are in the last bin.
         __device__ __forceinline__ u32 of_above(float l) const {
-            const u32 quarters = (f32_to_bits(fma_rn(sub_rn(l, place), per_nat, 1.0f)) - f32_to_bits(1.0f)) >> 21;
-            return min(TIES + quarters, BINS - 1);
+            const u32 bin = (f32_to_bits(fma_rn(sub_rn(l, place), per_nat, 1.0f)) - f32_to_bits(1.0f)) >> shift;
+            return min(TIES + bin, BINS - 1);
         }
         // Of one at the place.
         __device__ __forceinline__ u32 of_tie(u32 t) const {
