@@ -1,7 +1,9 @@
 //! A sampler with one mistake: the reference's algorithm, and a switch for each thing that backends get wrong.
 
+mod fault;
 pub(crate) mod maps;
 
+pub(crate) use fault::Fault;
 use flash_sampling_conformance::laws::scheme_name;
 use flash_sampling_conformance::noise_map::NoiseMap;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
@@ -15,94 +17,8 @@ use flash_sampling_core::{
     PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,
 };
 use half::bf16;
-use maps::WrongMap;
 
 const TILE: usize = 128;
-
-/// The mistake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// None: the control of the controls.
-    None,
-    /// Another map from words to Gumbels.
-    Map(WrongMap),
-    /// Noise by the token's place in the shard.
-    LocalNoise,
-    /// Noise by the row's place in the batch.
-    RowNoise,
-    /// Noise that advances with every call.
-    CallNoise,
-    /// Only the low 32 bits of the seed count.
-    SeedTruncated,
-    /// Only the low 32 bits of the position count.
-    PositionTruncated,
-    /// Two draws share their noise.
-    DrawHalved,
-    /// Draws are counted from the first of the call.
-    FirstDrawIgnored,
-    /// Scores are kept in bf16.
-    Bf16Maxima,
-    /// Logits are kept in bf16.
-    Bf16Logits,
-    /// Masses are summed over bf16 logits.
-    Bf16Mass,
-    /// Float32 sums whose order depends on the number of rows.
-    SumsByBatch,
-    /// Float32 sums although the plan is canonical.
-    NotCanonical,
-    /// An odd hidden size loses its last element.
-    OddHidden,
-    /// Of several tiles the last is never looked at.
-    DroppedTile,
-    /// Tokens behind the first are passed over when the best score is less than 1e-4 above the largest logit.
-    SkipsTooMuch,
-    /// Of equal scores the higher token wins.
-    HigherTie,
-    /// The binary merge tosses the coin of the next group.
-    NextCoin,
-    /// The binary merge compares with a running mass that holds the new group already.
-    RunningMassTooEarly,
-    /// The binary merge tosses one coin for all groups.
-    OneCoin,
-    /// The group is chosen by its maximum, but said to be chosen by its mass.
-    ReuseCalledFresh,
-    /// After the first token, a list takes the largest logits.
-    GreedyList,
-    /// A list takes each token by a draw of its own.
-    ListOfDraws,
-    /// The most significant bit of a mask word comes first.
-    MaskBitOrder,
-    /// The bias of the last token is lost.
-    BiasTooShort,
-    /// The bias is added after the temperature.
-    BiasAfterTemperature,
-    /// The temperature divides logit plus noise.
-    TemperatureOnScores,
-    /// Padding takes part.
-    PaddingDrawn,
-    /// A NaN counts as -inf.
-    NanIgnored,
-    /// Filters are accepted and dropped.
-    FiltersDropped,
-    /// The last token that a filter keeps is dropped.
-    TopPWithoutBoundary,
-    /// Filters see the logits before the temperature, whatever the order.
-    FilterBeforeTemperature,
-    /// Penalties act after the temperature.
-    PenaltiesAfterTemperature,
-    /// The repetition penalty divides negative logits too.
-    RepetitionDivides,
-    /// Top choices are excluded whatever the coin says.
-    XtcAlways,
-    /// A history alone lowers the logits of its tokens.
-    PenaltyOfOne,
-    /// Raw log-probabilities are of the logits that are drawn from.
-    ProcessedCalledRaw,
-    /// A row's bans are those of its neighbour.
-    NeighboursBans,
-    /// Any number of row parameters goes.
-    RowCountIgnored,
-}
 
 impl Fault {
     fn algorithm(self) -> Scheme {
@@ -345,7 +261,9 @@ impl Wrong<'_> {
         let order = if self.fault == Fault::FilterBeforeTemperature { Order::LlamaCpp } else { params.order };
         let always = self.fault == Fault::XtcAlways && params.xtc_probability > 0.0;
         let xtc_probability = if always { 1.0 } else { params.xtc_probability };
-        let params = &RowParams { order, xtc_probability, ..*params };
+        let lost = self.fault == Fault::SmallMinPLost && params.top_k > 0 && params.min_p < 3.3e-4;
+        let min_p = if lost { 0.0 } else { params.min_p };
+        let params = &RowParams { order, xtc_probability, min_p, ..*params };
         let mut adjustments = Adjustments::default();
         adjustments.collect([params]);
         let row = params.check(adjustments.row(0), &taken, &self.plan, self.head.vocab_size())?;

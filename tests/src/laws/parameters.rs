@@ -1,0 +1,115 @@
+//! Rows of any parameters: what the other laws try one by one and in a few combinations, at random.
+
+use crate::data::u01_open;
+use crate::laws::knobs::refused_by_name;
+use crate::logits::LogitShape;
+use crate::problem::{Problem, Size};
+use crate::report::{Broken, LawReport, ensure};
+use crate::trial::{RowBits, Trial};
+use flash_sampling_core::{DType, History, Knob, Knobs, Order, PerturbedArgmax, Plan, RowParams, Samples};
+
+const SIZE: Size = Size::new(4, 1003, 40);
+const KEPT: Knobs = Knobs::of(&[Knob::Kept]);
+const CALLS: usize = 100;
+const PLAN: Plan = Plan { max_rows: SIZE.rows, max_draws: 12, max_logprobs: Some(5), canonical: false };
+
+/// Uniforms one after the other.
+struct Dice {
+    seed: u64,
+    thrown: u64,
+}
+
+impl Dice {
+    fn uniform(&mut self) -> f64 {
+        self.thrown += 1;
+        u01_open(self.seed, self.thrown)
+    }
+
+    /// Of `low .. high`, every magnitude as often as every other.
+    fn magnitude(&mut self, low: f64, high: f64) -> f32 {
+        (low * (high / low).powf(self.uniform())) as f32
+    }
+
+    fn is_one_in(&mut self, n: u32) -> bool {
+        self.uniform() * f64::from(n) < 1.0
+    }
+
+    /// A row that uses some of the knobs `can`.
+    fn row<'a>(&mut self, can: Knobs, lists: bool, history: &'a History) -> RowParams<'a> {
+        let mut row =
+            RowParams { seed: self.seed, position: self.thrown, history: Some(history), ..RowParams::default() };
+        row.temperature = if self.is_one_in(8) { 0.0 } else { self.magnitude(0.1, 10.0) };
+        row.order = [Order::Vllm, Order::HuggingFace, Order::LlamaCpp][(self.uniform() * 3.0) as usize];
+        row.draws = 1 + (self.uniform() * 12.0) as u32;
+        row.without_replacement = lists && row.temperature > 0.0 && self.is_one_in(6);
+        row.logprobs = self.is_one_in(3).then(|| (self.uniform() * 6.0) as u32);
+        row.kept = can.contains(Knob::Kept) && self.is_one_in(3);
+        for knob in can.iter() {
+            if !self.is_one_in(3) {
+                continue;
+            }
+            match knob {
+                Knob::TopK => row.top_k = self.magnitude(1.0, 2.0 * SIZE.vocab as f64) as u32,
+                Knob::TopP if self.is_one_in(2) => row.top_p = self.uniform() as f32,
+                Knob::TopP => row.top_p = 1.0 - self.magnitude(1e-6, 0.9),
+                Knob::MinP => row.min_p = self.magnitude(1e-9, 1.0),
+                Knob::TopNSigma => row.top_n_sigma = self.magnitude(0.1, 5.0),
+                Knob::EpsilonCutoff => row.epsilon_cutoff = self.magnitude(1e-7, 0.5),
+                Knob::TypicalP => row.typical_p = self.uniform() as f32,
+                Knob::XtcThreshold => {
+                    (row.xtc_threshold, row.xtc_probability) = (self.magnitude(1e-4, 0.5), self.uniform() as f32)
+                }
+                Knob::Banned => row.banned = &[0, 7, 1002, 500, 64, 65, 66],
+                Knob::MinTokens => (row.min_tokens, row.stop_token_ids) = (1000, &[5, 2, 128]),
+                Knob::RepetitionPenalty => row.repetition_penalty = self.magnitude(0.5, 2.0),
+                Knob::FrequencyPenalty => row.frequency_penalty = (self.uniform() * 4.0 - 2.0) as f32,
+                Knob::PresencePenalty => row.presence_penalty = (self.uniform() * 4.0 - 2.0) as f32,
+                Knob::DryMultiplier => (row.dry_multiplier, row.dry_allowed_length) = (self.magnitude(0.1, 2.0), 1),
+                _ => {}
+            }
+        }
+        row
+    }
+}
+
+pub(super) fn any_parameters_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(KEPT), PLAN)?;
+    let lists = trial.capabilities()?.without_replacement;
+    // Two tokens far above fifty, and these above the rest: small limits drop what else is drawn now and then.
+    let step = |i: usize| {
+        if i % 500 == 3 {
+            8.25
+        } else if i % 19 == 4 {
+            0.0
+        } else {
+            -6.0
+        }
+    };
+    let steps: Vec<f32> = (0..SIZE.vocab).map(step).collect();
+    let problems = [
+        ("integers", Problem::integers(SIZE, DType::BF16, DType::BF16, 940)),
+        ("steps", Problem::of_logits(&steps, SIZE.rows)),
+        ("tail-heavy", Problem::of_logits(&LogitShape::TailHeavy.logits(SIZE.vocab, 941), SIZE.rows)),
+    ];
+    let mut history = History::new(&[3, 9, 9, 1002, 37, 64]);
+    history.extend((0..200).map(|i| i * i % 211));
+    for (seed, (name, problem)) in problems.iter().enumerate() {
+        let Some(mut reference) = trial.reference(problem.head(), PLAN) else { return Ok(()) };
+        let mut sampler = trial.sampler(problem.head(), PLAN)?;
+        let mut dice = Dice { seed: 942 + seed as u64, thrown: 0 };
+        let (mut out, mut want) = (Samples::new(), Samples::new());
+        let calls = trial.draws(CALLS);
+        for _ in 0..calls {
+            let rows = [(); SIZE.rows].map(|()| dice.row(can, lists, &history));
+            sampler.sample(problem.input(), &rows, &mut out)?;
+            reference.sample(problem.input(), &rows, &mut want)?;
+            for (r, row) in rows.iter().enumerate() {
+                let kept = |out: &Samples| out.row(r).ok()?.kept.map(|kept| (kept.count, kept.tokens.to_vec()));
+                let (found, want) = ((RowBits::of(&out, r), kept(&out)), (RowBits::of(&want, r), kept(&want)));
+                ensure!(found == want, "{name}, {row:?}: {found:?}, the reference has {want:?}");
+            }
+        }
+        report.agreed(format!("{name}: rows of any parameters"), calls * SIZE.rows);
+    }
+    Ok(())
+}
