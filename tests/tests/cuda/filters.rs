@@ -59,6 +59,8 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
                 RowParams { top_p: 0.95, ..row },
                 RowParams { min_p: 0.01, top_p: 0.8, ..row },
                 RowParams { min_p: 0.01, top_k: 300, top_p: 0.8, ..row },
+                // Too small to make a list: min-p decides on the list of the top-k.
+                RowParams { min_p: 3e-4, top_k: 50, ..row },
             ];
             for (f, row) in filters.into_iter().enumerate() {
                 let rows = [0, 1, 2].map(|position| RowParams { position, ..row });
@@ -79,6 +81,46 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
         }
     }
     assert!(wrong.is_empty(), "{} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
+}
+
+/// A min-p too small to make a list, before or after a top-k that makes one: it keeps a few of the tokens of the list, and
+/// drops the others, which have a hundredth of the mass.
+#[test]
+fn a_small_min_p_acts_on_the_list_of_a_top_k() {
+    if !runs_here() {
+        return;
+    }
+    let vocab = 5_003;
+    let logit = |t: usize| match t {
+        1207 => 8.25,
+        _ if t % 1000 == 3 => 4.0,
+        _ if t.is_multiple_of(100) => 0.0,
+        _ => -40.0,
+    };
+    let logits: Vec<f32> = (0..vocab).map(logit).collect();
+    let problem = Problem::of_logits(&logits, 3);
+    let base = RowParams { seed: 79, draws: 500, min_p: 3e-4, top_k: 50, ..RowParams::default() };
+    let plan = Plan { max_rows: 3, max_draws: 500, ..Plan::default() };
+    let (mut found, mut want) = (Samples::new(), Samples::new());
+    let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+    let mut samplers: Vec<_> =
+        CHOICES[..2].iter().map(|&choice| Cuda(choice).build(problem.head(), plan).unwrap()).collect();
+    for row in [base, RowParams { top_p: 0.999, ..base }]
+        .map(|row| [row, RowParams { order: Order::LlamaCpp, ..row }])
+        .concat()
+    {
+        let rows = [0, 1, 2].map(|position| RowParams { position, ..row });
+        // What is refused: a min-p that is dropped.
+        reference.sample(problem.input(), &rows.map(|row| RowParams { min_p: 0.0, ..row }), &mut want).unwrap();
+        let dropped = RowBits::all(&want);
+        reference.sample(problem.input(), &rows, &mut want).unwrap();
+        let want = RowBits::all(&want);
+        assert!(want != dropped);
+        for (choice, sampler) in CHOICES.iter().zip(&mut samplers) {
+            sampler.sample(problem.input(), &rows, &mut found).unwrap();
+            assert!(RowBits::all(&found) == want, "{choice:?}, {row:?}");
+        }
+    }
 }
 
 /// Small calls that take every way: lists whose cuts are guessed, stored logits, rows without filters beside them; and rows

@@ -160,6 +160,11 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned mask) { return emulator::of_lane(value, emulator::thread % 32 ^ mask); }
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned distance) {
+    const unsigned lane = emulator::thread % 32;
+    return emulator::of_lane(value, lane < distance ? lane : lane - distance);
+}
 // Where lanes part ways each goes by itself, and is all the mask that there is.
 inline unsigned __activemask() { return 1u << emulator::thread % 32; }
 template <class T>
@@ -168,6 +173,16 @@ T __shfl_sync(unsigned mask, T value, unsigned lane) {
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline unsigned atomicMin(unsigned* at, unsigned value) {
+    const unsigned old = *at;
+    if (value < old) *at = value;
+    return old;
+}
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+    const unsigned old = *at;
+    if (value > old) *at = value;
+    return old;
+}
 inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
     const unsigned long long old = *at;
     if (value < old) *at = value;

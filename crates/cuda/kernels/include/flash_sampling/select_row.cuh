@@ -78,7 +78,6 @@ struct SelectRow {
     // Gathers the tokens that min-p and top-k may keep.
     __device__ __noinline__ void gather() {
         auto& c = shared.candidates;
-        const bool min_p_first = filters.has_min_p() && !filters.min_p_last;
         const u32 k = filters.top_k;
         c.begin();
         __syncthreads();
@@ -103,8 +102,7 @@ struct SelectRow {
                 __syncthreads();
                 const bool is_full = count > KEPT && count > settled;
                 if (!is_full && !(settled == 0 && count > 0)) return;
-                u64 least = 1;
-                if (min_p_first) least = static_cast<u64>(to_monotone_bits(filters.least(from_monotone_bits(c.largest)))) << 32;
+                u64 least = least_by_min_p(from_monotone_bits(c.largest));
                 if (k && is_full && count <= CAPACITY) {
                     const u64 kth = c.find(k);
                     least = kth > least ? kth : least;
@@ -118,8 +116,7 @@ struct SelectRow {
                 __syncthreads();
             });
         __syncthreads();
-        u64 least = 1;
-        if (min_p_first) least = static_cast<u64>(to_monotone_bits(filters.least(from_monotone_bits(c.largest)))) << 32;
+        u64 least = least_by_min_p(from_monotone_bits(c.largest));
         if (c.count > CAPACITY) return;
         if (k && c.count > k) {
             const u64 kth = c.find(k);
@@ -169,6 +166,8 @@ struct SelectRow {
                 if (cumulative()[i] >= limit) atomicMin(&shared.end, i + 1);
             __syncthreads();
             length = shared.end;
+            // All have read it, before min-p puts its own there.
+            __syncthreads();
         }
         if (filters.has_min_p() && filters.min_p_last) {
             if (threadIdx.x == 0) shared.end = 1;
@@ -253,18 +252,19 @@ struct SelectRow {
 
     // The least key that a min-p in the first place keeps.
     __device__ __forceinline__ u64 least_by_min_p(float largest) const {
-        return filters.is_listed_by_min_p() ? static_cast<u64>(to_monotone_bits(filters.least(largest))) << 32 : 1;
+        return filters.is_min_p_first() ? static_cast<u64>(to_monotone_bits(filters.least(largest))) << 32 : 1;
     }
 
-    // Of the list of a shard, what the row may keep of it whatever other shards have, among the candidates; `largest`: of all the
-    // row's logits. Returns what to tell the others: how many, and the list's cut. Where they do not fit, none, and a cut that leaves the row undecided. All
-    // threads call it.
+    // Of the list of a shard, what the row may keep of it whatever other shards have, among the candidates; `largest`: of
+    // all the row's logits. Returns what to tell the others: how many, and the list's cut. Where they do not fit, none, and
+    // a cut that leaves the row undecided. All threads call it.
     __device__ __forceinline__ ListCounters shorten(const u64* list, const ListCounters& counters, float largest, u32 room) {
         const ListCounters lost{0, 0xffffffffu};
         if (counters.count > RowLists::ROOM) return lost;
         take(list, counters.count);
         auto& c = shared.candidates;
-        u64 least = least_by_min_p(largest);
+        // A list by top-k that had fewer than k would decide nothing: there min-p waits until all lists are one.
+        u64 least = filters.is_listed_by_min_p() ? least_by_min_p(largest) : 1;
         if (filters.top_k && counters.count > filters.top_k) {
             const u64 kth = c.find(filters.top_k);
             least = kth > least ? kth : least;

@@ -1,0 +1,98 @@
+// The draw of a listed row on the processor, from the list of one GPU and from those of several ranks: reads a row and what is
+// asked of it from standard input, writes its draws to standard output. crates/cuda/tests/lists.rs compares with the reference.
+#include "emulator.hpp"
+
+#include <stdint.h>
+
+#define __noinline__
+
+static unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+static unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
+static size_t __cvta_generic_to_shared(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+#include "flash_sampling/select_row.cuh"
+
+using namespace flash_sampling;
+
+static SelectRow::Shared shared;
+
+template <class T>
+static T get() {
+    T value;
+    if (fread(&value, sizeof(T), 1, stdin) != 1) abort();
+    return value;
+}
+
+// What a fused kernel leaves of the tokens of a shard: those that reach the cut.
+struct List {
+    std::vector<u64> keys;
+    ListCounters counters;
+};
+
+static List list_of(const std::vector<float>& logits, u32 first, u32 end, float cut) {
+    List list{{}, {0, cut == -f32_infinity() ? 0 : to_monotone_bits(cut)}};
+    for (u32 t = first; t < end; ++t)
+        if (logits[t] >= cut) list.keys.push_back(RowLists::key_of(logits[t], t));
+    list.counters.count = static_cast<u32>(list.keys.size());
+    return list;
+}
+
+// One block on a row of these filters.
+static void run(const RowFilters& filters, const std::function<void(SelectRow&)>& body) {
+    emulator::run(SelectRow::THREADS, [&] {
+        SelectRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
+        body(select);
+    });
+}
+
+// As join_lists.cu does, without the way between: each shard shortens its list, and the row is drawn from all.
+static Draw draw_joined(const RowFilters& filters, const std::vector<List>& lists, float largest, u32 room) {
+    List all{{}, {0, 0}};
+    for (const List& list : lists) {
+        ListCounters told{};
+        run(filters, [&](SelectRow& select) {
+            const ListCounters mine = select.shorten(list.keys.data(), list.counters, largest, room);
+            if (threadIdx.x == 0) told = mine;
+        });
+        for (u32 i = 0; i < told.count; ++i) all.keys.push_back(shared.candidates.keys[i]);
+        all.counters.cut = max(all.counters.cut, told.cut);
+    }
+    all.counters.count = static_cast<u32>(all.keys.size());
+    Draw draw{0, 0.0f, 0.0f, Status::Undecided};
+    if (all.counters.count == 0) return draw;
+    run(filters, [&](SelectRow& select) {
+        select.take(all.keys.data(), all.counters.count);
+        const Draw found = select.draw_taken(all.counters.cut);
+        if (threadIdx.x == 0) draw = found;
+    });
+    return draw;
+}
+
+int main() {
+    const auto filters = get<RowFilters>();
+    Row row{};
+    row.inv_temperature = 1.0f;
+    row.seed = get<u64>();
+    row.position = get<u64>();
+    const u32 draws = get<u32>(), shards = get<u32>(), room = get<u32>();
+    const float cut = get<float>();
+    std::vector<float> logits(get<u32>());
+    float largest = -f32_infinity();
+    for (float& logit : logits) logit = get<float>(), largest = logit > largest ? logit : largest;
+    std::vector<List> lists;
+    const u32 tokens = static_cast<u32>(logits.size());
+    for (u32 s = 0; s < shards; ++s) lists.push_back(list_of(logits, s * tokens / shards, (s + 1) * tokens / shards, cut));
+    for (row.draw = 0; row.draw < draws; ++row.draw) {
+        shared.row = row;
+        Draw draw{};
+        if (shards > 1) {
+            draw = draw_joined(filters, lists, largest, room);
+        } else {
+            run(filters, [&](SelectRow& select) {
+                const Draw found = select.draw_listed(lists[0].keys.data(), lists[0].counters);
+                if (threadIdx.x == 0) draw = found;
+            });
+        }
+        fwrite(&draw, sizeof(Draw), 1, stdout);
+    }
+}

@@ -1,0 +1,86 @@
+//! The draw of a listed row on the processor, from the list of one GPU and from those of several ranks: the system's C++ compiler
+//! builds the kernels' own headers, and every draw is compared with the reference.
+
+mod emulated;
+
+use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::{Head, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples};
+use std::path::Path;
+
+const DRAWS: u32 = 250;
+
+/// What is told of a draw: whether it is one, then token, score and logit.
+type Told = [u32; 4];
+
+/// The draws of the kernels, of lists of the tokens that reach `cut`, each of a shard.
+fn found(program: &Path, params: &RowParams<'_>, shards: u32, cut: f32, logits: &[f32]) -> Vec<Told> {
+    let mut input = Vec::new();
+    let ln_min_p = if params.min_p > 0.0 { f64::from(params.min_p).ln() } else { f64::NEG_INFINITY };
+    input.extend(ln_min_p.to_le_bytes());
+    input.extend(params.top_p.to_le_bytes());
+    input.extend(params.top_k.to_le_bytes());
+    input.extend(1.0f32.to_le_bytes());
+    input.extend(u32::from(params.order == Order::LlamaCpp).to_le_bytes());
+    input.extend(params.seed.to_le_bytes());
+    input.extend(params.position.to_le_bytes());
+    // Room for what a rank sends of a row.
+    for word in [params.draws, shards, 128] {
+        input.extend(word.to_le_bytes());
+    }
+    input.extend(cut.to_le_bytes());
+    input.extend((logits.len() as u32).to_le_bytes());
+    logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
+    let told = emulated::answer(program, input);
+    let word = |draw: &[u8], at: usize| u32::from_le_bytes(draw[4 * at..4 * at + 4].try_into().unwrap());
+    told.chunks_exact(16).map(|draw| [word(draw, 3), word(draw, 0), word(draw, 1), word(draw, 2)]).collect()
+}
+
+fn wanted(params: RowParams<'_>, logits: &[f32]) -> Vec<Told> {
+    let head = Head::new(Matrix::new(logits, logits.len(), 1).unwrap()).unwrap();
+    let plan = Plan { max_draws: DRAWS, ..Plan::default() };
+    let mut out = Samples::new();
+    let hidden = [1.0f32];
+    let input = Matrix::new(&hidden, 1, 1).unwrap();
+    Reference::new(head, plan, Scheme::Tiled).sample(input, &[params], &mut out).unwrap();
+    let draws = out.iter().next().unwrap().unwrap().draws;
+    draws.iter().map(|draw| [0, draw.token, draw.score.to_bits(), draw.logit.to_bits()]).collect()
+}
+
+/// A min-p too small to make the list stands before a top-k that does: it drops 44 of the 50 tokens that top-k keeps.
+#[test]
+fn listed_draws_are_those_of_the_reference() {
+    let Some(program) = emulated::program("lists") else { return };
+    // One token far above, five that a min-p of 3e-4 keeps, many that it drops, and what no list has.
+    let logit = |t: u32| match t {
+        7 => 8.25,
+        60.. => -40.0,
+        _ if t % 12 == 3 => 4.0,
+        _ => 0.0,
+    };
+    let logits: Vec<f32> = (0..90).map(logit).collect();
+    let all = f32::NEG_INFINITY;
+    let base = RowParams { seed: 31, position: 2, draws: DRAWS, ..RowParams::default() };
+    let small = RowParams { min_p: 3e-4, top_k: 50, ..base };
+    let last = RowParams { order: Order::LlamaCpp, ..small };
+    // Whether min-p decides: then the draws without it are others.
+    let cases = [
+        ("a small min-p, top-k", small, 0.0, true),
+        ("a small min-p, top-k, top-p", RowParams { top_p: 0.999, ..small }, 0.0, true),
+        ("a min-p that lists, top-k", RowParams { min_p: 1e-3, ..small }, all, true),
+        ("min-p alone", RowParams { top_k: 0, min_p: 0.05, ..base }, all, true),
+        ("top-k, min-p", last, 0.0, true),
+        ("top-k, top-p, min-p", RowParams { top_p: 0.999, ..last }, 0.0, true),
+        ("top-k", RowParams { top_k: 20, ..base }, 0.0, false),
+        ("top-k, top-p", RowParams { top_k: 50, top_p: 0.995, ..base }, 0.0, false),
+    ];
+    for (name, params, cut, has_min_p) in cases {
+        let want = wanted(params, &logits);
+        assert_eq!(want.len(), DRAWS as usize);
+        for shards in [1, 3] {
+            assert!(found(&program, &params, shards, cut, &logits) == want, "{name}, {shards} shards");
+        }
+        // What is refused: draws of a min-p that is dropped.
+        let dropped = wanted(RowParams { min_p: 0.0, ..params }, &logits);
+        assert_eq!(dropped != want, has_min_p, "{name}");
+    }
+}
