@@ -5,7 +5,7 @@ use crate::args::{Format, RowArgs, SampleArgs, TransportName};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
-use crate::load::requests::{self, Request};
+use crate::load::requests::{self, Of, Request};
 use crate::output::{Drawn, KeptTokens, RowFailure, RowOutcome, write_json, write_text};
 use crate::source::Source;
 use crate::{progress, sampler};
@@ -32,6 +32,7 @@ const DRAWS_KEPT: usize = 1 << 23;
 /// # Errors
 /// Bad flags and files, a backend that fails, ranks that disagree or are gone, Ctrl-C.
 pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    args.transport.check_built(args.sampler.backend)?;
     args.sampler.check_with(args.transport.transport.is_some())?;
     args.transport.check(&args.sampler)?;
     match args.transport.transport {
@@ -152,7 +153,8 @@ impl<'a> Job<'a> {
             (None, Some(tokens)) => Some(Masks::of_tokens(tokens, vocab_size).map_err(beyond)?),
             (None, None) => None,
         };
-        let requests = args.params.as_deref().map(|path| requests::open(path, rows, vocab_size)).transpose()?;
+        let requests =
+            args.params.as_deref().map(|path| requests::open(path, Of::Rows, rows, vocab_size)).transpose()?;
         if let Some(requests) = &requests {
             let flag = args.seed.map(|_| "--seed").or(args.seeds.as_ref().map(|_| "--seeds"));
             requests::needs_seed(requests, flag)?;

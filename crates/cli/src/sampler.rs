@@ -5,7 +5,7 @@ use crate::error::CommandError;
 use flash_sampling::cpu::CpuError;
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, Knobs, PerturbedArgmax, Plan, RowError,
-    ShardMerge, VariantConfig, build as build_config, group_size,
+    ShardError, ShardMerge, VariantConfig, build as build_config, group_size,
 };
 
 /// Shards, without `--shards`.
@@ -44,6 +44,9 @@ pub(crate) fn merge(args: &SamplerArgs) -> ShardMerge {
 
 /// The refusal, with the flag that it is of.
 pub(crate) fn named(error: BuildError) -> CommandError {
+    if let BuildError::Shard(ShardError::NotPathwise { .. }) = &error {
+        return CommandError::usage(format!("{error} (--merge log-mass)"));
+    }
     let flag = match &error {
         BuildError::Cpu(CpuError::IsaUnavailable { .. }) => "--isa",
         BuildError::Cpu(CpuError::Unsupported { knob: Knob::Canonical }) => "--canonical",
@@ -101,7 +104,7 @@ pub(crate) fn with_instead(refusal: String, instead: Option<&str>) -> String {
 /// The flags to take instead of those that refused a row, where there are some.
 pub(crate) fn instead_of(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<&'static str> {
     let RowError::Unsupported { knob } = error else { return None };
-    if canonical && Knobs::FILTERS.union(Knobs::of(&[Knob::Kept])).contains(*knob) {
+    if canonical && Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode])).contains(*knob) {
         return Some("the draw without --canonical");
     }
     instead(args, *knob)
@@ -132,4 +135,15 @@ pub fn build<'w>(
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
     let vocab = head.vocab_size() as usize;
     build_config(head, &config(args, plan, vocab)).map_err(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_are_not_pathwise_are_told_the_flag_of_the_other_merge() {
+        let refusal = named(ShardError::NotPathwise { shard: 1 }.into()).to_string();
+        assert!(refusal.contains("shard 1") && refusal.ends_with("merge by log-mass (--merge log-mass)"), "{refusal}");
+    }
 }

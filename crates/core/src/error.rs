@@ -10,8 +10,8 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {
-    /// Every token is masked or has logit -inf.
-    #[error("no token has a finite logit")]
+    /// Every token is masked, banned or has logit -inf.
+    #[error("no token can be drawn: each is masked, banned or has logit -inf")]
     NoFiniteLogit,
     /// A logit is NaN.
     #[error("the logit of token {token} is NaN")]
@@ -25,8 +25,8 @@ pub enum RowError {
         /// The lowest such token.
         token: u32,
     },
-    /// More draws without replacement than tokens with a finite logit.
-    #[error("{draws} draws without replacement from {available} tokens with a finite logit")]
+    /// More draws without replacement than tokens that masks, bans and filters leave.
+    #[error("{draws} draws without replacement from {available} tokens that can be drawn")]
     SupportTooSmall {
         /// Draws asked for.
         draws: u32,
@@ -74,7 +74,7 @@ pub enum RowError {
         knob: Knob,
     },
     /// A knob asks for more than was planned.
-    #[error("{knob} is {asked}, but the plan allows {planned}")]
+    #[error("{knob} is {asked}, but Plan::max_{knob} is {planned}")]
     BeyondPlan {
         /// The knob.
         knob: Knob,

@@ -89,6 +89,14 @@ mod tests {
     use crate::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
 
     #[test]
+    #[should_panic(expected = "there is no row 1: the last call left 1 (none if it failed)")]
+    fn a_row_that_no_call_left_is_named() {
+        let mut samples = Samples::new();
+        samples.push_error(RowError::NoFiniteLogit);
+        let _ = samples.row(1);
+    }
+
+    #[test]
     fn the_only_token_of_a_row_has_log_probability_0() {
         let mut above = 0;
         for i in 0..200 {
@@ -153,12 +161,15 @@ impl Samples {
         self.slots.is_empty()
     }
 
-    /// The result of a row; panics when it is out of range, like a slice.
+    /// The result of a row; panics when it is out of range, like a slice. A call that failed leaves no rows.
     ///
     /// # Errors
     /// Why the row has none.
+    #[track_caller]
     pub fn row(&self, row: usize) -> Result<RowSample<'_>, RowError> {
-        let slot = &self.slots[row];
+        let Some(slot) = self.slots.get(row) else {
+            panic!("there is no row {row}: the last call left {} (none if it failed)", self.len())
+        };
         slot.outcome?;
         Ok(RowSample {
             draws: &self.draws[slot.draws.0..slot.draws.1],

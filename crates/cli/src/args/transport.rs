@@ -88,10 +88,29 @@ impl TransportArgs {
         }
     }
 
-    /// Refuses flags that mean nothing together, and a transport that this build does not have.
+    /// Refuses a transport that this build does not have, before anything else is said of the flags.
     ///
     /// # Errors
-    /// [`CommandError::Usage`], naming the flag; [`CommandError::Build`], naming the feature.
+    /// [`CommandError::Build`], naming the features that the whole command needs.
+    pub fn check_built(&self, backend: BackendName) -> Result<(), CommandError> {
+        let cuda = cfg!(feature = "cuda");
+        let feature = match self.transport {
+            Some(TransportName::Mpi) if cfg!(not(feature = "mpi")) && backend == BackendName::Cuda && !cuda => {
+                "mpi,cuda"
+            }
+            Some(TransportName::Mpi) if cfg!(not(feature = "mpi")) => "mpi",
+            Some(TransportName::Peers) if !cuda => "cuda",
+            // It has cuda in it.
+            Some(TransportName::Nccl) if cfg!(not(feature = "nccl")) => "nccl",
+            _ => return Ok(()),
+        };
+        Err(BuildError::NotBuilt { feature }.into())
+    }
+
+    /// Refuses flags that mean nothing together.
+    ///
+    /// # Errors
+    /// [`CommandError::Usage`], naming the flag.
     pub fn check(&self, sampler: &SamplerArgs) -> Result<(), CommandError> {
         let usage = |what: &str| Err(CommandError::usage(what));
         match self.transport {
@@ -103,9 +122,6 @@ impl TransportArgs {
             Some(_) if sampler.variant == VariantName::Sharded => {
                 usage("--variant sharded has its shards in one process; --transport has one for each rank")
             }
-            Some(TransportName::Mpi) if cfg!(not(feature = "mpi")) => {
-                Err(BuildError::NotBuilt { feature: "mpi" }.into())
-            }
             Some(TransportName::Mpi) if self.world.is_some() => usage("--world means nothing to --transport mpi"),
             Some(TransportName::Mpi) if !self.devices.is_empty() => usage("--devices means nothing to --transport mpi"),
             Some(TransportName::Mpi) => Ok(()),
@@ -114,9 +130,6 @@ impl TransportArgs {
             }
             Some(_) if sampler.merge == Some(Merge::LogMass) => {
                 usage("--merge log-mass is not what --transport peers and nccl exchange")
-            }
-            Some(TransportName::Nccl) if cfg!(not(feature = "nccl")) => {
-                Err(BuildError::NotBuilt { feature: "nccl" }.into())
             }
             Some(TransportName::Peers | TransportName::Nccl) => self.gpus().map(drop),
         }

@@ -75,6 +75,14 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
         batch.step(&mut report)?;
         writer.go_on(batch.sequences())?;
     }
+    let limit = model.config().max_positions;
+    let cut = batch.sequences().iter().filter(|sequence| sequence.is_cut(args.text.max_tokens, limit)).count();
+    if cut > 0 {
+        tracing::warn!(
+            "{cut} of {} sequences ended before --max-tokens: the model has {limit} positions",
+            args.text.num_sequences
+        );
+    }
     let failed = writer.finish(batch.sequences(), args.report.then_some(&report))?;
     Ok(u8::from(failed))
 }

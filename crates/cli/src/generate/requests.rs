@@ -3,7 +3,7 @@
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
 use crate::load::mask::Masks;
-use crate::load::requests;
+use crate::load::requests::{self, Of};
 use crate::sampler;
 use flash_sampling::{History, RowParams, SamplingParams};
 
@@ -35,7 +35,7 @@ impl<'s> Requests<'s> {
         };
         let usage = |reason: String| CommandError::usage(format!("--params {}: {reason}", path.display()));
         let mut of_file = Vec::new();
-        let requests = requests::open(path, args.text.num_sequences as usize, vocab_size)?;
+        let requests = requests::open(path, Of::Sequences, args.text.num_sequences as usize, vocab_size)?;
         requests::needs_seed(&requests, args.draws.seed.map(|_| "--seed"))?;
         for request in requests {
             let mut fields = request.params.fields().clone();

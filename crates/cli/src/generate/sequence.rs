@@ -39,6 +39,12 @@ impl Sequence<'_> {
         self.history.tokens().len()
     }
 
+    /// Whether the model's last position ended it before it had as many tokens as it may.
+    pub(super) fn is_cut(&self, max_tokens: u32, positions: usize) -> bool {
+        let is_short = self.history.output().len() < max_tokens as usize;
+        self.end == Some(End::Length) && is_short && self.len() >= positions
+    }
+
     /// Adds a draw, with what was asked about it.
     pub(super) fn push(&mut self, row: &RowSample<'_>) {
         self.history.push(row.token());

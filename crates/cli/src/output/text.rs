@@ -138,6 +138,7 @@ mod tests {
 
     #[test]
     fn a_failed_row_is_one_line() {
-        assert_eq!(text(&Err(RowError::NoFiniteLogit.into()), false), "row 3: error: no token has a finite logit\n");
+        let says = "row 3: error: no token can be drawn: each is masked, banned or has logit -inf\n";
+        assert_eq!(text(&Err(RowError::NoFiniteLogit.into()), false), says);
     }
 }

@@ -29,8 +29,8 @@ fn flags_of_ranks_mean_something_only_together() {
     run(&with(&head, "--world 2")).assert_refused("--world means nothing without --transport");
     run(&with(&head, "--devices 0")).assert_refused("--devices means nothing without --transport");
     run(&with(&head, "--transport peers --world 33")).assert_refused("it must be 1 to 32");
-    run(&with(&head, "--transport peers --world 2")).assert_refused("need --backend cuda and --variant tiled");
     if cfg!(feature = "cuda") {
+        run(&with(&head, "--transport peers --world 2")).assert_refused("need --backend cuda and --variant tiled");
         let gpus = with(&head, "--transport peers --backend cuda");
         run(&gpus).assert_refused("needs --world or --devices");
         run(&with(&gpus, "--world 3 --devices 0,1")).assert_refused("--world 3, but --devices names 2");
@@ -39,10 +39,32 @@ fn flags_of_ranks_mean_something_only_together() {
     }
     run(&with(&head, "--merge winners")).assert_refused("--merge means nothing");
     run(&with(&head, "--transport mpi --time-limit 0")).assert_refused("0.001 to 86400 seconds");
-    run(&with(&head, "--transport mpi --variant sharded"))
-        .assert_refused("--variant sharded has its shards in one process");
+    if cfg!(feature = "mpi") {
+        run(&with(&head, "--transport mpi --variant sharded"))
+            .assert_refused("--variant sharded has its shards in one process");
+    }
+}
+
+#[test]
+fn a_transport_names_at_once_the_features_that_it_lacks() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let refused = |flags: &str, features: &str| {
+        run(&with(&head, flags)).assert_refused(&format!("no feature '{features}': build with --features {features}"));
+    };
+    if cfg!(not(feature = "nccl")) {
+        refused("--transport nccl --world 2", "nccl");
+        refused("--transport nccl --backend cuda --world 2", "nccl");
+    }
+    if cfg!(not(feature = "cuda")) {
+        refused("--transport peers --world 2", "cuda");
+        refused("--transport peers --variant sharded", "cuda");
+    }
     if cfg!(not(feature = "mpi")) {
-        run(&with(&head, "--transport mpi")).assert_refused("no feature 'mpi'");
+        refused("--transport mpi", "mpi");
+        refused("--transport mpi --variant sharded", "mpi");
+        let both = if cfg!(feature = "cuda") { "mpi" } else { "mpi,cuda" };
+        refused("--transport mpi --backend cuda", both);
     }
 }
 
@@ -215,6 +237,8 @@ fn what_groups_refuse_names_the_flags_that_take_it() {
     }
     run(&with(&head, "--canonical --top-k 5"))
         .assert_refused("top_k is not supported by this sampler; the draw without --canonical has it");
+    run(&with(&head, "--canonical --logprobs 1 --logprobs-mode raw"))
+        .assert_refused("logprobs_mode is not supported by this sampler; the draw without --canonical has it");
     let taken = run(&with(&head, "--variant grouped --group-draw reuse --top-k 5"));
     assert_eq!(taken.tokens(), run(&with(&head, "--top-k 5")).tokens());
 }
@@ -256,12 +280,10 @@ fn a_bad_row_fails_alone() {
         assert_eq!((&rows[0], &rows[2]), (&good[0], &good[2]));
     }
     let nothing_allowed = files.npy("none.npy", &[10], &[0u32; 10]);
+    let says = "no token can be drawn: each is masked, banned or has logit -inf (the mask allows none)";
     let result = run(&with(&head, &format!("--mask {nothing_allowed}")));
     assert_eq!(result.code, 1);
-    assert!(
-        result.rows().iter().all(|row| row["error"] == "no token has a finite logit (the mask allows none)"),
-        "{result:#?}"
-    );
+    assert!(result.rows().iter().all(|row| row["error"] == says), "{result:#?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `generate`: the built-in model, checkpoints that `transformers` wrote, and replay.
 
-use crate::common::{Files, run};
+use crate::common::{Files, run, run_logging};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -118,6 +118,20 @@ fn a_stop_ends_the_text_before_it() {
     assert_eq!((cut["text"].as_str().unwrap(), &cut["finish_reason"]), (&text[..at], &"stop".into()));
     let short = &generate(&["--seed", "3", "--max-tokens", "7"])[0];
     assert_eq!((tokens(short), &short["finish_reason"]), (tokens(whole)[..7].to_vec(), &"length".into()));
+}
+
+#[test]
+fn a_text_that_the_models_last_position_ends_is_told_of() {
+    let llama = checkpoint("llama");
+    let prompt = "a".repeat(501); // as many tokens, where the model has 512 positions
+    let args = ["generate", "--model", llama.to_str().unwrap(), "--prompt", &prompt, "--format", "json"];
+    let of = |max| run_logging("warn", &[&args[..], &["--min-tokens", "20", "--max-tokens", max]].concat());
+    let (whole, cut) = (of("11"), of("12"));
+    assert_eq!((whole.code, whole.stderr.as_str(), cut.code), (0, "", 0), "{whole:#?}");
+    assert!(whole.stdout == cut.stdout && tokens(&cut.rows()[0]).len() == 11);
+    assert_eq!(cut.rows()[0]["finish_reason"], "length");
+    let says = "1 of 1 sequences ended before --max-tokens: the model has 512 positions";
+    assert!(cut.stderr.contains(says), "{cut:#?}");
 }
 
 #[test]
@@ -242,8 +256,9 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
         (r#"{"stop_token_ids": [5000]}"#, "5000"),
         (r#"{"temprature": 1}"#, "temprature"),
         (r#"{"temperature": "hot"}"#, "temperature: invalid type"),
-        (r#"{"max_tokens": 5}"#, "max_tokens is no matter of the draw"),
-        (r#"[{}, {}]"#, "2 objects for 1"),
+        (r#"{"max_tokens": 5}"#, "max_tokens is given by --max-tokens"),
+        (r#"{"stop": ["."]}"#, "stop is given by --stop"),
+        (r#"[{}, {}]"#, "it has 2 objects for 1 sequence (--num-sequences); one object without an array serves every"),
     ] {
         let file = files.bytes("wrong.json", json.as_bytes());
         run(&["generate", "--params", &file]).assert_refused(word);

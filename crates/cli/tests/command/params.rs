@@ -99,7 +99,7 @@ fn bad_parameters_are_one_clear_line() {
     refused(r#"{"temprature": 5}"#, "unknown field `temprature`");
     refused(r#"{"max_tokens": 5}"#, "max_tokens is no matter of the draw");
     refused(r#"[{}, {}, {"temperature": "hot"}]"#, "row 2: temperature: invalid type: string \"hot\"");
-    refused("[{}]", "it has 1 objects for 3 rows");
+    refused("[{}]", "it has 1 object for 3 rows; one object without an array serves every row");
     refused(r#"{"n": 0}"#, "n is 0, but must be at least 1");
     refused(r#"{"n": 20000000}"#, "row 0: n = 20000000, but a row has 10000000 draws at most");
     refused(r#"{"logit_bias": {"300": 1}}"#, "logit_bias names token 300, but there are 300 tokens");
