@@ -12,7 +12,7 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaTiled, Device};
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -67,6 +67,63 @@ fn ranks_that_are_called_with_other_filters_are_named() {
     let Some(_alone) = runs_here() else { return };
     let device = Device::new(0).unwrap();
     rank_filters::are_named_where_they_differ(&[device.clone(), device]);
+}
+
+/// A GPU each, where there are two.
+fn two_devices() -> [Arc<Device>; 2] {
+    let device = Device::new(0).unwrap();
+    [device.clone(), Device::new(1).unwrap_or(device)]
+}
+
+#[test]
+fn ranks_whose_hidden_states_have_other_types_than_others_filters_are_named() {
+    let Some(_alone) = runs_here() else { return };
+    rank_filters::are_named_where_types_differ(&two_devices());
+}
+
+#[test]
+fn ranks_that_decide_a_row_in_another_way_are_named() {
+    let Some(_alone) = runs_here() else { return };
+    rank_filters::are_named_where_ways_differ(&two_devices());
+}
+
+/// By the sampler: in its first call with filters by the transport, later by the exchange; and the group goes on.
+#[test]
+fn ranks_with_filters_that_are_called_with_other_types_are_named() {
+    let Some(_alone) = runs_here() else { return };
+    let types = [DType::BF16, DType::F32];
+    let problems = types.map(|dtype| Problem::integers(Size::new(2, 904, 64), DType::BF16, dtype, 5));
+    let plan = Plan { max_rows: 2, ..Plan::default() };
+    let rows = [3, 4].map(|seed| RowParams { seed, top_k: 20, ..RowParams::default() });
+    let devices = two_devices();
+    let expected = problems.each_ref().map(|problem| {
+        let mut out = Samples::new();
+        CudaTiled::new(problem.head(), plan, &devices[0]).unwrap().sample(problem.input(), &rows, &mut out).unwrap();
+        tokens(&out)
+    });
+    thread::scope(|scope| {
+        let heads = problems[0].head().split(&[0, 500]);
+        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
+            let (problems, rows, expected, devices, rank) = (&problems, &rows, &expected, &devices, transport.rank());
+            scope.spawn(move || {
+                let limit = Duration::from_secs(5);
+                let device = if Arc::ptr_eq(&devices[0], &devices[1]) { 0 } else { rank };
+                let options = CudaRankOptions { limit, device, ..CudaRankOptions::default() };
+                let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
+                let mut out = Samples::new();
+                for same in [0, 0, 1, 0] {
+                    sampler.sample(problems[rank].input(), rows, &mut out).unwrap_err();
+                    assert!(out.is_empty());
+                    sampler.sample(problems[same].input(), rows, &mut out).unwrap();
+                    assert_eq!(tokens(&out), expected[same], "rank {rank}");
+                }
+            });
+        }
+    });
+}
+
+fn tokens(out: &Samples) -> Vec<u32> {
+    out.iter().map(|row| row.unwrap().token()).collect()
 }
 
 /// Shards of unequal lengths, one of them without tokens, none of which begins at a multiple of 64 but the first.
@@ -306,11 +363,7 @@ fn ranks_that_are_called_otherwise_are_named() {
                 assert_eq!(failed(if rank == 0 { &[1, 2, 3] } else { &[1, 7, 3] }), Some(other));
                 assert_eq!(failed(&[4, 5]), None);
                 let found = failed(if rank == 0 { &[1, 2] } else { &[1, 2, 3] });
-                let expected = match rank {
-                    0 => CudaError::OtherCall { rank: Some(1), row: Some(0) },
-                    _ => CudaError::LateRanks { ranks: vec![0], limit },
-                };
-                assert_eq!(found, Some(expected));
+                assert_eq!(found, Some(CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) }));
             });
         }
     });

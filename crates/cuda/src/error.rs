@@ -137,12 +137,17 @@ pub enum CudaError {
     OtherCall {
         /// The rank, where that is known.
         rank: Option<usize>,
-        /// The row, where that is known; the first of the call, where what differs is in a row's lists, or a penalty.
+        /// The row, where that is known; the first that was drawn, where what differs is the type of hidden states, a row's
+        /// lists, filters or penalties.
         row: Option<usize>,
     },
-    /// Log-probabilities, lists without replacement and canonical draws are not made in an exchange between GPUs.
-    #[error("a row asks for more than draws, which the exchange between GPUs does not carry")]
-    NotTogether,
+    /// A call that an exchange between GPUs does not carry: log-probabilities, lists without replacement, canonical draws; or
+    /// filters where its ranks do not decide them.
+    #[error("the exchange between GPUs does not carry the call: {reason}")]
+    NotTogether {
+        /// What is asked for, or what there is not.
+        reason: &'static str,
+    },
     /// A matrix in device memory that no kernel can read.
     #[error("the {what} in device memory cannot be used: {reason}")]
     Layout {

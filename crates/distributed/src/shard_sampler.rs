@@ -126,6 +126,37 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         exchange(&mut self.transport, &[], &mut self.messages)
     }
 
+    /// Tells the other ranks, before a call that goes another way, that this one can make it, or why it cannot. A collective
+    /// call. After an error no rank makes the call; the one that cannot has its own.
+    ///
+    /// # Errors
+    /// [`ShardError::Failed`] where another rank cannot; [`ShardError::Type`], [`ShardError::Rows`] and
+    /// [`ShardError::Params`] where ranks are called with different parameters; what can go wrong in an exchange.
+    pub fn can_call(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        failure: Option<&str>,
+    ) -> Result<(), ShardError> {
+        let call = Call::of(rows, input.dtype());
+        match failure {
+            Some(reason) => summary::encode_failure(&mut self.message, reason),
+            None => begin(&mut self.message, call),
+        }
+        exchange(&mut self.transport, &self.message, &mut self.messages)?;
+        if failure.is_some() { Ok(()) } else { self.compare(call, rows) }
+    }
+
+    /// Compares this rank's call with those of all messages, and names what differs.
+    fn compare(&mut self, call: Call, params: &[RowParams<'_>]) -> Result<(), ShardError> {
+        if is_same_call(&self.messages, call)? {
+            return Ok(());
+        }
+        differ::encode(params, &mut self.message);
+        exchange(&mut self.transport, &self.message, &mut self.messages)?;
+        Err(differ::what(&self.message, &self.messages))
+    }
+
     /// Compares a call and its results, which came by another way, with those of all other ranks. A collective call.
     ///
     /// # Errors
@@ -184,11 +215,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         if failure.is_some() {
             return Ok(());
         }
-        if !is_same_call(&self.messages, call)? {
-            differ::encode(params, &mut self.message);
-            exchange(&mut self.transport, &self.message, &mut self.messages)?;
-            return Err(differ::what(&self.message, &self.messages));
-        }
+        self.compare(call, params)?;
         self.overview(rows)?;
         let vocab_size = self.whole.shape.vocab_size;
         while self.open.next_pass(vocab_size) {

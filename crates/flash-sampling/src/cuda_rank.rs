@@ -1,10 +1,11 @@
 //! One of several GPUs with a shard of the vocabulary each.
 
 use crate::build::{BuildError, shard_starts};
+use core::mem::take;
 use core::time::Duration;
 use flash_sampling_core::{
-    Candidate, Capabilities, DType, Draw, Head, Inquiry, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams,
-    RowSurvey, SampleError, Samples, Shape, Survey, Winner,
+    Candidate, Capabilities, Draw, Head, Inquiry, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, RowSurvey,
+    SampleError, Samples, Shape, Survey, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
 use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, TIME_LIMIT, Transport};
@@ -28,7 +29,8 @@ pub enum GpuExchange {
 pub struct CudaRankOptions {
     /// The GPU's number, 0 the first. For tests a GPU may have a few ranks; their streams then need a queue each
     /// (`CUDA_DEVICE_MAX_CONNECTIONS=32`), or a copy of one rank may keep back the kernel that another waits for, until
-    /// the time limit.
+    /// the time limit. Blocks of rows with filters wait for other ranks: all ranks of a GPU together should have no more such
+    /// rows than two a multiprocessor.
     pub device: usize,
     /// How draws cross.
     pub exchange: GpuExchange,
@@ -50,8 +52,10 @@ impl Default for CudaRankOptions {
 ///
 /// The draws of all ranks meet on the GPUs: a call launches the fused kernel and the exchange behind it, and copies the
 /// same draws down on every rank, which have token, score and logit of a sampler without shards. Rows with min-p, top-k and
-/// top-p that ask for draws alone are decided on the GPUs too, on Hopper by peers: the largest logits of every shard, or sums of
-/// masses, cross as draws do ([`CudaTiled::decides_together`] says which rows; the few that stay open go the other way).
+/// top-p that ask for draws alone are decided on the GPUs too, on Hopper by peers, where every shard has tokens: the largest
+/// logits of every shard, or sums of masses, cross as draws do ([`CudaTiled::decides_together`] says which rows; the few that
+/// stay open go the other way, and so do all where the hidden states have another type than the weight). The first such call
+/// loads what it needs, and ends with an error on every rank where one cannot.
 ///
 /// Calls with a row that asks for log-probabilities or for a list without replacement, or that has other filters, and all
 /// calls of a canonical plan, exchange summaries and surveys over the transport instead, which every rank finds from the rows
@@ -73,6 +77,7 @@ pub struct CudaRank<'w, T> {
     /// Rows that the GPUs left open, their hidden states and what became of them; and the other rows of the call.
     open: Vec<usize>,
     gathered: Vec<u8>,
+    asked: Vec<RowParams<'static>>,
     rest: Samples,
     decided: Samples,
 }
@@ -182,6 +187,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             is_prepared: false,
             open: Vec::new(),
             gathered: Vec::new(),
+            asked: Vec::new(),
             rest: Samples::new(),
             decided: Samples::new(),
         })
@@ -234,10 +240,10 @@ where
     }
 
     /// How a call is made. Every rank finds the same.
-    fn way(&self, dtype: DType, rows: &[RowParams<'_>]) -> Way {
+    fn way(&self, rows: &[RowParams<'_>]) -> Way {
         match self.is_carried(rows) {
             true => Way::Draws,
-            false if lock(&self.local).decides_together(&self.exchange, dtype, rows) => Way::Filters,
+            false if lock(&self.local).decides_together(&self.exchange, rows) => Way::Filters,
             false => Way::Host,
         }
     }
@@ -249,11 +255,13 @@ where
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
+        let failed = |error| SampleError::Backend { backend: "cuda", source: error };
         if !self.is_prepared {
             let prepared = lock(&self.local).prepare_together();
-            prepared.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
-            // Nobody waits on a GPU for a rank that loads.
-            self.by_host.call_roll()?;
+            let failure = prepared.as_ref().err().map(CudaError::to_string);
+            // Nobody waits on a GPU for a rank that loads, nor for one that cannot.
+            self.by_host.can_call(input, rows, failure.as_deref())?;
+            prepared.map_err(|error| failed(error.into()))?;
             self.is_prepared = true;
         }
         let CudaRank { local, exchange, open, .. } = self;
@@ -263,10 +271,13 @@ where
         }
         self.gathered.clear();
         self.open.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
-        let asked: Vec<_> = self.open.iter().map(|&r| rows[r]).collect();
+        let mut asked = recycle(take(&mut self.asked));
+        asked.extend(self.open.iter().map(|&r| rows[r]));
         let some = Matrix::from_bytes(&self.gathered, input.dtype(), asked.len(), input.cols(), input.cols());
-        let some = some.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
-        self.by_host.sample(some, &asked, &mut self.rest)?;
+        let some = some.map_err(|error| failed(error.into()))?;
+        let drawn = self.by_host.sample(some, &asked, &mut self.rest);
+        self.asked = recycle(asked);
+        drawn?;
         core::mem::swap(out, &mut self.decided);
         out.clear();
         let mut open = self.open.iter().zip(self.rest.iter()).peekable();
@@ -288,6 +299,12 @@ where
     }
 }
 
+/// Empties a list but keeps its memory, for rows of another lifetime: collecting from `into_iter` reuses it.
+fn recycle<'b>(mut rows: Vec<RowParams<'_>>) -> Vec<RowParams<'b>> {
+    rows.clear();
+    rows.into_iter().map(|_| unreachable!("the list is empty")).collect()
+}
+
 /// No code panics while it holds the sampler half-way.
 fn lock<'l, 'w>(local: &'l Mutex<CudaTiled<'w>>) -> MutexGuard<'l, CudaTiled<'w>> {
     local.lock().unwrap_or_else(PoisonError::into_inner)
@@ -307,7 +324,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        let drawn = match self.way(input.dtype(), rows) {
+        let drawn = match self.way(rows) {
             Way::Host => return self.by_host.sample(input, rows, out),
             Way::Draws => lock(&self.local).sample_together(&mut self.exchange, input, rows, out),
             Way::Filters => self.sample_filtered(input, rows, out),

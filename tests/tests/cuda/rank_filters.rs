@@ -38,16 +38,17 @@ impl<'w> Group<'w> {
     }
 
     fn decides(&self, rows: &[RowParams<'_>]) -> Vec<bool> {
-        self.ranks.iter().map(|(sampler, exchange)| sampler.decides_together(exchange, DType::BF16, rows)).collect()
+        self.ranks.iter().map(|(sampler, exchange)| sampler.decides_together(exchange, rows)).collect()
     }
 
-    /// What each rank comes to, of a call with rows of its own.
-    fn call(&mut self, input: Matrix<'_>, rows: impl Fn(usize) -> Vec<RowParams<'static>> + Sync) -> Vec<Outcome> {
+    /// What each rank comes to, of a call with hidden states and rows of its own.
+    fn call<'i>(&mut self, of: impl Fn(usize) -> (Matrix<'i>, Vec<RowParams<'static>>) + Sync) -> Vec<Outcome> {
         thread::scope(|scope| {
-            let rows = &rows;
+            let of = &of;
             let sample = move |rank: usize, (sampler, exchange): &mut (CudaTiled<'w>, CudaExchange)| {
                 let (mut out, mut open) = (Samples::new(), Vec::new());
-                sampler.sample_filtered_together(exchange, input, &rows(rank), &mut open, &mut out)?;
+                let (input, rows) = of(rank);
+                sampler.sample_filtered_together(exchange, input, &rows, &mut open, &mut out)?;
                 Ok((out, open))
             };
             let ranks = self.ranks.iter_mut().enumerate();
@@ -58,7 +59,7 @@ impl<'w> Group<'w> {
 
     /// Samples of the first rank, and the rows that it left open; the others' are the same.
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'static>]) -> (Samples, Vec<usize>) {
-        let mut all: Vec<_> = self.call(input, |_| rows.to_vec()).into_iter().map(Result::unwrap).collect();
+        let mut all: Vec<_> = self.call(|_| (input, rows.to_vec())).into_iter().map(Result::unwrap).collect();
         let first = all.swap_remove(0);
         for (out, open) in &all {
             assert_eq!(*open, first.1);
@@ -177,14 +178,54 @@ pub(crate) fn are_named_where_they_differ(devices: &[Arc<Device>; 2]) {
             return;
         }
         let (before, _) = group.sample(input, &rows);
-        let outcomes =
-            group.call(input, |rank| rows.iter().map(|row| RowParams { top_k: 20 + rank as u32, ..*row }).collect());
-        for (rank, outcome) in outcomes.into_iter().enumerate() {
-            let Err(SampleError::Backend { source, .. }) = outcome else { panic!("rank {rank} drew") };
-            let found = source.downcast_ref::<CudaError>().cloned();
-            assert_eq!(found, Some(CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) }));
-        }
+        name_each_other(
+            group.call(|rank| (input, rows.iter().map(|row| RowParams { top_k: 20 + rank as u32, ..*row }).collect())),
+        );
         let (after, _) = group.sample(input, &rows);
         before.iter().zip(after.iter()).for_each(|(a, b)| assert_eq!(drawn(a), drawn(b)));
+    }
+}
+
+/// Two ranks name each other.
+fn name_each_other(outcomes: Vec<Outcome>) {
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let Err(SampleError::Backend { source, .. }) = outcome else { panic!("rank {rank} drew") };
+        let found = source.downcast_ref::<CudaError>().cloned();
+        assert_eq!(found, Some(CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) }));
+    }
+}
+
+/// Two ranks with hidden states of other types, where one is not the weight's; and both with that one, which leave all rows
+/// open.
+pub(crate) fn are_named_where_types_differ(devices: &[Arc<Device>; 2]) {
+    let plan = Plan { max_rows: 4, ..Plan::default() };
+    let of_type = |dtype| Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, dtype, 5);
+    let problems = [of_type(DType::BF16), of_type(DType::F32)];
+    let mut group = Group::new(&problems[0], plan, devices);
+    for row in [RowParams { top_k: 20, ..RowParams::default() }, RowParams { top_p: 0.9, ..RowParams::default() }] {
+        let rows: Vec<_> = (0..4).map(|seed| RowParams { seed, ..row }).collect();
+        if !group.decides(&rows).iter().all(|&decides| decides) {
+            return;
+        }
+        let (before, _) = group.sample(problems[0].input(), &rows);
+        name_each_other(group.call(|rank| (problems[rank].input(), rows.clone())));
+        let (_, open) = group.sample(problems[1].input(), &rows);
+        assert_eq!(open, [0, 1, 2, 3]);
+        let (after, _) = group.sample(problems[0].input(), &rows);
+        before.iter().zip(after.iter()).for_each(|(a, b)| assert_eq!(drawn(a), drawn(b)));
+    }
+}
+
+/// Two ranks of which one has top-p alone where the other has a top-k: it makes the row's draw in another launch, and does
+/// not come to this one's.
+pub(crate) fn are_named_where_ways_differ(devices: &[Arc<Device>; 2]) {
+    let plan = Plan { max_rows: 4, ..Plan::default() };
+    let problem = Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, DType::BF16, 5);
+    let mut group = Group::new(&problem, plan, devices);
+    let mut rows: Vec<_> = (0..4).map(|seed| RowParams { seed, top_k: 20, ..RowParams::default() }).collect();
+    if group.decides(&rows).iter().all(|&decides| decides) {
+        let listed = rows.clone();
+        rows[3] = RowParams { top_k: 0, top_p: 0.9, ..rows[3] };
+        name_each_other(group.call(|rank| (problem.input(), [&listed, &rows][rank].clone())));
     }
 }

@@ -31,7 +31,12 @@ impl RowFilters {
 
     /// Whether what they keep is among a row's few largest logits: a min-p first, of e^-8 at least, or a top-k.
     pub fn is_listed(&self) -> bool {
-        (self.ln_min_p > -8.0 && self.min_p_last == 0) || self.top_k > 0
+        self.begins_with_min_p() || self.top_k > 0
+    }
+
+    /// Whether a min-p comes first, of e^-8 at least.
+    pub(crate) fn begins_with_min_p(&self) -> bool {
+        self.ln_min_p > -8.0 && self.min_p_last == 0
     }
 
     /// Whether top-p comes first, so that sums of masses decide.

@@ -20,7 +20,7 @@ pub(crate) use filters::{
 pub use filters::{RowFilters, TOP_K_MAX};
 pub(crate) use fused::{Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, element, element_name, tops_bytes};
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
-pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, SLOT_BYTES};
+pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, RECORD_WORDS, SLOT_BYTES};
 #[cfg(feature = "nccl")]
 pub(crate) use reduction::Reduction;
 pub(crate) use stored::{

@@ -9,8 +9,11 @@ pub(crate) const MAX_PEERS: usize = 32;
 /// Bytes of a row's draw on its way to a rank.
 pub(crate) const SLOT_BYTES: usize = 32;
 
-/// Bytes of what a rank tells of a row with filters: 129 words on their way.
-pub(crate) const RECORD_BYTES: usize = 129 * 16;
+/// Words of what a rank tells of a row with filters: `PeerRecords::WORDS`.
+pub(crate) const RECORD_WORDS: usize = 129;
+
+/// Bytes of that on its way.
+pub(crate) const RECORD_BYTES: usize = RECORD_WORDS * 16;
 
 /// What a rank remembers from launch to launch.
 #[repr(C)]

@@ -24,6 +24,7 @@ use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
+pub(crate) use together::NOT_PREPARED;
 use together::Together;
 
 /// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two to four launches a call on the caller's

@@ -46,6 +46,15 @@ impl From<DeviceNccl> for CudaExchange {
     }
 }
 
+/// The number of a type between ranks.
+pub(crate) fn number_of(dtype: DType) -> u8 {
+    match dtype {
+        DType::BF16 => 0,
+        DType::F16 => 1,
+        DType::F32 => 2,
+    }
+}
+
 /// A digest of what GPUs leave out when they make a row's own: what is in its lists, and penalties.
 fn beyond_the_row(row: &RowParams<'_>) -> u64 {
     RowParams { seed: 0, position: 0, temperature: 1.0, first_draw: 0, ..*row }.digest()
@@ -99,12 +108,7 @@ impl CudaExchange {
     /// the next one's, nor one of hidden states of another type or of other parameters for this one's.
     pub(crate) fn begin(&mut self, dtype: DType, rows: &[RowParams<'_>]) {
         self.calls += 1;
-        let number = match dtype {
-            DType::BF16 => 0,
-            DType::F16 => 1,
-            DType::F32 => 2,
-        };
-        let mark = of_words([self.calls, number].into_iter().chain(rows.iter().map(beyond_the_row)));
+        let mark = of_words([self.calls, number_of(dtype).into()].into_iter().chain(rows.iter().map(beyond_the_row)));
         match &mut self.way {
             Way::Peers(peers) => peers.set_mark(mark),
             #[cfg(feature = "nccl")]
@@ -148,7 +152,7 @@ impl CudaExchange {
         }
     }
 
-    /// Takes part with a shard that has no tokens, and waits.
+    /// Takes part without draws, as a shard that has no tokens does, and waits.
     pub(crate) fn draw_nothing(
         &mut self,
         rows: &[Row],

@@ -3,6 +3,7 @@
 
 use crate::abi::{Draw, Row, RowFilters};
 use crate::device::choice::KernelChoice;
+use crate::device::filtered::NOT_PREPARED;
 use crate::device::filtered::{DeviceFilters, FilterKinds, rows_within};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
@@ -18,7 +19,7 @@ use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
 use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::{DType, Head, Matrix, Plan};
+use flash_sampling_core::{Head, Matrix, Plan};
 use std::sync::Arc;
 
 /// Bytes of the weight that are laid out and copied at a time.
@@ -188,7 +189,7 @@ impl Resident {
         let (hidden, rows) = self.copy(staging, input, stream)?;
         let there = self.copy_filters(filters, stream)?;
         let out = self.draws.device_ptr(stream).0;
-        let Some((selection, _)) = &mut self.filters else { return Err(CudaError::NotTogether) };
+        let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
         // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws, and there are as many
         // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
         unsafe {
@@ -227,9 +228,17 @@ impl Resident {
         }
     }
 
-    /// Of hidden states of a type: whether ranks decide draws from lists, and top-p alone from stored logits, which shards that
-    /// begin at multiples of 4 do.
-    pub(crate) fn can_together(&self, dtype: DType, cols: usize) -> (bool, bool) {
+    /// The most draws with filters of a launch of ranks: the blocks that wait for other ranks, one a draw, are no more than
+    /// the GPU holds at a time, two a multiprocessor. Of ranks that share a GPU this one knows nothing: with many rows their
+    /// blocks may take the places of those that they wait for, until the time limit.
+    pub(crate) fn most_together(&self) -> usize {
+        self.most_filtered().min(2 * self.device.multiprocessors() as usize)
+    }
+
+    /// Of hidden states of the weight's type: whether ranks decide draws from lists, and top-p alone from stored logits, which
+    /// shards that begin at multiples of 4 do.
+    pub(crate) fn can_together(&self) -> (bool, bool) {
+        let DeviceMatrix { dtype, cols, .. } = self.head.weight;
         let hidden = DeviceMatrix { address: 0, dtype, rows: 1, cols, row_stride: self.row_stride };
         let lists = self.fused.lists(&hidden);
         (lists, lists && self.head.first_token.is_multiple_of(4))
@@ -238,7 +247,7 @@ impl Resident {
     /// Loads and allocates what [`Resident::draw_filtered_with`] needs.
     pub(crate) fn prepare_together(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.selection(stream)?;
-        let Some((selection, _)) = &mut self.filters else { return Err(CudaError::NotTogether) };
+        let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
         selection.prepare_together(&mut self.fused)
     }
 
@@ -256,9 +265,10 @@ impl Resident {
         let (hidden, rows) = self.copy(staging, input, stream)?;
         let there = self.copy_filters(filters, stream)?;
         let out = self.draws.device_ptr(stream).0;
-        let (Some((selection, _)), Some(peers)) = (&mut self.filters, exchange.peers()) else {
-            return Err(CudaError::NotTogether);
+        let Some(peers) = exchange.peers() else {
+            return Err(CudaError::NotTogether { reason: "filters are decided by peers alone" });
         };
+        let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
         let (fused, asked, kinds) = (&mut self.fused, (rows, there), staging.kinds());
         // SAFETY: as for draws of this head alone; every rank of the group makes the same launches.
         unsafe {

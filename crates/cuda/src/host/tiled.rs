@@ -8,7 +8,7 @@ use crate::host::frame::Frame;
 use crate::host::resident::Resident;
 use crate::host::results::impl_sampler;
 use flash_sampling_core::{
-    Capabilities, DType, Exactness, Head, Input, Inquiry, Knob, Knobs, Matrix, Plan, RowParams, RowSurvey, SampleError,
+    Capabilities, Exactness, Head, Input, Inquiry, Knob, Knobs, Matrix, Plan, RowParams, RowSurvey, SampleError,
     Samples, Survey, Variant,
 };
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use std::sync::Arc;
 /// ways that were tried: 1 where a list, or stored logits at once, told.
 ///
 /// Rows that ask for log-probabilities, for lists without replacement or for other filters, the few that the GPU leaves
-/// undecided, and all rows of a canonical plan, take another way: their transformed logits are stored on the GPU, up to 64 MiB of them at a time, and kernels over those draw, sum
-/// the masses, and find the best tokens. Only results are copied down. The memory for it (about 130 MiB for a vocabulary
+/// undecided, and all rows of a canonical plan, take another way: their transformed logits are stored on the GPU, up to 64 MiB
+/// of them at a time, and kernels over those draw, sum the masses, and find the best tokens. Only results are copied down. The memory for it (about 130 MiB for a vocabulary
 /// of 152k) is allocated when the first such row comes; and it grows when a call brings more masks and biases than any
 /// before it. For raw log-probabilities the logits are stored once more, without the row's transforms. A canonical plan reads
 /// the weight once more when it is planned, on the host, for its norms.
@@ -110,7 +110,7 @@ impl<'w> CudaTiled<'w> {
 impl CudaTiled<'_> {
     /// What this sampler can do in an exchange with rows that have filters, for [`CudaExchange::agree`].
     pub fn tell_together(&self) -> Vec<u8> {
-        self.0.filters_together().encode()
+        self.0.tell_together()
     }
 
     /// Loads and allocates what [`CudaTiled::sample_filtered_together`] needs. Every rank does so before the first such call of
@@ -122,16 +122,16 @@ impl CudaTiled<'_> {
         self.0.prepare_together()
     }
 
-    /// Whether the exchange decides all of these rows, for hidden states of a type; rows that are invalid do not count. Every
-    /// rank finds the same. It decides draws without filters, those with min-p or top-k first, and those with top-p alone where all
-    /// shards begin at multiples of 4; on Hopper, by peers.
-    pub fn decides_together(&self, exchange: &CudaExchange, dtype: DType, rows: &[RowParams<'_>]) -> bool {
-        self.0.decides_together(exchange.filters(), dtype, rows)
+    /// Whether the exchange decides all of these rows; rows that are invalid do not count. Every rank finds the same. It
+    /// decides draws without filters, those with min-p first or a top-k of at most 128, and those with top-p alone where all
+    /// shards begin at multiples of 4; on Hopper, by peers, where every shard has tokens.
+    pub fn decides_together(&self, exchange: &CudaExchange, rows: &[RowParams<'_>]) -> bool {
+        self.0.decides_together(exchange.filters(), rows)
     }
 
     /// As [`CudaTiled::sample_together`], for rows that may have filters: such as the exchange
     /// [decides](CudaTiled::decides_together). A few rows may stay open, the same on every rank; `open` gets their numbers, and
-    /// an error stands in their place.
+    /// an error stands in their place. All stay open where the hidden states of all ranks have another type than the weight.
     ///
     /// # Errors
     /// As [`CudaTiled::sample_together`].

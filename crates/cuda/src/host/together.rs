@@ -1,63 +1,65 @@
 //! Which rows with filters ranks decide together on their GPUs.
 
-use crate::abi::RowFilters;
+use crate::abi::{RECORD_WORDS, RowFilters};
 use crate::device::fused_hopper::MAX_ROWS;
+use crate::host::exchange::number_of;
 use crate::host::resident::DecidedFrom;
 use flash_sampling_core::DType;
 
-/// Types of hidden states, in the order in which a rank tells of them.
-const TYPES: [DType; 3] = [DType::BF16, DType::F16, DType::F32];
+/// The most tokens of a list that a rank sends for a row; their count goes before them.
+const SENT: u32 = RECORD_WORDS as u32 - 1;
 
-/// What a rank can do with rows that have filters, or all of a group can.
+/// What a rank can do with rows that have filters, or all of a group can: with hidden states of the weight's type. Ranks do
+/// not know one another's hidden states, so that these decide nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FiltersTogether {
-    /// Of each type of hidden states: whether draws are decided from lists, and top-p alone from stored logits.
-    lists: [bool; 3],
-    masses: [bool; 3],
+    /// Whether draws are decided from lists, and top-p alone from stored logits.
+    pub(crate) lists: bool,
+    pub(crate) masses: bool,
     /// Draws of a launch.
     pub(crate) most: usize,
 }
 
 impl FiltersTogether {
-    /// `can` tells of a type whether draws are decided from lists, and from stored logits.
-    pub(crate) fn of(most: usize, can: impl Fn(DType) -> (bool, bool)) -> Self {
-        FiltersTogether { lists: TYPES.map(|dtype| can(dtype).0), masses: TYPES.map(|dtype| can(dtype).1), most }
+    /// What a rank with a weight of this type tells the others.
+    pub(crate) fn encode(&self, weight: DType) -> Vec<u8> {
+        let flags = [number_of(weight), self.lists.into(), self.masses.into()];
+        flags.into_iter().chain((self.most.min(MAX_ROWS) as u32).to_le_bytes()).collect()
     }
 
-    /// What a rank tells the others.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let flags = self.lists.iter().chain(&self.masses).map(|&can| u8::from(can));
-        flags.chain((self.most.min(MAX_ROWS) as u32).to_le_bytes()).collect()
-    }
-
-    /// What all ranks can do, from what each told: nothing where one told nothing.
+    /// What all ranks can do, from what each told: nothing where one told nothing, or has a weight of another type.
     pub(crate) fn of_all(told: &[Vec<u8>]) -> Self {
         let decode = |bytes: &Vec<u8>| {
-            let bytes: &[u8; 10] = bytes.as_slice().try_into().ok()?;
-            let flag = |at: usize| bytes[at] == 1;
-            let most = u32::from_le_bytes([bytes[6], bytes[7], bytes[8], bytes[9]]) as usize;
-            Some(FiltersTogether { lists: [0, 1, 2].map(flag), masses: [3, 4, 5].map(flag), most })
+            let &[weight, lists, masses, a, b, c, d] = bytes.as_slice() else { return None };
+            let most = u32::from_le_bytes([a, b, c, d]) as usize;
+            Some((weight, FiltersTogether { lists: lists == 1, masses: masses == 1, most }))
         };
-        let both = |a: FiltersTogether, b: FiltersTogether| FiltersTogether {
-            lists: [0, 1, 2].map(|i| a.lists[i] && b.lists[i]),
-            masses: [0, 1, 2].map(|i| a.masses[i] && b.masses[i]),
-            most: a.most.min(b.most),
+        let both = |(weight, a): (u8, FiltersTogether), (other, b): (u8, FiltersTogether)| {
+            let all =
+                FiltersTogether { lists: a.lists && b.lists, masses: a.masses && b.masses, most: a.most.min(b.most) };
+            (weight == other).then_some((weight, all))
         };
-        told.iter().map(|bytes| decode(bytes).unwrap_or_default()).reduce(both).unwrap_or_default()
+        let mut all = told.iter().map(decode);
+        let first = all.next().flatten();
+        all.fold(first, |all, rank| both(all?, rank?)).map(|(_, all)| all).unwrap_or_default()
     }
 
     /// Whether anything is decided together.
     pub(crate) fn is_any(&self) -> bool {
-        self.most > 0 && self.lists.iter().chain(&self.masses).any(|&can| can)
+        self.most > 0 && (self.lists || self.masses)
     }
 
     /// What draws with these filters are decided from; draws without filters go either way.
-    pub(crate) fn decides(&self, dtype: DType, filters: &RowFilters) -> Option<DecidedFrom> {
-        let at = TYPES.iter().position(|&of| of == dtype).filter(|_| self.most > 0)?;
-        if *filters == RowFilters::OFF || filters.is_listed() {
-            return self.lists[at].then_some(DecidedFrom::Lists);
+    pub(crate) fn decides(&self, filters: &RowFilters) -> Option<DecidedFrom> {
+        // A shard may have all tokens that a top-k keeps, unless min-p leaves fewer.
+        let is_long = filters.top_k > SENT && !filters.begins_with_min_p();
+        if self.most == 0 || is_long {
+            return None;
         }
-        (self.masses[at] && filters.is_top_p_alone()).then_some(DecidedFrom::Logits)
+        if *filters == RowFilters::OFF || filters.is_listed() {
+            return self.lists.then_some(DecidedFrom::Lists);
+        }
+        (self.masses && filters.is_top_p_alone()).then_some(DecidedFrom::Logits)
     }
 }
 
@@ -67,26 +69,46 @@ mod tests {
 
     #[test]
     fn ranks_decide_what_all_of_them_can() {
-        let of = |most, lists, masses| FiltersTogether::of(most, |dtype| (lists && dtype != DType::F32, masses));
+        let of = |most, lists, masses| FiltersTogether { lists, masses, most };
         let all = |ranks: &[FiltersTogether]| {
-            FiltersTogether::of_all(&ranks.iter().map(FiltersTogether::encode).collect::<Vec<_>>())
+            FiltersTogether::of_all(&ranks.iter().map(|rank| rank.encode(DType::BF16)).collect::<Vec<_>>())
         };
-        assert_eq!(all(&[of(64, true, true)]), of(64, true, true));
-        assert_eq!(all(&[of(64, true, true), of(40, true, false)]), of(40, true, false));
+        let both = of(64, true, true);
+        assert_eq!(all(&[both]), both);
+        assert_eq!(all(&[both, of(40, true, false)]), of(40, true, false));
         assert!(!all(&[of(64, false, true), of(40, true, false)]).is_any() && !all(&[]).is_any());
-        let told = [of(64, true, true).encode(), Vec::new()];
-        assert_eq!(FiltersTogether::of_all(&told), FiltersTogether::default());
+        for other in [Vec::new(), both.encode(DType::F16)] {
+            let told = [both.encode(DType::BF16), other, both.encode(DType::BF16)];
+            assert_eq!(FiltersTogether::of_all(&told), FiltersTogether::default());
+        }
     }
 
     #[test]
     fn rows_go_where_they_are_decided() {
-        let can = FiltersTogether::of(8, |dtype| (dtype == DType::BF16, dtype == DType::BF16));
+        let can = FiltersTogether { lists: true, masses: true, most: 8 };
         let top_p = RowFilters { top_p: 0.9, ..RowFilters::OFF };
         let listed = RowFilters { top_k: 5, ..top_p };
-        let of = |filters| can.decides(DType::BF16, &filters);
+        let of = |filters| can.decides(&filters);
         assert_eq!([of(RowFilters::OFF), of(listed)], [Some(DecidedFrom::Lists); 2]);
         assert_eq!(of(top_p), Some(DecidedFrom::Logits));
         assert_eq!(of(RowFilters { rescale: 2.0, ..top_p }), None);
-        assert_eq!(can.decides(DType::F16, &listed), None);
+        assert_eq!(FiltersTogether { most: 0, ..can }.decides(&listed), None);
+    }
+
+    #[test]
+    fn a_record_has_as_many_words_as_the_kernels_send() {
+        let kernels = include_str!("../../kernels/include/flash_sampling/peer_records.cuh");
+        assert!(kernels.contains(&format!("u32 WORDS = {RECORD_WORDS};")));
+    }
+
+    #[test]
+    fn lists_longer_than_a_rank_sends_are_left_to_the_hosts() {
+        let can = FiltersTogether { lists: true, masses: true, most: 8 };
+        let of = |top_k, ln_min_p, min_p_last| {
+            can.decides(&RowFilters { top_k, ln_min_p, min_p_last, ..RowFilters::OFF }).is_some()
+        };
+        let none = f64::NEG_INFINITY;
+        assert_eq!([of(128, none, 0), of(129, none, 0), of(1024, none, 0)], [true, false, false]);
+        assert_eq!([of(129, -3.0, 0), of(129, -3.0, 1), of(129, -9.0, 0)], [true, false, false]);
     }
 }

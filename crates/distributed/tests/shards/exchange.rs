@@ -128,6 +128,32 @@ fn a_rank_whose_call_fails_tells_the_others() {
     });
 }
 
+/// A call that goes another way.
+#[test]
+fn a_rank_that_cannot_call_tells_the_others() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    ranks(|rank, transport| {
+        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
+        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
+        let hidden = hidden(1);
+        let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
+        let rows = |seed| [RowParams { seed, ..RowParams::default() }];
+        // Another rank differs besides: all hear of the failure.
+        let told = sampler.can_call(input, &rows((rank == 5).into()), (rank == 2).then_some("no memory"));
+        match told {
+            Ok(()) => assert_eq!(rank, 2),
+            Err(ShardError::Failed { shard, reason }) => assert_eq!((shard, reason.as_str()), (2, "no memory")),
+            Err(error) => panic!("{error:?}"),
+        }
+        let error = sampler.can_call(input, &rows((rank == 5).into()), None).unwrap_err();
+        assert!(matches!(error, ShardError::Params { row: 0, what: "seed", .. }), "{error:?}");
+        // The group goes on.
+        sampler.can_call(input, &rows(1), None).unwrap();
+        flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, &rows(1), &mut Samples::new()).unwrap();
+    });
+}
+
 #[test]
 fn a_rank_that_is_gone_is_an_error_on_the_others() {
     let weight = integers(VOCAB * HIDDEN, 1);

@@ -1,5 +1,5 @@
-//! Draws with filters that ranks make together: the draws without them meet first, by peers, and then what the filters need of every
-//! shard.
+//! Draws with filters that ranks make together: the draws without them meet first, by peers, and then what the filters
+//! need of every shard.
 
 use super::DeviceFilters;
 use crate::abi::LogitStore;
@@ -14,6 +14,9 @@ use crate::device::peers::DevicePeers;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
+
+/// A call before [`DeviceFilters::prepare_together`], or the host's way to it.
+pub(crate) const NOT_PREPARED: CudaError = CudaError::NotTogether { reason: "filters are not prepared" };
 
 /// The kernels of ranks.
 #[derive(Debug)]
@@ -38,7 +41,7 @@ impl DeviceFilters {
     }
 
     fn together(&self) -> Result<&Together, CudaError> {
-        self.together.as_ref().ok_or(CudaError::NotTogether)
+        self.together.as_ref().ok_or(NOT_PREPARED)
     }
 
     /// As [`DeviceFilters::launch_listed`], of the whole vocabulary of which the sampler has a shard, where it
@@ -58,6 +61,11 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
         self.together()?;
+        if !sampler.lists(hidden) {
+            return Err(CudaError::NotTogether {
+                reason: "lists are left on Hopper, of hidden states of the weight's type",
+            });
+        }
         let (lists, are_zeros) = self.begin_lists(stream, filters)?;
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the last launch leaves zeros.
         unsafe {
@@ -73,8 +81,8 @@ impl DeviceFilters {
         Ok(())
     }
 
-    /// As [`DeviceFilters::launch_kinds`] for rows of these kinds with top-p alone or no filters, of the whole vocabulary of which the sampler has a
-    /// shard that begins at a multiple of 4.
+    /// As [`DeviceFilters::launch_kinds`] for rows of these kinds with top-p alone or no filters, of the whole vocabulary of
+    /// which the sampler has a shard that begins at a multiple of 4.
     ///
     /// # Safety
     /// As [`DeviceFilters::launch_kinds`] for such rows, and [`DevicePeers::launch`].
@@ -89,6 +97,9 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
         self.together()?;
+        if !self.tokens.start.is_multiple_of(4) {
+            return Err(CudaError::NotTogether { reason: "for top-p alone the shards begin at multiples of 4" });
+        }
         let logits = self.room()?.lend();
         let by_tops = kinds == RowKinds::Bare && sampler.stores_tops(hidden);
         let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };

@@ -22,7 +22,8 @@ static MAILBOXES: Mutex<Option<HashMap<u64, Weak<Mailbox>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Device memory for what all ranks send to this one: slots of zeros, `[turns, world, max_rows]` and `[turns, world, blocks,
-/// max_rows]`, records of rows with filters, two kinds of `[world, max_rows]`, and this rank's state behind them. Other GPUs and processes write to it, so it is no memory of a pool.
+/// max_rows]`, records of rows with filters, two kinds of `[world, max_rows]`, and this rank's state behind them. Other GPUs
+/// and processes write to it, so it is no memory of a pool.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: u64,

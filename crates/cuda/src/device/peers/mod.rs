@@ -262,17 +262,16 @@ impl DevicePeers {
     /// # Errors
     /// [`CudaError::LateRanks`], [`CudaError::OtherCall`]; [`CudaError::Driver`] when the state cannot be read.
     pub fn check(&self, draws: &[Draw]) -> Result<(), CudaError> {
-        let is_late = draws.iter().any(|draw| draw.status == status::LATE_RANK);
-        let other = draws.iter().enumerate().find(|(_, draw)| draw.status == status::OTHER_CALL);
-        match other {
-            _ if is_late => {
-                let late = self.state()?.late;
-                let ranks = (0..MAX_PEERS).filter(|rank| late >> rank & 1 == 1).collect();
-                Err(CudaError::LateRanks { ranks, limit: self.limit })
-            }
-            Some((row, draw)) => Err(CudaError::OtherCall { rank: Some(draw.token as usize), row: Some(row) }),
-            None => Ok(()),
+        // A rank with fewer rows than this one differs in the first, and is late for the last.
+        if let Some((row, draw)) = draws.iter().enumerate().find(|(_, draw)| draw.status == status::OTHER_CALL) {
+            return Err(CudaError::OtherCall { rank: Some(draw.token as usize), row: Some(row) });
         }
+        if draws.iter().all(|draw| draw.status != status::LATE_RANK) {
+            return Ok(());
+        }
+        let late = self.state()?.late;
+        let ranks = (0..MAX_PEERS).filter(|rank| late >> rank & 1 == 1).collect();
+        Err(CudaError::LateRanks { ranks, limit: self.limit })
     }
 
     /// Every launch has run: its stream was waited for, without an error.

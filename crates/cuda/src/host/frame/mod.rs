@@ -147,11 +147,12 @@ impl<'w> Frame<'w> {
                 self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
             }
             let (staging, draws, stream) = (&mut self.staging, &mut self.draws, &self.stream);
-            match (&mut self.resident, exchange.as_deref_mut()) {
-                (Some(resident), exchange) => resident.draw(staging, input, draws, stream, exchange)?,
-                (None, Some(exchange)) => exchange.draw_nothing(staging.staged(), draws, stream)?,
-                (None, None) => {}
-            }
+            let drawn = match (&mut self.resident, exchange.as_deref_mut()) {
+                (Some(resident), exchange) => resident.draw(staging, input, draws, stream, exchange),
+                (None, Some(exchange)) => exchange.draw_nothing(staging.staged(), draws, stream),
+                (None, None) => Ok(()),
+            };
+            drawn.map_err(|error| of_call(error, |at| part[at].0))?;
             self.results.extend_from_slice(&self.draws);
         }
         Ok(())
@@ -255,7 +256,7 @@ impl Frame<'_> {
         }
         let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
         if exchange.is_some() && !self.asking.is_empty() {
-            return Err(failed(CudaError::NotTogether));
+            return Err(failed(CudaError::NotTogether { reason: "a row asks for more than draws" }));
         }
         self.draw(&input, rows, exchange).map_err(failed)?;
         self.filter(&input, rows).map_err(failed)?;
@@ -291,5 +292,13 @@ impl Frame<'_> {
             out.clear();
             failed(error)
         })
+    }
+}
+
+/// An error of a launch, which counts its own draws, as one of the call; `row_of` tells the row of a draw.
+fn of_call(error: CudaError, row_of: impl Fn(usize) -> usize) -> CudaError {
+    match error {
+        CudaError::OtherCall { rank, row: Some(at) } => CudaError::OtherCall { rank, row: Some(row_of(at)) },
+        error => error,
     }
 }

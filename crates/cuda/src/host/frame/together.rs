@@ -1,6 +1,6 @@
 //! The calls of ranks whose rows have filters that the GPUs decide together.
 
-use super::Frame;
+use super::{Frame, of_call};
 use crate::abi::{Draw, RowFilters, status};
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
@@ -8,7 +8,9 @@ use crate::host::resident::DecidedFrom;
 use crate::host::results::push_row;
 use crate::host::together::FiltersTogether;
 use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::{DType, Matrix, RowError, RowParams, SampleError, Samples, params};
+use flash_sampling_core::{Matrix, RowError, RowParams, SampleError, Samples, params};
+
+const NOT_DECIDED: CudaError = CudaError::NotTogether { reason: "its ranks do not decide the filters of a row" };
 
 impl Frame<'_> {
     /// What this head can do in an exchange by peers.
@@ -16,7 +18,13 @@ impl Frame<'_> {
         let Some(resident) = self.resident.as_ref().filter(|_| !self.plan.canonical && self.draws_from_stored()) else {
             return FiltersTogether::default();
         };
-        FiltersTogether::of(resident.most_filtered(), |dtype| resident.can_together(dtype, self.head.hidden()))
+        let (lists, masses) = resident.can_together();
+        FiltersTogether { lists, masses, most: resident.most_together() }
+    }
+
+    /// The same, for the other ranks.
+    pub(crate) fn tell_together(&self) -> Vec<u8> {
+        self.filters_together().encode(self.head.weight().dtype())
     }
 
     /// Loads and allocates all that such calls need.
@@ -25,11 +33,11 @@ impl Frame<'_> {
     }
 
     /// Whether all valid rows of a call are drawn, or decided, together: a function of what all ranks know.
-    pub(crate) fn decides_together(&self, can: FiltersTogether, dtype: DType, rows: &[RowParams<'_>]) -> bool {
+    pub(crate) fn decides_together(&self, can: FiltersTogether, rows: &[RowParams<'_>]) -> bool {
         let (own, plan, vocab_size) = (&self.can, &self.plan, self.head.vocab_size());
         let decides = |params: &RowParams<'_>| {
             let row = params.check(&[], own, plan, vocab_size);
-            row.map_or(true, |row| self.way(can, dtype, &row).is_some())
+            row.map_or(true, |row| self.way(can, &row).is_some())
         };
         can.is_any() && rows.iter().all(decides)
     }
@@ -39,18 +47,19 @@ impl Frame<'_> {
     }
 
     /// The filters of a row, and what decides it; `None` where nothing does together.
-    fn way(&self, can: FiltersTogether, dtype: DType, row: &params::Row<'_>) -> Option<(RowFilters, DecidedFrom)> {
+    fn way(&self, can: FiltersTogether, row: &params::Row<'_>) -> Option<(RowFilters, DecidedFrom)> {
         let asks_more = row.without_replacement || row.kept || row.logprobs.is_some() || row.raw_logprobs.is_some();
         let filters = match row.filters {
             _ if asks_more => None,
             None => Some(RowFilters::OFF),
             Some(_) => self.quick(row),
         }?;
-        Some((filters, can.decides(dtype, &filters)?))
+        Some((filters, can.decides(&filters)?))
     }
 
     /// Draws together with the other ranks of an exchange, rows with filters too; every row is one that is
-    /// [decided together](Frame::decides_together). Rows that stay open are noted; an error stands in their place.
+    /// [decided together](Frame::decides_together). Rows that stay open are noted; an error stands in their place. All do where
+    /// the hidden states of all ranks have another type than the weight.
     pub(crate) fn sample_filtered_with(
         &mut self,
         input: Matrix<'_>,
@@ -94,14 +103,14 @@ impl Frame<'_> {
         rows: &[RowParams<'_>],
         exchange: &mut CudaExchange,
     ) -> Result<(), CudaError> {
-        let (can, dtype) = (exchange.filters(), input.dtype());
+        let (can, weight) = (exchange.filters(), self.head.weight().dtype());
         let mut filtering = core::mem::take(&mut self.filtering);
         filtering.clear();
         // Rows without filters go with rows of either kind.
         let (mut ways, mut any) = (Vec::new(), [false; 2]);
         for r in 0..rows.len() {
             let Some(row) = self.checked(r, rows) else { continue };
-            let (filters, from) = self.way(can, dtype, &row).ok_or(CudaError::NotTogether)?;
+            let (filters, from) = self.way(can, &row).ok_or(NOT_DECIDED)?;
             let from = (filters != RowFilters::OFF).then_some(from);
             from.into_iter().for_each(|from| any[usize::from(from == DecidedFrom::Logits)] = true);
             for draw in row.first_draw..row.first_draw + row.draws {
@@ -117,7 +126,7 @@ impl Frame<'_> {
             self.open.clear();
             self.open.extend((0..ways.len()).filter(|&i| ways[i].unwrap_or(of_plain) == from));
             for part in self.open.chunks(can.most) {
-                let Some(resident) = &mut self.resident else { return Err(CudaError::NotTogether) };
+                let Some(resident) = &mut self.resident else { return Err(NOT_DECIDED) };
                 self.staging.clear();
                 self.filters.clear();
                 for &i in part {
@@ -130,7 +139,15 @@ impl Frame<'_> {
                 }
                 let asked = (self.filters.as_slice(), from);
                 let (staging, draws) = (&mut self.staging, &mut self.draws);
-                resident.draw_filtered_with(staging, asked, input, draws, &self.stream, exchange)?;
+                let drawn = match input.dtype() == weight {
+                    true => resident.draw_filtered_with(staging, asked, input, draws, &self.stream, exchange),
+                    false => exchange.draw_nothing(staging.staged(), draws, &self.stream),
+                };
+                drawn.map_err(|error| of_call(error, |at| self.filtering[part[at]].0))?;
+                // The mark of the exchange tells types apart: the other ranks, too, have this one, and leave all rows open.
+                if input.dtype() != weight {
+                    return Ok(());
+                }
                 part.iter().zip(&self.draws).for_each(|(&i, &draw)| self.filtered[i] = draw);
             }
         }
