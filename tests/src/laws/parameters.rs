@@ -10,7 +10,7 @@ use flash_sampling_core::{DType, History, Knob, Knobs, Order, PerturbedArgmax, P
 
 const SIZE: Size = Size::new(4, 1003, 40);
 const KEPT: Knobs = Knobs::of(&[Knob::Kept]);
-const CALLS: usize = 100;
+const CALLS: usize = 60;
 const PLAN: Plan = Plan { max_rows: SIZE.rows, max_draws: 12, max_logprobs: Some(5), canonical: false };
 
 /// Uniforms one after the other.
@@ -34,18 +34,27 @@ impl Dice {
         self.uniform() * f64::from(n) < 1.0
     }
 
-    /// A row that uses some of the knobs `can`.
+    /// A row that uses some of the knobs `can`: every other one nothing but the filters that most requests have.
     fn row<'a>(&mut self, can: Knobs, lists: bool, history: &'a History) -> RowParams<'a> {
         let mut row =
             RowParams { seed: self.seed, position: self.thrown, history: Some(history), ..RowParams::default() };
-        row.temperature = if self.is_one_in(8) { 0.0 } else { self.magnitude(0.1, 10.0) };
         row.order = [Order::Vllm, Order::HuggingFace, Order::LlamaCpp][(self.uniform() * 3.0) as usize];
-        row.draws = 1 + (self.uniform() * 12.0) as u32;
-        row.without_replacement = lists && row.temperature > 0.0 && self.is_one_in(6);
-        row.logprobs = self.is_one_in(3).then(|| (self.uniform() * 6.0) as u32);
-        row.kept = can.contains(Knob::Kept) && self.is_one_in(3);
+        row.draws = 12;
+        let is_usual = self.is_one_in(2);
+        if !is_usual {
+            row.temperature = if self.is_one_in(8) { 0.0 } else { self.magnitude(0.1, 10.0) };
+            row.draws = 1 + (self.uniform() * 12.0) as u32;
+            row.without_replacement = lists && row.temperature > 0.0 && self.is_one_in(6);
+            row.logprobs = self.is_one_in(3).then(|| (self.uniform() * 6.0) as u32);
+            row.kept = can.contains(Knob::Kept) && self.is_one_in(3);
+        }
         for knob in can.iter() {
-            if !self.is_one_in(3) {
+            let one_in = match knob {
+                Knob::TopK | Knob::TopP | Knob::MinP => 2,
+                _ if is_usual => continue,
+                _ => 4,
+            };
+            if !self.is_one_in(one_in) {
                 continue;
             }
             match knob {
@@ -75,20 +84,12 @@ impl Dice {
 pub(super) fn any_parameters_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(KEPT), PLAN)?;
     let lists = trial.capabilities()?.without_replacement;
-    // Two tokens far above fifty, and these above the rest: small limits drop what else is drawn now and then.
-    let step = |i: usize| {
-        if i % 500 == 3 {
-            8.25
-        } else if i % 19 == 4 {
-            0.0
-        } else {
-            -6.0
-        }
-    };
-    let steps: Vec<f32> = (0..SIZE.vocab).map(step).collect();
+    // One token above thousands, each of which is rare and which together are not: what a small limit drops would be drawn.
+    let far = |i: usize| if i == 77 { 0.0 } else { -8.0 - 3.0 * u01_open(943, i as u64) as f32 };
+    let far: Vec<f32> = (0..16411).map(far).collect();
     let problems = [
         ("integers", Problem::integers(SIZE, DType::BF16, DType::BF16, 940)),
-        ("steps", Problem::of_logits(&steps, SIZE.rows)),
+        ("a far tail", Problem::of_logits(&far, SIZE.rows)),
         ("tail-heavy", Problem::of_logits(&LogitShape::TailHeavy.logits(SIZE.vocab, 941), SIZE.rows)),
     ];
     let mut history = History::new(&[3, 9, 9, 1002, 37, 64]);
