@@ -1,8 +1,9 @@
 //! Floats as requests write them: JSON has no number for infinities and NaN, so these are the texts `"-inf"`, `"inf"` and
 //! `"NaN"`. (As null, which serde_json makes of them, they would be read back as the field's default.)
 
+use super::precise::{PRECISE, precise};
 use core::fmt;
-use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 
@@ -32,7 +33,7 @@ impl<'de> Deserialize<'de> for Number {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Float;
 
-        impl Visitor<'_> for Float {
+        impl<'de> Visitor<'de> for Float {
             type Value = Number;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -57,6 +58,13 @@ impl<'de> Deserialize<'de> for Number {
                     "inf" => Ok(Number(f32::INFINITY)),
                     "NaN" => Ok(Number(f32::NAN)),
                     _ => Err(E::invalid_type(Unexpected::Str(value), &self)),
+                }
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Number, A::Error> {
+                match map.next_key::<String>()?.as_deref() {
+                    Some(PRECISE) => precise(&mut map, self),
+                    _ => Err(A::Error::invalid_type(Unexpected::Map, &self)),
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! How single fields of a request are read: null, -1, and what is no matter of the draw.
 
+use super::precise::{PRECISE, precise};
 use core::fmt;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
@@ -57,7 +58,7 @@ impl<'de> Deserialize<'de> for Most {
 fn or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     struct OrMinusOne;
 
-    impl Visitor<'_> for OrMinusOne {
+    impl<'de> Visitor<'de> for OrMinusOne {
         type Value = Option<u64>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,6 +74,13 @@ fn or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64
                 (Ok(value), _) => Ok(Some(value)),
                 (_, -1) => Ok(None),
                 _ => Err(E::invalid_value(Unexpected::Signed(value), &self)),
+            }
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            match map.next_key::<String>()?.as_deref() {
+                Some(PRECISE) => precise(&mut map, self),
+                _ => Err(A::Error::invalid_type(Unexpected::Map, &self)),
             }
         }
     }
@@ -143,11 +151,13 @@ impl<'de> Deserialize<'de> for Plain {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Plain, A::Error> {
-                let mut found = Plain::Empty;
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
-                    found = Plain::Other;
-                }
-                Ok(found)
+                match map.next_key::<String>()?.as_deref() {
+                    None => return Ok(Plain::Empty),
+                    Some(PRECISE) => return precise(&mut map, self),
+                    Some(_) => map.next_value::<IgnoredAny>()?,
+                };
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Plain::Other)
             }
         }
 

@@ -181,6 +181,34 @@ fn float() -> impl Strategy<Value = f32> {
     prop_oneof![3 => any::<u32>().prop_map(f32::from_bits), 1 => none]
 }
 
+/// As serde_json gives them with its feature `arbitrary_precision`: the same names reach the visitors by JSON's own objects.
+#[cfg(feature = "serde")]
+#[test]
+fn numbers_of_arbitrary_precision_are_read() {
+    let read = |fields: &[(&str, &str)]| {
+        let field = |(name, text): &(&str, &str)| format!(r#""{name}": {{"$serde_json::private::Number": "{text}"}}"#);
+        let json = format!("{{{}}}", fields.iter().map(field).collect::<Vec<_>>().join(", "));
+        serde_json::from_str::<SamplingParamsBuilder>(&json).map_err(|error| error.to_string())
+    };
+    let seed = u64::MAX.to_string();
+    let fields = [("temperature", "0.7"), ("presence_penalty", "-1e-2"), ("top_p", "1"), ("seed", &*seed)];
+    let want = SamplingParamsBuilder::default().temperature(0.7).presence_penalty(-0.01).seed(Some(u64::MAX));
+    assert_eq!(read(&fields).unwrap(), want);
+    assert_eq!(read(&[("logprobs", "-1")]).unwrap().logprobs, Some(u32::MAX));
+    assert_eq!(read(&[("best_of", "1"), ("length_penalty", "1.0")]).unwrap(), SamplingParamsBuilder::default());
+    for (field, text, says) in [
+        ("temperature", "much", "temperature: invalid type: string \"much\", expected a number"),
+        ("seed", "-2", "seed: invalid value: integer `-2`, expected an integer of at least -1"),
+        ("seed", "0.5", "seed: invalid type: floating point"),
+        ("best_of", "2", "best_of is no matter of the draw: only null or 1 is taken here"),
+    ] {
+        let error = read(&[(field, text)]).unwrap_err();
+        assert!(error.starts_with(says), "{error}");
+    }
+    let error = serde_json::from_str::<SamplingParamsBuilder>(r#"{"top_p": {"value": 0.5}}"#).unwrap_err().to_string();
+    assert!(error.starts_with("top_p: invalid type: map, expected a number"), "{error}");
+}
+
 #[cfg(feature = "serde")]
 #[test]
 fn a_ban_by_logit_bias_survives_json() {
