@@ -12,7 +12,6 @@ use crate::rows::{Batch, Checked, CheckedRows};
 use crate::shard::Shard;
 use crate::tiling::{Description, Whole};
 use crate::transport::Transport;
-use crate::wire::WireError;
 use crate::{check, differ, summary, surveyed};
 use core::ops::Range;
 use flash_sampling_core::sampler::check_call;
@@ -353,9 +352,8 @@ impl Overviews for Told<'_> {
         added.map_err(|source| ShardError::Message { shard, source })
     }
 
-    fn damaged(&self, shard: usize, _: usize) -> ShardError {
-        let at = self.messages[shard].len();
-        ShardError::Message { shard, source: WireError::Invalid { what: "a list out of order", at } }
+    fn damaged(&self, shard: usize, row: usize) -> ShardError {
+        ShardError::Message { shard, source: self.received[shard].places(row).damaged() }
     }
 }
 

@@ -115,6 +115,11 @@ impl Places {
         listed(bytes[self.list.clone()].as_chunks().0, tokens, at)
     }
 
+    /// The error of the list.
+    pub(crate) fn damaged(&self) -> WireError {
+        WireError::Invalid { what: "a list that is damaged or out of order", at: self.list.end }
+    }
+
     /// Adds the masses that the shard with `tokens` put.
     pub(crate) fn add_masses(
         &self,
@@ -338,10 +343,9 @@ mod tests {
         let places = decode_overview(&mut reader, &TOKENS, &row(), &mut survey)?;
         reader.finish()?;
         places.add_masses(bytes, &TOKENS, &mut survey.mass)?;
-        let damaged = WireError::Invalid { what: "a list out of order", at: bytes.len() };
         let listed = |_, at| places.listed(bytes, &TOKENS, at);
         let merged = Lists::default().merge(1, usize::MAX, listed, &mut survey.list);
-        merged.map(|()| survey).map_err(|_| damaged)
+        merged.map(|()| survey).map_err(|_| places.damaged())
     }
 
     fn places() -> [Before; 2] {
@@ -386,6 +390,16 @@ mod tests {
         for end in 0..bytes.len() {
             assert!(decode(&bytes[..end]).is_err(), "{end} of {} bytes", bytes.len());
         }
+    }
+
+    #[test]
+    fn the_error_of_a_damaged_list_says_where_it_ends() {
+        let mut bytes = overview();
+        // The second token of the list, behind its count and the first.
+        bytes[12..16].copy_from_slice(&TOKENS.end.to_le_bytes());
+        let end = 4 + survey(Inquiry::Overview).list.len() * LISTED;
+        let want = WireError::Invalid { what: "a list that is damaged or out of order", at: end };
+        assert!(end < bytes.len() && decode(&bytes).unwrap_err() == want);
     }
 
     proptest! {
