@@ -34,7 +34,7 @@ pub enum RowError {
         available: u32,
     },
     /// A knob's number means nothing.
-    #[error("{knob} {}", out_of_range(*.value, .range))]
+    #[error("{knob} is {value}, but must be {range}")]
     OutOfRange {
         /// The knob.
         knob: Knob,
@@ -194,13 +194,9 @@ pub enum HeadError {
     },
 }
 
-/// What a number out of its range is told.
-pub(crate) fn out_of_range(value: KnobValue, range: &str) -> String {
-    format!("is {value}, but must be {range}")
-}
-
 /// The number of a knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KnobValue {
     /// A float.
     Float(FloatBits),
@@ -223,8 +219,7 @@ impl From<u64> for KnobValue {
 impl fmt::Display for KnobValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // With an exponent where that is shorter.
-            KnobValue::Float(FloatBits(bits)) => write!(f, "{:?}", f32::from_bits(*bits)),
+            KnobValue::Float(value) => value.fmt(f),
             KnobValue::Integer(value) => value.fmt(f),
         }
     }
@@ -248,6 +243,7 @@ impl fmt::Debug for FloatBits {
 
 impl fmt::Display for FloatBits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&f32::from_bits(self.0), f)
+        // With an exponent where that is shorter.
+        fmt::Debug::fmt(&f32::from_bits(self.0), f)
     }
 }

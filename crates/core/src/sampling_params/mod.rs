@@ -15,7 +15,7 @@
 //! The tokens of the sequence are no field: parameters stay as they are from step to step, and a sequence grows. It is a
 //! [`History`], which the caller keeps and [`SamplingParams::row`] takes.
 
-use crate::error::{RowError, out_of_range};
+use crate::error::RowError;
 use crate::filters::Order;
 use crate::history::History;
 use crate::knob::Knob;
@@ -246,8 +246,23 @@ impl SamplingParamsBuilder {
         let params = SamplingParams { fields: self, logit_bias, mask };
         match params.row(0, 0, None).check_values() {
             Err(RowError::Invalid { knob, reason }) => refuse(field_of(knob), reason),
-            Err(RowError::OutOfRange { knob, value, range }) => refuse(field_of(knob), &out_of_range(value, range)),
-            _ => Ok(params),
+            Err(RowError::OutOfRange { knob, value, range }) => {
+                refuse(field_of(knob), &format!("is {value}, but must be {range}"))
+            }
+            Err(RowError::UnknownToken { knob, token, .. }) => {
+                refuse(field_of(knob), &no_such_token(token, vocab_size))
+            }
+            // The last ones come of logits, samplers and plans, which a check of values does not know.
+            Ok(())
+            | Err(
+                RowError::NoFiniteLogit
+                | RowError::NaN { .. }
+                | RowError::PositiveInfinity { .. }
+                | RowError::SupportTooSmall { .. }
+                | RowError::Unsupported { .. }
+                | RowError::Unplanned { .. }
+                | RowError::BeyondPlan { .. },
+            ) => Ok(params),
         }
     }
 
@@ -263,12 +278,15 @@ impl SamplingParamsBuilder {
         match last.into_iter().find(|(_, token)| token.is_some_and(|&token| token >= vocab_size)) {
             Some((field, token)) => {
                 let token = token.copied().unwrap_or_default();
-                let reason = format!("names token {token}, but there are {vocab_size} tokens");
-                Err(ParamsError { field, reason })
+                Err(ParamsError { field, reason: no_such_token(token, vocab_size) })
             }
             None => Ok(()),
         }
     }
+}
+
+fn no_such_token(token: u32, vocab_size: u32) -> String {
+    format!("names token {token}, but there are {vocab_size} tokens")
 }
 
 /// The field that sets a knob.
