@@ -69,13 +69,16 @@ impl Cells {
         sum_through(&mut self.cells, 0.0);
     }
 
-    /// Takes a token's mass out.
-    pub(super) fn remove(&mut self, logit: f32) {
-        let (edge, mass) = self.mass_of(logit);
-        if let Some(at) = self.cells.iter().position(|cell| cell.edge == edge) {
-            self.cells[at].mass = self.cells[at].mass.saturating_sub(mass);
-            let sum = sum_of(&self.cells[..at]);
-            sum_through(&mut self.cells[at..], sum);
+    /// Takes the masses of tokens out.
+    pub(super) fn remove(&mut self, tokens: &[Candidate]) {
+        for c in tokens {
+            let (edge, mass) = self.mass_of(c.logit);
+            if let Some(cell) = self.cells.iter_mut().find(|cell| cell.edge == edge) {
+                cell.mass = cell.mass.saturating_sub(mass);
+            }
+        }
+        if !tokens.is_empty() {
+            sum_through(&mut self.cells, 0.0);
         }
     }
 

@@ -226,7 +226,7 @@ impl Selector {
 
     /// Drops the first `n` of the kept tokens.
     fn drop_first(&mut self, seen: &Seen<'_>, n: usize) {
-        seen.list[self.from..self.from + n].iter().for_each(|c| self.cells.remove(c.logit));
+        self.cells.remove(&seen.list[self.from..self.from + n]);
         self.from += n;
     }
 
