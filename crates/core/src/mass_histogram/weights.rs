@@ -21,7 +21,7 @@ pub(crate) fn weight_of(edge: f32, top: f32) -> f64 {
     }
 }
 
-/// A number that `e^-nats` is not above, and at most an eighth of a nat below; `nats` is not negative.
+/// A number that `e^-nats` is not above, and up to 64 nats at most an eighth of a nat below; `nats` is not negative.
 #[inline(always)]
 pub(crate) fn weight_below(nats: f64) -> f64 {
     WEIGHTS[((nats * f64::from(PER_NAT)) as usize).min(BINS - 1)]

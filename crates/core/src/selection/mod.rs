@@ -29,7 +29,7 @@ pub use answer::Answer;
 pub use band::Band;
 pub use before::Before;
 pub use below::Below;
-pub use filtering::{Filtered, Filtering, Need, Wants};
+pub use filtering::{Filtered, Filtering, Need, Wants, winner};
 pub use seen::Seen;
 pub use selector::Selector;
 

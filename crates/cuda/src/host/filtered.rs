@@ -7,7 +7,7 @@ use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::selection::Seen;
+use flash_sampling_core::selection::{Seen, winner};
 use flash_sampling_core::{
     Candidate, Domain, Filters, MassHistogram, RowError, Samples, Selection, Selector, TopList, Winner, params,
 };
@@ -132,10 +132,6 @@ impl Filtered {
     ) -> Result<(), RowError> {
         let Kept { tokens, passes, .. } = self.rows[i].clone();
         let kept = filters.drawable(&self.tokens[tokens])?;
-        let scored = |draw: u32, c: &Candidate| {
-            let (token, logit) = (c.winner.token, c.logit * filters.rescale);
-            Candidate { winner: Winner::new(logit + row.noise.gumbel(Domain::Token, draw, token), token), logit }
-        };
         self.draws.clear();
         if row.without_replacement {
             let available = kept.len() as u32;
@@ -143,11 +139,15 @@ impl Filtered {
                 return Err(RowError::SupportTooSmall { draws: row.draws, available });
             }
             self.list.reset(row.draws as usize, 0.0);
-            kept.iter().for_each(|c| self.list.push(scored(row.first_draw, c)));
+            for c in kept {
+                let (token, logit) = (c.winner.token, c.logit * filters.rescale);
+                let noise = row.noise.gumbel(Domain::Token, row.first_draw, token);
+                self.list.push(Candidate { winner: Winner::new(logit + noise, token), logit });
+            }
             self.draws.extend_from_slice(self.list.as_slice());
         } else {
             let draws = row.first_draw..row.first_draw + row.draws;
-            self.draws.extend(draws.map(|n| kept.iter().fold(Candidate::NONE, |best, c| best.merge(scored(n, c)))));
+            self.draws.extend(draws.map(|draw| winner(row, draw, kept, filters.rescale)));
         }
         self.mass.clear();
         self.top.clear();
