@@ -15,7 +15,7 @@ use flash_sampling_core::DType;
 /// Six instances for each tile and operand type, on Hopper alone: without and with what few calls need.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
-    serves: |architecture| architecture == Architecture::HOPPER,
+    serves,
     instances: || {
         let tiles = |extra| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, extra));
         [Extra::Nothing, Extra::Knobs, Extra::Lists, Extra::LogZ, Extra::FanOut, Extra::Stores]
@@ -26,6 +26,11 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
             .collect()
     },
 };
+
+/// Whether an architecture runs it, and with it what ranks decide from what it leaves.
+pub(crate) fn serves(architecture: Architecture) -> bool {
+    architecture == Architecture::HOPPER
+}
 
 /// Tokens are shared out among blocks in granules of this many.
 const GRANULE: u32 = 16;

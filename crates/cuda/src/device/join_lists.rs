@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{PeerRecords, SelectLists};
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{Instance, KernelSource};
+use crate::device::fused_hopper;
 use crate::device::gpu::Device;
 use crate::device::launch::argument;
 use crate::device::told::ToldKernel;
@@ -10,7 +11,7 @@ use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
 pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "join_lists.cu", serves: kernels::any, instances: || vec![instance()] };
+    KernelSource { file: "join_lists.cu", serves: fused_hopper::serves, instances: || vec![instance()] };
 
 /// Its functions that are called seldom are calls, which keep registers in memory.
 fn instance() -> Instance {

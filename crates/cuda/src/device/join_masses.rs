@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{OpenRows, PeerRecords, SelectRows};
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{Instance, KernelSource};
+use crate::device::fused_hopper;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters};
 use crate::device::select_mass::{blocks_of, tops_blocks};
@@ -11,9 +12,9 @@ use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 
 pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "join_masses.cu", serves: kernels::any, instances: || vec![instance()] };
+    KernelSource { file: "join_masses.cu", serves: fused_hopper::serves, instances: || vec![instance()] };
 
-/// One instance, for every GPU.
+/// One instance.
 fn instance() -> Instance {
     Instance::new(&[]).cold()
 }
@@ -27,7 +28,6 @@ pub(crate) struct JoinMasses {
     open_bytes: u32,
     threads: u32,
     step: u32,
-    has_clusters: bool,
     multiprocessors: u32,
 }
 
@@ -47,8 +47,7 @@ impl JoinMasses {
         let [threads, step, open_bytes]: [u32; 3] = bytemuck::cast(launch);
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         open.set_attribute(attribute, open_bytes as i32).map_err(&failed)?;
-        let (has_clusters, multiprocessors) = (device.capability().0 >= 9, device.multiprocessors());
-        Ok(JoinMasses { masses, by_tops, open, open_bytes, threads, step, has_clusters, multiprocessors })
+        Ok(JoinMasses { masses, by_tops, open, open_bytes, threads, step, multiprocessors: device.multiprocessors() })
     }
 
     /// Puts the draws with top-p in place of those without, or says that a row is undecided or which rank did not come. Blocks
@@ -74,15 +73,12 @@ impl JoinMasses {
             let blocks = tops_blocks(call.tokens, draws, self.multiprocessors);
             // SAFETY: see above.
             unsafe { launch(&self.by_tops, stream, Grid::of(blocks, self.threads), arguments) }?;
-        } else if self.has_clusters {
+        } else {
             let blocks = blocks_of(call.tokens, self.step, draws, self.multiprocessors);
             // SAFETY: see above.
             unsafe {
                 launch_clusters(&self.masses, stream, Grid::of(draws * blocks, self.threads), blocks, arguments)
             }?;
-        } else {
-            // SAFETY: see above.
-            unsafe { launch(&self.masses, stream, Grid::of(draws, self.threads), arguments) }?;
         }
         // Two blocks a multiprocessor, and one a draw at least: each open row has one.
         let blocks = (2 * self.multiprocessors).max(draws);

@@ -98,8 +98,9 @@ impl SelectMass {
     /// * Every pointer is device memory of this kernel's device, of the sizes that select_rows.cuh and open_rows.cuh state for
     ///   `draws` draws, until the stream has passed the launches.
     /// * What `open` points to is zeros, or what the launch before left; no other launch uses it at the same time.
-    /// * Tops where [`SelectMass::takes_tops`]; the draws are then `call.count`, at most [`OPEN_ROWS_SUMMED`](crate::abi::OPEN_ROWS_SUMMED), of rows with neither
-    ///   masks nor biases, and with top-p alone or no filter; the first token is a multiple of 4.
+    /// * Tops where [`SelectMass::takes_tops`]; the draws are then `call.count`, at most
+    ///   [`OPEN_ROWS_SUMMED`](crate::abi::OPEN_ROWS_SUMMED), of rows with neither masks nor biases, and with top-p alone or
+    ///   no filter; the first token is a multiple of 4.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,

@@ -37,16 +37,23 @@ struct RecordsStep {
     RecordKind kind;
     u32 step;
     u32 missed;  // a bit for each rank that did not come before: nothing is sent then
+    u64 begun;   // one limit for all waits of a block: several ranks may be gone, and each has many words
 
     __device__ __forceinline__ RecordsStep(const PeerRecords& records, RecordKind kind)
-        : records(records), kind(kind), step(records.peers.state->step), missed(load_late(records.peers.state)) {}
+        : records(records),
+          kind(kind),
+          step(records.peers.state->step),
+          missed(load_late(records.peers.state)),
+          begun(nanoseconds()) {}
 
     __device__ __forceinline__ u32 world() const { return records.peers.world; }
 
     // Where word `at` of what rank `from` tells of a row is in the mailbox of a rank.
     __device__ __forceinline__ HalvedWord* place(u32 mailbox, u32 from, u32 row, u32 at) const {
-        u8* const begin = reinterpret_cast<u8*>(records.peers.mailboxes[mailbox]) + records.offset;
-        return reinterpret_cast<HalvedWord*>(begin) + place_of(records.peers, static_cast<u32>(kind), from, row) * PeerRecords::WORDS + at;
+        const Peers& peers = records.peers;
+        u8* const begin = reinterpret_cast<u8*>(peers.mailboxes[mailbox]) + records.offset;
+        const u64 record = (static_cast<u64>(kind) * peers.world + from) * peers.max_rows + row;
+        return reinterpret_cast<HalvedWord*>(begin) + record * PeerRecords::WORDS + at;
     }
 
     __device__ __forceinline__ void send(u32 to, u32 row, u32 at, u64 word) const {
@@ -60,8 +67,7 @@ struct RecordsStep {
     __device__ __forceinline__ bool receive(u32 from, u32 row, u32 at, u64& word) const {
         constexpr u32 LOOKS = 64;  // loads between two looks at the clock
         const HalvedWord* const there = place(records.peers.rank, from, row, at);
-        const u64 begun = nanoseconds();
-        for (;;) {
+        do {
 #pragma unroll 1
             for (u32 look = 0; look < LOOKS; ++look) {
                 u64 high, low;
@@ -71,8 +77,8 @@ struct RecordsStep {
                     return true;
                 }
             }
-            if (nanoseconds() - begun > records.peers.limit) return false;
-        }
+        } while (nanoseconds() - begun <= records.peers.limit);
+        return false;
     }
 
     // The draw of a row whose ranks did not all come: a bit for each of those. Noted for good.
