@@ -9,7 +9,7 @@ namespace flash_sampling {
 struct RowFilters {
     double ln_min_p;  // -inf = off
     float top_p;      // 1 = off
-    u32 top_k;        // 0 = off; at most TOP_K_MAX
+    u32 top_k;        // 0 = off; at most 1024
     float rescale;    // from a logit that filters look at to the logit drawn with
     u32 min_p_last;   // 0: min-p, top-k, top-p; 1: top-k, top-p, min-p
 
@@ -35,7 +35,5 @@ struct RowFilters {
 };
 FS_LAYOUT(RowFilters, 24,
           FS_AT(ln_min_p, 0) && FS_AT(top_p, 8) && FS_AT(top_k, 12) && FS_AT(rescale, 16) && FS_AT(min_p_last, 20));
-
-constexpr u32 TOP_K_MAX = 1024;
 
 }  // namespace flash_sampling

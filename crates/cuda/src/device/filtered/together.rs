@@ -2,8 +2,7 @@
 //! need of every shard.
 
 use super::DeviceFilters;
-use crate::abi::LogitStore;
-use crate::abi::{SelectLists, SelectRows};
+use crate::abi::{LogitStore, SelectLists, SelectRows};
 use crate::device::choice::RowKinds;
 use crate::device::fused_hopper::More;
 use crate::device::gpu::Device;
