@@ -5,6 +5,7 @@
 //! | [`args`] | the command line |
 //! | [`load`] | heads, hidden states and masks from files |
 //! | [`synthetic`] | deterministic heads of any size |
+//! | `idle` | knobs that change nothing beside the others |
 //! | [`source`] | the head and the hidden states that the flags choose |
 //! | [`sampler`] | the sampler that the flags choose |
 //! | [`generate`] | `flash-sampling generate`: text, by the layers of [`flash_sampling_models`] |
@@ -24,6 +25,7 @@ pub mod error;
 pub mod generate;
 #[cfg(feature = "cuda")]
 mod gpus;
+mod idle;
 pub mod info;
 pub mod interrupt;
 #[cfg(feature = "cuda")]

@@ -1,7 +1,7 @@
 //! `flash-sampling sample`.
 
 use crate::args::rows::MAX_DRAWS;
-use crate::args::{Format, RowArgs, SampleArgs, TransportName};
+use crate::args::{Format, RowArgs, SampleArgs, TransportName, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
@@ -33,8 +33,9 @@ const DRAWS_KEPT: usize = 1 << 23;
 /// Bad flags and files, a backend that fails, ranks that disagree or are gone, Ctrl-C.
 pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.transport.check_built(args.sampler.backend)?;
-    args.sampler.check_with(args.transport.transport.is_some())?;
+    args.sampler.check_for(if args.transport.transport.is_some() { Work::Ranks } else { Work::Draws })?;
     args.transport.check(&args.sampler)?;
+    args.rows.check()?;
     match args.transport.transport {
         #[cfg(feature = "cuda")]
         Some(transport) if transport.is_of_gpus() => return crate::gpus::run(args, out, interrupt),
@@ -153,11 +154,17 @@ impl<'a> Job<'a> {
             (None, Some(tokens)) => Some(Masks::of_tokens(tokens, vocab_size).map_err(beyond)?),
             (None, None) => None,
         };
-        let requests =
-            args.params.as_deref().map(|path| requests::open(path, Of::Rows, rows, vocab_size)).transpose()?;
-        if let Some(requests) = &requests {
+        let mut requests = None;
+        if let Some(path) = &args.params {
+            let of_file = requests::open(path, Of::Rows, rows, vocab_size)?;
             let flag = args.seed.map(|_| "--seed").or(args.seeds.as_ref().map(|_| "--seeds"));
-            requests::needs_seed(requests, flag)?;
+            requests::needs_seed(&of_file, flag)?;
+            // Log-probabilities of the drawn tokens are always told, so the mode is of use.
+            let rows = of_file
+                .iter()
+                .map(|request| RowParams { logprobs: Some(0), ..request.params.row(0, 0, request.history.as_ref()) });
+            requests::tell_idle(path, Of::Rows, rows);
+            requests = Some(of_file);
         }
         let job = Job { args, hidden, masks, history: args.sequence.history(), requests, by_gpus: false };
         for row in 0..rows {
@@ -226,7 +233,10 @@ impl<'a> Job<'a> {
         };
         let params = match &self.requests {
             Some(requests) => requests[row].params.row(seed, position, requests[row].history.as_ref()),
-            None => self.of_flags(row, seed, position),
+            None => {
+                let mask = self.masks.as_ref().map(|masks| masks.row(row));
+                RowParams { seed, position, ..self.args.row(self.history.as_ref(), mask) }
+            }
         };
         // Log Z and the largest are the same for every portion of a row's draws; their raw logits are not.
         let logprobs = match params.logprobs_mode {
@@ -281,23 +291,6 @@ impl<'a> Job<'a> {
             drawn.top.extend_from_slice(told.top);
         }
         Ok(())
-    }
-
-    fn of_flags(&self, row: usize, seed: u64, position: u64) -> RowParams<'_> {
-        let params = RowParams {
-            seed,
-            position,
-            temperature: self.args.temperature,
-            without_replacement: self.args.without_replacement,
-            logprobs: Some(self.args.logprobs),
-            logprobs_mode: self.args.logprobs_mode.into(),
-            kept: self.args.kept,
-            mask: self.masks.as_ref().map(|masks| masks.row(row)),
-            logit_bias: self.args.logit_bias.as_deref().unwrap_or_default(),
-            ..RowParams::default()
-        };
-        let params = self.args.penalties.apply(self.args.filters.apply(params));
-        self.args.sequence.apply(self.history.as_ref(), params)
     }
 
     /// All draws of a batch of rows.

@@ -222,17 +222,25 @@ impl BenchArgs {
     /// [`CommandError::Usage`], naming the flag.
     pub fn check(&self) -> Result<(), CommandError> {
         let cuda = self.backend == BackendName::Cuda;
+        let ranks = !self.transport.is_empty();
+        let here = "to this backend";
         let idle = [
-            ("--variants", cuda && !self.variants.is_empty()),
-            ("--threads", cuda && self.threads.is_some()),
-            ("--isa", cuda && self.isa.is_some()),
-            ("--sustained", !cuda && self.sustained),
-            ("--portable", !cuda && self.portable),
-            ("--peers", !cuda && self.peers.is_some()),
-            ("--transport", !cuda && !self.transport.is_empty()),
+            ("--variants", cuda && !self.variants.is_empty(), here),
+            ("--threads", cuda && self.threads.is_some(), here),
+            ("--isa", cuda && self.isa.is_some(), here),
+            ("--sustained", !cuda && self.sustained, here),
+            ("--portable", !cuda && self.portable, here),
+            ("--peers", !cuda && self.peers.is_some(), here),
+            ("--transport", !cuda && ranks, here),
+            ("--sustained", ranks && self.sustained, "with --transport"),
+            ("--portable", ranks && self.portable, "with --transport"),
+            ("--peers", ranks && self.peers.is_some(), "with --transport"),
+            ("--rounds", ranks && self.rounds.is_some(), "with --transport"),
+            ("--svg", ranks && self.svg.is_some(), "with --transport"),
+            ("--portable", self.pipeline && self.portable, "with --pipeline"),
         ];
-        if let Some((flag, _)) = idle.into_iter().find(|(_, idle)| *idle) {
-            return Err(CommandError::usage(format!("{flag} means nothing to this backend")));
+        if let Some((flag, _, beside)) = idle.into_iter().find(|(_, idle, _)| *idle) {
+            return Err(CommandError::usage(format!("{flag} means nothing {beside}")));
         }
         let sizes = self.sizes();
         let refused = [

@@ -2,8 +2,11 @@
 
 use super::rows::{LogitBias, Mode, logit_biases, temperature};
 use super::sequence::{Tokens, ascending, tokens};
-use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs};
+use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs, values};
+use crate::error::CommandError;
+use crate::idle;
 use clap::Args;
+use flash_sampling::{History, RowParams};
 use std::path::PathBuf;
 
 /// The most sequences of a batch.
@@ -104,6 +107,36 @@ pub struct DrawArgs {
     /// fields of vLLM's SamplingParams and their defaults (temperature 1). A seed in it is taken as it is.
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_THE_FILE)]
     pub params: Option<PathBuf>,
+}
+
+impl GenerateArgs {
+    /// Refuses values that mean nothing, alone or beside the others, where `stops` end a sequence.
+    ///
+    /// # Errors
+    /// [`CommandError::Usage`], naming the flag.
+    pub fn check(&self, stops: &[u32]) -> Result<(), CommandError> {
+        let row = self.row(idle::written(), stops, None);
+        values::check(&row)?;
+        values::refuse(&idle::knobs(&row))
+    }
+
+    /// What the flags say of the token after `history`; seed and position are the caller's.
+    pub fn row<'a>(&'a self, history: &'a History, stops: &'a [u32], mask: Option<&'a [u32]>) -> RowParams<'a> {
+        let draws = &self.draws;
+        let row = RowParams {
+            temperature: draws.temperature,
+            logprobs: draws.logprobs,
+            logprobs_mode: draws.logprobs_mode.into(),
+            logit_bias: draws.logit_bias.as_deref().unwrap_or_default(),
+            history: Some(history),
+            stop_token_ids: stops,
+            mask,
+            banned: draws.banned_token_ids.as_deref().unwrap_or_default(),
+            dry_sequence_breakers: draws.dry_sequence_breakers.as_deref().unwrap_or_default(),
+            ..RowParams::default()
+        };
+        self.penalties.apply(self.filters.apply(row))
+    }
 }
 
 /// What `--params` stands in place of.

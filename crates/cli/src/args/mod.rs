@@ -10,6 +10,7 @@ pub(crate) mod rows;
 mod sampler;
 mod sequence;
 mod transport;
+pub(crate) mod values;
 mod verify;
 
 pub use bench::{BenchArgs, BenchSize, GpuTransport, HeadSize, Timed, Type};
@@ -20,7 +21,7 @@ pub use kernels::{KernelsBuildArgs, KernelsCommand};
 pub use penalties::PenaltyArgs;
 pub use rows::{LogitBias, RowArgs};
 pub(crate) use sampler::MAX_THREADS;
-pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName};
+pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName, Work};
 pub use transport::{TransportArgs, TransportName};
 pub use verify::{Effort, Named, VerifyArgs};
 

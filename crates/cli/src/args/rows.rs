@@ -3,10 +3,13 @@
 use crate::args::filters::FilterArgs;
 use crate::args::penalties::PenaltyArgs;
 use crate::args::sequence::{SequenceArgs, Tokens, tokens};
+use crate::args::values;
+use crate::error::CommandError;
+use crate::idle;
 use crate::load::logit_bias;
 use clap::{Args, ValueEnum};
-use flash_sampling::LogprobsMode;
 use flash_sampling::noise::POSITION_MAX;
+use flash_sampling::{History, LogprobsMode, RowParams};
 use std::path::PathBuf;
 
 /// The most draws of a row.
@@ -69,6 +72,34 @@ pub struct RowArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub sequence: SequenceArgs,
+}
+
+impl RowArgs {
+    /// Refuses values that mean nothing, alone or beside the others, as far as they are told without a head.
+    ///
+    /// # Errors
+    /// [`CommandError::Usage`], naming the flag.
+    pub fn check(&self) -> Result<(), CommandError> {
+        let history = self.sequence.history();
+        let row = self.row(history.as_ref(), None);
+        values::check(&row)?;
+        values::refuse(&[idle::knobs(&row), idle::lists(&row)].concat())
+    }
+
+    /// What the flags say of every row; seed and position are the caller's.
+    pub fn row<'a>(&'a self, history: Option<&'a History>, mask: Option<&'a [u32]>) -> RowParams<'a> {
+        let params = RowParams {
+            temperature: self.temperature,
+            without_replacement: self.without_replacement,
+            logprobs: Some(self.logprobs),
+            logprobs_mode: self.logprobs_mode.into(),
+            kept: self.kept,
+            mask,
+            logit_bias: self.logit_bias.as_deref().unwrap_or_default(),
+            ..RowParams::default()
+        };
+        self.sequence.apply(history, self.penalties.apply(self.filters.apply(params)))
+    }
 }
 
 /// What `--params` stands in place of.

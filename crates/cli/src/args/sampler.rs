@@ -111,27 +111,30 @@ pub enum Draw {
     Reuse,
 }
 
+/// What the sampler is for, besides draws on one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing.
+    Draws,
+    /// Draws over ranks, which exchange summaries.
+    Ranks,
+    /// Text, whose layers are the processor's.
+    Text,
+}
+
 impl SamplerArgs {
     /// Refuses a flag that the chosen backend and variant have no use for: no knob is dropped in silence.
     ///
     /// # Errors
     /// [`CommandError::Usage`], naming the flag; [`CommandError::Build`] when this build does not have the backend.
-    pub fn check(&self) -> Result<(), CommandError> {
-        self.check_with(false)
-    }
-
-    /// [`SamplerArgs::check`] where the vocabulary may be spread over `ranks`.
-    ///
-    /// # Errors
-    /// The same.
-    pub fn check_with(&self, ranks: bool) -> Result<(), CommandError> {
+    pub fn check_for(&self, work: Work) -> Result<(), CommandError> {
         let sharded = self.variant == VariantName::Sharded;
         let grouped = self.variant == VariantName::Grouped;
         let online = self.variant == VariantName::Online;
-        let cpu = self.backend == BackendName::Cpu && self.variant != VariantName::Reference;
+        let cpu = self.backend == BackendName::Cpu && self.variant != VariantName::Reference || work == Work::Text;
         let idle = [
             ("--shards", self.shards.is_some() && !sharded),
-            ("--merge", self.merge.is_some() && !sharded && !ranks),
+            ("--merge", self.merge.is_some() && !sharded && work != Work::Ranks),
             ("--group", self.group.is_some() && !(grouped || online)),
             ("--group-draw", self.group_draw.is_some() && !grouped),
             ("--threads", self.threads.is_some() && !cpu),

@@ -43,9 +43,8 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Opens a folder (without one: the built-in model), and reads its pages once, so that the first tokens do not wait
-    /// for the disk.
-    pub(super) fn open(folder: Option<&Path>, interrupt: &Interrupt) -> Result<Self, CommandError> {
+    /// Opens a folder; without one, the built-in model.
+    pub(super) fn open(folder: Option<&Path>) -> Result<Self, CommandError> {
         let files = folder.map_or_else(built_in, Files::open)?;
         let failed = |source| CommandError::Model { folder: files.folder().into(), source };
         let missing = || failed(ModelError::Config("it is not there".into()));
@@ -61,7 +60,13 @@ impl Weights {
                 tensors.insert(name, tensor);
             }
         }
-        let all = || tensors.values().chain([&head.weight]).map(Tensor::bytes);
+        tracing::debug!("{config:?}");
+        Ok(Weights { files, config, tensors, head })
+    }
+
+    /// Reads all pages once, so that the first tokens do not wait for the disk.
+    pub(super) fn read(&self, interrupt: &Interrupt) -> Result<(), CommandError> {
+        let all = || self.tensors.values().chain([&self.head.weight]).map(Tensor::bytes);
         let bar = progress::bar("loading", all().map(|bytes| bytes.len() as u64).sum());
         for part in all().flat_map(|bytes| bytes.chunks(1 << 22)) {
             interrupt.check()?;
@@ -69,8 +74,7 @@ impl Weights {
             bar.inc(part.len() as u64);
         }
         bar.finish_and_clear();
-        tracing::debug!("{config:?}");
-        Ok(Weights { files, config, tensors, head })
+        Ok(())
     }
 
     /// The layers.

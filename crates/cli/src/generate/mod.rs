@@ -14,7 +14,7 @@ mod requests;
 mod sequence;
 mod text;
 
-use crate::args::GenerateArgs;
+use crate::args::{GenerateArgs, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use batch::Batch;
@@ -37,8 +37,10 @@ const AHEAD: u32 = 4;
 /// # Errors
 /// Bad flags and files, a backend that fails, Ctrl-C.
 pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    args.sampler.check()?;
-    let weights = Weights::open(args.text.model.as_deref(), interrupt)?;
+    args.sampler.check_for(Work::Text)?;
+    // What ends a sequence is the model's to say.
+    args.check(&[0])?;
+    let weights = Weights::open(args.text.model.as_deref())?;
     let language = Language::open(&weights)?;
     let model = weights.model(args.sampler.isa)?;
     let head = weights.head(&language, model.vocab_size())?;
@@ -48,6 +50,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
         return Err(weights.failed(ModelError::Config(message)));
     }
     let requests = Requests::open(args, &model.config().eos, head.vocab_size())?;
+    weights.read(interrupt)?;
     let (max_logprobs, canonical) = (requests.most_logprobs(), args.draws.canonical);
     let plan = |max_rows| Plan { max_rows, max_logprobs, canonical, ..Plan::default() };
     let prompt = language.encode(&args.text.prompt, model.config())?;
@@ -89,8 +92,9 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
 
 /// The model of `--draft`: one that has the same tokens.
 fn open_draft(folder: &Path, language: &Language, interrupt: &Interrupt) -> Result<Weights, CommandError> {
-    let weights = Weights::open(Some(folder), interrupt)?;
+    let weights = Weights::open(Some(folder))?;
     if Language::open(&weights)?.has_tokens_of(language) {
+        weights.read(interrupt)?;
         return Ok(weights);
     }
     let message = format!("--draft {}: its tokenizer has other tokens than the model's", folder.display());

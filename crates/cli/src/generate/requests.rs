@@ -2,6 +2,7 @@
 
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
+use crate::idle;
 use crate::load::mask::Masks;
 use crate::load::requests::{self, Of};
 use crate::sampler;
@@ -29,6 +30,7 @@ impl<'s> Requests<'s> {
             sampler::known("--banned-token-ids", args.draws.banned_token_ids.as_deref(), vocab_size)?;
             sampler::known("--stop-token-ids", args.draws.stop_token_ids.as_deref(), vocab_size)?;
             let stops = [eos, args.draws.stop_token_ids.as_deref().unwrap_or_default()].concat();
+            args.check(&stops)?;
             let mask = args.draws.allowed_token_ids.as_ref().map(|tokens| Masks::of_tokens(tokens, vocab_size));
             let beyond = |token| CommandError::usage(sampler::beyond("--allowed-token-ids", token, vocab_size));
             return Ok(Requests { args, stops, mask: mask.transpose().map_err(beyond)?, of_file: Vec::new() });
@@ -54,6 +56,8 @@ impl<'s> Requests<'s> {
         if let Some(at) = of_file.windows(2).position(|two| two[0].fields().seed.is_some() && two[0] == two[1]) {
             return Err(usage(format!("sequences {at} and {} would be one: they have the same seed", at + 1)));
         }
+        let rows = of_file.iter().map(|params| params.row(0, 0, Some(idle::written())));
+        requests::tell_idle(path, Of::Sequences, rows);
         Ok(Requests { args, stops: Vec::new(), mask: None, of_file })
     }
 
@@ -69,22 +73,8 @@ impl<'s> Requests<'s> {
         if let Some(params) = self.of_file.get(sequence) {
             return RowParams { seed, ..params.row(seed, position, Some(history)) };
         }
-        let draws = &self.args.draws;
-        let row = RowParams {
-            seed,
-            position,
-            temperature: draws.temperature,
-            logprobs: draws.logprobs,
-            logprobs_mode: draws.logprobs_mode.into(),
-            logit_bias: draws.logit_bias.as_deref().unwrap_or_default(),
-            history: Some(history),
-            stop_token_ids: &self.stops,
-            mask: self.mask.as_ref().map(|mask| mask.row(0)),
-            banned: draws.banned_token_ids.as_deref().unwrap_or_default(),
-            dry_sequence_breakers: draws.dry_sequence_breakers.as_deref().unwrap_or_default(),
-            ..RowParams::default()
-        };
-        self.args.penalties.apply(self.args.filters.apply(row))
+        let mask = self.mask.as_ref().map(|mask| mask.row(0));
+        RowParams { seed, position, ..self.args.row(history, &self.stops, mask) }
     }
 
     /// Whether a token ends a sequence.

@@ -1,11 +1,13 @@
 //! Files of row parameters: the JSON of [`SamplingParamsBuilder`], with the tokens of the sequence so far.
 
 use crate::error::CommandError;
+use crate::idle;
 use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
-use flash_sampling::{History, SamplingParams, SamplingParamsBuilder};
+use flash_sampling::{History, RowParams, SamplingParams, SamplingParamsBuilder};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// What one row is drawn with.
@@ -77,6 +79,16 @@ pub fn needs_seed(requests: &[Request], flag: Option<&str>) -> Result<(), Comman
             Err(CommandError::usage(format!("{flag} means nothing: every object of --params has a seed")))
         }
         _ => Ok(()),
+    }
+}
+
+/// Warns of what changes nothing in the rows of a file, once for each field: a request may rightly carry it.
+pub fn tell_idle<'a>(path: &Path, of: Of, rows: impl IntoIterator<Item = RowParams<'a>>) {
+    let mut told = BTreeSet::new();
+    for (at, row) in rows.into_iter().enumerate() {
+        for idle in idle::knobs(&row).into_iter().filter(|idle| told.insert(idle.field)) {
+            tracing::warn!("{}: {} {at}: {}", path.display(), of.one(), idle.told(str::to_owned));
+        }
     }
 }
 

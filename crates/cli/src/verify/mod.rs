@@ -9,7 +9,7 @@ mod text;
 
 pub use factory::Chosen;
 
-use crate::args::{Effort, VerifyArgs};
+use crate::args::{Effort, VerifyArgs, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::machine::{Machine, utc_now};
@@ -87,7 +87,7 @@ impl Report {
 /// # Errors
 /// Bad flags, a sampler that this machine does not have, a page that cannot be written, Ctrl-C.
 pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    args.sampler.check()?;
+    args.sampler.check_for(Work::Draws)?;
     let chosen = Chosen::new(args.sampler.clone())?;
     args.report.iter().try_for_each(|path| output::try_path(path))?;
     let all = || laws::ALL.iter().collect();

@@ -206,8 +206,8 @@ fn flags_that_mean_nothing_are_refused() {
         ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
         ("--top-k five", "invalid value 'five' for '--top-k <K>': it must be -1, or 0 to 4294967295"),
         ("--top-k -2", "'-2' for '--top-k <K>': it must be -1"),
-        ("--top-p 2", "top_p is 2.0, but must be above 0 and at most 1"),
-        ("--kept --temperature 0", "kept is not defined for a greedy row"),
+        ("--top-p 2", "--top-p is 2.0, but must be above 0 and at most 1"),
+        ("--kept --temperature 0", "--kept is not defined for a greedy row"),
     ] {
         run(&with(&head, flags)).assert_refused(says);
     }

@@ -151,7 +151,7 @@ fn knobs_reach_the_draw() {
     assert_ne!(tokens(&greedy[0]), tokens(&penalised[0]));
     let rows = generate(&["--max-tokens", "5", "--report"]);
     assert_eq!(rows[1]["report"]["tokens"], 5);
-    run(&["generate", "--num-sequences", "2", "--format", "json", "--top-p", "1.5"]).assert_refused("top_p");
+    run(&["generate", "--num-sequences", "2", "--format", "json", "--top-p", "1.5"]).assert_refused("--top-p is 1.5");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod common;
 mod generate;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod idle;
 mod kernels;
 mod params;
 mod process;

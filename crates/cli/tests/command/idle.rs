@@ -1,0 +1,253 @@
+//! Flags that change nothing, and values that mean nothing: refused by name, before a head is read.
+
+use crate::common::{Files, run, run_logging, small_head, with};
+use clap::CommandFactory;
+use flash_sampling_cli::args::Cli;
+
+/// `sample` of a head that cannot be read, which is told when nothing is wrong with the flags.
+fn unreadable(files: &Files) -> Vec<String> {
+    let name = files.name("none.npy");
+    ["sample", "--format", "json", "--weight", &name, "--hidden", &name].map(str::to_owned).to_vec()
+}
+
+/// Flags that change nothing, what is said of them, and flags beside which they do something.
+const IDLE: [(&str, &str, &str); 22] = [
+    ("--min-tokens 4", "--min-tokens means nothing without --stop-token-ids", "--stop-token-ids 7"),
+    ("--stop-token-ids 7", "--stop-token-ids means nothing without --min-tokens", "--min-tokens 4"),
+    (
+        "--repetition-penalty 1.5",
+        "--repetition-penalty means nothing without --prompt-tokens or --output-tokens",
+        "--prompt-tokens 7",
+    ),
+    ("--frequency-penalty 1", "--frequency-penalty means nothing without --output-tokens", "--output-tokens 7"),
+    ("--presence-penalty 1", "--presence-penalty means nothing without --output-tokens", "--output-tokens 7"),
+    (
+        "--presence-penalty 1 --prompt-tokens 7",
+        "--presence-penalty means nothing without --output-tokens",
+        "--output-tokens 7 --repetition-penalty 1.5",
+    ),
+    ("--dry-multiplier 1", "--dry-multiplier means nothing without --prompt-tokens or", "--output-tokens 7,7,7"),
+    (
+        "--dry-multiplier 1 --dry-penalty-last-n 0 --output-tokens 7,7,7",
+        "--dry-multiplier means nothing at --dry-penalty-last-n 0",
+        "",
+    ),
+    ("--dry-base 2", "--dry-base means nothing without --dry-multiplier", "--dry-multiplier 1 --output-tokens 7,7"),
+    (
+        "--dry-allowed-length 3",
+        "--dry-allowed-length means nothing without --dry-multiplier",
+        "--dry-multiplier 1 --output-tokens 7,7,7",
+    ),
+    (
+        "--dry-penalty-last-n 9",
+        "--dry-penalty-last-n means nothing without --dry-multiplier",
+        "--dry-multiplier 1 --output-tokens 7,7,7",
+    ),
+    (
+        "--dry-sequence-breakers 9",
+        "--dry-sequence-breakers means nothing without --dry-multiplier",
+        "--dry-multiplier 1 --output-tokens 7,7,7",
+    ),
+    ("--prompt-tokens 7", "--prompt-tokens means nothing without --repetition-penalty or", "--repetition-penalty 2"),
+    ("--output-tokens 7", "--output-tokens means nothing without --repetition-penalty or", "--presence-penalty 1"),
+    ("--top-k 5 --temperature 0", "--top-k means nothing at --temperature 0", ""),
+    ("--top-p 0.5 --temperature 0", "--top-p means nothing at --temperature 0", ""),
+    ("--min-p 0.5 --temperature 0", "--min-p means nothing at --temperature 0", ""),
+    ("--top-n-sigma 1 --temperature 0", "--top-n-sigma means nothing at --temperature 0", ""),
+    ("--epsilon-cutoff 0.1 --temperature 0", "--epsilon-cutoff means nothing at --temperature 0", ""),
+    ("--xtc-threshold 0.2", "--xtc-threshold means nothing without --xtc-probability", "--xtc-probability 0.5"),
+    ("--xtc-threshold 0.6 --xtc-probability 0.5", "--xtc-probability means nothing at --xtc-threshold above 0.5", ""),
+    ("--order llama-cpp", "--order means nothing without --top-k or --top-p or", "--top-p 0.5"),
+];
+
+#[test]
+fn a_flag_that_changes_nothing_names_what_it_lacks() {
+    let files = Files::new();
+    let (head, unreadable) = (small_head(&files), unreadable(&files));
+    for (flags, says, beside) in IDLE {
+        run(&with(&unreadable, flags)).assert_refused(says);
+        if !beside.is_empty() {
+            let taken = run(&with(&head, &format!("{flags} {beside}")));
+            assert_eq!(taken.code, 0, "{flags} {beside}: {taken:#?}");
+        }
+    }
+    // Nothing is wrong with the flags, so it is told of the head.
+    run(&with(&unreadable, "--top-k 5")).assert_refused("none.npy: No such file");
+}
+
+#[test]
+fn values_out_of_range_are_told_before_a_head_is_read() {
+    let files = Files::new();
+    let unreadable = unreadable(&files);
+    let folder = files.name("none");
+    for (flags, says) in [
+        ("--temperature 1e-45", "--temperature is 1e-45, but must be large enough to divide by"),
+        ("--top-p 0", "--top-p is 0.0, but must be above 0 and at most 1"),
+        ("--min-p 1.5", "--min-p is 1.5, but must be between 0 and 1"),
+        ("--top-n-sigma -1", "--top-n-sigma is -1.0, but must be finite and not negative"),
+        ("--epsilon-cutoff nan", "--epsilon-cutoff is NaN"),
+        ("--typical-p 2", "--typical-p is 2.0"),
+        ("--typical-p 0.5 --temperature 0", "--typical-p can drop the largest logit, which a greedy row takes"),
+        ("--xtc-threshold 0", "--xtc-threshold is 0.0"),
+        ("--xtc-probability 2", "--xtc-probability is 2.0"),
+        ("--repetition-penalty 0", "--repetition-penalty is 0.0, but must be finite and above 0"),
+        ("--frequency-penalty inf", "--frequency-penalty is inf"),
+        ("--presence-penalty 1e30", "--presence-penalty is 1e30, but must be between -2^64 and 2^64"),
+        ("--dry-multiplier -1", "--dry-multiplier is -1.0"),
+        ("--dry-base 0.5", "--dry-base is 0.5, but must be finite and at least 1"),
+    ] {
+        run(&with(&unreadable, flags)).assert_refused(says);
+        run(&with(&["generate", "--model", &folder].map(str::to_owned), flags)).assert_refused(says);
+    }
+    run(&with(&unreadable, "--kept --temperature 0")).assert_refused("--kept is not defined for a greedy row");
+}
+
+#[test]
+fn a_flag_of_generate_that_changes_nothing_names_what_it_lacks() {
+    let files = Files::new();
+    let folder = files.name("none");
+    let base = ["generate", "--model", &folder].map(str::to_owned);
+    for (flags, says, _) in IDLE.into_iter().filter(|(flags, ..)| {
+        // The sequence is its own, and the model ends it.
+        ["--dry-base", "--dry-al", "--dry-pe", "--dry-se", "--top", "--min-p", "--eps", "--xtc", "--order"]
+            .iter()
+            .any(|flag| flags.starts_with(flag))
+    }) {
+        run(&with(&base, flags)).assert_refused(says);
+    }
+    run(&with(&base, "--frequency-penalty 1 --min-tokens 4 --stop-token-ids 7")).assert_refused("none");
+    // The layers are the processor's whatever draws.
+    let layers = run(&with(&["generate".to_owned()], "--max-tokens 2 --variant reference --threads 1 --isa portable"));
+    assert_eq!(layers.code, 0, "{layers:#?}");
+}
+
+#[test]
+fn what_changes_nothing_in_a_file_is_told_and_changes_nothing() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let of = |base: &[String], json: &str| {
+        let file = files.bytes("p.json", json.as_bytes());
+        let run = run_logging("warn", &with(base, &format!("--params {file}")));
+        assert_eq!(run.code, 0, "{run:#?}");
+        run
+    };
+    let plain = |n| of(&head, &format!(r#"{{"n": {n}}}"#));
+    assert_eq!(plain(200).stderr, "");
+    for (fields, says) in [
+        (r#""min_tokens": 4"#, "min_tokens means nothing without stop_token_ids"),
+        (
+            r#""repetition_penalty": 1.5"#,
+            "repetition_penalty means nothing without prompt_token_ids or output_token_ids",
+        ),
+        (
+            r#""presence_penalty": 1.5, "prompt_token_ids": [7]"#,
+            "presence_penalty means nothing without output_token_ids",
+        ),
+        (r#""xtc_probability": 0.5, "xtc_threshold": 0.6"#, "xtc_probability means nothing at xtc_threshold above 0.5"),
+        (r#""order": "llama-cpp""#, "order means nothing without top_k or top_p or"),
+        // What only stands there asks for nothing.
+        (r#""prompt_token_ids": [7], "output_token_ids": [8], "stop_token_ids": [9]"#, ""),
+    ] {
+        let found = of(&head, &format!(r#"[{{"n": 200}}, {{"n": 200, {fields}}}, {{"n": 200, {fields}}}]"#));
+        assert_eq!(found.stdout, plain(200).stdout, "{fields}");
+        let lines: Vec<_> = found.stderr.lines().collect();
+        match says {
+            "" => assert!(lines.is_empty(), "{lines:?}"),
+            says => assert!(lines.len() == 1 && lines[0].contains(&format!("p.json: row 1: {says}")), "{lines:?}"),
+        }
+    }
+    let text = ["generate", "--max-tokens", "9"].map(str::to_owned);
+    let (greedy, filtered) = (of(&text, r#"{"temperature": 0}"#), of(&text, r#"{"temperature": 0, "top_p": 0.9}"#));
+    assert_eq!((&filtered.stdout, greedy.stderr.as_str()), (&greedy.stdout, ""));
+    assert!(filtered.stderr.contains("p.json: sequence 0: top_p means nothing at temperature 0"), "{filtered:#?}");
+    assert_eq!(of(&text, r#"{"min_tokens": 4, "presence_penalty": 1, "stop_token_ids": [7]}"#).stderr, "");
+}
+
+/// Of all flags that say what is drawn: alone, and for a greedy draw, each changes what is drawn or is refused. A new flag
+/// is not forgotten.
+#[test]
+fn every_flag_of_a_row_changes_something_or_is_refused() {
+    /// What flags are given; of others there is nothing to be seen in a draw.
+    const VALUES: [(&str, &str); 28] = [
+        ("temperature", "0.2"),
+        ("seed", "5"),
+        ("position", "5"),
+        ("seeds", "1,2,3"),
+        ("draws", "3"),
+        ("allowed-token-ids", "4,9"),
+        ("logit-bias", "4:40"),
+        ("logprobs", "2"),
+        ("top-k", "2"),
+        ("top-p", "0.1"),
+        ("min-p", "0.9"),
+        ("top-n-sigma", "0.1"),
+        ("epsilon-cutoff", "0.01"),
+        ("typical-p", "0.1"),
+        ("xtc-threshold", "0.2"),
+        ("xtc-probability", "1"),
+        ("order", "llama-cpp"),
+        ("repetition-penalty", "3"),
+        ("frequency-penalty", "3"),
+        ("presence-penalty", "3"),
+        ("dry-multiplier", "3"),
+        ("dry-base", "3"),
+        ("dry-allowed-length", "3"),
+        ("dry-penalty-last-n", "3"),
+        ("min-tokens", "3"),
+        ("prompt-tokens", "3"),
+        ("output-tokens", "3"),
+        ("stop-token-ids", "3"),
+    ];
+    /// Those that need a file, or change nothing of this draw: other tests see to them.
+    const OTHERS: [&str; 8] = [
+        "without-replacement",
+        "canonical",
+        "mask",
+        "logprobs-mode",
+        "kept",
+        "params",
+        "banned-token-ids",
+        "dry-sequence-breakers",
+    ];
+    let cli = Cli::command();
+    let sample = cli.find_subcommand("sample").unwrap();
+    for group in ["RowArgs", "FilterArgs", "PenaltyArgs", "SequenceArgs"] {
+        for flag in sample.get_groups().find(|g| g.get_id() == group).unwrap().get_args() {
+            let flag = flag.as_str().replace('_', "-");
+            let is_known = VALUES.iter().any(|(name, _)| *name == flag) || OTHERS.contains(&flag.as_str());
+            assert!(is_known || flag == "rows", "--{flag} of {group}");
+        }
+    }
+    let files = Files::new();
+    let head = small_head(&files);
+    // A greedy draw has no noise.
+    for (base, silent) in
+        [("--draws 400", &["draws"][..]), ("--temperature 0", &["temperature", "seed", "position", "seeds"])]
+    {
+        let base = with(&head, base);
+        let plain = run(&base);
+        for (flag, value) in VALUES.into_iter().filter(|(flag, _)| !silent.contains(flag)) {
+            let found = run(&with(&base, &format!("--{flag} {value}")));
+            let is_refused = found.code == 2 && found.stderr.contains(&format!("--{flag} "));
+            let is_seen = found.code == 0 && found.stdout != plain.stdout;
+            assert!(is_refused || is_seen, "{base:?} --{flag} {value}: {}", found.stderr);
+        }
+    }
+}
+
+#[test]
+fn flags_of_bench_that_change_nothing_are_refused() {
+    for (flags, says) in [
+        ("--backend cuda --isa portable", "--isa means nothing to this backend"),
+        ("--sustained", "--sustained means nothing to this backend"),
+        ("--transport peers", "--transport means nothing to this backend"),
+        ("--backend cuda --pipeline --portable", "--portable means nothing with --pipeline"),
+        ("--backend cuda --transport peers --rounds 5", "--rounds means nothing with --transport"),
+        ("--backend cuda --transport peers --svg x.svg", "--svg means nothing with --transport"),
+        ("--backend cuda --transport peers --sustained", "--sustained means nothing with --transport"),
+        ("--backend cuda --transport peers --peers x.jsonl", "--peers means nothing with --transport"),
+        ("--world 2", "--transport"),
+    ] {
+        run(&with(&["bench".to_owned()], flags)).assert_refused(says);
+    }
+}
