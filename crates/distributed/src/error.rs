@@ -128,7 +128,7 @@ pub enum ShardError {
     Type {
         /// The shard.
         shard: usize,
-        /// Whose type: the weight's (against shard 0) or the hidden states' (against this rank's).
+        /// Whose type: the weight's (against the first shard that states one) or the hidden states' (against this rank's).
         what: &'static str,
         /// The type expected.
         expected: DType,
@@ -136,11 +136,13 @@ pub enum ShardError {
         found: DType,
     },
     /// Ranks have heads that do something else to their dot products.
-    #[error("shard {shard} is of a head with {found}, shard 0 of one with {expected}")]
+    #[error("shard {shard} is of a head with {found}, shard {other} of one with {expected}")]
     Transforms {
         /// The shard.
         shard: usize,
-        /// Shard 0's.
+        /// The first shard that has tokens.
+        other: usize,
+        /// That one's.
         expected: Transforms,
         /// The shard's.
         found: Transforms,

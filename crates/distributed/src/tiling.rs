@@ -140,6 +140,45 @@ impl Description {
         }
         reader.finish().map(|()| description)
     }
+
+    /// Checks that this is shard number `shard` of `world`, can be one, and agrees with the first.
+    fn check_beside(&self, first: &Description, shard: usize, world: usize) -> Result<(), ShardError> {
+        let (found_rank, found_world) = self.rank;
+        if self.rank != (shard, world) {
+            return Err(ShardError::Rank { shard, world, found_rank, found_world });
+        }
+        if self.merge != first.merge {
+            return Err(ShardError::Merge { shard, expected: first.merge, found: self.merge });
+        }
+        if (self.exchange, self.check_tokens) != (first.exchange, first.check_tokens) {
+            return Err(ShardError::Exchange {
+                shard,
+                expected: first.exchange,
+                found: self.exchange,
+                expected_check: first.check_tokens,
+                found_check: self.check_tokens,
+            });
+        }
+        if !self.takes_hidden {
+            return Err(ShardError::Input { shard });
+        }
+        if self.vocab_size != first.vocab_size {
+            return Err(ShardError::VocabSize { shard, expected: first.vocab_size, found: self.vocab_size });
+        }
+        if self.input != first.input {
+            return Err(ShardError::Hidden { shard, expected: first.input, found: self.input });
+        }
+        if self.plan != first.plan {
+            return Err(ShardError::Plan { shard, expected: first.plan, found: self.plan });
+        }
+        if self.merge == ShardMerge::Winners && !self.pathwise {
+            return Err(ShardError::NotPathwise { shard });
+        }
+        if self.draws_shards {
+            return Err(ShardError::Nested { shard });
+        }
+        Ok(())
+    }
 }
 
 /// The vocabulary that shards make up.
@@ -160,53 +199,9 @@ impl Whole {
         let first = shards.first().ok_or(ShardError::NoShards)?;
         let (plan, merge) = (first.plan, first.merge);
         for (shard, s) in shards.iter().enumerate() {
-            let (found_rank, found_world) = s.rank;
-            if s.rank != (shard, shards.len()) {
-                return Err(ShardError::Rank { shard, world: shards.len(), found_rank, found_world });
-            }
-            if s.merge != merge {
-                return Err(ShardError::Merge { shard, expected: merge, found: s.merge });
-            }
-            if (s.exchange, s.check_tokens) != (first.exchange, first.check_tokens) {
-                return Err(ShardError::Exchange {
-                    shard,
-                    expected: first.exchange,
-                    found: s.exchange,
-                    expected_check: first.check_tokens,
-                    found_check: s.check_tokens,
-                });
-            }
-            if let (Some(expected), Some(found)) = (first.weight, s.weight)
-                && expected != found
-            {
-                return Err(ShardError::Type { shard, what: "a weight", expected, found });
-            }
-            if let (Some(expected), Some(found)) = (first.transforms, s.transforms)
-                && expected != found
-                && !s.tokens.is_empty()
-                && !first.tokens.is_empty()
-            {
-                return Err(ShardError::Transforms { shard, expected, found });
-            }
-            if !s.takes_hidden {
-                return Err(ShardError::Input { shard });
-            }
-            if s.vocab_size != first.vocab_size {
-                return Err(ShardError::VocabSize { shard, expected: first.vocab_size, found: s.vocab_size });
-            }
-            if s.input != first.input {
-                return Err(ShardError::Hidden { shard, expected: first.input, found: s.input });
-            }
-            if s.plan != plan {
-                return Err(ShardError::Plan { shard, expected: plan, found: s.plan });
-            }
-            if merge == ShardMerge::Winners && !s.pathwise {
-                return Err(ShardError::NotPathwise { shard });
-            }
-            if s.draws_shards {
-                return Err(ShardError::Nested { shard });
-            }
+            s.check_beside(first, shard, shards.len())?;
         }
+        check_heads(shards)?;
         if merge == ShardMerge::LogMass && first.exchange == Exchange::Keys {
             return Err(ShardError::KeysByMass);
         }
@@ -257,6 +252,25 @@ fn knobs(shards: &[Description], merge: ShardMerge) -> Knobs {
     let filters = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
     let surveyed = merge == ShardMerge::Winners && shards.iter().all(|s| s.surveys);
     adjustments.union(if surveyed { filters } else { Knobs::NONE })
+}
+
+/// Checks that the shards that state of what head they are are of one. A shard without tokens has no bias to tell of.
+fn check_heads(shards: &[Description]) -> Result<(), ShardError> {
+    let numbered = || shards.iter().enumerate();
+    let mut weights = numbered().filter_map(|(shard, s)| Some((shard, s.weight?)));
+    if let Some((_, expected)) = weights.next()
+        && let Some((shard, found)) = weights.find(|(_, found)| *found != expected)
+    {
+        return Err(ShardError::Type { shard, what: "a weight", expected, found });
+    }
+    let mut heads =
+        numbered().filter(|(_, s)| !s.tokens.is_empty()).filter_map(|(shard, s)| Some((shard, s.transforms?)));
+    if let Some((other, expected)) = heads.next()
+        && let Some((shard, found)) = heads.find(|(_, found)| *found != expected)
+    {
+        return Err(ShardError::Transforms { shard, other, expected, found });
+    }
+    Ok(())
 }
 
 /// Shards without tokens may stand anywhere; the others follow one another from token 0 to the end.
@@ -378,6 +392,15 @@ mod tests {
         let says =
             "shard 1 is of a head with a bias, no soft-cap, scale 2, shard 0 of one with no bias, soft-cap 30, scale 2";
         assert_eq!(error.to_string(), says);
+        // A shard that states nothing, or has no tokens, is not what the others are compared with.
+        let silent = Description { weight: None, ..description(0..0) };
+        let head = Transforms { bias: true, soft_cap: None, scale: 2.0 };
+        let others = [description(0..5), Description { transforms: Some(head), ..description(5..10) }];
+        let error = whole(&[&[silent.clone()][..], &others].concat()).unwrap_err();
+        assert!(matches!(error, ShardError::Transforms { shard: 2, other: 1, found, .. } if found == head));
+        let others = [description(0..5), Description { weight: Some(DType::F16), ..description(5..10) }];
+        let error = whole(&[&[silent][..], &others].concat()).unwrap_err();
+        assert!(matches!(error, ShardError::Type { shard: 2, expected: DType::BF16, found: DType::F16, .. }));
         let error = with(|d| d.weight = Some(DType::F16));
         assert!(matches!(error, ShardError::Type { shard: 1, expected: DType::BF16, found: DType::F16, .. }));
     }
