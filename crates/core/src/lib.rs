@@ -17,8 +17,10 @@
 //! | [`moments`] | mean and deviation of a row, order-independent | |
 //! | [`history`], [`repetitions`], [`adjustments`] | a sequence's tokens, and the penalties, bans and biases of a row | |
 //! | [`sampling_params`] | [`SamplingParams`]: the parameters of a request, owned, with the names that JSON has | |
+//! | [`error`], [`digest`] | what can go wrong, by whom; what ranks compare of a call | |
 //! | [`knob`] | the knobs by name, and sets of them | |
 //! | [`stream_head`] | [`StreamHead`]: a head whose weight arrives block by block | |
+//! | [`matrix`] | [`Matrix`]: rows of bf16, f16 or f32, borrowed | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
 //! | [`survey`] | what a shard tells of rows with filters | |

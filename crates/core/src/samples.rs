@@ -50,8 +50,8 @@ pub struct RowSample<'a> {
     /// The tokens that the filters kept, when asked for.
     pub kept: Option<Kept<'a>>,
     /// How many passes over the row's logits the draw took: 1, and more where the filters of the row could not be
-    /// decided from the summary of one. Of rows with top-p alone the number can
-    /// depend on the threads and on the calls before, the draw never does.
+    /// decided from the summary of one. Of rows with top-p alone the number can depend on the threads and on the calls
+    /// before, the draw never does.
     pub passes: u32,
 }
 
@@ -80,42 +80,6 @@ pub fn log_prob(logit: f32, log_z: f64) -> f64 {
     let log_prob = f64::from(logit) - log_z;
     // A NaN stays one.
     if log_prob > 0.0 { 0.0 } else { log_prob }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::reference::{Reference, Scheme};
-    use crate::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
-
-    #[test]
-    #[should_panic(expected = "there is no row 1: the last call left 1 (none if it failed)")]
-    fn a_row_that_no_call_left_is_named() {
-        let mut samples = Samples::new();
-        samples.push_error(RowError::NoFiniteLogit);
-        let _ = samples.row(1);
-    }
-
-    #[test]
-    fn the_only_token_of_a_row_has_log_probability_0() {
-        let mut above = 0;
-        for i in 0..200 {
-            let weight = [0.1 * i as f32 - 7.0, 1.0];
-            let head = Head::new(Matrix::new(&weight, 2, 1).unwrap()).unwrap();
-            let plan = Plan { max_logprobs: Some(1), ..Plan::default() };
-            let mut samples = Samples::new();
-            let row = RowParams { mask: Some(&[1]), logprobs: Some(1), ..RowParams::default() };
-            let mut reference = Reference::new(head, plan, Scheme::Tiled);
-            reference.sample(Matrix::new(&[1f32], 1, 1).unwrap(), &[row], &mut samples).unwrap();
-            let row = samples.row(0).unwrap();
-            let log_probs = [row.draw_log_prob(0).unwrap(), row.log_prob(row.top[0].logit).unwrap()];
-            assert!(log_probs.iter().all(|log_prob| (-1e-8..=0.0).contains(log_prob)), "{i}: {log_probs:?}");
-            above += usize::from(f64::from(row.draws[0].logit) > row.log_z.unwrap());
-        }
-        // The bare difference would not do.
-        assert!(above > 0);
-        assert!(log_prob(0.0, f64::NAN).is_nan());
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -279,5 +243,41 @@ impl Samples {
             kept: None,
             passes: 1,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{Reference, Scheme};
+    use crate::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
+
+    #[test]
+    #[should_panic(expected = "there is no row 1: the last call left 1 (none if it failed)")]
+    fn a_row_that_no_call_left_is_named() {
+        let mut samples = Samples::new();
+        samples.push_error(RowError::NoFiniteLogit);
+        let _ = samples.row(1);
+    }
+
+    #[test]
+    fn the_only_token_of_a_row_has_log_probability_0() {
+        let mut above = 0;
+        for i in 0..200 {
+            let weight = [0.1 * i as f32 - 7.0, 1.0];
+            let head = Head::new(Matrix::new(&weight, 2, 1).unwrap()).unwrap();
+            let plan = Plan { max_logprobs: Some(1), ..Plan::default() };
+            let mut samples = Samples::new();
+            let row = RowParams { mask: Some(&[1]), logprobs: Some(1), ..RowParams::default() };
+            let mut reference = Reference::new(head, plan, Scheme::Tiled);
+            reference.sample(Matrix::new(&[1f32], 1, 1).unwrap(), &[row], &mut samples).unwrap();
+            let row = samples.row(0).unwrap();
+            let log_probs = [row.draw_log_prob(0).unwrap(), row.log_prob(row.top[0].logit).unwrap()];
+            assert!(log_probs.iter().all(|log_prob| (-1e-8..=0.0).contains(log_prob)), "{i}: {log_probs:?}");
+            above += usize::from(f64::from(row.draws[0].logit) > row.log_z.unwrap());
+        }
+        // The bare difference would not do.
+        assert!(above > 0);
+        assert!(log_prob(0.0, f64::NAN).is_nan());
     }
 }

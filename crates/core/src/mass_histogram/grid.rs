@@ -48,11 +48,17 @@ pub(super) fn slot_of(edge: f32) -> usize {
     }
 }
 
+/// The edge of the bin so many below that with the edge `top`, where both are small.
+#[inline(always)]
+pub(crate) fn edge_below(top: f32, below: usize) -> f32 {
+    top - below as f32 / PER_NAT
+}
+
 /// The edges of a window, from the top down. Among huge logits several steps may round to one float: it comes once.
 pub(super) fn edges(top: f32) -> impl Iterator<Item = f32> {
     let mut last = f32::INFINITY;
     (0..BINS).filter_map(move |below| {
-        let edge = top - below as f32 / PER_NAT;
+        let edge = edge_below(top, below);
         let fresh = edge < last && top - edge < WINDOW;
         last = edge;
         fresh.then_some(edge)

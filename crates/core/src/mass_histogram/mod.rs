@@ -8,8 +8,8 @@ mod tests;
 mod weights;
 mod words;
 
-pub(crate) use grid::edge_of;
 use grid::{BINS, P, PER_NAT, UNIT, WINDOW, edges, mass_in, slot_of};
+pub(crate) use grid::{edge_below, edge_of};
 pub(crate) use weights::{STEP, weight_below, weight_of, weights};
 
 /// Logits that are pushed side by side, and below which size: 2^18, where all numbers of bins are small integers.
@@ -269,7 +269,7 @@ impl MassHistogram {
         let small = self.falling_from().map(|top| {
             let (_, [low, high]) = self.run();
             let masses = high.iter().rev().chain(low.iter().rev());
-            masses.enumerate().map(move |(below, &mass)| (top - below as f32 / PER_NAT, mass))
+            masses.enumerate().map(move |(below, &mass)| (edge_below(top, below), mass))
         });
         let large = if small.is_none() { self.top } else { f32::NEG_INFINITY };
         let large = (large > f32::NEG_INFINITY).then(|| edges(large).map(|edge| (edge, self.bins[slot_of(edge)])));

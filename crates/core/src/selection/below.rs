@@ -1,6 +1,6 @@
 //! A mass that was summed without bins.
 
-use crate::mass_histogram::{MassHistogram, STEP, edge_of, weight_of};
+use crate::mass_histogram::{MassHistogram, STEP, edge_below, edge_of, weight_of};
 
 /// How far a sum of exponentials in float32 may be from the sum of the integer masses, relative to it.
 const ERROR: f64 = 1.0 / 32_768.0;
@@ -139,7 +139,7 @@ impl Below {
             under -= weight * mass as f64;
             // Above the few largest there may be tokens that were not seen, and nothing to gain.
             if i + 1 >= at && under <= limit {
-                let edge = top - i as f32 * 0.125;
+                let edge = edge_below(top, i);
                 return (edge > self.floor).then_some(edge);
             }
         }

@@ -1,7 +1,7 @@
 //! A row's masses as the walk sums them: bin by bin from the top, each weighted relative to the highest edge.
 
 use super::before::Before;
-use crate::mass_histogram::{MassHistogram, edge_of, weight_of, weights};
+use crate::mass_histogram::{MassHistogram, edge_below, edge_of, weight_of, weights};
 use crate::winner::{Candidate, Place};
 
 /// One bin of the histogram, relative to the highest.
@@ -59,7 +59,7 @@ impl Cells {
             for run in runs.into_iter().rev() {
                 for (&mass, (below, weight)) in run.iter().rev().zip(&mut weights) {
                     if mass > 0 {
-                        let edge = top - below as f32 * 0.125;
+                        let edge = edge_below(top, below);
                         let weight = weight * MassHistogram::ONE_UNIT;
                         self.cells.push(Cell { edge, weight, mass, through: 0.0 });
                     }

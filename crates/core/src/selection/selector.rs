@@ -168,31 +168,7 @@ impl Selector {
                     _ => Err(Selection::Unlisted { floor: low }),
                 }
             }
-            Filter::TopP(p) => {
-                let (low, high) = self.total(seen, end);
-                let limits = (f64::from(p) * low, f64::from(p) * high);
-                let reach = |limit| {
-                    let reached = match end {
-                        End::At(_) => self.cells.reached(limit),
-                        _ => self.cells.reach(&seen.list[self.from..until], limit),
-                    };
-                    reached.map(|n| self.from + n)
-                };
-                let first = reach(limits.0);
-                let second = if limits.0 == limits.1 { first } else { reach(limits.1) };
-                match (first, second, end) {
-                    (Some(a), Some(b), _) if a == b => Ok(End::At(a)),
-                    (_, _, End::At(_)) => Ok(end),
-                    (a, b, _) if last && (seen.below.is_on() || a.is_none() && b.is_none()) => {
-                        self.limits = limits;
-                        self.holds_list = a.is_none() && b.is_none();
-                        self.prefix_floor = if let End::Above(t) = end { t } else { f32::NEG_INFINITY };
-                        Err(Selection::Prefix)
-                    }
-                    (_, _, End::Above(t)) => Err(Selection::Unlisted { floor: t }),
-                    (_, _, End::All) => Err(Selection::Unlisted { floor: self.cells.floor_of(limits.1) }),
-                }
-            }
+            Filter::TopP(p) => self.prefix(p, seen, end, last),
             Filter::TypicalP(p) => match end {
                 End::At(end) => {
                     let kept = typical(&seen.list[self.from..end], f64::from(p));
@@ -203,6 +179,34 @@ impl Selector {
                 End::Above(floor) => Err(Selection::Unlisted { floor }),
                 End::All => Err(NEVER),
             },
+        }
+    }
+
+    /// The first tokens whose mass reaches `p` of the kept ones'.
+    fn prefix(&mut self, p: f32, seen: &Seen<'_>, end: End, last: bool) -> Result<End, Selection> {
+        let until = if let End::At(end) = end { end } else { seen.list.len() };
+        let (low, high) = self.total(seen, end);
+        let limits = (f64::from(p) * low, f64::from(p) * high);
+        let reach = |limit| {
+            let reached = match end {
+                End::At(_) => self.cells.reached(limit),
+                _ => self.cells.reach(&seen.list[self.from..until], limit),
+            };
+            reached.map(|n| self.from + n)
+        };
+        let first = reach(limits.0);
+        let second = if limits.0 == limits.1 { first } else { reach(limits.1) };
+        match (first, second, end) {
+            (Some(a), Some(b), _) if a == b => Ok(End::At(a)),
+            (_, _, End::At(_)) => Ok(end),
+            (a, b, _) if last && (seen.below.is_on() || a.is_none() && b.is_none()) => {
+                self.limits = limits;
+                self.holds_list = a.is_none() && b.is_none();
+                self.prefix_floor = if let End::Above(t) = end { t } else { f32::NEG_INFINITY };
+                Err(Selection::Prefix)
+            }
+            (_, _, End::Above(t)) => Err(Selection::Unlisted { floor: t }),
+            (_, _, End::All) => Err(Selection::Unlisted { floor: self.cells.floor_of(limits.1) }),
         }
     }
 
