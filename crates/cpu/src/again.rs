@@ -10,27 +10,15 @@ use crate::filtered::{Ask, FilterState};
 use crate::largest::order;
 use crate::state::RowState;
 use crate::tile::{Planned, Source, Worker};
-use core::cmp::Reverse;
 use core::ops::Range;
-use flash_sampling_core::selection::{Before, Below, Filtered, Filtering, Need, Seen};
+use flash_sampling_core::selection::{Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, next_pass};
 use flash_sampling_core::winner::Place;
 use flash_sampling_core::{Candidate, RowError};
 use rayon::prelude::*;
 
-/// Bytes that the lists of one pass may take; a longer list is alone in its pass.
-const LISTS: u64 = 16 << 20;
-
 /// Points in doubt that kept logits are asked about, of one row: each is a scan of all that is kept of it by one thread,
 /// and a pass, by all threads, sums before all points at once. A draw has one as a rule, so rows with more have many draws.
 const DOUBTS: usize = 8;
-
-/// Bytes of a row's list, in a head of `tokens`.
-fn bytes_of(need: &Need, tokens: u64) -> u64 {
-    match need {
-        Need::List { bound, .. } => tokens.min(*bound) * size_of::<Candidate>() as u64,
-        Need::Before => 0,
-    }
-}
 
 /// Answers a row from what it has, or notes what it needs.
 fn answer(
@@ -175,29 +163,23 @@ impl Engine {
 
     /// Chooses the rows of the next pass, the longest lists first, and empties what they fill.
     fn group<'a>(&mut self, rows: &Rows<'a>, tokens: u64, members: &mut Vec<usize>, again: &mut Rows<'a>) {
-        self.needs.sort_unstable_by_key(|(r, need)| (Reverse(bytes_of(need, tokens)), *r));
         again.clear();
         again.extend(rows.iter().map(|_| Err(RowError::NoFiniteLogit)));
         members.clear();
-        let (mut slots, mut room) = (0, LISTS);
-        self.needs.retain(|(r, need)| {
-            let Ok(planned) = &rows[*r] else { return false };
-            let bytes = bytes_of(need, tokens);
-            if bytes > room && slots > 0 {
-                return true;
-            }
-            room = room.saturating_sub(bytes);
-            let ask = match *need {
-                Need::Before if self.workers[0].rows[*r].filter.missed => Ask::Summary,
+        let mut slots = 0;
+        let workers = &self.workers;
+        next_pass(&mut self.needs, tokens, |r, need| {
+            let Ok(planned) = &rows[r] else { return };
+            let ask = match need {
+                Need::Before if workers[0].rows[r].filter.missed => Ask::Summary,
                 Need::Before => Ask::Before,
                 Need::List { floor, .. } => {
                     slots += 1;
                     Ask::List { floor, slot: slots - 1 }
                 }
             };
-            again[*r] = Ok(Planned { at: members.len(), ask, ..*planned });
-            members.push(*r);
-            false
+            again[r] = Ok(Planned { at: members.len(), ask, ..*planned });
+            members.push(r);
         });
         let Some((first, others)) = self.workers.split_first_mut() else { return };
         for &r in &*members {
@@ -270,7 +252,7 @@ impl Engine {
     pub(crate) fn trim(&mut self) {
         let bytes = |list: &Vec<Candidate>| (list.capacity() * size_of::<Candidate>()) as u64;
         let held: u64 = self.workers.iter().flat_map(|worker| &worker.lists).map(bytes).sum();
-        if held > 4 * LISTS {
+        if held > 4 * LIST_BYTES {
             self.workers.iter_mut().for_each(|worker| worker.lists.clear());
         }
     }

@@ -12,14 +12,12 @@ use crate::error::ShardError;
 use crate::lists::{Listed, Lists};
 use crate::rows::{Checked, recycle, surveyed};
 use crate::stage::{First, Stage};
-use core::cmp::Reverse;
 use core::mem::swap;
-use flash_sampling_core::selection::{Answer, Before, Below, Filtered, Filtering, Need, Seen, Wants};
+use flash_sampling_core::selection::{
+    Answer, Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, Wants, next_pass,
+};
 use flash_sampling_core::survey::by_place;
 use flash_sampling_core::{Candidate, Inquiry, MassHistogram, RowError, RowSurvey, Samples};
-
-/// Bytes that the lists of one pass may take; a longer list is alone in its pass.
-const LISTS: u64 = 16 << 20;
 
 /// What the pass that a row takes part in is asked.
 #[derive(Clone, Copy, Debug)]
@@ -80,15 +78,7 @@ pub(crate) struct OpenRows {
 
 /// How many tokens the list of one of `rows` rows may keep room for from call to call.
 pub(crate) fn kept_list(rows: usize) -> usize {
-    LISTS as usize / size_of::<Candidate>() / rows.max(1)
-}
-
-/// Bytes of a row's list.
-fn bytes_of(need: &Need, vocab_size: u32) -> u64 {
-    match need {
-        Need::Before => 0,
-        Need::List { bound, .. } => u64::from(vocab_size).min(*bound) * size_of::<Candidate>() as u64,
-    }
+    LIST_BYTES as usize / size_of::<Candidate>() / rows.max(1)
 }
 
 impl OpenRows {
@@ -181,19 +171,10 @@ impl OpenRows {
     pub(crate) fn next_pass(&mut self, vocab_size: u32) -> bool {
         let OpenRows { rows, needs, members, .. } = self;
         members.clear();
-        needs.sort_unstable_by_key(|(r, need)| (Reverse(bytes_of(need, vocab_size)), *r));
-        let (mut lists, mut room) = (0, LISTS);
-        needs.retain(|(r, need)| {
-            let bytes = bytes_of(need, vocab_size);
-            if bytes > room && lists > 0 {
-                return true;
-            }
-            room = room.saturating_sub(bytes);
-            lists += usize::from(bytes > 0);
-            rows[*r].ask = Some(Ask::Need(*need));
-            rows[*r].list.clear();
-            members.push(*r);
-            false
+        next_pass(needs, vocab_size.into(), |r, need| {
+            rows[r].ask = Some(Ask::Need(need));
+            rows[r].list.clear();
+            members.push(r);
         });
         members.sort_unstable();
         !members.is_empty()

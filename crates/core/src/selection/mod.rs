@@ -19,6 +19,7 @@ mod before;
 mod below;
 mod cells;
 mod filtering;
+mod passes;
 mod seen;
 mod selector;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub use band::Band;
 pub use before::Before;
 pub use below::Below;
 pub use filtering::{Filtered, Filtering, Need, Wants, winner};
+pub use passes::{LIST_BYTES, next_pass};
 pub use seen::Seen;
 pub use selector::Selector;
 
