@@ -5,7 +5,7 @@ use crate::error::CommandError;
 use flash_sampling::cpu::CpuError;
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, Knobs, PerturbedArgmax, Plan, RowError,
-    ShardError, ShardMerge, VariantConfig, build as build_config, group_size,
+    RowParams, ShardError, ShardMerge, VariantConfig, build as build_config, group_size,
 };
 
 /// Shards, without `--shards`.
@@ -75,6 +75,29 @@ fn in_distribution(args: &SamplerArgs) -> bool {
 pub(crate) fn instead(args: &SamplerArgs, knob: Knob) -> Option<&'static str> {
     let pathwise = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::WithoutReplacement]));
     (in_distribution(args) && pathwise.contains(knob)).then_some(PATHWISE_GROUPS)
+}
+
+/// What the sampler of the flags lacks, as far as they tell: it says the same itself, once it has a head.
+fn lacks(args: &SamplerArgs, canonical: bool) -> Knobs {
+    let kept = Knobs::FILTERS.with(Knob::Kept);
+    let of_shards = args.variant == VariantName::Sharded && merge(args) == ShardMerge::LogMass;
+    match args.variant {
+        VariantName::Reference => Knobs::NONE,
+        _ if canonical || of_shards => kept.with(Knob::LogprobsMode),
+        _ if in_distribution(args) => kept,
+        _ => Knobs::NONE,
+    }
+}
+
+/// Refuses what the flags ask of every row and their sampler lacks, before a head is read.
+///
+/// # Errors
+/// Bad usage: what the sampler would say.
+pub(crate) fn check_knobs(args: &SamplerArgs, canonical: bool, row: &RowParams<'_>) -> Result<(), CommandError> {
+    match row.enabled().intersection(lacks(args, canonical)).iter().next() {
+        Some(knob) => refusal(args, canonical, &RowError::Unsupported { knob }).map_or(Ok(()), Err),
+        None => Ok(()),
+    }
 }
 
 /// The refusal of a flag that names a token beyond the vocabulary.

@@ -17,6 +17,7 @@ mod text;
 use crate::args::{GenerateArgs, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
+use crate::{idle, sampler};
 use batch::Batch;
 use draft::Draft;
 use engine::Engine;
@@ -40,6 +41,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     args.sampler.check_for(Work::Text)?;
     // What ends a sequence is the model's to say.
     args.check(&[0])?;
+    sampler::check_knobs(&args.sampler, args.draws.canonical, &args.row(idle::written(), &[], None))?;
     let weights = Weights::open(args.text.model.as_deref())?;
     let language = Language::open(&weights)?;
     let model = weights.model(args.sampler.isa)?;

@@ -163,6 +163,57 @@ fn what_changes_nothing_in_a_file_is_told_and_changes_nothing() {
     assert_eq!(of(&text, r#"{"min_tokens": 4, "presence_penalty": 1, "stop_token_ids": [7]}"#).stderr, "");
 }
 
+/// What a sampler lacks is told before a head is read, and is what the sampler says of a row that a file asks it of.
+#[test]
+fn what_a_sampler_lacks_is_told_before_a_head_is_read() {
+    let files = Files::new();
+    let (head, unreadable) = (small_head(&files), unreadable(&files));
+    let folder = files.name("none");
+    let text = ["generate", "--model", &folder].map(str::to_owned);
+    let (mut refused, mut taken) = (0, 0);
+    for variant in [
+        "tiled",
+        "tiled --canonical",
+        "grouped",
+        "grouped --group-draw reuse",
+        "grouped --group-draw reuse --canonical",
+        "online",
+        "sharded",
+        "sharded --canonical",
+        "sharded --merge log-mass",
+        "sharded --merge log-mass --canonical",
+        "reference",
+        "reference --canonical",
+    ] {
+        for (flags, json) in [
+            ("--top-k 5", r#"{"top_k": 5}"#),
+            ("--top-p 0.5", r#"{"top_p": 0.5}"#),
+            ("--xtc-probability 0.5", r#"{"xtc_probability": 0.5}"#),
+            ("--kept", r#"{"kept": true}"#),
+            ("--logprobs 1 --logprobs-mode raw", r#"{"logprobs": 1, "logprobs_mode": "raw_logprobs"}"#),
+            ("--repetition-penalty 2 --prompt-tokens 3", r#"{"repetition_penalty": 2, "prompt_token_ids": [3]}"#),
+        ] {
+            let file = files.bytes("p.json", json.as_bytes());
+            let by_file = run(&with(&head, &format!("--variant {variant} --params {file}")));
+            let by_flags = with(&unreadable, &format!("--variant {variant} {flags}"));
+            match by_file.rows()[0]["error"].as_str() {
+                Some(says) => {
+                    refused += 1;
+                    run(&by_flags).assert_refused(says);
+                    if !flags.contains("kept") {
+                        run(&with(&text, &format!("--variant {variant} {flags}"))).assert_refused(says);
+                    }
+                }
+                None => {
+                    taken += 1;
+                    run(&by_flags).assert_refused("none.npy: No such file");
+                }
+            }
+        }
+    }
+    assert!(refused > 20 && taken > 20, "{refused} refused, {taken} taken");
+}
+
 /// Of all flags that say what is drawn: alone, and for a greedy draw, each changes what is drawn or is refused. A new flag
 /// is not forgotten.
 #[test]
