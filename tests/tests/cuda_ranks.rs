@@ -10,7 +10,9 @@ use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{SamplerFactory, suite};
-use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples};
+use flash_sampling_core::{
+    DType, Head, History, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples,
+};
 use flash_sampling_cuda::{CudaError, CudaTiled, Device};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -151,9 +153,12 @@ fn draws_by_nccl_are_those_of_one_gpu() {
 /// Has a GPU load what a call of ranks needs: what is loaded while a rank waits for another on the same GPU can stand behind
 /// it.
 fn load_kernels(problem: &Problem, plan: Plan) {
+    load_kernels_of(problem, plan, &vec![RowParams::default(); problem.input().rows()]);
+}
+
+fn load_kernels_of(problem: &Problem, plan: Plan, rows: &[RowParams<'_>]) {
     let mut rank = ranks(GpuExchange::Peers, Gpus::One, Some(1)).build(problem.head(), plan).unwrap();
-    let rows = vec![RowParams::default(); problem.input().rows()];
-    rank.sample(problem.input(), &rows, &mut Samples::new()).unwrap();
+    rank.sample(problem.input(), rows, &mut Samples::new()).unwrap();
 }
 
 fn as_one_gpu(factory: GpuRanks) {
@@ -307,63 +312,90 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
     });
 }
 
+/// What a call's failure says.
+fn said(error: SampleError) -> String {
+    let SampleError::Backend { source, .. } = error else { panic!("{error}") };
+    source.to_string()
+}
+
 /// Hidden states of other types, whose roundings differ.
 #[test]
 fn ranks_that_are_called_with_other_types_are_named() {
     let Some(_alone) = runs_here() else { return };
     let types = [DType::BF16, DType::F16];
-    let [problem, other] = types.map(|dtype| Problem::integers(Size::new(2, 900, 64), DType::BF16, dtype, 5));
+    let problems = types.map(|dtype| Problem::integers(Size::new(2, 900, 64), DType::BF16, dtype, 5));
     let plan = Plan { max_rows: 2, ..Plan::default() };
-    [&problem, &other].into_iter().for_each(|problem| load_kernels(problem, plan));
+    problems.iter().for_each(|problem| load_kernels(problem, plan));
     thread::scope(|scope| {
-        let heads = problem.head().split(&[0, 500]);
+        let heads = problems[0].head().split(&[0, 500]);
         for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-            let (problem, other, rank) = (&problem, &other, transport.rank());
+            let (problems, rank) = (&problems, transport.rank());
             scope.spawn(move || {
                 let mut sampler = CudaRank::new(shard, plan, transport, &CudaRankOptions::default()).unwrap();
                 let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
-                let input = if rank == 0 { problem.input() } else { other.input() };
-                let error = sampler.sample(input, &rows, &mut Samples::new()).unwrap_err();
-                let SampleError::Backend { source, .. } = error else { panic!("{error}") };
-                let found = source.downcast_ref::<CudaError>().cloned().unwrap();
-                assert_eq!(found, CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) });
+                let error = sampler.sample(problems[rank].input(), &rows, &mut Samples::new()).unwrap_err();
+                let (other, [mine, theirs]) = (1 - rank, [types[rank], types[1 - rank]]);
+                let says = format!("shard {other} has hidden states of {theirs:?}, but {mine:?} is expected");
+                assert_eq!(said(error), says);
             });
         }
     });
 }
 
-/// Seeds, and numbers of rows, that differ.
+/// Parameters of a row, what is in its lists, and numbers of rows, that differ; and the group goes on.
 #[test]
-fn ranks_that_are_called_otherwise_are_named() {
-    let Some(_alone) = runs_here() else { return };
-    let limit = Duration::from_millis(200);
+fn ranks_that_are_called_otherwise_are_told_what_differs() {
+    if let Some(_alone) = runs_here() {
+        are_told_what_differs(GpuExchange::Peers, Gpus::One);
+    }
+    let two = ranks(GpuExchange::Nccl, Gpus::Each, Some(2));
+    if runs(&two.name(), two.unavailable(), 1) {
+        are_told_what_differs(GpuExchange::Nccl, Gpus::Each);
+    }
+}
+
+fn are_told_what_differs(exchange: GpuExchange, gpus: Gpus) {
     let problem = Problem::integers(Size::new(3, 900, 64), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 3, ..Plan::default() };
-    load_kernels(&problem, plan);
+    let history = History::new(&[5, 9]);
+    let rows = [1, 2, 3].map(|seed| RowParams { seed, ..RowParams::default() });
+    let others = [
+        ("seed", RowParams { seed: 7, ..rows[1] }),
+        ("position", RowParams { position: 7, ..rows[1] }),
+        ("draws", RowParams { first_draw: 7, ..rows[1] }),
+        ("temperature", RowParams { temperature: 0.5, ..rows[1] }),
+        ("penalties", RowParams { repetition_penalty: 1.5, ..rows[1] }),
+        ("history", RowParams { history: Some(&history), ..rows[1] }),
+        ("mask", RowParams { mask: Some(&[u32::MAX, 7]), ..rows[1] }),
+        ("logit bias", RowParams { logit_bias: &[(7, 0.5)], ..rows[1] }),
+        ("bans and stops", RowParams { banned: &[7], ..rows[1] }),
+    ];
+    let with = |other| [rows[0], other, rows[2]];
+    if gpus == Gpus::One {
+        others.iter().for_each(|(_, other)| load_kernels_of(&problem, plan, &with(*other)));
+    }
     thread::scope(|scope| {
         let heads = problem.head().split(&[0, 500]);
         for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-            let (problem, rank) = (&problem, transport.rank());
+            let (problem, others, rank) = (&problem, &others, transport.rank());
             scope.spawn(move || {
-                let options = CudaRankOptions { limit, ..CudaRankOptions::default() };
+                let (limit, device) = (Duration::from_secs(1), if gpus == Gpus::One { 0 } else { rank });
+                let options = CudaRankOptions { limit, exchange, device, ..CudaRankOptions::default() };
                 let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
                 let mut out = Samples::new();
-                let mut failed = |seeds: &[u64]| {
-                    let rows: Vec<_> = seeds.iter().map(|&seed| RowParams { seed, ..RowParams::default() }).collect();
-                    let input = problem.input().row_range(0..rows.len());
-                    let error = sampler.sample(input, &rows, &mut out).err();
+                let mut failure = |rows: &[RowParams<'_>]| {
+                    let error = sampler.sample(problem.input().row_range(0..rows.len()), rows, &mut out).err();
                     assert_eq!(out.is_empty(), error.is_some());
-                    error.map(|error| match error {
-                        SampleError::Backend { source, .. } => source.downcast_ref::<CudaError>().cloned().unwrap(),
-                        error => panic!("{error}"),
-                    })
+                    error.map(said)
                 };
-                assert_eq!(failed(&[1, 2, 3]), None);
-                let other = CudaError::OtherCall { rank: Some(1 - rank), row: Some(1) };
-                assert_eq!(failed(if rank == 0 { &[1, 2, 3] } else { &[1, 7, 3] }), Some(other));
-                assert_eq!(failed(&[4, 5]), None);
-                let found = failed(if rank == 0 { &[1, 2] } else { &[1, 2, 3] });
-                assert_eq!(found, Some(CudaError::OtherCall { rank: Some(1 - rank), row: Some(0) }));
+                for (what, other) in others {
+                    assert_eq!(failure(&rows), None);
+                    assert_eq!(failure(&with(*other)), None, "{what} of both");
+                    let says = format!("shard {} was called with other parameters for row 1: {what}", 1 - rank);
+                    assert_eq!(failure(&with([rows[1], *other][rank])), Some(says));
+                }
+                let says = format!("shard {} was called with {} rows, this one with {}", 1 - rank, 3 - rank, 2 + rank);
+                assert_eq!(failure(&rows[..2 + rank]), Some(says));
             });
         }
     });

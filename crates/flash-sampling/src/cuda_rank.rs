@@ -65,7 +65,8 @@ impl Default for CudaRankOptions {
 /// `Mpi` where each is a process. It carries the handshake, so that ranks that were planned otherwise are named.
 ///
 /// A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it; the others name
-/// it when their time is over, and the group is done.
+/// it when their time is over, and the group is done. Where ranks are called with different rows or parameters, each learns
+/// over the transport of which row and what: [`ShardError::Params`], [`ShardError::Rows`] or [`ShardError::Type`].
 #[derive(Debug)]
 pub struct CudaRank<'w, T> {
     local: Arc<Mutex<CudaTiled<'w>>>,
@@ -340,6 +341,14 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
                 }
                 Ok(agreed?)
             }
+            // What differs the GPUs do not say. Every rank asks: each was called otherwise than some other.
+            Err(error) if is_of_another_call(&error) => match self.by_host.can_call(input, rows, None) {
+                Err(named @ (ShardError::Type { .. } | ShardError::Rows { .. } | ShardError::Params { .. })) => {
+                    Err(named.into())
+                }
+                // Only the number of calls differs: some rank failed one, or is gone.
+                _ => Err(error),
+            },
             // Who it was, NCCL does not say; the transport may. And ranks that compare results wait for this one's.
             Err(error) if self.check_tokens || is_of_others(&error) => {
                 let gone = self.by_host.call_roll().err().filter(|_| is_of_others(&error));
@@ -348,6 +357,12 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
             drawn => drawn,
         }
     }
+}
+
+/// Whether the GPUs found that ranks were called with different rows or parameters.
+fn is_of_another_call(error: &SampleError) -> bool {
+    let SampleError::Backend { source, .. } = error else { return false };
+    matches!(source.downcast_ref(), Some(CudaError::OtherCall { .. }))
 }
 
 /// Whether some rank did not come, or broke off, of which is not known which.
