@@ -1,6 +1,6 @@
 //! Surveys: what passes leave of rows with filters, handed over to a merge of shards instead of being decided here.
 
-use crate::engine::{CHUNK, Call, Engine};
+use crate::engine::{CHUNK, Call, Engine, Rows};
 use crate::filtered::Ask;
 use crate::hidden::Hidden;
 use crate::largest::order;
@@ -12,6 +12,32 @@ use flash_sampling_core::survey::check_survey;
 use flash_sampling_core::{
     Head, Inquiry, Matrix, PerturbedArgmax, RowError, RowParams, RowSurvey, SampleError, Survey,
 };
+
+/// What a pass is asked of each of `rows`, and which of them take part in it, `members`; how many lists it fills.
+fn ask<'a>(rows: &Rows<'a>, inquiries: &[Inquiry<'_>], asked: &mut Rows<'a>, members: &mut Vec<usize>) -> usize {
+    members.clear();
+    let mut lists = 0;
+    asked.extend(rows.iter().zip(inquiries).enumerate().map(|(r, (row, inquiry))| {
+        let ask = match inquiry {
+            // Raw logits of single tokens take no pass.
+            Inquiry::Nothing | Inquiry::RawLogits(_) => return Err(RowError::NoFiniteLogit),
+            Inquiry::Overview => Ask::Summary,
+            Inquiry::Before(_) => Ask::Before,
+            Inquiry::List { floor } => {
+                lists += 1;
+                Ask::List { floor: *floor, slot: lists - 1 }
+            }
+        };
+        let planned = (*row)?;
+        let raw = ask == Ask::Summary && planned.row.raw_logprobs.is_some();
+        if !raw && planned.row.filters.is_none() {
+            return Err(RowError::NoFiniteLogit);
+        }
+        members.push(r);
+        Ok(Planned { at: members.len() - 1, ask, ..planned })
+    }));
+    lists
+}
 
 impl Engine {
     /// One pass over the head's tokens for the rows that an inquiry is made about.
@@ -28,27 +54,7 @@ impl Engine {
         let rows = self.begin(call.rows, &adjustments, &call.can, head.vocab_size(), |_, _| 0.0);
         let mut asked = self.take_again();
         let mut members = core::mem::take(&mut self.members);
-        members.clear();
-        let mut slots = 0;
-        asked.extend(rows.iter().zip(inquiries).enumerate().map(|(r, (row, inquiry))| {
-            let ask = match inquiry {
-                // Raw logits of single tokens take no pass.
-                Inquiry::Nothing | Inquiry::RawLogits(_) => return Err(RowError::NoFiniteLogit),
-                Inquiry::Overview => Ask::Summary,
-                Inquiry::Before(_) => Ask::Before,
-                Inquiry::List { floor } => {
-                    slots += 1;
-                    Ask::List { floor: *floor, slot: slots - 1 }
-                }
-            };
-            let planned = (*row)?;
-            let raw = ask == Ask::Summary && planned.row.raw_logprobs.is_some();
-            if !raw && planned.row.filters.is_none() {
-                return Err(RowError::NoFiniteLogit);
-            }
-            members.push(r);
-            Ok(Planned { at: members.len() - 1, ask, ..planned })
-        }));
+        let lists = ask(&rows, inquiries, &mut asked, &mut members);
         if !members.is_empty() {
             if members.len() < rows.len() {
                 hidden.gather(dot, &call.input, &members);
@@ -61,7 +67,7 @@ impl Engine {
                         state.filter.doubts.extend(doubts.iter().map(|doubt| Before::new(doubt.place)));
                     }
                 }
-                worker.lists.resize_with(slots.max(worker.lists.len()), Vec::new);
+                worker.lists.resize_with(lists.max(worker.lists.len()), Vec::new);
                 worker.lists.iter_mut().for_each(Vec::clear);
             };
             let source = hidden.source(head, dot);
@@ -81,21 +87,34 @@ impl Engine {
                 }
             }
         }
-        if inquiries.iter().any(|inquiry| matches!(inquiry, Inquiry::RawLogits(_))) {
-            let dot = hidden.pack(self, head.weight().dtype(), &call.input);
-            let source = hidden.source(head, dot);
-            for (r, (survey, inquiry)) in out.iter_mut().zip(inquiries).enumerate() {
-                if let (Inquiry::RawLogits(drawn), None) = (inquiry, survey.error) {
-                    let own = drawn.iter().filter(|token| head.tokens().contains(token));
-                    survey.raw_logits.extend(own.map(|&t| (t, self.workers[0].raw_logits(&source, t)(r))));
-                }
-            }
-        }
+        self.tell_raw_logits(head, hidden, &call.input, inquiries, out);
         self.trim();
         self.members = members;
         self.keep_again(asked);
         self.end(rows);
         self.keep(adjustments);
+    }
+
+    /// Writes the raw logits of single tokens that were asked for.
+    fn tell_raw_logits(
+        &mut self,
+        head: &Head<'_>,
+        hidden: &mut Hidden,
+        input: &Matrix<'_>,
+        inquiries: &[Inquiry<'_>],
+        out: &mut [RowSurvey],
+    ) {
+        if !inquiries.iter().any(|inquiry| matches!(inquiry, Inquiry::RawLogits(_))) {
+            return;
+        }
+        let dot = hidden.pack(self, head.weight().dtype(), input);
+        let source = hidden.source(head, dot);
+        for (r, (survey, inquiry)) in out.iter_mut().zip(inquiries).enumerate() {
+            if let (Inquiry::RawLogits(drawn), None) = (inquiry, survey.error) {
+                let own = drawn.iter().filter(|token| head.tokens().contains(token));
+                survey.raw_logits.extend(own.map(|&t| (t, self.workers[0].raw_logits(&source, t)(r))));
+            }
+        }
     }
 
     /// Writes what the pass found for a row.
