@@ -141,7 +141,8 @@ fn log_z(device: &Arc<Device>) -> usize {
     })
 }
 
-/// First of all: what others have given back would be used. Where lists decide, the first call with filters takes 32 KiB a row, and not room for the logits: 156 MB here.
+/// First of all: what others have given back would be used. Where lists decide, the first call with filters takes 32
+/// KiB a row, and not room for the logits: 156 MB here.
 fn listed_rows_take_no_room_for_logits() {
     const MANY: usize = 256;
     let problem = Problem::of_logits(&LogitShape::LlmLike.logits(151_936, 5), 1);

@@ -146,9 +146,9 @@ pub trait PerturbedArgmax: Send {
     /// What concerns one row only is that row's error in `out`.
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError>;
 
-    /// What vocabulary shards need of this sampler for rows with filters or raw log-probabilities; `None`: it cannot be a shard of such
-    /// rows. A sampler that has it can do all of [`Knobs::FILTERS`], [`Knob::Kept`](crate::Knob::Kept) and
-    /// [`Knob::LogprobsMode`](crate::Knob::LogprobsMode).
+    /// What vocabulary shards need of this sampler for rows with filters or raw log-probabilities; `None`: it cannot be
+    /// a shard of such rows. A sampler that has it can do all of [`Knobs::FILTERS`], [`Knob::Kept`](crate::Knob::Kept)
+    /// and [`Knob::LogprobsMode`](crate::Knob::LogprobsMode).
     fn survey(&mut self) -> Option<&mut dyn Survey> {
         None
     }

@@ -12,11 +12,11 @@ pub enum Exchange {
     #[default]
     Summaries,
     /// A key a row, the winner as an order-preserving u64 (score, inverted token), in one max all-reduce, for
-    /// [`ShardMerge::Winners`]: 8 bytes for each row of the plan and 24 for the call, whatever the number of ranks. Tokens and scores are those of
-    /// [`Exchange::Summaries`], to the last bit; the logit of a draw does not travel and is given as score minus noise,
-    /// which is within the rounding of that subtraction.
-    /// Calls with a row that asks for more (several draws, log-probabilities, filters, a list without replacement) or that is bad
-    /// (NaN, +inf) gather summaries after the reduction, which every rank learns from the reduction itself.
+    /// [`ShardMerge::Winners`]: 8 bytes for each row of the plan and 24 for the call, whatever the number of ranks.
+    /// Tokens and scores are those of [`Exchange::Summaries`], to the last bit; the logit of a draw does not travel and
+    /// is given as score minus noise, which is within the rounding of that subtraction. Calls with a row that asks for
+    /// more (several draws, log-probabilities, filters, a list without replacement) or that is bad (NaN, +inf) gather
+    /// summaries after the reduction, which every rank learns from the reduction itself.
     Keys,
 }
 

@@ -1,4 +1,5 @@
-//! An allocator that counts, for the tests of memory, and rows for them. A test file with it holds one test: the count is the process's.
+//! An allocator that counts, for the tests of memory, and rows for them. A test file with it holds one test: the count
+//! is the process's.
 #![allow(dead_code)] // each test file uses its part
 
 use flash_sampling_core::{Capabilities, History, Knob, LogprobsMode, RowParams};

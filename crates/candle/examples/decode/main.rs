@@ -1,6 +1,7 @@
-//! Time for each token of a decode step, end to end: candle-transformers' Qwen3 at a real model's shape with random weights, or
-//! the built-in model (`stories`, whose layers are this project's and run on the CPU), and then the next tokens by our head, by candle's matmul and its `LogitsProcessor`, by candle's matmul and its
-//! `gumbel_softmax`, or by candle's matmul and our sampler of logits.
+//! Time for each token of a decode step, end to end: candle-transformers' Qwen3 at a real model's shape with random
+//! weights, or the built-in model (`stories`, whose layers are this project's and run on the CPU), and then the next
+//! tokens by our head, by candle's matmul and its `LogitsProcessor`, by candle's matmul and its `gumbel_softmax`, or by
+//! candle's matmul and our sampler of logits.
 //!
 //! ```sh
 //! cargo run --release -p flash-sampling-candle --example decode -- [MODEL [SEQUENCES [CONTEXT [STEPS [DEVICE]]]]]

@@ -39,8 +39,9 @@ impl Masks {
         Masks::parse(&tensor::map(path)?, rows, vocab_size).map_err(|problem| problem.at(path))
     }
 
-    /// Parses a `.npy` file of 32-bit words, shape `[words]` or `[1, words]` (one mask for all rows) or `[rows, words]`. Signed words
-    /// are taken by their bits: that is how grammar libraries hold bitmaps in tensor types without unsigned integers.
+    /// Parses a `.npy` file of 32-bit words, shape `[words]` or `[1, words]` (one mask for all rows) or
+    /// `[rows, words]`. Signed words are taken by their bits: that is how grammar libraries hold bitmaps in tensor types
+    /// without unsigned integers.
     ///
     /// # Errors
     /// [`Problem`]: the format, the type, the shape, or fewer bits than tokens. A token that the mask does not speak of

@@ -1,13 +1,14 @@
 //! The parameters of a request, owned: set one by one or (feature `serde`) read from JSON, checked once against a
 //! vocabulary, and lent to a call as [`RowParams`] at every step.
 //!
-//! Fields have the names of vLLM's `SamplingParams`, so that the sampling part of a request maps without a table: `null`
-//! stands for a field's default, -1 for no seed, every token (`top_k`) and all log-probabilities, and `"-inf"`, `"inf"` and
-//! `"NaN"` for the floats that JSON has no number for. What vLLM does not have is named as in [`RowParams`]. Nothing is dropped: a field that is
-//! not known is refused, and vLLM's fields that are no matter of the draw (`max_tokens`, `stop`, `detokenize`, ...) are
-//! refused unless their value asks for nothing, as null and vLLM's own default of most of them do. (The default of
-//! `max_tokens` is 16, which asks for an end.) Two things differ: `logit_bias` is not clamped to ±100, and
-//! `logprobs_mode`, which vLLM has for all requests alike, is the processed ones unless said.
+//! Fields have the names of vLLM's `SamplingParams`, so that the sampling part of a request maps without a table:
+//! `null` stands for a field's default, -1 for no seed, every token (`top_k`) and all log-probabilities, and `"-inf"`,
+//! `"inf"` and `"NaN"` for the floats that JSON has no number for. What vLLM does not have is named as in
+//! [`RowParams`]. Nothing is dropped: a field that is not known is refused, and vLLM's fields that are no matter of the
+//! draw (`max_tokens`, `stop`, `detokenize`, ...) are refused unless their value asks for nothing, as null and vLLM's
+//! own default of most of them do. (The default of `max_tokens` is 16, which asks for an end.) Two things differ:
+//! `logit_bias` is not clamped to ±100, and `logprobs_mode`, which vLLM has for all requests alike, is the processed
+//! ones unless said.
 //!
 //! Other formats than JSON will do where a value says of what kind it is, as in YAML, TOML and MessagePack; where all are text
 //! (query strings, the environment) or have no kind (bincode, postcard) they are not read.
