@@ -36,9 +36,7 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     args.sampler.check_for(if args.transport.transport.is_some() { Work::Ranks } else { Work::Draws })?;
     args.transport.check(&args.sampler)?;
     args.rows.check()?;
-    if args.transport.transport.is_none() {
-        sampler::check_knobs(&args.sampler, args.rows.canonical, &args.rows.row(None, None))?;
-    }
+    sampler::check_knobs(&args.sampler, args.rows.canonical, &args.rows.row(None, None))?;
     match args.transport.transport {
         #[cfg(feature = "cuda")]
         Some(transport) if transport.is_of_gpus() => return crate::gpus::run(args, out, interrupt),

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use flash_sampling::{Order, RowParams};
 
-/// Which tokens are kept. Values out of range are the row's error.
+/// Which tokens are kept.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Filters")]
 pub struct FilterArgs {

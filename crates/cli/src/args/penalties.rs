@@ -3,7 +3,7 @@
 use clap::Args;
 use flash_sampling::RowParams;
 
-/// Penalties by the sequence so far. Values out of range are the row's error.
+/// Penalties by the sequence so far.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Penalties")]
 pub struct PenaltyArgs {

@@ -36,6 +36,8 @@ fn flags_of_ranks_mean_something_only_together() {
         run(&with(&gpus, "--world 3 --devices 0,1")).assert_refused("--world 3, but --devices names 2");
         run(&with(&gpus, "--devices 1,0,1")).assert_refused("--devices names GPU 1 twice");
         run(&with(&gpus, "--world 2 --merge log-mass")).assert_refused("--merge log-mass is not what");
+        run(&with(&gpus, "--world 2 --canonical --top-k 5"))
+            .assert_refused("top_k is not supported by this sampler; the draw without --canonical has it");
     }
     run(&with(&head, "--merge winners")).assert_refused("--merge means nothing");
     run(&with(&head, "--transport mpi --time-limit 0")).assert_refused("0.001 to 86400 seconds");
