@@ -6,6 +6,7 @@ use super::requests::Requests;
 use super::sequence::{End, Sequence};
 use crate::args::{Format, GenerateArgs};
 use crate::error::CommandError;
+use crate::output::rounded;
 use serde_json::json;
 use std::io::{self, Write};
 
@@ -86,9 +87,9 @@ impl<'o> Writer<'o> {
             writeln!(self.out, "error: {error}")?;
         }
         for (token, logprobs) in sequence.history.output().iter().zip(&sequence.logprobs) {
-            write!(self.out, "  {:>9.4} {:?}", logprobs.drawn, self.language.name(*token))?;
+            write!(self.out, "  {:>9.4} {:?}", rounded(logprobs.drawn), self.language.name(*token))?;
             for (token, logprob) in &logprobs.top {
-                write!(self.out, "  {logprob:.4} {:?}", self.language.name(*token))?;
+                write!(self.out, "  {:.4} {:?}", rounded(*logprob), self.language.name(*token))?;
             }
             writeln!(self.out)?;
         }

@@ -8,4 +8,5 @@ mod text;
 pub use file::try_path;
 pub use json::write_json;
 pub use row::{Drawn, KeptTokens, RowFailure, RowOutcome};
+pub(crate) use text::rounded;
 pub use text::write_text;

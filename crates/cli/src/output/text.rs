@@ -41,8 +41,9 @@ pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome, ordered
         let logprob = drawn.log_prob(c.logit);
         writeln!(
             out,
-            "  top    token {:>7}  logprob {logprob:>9.4}  probability {:.6}",
+            "  top    token {:>7}  logprob {:>9.4}  probability {:.6}",
             c.winner.token,
+            rounded(logprob),
             logprob.exp()
         )?;
     }
@@ -51,13 +52,18 @@ pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome, ordered
 
 fn list(out: &mut dyn Write, drawn: &Drawn) -> io::Result<()> {
     for ((token, score), &logit) in drawn.tokens.iter().zip(&drawn.scores).zip(&drawn.logits).take(LISTED) {
-        writeln!(out, "  drawn  token {token:>7}  logprob {:>9.4}  score {score:.4}", drawn.log_prob(logit))?;
+        writeln!(out, "  drawn  token {token:>7}  logprob {:>9.4}  score {score:.4}", rounded(drawn.log_prob(logit)))?;
     }
     Ok(())
 }
 
 /// A token's count and logit.
 type Ranked = (u32, (usize, f32));
+
+/// A log-probability to four decimals, as it is written: what rounds to zero has no sign.
+pub(crate) fn rounded(logprob: f64) -> f64 {
+    (logprob * 1e4).round() / 1e4 + 0.0
+}
 
 /// The drawn tokens, most frequent first, then the lower token.
 fn ranking(drawn: &Drawn) -> Vec<Ranked> {
@@ -84,7 +90,11 @@ fn summarise(out: &mut dyn Write, drawn: &Drawn, ranking: &[Ranked]) -> io::Resu
     }
     if others > 0 {
         let frequency = others as f64 / n as f64;
-        writeln!(out, "  drawn  all the others{others:>8} times  frequency {frequency:.6}  probability {rest:.6}")?;
+        writeln!(
+            out,
+            "  drawn  all the others{others:>8} times  frequency {frequency:.6}  probability {:.6}",
+            rest.max(0.0)
+        )?;
     }
     Ok(())
 }
@@ -126,6 +136,16 @@ mod tests {
             }
             assert_eq!(text.contains(&format!("{} more tokens", n.saturating_sub(32))), n > 32, "{text}");
         }
+    }
+
+    #[test]
+    fn a_log_probability_that_rounds_to_zero_has_no_sign() {
+        let mut drawn = Drawn { log_z: 1e-9, ..Drawn::default() };
+        drawn.extend(&[Draw { token: 7, score: 0.0, logit: 0.0 }], &[]);
+        assert!(format!("{:.4}", drawn.log_prob(0.0)).contains("-0.0000"));
+        let text = text(&Ok(drawn), false);
+        assert!(text.contains("logprob    0.0000"), "{text}");
+        assert_eq!(format!("{:.4} {:.4}", rounded(-0.25), rounded(f64::NEG_INFINITY)), "-0.2500 -inf");
     }
 
     #[test]
