@@ -61,6 +61,10 @@ pub struct BenchArgs {
     /// --backend cuda.
     #[arg(long)]
     pub sustained: bool,
+    /// Let each call find a cache of lines that were read, as the layers before the head leave it, in place of lines that
+    /// were written and are not yet in memory; for --backend cuda.
+    #[arg(long)]
+    pub clean_cache: bool,
     /// Time the portable kernel too, and what it costs there to keep the logits; for --backend cuda.
     #[arg(long)]
     pub portable: bool,
@@ -229,10 +233,12 @@ impl BenchArgs {
             ("--threads", cuda && self.threads.is_some(), here),
             ("--isa", cuda && self.isa.is_some(), here),
             ("--sustained", !cuda && self.sustained, here),
+            ("--clean-cache", !cuda && self.clean_cache, here),
             ("--portable", !cuda && self.portable, here),
             ("--peers", !cuda && self.peers.is_some(), here),
             ("--transport", !cuda && ranks, here),
             ("--sustained", ranks && self.sustained, "with --transport"),
+            ("--clean-cache", ranks && self.clean_cache, "with --transport"),
             ("--portable", ranks && self.portable, "with --transport"),
             ("--peers", ranks && self.peers.is_some(), "with --transport"),
             ("--rounds", ranks && self.rounds.is_some(), "with --transport"),

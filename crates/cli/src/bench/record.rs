@@ -25,7 +25,7 @@ pub struct Record {
     pub gpu: Option<Gpu>,
     /// How a GPU's times were taken.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub protocol: Option<&'static str>,
+    pub protocol: Option<String>,
     /// The sections, in order.
     pub sections: Vec<Section>,
     /// Memory beyond the inputs.

@@ -1,15 +1,17 @@
 //! Timing on a GPU: events around calls that find a cold cache.
 
-use super::driver;
+use super::{driver, failed};
 use crate::bench::timing::{Contender, Timing};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
+use flash_sampling::cuda::Device;
 use flash_sampling::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
-use flash_sampling::cuda::cudarc::driver::{CudaEvent, CudaSlice, CudaStream};
+use flash_sampling::cuda::cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr};
+use flash_sampling::cuda::rivals::{Read, Way};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is written before each call: several times the cache of any GPU.
+/// What is written or read before each call: several times the cache of any GPU.
 const FLUSH: usize = 256 << 20;
 /// Calls that are enqueued before the host waits, and looks for Ctrl-C.
 const AHEAD: usize = 125;
@@ -29,8 +31,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// For records.
-    pub fn describe(self) -> &'static str {
+    fn describe(self) -> &'static str {
         match self {
             Protocol::Blocks { .. } => "blocks: rest, warm-ups, timed calls; all contenders again in opposite order",
             Protocol::Sustained => "sustained: by turns without a pause",
@@ -56,10 +57,38 @@ fn warm(rounds: usize) -> usize {
     rounds.div_ceil(4)
 }
 
+/// What a call finds in the GPU's cache, whose lines are others' in any case.
+#[derive(Debug)]
+pub enum Cache {
+    /// Lines that were written: what a call leaves of them needs no way to memory, what it pushes out does.
+    Written,
+    /// Lines that were read: what a call stores has room at once.
+    Read(Read),
+}
+
+impl Cache {
+    /// As `--clean-cache` asks.
+    ///
+    /// # Errors
+    /// The compiler's, the driver's.
+    pub fn new(is_clean: bool, device: &Device) -> Result<Self, CommandError> {
+        let read = if is_clean { Read::new(Way::Streaming, device).map_err(failed)? } else { None };
+        Ok(read.map_or(Cache::Written, Cache::Read))
+    }
+
+    fn describe(&self) -> &'static str {
+        match self {
+            Cache::Written => "the cache full of lines that were written",
+            Cache::Read(_) => "the cache full of lines that were read",
+        }
+    }
+}
+
 /// Times what is enqueued on a stream.
 #[derive(Debug)]
 pub struct Clock {
     protocol: Protocol,
+    cache: Cache,
     stream: Arc<CudaStream>,
     flush: CudaSlice<u8>,
 }
@@ -77,9 +106,14 @@ impl Clock {
     ///
     /// # Errors
     /// The driver's.
-    pub fn new(protocol: Protocol, stream: Arc<CudaStream>) -> Result<Self, CommandError> {
+    pub fn new(protocol: Protocol, cache: Cache, stream: Arc<CudaStream>) -> Result<Self, CommandError> {
         let flush = stream.alloc_zeros(FLUSH).map_err(driver("allocate memory"))?;
-        Ok(Clock { protocol, stream, flush })
+        Ok(Clock { protocol, cache, stream, flush })
+    }
+
+    /// For records.
+    pub fn describe(&self) -> String {
+        format!("{}; {}", self.protocol.describe(), self.cache.describe())
     }
 
     /// The stream.
@@ -97,12 +131,23 @@ impl Clock {
         self.stream.synchronize().map_err(driver("run what is timed"))
     }
 
+    fn fill_cache(&mut self) -> Result<(), CommandError> {
+        match &self.cache {
+            Cache::Written => self.stream.memset_zeros(&mut self.flush).map_err(driver("fill the cache")),
+            Cache::Read(read) => {
+                let address = self.flush.device_ptr(&self.stream).0;
+                // SAFETY: the memory is this value's, and as long as the stream.
+                unsafe { read.launch(&self.stream, address, FLUSH as u64) }.map_err(failed)
+            }
+        }
+    }
+
     /// Enqueues one call between two events, the cache cold.
     fn call(&mut self, which: usize, contender: &mut Contender<'_>, counts: bool) -> Result<Pending, CommandError> {
         let failed = driver("time a call");
         let event = || self.stream.context().new_event(Some(CU_EVENT_DEFAULT)).map_err(&failed);
         let (start, end) = (event()?, event()?);
-        self.stream.memset_zeros(&mut self.flush).map_err(&failed)?;
+        self.fill_cache()?;
         start.record(&self.stream).map_err(&failed)?;
         (contender.run)()?;
         end.record(&self.stream).map_err(&failed)?;

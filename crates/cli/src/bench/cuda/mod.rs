@@ -27,7 +27,7 @@ use crate::bench::{save, show};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::progress;
-use clock::{Clock, Protocol};
+use clock::{Cache, Clock, Protocol};
 use contenders::Contenders;
 use flash_sampling::cuda::cudarc::driver::DriverError;
 use flash_sampling::cuda::{CudaError, Device, Probe};
@@ -82,8 +82,8 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         (true, _) => Protocol::Sustained,
         (false, quick) => Protocol::Blocks { rest: if quick { Duration::ZERO } else { REST } },
     };
-    let mut clock = Clock::new(protocol, stream)?;
-    let mut record = Record { protocol: Some(clock.protocol().describe()), ..Record::begin() };
+    let mut clock = Clock::new(protocol, Cache::new(args.clean_cache, &device)?, stream)?;
+    let mut record = Record { protocol: Some(clock.describe()), ..Record::begin() };
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let head = OnDevice::new(&size, most, args.dtype.into(), clock.stream())?;

@@ -14,7 +14,7 @@ pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     if let Some(gpu) = &record.gpu {
         describe(out, gpu)?;
     }
-    writeln!(out, "{}", record.protocol.unwrap_or_default())
+    writeln!(out, "{}", record.protocol.as_deref().unwrap_or_default())
 }
 
 /// Writes a head, a section for each number of rows: times, then ratios. `flops` is the matrix ceiling.

@@ -4,7 +4,7 @@ use super::cases::{Case, Lists};
 use super::inputs::Kind;
 use super::table;
 use crate::args::{BenchArgs, BenchSize};
-use crate::bench::cuda::clock::{Clock, Protocol};
+use crate::bench::cuda::clock::{Cache, Clock, Protocol};
 use crate::bench::cuda::peers::Peers;
 use crate::bench::cuda::{driver, failed};
 use crate::bench::record::{Passes, Record, Section};
@@ -222,9 +222,9 @@ pub fn run(
         true => Protocol::Sustained,
         false => Protocol::Blocks { rest: if args.quick { Duration::ZERO } else { REST } },
     };
-    let mut clock = Clock::new(protocol, stream.clone())?;
+    let mut clock = Clock::new(protocol, Cache::new(args.clean_cache, &device)?, stream.clone())?;
     let peers = args.peers.as_deref().map(Peers::read).transpose()?;
-    record.protocol = Some(protocol.describe());
+    record.protocol = Some(clock.describe());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let dtype: DType = args.dtype.into();

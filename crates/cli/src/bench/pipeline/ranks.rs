@@ -78,7 +78,7 @@ pub fn run(
     out: &mut dyn Write,
     interrupt: &Interrupt,
 ) -> Result<(), CommandError> {
-    record.protocol = Some("whole calls by the host's clock, a thread for each rank; slowest rank, best of 20");
+    record.protocol = Some("whole calls by the host's clock, a thread for each rank; slowest rank, best of 20".into());
     for size in args.sizes() {
         let inputs = Inputs::new(size, args.dtype.into())?;
         for &transport in &args.transport {

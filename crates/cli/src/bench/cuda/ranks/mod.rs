@@ -110,7 +110,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
     let mut gpu = describe(&group.devices[0])?;
     gpu.nccl = group.transports.contains(&GpuTransport::Nccl).then(nccl_version).flatten();
     record.gpu = Some(gpu);
-    record.protocol = Some("graph replays, 100 at a time after 0.1 s of rest; slowest rank, best of 8");
+    record.protocol = Some("graph replays, 100 at a time after 0.1 s of rest; slowest rank, best of 8".into());
     table::write(out, &record, args.world).map_err(CommandError::write("to standard output"))?;
     save(&record, args)?;
     Ok(0)
