@@ -79,6 +79,9 @@ fn inverse_cdf_draws_from_the_softmax() {
         let f = freedom as f64;
         let limit = f * (1.0 - 2.0 / (9.0 * f) + 3.8 * (2.0 / (9.0 * f)).sqrt()).powi(3);
         assert!(statistic < limit, "{} tokens, {rows} rows: {statistic} of {freedom}", logits.len());
+        // Another law is told apart: that of the logits backwards.
+        let (statistic, _) = chi_square(&logits.iter().rev().copied().collect::<Vec<_>>(), &counts);
+        assert!(statistic > limit, "{} tokens, {rows} rows: {statistic} of {freedom}", logits.len());
         let outside = logits.iter().zip(&counts).filter(|(l, count)| **l == f32::NEG_INFINITY && **count > 0).count();
         assert_eq!(outside, 0);
     }

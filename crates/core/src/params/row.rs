@@ -288,8 +288,10 @@ mod tests {
             });
             let (p, heads) = (f64::from(xtc_probability), heads.count() as f64);
             // Five deviations: one in 1.7 million.
-            let deviations = (heads - p * ROWS as f64) / (p * (1.0 - p) * ROWS as f64).sqrt();
-            assert!(deviations.abs() < 5.0, "{heads} of {ROWS} at {p}: {deviations} deviations");
+            let deviations = |p: f64| ((heads - p * ROWS as f64) / (p * (1.0 - p) * ROWS as f64).sqrt()).abs();
+            assert!(deviations(p) < 5.0, "{heads} of {ROWS} at {p}: {} deviations", deviations(p));
+            // A coin that is off by a fiftieth would be seen.
+            assert!(deviations(p + 0.02) > 5.0 && deviations(p - 0.02) > 5.0);
         }
     }
 
