@@ -177,17 +177,22 @@ mod tests {
     #[test]
     fn the_law_is_the_softmax_at_the_temperature() {
         let logits = logits(&[0.0, 2.0f32.ln(), 5.0f32.ln(), f32::NEG_INFINITY]);
-        for (temperature, expected) in [(1.0f64, [0.125f64, 0.25, 0.625]), (0.5, [1.0 / 30.0, 4.0 / 30.0, 25.0 / 30.0])]
-        {
-            let mut processor = LogitsProcessor::new(3, Some(temperature), None);
+        let laws = [(1.0f64, [0.125f64, 0.25, 0.625]), (0.5, [1.0 / 30.0, 4.0 / 30.0, 25.0 / 30.0])];
+        // Six standard deviations.
+        let is_of = |counts: &[u32; 4], law: &[f64; 3]| {
+            counts.iter().zip(law).all(|(&count, p)| {
+                let deviation = (20_000.0 * p * (1.0 - p)).sqrt();
+                (f64::from(count) - 20_000.0 * p).abs() < 6.0 * deviation
+            })
+        };
+        for (at, (temperature, expected)) in laws.iter().enumerate() {
+            let mut processor = LogitsProcessor::new(3, Some(*temperature), None);
             let mut counts = [0u32; 4];
             (0..20_000).for_each(|_| counts[processor.sample(&logits).unwrap() as usize] += 1);
             assert_eq!(counts[3], 0);
-            for (count, p) in counts.into_iter().zip(expected) {
-                // Six standard deviations.
-                let deviation = (20_000.0 * p * (1.0 - p)).sqrt();
-                assert!((f64::from(count) - 20_000.0 * p).abs() < 6.0 * deviation, "{counts:?} at {temperature}");
-            }
+            assert!(is_of(&counts, expected), "{counts:?} at {temperature}");
+            // The other temperature's law is told apart.
+            assert!(!is_of(&counts, &laws[1 - at].1), "{counts:?} at {temperature}");
         }
     }
 
