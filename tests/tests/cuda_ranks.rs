@@ -71,6 +71,12 @@ fn ranks_that_are_called_with_other_filters_are_named() {
     rank_filters::are_named_where_they_differ(&[device.clone(), device]);
 }
 
+#[test]
+fn filters_that_ranks_decide_are_those_of_one_gpu_at_the_edges() {
+    let Some(_alone) = runs_here() else { return };
+    rank_filters::are_those_of_one_gpu_at_the_edges(&two_devices());
+}
+
 /// A GPU each, where there are two.
 fn two_devices() -> [Arc<Device>; 2] {
     let device = Device::new(0).unwrap();

@@ -20,8 +20,12 @@ impl<'w> Group<'w> {
     fn new(problem: &'w Problem, plan: Plan, devices: &[Arc<Device>]) -> Group<'w> {
         let (vocab, world) = (problem.head().vocab_size(), devices.len() as u32);
         let starts: Vec<u32> = (0..world).map(|rank| vocab / world * rank / 4 * 4).collect();
+        Group::of_shards(problem, plan, devices, &starts)
+    }
+
+    fn of_shards(problem: &'w Problem, plan: Plan, devices: &[Arc<Device>], starts: &[u32]) -> Group<'w> {
         let peers = DevicePeers::group(devices, CudaTiled::rows_together(&plan), Duration::from_secs(5)).unwrap();
-        let shards = problem.head().split(&starts);
+        let shards = problem.head().split(starts);
         let mut ranks: Vec<_> = shards
             .into_iter()
             .zip(devices)
@@ -163,6 +167,43 @@ pub(crate) fn are_those_of_one_gpu(devices: &[Arc<Device>]) {
     }
     // A list that does not tell, bins that leave a row in doubt: a row in a hundred.
     assert!(30 * left <= decided, "{left} rows left open, {decided} decided");
+}
+
+/// Equal logits on both of two ranks, rows without a logit that can be drawn beside others, shards of unequal lengths, one of
+/// which begins at no multiple of 4.
+pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
+    const NONE: [u32; 188] = [0; 188];
+    let plan = Plan { max_rows: 8, ..Plan::default() };
+    let problem = Problem::integers(Size::new(8, 6000, 64), DType::BF16, DType::BF16, 5);
+    let mut bytes: Vec<u8> = (0..8).flat_map(|r| problem.input().row_bytes(r).to_vec()).collect();
+    // A NaN in the third row.
+    bytes[2 * 64 * 2..][..2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    let input = Matrix::from_bytes(&bytes, DType::BF16, 8, 64, 64).unwrap();
+    let mut alone = CudaTiled::new(problem.head(), plan, &devices[0]).unwrap();
+    for starts in [[0, 3000], [0, 1204], [0, 4999]] {
+        let mut group = Group::of_shards(&problem, plan, devices, &starts);
+        for row in [
+            RowParams { top_k: 20, ..RowParams::default() },
+            RowParams { min_p: 0.1, ..RowParams::default() },
+            RowParams { top_k: 50, top_p: 0.9, ..RowParams::default() },
+            RowParams { top_p: 0.9, ..RowParams::default() },
+        ] {
+            let mut rows: Vec<_> = (0..8).map(|seed| RowParams { seed, ..row }).collect();
+            rows[5].mask = Some(&NONE);
+            if !group.decides(&rows).iter().all(|&decides| decides) {
+                continue;
+            }
+            let mut want = Samples::new();
+            alone.sample(input, &rows, &mut want).unwrap();
+            assert!(want.row(2).is_err() && want.row(5).is_err() && want.row(0).is_ok());
+            let (found, open) = group.sample(input, &rows);
+            for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
+                if !open.contains(&r) {
+                    assert_eq!(drawn(found), drawn(want), "row {r}, shards from {starts:?}, {:?}", rows[r]);
+                }
+            }
+        }
+    }
 }
 
 /// Two ranks that are called with other filters, and then again with the same ones.
