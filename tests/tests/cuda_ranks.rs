@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 #[path = "cuda/rank_filters.rs"]
 mod rank_filters;
+#[path = "cuda/rank_processes.rs"]
+mod rank_processes;
 #[path = "cuda/rows.rs"]
 mod rows;
 
@@ -69,6 +71,23 @@ fn ranks_that_are_called_with_other_filters_are_named() {
     let Some(_alone) = runs_here() else { return };
     let device = Device::new(0).unwrap();
     rank_filters::are_named_where_they_differ(&[device.clone(), device]);
+}
+
+/// The sanitizers look at it.
+#[test]
+fn filters_of_one_rank_are_those_of_one_gpu() {
+    let Some(_alone) = runs_here() else { return };
+    rank_filters::are_those_of_one_gpu_in_a_small_call(&Device::new(0).unwrap());
+}
+
+/// On two GPUs where there are two, else on one, which runs the processes by turns.
+#[test]
+fn filters_that_ranks_of_two_processes_decide_are_those_of_one_gpu() {
+    if rank_processes::is_a_rank() {
+        return;
+    }
+    let Some(_alone) = runs_here() else { return };
+    rank_processes::draw_as_one_gpu("filters_that_ranks_of_two_processes_decide_are_those_of_one_gpu");
 }
 
 #[test]

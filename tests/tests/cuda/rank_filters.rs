@@ -3,6 +3,7 @@
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, History, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DevicePeers};
+use std::slice;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -73,13 +74,15 @@ impl<'w> Group<'w> {
     }
 }
 
-fn drawn<E>(row: Result<flash_sampling_core::RowSample<'_>, E>) -> Result<Vec<flash_sampling_core::Draw>, E> {
+pub(crate) fn drawn<E>(
+    row: Result<flash_sampling_core::RowSample<'_>, E>,
+) -> Result<Vec<flash_sampling_core::Draw>, E> {
     row.map(|row| row.draws.to_vec())
 }
 
 /// Which rows have top-p alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mass {
+pub(crate) enum Mass {
     /// None.
     None,
     /// All, or no filters, and nothing else.
@@ -89,7 +92,7 @@ enum Mass {
 }
 
 /// Rows of every kind that is decided together, and none that is not.
-fn rows(count: usize, by_mass: Mass, lists: &'static [History]) -> Vec<RowParams<'static>> {
+pub(crate) fn rows(count: usize, by_mass: Mass, lists: &'static [History]) -> Vec<RowParams<'static>> {
     const MASK: [u32; 188] = [0xfff0_ff0f; 188];
     let row = |r: usize| {
         let of_mass =
@@ -120,6 +123,37 @@ fn rows(count: usize, by_mass: Mass, lists: &'static [History]) -> Vec<RowParams
         }
     };
     (0..count).map(row).collect()
+}
+
+/// A call of one rank, whose records go to itself, takes every kernel of ranks.
+pub(crate) fn are_those_of_one_gpu_in_a_small_call(device: &Arc<Device>) {
+    let plan = Plan { max_rows: 6, ..Plan::default() };
+    // More tokens than a list holds.
+    let problem = Problem::gaussian(Size::new(6, 4603, 72), DType::BF16, DType::BF16, 78);
+    let mut alone = CudaTiled::new(problem.head(), plan, device).unwrap();
+    let mut group = Group::new(&problem, plan, slice::from_ref(device));
+    let base = RowParams { position: 5, ..RowParams::default() };
+    let listed = [
+        RowParams { top_k: 20, ..base },
+        RowParams { min_p: 0.05, ..base },
+        RowParams { top_k: 50, top_p: 0.9, mask: Some(&[0x0101_0101; 144]), ..base },
+        RowParams { temperature: 0.0, ..base },
+        RowParams { min_p: 0.3, logit_bias: &[(7, 3.0)], ..base },
+        base,
+    ];
+    let by_mass = [0.95, 1.0, 0.05, 0.3, 0.8, 0.5].map(|top_p| RowParams { top_p, ..base });
+    for rows in [listed, by_mass] {
+        if !group.decides(&rows).iter().all(|&decides| decides) {
+            assert_ne!(device.capability().0, 9);
+            return;
+        }
+        let (mut want, (found, open)) = (Samples::new(), group.sample(problem.input(), &rows));
+        alone.sample(problem.input(), &rows, &mut want).unwrap();
+        for (r, (found, want)) in found.iter().zip(want.iter()).enumerate().filter(|(r, _)| !open.contains(r)) {
+            assert_eq!(drawn(found), drawn(want), "{:?}", rows[r]);
+        }
+        assert!(open.len() < 3, "{open:?} left open");
+    }
 }
 
 /// On as many devices, which may be the same one.

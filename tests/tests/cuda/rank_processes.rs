@@ -1,0 +1,97 @@
+//! Rows with filters that ranks in two processes decide, which meet by files in a folder.
+
+use super::rank_filters::{Mass, drawn, rows};
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_core::{DType, History, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, PeerOffer};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{env, fs, process, thread};
+
+const WORLD: usize = 2;
+/// Names the rank of a process, and the folder where ranks meet.
+const CHILD: (&str, &str) = ("FLASH_SAMPLING_TEST_RANK", "FLASH_SAMPLING_TEST_FOLDER");
+/// How long a rank waits for another one on the GPU, and by files.
+const LIMIT: Duration = Duration::from_secs(20);
+const MEET: Duration = Duration::from_secs(60);
+
+/// Whether this process is a rank that [`draw_as_one_gpu`] started; it has then drawn.
+pub(crate) fn is_a_rank() -> bool {
+    let [rank, folder] = [CHILD.0, CHILD.1].map(|name| env::var(name).ok());
+    let (Some(rank), Some(folder)) = (rank, folder) else { return false };
+    draw(rank.parse().unwrap(), folder.as_ref());
+    true
+}
+
+/// Starts the ranks as processes that run the test of this name alone, and waits for them.
+pub(crate) fn draw_as_one_gpu(test: &str) {
+    let folder = env::temp_dir().join(format!("flash-sampling-rank-filters-{}", process::id()));
+    fs::create_dir(&folder).unwrap();
+    let start = |rank: usize| {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture", "--test-threads", "1"]);
+        command.env(CHILD.0, rank.to_string()).env(CHILD.1, &folder).spawn().unwrap()
+    };
+    let mut ranks: Vec<_> = (0..WORLD).map(start).collect();
+    // A rank that misses another one ends by its own limit.
+    let succeeded: Vec<_> = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
+    let told = (0..WORLD).filter(|rank| folder.join(format!("done-{rank}")).exists()).count();
+    fs::remove_dir_all(&folder).unwrap();
+    assert_eq!((succeeded, told), (vec![true; WORLD], WORLD));
+}
+
+/// One of them, on a GPU of its own where there are two: draws, and tells so by a file.
+fn draw(rank: usize, folder: &Path) {
+    let begun = Instant::now();
+    // Tells the others, and waits for what they tell.
+    let meet = |what: &str, mine: &[u8]| -> Vec<Vec<u8>> {
+        let (part, whole) = (folder.join(format!("part-{rank}")), folder.join(format!("{what}-{rank}")));
+        fs::write(&part, mine).unwrap();
+        fs::rename(part, whole).unwrap();
+        let read = |other: usize| loop {
+            match fs::read(folder.join(format!("{what}-{other}"))) {
+                Ok(theirs) => break theirs,
+                Err(error) => assert!(begun.elapsed() < MEET, "rank {other}: {error}"),
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        (0..WORLD).map(read).collect()
+    };
+    let device = Device::new(rank).or_else(|_| Device::new(0)).unwrap();
+    let plan = Plan { max_rows: 24, max_draws: 3, ..Plan::default() };
+    let problem = Problem::gaussian(Size::new(24, 6000, 264), DType::BF16, DType::BF16, 5);
+    let lists: &'static [History] = Box::leak(Box::new([History::new(&[5, 9, 3000, 5999])]));
+    let calls = [(1, Mass::None), (24, Mass::None), (24, Mass::Bare), (24, Mass::Knobs), (7, Mass::None)];
+    let calls: Vec<_> = calls.into_iter().map(|(count, mass)| (count, rows(count, mass, lists))).collect();
+    let mut alone = CudaTiled::new(problem.head(), plan, &device).unwrap();
+    let want = |(count, rows): &(usize, Vec<RowParams<'_>>)| {
+        let mut out = Samples::new();
+        alone.sample(problem.input().row_range(0..*count), rows, &mut out).unwrap();
+        out
+    };
+    let want: Vec<_> = calls.iter().map(want).collect();
+    let shard = problem.head().split(&[0, 2504]).swap_remove(rank);
+    let mut sampler = CudaTiled::new(shard, plan, &device).unwrap();
+    sampler.prepare_together().unwrap();
+    let offer = PeerOffer::new(rank, WORLD, CudaTiled::rows_together(&plan), &device).unwrap();
+    let cards = meet("card", &offer.card());
+    let mut exchange = CudaExchange::from(offer.connect(&cards, LIMIT).unwrap());
+    exchange.agree(&meet("told", &sampler.tell_together()));
+    let (mut found, mut open, mut left) = (Samples::new(), Vec::new(), 0);
+    for ((count, rows), want) in calls.iter().zip(&want) {
+        if device.capability().0 != 9 {
+            assert!(!sampler.decides_together(&exchange, rows));
+            continue;
+        }
+        assert!(sampler.decides_together(&exchange, rows));
+        let input = problem.input().row_range(0..*count);
+        sampler.sample_filtered_together(&mut exchange, input, rows, &mut open, &mut found).unwrap();
+        for (r, (found, want)) in found.iter().zip(want.iter()).enumerate().filter(|(r, _)| !open.contains(r)) {
+            assert_eq!(drawn(found), drawn(want), "rank {rank}, row {r} of {count}, {:?}", rows[r]);
+        }
+        left += open.len();
+    }
+    assert!(left <= 8, "{left} of 80 rows left open");
+    meet("done", &[]);
+}
