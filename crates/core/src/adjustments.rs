@@ -102,11 +102,21 @@ impl<'a> IndexedAdjustments<'a> {
 impl Adjustments {
     /// The adjustments of rows, tokens strictly ascending within a row.
     pub fn collect<'p>(&mut self, rows: impl IntoIterator<Item = &'p RowParams<'p>>) {
+        self.begin();
+        rows.into_iter().for_each(|row| self.push(row, None));
+    }
+
+    /// [`Adjustments::collect`] of some tokens alone: all that their shard of the vocabulary needs.
+    pub fn collect_within<'p>(&mut self, rows: impl IntoIterator<Item = &'p RowParams<'p>>, tokens: Range<u32>) {
+        self.begin();
+        rows.into_iter().for_each(|row| self.push(row, Some(&tokens)));
+    }
+
+    fn begin(&mut self) {
         self.items.clear();
         self.ends.clear();
         self.starts.clear();
         self.starts_ends.clear();
-        rows.into_iter().for_each(|row| self.push(row));
     }
 
     /// Makes the index of the rows, for [`Adjustments::indexed`].
@@ -143,39 +153,45 @@ impl Adjustments {
         IndexedAdjustments { items: self.row(row), starts: &self.starts[from..end] }
     }
 
-    /// Appends what each knob of a row says of single tokens, and folds what is said of the same token.
-    fn push(&mut self, row: &RowParams<'_>) {
+    /// Appends what each knob of a row says of single tokens, of these or of all, and folds what is said of the same token.
+    fn push(&mut self, row: &RowParams<'_>, tokens: Option<&Range<u32>>) {
         let from = self.items.len();
-        self.items.reserve(row.history.map_or(0, |history| history.occurrences().len()));
+        let is_asked = |token: &u32| tokens.is_none_or(|tokens| tokens.contains(token));
+        let (occurrences, penalty) = row.penalties(tokens);
+        self.items.reserve(occurrences.len());
         let stops = if row.stops_are_banned() { row.stop_token_ids } else { &[] };
         let bans = row.banned.iter().chain(stops).map(|&token| (token, f32::NEG_INFINITY));
         let biases = row.logit_bias.iter().copied().chain(bans);
-        let (occurrences, penalty) = row.penalties();
         if row.repetition_penalty == 1.0 {
             self.items.extend(occurrences.iter().filter(|o| o.output_count > 0).map(penalty));
         } else {
             // All of them: a filter that lets all pass takes four times as long.
             self.items.extend(occurrences.iter().map(penalty));
         }
+        let penalised = self.items.len();
+        let biases = biases.filter(|(token, _)| is_asked(token));
         self.items.extend(biases.map(|(token, bias)| Adjustment::bias(token, bias)));
         if let (Some(history), true) = (row.history, row.dry_multiplier != 0.0) {
             let tokens = history.tokens();
             let looked_at = &tokens[tokens.len().saturating_sub(row.dry_penalty_last_n as usize)..];
             let allowed = row.dry_allowed_length.max(1) as usize;
             let found = self.repetitions.find(looked_at, row.dry_sequence_breakers, allowed);
-            self.items.extend(found.iter().map(|&(token, length)| {
+            let found = found.iter().filter(|(token, _)| is_asked(token));
+            self.items.extend(found.map(|&(token, length)| {
                 let subtract = row.dry_multiplier * power(row.dry_base, length - allowed);
                 Adjustment { subtract, ..Adjustment::none(token) }
             }));
         }
-        self.fold(from);
+        // Penalties alone are in order and finite.
+        if self.items.len() > penalised {
+            self.fold(from);
+        }
         self.ends.push(self.items.len());
     }
 
     /// Sorts the items from a place on, and makes one of those of the same token. Of a token's items two at most differ from
     /// [`Adjustment::none`] in a field, or they are bans, so the order in which they are folded does not matter.
     fn fold(&mut self, from: usize) {
-        // Penalties alone are in order.
         if !self.items[from..].is_sorted_by(|a, b| a.token < b.token) {
             self.items[from..].sort_unstable_by_key(|item| item.token);
             let mut end = from;
@@ -213,14 +229,16 @@ fn power(base: f32, exponent: usize) -> f32 {
 }
 
 impl<'p> RowParams<'p> {
-    /// The tokens that may have penalties, ascending, and the penalty of one; without a repetition penalty those have none that
-    /// were not generated.
-    fn penalties(&self) -> (&'p [Occurrence], impl Fn(&Occurrence) -> Adjustment + 'p) {
+    /// The tokens, of these or of all, that may have penalties, ascending, and the penalty of one; without a repetition penalty
+    /// those have none that were not generated.
+    fn penalties(&self, tokens: Option<&Range<u32>>) -> (&'p [Occurrence], impl Fn(&Occurrence) -> Adjustment + 'p) {
         let (repetition, frequency, presence) =
             (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
         let counts = frequency != 0.0 || presence != 0.0;
         let occurrences = match self.history {
-            Some(history) if counts || repetition != 1.0 => history.occurrences(),
+            Some(history) if counts || repetition != 1.0 => {
+                tokens.map_or(history.occurrences(), |tokens| history.occurrences_within(tokens))
+            }
             _ => &[],
         };
         (occurrences, move |o| {
@@ -259,7 +277,12 @@ mod tests {
                 ..RowParams::default()
             };
             let mut all = Adjustments::default();
+            all.collect_within([&row, &RowParams::default(), &row], 5..11);
+            let within = [all.row(0).to_vec(), all.row(2).to_vec()];
+            prop_assert!(all.row(1).is_empty());
             all.collect([&RowParams::default(), &row, &RowParams::default()]);
+            let of_whole: Vec<_> = all.row(1).iter().filter(|a| (5..11).contains(&a.token)).copied().collect();
+            prop_assert_eq!(within, [of_whole.clone(), of_whole]);
             prop_assert!(all.row(0).is_empty() && all.row(2).is_empty());
             prop_assert!(all.row(1).windows(2).all(|w| w[0].token < w[1].token));
             for token in 0..16 {
@@ -381,6 +404,8 @@ mod tests {
         assert_eq!(all.row(0), [Adjustment { subtract: 2.0, ..Adjustment::none(4) }, bias(0.5)]);
         assert_eq!((all.row(1), all.row(3)), (&[bias(0.0)][..], &[bias(0.0)][..]));
         assert_eq!(all.row(2), [Adjustment { subtract: 0.5, ..Adjustment::none(4) }, bias(0.5)]);
+        all.collect_within([&row], 0..6);
+        assert_eq!(all.row(0), [Adjustment { subtract: 2.0, ..Adjustment::none(4) }]);
         assert_eq!(power(1.75, 300), f32::INFINITY);
     }
 }

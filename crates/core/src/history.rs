@@ -1,6 +1,7 @@
 //! The tokens of a sequence, counted: what penalties and minimum lengths look at.
 
 use crate::digest::{of_list, of_words};
+use core::ops::Range;
 
 /// How often a token stands in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,12 @@ impl History {
     /// Each token that occurs, once, ascending.
     pub fn occurrences(&self) -> &[Occurrence] {
         &self.counts
+    }
+
+    /// Those of them that are in a range.
+    pub(crate) fn occurrences_within(&self, tokens: &Range<u32>) -> &[Occurrence] {
+        let before = |end: u32| self.counts.partition_point(|o| o.token < end);
+        &self.counts[before(tokens.start)..before(tokens.end)]
     }
 }
 

@@ -210,6 +210,14 @@ static u32 keys_broken() {
     row.seed ^= 1ull << 63;
     row.greedy = 1;
     broken += digest_of(row, 4, 0) == digest;
+    row.greedy = 0;
+    const u32 word = 0;
+    row.mask = &word;
+    broken += digest_of(row, 4, 0) == digest;
+    // A share of a list is another one on every rank.
+    row.mask = nullptr;
+    row.biases = 7, row.mask_words = 9;
+    broken += digest_of(row, 4, 0) != digest;
     broken += step_after(0) != 1 || step_after(0xffffffffu) != 2 || step_after(0xfffffffeu) != 0xffffffffu;
     return broken;
 }

@@ -18,8 +18,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct CudaExchange {
     way: Way,
-    /// Calls that were begun, those that failed before their exchange among them.
-    calls: u64,
+    mark: Mark,
     /// What its ranks decide of rows with filters.
     filters: FiltersTogether,
     /// Rows and draws of a shard without tokens.
@@ -46,6 +45,26 @@ impl From<DeviceNccl> for CudaExchange {
     }
 }
 
+/// What tells the call that was begun from others.
+#[derive(Debug, Default)]
+pub(crate) struct Mark {
+    /// Calls that were begun, those that failed before their exchange among them.
+    calls: u64,
+    /// The type of the hidden states.
+    dtype: u8,
+    /// Where it is worked out.
+    known: Option<u64>,
+}
+
+impl Mark {
+    /// The mark of the call with these rows. Launches that draw are under way before it is asked for: masks take the host a
+    /// microsecond for 10^5 tokens, in which the GPU need not wait.
+    pub(crate) fn of(&mut self, rows: &[RowParams<'_>]) -> u64 {
+        let (calls, dtype) = (self.calls, u64::from(self.dtype));
+        *self.known.get_or_insert_with(|| of_words([calls, dtype].into_iter().chain(rows.iter().map(beyond_the_row))))
+    }
+}
+
 /// The number of a type between ranks.
 pub(crate) fn number_of(dtype: DType) -> u8 {
     match dtype {
@@ -62,7 +81,7 @@ fn beyond_the_row(row: &RowParams<'_>) -> u64 {
 
 impl CudaExchange {
     fn new(way: Way) -> Self {
-        CudaExchange { way, calls: 0, filters: FiltersTogether::default(), empty: None }
+        CudaExchange { way, mark: Mark::default(), filters: FiltersTogether::default(), empty: None }
     }
 
     /// Agrees on which rows with filters the GPUs decide, from what each rank's sampler
@@ -77,10 +96,10 @@ impl CudaExchange {
         self.filters
     }
 
-    /// The exchange by peers, where it is one.
-    pub(crate) fn peers(&mut self) -> Option<&mut DevicePeers> {
+    /// The exchange by peers, where it is one, and what its mark is found by.
+    pub(crate) fn peers(&mut self) -> Option<(&mut DevicePeers, &mut Mark)> {
         match &mut self.way {
-            Way::Peers(peers) => Some(peers),
+            Way::Peers(peers) => Some((peers, &mut self.mark)),
             #[cfg(feature = "nccl")]
             Way::Nccl(_) => None,
         }
@@ -106,33 +125,32 @@ impl CudaExchange {
 
     /// Begins a call, before anything of it can fail: what the other ranks sent for a call that failed here is not taken for
     /// the next one's, nor one of hidden states of another type or of other parameters for this one's.
-    pub(crate) fn begin(&mut self, dtype: DType, rows: &[RowParams<'_>]) {
-        self.calls += 1;
-        let mark = of_words([self.calls, number_of(dtype).into()].into_iter().chain(rows.iter().map(beyond_the_row)));
-        match &mut self.way {
-            Way::Peers(peers) => peers.set_mark(mark),
-            #[cfg(feature = "nccl")]
-            Way::Nccl(nccl) => nccl.set_mark(mark),
-        }
+    pub(crate) fn begin(&mut self, dtype: DType) {
+        self.mark = Mark { calls: self.mark.calls + 1, dtype: number_of(dtype), known: None };
     }
 
-    /// Enqueues the exchange of the draws that a launch on the stream makes, and waits for it where nothing on the GPU ends
-    /// the wait for a rank that does not come.
+    /// Enqueues the exchange of the draws that a launch on the stream makes, of a call with these parameters, and waits for it
+    /// where nothing on the GPU ends the wait for a rank that does not come.
     ///
     /// # Safety
     /// As [`DevicePeers::launch`].
     pub(crate) unsafe fn launch(
         &mut self,
         stream: &CudaStream,
-        rows: u64,
-        draws: u64,
+        (rows, draws): (u64, u64),
         row_count: usize,
+        params: &[RowParams<'_>],
     ) -> Result<(), CudaError> {
+        let mark = self.mark.of(params);
         match &mut self.way {
-            // SAFETY: the same contract.
-            Way::Peers(peers) => unsafe { peers.launch(stream, rows, draws, row_count) },
+            Way::Peers(peers) => {
+                peers.set_mark(mark);
+                // SAFETY: the same contract.
+                unsafe { peers.launch(stream, rows, draws, row_count) }
+            }
             #[cfg(feature = "nccl")]
             Way::Nccl(nccl) => {
+                nccl.set_mark(mark);
                 // SAFETY: the same contract.
                 unsafe { nccl.launch(stream, rows, draws, row_count) }?;
                 nccl.wait(stream)
@@ -155,7 +173,7 @@ impl CudaExchange {
     /// Takes part without draws, as a shard that has no tokens does, and waits.
     pub(crate) fn draw_nothing(
         &mut self,
-        rows: &[Row],
+        (rows, params): (&[Row], &[RowParams<'_>]),
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
@@ -181,7 +199,7 @@ impl CudaExchange {
         stream.memcpy_htod(draws.as_slice(), draws_there).map_err(&failed)?;
         let (rows_at, draws_at) = (rows_there.device_ptr(stream).0, draws_there.device_ptr(stream).0);
         // SAFETY: both were just copied on this stream, and are as long; the call waits below.
-        unsafe { self.launch(stream, rows_at, draws_at, rows.len()) }?;
+        unsafe { self.launch(stream, (rows_at, draws_at), rows.len(), params) }?;
         let Some((_, draws_there)) = &self.empty else { return Ok(()) };
         stream.memcpy_dtoh(&draws_there.slice(..rows.len()), draws).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;

@@ -19,7 +19,7 @@ use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
 use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::{Head, Matrix, Plan};
+use flash_sampling_core::{Head, Matrix, Plan, RowParams};
 use std::sync::Arc;
 
 /// Bytes of the weight that are laid out and copied at a time.
@@ -139,14 +139,15 @@ impl Resident {
     }
 
     /// Draws what is staged, at most [`Resident::most`] draws, and waits; one result a draw is left in `draws`: of this
-    /// head, or by an exchange of the whole vocabulary. `input` tells the hidden states' type and width.
+    /// head, or by an exchange of the whole vocabulary, in a call with these parameters. `input` tells the hidden states' type
+    /// and width.
     pub(crate) fn draw(
         &mut self,
         staging: &mut Staging,
         input: &Matrix<'_>,
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
-        exchange: Option<&mut CudaExchange>,
+        exchange: Option<(&mut CudaExchange, &[RowParams<'_>])>,
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
         let out = self.draws.device_ptr(stream).0;
@@ -158,9 +159,9 @@ impl Resident {
                 None => self.fused.launch(stream, &hidden, rows, out, staging.kinds()),
             }
         }?;
-        let Some(exchange) = exchange else { return self.copy_draws(hidden.rows, draws, stream) };
+        let Some((exchange, params)) = exchange else { return self.copy_draws(hidden.rows, draws, stream) };
         // SAFETY: the rows and draws of the launch before it, on the same stream.
-        unsafe { exchange.launch(stream, rows, out, hidden.rows) }?;
+        unsafe { exchange.launch(stream, (rows, out), hidden.rows, params) }?;
         self.copy_draws(hidden.rows, draws, stream)?;
         exchange.check(draws)
     }
@@ -260,16 +261,18 @@ impl Resident {
         input: &Matrix<'_>,
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
-        exchange: &mut CudaExchange,
+        (exchange, params): (&mut CudaExchange, &[RowParams<'_>]),
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
         let there = self.copy_filters(filters, stream)?;
         let out = self.draws.device_ptr(stream).0;
-        let Some(peers) = exchange.peers() else {
+        let Some((peers, mark)) = exchange.peers() else {
             return Err(CudaError::NotTogether { reason: "filters are decided by peers alone" });
         };
         let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
         let (fused, asked, kinds) = (&mut self.fused, (rows, there), staging.kinds());
+        let mark = || mark.of(params);
+        let peers = (peers, mark);
         // SAFETY: as for draws of this head alone; every rank of the group makes the same launches.
         unsafe {
             match from {

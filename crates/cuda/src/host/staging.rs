@@ -3,7 +3,8 @@
 
 use crate::abi::{LogitBias, PENALISED, Penalty, Row};
 use crate::device::choice::RowKinds;
-use flash_sampling_core::{Adjustment, Matrix, params};
+use core::ops::Range;
+use flash_sampling_core::{Adjustment, Matrix, RowParams, params};
 
 /// The block, with offsets where the device will see addresses.
 #[derive(Debug, Default)]
@@ -14,12 +15,12 @@ pub(crate) struct Staging {
     stride: usize,
     rows: Vec<Row>,
     words: Vec<u32>,
+    /// Words of each mask before those that are there.
+    words_before: u64,
     /// The mask that was appended last, by address and length, and where: the draws of a row share it.
     last_mask: Option<(usize, usize, u64)>,
     /// Biases, and where a row has penalties those behind its biases: both take eight bytes.
     lists: Vec<LogitBias>,
-    /// The same of the adjustments.
-    last_list: Option<(usize, usize, List)>,
     /// Whether any row has a mask that forbids most tokens, or penalties.
     has_knobs: bool,
     /// For [`Staging::arrange`].
@@ -37,19 +38,26 @@ struct List {
     largest_bias: f32,
 }
 
-/// What stands before the penalties of a list, the least of each, and the largest bias, at least 0. Eight items side by
-/// side: a running least would wait for itself.
-fn bounds(adjustments: &[Adjustment]) -> (Penalty, f32) {
-    let (mut repetition, mut subtract, mut bias) = ([1.0f32; 8], [0.0f32; 8], [0.0f32; 8]);
-    let (blocks, rest) = adjustments.as_chunks::<8>();
-    for block in blocks.iter().map(<[_; 8]>::as_slice).chain([rest]) {
-        for (lane, a) in block.iter().enumerate() {
-            repetition[lane] = if a.repetition < repetition[lane] { a.repetition } else { repetition[lane] };
-            subtract[lane] = if a.subtract < subtract[lane] { a.subtract } else { subtract[lane] };
-            bias[lane] = if a.bias > bias[lane] { a.bias } else { bias[lane] };
-        }
+/// Writes adjustments as biases and as penalties. Returns what stands before the penalties, the least of each, and the largest
+/// bias, at least 0. Four items side by side: a running least would wait for itself.
+fn split(adjustments: &[Adjustment], biases: &mut [LogitBias], penalties: &mut [LogitBias]) -> (Penalty, f32) {
+    let (mut repetition, mut subtract, mut bias) = ([1.0f32; 4], [0.0f32; 4], [0.0f32; 4]);
+    let mut note = |lane: usize, a: &Adjustment, to: &mut LogitBias, penalty: &mut LogitBias| {
+        *to = LogitBias { token: a.token, value: a.bias };
+        *penalty = bytemuck::cast(Penalty { repetition: a.repetition, subtract: a.subtract });
+        repetition[lane] = if a.repetition < repetition[lane] { a.repetition } else { repetition[lane] };
+        subtract[lane] = if a.subtract < subtract[lane] { a.subtract } else { subtract[lane] };
+        bias[lane] = if a.bias > bias[lane] { a.bias } else { bias[lane] };
+    };
+    let (blocks, rest) = adjustments.as_chunks::<4>();
+    let (bias_blocks, bias_rest) = biases.as_chunks_mut::<4>();
+    let (penalty_blocks, penalty_rest) = penalties.as_chunks_mut::<4>();
+    for ((block, biases), penalties) in blocks.iter().zip(bias_blocks).zip(penalty_blocks) {
+        (0..4).for_each(|lane| note(lane, &block[lane], &mut biases[lane], &mut penalties[lane]));
     }
-    let least = |lanes: [f32; 8]| lanes.into_iter().fold(f32::INFINITY, f32::min);
+    let rest = rest.iter().zip(bias_rest).zip(penalty_rest);
+    rest.enumerate().for_each(|(lane, ((a, bias), penalty))| note(lane, a, bias, penalty));
+    let least = |lanes: [f32; 4]| lanes.into_iter().fold(f32::INFINITY, f32::min);
     (Penalty { repetition: least(repetition), subtract: least(subtract) }, bias.into_iter().fold(0.0, f32::max))
 }
 
@@ -61,6 +69,12 @@ fn forbids_most(mask: &[u32], vocab_size: u32) -> bool {
         allowed += words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
         allowed < most
     }) && allowed < most
+}
+
+/// Whether a list of a row may be more than biases, of whatever tokens.
+fn may_penalise(row: &RowParams<'_>) -> bool {
+    let subtracts = [row.frequency_penalty, row.presence_penalty, row.dry_multiplier].iter().any(|&value| value != 0.0);
+    row.history.is_some() && (row.repetition_penalty != 1.0 || subtracts && !row.logit_bias.is_empty())
 }
 
 /// An adjustment that is a bias and no more; subtracting is one where nothing else is done.
@@ -82,7 +96,7 @@ impl Staging {
         self.rows.clear();
         self.words.clear();
         self.lists.clear();
-        (self.last_mask, self.last_list, self.has_knobs) = (None, None, false);
+        (self.last_mask, self.has_knobs) = (None, false);
     }
 
     /// What the rows have: anything where one has a mask that forbids most tokens, or penalties that are more than biases.
@@ -94,6 +108,12 @@ impl Staging {
         }
     }
 
+    /// Takes rows for such with anything where some shard's list of one may be more than biases: ranks load the same kernels. One
+    /// that a rank alone loads would stand behind the wait of another on the same GPU.
+    pub(crate) fn expect_penalties_of(&mut self, rows: &[RowParams<'_>]) {
+        self.has_knobs |= rows.iter().any(may_penalise);
+    }
+
     /// Appends a row's adjustments: as biases where they are no more.
     fn push_list(&mut self, adjustments: &[Adjustment]) -> List {
         let (at, count) = (self.lists.len() as u64, adjustments.len() as u32);
@@ -102,12 +122,12 @@ impl Staging {
             let largest_bias = self.lists[at as usize..].iter().fold(0.0f32, |largest, bias| largest.max(bias.value));
             return List { at, biases: count, largest_bias };
         }
-        self.lists.truncate(at as usize);
-        self.lists.extend(adjustments.iter().map(|a| LogitBias { token: a.token, value: a.bias }));
-        let (least, largest_bias) = bounds(adjustments);
-        self.lists.push(bytemuck::cast::<Penalty, LogitBias>(least));
-        let penalty = |a: &Adjustment| Penalty { repetition: a.repetition, subtract: a.subtract };
-        self.lists.extend(adjustments.iter().map(|a| bytemuck::cast::<Penalty, LogitBias>(penalty(a))));
+        let len = adjustments.len();
+        self.lists.resize(at as usize + 2 * len + 1, LogitBias::default());
+        let (biases, rest) = self.lists[at as usize..].split_at_mut(len);
+        let (first, penalties) = rest.split_at_mut(1);
+        let (least, largest_bias) = split(adjustments, biases, penalties);
+        first[0] = bytemuck::cast(least);
         List { at, biases: count | PENALISED, largest_bias }
     }
 
@@ -135,34 +155,38 @@ impl Staging {
         &self.rows
     }
 
-    /// Appends a draw of a row. Masks are cut to the vocabulary.
-    pub(crate) fn push(&mut self, seed: u64, position: u64, row: &params::Row<'_>, draw: u32, vocab_size: u32) {
+    /// Appends draws of a row from some tokens of the vocabulary, the same ones of all rows: of a mask the words of these are
+    /// taken, and the address is that of the first word, which is not there.
+    pub(crate) fn push(
+        &mut self,
+        seed: u64,
+        position: u64,
+        row: &params::Row<'_>,
+        draws: impl IntoIterator<Item = u32>,
+        (tokens, vocab_size): (&Range<u32>, u32),
+    ) {
+        self.words_before = (tokens.start / 32).into();
         // Offsets are kept as addresses plus one, 0 being the null address.
         let (mask, mask_words) = match row.transform.mask {
             None => (0, 0),
             Some(mask) => {
-                let mask = &mask[..mask.len().min(vocab_size.div_ceil(32) as usize)];
+                let cut = |end: u32| mask.len().min(end.div_ceil(32) as usize);
+                let own = &mask[mask.len().min(tokens.start as usize / 32)..cut(tokens.end)];
                 let at = match self.last_mask {
                     Some((address, length, at)) if address == mask.as_ptr().addr() && length == mask.len() => at,
                     _ => {
-                        self.words.extend_from_slice(mask);
-                        self.has_knobs = self.has_knobs || forbids_most(mask, vocab_size);
-                        (self.words.len() - mask.len()) as u64
+                        self.words.extend_from_slice(own);
+                        self.has_knobs = self.has_knobs || forbids_most(&mask[..cut(vocab_size)], vocab_size);
+                        (self.words.len() - own.len()) as u64
                     }
                 };
                 self.last_mask = Some((mask.as_ptr().addr(), mask.len(), at));
-                (at + 1, mask.len() as u32)
+                (at + 1, cut(tokens.end) as u32)
             }
         };
-        let adjustments = row.transform.adjustments;
-        let key = (adjustments.as_ptr().addr(), adjustments.len());
-        let list = match self.last_list {
-            Some((address, length, list)) if (address, length) == key => list,
-            _ => self.push_list(adjustments),
-        };
-        self.last_list = Some((key.0, key.1, list));
+        let list = self.push_list(row.transform.adjustments);
         self.has_knobs |= list.biases & PENALISED != 0;
-        self.rows.push(Row {
+        self.rows.extend(draws.into_iter().map(|draw| Row {
             seed,
             position,
             mask,
@@ -173,7 +197,7 @@ impl Staging {
             largest_bias: list.largest_bias,
             draw,
             greedy: row.greedy.into(),
-        });
+        }));
     }
 
     /// Puts the rows into the order in which `order` names them.
@@ -224,7 +248,8 @@ impl Staging {
         let words_at = lists_at + size_of_val(self.lists.as_slice());
         for row in &mut self.rows {
             row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
-            row.mask = if row.mask == 0 { 0 } else { base + words_at as u64 + 4 * (row.mask - 1) };
+            let first_word = (base + words_at as u64).wrapping_sub(4 * self.words_before);
+            row.mask = if row.mask == 0 { 0 } else { first_word.wrapping_add(4 * (row.mask - 1)) };
         }
         let (_, rest) = out.split_at_mut(rows_at);
         let (rows, rest) = rest.split_at_mut(lists_at - rows_at);
@@ -238,7 +263,7 @@ impl Staging {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::{Adjustments, Capabilities, Exactness, History, Input, Plan, RowParams, Variant};
+    use flash_sampling_core::{Adjustments, Capabilities, Exactness, History, Input, Plan, Variant};
 
     #[test]
     fn what_is_a_bias_and_no_more_is_one() {
@@ -269,6 +294,16 @@ mod tests {
 
     #[test]
     fn bounds_are_those_of_every_item() {
+        let bounds = |items: &[Adjustment]| {
+            let mut lists = [vec![LogitBias::default(); items.len()], vec![LogitBias::default(); items.len()]];
+            let [biases, penalties] = &mut lists;
+            let bounds = split(items, biases, penalties);
+            for ((item, bias), penalty) in items.iter().zip(biases).zip(penalties) {
+                let Penalty { repetition, subtract } = bytemuck::cast(*penalty);
+                assert_eq!(*item, Adjustment { token: bias.token, bias: bias.value, repetition, subtract });
+            }
+            bounds
+        };
         for len in 0..20usize {
             for at in 0..len {
                 let mut items = vec![Adjustment::bias(1, -1.0); len];
@@ -301,16 +336,60 @@ mod tests {
     }
 
     #[test]
+    fn lists_are_more_than_biases_only_where_a_row_may_penalise() {
+        let mut history = History::new(&[1, 2, 3, 1, 2]);
+        history.extend([3, 1]);
+        let mut of_each = [0; 2];
+        for case in 0..64u32 {
+            let is = |bit: u32| case >> bit & 1 == 1;
+            let value = |bit: u32| f32::from(u8::from(is(bit))) / 2.0;
+            let row = RowParams {
+                history: is(0).then_some(&history),
+                repetition_penalty: 1.0 + value(1),
+                frequency_penalty: value(2),
+                presence_penalty: value(3),
+                dry_multiplier: value(4),
+                logit_bias: if is(5) { &[(3, 1.0)] } else { &[] },
+                ..RowParams::default()
+            };
+            let mut adjustments = Adjustments::default();
+            adjustments.collect([&row]);
+            let is_penalised = adjustments.row(0).iter().any(|a| as_bias(a).is_none());
+            assert!(!is_penalised || may_penalise(&row), "{row:?}");
+            of_each[usize::from(is_penalised)] += 1;
+        }
+        assert!(of_each.iter().all(|&count| count > 8), "{of_each:?}");
+    }
+
+    const CAN: Capabilities = Capabilities {
+        backend: "cuda",
+        variant: Variant::Tiled,
+        exactness: Exactness::Pathwise,
+        input: Input::Hidden,
+        without_replacement: false,
+        knobs: flash_sampling_core::Knobs::ADJUSTMENTS,
+        canonical: false,
+    };
+
+    #[test]
+    fn a_shard_takes_its_words_of_a_mask() {
+        let mask: Vec<u32> = (0..10).collect();
+        let mut staging = Staging::default();
+        for (len, tokens, own) in [(10, 70..200, 2..7), (5, 70..200, 2..5), (1, 70..200, 1..1), (10, 64..64, 2..2)] {
+            let params = RowParams { mask: Some(&mask[..len]), ..RowParams::default() };
+            let row = params.check(&[], &CAN, &Plan::default(), 320).unwrap();
+            staging.clear();
+            staging.push(0, 0, &row, [0], (&tokens, 320));
+            let bytes = staging.finish(4096).to_vec();
+            let row: Row = bytemuck::pod_read_unaligned(&bytes[..56]);
+            assert_eq!((row.mask, row.mask_words), (4096 + 56 - 4 * 2, own.end), "{len} words, {tokens:?}");
+            let words: Vec<u32> = own.collect();
+            assert_eq!(bytes[56..], *bytemuck::cast_slice::<u32, u8>(&words));
+        }
+    }
+
+    #[test]
     fn rows_find_their_masks_and_biases() {
-        let can = Capabilities {
-            backend: "cuda",
-            variant: Variant::Tiled,
-            exactness: Exactness::Pathwise,
-            input: Input::Hidden,
-            without_replacement: false,
-            knobs: flash_sampling_core::Knobs::ADJUSTMENTS,
-            canonical: false,
-        };
         let plan = Plan { max_draws: 2, ..Plan::default() };
         let masked = RowParams { mask: Some(&[1, 2, 3, 4]), ..RowParams::default() };
         let biased = RowParams { logit_bias: &[(3, -1.0), (9, 2.5)], mask: Some(&[]), ..RowParams::default() };
@@ -322,8 +401,8 @@ mod tests {
         let mut adjustments = Adjustments::default();
         adjustments.collect(all.iter().map(|(params, _)| params));
         for (r, (params, draw)) in all.into_iter().enumerate() {
-            let row = params.check(adjustments.row(r), &can, &plan, 64).unwrap();
-            staging.push(params.seed, params.position, &row, draw, 64);
+            let row = params.check(adjustments.row(r), &CAN, &plan, 64).unwrap();
+            staging.push(params.seed, params.position, &row, [draw], (&(0..64), 64));
         }
         let size = staging.len();
         let bytes = staging.finish(4096).to_vec();

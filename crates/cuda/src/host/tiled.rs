@@ -97,7 +97,7 @@ impl<'w> CudaTiled<'w> {
         rows: &[RowParams<'_>],
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        exchange.begin(input.dtype(), rows);
+        exchange.begin(input.dtype());
         let drawn = self.0.sample_with(input, rows, out, Some(exchange));
         if drawn.is_err() {
             out.clear();
@@ -143,7 +143,7 @@ impl CudaTiled<'_> {
         open: &mut Vec<usize>,
         out: &mut Samples,
     ) -> Result<(), SampleError> {
-        exchange.begin(input.dtype(), rows);
+        exchange.begin(input.dtype());
         let drawn = self.0.sample_filtered_with(input, rows, exchange, open, out);
         if drawn.is_err() {
             out.clear();

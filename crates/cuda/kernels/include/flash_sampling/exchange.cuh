@@ -34,13 +34,13 @@ FS_FUNCTION Draw draw_of(u64 key, float logit) {
     return {winner.token, winner.score, logit, Status::Drawn};
 }
 
-// Tells apart what ranks may be called with by mistake: the noise of a row, its temperature, the lengths of its lists, how
-// many rows the call has, and the call's mark: its number and the type of its hidden states. Addresses differ from rank to
-// rank and do not count.
+// Tells apart what ranks may be called with by mistake: the noise of a row, its temperature, whether it has a mask, how many
+// rows the call has, and the call's mark: its number, the type of its hidden states, what is in the rows' lists. Addresses
+// differ from rank to rank and do not count, nor do the lengths of lists, of which a rank may have its shard's share alone.
 FS_FUNCTION u32 digest_of(const Row& row, u32 row_count, u64 mark) {
-    const u64 fields[6] = {row.seed, row.position, static_cast<u64>(row.draw) << 32 | row_count,
-                           static_cast<u64>(f32_to_bits(row.inv_temperature)) << 32 | row.greedy,
-                           static_cast<u64>(row.mask_words) << 32 | row.biases, mark};
+    const u32 flags = row.greedy | (row.mask ? 2u : 0u);
+    const u64 fields[5] = {row.seed, row.position, static_cast<u64>(row.draw) << 32 | row_count,
+                           static_cast<u64>(f32_to_bits(row.inv_temperature)) << 32 | flags, mark};
     u64 hash = 0xcbf29ce484222325ull;
     for (const u64 field : fields) {
         hash = (hash ^ field) * 0x9e3779b97f4a7c15ull;

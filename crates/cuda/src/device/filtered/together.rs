@@ -45,7 +45,7 @@ impl DeviceFilters {
 
     /// As [`DeviceFilters::launch_listed`], of the whole vocabulary of which the sampler has a shard, where it
     /// [lists](DeviceTiled::lists): every rank gets the same draws, and the same rows come back as
-    /// [`UNDECIDED`](crate::abi::status::UNDECIDED).
+    /// [`UNDECIDED`](crate::abi::status::UNDECIDED). The call's mark is asked for when the sampler is under way.
     ///
     /// # Safety
     /// As [`DeviceFilters::launch_listed`] and [`DevicePeers::launch`].
@@ -56,7 +56,7 @@ impl DeviceFilters {
         hidden: &DeviceMatrix,
         (rows, filters): (u64, u64),
         draws: u64,
-        peers: &mut DevicePeers,
+        (peers, mark): (&mut DevicePeers, impl FnOnce() -> u64),
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
         self.together()?;
@@ -69,6 +69,7 @@ impl DeviceFilters {
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the last launch leaves zeros.
         unsafe {
             sampler.launch_leaving(stream, hidden, rows, draws, More::Lists(lists))?;
+            peers.set_mark(mark());
             peers.launch(stream, rows, draws, hidden.rows)?;
         }
         if hidden.rows > 0 {
@@ -81,7 +82,7 @@ impl DeviceFilters {
     }
 
     /// As [`DeviceFilters::launch_kinds`] for rows of these kinds with top-p alone or no filters, of the whole vocabulary of
-    /// which the sampler has a shard that begins at a multiple of 4.
+    /// which the sampler has a shard that begins at a multiple of 4; the mark as there.
     ///
     /// # Safety
     /// As [`DeviceFilters::launch_kinds`] for such rows, and [`DevicePeers::launch`].
@@ -92,7 +93,7 @@ impl DeviceFilters {
         hidden: &DeviceMatrix,
         (rows, filters): (u64, u64),
         (draws, kinds): (u64, RowKinds),
-        peers: &mut DevicePeers,
+        (peers, mark): (&mut DevicePeers, impl FnOnce() -> u64),
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
         self.together()?;
@@ -107,6 +108,7 @@ impl DeviceFilters {
         // SAFETY: this function's contract; there is room for the logits of as many rows, and for their tops.
         let is_transformed = unsafe {
             let is_transformed = sampler.launch_leaving(stream, hidden, rows, draws, more)?;
+            peers.set_mark(mark());
             peers.launch(stream, rows, draws, hidden.rows)?;
             is_transformed
         };

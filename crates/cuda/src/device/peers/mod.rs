@@ -155,8 +155,8 @@ impl PeerOffer {
 /// invalid logits a raw one, then the lowest token.
 ///
 /// Ranks make the same sequence of launches. One that does not come within the time limit leaves its row with
-/// [`status::LATE_RANK`], one that was called with other rows, seeds, positions, draws, temperatures, lengths of lists or
-/// another [mark](DevicePeers::set_mark) with [`status::OTHER_CALL`]; [`DevicePeers::check`] makes errors of these. After a
+/// [`status::LATE_RANK`], one that was called with other rows, seeds, positions, draws, temperatures, masks where others have
+/// none or another [mark](DevicePeers::set_mark) with [`status::OTHER_CALL`]; [`DevicePeers::check`] makes errors of these. After a
 /// late rank the group is broken: later launches neither send nor wait. A rank that left out a launch finds what the others
 /// sent in it when it makes its next one; only rows or a mark that differ tell it so.
 ///

@@ -17,7 +17,7 @@ impl Frame<'_> {
     pub(super) fn filter(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         self.filtered.clear();
         self.tried.clear();
-        let (can, vocab_size) = (self.can, self.head.vocab_size());
+        let (can, vocab_size, tokens) = (self.can, self.head.vocab_size(), self.head.tokens());
         let Some(resident) = self.resident.as_mut().filter(|_| !self.filtering.is_empty()) else { return Ok(()) };
         let told = resident.lists(input) && self.filtering.iter().any(|(.., filters)| filters.is_listed());
         self.filtered.resize(self.filtering.len(), Draw { status: status::UNDECIDED, ..Draw::default() });
@@ -32,16 +32,20 @@ impl Frame<'_> {
             for part in self.open.chunks(resident.most_filtered()) {
                 self.staging.clear();
                 self.filters.clear();
-                for &i in part {
-                    let (r, draw, filters) = self.filtering[i];
-                    let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
+                for draws in part.chunk_by(|&a, &b| self.filtering[a].0 == self.filtering[b].0) {
+                    let (r, _, filters) = self.filtering[draws[0]];
+                    self.adjustments.collect_within([&rows[r]], tokens.clone());
+                    let row = rows[r].check(self.adjustments.row(0), &can, &self.plan, vocab_size);
                     let row = row.expect("rows of the work were checked");
-                    self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                    self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
-                    self.filters.push(filters);
                     // Lists are not asked about the others.
                     let is_tried = from == DecidedFrom::Logits || filters.is_listed() || filters == RowFilters::OFF;
-                    self.tried[i] += u32::from(is_tried);
+                    for &i in draws {
+                        self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
+                        self.filters.push(filters);
+                        self.tried[i] += u32::from(is_tried);
+                    }
+                    let draws = draws.iter().map(|&i| self.filtering[i].1);
+                    self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size));
                 }
                 let asked = (self.filters.as_slice(), from);
                 resident.draw_filtered(&mut self.staging, asked, input, &mut self.draws, &self.stream)?;
@@ -62,16 +66,17 @@ impl Frame<'_> {
         let (can, vocab_size, draw) = (self.can, self.head.vocab_size(), self.draws_from_stored());
         let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
         let (tokens, most) = (self.head.tokens(), self.plan.max_rows);
-        let stored = StoredRows::made_in(&mut self.stored, tokens, most, resident.device(), &self.stream)?;
+        let stored = StoredRows::made_in(&mut self.stored, tokens.clone(), most, resident.device(), &self.stream)?;
         self.hidden.resize(if self.near_ties.is_some() { input.cols() } else { 0 }, 0.0);
         for part in self.asking.chunks(stored.rows().min(resident.most())) {
             self.staging.clear();
             self.asked.clear();
             for &r in part {
-                let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
+                self.adjustments.collect_within([&rows[r]], tokens.clone());
+                let row = rows[r].check(self.adjustments.row(0), &can, &self.plan, vocab_size);
                 let row = row.expect("rows that ask were checked");
                 self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                self.staging.push(rows[r].seed, rows[r].position, &row, row.first_draw, vocab_size);
+                self.staging.push(rows[r].seed, rows[r].position, &row, [row.first_draw], (&tokens, vocab_size));
                 let near_ties = self.near_ties.as_ref().map(|bounds| {
                     input.row_to_f32(r, &mut self.hidden);
                     bounds.row(&self.head, &row, norm(&self.hidden))
@@ -99,7 +104,7 @@ impl Frame<'_> {
         self.asking.extend((0..rows.len()).filter(asks));
         let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
         let (tokens, most) = (self.head.tokens(), self.plan.max_rows);
-        let stored = StoredRows::made_in(&mut self.stored, tokens, most, resident.device(), &self.stream)?;
+        let stored = StoredRows::made_in(&mut self.stored, tokens.clone(), most, resident.device(), &self.stream)?;
         let vocab_size = self.head.vocab_size();
         for part in self.asking.chunks(stored.rows().min(resident.most())) {
             self.staging.clear();
@@ -108,7 +113,7 @@ impl Frame<'_> {
                 let row = bare.check(&[], &self.can, &self.plan, vocab_size);
                 let row = row.expect("log-probabilities of these rows were checked");
                 self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                self.staging.push(bare.seed, bare.position, &row, row.first_draw, vocab_size);
+                self.staging.push(bare.seed, bare.position, &row, [row.first_draw], (&tokens, vocab_size));
                 self.asked.push(Asking::new(&bare, &row, None));
             }
             let (logits, stride) = stored.place(&self.stream);

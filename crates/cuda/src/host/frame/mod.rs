@@ -38,7 +38,7 @@ pub(crate) struct Frame<'w> {
     staging: Staging,
     /// Row and number of each draw of the call.
     work: Vec<(usize, u32)>,
-    /// The biases of the call's rows.
+    /// The biases of a row, or for a survey of the call's rows.
     adjustments: Adjustments,
     /// The draws of the last launches, and of the call.
     draws: Vec<Draw>,
@@ -123,6 +123,7 @@ impl<'w> Frame<'w> {
     ) -> Result<(), CudaError> {
         self.results.clear();
         let (can, vocab_size) = (self.can_by(exchange.as_deref()), self.head.vocab_size());
+        let tokens = self.head.tokens();
         let most = self.most_draws(exchange.as_deref());
         if self.resident.is_none() && exchange.is_none() {
             let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
@@ -131,25 +132,28 @@ impl<'w> Frame<'w> {
         }
         for part in self.work.chunks(most) {
             self.staging.clear();
-            let mut checked = None;
-            for &(r, draw) in part {
-                let row = match checked {
-                    Some((checked_row, row)) if checked_row == r => row,
-                    _ => {
-                        let row = rows[r].check(self.adjustments.row(r), &can, &self.plan, vocab_size);
-                        row.expect("rows of the work were checked")
-                    }
-                };
-                checked = Some((r, row));
+            for draws in part.chunk_by(|a, b| a.0 == b.0) {
+                let r = draws[0].0;
+                // One row at a time, so that it is still in the cache when it is staged.
+                self.adjustments.collect_within([&rows[r]], tokens.clone());
+                let row = rows[r].check(self.adjustments.row(0), &can, &self.plan, vocab_size);
+                let row = row.expect("rows of the work were checked");
                 if let Some(resident) = &self.resident {
-                    self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
+                    let stride = resident.row_stride() * input.dtype().size();
+                    draws.iter().for_each(|_| self.staging.push_hidden_of(r, stride));
                 }
-                self.staging.push(rows[r].seed, rows[r].position, &row, draw, vocab_size);
+                let draws = draws.iter().map(|&(_, draw)| draw);
+                self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size));
+            }
+            if exchange.is_some() {
+                self.staging.expect_penalties_of(rows);
             }
             let (staging, draws, stream) = (&mut self.staging, &mut self.draws, &self.stream);
             let drawn = match (&mut self.resident, exchange.as_deref_mut()) {
-                (Some(resident), exchange) => resident.draw(staging, input, draws, stream, exchange),
-                (None, Some(exchange)) => exchange.draw_nothing(staging.staged(), draws, stream),
+                (Some(resident), exchange) => {
+                    resident.draw(staging, input, draws, stream, exchange.map(|exchange| (exchange, rows)))
+                }
+                (None, Some(exchange)) => exchange.draw_nothing((staging.staged(), rows), draws, stream),
                 (None, None) => Ok(()),
             };
             drawn.map_err(|error| of_call(error, |at| part[at].0))?;
@@ -236,7 +240,6 @@ impl Frame<'_> {
         self.work.clear();
         self.asking.clear();
         self.filtering.clear();
-        self.adjustments.collect(rows);
         let together = exchange.is_none() && self.draws_together(&input, rows);
         for (r, params) in rows.iter().enumerate() {
             let Ok(row) = params.check(&[], &can, &self.plan, vocab_size) else { continue };

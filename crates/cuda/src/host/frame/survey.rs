@@ -9,6 +9,7 @@ use crate::error::CudaError;
 use crate::host::resident::Resident;
 use crate::host::results::candidate;
 use crate::host::staging::Staging;
+use core::ops::Range;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::survey::check_survey;
 use flash_sampling_core::{Inquiry, Matrix, RowError, RowParams, RowSurvey, SampleError, params};
@@ -24,7 +25,7 @@ impl Frame<'_> {
         out: &mut [RowSurvey],
     ) -> Result<(), SampleError> {
         check_survey(&input, rows, inquiries, out, &self.shape(), &self.plan)?;
-        self.adjustments.collect(rows);
+        self.adjustments.collect_within(rows, self.head.tokens());
         let (can, vocab_size, tokens) = (self.can, self.head.vocab_size(), self.head.tokens());
         let mut members = Vec::new();
         // There may be more entries than rows.
@@ -50,7 +51,8 @@ impl Frame<'_> {
         let raw = RowParams::default().check(&[], &can, &self.plan, vocab_size);
         let raw = raw.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
         let Frame { staging, draws, stream, finder, .. } = self;
-        let mut store = Store { resident, stored, staging, draws, stream, input: &input, vocab_size };
+        let mut store =
+            Store { resident, stored, staging, draws, stream, input: &input, tokens: tokens.clone(), vocab_size };
         let most = store.stored.rows().min(store.resident.most());
         members.chunks_mut(most).try_for_each(|part| store.survey(part, raw, finder, tokens.start)).map_err(failed)
     }
@@ -64,6 +66,7 @@ struct Store<'a> {
     draws: &'a mut Vec<Draw>,
     stream: &'a Arc<CudaStream>,
     input: &'a Matrix<'a>,
+    tokens: Range<u32>,
     vocab_size: u32,
 }
 
@@ -102,7 +105,7 @@ impl Store<'_> {
         for (at, params, row) in rows {
             let bytes = self.resident.row_stride() * self.input.dtype().size();
             self.staging.push_hidden_of(at, bytes);
-            self.staging.push(params.seed, params.position, &row, row.first_draw, self.vocab_size);
+            self.staging.push(params.seed, params.position, &row, [row.first_draw], (&self.tokens, self.vocab_size));
             count += 1;
         }
         if count > 0 {

@@ -43,7 +43,7 @@ impl Frame<'_> {
     }
 
     fn checked<'r>(&'r self, r: usize, rows: &[RowParams<'r>]) -> Option<params::Row<'r>> {
-        rows[r].check(self.adjustments.row(r), &self.can, &self.plan, self.head.vocab_size()).ok()
+        rows[r].check(&[], &self.can, &self.plan, self.head.vocab_size()).ok()
     }
 
     /// The filters of a row, and what decides it; `None` where nothing does together.
@@ -71,7 +71,6 @@ impl Frame<'_> {
         out.clear();
         open.clear();
         check_call(&input, rows, &self.shape(), &self.plan)?;
-        self.adjustments.collect(rows);
         let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
         self.draw_filtered_with(&input, rows, exchange).map_err(failed)?;
         let (can, vocab_size) = (self.can, self.head.vocab_size());
@@ -104,6 +103,7 @@ impl Frame<'_> {
         exchange: &mut CudaExchange,
     ) -> Result<(), CudaError> {
         let (can, weight) = (exchange.filters(), self.head.weight().dtype());
+        let (tokens, vocab_size) = (self.head.tokens(), self.head.vocab_size());
         let mut filtering = core::mem::take(&mut self.filtering);
         filtering.clear();
         // Rows without filters go with rows of either kind.
@@ -129,19 +129,23 @@ impl Frame<'_> {
                 let Some(resident) = &mut self.resident else { return Err(NOT_DECIDED) };
                 self.staging.clear();
                 self.filters.clear();
-                for &i in part {
-                    let (r, draw, filters) = self.filtering[i];
-                    let row = rows[r].check(self.adjustments.row(r), &self.can, &self.plan, self.head.vocab_size());
+                for draws in part.chunk_by(|&a, &b| self.filtering[a].0 == self.filtering[b].0) {
+                    let (r, _, filters) = self.filtering[draws[0]];
+                    self.adjustments.collect_within([&rows[r]], tokens.clone());
+                    let row = rows[r].check(self.adjustments.row(0), &self.can, &self.plan, vocab_size);
                     let row = row.expect("rows of the work were checked");
-                    self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                    self.staging.push(rows[r].seed, rows[r].position, &row, draw, self.head.vocab_size());
-                    self.filters.push(filters);
+                    for _ in draws {
+                        self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
+                        self.filters.push(filters);
+                    }
+                    let draws = draws.iter().map(|&i| self.filtering[i].1);
+                    self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size));
                 }
                 let asked = (self.filters.as_slice(), from);
                 let (staging, draws) = (&mut self.staging, &mut self.draws);
                 let drawn = match input.dtype() == weight {
-                    true => resident.draw_filtered_with(staging, asked, input, draws, &self.stream, exchange),
-                    false => exchange.draw_nothing(staging.staged(), draws, &self.stream),
+                    true => resident.draw_filtered_with(staging, asked, input, draws, &self.stream, (exchange, rows)),
+                    false => exchange.draw_nothing((staging.staged(), rows), draws, &self.stream),
                 };
                 drawn.map_err(|error| of_call(error, |at| self.filtering[part[at]].0))?;
                 // The mark of the exchange tells types apart: the other ranks, too, have this one, and leave all rows open.

@@ -234,7 +234,7 @@ impl CudaShared {
     /// Says of each row how it is drawn, and which rows are launched together.
     fn sort(&mut self, rows: &[RowParams<'_>]) {
         let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
-        self.adjustments.collect(rows);
+        self.adjustments.collect_within(rows, self.shape.tokens.clone());
         self.ways.clear();
         self.tried.clear();
         self.parts.clear();

@@ -138,10 +138,18 @@ impl CudaStandalone {
         let work = core::mem::take(&mut self.work);
         for part in work.chunks(MOST) {
             self.staging.clear();
-            for &(r, draw) in part {
+            for draws in part.chunk_by(|a, b| a.0 == b.0) {
+                let r = draws[0].0;
                 let row = rows[r].check(adjustments.row(r), &can, &self.plan, self.vocab_size);
                 let row = row.expect("rows of the work were checked");
-                self.staging.push(rows[r].seed, rows[r].position, &row, draw, self.vocab_size);
+                let draws = draws.iter().map(|&(_, draw)| draw);
+                self.staging.push(
+                    rows[r].seed,
+                    rows[r].position,
+                    &row,
+                    draws,
+                    (&(0..self.vocab_size), self.vocab_size),
+                );
             }
             let (rows, sources) = self.copy_rows(part.iter().map(|&(r, _)| r))?;
             results::poison(&self.draws, part.len(), &self.stream)?;

@@ -79,7 +79,7 @@ impl Asked {
         vocab_size: u32,
     ) {
         self.staging.push_hidden(hidden, stride);
-        self.staging.push(params.seed, params.position, row, row.first_draw, vocab_size);
+        self.staging.push(params.seed, params.position, row, [row.first_draw], (&(0..vocab_size), vocab_size));
         self.asking.push(Asking::new(params, row, None));
     }
 

@@ -39,9 +39,8 @@ impl CudaStreamed<'_> {
                 self.asking.push((r, self.staging.rows() as u32));
             }
             self.work.push((r, row.draws));
-            for draw in row.first_draw..row.first_draw + row.draws {
-                self.staging.push(params.seed, params.position, &row, draw, vocab_size);
-            }
+            let draws = row.first_draw..row.first_draw + row.draws;
+            self.staging.push(params.seed, params.position, &row, draws, (&(0..vocab_size), vocab_size));
         }
         self.deal.deal(self.work.iter().copied(), self.room);
         self.deal.copies.iter().for_each(|copy| self.staging.push_hidden(input.row_bytes(copy.row), stride));
