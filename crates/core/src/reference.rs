@@ -129,16 +129,18 @@ pub fn kept(filters: &Filters, sorted: &[Candidate]) -> Range<usize> {
     let mut run = 0..sorted.len();
     for &filter in filters.steps() {
         let start = run.start;
-        let z: f64 = run.clone().map(|i| (logit(i) - logit(start)).exp()).sum();
-        let p = |i: usize| (logit(i) - logit(start)).exp() / z;
+        let weight = |i: usize| (logit(i) - logit(start)).exp();
+        let z: f64 = run.clone().map(weight).sum();
+        let p = |i: usize| weight(i) / z;
         // The first tokens for which `keep` holds, one at least.
         let end = |keep: &dyn Fn(usize) -> bool| run.clone().find(|&i| i > start && !keep(i)).unwrap_or(run.end);
         // The shortest run of tokens, in the given order, whose probability reaches `share`.
         let reach = |order: &mut dyn Iterator<Item = usize>, share: f32| {
+            // Weights rather than probabilities: sums of those of equal logits are exact.
             let mut sum = 0.0;
             let more = |i: &usize| {
-                let open = sum < f64::from(share);
-                sum += p(*i);
+                let open = sum < f64::from(share) * z;
+                sum += weight(*i);
                 open
             };
             order.take_while(more).fold(run.end..run.start, |r, i| r.start.min(i)..r.end.max(i + 1))

@@ -337,3 +337,16 @@ fn a_mass_of_exactly_p_is_reached_among_many_equal_tokens() {
         }
     }
 }
+
+#[test]
+fn half_of_any_number_of_equal_logits_is_half_of_them() {
+    for filter in [Filter::TopP(0.5), Filter::TypicalP(0.5)] {
+        let filters = Filters::new([Some(filter), None, None, None, None, None, None], 1.0);
+        for n in 1..400 {
+            let row = Row::new(&vec![-7.3; n], 1);
+            let (want, seen) = (0..n.div_ceil(2), row.list(f32::NEG_INFINITY));
+            assert_eq!(reference::kept(&filters, &row.sorted), want, "{filter:?}, the reference");
+            assert_eq!(Selector::default().select(&filters, &seen), Selection::Listed(want), "{filter:?}");
+        }
+    }
+}

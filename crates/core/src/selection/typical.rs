@@ -9,12 +9,13 @@ use core::ops::Range;
 pub(super) fn typical(listed: &[Candidate], p: f64) -> Range<usize> {
     // Surprisal and entropy, both less the first token's surprisal: equal logits are at the entropy, whatever their size.
     let fall = |i: usize| f64::from(listed[0].logit) - f64::from(listed[i].logit);
-    let sum: f64 = (0..listed.len()).map(|i| (-fall(i)).exp()).sum();
-    let share = |i: usize| (-fall(i)).exp() / sum;
-    let entropy: f64 = (0..listed.len()).map(|i| share(i) * fall(i)).sum();
+    let weight = |i: usize| (-fall(i)).exp();
+    let sum: f64 = (0..listed.len()).map(weight).sum();
+    let entropy: f64 = (0..listed.len()).map(|i| weight(i) / sum * fall(i)).sum();
     let split = listed.partition_point(|c| f64::from(listed[0].logit) - f64::from(c.logit) < entropy);
+    // Weights rather than probabilities: sums of those of equal logits are exact.
     let (mut kept, mut mass) = (split..split, 0.0);
-    while mass < p && kept.len() < listed.len() {
+    while mass < p * sum && kept.len() < listed.len() {
         let up = (kept.start > 0).then(|| entropy - fall(kept.start - 1));
         let down = (kept.end < listed.len()).then(|| fall(kept.end) - entropy);
         let i = match (up, down) {
@@ -27,7 +28,7 @@ pub(super) fn typical(listed: &[Candidate], p: f64) -> Range<usize> {
                 kept.end - 1
             }
         };
-        mass += share(i);
+        mass += weight(i);
     }
     kept
 }
