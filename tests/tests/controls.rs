@@ -49,6 +49,7 @@ const CONTROLS: &[(Fault, &str)] = &[
     (Fault::FilterBeforeTemperature, "filtered_draws_follow_the_truncated_softmax"),
     (Fault::XtcAlways, "filtered_draws_follow_the_truncated_softmax"),
     (Fault::SmallMinPLost, "any_parameters_have_the_reference_bits"),
+    (Fault::TopBeforeTemperature, "any_parameters_have_the_reference_bits"),
     (Fault::PenaltiesAfterTemperature, "penalties_have_the_reference_bits"),
     (Fault::PenaltiesAfterTemperature, "adjusted_draws_follow_their_softmax"),
     (Fault::BiasAfterTemperature, "adjusted_draws_follow_their_softmax"),

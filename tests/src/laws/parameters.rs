@@ -6,12 +6,30 @@ use crate::logits::LogitShape;
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{RowBits, Trial};
-use flash_sampling_core::{DType, History, Knob, Knobs, Order, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_core::{
+    DType, History, Knob, Knobs, LogprobsMode, Order, PerturbedArgmax, Plan, RowParams, Samples,
+};
 
 const SIZE: Size = Size::new(4, 1003, 40);
-const KEPT: Knobs = Knobs::of(&[Knob::Kept]);
+const BESIDE: Knobs = Knobs::of(&[Knob::Kept, Knob::LogprobsMode]);
 const CALLS: usize = 60;
 const PLAN: Plan = Plan { max_rows: SIZE.rows, max_draws: 12, max_logprobs: Some(5), canonical: false };
+
+/// What rows refer to: a sequence, and masks that leave a third of the tokens, three, one and none.
+struct Lists {
+    history: History,
+    masks: [Vec<u32>; 4],
+}
+
+impl Lists {
+    fn new() -> Self {
+        let mut history = History::new(&[3, 9, 9, 1002, 37, 64]);
+        history.extend((0..200).map(|i| i * i % 211));
+        let mut masks = [vec![0x9249_2492; SIZE.vocab.div_ceil(32)], vec![0; 30], vec![0; 3], vec![]];
+        (masks[1][0], masks[1][29], masks[2][2]) = (1 << 2, 1 << 31 | 1, 1 << 13);
+        Lists { history, masks }
+    }
+}
 
 /// Uniforms one after the other.
 struct Dice {
@@ -35,18 +53,23 @@ impl Dice {
     }
 
     /// A row that uses some of the knobs `can`: every other one nothing but the filters that most requests have.
-    fn row<'a>(&mut self, can: Knobs, lists: bool, history: &'a History) -> RowParams<'a> {
-        let mut row =
-            RowParams { seed: self.seed, position: self.thrown, history: Some(history), ..RowParams::default() };
+    fn row<'a>(&mut self, can: Knobs, without_replacement: bool, lists: &'a Lists) -> RowParams<'a> {
+        let history = Some(&lists.history);
+        let mut row = RowParams { seed: self.seed, position: self.thrown, history, ..RowParams::default() };
         row.order = [Order::Vllm, Order::HuggingFace, Order::LlamaCpp][(self.uniform() * 3.0) as usize];
         row.draws = 12;
         let is_usual = self.is_one_in(2);
         if !is_usual {
             row.temperature = if self.is_one_in(8) { 0.0 } else { self.magnitude(0.1, 10.0) };
             row.draws = 1 + (self.uniform() * 12.0) as u32;
-            row.without_replacement = lists && row.temperature > 0.0 && self.is_one_in(6);
-            row.logprobs = self.is_one_in(3).then(|| (self.uniform() * 6.0) as u32);
-            row.kept = can.contains(Knob::Kept) && self.is_one_in(3);
+            row.first_draw = [0, 0, 5, u32::MAX - 12][(self.uniform() * 4.0) as usize];
+            row.without_replacement = without_replacement && row.temperature > 0.0 && self.is_one_in(6);
+            row.logprobs = self.is_one_in(2).then(|| (self.uniform() * 6.0) as u32);
+            row.kept = can.contains(Knob::Kept) && row.temperature > 0.0 && self.is_one_in(3);
+            row.mask = lists.masks.get((self.uniform() * 12.0) as usize).map(Vec::as_slice);
+            if self.is_one_in(4) {
+                row.logit_bias = &[(2, 1.5), (64, -0.25), (77, f32::NEG_INFINITY), (500, 3.0), (1002, -2.0)];
+            }
         }
         for knob in can.iter() {
             let one_in = match knob {
@@ -73,6 +96,7 @@ impl Dice {
                 Knob::RepetitionPenalty => row.repetition_penalty = self.magnitude(0.5, 2.0),
                 Knob::FrequencyPenalty => row.frequency_penalty = (self.uniform() * 4.0 - 2.0) as f32,
                 Knob::PresencePenalty => row.presence_penalty = (self.uniform() * 4.0 - 2.0) as f32,
+                Knob::LogprobsMode => row.logprobs_mode = LogprobsMode::Raw,
                 Knob::DryMultiplier => (row.dry_multiplier, row.dry_allowed_length) = (self.magnitude(0.1, 2.0), 1),
                 _ => {}
             }
@@ -82,26 +106,32 @@ impl Dice {
 }
 
 pub(super) fn any_parameters_have_the_reference_bits(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
-    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(KEPT), PLAN)?;
-    let lists = trial.capabilities()?.without_replacement;
+    let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(BESIDE), PLAN)?;
+    let without_replacement = trial.capabilities()?.without_replacement;
     // One token above thousands, each of which is rare and which together are not: what a small limit drops would be drawn.
     let far = |i: usize| if i == 77 { 0.0 } else { -8.0 - 3.0 * u01_open(943, i as u64) as f32 };
     let far: Vec<f32> = (0..16411).map(far).collect();
+    // Thousands right below the cap, so that a temperature which comes last makes some of the largest equal.
+    let near: Vec<f32> = (0..16_411).map(|i| 1.25 + u01_open(944, i) as f32).collect();
+    let mut narrow = Problem::of_logits(&near, SIZE.rows);
+    narrow.soft_cap = Some(0.5);
+    // The deviation of such logits is no more exact than the steps of its grid.
+    let within_steps = can.without(Knobs::of(&[Knob::TopNSigma]));
     let problems = [
-        ("integers", Problem::integers(SIZE, DType::BF16, DType::BF16, 940)),
-        ("a far tail", Problem::of_logits(&far, SIZE.rows)),
-        ("tail-heavy", Problem::of_logits(&LogitShape::TailHeavy.logits(SIZE.vocab, 941), SIZE.rows)),
+        ("integers", can, Problem::integers(SIZE, DType::BF16, DType::BF16, 940)),
+        ("a far tail", can, Problem::of_logits(&far, SIZE.rows)),
+        ("tail-heavy", can, Problem::of_logits(&LogitShape::TailHeavy.logits(SIZE.vocab, 941), SIZE.rows)),
+        ("narrow", within_steps, narrow),
     ];
-    let mut history = History::new(&[3, 9, 9, 1002, 37, 64]);
-    history.extend((0..200).map(|i| i * i % 211));
-    for (seed, (name, problem)) in problems.iter().enumerate() {
+    let lists = Lists::new();
+    for (seed, (name, can, problem)) in problems.iter().enumerate() {
         let Some(mut reference) = trial.reference(problem.head(), PLAN) else { return Ok(()) };
         let mut sampler = trial.sampler(problem.head(), PLAN)?;
         let mut dice = Dice { seed: 942 + seed as u64, thrown: 0 };
         let (mut out, mut want) = (Samples::new(), Samples::new());
         let calls = trial.draws(CALLS);
         for _ in 0..calls {
-            let rows = [(); SIZE.rows].map(|()| dice.row(can, lists, &history));
+            let rows = [(); SIZE.rows].map(|()| dice.row(*can, without_replacement, &lists));
             sampler.sample(problem.input(), &rows, &mut out)?;
             reference.sample(problem.input(), &rows, &mut want)?;
             for (r, row) in rows.iter().enumerate() {

@@ -71,6 +71,8 @@ pub(crate) enum Fault {
     TopPWithoutBoundary,
     /// A min-p below e^-8 is lost where there is a top-k.
     SmallMinPLost,
+    /// The largest log-probabilities are in the order of the logits that the filters see.
+    TopBeforeTemperature,
     /// Filters see the logits before the temperature, whatever the order.
     FilterBeforeTemperature,
     /// Penalties act after the temperature.

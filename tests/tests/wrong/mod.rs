@@ -272,6 +272,7 @@ impl Wrong<'_> {
         if let (Some(history), Fault::PenaltyOfOne) = (params.history, self.fault) {
             history.tokens().iter().for_each(|&token| logits[token as usize] -= 1.0);
         }
+        let seen = logits.clone();
         if let (Some(filters), false) = (&row.filters, dropped) {
             reference::filter(filters, self.seen.tokens().start, &mut logits)?;
             let kept = logits.iter().filter(|l| **l > f32::NEG_INFINITY).count();
@@ -304,8 +305,11 @@ impl Wrong<'_> {
             mass.push(if self.fault == Fault::Bf16Mass { bf16::from_f32(logit).to_f32() } else { logit });
         }
         let mut top = TopList::new(row.logprobs.unwrap_or(0) as usize, 0.0);
-        for (token, &logit) in (first..).zip(&drawing.logits).filter(|(_, l)| **l > f32::NEG_INFINITY) {
-            top.push(Candidate { winner: Winner::new(logit, token), logit });
+        let ranks = if self.fault == Fault::TopBeforeTemperature { &seen } else { &drawing.logits };
+        for ((token, &logit), &rank) in (first..).zip(&drawing.logits).zip(ranks) {
+            if logit > f32::NEG_INFINITY {
+                top.push(Candidate { winner: Winner::new(rank, token), logit });
+            }
         }
         out.push_row(draws, row.logprobs.is_some().then_some(&mass), top.as_slice());
         if let Some(most) = row.raw_logprobs {

@@ -191,11 +191,16 @@ impl Filtering {
             let tokens = kept.iter().map(|c| (c.winner.token, c.logit * filters.rescale));
             answer.keep(tokens, vocab_size, row.kept);
         }
-        let largest = kept.iter().take(row.logprobs.unwrap_or(0) as usize).map(|c| {
+        // A temperature that comes last may make logits equal that were not: then the lower token comes first.
+        self.list.reset(row.logprobs.unwrap_or(0) as usize, 0.0);
+        for c in kept {
             let logit = c.logit * filters.rescale;
-            Candidate { winner: Winner::new(logit, c.winner.token), logit }
-        });
-        answer.top.extend(largest);
+            if logit < self.list.threshold() {
+                break;
+            }
+            self.list.push(Candidate { winner: Winner::new(logit, c.winner.token), logit });
+        }
+        answer.top.extend_from_slice(self.list.as_slice());
         answer.outcome = Some(Ok(()));
     }
 }
