@@ -127,9 +127,7 @@ impl FilterState {
     /// Adds a tile, `top` its largest logit, to the mass before the points in doubt.
     #[inline(always)]
     pub(crate) fn add_before(&mut self, first: u32, spans: &[[f32; SPAN]], top: f32) {
-        for doubt in self.doubts.iter_mut().filter(|doubt| top >= doubt.place.logit) {
-            doubt.extend_from_slice(first, spans.as_flattened());
-        }
+        Before::extend_all(&mut self.doubts, first, spans.as_flattened(), top);
     }
 
     /// Adds the mass that another worker has seen before the points in doubt.

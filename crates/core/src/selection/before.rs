@@ -52,6 +52,32 @@ impl Before {
         self.mass += sums.iter().sum::<u64>();
     }
 
+    /// Adds the tokens `first ..` with these logits, `top` the largest of them, to what is known of several places. Those of
+    /// equal logits, of which rows of many equal ones have a dozen, share a sum where these tokens are all before them, or
+    /// all behind them: top-p of 151936 equal logits took 0.80 ms with a sum for each place, and takes 0.37 (medians).
+    #[inline(always)]
+    pub fn extend_all(places: &mut [Before], first: u32, logits: &[f32], top: f32) {
+        let end = u64::from(first) + logits.len() as u64;
+        let mut shared = None;
+        for before in places {
+            let Place { logit, token } = before.place;
+            let (ahead, behind) = (token < first, u64::from(token) >= end);
+            if top < logit || top == logit && ahead {
+                continue;
+            }
+            match shared {
+                Some((of, mass)) if of == (logit, behind) && (ahead || behind) => before.mass += mass,
+                _ => {
+                    let mass = before.mass;
+                    before.extend_from_slice(first, logits);
+                    if ahead || behind {
+                        shared = Some(((logit, behind), before.mass - mass));
+                    }
+                }
+            }
+        }
+    }
+
     /// Adds what was seen of other tokens, for the same place.
     pub fn merge(&mut self, other: &Before) {
         self.mass += other.mass;
@@ -87,6 +113,20 @@ mod tests {
             }
             before.extend_from_slice(first, &logits);
             prop_assert_eq!(before.mass(), plain);
+        }
+
+        #[test]
+        fn many_places_have_the_sums_of_each(
+            logits in prop::collection::vec((-2i8..3).prop_map(|n| f32::from(n) / 32.0), 1..90),
+            places in prop::collection::vec((-2i8..3, 0u32..200), 0..20), first in 0u32..100,
+        ) {
+            let place = |(n, token): (i8, u32)| Before::new(Place { logit: f32::from(n) / 32.0, token });
+            let mut each: Vec<Before> = places.into_iter().map(place).collect();
+            let mut all = each.clone();
+            each.iter_mut().for_each(|before| before.extend_from_slice(first, &logits));
+            let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            Before::extend_all(&mut all, first, &logits, top);
+            prop_assert_eq!(all, each);
         }
     }
 }
