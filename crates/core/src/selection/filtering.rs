@@ -191,15 +191,7 @@ impl Filtering {
             let tokens = kept.iter().map(|c| (c.winner.token, c.logit * filters.rescale));
             answer.keep(tokens, vocab_size, row.kept);
         }
-        // A temperature that comes last may make logits equal that were not: then the lower token comes first.
-        self.list.reset(row.logprobs.unwrap_or(0) as usize, 0.0);
-        for c in kept {
-            let logit = c.logit * filters.rescale;
-            if logit < self.list.threshold() {
-                break;
-            }
-            self.list.push(Candidate { winner: Winner::new(logit, c.winner.token), logit });
-        }
+        largest(kept, filters.rescale, row.logprobs.unwrap_or(0), &mut self.list);
         answer.top.extend_from_slice(self.list.as_slice());
         answer.outcome = Some(Ok(()));
     }
@@ -210,6 +202,19 @@ fn scored(row: &Row<'_>, draw: u32, c: &Candidate, rescale: f32, word: u32) -> C
     let (token, logit) = (c.winner.token, c.logit * rescale);
     let noise = row.noise.gumbel_of_word(Domain::Token, draw, token, word);
     Candidate { winner: Winner::new(logit + noise, token), logit }
+}
+
+/// Lists the `most` largest of kept tokens, which come by falling logits, with their logits times `rescale`. A temperature
+/// that comes last may make logits equal that were not: then the lower token comes first.
+pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) {
+    list.reset(most as usize, 0.0);
+    for c in kept {
+        let logit = c.logit * rescale;
+        if logit < list.threshold() {
+            break;
+        }
+        list.push(Candidate { winner: Winner::new(logit, c.winner.token), logit });
+    }
 }
 
 /// The winner of a draw among kept tokens, as their logits times `rescale` score them:

@@ -30,7 +30,7 @@ pub use answer::Answer;
 pub use band::Band;
 pub use before::Before;
 pub use below::Below;
-pub use filtering::{Filtered, Filtering, Need, Wants, winner};
+pub use filtering::{Filtered, Filtering, Need, Wants, largest, winner};
 pub use passes::{LIST_BYTES, next_pass};
 pub use seen::Seen;
 pub use selector::Selector;

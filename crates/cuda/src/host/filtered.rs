@@ -7,7 +7,7 @@ use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::selection::{Seen, winner};
+use flash_sampling_core::selection::{Seen, largest as largest_kept, winner};
 use flash_sampling_core::{
     Candidate, Domain, Filters, MassHistogram, RowError, Samples, Selection, Selector, TopList, Winner, params,
 };
@@ -47,7 +47,6 @@ pub(crate) struct Filtered {
     lists: Granted,
     mass: MassHistogram,
     draws: Vec<Candidate>,
-    top: Vec<Candidate>,
     list: TopList,
 }
 
@@ -150,15 +149,12 @@ impl Filtered {
             self.draws.extend(draws.map(|draw| winner(row, draw, kept, filters.rescale)));
         }
         self.mass.clear();
-        self.top.clear();
         if row.logprobs.is_some() || row.kept {
             kept.iter().for_each(|c| self.mass.push(c.logit * filters.rescale));
         }
-        self.top.extend(kept.iter().take(row.logprobs.unwrap_or(0) as usize).map(|c| {
-            let logit = c.logit * filters.rescale;
-            Candidate { winner: Winner::new(logit, c.winner.token), logit }
-        }));
-        out.push_row(self.draws.iter().copied(), row.logprobs.is_some().then_some(&self.mass), &self.top);
+        largest_kept(kept, filters.rescale, row.logprobs.unwrap_or(0), &mut self.list);
+        let mass = row.logprobs.is_some().then_some(&self.mass);
+        out.push_row(self.draws.iter().copied(), mass, self.list.as_slice());
         if row.kept {
             out.note_kept(kept.iter().map(|c| c.winner.token), self.mass.log_z(), vocab_size);
         }
