@@ -8,8 +8,9 @@
 namespace flash_sampling {
 
 // This warp's part of a row: every `warps`-th line of 128 tokens, counted from the row's first. The first loads begin with
-// the construction.
-template <u32 AHEAD>
+// the construction. SHORT: what is done with a line is there once, not AHEAD times, for a kernel that runs so shortly that the
+// instructions' way from memory counts.
+template <u32 AHEAD, bool SHORT = false>
 struct RowLines {
     static constexpr u32 LINE = 128;
 
@@ -41,8 +42,22 @@ struct RowLines {
     __device__ __forceinline__ void each(float inv_temperature, Add add) {
         // NOTE: all lanes go on while the warp's first has tokens.
         const u32 lane_offset = 4 * (threadIdx.x % 32);
+        if constexpr (SHORT) {
 #pragma unroll 1
-        for (; at - lane_offset < end; at += AHEAD * step) {
+            for (; at - lane_offset < end; at += step) {
+                float l[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) l[i] = mul_rn(bits_to_f32(next[0][i]), inv_temperature);
+#pragma unroll
+                for (u32 a = 1; a < AHEAD; ++a)
+#pragma unroll
+                    for (u32 i = 0; i < 4; ++i) next[a - 1][i] = next[a][i];
+                load(at + AHEAD * step, next[AHEAD - 1]);
+                add(l, first_token + at);
+            }
+        }
+#pragma unroll 1
+        for (; !SHORT && at - lane_offset < end; at += AHEAD * step) {
 #pragma unroll
             for (u32 a = 0; a < AHEAD; ++a) {
                 float l[4];

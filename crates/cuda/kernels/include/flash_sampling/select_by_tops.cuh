@@ -38,7 +38,8 @@ struct SelectByTops {
         if (blockIdx.x == 0 && threadIdx.x < 2 * ROOM) open.sums[(launch + 1) % 2 * (2 * ROOM) + threadIdx.x] = 0.0;
         TopsSums pass{call, shared.rows, shared.pass};
         const double error = SelectMass::error_of(pass.most());
-        pass.add_to(sums, [&] { prepare(static_cast<float>(error) * 1.000001f); });
+        const OpenRow own = row_of_thread(static_cast<float>(error) * 1.000001f);
+        pass.add_to(sums, [&] { if (threadIdx.x < ROOM) shared.rows[threadIdx.x] = own; });
         __syncthreads();
         constexpr u32 WAITS = THREADS - 1;
         if (threadIdx.x == WAITS) arrive(launch);
@@ -66,10 +67,10 @@ struct SelectByTops {
             count += __popc(shared.opened[w]);
         }
         if (count == 0) return;
-        const u32 shares = max(1u, gridDim.x / count), share = blockIdx.x / count;
+        const u32 shares = max(1u, small_quotient(gridDim.x, count)), share = small_quotient(blockIdx.x, count);
         if (share >= shares) return;
 #pragma unroll 1
-        for (u32 at = blockIdx.x % count; at < count; at += gridDim.x) {
+        for (u32 at = blockIdx.x - share * count; at < count; at += gridDim.x) {
             if (at >= gridDim.x) {
                 // More rows than blocks.
                 __syncthreads();
@@ -83,16 +84,14 @@ struct SelectByTops {
 
   private:
     // What all blocks must know of all rows: before a barrier, as draws change after it.
-    __device__ __forceinline__ void prepare(float error) {
+    __device__ __forceinline__ OpenRow row_of_thread(float error) const {
         const u32 i = threadIdx.x, at = min(i, call.count - 1);
-        if (i >= ROOM) return;
         const Draw plain = call.draws[at];
         const Row& row = call.rows[at];
-        const float top_p = call.filters[at].top_p;
         // What is invalid stays so.
         const bool is_asked = (i < call.count) & (plain.status == Status::Drawn);
-        shared.rows[i] = {0.0, 0.0, row.seed, row.position, plain.logit, plain.token, row.inv_temperature, is_asked ? top_p : 1.0f,
-                          error, row.draw, i, 0};
+        return {0.0, 0.0, row.seed, row.position, plain.logit, plain.token, row.inv_temperature,
+                is_asked ? call.filters[at].top_p : 1.0f, error, row.draw, i, 0};
     }
     // What this block's threads stored before a barrier of theirs is there for all that wait.
     __device__ __forceinline__ void arrive(u32 launch) const {

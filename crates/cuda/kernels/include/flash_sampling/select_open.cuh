@@ -37,7 +37,7 @@ struct SelectOpen {
     static constexpr u32 TIES = 8, BINS = OpenRows::BINS;
     // Rows that a block loads before it knows which is its own.
     static constexpr u32 GUESSED = OpenRows::LEAST;
-    using Lines = RowLines<2>;
+    using Lines = RowLines<2, true>;
     static_assert(BINS == 32 && TIES == 8, "a lane each, and four of either side where equal logits end");
     // No score and token have these bits.
     static constexpr u64 DECIDED = ~0ull;
@@ -161,12 +161,15 @@ struct SelectOpen {
         bool is_tie = false;
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            mass[i] = weights.mass_of(l[i]), bin[i] = bins.of_above(l[i]);
+            mass[i] = weights.mass_of(l[i]);
             all += mass[i];
             if (l[i] > bins.place) hits |= 1u << i;
             is_tie |= l[i] == bins.place;
             top = fmaxf(top, l[i]);
         }
+        if (!__any_sync(0xffffffffu, hits | is_tie)) return;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) bin[i] = bins.of_above(l[i]);
         if (is_tie) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i)

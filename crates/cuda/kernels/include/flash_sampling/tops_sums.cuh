@@ -21,12 +21,18 @@
 
 namespace flash_sampling {
 
+// a / b of numbers below 2^20, in few instructions: (a + 1/2) / b is further from any whole number than the rounding takes it.
+__device__ __forceinline__ u32 small_quotient(u32 a, u32 b) {
+    return static_cast<u32>(__fdividef(u32_to_f32(a) + 0.5f, u32_to_f32(b)));
+}
+
 struct TopsSums {
     static constexpr u32 THREADS = 512, WARPS = THREADS / 32, ROWS = GranuleTops::ROWS;
     // Granules that a lane looks at in a round, and a warp.
     static constexpr u32 TURNS = 3, ROUND = 32 * TURNS;
-    // Lanes that share a granule, granules that a warp reads at a time, and how often before it looks at what it has read.
-    static constexpr u32 LANES = GranuleTops::TOKENS / 4, AT_ONCE = 32 / LANES, LOADS = 4;
+    // A lane's tokens of a granule, lanes that share one, granules that a warp reads at a time, and how often before it looks
+    // at what it has read.
+    static constexpr u32 EACH = 4, LANES = GranuleTops::TOKENS / EACH, AT_ONCE = 32 / LANES, LOADS = 4;
     static_assert(ROWS == 8 && ROUND <= 0x10000 / ROWS, "a row and a granule of a round are 16 bits");
 
     struct Asked {
@@ -43,27 +49,51 @@ struct TopsSums {
     const OpenRow* rows;  // of all draws, those that are not asked about with a top-p of 1
     Shared& shared;
 
+    // The granules of a warp's part of eight rows.
+    struct Part {
+        u32 octet, begin, end;
+    };
+
     // How many blocks share eight rows.
     __device__ __forceinline__ u32 slices() const {
-        const u32 granules = GranuleTops::granules_of(call.tokens);
-        return max(1u, min(gridDim.x / octets(), granules / 64));
+        return max(1u, min(small_quotient(gridDim.x, octets()), GranuleTops::granules_of(call.tokens) / 64));
     }
     __device__ __forceinline__ u32 octets() const { return (call.count + ROWS - 1) / ROWS; }
-    // Tokens that a thread adds up at most.
+    // Tokens that a thread adds up at most. Parts differ by as much as floats round their edges.
     __device__ __forceinline__ u32 most() const {
-        const u32 granules = GranuleTops::granules_of(call.tokens) / (slices() * WARPS) + 1;
-        return (granules + ROUND - 1) / ROUND * (TURNS + 4 * (ROUND / AT_ONCE + 1)) + WARPS;
+        const u32 granules = GranuleTops::granules_of(call.tokens);
+        const u32 each = static_cast<u32>(share()) + 3 + granules / (1u << 20);
+        return (each + ROUND - 1) / ROUND * (TURNS + EACH * (ROUND / AT_ONCE + 1)) + WARPS;
     }
 
-    // Adds the masses of this block's part to sums[row][2], before and all. `prepare` stores the rows while loads are under way.
-    // All threads call it, and pass a barrier after it.
-    template <class Prepare>
-    __device__ __forceinline__ void add_to(double* sums, Prepare prepare) {
-        const u32 slices = this->slices(), units = octets() * slices;
-        if (blockIdx.x >= units) prepare();
-        for (u32 unit = blockIdx.x; unit < units; unit += gridDim.x) {
-            const u32 octet = unit % octets();
-            sum(octet, unit / octets(), slices, [&] { if (unit == blockIdx.x) prepare(); });
+    // The part of this block's warp of a unit, one of octets() * slices().
+    __device__ __forceinline__ Part part(u32 unit) const {
+        const u32 slice = small_quotient(unit, octets()), part = slice * WARPS + threadIdx.x / 32;
+        return {unit - slice * octets(), edge(part), edge(part + 1)};
+    }
+
+    // Empties the sums of this thread.
+    __device__ __forceinline__ void empty() {
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) shared.before[r][threadIdx.x] = shared.all[r][threadIdx.x] = 0.0f;
+    }
+
+    // Adds the masses of this block's units to sums[row][2], before and all. `keep` is called while loads are under way: thread
+    // i stores rows[i], which it alone reads before a barrier. All threads call it, and pass a barrier after it.
+    template <class Keep>
+    __device__ __forceinline__ void add_to(double* sums, Keep keep) {
+        const u32 units = octets() * slices();
+        u32 bits[TURNS][4];
+        Part part = this->part(blockIdx.x);
+        if (blockIdx.x < units) load(bits, part, part.begin);
+        keep();
+#pragma unroll 1
+        for (u32 unit = blockIdx.x; unit < units;) {
+            empty();
+            if (threadIdx.x / ROWS == part.octet) shared.rows[threadIdx.x % ROWS] = asked(rows[threadIdx.x]);
+            __syncthreads();
+            sum(part, bits);
+            __syncthreads();
             const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % ROWS, is_all = threadIdx.x / 32 / ROWS;
             const float* const columns = is_all ? shared.all[row] : shared.before[row];
             float of_lane = 0.0f;
@@ -71,42 +101,40 @@ struct TopsSums {
             for (u32 i = 0; i < THREADS; i += 32) of_lane += columns[i + lane];
             const double of_row = SelectMass::sum_of_warp(of_lane);
             // Rows that are not asked about have no sums.
-            if (lane == 0 && shared.rows[row].scale != 0.0f) atomicAdd(&sums[2 * (octet * ROWS + row) + is_all], of_row);
+            if (lane == 0 && shared.rows[row].scale != 0.0f) atomicAdd(&sums[2 * (part.octet * ROWS + row) + is_all], of_row);
+            unit += gridDim.x;
+            if (unit >= units) break;
+            __syncthreads();
+            part = this->part(unit);
+            load(bits, part, part.begin);
         }
     }
 
   private:
-    template <class Prepare>
-    __device__ __forceinline__ void sum(u32 octet, u32 slice, u32 slices, Prepare prepare) {
-        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = slices * WARPS, part = slice * WARPS + warp;
+    // Granules of a part, and where one begins.
+    __device__ __forceinline__ float share() const {
+        return __fdividef(u32_to_f32(GranuleTops::granules_of(call.tokens)), u32_to_f32(slices() * WARPS));
+    }
+    __device__ __forceinline__ u32 edge(u32 part) const {
         const u32 granules = GranuleTops::granules_of(call.tokens);
-        const u32 each = granules / parts, more = granules % parts;
-        u32 begin = each * part + min(part, more);
-        const u32 end = begin + each + (part < more);
-        const u16* const tops = call.tops + GranuleTops::octet(octet, granules);
-        u32 bits[TURNS][4];
-        load(bits, tops, begin, end);
-        prepare();
-        __syncthreads();
-        if (threadIdx.x < ROWS) shared.rows[threadIdx.x] = asked(octet * ROWS + threadIdx.x);
-#pragma unroll
-        for (u32 r = 0; r < ROWS; ++r) shared.before[r][threadIdx.x] = shared.all[r][threadIdx.x] = 0.0f;
-        __syncthreads();
-        while (true) {
-            const u32 count = list(bits, begin, end);
-            __syncwarp();
-            const float* const logits = call.logits + static_cast<u64>(octet * ROWS) * call.row_stride;
-            read(logits, begin, count);
-            begin += ROUND;
-            if (begin >= end) break;
-            load(bits, tops, begin, end);
-            __syncwarp();
-        }
-        __syncthreads();
+        return part == slices() * WARPS ? granules : min(granules, static_cast<u32>(mul_rn(u32_to_f32(part), share())));
     }
 
-    __device__ __forceinline__ Asked asked(u32 i) const {
-        const OpenRow& row = rows[i];
+    __device__ __forceinline__ void sum(const Part& part, u32 (&bits)[TURNS][4]) {
+        u32 begin = part.begin;
+        while (true) {
+            const u32 count = list(bits, begin, part.end);
+            __syncwarp();
+            const float* const logits = call.logits + static_cast<u64>(part.octet * ROWS) * call.row_stride;
+            read(logits, begin, count);
+            begin += ROUND;
+            if (begin >= part.end) break;
+            load(bits, part, begin);
+            __syncwarp();
+        }
+    }
+
+    static __device__ __forceinline__ Asked asked(const OpenRow& row) {
         // No top reaches NaN.
         if (!(row.top_p < 1.0f)) return {bits_to_f32(0x7fc00000u), 0.0f, 0.0f, 0.0f, 0.0f, 0};
         // What a temperature takes to the place, or a little less; where it may have taken a number to zero, anything.
@@ -120,74 +148,121 @@ struct TopsSums {
     }
 
     // A lane's tops of a round, of eight rows.
-    static __device__ __forceinline__ void load(u32 (&bits)[TURNS][4], const u16* tops, u32 at, u32 end) {
+    __device__ __forceinline__ void load(u32 (&bits)[TURNS][4], const Part& part, u32 at) const {
+        const u16* const tops = call.tops + GranuleTops::octet(part.octet, GranuleTops::granules_of(call.tokens));
 #pragma unroll
         for (u32 k = 0; k < TURNS; ++k) {
             const u32 granule = at + 32 * k + threadIdx.x % 32;
-            if (granule < end) load_16_bytes(tops + static_cast<u64>(granule) * ROWS, bits[k]);
+            if (granule < part.end) load_16_bytes(tops + static_cast<u64>(granule) * ROWS, bits[k]);
         }
     }
 
     // Lists the granules of all rows from `at` on that may have a token before the place or at it, and returns how many. The
     // others count by their largest logits.
     __device__ __forceinline__ u32 list(const u32 (&bits)[TURNS][4], u32 at, u32 end) {
-        const u32 lane = threadIdx.x % 32;
-        u16* const listed = shared.lists[threadIdx.x / 32];
         u32 count = 0;
+        if (end - at > 32) {
 #pragma unroll
-        for (u32 r = 0; r < ROWS; ++r) {
-            const Asked& row = shared.rows[r];
-            const float least = row.least_top, scale = row.scale, shift = row.shift;
-            float all = 0.0f;
-#pragma unroll
-            for (u32 k = 0; k < TURNS; ++k) {
-                const float top = widen_f16(static_cast<u16>(r % 2 ? bits[k][r / 2] >> 16 : bits[k][r / 2]));
-                const bool is_there = at + 32 * k + lane < end, is_read = is_there && top >= least;
-                if (is_there && !is_read) all += SelectMass::Weights::exp2(fma_rn(GranuleTops::lower_bound(top), scale, shift));
-                const u32 ballot = __ballot_sync(0xffffffffu, is_read);
-                if (is_read)
-                    listed[count + __popc(ballot & ((1u << lane) - 1))] = static_cast<u16>((32 * k + lane) * ROWS + r);
-                count += __popc(ballot);
+            for (u32 r = 0; r < ROWS; ++r) list_of<TURNS>(bits, r, r, at, end, count);
+        } else {
+            // NOTE: a loop, as every instruction is fetched anew, which takes longer here than the instructions do: 1 us.
+            u32 words[TURNS][4] = {{bits[0][0], bits[0][1], bits[0][2], bits[0][3]}};
+#pragma unroll 1
+            for (u32 pair = 0; pair < ROWS; pair += 2) {
+                list_of<1>(words, pair, 0, at, end, count);
+                list_of<1>(words, pair + 1, 1, at, end, count);
+                words[0][0] = words[0][1], words[0][1] = words[0][2], words[0][2] = words[0][3];
             }
-            shared.all[r][threadIdx.x] += all;
         }
         return count;
+    }
+    // Those of one row, the `which` of what the words hold.
+    template <u32 USED>
+    __device__ __forceinline__ void list_of(const u32 (&bits)[TURNS][4], u32 r, u32 which, u32 at, u32 end, u32& count) {
+        const u32 lane = threadIdx.x % 32;
+        u16* const listed = shared.lists[threadIdx.x / 32];
+        const Asked& row = shared.rows[r];
+        const float least = row.least_top, scale = row.scale, shift = row.shift;
+        float all = 0.0f;
+#pragma unroll
+        for (u32 k = 0; k < USED; ++k) {
+            const float top = widen_f16(static_cast<u16>(which % 2 ? bits[k][which / 2] >> 16 : bits[k][which / 2]));
+            const bool is_there = at + 32 * k + lane < end, is_read = is_there && top >= least;
+            if (is_there && !is_read) all += SelectMass::Weights::exp2(fma_rn(GranuleTops::lower_bound(top), scale, shift));
+            const u32 ballot = __ballot_sync(0xffffffffu, is_read);
+            if (is_read) listed[count + __popc(ballot & ((1u << lane) - 1))] = static_cast<u16>((32 * k + lane) * ROWS + r);
+            count += __popc(ballot);
+        }
+        shared.all[r][threadIdx.x] += all;
     }
 
     // Weighs the tokens of what the warp has listed.
     __device__ __forceinline__ void read(const float* logits, u32 begin, u32 count) {
-        const u32 lane = threadIdx.x % 32;
+        if (count == 0) return;
+        const u32 lane = threadIdx.x % 32, own = lane % LANES * EACH;
         const u16* const listed = shared.lists[threadIdx.x / 32];
 #pragma unroll 1
-        for (u32 at = lane / LANES; __any_sync(0xffffffffu, at < count); at += LOADS * AT_ONCE) {
-            u32 words[LOADS][4], codes[LOADS];
+        for (u32 first = 0; first < count; first += LOADS * AT_ONCE) {
+            u32 words[LOADS][EACH], codes[LOADS];
 #pragma unroll
             for (u32 k = 0; k < LOADS; ++k) {
-                const u32 i = at + k * AT_ONCE;
-                codes[k] = i < count ? listed[i] : 0;
-                const u32 first = (begin + codes[k] / ROWS) * GranuleTops::TOKENS + lane % LANES * 4;
-                // A row has room for whole 16 bytes.
-                if (i < count && first < call.tokens) load_16_bytes(logits + codes[k] % ROWS * call.row_stride + first, words[k]);
+                // Lanes without a granule of their own read the last again: no branch. Measured, with what follows: 2 us at 64
+                // rows and 3 at 256.
+                codes[k] = listed[min(first + k * AT_ONCE + lane / LANES, count - 1)];
+                const u32 token = (begin + codes[k] / ROWS) * GranuleTops::TOKENS + own;
+                const float* const from = logits + codes[k] % ROWS * call.row_stride;
+                // A row has room for whole 16 bytes; where there is no token, its last are read.
+                load_16_bytes(from + min(token, (call.tokens - 1) / EACH * EACH), words[k]);
             }
 #pragma unroll
             for (u32 k = 0; k < LOADS; ++k) {
-                const u32 i = at + k * AT_ONCE, r = codes[k] % ROWS;
-                if (i >= count) break;
-                const u32 first = (begin + codes[k] / ROWS) * GranuleTops::TOKENS + lane % LANES * 4;
-                if (first + 4 > call.tokens) {
-#pragma unroll
-                    for (u32 e = 0; e < 4; ++e)
-                        if (first + e >= call.tokens) words[k][e] = 0xff800000u;
-                }
+                if (k > 0 && first + k * AT_ONCE >= count) break;
+                const u32 r = codes[k] % ROWS, token = (begin + codes[k] / ROWS) * GranuleTops::TOKENS + own;
                 const Asked& row = shared.rows[r];
-                float l[4];
+                const float place = row.place, inv_temperature = row.inv_temperature;
+                float l[EACH], before = 0.0f, all = 0.0f;
+                bool is_rare = token + EACH > call.tokens;
 #pragma unroll
-                for (u32 e = 0; e < 4; ++e) l[e] = mul_rn(bits_to_f32(words[k][e]), row.inv_temperature);
-                SelectMass::Weights weights(row.place, row.token);
-                weights.add(l, call.first_token + first);
-                shared.before[r][threadIdx.x] += weights.before;
-                shared.all[r][threadIdx.x] += weights.all;
+                for (u32 e = 0; e < EACH; ++e) {
+                    l[e] = mul_rn(bits_to_f32(words[k][e]), inv_temperature);
+                    const float mass = mass_of(l[e], row);
+                    all += mass;
+                    if (l[e] > place) before += mass;
+                    is_rare |= l[e] == place;
+                }
+                if (is_rare) {
+                    if (token + EACH > call.tokens)
+                        weigh_some(l, token, row, before, all);
+                    else
+                        before += equal_before(l, call.first_token + token, row);
+                }
+                if (first + k * AT_ONCE + lane / LANES >= count) continue;
+                shared.before[r][threadIdx.x] += before;
+                shared.all[r][threadIdx.x] += all;
             }
+        }
+    }
+    static __device__ __forceinline__ float mass_of(float l, const Asked& row) {
+        return SelectMass::Weights::exp2(fma_rn(l, SelectMass::Weights::LOG2_E, row.shift));
+    }
+    // The mass of tokens from `token` on that are as good as the winner and before it.
+    static __device__ __forceinline__ float equal_before(const float (&l)[EACH], u32 token, const Asked& row) {
+        float before = 0.0f;
+        const float each = mass_of(row.place, row);
+#pragma unroll
+        for (u32 e = 0; e < EACH; ++e)
+            if (l[e] == row.place && token + e < row.token) before += each;
+        return before;
+    }
+    // Masses where the row ends.
+    __device__ __forceinline__ void weigh_some(const float (&l)[EACH], u32 token, const Asked& row, float& before,
+                                               float& all) const {
+        before = all = 0.0f;
+#pragma unroll 1
+        for (u32 e = 0; e < EACH && token + e < call.tokens; ++e) {
+            const float at = SelectMass::Weights::pick_of(l, e), mass = mass_of(at, row);
+            all += mass;
+            if (at > row.place || (at == row.place && call.first_token + token + e < row.token)) before += mass;
         }
     }
 };
