@@ -1,7 +1,7 @@
 //! Rows with filters that ranks decide on their GPUs: the draws of one GPU, and hardly any left open.
 
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_core::{DType, History, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling_core::{DType, History, Matrix, Order, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DevicePeers};
 use std::slice;
 use std::sync::Arc;
@@ -240,22 +240,30 @@ pub(crate) fn are_those_of_one_gpu_at_the_edges(devices: &[Arc<Device>; 2]) {
     }
 }
 
-/// Two ranks that are called with other filters, and then again with the same ones.
+/// Two ranks that are called with other filters, or with other temperatures behind the same ones, and then again with the
+/// same.
 pub(crate) fn are_named_where_they_differ(devices: &[Arc<Device>; 2]) {
     let plan = Plan { max_rows: 4, ..Plan::default() };
     let problem = Problem::gaussian(Size::new(4, 6000, 264), DType::BF16, DType::BF16, 5);
     let mut group = Group::new(&problem, plan, devices);
     let input = problem.input();
-    let of = |top_k, top_p| move |r: u64| RowParams { seed: r, top_k, top_p, ..RowParams::default() };
-    for same in [of(20, 1.0), of(0, 0.9)] {
-        let rows: Vec<_> = (0..4).map(same).collect();
+    let base = RowParams::default();
+    let listed = |top_k| RowParams { top_k, ..base };
+    let by_mass = RowParams { top_p: 0.9, ..base };
+    let late = |temperature| RowParams { order: Order::LlamaCpp, temperature, ..listed(20) };
+    for (same, others) in [
+        (listed(20), [20, 21].map(listed)),
+        (by_mass, [20, 21].map(|top_k| RowParams { top_k, ..by_mass })),
+        (late(0.5), [0.5, 2.0].map(late)),
+    ] {
+        let of = |row| (0..4).map(|seed| RowParams { seed, ..row }).collect::<Vec<_>>();
+        let rows = of(same);
         if !group.decides(&rows).iter().all(|&decides| decides) {
+            assert_ne!(devices[0].capability().0, 9);
             return;
         }
         let (before, _) = group.sample(input, &rows);
-        name_each_other(
-            group.call(|rank| (input, rows.iter().map(|row| RowParams { top_k: 20 + rank as u32, ..*row }).collect())),
-        );
+        name_each_other(group.call(|rank| (input, of(others[rank]))));
         let (after, _) = group.sample(input, &rows);
         before.iter().zip(after.iter()).for_each(|(a, b)| assert_eq!(drawn(a), drawn(b)));
     }

@@ -10,7 +10,7 @@ use crate::error::CudaError;
 use crate::host::together::FiltersTogether;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::digest::of_words;
-use flash_sampling_core::{DType, RowParams};
+use flash_sampling_core::{DType, Order, RowParams};
 use std::sync::Arc;
 
 /// How the draws of shards on several GPUs become those of the whole vocabulary, for
@@ -74,9 +74,11 @@ pub(crate) fn number_of(dtype: DType) -> u8 {
     }
 }
 
-/// A digest of what GPUs leave out when they make a row's own: what is in its lists, and penalties.
+/// A digest of what GPUs leave out when they make a row's own: what is in its lists, and penalties; and a temperature that comes
+/// after filters, which the row's own does not have.
 fn beyond_the_row(row: &RowParams<'_>) -> u64 {
-    RowParams { seed: 0, position: 0, temperature: 1.0, first_draw: 0, ..*row }.digest()
+    let temperature = if row.order == Order::LlamaCpp { row.temperature } else { 1.0 };
+    RowParams { seed: 0, position: 0, temperature, first_draw: 0, ..*row }.digest()
 }
 
 impl CudaExchange {
@@ -229,5 +231,14 @@ mod tests {
         ] {
             assert_ne!(beyond_the_row(&other), beyond_the_row(&row), "{other:?}");
         }
+    }
+
+    /// The row that a GPU digests then has an inverse temperature of 1.
+    #[test]
+    fn a_temperature_after_filters_counts_beyond_the_row() {
+        let row = RowParams { order: Order::LlamaCpp, top_k: 20, ..RowParams::default() };
+        let of = |temperature| beyond_the_row(&RowParams { temperature, ..row });
+        assert_ne!(of(0.5), of(2.0));
+        assert_eq!(of(0.5), beyond_the_row(&RowParams { temperature: 0.5, seed: 9, position: 9, ..row }));
     }
 }
