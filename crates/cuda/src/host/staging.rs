@@ -28,6 +28,9 @@ pub(crate) struct Staging {
     bytes: Vec<u8>,
 }
 
+/// Words of a mask that tokens before a shard's first may have in the first 256 that kernels take.
+const WORDS_BEFORE: usize = 255 / 32;
+
 /// The list of a row's biases and penalties.
 #[derive(Clone, Copy, Debug)]
 struct List {
@@ -156,7 +159,8 @@ impl Staging {
     }
 
     /// Appends draws of a row from some tokens of the vocabulary, the same ones of all rows: of a mask the words of these are
-    /// taken, and the address is that of the first word, which is not there.
+    /// taken, and the address is that of the first word, which is not there. Kernels take tokens in parts that begin at multiples
+    /// of 256 (`scan.cuh`), so that they may read up to [`WORDS_BEFORE`] words before those that are: of other things in the block.
     pub(crate) fn push(
         &mut self,
         seed: u64,
@@ -246,6 +250,7 @@ impl Staging {
         let rows_at = self.rows_at();
         let lists_at = rows_at + size_of_val(self.rows.as_slice());
         let words_at = lists_at + size_of_val(self.lists.as_slice());
+        debug_assert!(self.rows.is_empty() || words_at >= 4 * WORDS_BEFORE, "a row lies before the words");
         for row in &mut self.rows {
             row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
             let first_word = (base + words_at as u64).wrapping_sub(4 * self.words_before);
