@@ -34,7 +34,9 @@ pub struct CudaRankOptions {
     pub device: usize,
     /// How draws cross.
     pub exchange: GpuExchange,
-    /// How long an exchange waits for the other ranks.
+    /// How long an exchange on the GPUs waits for the other ranks. It should be well below the transport's own limit, half of it
+    /// say: of two ranks that are called otherwise one may find so at once and ask over the transport, while the other waits this
+    /// long before it asks too. Where both limits are alike either may give up first, and the ranks are not told what differs.
     pub limit: Duration,
     /// For debugging: the results of every call are compared on all ranks, over the transport, as
     /// [`ShardOptions::check_tokens`] says.

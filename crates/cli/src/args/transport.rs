@@ -20,7 +20,8 @@ pub struct TransportArgs {
     /// The GPU of each rank, another for each (default 0,1,2,...); for --transport peers or nccl.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     pub devices: Vec<usize>,
-    /// Seconds that an exchange waits for the other ranks, once all have started (default 30); for --transport.
+    /// Seconds that an exchange waits for the other ranks, once all have started (default 30); for --transport. Those on GPUs
+    /// wait so long for one another there, and twice as long for messages.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub time_limit: Option<Duration>,
     /// Compare hidden states, parameters and results of all ranks after each call; for --transport.
