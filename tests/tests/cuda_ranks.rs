@@ -296,7 +296,7 @@ fn one_rank_leaves(exchange: GpuExchange, gpus: Gpus, message: fn(Duration) -> S
 }
 
 /// A rank fails before the exchange; when it tries again, what the other sent for the call before is not taken for an
-/// answer.
+/// answer. The other does not call again, so that nobody says more over the transport within its limit.
 #[test]
 fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
     let Some(_alone) = runs_here() else { return };
@@ -304,13 +304,15 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
     let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
     let narrow = Problem::integers(Size::new(2, 900, 56), DType::BF16, DType::BF16, 5);
     let plan = Plan { max_rows: 2, ..Plan::default() };
-    let is_late = Barrier::new(2);
+    let (is_late, is_done, patience) = (Barrier::new(2), Barrier::new(2), 10 * limit);
     load_kernels(&problem, plan);
     thread::scope(|scope| {
         let heads = problem.head().split(&[0, 500]);
         for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
-            let (problem, narrow, is_late, rank) = (&problem, &narrow, &is_late, transport.rank());
+            let (problem, narrow, rank) = (&problem, &narrow, transport.rank());
+            let (is_late, is_done) = (&is_late, &is_done);
             scope.spawn(move || {
+                let transport = transport.with_time_limit(patience);
                 let options = CudaRankOptions { limit, ..CudaRankOptions::default() };
                 let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
                 let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
@@ -324,14 +326,18 @@ fn a_call_that_one_rank_failed_is_not_taken_for_the_next() {
                     let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
                     assert_eq!(failure(error), CudaError::LateRanks { ranks: vec![0], limit });
                     is_late.wait();
+                    is_done.wait();
                     return;
                 }
                 let error = sampler.sample(narrow.input(), &rows, &mut out).unwrap_err();
                 assert!(matches!(error, SampleError::Hidden { found: 56, expected: 64 }), "{error}");
                 is_late.wait();
-                let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
-                assert_eq!(failure(error), CudaError::OtherCall { rank: Some(1), row: Some(0) });
-                assert!(out.is_empty());
+                let begun = Instant::now();
+                let outcome = sampler.sample(problem.input(), &rows, &mut out);
+                let took = begun.elapsed();
+                is_done.wait();
+                assert_eq!(failure(outcome.unwrap_err()), CudaError::OtherCall { rank: Some(1), row: Some(0) });
+                assert!(out.is_empty() && took >= patience && took < 4 * patience, "{took:?}");
             });
         }
     });

@@ -44,7 +44,7 @@ pub struct CudaRankOptions {
 }
 
 impl Default for CudaRankOptions {
-    /// The first GPU, peers, 30 seconds.
+    /// The first GPU, peers, 30 seconds: with them goes a transport that waits longer, where its own limit is as long.
     fn default() -> Self {
         CudaRankOptions { device: 0, exchange: GpuExchange::Peers, limit: TIME_LIMIT, check_tokens: false }
     }
@@ -67,8 +67,10 @@ impl Default for CudaRankOptions {
 /// `Mpi` where each is a process. It carries the handshake, so that ranks that were planned otherwise are named.
 ///
 /// A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it; the others name
-/// it when their time is over, and the group is done. Where ranks are called with different rows or parameters, each learns
-/// over the transport of which row and what: [`ShardError::Params`], [`ShardError::Rows`] or [`ShardError::Type`].
+/// it when their time is over, and the group is done. If it then calls again, it finds what they sent for the call before: it
+/// asks them over the transport, where nobody may answer, and has [`CudaError::OtherCall`] once they have left or the
+/// transport's time is over. Where ranks are called with different rows or parameters, all of them ask, and each learns of
+/// which row and what: [`ShardError::Params`], [`ShardError::Rows`] or [`ShardError::Type`].
 #[derive(Debug)]
 pub struct CudaRank<'w, T> {
     local: Arc<Mutex<CudaTiled<'w>>>,
@@ -343,12 +345,13 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
                 }
                 Ok(agreed?)
             }
-            // What differs the GPUs do not say. Every rank asks: each was called otherwise than some other.
+            // What differs the GPUs do not say. Ranks that were called otherwise all ask. One that failed the call before, and
+            // finds what the others sent for it, asks alone: until they leave, or for as long as the transport waits.
             Err(error) if is_of_another_call(&error) => match self.by_host.can_call(input, rows, None) {
                 Err(named @ (ShardError::Type { .. } | ShardError::Rows { .. } | ShardError::Params { .. })) => {
                     Err(named.into())
                 }
-                // Only the number of calls differs: some rank failed one, or is gone.
+                // Only the number of calls differs, some rank failed one, or nobody answered.
                 _ => Err(error),
             },
             // Who it was, NCCL does not say; the transport may. And ranks that compare results wait for this one's.
