@@ -101,6 +101,7 @@ impl DeviceFilters {
             return Err(CudaError::NotTogether { reason: "for top-p alone the shards begin at multiples of 4" });
         }
         let logits = self.room()?.lend();
+        // Ranks may go different ways, where a bias is of one shard alone: sums and bins cross in the same records.
         let by_tops = kinds == RowKinds::Bare && sampler.stores_tops(hidden);
         let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };
         let stored = LogitStore { logits, stride: self.stride as u64, tops };
