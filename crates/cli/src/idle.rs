@@ -21,6 +21,11 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
+    /// Whether it is idle for a temperature of 0 alone.
+    pub(crate) fn is_of_greedy(&self) -> bool {
+        self.lack == GREEDY
+    }
+
     /// One sentence of it, with the names that `name` gives to fields.
     pub(crate) fn told(&self, name: impl Fn(&str) -> String) -> String {
         let field = name(self.field);

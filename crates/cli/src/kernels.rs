@@ -126,7 +126,8 @@ fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &Interrupt) ->
         Format::Json => write_json(out, &lines),
     };
     written.map_err(CommandError::write("to standard output"))?;
-    tracing::info!("{} kernels are in {}", lines.len(), folder.display());
+    let are = if lines.len() == 1 { "kernel is" } else { "kernels are" };
+    tracing::info!("{} {are} in {}", lines.len(), folder.display());
     let mut is_faulty = false;
     for line in &lines {
         for fault in line.refused() {

@@ -74,7 +74,12 @@ fn in_distribution(args: &SamplerArgs) -> bool {
 /// The flags to take instead, where those that were given cannot do what `knob` asks.
 pub(crate) fn instead(args: &SamplerArgs, knob: Knob) -> Option<&'static str> {
     let pathwise = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::WithoutReplacement]));
-    (in_distribution(args) && pathwise.contains(knob)).then_some(PATHWISE_GROUPS)
+    match () {
+        () if merge(args) == ShardMerge::LogMass => {
+            pathwise.with(Knob::LogprobsMode).contains(knob).then_some("--merge winners")
+        }
+        () => (in_distribution(args) && pathwise.contains(knob)).then_some(PATHWISE_GROUPS),
+    }
 }
 
 /// What the sampler of the flags lacks, as far as they tell: it says the same itself, once it has a head.
@@ -128,7 +133,10 @@ pub(crate) fn with_instead(refusal: String, instead: Option<&str>) -> String {
 pub(crate) fn instead_of(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<&'static str> {
     let RowError::Unsupported { knob } = error else { return None };
     if canonical && Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode])).contains(*knob) {
-        return Some("the draw without --canonical");
+        return Some(match merge(args) {
+            ShardMerge::LogMass => "--merge winners without --canonical",
+            _ => "the draw without --canonical",
+        });
     }
     instead(args, *knob)
 }

@@ -26,7 +26,7 @@ pub enum RowError {
         token: u32,
     },
     /// More draws without replacement than tokens that masks, bans and filters leave.
-    #[error("{draws} draws without replacement from {available} tokens that can be drawn")]
+    #[error("{draws} draws without replacement from {available} token{} that can be drawn", if *available == 1 { "" } else { "s" })]
     SupportTooSmall {
         /// Draws asked for.
         draws: u32,

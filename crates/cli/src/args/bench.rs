@@ -1,7 +1,8 @@
 //! Flags of `bench`.
 
 use super::BackendName;
-use super::sampler::threads;
+use super::sampler::MAX_THREADS;
+use super::values::whole;
 use crate::error::CommandError;
 use crate::sampler::SHARDS;
 use clap::{Args, ValueEnum};
@@ -19,10 +20,10 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
     /// Tokens of the head (default 151936).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=u32::MAX), allow_negative_numbers = true)]
     pub vocab: Option<u32>,
     /// Hidden size of the head (default 4096).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=u32::MAX), allow_negative_numbers = true)]
     pub hidden: Option<u32>,
     /// Several heads, tokens x hidden size (default with --backend cuda: 151936x4096,128256x8192,151936x2048,201088x2880).
     #[arg(long, value_name = "VxD,...", value_delimiter = ',', conflicts_with_all = ["vocab", "hidden"])]
@@ -32,7 +33,7 @@ pub struct BenchArgs {
         long,
         value_name = "A,B,...",
         value_delimiter = ',',
-        value_parser = clap::value_parser!(u32).range(1..=4096),
+        value_parser = whole(1..=4096_u32),
         allow_hyphen_values = true
     )]
     pub rows: Vec<u32>,
@@ -46,13 +47,13 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub variants: Vec<Timed>,
     /// Threads (default: one for each processor); for the CPU.
-    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_THREADS), allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Instruction set (default: the fastest that there is); for the CPU.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Rounds; the best of them counts (default 9; with --backend cuda twice 100, a quarter as many before to warm up).
-    #[arg(long, value_name = "N", value_parser = rounds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=10_000_usize), allow_negative_numbers = true)]
     pub rounds: Option<usize>,
     /// A small head, few rows and two rounds, to see that everything runs; the figures mean nothing.
     #[arg(long, conflicts_with_all = ["vocab", "hidden", "heads", "rows", "rounds"])]
@@ -78,7 +79,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub transport: Vec<GpuTransport>,
     /// Number of GPUs; for --transport.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = world, requires = "transport")]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole(1..=32_usize), requires = "transport")]
     pub world: usize,
     /// Write the record as JSON.
     #[arg(long, value_name = "FILE")]
@@ -170,20 +171,6 @@ pub struct BenchSize {
     pub rows: Vec<usize>,
     /// Rounds.
     pub rounds: usize,
-}
-
-fn world(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n @ 1..=32) => Ok(n),
-        _ => Err("it must be 1 to 32".into()),
-    }
-}
-
-fn rounds(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n @ 1..=10_000) => Ok(n),
-        _ => Err("it must be 1 to 10000".into()),
-    }
 }
 
 impl BenchArgs {

@@ -1,5 +1,6 @@
 //! Flags that say which tokens are kept.
 
+use crate::args::values::float;
 use clap::{Args, ValueEnum};
 use flash_sampling::{Order, RowParams};
 
@@ -11,25 +12,25 @@ pub struct FilterArgs {
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = top_k, allow_negative_numbers = true)]
     pub top_k: u32,
     /// Keep the smallest set of largest probabilities that reaches P; 1 = all.
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = float, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Keep probabilities of at least P times the largest; 0 = all.
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub min_p: f32,
     /// Keep logits of at least the largest less N standard deviations; 0 = all.
-    #[arg(long, value_name = "N", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub top_n_sigma: f32,
     /// Keep probabilities of at least P; 0 = all.
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub epsilon_cutoff: f32,
     /// Keep the tokens whose surprisal is nearest to the entropy until they reach P; 1 = all.
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = float, allow_negative_numbers = true)]
     pub typical_p: f32,
     /// Exclude top choices: drop all but the least probable of the tokens with at least this probability.
-    #[arg(long, value_name = "P", default_value_t = 0.1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.1, value_parser = float, allow_negative_numbers = true)]
     pub xtc_threshold: f32,
     /// How probable it is that top choices are excluded, by one coin a row.
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub xtc_probability: f32,
     /// The order of temperature and filters, by whose it is.
     #[arg(long, value_enum, default_value_t = OrderArg::Vllm)]

@@ -10,7 +10,7 @@ use flash_sampling::{History, RowParams};
 use std::path::PathBuf;
 
 /// The most sequences of a batch.
-const MAX_SEQUENCES: i64 = 4096;
+const MAX_SEQUENCES: u32 = 4096;
 
 /// Flags of `generate`.
 #[derive(Debug, Args)]
@@ -51,7 +51,7 @@ pub struct TextArgs {
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
     pub prompt: String,
     /// Tokens to write, at most.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = values::whole(1..=u32::MAX), allow_negative_numbers = true)]
     pub max_tokens: u32,
     /// A text that ends a sequence, and is not written; may be given several times. The model's own end always ends it.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = stop)]
@@ -61,10 +61,10 @@ pub struct TextArgs {
     #[arg(long, value_name = "DIR")]
     pub draft: Option<PathBuf>,
     /// Tokens that it draws ahead (default 4); for --draft.
-    #[arg(long, value_name = "N", requires = "draft", value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", requires = "draft", value_parser = values::whole(1..=64_u32), allow_negative_numbers = true)]
     pub draft_tokens: Option<u32>,
     /// Sequences, run as one batch; sequence i has seed SEED + i, and is what that seed gives alone.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_SEQUENCES), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole(1..=MAX_SEQUENCES), allow_negative_numbers = true)]
     pub num_sequences: u32,
 }
 
@@ -76,7 +76,7 @@ pub struct DrawArgs {
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
     /// The seed of the first sequence (default 0).
-    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SEED", value_parser = values::whole(0..=u64::MAX), allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Decide near ties by a float64 sum in one fixed order.
     #[arg(long)]
@@ -85,7 +85,7 @@ pub struct DrawArgs {
     #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
     pub logit_bias: Option<LogitBias>,
     /// Tell the log-probability of each token that was drawn, and the N largest beside it.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = values::whole(0..=u32::MAX), allow_negative_numbers = true)]
     pub logprobs: Option<u32>,
     /// Log-probabilities of which law: the one that is drawn from, or the model's own, before biases, penalties, temperature
     /// and filters.
@@ -110,14 +110,30 @@ pub struct DrawArgs {
 }
 
 impl GenerateArgs {
-    /// Refuses values that mean nothing, alone or beside the others, where `stops` end a sequence.
+    /// Refuses values that mean nothing, alone or beside the others, as far as they are told without a model.
     ///
     /// # Errors
     /// [`CommandError::Usage`], naming the flag.
-    pub fn check(&self, stops: &[u32]) -> Result<(), CommandError> {
-        let row = self.row(idle::written(), stops, None);
+    pub fn check(&self) -> Result<(), CommandError> {
+        // What ends a sequence is the model's to say.
+        let row = self.row(idle::written(), &[0], None);
         values::check(&row)?;
-        values::refuse(&idle::knobs(&row))
+        let (least, most) = (self.penalties.min_tokens, self.text.max_tokens);
+        if least > most {
+            return Err(CommandError::usage(format!("--min-tokens is {least}, but --max-tokens is {most}")));
+        }
+        let idle = idle::knobs(&row);
+        values::refuse(&idle)?;
+        values::tell(&idle);
+        Ok(())
+    }
+
+    /// Refuses flags that change nothing where `stops` end a sequence.
+    ///
+    /// # Errors
+    /// [`CommandError::Usage`], naming the flag.
+    pub fn check_stops(&self, stops: &[u32]) -> Result<(), CommandError> {
+        values::refuse(&idle::knobs(&self.row(idle::written(), stops, None)))
     }
 
     /// What the flags say of the token after `history`; seed and position are the caller's.

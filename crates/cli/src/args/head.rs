@@ -1,5 +1,6 @@
 //! Flags that choose the head and the hidden states.
 
+use crate::args::values::{float, whole};
 use crate::load::TensorPath;
 use clap::Args;
 use std::convert::Infallible;
@@ -19,7 +20,7 @@ pub struct HeadArgs {
     #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path)]
     pub hidden: Option<TensorPath>,
     /// Use only the first N tokens: the rest of the weight's rows is padding.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole(0..=u32::MAX as usize), allow_negative_numbers = true)]
     pub vocab_size: Option<usize>,
     /// Cap the logits: cap * tanh(logit / cap). Overrides config.json.
     #[arg(long, value_name = "CAP", value_parser = factor, allow_negative_numbers = true)]
@@ -30,10 +31,9 @@ pub struct HeadArgs {
 }
 
 fn factor(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(factor),
-        Ok(_) => Err("it must be finite and above 0".into()),
-        Err(_) => Err("it is not a number".into()),
+    match float(text)? {
+        factor if factor > 0.0 && factor.is_finite() => Ok(factor),
+        _ => Err("it must be finite and above 0".into()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Flags of `kernels`.
 
 use crate::args::Format;
+use crate::args::values::whole;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -30,7 +31,7 @@ pub struct KernelsBuildArgs {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Kernels compiled at a time (default: one for each processor).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=256_u16))]
     pub jobs: Option<u16>,
     /// Exit with code 1 when a kernel that draws wait for spills registers, has local memory, or serialises wgmma, and when
     /// any kernel has instructions that the assembler is known to encode wrongly.

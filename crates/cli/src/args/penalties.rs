@@ -1,5 +1,6 @@
 //! Flags that penalise tokens by what was written before.
 
+use crate::args::values::{float, whole};
 use clap::Args;
 use flash_sampling::RowParams;
 
@@ -8,29 +9,29 @@ use flash_sampling::RowParams;
 #[command(next_help_heading = "Penalties")]
 pub struct PenaltyArgs {
     /// Divides positive and multiplies other logits of the tokens so far, prompt included; 1 = off.
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = float, allow_negative_numbers = true)]
     pub repetition_penalty: f32,
     /// Subtracted from a token's logit for each time it was written; 0 = off.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub frequency_penalty: f32,
     /// Subtracted from a token's logit if it was written; 0 = off.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub presence_penalty: f32,
     /// Subtracted from the logit of a token that would continue a repetition of --dry-allowed-length tokens, and --dry-base
     /// times as much for each token more; 0 = off.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub dry_multiplier: f32,
     /// See --dry-multiplier.
-    #[arg(long, value_name = "X", default_value_t = 1.75, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 1.75, value_parser = float, allow_negative_numbers = true)]
     pub dry_base: f32,
     /// See --dry-multiplier.
-    #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
     pub dry_allowed_length: u32,
     /// How many of the last tokens are looked at for repetitions, by --dry-multiplier; -1 = the whole sequence.
-    #[arg(long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i32).range(-1..), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = whole(-1..=i32::MAX), allow_negative_numbers = true)]
     pub dry_penalty_last_n: i32,
     /// Tokens to write before the model may end the sequence.
-    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
     pub min_tokens: u32,
 }
 

@@ -23,16 +23,16 @@ pub struct RowArgs {
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
     /// The seed of all rows (default 0).
-    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SEED", value_parser = values::whole(0..=u64::MAX), allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Row r draws at position P + r of the one seed; with --seeds every row draws at P.
-    #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=POSITION_MAX), allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = values::whole(0..=POSITION_MAX), allow_negative_numbers = true)]
     pub position: u64,
     /// A seed for each row.
-    #[arg(long, value_name = "A,B,...", value_delimiter = ',', conflicts_with = "seed", allow_hyphen_values = true)]
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', value_parser = values::whole(0..=u64::MAX), conflicts_with = "seed", allow_hyphen_values = true)]
     pub seeds: Option<Vec<u64>>,
     /// Draws of each row, up to 10000000.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DRAWS)), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole(1..=MAX_DRAWS), allow_negative_numbers = true)]
     pub draws: u32,
     /// Draw different tokens, best score first.
     #[arg(long)]
@@ -50,7 +50,7 @@ pub struct RowArgs {
     #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
     pub logit_bias: Option<LogitBias>,
     /// How many of the largest log-probabilities to list, up to one for each token; tokens that cannot be drawn are not listed.
-    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = values::whole(0..=u32::MAX), allow_negative_numbers = true)]
     pub logprobs: u32,
     /// Log-probabilities of which law: the one that is drawn from, or the model's own, before masks, biases, penalties,
     /// temperature and filters.
@@ -60,7 +60,8 @@ pub struct RowArgs {
     #[arg(long)]
     pub kept: bool,
     /// All of this from a JSON file instead: one object for every row, or an array with one for each, with the fields of
-    /// vLLM's SamplingParams, and prompt_token_ids and output_token_ids.
+    /// vLLM's SamplingParams, and prompt_token_ids and output_token_ids. Row r draws at position P + r whether the seed is its
+    /// own or --seed.
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_THE_FILE)]
     pub params: Option<PathBuf>,
     #[command(flatten)]
@@ -83,7 +84,10 @@ impl RowArgs {
         let history = self.sequence.history();
         let row = self.row(history.as_ref(), None);
         values::check(&row)?;
-        values::refuse(&[idle::knobs(&row), idle::lists(&row)].concat())
+        let idle = [idle::knobs(&row), idle::lists(&row)].concat();
+        values::refuse(&idle)?;
+        values::tell(&idle);
+        Ok(())
     }
 
     /// What the flags say of every row; seed and position are the caller's.
@@ -163,9 +167,8 @@ pub(super) fn logit_biases(text: &str) -> Result<LogitBias, String> {
 }
 
 pub(super) fn temperature(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(t) if t >= 0.0 && t.is_finite() => Ok(t),
-        Ok(_) => Err("it must be finite and not negative".into()),
-        Err(_) => Err("it is not a number".into()),
+    match values::float(text)? {
+        t if t >= 0.0 && t.is_finite() => Ok(t),
+        _ => Err("it must be finite and not negative".into()),
     }
 }

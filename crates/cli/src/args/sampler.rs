@@ -1,5 +1,6 @@
 //! Flags that choose backend and variant.
 
+use crate::args::values::whole;
 use crate::error::CommandError;
 use clap::{Args, ValueEnum};
 use flash_sampling::{BuildError, Isa, MAX_SHARDS};
@@ -15,7 +16,7 @@ pub struct SamplerArgs {
     #[arg(long, value_enum, default_value_t = VariantName::Tiled)]
     pub variant: VariantName,
     /// Shards of the vocabulary (default 4); for --variant sharded.
-    #[arg(long, value_name = "N", value_parser = shards, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SHARDS), allow_negative_numbers = true)]
     pub shards: Option<usize>,
     /// What the shards exchange (default winners); for --variant sharded and --transport.
     #[arg(long, value_enum)]
@@ -27,7 +28,7 @@ pub struct SamplerArgs {
     #[arg(long, value_enum)]
     pub group_draw: Option<Draw>,
     /// Threads (default: one for each processor).
-    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_THREADS), allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest that there is).
     #[arg(long, value_name = "ISA")]
@@ -36,20 +37,6 @@ pub struct SamplerArgs {
 
 /// The most threads that the CPU backend takes.
 pub(crate) const MAX_THREADS: usize = 1024;
-
-fn within(text: &str, most: usize) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| (1..=most).contains(number));
-    number.ok_or_else(|| format!("it must be 1 to {most}"))
-}
-
-fn shards(text: &str) -> Result<usize, String> {
-    within(text, MAX_SHARDS)
-}
-
-/// A number of threads.
-pub(super) fn threads(text: &str) -> Result<usize, String> {
-    within(text, MAX_THREADS)
-}
 
 fn group(text: &str) -> Result<u32, String> {
     let size = text.parse().ok().filter(|&size: &u32| size > 0 && size.is_multiple_of(64));
@@ -132,17 +119,27 @@ impl SamplerArgs {
         let grouped = self.variant == VariantName::Grouped;
         let online = self.variant == VariantName::Online;
         let cpu = self.backend == BackendName::Cpu && self.variant != VariantName::Reference || work == Work::Text;
+        let reference = self.variant == VariantName::Reference;
+        let elsewhere = if reference { "with --variant reference" } else { "with --backend cuda" };
         let idle = [
-            ("--shards", self.shards.is_some() && !sharded),
-            ("--merge", self.merge.is_some() && !sharded && work != Work::Ranks),
-            ("--group", self.group.is_some() && !(grouped || online)),
-            ("--group-draw", self.group_draw.is_some() && !grouped),
-            ("--threads", self.threads.is_some() && !cpu),
-            ("--isa", self.isa.is_some() && !cpu),
-            ("--backend cuda", self.backend == BackendName::Cuda && self.variant == VariantName::Reference),
+            ("--shards", self.shards.is_some() && !sharded, "without --variant sharded"),
+            (
+                "--merge",
+                self.merge.is_some() && !sharded && work != Work::Ranks,
+                "without --variant sharded or --transport",
+            ),
+            ("--group", self.group.is_some() && !(grouped || online), "without --variant grouped or online"),
+            ("--group-draw", self.group_draw.is_some() && !grouped, "without --variant grouped"),
+            ("--threads", self.threads.is_some() && !cpu, elsewhere),
+            ("--isa", self.isa.is_some() && !cpu, elsewhere),
+            (
+                "--backend cuda",
+                self.backend == BackendName::Cuda && reference,
+                "with --variant reference, which runs on the CPU",
+            ),
         ];
-        match idle.into_iter().find(|(_, idle)| *idle) {
-            Some((flag, _)) => Err(CommandError::usage(format!("{flag} means nothing to this backend and variant"))),
+        match idle.into_iter().find(|(_, idle, _)| *idle) {
+            Some((flag, _, beside)) => Err(CommandError::usage(format!("{flag} means nothing {beside}"))),
             None => self.backend.check_built(),
         }
     }

@@ -1,5 +1,6 @@
 //! Flags that spread the vocabulary over processes or GPUs.
 
+use super::values::whole;
 use super::{BackendName, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use clap::{Args, ValueEnum};
@@ -15,10 +16,10 @@ pub struct TransportArgs {
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
     /// Number of ranks (default: as many as --devices); for --transport peers or nccl.
-    #[arg(long, value_name = "N", value_parser = world, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=MOST_GPUS), allow_negative_numbers = true)]
     pub world: Option<usize>,
     /// The GPU of each rank, another for each (default 0,1,2,...); for --transport peers or nccl.
-    #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', value_parser = whole(0..=i32::MAX as usize))]
     pub devices: Vec<usize>,
     /// Seconds that an exchange waits for the other ranks, once all have started (default 30); for --transport. Those on GPUs
     /// wait so long for one another there, and twice as long for messages.
@@ -45,13 +46,6 @@ impl TransportName {
     pub fn is_of_gpus(self) -> bool {
         self != TransportName::Mpi
     }
-}
-
-fn world(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|world| (1..=MOST_GPUS).contains(world))
-        .ok_or_else(|| format!("it must be 1 to {MOST_GPUS}"))
 }
 
 /// The most ranks of GPUs.

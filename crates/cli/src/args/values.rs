@@ -1,8 +1,32 @@
-//! Values of flags that mean nothing, refused by the flag's name before a head is read.
+//! Numbers of flags, and values that mean nothing, refused by the flag's name before a head is read.
 
 use crate::error::CommandError;
 use crate::idle::Idle;
 use flash_sampling::{RowError, RowParams};
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// A parser of whole numbers within a range.
+pub(super) fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        let number = text.trim().parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| format!("it must be {} to {}", range.start(), range.end()))
+    }
+}
+
+/// A float32 that is 0 only where the text says so.
+pub(crate) fn float(text: &str) -> Result<f32, String> {
+    let number = text.parse().map_err(|_| "it is not a number")?;
+    let significand = text.split(['e', 'E']).next().unwrap_or_default();
+    match number == 0.0 && significand.contains(|digit: char| ('1'..='9').contains(&digit)) {
+        true => Err("it rounds to 0 as a float32".into()),
+        false => Ok(number),
+    }
+}
 
 /// The flag of a field of row parameters.
 pub(crate) fn flag(field: &str) -> String {
@@ -30,10 +54,16 @@ pub(super) fn check(row: &RowParams<'_>) -> Result<(), CommandError> {
     Err(CommandError::usage(refusal))
 }
 
-/// Refuses flags that change nothing.
+/// Refuses flags that change nothing, but for filters of a greedy row.
 ///
 /// # Errors
 /// [`CommandError::Usage`], naming the first.
 pub(super) fn refuse(idle: &[Idle]) -> Result<(), CommandError> {
-    idle.first().map_or(Ok(()), |idle| Err(CommandError::usage(idle.told(flag))))
+    let refused = idle.iter().find(|idle| !idle.is_of_greedy());
+    refused.map_or(Ok(()), |idle| Err(CommandError::usage(idle.told(flag))))
+}
+
+/// Warns of filters of a greedy row: who sweeps the temperature leaves them as they are.
+pub(super) fn tell(idle: &[Idle]) {
+    idle.iter().filter(|idle| idle.is_of_greedy()).for_each(|idle| tracing::warn!("{}", idle.told(flag)));
 }

@@ -39,8 +39,7 @@ const AHEAD: u32 = 4;
 /// Bad flags and files, a backend that fails, Ctrl-C.
 pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.sampler.check_for(Work::Text)?;
-    // What ends a sequence is the model's to say.
-    args.check(&[0])?;
+    args.check()?;
     sampler::check_knobs(&args.sampler, args.draws.canonical, &args.row(idle::written(), &[], None))?;
     let weights = Weights::open(args.text.model.as_deref())?;
     let language = Language::open(&weights)?;

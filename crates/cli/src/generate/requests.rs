@@ -30,7 +30,7 @@ impl<'s> Requests<'s> {
             sampler::known("--banned-token-ids", args.draws.banned_token_ids.as_deref(), vocab_size)?;
             sampler::known("--stop-token-ids", args.draws.stop_token_ids.as_deref(), vocab_size)?;
             let stops = [eos, args.draws.stop_token_ids.as_deref().unwrap_or_default()].concat();
-            args.check(&stops)?;
+            args.check_stops(&stops)?;
             let mask = args.draws.allowed_token_ids.as_ref().map(|tokens| Masks::of_tokens(tokens, vocab_size));
             let beyond = |token| CommandError::usage(sampler::beyond("--allowed-token-ids", token, vocab_size));
             return Ok(Requests { args, stops, mask: mask.transpose().map_err(beyond)?, of_file: Vec::new() });
@@ -49,6 +49,10 @@ impl<'s> Requests<'s> {
             ];
             if let Some((_, reason)) = wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
                 return Err(usage(reason.into()));
+            }
+            let (least, most) = (fields.min_tokens, args.text.max_tokens);
+            if least > most {
+                return Err(usage(format!("min_tokens is {least}, but --max-tokens is {most}")));
             }
             fields.stop_token_ids.extend_from_slice(eos);
             of_file.push(fields.build(vocab_size).map_err(|error| usage(error.to_string()))?);

@@ -66,7 +66,7 @@ pub enum Problem {
         expected: String,
     },
     /// A mask that leaves tokens undecided.
-    #[error("the mask has {words} words a row, which decide {tokens} tokens; the vocabulary has {vocab_size}")]
+    #[error("the mask has {words} word{} a row, which decide {tokens} tokens; the vocabulary has {vocab_size}", if *words == 1 { "" } else { "s" })]
     MaskTooShort {
         /// Words of a row.
         words: usize,

@@ -1,5 +1,7 @@
 //! `ID:VALUE,...`: what is added to the logits of single tokens.
 
+use crate::args::values::float;
+
 /// Parses `ID:VALUE,...` and sorts it by token. Values are nats; `-inf` bans a token.
 ///
 /// # Errors
@@ -9,7 +11,7 @@ pub fn parse(text: &str) -> Result<Vec<(u32, f32)>, String> {
     for entry in text.split(',') {
         let (token, value) = entry.split_once(':').ok_or_else(|| format!("{entry:?} is not ID:VALUE"))?;
         let token: u32 = token.trim().parse().map_err(|_| format!("{token:?} in {entry:?} is not a token id"))?;
-        let number: f32 = value.trim().parse().map_err(|_| format!("{value:?} in {entry:?} is not a number"))?;
+        let number: f32 = float(value.trim()).map_err(|reason| format!("{value:?} in {entry:?}: {reason}"))?;
         if number.is_nan() || number == f32::INFINITY {
             return Err(format!("{value:?} in {entry:?} cannot be added to a logit"));
         }
@@ -40,7 +42,8 @@ mod tests {
             ("x:1", "is not a token id"),
             ("-3:1", "is not a token id"),
             ("4294967296:1", "is not a token id"),
-            ("3:", "is not a number"),
+            ("3:", "it is not a number"),
+            ("3:1e-50", "\"1e-50\" in \"3:1e-50\": it rounds to 0"),
             ("3:nan", "cannot be added"),
             ("3:inf", "cannot be added"),
             ("3:1e99", "cannot be added"),

@@ -161,6 +161,7 @@ mod tests {
             (r#"{"max_tokens": 7}"#, "max_tokens is no matter of the draw: only null is taken here"),
             (r#"[{}, {"seed": "one"}]"#, "row 1: seed: invalid type: string \"one\""),
             (r#"{"prompt_token_ids": ["a"]}"#, "prompt_token_ids: invalid type"),
+            (r#"[{}, {"min_p": 1e-60}]"#, "row 1: min_p: 1e-60 rounds to 0 as a float32"),
             (r#"{"logit_bias": {"x": 1}}"#, "invalid"),
             (r#"[{}, {"stop_token_ids": [100]}]"#, "row 1: stop_token_ids names token 100, but there are 100 tokens"),
         ] {

@@ -86,6 +86,7 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
         env!("CARGO_PKG_VERSION")
     )?;
     match broken {
+        0 if report.verdicts.len() == 1 => writeln!(page, "<p class=pass>The law holds.</p>")?,
         0 => writeln!(page, "<p class=pass>All {} laws hold.</p>", report.verdicts.len())?,
         n => writeln!(page, "<p class=fail>{n} of {} laws fail.</p>", report.verdicts.len())?,
     }

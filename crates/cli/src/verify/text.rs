@@ -54,6 +54,7 @@ pub(super) fn write(out: &mut dyn Write, report: &Report, all: bool) -> io::Resu
     let checks: usize = report.verdicts.iter().map(|verdict| verdict.report.checks.len()).sum();
     let laws = report.verdicts.len();
     match broken {
+        0 if laws == 1 => writeln!(out, "the law holds ({checks} checks)"),
         0 => writeln!(out, "all {laws} laws hold ({checks} checks)"),
         n => writeln!(out, "{n} of {laws} laws FAIL ({checks} checks)"),
     }

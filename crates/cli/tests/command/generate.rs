@@ -125,7 +125,7 @@ fn a_text_that_the_models_last_position_ends_is_told_of() {
     let llama = checkpoint("llama");
     let prompt = "a".repeat(501); // as many tokens, where the model has 512 positions
     let args = ["generate", "--model", llama.to_str().unwrap(), "--prompt", &prompt, "--format", "json"];
-    let of = |max| run_logging("warn", &[&args[..], &["--min-tokens", "20", "--max-tokens", max]].concat());
+    let of = |max| run_logging("warn", &[&args[..], &["--min-tokens", "11", "--max-tokens", max]].concat());
     let (whole, cut) = (of("11"), of("12"));
     assert_eq!((whole.code, whole.stderr.as_str(), cut.code), (0, "", 0), "{whole:#?}");
     assert!(whole.stdout == cut.stdout && tokens(&cut.rows()[0]).len() == 11);

@@ -31,7 +31,7 @@ mod with_cuda {
         for name in ["sm_75", "sm_90a,hopper", "", "90"] {
             run(&["kernels", "build", "--arch", name]).assert_refused(known);
         }
-        run(&["kernels", "build", "--jobs", "0"]).assert_refused("0 is not in 1..=256");
+        run(&["kernels", "build", "--jobs", "0"]).assert_refused("it must be 1 to 256");
         for name in ["select", "select.cu,", "rivals/read.cu"] {
             run(&["kernels", "build", "--kernel", name]).assert_refused("there are fused_hopper.cu, ");
         }

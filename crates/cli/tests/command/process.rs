@@ -127,8 +127,9 @@ fn the_pipeline_leaves_times_and_passes_of_every_case() {
 
 #[test]
 fn bad_sizes_of_a_benchmark_are_refused() {
-    run(&["bench", "--vocab", "0"]).assert_refused("0 is not in 1..");
-    run(&["bench", "--rows", "1,0"]).assert_refused("0 is not in 1..=4096");
+    run(&["bench", "--vocab", "0"]).assert_refused("it must be 1 to 4294967295");
+    run(&["bench", "--rows", "1,0"]).assert_refused("it must be 1 to 4096");
+    run(&["bench", "--rows", "a"]).assert_refused("'a' for '--rows <A,B,...>': it must be 1 to 4096");
     run(&["bench", "--rounds", "0"]).assert_refused("1 to 10000");
     run(&["bench", "--transport", "peers"]).assert_refused("--transport means nothing to this backend");
     run(&["bench", "--backend", "cuda", "--transport", "peers", "--world", "33"]).assert_refused("it must be 1 to 32");

@@ -24,7 +24,7 @@ use crate::params::{LogprobsMode, RowParams};
 #[cfg(feature = "serde")]
 use number::{Number, Numbers};
 #[cfg(feature = "serde")]
-use read::{Most, Seed};
+use read::{Most, OrderName, Seed};
 use std::collections::BTreeMap;
 #[cfg(feature = "serde")]
 use std::collections::BTreeSet;
@@ -197,7 +197,7 @@ fields! {
     /// See [`RowParams::dry_sequence_breakers`]; in any order.
     dry_sequence_breakers: Vec<u32> = Vec::new();
     /// See [`RowParams::order`].
-    order: Order = Order::Vllm;
+    order: Order [OrderName] = Order::Vllm;
     /// See [`RowParams::without_replacement`].
     without_replacement: bool = false;
     /// See [`RowParams::kept`].

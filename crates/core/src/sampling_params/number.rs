@@ -41,7 +41,13 @@ impl<'de> Deserialize<'de> for Number {
             }
 
             fn visit_f64<E: Error>(self, value: f64) -> Result<Number, E> {
-                Ok(Number(value as f32))
+                let number = value as f32;
+                if number == 0.0 && value != 0.0 {
+                    // As it was typed: readers may be a unit in the last place off.
+                    let typed = format!("{value:.14e}").parse().unwrap_or(value);
+                    return Err(E::custom(format_args!("{typed:?} rounds to 0 as a float32")));
+                }
+                Ok(Number(number))
             }
 
             fn visit_u64<E: Error>(self, value: u64) -> Result<Number, E> {

@@ -1,8 +1,9 @@
 //! How single fields of a request are read: null, -1, and what is no matter of the draw.
 
 use super::precise::{PRECISE, precise};
+use crate::filters::Order;
 use core::fmt;
-use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
 
 /// A seed; -1 is none.
@@ -51,6 +52,43 @@ impl<'de> Deserialize<'de> for Most {
         let most = most.map_or(Ok(u32::MAX), u32::try_from);
         most.map(|most| Most(Some(most)))
             .map_err(|_| D::Error::custom("the number of log-probabilities must be below 2^32"))
+    }
+}
+
+/// An order of temperature and filters, by whose it is.
+#[derive(Serialize)]
+#[serde(transparent)]
+pub(super) struct OrderName(Order);
+
+impl From<Order> for OrderName {
+    fn from(order: Order) -> Self {
+        OrderName(order)
+    }
+}
+
+impl From<OrderName> for Order {
+    fn from(name: OrderName) -> Self {
+        name.0
+    }
+}
+
+impl<'de> Deserialize<'de> for OrderName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+
+        impl Visitor<'_> for Name {
+            type Value = OrderName;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("one of `vllm`, `hugging-face` and `llama-cpp`")
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<OrderName, E> {
+                Order::deserialize(value.into_deserializer()).map(OrderName)
+            }
+        }
+
+        deserializer.deserialize_any(Name)
     }
 }
 

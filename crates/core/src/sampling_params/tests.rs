@@ -94,7 +94,14 @@ fn a_request_of_vllm_maps_without_a_table() {
             "top_p: invalid type: string \"much\", expected a number, \"-inf\", \"inf\" or \"NaN\"",
         ),
         (r#"{"prompt_token_ids": [1]}"#, "prompt_token_ids is the sequence's, not a parameter"),
-        (r#"{"order": "ours"}"#, "order: unknown variant `ours`"),
+        (r#"{"order": "ours"}"#, "order: unknown variant `ours`, expected one of `vllm`, `hugging-face`, `llama-cpp`"),
+        (
+            r#"{"order": ["top_p"]}"#,
+            "order: invalid type: sequence, expected one of `vllm`, `hugging-face` and `llama-cpp`",
+        ),
+        (r#"{"temperature": 1e-50}"#, "temperature: 1e-50 rounds to 0 as a float32"),
+        (r#"{"top_p": 1e-60}"#, "top_p: 1e-60 rounds to 0 as a float32"),
+        (r#"{"min_p": 1e-60}"#, "min_p: 1e-60 rounds to 0 as a float32"),
         (r#"[1]"#, "expected an object of sampling parameters"),
         (r#"{"seed": -2}"#, "seed: invalid value: integer `-2`, expected an integer of at least -1"),
         (r#"{"logprobs": 4294967296}"#, "must be below 2^32"),
@@ -197,6 +204,7 @@ fn numbers_of_arbitrary_precision_are_read() {
     assert_eq!(read(&[("logprobs", "-1")]).unwrap().logprobs, Some(u32::MAX));
     assert_eq!(read(&[("best_of", "1"), ("length_penalty", "1.0")]).unwrap(), SamplingParamsBuilder::default());
     for (field, text, says) in [
+        ("temperature", "1e-50", "temperature: 1e-50 rounds to 0 as a float32"),
         ("temperature", "much", "temperature: invalid type: string \"much\", expected a number"),
         ("seed", "-2", "seed: invalid value: integer `-2`, expected an integer of at least -1"),
         ("seed", "0.5", "seed: invalid type: floating point"),
