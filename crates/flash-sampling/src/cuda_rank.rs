@@ -176,7 +176,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
     ) -> Result<Self, BuildError> {
         let mut told = Vec::new();
         transport.all_gather(&local.tell_together(), &mut told).map_err(ShardError::from)?;
-        exchange.agree(&told);
+        exchange.agree(&told)?;
         let local = Arc::new(Mutex::new(local));
         let of_shards = ShardOptions {
             check_tokens: options.check_tokens,

@@ -38,7 +38,7 @@ impl<'w> Group<'w> {
             })
             .collect();
         let told: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.tell_together()).collect();
-        ranks.iter_mut().for_each(|(_, exchange)| exchange.agree(&told));
+        ranks.iter_mut().for_each(|(_, exchange)| exchange.agree(&told).unwrap());
         Group { ranks }
     }
 

@@ -78,7 +78,7 @@ fn draw(rank: usize, folder: &Path) {
     let offer = PeerOffer::new(rank, WORLD, CudaTiled::rows_together(&plan), &device).unwrap();
     let cards = meet("card", &offer.card());
     let mut exchange = CudaExchange::from(offer.connect(&cards, LIMIT).unwrap());
-    exchange.agree(&meet("told", &sampler.tell_together()));
+    exchange.agree(&meet("told", &sampler.tell_together())).unwrap();
     let (mut found, mut open, mut left) = (Samples::new(), Vec::new(), 0);
     for ((count, rows), want) in calls.iter().zip(&want) {
         if device.capability().0 != 9 {

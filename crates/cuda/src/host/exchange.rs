@@ -88,9 +88,28 @@ impl CudaExchange {
 
     /// Agrees on which rows with filters the GPUs decide, from what each rank's sampler
     /// [told](crate::CudaTiled::tell_together), in the order of ranks. Every rank of the group does so, before its next call.
-    pub fn agree(&mut self, told: &[Vec<u8>]) {
+    /// Allocates what a call takes in which a rank has no draws: what is allocated while another rank waits on the same GPU
+    /// may stand behind it.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn agree(&mut self, told: &[Vec<u8>]) -> Result<(), CudaError> {
+        self.make_room()?;
         let has_records = matches!(self.way, Way::Peers(_));
         self.filters = if has_records { FiltersTogether::of_all(told) } else { FiltersTogether::default() };
+        Ok(())
+    }
+
+    /// Room for the rows and draws of a shard without tokens.
+    fn make_room(&mut self) -> Result<(), CudaError> {
+        if self.empty.is_none() {
+            let failed = CudaError::driver("allocate for the draws of an empty shard");
+            let (most, stream) = (self.max_rows(), self.device().context().default_stream());
+            let room = (stream.alloc_zeros(most).map_err(&failed)?, stream.alloc_zeros(most).map_err(&failed)?);
+            stream.synchronize().map_err(&failed)?;
+            self.empty = Some(room);
+        }
+        Ok(())
     }
 
     /// What the ranks agreed on.
@@ -188,11 +207,7 @@ impl CudaExchange {
         };
         draws.clear();
         draws.resize(rows.len(), nothing);
-        if self.empty.is_none() {
-            let most = self.max_rows();
-            let room = (stream.alloc_zeros(most).map_err(&failed)?, stream.alloc_zeros(most).map_err(&failed)?);
-            self.empty = Some(room);
-        }
+        self.make_room()?;
         let Some((rows_there, draws_there)) = &mut self.empty else { return Ok(()) };
         if rows.len() > rows_there.len() {
             return Err(CudaError::TooLarge { what: "rows", found: rows.len(), limit: rows_there.len() });
