@@ -124,7 +124,8 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
 }
 
 /// Small calls that take every way: lists whose cuts are guessed, stored logits, rows without filters beside them; and rows
-/// with top-p alone, which the largest of granules decide. The sanitizers look at it.
+/// with top-p alone, which the largest of granules decide; and a min-p too small to make a list, beside one. The sanitizers look
+/// at it.
 #[test]
 fn a_small_call_takes_every_way_of_filters() {
     if !runs_here() {
@@ -144,12 +145,16 @@ fn a_small_call_takes_every_way_of_filters() {
     ];
     let top_p = [0.95, 0.05, 0.5].map(|top_p| RowParams { top_p, ..base });
     let alone = [top_p[0], base, top_p[1], RowParams { temperature: 0.0, ..base }, top_p[2], base];
+    let small = RowParams { min_p: 3e-4, top_k: 50, ..base };
+    let both = RowParams { top_p: 0.999, ..small };
+    let [small_last, both_last] = [small, both].map(|row| RowParams { order: Order::LlamaCpp, ..row });
+    let beside = [small, both, base, small_last, both_last, base];
     let plan = Plan { max_rows: 6, ..Plan::default() };
     let (mut found, mut want) = (Samples::new(), Samples::new());
     let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
     let build = |&choice| (choice, Cuda(choice).build(problem.head(), plan).unwrap());
     let mut samplers: Vec<_> = CHOICES[..2].iter().map(build).collect();
-    for rows in [rows, alone] {
+    for rows in [rows, alone, beside] {
         reference.sample(problem.input(), &rows, &mut want).unwrap();
         for (choice, sampler) in &mut samplers {
             sampler.sample(problem.input(), &rows, &mut found).unwrap();
