@@ -16,8 +16,10 @@
 // 2. So at the end of a tile a token can win only if its bit is set or its dot product is above `losing_dot(best)`.
 //    Both are one compare per element; what passes is queued, and the scouts score it exactly while the next tile's
 //    products run. `best` may be old: pruning by an older best only scores more tokens.
-// 3. A block's first tile has no best yet. It is filtered three times: each row's largest logit gives a first best, which
-//    the blocks exchange; then the tokens with bits (of a larger threshold); then all. With few rows the first two are one.
+// 3. A block's first tile has no best yet. For each row the blocks tell each other a bound of the score of one likely token;
+//    the best of these guesses gives the first thresholds, lower ones for the tokens with bits (of a larger threshold). With
+//    lists it is filtered three times: each row's largest logit gives a first best, which the blocks exchange; then the tokens
+//    with bits; then all.
 // 4. Winners are merged by integer maxima, so neither blocks nor order matter.
 // 5. Dot products are one accumulator over hidden in ascending order, whatever the number of rows: a row's bits do not
 //    depend on its neighbours.
@@ -38,6 +40,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
     for (u32 i = hand; i < T::COLUMNS; i += HANDS) {
         shared.best[i] = {0, 0.0f, 0};
         shared.largest[i] = 0;
+        if constexpr (T::GUESSES) shared.losing[i] = i < call.row_count ? bonus_of(call, call.rows[i]) : 0.0f;
     }
     for (u32 i = hand; i < sizeof(shared.marks) / 4; i += HANDS) (&shared.marks[0][0][0][0][0])[i] = 0;
     const u32 words = call.row_count * (sizeof(Row) / 8);

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "filter.cuh"
+#include "guess.cuh"
 #include "knobs.cuh"
-#include "largest.cuh"
 #include "masses.cuh"
 #include "queue.cuh"
 #include "stores.cuh"
@@ -46,18 +46,23 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         if constexpr (T::STORES) store_with_tops<T>(d, real, call, stored, first, self);
         if constexpr (T::LOG_Z) weigh<T>(d, real, call, shared, self);
         await_marks(call, shared, t, first, size, self);
+        if (T::GUESSES && t == 0) {
+            if constexpr (KNOBS) {
+                u32 allowed[T::UNITS][T::WORDS];
+                look_at_masks<T>(allowed, call, shared, first, self);
+                tell_guesses<T>(d, real, call, shared, first, self, allowed);
+            } else {
+                tell_guesses<T>(d, real, call, shared, first, self);
+            }
+            take_guesses<T>(call, shared, first, self);
+        }
 
         u32 queued = 0;
-        constexpr u32 FIRST = T::TOGETHER ? HINTED : LARGEST;
-        for (u32 pass = t == 0 ? FIRST : ALL; pass < PASSES; ++pass) {
-            if (pass == FIRST) {
-                if constexpr (KNOBS) {
-                    u32 allowed[T::UNITS][T::WORDS];
-                    look_at_masks<T>(allowed, call, shared, first, self);
-                    keep_largest<T>(d, real, call, shared, self.thread, allowed);
-                } else {
-                    keep_largest<T>(d, real, call, shared, self.thread);
-                }
+        for (u32 pass = t == 0 && T::LISTS ? LARGEST : ALL; pass < PASSES; ++pass) {
+            if (pass == LARGEST) {
+                u32 allowed[T::UNITS][T::WORDS];
+                look_at_masks<T>(allowed, call, shared, first, self);
+                keep_largest<T>(d, real, call, shared, self.thread, allowed);
             }
             u32 pending[T::UNITS][T::WORDS], any = 0;
             filter<T>(pending, d, real, shared, t, pass, self);

@@ -12,6 +12,23 @@ namespace flash_sampling::fused_hopper {
 constexpr u32 FIRST_WORD = 1u << 25;
 constexpr float FIRST_NOISE = 4.852032f;
 
+// Where the mark of a token of a tile and of a column is: the word of its half, and the bit within.
+template <class T>
+__device__ __forceinline__ u32& mark_word(Shared<T>& shared, u32 half, u32 m, u32 column, u32& bit) {
+    const u32 at = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
+    const u32 owner = m % 8 * 4 + column % 8 / 2;
+    bit = at % T::WORD_BITS;
+    return shared.marks[half][m / 64][m % 64 / 16][at / T::WORD_BITS][owner];
+}
+
+// Whether a token of a first tile has a mark of either kind.
+template <class T>
+__device__ __forceinline__ bool has_mark(Shared<T>& shared, u32 m, u32 column) {
+    u32 bit;
+    const u32 words = mark_word(shared, 0, m, column, bit) | mark_word(shared, 1, m, column, bit);
+    return words >> bit & 1;
+}
+
 // Marks the small words of a quad of tokens. `shift` is the first token of the tile within its first quad.
 template <class T>
 __device__ __forceinline__ void leave_marks(Shared<T>& shared, u32 t, const Words& words, u32 quad, u32 column, u32 shift,
@@ -22,10 +39,10 @@ __device__ __forceinline__ void leave_marks(Shared<T>& shared, u32 t, const Word
     for (u32 k = 0; k < 4; ++k) {
         const u32 m = quad * 4 + k - shift;  // token within the tile; wraps before its first
         if (words.w[k] < threshold && m < size) {
-            const u32 bit = column / 8 * 4 + column % 2 + m % 16 / 8 * 2;
-            const u32 owner = m % 8 * 4 + column % 8 / 2;
             const u32 half = t == 0 ? words.w[k] >= NEAR_WORD : t & 1;
-            atomicOr(&shared.marks[half][m / 64][m % 64 / 16][bit / T::WORD_BITS][owner], 1u << bit % T::WORD_BITS);
+            u32 bit;
+            u32& word = mark_word(shared, half, m, column, bit);
+            atomicOr(&word, 1u << bit);
         }
     }
 }

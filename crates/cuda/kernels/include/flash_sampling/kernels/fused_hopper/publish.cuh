@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../fan_out.cuh"
+#include "guess.cuh"
 #include "masses.cuh"
 #include "schedule.cuh"
 #include "threshold.cuh"
@@ -35,7 +36,7 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
     }
     __threadfence();
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
-    if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) == gridDim.x - 1;
+    if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) % TOLD == gridDim.x - 1;
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     if (!shared.last) return;
     __threadfence();

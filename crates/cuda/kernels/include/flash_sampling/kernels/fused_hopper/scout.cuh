@@ -43,10 +43,9 @@ __device__ __forceinline__ void mark_tile(const Call& call, Shared<T>& shared, u
     }
 }
 
-// Scores what the filter of the tile before has left in the queues, and refreshes the thresholds for this one.
+// Scores what the filter of the tile before has left in the queues.
 template <class T>
-__device__ __forceinline__ void score_queues(const Call& call, Shared<T>& shared, const Schedule<T>& schedule, u32 t,
-                                             u32 base) {
+__device__ __forceinline__ void score_queues(const Call& call, Shared<T>& shared, const Schedule<T>& schedule, u32 t) {
     const u32 hand = threadIdx.x - 32;
     ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
     u32 before, unused;
@@ -58,8 +57,6 @@ __device__ __forceinline__ void score_queues(const Call& call, Shared<T>& shared
         offer_to(call, shared, contender.place & 0xffff, token, contender.dot);
     }
     ptx::named_barrier(SCOUTS_BARRIER, T::SCOUT_WARPS * 32);
-    for (u32 column = hand; column < T::COLUMNS; column += 32 * T::SCOUT_WARPS)
-        refresh_losing(call, shared, column, base);
 }
 
 template <class T>
@@ -68,8 +65,15 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
         u32 first, size;
         schedule.tile(t, first, size);
         const u32 base = call.first_token + first;
-        mark_tile(call, shared, t, base, size);
-        if (t > 0) score_queues(call, shared, schedule, t, base);
+        // What the first tile leaves is scored at once: the other blocks know of it when they look again.
+        const bool at_once = T::GUESSES && t == 1;
+        for (u32 look = at_once ? 0 : 1; look < 2; ++look) {
+            if (look == 1) mark_tile(call, shared, t, base, size);
+            if (t == 0) break;
+            if (at_once == (look == 0)) score_queues(call, shared, schedule, t);
+            for (u32 column = threadIdx.x - 32; column < T::COLUMNS; column += 32 * T::SCOUT_WARPS)
+                refresh_losing(call, shared, column, base);
+        }
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.scouted);
     }

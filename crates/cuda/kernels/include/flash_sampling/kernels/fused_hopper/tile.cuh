@@ -34,10 +34,11 @@ struct Tile {
     // where these are the limit. Measured: 37984 x 4096, 64 and 128 rows, 0.97 and 0.94 of the time, where one step ahead has
     // 0.975 and 0.95.
     static constexpr u32 AHEAD = COLUMNS == 256;
-    // Whether a first tile's largest and hinted elements are one pass: every hint is scored, and the blocks exchange their best
-    // once instead of twice. A block of 64 columns has about fifty hints. Measured: 37984 x 4096, 64 rows, 0.98 of the time with
-    // logits of a large deviation and 1.00 of 2.2; with 128 and 256 columns 1.09 and 1.24 of 2.2.
-    static constexpr bool TOGETHER = COLUMNS <= 64 && !LISTS;
+    // Whether a first tile has one pass, whose thresholds come of guesses: see guess.cuh.
+    static constexpr bool GUESSES = !LISTS;
+    // Whether early blocks wait a little for the guesses of others. Measured at 37984 x 4096, logits of deviation 2.2: 256 rows
+    // 0.97 of three passes, without it 1.05; 192 rows 0.99 and 1.06; 128 rows 0.985, without it 0.985 and 1.07 on two GPUs.
+    static constexpr bool AWAITS_GUESSES = COLUMNS >= 64;
 
     static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
     static constexpr int GRANULE_BYTES = UNIT_BYTES / UNIT_GRANULES;
@@ -96,7 +97,10 @@ struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
     float losing[T::COLUMNS];
-    u32 largest[T::COLUMNS];  // the first tile's largest dot product, as monotone bits
+    union {
+        u32 largest[T::COLUMNS];   // the first tile's largest dot product, as monotone bits
+        float hinted[T::COLUMNS];  // thresholds of its tokens with hints, later
+    };
     // Of this tile and the next. In the first tile the second half has the words between the two thresholds.
     u32 marks[2][T::TILE_UNITS][4][T::WORDS][32];
     Contender queue[T::CONSUMER_WARPS][QUEUE];
