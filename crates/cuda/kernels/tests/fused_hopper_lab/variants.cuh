@@ -7,7 +7,7 @@ template <class T>
 __global__ void __cluster_dims__(T::CLUSTER, 1, 1) __launch_bounds__(T::THREADS, 1)
     fused(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<T, ptx::Operand::BF16>(call, maps, memory);
+    fused_hopper::block<T, ptx::Operand::BF16, false>(call, maps, LogitStore{}, RowLists{}, Masses{}, Peers{}, memory);
 }
 
 struct Problem {
