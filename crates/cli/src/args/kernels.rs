@@ -33,8 +33,11 @@ pub struct KernelsBuildArgs {
     /// Kernels compiled at a time (default: one for each processor).
     #[arg(long, value_name = "N", value_parser = whole(1..=256_u16))]
     pub jobs: Option<u16>,
-    /// Exit with code 1 when a kernel that draws wait for spills registers, has local memory, or serialises wgmma, and when
-    /// any kernel has instructions that the assembler is known to encode wrongly.
+    /// Compile what the folder has, too.
+    #[arg(long, conflicts_with = "check")]
+    pub force: bool,
+    /// Compile all and print what each kernel takes; exit with code 1 when a kernel that draws wait for spills registers, has
+    /// local memory, or serialises wgmma, and when any kernel has instructions that the assembler is known to encode wrongly.
     #[arg(long)]
     pub check: bool,
     /// How the report is written.

@@ -77,6 +77,18 @@ mod with_cuda {
         assert!(built.len() >= 2 && built.len() == listed.len());
         assert!(listed.iter().all(|file| file["current"] == true && file["architecture"] == "sm_80"), "{listed:?}");
         assert!(built.iter().all(|kernel| kernel["functions"][0]["registers"].as_u64() > Some(0)), "{built:?}");
+        let all = built.len();
+        let one_line = |more: &[&str], end: &str| {
+            let text = ["kernels", "build", "--arch", "sm_80", "--kernel", two, "--out", &ahead];
+            let told = run_in("", &cache, &[&text, more].concat());
+            let is_line = told.stdout.lines().count() == 1 && told.stdout.contains(end) && told.stderr.is_empty();
+            assert!(told.code == 0 && is_line, "{told:#?}");
+        };
+        one_line(&[], &format!("{all} kernels are in {ahead}: there before"));
+        one_line(&["--force"], &format!("{all} kernels are in {ahead}: compiled in "));
+        std::fs::remove_file(built[0]["path"].as_str().unwrap()).unwrap();
+        one_line(&[], &format!("{} there before", all - 1));
+        run(&["kernels", "build", "--force", "--check"]).assert_refused("'--force' cannot be used with '--check'");
         let info = run_in(&ahead, &cache, &["info"]).stdout;
         assert!(
             info.contains(&format!("{ahead}: {} compiled kernels (sm_80), 0 of other sources", built.len())),

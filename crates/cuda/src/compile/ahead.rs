@@ -1,6 +1,7 @@
 //! Every kernel compiled ahead of time, for hosts that have a driver and no compiler. Needs no GPU.
 
 use crate::compile::architecture::Architecture;
+use crate::compile::kept_kernel::CompilerVersion;
 use crate::compile::kernels::{Instance, KERNELS, KernelSource};
 use crate::compile::machine_code::Request;
 use crate::compile::resources::{self, Resources};
@@ -12,6 +13,17 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 
+/// What [`build`] compiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anew {
+    /// What the folder does not have of this compiler and these sources.
+    Missing,
+    /// All.
+    All,
+    /// All, with what each takes ([`Built::report`]): the assembler tells of it as it works.
+    Reported,
+}
+
 /// One compiled instance of a kernel, in its folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -22,10 +34,22 @@ pub struct Built {
     pub instance: String,
     /// What it is for.
     pub architecture: Architecture,
+    /// Its file.
+    pub path: PathBuf,
+    /// Whether it was compiled; else the file was there.
+    pub compiled: bool,
+    /// Instructions that the assembler encodes wrongly: what no kernel may have.
+    pub errors: Vec<String>,
+    /// What it takes, of [`Anew::Reported`].
+    pub report: Option<Report>,
+}
+
+/// What the compiler and the machine code tell of an instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
     /// Whether it must be without faults: draws without filters, of types that tensor cores take, wait for it.
     pub hot: bool,
-    /// The file it was written to.
-    pub path: PathBuf,
     /// What its functions take.
     pub resources: Vec<Resources>,
     /// The compiler's warnings.
@@ -33,8 +57,6 @@ pub struct Built {
     /// Spills, local memory, products of the tensor cores that wait for each other or for moves of their addresses: what a hot
     /// kernel must not have.
     pub faults: Vec<String>,
-    /// Instructions that the assembler encodes wrongly: what no kernel may have.
-    pub errors: Vec<String>,
 }
 
 /// An instance and what it is for.
@@ -58,13 +80,13 @@ fn parts(architectures: &[Architecture], files: &[&str]) -> Vec<Part> {
     KERNELS.iter().filter(|kernel| files.is_empty() || files.contains(&kernel.file)).flat_map(of).collect()
 }
 
-/// How many files [`build`] writes.
+/// How many files [`build`] sees to.
 pub fn count(architectures: &[Architecture], files: &[&str]) -> usize {
     parts(architectures, files).len()
 }
 
-/// Compiles every kernel for these architectures into a folder, on some threads; with `files`, the kernels of these files
-/// alone. `each` is told of every one as it is done, in no order, and may end the work early.
+/// Sees to it that a folder has every kernel for these architectures; with `files`, the kernels of these files alone.
+/// Compiles on some threads. `each` is told of every one as it is done, in no order, and may end the work early.
 ///
 /// # Errors
 /// [`CudaError::NoCompiler`] without the compiler's library, [`CudaError::Compile`], [`CudaError::Folder`].
@@ -72,30 +94,14 @@ pub fn build(
     architectures: &[Architecture],
     files: &[&str],
     folder: &Path,
+    anew: Anew,
     threads: usize,
     each: &mut dyn FnMut(Built) -> ControlFlow<()>,
 ) -> Result<(), CudaError> {
     let version = nvrtc::version().ok_or_else(|| CudaError::NoCompiler { tried: nvrtc::names() })?;
     let parts = parts(architectures, files);
     let (next, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let made = |(kernel, instance, architecture): &Part| -> Result<Built, CudaError> {
-        let request = Request { kernel, instance, architecture: *architecture };
-        let compiled = request.compile_reported()?;
-        let path = cache::keep(folder, &request.label(version), &compiled.code)
-            .map_err(|error| CudaError::Folder { folder: folder.to_owned(), reason: error.to_string() })?;
-        let resources = resources::of_log(&compiled.log);
-        Ok(Built {
-            kernel: kernel.file,
-            instance: instance.to_string(),
-            architecture: *architecture,
-            hot: instance.hot,
-            path,
-            faults: [resources::faults(&resources, &compiled.log), instructions::delays(&compiled.code)].concat(),
-            errors: instructions::faults(&compiled.code),
-            warnings: resources::warnings(&compiled.log).collect(),
-            resources,
-        })
-    };
+    let made = |part: &Part| made(part, folder, version, anew);
     thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel();
         for _ in 0..threads.clamp(1, parts.len().max(1)) {
@@ -123,6 +129,40 @@ pub fn build(
         }
         outcome
     })
+}
+
+/// The file of one instance: the folder's, or compiled and kept there.
+fn made(part: &Part, folder: &Path, version: CompilerVersion, anew: Anew) -> Result<Built, CudaError> {
+    let (kernel, instance, architecture) = part;
+    let request = Request { kernel, instance, architecture: *architecture };
+    let label = request.label(version);
+    let built = |path, code: &[u8], compiled, report| Built {
+        kernel: kernel.file,
+        instance: instance.to_string(),
+        architecture: *architecture,
+        path,
+        compiled,
+        errors: instructions::faults(code),
+        report,
+    };
+    if anew == Anew::Missing
+        && let Some(code) = cache::find(folder, &label.recipe, Some(version))
+    {
+        return Ok(built(folder.join(label.file_name()), &code, false, None));
+    }
+    let compiled = if anew == Anew::Reported { request.compile_reported()? } else { request.compile()? };
+    let path = cache::keep(folder, &label, &compiled.code)
+        .map_err(|error| CudaError::Folder { folder: folder.to_owned(), reason: error.to_string() })?;
+    let report = (anew == Anew::Reported).then(|| {
+        let resources = resources::of_log(&compiled.log);
+        Report {
+            hot: instance.hot,
+            faults: [resources::faults(&resources, &compiled.log), instructions::delays(&compiled.code)].concat(),
+            warnings: resources::warnings(&compiled.log).collect(),
+            resources,
+        }
+    });
+    Ok(built(path, &compiled.code, true, report))
 }
 
 /// Whether a kept file is of this program's kernels; others are of older or newer sources, and are never loaded by it.
@@ -174,7 +214,7 @@ mod tests {
             built.push(one);
             ControlFlow::Break(())
         };
-        build(&named(&["sm_80"]), &[], &folder.0, 1, &mut each).unwrap();
+        build(&named(&["sm_80"]), &[], &folder.0, Anew::Reported, 1, &mut each).unwrap();
         let listed = cache::list(&folder.0).unwrap();
         assert_eq!(listed.len(), built.len());
         assert!(!built.is_empty() && built.len() <= count(&named(&["sm_80"]), &[]));
@@ -182,8 +222,37 @@ mod tests {
             let label = &listed.iter().find(|kept| kept.path == one.path).unwrap().label;
             assert!(is_current(label));
             assert!(!is_current(&crate::Label { recipe: "0".into(), ..label.clone() }));
-            assert!(one.resources.iter().any(|f| f.entry && f.registers > 0) && one.errors.is_empty(), "{one:?}");
+            let resources = &one.report.as_ref().unwrap().resources;
+            assert!(resources.iter().any(|f| f.entry && f.registers > 0) && one.errors.is_empty(), "{one:?}");
         }
+    }
+
+    #[test]
+    fn what_a_folder_has_is_compiled_again_only_when_asked_for() {
+        if !nvrtc::tests::runs(1) {
+            return;
+        }
+        let folder = Folder::new("ahead-again");
+        let all = |anew| {
+            let mut built = Vec::new();
+            let mut each = |one: Built| {
+                built.push(one);
+                ControlFlow::Continue(())
+            };
+            build(&named(&["sm_80", "sm_90a"]), &["transform.cu"], &folder.0, anew, 2, &mut each).unwrap();
+            built.sort_by(|a, b| a.path.cmp(&b.path));
+            built
+        };
+        let first = all(Anew::Missing);
+        assert!(first.len() == 2 && first.iter().all(|one| one.compiled && one.report.is_none()), "{first:?}");
+        let again = all(Anew::Missing);
+        assert!(again.iter().all(|one| !one.compiled && one.path.exists()), "{again:?}");
+        assert!(first.iter().map(|one| &one.path).eq(again.iter().map(|one| &one.path)));
+        // A damaged file is none.
+        std::fs::write(&first[0].path, b"flash-sampling kernel 1\n").unwrap();
+        assert_eq!(all(Anew::Missing).iter().filter(|one| one.compiled).count(), 1);
+        assert_eq!(all(Anew::All), first);
+        assert!(all(Anew::Reported).iter().all(|one| one.compiled && one.report.is_some()));
     }
 
     #[test]
@@ -193,7 +262,8 @@ mod tests {
         }
         let file = Folder::new("ahead-file");
         std::fs::write(&file.0, b"").unwrap();
-        let refused = build(&named(&["sm_80"]), &[], &file.0.join("x"), 1, &mut |_| ControlFlow::Break(()));
+        let refused =
+            build(&named(&["sm_80"]), &[], &file.0.join("x"), Anew::Missing, 1, &mut |_| ControlFlow::Break(()));
         assert!(matches!(refused, Err(CudaError::Folder { .. })), "{refused:?}");
         std::fs::remove_file(&file.0).unwrap();
     }

@@ -1,0 +1,29 @@
+//! `flash-sampling kernels`: CUDA kernels compiled ahead of time.
+
+mod build;
+mod list;
+
+use crate::args::KernelsCommand;
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// Does what is asked. The exit code is 1 when `build --check` finds a fault in a hot kernel.
+///
+/// # Errors
+/// Bad flags, no compiler, a folder that cannot be used, Ctrl-C.
+pub fn run(command: &KernelsCommand, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    match command {
+        KernelsCommand::Build(args) => build::build(args, out, interrupt),
+        KernelsCommand::List { format } => list::list(*format, out),
+    }
+}
+
+fn write_json<T: Serialize>(out: &mut dyn Write, lines: &[T]) -> io::Result<()> {
+    for line in lines {
+        serde_json::to_writer(&mut *out, line)?;
+        writeln!(out)?;
+    }
+    Ok(())
+}
