@@ -7,28 +7,23 @@
 //!       -> lists: top_list               -> canonical
 //!       -> surveys: frontiers, tokens above floors, sums
 //! ```
-//! What an item keeps comes down in no order and is sorted here.
 #![allow(unsafe_code)]
 
+mod grants;
+mod launches;
 mod reads;
 mod sums;
 
-use crate::abi::{
-    self, Canonical, Draw, Item, KeptToken, KeptTokens, NearTies, Row, StoredLogits, SurveyTokens, TopLists, status,
-};
+use crate::abi::{Draw, Item, KeptToken, Row, StoredLogits};
 use crate::device::gpu::Device;
-use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
-use crate::device::results;
-use crate::device::standalone::{DeviceDraws, DeviceStandalone, split};
+use crate::device::standalone::DeviceStandalone;
 use crate::device::stored_kernels::StoredKernels;
 use crate::device::survey_kernels::SurveyKernels;
-use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
 use crate::error::CudaError;
-use core::cmp::Reverse;
 use core::ops::Range;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::{Candidate, DType, MassHistogram, Winner};
+use flash_sampling_core::{DType, MassHistogram};
 use std::sync::Arc;
 
 /// Bytes of stored logits, and of scores, beyond the first row of each.
@@ -175,219 +170,5 @@ impl StoredRows {
         unsafe { self.results.copy_down(words, 0, bytes, stream) }?;
         stream.synchronize().map_err(&failed)?;
         Ok(bytemuck::cast_slice(&self.results.bytes()?[..bytes]))
-    }
-
-    /// Grants wishes and appends what they come to; with canonical inputs by canonical scores and logits. Waits.
-    pub(crate) fn keep(
-        &mut self,
-        kind: Kind,
-        wishes: &[Wish],
-        canonical: Option<&CanonicalInputs>,
-        granted: &mut Granted,
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), CudaError> {
-        let mut rest = wishes;
-        while !rest.is_empty() {
-            let mut room = self.capacity;
-            let fits = |wish: &&Wish| {
-                let asked = if kind == Kind::Lists { (wish.item.limit as usize).min(self.tokens.len()) } else { 0 };
-                let fits = asked <= room;
-                room = room.saturating_sub(asked);
-                fits
-            };
-            let count = rest.iter().take(MAX_ITEMS).take_while(fits).count();
-            let (part, after) = rest.split_at(count);
-            self.keep_part(kind, part, canonical, granted, stream)?;
-            rest = after;
-        }
-        Ok(())
-    }
-
-    fn keep_part(
-        &mut self,
-        kind: Kind,
-        wishes: &[Wish],
-        canonical: Option<&CanonicalInputs>,
-        granted: &mut Granted,
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), CudaError> {
-        let failed = CudaError::driver("evaluate stored logits");
-        self.launch(kind, wishes, canonical, stream)?;
-        let keeps_tokens = kind != Kind::Draws || canonical.is_some();
-        // Of lists it is known how many there are at most.
-        let most = |wish: &Wish| (wish.item.limit as usize).min(self.tokens.len());
-        let fetched = match kind {
-            Kind::Lists if canonical.is_none() => wishes.iter().map(most).sum(),
-            _ => self.expected,
-        };
-        let fetched = fetched.min(self.capacity);
-        if keeps_tokens {
-            let (count, kept) = (self.count.device_ptr(stream).0, self.kept.device_ptr(stream).0);
-            // SAFETY: count and tokens are this value's, and as many.
-            unsafe {
-                self.results.copy_down(count, 0, size_of::<u64>(), stream)?;
-                self.results.copy_down(kept, KEPT_AT, fetched * KEPT, stream)?;
-            }
-        } else {
-            self.draws_here.resize(wishes.len(), Draw::default());
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.draws_here);
-            stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(&failed)?;
-        }
-        stream.synchronize().map_err(&failed)?;
-        self.draw.settle();
-        if !keeps_tokens {
-            results::written(&self.draws_here)?;
-            for draw in &self.draws_here {
-                let winner = Winner::new(draw.score, draw.token);
-                granted.push((draw.status == status::DRAWN).then_some(Candidate { winner, logit: draw.logit }));
-            }
-            return Ok(());
-        }
-        let count = bytemuck::pod_read_unaligned::<u64>(&self.results.bytes()?[..size_of::<u64>()]) as usize;
-        if count > self.capacity {
-            // Near ties without number: the items of one half at a time. One item has room for every token.
-            let (first, second) = wishes.split_at(wishes.len() / 2);
-            if first.is_empty() {
-                return Err(CudaError::Corrupt { what: "more tokens" });
-            }
-            self.keep_part(kind, first, canonical, granted, stream)?;
-            return self.keep_part(kind, second, canonical, granted, stream);
-        }
-        if count > fetched {
-            let (from, size) = (fetched * KEPT, (count - fetched) * KEPT);
-            let kept = self.kept.device_ptr(stream).0 + from as u64;
-            // SAFETY: as above.
-            unsafe { self.results.copy_down(kept, KEPT_AT + from, size, stream) }?;
-            stream.synchronize().map_err(&failed)?;
-        }
-        if kind != Kind::Lists {
-            // A little more than this time: rows of a model are alike.
-            self.expected = count + count / 4;
-        }
-        self.arrange(count, wishes.len())?;
-        let mut from = 0;
-        for (wish, &end) in wishes.iter().zip(&self.kept_ends) {
-            let own = &mut self.kept_here[from..end];
-            from = end;
-            own.sort_unstable_by_key(|kept| Reverse(kept.key));
-            let best = own.iter().filter(|kept| kept.key != 0).take(wish.item.limit as usize);
-            granted.push(best.map(|kept| Candidate { winner: Winner::from_ordered_bits(kept.key), logit: kept.logit }));
-        }
-        Ok(())
-    }
-
-    /// Puts the `count` kept tokens that came down into the order of their items: by counting, so that no sort is longer than
-    /// an item's.
-    fn arrange(&mut self, count: usize, items: usize) -> Result<(), CudaError> {
-        let kept: &[KeptToken] = bytemuck::cast_slice(&self.results.bytes()?[KEPT_AT..KEPT_AT + count * KEPT]);
-        if kept.iter().any(|kept| kept.item as usize >= items) {
-            return Err(CudaError::Corrupt { what: "the item of a token" });
-        }
-        // First how many each item has, then where it begins, and as its tokens come, where it ends.
-        self.kept_ends.clear();
-        self.kept_ends.resize(items, 0);
-        kept.iter().for_each(|kept| self.kept_ends[kept.item as usize] += 1);
-        let mut begin = 0;
-        for place in &mut self.kept_ends {
-            begin += core::mem::replace(place, begin);
-        }
-        self.kept_here.resize(count, KeptToken::default());
-        for kept in kept {
-            let place = &mut self.kept_ends[kept.item as usize];
-            self.kept_here[*place] = *kept;
-            *place += 1;
-        }
-        Ok(())
-    }
-
-    /// Enqueues the kernels for the wishes of a part.
-    fn launch(
-        &mut self,
-        kind: Kind,
-        wishes: &[Wish],
-        canonical: Option<&CanonicalInputs>,
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), CudaError> {
-        let failed = CudaError::driver("copy what is asked of stored logits");
-        if matches!(kind, Kind::Frontiers | Kind::Above) {
-            self.survey_kernels()?;
-        }
-        self.staged.clear();
-        wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.noise)));
-        let items_at = self.staged.len();
-        wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.item)));
-        let sources_at = self.staged.len();
-        wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.item.source)));
-        stream.memcpy_htod(&self.staged, &mut self.inputs.slice_mut(..self.staged.len())).map_err(&failed)?;
-        stream.memset_zeros(&mut self.count).map_err(&failed)?;
-
-        let rows = self.inputs.device_ptr(stream).0;
-        let (items, sources) = (rows + items_at as u64, rows + sources_at as u64);
-        let draws = self.draws.device_ptr(stream).0;
-        let stored = self.logits(stream);
-        let out = KeptTokens {
-            tokens: self.kept.device_ptr(stream).0,
-            count: self.count.device_ptr(stream).0,
-            capacity: self.capacity as u64,
-        };
-        // SAFETY (of all): what the arguments point to is this value's, sized by `new`, or the caller's inputs that the stored
-        // logits come from; one stream is used.
-        match kind {
-            Kind::Draws => {
-                let logits = DeviceMatrix {
-                    address: stored.logits,
-                    dtype: DType::F32,
-                    rows: self.rows,
-                    cols: self.tokens.len(),
-                    row_stride: self.stride,
-                };
-                results::poison(&self.draws, wishes.len(), stream)?;
-                let asked = DeviceDraws { count: wishes.len(), rows, sources: Some(sources), draws, log_z: None };
-                // SAFETY: as above.
-                unsafe { self.draw.launch(stream, &logits, &asked) }?;
-                if canonical.is_some() {
-                    let (blocks, parts_of_block) = split(&self.tokens, wishes.len(), self.device.multiprocessors());
-                    let call = NearTies { stored, out, rows, items, draws, blocks, parts_of_block };
-                    // SAFETY: as above.
-                    unsafe { self.kernels.near_ties(stream, &call, wishes.len() as u32) }?;
-                }
-            }
-            Kind::Lists => {
-                let scores = self.scores.device_ptr(stream).0;
-                let call = TopLists { stored, out, rows, items, scores, item_count: wishes.len() as u32, padding: 0 };
-                // SAFETY: as above.
-                unsafe { self.kernels.top_list(stream, &call, self.list_blocks.min(wishes.len()) as u32) }?;
-            }
-            Kind::Frontiers | Kind::Above => {
-                let (call, items) = (SurveyTokens { stored, out, rows, items }, wishes.len() as u32);
-                let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
-                // SAFETY: as above.
-                unsafe {
-                    match kind {
-                        Kind::Frontiers => kernels.frontiers(stream, &call, items),
-                        _ => kernels.tokens_above(stream, &call, items),
-                    }
-                }?;
-            }
-        }
-        let Some(inputs) = canonical else { return Ok(()) };
-        let call = Canonical {
-            out,
-            items,
-            noise: rows,
-            rows: inputs.rows,
-            weight: inputs.head.weight.address,
-            hidden: inputs.hidden.address,
-            bias: inputs.head.bias.unwrap_or(0),
-            weight_stride: inputs.head.weight.row_stride as u64,
-            hidden_stride: inputs.hidden.row_stride as u64,
-            head: inputs.head.transform(),
-            weight_type: abi::element(inputs.head.weight.dtype),
-            hidden_type: abi::element(inputs.hidden.dtype),
-            width: inputs.hidden.cols as u32,
-            first_token: self.tokens.start,
-        };
-        // SAFETY: as above.
-        unsafe { self.kernels.canonical(stream, &call) }
     }
 }

@@ -92,6 +92,13 @@ struct Answer {
     filtered: Option<usize>,
 }
 
+impl Answer {
+    /// Whether draws and lists are still to be asked for.
+    fn is_open(&self) -> bool {
+        self.outcome.is_ok() && self.filtered.is_none()
+    }
+}
+
 /// The answers of a call, in the order in which rows were asked.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
@@ -129,28 +136,53 @@ impl Answers {
         let first = self.answers.len();
         let answer = |outcome| Answer { outcome, draws: (0, 0), top: None, mass: None, filtered: None };
         self.answers.extend(outcomes.map(answer));
-        if asking.iter().any(Asking::needs_mass) {
-            let words = stored.masses(asking.len(), stream)?.chunks_exact(MassHistogram::WORDS);
-            for ((a, answer), words) in asking.iter().zip(&mut self.answers[first..]).zip(words) {
-                if a.needs_mass() && answer.outcome.is_ok() {
-                    if self.mass_count == self.masses.len() {
-                        self.masses.push(MassHistogram::default());
-                    }
-                    if !self.masses[self.mass_count].assign_words(words) {
-                        return Err(CudaError::Corrupt { what: "masses" });
-                    }
-                    answer.mass = Some(self.mass_count);
-                    self.mass_count += 1;
+        self.read_masses(first, asking, stored, stream)?;
+        self.filter(first, asking, stored, stream)?;
+        if draw {
+            self.ask_draws(first, asking, canonical, stored, stream)?;
+        }
+        self.ask_lists(first, asking, draw);
+        self.grant(Kind::Lists, asking, canonical, stored, stream)
+    }
+
+    /// The masses of the rows that need them.
+    fn read_masses(
+        &mut self,
+        first: usize,
+        asking: &[Asking],
+        stored: &mut StoredRows,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        if !asking.iter().any(Asking::needs_mass) {
+            return Ok(());
+        }
+        let words = stored.masses(asking.len(), stream)?.chunks_exact(MassHistogram::WORDS);
+        for ((a, answer), words) in asking.iter().zip(&mut self.answers[first..]).zip(words) {
+            if a.needs_mass() && answer.outcome.is_ok() {
+                if self.mass_count == self.masses.len() {
+                    self.masses.push(MassHistogram::default());
                 }
+                if !self.masses[self.mass_count].assign_words(words) {
+                    return Err(CudaError::Corrupt { what: "masses" });
+                }
+                answer.mass = Some(self.mass_count);
+                self.mass_count += 1;
             }
         }
-        self.filter(first, asking, stored, stream)?;
-        let alive = |answers: &[Answer], r: usize| {
-            let Answer { outcome, filtered, .. } = &answers[first + r];
-            outcome.is_ok() && filtered.is_none()
-        };
+        Ok(())
+    }
+
+    /// The draws of rows that no filter decides, but for lists.
+    fn ask_draws(
+        &mut self,
+        first: usize,
+        asking: &[Asking],
+        canonical: Option<&CanonicalInputs>,
+        stored: &mut StoredRows,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
         for (r, a) in asking.iter().enumerate() {
-            if !alive(&self.answers, r) || !draw || a.row.without_replacement {
+            if !self.answers[first + r].is_open() || a.row.without_replacement {
                 continue;
             }
             let from = self.draws.len() + self.wishes.len();
@@ -162,27 +194,26 @@ impl Answers {
             }
             self.answers[first + r].draws = (from, from + a.made() as usize);
         }
-        self.grant(Kind::Draws, asking, canonical, stored, stream)?;
-        for (r, a) in asking.iter().enumerate() {
-            if !alive(&self.answers, r) {
+        self.grant(Kind::Draws, asking, canonical, stored, stream)
+    }
+
+    /// Wishes for the lists of rows that no filter decides: draws without replacement, the largest logits.
+    fn ask_lists(&mut self, first: usize, asking: &[Asking], draw: bool) {
+        for (r, (a, answer)) in asking.iter().zip(&mut self.answers[first..]).enumerate() {
+            if !answer.is_open() {
                 continue;
             }
             let from = self.lists.len() + self.wishes.len();
             let is_list = draw && a.row.without_replacement;
             if is_list {
                 self.wishes.push(a.wish(r, a.row.draws, a.row.first_draw, a.row.greedy));
+                answer.draws = (from, from + 1);
             }
             if let Some(most @ 1..) = a.row.logprobs {
                 self.wishes.push(a.wish(r, most, 0, true));
-            }
-            let is_top = a.row.logprobs.is_some_and(|most| most > 0);
-            let answer = &mut self.answers[first + r];
-            answer.top = is_top.then_some(from + usize::from(is_list));
-            if is_list {
-                answer.draws = (from, from + 1);
+                answer.top = Some(from + usize::from(is_list));
             }
         }
-        self.grant(Kind::Lists, asking, canonical, stored, stream)
     }
 
     /// Decides the rows with filters.

@@ -21,3 +21,16 @@ pub(crate) mod standalone;
 pub(crate) mod streamed;
 pub(crate) mod tiled;
 pub(crate) mod together;
+
+use crate::error::CudaError;
+use flash_sampling_core::{Knob, Plan};
+
+/// Refuses plans without rows or draws, and canonical ones where none `can_be`.
+fn check_plan(plan: &Plan, can_be: bool) -> Result<(), CudaError> {
+    match plan {
+        Plan { canonical: true, .. } if !can_be => Err(CudaError::Unsupported { knob: Knob::Canonical }),
+        Plan { max_rows: 0, .. } => Err(CudaError::EmptyPlan { knob: Knob::MaxRows }),
+        Plan { max_draws: 0, .. } => Err(CudaError::EmptyPlan { knob: Knob::Draws }),
+        _ => Ok(()),
+    }
+}

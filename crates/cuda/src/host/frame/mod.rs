@@ -12,6 +12,7 @@ use crate::device::select::GroupRule;
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
+use crate::host::check_plan;
 use crate::host::exchange::CudaExchange;
 use crate::host::resident::Resident;
 use crate::host::results::{note_tries, push_row};
@@ -21,8 +22,7 @@ use finder::Finder;
 use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, Exactness, Head, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape,
-    params,
+    Adjustments, Capabilities, Exactness, Head, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape, params,
 };
 use std::sync::Arc;
 
@@ -74,15 +74,9 @@ impl<'w> Frame<'w> {
         choice: KernelChoice,
         groups: Option<(u32, GroupRule)>,
     ) -> Result<Self, CudaError> {
-        if plan.canonical && !can.canonical {
-            return Err(CudaError::Unsupported { knob: Knob::Canonical });
-        }
+        check_plan(&plan, can.canonical)?;
         // Canonical logits are known of near ties alone.
         let can = if plan.canonical { Capabilities { knobs: Knobs::ADJUSTMENTS, ..can } } else { can };
-        let empty = [(plan.max_rows == 0, Knob::MaxRows), (plan.max_draws == 0, Knob::Draws)];
-        if let Some(&(_, knob)) = empty.iter().find(|(empty, _)| *empty) {
-            return Err(CudaError::EmptyPlan { knob });
-        }
         let stream = device.stream()?;
         let resident = match head.tokens().is_empty() {
             true => None,
@@ -236,13 +230,31 @@ impl Frame<'_> {
     ) -> Result<(), SampleError> {
         out.clear();
         check_call(&input, rows, &self.shape(), &self.plan)?;
-        let (can, vocab_size) = (self.can_by(exchange.as_deref()), self.head.vocab_size());
+        let can = self.can_by(exchange.as_deref());
+        let together = exchange.is_none() && self.draws_together(&input, rows);
+        self.divide(rows, &can, together);
+        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
+        if exchange.is_some() && !self.asking.is_empty() {
+            return Err(failed(CudaError::NotTogether { reason: "a row asks for more than draws" }));
+        }
+        self.draw(&input, rows, exchange).map_err(failed)?;
+        self.filter(&input, rows).map_err(failed)?;
+        self.ask(&input, rows).map_err(failed)?;
+        self.emit(rows, &can, out);
+        self.note_raw(&input, rows, out).map_err(|error| {
+            out.clear();
+            failed(error)
+        })
+    }
+
+    /// Which draws of a call the fused kernel makes (`work`), which it makes with filters (`filtering`), and which rows ask
+    /// (`asking`); with `together`, plain rows are filtered by filters that are off.
+    fn divide(&mut self, rows: &[RowParams<'_>], can: &Capabilities, together: bool) {
         self.work.clear();
         self.asking.clear();
         self.filtering.clear();
-        let together = exchange.is_none() && self.draws_together(&input, rows);
         for (r, params) in rows.iter().enumerate() {
-            let Ok(row) = params.check(&[], &can, &self.plan, vocab_size) else { continue };
+            let Ok(row) = params.check(&[], can, &self.plan, self.head.vocab_size()) else { continue };
             let plain = (together && !self.asks(&row)).then_some(RowFilters::OFF);
             if let Some(filters) = self.quick(&row).or(plain) {
                 let draws = row.first_draw..row.first_draw + row.draws;
@@ -257,13 +269,11 @@ impl Frame<'_> {
                 self.work.extend((row.first_draw..row.first_draw + row.draws).map(|draw| (r, draw)));
             }
         }
-        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
-        if exchange.is_some() && !self.asking.is_empty() {
-            return Err(failed(CudaError::NotTogether { reason: "a row asks for more than draws" }));
-        }
-        self.draw(&input, rows, exchange).map_err(failed)?;
-        self.filter(&input, rows).map_err(failed)?;
-        self.ask(&input, rows).map_err(failed)?;
+    }
+
+    /// Each row's outcome, from what its draws and questions came to.
+    fn emit(&mut self, rows: &[RowParams<'_>], can: &Capabilities, out: &mut Samples) {
+        let vocab_size = self.head.vocab_size();
         let pathwise = self.draws_from_stored();
         let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
         let (mut filtered, mut filtering) = (self.filtered.as_slice(), self.filtering.iter().peekable());
@@ -278,7 +288,7 @@ impl Frame<'_> {
             filtered = rest;
             let (of_row, rest) = tried.split_at(quick);
             tried = rest;
-            let outcome = params.check(&[], &can, &self.plan, vocab_size).and_then(|row| match asked {
+            let outcome = params.check(&[], can, &self.plan, vocab_size).and_then(|row| match asked {
                 Some(i) if pathwise => self.answers.emit(i, &row, vocab_size, out),
                 None if quick > 0 => push_row(&mut own, &row, None, &[], out),
                 asked => {
@@ -291,10 +301,6 @@ impl Frame<'_> {
                 Ok(()) => note_tries(of_row.iter().copied().max().unwrap_or(0), asked.is_some(), out),
             }
         }
-        self.note_raw(&input, rows, out).map_err(|error| {
-            out.clear();
-            failed(error)
-        })
     }
 }
 

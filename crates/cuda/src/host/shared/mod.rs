@@ -16,14 +16,13 @@ use crate::device::stored_rows::StoredRows;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
+use crate::host::check_plan;
 use crate::host::results::{note_tries, push_row};
 use crate::host::staging::Staging;
 use crate::host::tiled::CudaTiled;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::{
-    Adjustments, Capabilities, HeadError, Knob, Plan, RowParams, SampleError, Samples, Shape, params,
-};
+use flash_sampling_core::{Adjustments, Capabilities, HeadError, Plan, RowParams, SampleError, Samples, Shape, params};
 use std::sync::Arc;
 
 /// Draws for hidden states in device memory by a weight in device memory, neither of which is copied, with the parameters and
@@ -105,13 +104,7 @@ impl CudaShared {
     /// The head's weight and bias are device memory of this device, of the stated sizes, and stay so as long as this value
     /// is used; nothing writes to them during a call.
     pub unsafe fn new(head: DeviceHead, vocab_size: u32, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
-        if plan.canonical {
-            return Err(CudaError::Unsupported { knob: Knob::Canonical });
-        }
-        let empty = [(plan.max_rows == 0, Knob::MaxRows), (plan.max_draws == 0, Knob::Draws)];
-        if let Some(&(_, knob)) = empty.iter().find(|(empty, _)| *empty) {
-            return Err(CudaError::EmptyPlan { knob });
-        }
+        check_plan(&plan, false)?;
         let most = plan.max_rows.min(MAX_ROWS);
         // SAFETY: this function's contract; the value is dropped with this one, which waits at the end of each call.
         let fused = unsafe { DeviceTiled::new(head, most, device) }?;

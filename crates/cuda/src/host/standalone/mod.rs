@@ -14,14 +14,15 @@ use crate::device::stored_kernels::TransformKernel;
 use crate::device::stored_rows::{MAX_ROWS, StoredRows};
 use crate::error::CudaError;
 use crate::host::answers::{Answers, Asking};
+use crate::host::check_plan;
 use crate::host::results::push_row;
 use crate::host::staging::Staging;
 use crate::host::tiled::FILTERS_TOO;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, DType, Exactness, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,
-    Samples, Shape, Variant,
+    Adjustments, Capabilities, DType, Exactness, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
+    Shape, Variant,
 };
 use std::sync::Arc;
 
@@ -84,13 +85,7 @@ impl CudaStandalone {
     /// # Errors
     /// As [`CudaStandalone::new`].
     pub fn with_math(vocab_size: usize, plan: Plan, device: &Arc<Device>, math: NoiseMath) -> Result<Self, CudaError> {
-        if plan.canonical {
-            return Err(CudaError::Unsupported { knob: Knob::Canonical });
-        }
-        let empty = [(plan.max_rows == 0, Knob::MaxRows), (plan.max_draws == 0, Knob::Draws)];
-        if let Some(&(_, knob)) = empty.iter().find(|(empty, _)| *empty) {
-            return Err(CudaError::EmptyPlan { knob });
-        }
+        check_plan(&plan, false)?;
         if vocab_size > 1 << 31 {
             return Err(CudaError::TooLarge { what: "tokens", found: vocab_size, limit: 1 << 31 });
         }

@@ -17,6 +17,7 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::wait;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
+use crate::host::check_plan;
 use crate::host::grouped::in_distribution;
 use crate::host::raw;
 use crate::host::results::push_row;
@@ -28,8 +29,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use deal::Deal;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
-    Variant,
+    Adjustments, Capabilities, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead, Variant,
 };
 use std::io::Read;
 use std::sync::Arc;
@@ -129,13 +129,7 @@ impl<'a> CudaStreamed<'a> {
     ) -> Result<Self, CudaError> {
         check_group(group)?;
         head.check()?;
-        if plan.canonical {
-            return Err(CudaError::Unsupported { knob: Knob::Canonical });
-        }
-        let empty = [(plan.max_rows == 0, Knob::MaxRows), (plan.max_draws == 0, Knob::Draws)];
-        if let Some(&(_, knob)) = empty.iter().find(|(empty, _)| *empty) {
-            return Err(CudaError::EmptyPlan { knob });
-        }
+        check_plan(&plan, false)?;
         let most = plan.max_rows.saturating_mul(plan.max_draws as usize);
         if most > MAX_DRAWS {
             return Err(CudaError::TooLarge { what: "draws", found: most, limit: MAX_DRAWS });
@@ -149,19 +143,7 @@ impl<'a> CudaStreamed<'a> {
         let blocks = Blocks::new(tokens * row_bytes, device, &stream)?;
         let failed = CudaError::driver("allocate what a call needs");
         let bias = head.bias.map(|bias| stream.clone_htod(&bias[..head.vocab_size])).transpose().map_err(&failed)?;
-        let first = DeviceHead {
-            weight: DeviceMatrix {
-                address: blocks.address(0),
-                dtype: head.dtype,
-                rows: tokens,
-                cols: head.hidden,
-                row_stride: head.hidden,
-            },
-            first_token: 0,
-            bias: None,
-            soft_cap: head.soft_cap,
-            scale: head.scale,
-        };
+        let first = first_block(&head, &blocks, tokens);
         let pass = GroupPass::new(&first, most.min(MAX_ROWS), group, rule, device)?;
         let asks = plan.max_logprobs.is_some();
         let asked = asks.then(|| Asked::new(&first, plan.max_rows, device, &stream)).transpose()?;
@@ -281,4 +263,11 @@ impl Drop for CudaStreamed<'_> {
             self.pass.settle();
         }
     }
+}
+
+/// The head of the first block, without bias: each block's is told as the block comes.
+fn first_block(head: &StreamHead<'_>, blocks: &Blocks, tokens: usize) -> DeviceHead {
+    let (dtype, cols) = (head.dtype, head.hidden);
+    let weight = DeviceMatrix { address: blocks.address(0), dtype, rows: tokens, cols, row_stride: cols };
+    DeviceHead { weight, first_token: 0, bias: None, soft_cap: head.soft_cap, scale: head.scale }
 }
