@@ -15,6 +15,7 @@ use crate::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::params::Row;
+use flash_sampling_core::sampler::recycle;
 use flash_sampling_core::selection::{Filtering, Need};
 use flash_sampling_core::{
     Capabilities, DType, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowError, RowParams, Samples, Variant,
@@ -42,12 +43,6 @@ const SHORTEST: usize = 8;
 
 /// A call's rows, checked.
 pub(crate) type Rows<'a> = Vec<Result<Planned<'a>, RowError>>;
-
-/// The same memory for rows of another lifetime: collecting an emptied vector in place allocates nothing.
-fn recycle<'b>(mut rows: Rows<'_>) -> Rows<'b> {
-    rows.clear();
-    rows.into_iter().map(|_| unreachable!("the vector is empty")).collect()
-}
 
 /// What a call brings.
 pub(crate) struct Call<'c, 'a> {

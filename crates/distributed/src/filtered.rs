@@ -10,9 +10,10 @@
 
 use crate::error::ShardError;
 use crate::lists::{Listed, Lists};
-use crate::rows::{Checked, recycle, surveyed};
+use crate::rows::{Checked, surveyed};
 use crate::stage::{First, Stage};
 use core::mem::swap;
+use flash_sampling_core::sampler::recycle;
 use flash_sampling_core::selection::{
     Answer, Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, Wants, next_pass,
 };

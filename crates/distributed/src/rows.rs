@@ -6,6 +6,7 @@
 use crate::tiling::Whole;
 use core::mem::take;
 use flash_sampling_core::params::Row;
+use flash_sampling_core::sampler::recycle;
 use flash_sampling_core::{Matrix, RowError, RowParams};
 
 /// A row, or why its parameters are invalid.
@@ -40,24 +41,4 @@ impl CheckedRows {
 /// A row that takes surveys.
 pub(crate) fn surveyed<'r, 'a>(row: &'r Checked<'a>) -> Option<&'r Row<'a>> {
     row.as_ref().ok().filter(|row| row.filters.is_some() || row.raw_logprobs.is_some())
-}
-
-/// Empties a list but keeps its memory, for elements of another lifetime: collecting from `into_iter` reuses it.
-pub(crate) fn recycle<A, B>(mut list: Vec<A>) -> Vec<B> {
-    list.clear();
-    list.into_iter().filter_map(|_| None).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn recycling_keeps_the_memory() {
-        let params: Vec<RowParams<'_>> = vec![RowParams::default(); 100];
-        let at = params.as_ptr() as usize;
-        let recycled: Vec<RowParams<'static>> = recycle(params);
-        assert!(recycled.is_empty() && recycled.capacity() >= 100);
-        assert_eq!(recycled.as_ptr() as usize, at);
-    }
 }

@@ -1,11 +1,12 @@
 //! One local shard and its last answers.
 
 use crate::filtered::kept_list;
-use crate::rows::{Batch, recycle, surveyed};
+use crate::rows::{Batch, surveyed};
 use crate::stage::{Stage, is_bad_logit};
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use core::fmt;
+use flash_sampling_core::sampler::recycle;
 use flash_sampling_core::{
     Inquiry, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, RowSurvey, SampleError, Samples,
 };
