@@ -137,6 +137,14 @@ impl Transport for Shared {
         self.with(|mpi| mpi.world())
     }
 
+    fn time_limit(&self) -> Duration {
+        self.with(|mpi| mpi.time_limit())
+    }
+
+    fn set_time_limit(&mut self, limit: Duration) {
+        self.with(|mpi| mpi.set_time_limit(limit));
+    }
+
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         self.with(|mpi| mpi.all_gather(mine, all))
     }

@@ -108,6 +108,14 @@ impl Transport for Tape<'_> {
         self.ranks.world()
     }
 
+    fn time_limit(&self) -> core::time::Duration {
+        self.ranks.time_limit()
+    }
+
+    fn set_time_limit(&mut self, limit: core::time::Duration) {
+        self.ranks.set_time_limit(limit);
+    }
+
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         let mode = self.mode.load(Ordering::SeqCst);
         if mode == REPLAYED {

@@ -1,6 +1,8 @@
 //! The debug check that every rank was called with the same and came to the same results.
 
+use crate::call::header;
 use crate::error::ShardError;
+use crate::wire::{Reader, WireError};
 use flash_sampling_core::digest::{of_bytes, of_words};
 use flash_sampling_core::{Matrix, RowParams, Samples};
 
@@ -17,11 +19,17 @@ pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Sample
     }
 }
 
-/// Compares the digests of all ranks with this rank's.
+/// Compares the digests of all ranks with this rank's. One that failed may have said so in their place.
 pub(crate) fn compare(mine: &[u8], all: &[Vec<u8>]) -> Result<(), ShardError> {
     let Some((shard, theirs)) = all.iter().enumerate().find(|(_, theirs)| *theirs != mine) else { return Ok(()) };
+    if let Err(failed @ ShardError::Failed { .. }) = header(&mut Reader::new(theirs), shard) {
+        return Err(failed);
+    }
+    if theirs.len() != mine.len() {
+        return Err(ShardError::Message { shard, source: WireError::Truncated { at: theirs.len() } });
+    }
     let (mine, theirs) = (mine.as_chunks::<8>().0, theirs.as_chunks::<8>().0);
-    let at = mine.iter().zip(theirs).position(|(a, b)| a != b).unwrap_or(mine.len().min(theirs.len()));
+    let at = mine.iter().zip(theirs).position(|(a, b)| a != b).unwrap_or_default();
     let groups = RowParams::GROUPS;
     let (row, word) = (at / (groups.len() + 2), at % (groups.len() + 2));
     Err(match word.checked_sub(1) {

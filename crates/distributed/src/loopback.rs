@@ -152,6 +152,14 @@ impl Transport for Loopback {
         self.group.mailboxes.len()
     }
 
+    fn time_limit(&self) -> Duration {
+        self.limit
+    }
+
+    fn set_time_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         let parity = self.step % 2;
         self.exchange(mine)?;
@@ -269,6 +277,28 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_limit_beyond_all_clocks_is_none_and_one_of_0_is_one_look() {
+        for limit in [Duration::MAX, Duration::from_millis(u64::MAX)] {
+            thread::scope(|scope| {
+                for mut transport in Loopback::group(2) {
+                    scope.spawn(move || {
+                        transport.set_time_limit(limit);
+                        thread::sleep(Duration::from_millis(5 * transport.rank() as u64));
+                        transport.all_reduce_max(&mut [7]).unwrap();
+                    });
+                }
+            });
+        }
+        let mut group = Loopback::group(2);
+        group[0].set_time_limit(Duration::ZERO);
+        let error = group[0].all_gather(b"", &mut Vec::new()).unwrap_err();
+        assert!(matches!(&error, TransportError::TimedOut { ranks, .. } if ranks == &[1]), "{error}");
+        // What is there already is taken.
+        group[1].set_time_limit(Duration::ZERO);
+        group[1].all_gather(b"", &mut Vec::new()).unwrap();
     }
 
     #[test]

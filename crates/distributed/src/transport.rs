@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-/// How long an exchange waits for the other ranks, unless a transport is told otherwise.
+/// How long an exchange takes at most, unless a transport is told otherwise.
 pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Moves bytes between the ranks of a group.
@@ -13,8 +13,8 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 ///   the ranks: one that runs ahead must not overwrite what another has still to read.
 /// * Messages of [`all_gather`](Transport::all_gather) may have any length, 0 included, and different lengths on different
 ///   ranks.
-/// * When a rank has gone, hangs, or will not make the call, the others get an error that names it within twice the
-///   transport's time limit: once for the call, once to ask who is still there. No hang, no result.
+/// * When a rank has gone, hangs, or will not make the call, the others get an error that names it within the transport's
+///   time limit. No hang, no result. A limit of 0 is one look; one that no clock can count to is none.
 /// * After an error the group is of no further use: later calls fail with [`TransportError::Broken`] and wait for nobody.
 pub trait Transport: Send {
     /// This rank's number, from 0.
@@ -22,6 +22,12 @@ pub trait Transport: Send {
 
     /// Number of ranks.
     fn world(&self) -> usize;
+
+    /// How long an exchange takes at most.
+    fn time_limit(&self) -> Duration;
+
+    /// Changes that for later exchanges of this rank.
+    fn set_time_limit(&mut self, limit: Duration);
 
     /// Gives `mine` to every rank and receives every rank's message: `all[r]` becomes that of rank `r`, this rank's own
     /// included. `all` gets exactly [`world`](Transport::world) entries; the memory in it is reused.
@@ -68,6 +74,14 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         (**self).world()
     }
 
+    fn time_limit(&self) -> Duration {
+        (**self).time_limit()
+    }
+
+    fn set_time_limit(&mut self, limit: Duration) {
+        (**self).set_time_limit(limit);
+    }
+
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         (**self).all_gather(mine, all)
     }
@@ -84,6 +98,14 @@ impl<T: Transport + ?Sized> Transport for &mut T {
 
     fn world(&self) -> usize {
         (**self).world()
+    }
+
+    fn time_limit(&self) -> Duration {
+        (**self).time_limit()
+    }
+
+    fn set_time_limit(&mut self, limit: Duration) {
+        (**self).set_time_limit(limit);
     }
 
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {

@@ -1,9 +1,10 @@
 //! The transport between processes that MPI started.
 //!
 //! Every exchange is a nonblocking collective of the MPI library, polled until it is done or the time limit is over. The
-//! limit says that something is wrong but not who: the ranks that wait then call the roll by point-to-point messages, and
-//! those who do not answer are named. An exchange that did not end keeps its buffers for good, since the library may still
-//! write to them, and the group is not shut down, which would wait for the ranks that are gone.
+//! limit says that something is wrong but not who: a rank that waits for long says so to the others by point-to-point
+//! messages, and those that said nothing when the limit is over are named (`roll_call`). An exchange that did not end keeps
+//! its buffers for good, since the library may still write to them, and the group is not shut down, which would wait for the
+//! ranks that are gone.
 
 mod pending;
 mod roll_call;
@@ -92,8 +93,9 @@ impl Mpi {
         })
     }
 
-    /// Waits at most this long for the other ranks in each exchange, in place of [`TIME_LIMIT`]. Neither starting MPI nor
-    /// shutting it down is an exchange.
+    /// Waits at most this long for the other ranks in each exchange, in place of [`TIME_LIMIT`]. An exchange that fails names
+    /// the ranks that did not come, and those that came in the last eighth of the limit. Neither starting MPI nor shutting it
+    /// down is an exchange.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -102,20 +104,20 @@ impl Mpi {
     /// Runs an exchange; after an error there is no other.
     fn run(
         &mut self,
-        exchange: impl FnOnce(&mut Self, &Collectives) -> Result<(), TransportError>,
+        exchange: impl FnOnce(&mut Self, &mut Collectives) -> Result<(), TransportError>,
     ) -> Result<(), TransportError> {
         if self.is_broken {
             return Err(TransportError::Broken);
         }
-        let Some(collectives) = self.collectives.take() else { return Err(TransportError::Broken) };
-        let outcome = exchange(self, &collectives);
+        let Some(mut collectives) = self.collectives.take() else { return Err(TransportError::Broken) };
+        let outcome = exchange(self, &mut collectives);
         self.collectives = Some(collectives);
         self.is_broken = outcome.is_err();
         outcome
     }
 
     /// One collective in which every rank gives a block; `sent` holds this rank's, `received` all of them.
-    fn gather_blocks(&mut self, collectives: &Collectives) -> Result<(), TransportError> {
+    fn gather_blocks(&mut self, collectives: &mut Collectives) -> Result<(), TransportError> {
         let (sent, received) = (core::mem::take(&mut self.sent), core::mem::take(&mut self.received));
         (self.sent, self.received) = collectives.all_gather(sent, received, self.limit)?;
         Ok(())
@@ -125,7 +127,7 @@ impl Mpi {
         &mut self,
         mine: &[u8],
         all: &mut Vec<Vec<u8>>,
-        collectives: &Collectives,
+        collectives: &mut Collectives,
     ) -> Result<(), TransportError> {
         // The length and the first bytes, and what is left in a second collective where any rank has more.
         let block = self.block;
@@ -171,6 +173,14 @@ impl Transport for Mpi {
 
     fn world(&self) -> usize {
         self.world
+    }
+
+    fn time_limit(&self) -> Duration {
+        self.limit
+    }
+
+    fn set_time_limit(&mut self, limit: Duration) {
+        self.limit = limit;
     }
 
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {

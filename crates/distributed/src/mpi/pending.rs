@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::failed;
-use super::roll_call::roll_call;
+use super::roll_call::RollCall;
 use crate::transport::TransportError;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -15,8 +15,13 @@ use std::time::Instant;
 /// The communicators of a group: one for collectives, one for calling the roll, so that neither meets the other's messages.
 pub(super) struct Collectives {
     of_exchanges: SimpleCommunicator,
-    of_roll_calls: SimpleCommunicator,
+    roll_call: RollCall,
+    /// Exchanges that were begun.
+    step: u64,
 }
+
+/// The part of the limit in which a rank waits without a word.
+const QUIET: u32 = 8;
 
 // SAFETY: the values are handles of a library that may be called from the thread that holds this value, which `Mpi::start`
 // asks of the library and `Mpi::over` of its caller.
@@ -32,12 +37,12 @@ impl Collectives {
             // SAFETY: a live communicator and a constant of the library.
             check(unsafe { ffi::MPI_Comm_set_errhandler(communicator.as_raw(), ffi::RSMPI_ERRORS_RETURN) })?;
         }
-        Ok(Collectives { of_exchanges, of_roll_calls })
+        Ok(Collectives { of_exchanges, roll_call: RollCall::new(of_roll_calls), step: 0 })
     }
 
     /// Every rank's `sent` one after the other in `received`, which holds as many bytes for each rank.
     pub(super) fn all_gather(
-        &self,
+        &mut self,
         sent: Vec<u8>,
         mut received: Vec<u8>,
         limit: Duration,
@@ -62,7 +67,7 @@ impl Collectives {
     }
 
     /// The maxima over all ranks of the 64-bit words of `words`.
-    pub(super) fn all_reduce_max(&self, words: Vec<u8>, limit: Duration) -> Result<Vec<u8>, TransportError> {
+    pub(super) fn all_reduce_max(&mut self, words: Vec<u8>, limit: Duration) -> Result<Vec<u8>, TransportError> {
         let count = count(words.len() / size_of::<u64>())?;
         let mut largest = vec![0u8; words.len()];
         let mut request = unbegun();
@@ -83,7 +88,7 @@ impl Collectives {
 
     /// Polls a collective until it is done. One that is not keeps its buffers: the library may still use them.
     fn wait<B>(
-        &self,
+        &mut self,
         begun: c_int,
         request: MaybeUninit<ffi::MPI_Request>,
         buffers: B,
@@ -92,20 +97,21 @@ impl Collectives {
         check(begun)?;
         // SAFETY: the call that began it succeeded, so there is a request.
         let mut request = Request(unsafe { request.assume_init() });
-        let outcome = request.wait_until(deadline(limit));
-        match outcome {
-            Ok(true) => Ok(buffers),
-            outcome => {
-                core::mem::forget(buffers);
-                outcome?;
-                let ranks = roll_call(&self.of_roll_calls, limit)?;
-                Err(if ranks.is_empty() {
-                    TransportError::Stuck { limit }
-                } else {
-                    TransportError::TimedOut { ranks, limit }
-                })
-            }
+        self.step += 1;
+        let (quiet, end) = (deadline(limit / QUIET), deadline(limit));
+        let outcome = match request.wait_until(quiet) {
+            Ok(false) => self.roll_call.wait_until(end, self.step, &mut request),
+            Ok(true) => Ok(None),
+            Err(error) => Err(error),
+        };
+        if let Ok(None) = outcome {
+            return Ok(buffers);
         }
+        core::mem::forget(buffers);
+        Err(match outcome? {
+            Some(ranks) if !ranks.is_empty() => TransportError::TimedOut { ranks, limit },
+            _ => TransportError::Stuck { limit },
+        })
     }
 }
 

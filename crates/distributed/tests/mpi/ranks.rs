@@ -143,12 +143,16 @@ fn differ(mpi: Mpi) {
     say(rank, "named what differs");
 }
 
-/// A rank is killed, or stopped, by a signal to its process: the others name it within twice the time limit.
+/// A rank is killed, or stopped, by a signal to its process: the others name it within the time limit. Before that the first
+/// and the last rank come late, so that all others have called the roll in exchanges that did end.
 fn fails(mpi: Mpi, signal: &str) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, victim) = (mpi.rank(), mpi.world() / 2);
     let mut words = [rank as u64; 64];
-    for _ in 0..10 {
+    for step in 0..10 {
+        if [(2, 0), (5, mpi.world() - 1), (7, 0)].contains(&(step, rank)) {
+            std::thread::sleep(LIMIT / 2);
+        }
         mpi.all_reduce_max(&mut words).unwrap();
     }
     if rank == victim {
@@ -163,7 +167,7 @@ fn fails(mpi: Mpi, signal: &str) {
     let error = mpi.all_reduce_max(&mut words).unwrap_err();
     let took = begun.elapsed();
     assert!(matches!(&error, TransportError::TimedOut { ranks, .. } if ranks == &[victim]), "{error}");
-    assert!(took >= LIMIT && took < 3 * LIMIT, "{took:?}");
+    assert!(took >= LIMIT && took < LIMIT * 3 / 2, "{took:?}");
     let again = mpi.all_gather(b"again", &mut Vec::new()).unwrap_err();
     assert!(matches!(again, TransportError::Broken), "{again}");
     say(rank, &format!("{error} ({took:.1?})"));

@@ -2,23 +2,45 @@
 
 use crate::common::*;
 use core::error::Error;
-use flash_sampling_core::{Matrix, Plan, RowParams, SampleError, Samples};
-use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardSampler, Sharded, TransportError};
+use flash_sampling_core::{Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardSampler, Sharded, Transport, TransportError};
+use std::sync::Barrier;
 use std::thread;
 
 const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
 
 /// Runs a rank in each of eight threads, over the shards that begin at [`STARTS`], and returns what each says.
 fn ranks<R: Send>(rank: impl Fn(usize, Loopback) -> R + Sync) -> Vec<R> {
+    group(STARTS.len(), rank)
+}
+
+fn group<R: Send>(world: usize, rank: impl Fn(usize, Loopback) -> R + Sync) -> Vec<R> {
     let rank = &rank;
     thread::scope(|scope| {
-        let threads: Vec<_> = Loopback::group(STARTS.len())
+        let threads: Vec<_> = Loopback::group(world)
             .into_iter()
             .enumerate()
             .map(|(r, transport)| scope.spawn(move || rank(r, transport)))
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
+}
+
+/// [`ranks`] that draw winners together over one head.
+fn samplers<R: Send>(rank: impl Fn(usize, &mut ShardSampler<'_, Loopback>) -> R + Sync) -> Vec<R> {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    ranks(|number, transport| {
+        let local = shards(&head, &STARTS, PLAN).swap_remove(number);
+        rank(number, &mut ShardSampler::new(local, transport, ShardMerge::Winners).unwrap())
+    })
+}
+
+/// A call of a sampler with the first columns of hidden states.
+fn call(sampler: &mut impl PerturbedArgmax, rows: &[RowParams<'_>], columns: usize) -> Result<(), SampleError> {
+    let hidden = hidden(rows.len());
+    let input = Matrix::new(&hidden[..rows.len() * columns], rows.len(), columns).unwrap();
+    sampler.sample(input, rows, &mut Samples::new())
 }
 
 fn source(error: &SampleError) -> &ShardError {
@@ -79,45 +101,28 @@ fn ranks_must_agree_on_the_merge() {
 
 #[test]
 fn other_seeds_or_rows_on_a_rank_are_an_error_on_every_rank() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
-    ranks(|rank, transport| {
-        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
-        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
-        let mut call = |rows: &[RowParams<'_>]| {
-            let hidden = hidden(rows.len());
-            let input = Matrix::new(&hidden, rows.len(), HIDDEN).unwrap();
-            flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, rows, &mut Samples::new())
-        };
+    samplers(|rank, sampler| {
         // "One seed for every rank, plus its number": the noise would be right nowhere.
         let seeds = [RowParams::default(), RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
-        let error = call(&seeds).unwrap_err();
+        let error = call(sampler, &seeds, HIDDEN).unwrap_err();
         let other = if rank == 5 { 0 } else { 5 };
         assert!(
             matches!(source(&error), ShardError::Params { shard, row: 1, what: "seed" } if *shard == other),
             "{error:?}"
         );
-        let error = call(&seeds[..if rank == 5 { 1 } else { 2 }]).unwrap_err();
+        let error = call(sampler, &seeds[..if rank == 5 { 1 } else { 2 }], HIDDEN).unwrap_err();
         assert!(matches!(source(&error), ShardError::Rows { shard, .. } if *shard == other), "{error:?}");
         // Ranks that agree again go on.
-        call(&[RowParams::default(); 2]).unwrap();
+        call(sampler, &[RowParams::default(); 2], HIDDEN).unwrap();
     });
 }
 
 #[test]
 fn a_rank_whose_call_fails_tells_the_others() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
-    ranks(|rank, transport| {
-        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
-        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
-        let hidden = hidden(1);
-        let columns = if rank == 2 { HIDDEN - 1 } else { HIDDEN };
-        let input = Matrix::new(&hidden[..columns], 1, columns).unwrap();
+    samplers(|rank, sampler| {
         // Another rank differs besides: all hear of the failure first.
         let rows = [RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
-        let error = flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, &rows, &mut Samples::new());
-        match error.unwrap_err() {
+        match call(sampler, &rows, if rank == 2 { HIDDEN - 1 } else { HIDDEN }).unwrap_err() {
             SampleError::Hidden { found, .. } => assert_eq!((rank, found), (2, HIDDEN - 1)),
             error => {
                 let failed =
@@ -131,11 +136,7 @@ fn a_rank_whose_call_fails_tells_the_others() {
 /// A call that goes another way.
 #[test]
 fn a_rank_that_cannot_call_tells_the_others() {
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let head = head(&weight);
-    ranks(|rank, transport| {
-        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
-        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
+    samplers(|rank, sampler| {
         let hidden = hidden(1);
         let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
         let rows = |seed| [RowParams { seed, ..RowParams::default() }];
@@ -150,28 +151,85 @@ fn a_rank_that_cannot_call_tells_the_others() {
         assert!(matches!(error, ShardError::Params { row: 0, what: "seed", .. }), "{error:?}");
         // The group goes on.
         sampler.can_call(input, &rows(1), None).unwrap();
-        flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, &rows(1), &mut Samples::new()).unwrap();
+        call(sampler, &rows(1), HIDDEN).unwrap();
+    });
+}
+
+/// A rank has no results to compare, as its call, which went another way, failed; or it asks what differs.
+#[test]
+fn a_rank_without_results_is_not_taken_for_one_with_other_hidden_states() {
+    samplers(|rank, sampler| {
+        let hidden = hidden(1);
+        let (input, rows) = (Matrix::new(&hidden, 1, HIDDEN).unwrap(), [RowParams::default()]);
+        let mut out = Samples::new();
+        sampler.sample(input, &rows, &mut out).unwrap();
+        if rank == 2 {
+            sampler.can_call(input, &rows, Some("no memory")).unwrap();
+            sampler.can_call(input, &rows, None).unwrap_err();
+            return;
+        }
+        let error = sampler.check_tokens(input, &rows, &out).unwrap_err();
+        assert!(matches!(&error, ShardError::Failed { shard: 2, reason } if reason == "no memory"), "{error:?}");
+        let error = sampler.check_tokens(input, &rows, &out).unwrap_err();
+        assert!(matches!(error, ShardError::Message { shard: 2, .. }), "{error:?}");
     });
 }
 
 #[test]
 fn a_rank_that_is_gone_is_an_error_on_the_others() {
+    // Whoever has its error waits: a rank that leaves then would be named too.
+    let leaves = Barrier::new(STARTS.len() - 1);
+    samplers(|rank, sampler| {
+        if rank != 3 {
+            let error = call(sampler, &[RowParams::default()], HIDDEN).unwrap_err();
+            leaves.wait();
+            let is_named = matches!(source(&error), ShardError::Transport(TransportError::PeerLeft { rank: 3 }));
+            assert!(is_named, "{error:?}");
+        }
+    });
+}
+
+/// A world of 64 over 1000 tokens: shards of a token or two, of none in the middle and at both ends, and one long.
+#[test]
+fn sixty_four_ranks_of_which_many_are_empty_draw_as_in_one_process() {
+    let starts: Vec<u32> = (0..64).map(|rank| [0, 0, 7, 7, 8, 500, 500, 1000][rank / 8]).collect();
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let (head, mask, none) = (head(&weight), mask_of(&[2, 3, 999]), mask_of(&[]));
+    let rows = rows(&mask, &none);
+    for merge in MERGES {
+        let mut sharded = Sharded::new(shards(&head, &starts, PLAN), merge).unwrap();
+        let want = all(&sample(&mut sharded, &hidden(rows.len()), &rows));
+        let got = group(starts.len(), |rank, transport| {
+            let local = shards(&head, &starts, PLAN).swap_remove(rank);
+            let mut sampler = ShardSampler::new(local, transport, merge).unwrap();
+            all(&sample(&mut sampler, &hidden(rows.len()), &rows))
+        });
+        assert!(got.into_iter().all(|got| got == want), "{merge:?}");
+    }
+}
+
+/// A description of another version, or another plan: before anything is drawn.
+#[test]
+fn a_rank_with_another_plan_or_version_is_named_by_all() {
     let weight = integers(VOCAB * HIDDEN, 1);
     let head = head(&weight);
-    ranks(|rank, transport| {
-        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
-        let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
-        if rank == 3 {
-            return;
-        }
-        let hidden = hidden(1);
-        let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
-        let rows = [RowParams::default()];
-        let call = flash_sampling_core::PerturbedArgmax::sample(&mut sampler, input, &rows, &mut Samples::new());
-        let error = call.unwrap_err();
-        // A rank that saw the gap leaves too, so the one named may be either.
-        assert!(matches!(source(&error), ShardError::Transport(TransportError::PeerLeft { .. })), "{error:?}");
+    let errors = ranks(|rank, transport| {
+        let plan = Plan { max_rows: if rank == 6 { 17 } else { 16 }, ..PLAN };
+        let local = shards(&head, &STARTS, plan).swap_remove(rank);
+        ShardSampler::new(local, transport, ShardMerge::Winners).unwrap_err()
     });
+    assert!(errors.iter().all(|error| matches!(error, ShardError::Plan { shard: 6, .. })), "{errors:?}");
+    let errors = ranks(|rank, mut transport| {
+        if rank == 6 {
+            // The first bytes are a version's.
+            transport.all_gather(b"FS99 and what that version says", &mut Vec::new()).unwrap();
+            return None;
+        }
+        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
+        Some(ShardSampler::new(local, transport, ShardMerge::Winners).unwrap_err())
+    });
+    let is_named = |error: &ShardError| matches!(error, ShardError::Message { shard: 6, .. });
+    assert!(errors.iter().flatten().all(is_named), "{errors:?}");
 }
 
 #[test]

@@ -35,6 +35,14 @@ impl Transport for Meter<'_> {
         self.inner.world()
     }
 
+    fn time_limit(&self) -> core::time::Duration {
+        self.inner.time_limit()
+    }
+
+    fn set_time_limit(&mut self, limit: core::time::Duration) {
+        self.inner.set_time_limit(limit);
+    }
+
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         self.bytes.fetch_add(mine.len(), Ordering::Relaxed);
         self.inner.all_gather(mine, all)
