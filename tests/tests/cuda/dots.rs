@@ -18,7 +18,7 @@ fn dots(row: &[f32], dtype: DType) -> Vec<(String, f32)> {
     let (mut out, mut found) = (Samples::new(), Vec::new());
     for choice in CHOICES {
         let mut sampler = Cuda(choice).build(problem.head(), plan).unwrap();
-        for count in [1, 16, 32, 64, 96, 128, 192, 256] {
+        for count in [1, 16, 32, 64, 96, 128, 192, 224, 256] {
             sampler.sample(problem.input().row_range(0..count), &rows[..count], &mut out).unwrap();
             let what = format!("{} with {choice:?}, {count} rows", dtype.name());
             found.extend(out.iter().map(|row| (what.clone(), row.unwrap().draws[0].logit)));

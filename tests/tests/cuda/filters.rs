@@ -171,7 +171,7 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
     let vocab = 5_003;
     let mask: Vec<u32> = (0..157).map(|word: u32| 1 << (word * 7 % 32)).collect();
     let history = History::new(&(0..700).collect::<Vec<_>>());
-    for rows in [7, 64, 80, 130, 256] {
+    for rows in [7, 64, 80, 130, 200, 256] {
         let problem = Problem::integers(Size::new(rows, vocab, 72), DType::BF16, DType::BF16, 75 + rows as u64);
         let row = |r: usize| {
             let base = RowParams { seed: r as u64, position: 5, temperature: 4.0, ..RowParams::default() };

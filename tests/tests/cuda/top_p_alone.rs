@@ -23,9 +23,17 @@ fn calls_that_know_their_rows_draw_the_same_with_top_p_alone() {
     let kinds =
         [top_p(0.95), base, top_p(0.5), top_p(0.02), top_p(0.999), RowParams { temperature: 0.0, ..base }, top_p(0.8)];
     let (mut wrong, mut others, mut decided, mut all) = (Vec::new(), 0, 0, 0);
-    for (count, vocab) in
-        [(1, 40_003), (7, 100), (9, 6_007), (64, 33_001), (80, 9_001), (100, 6_007), (150, 9_001), (250, 20_000)]
-    {
+    for (count, vocab) in [
+        (1, 40_003),
+        (7, 100),
+        (9, 6_007),
+        (64, 33_001),
+        (80, 9_001),
+        (100, 6_007),
+        (150, 9_001),
+        (200, 9_001),
+        (250, 20_000),
+    ] {
         let together = Tensor::from_fn(DType::BF16, count, TALL + BULK, |_, k| if k < TALL { 9.0 } else { 0.0 });
         let flat = Tensor::from_fn(DType::BF16, count, TALL + BULK, |_, _| 0.0);
         let bulk = Tensor::from_fn(DType::BF16, count, TALL + BULK, |r, k| match k < TALL {

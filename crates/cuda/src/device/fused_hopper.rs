@@ -100,7 +100,7 @@ pub(crate) struct Tile {
 
 /// Columns, units, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
 /// bytes, which is faster where the read alone counts; clusters of two share the hidden states.
-const TILES: [[u32; 4]; 8] = [
+const TILES: [[u32; 4]; 9] = [
     [8, 1, 2, 1],
     [16, 1, 2, 1],
     [32, 1, 2, 1],
@@ -108,6 +108,7 @@ const TILES: [[u32; 4]; 8] = [
     [96, 1, 2, 2],
     [128, 1, 1, 2],
     [192, 1, 1, 2],
+    [224, 1, 1, 2],
     [256, 1, 1, 2],
 ];
 
@@ -118,6 +119,13 @@ impl Tile {
         let made =
             move |[columns, units, slabs, cluster]: [u32; 4]| Tile { columns, units, slabs, cluster, dtype, extra };
         TILES[..=largest].iter().copied().map(made)
+    }
+
+    /// The rows of the batch that each block of a cluster loads, as in tile.cuh.
+    pub(crate) fn loaded_rows(self, rows: usize) -> u32 {
+        let loads_all = self.columns == 256;
+        let rows = if loads_all { self.columns } else { rows as u32 };
+        rows.div_ceil(8 * self.cluster) * 8
     }
 
     /// The same tile with what a launch needs.
@@ -222,7 +230,7 @@ mod tests {
         let columns = |rows| Tile::up_to(rows, DType::BF16, Extra::Nothing).map(|t| t.columns).collect::<Vec<_>>();
         assert_eq!(columns(1), [8]);
         assert_eq!(columns(17), [8, 16, 32]);
-        assert_eq!([65, 97, 129].map(|rows| columns(rows).last().copied()), [96, 128, 192].map(Some));
+        assert_eq!([65, 97, 129, 193].map(|rows| columns(rows).last().copied()), [96, 128, 192, 224].map(Some));
         assert_eq!(columns(256).last(), Some(&256));
         assert_eq!(columns(1000).last(), Some(&256));
     }

@@ -45,7 +45,7 @@ impl Hopper {
     ) -> Result<(), CudaError> {
         let (weight, granule) = (self.weight, self.granule);
         let kernel = self.kernel(hidden.rows, more, device)?;
-        let map = tensor_map::encode(hidden, kernel.tile.columns / kernel.tile.cluster)?;
+        let map = tensor_map::encode(hidden, kernel.tile.loaded_rows(hidden.rows))?;
         let maps = Maps { weight, granule, hidden: map };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
         // SAFETY: the caller's; the kernel is the one for these rows and for `more`.

@@ -24,7 +24,7 @@ static void launch(const Problem& p) {
     once = true;
     const u32 tokens = p.call.tokens, hidden = p.call.hidden;
     const fused_hopper::Maps maps = {map_of(p.w, tokens, hidden, 64), map_of(p.w, tokens, hidden, 16),
-                                     map_of(p.h, p.call.row_count, hidden, COLUMNS / CLUSTER)};
+                                     map_of(p.h, p.call.row_count, hidden, T::loaded_rows(p.call.row_count))};
     const u32 granules = (tokens + 15) / 16;
     const u32 grid = std::min<u32>(sms / CLUSTER, (granules + CLUSTER - 1) / CLUSTER) * CLUSTER;
     fused<T><<<grid, T::THREADS, BYTES>>>(p.call, maps);
@@ -47,6 +47,7 @@ static const Variant variants[] = {
     FS_LAB_TILE(96, 1, 2, 2),
     FS_LAB_TILE(128, 1, 1, 2),
     FS_LAB_TILE(192, 1, 1, 2),
+    FS_LAB_TILE(224, 1, 1, 2),
     FS_LAB_TILE(256, 1, 1, 2),
 #ifdef FS_LAB_MORE
 #include FS_LAB_MORE

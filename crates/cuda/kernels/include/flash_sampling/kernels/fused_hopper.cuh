@@ -32,11 +32,25 @@
 
 namespace flash_sampling::fused_hopper {
 
+// Clears, in all stages, the columns that nothing is loaded to: what lies there may be NaN, which passes every filter.
+template <class T>
+__device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 hand, u32 hands) {
+    const u32 loaded = T::CLUSTER * T::loaded_rows(call.row_count) * T::ROW_BYTES;
+    if (loaded >= T::HIDDEN_BYTES) return;
+    for (u32 slab = 0; slab < Ring<T>::STAGES * T::SLABS; ++slab) {
+        u8* const hidden = stages + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
+        for (u32 at = loaded + hand * 16; at < T::HIDDEN_BYTES; at += hands * 16)
+            *reinterpret_cast<uint4*>(hidden + at) = uint4{0, 0, 0, 0};
+    }
+    ptx::shared_writes_fence();
+}
+
 // Scouts and consumers fill in what they share; the first loads are under way meanwhile.
 template <class T>
-__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, Shared<T>& shared) {
+__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, u8* stages, Shared<T>& shared) {
     constexpr u32 HANDS = T::THREADS - 32;
     const u32 hand = threadIdx.x - 32;
+    clear_rest<T>(call, stages, hand, HANDS);
     for (u32 i = hand; i < T::COLUMNS; i += HANDS) {
         shared.best[i] = {0, 0.0f, 0};
         shared.largest[i] = 0;
@@ -78,7 +92,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     __syncthreads();
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
-    if (threadIdx.x >= 32) prepare(call, lists, shared);
+    if (threadIdx.x >= 32) prepare(call, lists, stages, shared);
     // The same in every lane, and known to be: the compiler serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {

@@ -10,7 +10,7 @@ namespace flash_sampling::fused_hopper {
 struct Maps {
     ptx::TensorMap weight;   // 64 tokens
     ptx::TensorMap granule;  // 16 tokens, for the end of a tile
-    ptx::TensorMap hidden;   // COLUMNS / CLUSTER rows
+    ptx::TensorMap hidden;   // Tile::loaded_rows of the batch
 };
 FS_LAYOUT(Maps, 384, FS_AT(weight, 0) && FS_AT(granule, 128) && FS_AT(hidden, 256));
 
@@ -22,6 +22,7 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
     const u64 stream = ptx::policy_evict_unchanged();
     const u64 keep = ptx::policy_evict_last();
     const u32 steps = (call.hidden + T::SLABS * T::DEPTH - 1) / (T::SLABS * T::DEPTH);
+    const u32 rows = T::loaded_rows(call.row_count);
     Ring<T> ring;
     for (u32 t = 0; t < schedule.tiles; ++t) {
         u32 start, size;
@@ -33,7 +34,7 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
             ptx::mbarrier_wait(&shared.empty[ring.stage], ring.phase ^ 1);
             if (absent) ptx::mbarrier_arrive(&shared.empty[ring.stage], absent);
             u64* const full = &shared.full[ring.stage];
-            ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::HIDDEN_BYTES));
+            ptx::mbarrier_arrive_expect(full, T::SLABS * (granules * T::GRANULE_BYTES + T::CLUSTER * rows * T::ROW_BYTES));
             u8* to = stages + ring.stage * T::STAGE_BYTES;
 
             // The slabs of a unit follow each other: neighbours in device memory.
@@ -56,8 +57,8 @@ __device__ __forceinline__ void load(const Call& call, const Maps& maps, u8* sta
                 if (T::CLUSTER == 1)
                     ptx::copy_box(at, &maps.hidden, full, depth, 0, keep);
                 else
-                    ptx::copy_box_multicast(at + schedule.rank * (T::HIDDEN_BYTES / 2), &maps.hidden, full, depth,
-                                            schedule.rank * (T::COLUMNS / 2), 3, keep);
+                    ptx::copy_box_multicast(at + schedule.rank * rows * T::ROW_BYTES, &maps.hidden, full, depth,
+                                            schedule.rank * rows, 3, keep);
             }
             ring.advance();
         }
