@@ -179,28 +179,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) masses_before(const __grid
     add_warp(call.sums + i, sum);
 }
 
-// Five words: count; sum, in two's complement; of |x| = 2^20 h + l the sums of h h, h l and l l. Sizes are at most 2^40, and
-// rows below 2^23 tokens, so that none overflows.
+// Nine words: count; of x = 2^30 h + l the sums of h, in two's complement, and of l; of |x| = 2^40 a + 2^20 b + c the sums of
+// a a, a b, a c, b b, b c and c c. Sizes are at most 2^60, and rows of at most 2^23 tokens, so that none overflows.
 extern "C" __global__ void __launch_bounds__(THREADS) moments(const __grid_constant__ SurveySums call) {
     const u32 i = blockIdx.y;
     const StoredLogits& stored = call.stored;
     const Look look = call.looks[i];
     const float* const logits = stored.row(look.source);
-    constexpr float LIMIT = 1099511627776.0f;
-    u64 sums[5] = {};
+    constexpr float LIMIT = 1152921504606846976.0f;
+    u64 sums[9] = {};
     for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < stored.tokens; t += gridDim.x * THREADS) {
         const float logit = logits[t];
         if (!(logit > -f32_infinity())) continue;
         const float rounded = fminf(fmaxf(rintf(mul_rn(logit, look.value)), -LIMIT), LIMIT);
         const long long x = static_cast<long long>(rounded);
-        const u64 size = static_cast<u64>(x < 0 ? -x : x), high = size >> 20, low = size & 0xfffffu;
+        const u64 size = static_cast<u64>(x < 0 ? -x : x);
+        const u64 a = size >> 40, b = size >> 20 & 0xfffffu, c = size & 0xfffffu;
         sums[0] += 1;
-        sums[1] += static_cast<u64>(x);
-        sums[2] += high * high;
-        sums[3] += high * low;
-        sums[4] += low * low;
+        sums[1] += static_cast<u64>(x >> 30);
+        sums[2] += static_cast<u64>(x) & 0x3fffffffu;
+        sums[3] += a * a;
+        sums[4] += a * b;
+        sums[5] += a * c;
+        sums[6] += b * b;
+        sums[7] += b * c;
+        sums[8] += c * c;
     }
     __syncwarp();
 #pragma unroll
-    for (u32 s = 0; s < 5; ++s) add_warp(call.sums + 5 * i + s, sums[s]);
+    for (u32 s = 0; s < 9; ++s) add_warp(call.sums + 9 * i + s, sums[s]);
 }

@@ -32,6 +32,12 @@ impl Found {
     }
 }
 
+/// A number times a power of two: its low 128 bits, and the others.
+fn shifted(number: u64, by: u32) -> [u128; 2] {
+    let high = if by > 64 { number >> (128 - by) } else { 0 };
+    [u128::from(number) << by, high.into()]
+}
+
 fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &[Before], logits: &[f32]) -> Found {
     let mut input = Vec::new();
     for word in [first, logits.len() as u32] {
@@ -63,7 +69,7 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32
     };
     let shapes = [(0, 8192), (3, 1), (4095, 2), (127, 4100), (4096, 4096), (5001, 6203), (77, 9000)];
-    let mut most_points = 0;
+    let (mut most_points, mut carried) = (0, 0);
     for (case, (first, tokens)) in (0u32..).zip(shapes.into_iter().cycle().take(28)) {
         let temperature = [1.0, 0.4, 1e-37, 30.0][(case / 7) as usize];
         let seed = 9 + u64::from(case % 3 == 0);
@@ -85,6 +91,9 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
             1 => (2.0 * normal(t)).round() / 2.0,
             2 if t.is_multiple_of(3) => f32::NEG_INFINITY,
             3 => 200.0 * normal(t),
+            // Nearly equal; and so large that sums of squares take more than 128 bits.
+            4 if temperature != 1.0 => 64.0 + 2f32.powi(-16) * normal(t).round(),
+            4 => 1e9 * normal(t),
             _ => 2.0 * normal(t),
         };
         let logits: Vec<f32> = (first..first + tokens).map(logit).collect();
@@ -116,12 +125,20 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         for before in told(Inquiry::Before(&doubts)).before {
             assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.place);
         }
-        let [count, sum, high, cross, low] = [(); 5].map(|()| found.u64());
-        let squares = (u128::from(high) << 40) + (u128::from(cross) << 21) + u128::from(low);
-        let sum = i128::from(sum.cast_signed());
-        let words = [count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64];
+        // Of |x| = 2^40 a + 2^20 b + c the products of two of them.
+        let [count, high, low, products @ ..] = [(); 9].map(|()| found.u64());
+        let squares = products.into_iter().zip([80, 61, 41, 40, 21, 0]).map(|(sum, by)| shifted(sum, by));
+        let [low_squares, carries] = squares.fold([0u128; 2], |sum, square| {
+            let (low, came_around) = sum[0].overflowing_add(square[0]);
+            [low, sum[1] + square[1] + u128::from(came_around)]
+        });
+        let sum = (i128::from(high.cast_signed()) << 30) + i128::from(low);
+        let words = [sum.cast_unsigned(), low_squares].map(|wide| [wide as u64, (wide >> 64) as u64]);
+        let words = [count, words[0][0], words[0][1], words[1][0], words[1][1], carries as u64];
         assert_eq!(words, overview.moments.to_words(), "case {case}");
+        carried += carries;
         assert!(found.0.is_empty());
     }
     assert!(most_points > 8000, "no frontier of all tokens: {most_points}");
+    assert!(carried > 0, "no sum of squares beyond 128 bits");
 }

@@ -1,7 +1,7 @@
 //! The bytes of surveys.
 //!
 //! ```text
-//! overview   list | mass | moments if a filter needs them: 5 words u64 | frontiers u32, each: draws, the largest logit first
+//! overview   list | mass | moments if a filter needs them: 6 words u64 | frontiers u32, each: draws, the largest logit first
 //! list       count u32 | (token u32 | logit f32) ..., by falling logits, then rising tokens
 //! pass       magic u32 | 2 u8 | rows u32 | row ...                   or, when the pass failed:  magic u32 | 1 u8 | text
 //! row        number u32 | masses: count u32 | u64 ...                or  number u32 | list, as the row was asked
@@ -159,7 +159,7 @@ pub(crate) fn decode_overview(
     }
     places.masses = from..reader.at();
     if filters.need_moments() {
-        let mut words = [0; 5];
+        let mut words = [0; Moments::WORDS];
         for word in &mut words {
             *word = reader.u64()?;
         }

@@ -12,6 +12,8 @@ use flash_sampling_core::{
 
 const SIZE: Size = Size::new(4, 1003, 40);
 const KEPT: Knobs = Knobs::of(&[Knob::Kept]);
+const SMALL: &str = "small";
+const NEARLY_EQUAL: &str = "nearly equal";
 const PLAN: Plan = Plan { max_rows: 4, max_draws: 12, max_logprobs: Some(5), canonical: false };
 
 /// One setting of the filters each, and some together.
@@ -66,18 +68,29 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
     let lists = trial.capabilities()?.without_replacement;
     // Many ties; a few tokens far above the rest; no ties.
     let llm: Vec<f32> = LogitShape::LlmLike.logits(SIZE.vocab, 930).iter().map(|l| (l * 8.0).round() / 8.0).collect();
+    let steps =
+        |step: f32| LogitShape::Gaussian.logits(SIZE.vocab, 933).into_iter().map(move |l| (l * 4.0).round() * step);
+    let small: Vec<f32> = steps(2f32.powi(-17)).collect();
+    let nearly_equal: Vec<f32> = steps(2f32.powi(-17)).map(|l| 64.0 + l).collect();
     let problems = [
         ("integers", Problem::integers(SIZE, DType::BF16, DType::BF16, 931)),
         ("LLM-like", Problem::of_logits(&llm, SIZE.rows)),
         ("tail-heavy", Problem::of_logits(&LogitShape::TailHeavy.logits(SIZE.vocab, 932), SIZE.rows)),
+        // Of deviations of 2^-14 nat. Other filters than by deviation see equal probabilities there, to within rounding.
+        (SMALL, Problem::of_logits(&small, SIZE.rows)),
+        (NEARLY_EQUAL, Problem::of_logits(&nearly_equal, SIZE.rows)),
     ];
     for (name, problem) in &problems {
+        let by_deviation = [SMALL, NEARLY_EQUAL].contains(name);
         let Some(mut reference) = trial.reference(problem.head(), PLAN) else { return Ok(()) };
         let mut sampler = trial.sampler(problem.head(), PLAN)?;
         let (mut out, mut want) = (Samples::new(), Samples::new());
         for order in [Order::Vllm, Order::HuggingFace, Order::LlamaCpp] {
             let base = RowParams { seed: 93, temperature: 0.8, order, ..RowParams::default() };
             for (what, row) in filters(base).into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {
+                if by_deviation && !what.starts_with("top_n_sigma") {
+                    continue;
+                }
                 // One draw, many draws, a list with its masses, and the kept tokens.
                 let rows = [
                     row,

@@ -69,6 +69,8 @@ pub(crate) enum Fault {
     FiltersDropped,
     /// The last token that a filter keeps is dropped.
     TopPWithoutBoundary,
+    /// Top-n-sigma goes by the deviation of logits on a grid of 2^-12 nat.
+    CoarseDeviation,
     /// A min-p below e^-8 is lost where there is a top-k.
     SmallMinPLost,
     /// The largest log-probabilities are in the order of the logits that the filters see.

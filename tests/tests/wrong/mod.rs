@@ -168,6 +168,16 @@ impl Drawing<'_> {
     }
 }
 
+/// Keeps logits within `sigma` deviations of the largest, the deviation that of multiples of 2^-12.
+fn keep_by_coarse_deviation(sigma: f32, logits: &mut [f32]) {
+    let rounded: Vec<f64> = logits.iter().map(|l| f64::from((l * 4096.0).round()) / 4096.0).collect();
+    let n = rounded.len() as f64;
+    let mean = rounded.iter().sum::<f64>() / n;
+    let deviation = (rounded.iter().map(|l| (l - mean).powi(2)).sum::<f64>() / n).sqrt();
+    let cut = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max)) - f64::from(sigma) * deviation;
+    logits.iter_mut().filter(|l| f64::from(**l) < cut).for_each(|l| *l = f32::NEG_INFINITY);
+}
+
 impl Wrong<'_> {
     fn raw_logits(&self, hidden: &[f32], rows: usize) -> Vec<f32> {
         let mut hidden = hidden.to_vec();
@@ -263,7 +273,9 @@ impl Wrong<'_> {
         let xtc_probability = if always { 1.0 } else { params.xtc_probability };
         let lost = self.fault == Fault::SmallMinPLost && params.top_k > 0 && params.min_p < 3.3e-4;
         let min_p = if lost { 0.0 } else { params.min_p };
-        let params = &RowParams { order, xtc_probability, min_p, ..*params };
+        let coarse = self.fault == Fault::CoarseDeviation && params.top_n_sigma > 0.0;
+        let (sigma, top_n_sigma) = if coarse { (params.top_n_sigma, 1e6) } else { (0.0, params.top_n_sigma) };
+        let params = &RowParams { order, xtc_probability, min_p, top_n_sigma, ..*params };
         let mut adjustments = Adjustments::default();
         adjustments.collect([params]);
         let row = params.check(adjustments.row(0), &taken, &self.plan, self.head.vocab_size())?;
@@ -271,6 +283,9 @@ impl Wrong<'_> {
         let mut logits = self.transform(&row, raw.clone())?;
         if let (Some(history), Fault::PenaltyOfOne) = (params.history, self.fault) {
             history.tokens().iter().for_each(|&token| logits[token as usize] -= 1.0);
+        }
+        if coarse {
+            keep_by_coarse_deviation(sigma, &mut logits);
         }
         let seen = logits.clone();
         if let (Some(filters), false) = (&row.filters, dropped) {

@@ -91,6 +91,7 @@ pub struct RowParams<'a> {
     /// Keep probabilities of at least `min_p` times the largest; 0 = off.
     pub min_p: f32,
     /// Keep logits of at least the largest less this many standard deviations of the row's logits; 0 = off.
+    /// The deviation is off by at most 2^-32 nat before the temperature; logits beyond 2^28 in size may count as that there.
     pub top_n_sigma: f32,
     /// Keep probabilities of at least this; 0 = off.
     pub epsilon_cutoff: f32,

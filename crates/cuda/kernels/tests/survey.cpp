@@ -70,7 +70,7 @@ int main() {
     const SurveySums of_places{stored, places.data(), sums.data()};
     if (!places.empty()) launch(blocks, static_cast<u32>(places.size()), [&] { masses_before(of_places); });
     for (const u64 sum : sums) put(sum);
-    u64 words[5] = {};
+    u64 words[9] = {};
     const SurveySums of_row{stored, &scale, words};
     launch(blocks, 1, [&] { moments(of_row); });
     for (const u64 word : words) put(word);

@@ -20,8 +20,8 @@ fn instance() -> Instance {
 const THREADS: u32 = 256;
 const TILE: u32 = 128;
 const TOKENS: u32 = 4096;
-/// Words of an item's moments.
-pub(crate) const MOMENTS: usize = 5;
+/// Words of an item's sums for its moments.
+pub(crate) const MOMENTS: usize = 9;
 
 /// The kernels in a device.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use crate::abi::{Look, SurveySums};
 use crate::device::survey_kernels::{MOMENTS, SurveyKernels};
 use crate::error::CudaError;
 use cudarc::driver::{CudaStream, DevicePtr};
+use flash_sampling_core::Moments;
 use std::sync::Arc;
 
 /// Tokens of a row of which 64 bits hold the sums of moments.
@@ -31,21 +32,18 @@ impl StoredRows {
         self.sum(Sum::MassesBefore, looks, 1, stream)
     }
 
-    /// The moments of rows whose logits are multiplied by the looks' values: count, sum, sum of squares as
-    /// [`Moments::from_words`](flash_sampling_core::Moments::from_words) takes them, five words each. Waits.
-    pub(crate) fn moments(&mut self, looks: &[Look], stream: &Arc<CudaStream>) -> Result<&[u64], CudaError> {
+    /// The moments of rows whose logits are multiplied by the looks' values, as [`Moments::from_words`] takes them. Waits.
+    pub(crate) fn moments(
+        &mut self,
+        looks: &[Look],
+        stream: &Arc<CudaStream>,
+    ) -> Result<impl Iterator<Item = [u64; Moments::WORDS]>, CudaError> {
         let (found, limit) = (self.tokens.len(), MOST_SUMMED);
         if found > limit {
             return Err(CudaError::TooLarge { what: "tokens whose moments are summed", found, limit });
         }
-        self.sum(Sum::Moments, looks, MOMENTS, stream)?;
-        for words in self.words_here.as_chunks_mut::<MOMENTS>().0 {
-            let [count, sum, high, cross, low] = *words;
-            let sum = i128::from(sum.cast_signed());
-            let squares = (u128::from(high) << 40) + (u128::from(cross) << 21) + u128::from(low);
-            *words = [count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64];
-        }
-        Ok(&self.words_here)
+        let sums = self.sum(Sum::Moments, looks, MOMENTS, stream)?;
+        Ok(sums.as_chunks::<MOMENTS>().0.iter().map(|&sums| words_of(sums)))
     }
 
     /// `each` words for each look, in their order.
@@ -76,4 +74,15 @@ impl StoredRows {
         }
         Ok(&self.words_here)
     }
+}
+
+/// The words of [`Moments`] of the kernel's sums: of |x| = 2^40 a + 2^20 b + c the products of two of them.
+fn words_of(sums: [u64; MOMENTS]) -> [u64; Moments::WORDS] {
+    let [count, high, low, aa, ab, ac, bb, bc, cc] = sums;
+    let sum = (i128::from(high.cast_signed()) << 30) + i128::from(low);
+    let wide = u128::from;
+    let rest = (wide(ab) << 61) + (wide(ac) << 41) + (wide(bb) << 40) + (wide(bc) << 21) + wide(cc);
+    let (squares, came_around) = rest.overflowing_add(wide(aa) << 80);
+    let carries = (aa >> 48) + u64::from(came_around);
+    [count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64, carries]
 }

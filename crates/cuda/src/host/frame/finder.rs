@@ -5,7 +5,7 @@
 //! | first tokens | `top_list.cu`, by logit | 16 bytes each |
 //! | tokens from a floor on | `survey.cu` | 16 bytes each |
 //! | masses, of raw logits too | `mass_histogram.cu` | 513 words of 8 bytes |
-//! | moments | `survey.cu` | 5 words |
+//! | moments | `survey.cu` | 9 words |
 //! | frontier of a draw | `survey.cu`: a few tokens of each 4096, of which the host makes the frontier | 16 bytes each |
 //! | mass before a place | `survey.cu` | one word |
 //!
@@ -13,7 +13,6 @@
 
 use crate::abi::{Item, Look, Row};
 use crate::device::stored_rows::StoredRows;
-use crate::device::survey_kernels::MOMENTS;
 use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
@@ -143,11 +142,11 @@ impl Finder {
             return Ok(());
         }
         let tokens = stored.tokens().len() as u64;
-        let words = stored.moments(&self.looks, stream)?.as_chunks::<MOMENTS>().0;
+        let words = stored.moments(&self.looks, stream)?;
         for (look, words) in self.looks.iter().zip(words) {
             let member = &mut part[look.source as usize];
             let temperature = member.row.filters.map_or(1.0, |filters| filters.temperature);
-            let moments = Moments::from_words(*words, temperature, tokens);
+            let moments = Moments::from_words(words, temperature, tokens);
             member.out.moments = moments.ok_or(CudaError::Corrupt { what: "moments" })?;
         }
         Ok(())
