@@ -7,11 +7,11 @@
 use crate::above::{Above, Run};
 use crate::engine::{Engine, Rows};
 use crate::filtered::{Ask, FilterState};
-use crate::largest::order;
 use crate::state::RowState;
 use crate::tile::{Planned, Source, Worker};
 use core::ops::Range;
 use flash_sampling_core::selection::{Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, next_pass};
+use flash_sampling_core::survey::by_place;
 use flash_sampling_core::winner::Place;
 use flash_sampling_core::{Candidate, RowError};
 use rayon::prelude::*;
@@ -236,7 +236,7 @@ impl Engine {
                 if let Ok(Planned { row, .. }) = &rows[r]
                     && let Some(filters) = &row.filters
                 {
-                    list.sort_unstable_by(order);
+                    list.sort_unstable_by(by_place);
                     let RowState { filter, mass, .. } = &mut first.rows[r];
                     let mass = mass.as_ref().expect("a row with filters has masses");
                     let seen = Seen { list, floor, mass, below: Below::default(), moments: &filter.moments };

@@ -77,14 +77,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Plans for a weight's type and inputs of `width` columns. `weigh`: rows keep masses always.
-    pub(crate) fn new(
-        plan: Plan,
-        weight: DType,
-        width: usize,
-        options: &CpuOptions,
-        weigh: bool,
-    ) -> Result<Self, CpuError> {
+    /// Plans for a weight's type. `weigh`: rows keep masses always.
+    pub(crate) fn new(plan: Plan, weight: DType, options: &CpuOptions, weigh: bool) -> Result<Self, CpuError> {
         if plan.max_rows == 0 {
             return Err(CpuError::EmptyPlan { knob: Knob::MaxRows });
         }
@@ -110,7 +104,7 @@ impl Engine {
         let workers = (0..threads.count())
             .map(|_| {
                 let rows = (0..plan.max_rows).map(|_| RowState::new(&plan, weigh)).collect();
-                Worker::new(rows, Dot::scratch(isa, plan.max_rows, width), Arc::clone(&known))
+                Worker::new(rows, Dot::scratch(isa, plan.max_rows), Arc::clone(&known))
             })
             .collect();
         let rows = Vec::with_capacity(plan.max_rows);

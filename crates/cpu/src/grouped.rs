@@ -58,7 +58,7 @@ impl<'w> Grouped<'w> {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
         let fresh = draw == GroupDraw::Fresh;
-        let mut engine = Engine::new(plan, head.weight().dtype(), head.hidden(), options, fresh)?;
+        let mut engine = Engine::new(plan, head.weight().dtype(), options, fresh)?;
         if fresh {
             for worker in &mut engine.workers {
                 worker.chosen = (0..plan.max_rows).map(|_| Chosen::new(&plan)).collect();

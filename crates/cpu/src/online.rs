@@ -166,7 +166,7 @@ impl<'w> Online<'w> {
         if plan.canonical {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
-        let engine = Engine::new(plan, head.weight().dtype(), head.hidden(), options, true)?;
+        let engine = Engine::new(plan, head.weight().dtype(), options, true)?;
         let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
         Ok(Online { hidden: Hidden::new(&head, &plan), head, engine, group, running })
     }

@@ -33,7 +33,7 @@ impl Standalone {
         if vocab_size == 0 || vocab_size >= u32::MAX as usize {
             return Err(HeadError::Vocab { vocab_size, vocab_start: 0, vocab_end: vocab_size }.into());
         }
-        let engine = Engine::new(plan, DType::F32, 1, options, false)?;
+        let engine = Engine::new(plan, DType::F32, options, false)?;
         Ok(Standalone { vocab_size: vocab_size as u32, engine })
     }
 }

@@ -39,7 +39,7 @@ impl<'a> OnlineStream<'a> {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
         head.check()?;
-        let engine = Engine::new(plan, head.dtype, head.hidden, options, true)?;
+        let engine = Engine::new(plan, head.dtype, options, true)?;
         let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
         let nothing = Matrix::from_bytes(&[], head.dtype, 0, head.hidden, head.hidden)?;
         let hidden = Hidden::new(&StreamHead { bias: None, ..head }.part(nothing, head.vocab)?, &plan);

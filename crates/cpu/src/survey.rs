@@ -3,12 +3,11 @@
 use crate::engine::{CHUNK, Call, Engine, Rows};
 use crate::filtered::Ask;
 use crate::hidden::Hidden;
-use crate::largest::order;
 use crate::state::RowState;
 use crate::tile::{Planned, Worker};
 use crate::tiled::Tiled;
 use flash_sampling_core::selection::Before;
-use flash_sampling_core::survey::check_survey;
+use flash_sampling_core::survey::{by_place, check_survey};
 use flash_sampling_core::{
     Head, Inquiry, Matrix, PerturbedArgmax, RowError, RowParams, RowSurvey, SampleError, Survey,
 };
@@ -147,7 +146,7 @@ impl Engine {
             Ask::List { slot, .. } => {
                 survey.list.append(&mut first.lists[slot]);
                 others.iter_mut().for_each(|other| survey.list.append(&mut other.lists[slot]));
-                survey.list.sort_unstable_by(order);
+                survey.list.sort_unstable_by(by_place);
             }
         }
     }

@@ -29,7 +29,7 @@ impl<'w> Tiled<'w> {
     /// * [`CpuError::IsaUnavailable`], [`CpuError::ThreadCount`], [`CpuError::Threads`]: the options.
     /// * [`CpuError::EmptyPlan`]: the plan has no rows or no draws.
     pub fn new(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
-        let engine = Engine::new(plan, head.weight().dtype(), head.hidden(), options, false)?;
+        let engine = Engine::new(plan, head.weight().dtype(), options, false)?;
         Ok(Tiled { hidden: Hidden::new(&head, &plan), head, engine })
     }
 

@@ -16,8 +16,10 @@ pub struct Answer {
     pub top: Vec<Candidate>,
     /// The mass of the kept tokens, where it was asked for.
     pub mass: Option<MassHistogram>,
-    /// Whether log-probabilities were asked for; whether the kept tokens were.
-    pub asked: (bool, bool),
+    /// Whether log-probabilities were asked for.
+    pub asks_logprobs: bool,
+    /// Whether the kept tokens were asked for.
+    pub asks_kept: bool,
     /// The kept tokens as a bitmap.
     pub kept: Vec<u32>,
 }
@@ -28,7 +30,7 @@ impl Answer {
         self.outcome = None;
         self.draws.clear();
         self.top.clear();
-        self.asked = (false, false);
+        (self.asks_logprobs, self.asks_kept) = (false, false);
         self.kept.clear();
     }
 
@@ -53,10 +55,9 @@ impl Answer {
     /// The row's, and nothing is appended.
     pub fn emit(&self, passes: u32, vocab_size: u32, out: &mut Samples) -> Result<(), RowError> {
         self.outcome.unwrap_or(Err(RowError::NoFiniteLogit))?;
-        let (logprobs, kept) = self.asked;
-        let mass = self.mass.as_ref().filter(|_| logprobs || kept);
-        out.push_row(self.draws.iter().copied(), mass.filter(|_| logprobs), &self.top);
-        if let (true, Some(mass)) = (kept, mass) {
+        let mass = self.mass.as_ref().filter(|_| self.asks_logprobs || self.asks_kept);
+        out.push_row(self.draws.iter().copied(), mass.filter(|_| self.asks_logprobs), &self.top);
+        if let (true, Some(mass)) = (self.asks_kept, mass) {
             let bits =
                 |(word, &bits): (u32, &u32)| (0..32).filter(move |i| bits >> i & 1 == 1).map(move |i| word * 32 + i);
             out.note_kept((0..).zip(&self.kept).flat_map(bits), mass.log_z(), vocab_size);

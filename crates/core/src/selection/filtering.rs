@@ -186,7 +186,7 @@ impl Filtering {
             let draws = row.first_draw..row.first_draw + row.draws;
             answer.draws.extend(draws.map(|draw| winner(row, draw, kept, filters.rescale)));
         }
-        answer.asked = (row.logprobs.is_some(), row.kept);
+        (answer.asks_logprobs, answer.asks_kept) = (row.logprobs.is_some(), row.kept);
         if row.logprobs.is_some() || row.kept {
             let tokens = kept.iter().map(|c| (c.winner.token, c.logit * filters.rescale));
             answer.keep(tokens, vocab_size, row.kept);

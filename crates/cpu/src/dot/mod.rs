@@ -54,13 +54,13 @@ impl Dot {
     }
 
     /// A worker's scratch for up to `rows` rows on an instruction set.
-    pub(crate) fn scratch(isa: Isa, rows: usize, hidden: usize) -> DotScratch {
+    pub(crate) fn scratch(isa: Isa, rows: usize) -> DotScratch {
         let mut scratch = DotScratch::default();
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx {
             amx::reserve(&mut scratch, rows);
         }
-        let _ = (isa, rows, hidden);
+        let _ = (isa, rows);
         scratch
     }
 
@@ -144,7 +144,7 @@ mod tests {
         let dot = Dot::new(isa, weight.dtype(), hidden.dtype());
         let mut packed = Packed::new(hidden.rows(), hidden.cols());
         packed.pack(dot.layout(), hidden);
-        let mut scratch = Dot::scratch(isa, hidden.rows(), hidden.cols());
+        let mut scratch = Dot::scratch(isa, hidden.rows());
         let mut out = vec![f32::NAN; hidden.rows() * TILE];
         dot.tile(weight, &packed, &mut out, &mut scratch);
         out
