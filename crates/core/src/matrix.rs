@@ -129,13 +129,19 @@ impl<'a> Matrix<'a> {
         self.bytes
     }
 
-    /// The bytes of a row; panics when it is out of range, like a slice.
+    /// The bytes of a row.
+    ///
+    /// # Panics
+    /// When it is out of range, like a slice.
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
         let at = row * self.row_stride * self.dtype.size();
         &self.bytes[at..at + self.cols * self.dtype.size()]
     }
 
-    /// The rows `range` as a matrix of their own; panics when it is out of range, like a slice.
+    /// The rows `range` as a matrix of their own.
+    ///
+    /// # Panics
+    /// When it is out of range, like a slice.
     pub fn row_range(&self, range: core::ops::Range<usize>) -> Matrix<'a> {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         let size = self.dtype.size();
@@ -145,13 +151,19 @@ impl<'a> Matrix<'a> {
         Matrix { bytes, rows: range.len(), ..*self }
     }
 
-    /// Widens a row to float32, exactly; `out` must hold `cols` elements.
+    /// Widens a row to float32, exactly.
+    ///
+    /// # Panics
+    /// When the row is out of range, or `out` does not hold `cols` elements.
     pub fn row_to_f32(&self, row: usize, out: &mut [f32]) {
         widen(self.row_bytes(row), self.dtype, out);
     }
 }
 
-/// Widens elements to float32, exactly; `out` must have as many elements as `bytes` holds.
+/// Widens elements to float32, exactly.
+///
+/// # Panics
+/// When `out` does not have as many elements as `bytes` holds.
 pub fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
     assert_eq!(bytes.len(), out.len() * dtype.size());
     match dtype {

@@ -125,10 +125,13 @@ impl Samples {
         self.slots.is_empty()
     }
 
-    /// The result of a row; panics when it is out of range, like a slice. A call that failed leaves no rows.
+    /// The result of a row. A call that failed leaves no rows.
     ///
     /// # Errors
     /// Why the row has none.
+    ///
+    /// # Panics
+    /// When it is out of range, like a slice.
     #[track_caller]
     pub fn row(&self, row: usize) -> Result<RowSample<'_>, RowError> {
         let Some(slot) = self.slots.get(row) else {

@@ -27,7 +27,7 @@ impl<'w> Tiled<'w> {
     ///
     /// # Errors
     /// * [`CpuError::IsaUnavailable`], [`CpuError::ThreadCount`], [`CpuError::Threads`]: the options.
-    /// * [`CpuError::EmptyPlan`]: the plan has no rows or no draws.
+    /// * [`CpuError::EmptyPlan`], [`CpuError::PlanSize`]: the plan has no rows or no draws, or more than there can be.
     pub fn new(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
         let engine = Engine::new(plan, head.weight().dtype(), options, false)?;
         Ok(Tiled { hidden: Hidden::new(&head, &plan), head, engine })

@@ -21,8 +21,8 @@
 //!
 //! One fused kernel is for Hopper, one for every GPU of compute capability 8.0 and up; both multiply bf16 or f16 on tensor
 //! cores and, on one GPU, give the same bits (measured on an H200). Across generations only a canonical plan promises the
-//! same bits: how a tensor core rounds within a product is its own. Float32 and pairs of different types are multiplied without tensor cores. The layout
-//! of device memory decides how fast inputs are read, not whether.
+//! same bits: how a tensor core rounds within a product is its own. Float32 and pairs of different types are multiplied
+//! without tensor cores. The layout of device memory decides how fast inputs are read, not whether.
 //!
 //! The variants with groups (paper Alg. I.2 and I.3) are made by the portable kernel: it leaves log-masses and samples of
 //! groups in place of winners, and a second kernel draws from those by a [`GroupRule`].

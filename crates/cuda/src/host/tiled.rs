@@ -26,10 +26,10 @@ use std::sync::Arc;
 ///
 /// Rows that ask for log-probabilities, for lists without replacement or for other filters, the few that the GPU leaves
 /// undecided, and all rows of a canonical plan, take another way: their transformed logits are stored on the GPU, up to 64 MiB
-/// of them at a time, and kernels over those draw, sum the masses, and find the best tokens. Only results are copied down. The memory for it (about 130 MiB for a vocabulary
-/// of 152k) is allocated when the first such row comes; and it grows when a call brings more masks and biases than any
-/// before it. For raw log-probabilities the logits are stored once more, without the row's transforms. A canonical plan reads
-/// the weight once more when it is planned, on the host, for its norms.
+/// of them at a time, and kernels over those draw, sum the masses, and find the best tokens. Only results are copied down.
+/// The memory for it (about 130 MiB for a vocabulary of 152k) is allocated when the first such row comes; and it grows when
+/// a call brings more masks and biases than any before it. For raw log-probabilities the logits are stored once more, without
+/// the row's transforms. A canonical plan reads the weight once more when it is planned, on the host, for its norms.
 ///
 /// As a shard it [surveys](Survey) rows with filters and rows with raw log-probabilities from stored logits, on the GPU;
 /// summaries come down, some kilobytes a row, and lists where filters need them.

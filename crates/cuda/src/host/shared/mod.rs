@@ -33,9 +33,9 @@ use std::sync::Arc;
 /// results once. Min-p, top-k and top-p are decided on the GPU ([`DeviceFilters`]): on Hopper from lists of the largest
 /// logits where the filters of all rows of a launch are [listed](RowFilters::is_listed), else from stored logits; the few
 /// rows whose list does not tell are launched once more. The first call with filters allocates the room for either, and the
-/// first of each kind loads kernels. Rows that ask for log-probabilities, for lists without replacement, or for filters beyond min-p, top-k and
-/// top-p, are then drawn from stored logits, as [`CudaTiled`] draws them. For calls that wait for nothing there is
-/// [`DeviceTiled`].
+/// first of each kind loads kernels. Rows that ask for log-probabilities, for lists without replacement, or for filters
+/// beyond min-p, top-k and top-p, are then drawn from stored logits, as [`CudaTiled`] draws them. For calls that wait for
+/// nothing there is [`DeviceTiled`].
 #[derive(Debug)]
 pub struct CudaShared {
     fused: DeviceTiled,
