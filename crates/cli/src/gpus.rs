@@ -25,9 +25,8 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     };
     let source = Source::open(&args.head)?;
     let drawn = |transport: Loopback, device: usize, out: &mut dyn Write| {
-        let options = CudaRankOptions { device, exchange, limit, check_tokens: args.transport.check_tokens };
-        // A rank that finds on its GPU that another was called otherwise asks at once, the other perhaps when its GPU has waited.
-        let transport = transport.with_time_limit(2 * limit);
+        let options = CudaRankOptions { device, exchange, check_tokens: args.transport.check_tokens };
+        let transport = transport.with_time_limit(limit);
         sample::draw(
             args,
             &source,

@@ -117,16 +117,13 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         self.whole.restrict(plan).map(|()| self)
     }
 
-    /// Calls the roll: an exchange of nothing, whose error names the ranks that are gone. A collective call.
-    ///
-    /// # Errors
-    /// What can go wrong in an exchange.
-    pub fn call_roll(&mut self) -> Result<(), ShardError> {
-        exchange(&mut self.transport, &[], &mut self.messages)
+    /// The transport, whose exchanges are this sampler's.
+    pub fn transport(&mut self) -> &mut T {
+        &mut self.transport
     }
 
-    /// Tells the other ranks, before a call that goes another way, that this one can make it, or why it cannot. A collective
-    /// call. After an error no rank makes the call; the one that cannot has its own.
+    /// Tells the other ranks, before or after a call that goes another way, that this one can make it, or why it cannot. A
+    /// collective call. After an error no rank makes the call; the one that cannot has its own.
     ///
     /// # Errors
     /// [`ShardError::Failed`] where another rank cannot; [`ShardError::Type`], [`ShardError::Rows`] and

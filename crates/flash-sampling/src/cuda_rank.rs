@@ -1,14 +1,17 @@
 //! One of several GPUs with a shard of the vocabulary each.
 
+mod asking;
+
 use crate::build::{BuildError, shard_starts};
 use core::mem::take;
 use core::time::Duration;
+use flash_sampling_core::sampler::recycle;
 use flash_sampling_core::{
     Candidate, Capabilities, Draw, Head, Inquiry, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, RowSurvey,
     SampleError, Samples, Shape, Survey, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
-use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, TIME_LIMIT, Transport};
+use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How draws cross between GPUs.
@@ -25,7 +28,7 @@ pub enum GpuExchange {
 }
 
 /// Which GPU a rank is on, and how it meets the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaRankOptions {
     /// The GPU's number, 0 the first. For tests a GPU may have a few ranks; their streams then need a queue each
     /// (`CUDA_DEVICE_MAX_CONNECTIONS=32`), or a copy of one rank may keep back the kernel that another waits for, until
@@ -34,20 +37,9 @@ pub struct CudaRankOptions {
     pub device: usize,
     /// How draws cross.
     pub exchange: GpuExchange,
-    /// How long an exchange on the GPUs waits for the other ranks. It should be well below the transport's own limit, half of it
-    /// say: of two ranks that are called otherwise one may find so at once and ask over the transport, while the other waits this
-    /// long before it asks too. Where both limits are alike either may give up first, and the ranks are not told what differs.
-    pub limit: Duration,
     /// For debugging: the results of every call are compared on all ranks, over the transport, as
     /// [`ShardOptions::check_tokens`] says.
     pub check_tokens: bool,
-}
-
-impl Default for CudaRankOptions {
-    /// The first GPU, peers, 30 seconds: with them goes a transport that waits longer, where its own limit is as long.
-    fn default() -> Self {
-        CudaRankOptions { device: 0, exchange: GpuExchange::Peers, limit: TIME_LIMIT, check_tokens: false }
-    }
 }
 
 /// One rank of several GPUs, with one shard of the vocabulary: a sampler over the whole, exact pathwise.
@@ -66,11 +58,15 @@ impl Default for CudaRankOptions {
 /// The transport is any that the ranks have: [`Loopback`](flash_sampling_distributed::Loopback) where each is a thread,
 /// `Mpi` where each is a process. It carries the handshake, so that ranks that were planned otherwise are named.
 ///
+/// There is one time limit, the [transport's](Transport::time_limit) when ranks meet: a rank learns within it what went wrong.
+/// Half of it an exchange waits on the GPUs; a rank that nobody met there, or that met another call, asks over the transport
+/// for as long as is left. Where ranks are called with different rows or parameters, all of them ask, also where one of them
+/// goes by the transport alone, and each learns of which row and what: [`ShardError::Params`], [`ShardError::Rows`] or
+/// [`ShardError::Type`].
+///
 /// A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it; the others name
-/// it when their time is over, and the group is done. If it then calls again, it finds what they sent for the call before: it
-/// asks them over the transport, where nobody may answer, and has [`CudaError::OtherCall`] once they have left or the
-/// transport's time is over. Where ranks are called with different rows or parameters, all of them ask, and each learns of
-/// which row and what: [`ShardError::Params`], [`ShardError::Rows`] or [`ShardError::Type`].
+/// it when their time is over, and the group is done. If it then calls again, it finds what they sent for the call before,
+/// and has [`CudaError::OtherCall`].
 #[derive(Debug)]
 pub struct CudaRank<'w, T> {
     local: Arc<Mutex<CudaTiled<'w>>>,
@@ -86,6 +82,10 @@ pub struct CudaRank<'w, T> {
     rest: Samples,
     decided: Samples,
 }
+
+/// The part of the time limit that a rank waits on its GPU. Of ranks that are called otherwise one may find so at once, and ask
+/// over the transport, while another waits on its GPU before it asks: it still comes in time.
+const ON_GPUS: u32 = 2;
 
 /// How a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,14 +156,15 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         options: &CudaRankOptions,
     ) -> Result<CudaExchange, BuildError> {
         let (rank, world) = (transport.rank(), transport.world());
+        let limit = transport.time_limit() / ON_GPUS;
         Ok(match options.exchange {
             GpuExchange::Peers => {
                 let offer = PeerOffer::new(rank, world, rows, device)?;
                 let mut cards = Vec::new();
                 transport.all_gather(&offer.card(), &mut cards).map_err(ShardError::from)?;
-                CudaExchange::from(offer.connect(&cards, options.limit)?)
+                CudaExchange::from(offer.connect(&cards, limit)?)
             }
-            GpuExchange::Nccl => by_nccl(transport, rows, device, options.limit)?,
+            GpuExchange::Nccl => by_nccl(transport, rows, device, limit)?,
         })
     }
 
@@ -304,12 +305,6 @@ where
     }
 }
 
-/// Empties a list but keeps its memory, for rows of another lifetime: collecting from `into_iter` reuses it.
-fn recycle<'b>(mut rows: Vec<RowParams<'_>>) -> Vec<RowParams<'b>> {
-    rows.clear();
-    rows.into_iter().map(|_| unreachable!("the list is empty")).collect()
-}
-
 /// No code panics while it holds the sampler half-way.
 fn lock<'l, 'w>(local: &'l Mutex<CudaTiled<'w>>) -> MutexGuard<'l, CudaTiled<'w>> {
     local.lock().unwrap_or_else(PoisonError::into_inner)
@@ -345,38 +340,9 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
                 }
                 Ok(agreed?)
             }
-            // What differs the GPUs do not say. Ranks that were called otherwise all ask. One that failed the call before, and
-            // finds what the others sent for it, asks alone: until they leave, or for as long as the transport waits.
-            Err(error) if is_of_another_call(&error) => match self.by_host.can_call(input, rows, None) {
-                Err(named @ (ShardError::Type { .. } | ShardError::Rows { .. } | ShardError::Params { .. })) => {
-                    Err(named.into())
-                }
-                // Only the number of calls differs, some rank failed one, or nobody answered.
-                _ => Err(error),
-            },
-            // Who it was, NCCL does not say; the transport may. And ranks that compare results wait for this one's.
-            Err(error) if self.check_tokens || is_of_others(&error) => {
-                let gone = self.by_host.call_roll().err().filter(|_| is_of_others(&error));
-                Err(gone.map_or(error, SampleError::from))
-            }
-            drawn => drawn,
+            Err(error) => Err(self.ask(error, input, rows)),
+            Ok(()) => Ok(()),
         }
-    }
-}
-
-/// Whether the GPUs found that ranks were called with different rows or parameters.
-fn is_of_another_call(error: &SampleError) -> bool {
-    let SampleError::Backend { source, .. } = error else { return false };
-    matches!(source.downcast_ref(), Some(CudaError::OtherCall { .. }))
-}
-
-/// Whether some rank did not come, or broke off, of which is not known which.
-fn is_of_others(error: &SampleError) -> bool {
-    let SampleError::Backend { source, .. } = error else { return false };
-    match source.downcast_ref() {
-        Some(CudaError::LateRanks { ranks, .. }) => ranks.is_empty(),
-        Some(CudaError::Nccl { .. }) => true,
-        _ => false,
     }
 }
 

@@ -93,7 +93,6 @@ impl SamplerFactory for GpuRanks {
                     device: self.device(transport.rank()),
                     exchange: self.exchange,
                     check_tokens: true,
-                    ..CudaRankOptions::default()
                 };
                 let join = move || match met {
                     Some(met) => CudaRank::with_exchange(shard, plan, transport, met, &options),

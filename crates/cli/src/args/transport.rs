@@ -21,8 +21,8 @@ pub struct TransportArgs {
     /// The GPU of each rank, another for each (default 0,1,2,...); for --transport peers or nccl.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', value_parser = whole(0..=i32::MAX as usize))]
     pub devices: Vec<usize>,
-    /// Seconds that an exchange waits for the other ranks, once all have started (default 30); for --transport. Those on GPUs
-    /// wait so long for one another there, and twice as long for messages.
+    /// Seconds within which a rank that does not come to an exchange, or was called otherwise, is named on the others, once all
+    /// have started (default 30); for --transport. Ranks on GPUs wait half of them there, and ask one another in the rest.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub time_limit: Option<Duration>,
     /// Compare hidden states, parameters and results of all ranks after each call; for --transport.

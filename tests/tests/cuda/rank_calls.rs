@@ -1,0 +1,94 @@
+//! Ranks on GPUs that are called otherwise than others.
+
+use super::{Gpus, load_kernels, load_kernels_of, said};
+use flash_sampling::distributed::{Loopback, Transport};
+use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
+use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_core::{DType, History, PerturbedArgmax, Plan, RowParams, Samples};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(crate) fn are_told_what_differs(exchange: GpuExchange, gpus: Gpus) {
+    let problem = Problem::integers(Size::new(3, 900, 64), DType::BF16, DType::BF16, 5);
+    let plan = Plan { max_rows: 3, ..Plan::default() };
+    let history = History::new(&[5, 9]);
+    let rows = [1, 2, 3].map(|seed| RowParams { seed, ..RowParams::default() });
+    let others = [
+        ("seed", RowParams { seed: 7, ..rows[1] }),
+        ("position", RowParams { position: 7, ..rows[1] }),
+        ("draws", RowParams { first_draw: 7, ..rows[1] }),
+        ("temperature", RowParams { temperature: 0.5, ..rows[1] }),
+        ("penalties", RowParams { repetition_penalty: 1.5, ..rows[1] }),
+        ("history", RowParams { history: Some(&history), ..rows[1] }),
+        ("mask", RowParams { mask: Some(&[u32::MAX, 7]), ..rows[1] }),
+        ("logit bias", RowParams { logit_bias: &[(7, 0.5)], ..rows[1] }),
+        ("bans and stops", RowParams { banned: &[7], ..rows[1] }),
+    ];
+    let with = |other| [rows[0], other, rows[2]];
+    if gpus == Gpus::One {
+        others.iter().for_each(|(_, other)| load_kernels_of(&problem, plan, &with(*other)));
+    }
+    thread::scope(|scope| {
+        let heads = problem.head().split(&[0, 500]);
+        for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
+            let (problem, others, rank) = (&problem, &others, transport.rank());
+            scope.spawn(move || {
+                let (limit, device) = (Duration::from_secs(1), if gpus == Gpus::One { 0 } else { rank });
+                let options = CudaRankOptions { exchange, device, ..CudaRankOptions::default() };
+                let transport = transport.with_time_limit(2 * limit);
+                let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
+                let mut out = Samples::new();
+                let mut failure = |rows: &[RowParams<'_>]| {
+                    let error = sampler.sample(problem.input().row_range(0..rows.len()), rows, &mut out).err();
+                    assert_eq!(out.is_empty(), error.is_some());
+                    error.map(said)
+                };
+                for (what, other) in others {
+                    assert_eq!(failure(&rows), None);
+                    assert_eq!(failure(&with(*other)), None, "{what} of both");
+                    let says = format!("shard {} was called with other parameters for row 1: {what}", 1 - rank);
+                    assert_eq!(failure(&with([rows[1], *other][rank])), Some(says));
+                }
+                let says = format!("shard {} was called with {} rows, this one with {}", 1 - rank, 3 - rank, 2 + rank);
+                assert_eq!(failure(&rows[..2 + rank]), Some(says));
+            });
+        }
+    });
+}
+
+/// Rank 1's call goes by the host. After each the group is done: the GPU of rank 0 missed the other.
+pub(crate) fn are_told_what_differs_where_one_goes_by_the_host(exchange: GpuExchange, gpus: Gpus) {
+    let problem = Problem::integers(Size::new(3, 900, 64), DType::BF16, DType::BF16, 5);
+    let plan = Plan { max_rows: 3, max_draws: 2, max_logprobs: Some(2), canonical: false };
+    let rows = [1, 2, 3].map(|seed| RowParams { seed, ..RowParams::default() });
+    if gpus == Gpus::One {
+        load_kernels(&problem, plan);
+    }
+    let others = [
+        ("log-probabilities and kept tokens", RowParams { logprobs: Some(1), ..rows[1] }),
+        ("filters", RowParams { typical_p: 0.5, ..rows[1] }),
+        ("draws", RowParams { draws: 2, without_replacement: true, ..rows[1] }),
+    ];
+    for (what, other) in others {
+        let limit = Duration::from_secs(2);
+        thread::scope(|scope| {
+            let heads = problem.head().split(&[0, 500]);
+            for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
+                let (problem, rank) = (&problem, transport.rank());
+                scope.spawn(move || {
+                    let device = if gpus == Gpus::One { 0 } else { rank };
+                    let options = CudaRankOptions { exchange, device, ..CudaRankOptions::default() };
+                    let transport = transport.with_time_limit(limit);
+                    let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
+                    let mut out = Samples::new();
+                    sampler.sample(problem.input(), &rows, &mut out).unwrap();
+                    let (begun, mine) = (Instant::now(), [rows[0], [rows[1], other][rank], rows[2]]);
+                    let error = sampler.sample(problem.input(), &mine, &mut out).unwrap_err();
+                    let says = format!("shard {} was called with other parameters for row 1: {what}", 1 - rank);
+                    assert_eq!(said(error), says);
+                    assert!(out.is_empty() && begun.elapsed() < limit, "{:?}", begun.elapsed());
+                });
+            }
+        });
+    }
+}
