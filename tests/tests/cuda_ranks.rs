@@ -389,6 +389,13 @@ fn ranks_that_are_called_otherwise_are_told_what_differs() {
     }
 }
 
+#[test]
+fn ranks_that_share_a_gpu_make_room_for_long_lists_together() {
+    if let Some(_alone) = runs_here() {
+        rank_calls::long_lists_are_made_room_for(2);
+    }
+}
+
 /// One call goes by the host, of log-probabilities, of a filter that GPUs do not decide or of a list, and the other by the GPUs.
 #[test]
 fn ranks_of_which_one_goes_by_the_host_are_told_what_differs_within_the_time_limit() {

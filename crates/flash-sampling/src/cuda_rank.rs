@@ -75,6 +75,8 @@ pub struct CudaRank<'w, T> {
     check_tokens: bool,
     /// Whether all ranks have loaded what rows with filters need.
     is_prepared: bool,
+    /// Bytes of lists and masks for which all ranks have made room.
+    room: usize,
     /// Rows that the GPUs left open, their hidden states and what became of them; and the other rows of the call.
     open: Vec<usize>,
     gathered: Vec<u8>,
@@ -191,6 +193,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
             by_host,
             check_tokens: options.check_tokens,
             is_prepared: false,
+            room: CudaTiled::ROOM_TOGETHER,
             open: Vec::new(),
             gathered: Vec::new(),
             asked: Vec::new(),
@@ -254,6 +257,25 @@ where
         }
     }
 
+    /// Loads and allocates what a call on the GPUs takes, where none before it did. Every rank does so in the same call.
+    fn prepare(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], way: Way) -> Result<(), SampleError> {
+        let mut local = lock(&self.local);
+        let (loads, needed) = (way == Way::Filters && !self.is_prepared, local.lists_together(rows));
+        if !loads && needed <= self.room {
+            return Ok(());
+        }
+        let room = self.room.max(needed.next_power_of_two());
+        let loaded = if loads { local.prepare_together() } else { Ok(()) };
+        let prepared = loaded.and_then(|()| local.reserve_together(room));
+        drop(local);
+        let failure = prepared.as_ref().err().map(CudaError::to_string);
+        // Nobody waits on a GPU for a rank that loads, nor for one that cannot.
+        self.by_host.can_call(input, rows, failure.as_deref())?;
+        prepared.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
+        (self.is_prepared, self.room) = (self.is_prepared || loads, room);
+        Ok(())
+    }
+
     /// Has the GPUs draw and decide, and the hosts what they leave open.
     fn sample_filtered(
         &mut self,
@@ -262,14 +284,6 @@ where
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         let failed = |error| SampleError::Backend { backend: "cuda", source: error };
-        if !self.is_prepared {
-            let prepared = lock(&self.local).prepare_together();
-            let failure = prepared.as_ref().err().map(CudaError::to_string);
-            // Nobody waits on a GPU for a rank that loads, nor for one that cannot.
-            self.by_host.can_call(input, rows, failure.as_deref())?;
-            prepared.map_err(|error| failed(error.into()))?;
-            self.is_prepared = true;
-        }
         let CudaRank { local, exchange, open, .. } = self;
         lock(local).sample_filtered_together(exchange, input, rows, open, out)?;
         if self.open.is_empty() {
@@ -324,8 +338,14 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
-        let drawn = match self.way(rows) {
-            Way::Host => return self.by_host.sample(input, rows, out),
+        let way = self.way(rows);
+        if way == Way::Host {
+            return self.by_host.sample(input, rows, out);
+        }
+        out.clear();
+        self.prepare(input, rows, way)?;
+        let drawn = match way {
+            Way::Host => Ok(()),
             Way::Draws => lock(&self.local).sample_together(&mut self.exchange, input, rows, out),
             Way::Filters => self.sample_filtered(input, rows, out),
         };

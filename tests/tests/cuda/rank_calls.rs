@@ -1,10 +1,12 @@
 //! Ranks on GPUs that are called otherwise than others.
 
-use super::{Gpus, load_kernels, load_kernels_of, said};
+use super::{Gpus, load_kernels, load_kernels_of, ranks, said};
 use flash_sampling::distributed::{Loopback, Transport};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
+use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, History, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cuda::{CudaTiled, Device};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,5 +92,44 @@ pub(crate) fn are_told_what_differs_where_one_goes_by_the_host(exchange: GpuExch
                 });
             }
         });
+    }
+}
+
+/// Penalties and masks for which no rank has room at first, most of them of the first rank's tokens.
+pub(crate) fn long_lists_are_made_room_for(world: u32) {
+    let count = 12;
+    let problem = Problem::gaussian(Size::new(count, 20_003, 64), DType::BF16, DType::BF16, 5);
+    let plan = Plan { max_rows: count, ..Plan::default() };
+    let (long, longer) = (History::new(&(0..3000).collect::<Vec<_>>()), History::new(&(0..9000).collect::<Vec<_>>()));
+    let mask: Vec<u32> = (0..626).map(|word| u32::MAX << (word % 31)).collect();
+    let bytes = |history: &History| 16 * count * history.occurrences().len();
+    assert!(CudaTiled::ROOM_TOGETHER < bytes(&long) && 2 * bytes(&long) < bytes(&longer));
+    let mut alone = CudaTiled::new(problem.head(), plan, &Device::new(0).unwrap()).unwrap();
+    let calls: Vec<Vec<_>> = [&long, &longer, &long]
+        .into_iter()
+        .enumerate()
+        .map(|(call, history)| {
+            let row = RowParams {
+                repetition_penalty: 1.3,
+                history: Some(history),
+                mask: Some(&mask),
+                ..RowParams::default()
+            };
+            (0..count as u64).map(|seed| RowParams { seed, top_k: if call == 2 { 20 } else { 0 }, ..row }).collect()
+        })
+        .collect();
+    load_kernels_of(&problem, plan, &calls[0]);
+    load_kernels_of(&problem, plan, &calls[2]);
+    let mut together = ranks(GpuExchange::Peers, Gpus::One, Some(world)).build(problem.head(), plan).unwrap();
+    for rows in &calls {
+        let (mut want, mut found) = (Samples::new(), Samples::new());
+        alone.sample(problem.input(), rows, &mut want).unwrap();
+        let begun = Instant::now();
+        together.sample(problem.input(), rows, &mut found).unwrap();
+        // Nobody waited for a rank that allocates behind its wait.
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        for (found, want) in found.iter().zip(want.iter()) {
+            assert_eq!(found.unwrap().draws, want.unwrap().draws);
+        }
     }
 }

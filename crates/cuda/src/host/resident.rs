@@ -17,6 +17,7 @@ use crate::device::tiled::DeviceTiled;
 use crate::device::wishes::CanonicalInputs;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
+use crate::host::gathered::ROOM;
 use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{Head, Matrix, Plan, RowParams};
@@ -47,7 +48,7 @@ pub(crate) struct Resident {
     /// Elements from one row to the next, of the weight and of hidden states.
     row_stride: usize,
     inputs: CudaSlice<u8>,
-    /// The inputs of a call on their way there, as many bytes.
+    /// The inputs of a call but its lists, on their way there.
     staged: Pinned,
     draws: CudaSlice<u8>,
     /// Draws with filters, and room for those; made when the first of them come.
@@ -100,7 +101,7 @@ impl Resident {
             }
         }?;
         let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
-        let (inputs, staged) = (stream.alloc_zeros(size).map_err(&failed)?, Pinned::new(size, stream)?);
+        let (inputs, staged) = (stream.alloc_zeros(size + ROOM).map_err(&failed)?, Pinned::new(size, stream)?);
         let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
         Ok(Resident {
             fused,
@@ -306,6 +307,20 @@ impl Resident {
         Ok(CanonicalInputs { head: self.head, hidden, rows })
     }
 
+    /// Makes room for inputs of as many bytes.
+    fn reserve(&mut self, size: usize, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        if size > self.inputs.len() {
+            let failed = CudaError::driver("allocate for the inputs of a call");
+            self.inputs = stream.alloc_zeros(size.next_power_of_two()).map_err(&failed)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room for the inputs of calls with lists and masks of as many bytes.
+    pub(crate) fn reserve_lists(&mut self, bytes: usize, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        self.reserve(self.staged.len() + bytes, stream)
+    }
+
     /// Copies what is staged up: the hidden states, and where the rows are.
     fn copy(
         &mut self,
@@ -313,20 +328,17 @@ impl Resident {
         input: &Matrix<'_>,
         stream: &Arc<CudaStream>,
     ) -> Result<(DeviceMatrix, u64), CudaError> {
-        let failed = CudaError::driver("copy the inputs of a call");
-        if staging.len() > self.inputs.len() {
-            let size = staging.len().next_power_of_two();
-            self.staged = Pinned::new(size, stream)?;
-            self.inputs = stream.alloc_zeros(size).map_err(&failed)?;
-        }
+        self.reserve(staging.len(), stream)?;
         let count = staging.rows();
         results::poison(&self.draws, count, stream)?;
         let base = self.inputs.device_ptr(stream).0;
-        let rows = base + staging.rows_at() as u64;
-        let size = staging.len();
-        staging.finish_of(input, base, &mut self.staged.bytes()?[..size]);
-        // SAFETY: the inputs have room for as many bytes, and are freed on this stream.
-        unsafe { self.staged.copy_up(base, size, stream) }?;
+        let (rows, size) = (base + staging.rows_at() as u64, staging.lists_at());
+        staging.finish_rows(input, base, &mut self.staged.bytes()?[..size]);
+        // SAFETY: the inputs have room for the block, and are freed on this stream.
+        unsafe {
+            self.staged.copy_up(base, size, stream)?;
+            staging.lists().copy_up(base + size as u64, stream)?;
+        }
         let (dtype, cols, row_stride) = (input.dtype(), input.cols(), self.row_stride);
         let hidden = DeviceMatrix { address: base, dtype, rows: count, cols, row_stride };
         Ok((hidden, rows))

@@ -1,10 +1,17 @@
 //! The inputs of one launch as one block of bytes: hidden states, rows, masks, biases and penalties. One copy takes them
-//! up.
+//! up, or two where lists are page-locked.
 
-use crate::abi::{LogitBias, PENALISED, Penalty, Row};
+mod lists;
+
+use crate::abi::{PENALISED, Row};
 use crate::device::choice::RowKinds;
+use crate::error::CudaError;
+use crate::host::gathered::{Gathered, ITEM};
 use core::ops::Range;
-use flash_sampling_core::{Adjustment, Matrix, RowParams, params};
+use cudarc::driver::CudaStream;
+use flash_sampling_core::{Matrix, RowParams, params};
+use lists::may_penalise;
+use std::sync::Arc;
 
 /// The block, with offsets where the device will see addresses.
 #[derive(Debug, Default)]
@@ -14,13 +21,13 @@ pub(crate) struct Staging {
     sources: Vec<usize>,
     stride: usize,
     rows: Vec<Row>,
-    words: Vec<u32>,
     /// Words of each mask before those that are there.
     words_before: u64,
     /// The mask that was appended last, by address and length, and where: the draws of a row share it.
     last_mask: Option<(usize, usize, u64)>,
-    /// Biases, and where a row has penalties those behind its biases: both take eight bytes.
-    lists: Vec<LogitBias>,
+    /// What rows point to: biases, and where a row has penalties those behind its biases, which take eight bytes each; and masks,
+    /// two words an item.
+    lists: Gathered,
     /// Whether any row has a mask that forbids most tokens, or penalties.
     has_knobs: bool,
     /// For [`Staging::arrange`].
@@ -30,39 +37,6 @@ pub(crate) struct Staging {
 
 /// Words of a mask that tokens before a shard's first may have in the first 256 that kernels take.
 const WORDS_BEFORE: usize = 255 / 32;
-
-/// The list of a row's biases and penalties.
-#[derive(Clone, Copy, Debug)]
-struct List {
-    /// Entries before it.
-    at: u64,
-    /// As [`Row::biases`] has it.
-    biases: u32,
-    largest_bias: f32,
-}
-
-/// Writes adjustments as biases and as penalties. Returns what stands before the penalties, the least of each, and the largest
-/// bias, at least 0. Four items side by side: a running least would wait for itself.
-fn split(adjustments: &[Adjustment], biases: &mut [LogitBias], penalties: &mut [LogitBias]) -> (Penalty, f32) {
-    let (mut repetition, mut subtract, mut bias) = ([1.0f32; 4], [0.0f32; 4], [0.0f32; 4]);
-    let mut note = |lane: usize, a: &Adjustment, to: &mut LogitBias, penalty: &mut LogitBias| {
-        *to = LogitBias { token: a.token, value: a.bias };
-        *penalty = bytemuck::cast(Penalty { repetition: a.repetition, subtract: a.subtract });
-        repetition[lane] = if a.repetition < repetition[lane] { a.repetition } else { repetition[lane] };
-        subtract[lane] = if a.subtract < subtract[lane] { a.subtract } else { subtract[lane] };
-        bias[lane] = if a.bias > bias[lane] { a.bias } else { bias[lane] };
-    };
-    let (blocks, rest) = adjustments.as_chunks::<4>();
-    let (bias_blocks, bias_rest) = biases.as_chunks_mut::<4>();
-    let (penalty_blocks, penalty_rest) = penalties.as_chunks_mut::<4>();
-    for ((block, biases), penalties) in blocks.iter().zip(bias_blocks).zip(penalty_blocks) {
-        (0..4).for_each(|lane| note(lane, &block[lane], &mut biases[lane], &mut penalties[lane]));
-    }
-    let rest = rest.iter().zip(bias_rest).zip(penalty_rest);
-    rest.enumerate().for_each(|(lane, ((a, bias), penalty))| note(lane, a, bias, penalty));
-    let least = |lanes: [f32; 4]| lanes.into_iter().fold(f32::INFINITY, f32::min);
-    (Penalty { repetition: least(repetition), subtract: least(subtract) }, bias.into_iter().fold(0.0, f32::max))
-}
 
 /// Whether a mask forbids most of a vocabulary. It is not read beyond what tells.
 fn forbids_most(mask: &[u32], vocab_size: u32) -> bool {
@@ -74,30 +48,27 @@ fn forbids_most(mask: &[u32], vocab_size: u32) -> bool {
     }) && allowed < most
 }
 
-/// Whether a list of a row may be more than biases, of whatever tokens.
-fn may_penalise(row: &RowParams<'_>) -> bool {
-    let subtracts = [row.frequency_penalty, row.presence_penalty, row.dry_multiplier].iter().any(|&value| value != 0.0);
-    row.history.is_some() && (row.repetition_penalty != 1.0 || subtracts && !row.logit_bias.is_empty())
-}
-
-/// An adjustment that is a bias and no more; subtracting is one where nothing else is done.
-fn as_bias(a: &Adjustment) -> Option<LogitBias> {
-    let alone = |value| Some(LogitBias { token: a.token, value });
-    match a {
-        _ if a.bias == f32::NEG_INFINITY => alone(a.bias),
-        _ if a.repetition != 1.0 => None,
-        _ if a.subtract == 0.0 => alone(a.bias),
-        _ if a.bias == 0.0 => alone(-a.subtract),
-        _ => None,
-    }
+/// Bytes of lists and masks that a call with these rows takes at most, whatever tokens a shard has.
+pub(crate) fn most_listed(rows: &[RowParams<'_>], vocab_size: u32) -> usize {
+    let of_row = |row: &RowParams<'_>| {
+        let biases = row.logit_bias.len() + row.banned.len() + row.stop_token_ids.len();
+        let items = biases + row.history.map_or(0, |history| history.occurrences().len());
+        let words = row.mask.map_or(0, |mask| mask.len().min(vocab_size.div_ceil(32) as usize));
+        ITEM * (2 * items + 1 + words.div_ceil(2))
+    };
+    rows.iter().map(of_row).sum()
 }
 
 impl Staging {
+    /// Of a launch whose lists go up from page-locked memory: [`Staging::finish_rows`], and the lists behind.
+    pub(crate) fn locked(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
+        Ok(Staging { lists: Gathered::locked(stream)?, ..Staging::default() })
+    }
+
     pub(crate) fn clear(&mut self) {
         self.hidden.clear();
         self.sources.clear();
         self.rows.clear();
-        self.words.clear();
         self.lists.clear();
         (self.last_mask, self.has_knobs) = (None, false);
     }
@@ -117,21 +88,21 @@ impl Staging {
         self.has_knobs |= rows.iter().any(may_penalise);
     }
 
-    /// Appends a row's adjustments: as biases where they are no more.
-    fn push_list(&mut self, adjustments: &[Adjustment]) -> List {
-        let (at, count) = (self.lists.len() as u64, adjustments.len() as u32);
-        self.lists.extend(adjustments.iter().map_while(as_bias));
-        if self.lists.len() as u64 == at + u64::from(count) {
-            let largest_bias = self.lists[at as usize..].iter().fold(0.0f32, |largest, bias| largest.max(bias.value));
-            return List { at, biases: count, largest_bias };
+    /// Appends words of a mask; which item they begin with.
+    fn push_words(&mut self, words: &[u32]) -> Result<u64, CudaError> {
+        let at = self.lists.len();
+        if !words.is_empty() {
+            let items = self.lists.grow(words.len().div_ceil(2), at)?;
+            // Of an odd number the last half is nobody's.
+            items.last_mut().into_iter().for_each(|last| *last = 0);
+            bytemuck::cast_slice_mut::<u64, u32>(items)[..words.len()].copy_from_slice(words);
         }
-        let len = adjustments.len();
-        self.lists.resize(at as usize + 2 * len + 1, LogitBias::default());
-        let (biases, rest) = self.lists[at as usize..].split_at_mut(len);
-        let (first, penalties) = rest.split_at_mut(1);
-        let (least, largest_bias) = split(adjustments, biases, penalties);
-        first[0] = bytemuck::cast(least);
-        List { at, biases: count | PENALISED, largest_bias }
+        Ok(at as u64)
+    }
+
+    /// Makes room for lists and masks of as many bytes, so that a call with fewer allocates nothing.
+    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), CudaError> {
+        self.lists.reserve(bytes.div_ceil(ITEM))
     }
 
     /// Appends a row's hidden states, filled up with zeros to `stride` bytes.
@@ -168,7 +139,7 @@ impl Staging {
         row: &params::Row<'_>,
         draws: impl IntoIterator<Item = u32>,
         (tokens, vocab_size): (&Range<u32>, u32),
-    ) {
+    ) -> Result<(), CudaError> {
         self.words_before = (tokens.start / 32).into();
         // Offsets are kept as addresses plus one, 0 being the null address.
         let (mask, mask_words) = match row.transform.mask {
@@ -179,16 +150,15 @@ impl Staging {
                 let at = match self.last_mask {
                     Some((address, length, at)) if address == mask.as_ptr().addr() && length == mask.len() => at,
                     _ => {
-                        self.words.extend_from_slice(own);
                         self.has_knobs = self.has_knobs || forbids_most(&mask[..cut(vocab_size)], vocab_size);
-                        (self.words.len() - own.len()) as u64
+                        self.push_words(own)?
                     }
                 };
                 self.last_mask = Some((mask.as_ptr().addr(), mask.len(), at));
                 (at + 1, cut(tokens.end) as u32)
             }
         };
-        let list = self.push_list(row.transform.adjustments);
+        let list = lists::push(row.transform.adjustments, &mut self.lists)?;
         self.has_knobs |= list.biases & PENALISED != 0;
         self.rows.extend(draws.into_iter().map(|draw| Row {
             seed,
@@ -202,6 +172,7 @@ impl Staging {
             draw,
             greedy: row.greedy.into(),
         }));
+        Ok(())
     }
 
     /// Puts the rows into the order in which `order` names them.
@@ -213,12 +184,17 @@ impl Staging {
 
     /// Bytes of the block.
     pub(crate) fn len(&self) -> usize {
-        self.rows_at() + size_of_val(self.rows.as_slice()) + size_of_val(self.lists.as_slice()) + 4 * self.words.len()
+        self.lists_at() + ITEM * self.lists.len()
     }
 
     /// Where the rows begin.
     pub(crate) fn rows_at(&self) -> usize {
         (self.hidden.len() + self.sources.len() * self.stride).next_multiple_of(16)
+    }
+
+    /// Where lists and masks begin, behind the rows.
+    pub(crate) fn lists_at(&self) -> usize {
+        self.rows_at() + size_of_val(self.rows.as_slice())
     }
 
     /// The block for the device address `base`, a multiple of 16.
@@ -228,13 +204,16 @@ impl Staging {
         let (hidden, zeros) = bytes[..self.rows_at()].split_at_mut(self.hidden.len());
         hidden.copy_from_slice(&self.hidden);
         zeros.fill(0);
-        self.finish_in(base, &mut bytes);
+        let lists_at = self.lists_at();
+        self.place_rows(base, &mut bytes[..lists_at]);
+        bytes[lists_at..].copy_from_slice(bytemuck::cast_slice(self.lists.own()));
         self.bytes = bytes;
         &self.bytes
     }
 
-    /// As [`Staging::finish`] into `out`, [`Staging::len`] bytes, with the hidden states of the input's rows.
-    pub(crate) fn finish_of(&mut self, input: &Matrix<'_>, base: u64, out: &mut [u8]) {
+    /// The block before the lists, for the device address `base`, into `out` of [`Staging::lists_at`] bytes, with the hidden
+    /// states of the input's rows.
+    pub(crate) fn finish_rows(&mut self, input: &Matrix<'_>, base: u64, out: &mut [u8]) {
         let (hidden, zeros) = out[..self.rows_at()].split_at_mut(self.sources.len() * self.stride);
         for (&row, out) in self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1))) {
             let states = input.row_bytes(row);
@@ -242,26 +221,24 @@ impl Staging {
             out[states.len()..].fill(0);
         }
         zeros.fill(0);
-        self.finish_in(base, out);
+        self.place_rows(base, out);
     }
 
-    /// Writes what stands behind the hidden states.
-    fn finish_in(&mut self, base: u64, out: &mut [u8]) {
-        let rows_at = self.rows_at();
-        let lists_at = rows_at + size_of_val(self.rows.as_slice());
-        let words_at = lists_at + size_of_val(self.lists.as_slice());
-        debug_assert!(self.rows.is_empty() || words_at >= 4 * WORDS_BEFORE, "a row lies before the words");
+    /// Lists and masks, to be copied behind the rows where they are page-locked.
+    pub(crate) fn lists(&mut self) -> &mut Gathered {
+        &mut self.lists
+    }
+
+    /// Writes the rows, which stand behind the hidden states.
+    fn place_rows(&mut self, base: u64, out: &mut [u8]) {
+        let (rows_at, lists_at) = (self.rows_at(), self.lists_at());
+        debug_assert!(self.rows.is_empty() || lists_at >= 4 * WORDS_BEFORE, "a row lies before the words");
         for row in &mut self.rows {
             row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
-            let first_word = (base + words_at as u64).wrapping_sub(4 * self.words_before);
-            row.mask = if row.mask == 0 { 0 } else { first_word.wrapping_add(4 * (row.mask - 1)) };
+            let first_word = (base + lists_at as u64).wrapping_sub(4 * self.words_before);
+            row.mask = if row.mask == 0 { 0 } else { first_word.wrapping_add(8 * (row.mask - 1)) };
         }
-        let (_, rest) = out.split_at_mut(rows_at);
-        let (rows, rest) = rest.split_at_mut(lists_at - rows_at);
-        let (lists, words) = rest.split_at_mut(words_at - lists_at);
-        rows.copy_from_slice(bytemuck::cast_slice(&self.rows));
-        lists.copy_from_slice(bytemuck::cast_slice(&self.lists));
-        words.copy_from_slice(bytemuck::cast_slice(&self.words));
+        out[rows_at..].copy_from_slice(bytemuck::cast_slice(&self.rows));
     }
 }
 
@@ -269,16 +246,6 @@ impl Staging {
 mod tests {
     use super::*;
     use flash_sampling_core::{Adjustments, Capabilities, Exactness, History, Input, Plan, Variant};
-
-    #[test]
-    fn what_is_a_bias_and_no_more_is_one() {
-        let of =
-            |bias, repetition, subtract| as_bias(&Adjustment { token: 1, bias, repetition, subtract }).map(|b| b.value);
-        assert_eq!(of(0.5, 1.0, 0.0), Some(0.5));
-        assert_eq!(of(0.0, 1.0, 0.5), Some(-0.5));
-        assert_eq!(of(f32::NEG_INFINITY, 2.0, 3.0), Some(f32::NEG_INFINITY));
-        assert_eq!((of(0.5, 1.0, 0.5), of(0.0, 2.0, 0.0)), (None, None));
-    }
 
     #[test]
     fn a_mask_forbids_most_where_it_allows_less_than_an_eighth() {
@@ -298,32 +265,6 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_those_of_every_item() {
-        let bounds = |items: &[Adjustment]| {
-            let mut lists = [vec![LogitBias::default(); items.len()], vec![LogitBias::default(); items.len()]];
-            let [biases, penalties] = &mut lists;
-            let bounds = split(items, biases, penalties);
-            for ((item, bias), penalty) in items.iter().zip(biases).zip(penalties) {
-                let Penalty { repetition, subtract } = bytemuck::cast(*penalty);
-                assert_eq!(*item, Adjustment { token: bias.token, bias: bias.value, repetition, subtract });
-            }
-            bounds
-        };
-        for len in 0..20usize {
-            for at in 0..len {
-                let mut items = vec![Adjustment::bias(1, -1.0); len];
-                items[at] = Adjustment { token: 1, bias: 3.0, repetition: 0.5, subtract: -2.0 };
-                assert_eq!(bounds(&items), (Penalty { repetition: 0.5, subtract: -2.0 }, 3.0), "{at} of {len}");
-            }
-            let none = (Penalty { repetition: 1.0, subtract: 0.0 }, 0.0);
-            assert_eq!(
-                bounds(&vec![Adjustment { subtract: 1.0, repetition: 2.0, ..Adjustment::bias(1, -1.0) }; len]),
-                none
-            );
-        }
-    }
-
-    #[test]
     fn hidden_states_come_from_the_input_or_from_a_copy_alike() {
         let states: Vec<f32> = (0..18).map(|i| i as f32).collect();
         let input = Matrix::new(&states, 6, 3).unwrap();
@@ -332,38 +273,12 @@ mod tests {
             copied.push_hidden(input.row_bytes(row), 20);
             named.push_hidden_of(row, 20);
         }
-        let mut bytes = vec![1; named.len()];
-        named.finish_of(&input, 64, &mut bytes);
+        let mut bytes = vec![1; named.lists_at()];
+        named.finish_rows(&input, 64, &mut bytes);
         assert_eq!((bytes.len(), bytes.as_slice()), (64, copied.finish(64)));
         // What was there goes.
         named.clear();
         assert_eq!(named.len(), 0);
-    }
-
-    #[test]
-    fn lists_are_more_than_biases_only_where_a_row_may_penalise() {
-        let mut history = History::new(&[1, 2, 3, 1, 2]);
-        history.extend([3, 1]);
-        let mut of_each = [0; 2];
-        for case in 0..64u32 {
-            let is = |bit: u32| case >> bit & 1 == 1;
-            let value = |bit: u32| f32::from(u8::from(is(bit))) / 2.0;
-            let row = RowParams {
-                history: is(0).then_some(&history),
-                repetition_penalty: 1.0 + value(1),
-                frequency_penalty: value(2),
-                presence_penalty: value(3),
-                dry_multiplier: value(4),
-                logit_bias: if is(5) { &[(3, 1.0)] } else { &[] },
-                ..RowParams::default()
-            };
-            let mut adjustments = Adjustments::default();
-            adjustments.collect([&row]);
-            let is_penalised = adjustments.row(0).iter().any(|a| as_bias(a).is_none());
-            assert!(!is_penalised || may_penalise(&row), "{row:?}");
-            of_each[usize::from(is_penalised)] += 1;
-        }
-        assert!(of_each.iter().all(|&count| count > 8), "{of_each:?}");
     }
 
     const CAN: Capabilities = Capabilities {
@@ -384,11 +299,12 @@ mod tests {
             let params = RowParams { mask: Some(&mask[..len]), ..RowParams::default() };
             let row = params.check(&[], &CAN, &Plan::default(), 320).unwrap();
             staging.clear();
-            staging.push(0, 0, &row, [0], (&tokens, 320));
+            staging.push(0, 0, &row, [0], (&tokens, 320)).unwrap();
             let bytes = staging.finish(4096).to_vec();
             let row: Row = bytemuck::pod_read_unaligned(&bytes[..56]);
             assert_eq!((row.mask, row.mask_words), (4096 + 56 - 4 * 2, own.end), "{len} words, {tokens:?}");
-            let words: Vec<u32> = own.collect();
+            let mut words: Vec<u32> = own.collect();
+            words.resize(words.len().next_multiple_of(2), 0);
             assert_eq!(bytes[56..], *bytemuck::cast_slice::<u32, u8>(&words));
         }
     }
@@ -407,14 +323,15 @@ mod tests {
         adjustments.collect(all.iter().map(|(params, _)| params));
         for (r, (params, draw)) in all.into_iter().enumerate() {
             let row = params.check(adjustments.row(r), &CAN, &plan, 64).unwrap();
-            staging.push(params.seed, params.position, &row, [draw], (&(0..64), 64));
+            staging.push(params.seed, params.position, &row, [draw], (&(0..64), 64)).unwrap();
         }
-        let size = staging.len();
+        let (size, most) = (staging.len(), most_listed(&all.map(|(params, _)| params), 64));
+        assert!(most >= size - staging.lists_at(), "{most}");
         let bytes = staging.finish(4096).to_vec();
         assert_eq!(bytes.len(), size);
         let rows: Vec<Row> = bytes[32..32 + 4 * 56].chunks_exact(56).map(bytemuck::pod_read_unaligned).collect();
-        let lists_at = 4096 + 32 + 4 * 56;
-        let words_at = lists_at + 8 * (2 + 3 + 4);
+        let words_at = 4096 + 32 + 4 * 56;
+        let lists_at = words_at + 8;
         assert_eq!((rows[0].mask, rows[0].mask_words, rows[0].bias), (words_at, 2, 0));
         assert_eq!((rows[1].mask, rows[1].draw), (words_at, 1));
         assert_eq!((rows[2].mask, rows[2].mask_words), (words_at + 8, 0));
@@ -425,6 +342,7 @@ mod tests {
         let tokens = [list[0], list[2], list[4]].map(f32::to_bits);
         assert_eq!((tokens, [list[1], list[3], list[5]]), ([3, 5, 9], [-1.0, 0.0, 2.5]));
         assert_eq!(list[6..], [0.5, 0.0, 1.0, 0.0, 0.5, 0.0, 0.5, 0.0]);
-        assert_eq!(bytes[size - 8..], bytemuck::cast::<[u32; 2], [u8; 8]>([1, 2]));
+        assert_eq!(bytes[(words_at - 4096) as usize..][..8], bytemuck::cast::<[u32; 2], [u8; 8]>([1, 2]));
+        assert_eq!(size, 32 + 4 * 56 + 8 * (1 + 2 + 3 + 4));
     }
 }

@@ -5,8 +5,10 @@ use crate::device::gpu::Device;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
 use crate::host::frame::Frame;
+use crate::host::gathered::ROOM;
 use crate::host::resident::Resident;
 use crate::host::results::impl_sampler;
+use crate::host::staging::most_listed;
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Inquiry, Knob, Knobs, Matrix, Plan, RowParams, RowSurvey, SampleError,
     Samples, Survey, Variant,
@@ -78,6 +80,23 @@ impl<'w> CudaTiled<'w> {
     /// Rows of an exchange that takes all draws of a launch of `plan`; ranks that draw together plan alike.
     pub fn rows_together(plan: &Plan) -> usize {
         Resident::most_of(plan)
+    }
+
+    /// Bytes of lists and masks of a call for which every sampler has room at first.
+    pub const ROOM_TOGETHER: usize = ROOM;
+
+    /// Bytes of lists and masks that a call with these rows takes at most, on whatever rank.
+    pub fn lists_together(&self, rows: &[RowParams<'_>]) -> usize {
+        most_listed(rows, self.0.shape().vocab_size)
+    }
+
+    /// Makes room for calls whose lists and masks take as many bytes: [`CudaTiled::sample_together`] allocates nothing for them
+    /// then. What a rank allocates while another waits on the same GPU may stand behind it.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn reserve_together(&mut self, bytes: usize) -> Result<(), CudaError> {
+        self.0.reserve_lists(bytes)
     }
 
     /// Draws from the whole vocabulary of which this sampler's head is one shard: the draws of all ranks meet on their

@@ -45,7 +45,7 @@ impl Frame<'_> {
                         self.tried[i] += u32::from(is_tried);
                     }
                     let draws = draws.iter().map(|&i| self.filtering[i].1);
-                    self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size));
+                    self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size))?;
                 }
                 let asked = (self.filters.as_slice(), from);
                 resident.draw_filtered(&mut self.staging, asked, input, &mut self.draws, &self.stream)?;
@@ -76,7 +76,7 @@ impl Frame<'_> {
                 let row = rows[r].check(self.adjustments.row(0), &can, &self.plan, vocab_size);
                 let row = row.expect("rows that ask were checked");
                 self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                self.staging.push(rows[r].seed, rows[r].position, &row, [row.first_draw], (&tokens, vocab_size));
+                self.staging.push(rows[r].seed, rows[r].position, &row, [row.first_draw], (&tokens, vocab_size))?;
                 let near_ties = self.near_ties.as_ref().map(|bounds| {
                     input.row_to_f32(r, &mut self.hidden);
                     bounds.row(&self.head, &row, norm(&self.hidden))
@@ -113,7 +113,7 @@ impl Frame<'_> {
                 let row = bare.check(&[], &self.can, &self.plan, vocab_size);
                 let row = row.expect("log-probabilities of these rows were checked");
                 self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                self.staging.push(bare.seed, bare.position, &row, [row.first_draw], (&tokens, vocab_size));
+                self.staging.push(bare.seed, bare.position, &row, [row.first_draw], (&tokens, vocab_size))?;
                 self.asked.push(Asking::new(&bare, &row, None));
             }
             let (logits, stride) = stored.place(&self.stream);

@@ -86,9 +86,9 @@ impl<'w> Frame<'w> {
             head,
             plan,
             can,
+            staging: Staging::locked(&stream)?,
             stream,
             resident,
-            staging: Staging::default(),
             work: Vec::new(),
             adjustments: Adjustments::default(),
             draws: Vec::new(),
@@ -137,7 +137,7 @@ impl<'w> Frame<'w> {
                     draws.iter().for_each(|_| self.staging.push_hidden_of(r, stride));
                 }
                 let draws = draws.iter().map(|&(_, draw)| draw);
-                self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size));
+                self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size))?;
             }
             if exchange.is_some() {
                 self.staging.expect_penalties_of(rows);
@@ -154,6 +154,12 @@ impl<'w> Frame<'w> {
             self.results.extend_from_slice(&self.draws);
         }
         Ok(())
+    }
+
+    /// Makes room for lists and masks of as many bytes.
+    pub(crate) fn reserve_lists(&mut self, bytes: usize) -> Result<(), CudaError> {
+        self.staging.reserve(bytes)?;
+        self.resident.as_mut().map_or(Ok(()), |resident| resident.reserve_lists(bytes, &self.stream))
     }
 
     /// Draws of one launch: as many on every rank of an exchange, with tokens or without.

@@ -105,7 +105,7 @@ impl Store<'_> {
         for (at, params, row) in rows {
             let bytes = self.resident.row_stride() * self.input.dtype().size();
             self.staging.push_hidden_of(at, bytes);
-            self.staging.push(params.seed, params.position, &row, [row.first_draw], (&self.tokens, self.vocab_size));
+            self.staging.push(params.seed, params.position, &row, [row.first_draw], (&self.tokens, self.vocab_size))?;
             count += 1;
         }
         if count > 0 {

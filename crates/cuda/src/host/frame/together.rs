@@ -139,7 +139,7 @@ impl Frame<'_> {
                         self.filters.push(filters);
                     }
                     let draws = draws.iter().map(|&i| self.filtering[i].1);
-                    self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size));
+                    self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size))?;
                 }
                 let asked = (self.filters.as_slice(), from);
                 let (staging, draws) = (&mut self.staging, &mut self.draws);

@@ -67,7 +67,7 @@ impl CudaShared {
                 let row = params.check(self.adjustments.row(r), &can, &self.plan, vocab_size);
                 self.asked.push(Asking::new(params, &row.expect("rows that ask were checked"), None));
             }
-            self.stage(rows, from..next, 0, |_| true);
+            self.stage(rows, from..next, 0, |_| true)?;
             // SAFETY: the same contract; `most` rows are as many as there is room for.
             unsafe { self.store(hidden, from..next, stored, stream) }?;
             let outcomes = self.of_row.iter().map(|draw| candidate(draw).map(drop));
@@ -152,7 +152,7 @@ impl CudaShared {
                 self.asked.push(Asking::new(&bare, &row, None));
             }
             // Rows staged for nobody have no transforms.
-            self.stage(rows, from..next, 0, |_| false);
+            self.stage(rows, from..next, 0, |_| false)?;
             // SAFETY: the same contract; `most` rows are as many as there is room for.
             unsafe { self.store(hidden, from..next, stored, stream) }?;
             raw::note(from..next, &self.asked, &mut self.answers, stored, stream, out)?;

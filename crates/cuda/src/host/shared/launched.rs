@@ -16,7 +16,13 @@ use flash_sampling_core::RowParams;
 impl CudaShared {
     /// Stages rows for their draws of a number, counted from each row's first; what is not drawn `by` its way is drawn
     /// greedily, for nobody.
-    pub(super) fn stage(&mut self, rows: &[RowParams<'_>], which: Range<usize>, number: u32, by: fn(Way) -> bool) {
+    pub(super) fn stage(
+        &mut self,
+        rows: &[RowParams<'_>],
+        which: Range<usize>,
+        number: u32,
+        by: fn(Way) -> bool,
+    ) -> Result<(), CudaError> {
         let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
         let idle = RowParams { temperature: 0.0, ..RowParams::default() };
         self.staging.clear();
@@ -31,8 +37,9 @@ impl CudaShared {
                 &row,
                 [row.first_draw + number],
                 (&self.shape.tokens, vocab_size),
-            );
+            )?;
         }
+        Ok(())
     }
 
     /// Copies what is staged up; where the rows are.
@@ -68,7 +75,7 @@ impl CudaShared {
         for i in 0..self.parts.len() {
             let (part, draws) = self.parts[i].clone();
             for number in 0..draws {
-                self.stage(rows, part.clone(), number, |way| matches!(way, Way::Launched(_)));
+                self.stage(rows, part.clone(), number, |way| matches!(way, Way::Launched(_)))?;
                 // SAFETY: this function's contract; there is room for the draws of all parts.
                 let launched =
                     unsafe { self.launch(stream, hidden, (rows, number), part.clone(), to, DecidedFrom::Lists) };
@@ -115,7 +122,7 @@ impl CudaShared {
                 let ends = drawn.iter().position(is_open).zip(drawn.iter().rposition(is_open));
                 let Some((first, last)) = ends.filter(|_| self.listed[launch - 1]) else { continue };
                 let some = part.start + first..part.start + last + 1;
-                self.stage(rows, some.clone(), number, |way| matches!(way, Way::Launched(_)));
+                self.stage(rows, some.clone(), number, |way| matches!(way, Way::Launched(_)))?;
                 let to = self.poisoned_draws(some.len(), stream)?;
                 // SAFETY: the same contract; there is room for these draws.
                 unsafe { self.launch(stream, hidden, (rows, number), some.clone(), to, DecidedFrom::Logits) }?;

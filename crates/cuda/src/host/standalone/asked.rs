@@ -39,7 +39,7 @@ impl CudaStandalone {
                     &row,
                     [row.first_draw],
                     (&(0..self.vocab_size), self.vocab_size),
-                );
+                )?;
                 self.asked.push(Asking::new(&rows[r], &row, None));
             }
             self.transform(logits, part, &stored)?;
@@ -76,7 +76,7 @@ impl CudaStandalone {
                         &row,
                         [row.first_draw],
                         (&(0..self.vocab_size), self.vocab_size),
-                    );
+                    )?;
                     self.asked.push(Asking::new(&bare, &row, None));
                 }
                 self.transform(logits, part, stored)?;

@@ -144,7 +144,7 @@ impl CudaStandalone {
                     &row,
                     draws,
                     (&(0..self.vocab_size), self.vocab_size),
-                );
+                )?;
             }
             let (rows, sources) = self.copy_rows(part.iter().map(|&(r, _)| r))?;
             results::poison(&self.draws, part.len(), &self.stream)?;

@@ -77,10 +77,11 @@ impl Asked {
         hidden: &[u8],
         stride: usize,
         vocab_size: u32,
-    ) {
+    ) -> Result<(), CudaError> {
         self.staging.push_hidden(hidden, stride);
-        self.staging.push(params.seed, params.position, row, [row.first_draw], (&(0..vocab_size), vocab_size));
+        self.staging.push(params.seed, params.position, row, [row.first_draw], (&(0..vocab_size), vocab_size))?;
         self.asking.push(Asking::new(params, row, None));
+        Ok(())
     }
 
     /// Copies the rows up, of which the hidden states are `row_stride` elements apart, and makes room for their logits.

@@ -17,7 +17,7 @@ use flash_sampling_core::{Matrix, RowParams};
 
 impl CudaStreamed<'_> {
     /// Gathers the rows of a call: hidden states as they are dealt out, draws in the order in which they are made.
-    pub(super) fn stage(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) {
+    pub(super) fn stage(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         let (can, plan, vocab_size) = (self.can, self.plan, self.head.vocab_size as u32);
         let stride = hidden_stride(self.head.hidden) * input.dtype().size();
         self.work.clear();
@@ -35,16 +35,17 @@ impl CudaStreamed<'_> {
             });
             let asks = bare.as_ref().map(|(bare, row)| (*bare, row)).or(row.logprobs.map(|_| (params, &row)));
             if let (Some(asked), Some((params, row))) = (&mut self.asked, asks) {
-                asked.push(params, row, input.row_bytes(r), stride, vocab_size);
+                asked.push(params, row, input.row_bytes(r), stride, vocab_size)?;
                 self.asking.push((r, self.staging.rows() as u32));
             }
             self.work.push((r, row.draws));
             let draws = row.first_draw..row.first_draw + row.draws;
-            self.staging.push(params.seed, params.position, &row, draws, (&(0..vocab_size), vocab_size));
+            self.staging.push(params.seed, params.position, &row, draws, (&(0..vocab_size), vocab_size))?;
         }
         self.deal.deal(self.work.iter().copied(), self.room);
         self.deal.copies.iter().for_each(|copy| self.staging.push_hidden(input.row_bytes(copy.row), stride));
         self.staging.arrange(&self.deal.order);
+        Ok(())
     }
 
     /// Copies the rows of a call up. Returns their hidden states.

@@ -209,8 +209,8 @@ impl<'a> CudaStreamed<'a> {
     ) -> Result<(), StreamError> {
         out.clear();
         check_call(&input, rows, &self.shape(), &self.plan)?;
-        self.stage(&input, rows);
         let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
+        self.stage(&input, rows).map_err(failed)?;
         self.results.clear();
         if self.head.vocab_size == 0 {
             let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };

@@ -1,0 +1,112 @@
+//! Items of eight bytes that are gathered row by row: where a GPU reads them by itself, or in memory of the host alone.
+#![allow(unsafe_code)]
+
+use crate::device::pinned::Pinned;
+use crate::error::CudaError;
+use cudarc::driver::CudaStream;
+use std::sync::Arc;
+
+/// Bytes of an item.
+pub(crate) const ITEM: usize = size_of::<u64>();
+/// Bytes of page-locked items for which there is room at first: lists and masks of a few rows.
+pub(crate) const ROOM: usize = 1 << 18;
+
+/// The items of a launch. Keeps its memory from launch to launch.
+#[derive(Debug)]
+pub(crate) enum Gathered {
+    /// For a copy by way of the driver's own memory.
+    Own(Vec<u64>),
+    /// Page-locked, for one copy.
+    Locked { memory: Pinned, len: usize, stream: Arc<CudaStream> },
+}
+
+impl Default for Gathered {
+    fn default() -> Self {
+        Gathered::Own(Vec::new())
+    }
+}
+
+impl Gathered {
+    /// Page-locked.
+    pub(crate) fn locked(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
+        Ok(Gathered::Locked { memory: Pinned::new(ROOM, stream)?, len: 0, stream: stream.clone() })
+    }
+
+    pub(crate) fn clear(&mut self) {
+        match self {
+            Gathered::Own(items) => items.clear(),
+            Gathered::Locked { len, .. } => *len = 0,
+        }
+    }
+
+    /// Number of items.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Gathered::Own(items) => items.len(),
+            Gathered::Locked { len, .. } => *len,
+        }
+    }
+
+    /// Makes room for as many items, so that fewer allocate nothing.
+    pub(crate) fn reserve(&mut self, items: usize) -> Result<(), CudaError> {
+        let Gathered::Locked { memory, len, stream } = self else { return Ok(()) };
+        if items * ITEM > memory.len() {
+            let mut room = Pinned::new((items * ITEM).next_power_of_two(), stream)?;
+            let old = &memory.bytes()?[..*len * ITEM];
+            room.bytes()?[..old.len()].copy_from_slice(old);
+            *memory = room;
+        }
+        Ok(())
+    }
+
+    /// Appends items of whatever content, and returns those from a place on.
+    pub(crate) fn grow(&mut self, by: usize, from: usize) -> Result<&mut [u64], CudaError> {
+        self.reserve(self.len() + by)?;
+        match self {
+            Gathered::Own(items) => {
+                items.resize(items.len() + by, 0);
+                Ok(&mut items[from..])
+            }
+            Gathered::Locked { memory, len, .. } => {
+                *len += by;
+                Ok(bytemuck::cast_slice_mut(&mut memory.bytes()?[from * ITEM..*len * ITEM]))
+            }
+        }
+    }
+
+    /// The items of the host's own memory.
+    pub(crate) fn own(&self) -> &[u64] {
+        match self {
+            Gathered::Own(items) => items,
+            Gathered::Locked { .. } => &[],
+        }
+    }
+
+    /// Enqueues a copy of page-locked items to device memory.
+    ///
+    /// # Safety
+    /// There is room for them at `to`, until the stream has passed the copy.
+    pub(crate) unsafe fn copy_up(&mut self, to: u64, stream: &CudaStream) -> Result<(), CudaError> {
+        match self {
+            // SAFETY: the caller's contract.
+            Gathered::Locked { memory, len: len @ 1.., .. } => unsafe { memory.copy_up(to, *len * ITEM, stream) },
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_stay_where_more_are_appended() {
+        let mut items = Gathered::default();
+        items.grow(2, 0).unwrap().copy_from_slice(&[5, 6]);
+        items.grow(1, 2).unwrap()[0] = 7;
+        assert_eq!(items.grow(1, 1).unwrap(), [6, 7, 0]);
+        assert_eq!((items.len(), items.own()), (4, [5, 6, 7, 0].as_slice()));
+        items.clear();
+        assert_eq!((items.len(), items.own()), (0, [].as_slice()));
+    }
+}
