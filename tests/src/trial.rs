@@ -3,6 +3,7 @@
 use crate::factory::{BuildError, SamplerFactory};
 use crate::problem::Problem;
 use crate::report::Broken;
+use core::cell::Cell;
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{Capabilities, DType, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 
@@ -25,6 +26,8 @@ pub struct Trial<'a> {
     pub effort: Effort,
     /// Told the finished part of the current law, from 0 to 1.
     pub progress: &'a dyn Fn(f64),
+    /// Set by the laws that take more draws with more effort.
+    pub depends_on_effort: Option<&'a Cell<bool>>,
 }
 
 impl core::fmt::Debug for Trial<'_> {
@@ -36,11 +39,14 @@ impl core::fmt::Debug for Trial<'_> {
 impl<'a> Trial<'a> {
     /// A quick trial that tells nobody.
     pub fn new(factory: &'a dyn SamplerFactory) -> Self {
-        Trial { factory, effort: Effort::Quick, progress: &|_| () }
+        Trial { factory, effort: Effort::Quick, progress: &|_| (), depends_on_effort: None }
     }
 
     /// The number of draws to take where a quick trial takes `quick`.
     pub fn draws(&self, quick: usize) -> usize {
+        if let Some(depends) = self.depends_on_effort {
+            depends.set(true);
+        }
         match self.effort {
             Effort::Quick => quick,
             Effort::Full => 16 * quick,

@@ -1,6 +1,6 @@
 //! `verify` and `info`.
 
-use crate::common::{Files, run};
+use crate::common::{Files, run, run_logging};
 use flash_sampling::reference::{Reference, Scheme};
 use flash_sampling::{Head, PerturbedArgmax, Plan};
 use flash_sampling_cli::interrupt::Interrupt;
@@ -64,6 +64,15 @@ fn samplers_and_laws_that_are_not_there_are_refused() {
     #[cfg(not(feature = "cuda"))]
     run(&["verify", "--backend", "cuda"]).assert_refused("this build has no feature 'cuda'");
     run(&["verify", "--shards", "3"]).assert_refused("--shards means nothing");
+}
+
+#[test]
+fn effort_that_no_law_takes_is_told_of() {
+    let told = |law: &str| run_logging("warn", &["verify", "--isa", "portable", "--effort", "full", "--law", law]);
+    let none = told("wrong_shapes_are_errors");
+    assert!(none.code == 0 && none.stderr.contains("--effort full changes nothing"), "{none:#?}");
+    let some = told("lists_follow_plackett_luce");
+    assert!(some.code == 0 && some.stderr.is_empty(), "{some:#?}");
 }
 
 #[test]
