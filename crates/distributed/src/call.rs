@@ -10,7 +10,7 @@ use flash_sampling_core::digest::of_words;
 use flash_sampling_core::{DType, RowParams};
 
 /// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs06");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs07");
 
 pub(crate) const ROWS: u8 = 0;
 pub(crate) const FAILED: u8 = 1;
