@@ -54,6 +54,46 @@ impl Moments {
         }
     }
 
+    /// Adds logits as [`Moments::push`] does one by one, 8 side by side in float64. With AVX-512 that takes half the time (0.16
+    /// in place of 0.34 ms of 151936 logits on a Zen 5), with AVX2 one and a half times as long.
+    ///
+    /// A logit on the grid is `2^40 a + 2^20 b + c` with integers of at most 2^20 in size. Their products have 40 bits, so
+    /// float64 has the sums of those of 128 logits without rounding.
+    #[inline(always)]
+    pub fn extend_from_slice(&mut self, logits: &[f32]) {
+        const LANES: usize = 8;
+        let scale = f64::from(self.scale);
+        for part in logits.chunks(128) {
+            let mut sums = [[0.0f64; LANES]; 9];
+            let (blocks, rest) = part.as_chunks::<LANES>();
+            for block in blocks {
+                let [mut a, mut b, mut c] = [[0.0; LANES]; 3];
+                for i in 0..LANES {
+                    let logit = if block[i] > f32::NEG_INFINITY { block[i] } else { 0.0 };
+                    [a[i], b[i], c[i]] = limbs(f64::from(logit) * scale);
+                }
+                let one = [1.0; LANES];
+                add(&mut sums[0], &a, &one);
+                add(&mut sums[1], &b, &one);
+                add(&mut sums[2], &c, &one);
+                add(&mut sums[3], &a, &a);
+                add(&mut sums[4], &a, &b);
+                add(&mut sums[5], &a, &c);
+                add(&mut sums[6], &b, &b);
+                add(&mut sums[7], &b, &c);
+                add(&mut sums[8], &c, &c);
+            }
+            let wide = |s: usize| i128::from(sums[s].iter().sum::<f64>() as i64);
+            self.sum += (wide(0) << 40) + (wide(1) << 20) + wide(2);
+            let [aa, ab, ac, bb, bc, cc] = [3, 4, 5, 6, 7, 8].map(|s| wide(s).cast_unsigned());
+            // Modulo 2^128; the whole is a sum of less than 2^127.
+            let terms = [aa << 80, ab << 61, ac << 41, bb << 40, bc << 21, cc];
+            self.add_squares(terms.into_iter().fold(0, u128::wrapping_add));
+            self.count += blocks.as_flattened().iter().filter(|logit| **logit > f32::NEG_INFINITY).count() as u64;
+            rest.iter().for_each(|&logit| self.push(logit));
+        }
+    }
+
     #[inline]
     fn add_squares(&mut self, squares: u128) {
         let (sum, came_around) = self.squares.overflowing_add(squares);
@@ -122,6 +162,30 @@ impl Moments {
     }
 }
 
+/// Adds products to sums, side by side.
+#[inline(always)]
+fn add<const LANES: usize>(sums: &mut [f64; LANES], a: &[f64; LANES], b: &[f64; LANES]) {
+    for i in 0..LANES {
+        sums[i] += a[i] * b[i];
+    }
+}
+
+/// A number rounded to even and cut off at 2^60, as `2^40 a + 2^20 b + c`. By sums that round, as not every processor has an
+/// instruction for that.
+#[inline(always)]
+fn limbs(x: f64) -> [f64; 3] {
+    let rounded = |x: f64| (x + 6_755_399_441_055_744.0) - 6_755_399_441_055_744.0;
+    let limit = f64::from(LIMIT);
+    let x = if x < limit { x } else { limit };
+    let x = if x > -limit { x } else { -limit };
+    // A float32 of this size is an integer.
+    let x = if x.abs() < 16_777_216.0 { rounded(x) } else { x };
+    let a = rounded(x * 2f64.powi(-40));
+    let rest = x - a * 2f64.powi(40);
+    let b = rounded(rest * 2f64.powi(-20));
+    [a, b, rest - b * 2f64.powi(20)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +199,9 @@ mod tests {
             let mut merged = of(b);
             merged.merge(&of(a));
             prop_assert_eq!(merged, of(&l));
+            let mut together = Moments::default();
+            together.extend_from_slice(&l);
+            prop_assert_eq!(merged, together);
             let n = l.len() as f64;
             let mean = l.iter().map(|&l| f64::from(l)).sum::<f64>() / n;
             let variance = l.iter().map(|&l| (f64::from(l) - mean).powi(2)).sum::<f64>() / n;
@@ -181,6 +248,40 @@ mod tests {
             }
         }
         assert!(missed >= 9, "the coarse grid misses {missed}");
+    }
+
+    #[test]
+    fn logits_together_have_the_moments_of_one_by_one() {
+        let mut state = 1u32;
+        let mut bits = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state ^ state >> 16
+        };
+        for temperature in [1.0f32, 0.3, 1e-37, 1e30, f32::MAX] {
+            for count in [0, 1, 7, 8, 127, 128, 129, 1003] {
+                for kind in 0..4 {
+                    let logits: Vec<f32> = (0..count)
+                        .map(|i| match kind {
+                            // Any float; the largest; halves of steps; what is left out beside what is not.
+                            0 => Some(f32::from_bits(bits())).filter(|logit| !logit.is_nan()).unwrap_or(-0.0),
+                            1 => f32::MAX * if i % 3 == 0 { -1.0 } else { 1.0 },
+                            2 => (bits() % 4001) as f32 * 2f32.powi(-33) - 2f32.powi(-22),
+                            _ => {
+                                if i % 2 == 0 {
+                                    f32::NEG_INFINITY
+                                } else {
+                                    (bits() % 1000) as f32 - 500.3
+                                }
+                            }
+                        })
+                        .collect();
+                    let (mut one_by_one, mut together) = [(); 2].map(|()| Moments::of_temperature(temperature)).into();
+                    logits.iter().for_each(|&logit| one_by_one.push(logit));
+                    together.extend_from_slice(&logits);
+                    assert_eq!(one_by_one, together, "{temperature}, {count} logits, kind {kind}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub(super) unsafe fn add<L: Lanes>(
     let filter = &mut state.filter;
     let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if filters.need_moments() {
-        spans.as_flattened().iter().for_each(|&logit| filter.moments.push(logit));
+        // SAFETY: by this function's contract.
+        unsafe { L::sum_moments(spans, &mut filter.moments) };
     }
     filter.largest_logit = filter.largest_logit.max(top);
     if filter.follows {

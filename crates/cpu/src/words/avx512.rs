@@ -4,7 +4,7 @@ use super::{BLOCKS, EXP2, LOWEST, Lanes, SPAN, exp_below};
 use crate::above::{Above, GATHERED, Run, VECTOR};
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
-use flash_sampling_core::MassHistogram;
+use flash_sampling_core::{MassHistogram, Moments};
 
 /// AVX-512.
 pub(crate) struct Avx512;
@@ -158,6 +158,10 @@ impl Lanes for Avx512 {
             }
         }
         sum
+    }
+    #[inline(always)]
+    unsafe fn sum_moments(spans: &[[f32; SPAN]], moments: &mut Moments) {
+        moments.extend_from_slice(spans.as_flattened());
     }
     #[inline(always)]
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS] {

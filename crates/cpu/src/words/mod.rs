@@ -15,7 +15,7 @@ pub(crate) mod avx512;
 pub(crate) mod portable;
 
 use crate::above::{Above, Run};
-use flash_sampling_core::{Domain, MassHistogram, Noise};
+use flash_sampling_core::{Domain, MassHistogram, Moments, Noise};
 
 /// Tokens of a span: sixteen blocks of four words.
 pub(crate) const SPAN: usize = 64;
@@ -103,6 +103,11 @@ pub(crate) trait Lanes {
         }
         above.extend(run, spans.as_flattened().iter().copied().filter(|&logit| logit >= floor));
         sums.iter().sum()
+    }
+    /// Adds the logits of a tile to a row's moments.
+    #[inline(always)]
+    unsafe fn sum_moments(spans: &[[f32; SPAN]], moments: &mut Moments) {
+        spans.as_flattened().iter().for_each(|&logit| moments.push(logit));
     }
     /// The low halves.
     unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS];
