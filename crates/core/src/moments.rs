@@ -86,7 +86,7 @@ impl Moments {
             let wide = |s: usize| i128::from(sums[s].iter().sum::<f64>() as i64);
             self.sum += (wide(0) << 40) + (wide(1) << 20) + wide(2);
             let [aa, ab, ac, bb, bc, cc] = [3, 4, 5, 6, 7, 8].map(|s| wide(s).cast_unsigned());
-            // Modulo 2^128; the whole is a sum of less than 2^127.
+            // Modulo 2^128; the whole is a sum of at most 2^127.
             let terms = [aa << 80, ab << 61, ac << 41, bb << 40, bc << 21, cc];
             self.add_squares(terms.into_iter().fold(0, u128::wrapping_add));
             self.count += blocks.as_flattened().iter().filter(|logit| **logit > f32::NEG_INFINITY).count() as u64;

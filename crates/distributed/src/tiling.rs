@@ -12,7 +12,7 @@ use flash_sampling_core::{
 };
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS04");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS05");
 
 /// What a shard says of itself.
 #[derive(Clone, Debug, PartialEq)]

@@ -13,6 +13,7 @@ use flash_sampling_core::{
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
 use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// How draws cross between GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -344,6 +345,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
         }
         out.clear();
         self.prepare(input, rows, way)?;
+        let begun = Instant::now();
         let drawn = match way {
             Way::Host => Ok(()),
             Way::Draws => lock(&self.local).sample_together(&mut self.exchange, input, rows, out),
@@ -360,7 +362,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
                 }
                 Ok(agreed?)
             }
-            Err(error) => Err(self.ask(error, input, rows)),
+            Err(error) => Err(self.ask(error, begun.elapsed(), input, rows)),
             Ok(()) => Ok(()),
         }
     }

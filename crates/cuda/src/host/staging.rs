@@ -112,7 +112,7 @@ impl Staging {
         self.hidden.resize(end, 0);
     }
 
-    /// Appends a row's hidden states, of which only the number in the input is kept; for [`Staging::finish_of`], which copies
+    /// Appends a row's hidden states, of which only the number in the input is kept; for [`Staging::finish_rows`], which copies
     /// them once. All rows go this way, or none.
     pub(crate) fn push_hidden_of(&mut self, row: usize, stride: usize) {
         self.sources.push(row);

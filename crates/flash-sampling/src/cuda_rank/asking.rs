@@ -1,6 +1,7 @@
 //! What ranks ask one another over the transport, when a call on their GPUs failed.
 
-use super::{CudaRank, ON_GPUS};
+use super::CudaRank;
+use core::time::Duration;
 use flash_sampling_core::{Matrix, RowParams, SampleError};
 use flash_sampling_cuda::CudaError;
 use flash_sampling_distributed::{ShardError, Transport};
@@ -31,8 +32,14 @@ impl Told {
 }
 
 impl<T: Transport> CudaRank<'_, T> {
-    /// What the other ranks say over the transport of a call that failed, or its own error.
-    pub(super) fn ask(&mut self, error: SampleError, input: Matrix<'_>, rows: &[RowParams<'_>]) -> SampleError {
+    /// What the other ranks say over the transport of a call that failed, in what is left of the limit, or its own error.
+    pub(super) fn ask(
+        &mut self,
+        error: SampleError,
+        elapsed: Duration,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+    ) -> SampleError {
         let told = Told::by(&error);
         if told == Told::Nothing {
             if self.check_tokens {
@@ -42,10 +49,9 @@ impl<T: Transport> CudaRank<'_, T> {
             return error;
         }
         // What differs the GPUs do not say. Ranks that were called otherwise all ask, one that goes by the transport alone among
-        // them. Of one that does not come a part of the limit was waited for on the GPU.
+        // them.
         let whole = self.by_host.transport().time_limit();
-        let rest = if told == Told::OtherCall { whole } else { whole - whole / ON_GPUS };
-        self.by_host.transport().set_time_limit(rest);
+        self.by_host.transport().set_time_limit(whole.saturating_sub(elapsed));
         let answer = self.by_host.can_call(input, rows, None);
         self.by_host.transport().set_time_limit(whole);
         match answer {
@@ -56,7 +62,18 @@ impl<T: Transport> CudaRank<'_, T> {
             // Who it was, NCCL does not say; the transport may.
             Err(gone) if told == Told::SomeLate => gone.into(),
             // Only the number of calls differs, some rank failed one, or nobody answered.
-            _ => error,
+            _ => waited_for(error, whole),
         }
+    }
+}
+
+/// With the limit of both ways, where ranks did not come by either.
+fn waited_for(error: SampleError, limit: Duration) -> SampleError {
+    let SampleError::Backend { backend, source } = &error else { return error };
+    match source.downcast_ref() {
+        Some(CudaError::LateRanks { ranks, .. }) => {
+            SampleError::Backend { backend, source: CudaError::LateRanks { ranks: ranks.clone(), limit }.into() }
+        }
+        _ => error,
     }
 }
