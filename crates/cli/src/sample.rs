@@ -147,6 +147,15 @@ impl<'a> Job<'a> {
             let message = format!("--logit-bias names token {token}, but there are {vocab_size} tokens");
             return Err(CommandError::usage(message));
         }
+        let sequence = &args.sequence;
+        for (flag, tokens) in
+            [("--prompt-tokens", &sequence.prompt_tokens), ("--output-tokens", &sequence.output_tokens)]
+        {
+            // Not refused: places of images or sound have such numbers.
+            if let Some(&token) = tokens.iter().flat_map(|tokens| tokens.iter()).find(|&&token| token >= vocab_size) {
+                tracing::warn!("{}: no penalty is of it", sampler::beyond(flag, token, vocab_size));
+            }
+        }
         sampler::known("--banned-token-ids", args.sequence.banned_token_ids.as_deref(), vocab_size)?;
         sampler::known("--stop-token-ids", args.sequence.stop_token_ids.as_deref(), vocab_size)?;
         let beyond = |token| CommandError::usage(sampler::beyond("--allowed-token-ids", token, vocab_size));

@@ -92,6 +92,20 @@ fn filters_of_a_greedy_row_are_a_warning() {
     run(&with(&head, "--temperature 0 --top-k 5 --dry-base 2")).assert_refused("--dry-base means nothing without");
 }
 
+/// Engines number places of images beyond the vocabulary, so such a token of a prompt is no error; a slip of the pen shows.
+#[test]
+fn tokens_of_a_history_beyond_the_vocabulary_are_a_warning() {
+    let files = Files::new();
+    let head = small_head(&files);
+    for flag in ["--prompt-tokens", "--output-tokens"] {
+        let of = |tokens: &str| run_logging("warn", &with(&head, &format!("--repetition-penalty 1.5 {flag} {tokens}")));
+        let (inside, beyond) = (of("1"), of("1,999999"));
+        assert_eq!((inside.code, inside.stderr.as_str()), (0, ""), "{inside:#?}");
+        assert_eq!((beyond.code, &beyond.stdout), (0, &inside.stdout), "{beyond:#?}");
+        assert!(beyond.stderr.contains(&format!("{flag} names token 999999, but there are")), "{beyond:#?}");
+    }
+}
+
 #[test]
 fn values_out_of_range_are_told_before_a_head_is_read() {
     let files = Files::new();

@@ -234,4 +234,16 @@ mod tests {
         assert_eq!(columns(256).last(), Some(&256));
         assert_eq!(columns(1000).last(), Some(&256));
     }
+
+    /// Whole groups of eight, as the swizzle has them: all rows of the batch, and none beyond the tile.
+    #[test]
+    fn a_cluster_loads_the_batch_and_no_more_than_the_tile() {
+        for tile in Tile::up_to(256, DType::BF16, Extra::Nothing) {
+            for rows in 1..=tile.columns {
+                let (each, columns) = (tile.loaded_rows(rows as usize), tile.columns);
+                let all = each * tile.cluster;
+                assert!(each.is_multiple_of(8) && (rows..=columns).contains(&all), "{rows} rows of {columns}: {all}");
+            }
+        }
+    }
 }

@@ -15,6 +15,7 @@ use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::topology::{Communicator, SimpleCommunicator};
 use pending::Collectives;
+use std::time::Instant;
 
 /// One rank of a group of processes (`mpirun -n 4 ...`), over an MPI library.
 ///
@@ -117,9 +118,9 @@ impl Mpi {
     }
 
     /// One collective in which every rank gives a block; `sent` holds this rank's, `received` all of them.
-    fn gather_blocks(&mut self, collectives: &mut Collectives) -> Result<(), TransportError> {
+    fn gather_blocks(&mut self, collectives: &mut Collectives, limit: Duration) -> Result<(), TransportError> {
         let (sent, received) = (core::mem::take(&mut self.sent), core::mem::take(&mut self.received));
-        (self.sent, self.received) = collectives.all_gather(sent, received, self.limit)?;
+        (self.sent, self.received) = collectives.all_gather(sent, received, limit)?;
         Ok(())
     }
 
@@ -130,13 +131,13 @@ impl Mpi {
         collectives: &mut Collectives,
     ) -> Result<(), TransportError> {
         // The length and the first bytes, and what is left in a second collective where any rank has more.
-        let block = self.block;
+        let (block, begun) = (self.block, Instant::now());
         self.sent.clear();
         self.sent.extend_from_slice(&(mine.len() as u64).to_le_bytes());
         self.sent.extend_from_slice(&mine[..mine.len().min(block)]);
         self.sent.resize(LENGTH + block, 0);
         self.received.resize((LENGTH + block) * self.world, 0);
-        self.gather_blocks(collectives)?;
+        self.gather_blocks(collectives, self.limit)?;
         all.resize_with(self.world, Vec::new);
         let mut longest = 0;
         for (message, part) in all.iter_mut().zip(self.received.chunks_exact(LENGTH + block)) {
@@ -154,7 +155,7 @@ impl Mpi {
             self.sent.extend_from_slice(&mine[mine.len().min(block)..]);
             self.sent.resize(rest, 0);
             self.received.resize(rest * self.world, 0);
-            self.gather_blocks(collectives)?;
+            self.gather_blocks(collectives, self.limit.saturating_sub(begun.elapsed()))?;
             for (message, part) in all.iter_mut().zip(self.received.chunks_exact(rest)) {
                 let length = message.len();
                 message.get_mut(block..).map(|end| end.copy_from_slice(&part[..length - block])).unwrap_or_default();
