@@ -9,6 +9,7 @@ use flash_sampling::reference::{Reference, Scheme};
 use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 const VOCAB: usize = 192;
 const PLAN: Plan = Plan { max_rows: 3, max_draws: 3, max_logprobs: Some(2), canonical: false };
@@ -38,6 +39,13 @@ impl Transport for Script {
         sent.push(mine.to_vec());
         Ok(())
     }
+
+    // Nothing is waited for.
+    fn time_limit(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn set_time_limit(&mut self, _limit: Duration) {}
 }
 
 /// Everything that a rank does; answers what it sent.

@@ -61,8 +61,8 @@ impl Index {
         }
         let invalid = |reason| Problem::Format { format: "safetensors index", reason };
         let json: Json = serde_json::from_slice(bytes).map_err(|error| invalid(error.to_string()))?;
-        let is_name =
-            |file: &str| matches!(Path::new(file).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
+        // What a path leaves out, as in `a/` and `a/.`, is no part of a name.
+        let is_name = |file: &str| matches!(Path::new(file).components().collect::<Vec<_>>()[..], [Component::Normal(name)] if name == file);
         match json.weight_map.values().find(|file| !is_name(file)) {
             Some(file) => Err(invalid(format!("{file:?} is not the name of a file in the same folder"))),
             None => Ok(Index(json.weight_map)),
@@ -132,7 +132,7 @@ mod tests {
         let index = Index::parse(br#"{"metadata": {}, "weight_map": {"a": "x.safetensors"}}"#).unwrap();
         assert_eq!(index.file("a"), Some("x.safetensors"));
         assert_eq!(index.file("b"), None);
-        for file in ["../x", "/etc/x", "a/b", "", "..", "."] {
+        for file in ["../x", "/etc/x", "a/b", "a/", "a/.", "./a", "", "..", "."] {
             let text = format!(r#"{{"weight_map": {{"a": "{file}"}}}}"#);
             assert!(Index::parse(text.as_bytes()).is_err(), "{file}");
         }
