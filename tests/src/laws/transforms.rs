@@ -116,6 +116,13 @@ pub(super) fn temperature_divides_logits(trial: &Trial<'_>, report: &mut LawRepo
     }
     report.agreed("draws at 7 temperatures", 7 * 48);
 
+    // Zeros stay zeros, however far a scale and a temperature reach together.
+    let zeros = Problem::new(Tensor::from_fn(DType::BF16, 40003, 40, |_, _| 0.0), problem.hidden.clone());
+    let scaled = Problem { scale: Some(1e15), ..zeros.clone() };
+    let far = bits(trial, &scaled, &rows(|row| RowParams { temperature: 1e-30, ..row }))?;
+    ensure!(far == bits(trial, &zeros, &rows(|row| row))?, "zeros over 1e-45 draw otherwise than zeros");
+    report.agreed("draws of zeros", 48);
+
     let greedy = rows(|row| RowParams { temperature: 0.0, ..row });
     let out = trial.sample(&problem, PLAN, &greedy)?;
     for r in 0..6 {

@@ -222,6 +222,35 @@ static u32 keys_broken() {
     return broken;
 }
 
+// Dot products that can win although they are at or below the threshold, where a transform scales them out of the range of
+// normal numbers on the way back: zeros, the least numbers and the threshold itself.
+static u32 broken_thresholds_out_of_range() {
+    u32 broken = 0;
+    for (u32 i = 0; i < 200000; ++i) {
+        const auto power = [i](u32 j) { return exp2f(static_cast<float>(static_cast<i32>(input(i + j)) >> 24)); };
+        Row row{};
+        row.inv_temperature = i % 2 ? power(0) : 1.0f;
+        HeadTransform head{i % 5 == 0 ? power(1) : 0.0f, i % 3 ? power(2) : 1.0f};
+        // A soft cap of a few bits.
+        if (i % 10 == 0) head = {exp2f(-130.0f - i % 16), 0x1p127f}, row.inv_temperature = exp2f(i % 32);
+        const LogitBias bias{7, (input(i + 3) >> 24) * 0.1f * power(4)};
+        const Penalty penalty{power(5), (static_cast<i32>(input(i + 6)) >> 24) * power(7)};
+        const Penalty least{fminf(penalty.repetition, 1.0f), fminf(penalty.subtract, 0.0f)};
+        const Penalised list{{bias, {8, 0.0f}, {9, 0.0f}}, least, {penalty, {1.0f, 0.0f}, {1.0f, 0.0f}}};
+        if (i % 7 == 0) row.bias = list.bias, row.biases = 3 | PENALISED, row.largest_bias = bias.value;
+        const float best = static_cast<i32>(input(i + 8)) * 0x1p-26f;
+        const float losing = losing_dot(best, 3.465737f, head, row);
+        const float noise = gumbel_of_word(1u << 27, [] { return 0u; });
+        const float dots[] = {0.0f, -0.0f, bits_to_f32(0x80000001u), bits_to_f32(1), -1e-38f, losing, next_below(losing)};
+        for (float dot : dots) {
+            if (dot > losing) continue;
+            const float l = row.transform().apply(head.apply(dot, 0.0f, false), 7);
+            broken += l > -f32_infinity() && add_rn(l, noise) >= best;
+        }
+    }
+    return broken;
+}
+
 // Logits that min-p keeps, at or below the threshold of their row.
 static u32 broken_min_p_cuts() {
     u32 broken = 0;
@@ -333,7 +362,7 @@ int main() {
             if (l > -f32_infinity() && add_rn(l, noise) >= best) ++broken;
         }
     }
-    put(broken);
+    put(broken + broken_thresholds_out_of_range());
     put(broken_runs());
     put(broken_schedules<1, false>() + broken_schedules<2, false>() + broken_schedules<1, true>() +
         broken_schedules<2, true>());

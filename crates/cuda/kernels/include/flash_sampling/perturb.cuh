@@ -20,10 +20,11 @@ FS_FUNCTION float next_below(float x) {
     return x == -f32_infinity() ? x : from_monotone_bits(to_monotone_bits(x) - 1);
 }
 
-// Below `l`, which is finite or an overflow, by more than the rounding of it and of what was `added`.
+// Below `l`, which is finite or an overflow, by more than the rounding of it and of what was `added`. What is too small for
+// a normal number, or for any, rounds by more than a share of it.
 FS_FUNCTION float lowered(float l, float added = 0.0f) {
     l = fminf(l, bits_to_f32(0x7f7fffffu));
-    return l - 1e-6f * (fabsf(l) + added);
+    return l - 1e-6f * (fabsf(l) + added) - 1e-37f;
 }
 
 // The threshold below which no logit of a row can win any more, as a bound on the dot product (bias added).
