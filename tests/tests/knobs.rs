@@ -96,9 +96,44 @@ fn line(name: &str, can: &Capabilities) -> String {
     )
 }
 
+/// All that a row may ask of a sampler.
+const OPTIONAL: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
+
+fn lacks(can: &Capabilities) -> (Knobs, bool) {
+    (OPTIONAL.without(can.knobs), !can.without_replacement)
+}
+
+/// Checks that what an error of a sampler names instead has what the sampler lacks.
+fn check_instead(name: &str, can: &Capabilities, plan: &Plan, plain: &Capabilities) {
+    if lacks(can) == (Knobs::NONE, false) {
+        return;
+    }
+    let cpu = |kind| of(&Cpu::new(kind, Isa::Portable)).0;
+    let instead = can.instead(plan);
+    let named = match instead {
+        "a pathwise sampler (the tiled variant, or groups that reuse their maxima)" => {
+            vec![cpu(Kind::Tiled), cpu(Kind::GroupedReuse)]
+        }
+        "the tiled variant over a whole head in memory" => vec![cpu(Kind::Tiled)],
+        "a plan without `canonical`" => vec![*plain],
+        "a merge of shards by winners" | "a merge of shards by winners, planned without `canonical`," => {
+            let merge = ShardMerge::Winners;
+            vec![of(&Shards { name: "instead", merge, shards: &[&PORTABLE], equal: Some(2) }).0]
+        }
+        other => panic!("{name}: {other} has no sampler here"),
+    };
+    for of in named {
+        assert_eq!(lacks(&of), (Knobs::NONE, false), "{name}, {plan:?}: {instead} ({of:?})");
+    }
+}
+
 /// Checks the lines of samplers; a canonical plan leaves them the adjustments alone.
 fn check(lines: &[(&str, Capabilities, Option<Capabilities>)]) {
     for (name, can, canonical) in lines {
+        check_instead(name, can, &Plan::default(), can);
+        if let Some(canonical) = canonical {
+            check_instead(name, canonical, &Plan { canonical: true, ..Plan::default() }, can);
+        }
         let line = line(name, can);
         assert!(PAGE.contains(&line), "docs/knobs.md lacks this line, or has another for it:\n{line}");
         // The reference's dot products are canonical in any plan.

@@ -98,10 +98,7 @@ pub(crate) fn draw<'s>(
 /// A row's failure, with the flags to take instead where there are some.
 fn advised(failure: RowFailure, args: &SampleArgs) -> RowFailure {
     match failure {
-        RowFailure::Row(error) => match sampler::instead_of(&args.sampler, args.rows.canonical, &error) {
-            Some(instead) => RowFailure::Instead { error, instead },
-            None => error.into(),
-        },
+        RowFailure::Row(error) => sampler::advised(&args.sampler, args.rows.canonical, error).into(),
         failure => failure,
     }
 }

@@ -54,9 +54,11 @@ pub(crate) fn named(error: BuildError) -> CommandError {
         BuildError::Cuda(flash_sampling::cuda::CudaError::Unsupported { knob: Knob::Canonical }) => "--canonical",
         _ => return error.into(),
     };
-    // Only what is exact in distribution refuses to be canonical.
-    let instead = (flag == "--canonical").then_some(PATHWISE_GROUPS);
-    CommandError::usage(with_instead(format!("{flag}: {error}"), instead))
+    CommandError::usage(match flag {
+        // Only what is exact in distribution refuses to be canonical.
+        "--canonical" => with_instead("--canonical is not supported by this variant".into(), Some(PATHWISE_GROUPS)),
+        flag => format!("{flag}: {error}"),
+    })
 }
 
 /// The flags that draw by groups and pathwise, which can do what groups and streams in distribution cannot.
@@ -99,8 +101,9 @@ fn lacks(args: &SamplerArgs, canonical: bool) -> Knobs {
 /// # Errors
 /// Bad usage: what the sampler would say.
 pub(crate) fn check_knobs(args: &SamplerArgs, canonical: bool, row: &RowParams<'_>) -> Result<(), CommandError> {
-    match row.enabled().intersection(lacks(args, canonical)).iter().next() {
-        Some(knob) => refusal(args, canonical, &RowError::Unsupported { knob }).map_or(Ok(()), Err),
+    let lacked = row.enabled().intersection(lacks(args, canonical)).iter().next();
+    match lacked.and_then(|knob| unsupported(args, canonical, knob)) {
+        Some(error) => Err(CommandError::usage(error.to_string())),
         None => Ok(()),
     }
 }
@@ -129,16 +132,23 @@ pub(crate) fn with_instead(refusal: String, instead: Option<&str>) -> String {
     }
 }
 
-/// The flags to take instead of those that refused a row, where there are some.
-pub(crate) fn instead_of(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<&'static str> {
-    let RowError::Unsupported { knob } = error else { return None };
-    if canonical && Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode])).contains(*knob) {
-        return Some(match merge(args) {
-            ShardMerge::LogMass => "--merge winners without --canonical",
-            _ => "the draw without --canonical",
-        });
+/// What the sampler of the flags says of a knob that it lacks, with the flags to take instead, where there are some.
+fn unsupported(args: &SamplerArgs, canonical: bool, knob: Knob) -> Option<RowError> {
+    let lost = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
+    let instead = match merge(args) {
+        ShardMerge::LogMass if canonical && lost.contains(knob) => "--merge winners without --canonical",
+        ShardMerge::Winners if canonical && lost.contains(knob) => "the draw without --canonical",
+        _ => instead(args, knob)?,
+    };
+    Some(RowError::Unsupported { knob, instead })
+}
+
+/// A row's error with the flags to take instead of those that refused it, where there are some.
+pub(crate) fn advised(args: &SamplerArgs, canonical: bool, error: RowError) -> RowError {
+    match error {
+        RowError::Unsupported { knob, .. } => unsupported(args, canonical, knob).unwrap_or(error),
+        error => error,
     }
-    instead(args, *knob)
 }
 
 /// The refusal of what the flags ask of every row, where a row's error is one.
@@ -152,7 +162,7 @@ pub(crate) fn refusal(args: &SamplerArgs, canonical: bool, error: &RowError) -> 
     else {
         return None;
     };
-    Some(CommandError::usage(with_instead(error.to_string(), instead_of(args, canonical, error))))
+    Some(CommandError::usage(advised(args, canonical, *error).to_string()))
 }
 
 /// Plans the sampler.

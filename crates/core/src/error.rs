@@ -62,10 +62,12 @@ pub enum RowError {
         reason: &'static str,
     },
     /// A knob that this backend or variant cannot do.
-    #[error("{knob} is not supported by this sampler")]
+    #[error("{knob} is not supported by this sampler; {instead} has it")]
     Unsupported {
         /// The knob.
         knob: Knob,
+        /// What can do it: [`Capabilities::instead`](crate::Capabilities::instead).
+        instead: &'static str,
     },
     /// A knob that needs room in the plan, which has none.
     #[error("{knob} must be planned for: Plan::max_{knob} is none")]

@@ -71,6 +71,24 @@ pub struct Capabilities {
     pub canonical: bool,
 }
 
+impl Capabilities {
+    /// What has the knobs that a sampler of these capabilities lacks, under its plan. It follows from the kind of the
+    /// sampler, since one that is pathwise, has its whole head and no canonical plan can do all that a row may ask.
+    pub fn instead(&self, plan: &Plan) -> &'static str {
+        match (self.exactness, self.variant) {
+            (Exactness::InDistribution, Variant::Sharded) if plan.canonical => {
+                "a merge of shards by winners, planned without `canonical`,"
+            }
+            (Exactness::InDistribution, Variant::Sharded) => "a merge of shards by winners",
+            (Exactness::InDistribution, _) => {
+                "a pathwise sampler (the tiled variant, or groups that reuse their maxima)"
+            }
+            (Exactness::Pathwise, _) if plan.canonical => "a plan without `canonical`",
+            (Exactness::Pathwise, _) => "the tiled variant over a whole head in memory",
+        }
+    }
+}
+
 /// What a sampler is planned for: its scratch is sized once, and a call within the plan allocates nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {

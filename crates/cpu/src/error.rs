@@ -33,7 +33,7 @@ pub enum CpuError {
         size: u32,
     },
     /// The plan asks for what this variant cannot do.
-    #[error("{knob} is not supported by this variant")]
+    #[error("{knob} is not supported by this variant; the tiled one has it")]
     Unsupported {
         /// The knob of the plan.
         knob: Knob,

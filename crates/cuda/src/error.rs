@@ -80,7 +80,7 @@ pub enum CudaError {
         log: String,
     },
     /// A knob of the plan that the sampler cannot do.
-    #[error("{knob} is not supported by the CUDA sampler")]
+    #[error("{knob} is not supported by this CUDA sampler; `CudaTiled` has it")]
     Unsupported {
         /// The knob.
         knob: Knob,

@@ -45,18 +45,19 @@ pub(super) fn refused_by_name(
     let cases: Vec<_> = cases.into_iter().filter(|(knob, _)| wanted.contains(*knob)).collect();
     let problem = Problem::gaussian(Size::new(cases.len(), 300, 16), DType::BF16, DType::BF16, 952);
     let plan = Plan { max_rows: cases.len(), max_logprobs: Some(2), ..plan };
-    let can = trial.sampler(problem.head(), plan)?.capabilities().knobs;
+    let can = trial.sampler(problem.head(), plan)?.capabilities();
     let rows: Vec<_> = cases.iter().map(|(_, row)| *row).collect();
     let out = trial.sample(&problem, plan, &rows)?;
     for (r, (knob, row)) in cases.iter().enumerate() {
         ensure!(row.enabled() == Knobs::of(&[*knob]), "a row with {knob} says that {:?} are on", row.enabled());
-        let want = if can.contains(*knob) { None } else { Some(RowError::Unsupported { knob: *knob }) };
+        let instead = can.instead(&plan);
+        let want = if can.knobs.contains(*knob) { None } else { Some(RowError::Unsupported { knob: *knob, instead }) };
         let found = out.row(r).err();
         ensure!(found == want, "{knob}: {found:?}, but by the capabilities it must be {want:?}");
     }
-    let missing = wanted.without(can);
+    let missing = wanted.without(can.knobs);
     if !missing.is_empty() {
         report.agreed(format!("knobs refused by name: {missing:?}"), missing.iter().count());
     }
-    Ok(wanted.intersection(can))
+    Ok(wanted.intersection(can.knobs))
 }

@@ -66,14 +66,6 @@ pub enum RowFailure {
     /// A mask without a token.
     #[error("{0} (the mask allows none)")]
     Mask(RowError),
-    /// What the sampler cannot do, and the flags that have it.
-    #[error("{error}; {instead} has it")]
-    Instead {
-        /// The sampler's answer.
-        error: RowError,
-        /// The flags.
-        instead: &'static str,
-    },
     /// The sampler's answer, and what explains it.
     #[error("hidden state {column} of the row is {value}: {error}")]
     Hidden {

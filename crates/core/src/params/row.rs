@@ -55,7 +55,7 @@ impl<'a> RowParams<'a> {
     ) -> Result<Row<'a>, RowError> {
         let enabled = self.check_values_for(vocab_size)?;
         if let Some(knob) = enabled.without(can.knobs).iter().next() {
-            return Err(RowError::Unsupported { knob });
+            return Err(RowError::Unsupported { knob, instead: can.instead(plan) });
         }
         self.check_plan(can, plan)?;
         let greedy = self.temperature == 0.0;
@@ -208,7 +208,7 @@ impl<'a> RowParams<'a> {
     /// What the plan has room for.
     fn check_plan(&self, can: &Capabilities, plan: &Plan) -> Result<(), RowError> {
         if self.without_replacement && !can.without_replacement {
-            return Err(RowError::Unsupported { knob: Knob::WithoutReplacement });
+            return Err(RowError::Unsupported { knob: Knob::WithoutReplacement, instead: can.instead(plan) });
         }
         let beyond = |knob, asked: u32, planned: u32| RowError::BeyondPlan {
             knob,

@@ -222,10 +222,11 @@ fn what_cannot_be_merged_is_refused_by_name() {
         assert!(sharded.capabilities().knobs.intersection(Knobs::FILTERS).is_empty());
         let out = sample(&mut sharded, &hidden(4), &rows);
         let refusal = |r: usize| out.row(r).map(|row| row.draws.first().map(|d: &Draw| d.token)).err();
-        assert_eq!(refusal(0), Some(RowError::Unsupported { knob: Knob::TopP }));
-        assert_eq!(refusal(1), Some(RowError::Unsupported { knob: Knob::Kept }));
+        let unsupported = |knob| Some(RowError::Unsupported { knob, instead: "a merge of shards by winners" });
+        assert_eq!(refusal(0), unsupported(Knob::TopP));
+        assert_eq!(refusal(1), unsupported(Knob::Kept));
         assert_eq!(refusal(2), None);
-        assert_eq!(refusal(3), Some(RowError::Unsupported { knob: Knob::LogprobsMode }));
+        assert_eq!(refusal(3), unsupported(Knob::LogprobsMode));
     };
     refused(Sharded::new(shards(&head, &STARTS, PLAN), ShardMerge::LogMass).unwrap());
     // Shards without surveys, of groups here.

@@ -50,7 +50,7 @@ fn log_mass_says_what_it_is_and_refuses_lists() {
     let rows = lists(&mask);
     let knob = flash_sampling_core::Knob::WithoutReplacement;
     for row in sample(&mut sharded, &hidden(rows.len()), &rows).iter() {
-        assert_eq!(row.unwrap_err(), RowError::Unsupported { knob });
+        assert_eq!(row.unwrap_err(), RowError::Unsupported { knob, instead: "a merge of shards by winners" });
     }
 }
 
