@@ -20,6 +20,9 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     let mut mpi = Mpi::start().map_err(failed)?.with_time_limit(args.transport.time_limit.unwrap_or(TIME_LIMIT));
     let rank = mpi.rank();
     tracing::debug!("{mpi:?}");
+    if mpi.world() == 1 {
+        tracing::info!("one rank draws from the whole vocabulary: mpirun -n N starts N of them");
+    }
     let options =
         ShardOptions { check_tokens: args.transport.check_tokens, ..ShardOptions::new(sampler::merge(&args.sampler)) };
     let mut drawn = |out: &mut dyn Write| {

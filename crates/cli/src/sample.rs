@@ -1,6 +1,7 @@
 //! `flash-sampling sample`.
 
 use crate::args::rows::MAX_DRAWS;
+use crate::args::values::known_logprobs;
 use crate::args::{Format, RowArgs, SampleArgs, TransportName, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
@@ -70,29 +71,44 @@ pub(crate) fn draw<'s>(
     let bar = progress::bar("drawing", (0..hidden.rows()).map(|row| u64::from(job.draws(row))).sum());
     let mut failed = 0;
     for batch in job.batches() {
-        for (row, outcome) in batch.clone().zip(job.draw(&mut *sampler, batch, &bar, interrupt)?) {
-            // What the flags ask, they ask of every row, so nothing is written yet.
-            if let (None, Err(RowFailure::Row(error))) = (&args.rows.params, &outcome)
-                && let Some(refusal) = sampler::refusal(&args.sampler, args.rows.canonical, error)
-            {
-                return Err(refusal);
-            }
-            let outcome = outcome.map_err(|failure| advised(failure, args));
-            failed += usize::from(outcome.is_err());
-            let written = match args.format {
-                Format::Text => write_text(out, row, &outcome, job.without_replacement(row)),
-                Format::Json => write_json(out, row, &outcome),
-            };
-            written.map_err(CommandError::write("to standard output"))?;
-        }
-        // Ctrl-C may end a call that is long, but not take rows that are done.
-        out.flush().map_err(CommandError::write("to standard output"))?;
+        let outcomes = job.draw(&mut *sampler, batch.clone(), &bar, interrupt)?;
+        // Rows and bar may share a terminal.
+        failed += bar.suspend(|| write(args, &job, batch, outcomes, out))?;
     }
     bar.finish_and_clear();
     if failed > 0 {
         tracing::warn!("{failed} of {} rows have no draw; each says why in its place", hidden.rows());
     }
     Ok(u8::from(failed > 0))
+}
+
+/// Writes what became of a batch of rows; how many failed.
+fn write(
+    args: &SampleArgs,
+    job: &Job<'_>,
+    batch: Range<usize>,
+    outcomes: Vec<RowOutcome>,
+    out: &mut dyn Write,
+) -> Result<usize, CommandError> {
+    let mut failed = 0;
+    for (row, outcome) in batch.zip(outcomes) {
+        // What the flags ask, they ask of every row, so nothing is written yet.
+        if let (None, Err(RowFailure::Row(error))) = (&args.rows.params, &outcome)
+            && let Some(refusal) = sampler::refusal(&args.sampler, args.rows.canonical, error)
+        {
+            return Err(refusal);
+        }
+        let outcome = outcome.map_err(|failure| advised(failure, args));
+        failed += usize::from(outcome.is_err());
+        let written = match args.format {
+            Format::Text => write_text(out, row, &outcome, job.without_replacement(row)),
+            Format::Json => write_json(out, row, &outcome),
+        };
+        written.map_err(CommandError::write("to standard output"))?;
+    }
+    // Ctrl-C may end a call that is long, but not take rows that are done.
+    out.flush().map_err(CommandError::write("to standard output"))?;
+    Ok(failed)
 }
 
 /// A row's failure, with the flags to take instead where there are some.
@@ -110,6 +126,8 @@ struct Job<'a> {
     args: &'a RowArgs,
     hidden: Matrix<'a>,
     masks: Option<Masks>,
+    /// What the flags ask for of log-probabilities.
+    logprobs: u32,
     /// What the flags say of the sequence so far.
     history: Option<History>,
     /// Parameters from a file, one a row.
@@ -135,10 +153,7 @@ impl<'a> Job<'a> {
             let message = format!("--draws {} without replacement, but there are {vocab_size} tokens", args.draws);
             return Err(CommandError::usage(message));
         }
-        if args.logprobs > vocab_size {
-            let message = format!("--logprobs {}, but there are {vocab_size} tokens", args.logprobs);
-            return Err(CommandError::usage(message));
-        }
+        let logprobs = known_logprobs(args.logprobs, vocab_size)?;
         let last_bias = args.logit_bias.as_deref().and_then(<[_]>::last);
         if let Some((token, _)) = last_bias.filter(|(token, _)| *token >= vocab_size) {
             let message = format!("--logit-bias names token {token}, but there are {vocab_size} tokens");
@@ -173,7 +188,7 @@ impl<'a> Job<'a> {
             requests::tell_idle(path, Of::Rows, rows);
             requests = Some(of_file);
         }
-        let job = Job { args, hidden, masks, history: args.sequence.history(), requests, by_gpus: false };
+        let job = Job { args, hidden, masks, logprobs, history: args.sequence.history(), requests, by_gpus: false };
         for row in 0..rows {
             if job.draws(row) > MAX_DRAWS {
                 let message = format!("row {row}: n = {}, but a row has {MAX_DRAWS} draws at most", job.draws(row));
@@ -202,7 +217,7 @@ impl<'a> Job<'a> {
     fn most_logprobs(&self) -> u32 {
         let of =
             |requests: &Vec<Request>| requests.iter().filter_map(|r| r.params.fields().logprobs).max().unwrap_or(0);
-        self.requests.as_ref().map_or(self.args.logprobs, of)
+        self.requests.as_ref().map_or(self.logprobs, of)
     }
 
     fn rows_per_call(&self) -> usize {
@@ -242,7 +257,8 @@ impl<'a> Job<'a> {
             Some(requests) => requests[row].params.row(seed, position, requests[row].history.as_ref()),
             None => {
                 let mask = self.masks.as_ref().map(|masks| masks.row(row));
-                RowParams { seed, position, ..self.args.row(self.history.as_ref(), mask) }
+                let row = self.args.row(self.history.as_ref(), mask);
+                RowParams { seed, position, logprobs: Some(self.logprobs), ..row }
             }
         };
         // Log Z and the largest are the same for every portion of a row's draws; their raw logits are not.
@@ -273,7 +289,7 @@ impl<'a> Job<'a> {
     ) -> Result<(), CommandError> {
         let most = |row: usize| match &self.requests {
             Some(requests) => requests[row].params.fields().logprobs.unwrap_or(0),
-            None => self.args.logprobs,
+            None => self.logprobs,
         };
         let is_apart: Vec<bool> = batch.clone().map(|row| self.is_apart(&self.params(row, 0..1))).collect();
         if !is_apart.contains(&true) {

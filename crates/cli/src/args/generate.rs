@@ -75,8 +75,8 @@ pub struct DrawArgs {
     /// Divides the logits; 0 takes the largest logit.
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
-    /// The seed of the first sequence (default 0).
-    #[arg(long, value_name = "SEED", value_parser = values::whole(0..=u64::MAX), allow_negative_numbers = true)]
+    /// The seed of the first sequence; -1 is none (default 0).
+    #[arg(long, value_name = "SEED", value_parser = values::seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Decide near ties by a float64 sum in one fixed order.
     #[arg(long)]
@@ -84,8 +84,8 @@ pub struct DrawArgs {
     /// Added to the logits of single tokens; -inf bans one.
     #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
     pub logit_bias: Option<LogitBias>,
-    /// Tell the log-probability of each token that was drawn, and the N largest beside it.
-    #[arg(long, value_name = "N", value_parser = values::whole(0..=u32::MAX), allow_negative_numbers = true)]
+    /// Tell the log-probability of each token that was drawn, and the N largest beside it; -1 = all.
+    #[arg(long, value_name = "N", value_parser = values::logprobs, allow_negative_numbers = true)]
     pub logprobs: Option<u32>,
     /// Log-probabilities of which law: the one that is drawn from, or the model's own, before biases, penalties, temperature
     /// and filters.

@@ -22,8 +22,8 @@ pub struct RowArgs {
     /// Divides the logits; 0 takes the largest logit.
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
-    /// The seed of all rows (default 0).
-    #[arg(long, value_name = "SEED", value_parser = values::whole(0..=u64::MAX), allow_negative_numbers = true)]
+    /// The seed of all rows; -1 is none (default 0).
+    #[arg(long, value_name = "SEED", value_parser = values::seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Row r draws at position P + r of the one seed; with --seeds every row draws at P.
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = values::whole(0..=POSITION_MAX), allow_negative_numbers = true)]
@@ -49,8 +49,8 @@ pub struct RowArgs {
     /// Added to the logits of single tokens; -inf bans one.
     #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
     pub logit_bias: Option<LogitBias>,
-    /// How many of the largest log-probabilities to list, up to one for each token; tokens that cannot be drawn are not listed.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = values::whole(0..=u32::MAX), allow_negative_numbers = true)]
+    /// How many of the largest log-probabilities to list, -1 = all; tokens that cannot be drawn are not listed.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = values::logprobs, allow_negative_numbers = true)]
     pub logprobs: u32,
     /// Log-probabilities of which law: the one that is drawn from, or the model's own, before masks, biases, penalties,
     /// temperature and filters.

@@ -18,6 +18,39 @@ where
     }
 }
 
+/// The seed where none is given.
+const NO_SEED: u64 = 0;
+
+/// A seed; -1 is none, as in a request.
+pub(super) fn seed(text: &str) -> Result<u64, String> {
+    match text.trim() {
+        "-1" => Ok(NO_SEED),
+        text => whole(0..=u64::MAX)(text).map_err(|range| format!("{range}, or -1 for none")),
+    }
+}
+
+/// A number of log-probabilities; -1 is `u32::MAX`, which is all, as in a request.
+pub(super) fn logprobs(text: &str) -> Result<u32, String> {
+    match text.trim() {
+        "-1" => Ok(u32::MAX),
+        text => whole(0..=u32::MAX)(text).map_err(|range| format!("{range}, or -1 for all")),
+    }
+}
+
+/// As many log-probabilities as `--logprobs` asks for, of a vocabulary.
+///
+/// # Errors
+/// [`CommandError::Usage`]: more than there are tokens.
+pub(crate) fn known_logprobs(asked: u32, vocab_size: u32) -> Result<u32, CommandError> {
+    match asked {
+        u32::MAX => Ok(vocab_size),
+        asked if asked > vocab_size => {
+            Err(CommandError::usage(format!("--logprobs {asked}, but there are {vocab_size} tokens")))
+        }
+        asked => Ok(asked),
+    }
+}
+
 /// A float32 that is 0 only where the text says so.
 pub(crate) fn float(text: &str) -> Result<f32, String> {
     let number = text.parse().map_err(|_| "it is not a number")?;

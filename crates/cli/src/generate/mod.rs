@@ -9,6 +9,7 @@ mod draft;
 mod engine;
 mod load;
 mod output;
+mod progress;
 mod report;
 mod requests;
 mod sequence;
@@ -25,6 +26,7 @@ use flash_sampling::Plan;
 use flash_sampling_models::ModelError;
 use load::{Language, Weights};
 use output::Writer;
+use progress::Progress;
 use report::Report;
 use requests::Requests;
 use std::io::Write;
@@ -74,12 +76,15 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let mut report = Report::new(prompt.len());
     let mut writer = Writer::new(args, &language, &requests, out);
     let mut batch = Batch::start(args, &language, (engine, &requests), &prompt, &mut report)?.with_draft(draft);
+    let limit = model.config().max_positions;
+    let progress = Progress::new(args, limit - prompt.len());
     while batch.is_going() {
         interrupt.check()?;
         batch.step(&mut report)?;
-        writer.go_on(batch.sequences())?;
+        progress.beside(|| writer.go_on(batch.sequences()))?;
+        progress.tell(batch.sequences());
     }
-    let limit = model.config().max_positions;
+    progress.end();
     let cut = batch.sequences().iter().filter(|sequence| sequence.is_cut(args.text.max_tokens, limit)).count();
     if cut > 0 {
         tracing::warn!(
@@ -108,9 +113,6 @@ fn check(args: &GenerateArgs, vocab_size: u32) -> Result<(), CommandError> {
     if let Some((token, _)) = last_bias.filter(|(token, _)| *token >= vocab_size) {
         let message = format!("--logit-bias names token {token}, but there are {vocab_size} tokens");
         return Err(CommandError::usage(message));
-    }
-    if let Some(logprobs) = args.draws.logprobs.filter(|n| *n > vocab_size) {
-        return Err(CommandError::usage(format!("--logprobs {logprobs}, but there are {vocab_size} tokens")));
     }
     match args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1) {
         Some(_) => Ok(()),

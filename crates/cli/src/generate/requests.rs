@@ -1,6 +1,7 @@
 //! What the sequences are drawn with: the flags, or the objects of `--params`.
 
 use crate::args::GenerateArgs;
+use crate::args::values::known_logprobs;
 use crate::error::CommandError;
 use crate::idle;
 use crate::load::mask::Masks;
@@ -16,6 +17,8 @@ pub(super) struct Requests<'s> {
     stops: Vec<u32>,
     /// The tokens of the flags that may be drawn.
     mask: Option<Masks>,
+    /// What the flags ask for of log-probabilities.
+    logprobs: Option<u32>,
     /// One for each sequence, with the model's own end among the tokens that stop it; empty without a file.
     of_file: Vec<SamplingParams>,
 }
@@ -29,17 +32,20 @@ impl<'s> Requests<'s> {
         let Some(path) = &args.draws.params else {
             sampler::known("--banned-token-ids", args.draws.banned_token_ids.as_deref(), vocab_size)?;
             sampler::known("--stop-token-ids", args.draws.stop_token_ids.as_deref(), vocab_size)?;
+            let logprobs = args.draws.logprobs.map(|asked| known_logprobs(asked, vocab_size)).transpose()?;
             let stops = [eos, args.draws.stop_token_ids.as_deref().unwrap_or_default()].concat();
             args.check_stops(&stops)?;
             let mask = args.draws.allowed_token_ids.as_ref().map(|tokens| Masks::of_tokens(tokens, vocab_size));
             let beyond = |token| CommandError::usage(sampler::beyond("--allowed-token-ids", token, vocab_size));
-            return Ok(Requests { args, stops, mask: mask.transpose().map_err(beyond)?, of_file: Vec::new() });
+            let mask = mask.transpose().map_err(beyond)?;
+            return Ok(Requests { args, stops, mask, logprobs, of_file: Vec::new() });
         };
         let usage = |reason: String| CommandError::usage(format!("--params {}: {reason}", path.display()));
         let mut of_file = Vec::new();
         let requests = requests::open(path, Of::Sequences, args.text.num_sequences as usize, vocab_size)?;
         requests::needs_seed(&requests, args.draws.seed.map(|_| "--seed"))?;
-        for request in requests {
+        for (at, request) in requests.into_iter().enumerate() {
+            let of_one = |reason: String| usage(format!("sequence {at}: {reason}"));
             let mut fields = request.params.fields().clone();
             let wrong = [
                 (request.history.is_some(), "prompt_token_ids and output_token_ids are the sequence's own here"),
@@ -48,21 +54,21 @@ impl<'s> Requests<'s> {
                 (fields.kept, "kept: the tokens that were kept are not written"),
             ];
             if let Some((_, reason)) = wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
-                return Err(usage(reason.into()));
+                return Err(of_one(reason.into()));
             }
             let (least, most) = (fields.min_tokens, args.text.max_tokens);
             if least > most {
-                return Err(usage(format!("min_tokens is {least}, but --max-tokens is {most}")));
+                return Err(of_one(format!("min_tokens is {least}, but --max-tokens is {most}")));
             }
             fields.stop_token_ids.extend_from_slice(eos);
-            of_file.push(fields.build(vocab_size).map_err(|error| usage(error.to_string()))?);
+            of_file.push(fields.build(vocab_size).map_err(|error| of_one(error.to_string()))?);
         }
         if let Some(at) = of_file.windows(2).position(|two| two[0].fields().seed.is_some() && two[0] == two[1]) {
             return Err(usage(format!("sequences {at} and {} would be one: they have the same seed", at + 1)));
         }
         let rows = of_file.iter().map(|params| params.row(0, 0, Some(idle::written())));
         requests::tell_idle(path, Of::Sequences, rows);
-        Ok(Requests { args, stops: Vec::new(), mask: None, of_file })
+        Ok(Requests { args, stops: Vec::new(), mask: None, logprobs: None, of_file })
     }
 
     /// The seed of a sequence: its object's as it is, or that of the flags.
@@ -78,7 +84,7 @@ impl<'s> Requests<'s> {
             return RowParams { seed, ..params.row(seed, position, Some(history)) };
         }
         let mask = self.mask.as_ref().map(|mask| mask.row(0));
-        RowParams { seed, position, ..self.args.row(history, &self.stops, mask) }
+        RowParams { seed, position, logprobs: self.logprobs, ..self.args.row(history, &self.stops, mask) }
     }
 
     /// Whether a token ends a sequence.
@@ -90,12 +96,11 @@ impl<'s> Requests<'s> {
     /// The most log-probabilities that are asked for; `None` when none are.
     pub(super) fn most_logprobs(&self) -> Option<u32> {
         let of_file = self.of_file.iter().filter_map(|params| params.fields().logprobs).max();
-        of_file.or(self.args.draws.logprobs)
+        of_file.or(self.logprobs)
     }
 
     /// Whether the log-probabilities of a sequence are written.
     pub(super) fn tells_logprobs(&self, sequence: usize) -> bool {
-        let of_flags = self.args.draws.logprobs;
-        self.of_file.get(sequence).map_or(of_flags, |params| params.fields().logprobs).is_some()
+        self.of_file.get(sequence).map_or(self.logprobs, |params| params.fields().logprobs).is_some()
     }
 }

@@ -6,8 +6,9 @@ use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
 use flash_sampling::{History, RowParams, SamplingParams, SamplingParamsBuilder};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What one row is drawn with.
@@ -96,30 +97,56 @@ pub fn tell_idle<'a>(path: &Path, of: Of, rows: impl IntoIterator<Item = RowPara
 /// [`SamplingParamsBuilder`], and `prompt_token_ids` and `output_token_ids` where penalties need them.
 ///
 /// # Errors
-/// [`Problem::Format`], which names the row and the field.
+/// [`Problem::Format`], which names the row, the field, and where in the text its value begins.
 pub fn parse(text: &str, of: Of, rows: usize, vocab_size: u32) -> Result<Vec<Request>, Problem> {
     let invalid = |reason| Problem::Format { format: "parameter", reason };
-    serde_json::from_str::<Unique>(text).map_err(|error| invalid(error.to_string()))?;
-    match serde_json::from_str(text).map_err(|error| invalid(error.to_string()))? {
-        Value::Array(all) if all.len() != rows => Err(invalid(of.miscounted(all.len(), rows))),
-        Value::Array(all) => {
-            let of_row = |(row, value)| {
-                request(value, of, vocab_size).map_err(|reason| invalid(format!("{} {row}: {reason}", of.one())))
-            };
-            all.into_iter().enumerate().map(of_row).collect()
-        }
-        value => Ok(vec![request(value, of, vocab_size).map_err(invalid)?; rows]),
+    let broken = |error: serde_json::Error| invalid(error.to_string());
+    let located = |row: &str, wrong: Wrong<'_>| invalid(format!("{row}{} ({})", wrong.reason, place(text, wrong.at)));
+    serde_json::from_str::<Unique>(text).map_err(broken)?;
+    let whole: &RawValue = serde_json::from_str(text).map_err(broken)?;
+    if !whole.get().starts_with('[') {
+        return Ok(vec![request(whole, of, vocab_size).map_err(|wrong| located("", wrong))?; rows]);
     }
+    let all: Vec<&RawValue> = serde_json::from_str(whole.get()).map_err(broken)?;
+    if all.len() != rows {
+        return Err(invalid(of.miscounted(all.len(), rows)));
+    }
+    let of_row = |(row, object)| {
+        request(object, of, vocab_size).map_err(|wrong| located(&format!("{} {row}: ", of.one()), wrong))
+    };
+    all.into_iter().enumerate().map(of_row).collect()
 }
 
-fn request(mut value: Value, of: Of, vocab_size: u32) -> Result<Request, String> {
-    let Some(fields) = value.as_object_mut() else { return Err("it is no object".into()) };
-    if let Some((field, flag)) = of.flag_instead(fields) {
-        return Err(format!("{field} is given by {flag}"));
+/// What is wrong with an object, and the part of the text that it is wrong with.
+struct Wrong<'t> {
+    reason: String,
+    at: &'t RawValue,
+}
+
+/// Where a part of a text begins, as serde_json counts: lines and their bytes from 1.
+fn place(text: &str, part: &RawValue) -> String {
+    let before = &text[..part.get().as_ptr() as usize - text.as_ptr() as usize];
+    let line = before.rfind('\n').map_or(0, |end| end + 1);
+    format!("line {} column {}", 1 + before.matches('\n').count(), 1 + before.len() - line)
+}
+
+fn request(object: &RawValue, of: Of, vocab_size: u32) -> Result<Request, Wrong<'_>> {
+    let of_object = |reason: String| Wrong { reason, at: object };
+    let Ok(parts) = serde_json::from_str::<BTreeMap<String, &RawValue>>(object.get()) else {
+        return Err(of_object("it is no object".into()));
+    };
+    let of_field = |field: &str, reason: String| Wrong { reason, at: parts.get(field).copied().unwrap_or(object) };
+    let mut fields: Map<String, Value> =
+        serde_json::from_str(object.get()).map_err(|error| of_object(error.to_string()))?;
+    if let Some((field, flag)) = of.flag_instead(&fields) {
+        return Err(of_field(field, format!("{field} is given by {flag}")));
     }
     let mut tokens = |field: &str| match fields.remove(field) {
         None | Some(Value::Null) => Ok(None),
-        Some(list) => Vec::<u32>::deserialize(list).map(Some).map_err(|error| format!("{field}: {error}")),
+        Some(list) => {
+            let tokens = Vec::<u32>::deserialize(list).map(Some);
+            tokens.map_err(|error| of_field(field, format!("{field}: {error}")))
+        }
     };
     let (prompt, output) = (tokens("prompt_token_ids")?, tokens("output_token_ids")?);
     let history = (prompt.is_some() || output.is_some()).then(|| {
@@ -127,8 +154,16 @@ fn request(mut value: Value, of: Of, vocab_size: u32) -> Result<Request, String>
         history.extend(output.unwrap_or_default());
         history
     });
-    let fields = SamplingParamsBuilder::deserialize(value).map_err(|error| error.to_string())?;
-    let params = fields.build(vocab_size).map_err(|error| error.to_string())?;
+    let read = |fields: Map<String, Value>| SamplingParamsBuilder::deserialize(Value::Object(fields));
+    let whole = read(fields.clone()).map_err(|error| {
+        // The field alone has the same error; which one has it, the error does not tell.
+        let alone = |(field, value): (String, Value)| {
+            let error = read(Map::from_iter([(field.clone(), value)])).err()?;
+            Some(of_field(&field, error.to_string()))
+        };
+        fields.into_iter().find_map(alone).unwrap_or_else(|| of_object(error.to_string()))
+    })?;
+    let params = whole.build(vocab_size).map_err(|error| of_field(error.field, error.to_string()))?;
     Ok(Request { params, history })
 }
 
@@ -168,5 +203,31 @@ mod tests {
             let error = parse(text, Of::Rows, 2, 100).unwrap_err().to_string();
             assert!(error.contains(says), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn where_it_is_wrong_is_told() {
+        let text = "[\n  {},\n  {\"top_k\": 5,\n   \"top_p\":  1.5}\n]";
+        for (wrong, place) in [
+            ("1.5", "(line 4 column 14)"),
+            ("\"high\"", "(line 4 column 14)"),
+            ("0.5, \"n\": 0", "(line 4 column 24)"),
+            ("0.5, \"temprature\": 7", "(line 4 column 33)"),
+            ("0.5, \"prompt_token_ids\": 7", "(line 4 column 39)"),
+            ("0.5, \"prompt_token_ids\": [],\n\"stop_token_ids\": [1, 100]", "(line 5 column 19)"),
+            ("0.5, \"max_tokens\": 7", "(line 4 column 33)"),
+        ] {
+            let error = parse(&text.replace("1.5", wrong), Of::Rows, 2, 100).unwrap_err().to_string();
+            assert!(error.contains("row 1: ") && error.ends_with(place), "{wrong}: {error}");
+        }
+        // What makes two fields impossible together names one of them; a row that is no object is the row's place.
+        let text = "  {\"temperature\": 0, \"kept\": true}";
+        let error = parse(text, Of::Rows, 2, 100).unwrap_err().to_string();
+        assert!(error.ends_with("kept is not defined for a greedy row (line 1 column 30)"), "{error}");
+        let error = parse("[{},\n 7]", Of::Rows, 2, 100).unwrap_err().to_string();
+        assert!(error.ends_with("row 1: it is no object (line 2 column 2)"), "{error}");
+        // Broken JSON has no rows yet.
+        let error = parse("[{},\n {\"n\": }]", Of::Rows, 2, 100).unwrap_err().to_string();
+        assert!(error.ends_with("line 2 column 8"), "{error}");
     }
 }

@@ -224,6 +224,9 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
     assert_eq!(found[0], of_flags(&["--temperature", "0.5", "--logprobs", "0"])[0]);
     assert_eq!(found[1], of_flags(&["--temperature", "1", "--seed", "77", "--top-p", "0.5"])[0]);
     assert!(found[1]["logprobs"].is_null());
+    let all = of_file(r#"{"temperature": 0.5, "logprobs": -1, "seed": -1}"#, &[]);
+    assert_eq!(all, of_flags(&["--temperature", "0.5", "--logprobs", "-1", "--seed", "-1"]));
+    assert_eq!(all, of_flags(&["--temperature", "0.5", "--logprobs", "1681"]));
     let raw = of_file(r#"{"temperature": 0.3, "logprobs": 1, "logprobs_mode": "raw_logprobs"}"#, &[]);
     let of_raw = |mode| of_flags(&["--temperature", "0.3", "--logprobs", "1", "--logprobs-mode", mode]);
     assert_eq!(raw, of_raw("raw"));

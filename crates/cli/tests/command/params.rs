@@ -42,6 +42,7 @@ fn a_file_gives_what_its_flags_give() {
         "--logprobs 2 --logprobs-mode raw --temperature 0.2 --draws 3000",
     );
     same(r#"{"logprobs": -1, "seed": -1, "stop_token_ids": null, "n": 3}"#, "--logprobs 300 --draws 3");
+    same(r#"{"logprobs": -1, "seed": -1, "n": 3}"#, "--logprobs -1 --seed -1 --draws 3");
     same(r#"{"kept": true, "top_p": 0.6, "n": 700}"#, "--kept --top-p 0.6 --draws 700");
     let file = files.bytes("seed.json", br#"{"n": 9}"#);
     let seeded = run(&with(&head, &format!("--params {file} --seed 5"))).tokens();
@@ -97,6 +98,10 @@ fn bad_parameters_are_one_clear_line() {
         "bad.json: not a valid parameter file: top_p is 1.5, but must be above 0 and at most 1",
     );
     refused(r#"{"temprature": 5}"#, "unknown field `temprature`");
+    refused(
+        "{\n \"top_k\": 5,\n \"top_p\": 0\n}",
+        "top_p is 0.0, but must be above 0 and at most 1 (line 3 column 11)",
+    );
     refused(r#"{"max_tokens": 5}"#, "max_tokens is no matter of the draw");
     refused(r#"[{}, {}, {"temperature": "hot"}]"#, "row 2: temperature: invalid type: string \"hot\"");
     refused("[{}]", "it has 1 object for 3 rows; one object without an array serves every row");
