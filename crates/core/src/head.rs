@@ -126,7 +126,7 @@ impl<'w> Head<'w> {
         self.vocab_start..end.max(self.vocab_start)
     }
 
-    /// The weight row of a token.
+    /// The weight row of a token of [`Head::tokens`].
     pub fn weight_row(&self, token: u32) -> usize {
         (token - self.vocab_start) as usize
     }
@@ -147,6 +147,9 @@ impl<'w> Head<'w> {
     }
 
     /// A shard of this head: the tokens `range` of [`Head::tokens`].
+    ///
+    /// # Panics
+    /// Where the range leaves them.
     pub fn slice(&self, range: Range<u32>) -> Head<'w> {
         let rows = self.weight_row(range.start)..self.weight_row(range.end);
         Head {

@@ -36,12 +36,13 @@ pub struct Kept<'a> {
 /// The result of one row, borrowed from [`Samples`].
 #[derive(Clone, Copy, Debug)]
 pub struct RowSample<'a> {
-    /// The draws, in order; without replacement: best score first.
+    /// The draws, in order, as many as the row asked for; without replacement: best score first.
     pub draws: &'a [Draw],
-    /// `ln sum e^l`, when log-probabilities were asked for: over the transformed logits that are drawn from, or over the
-    /// raw ones ([`LogprobsMode`](crate::LogprobsMode)).
+    /// `ln sum e^l` in nats, when log-probabilities were asked for: over the transformed logits that are drawn from, or
+    /// over the raw ones ([`LogprobsMode`](crate::LogprobsMode)).
     pub log_z: Option<f64>,
-    /// The largest of the logits that `log_z` sums, largest first, when asked for.
+    /// The largest of the logits that `log_z` sums, largest first, when asked for, with their tokens;
+    /// [`RowSample::log_prob`] makes a log-probability of each. Fewer than asked for where fewer have a finite one.
     pub top: &'a [Candidate],
     /// The raw logit of each draw, when raw log-probabilities were asked for; otherwise empty.
     pub raw_logits: &'a [f32],
@@ -56,7 +57,10 @@ pub struct RowSample<'a> {
 }
 
 impl RowSample<'_> {
-    /// The first (usually the only) drawn token.
+    /// The first (usually the only) drawn token: a global id.
+    ///
+    /// # Panics
+    /// Where there are no draws, which no sampler leaves.
     pub fn token(&self) -> u32 {
         self.draws[0].token
     }

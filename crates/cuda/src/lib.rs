@@ -13,7 +13,7 @@
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
 //! | `DeviceNccl` (feature `nccl`) | the same | three launches: the same, by NCCL |
 //! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two or three launches; allocates nothing, but for the first that stores logits, waits for nothing |
-//! | [`CudaGrouped`], [`CudaOnline`] | host memory | the same, with a draw by groups |
+//! | [`CudaGrouped`], [`CudaOnline`] | host memory | as [`CudaTiled`], with a draw by groups |
 //! | [`DeviceGroups`] | device memory, on the caller's stream | three launches; allocates nothing, waits for nothing |
 //! | [`CudaStreamed`] | host memory, the weight from a reader in blocks | reads, copies and multiplies at once |
 //! | [`CudaStandalone`] | existing logits in host memory | copies them up, launches, copies the draws down, waits |

@@ -15,7 +15,8 @@ pub enum Backend {
     /// The processor.
     #[cfg(feature = "cpu")]
     Cpu(CpuOptions),
-    /// A CUDA device; an error without the feature `cuda`.
+    /// The first CUDA device (`CUDA_VISIBLE_DEVICES` says which that is; the types of the module `cuda` take any); an
+    /// error without the feature `cuda`.
     Cuda,
 }
 

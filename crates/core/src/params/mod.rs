@@ -32,13 +32,14 @@ pub enum LogprobsMode {
 /// there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowParams<'a> {
-    /// The key of the row's noise.
+    /// The key of the row's noise. Rows of one seed and one position draw with the same noise, in one call and in any
+    /// other: sequences that are to be independent need seeds of their own.
     pub seed: u64,
     /// The token's place in its sequence, up to [`POSITION_MAX`](crate::noise::POSITION_MAX). Never a batch index.
     pub position: u64,
     /// Divides the logits; 0 = greedy. Finite and not negative.
     pub temperature: f32,
-    /// Number of draws; at least 1.
+    /// Number of draws; at least 1, and at most [`Plan::max_draws`](crate::Plan::max_draws).
     pub draws: u32,
     /// The number of the first draw: draws `first_draw .. first_draw + draws` of the row are made. With replacement
     /// the draw number selects the noise; without, it selects the noise of the whole list.
@@ -46,14 +47,15 @@ pub struct RowParams<'a> {
     /// Draw a list of different tokens (Gumbel-top-k, Kool et al. 2019), best score first. The first of them is the
     /// token that a draw with replacement gives.
     pub without_replacement: bool,
-    /// `Some(n)`: log Z, the log-probability of each drawn token, and the `n` largest log-probabilities, of the law that
-    /// `logprobs_mode` names.
+    /// `Some(n)`: log Z, the log-probability of each drawn token, and the `n` largest log-probabilities, in nats, of the
+    /// law that `logprobs_mode` names. Needs [`Plan::max_logprobs`](crate::Plan::max_logprobs).
     pub logprobs: Option<u32>,
     /// Which law's log-probabilities `logprobs` asks for.
     pub logprobs_mode: LogprobsMode,
     /// Return which tokens the filters kept ([`Kept`](crate::samples::Kept)); refused on a greedy row, which has no law.
     pub kept: bool,
-    /// Bitmap over global token ids, least significant bit first, 1 = allowed; tokens beyond its end are forbidden.
+    /// Bitmap over global token ids, 1 = allowed: token `t` is bit `t % 32` of word `t / 32`, the least significant bit
+    /// first. Tokens beyond its end are forbidden.
     pub mask: Option<&'a [u32]>,
     /// Added to the logits of single tokens, tokens strictly ascending; `-inf` bans a token.
     pub logit_bias: &'a [(u32, f32)],

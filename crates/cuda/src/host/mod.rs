@@ -1,10 +1,10 @@
 //! The samplers over host memory: core's trait on top of the entry points over device memory.
 //!
-//! `tiled`, `grouped` and `online` are one `frame` with what each can do: rows are packed (`staging`, lists and masks as `gathered`), drawn by a head that
-//! stays on the GPU (`resident`), and those that ask for more are answered from stored logits (`answers`, `filtered` for
-//! filters, `raw` for raw log-probabilities). `standalone` takes logits, `streamed` a weight that comes in blocks. `shared`
-//! borrows weight and hidden states in device memory. `exchange` makes one draw of the draws of several GPUs; `together` says
-//! which rows with filters these decide.
+//! `tiled`, `grouped` and `online` are one `frame` with what each can do: rows are packed (`staging`, lists and masks as
+//! `gathered`), drawn by a head that stays on the GPU (`resident`), and those that ask for more are answered from stored
+//! logits (`answers`, `filtered` for filters, `raw` for raw log-probabilities). `standalone` takes logits, `streamed` a
+//! weight that comes in blocks. `shared` borrows weight and hidden states in device memory. `exchange` makes one draw of
+//! the draws of several GPUs; `together` says which rows with filters these decide.
 
 pub(crate) mod answers;
 pub(crate) mod exchange;
