@@ -71,6 +71,9 @@ pub mod abi;
 mod compile;
 #[cfg(feature = "driver")]
 mod device;
+#[cfg(all(test, feature = "driver"))]
+#[path = "../tests/emulated/mod.rs"]
+mod emulated;
 #[cfg(feature = "driver")]
 mod error;
 #[cfg(feature = "driver")]

@@ -37,6 +37,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/kernels/fused_hopper/knobs.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/largest.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/lists.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/loaded_rows.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/load.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/marks.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/masses.cuh"),

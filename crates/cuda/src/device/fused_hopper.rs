@@ -121,7 +121,7 @@ impl Tile {
         TILES[..=largest].iter().copied().map(made)
     }
 
-    /// The rows of the batch that each block of a cluster loads, as in tile.cuh.
+    /// The rows of the batch that each block of a cluster loads, as in loaded_rows.cuh.
     pub(crate) fn loaded_rows(self, rows: usize) -> u32 {
         let loads_all = self.columns == 256;
         let rows = if loads_all { self.columns } else { rows as u32 };
@@ -224,6 +224,7 @@ impl Loaded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::emulated;
 
     #[test]
     fn tiles_cover_a_plan() {
@@ -235,15 +236,33 @@ mod tests {
         assert_eq!(columns(1000).last(), Some(&256));
     }
 
+    fn tiles() -> impl Iterator<Item = Tile> {
+        Tile::up_to(256, DType::BF16, Extra::Nothing)
+    }
+
     /// Whole groups of eight, as the swizzle has them: all rows of the batch, and none beyond the tile.
     #[test]
     fn a_cluster_loads_the_batch_and_no_more_than_the_tile() {
-        for tile in Tile::up_to(256, DType::BF16, Extra::Nothing) {
+        for tile in tiles() {
             for rows in 1..=tile.columns {
                 let (each, columns) = (tile.loaded_rows(rows as usize), tile.columns);
                 let all = each * tile.cluster;
                 assert!(each.is_multiple_of(8) && (rows..=columns).contains(&all), "{rows} rows of {columns}: {all}");
             }
+        }
+    }
+
+    /// The host's boxes have another size than the kernel waits for where these differ.
+    #[test]
+    fn the_kernel_loads_as_many_rows_as_the_host_makes_boxes_of() {
+        let Some(program) = emulated::program("loaded_rows") else { return };
+        let cases: Vec<_> = tiles().flat_map(|tile| (1..=256).map(move |rows| (tile, rows))).collect();
+        let words = cases.iter().flat_map(|(tile, rows)| [tile.columns, tile.cluster, *rows]);
+        let found = emulated::answer(&program, words.flat_map(u32::to_le_bytes).collect());
+        let found = found.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        assert_eq!(found.len(), cases.len());
+        for ((tile, rows), found) in cases.into_iter().zip(found) {
+            assert_eq!(tile.loaded_rows(rows as usize), found, "{rows} rows of {tile:?}");
         }
     }
 }

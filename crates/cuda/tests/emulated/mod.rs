@@ -12,9 +12,10 @@ use std::process::{Command, Stdio};
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let program = folder().join(name);
     // The emulator's jumps between stacks look like smashed ones to a hardened library.
     let flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE"];
+    std::fs::create_dir_all(folder()).unwrap();
     let build = Command::new(&compiler)
         .args(flags)
         .args(["-ffp-contract=off", "-I"])
@@ -35,6 +36,14 @@ pub(crate) fn program(name: &str) -> Option<PathBuf> {
             assert!(status.unwrap().success(), "{compiler} could not build {name}.cpp");
             Some(program)
         }
+    }
+}
+
+/// Where programs are built: Cargo names a folder to the tests beside the crate, and those within it have their own.
+fn folder() -> PathBuf {
+    match option_env!("CARGO_TARGET_TMPDIR") {
+        Some(folder) => folder.into(),
+        None => std::env::current_exe().unwrap().with_extension("programs"),
     }
 }
 

@@ -5,6 +5,7 @@
 #include "../../ptx/wgmma.cuh"
 #include "best.cuh"
 #include "lists.cuh"
+#include "loaded_rows.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -47,13 +48,7 @@ struct Tile {
     static constexpr int SLAB_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
     static constexpr int STAGE_BYTES = SLABS * SLAB_BYTES;
 
-    // The rows of the batch that each block of a cluster loads: as few groups of eight, the swizzle's, as hold the batch. Those
-    // beyond it, which the copy engine fills with zeros, take longer than rows that it reads. Measured, of all columns loaded:
-    // 151936 x 4096, 130 of 192 columns 0.89, 100 of 128 0.97, 40 of 64 0.97; with 256 columns, 240 rows of 37984 x 4096 1.05.
-    static constexpr bool LOADS_ALL = COLUMNS == 256;
-    static FS_FUNCTION u32 loaded_rows(u32 row_count) {
-        return LOADS_ALL ? COLUMNS / CLUSTER : (row_count + 8 * CLUSTER - 1) / (8 * CLUSTER) * 8;
-    }
+    static FS_FUNCTION u32 loaded_rows(u32 row_count) { return fused_hopper::loaded_rows(COLUMNS, CLUSTER, row_count); }
     static constexpr u32 ROW_BYTES = DEPTH * 2;
 
     // A thread's accumulators of a unit, and how many words hold a bit of each; the words are alike.
