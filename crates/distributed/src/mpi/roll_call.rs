@@ -31,9 +31,10 @@ struct Other {
     telling: Option<Message>,
 }
 
-/// A number on its way: the library knows its address until the request is done.
+/// A number on its way: the library knows its address until the request is done. A vector, as a box that moves says that
+/// nobody else knows what it owns.
 struct Message {
-    number: Box<u64>,
+    number: Vec<u64>,
     request: Request,
 }
 
@@ -92,7 +93,7 @@ impl Other {
     fn hear(&mut self, step: u64, communicator: &SimpleCommunicator) -> Result<(), TransportError> {
         // A library that knows that a rank is gone says so by an error.
         while self.said < step && self.hearing.request.test().unwrap_or(false) {
-            self.said = *self.hearing.number;
+            self.said = self.hearing.number[0];
             self.hearing = Message::hear(self.rank, communicator)?;
         }
         Ok(())
@@ -101,10 +102,10 @@ impl Other {
 
 impl Message {
     fn tell(number: u64, rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
-        let (number, mut request, raw) = (Box::new(number), unbegun(), communicator.as_raw());
+        let (number, mut request, raw) = (vec![number], unbegun(), communicator.as_raw());
         // SAFETY: one number, which stays where it is until the request is done, or for good.
         let request = unsafe {
-            let address = (&raw const *number).cast();
+            let address = number.as_ptr().cast();
             check(ffi::MPI_Isend(address, 1, ffi::RSMPI_UINT64_T, rank, TAG, raw, request.as_mut_ptr()))?;
             Request(request.assume_init())
         };
@@ -112,10 +113,10 @@ impl Message {
     }
 
     fn hear(rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
-        let (mut number, mut request, raw) = (Box::new(0), unbegun(), communicator.as_raw());
+        let (mut number, mut request, raw) = (vec![0], unbegun(), communicator.as_raw());
         // SAFETY: room for one number, which stays where it is until the request is done, or for good.
         let request = unsafe {
-            let address = (&raw mut *number).cast();
+            let address = number.as_mut_ptr().cast();
             check(ffi::MPI_Irecv(address, 1, ffi::RSMPI_UINT64_T, rank, TAG, raw, request.as_mut_ptr()))?;
             Request(request.assume_init())
         };
