@@ -395,6 +395,13 @@ fn ranks_that_are_called_otherwise_are_told_what_differs() {
 }
 
 #[test]
+fn a_rank_that_came_too_late_to_a_call_is_named() {
+    if let Some(_alone) = runs_here() {
+        rank_calls::are_told_that_one_came_too_late();
+    }
+}
+
+#[test]
 fn ranks_that_share_a_gpu_make_room_for_long_lists_together() {
     if let Some(_alone) = runs_here() {
         rank_calls::long_lists_are_made_room_for(2);

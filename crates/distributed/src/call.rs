@@ -1,24 +1,47 @@
 //! The head of a message: what a rank was called with.
 //!
 //! ```text
-//! call      magic u32 | 0 u8 | rows u32 | type u8 | digest of the rows' parameters u64
+//! call      magic u32 | 0 u8 | number u64 | rows u32 | type u8 | digest of the rows' parameters u64
+//! waited    magic u32 | 3 u8 | the same | nanoseconds u64 | ranks u32 | rank u32 ...   the call that a rank gave up
+//! checks    magic u32 | 4 u8 | results to compare                                      see `check`
 //! ```
 
 use crate::error::ShardError;
-use crate::wire::Reader;
+use crate::wire::{Reader, WireError, put_items};
+use core::time::Duration;
 use flash_sampling_core::digest::of_words;
 use flash_sampling_core::{DType, RowParams};
 
 /// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs07");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs08");
 
-pub(crate) const ROWS: u8 = 0;
+const ROWS: u8 = 0;
 pub(crate) const FAILED: u8 = 1;
 pub(crate) const PASS: u8 = 2;
+const WAITED: u8 = 3;
+const CHECKS: u8 = 4;
+
+/// What a rank tells the others of a call that goes another way than over the transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing<'a> {
+    /// It can make the call, or asks what differs.
+    Can,
+    /// It cannot, and why.
+    Cannot(&'a str),
+    /// It gave the call up.
+    Waited {
+        /// The ranks that did not come; none where it does not know which.
+        ranks: &'a [usize],
+        /// How long it waited for them.
+        limit: Duration,
+    },
+}
 
 /// What every rank must have been called with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
+    /// Which call of the rank it is, whatever way it goes.
+    pub(crate) number: u64,
     pub(crate) rows: usize,
     /// Of the hidden states.
     pub(crate) dtype: DType,
@@ -27,19 +50,48 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(crate) fn of(rows: &[RowParams<'_>], dtype: DType) -> Call {
-        Call { rows: rows.len(), dtype, digest: of_words(rows.iter().map(RowParams::digest)) }
+    pub(crate) fn of(number: u64, rows: &[RowParams<'_>], dtype: DType) -> Call {
+        Call { number, rows: rows.len(), dtype, digest: of_words(rows.iter().map(RowParams::digest)) }
+    }
+
+    fn put(self, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(&self.number.to_le_bytes());
+        bytes.extend_from_slice(&(self.rows as u32).to_le_bytes());
+        bytes.push(element(self.dtype));
+        bytes.extend_from_slice(&self.digest.to_le_bytes());
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Call, WireError> {
+        let (number, rows) = (reader.u64()?, reader.u32()? as usize);
+        let dtype = of_element(reader.u8()?).ok_or_else(|| reader.invalid("an unknown type"))?;
+        Ok(Call { number, rows, dtype, digest: reader.u64()? })
     }
 }
 
-/// Begins a message.
-pub(crate) fn begin(bytes: &mut Vec<u8>, call: Call) {
+fn begin_with(bytes: &mut Vec<u8>, status: u8) {
     bytes.clear();
     bytes.extend_from_slice(&MAGIC.to_le_bytes());
-    bytes.push(ROWS);
-    bytes.extend_from_slice(&(call.rows as u32).to_le_bytes());
-    bytes.push(element(call.dtype));
-    bytes.extend_from_slice(&call.digest.to_le_bytes());
+    bytes.push(status);
+}
+
+/// Begins the message of a call.
+pub(crate) fn begin(bytes: &mut Vec<u8>, call: Call) {
+    begin_with(bytes, ROWS);
+    call.put(bytes);
+}
+
+/// Begins a message of results to compare.
+pub(crate) fn begin_check(bytes: &mut Vec<u8>) {
+    begin_with(bytes, CHECKS);
+}
+
+/// The message of a call that this rank gave up.
+pub(crate) fn encode_waited(bytes: &mut Vec<u8>, call: Call, ranks: &[usize], limit: Duration) {
+    begin_with(bytes, WAITED);
+    call.put(bytes);
+    bytes.extend_from_slice(&u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
+    bytes.extend_from_slice(&(ranks.len() as u32).to_le_bytes());
+    put_items(bytes, ranks.iter().map(|&rank| (rank as u32).to_le_bytes()));
 }
 
 /// The number of a type in messages.
@@ -56,31 +108,85 @@ pub(crate) fn of_element(number: u8) -> Option<DType> {
     [DType::BF16, DType::F16, DType::F32].into_iter().find(|&dtype| element(dtype) == number)
 }
 
-/// What a shard was called with, before its rows.
-pub(crate) fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, ShardError> {
-    let header = (|| {
+/// The head of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Head<'m> {
+    Call(Call),
+    /// A call that the rank gave up, after how long, and for which ranks.
+    Waited(Call, Duration, &'m [[u8; 4]]),
+    /// Results to compare.
+    Checks,
+}
+
+impl Head<'_> {
+    /// Whether the rank has gone on from a call.
+    fn is_beyond(&self, number: u64) -> bool {
+        match self {
+            Head::Call(call) | Head::Waited(call, ..) => call.number > number,
+            Head::Checks => true,
+        }
+    }
+}
+
+/// Reads the head of a shard's message.
+pub(crate) fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>, ShardError> {
+    let head = (|| {
         if reader.u32()? != MAGIC {
             return Err(reader.invalid("not a shard's summaries"));
         }
         match reader.u8()? {
-            ROWS => {
-                let rows = reader.u32()? as usize;
-                let dtype = of_element(reader.u8()?).ok_or_else(|| reader.invalid("an unknown type"))?;
-                Ok(Ok(Call { rows, dtype, digest: reader.u64()? }))
+            ROWS => Call::read(reader).map(|call| Ok(Head::Call(call))),
+            WAITED => {
+                let (call, limit) = (Call::read(reader)?, Duration::from_nanos(reader.u64()?));
+                Ok(Ok(Head::Waited(call, limit, reader.items()?)))
             }
+            CHECKS => Ok(Ok(Head::Checks)),
             FAILED => Ok(Err(reader.text()?.to_owned())),
             _ => Err(reader.invalid("an unknown status")),
         }
     })();
-    match header.map_err(|source| ShardError::Message { shard, source })? {
-        Ok(call) => Ok(call),
+    match head.map_err(|source| ShardError::Message { shard, source })? {
+        Ok(head) => Ok(head),
         Err(reason) => Err(ShardError::Failed { shard, reason }),
     }
+}
+
+/// What a shard was called with, before its rows.
+pub(crate) fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, ShardError> {
+    match head(reader, shard)? {
+        Head::Call(call) | Head::Waited(call, ..) => Ok(call),
+        Head::Checks => {
+            Err(ShardError::Message { shard, source: reader.invalid("results to compare, in place of a call") })
+        }
+    }
+}
+
+/// Finds ranks that came late to a call: one tells that it gave the call up, and others have gone on from it. All ranks find
+/// the same, as all have the same messages.
+pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
+    let heads = || messages.iter().enumerate().map(|(shard, bytes)| head(&mut Reader::new(bytes), shard));
+    let mut first: Option<(u64, usize, Duration, &[[u8; 4]])> = None;
+    for (shard, head) in heads().enumerate() {
+        if let Head::Waited(Call { number, .. }, limit, ranks) = head?
+            && first.is_none_or(|(least, ..)| number < least)
+        {
+            first = Some((number, shard, limit, ranks));
+        }
+    }
+    let Some((number, shard, limit, ranks)) = first else { return Ok(()) };
+    let is_beyond = |head: &Result<Head<'_>, _>| head.as_ref().is_ok_and(|head| head.is_beyond(number));
+    let beyond: Vec<usize> = heads().enumerate().filter(|(_, head)| is_beyond(head)).map(|(shard, _)| shard).collect();
+    if beyond.is_empty() {
+        return Ok(());
+    }
+    let told: Vec<usize> = ranks.iter().map(|rank| u32::from_le_bytes(*rank) as usize).collect();
+    Err(ShardError::Late { shard, ranks: if told.is_empty() { beyond } else { told }, limit })
 }
 
 /// Whether all shards were called with the parameters of this rank. Where it is an error or `false`, it is one or the other
 /// on every rank: all have the same messages, and of ranks that differ each differs from some other.
 pub(crate) fn is_same_call(messages: &[Vec<u8>], mine: Call) -> Result<bool, ShardError> {
+    none_is_late(messages)?;
     let mut is_same = true;
     for (shard, bytes) in messages.iter().enumerate() {
         let theirs = header(&mut Reader::new(bytes), shard)?;

@@ -1,6 +1,6 @@
 //! The debug check that every rank was called with the same and came to the same results.
 
-use crate::call::header;
+use crate::call::{Head, begin_check, head, none_is_late};
 use crate::error::ShardError;
 use crate::wire::{Reader, WireError};
 use flash_sampling_core::digest::{of_bytes, of_words};
@@ -8,7 +8,7 @@ use flash_sampling_core::{Matrix, RowParams, Samples};
 
 /// Of each row the digests of its hidden states, of its groups of parameters, and of its tokens and scores or its error.
 pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Samples, bytes: &mut Vec<u8>) {
-    bytes.clear();
+    begin_check(bytes);
     for (r, (params, row)) in rows.iter().zip(samples.iter()).enumerate() {
         let result = match row {
             Ok(row) => of_words(row.draws.iter().flat_map(|d| [u64::from(d.token), u64::from(d.score.to_bits())])),
@@ -19,16 +19,19 @@ pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Sample
     }
 }
 
-/// Compares the digests of all ranks with this rank's. One that failed may have said so in their place.
+/// Compares the digests of all ranks with this rank's. One that failed, or that gave the call up, may have said so in their
+/// place.
 pub(crate) fn compare(mine: &[u8], all: &[Vec<u8>]) -> Result<(), ShardError> {
     let Some((shard, theirs)) = all.iter().enumerate().find(|(_, theirs)| *theirs != mine) else { return Ok(()) };
-    if let Err(failed @ ShardError::Failed { .. }) = header(&mut Reader::new(theirs), shard) {
-        return Err(failed);
-    }
+    none_is_late(all)?;
+    let (message, mut reader) = (|source| ShardError::Message { shard, source }, Reader::new(theirs));
+    let Head::Checks = head(&mut reader, shard)? else {
+        return Err(message(reader.invalid("a call, in place of results to compare")));
+    };
     if theirs.len() != mine.len() {
-        return Err(ShardError::Message { shard, source: WireError::Truncated { at: theirs.len() } });
+        return Err(message(WireError::Truncated { at: theirs.len() }));
     }
-    let (mine, theirs) = (mine.as_chunks::<8>().0, theirs.as_chunks::<8>().0);
+    let [mine, theirs] = [mine, theirs].map(|bytes| bytes[reader.at()..].as_chunks::<8>().0);
     let at = mine.iter().zip(theirs).position(|(a, b)| a != b).unwrap_or_default();
     let groups = RowParams::GROUPS;
     let (row, word) = (at / (groups.len() + 2), at % (groups.len() + 2));

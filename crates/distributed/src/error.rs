@@ -2,8 +2,9 @@
 
 use crate::merge::ShardMerge;
 use crate::options::{Exchange, Transforms};
-use crate::transport::TransportError;
+use crate::transport::{TransportError, list};
 use crate::wire::WireError;
+use core::time::Duration;
 use flash_sampling_core::{DType, Plan, SampleError};
 
 /// Why shards cannot draw together. `shard` is the number of the shard, which is its rank.
@@ -64,7 +65,7 @@ pub enum ShardError {
         found: usize,
     },
     /// A shard has another plan than shard 0.
-    #[error("shard {shard} has {found:?}, but shard 0 has {expected:?}")]
+    #[error("shard {shard} was planned with {}, but shard 0 with {}", unlike(found, expected), unlike(expected, found))]
     Plan {
         /// The shard.
         shard: usize,
@@ -95,7 +96,7 @@ pub enum ShardError {
     #[error("the merge by log-mass needs log Z of each shard: plan shards with max_logprobs")]
     NoLogMass,
     /// Ranks disagree about the merge.
-    #[error("shard {shard} merges by {found:?}, but shard 0 by {expected:?}")]
+    #[error("shard {shard} merges by {found}, but shard 0 by {expected}")]
     Merge {
         /// The shard.
         shard: usize,
@@ -106,7 +107,7 @@ pub enum ShardError {
     },
     /// Ranks disagree about what crosses in a call, or about the check of tokens.
     #[error(
-        "shard {shard} exchanges {found:?} (check of tokens: {found_check}), but shard 0 {expected:?} ({expected_check})"
+        "shard {shard} exchanges {found}{}, but shard 0 {expected}{}", checks(*found_check), checks(*expected_check)
     )]
     Exchange {
         /// The shard.
@@ -160,7 +161,7 @@ pub enum ShardError {
         found_world: usize,
     },
     /// A plan that asks for more than the shards were planned for.
-    #[error("{asked:?} asks for more than the shards' {planned:?}")]
+    #[error("a plan with {} is beyond the shards', with {}", unlike(asked, &within(asked, planned)), unlike(&within(asked, planned), asked))]
     BeyondShards {
         /// The plan asked for.
         asked: Plan,
@@ -206,6 +207,16 @@ pub enum ShardError {
         row: usize,
         /// The first of [`RowParams::GROUPS`](flash_sampling_core::RowParams::GROUPS) that does.
         what: &'static str,
+    },
+    /// Ranks came to a call on the GPUs, and went on from it, after another had given it up.
+    #[error("{} too late: shard {shard} had waited {limit:?}", came(ranks))]
+    Late {
+        /// The shard that waited.
+        shard: usize,
+        /// Those that it waited for, ascending; where it did not know them, those that went on.
+        ranks: Vec<usize>,
+        /// How long it waits.
+        limit: Duration,
     },
     /// The largest word of a row is no winner: the transport damaged it.
     #[error("the ranks' winner of row {row} is no token of the vocabulary")]
@@ -255,6 +266,36 @@ pub enum ShardError {
         /// What is wrong with it.
         reason: String,
     },
+}
+
+/// The fields of a plan that another has otherwise.
+fn unlike(plan: &Plan, other: &Plan) -> String {
+    let fields = |plan: &Plan| {
+        let Plan { max_rows, max_draws, max_logprobs, canonical } = *plan;
+        let max_logprobs = max_logprobs.map_or("no max_logprobs".into(), |most| format!("max_logprobs {most}"));
+        let canonical = if canonical { "canonical" } else { "not canonical" };
+        [format!("max_rows {max_rows}"), format!("max_draws {max_draws}"), max_logprobs, canonical.into()]
+    };
+    let differing = fields(plan).into_iter().zip(fields(other)).filter(|(field, other)| field != other);
+    differing.map(|(field, _)| field).collect::<Vec<_>>().join(", ")
+}
+
+/// As much of a plan as another has.
+fn within(plan: &Plan, other: &Plan) -> Plan {
+    Plan {
+        max_rows: plan.max_rows.min(other.max_rows),
+        max_draws: plan.max_draws.min(other.max_draws),
+        max_logprobs: plan.max_logprobs.min(other.max_logprobs),
+        canonical: other.canonical,
+    }
+}
+
+fn checks(check_tokens: bool) -> &'static str {
+    if check_tokens { " with check_tokens" } else { " without check_tokens" }
+}
+
+fn came(ranks: &[usize]) -> String {
+    format!("shard{} {} came", if ranks.len() == 1 { "" } else { "s" }, list(ranks))
 }
 
 impl From<ShardError> for SampleError {

@@ -60,6 +60,7 @@ mod tiling;
 mod transport;
 mod wire;
 
+pub use call::Standing;
 pub use error::ShardError;
 pub use loopback::Loopback;
 pub use merge::ShardMerge;

@@ -6,6 +6,7 @@ use crate::rows::Checked;
 use crate::stage::{First, Stage, is_bad_logit};
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
+use core::fmt;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{
     Candidate, Domain, Draw, LogprobsMode, MassHistogram, RowError, RowParams, RowSample, Samples, TopList, Winner,
@@ -21,6 +22,15 @@ pub enum ShardMerge {
     /// Alg. I.4); another number of shards may give another token. The shards may be any exact samplers, planned with
     /// `max_logprobs` so that they know their log-mass. Greedy rows take the winner.
     LogMass,
+}
+
+impl fmt::Display for ShardMerge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ShardMerge::Winners => "winners",
+            ShardMerge::LogMass => "log-mass",
+        })
+    }
 }
 
 impl ShardMerge {

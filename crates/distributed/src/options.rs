@@ -20,6 +20,15 @@ pub enum Exchange {
     Keys,
 }
 
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Exchange::Summaries => "summaries",
+            Exchange::Keys => "keys",
+        })
+    }
+}
+
 /// What a head does to its dot products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transforms {

@@ -324,7 +324,7 @@ mod tests {
 
     fn message(samples: &Samples) -> Vec<u8> {
         let mut bytes = Vec::new();
-        begin(&mut bytes, Call::of(&rows(), DType::BF16));
+        begin(&mut bytes, Call::of(7, &rows(), DType::BF16));
         for (r, params) in rows().iter().enumerate() {
             match checked(params) {
                 Ok(row) => encode_row(&mut bytes, &row, true, &samples.row(r), Stage::Raw),
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn other_rows_types_and_parameters_are_told_apart() {
         let messages = vec![message(&samples()); 2];
-        let call = |rows: &[RowParams<'_>], dtype| is_same_call(&messages, Call::of(rows, dtype));
+        let call = |rows: &[RowParams<'_>], dtype| is_same_call(&messages, Call::of(7, rows, dtype));
         assert!(matches!(call(&rows(), DType::BF16), Ok(true)));
         let error = call(&rows()[..3], DType::BF16).unwrap_err();
         assert!(matches!(error, ShardError::Rows { shard: 0, expected: 3, found: 4 }));

@@ -1,6 +1,6 @@
 //! One rank of a group of shards.
 
-use crate::call::{Call, begin, is_same_call};
+use crate::call::{Call, Standing, begin, encode_waited, is_same_call};
 use crate::error::ShardError;
 use crate::filtered::{OpenRows, Overviews};
 use crate::keys::Keys;
@@ -67,6 +67,8 @@ pub struct ShardSampler<'s, T> {
     checked: CheckedRows,
     options: ShardOptions,
     keys: Keys,
+    /// Calls that were begun, whatever way they go.
+    calls: u64,
 }
 
 impl<'s, T: Transport> ShardSampler<'s, T> {
@@ -106,6 +108,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             checked: CheckedRows::default(),
             options,
             keys: Keys::default(),
+            calls: 0,
         })
     }
 
@@ -122,25 +125,33 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         &mut self.transport
     }
 
-    /// Tells the other ranks, before or after a call that goes another way, that this one can make it, or why it cannot. A
-    /// collective call. After an error no rank makes the call; the one that cannot has its own.
+    /// Counts a call that goes another way. Every rank does so when it begins one: a rank that comes too late for a call, and
+    /// goes on to the next, is then told from one that was called with something else.
+    pub fn begin_elsewhere(&mut self) {
+        self.calls += 1;
+    }
+
+    /// Tells the other ranks, before or after a call that goes another way, how this one stands to it. A collective call.
+    /// After an error no rank makes the call; the one that cannot has its own.
     ///
     /// # Errors
-    /// [`ShardError::Failed`] where another rank cannot; [`ShardError::Type`], [`ShardError::Rows`] and
-    /// [`ShardError::Params`] where ranks are called with different parameters; what can go wrong in an exchange.
+    /// [`ShardError::Failed`] where another rank cannot; [`ShardError::Late`] where ranks went on from a call that another
+    /// gave up; [`ShardError::Type`], [`ShardError::Rows`] and [`ShardError::Params`] where ranks are called with different
+    /// parameters; what can go wrong in an exchange.
     pub fn can_call(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        failure: Option<&str>,
+        standing: Standing<'_>,
     ) -> Result<(), ShardError> {
-        let call = Call::of(rows, input.dtype());
-        match failure {
-            Some(reason) => summary::encode_failure(&mut self.message, reason),
-            None => begin(&mut self.message, call),
+        let call = Call::of(self.calls, rows, input.dtype());
+        match standing {
+            Standing::Can => begin(&mut self.message, call),
+            Standing::Cannot(reason) => summary::encode_failure(&mut self.message, reason),
+            Standing::Waited { ranks, limit } => encode_waited(&mut self.message, call, ranks, limit),
         }
         exchange(&mut self.transport, &self.message, &mut self.messages)?;
-        if failure.is_some() { Ok(()) } else { self.compare(call, rows) }
+        if matches!(standing, Standing::Cannot(_)) { Ok(()) } else { self.compare(call, rows) }
     }
 
     /// Compares this rank's call with those of all messages, and names what differs.
@@ -156,7 +167,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// Compares a call and its results, which came by another way, with those of all other ranks. A collective call.
     ///
     /// # Errors
-    /// [`ShardError::Inputs`], [`ShardError::Params`], [`ShardError::Disagree`], and what can go wrong in an exchange.
+    /// [`ShardError::Inputs`], [`ShardError::Params`], [`ShardError::Disagree`]; [`ShardError::Failed`] and
+    /// [`ShardError::Late`] where another rank failed the call or gave it up; what can go wrong in an exchange.
     pub fn check_tokens(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &Samples) -> Result<(), ShardError> {
         check::encode(input, rows, out, &mut self.message);
         exchange(&mut self.transport, &self.message, &mut self.messages)?;
@@ -290,7 +302,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         out: &mut Samples,
     ) -> Result<(), ShardError> {
         let Batch { input, params, rows } = *batch;
-        let call = Call::of(params, input.dtype());
+        let call = Call::of(self.calls, params, input.dtype());
         let is_done = self.options.exchange == Exchange::Keys && self.reduce(call, rows, failure.is_none(), out)?;
         if !is_done {
             self.gather(call, batch, failure, out)?;
@@ -317,6 +329,7 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
+        self.calls += 1;
         let checked = self.checked.check(&self.whole, rows);
         let batch = Batch { input, params: rows, rows: &checked };
         let failure = self.ask(&batch).err();

@@ -12,7 +12,7 @@ use flash_sampling_core::{
 };
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS05");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS06");
 
 /// What a shard says of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,8 +101,10 @@ impl Description {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
-        if reader.u32()? != MAGIC {
-            return Err(reader.invalid("not a shard's description"));
+        match reader.u32()? {
+            MAGIC => {}
+            magic if magic as u16 == MAGIC as u16 => return Err(reader.invalid("the description of another version")),
+            _ => return Err(reader.invalid("not a shard's description")),
         }
         let tokens = reader.u32()?..reader.u32()?;
         let (vocab_size, max_draws, logprobs) = (reader.u32()?, reader.u32()?, reader.u32()?);

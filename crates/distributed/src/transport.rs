@@ -163,6 +163,7 @@ pub enum TransportError {
     },
 }
 
-fn list(ranks: &[usize]) -> String {
+/// Ranks with commas between them.
+pub(crate) fn list(ranks: &[usize]) -> String {
     ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -11,7 +11,7 @@ use flash_sampling_core::{
     SampleError, Samples, Shape, Survey, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
-use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
+use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, Standing, Transport};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -63,7 +63,8 @@ pub struct CudaRankOptions {
 /// Half of it an exchange waits on the GPUs; a rank that nobody met there, or that met another call, asks over the transport
 /// for as long as is left. Where ranks are called with different rows or parameters, all of them ask, also where one of them
 /// goes by the transport alone, and each learns of which row and what: [`ShardError::Params`], [`ShardError::Rows`] or
-/// [`ShardError::Type`].
+/// [`ShardError::Type`]. A rank that comes when another has given the call up still draws, alone; where its next exchange over
+/// the transport meets the one that waited it learns so: [`ShardError::Late`].
 ///
 /// A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it; the others name
 /// it when their time is over, and the group is done. If it then calls again, it finds what they sent for the call before,
@@ -270,8 +271,9 @@ where
         let prepared = loaded.and_then(|()| local.reserve_together(room));
         drop(local);
         let failure = prepared.as_ref().err().map(CudaError::to_string);
+        let standing = failure.as_deref().map_or(Standing::Can, Standing::Cannot);
         // Nobody waits on a GPU for a rank that loads, nor for one that cannot.
-        self.by_host.can_call(input, rows, failure.as_deref())?;
+        self.by_host.can_call(input, rows, standing)?;
         prepared.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
         (self.is_prepared, self.room) = (self.is_prepared || loads, room);
         Ok(())
@@ -344,6 +346,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
             return self.by_host.sample(input, rows, out);
         }
         out.clear();
+        self.by_host.begin_elsewhere();
         self.prepare(input, rows, way)?;
         let begun = Instant::now();
         let drawn = match way {

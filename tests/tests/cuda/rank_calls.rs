@@ -95,6 +95,50 @@ pub(crate) fn are_told_what_differs_where_one_goes_by_the_host(exchange: GpuExch
     }
 }
 
+/// Rank 1 comes when rank 0 has given the call up on its GPU, and draws alone. It learns so where it meets rank 0 over the
+/// transport, and rank 0 knows that nothing differs: when results are compared; in the next call by the host, of another
+/// position.
+pub(crate) fn are_told_that_one_came_too_late() {
+    let problem = Problem::integers(Size::new(1, 900, 64), DType::BF16, DType::BF16, 5);
+    let plan = Plan { max_logprobs: Some(2), ..Plan::default() };
+    let row = RowParams { seed: 3, position: 7, ..RowParams::default() };
+    let next = RowParams { position: 8, logprobs: Some(1), ..row };
+    let limit = Duration::from_secs(2);
+    for row in [row, next] {
+        load_kernels_of(&problem, plan, &[row]);
+    }
+    for check_tokens in [true, false] {
+        thread::scope(|scope| {
+            let heads = problem.head().split(&[0, 500]);
+            for (shard, transport) in heads.into_iter().zip(Loopback::group(2)) {
+                let (problem, rank) = (&problem, transport.rank());
+                scope.spawn(move || {
+                    let options = CudaRankOptions { check_tokens, ..CudaRankOptions::default() };
+                    let transport = transport.with_time_limit(limit);
+                    let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
+                    let mut out = Samples::new();
+                    sampler.sample(problem.input(), &[row], &mut out).unwrap();
+                    if rank == 1 {
+                        thread::sleep(limit * 3 / 4);
+                    }
+                    let (begun, mut sampled) = (Instant::now(), sampler.sample(problem.input(), &[row], &mut out));
+                    if rank == 1 && !check_tokens {
+                        sampled.unwrap();
+                        sampled = sampler.sample(problem.input(), &[next], &mut out);
+                    }
+                    let (says, took) = (said(sampled.unwrap_err()), begun.elapsed());
+                    if rank == 0 {
+                        assert_eq!(says, format!("rank 1 did not come to the exchange within {:?}", limit / 2));
+                    } else {
+                        assert_eq!(says, format!("shard 1 came too late: shard 0 had waited {:?}", limit / 2));
+                    }
+                    assert!(out.is_empty() && took < limit, "{took:?}");
+                });
+            }
+        });
+    }
+}
+
 /// Penalties and masks for which no rank has room at first, most of them of the first rank's tokens.
 pub(crate) fn long_lists_are_made_room_for(world: u32) {
     let count = 12;

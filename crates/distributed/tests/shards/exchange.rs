@@ -3,7 +3,10 @@
 use crate::common::*;
 use core::error::Error;
 use flash_sampling_core::{Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
-use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardSampler, Sharded, Transport, TransportError};
+use flash_sampling_distributed::{
+    Exchange, Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Standing, Transport,
+    TransportError,
+};
 use std::sync::Barrier;
 use std::thread;
 
@@ -141,16 +144,17 @@ fn a_rank_that_cannot_call_tells_the_others() {
         let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
         let rows = |seed| [RowParams { seed, ..RowParams::default() }];
         // Another rank differs besides: all hear of the failure.
-        let told = sampler.can_call(input, &rows((rank == 5).into()), (rank == 2).then_some("no memory"));
+        let standing = if rank == 2 { Standing::Cannot("no memory") } else { Standing::Can };
+        let told = sampler.can_call(input, &rows((rank == 5).into()), standing);
         match told {
             Ok(()) => assert_eq!(rank, 2),
             Err(ShardError::Failed { shard, reason }) => assert_eq!((shard, reason.as_str()), (2, "no memory")),
             Err(error) => panic!("{error:?}"),
         }
-        let error = sampler.can_call(input, &rows((rank == 5).into()), None).unwrap_err();
+        let error = sampler.can_call(input, &rows((rank == 5).into()), Standing::Can).unwrap_err();
         assert!(matches!(error, ShardError::Params { row: 0, what: "seed", .. }), "{error:?}");
         // The group goes on.
-        sampler.can_call(input, &rows(1), None).unwrap();
+        sampler.can_call(input, &rows(1), Standing::Can).unwrap();
         call(sampler, &rows(1), HIDDEN).unwrap();
     });
 }
@@ -164,8 +168,8 @@ fn a_rank_without_results_is_not_taken_for_one_with_other_hidden_states() {
         let mut out = Samples::new();
         sampler.sample(input, &rows, &mut out).unwrap();
         if rank == 2 {
-            sampler.can_call(input, &rows, Some("no memory")).unwrap();
-            sampler.can_call(input, &rows, None).unwrap_err();
+            sampler.can_call(input, &rows, Standing::Cannot("no memory")).unwrap();
+            sampler.can_call(input, &rows, Standing::Can).unwrap_err();
             return;
         }
         let error = sampler.check_tokens(input, &rows, &out).unwrap_err();
@@ -208,28 +212,66 @@ fn sixty_four_ranks_of_which_many_are_empty_draw_as_in_one_process() {
     }
 }
 
-/// A description of another version, or another plan: before anything is drawn.
+/// What the last of two ranks has otherwise, by the names of the API: of a plan only the fields that differ.
 #[test]
-fn a_rank_with_another_plan_or_version_is_named_by_all() {
+fn a_rank_with_another_plan_merge_or_exchange_is_named_with_what_differs() {
     let weight = integers(VOCAB * HIDDEN, 1);
     let head = head(&weight);
-    let errors = ranks(|rank, transport| {
-        let plan = Plan { max_rows: if rank == 6 { 17 } else { 16 }, ..PLAN };
-        let local = shards(&head, &STARTS, plan).swap_remove(rank);
-        ShardSampler::new(local, transport, ShardMerge::Winners).unwrap_err()
-    });
-    assert!(errors.iter().all(|error| matches!(error, ShardError::Plan { shard: 6, .. })), "{errors:?}");
-    let errors = ranks(|rank, mut transport| {
-        if rank == 6 {
-            // The first bytes are a version's.
-            transport.all_gather(b"FS99 and what that version says", &mut Vec::new()).unwrap();
-            return None;
-        }
-        let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
-        Some(ShardSampler::new(local, transport, ShardMerge::Winners).unwrap_err())
-    });
-    let is_named = |error: &ShardError| matches!(error, ShardError::Message { shard: 6, .. });
-    assert!(errors.iter().flatten().all(is_named), "{errors:?}");
+    let options = ShardOptions::new(ShardMerge::Winners);
+    let more = Plan { max_rows: 17, max_logprobs: None, ..PLAN };
+    for (plan, other, says) in [
+        (
+            more,
+            options,
+            "shard 1 was planned with max_rows 17, no max_logprobs, but shard 0 with max_rows 16, max_logprobs 6",
+        ),
+        (
+            Plan { canonical: true, max_draws: 1, ..PLAN },
+            options,
+            "shard 1 was planned with max_draws 1, canonical, but shard 0 with max_draws 12, not canonical",
+        ),
+        (PLAN, ShardMerge::LogMass.into(), "shard 1 merges by log-mass, but shard 0 by winners"),
+        (
+            PLAN,
+            ShardOptions { exchange: Exchange::Keys, check_tokens: true, ..options },
+            "shard 1 exchanges keys with check_tokens, but shard 0 summaries without check_tokens",
+        ),
+    ] {
+        let errors = group(2, |rank, transport| {
+            let (plan, options) = [(PLAN, options), (plan, other)][rank];
+            ShardSampler::new(shards(&head, &[0, 500], plan).swap_remove(rank), transport, options).unwrap_err()
+        });
+        assert!(errors.iter().all(|error| error.to_string() == says), "{errors:?}: {}", errors[0]);
+    }
+    let planned = Sharded::new(shards(&head, &[0, 500], PLAN), ShardMerge::Winners).unwrap();
+    let says = "a plan with max_rows 17 is beyond the shards', with max_rows 16";
+    assert_eq!(planned.with_plan(Plan { max_draws: 1, ..more }).unwrap_err().to_string(), says);
+}
+
+/// A description of another version, before anything is drawn.
+#[test]
+fn a_rank_of_another_version_is_named_by_all() {
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let head = head(&weight);
+    let of = |says: &'static [u8]| {
+        let errors = ranks(|rank, mut transport| {
+            if rank == 6 {
+                transport.all_gather(says, &mut Vec::new()).unwrap();
+                return None;
+            }
+            let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
+            Some(ShardSampler::new(local, transport, ShardMerge::Winners).unwrap_err())
+        });
+        errors.into_iter().flatten().map(|error| match error {
+            ShardError::Message { shard: 6, source } => source.to_string(),
+            error => panic!("{error:?}"),
+        })
+    };
+    // The first bytes are a version's.
+    let mut of_another_version = of(b"FS99 and what that version says");
+    assert!(of_another_version.all(|says| says.starts_with("the description of another version")));
+    // The control.
+    assert!(of(b"GET / HTTP/1.1").all(|says| says.starts_with("not a shard's description")));
 }
 
 #[test]

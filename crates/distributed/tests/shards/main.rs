@@ -5,5 +5,6 @@ mod degenerate_rows;
 mod differ;
 mod exchange;
 mod filters;
+mod late;
 mod shard_invariance;
 mod winners;

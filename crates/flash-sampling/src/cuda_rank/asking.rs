@@ -4,17 +4,17 @@ use super::CudaRank;
 use core::time::Duration;
 use flash_sampling_core::{Matrix, RowParams, SampleError};
 use flash_sampling_cuda::CudaError;
-use flash_sampling_distributed::{ShardError, Transport};
+use flash_sampling_distributed::{ShardError, Standing, Transport};
 
 /// What the GPUs told of a call that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
     /// Some rank was called with other rows or parameters, or failed the call before.
     OtherCall,
-    /// Which ranks did not come.
-    Late,
-    /// That some did not come or broke off.
-    SomeLate,
+    /// Which ranks did not come in time; none where the exchange does not know.
+    Late(Vec<usize>, Duration),
+    /// That some broke off.
+    BrokeOff,
     /// This rank failed.
     Nothing,
 }
@@ -24,10 +24,32 @@ impl Told {
         let SampleError::Backend { source, .. } = error else { return Told::Nothing };
         match source.downcast_ref() {
             Some(CudaError::OtherCall { .. }) => Told::OtherCall,
-            Some(CudaError::LateRanks { ranks, .. }) if !ranks.is_empty() => Told::Late,
-            Some(CudaError::LateRanks { .. } | CudaError::Nccl { .. }) => Told::SomeLate,
+            Some(CudaError::LateRanks { ranks, limit }) => Told::Late(ranks.clone(), *limit),
+            Some(CudaError::Nccl { .. }) => Told::BrokeOff,
             _ => Told::Nothing,
         }
+    }
+
+    /// What the other ranks learn of it.
+    fn standing(&self) -> Standing<'_> {
+        match self {
+            Told::Late(ranks, limit) => Standing::Waited { ranks, limit: *limit },
+            _ => Standing::Can,
+        }
+    }
+
+    /// Whether the GPUs named who was late, which is the better of two answers unless it was rank `mine` itself.
+    fn names(&self, late: &[usize], mine: usize) -> bool {
+        match self {
+            Told::Late(ranks, _) => !ranks.is_empty() && !late.contains(&mine),
+            Told::OtherCall => true,
+            Told::BrokeOff | Told::Nothing => false,
+        }
+    }
+
+    /// Whether the GPUs know no ranks, which the transport may.
+    fn names_nobody(&self) -> bool {
+        matches!(self, Told::BrokeOff) || matches!(self, Told::Late(ranks, _) if ranks.is_empty())
     }
 }
 
@@ -44,23 +66,25 @@ impl<T: Transport> CudaRank<'_, T> {
         if told == Told::Nothing {
             if self.check_tokens {
                 // The others wait to compare results.
-                let _ = self.by_host.can_call(input, rows, Some(&error.to_string()));
+                let _ = self.by_host.can_call(input, rows, Standing::Cannot(&error.to_string()));
             }
             return error;
         }
         // What differs the GPUs do not say. Ranks that were called otherwise all ask, one that goes by the transport alone among
-        // them.
-        let whole = self.by_host.transport().time_limit();
+        // them. One that came when this rank had given the call up has gone on from it, and learns so where it meets this.
+        let (mine, whole) = (self.by_host.transport().rank(), self.by_host.transport().time_limit());
         self.by_host.transport().set_time_limit(whole.saturating_sub(elapsed));
-        let answer = self.by_host.can_call(input, rows, None);
+        let answer = self.by_host.can_call(input, rows, told.standing());
         self.by_host.transport().set_time_limit(whole);
         match answer {
             Err(named @ (ShardError::Type { .. } | ShardError::Rows { .. } | ShardError::Params { .. })) => {
                 named.into()
             }
             Err(failed @ ShardError::Failed { .. }) => failed.into(),
-            // Who it was, NCCL does not say; the transport may.
-            Err(gone) if told == Told::SomeLate => gone.into(),
+            // They came, if late: the limit is the GPUs'.
+            Err(ShardError::Late { ranks, .. }) if told.names(&ranks, mine) => error,
+            Err(late @ ShardError::Late { .. }) => late.into(),
+            Err(gone) if told.names_nobody() => gone.into(),
             // Only the number of calls differs, some rank failed one, or nobody answered.
             _ => waited_for(error, whole),
         }
