@@ -63,9 +63,11 @@ pub struct Capabilities {
     pub exactness: Exactness,
     /// What [`PerturbedArgmax::sample`] takes.
     pub input: Input,
-    /// Whether it can draw without replacement.
+    /// Whether it can draw lists without replacement.
     pub without_replacement: bool,
-    /// Filters, penalties and bans that it can do. Temperature, mask, logit bias and draws are every sampler's.
+    /// Filters, penalties and bans that it can do, and whether it tells the kept tokens ([`Knob::Kept`](crate::Knob::Kept))
+    /// and raw log-probabilities ([`Knob::LogprobsMode`](crate::Knob::LogprobsMode)). Temperature, mask, logit bias, draws
+    /// and log-probabilities of the law that is drawn from are every sampler's.
     pub knobs: Knobs,
     /// Whether [`Plan::canonical`] is done.
     pub canonical: bool,
