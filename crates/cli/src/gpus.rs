@@ -6,7 +6,7 @@ use crate::interrupt::Interrupt;
 use crate::source::Source;
 use crate::{sample, sampler};
 use flash_sampling::cuda::CudaError;
-use flash_sampling::distributed::{Loopback, TIME_LIMIT, TransportError};
+use flash_sampling::distributed::{Loopback, TIME_LIMIT, Transport, TransportError};
 use flash_sampling::{BuildError, CudaRank, CudaRankOptions, GpuExchange, PerturbedArgmax, SampleError, ShardError};
 use std::io::{self, Write};
 use std::thread;
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     let source = Source::open(&args.head)?;
     let drawn = |transport: Loopback, device: usize, out: &mut dyn Write| {
         let options = CudaRankOptions { device, exchange, check_tokens: args.transport.check_tokens };
-        let transport = transport.with_time_limit(limit);
+        let (rank, transport) = (transport.rank(), transport.with_time_limit(limit));
         sample::draw(
             args,
             &source,
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
                 let rank = CudaRank::of_head(head, plan, transport, &options).map_err(sampler::named)?;
                 Ok(Box::new(rank) as Box<dyn PerturbedArgmax + '_>)
             },
-            out,
+            (out, rank),
             interrupt,
         )
     };

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
                 let config = sampler::config(&args.sampler, plan, head.vocab_size() as usize);
                 build_rank(head, &config, transport, options).map_err(sampler::named)
             },
-            out,
+            (out, rank),
             interrupt,
         )
     };

@@ -46,15 +46,15 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
         _ => {}
     }
     let source = Source::open(&args.head)?;
-    draw(args, &source, |head, plan| sampler::build(head, &args.sampler, plan), out, interrupt)
+    draw(args, &source, |head, plan| sampler::build(head, &args.sampler, plan), (out, 0), interrupt)
 }
 
-/// Draws by the sampler that `build` makes.
+/// Draws by the sampler that `build` makes, as a rank: the first shows how far it is.
 pub(crate) fn draw<'s>(
     args: &SampleArgs,
     source: &'s Source,
     build: impl FnOnce(Head<'s>, Plan) -> Result<Box<dyn PerturbedArgmax + 's>, CommandError>,
-    out: &mut dyn Write,
+    (out, rank): (&mut dyn Write, usize),
     interrupt: &Interrupt,
 ) -> Result<u8, CommandError> {
     let (head, hidden) = (source.head()?, source.hidden()?);
@@ -68,7 +68,10 @@ pub(crate) fn draw<'s>(
         return Err(CommandError::usage(sampler::with_instead(refusal, instead)));
     }
     tracing::debug!("{can:?}");
-    let bar = progress::bar("drawing", (0..hidden.rows()).map(|row| u64::from(job.draws(row))).sum());
+    let bar = match rank {
+        0 => progress::bar("drawing", (0..hidden.rows()).map(|row| u64::from(job.draws(row))).sum()),
+        _ => ProgressBar::hidden(),
+    };
     let mut failed = 0;
     for batch in job.batches() {
         let outcomes = job.draw(&mut *sampler, batch.clone(), &bar, interrupt)?;
