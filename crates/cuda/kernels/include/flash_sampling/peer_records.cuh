@@ -5,6 +5,8 @@
 //
 //   a rank stores records of a call after its exchange of that call's draws, for which every rank had sent its own; and a rank
 //   sends these in a launch that begins when all its launches of the call before have ended, which read that call's records.
+//
+// Records of both kinds are of one step, so one mailbox for the two would not do: it is the negative control of the test.
 #pragma once
 
 #include "peers.cuh"
@@ -52,7 +54,8 @@ struct RecordsStep {
     __device__ __forceinline__ HalvedWord* place(u32 mailbox, u32 from, u32 row, u32 at) const {
         const Peers& peers = records.peers;
         u8* const begin = reinterpret_cast<u8*>(peers.mailboxes[mailbox]) + records.offset;
-        const u64 record = (static_cast<u64>(kind) * peers.world + from) * peers.max_rows + row;
+        const u32 box = min(static_cast<u32>(kind), peers.turns - 1);
+        const u64 record = (static_cast<u64>(box) * peers.world + from) * peers.max_rows + row;
         return reinterpret_cast<HalvedWord*>(begin) + record * PeerRecords::WORDS + at;
     }
 
@@ -67,6 +70,7 @@ struct RecordsStep {
     __device__ __forceinline__ bool receive(u32 from, u32 row, u32 at, u64& word) const {
         constexpr u32 LOOKS = 64;  // loads between two looks at the clock
         const HalvedWord* const there = place(records.peers.rank, from, row, at);
+        pause(records.peers.pause);
         do {
 #pragma unroll 1
             for (u32 look = 0; look < LOOKS; ++look) {

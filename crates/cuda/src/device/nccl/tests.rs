@@ -3,7 +3,9 @@
 
 use super::*;
 use crate::abi::Row;
-use crate::device::peers::tests::{shard_draw, whole_draw};
+use crate::device::choice::RowKinds;
+use crate::device::peers::tests::fan_out::{Part, rows};
+use crate::device::peers::tests::{alone, shard_draw, whole_draw};
 use cudarc::driver::DevicePtr;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use std::io::Write;
@@ -34,6 +36,7 @@ fn told(draw: &Draw) -> (u32, u32, u32) {
 fn a_captured_launch_is_replayed() {
     const ROWS: usize = 9;
     let Some(devices) = devices() else { return };
+    let _alone = alone();
     let (id, world) = (NcclId::new().unwrap(), devices.len());
     let rank = |number: usize, device: &Arc<Device>| {
         let mut nccl = DeviceNccl::new(&id, number, world, ROWS, device, LIMIT).unwrap();
@@ -69,4 +72,73 @@ fn a_captured_launch_is_replayed() {
             scope.spawn(move || rank(number, device));
         }
     });
+}
+
+/// The draws of each shard and their reduction as a graph, replayed with other rows and hidden states.
+#[test]
+fn a_captured_step_draws_as_one_gpu_does() {
+    const REPLAYS: u64 = 10;
+    let Some(mut devices) = devices() else { return };
+    let _alone = alone();
+    // As many as there are shards.
+    devices.truncate(3);
+    let (id, world) = (NcclId::new().unwrap(), devices.len());
+    let expected = steps(0, 1, &devices[0], REPLAYS, None);
+    let invalid = expected.iter().flatten().filter(|draw| draw.status != status::DRAWN).count();
+    assert_eq!((invalid, expected.windows(2).any(|two| two[0] == two[1])), (REPLAYS as usize, false));
+    thread::scope(|scope| {
+        for (number, device) in devices.iter().enumerate() {
+            let (id, expected) = (&id, &expected);
+            scope.spawn(move || {
+                let found = steps(number, world, device, REPLAYS, Some(id));
+                for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+                    for (row, (found, expected)) in found.iter().zip(expected).enumerate() {
+                        assert_eq!(told(found), told(expected), "rank {number} of {world}, replay {step}, row {row}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// The draws of a rank's steps, by a graph; or, without an id, of the whole head, a launch each.
+fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Option<&NcclId>) -> Vec<Vec<Draw>> {
+    let stream = device.stream().unwrap();
+    let mut part = Part::new(number, world, device, &stream);
+    let (hidden, count) = (part.hidden, rows(0).len());
+    let mut nccl = id.map(|id| DeviceNccl::new(id, number, world, count, device, LIMIT).unwrap());
+    let (mut held, draws) = (stream.clone_htod(&rows(0)).unwrap(), stream.alloc_zeros(count).unwrap());
+    let (rows_at, draws_at) = (held.device_ptr(&stream).0, draws.device_ptr(&stream).0);
+    stream.synchronize().unwrap();
+    let graph = nccl.as_mut().map(|nccl| {
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        // SAFETY: as many rows and draws, held until the last replay is waited for; one stream; the rows are bare.
+        let captured = unsafe {
+            let drawn = part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowKinds::Bare);
+            drawn.and_then(|_| nccl.launch(&stream, rows_at, draws_at, count))
+        };
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).unwrap().unwrap();
+        captured.unwrap();
+        graph
+    });
+    let step = |replay| {
+        part.renew(replay, &stream);
+        stream.memcpy_htod(&rows(replay), &mut held).unwrap();
+        match (&graph, &mut nccl) {
+            (Some(graph), Some(nccl)) => {
+                graph.launch().unwrap();
+                nccl.wait(&stream).unwrap();
+            }
+            // SAFETY: as above.
+            _ => unsafe { part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowKinds::Bare) }.unwrap(),
+        }
+        let found = stream.clone_dtoh(&draws).unwrap();
+        stream.synchronize().unwrap();
+        if let Some(nccl) = &nccl {
+            nccl.check(&found).unwrap();
+        }
+        found
+    };
+    (0..replays).map(step).collect()
 }

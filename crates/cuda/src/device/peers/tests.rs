@@ -1,8 +1,9 @@
 //! The exchange on GPUs, draws made by hand: every rank on the first GPU, and on all GPUs where there are several. Skipped
 //! without a GPU, unless `FLASH_SAMPLING_REQUIRE` names cuda.
 
-mod fan_out;
+pub(crate) mod fan_out;
 mod processes;
+mod records;
 
 use super::*;
 use crate::abi::Row;
@@ -17,7 +18,7 @@ use std::time::Instant;
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Leave to use the GPUs alone: ranks that share one wait for one another within a time limit.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -16,72 +16,107 @@ const STARTS: [usize; 4] = [0, 1500, 1541, 6000];
 const INFINITE: [usize; 2] = [1520, 5000];
 
 /// Random numbers of 16 bits as bf16 between -2 and 2, all bits of the significand used.
-fn bf16(seed: u64, count: usize) -> Vec<u16> {
+pub(crate) fn bf16(seed: u64, count: usize) -> Vec<u16> {
     let float = |i| (word(seed, i) % 4001) as f32 / 1000.0 - 2.0;
     (0..count as u32).map(|i| (float(i).to_bits() >> 16) as u16).collect()
 }
 
-/// Weight `[6000, 64]` and hidden states `[40, 64]`.
-fn factors() -> (Vec<u16>, Vec<u16>) {
-    let (mut weight, mut hidden) = (bf16(1, STARTS[3] * HIDDEN), bf16(2, ROWS * HIDDEN));
+/// Weight `[6000, 64]`.
+fn weight() -> Vec<u16> {
+    let mut weight = bf16(1, STARTS[3] * HIDDEN);
     weight.iter_mut().skip(HIDDEN - 1).step_by(HIDDEN).for_each(|last| *last = 0);
-    hidden.iter_mut().skip(HIDDEN - 1).step_by(HIDDEN).for_each(|last| *last = 0);
     INFINITE.into_iter().for_each(|token| weight[token * HIDDEN + HIDDEN - 1] = 0x7f00);
-    hidden[4 * HIDDEN + HIDDEN - 1] = 0x7f00;
-    (weight, hidden)
+    weight
 }
 
-/// A shard on a GPU, and the steps of a rank.
-struct Shard {
-    rank: Rank,
-    tiled: DeviceTiled,
-    hidden: DeviceMatrix,
-    _held: [CudaSlice<u16>; 2],
+/// Hidden states `[40, 64]`, by number.
+fn states(number: u64) -> Vec<u16> {
+    let mut states = bf16(2 + number, ROWS * HIDDEN);
+    states.iter_mut().skip(HIDDEN - 1).step_by(HIDDEN).for_each(|last| *last = 0);
+    states[4 * HIDDEN + HIDDEN - 1] = 0x7f00;
+    states
 }
 
-impl Shard {
-    fn new(peers: DevicePeers, tokens: core::ops::Range<usize>, counts: &[usize]) -> Shard {
-        let (weight, hidden) = factors();
-        let device = peers.device().clone();
-        let rank = Rank::new(peers, counts);
-        let held = [&weight[tokens.start * HIDDEN..tokens.end * HIDDEN], &hidden];
-        let held = held.map(|numbers| rank.stream.clone_htod(numbers).unwrap());
+/// A part of the head on a GPU, and the hidden states there.
+pub(crate) struct Part {
+    pub(crate) tiled: DeviceTiled,
+    pub(crate) hidden: DeviceMatrix,
+    states: CudaSlice<u16>,
+    _weight: CudaSlice<u16>,
+}
+
+impl Part {
+    /// Of rank `rank` of `world`; a world of one has all tokens.
+    pub(crate) fn new(rank: usize, world: usize, device: &Arc<Device>, stream: &Arc<CudaStream>) -> Part {
+        let tokens = STARTS[rank]..if rank + 1 == world { STARTS[3] } else { STARTS[rank + 1] };
+        let copied = |numbers: &[u16]| stream.clone_htod(numbers).unwrap();
+        let held = copied(&weight()[tokens.start * HIDDEN..tokens.end * HIDDEN]);
+        let states = copied(&states(0));
         let matrix = |at: &CudaSlice<u16>, rows| DeviceMatrix {
-            address: at.device_ptr(&rank.stream).0,
+            address: at.device_ptr(stream).0,
             dtype: DType::BF16,
             rows,
             cols: HIDDEN,
             row_stride: HIDDEN,
         };
-        let (weight, hidden) = (matrix(&held[0], tokens.len()), matrix(&held[1], ROWS));
+        let (weight, hidden) = (matrix(&held, tokens.len()), matrix(&states, ROWS));
         let head = DeviceHead { weight, first_token: tokens.start as u32, bias: None, soft_cap: None, scale: 0.25 };
         // SAFETY: the weight is held by this value, which nothing writes to.
-        let mut tiled = unsafe { DeviceTiled::new(head, ROWS, &device) }.unwrap();
+        let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
         tiled.prepare_fan_out().unwrap();
-        rank.stream.synchronize().unwrap();
-        Shard { rank, tiled, hidden, _held: held }
+        stream.synchronize().unwrap();
+        Part { tiled, hidden, states, _weight: held }
     }
 
+    /// Other hidden states.
+    pub(crate) fn renew(&mut self, number: u64, stream: &Arc<CudaStream>) {
+        stream.memcpy_htod(&states(number), &mut self.states).unwrap();
+    }
+}
+
+/// Rows as many as the hidden states, whose seeds and positions no other number has.
+pub(crate) fn rows(number: u64) -> Vec<Row> {
+    (0..ROWS as u64).map(|row| Row { seed: row + 1000 * number, position: number, ..Row::default() }).collect()
+}
+
+/// A shard on a GPU, and the steps of a rank.
+struct Shard {
+    rank: Rank,
+    part: Part,
+}
+
+impl Shard {
     fn launch(&mut self, step: usize, fan_out: FanOut) {
         let (at, count) = self.rank.steps[step];
         let rows = self.rank.rows_at + (at * size_of::<Row>()) as u64;
         let draws = self.rank.draws_at + (at * size_of::<Draw>()) as u64;
-        let hidden = DeviceMatrix { rows: count, ..self.hidden };
+        let hidden = DeviceMatrix { rows: count, ..self.part.hidden };
         let (stream, peers) = (&self.rank.stream, &mut self.rank.peers);
         peers.set_fan_out(fan_out).unwrap();
         // SAFETY: all of it is held by this value, of as many rows; one stream; the rows are bare.
-        unsafe { self.tiled.launch_together(stream, &hidden, rows, draws, RowKinds::Bare, peers) }.unwrap();
+        unsafe { self.part.tiled.launch_together(stream, &hidden, rows, draws, RowKinds::Bare, peers) }.unwrap();
+    }
+
+    /// The first step, with other rows and hidden states.
+    fn renew(&mut self, number: u64) {
+        self.part.renew(number, &self.rank.stream);
+        self.rank.stream.memcpy_htod(&rows(number), &mut self.rank.rows).unwrap();
     }
 }
 
 fn shards(devices: &[Arc<Device>], counts: &[usize], limit: Duration) -> Vec<Shard> {
     let group = DevicePeers::group_with_fan_out(devices, ROWS, limit, FanOut::Blocks).unwrap();
-    let tokens = |rank| STARTS[rank]..if devices.len() == 1 { STARTS[3] } else { STARTS[rank + 1] };
-    group.into_iter().enumerate().map(|(rank, peers)| Shard::new(peers, tokens(rank), counts)).collect()
+    let shard = |(rank, peers): (usize, DevicePeers)| {
+        let device = peers.device().clone();
+        let rank_at = Rank::new(peers, counts);
+        let part = Part::new(rank, devices.len(), &device, &rank_at.stream);
+        Shard { rank: rank_at, part }
+    };
+    group.into_iter().enumerate().map(shard).collect()
 }
 
 /// The GPUs of three ranks, where the Hopper kernel runs.
-fn hoppers() -> Vec<Vec<Arc<Device>>> {
+pub(super) fn hoppers() -> Vec<Vec<Arc<Device>>> {
     let mut placings = placings(3);
     let all = placings.len();
     placings.retain(|devices| devices.iter().all(|device| device.capability() == (9, 0)));
@@ -128,21 +163,58 @@ fn draws_sent_from_within_the_kernel_are_those_of_one_gpu() {
 }
 
 #[test]
-fn a_rank_that_reads_blocks_late_still_finds_them_and_with_one_mailbox_does_not() {
+fn a_rank_that_reads_late_still_finds_what_left_the_kernel_and_with_one_mailbox_does_not() {
     let _alone = alone();
     let counts = [5; 60];
     for devices in hoppers() {
         let expected = expected(&devices[0], &counts);
-        for (turns, limit) in [(2, LIMIT), (1, Duration::from_millis(20))] {
-            let mut ranks = shards(&devices, &counts, limit);
-            ranks.iter_mut().for_each(|shard| shard.rank.peers.call.turns = turns);
-            ranks[1].rank.peers.call.pause = 200_000;
-            for shard in &mut ranks {
-                (0..counts.len()).for_each(|step| shard.launch(step, FanOut::Blocks));
+        for fan_out in [FanOut::LastBlock, FanOut::Blocks] {
+            for (turns, limit) in [(2, LIMIT), (1, Duration::from_millis(20))] {
+                let mut ranks = shards(&devices, &counts, limit);
+                ranks.iter_mut().for_each(|shard| shard.rank.peers.call.turns = turns);
+                ranks[1].rank.peers.call.pause = 200_000;
+                for shard in &mut ranks {
+                    (0..counts.len()).for_each(|step| shard.launch(step, fan_out));
+                }
+                let is_right = ranks.iter().all(|shard| shard.rank.draws() == expected);
+                // One in place of two is the negative control.
+                assert_eq!(is_right, turns == 2, "{fan_out:?}, {turns} mailboxes");
             }
-            let is_right = ranks.iter().all(|shard| shard.rank.draws() == expected);
-            // One in place of two is the negative control.
-            assert_eq!(is_right, turns == 2, "{turns} mailboxes");
+        }
+    }
+}
+
+/// The fused kernel, the exchange and the draws of the whole vocabulary as a graph, replayed with other rows and hidden states.
+#[test]
+fn a_captured_step_draws_as_one_gpu_does() {
+    let _alone = alone();
+    for devices in hoppers() {
+        let mut whole = shards(&devices[..1], &[ROWS], LIMIT).swap_remove(0);
+        for fan_out in [FanOut::Launch, FanOut::LastBlock, FanOut::Blocks] {
+            let mut ranks = shards(&devices, &[ROWS], LIMIT);
+            let capture = |shard: &mut Shard| {
+                let stream = shard.rank.stream.clone();
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+                shard.launch(0, fan_out);
+                let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+                stream.end_capture(flags).unwrap().unwrap()
+            };
+            let graphs: Vec<_> = ranks.iter_mut().map(capture).collect();
+            let mut before = Vec::new();
+            for number in 0..10 {
+                whole.renew(number);
+                whole.launch(0, FanOut::Launch);
+                let expected = whole.rank.draws().swap_remove(0);
+                let is_drawn = |draw: &Draw| draw.status == status::DRAWN;
+                assert!(expected != before && expected.iter().filter(|draw| is_drawn(draw)).count() == ROWS - 1);
+                ranks.iter_mut().for_each(|shard| shard.renew(number));
+                graphs.iter().for_each(|graph| graph.launch().unwrap());
+                for shard in &ranks {
+                    let of = shard.rank.peers.rank();
+                    assert_eq!(shard.rank.draws()[0], expected, "{fan_out:?}, rank {of}, replay {number}");
+                }
+                before = expected;
+            }
         }
     }
 }
