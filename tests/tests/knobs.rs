@@ -168,6 +168,21 @@ fn the_page_says_what_samplers_without_a_gpu_take() {
 }
 
 #[test]
+fn what_refuses_canonical_plans_names_what_takes_them() {
+    let weight = head();
+    let plan = Plan { canonical: true, ..Plan::default() };
+    for kind in [Kind::Standalone, Kind::Grouped, Kind::Online, Kind::Stream] {
+        let refused = Cpu::new(kind, Isa::Portable).build(Head::new(weight.matrix()).unwrap(), plan).err().unwrap();
+        assert!(
+            refused.0.contains("canonical is not supported by this variant; the tiled one has it"),
+            "{}",
+            refused.0
+        );
+    }
+    assert!(of(&PORTABLE).0.canonical);
+}
+
+#[test]
 fn the_page_says_what_samplers_on_a_gpu_take() {
     if !runs("cuda/knobs", Device::new(0).err().map(|error| error.to_string()), 1) {
         return;
