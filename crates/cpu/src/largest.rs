@@ -60,6 +60,12 @@ impl Largest {
         self.last.is_none() && self.own <= SEEDS / 2
     }
 
+    /// Whether the first token alone is looked for.
+    #[inline(always)]
+    pub(crate) fn wants_one(&self) -> bool {
+        self.own == 1
+    }
+
     /// Leaves out every token with a logit below that of enough others, of which `largest` are some, before any is added.
     #[cold]
     pub(crate) fn seed(&mut self, mut largest: [f32; SEEDS]) {

@@ -63,10 +63,15 @@ pub(super) unsafe fn add<L: Lanes>(
     // Tokens below the floor are not kept; if they might be after all, the row takes its pass again.
     let floor = if filter.floor.may_rise() { filter.floor.below.floor() } else { f32::NEG_INFINITY };
     if filter.floor.may_rise() {
-        if filter.largest.wants_seed() && top >= floor {
-            filter.largest.seed(side_by_side(spans));
+        if filter.largest.wants_one() {
+            // A token with the largest logit that any worker has seen is in that worker's list.
+            filter.largest.bound(filter.largest_logit);
+        } else {
+            if filter.largest.wants_seed() && top >= floor {
+                filter.largest.seed(side_by_side(spans));
+            }
+            filter.largest.bound(known.cut(filter.largest.last()).max(floor));
         }
-        filter.largest.bound(known.cut(filter.largest.last()).max(floor));
     }
     if top < floor {
         return;
