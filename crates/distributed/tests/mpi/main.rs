@@ -10,14 +10,19 @@ use std::time::{Duration, Instant};
 pub(crate) const LIMIT: Duration = Duration::from_secs(2);
 
 /// A scenario, its world, and how many lines say `ok`.
-const SCENARIOS: [(&str, usize, usize); 10] = [
+const SCENARIOS: [(&str, usize, usize); 15] = [
     ("agree", 2, 2),
     ("agree", 4, 4),
     ("differ", 2, 2),
     ("differ", 4, 4),
-    ("killed", 2, 1),
-    ("killed", 4, 3),
-    ("stopped", 4, 3),
+    ("killed-summaries", 2, 1),
+    ("killed-summaries", 4, 3),
+    ("killed-keys", 2, 1),
+    ("killed-keys", 4, 3),
+    ("stopped-summaries", 2, 1),
+    ("stopped-summaries", 4, 3),
+    ("stopped-keys", 2, 1),
+    ("stopped-keys", 4, 3),
     ("ended", 2, 2),
     ("ended", 4, 4),
     ("timed", 4, 4),

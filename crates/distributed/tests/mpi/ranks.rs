@@ -20,8 +20,10 @@ pub(crate) fn run(scenario: &str) {
     match scenario {
         "agree" => agree(mpi),
         "differ" => differ(mpi),
-        "killed" => fails(mpi, "-KILL"),
-        "stopped" => fails(mpi, "-STOP"),
+        "killed-summaries" => fails(mpi, "-KILL", Exchange::Summaries),
+        "killed-keys" => fails(mpi, "-KILL", Exchange::Keys),
+        "stopped-summaries" => fails(mpi, "-STOP", Exchange::Summaries),
+        "stopped-keys" => fails(mpi, "-STOP", Exchange::Keys),
         "ended" => ended(mpi),
         "timed" => timed(mpi),
         other => panic!("no scenario {other}"),
@@ -144,17 +146,31 @@ fn differ(mpi: Mpi) {
     say(rank, "named what differs");
 }
 
-/// A rank is killed, or stopped, by a signal to its process: the others name it within the time limit. Before that the first
-/// and the last rank come late, so that all others have called the roll in exchanges that did end, also in the very last.
-fn fails(mpi: Mpi, signal: &str) {
-    let mut mpi = mpi.with_time_limit(LIMIT);
-    let (rank, victim) = (mpi.rank(), mpi.world() / 2);
-    let mut words = [rank as u64; 64];
-    for step in 0..10 {
-        if [(2, 0), (5, mpi.world() - 1), (9, 0)].contains(&(step, rank)) {
+/// A rank is killed, or stopped, by a signal to its process: the others, which draw, name it within the time limit. Before
+/// that the first and the last rank come late, so that all others have called the roll in exchanges that did end, also in the
+/// very last.
+fn fails(mpi: Mpi, signal: &str, exchange: Exchange) {
+    let mut transport = mpi.with_time_limit(LIMIT);
+    let (rank, world) = (transport.rank(), transport.world());
+    let victim = world / 2;
+    let weight = integers(VOCAB * HIDDEN, 1);
+    let local = shards(&head(&weight), &starts(world), PLAN).swap_remove(rank);
+    let options = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
+    let mut sampler = ShardSampler::new(local, &mut transport, options).unwrap();
+    let (hidden, mut out) = (hidden(2), Samples::new());
+    let mut draw = |position: u64| {
+        let row = RowParams { position, ..RowParams::default() };
+        let input = Matrix::new(&hidden, 2, HIDDEN).unwrap();
+        let drawn = sampler.sample(input, &[row, RowParams { seed: 1, ..row }], &mut out);
+        (drawn, out.len())
+    };
+    for position in 0..10 {
+        if [(2, 0), (5, world - 1), (9, 0)].contains(&(position, rank)) {
             std::thread::sleep(LIMIT / 2);
         }
-        mpi.all_reduce_max(&mut words).unwrap();
+        let (drawn, rows) = draw(position as u64);
+        drawn.unwrap();
+        assert_eq!(rows, 2);
     }
     if rank == victim {
         let me = std::process::id();
@@ -165,13 +181,15 @@ fn fails(mpi: Mpi, signal: &str) {
         unreachable!("this process was killed");
     }
     let begun = Instant::now();
-    let error = mpi.all_reduce_max(&mut words).unwrap_err();
-    let took = begun.elapsed();
-    assert!(matches!(&error, TransportError::TimedOut { ranks, .. } if ranks == &[victim]), "{error}");
+    let (drawn, rows) = draw(10);
+    let (took, error) = (begun.elapsed(), drawn.unwrap_err());
+    let ShardError::Transport(TransportError::TimedOut { ranks, limit }) = source(&error) else { panic!("{error:?}") };
+    assert_eq!((ranks.as_slice(), *limit, rows), ([victim].as_slice(), LIMIT, 0));
     assert!(took >= LIMIT && took < LIMIT * 3 / 2, "{took:?}");
-    let again = mpi.all_gather(b"again", &mut Vec::new()).unwrap_err();
-    assert!(matches!(again, TransportError::Broken), "{again}");
-    say(rank, &format!("{error} ({took:.1?})"));
+    let (again, rows) = draw(11);
+    let again = again.unwrap_err();
+    assert!(matches!(source(&again), ShardError::Transport(TransportError::Broken)) && rows == 0, "{again:?}");
+    say(rank, &format!("{} ({took:.1?})", source(&error)));
 }
 
 /// The group ends in order after ranks have called the roll: what they said to the two that came late, of which the first
