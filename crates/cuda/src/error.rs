@@ -69,6 +69,14 @@ pub enum CudaError {
     /// A text that names no group of NCCL.
     #[error("a group of NCCL is named by 256 hexadecimal digits")]
     NcclId,
+    /// No group of NCCL is named where one was looked for.
+    #[error("{place} names no group of NCCL: {reason}")]
+    NoNcclId {
+        /// The file or the environment variable.
+        place: String,
+        /// What the system says, or what is wrong with the text.
+        reason: String,
+    },
     /// The run-time compiler refused a kernel.
     #[error("the CUDA compiler refused {kernel} (code {code}): {log}")]
     Compile {

@@ -15,7 +15,8 @@ use std::time::Instant;
 const SIZE: usize = 128;
 
 /// The name of a group of ranks, made by one of them and told to all by whatever way there is: as bytes over a transport,
-/// as text (hexadecimal digits) in an environment variable, in a file that all see.
+/// as text (hexadecimal digits) [in an environment variable](NcclId::by_variable), [in a file](NcclId::by_file) that all
+/// see.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NcclId([u8; SIZE]);
 
@@ -67,13 +68,25 @@ impl NcclId {
         bytes.try_into().ok().map(NcclId)
     }
 
+    /// By the environment variable `name`: whoever starts the ranks names the group ([`NcclId::new`]), and gives each of them
+    /// its text. No group that was used before.
+    ///
+    /// # Errors
+    /// [`CudaError::NoNcclId`], naming the variable: it is not set, or holds something else.
+    pub fn by_variable(name: &str) -> Result<NcclId, CudaError> {
+        let refused =
+            |reason: String| CudaError::NoNcclId { place: format!("the environment variable {name}"), reason };
+        let text = std::env::var(name).map_err(|error| refused(error.to_string()))?;
+        text.parse().map_err(|error: CudaError| refused(error.to_string()))
+    }
+
     /// By a file that no group used before: rank 0 names the group and writes the file, the others wait for it.
     ///
     /// # Errors
-    /// As [`NcclId::new`] on rank 0; [`CudaError::Folder`] where the file cannot be written, is not there within `limit`,
-    /// or holds something else.
+    /// As [`NcclId::new`] on rank 0; [`CudaError::NoNcclId`], naming the file, where it cannot be written, is not there
+    /// within `limit`, or holds something else.
     pub fn by_file(path: &Path, rank: usize, limit: Duration) -> Result<NcclId, CudaError> {
-        let refused = |reason: String| CudaError::Folder { folder: path.to_owned(), reason };
+        let refused = |reason: String| CudaError::NoNcclId { place: format!("the file {}", path.display()), reason };
         if rank == 0 {
             let id = NcclId::new()?;
             // Renamed when it is whole, so that nobody reads a part.
@@ -119,12 +132,41 @@ mod tests {
     fn a_file_that_does_not_come_or_holds_something_else_is_named() {
         let path = std::env::temp_dir().join(format!("flash-sampling-id-{}", std::process::id()));
         let error = NcclId::by_file(&path, 1, Duration::from_millis(5)).unwrap_err();
-        assert!(matches!(&error, CudaError::Folder { folder, .. } if *folder == path), "{error}");
+        let name = path.to_str().unwrap();
+        assert!(matches!(&error, CudaError::NoNcclId { place, .. } if place.contains(name)), "{error}");
         let id = NcclId([7; SIZE]);
         std::fs::write(&path, id.to_string()).unwrap();
         assert_eq!(NcclId::by_file(&path, 1, Duration::ZERO), Ok(id));
         std::fs::write(&path, "no id").unwrap();
-        assert!(matches!(NcclId::by_file(&path, 1, Duration::ZERO), Err(CudaError::Folder { .. })));
+        assert!(matches!(NcclId::by_file(&path, 1, Duration::ZERO), Err(CudaError::NoNcclId { .. })));
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// In a process of its own that has the variable.
+    #[test]
+    fn an_environment_variable_names_a_group_or_is_named() {
+        const NAME: &str = "FLASH_SAMPLING_TEST_NCCL_ID";
+        let id = NcclId(core::array::from_fn(|i| (i * 91) as u8));
+        if std::env::var_os(NAME).is_some() {
+            assert_eq!(NcclId::by_variable(NAME), Ok(id));
+            return;
+        }
+        let (_, module) = module_path!().split_once("::").unwrap();
+        let test = format!("{module}::an_environment_variable_names_a_group_or_is_named");
+        let with = |text: &str| {
+            let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = process.args(["--exact", &test]).env(NAME, text).output().unwrap();
+            assert!(String::from_utf8_lossy(&output.stdout).contains("running 1 test"));
+            output.status.success()
+        };
+        assert!(with(&id.to_string()));
+        // The negative control: another group's.
+        assert!(!with(&NcclId([7; SIZE]).to_string()));
+        for (name, what) in [(NAME, "not found"), ("PATH", "256 hexadecimal digits")] {
+            let error = NcclId::by_variable(name).unwrap_err();
+            assert!(matches!(error, CudaError::NoNcclId { .. }));
+            let text = error.to_string();
+            assert!(text.contains(name) && text.contains(what), "{text}");
+        }
     }
 }
