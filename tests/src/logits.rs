@@ -50,6 +50,21 @@ impl LogitShape {
     }
 }
 
+/// How far apart [`spread`] puts tokens: a dozen of them lie in two groups of 512, and in several tiles.
+pub const APART: u32 = 53;
+
+/// The logits [`APART`] tokens from each other, and no others between them: -inf.
+pub fn spread(logits: &[f32]) -> Vec<f32> {
+    let mut out = vec![f32::NEG_INFINITY; logits.len() * APART as usize];
+    out.iter_mut().step_by(APART as usize).zip(logits).for_each(|(to, &logit)| *to = logit);
+    out
+}
+
+/// Which of the logits that were [`spread`] a token has; of a token between them, `usize::MAX`.
+pub fn spread_index(token: u32) -> usize {
+    if token.is_multiple_of(APART) { (token / APART) as usize } else { usize::MAX }
+}
+
 /// `ln P(token)` of the softmax, in float64.
 pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let log_z = log_mass(logits);

@@ -1,13 +1,15 @@
 //! What acts on single logits: how often each token comes under masks, biases, bans and penalties.
 
 use crate::laws::knobs::refused_by_name;
+use crate::logits::{APART, spread, spread_index};
 use crate::problem::Problem;
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
 use crate::trial::Trial;
 use flash_sampling_core::{History, Knobs, Plan, RowParams, Samples};
 
-/// Logits of both signs: a repetition penalty treats them differently.
+/// Logits of both signs: a repetition penalty treats them differently. They lie [`APART`] tokens from each other, and what
+/// follows counts them from 0.
 const LOGITS: [f32; 12] = [1.5, 1.0, 0.5, 0.25, 0.0, -0.25, -0.5, -0.75, -1.0, -1.25, -1.5, -2.0];
 const TEMPERATURE: f32 = 0.8;
 const PROMPT: [u32; 3] = [0, 6, 9];
@@ -39,21 +41,34 @@ fn without(tokens: &[u32], token: u32, logit: f64) -> f64 {
     if tokens.contains(&token) { f64::NEG_INFINITY } else { logit }
 }
 
+/// The tokens of a mask whose bits count as [`LOGITS`] do.
+fn mask(bits: u32) -> Vec<u32> {
+    let mut out = vec![0; LOGITS.len() * APART as usize / 32 + 1];
+    for token in (0..32).filter(|t| bits >> t & 1 == 1).map(|t| t * APART as usize) {
+        out[token / 32] |= 1 << (token % 32);
+    }
+    out
+}
+
 /// One case for each knob, and all together.
-fn cases(history: &History) -> Vec<Case<'_>> {
+fn cases<'a>(history: &'a History, masks: &'a [Vec<u32>; 2]) -> Vec<Case<'a>> {
     let base = RowParams { temperature: TEMPERATURE, history: Some(history), ..RowParams::default() };
     let case = |what, row, logit| Case { what, row, logit };
     vec![
         case("temperature", base, |_, l| l),
-        case("mask", RowParams { mask: Some(&[0xb35]), ..base }, |t, l| without(&[1, 3, 6, 7, 10], t, l)),
-        case("logit_bias", RowParams { logit_bias: &[(0, f32::NEG_INFINITY), (2, 1.0), (11, 2.5)], ..base }, |t, l| {
-            [(0, f64::NEG_INFINITY), (2, 1.0), (11, 2.5)].iter().fold(l, |l, b| if b.0 == t { l + b.1 } else { l })
-        }),
-        case("banned", RowParams { banned: &[5, 0], ..base }, |t, l| without(&[0, 5], t, l)),
-        case("min_tokens 7 of 6", RowParams { min_tokens: 7, stop_token_ids: &[4, 1], ..base }, |t, l| {
+        case("mask", RowParams { mask: Some(&masks[0]), ..base }, |t, l| without(&[1, 3, 6, 7, 10], t, l)),
+        case(
+            "logit_bias",
+            RowParams { logit_bias: &[(0, f32::NEG_INFINITY), (2 * APART, 1.0), (11 * APART, 2.5)], ..base },
+            |t, l| {
+                [(0, f64::NEG_INFINITY), (2, 1.0), (11, 2.5)].iter().fold(l, |l, b| if b.0 == t { l + b.1 } else { l })
+            },
+        ),
+        case("banned", RowParams { banned: &[5 * APART, 0], ..base }, |t, l| without(&[0, 5], t, l)),
+        case("min_tokens 7 of 6", RowParams { min_tokens: 7, stop_token_ids: &[4 * APART, APART], ..base }, |t, l| {
             without(&[1, 4], t, l)
         }),
-        case("min_tokens 6 of 6", RowParams { min_tokens: 6, stop_token_ids: &[4, 1], ..base }, |_, l| l),
+        case("min_tokens 6 of 6", RowParams { min_tokens: 6, stop_token_ids: &[4 * APART, APART], ..base }, |_, l| l),
         case("repetition_penalty", RowParams { repetition_penalty: 1.5, ..base }, |t, l| repeated(t, l, 1.5)),
         case("frequency_penalty", RowParams { frequency_penalty: 0.5, ..base }, |t, l| l - 0.5 * generated(t)),
         case("presence_penalty", RowParams { presence_penalty: -0.75, ..base }, |t, l| {
@@ -70,7 +85,7 @@ fn cases(history: &History) -> Vec<Case<'_>> {
                 dry_multiplier: 0.75,
                 dry_base: 2.0,
                 dry_allowed_length: 1,
-                dry_sequence_breakers: &[1],
+                dry_sequence_breakers: &[APART],
                 ..base
             },
             |t, l| if t == 3 { l - 0.75 } else { l },
@@ -78,9 +93,9 @@ fn cases(history: &History) -> Vec<Case<'_>> {
         case(
             "all",
             RowParams {
-                mask: Some(&[0xbff]),
-                logit_bias: &[(1, 1.0), (6, 1.5)],
-                banned: &[4],
+                mask: Some(&masks[1]),
+                logit_bias: &[(APART, 1.0), (6 * APART, 1.5)],
+                banned: &[4 * APART],
                 min_tokens: 100,
                 stop_token_ids: &[0],
                 repetition_penalty: 1.25,
@@ -111,12 +126,13 @@ fn law(logit: fn(u32, f64) -> f64) -> Vec<f64> {
 pub(super) fn adjusted_draws_follow_their_softmax(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let plan = Plan { max_rows: ROWS, max_draws: DRAWS, ..Plan::default() };
     let can = refused_by_name(trial, report, Knobs::ADJUSTMENTS, plan)?;
-    let problem = Problem::of_logits(&LOGITS, ROWS);
-    let mut history = History::new(&PROMPT);
-    history.extend(OUTPUT);
+    let problem = Problem::of_logits(&spread(&LOGITS), ROWS);
+    let mut history = History::new(&PROMPT.map(|t| t * APART));
+    history.extend(OUTPUT.map(|t| t * APART));
     let mut sampler = trial.sampler(problem.head(), plan)?;
     let mut out = Samples::new();
-    let all = cases(&history);
+    let masks = [0xb35, 0xbff].map(mask);
+    let all = cases(&history, &masks);
     let count = all.len();
     for (i, Case { what, row, logit }) in all.into_iter().enumerate() {
         if !row.enabled().without(can).is_empty() {
@@ -130,10 +146,10 @@ pub(super) fn adjusted_draws_follow_their_softmax(trial: &Trial<'_>, report: &mu
                 .collect();
             sampler.sample(problem.input(), &rows, &mut out)?;
             for row in out.iter() {
-                tokens.extend(row?.draws.iter().map(|d| d.token as usize));
+                tokens.extend(row?.draws.iter().map(|d| spread_index(d.token)));
             }
         }
-        let forbidden = tokens.iter().find(|&&t| law[t] == 0.0);
+        let forbidden = tokens.iter().find(|&&t| law.get(t).is_none_or(|&p| p == 0.0));
         ensure!(forbidden.is_none(), "{what}: {forbidden:?} came, which cannot");
         if let Some(outcome) = Bins::of(&law, &tokens, law.len(), |t| t).chi_square() {
             report.p_value(format!("{what}: tokens, chi-square"), tokens.len(), outcome.statistic, outcome.p);

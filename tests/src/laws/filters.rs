@@ -1,7 +1,7 @@
 //! Filters and penalties: which tokens a row keeps, and how often each of them comes.
 
 use crate::laws::knobs::{one_of_each, refused_by_name};
-use crate::logits::{LogitShape, softmax};
+use crate::logits::{LogitShape, softmax, spread, spread_index};
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
@@ -114,6 +114,49 @@ pub(super) fn filters_keep_the_references_tokens(trial: &Trial<'_>, report: &mut
         }
         report.agreed(format!("{name}: rows under filters"), core::mem::take(&mut rows_compared));
     }
+    boundaries_are_kept(trial, report, can)
+}
+
+/// Where a mass is exactly p, and the k-th logit and the next are equal: of 4096 equal logits the first few, all of which come.
+fn boundaries_are_kept(trial: &Trial<'_>, report: &mut LawReport, can: Knobs) -> Result<(), Broken> {
+    const ROWS: usize = 32;
+    let (vocab, base) = (4096, RowParams { seed: 934, draws: 8, ..RowParams::default() });
+    let (four, four_of_all) = (RowParams { top_k: 4, ..base }, 4.0 / vocab as f32);
+    let cases = [
+        ("top_k 3", RowParams { top_k: 3, ..base }, 0..3),
+        ("a mass of exactly p", RowParams { top_p: four_of_all, ..base }, 0..4),
+        ("a mass right below p", RowParams { top_p: four_of_all.next_up(), ..base }, 0..5),
+        ("half of four", RowParams { top_p: 0.5, ..four }, 0..2),
+        ("more than half of four", RowParams { top_p: 0.5f32.next_up(), ..four }, 0..3),
+        ("a probability of the largest", RowParams { min_p: 1.0, ..four }, 0..4),
+        ("a probability of exactly epsilon", RowParams { epsilon_cutoff: 0.25, ..four }, 0..4),
+        ("probabilities right below epsilon", RowParams { epsilon_cutoff: 0.25f32.next_up(), ..four }, 0..1),
+        ("a typical mass of exactly p", RowParams { typical_p: 0.5, ..four }, 0..2),
+        ("top choices", RowParams { xtc_threshold: 0.25, xtc_probability: 1.0, ..four }, 3..4),
+        ("no top choices", RowParams { xtc_threshold: 0.25f32.next_up(), xtc_probability: 1.0, ..four }, 0..4),
+    ];
+    let mut out = Samples::new();
+    let mut compared = 0;
+    for (logit, order) in [(1.25, Order::Vllm), (-7.3, Order::HuggingFace), (1.3, Order::LlamaCpp)] {
+        let problem = Problem::of_logits(&vec![logit; vocab], ROWS);
+        let mut sampler = trial.sampler(problem.head(), Plan { max_rows: ROWS, ..PLAN })?;
+        for (what, row, kept) in &cases {
+            if !row.enabled().without(can).is_empty() {
+                continue;
+            }
+            let rows: Vec<_> = (0..ROWS as u64).map(|position| RowParams { position, order, ..*row }).collect();
+            sampler.sample(problem.input(), &rows, &mut out)?;
+            let mut came = vec![0; vocab];
+            for row in out.iter() {
+                row?.draws.iter().for_each(|draw| came[draw.token as usize] += 1);
+            }
+            let are_kept = came.iter().enumerate().all(|(token, &count)| (count > 0) == kept.contains(&token));
+            let some: Vec<_> = came.iter().enumerate().filter(|(_, count)| **count > 0).take(9).collect();
+            ensure!(are_kept, "{what}, {order:?}: {some:?} came, and all of {kept:?} are kept");
+            compared += ROWS * base.draws as usize;
+        }
+    }
+    report.agreed("draws where a filter ends between equal logits", compared);
     Ok(())
 }
 
@@ -125,11 +168,12 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
     if can.is_empty() {
         return Ok(());
     }
-    // Twelve tokens of known probability: what each filter keeps is counted by hand.
+    // Twelve tokens of known probability, `APART` from each other: what each filter keeps is counted by hand.
     let p = [0.24, 0.2, 0.16, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.01];
     let logits: Vec<f32> = p.iter().map(|p: &f64| p.ln() as f32).collect();
     let rows = 32;
-    let problem = Problem::of_logits(&logits, rows);
+    let halved: Vec<f32> = logits.iter().map(|l| l * 0.5).collect();
+    let problem = Problem::of_logits(&spread(&logits), rows);
     let base = RowParams { temperature: 2.0, ..RowParams::default() };
     // At temperature 2 the probabilities are in proportion to the roots:
     // 0.157 0.143 0.128 0.101 0.091 0.079 0.072 0.064 0.056 0.045 0.032 0.032
@@ -165,7 +209,6 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
         if !row.enabled().without(can).is_empty() {
             continue;
         }
-        let halved: Vec<f32> = problem.raw_logits(0).iter().map(|l| l * 0.5).collect();
         let mut law = vec![0.0; p.len()];
         law[kept.clone()].copy_from_slice(&softmax(&halved[kept.clone()]));
         let mut tokens = Vec::new();
@@ -175,7 +218,7 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
                 .collect();
             sampler.sample(problem.input(), &rows, &mut out)?;
             for row in out.iter() {
-                tokens.extend(row?.draws.iter().map(|d| d.token as usize));
+                tokens.extend(row?.draws.iter().map(|d| spread_index(d.token)));
             }
         }
         ensure!(tokens.iter().all(|t| kept.contains(t)), "{what}: a token came that is not among {kept:?}");
@@ -185,7 +228,6 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
     }
     if can.contains(Knob::XtcThreshold) {
         // A row tosses its coin once, so each row gives one draw: of a mixture of both laws.
-        let halved: Vec<f32> = problem.raw_logits(0).iter().map(|l| l * 0.5).collect();
         let mut law: Vec<f64> = softmax(&halved).iter().map(|p| 0.25 * p).collect();
         law[3..].iter_mut().zip(softmax(&halved[3..])).for_each(|(law, p)| *law += 0.75 * p);
         let mut tokens = Vec::new();
@@ -194,9 +236,11 @@ pub(super) fn filtered_draws_follow_the_truncated_softmax(
             let rows: Vec<_> = (0..rows as u64).map(|r| RowParams { position: call << 8 | r, ..row }).collect();
             sampler.sample(problem.input(), &rows, &mut out)?;
             for row in out.iter() {
-                tokens.extend(row?.draws.iter().map(|d| d.token as usize));
+                tokens.extend(row?.draws.iter().map(|d| spread_index(d.token)));
             }
         }
+        let between = tokens.iter().find(|&&t| t >= law.len());
+        ensure!(between.is_none(), "xtc: a token came that cannot");
         if let Some(outcome) = Bins::of(&law, &tokens, law.len(), |t| t).chi_square() {
             let what = "xtc 0.1 in three of four rows: tokens, chi-square";
             report.p_value(what.to_owned(), tokens.len(), outcome.statistic, outcome.p);
@@ -277,7 +321,8 @@ pub(super) fn disabled_knobs_change_nothing(trial: &Trial<'_>, report: &mut LawR
         Ok(RowBits::all(&trial.sample(&problem, PLAN, &rows)?))
     };
     let want = plain(base)?;
-    // Each knob off, with everything set that it looks at when it is on.
+    // Each knob off, with everything set that it looks at when it is on. A knob whose only value for off is the default's
+    // (`top_k` 0, `top_p` 1, `typical_p` 1, no bans) is off in `base`: below, with others that are on and keep all.
     let past = RowParams { history: Some(&history), ..base };
     let cases = [
         ("order", RowParams { order: Order::LlamaCpp, ..base }),
@@ -288,18 +333,12 @@ pub(super) fn disabled_knobs_change_nothing(trial: &Trial<'_>, report: &mut LawR
         ("frequency_penalty", RowParams { frequency_penalty: -0.0, ..past }),
         ("presence_penalty", RowParams { presence_penalty: -0.0, ..past }),
         ("dry_multiplier", RowParams { dry_multiplier: 0.0, dry_base: 3.0, dry_allowed_length: 1, ..past }),
-        ("logit_bias", RowParams { logit_bias: &[], ..base }),
-        ("banned", RowParams { banned: &[], ..base }),
-        ("top_k", RowParams { top_k: 0, ..base }),
-        ("top_p", RowParams { top_p: 1.0, ..base }),
+        ("logit_bias", RowParams { logit_bias: &[(3, 0.0), (900, -0.0)], ..base }),
         ("min_p", RowParams { min_p: -0.0, ..base }),
         ("top_n_sigma", RowParams { top_n_sigma: -0.0, ..base }),
         ("epsilon_cutoff", RowParams { epsilon_cutoff: -0.0, ..base }),
-        ("typical_p", RowParams { typical_p: 1.0, ..base }),
         ("xtc_threshold", RowParams { xtc_threshold: 0.01, ..base }),
         ("xtc_probability", RowParams { xtc_threshold: 0.01, xtc_probability: -0.0, ..base }),
-        ("kept", RowParams { kept: false, ..base }),
-        ("first_draw", RowParams { first_draw: 0, ..base }),
     ];
     let count = cases.len();
     for (what, row) in cases {
@@ -312,13 +351,14 @@ pub(super) fn disabled_knobs_change_nothing(trial: &Trial<'_>, report: &mut LawR
         "logprobs_mode without logprobs has an effect"
     );
 
-    // Filters that are on and keep every token.
-    let can = refused_by_name(trial, report, Knobs::FILTERS, PLAN)?;
+    // Filters that are on and keep every token, and the list of them all.
+    let can = refused_by_name(trial, report, Knobs::FILTERS.union(KEPT), PLAN)?;
     let idle = [
         ("top_k beyond the vocabulary", RowParams { top_k: u32::MAX, ..base }),
         ("min_p 1e-38", RowParams { min_p: 1e-38, ..base }),
         ("top_n_sigma 1e6", RowParams { top_n_sigma: 1e6, ..base }),
         ("epsilon_cutoff 1e-38", RowParams { epsilon_cutoff: 1e-38, ..base }),
+        ("kept", RowParams { kept: true, ..base }),
         ("xtc_threshold 1", RowParams { xtc_threshold: 1.0, xtc_probability: 1.0, ..base }),
     ];
     for (what, row) in idle.into_iter().filter(|(_, row)| row.enabled().without(can).is_empty()) {

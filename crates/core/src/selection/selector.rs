@@ -35,6 +35,9 @@ pub struct Selector {
 /// A logit that is not reached by anything.
 const NEVER: Selection = Selection::Unlisted { floor: f32::NEG_INFINITY };
 
+/// 2^-28: masses and their sums are nearer to those of exact arithmetic, relative to them.
+const MASS_ERROR: f64 = 1.0 / (1u64 << 28) as f64;
+
 /// The smallest float that is not below `t`.
 fn round_up(t: f64) -> f32 {
     let x = t as f32;
@@ -224,7 +227,8 @@ impl Selector {
     /// The logits between which a probability of `p` among the kept tokens lies.
     fn threshold(&mut self, p: f32, seen: &Seen<'_>, end: End) -> (f32, f32) {
         let (low, high) = self.total(seen, end);
-        let logit = |mass: f64| round_up(f64::from(self.cells.top) + mass.ln() + f64::from(p).ln());
+        // Less by more than masses can be off: a token whose probability is `p` exactly, one of equal logits, has it.
+        let logit = |mass: f64| round_up(f64::from(self.cells.top) + (mass * f64::from(p)).ln() - MASS_ERROR);
         (logit(low), logit(high))
     }
 

@@ -253,7 +253,7 @@ pub fn run(
                 if let (Some(peers), Kind::LlmLike) = (&peers, kind) {
                     section.peers = peers.of(size.vocab, size.hidden, rows);
                 }
-                tell(record, section, out, table::section)?;
+                tell(record, section, out, table::of_one_pass)?;
             }
         }
     }
