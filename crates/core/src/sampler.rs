@@ -75,7 +75,8 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// What has the knobs that a sampler of these capabilities lacks, under its plan. It follows from the kind of the
-    /// sampler, since one that is pathwise, has its whole head and no canonical plan can do all that a row may ask.
+    /// sampler, since one that is pathwise, has its whole head and no canonical plan can do all that a row may ask. Of two
+    /// reasons it names the plan.
     pub fn instead(&self, plan: &Plan) -> &'static str {
         match (self.exactness, self.variant) {
             (Exactness::InDistribution, Variant::Sharded) if plan.canonical => {

@@ -39,7 +39,7 @@ const SHARED: usize = 256;
 /// Tokens of lists that may be shorter, of all workers together, and of one at least. With 16 workers each would keep 64 of
 /// its 9500 tokens, to find the 64 first ones of all. Where the logits above floors are kept they tell what a list would, and
 /// it is the first token alone: top-p took 1.081 in place of 1.101 of the plain draw by the median (64 rows, 16 cores of a
-/// Xeon with AMX).
+/// Xeon with AMX). Rows of few tokens with ties, or with several draws, take a second pass more often.
 const SHORT: usize = 128;
 const SHORTEST: usize = 8;
 

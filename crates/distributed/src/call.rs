@@ -179,7 +179,8 @@ pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
     if beyond.is_empty() {
         return Ok(());
     }
-    let told: Vec<usize> = ranks.iter().map(|rank| u32::from_le_bytes(*rank) as usize).collect();
+    let told = ranks.iter().map(|rank| u32::from_le_bytes(*rank) as usize);
+    let told: Vec<usize> = told.filter(|&rank| rank < messages.len()).collect();
     Err(ShardError::Late { shard, ranks: if told.is_empty() { beyond } else { told }, limit })
 }
 

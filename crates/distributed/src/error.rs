@@ -208,7 +208,8 @@ pub enum ShardError {
         /// The first of [`RowParams::GROUPS`](flash_sampling_core::RowParams::GROUPS) that does.
         what: &'static str,
     },
-    /// Ranks came to a call on the GPUs, and went on from it, after another had given it up.
+    /// Ranks came to a call on the GPUs, and went on from it, after another had given it up; or failed it by themselves, and
+    /// came to the next.
     #[error("{} too late: shard {shard} had waited {limit:?}", came(ranks))]
     Late {
         /// The shard that waited.

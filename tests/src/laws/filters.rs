@@ -137,7 +137,7 @@ fn boundaries_are_kept(trial: &Trial<'_>, report: &mut LawReport, can: Knobs) ->
     ];
     let mut out = Samples::new();
     let mut compared = 0;
-    for (logit, order) in [(1.25, Order::Vllm), (-7.3, Order::HuggingFace), (1.3, Order::LlamaCpp)] {
+    for (logit, order) in [(1.25, Order::Vllm), (-7.3, Order::HuggingFace), (1.098_236_1, Order::LlamaCpp)] {
         let problem = Problem::of_logits(&vec![logit; vocab], ROWS);
         let mut sampler = trial.sampler(problem.head(), Plan { max_rows: ROWS, ..PLAN })?;
         for (what, row, kept) in &cases {

@@ -4,7 +4,7 @@ use super::CudaRank;
 use core::time::Duration;
 use flash_sampling_core::{Matrix, RowParams, SampleError};
 use flash_sampling_cuda::CudaError;
-use flash_sampling_distributed::{ShardError, Standing, Transport};
+use flash_sampling_distributed::{ShardError, Standing, Transport, TransportError};
 
 /// What the GPUs told of a call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,8 @@ impl Told {
         }
     }
 
-    /// Whether the GPUs named who was late, which is the better of two answers unless it was rank `mine` itself.
+    /// Whether what the GPUs told stands where the transport names ranks that came late: they named some too, and not rank
+    /// `mine` itself; or another call, which it is to a rank that was called otherwise or failed the one before.
     fn names(&self, late: &[usize], mine: usize) -> bool {
         match self {
             Told::Late(ranks, _) => !ranks.is_empty() && !late.contains(&mine),
@@ -85,19 +86,42 @@ impl<T: Transport> CudaRank<'_, T> {
             Err(ShardError::Late { ranks, .. }) if told.names(&ranks, mine) => error,
             Err(late @ ShardError::Late { .. }) => late.into(),
             Err(gone) if told.names_nobody() => gone.into(),
-            // Only the number of calls differs, some rank failed one, or nobody answered.
-            _ => waited_for(error, whole),
+            Err(ShardError::Transport(TransportError::TimedOut { ranks, .. })) => waited_for(error, whole, &ranks),
+            // Only the number of calls differs, or some rank failed one.
+            _ => waited_for(error, whole, &[]),
         }
     }
 }
 
-/// With the limit of both ways, where ranks did not come by either.
-fn waited_for(error: SampleError, limit: Duration) -> SampleError {
+/// With the limit of both ways, where ranks did not come by either. Of those that the GPUs named one may have come by the
+/// transport, which waited for the `absent`.
+fn waited_for(error: SampleError, limit: Duration, absent: &[usize]) -> SampleError {
     let SampleError::Backend { backend, source } = &error else { return error };
     match source.downcast_ref() {
-        Some(CudaError::LateRanks { ranks, .. }) => {
-            SampleError::Backend { backend, source: CudaError::LateRanks { ranks: ranks.clone(), limit }.into() }
+        Some(CudaError::LateRanks { ranks: late, .. }) => {
+            let by_neither: Vec<usize> = late.iter().copied().filter(|rank| absent.contains(rank)).collect();
+            let ranks = if by_neither.is_empty() { late.clone() } else { by_neither };
+            SampleError::Backend { backend, source: CudaError::LateRanks { ranks, limit }.into() }
         }
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_came_by_the_transport_is_not_missed() {
+        let late = |ranks: &[usize], limit| {
+            let source = CudaError::LateRanks { ranks: ranks.to_vec(), limit: Duration::from_secs(limit) };
+            SampleError::Backend { backend: "test", source: source.into() }
+        };
+        for (absent, missed) in [(vec![2], vec![2]), (vec![2, 3], vec![2]), (vec![3], vec![1, 2]), (vec![], vec![1, 2])]
+        {
+            let said = waited_for(late(&[1, 2], 15), Duration::from_secs(30), &absent);
+            assert_eq!(said.to_string(), late(&missed, 30).to_string(), "{absent:?}");
+            assert_eq!(Told::by(&said), Told::Late(missed, Duration::from_secs(30)));
+        }
     }
 }
