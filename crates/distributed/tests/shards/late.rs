@@ -68,7 +68,7 @@ fn said(ranks: &[Next]) -> Vec<ShardError> {
 #[test]
 fn a_rank_that_came_too_late_is_named_whatever_it_does_next() {
     use Next::{Checks, GaveUp, Samples};
-    let cases: [(&[Next], usize, &[usize]); 7] = [
+    let cases: [(&[Next], usize, &[usize]); 9] = [
         (&[GaveUp(&[1]), Checks], 0, &[1]),
         (&[GaveUp(&[1]), Samples], 0, &[1]),
         (&[Samples, GaveUp(&[0])], 1, &[0]),
@@ -78,6 +78,9 @@ fn a_rank_that_came_too_late_is_named_whatever_it_does_next() {
         (&[Checks, GaveUp(&[0, 2]), Samples], 1, &[0, 2]),
         // An exchange that does not know who was late: those that went on.
         (&[GaveUp(&[]), GaveUp(&[]), Samples], 0, &[2]),
+        // Ranks that the group does not have.
+        (&[GaveUp(&[7]), Checks], 0, &[1]),
+        (&[GaveUp(&[1, 7]), Checks], 0, &[1]),
     ];
     for (ranks, waited, late) in cases {
         for error in said(ranks) {
