@@ -137,7 +137,8 @@ fn boundaries_are_kept(trial: &Trial<'_>, report: &mut LawReport, can: Knobs) ->
     ];
     let mut out = Samples::new();
     let mut compared = 0;
-    for (logit, order) in [(1.25, Order::Vllm), (-7.3, Order::HuggingFace), (1.098_236_1, Order::LlamaCpp)] {
+    // The last one's mass is off by more than 2^-27, nearly as far as any.
+    for (logit, order) in [(1.25, Order::Vllm), (-7.3, Order::HuggingFace), (0.118_005_75, Order::LlamaCpp)] {
         let problem = Problem::of_logits(&vec![logit; vocab], ROWS);
         let mut sampler = trial.sampler(problem.head(), Plan { max_rows: ROWS, ..PLAN })?;
         for (what, row, kept) in &cases {

@@ -38,8 +38,9 @@ impl Told {
         }
     }
 
-    /// Whether what the GPUs told stands where the transport names ranks that came late: they named some too, and not rank
-    /// `mine` itself; or another call, which it is to a rank that was called otherwise or failed the one before.
+    /// Whether what the GPUs told stands where the transport names ranks that came late: they named some too, and the
+    /// transport does not name rank `mine`; or another call, which it is to a rank that was called otherwise or failed the
+    /// one before.
     fn names(&self, late: &[usize], mine: usize) -> bool {
         match self {
             Told::Late(ranks, _) => !ranks.is_empty() && !late.contains(&mine),
@@ -86,25 +87,29 @@ impl<T: Transport> CudaRank<'_, T> {
             Err(ShardError::Late { ranks, .. }) if told.names(&ranks, mine) => error,
             Err(late @ ShardError::Late { .. }) => late.into(),
             Err(gone) if told.names_nobody() => gone.into(),
-            Err(ShardError::Transport(TransportError::TimedOut { ranks, .. })) => waited_for(error, whole, &ranks),
-            // Only the number of calls differs, or some rank failed one.
-            _ => waited_for(error, whole, &[]),
+            Err(ShardError::Transport(gone)) => waited_for(error, whole, &gone),
+            // They came by the transport: only the number of calls differs, or some rank failed one.
+            _ => error,
         }
     }
 }
 
-/// With the limit of both ways, where ranks did not come by either. Of those that the GPUs named one may have come by the
-/// transport, which waited for the `absent`.
-fn waited_for(error: SampleError, limit: Duration, absent: &[usize]) -> SampleError {
+/// Of the ranks that the GPUs named, those that came by the transport neither, with the limit of both ways; all of them where
+/// the transport does not know. Where all of them came by the transport the error stays as it is.
+fn waited_for(error: SampleError, limit: Duration, gone: &TransportError) -> SampleError {
     let SampleError::Backend { backend, source } = &error else { return error };
-    match source.downcast_ref() {
-        Some(CudaError::LateRanks { ranks: late, .. }) => {
-            let by_neither: Vec<usize> = late.iter().copied().filter(|rank| absent.contains(rank)).collect();
-            let ranks = if by_neither.is_empty() { late.clone() } else { by_neither };
-            SampleError::Backend { backend, source: CudaError::LateRanks { ranks, limit }.into() }
-        }
-        _ => error,
+    let Some(CudaError::LateRanks { ranks: late, .. }) = source.downcast_ref() else { return error };
+    let is_absent = |rank: &usize| match gone {
+        TransportError::TimedOut { ranks, .. } => ranks.contains(rank),
+        TransportError::PeerLeft { rank: left } => left == rank,
+        TransportError::Stuck { .. } => false,
+        _ => true,
+    };
+    let ranks: Vec<usize> = late.iter().copied().filter(is_absent).collect();
+    if ranks.is_empty() {
+        return error;
     }
+    SampleError::Backend { backend, source: CudaError::LateRanks { ranks, limit }.into() }
 }
 
 #[cfg(test)]
@@ -114,14 +119,22 @@ mod tests {
     #[test]
     fn who_came_by_the_transport_is_not_missed() {
         let late = |ranks: &[usize], limit| {
-            let source = CudaError::LateRanks { ranks: ranks.to_vec(), limit: Duration::from_secs(limit) };
+            let source = CudaError::LateRanks { ranks: ranks.to_vec(), limit };
             SampleError::Backend { backend: "test", source: source.into() }
         };
-        for (absent, missed) in [(vec![2], vec![2]), (vec![2, 3], vec![2]), (vec![3], vec![1, 2]), (vec![], vec![1, 2])]
-        {
-            let said = waited_for(late(&[1, 2], 15), Duration::from_secs(30), &absent);
-            assert_eq!(said.to_string(), late(&missed, 30).to_string(), "{absent:?}");
-            assert_eq!(Told::by(&said), Told::Late(missed, Duration::from_secs(30)));
+        let (by_gpus, both) = (Duration::from_secs(15), Duration::from_secs(30));
+        let timed_out = |ranks: &[usize]| TransportError::TimedOut { ranks: ranks.to_vec(), limit: both };
+        let cases: [(TransportError, &[usize], Duration); 6] = [
+            (timed_out(&[2]), &[2], both),
+            (timed_out(&[2, 3]), &[2], both),
+            (timed_out(&[3]), &[1, 2], by_gpus),
+            (TransportError::PeerLeft { rank: 1 }, &[1], both),
+            (TransportError::Stuck { limit: both }, &[1, 2], by_gpus),
+            (TransportError::Broken, &[1, 2], both),
+        ];
+        for (gone, missed, limit) in cases {
+            let said = waited_for(late(&[1, 2], by_gpus), both, &gone);
+            assert_eq!(Told::by(&said), Told::Late(missed.to_vec(), limit), "{gone}");
         }
     }
 }

@@ -11,7 +11,7 @@
 // What differs, and why the answer stays the same:
 //
 // 1. A warp takes 32 x 4 tokens at a time. e^l is e^edge e^r with edge the lower multiple of 1/8, so that r is exact in
-//    float32; e^(edge - largest edge) comes from two small tables. Relative error of a mass: 2^-28.
+//    float32; e^(edge - largest edge) comes from two small tables. Relative error of a mass: below 2^-26.
 // 2. A token's noise is at most -ln(word 2^-32), a cheap bound. Of its four tokens a lane scores the one with the largest
 //    bound, the warp keeps the best, and goes on only with tokens whose bound reaches it.
 // 3. No words at all where the largest logit and the largest noise together stay below the group's best.
