@@ -134,11 +134,6 @@ impl Resident {
         self.most
     }
 
-    /// Elements from one row of hidden states to the next.
-    pub(crate) fn row_stride(&self) -> usize {
-        self.row_stride
-    }
-
     /// Draws what is staged, at most [`Resident::most`] draws, and waits; one result a draw is left in `draws`: of this
     /// head, or by an exchange of the whole vocabulary, in a call with these parameters. `input` tells the hidden states' type
     /// and width.
@@ -328,6 +323,7 @@ impl Resident {
         input: &Matrix<'_>,
         stream: &Arc<CudaStream>,
     ) -> Result<(DeviceMatrix, u64), CudaError> {
+        staging.take_hidden_in(self.row_stride * input.dtype().size());
         self.reserve(staging.len(), stream)?;
         let count = staging.rows();
         results::poison(&self.draws, count, stream)?;

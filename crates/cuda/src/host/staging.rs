@@ -21,8 +21,9 @@ pub(crate) struct Staging {
     sources: Vec<usize>,
     stride: usize,
     rows: Vec<Row>,
-    /// Words of each mask before those that are there.
-    words_before: u64,
+    /// The tokens that are drawn from, and of how many.
+    tokens: Range<u32>,
+    vocab_size: u32,
     /// The mask that was appended last, by address and length, and where: the draws of a row share it.
     last_mask: Option<(usize, usize, u64)>,
     /// What rows point to: biases, and where a row has penalties those behind its biases, which take eight bytes each; and masks,
@@ -60,9 +61,14 @@ pub(crate) fn most_listed(rows: &[RowParams<'_>], vocab_size: u32) -> usize {
 }
 
 impl Staging {
-    /// Of a launch whose lists go up from page-locked memory: [`Staging::finish_rows`], and the lists behind.
-    pub(crate) fn locked(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
-        Ok(Staging { lists: Gathered::locked(stream)?, ..Staging::default() })
+    /// For draws from some tokens of a vocabulary.
+    pub(crate) fn of(tokens: Range<u32>, vocab_size: u32) -> Self {
+        Staging { tokens, vocab_size, ..Staging::default() }
+    }
+
+    /// The same for a launch whose lists go up from page-locked memory: [`Staging::finish_rows`], and the lists behind.
+    pub(crate) fn locked(tokens: Range<u32>, vocab_size: u32, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
+        Ok(Staging { lists: Gathered::locked(stream)?, ..Staging::of(tokens, vocab_size) })
     }
 
     pub(crate) fn clear(&mut self) {
@@ -112,13 +118,6 @@ impl Staging {
         self.hidden.resize(end, 0);
     }
 
-    /// Appends a row's hidden states, of which only the number in the input is kept; for [`Staging::finish_rows`], which copies
-    /// them once. All rows go this way, or none.
-    pub(crate) fn push_hidden_of(&mut self, row: usize, stride: usize) {
-        self.sources.push(row);
-        self.stride = stride;
-    }
-
     /// Number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows.len()
@@ -129,40 +128,51 @@ impl Staging {
         &self.rows
     }
 
-    /// Appends draws of a row from some tokens of the vocabulary, the same ones of all rows: of a mask the words of these are
-    /// taken, and the address is that of the first word, which is not there. Kernels take tokens in parts that begin at multiples
-    /// of 256 (`scan.cuh`), so that they may read up to [`WORDS_BEFORE`] words before those that are: of other things in the block.
-    pub(crate) fn push(
+    /// Appends draws of the row `r` of the input, each with the row's hidden states, which [`Staging::finish_rows`] copies. All
+    /// rows of a launch go this way, or none.
+    pub(crate) fn push_of(
         &mut self,
-        seed: u64,
-        position: u64,
+        r: usize,
+        params: &RowParams<'_>,
         row: &params::Row<'_>,
         draws: impl IntoIterator<Item = u32>,
-        (tokens, vocab_size): (&Range<u32>, u32),
     ) -> Result<(), CudaError> {
-        self.words_before = (tokens.start / 32).into();
+        self.push(params, row, draws)?;
+        self.sources.resize(self.rows.len(), r);
+        Ok(())
+    }
+
+    /// Appends draws of a row with these parameters. Of a mask the words of the tokens that are drawn from are taken, and the
+    /// address is that of the first word, which is not there. Kernels take tokens in parts that begin at multiples of 256
+    /// (`scan.cuh`), so that they may read up to [`WORDS_BEFORE`] words before those that are: of other things in the block.
+    pub(crate) fn push(
+        &mut self,
+        params: &RowParams<'_>,
+        row: &params::Row<'_>,
+        draws: impl IntoIterator<Item = u32>,
+    ) -> Result<(), CudaError> {
         // Offsets are kept as addresses plus one, 0 being the null address.
         let (mask, mask_words) = match row.transform.mask {
             None => (0, 0),
             Some(mask) => {
                 let cut = |end: u32| mask.len().min(end.div_ceil(32) as usize);
-                let own = &mask[mask.len().min(tokens.start as usize / 32)..cut(tokens.end)];
+                let own = &mask[mask.len().min(self.tokens.start as usize / 32)..cut(self.tokens.end)];
                 let at = match self.last_mask {
                     Some((address, length, at)) if address == mask.as_ptr().addr() && length == mask.len() => at,
                     _ => {
-                        self.has_knobs = self.has_knobs || forbids_most(&mask[..cut(vocab_size)], vocab_size);
+                        self.has_knobs = self.has_knobs || forbids_most(&mask[..cut(self.vocab_size)], self.vocab_size);
                         self.push_words(own)?
                     }
                 };
                 self.last_mask = Some((mask.as_ptr().addr(), mask.len(), at));
-                (at + 1, cut(tokens.end) as u32)
+                (at + 1, cut(self.tokens.end) as u32)
             }
         };
         let list = lists::push(row.transform.adjustments, &mut self.lists)?;
         self.has_knobs |= list.biases & PENALISED != 0;
         self.rows.extend(draws.into_iter().map(|draw| Row {
-            seed,
-            position,
+            seed: params.seed,
+            position: params.position,
             mask,
             bias: list.at,
             mask_words,
@@ -173,6 +183,11 @@ impl Staging {
             greedy: row.greedy.into(),
         }));
         Ok(())
+    }
+
+    /// The bytes of a row's hidden states, with the zeros that fill it up, for rows of [`Staging::push_of`].
+    pub(crate) fn take_hidden_in(&mut self, stride: usize) {
+        self.stride = stride;
     }
 
     /// Puts the rows into the order in which `order` names them.
@@ -235,7 +250,7 @@ impl Staging {
         debug_assert!(self.rows.is_empty() || lists_at >= 4 * WORDS_BEFORE, "a row lies before the words");
         for row in &mut self.rows {
             row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
-            let first_word = (base + lists_at as u64).wrapping_sub(4 * self.words_before);
+            let first_word = (base + lists_at as u64).wrapping_sub(4 * u64::from(self.tokens.start / 32));
             row.mask = if row.mask == 0 { 0 } else { first_word.wrapping_add(8 * (row.mask - 1)) };
         }
         out[rows_at..].copy_from_slice(bytemuck::cast_slice(&self.rows));
@@ -268,14 +283,18 @@ mod tests {
     fn hidden_states_come_from_the_input_or_from_a_copy_alike() {
         let states: Vec<f32> = (0..18).map(|i| i as f32).collect();
         let input = Matrix::new(&states, 6, 3).unwrap();
-        let (mut copied, mut named) = (Staging::default(), Staging::default());
-        for row in [4, 0, 4] {
-            copied.push_hidden(input.row_bytes(row), 20);
-            named.push_hidden_of(row, 20);
+        let (params, plan) = (RowParams::default(), Plan::default());
+        let row = params.check(&[], &CAN, &plan, 64).unwrap();
+        let (mut copied, mut named) = (Staging::of(0..64, 64), Staging::of(0..64, 64));
+        for (r, draws) in [(4, 0..1), (0, 0..2), (4, 1..2)] {
+            draws.clone().for_each(|_| copied.push_hidden(input.row_bytes(r), 20));
+            copied.push(&params, &row, draws.clone()).unwrap();
+            named.push_of(r, &params, &row, draws).unwrap();
         }
+        named.take_hidden_in(20);
         let mut bytes = vec![1; named.lists_at()];
         named.finish_rows(&input, 64, &mut bytes);
-        assert_eq!((bytes.len(), bytes.as_slice()), (64, copied.finish(64)));
+        assert_eq!((bytes.len(), bytes.as_slice()), (80 + 4 * 56, copied.finish(64)));
         // What was there goes.
         named.clear();
         assert_eq!(named.len(), 0);
@@ -294,12 +313,11 @@ mod tests {
     #[test]
     fn a_shard_takes_its_words_of_a_mask() {
         let mask: Vec<u32> = (0..10).collect();
-        let mut staging = Staging::default();
         for (len, tokens, own) in [(10, 70..200, 2..7), (5, 70..200, 2..5), (1, 70..200, 1..1), (10, 64..64, 2..2)] {
             let params = RowParams { mask: Some(&mask[..len]), ..RowParams::default() };
             let row = params.check(&[], &CAN, &Plan::default(), 320).unwrap();
-            staging.clear();
-            staging.push(0, 0, &row, [0], (&tokens, 320)).unwrap();
+            let mut staging = Staging::of(tokens.clone(), 320);
+            staging.push(&params, &row, [0]).unwrap();
             let bytes = staging.finish(4096).to_vec();
             let row: Row = bytemuck::pod_read_unaligned(&bytes[..56]);
             assert_eq!((row.mask, row.mask_words), (4096 + 56 - 4 * 2, own.end), "{len} words, {tokens:?}");
@@ -316,14 +334,14 @@ mod tests {
         let biased = RowParams { logit_bias: &[(3, -1.0), (9, 2.5)], mask: Some(&[]), ..RowParams::default() };
         let history = History::new(&[5, 9]);
         let penalised = RowParams { history: Some(&history), repetition_penalty: 0.5, ..biased };
-        let mut staging = Staging::default();
+        let mut staging = Staging::of(0..64, 64);
         staging.push_hidden(&[7; 18], 20);
         let all = [(masked, 0), (masked, 1), (biased, 0), (penalised, 0)];
         let mut adjustments = Adjustments::default();
         adjustments.collect(all.iter().map(|(params, _)| params));
         for (r, (params, draw)) in all.into_iter().enumerate() {
             let row = params.check(adjustments.row(r), &CAN, &plan, 64).unwrap();
-            staging.push(params.seed, params.position, &row, [draw], (&(0..64), 64)).unwrap();
+            staging.push(&params, &row, [draw]).unwrap();
         }
         let (size, most) = (staging.len(), most_listed(&all.map(|(params, _)| params), 64));
         assert!(most >= size - staging.lists_at(), "{most}");

@@ -1,6 +1,7 @@
 //! The rows of a call that ask for more than draws.
 
 use super::Frame;
+use super::stage::adjusted;
 use crate::abi::{Draw, RowFilters, status};
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
@@ -17,8 +18,8 @@ impl Frame<'_> {
     pub(super) fn filter(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         self.filtered.clear();
         self.tried.clear();
-        let (can, vocab_size, tokens) = (self.can, self.head.vocab_size(), self.head.tokens());
-        let Some(resident) = self.resident.as_mut().filter(|_| !self.filtering.is_empty()) else { return Ok(()) };
+        let Some(resident) = self.resident.as_ref().filter(|_| !self.filtering.is_empty()) else { return Ok(()) };
+        let most = resident.most_filtered();
         let told = resident.lists(input) && self.filtering.iter().any(|(.., filters)| filters.is_listed());
         self.filtered.resize(self.filtering.len(), Draw { status: status::UNDECIDED, ..Draw::default() });
         self.tried.resize(self.filtering.len(), 0);
@@ -29,27 +30,19 @@ impl Frame<'_> {
             let is_open = |&i: &usize| self.filtered[i].status == status::UNDECIDED;
             self.open.clear();
             self.open.extend((0..self.filtering.len()).filter(is_open));
-            for part in self.open.chunks(resident.most_filtered()) {
-                self.staging.clear();
-                self.filters.clear();
-                for draws in part.chunk_by(|&a, &b| self.filtering[a].0 == self.filtering[b].0) {
-                    let (r, _, filters) = self.filtering[draws[0]];
-                    self.adjustments.collect_within([&rows[r]], tokens.clone());
-                    let row = rows[r].check(self.adjustments.row(0), &can, &self.plan, vocab_size);
-                    let row = row.expect("rows of the work were checked");
-                    // Lists are not asked about the others.
-                    let is_tried = from == DecidedFrom::Logits || filters.is_listed() || filters == RowFilters::OFF;
-                    for &i in draws {
-                        self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                        self.filters.push(filters);
-                        self.tried[i] += u32::from(is_tried);
-                    }
-                    let draws = draws.iter().map(|&i| self.filtering[i].1);
-                    self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size))?;
-                }
+            for first in (0..self.open.len()).step_by(most) {
+                let part = first..self.open.len().min(first + most);
+                self.stage_filtered(part.clone(), rows)?;
+                let Some(resident) = &mut self.resident else { return Ok(()) };
                 let asked = (self.filters.as_slice(), from);
                 resident.draw_filtered(&mut self.staging, asked, input, &mut self.draws, &self.stream)?;
-                part.iter().zip(&self.draws).for_each(|(&i, &draw)| self.filtered[i] = draw);
+                for (&i, &draw) in self.open[part].iter().zip(&self.draws) {
+                    self.filtered[i] = draw;
+                    // Lists are not asked about the others.
+                    let filters = self.filtering[i].2;
+                    let is_tried = from == DecidedFrom::Logits || filters.is_listed() || filters == RowFilters::OFF;
+                    self.tried[i] += u32::from(is_tried);
+                }
             }
         }
         let draws = self.filtering.iter().zip(&self.filtered);
@@ -63,7 +56,7 @@ impl Frame<'_> {
     /// Stores the logits of the rows that ask, some at a time, and asks them.
     pub(super) fn ask(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         self.answers.clear();
-        let (can, vocab_size, draw) = (self.can, self.head.vocab_size(), self.draws_from_stored());
+        let (can, draw) = (self.can, self.draws_from_stored());
         let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
         let (tokens, most) = (self.head.tokens(), self.plan.max_rows);
         let stored = StoredRows::made_in(&mut self.stored, tokens.clone(), most, resident.device(), &self.stream)?;
@@ -72,11 +65,8 @@ impl Frame<'_> {
             self.staging.clear();
             self.asked.clear();
             for &r in part {
-                self.adjustments.collect_within([&rows[r]], tokens.clone());
-                let row = rows[r].check(self.adjustments.row(0), &can, &self.plan, vocab_size);
-                let row = row.expect("rows that ask were checked");
-                self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                self.staging.push(rows[r].seed, rows[r].position, &row, [row.first_draw], (&tokens, vocab_size))?;
+                let row = adjusted(&rows[r], &mut self.adjustments, &self.head, (&can, &self.plan));
+                self.staging.push_of(r, &rows[r], &row, [row.first_draw])?;
                 let near_ties = self.near_ties.as_ref().map(|bounds| {
                     input.row_to_f32(r, &mut self.hidden);
                     bounds.row(&self.head, &row, norm(&self.hidden))
@@ -112,8 +102,7 @@ impl Frame<'_> {
             for (r, bare) in part.iter().filter_map(|&r| Some((r, raw::bare(&rows[r])?))) {
                 let row = bare.check(&[], &self.can, &self.plan, vocab_size);
                 let row = row.expect("log-probabilities of these rows were checked");
-                self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                self.staging.push(bare.seed, bare.position, &row, [row.first_draw], (&tokens, vocab_size))?;
+                self.staging.push_of(r, &bare, &row, [row.first_draw])?;
                 self.asked.push(Asking::new(&bare, &row, None));
             }
             let (logits, stride) = stored.place(&self.stream);

@@ -2,6 +2,7 @@
 
 mod asking;
 mod finder;
+mod stage;
 mod survey;
 mod together;
 
@@ -24,6 +25,7 @@ use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Adjustments, Capabilities, Exactness, Head, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape, params,
 };
+use stage::adjusted;
 use std::sync::Arc;
 
 /// A call from host memory to host memory, whatever the variant: the public samplers are this, with what they can do.
@@ -83,10 +85,10 @@ impl<'w> Frame<'w> {
             false => Some(Resident::new(&head, &plan, device, choice, groups, &stream)?),
         };
         Ok(Frame {
+            staging: Staging::locked(head.tokens(), head.vocab_size(), &stream)?,
             head,
             plan,
             can,
-            staging: Staging::locked(&stream)?,
             stream,
             resident,
             work: Vec::new(),
@@ -116,8 +118,7 @@ impl<'w> Frame<'w> {
         mut exchange: Option<&mut CudaExchange>,
     ) -> Result<(), CudaError> {
         self.results.clear();
-        let (can, vocab_size) = (self.can_by(exchange.as_deref()), self.head.vocab_size());
-        let tokens = self.head.tokens();
+        let can = self.can_by(exchange.as_deref());
         let most = self.most_draws(exchange.as_deref());
         if self.resident.is_none() && exchange.is_none() {
             let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
@@ -128,16 +129,8 @@ impl<'w> Frame<'w> {
             self.staging.clear();
             for draws in part.chunk_by(|a, b| a.0 == b.0) {
                 let r = draws[0].0;
-                // One row at a time, so that it is still in the cache when it is staged.
-                self.adjustments.collect_within([&rows[r]], tokens.clone());
-                let row = rows[r].check(self.adjustments.row(0), &can, &self.plan, vocab_size);
-                let row = row.expect("rows of the work were checked");
-                if let Some(resident) = &self.resident {
-                    let stride = resident.row_stride() * input.dtype().size();
-                    draws.iter().for_each(|_| self.staging.push_hidden_of(r, stride));
-                }
-                let draws = draws.iter().map(|&(_, draw)| draw);
-                self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size))?;
+                let row = adjusted(&rows[r], &mut self.adjustments, &self.head, (&can, &self.plan));
+                self.staging.push_of(r, &rows[r], &row, draws.iter().map(|&(_, draw)| draw))?;
             }
             if exchange.is_some() {
                 self.staging.expect_penalties_of(rows);

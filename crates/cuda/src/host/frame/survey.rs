@@ -9,7 +9,6 @@ use crate::error::CudaError;
 use crate::host::resident::Resident;
 use crate::host::results::candidate;
 use crate::host::staging::Staging;
-use core::ops::Range;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::survey::check_survey;
 use flash_sampling_core::{Inquiry, Matrix, RowError, RowParams, RowSurvey, SampleError, params};
@@ -51,8 +50,7 @@ impl Frame<'_> {
         let raw = RowParams::default().check(&[], &can, &self.plan, vocab_size);
         let raw = raw.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
         let Frame { staging, draws, stream, finder, .. } = self;
-        let mut store =
-            Store { resident, stored, staging, draws, stream, input: &input, tokens: tokens.clone(), vocab_size };
+        let mut store = Store { resident, stored, staging, draws, stream, input: &input };
         let most = store.stored.rows().min(store.resident.most());
         members.chunks_mut(most).try_for_each(|part| store.survey(part, raw, finder, tokens.start)).map_err(failed)
     }
@@ -66,8 +64,6 @@ struct Store<'a> {
     draws: &'a mut Vec<Draw>,
     stream: &'a Arc<CudaStream>,
     input: &'a Matrix<'a>,
-    tokens: Range<u32>,
-    vocab_size: u32,
 }
 
 impl Store<'_> {
@@ -103,9 +99,7 @@ impl Store<'_> {
         self.staging.clear();
         let mut count = 0;
         for (at, params, row) in rows {
-            let bytes = self.resident.row_stride() * self.input.dtype().size();
-            self.staging.push_hidden_of(at, bytes);
-            self.staging.push(params.seed, params.position, &row, [row.first_draw], (&self.tokens, self.vocab_size))?;
+            self.staging.push_of(at, params, &row, [row.first_draw])?;
             count += 1;
         }
         if count > 0 {

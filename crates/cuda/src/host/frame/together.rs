@@ -103,7 +103,6 @@ impl Frame<'_> {
         exchange: &mut CudaExchange,
     ) -> Result<(), CudaError> {
         let (can, weight) = (exchange.filters(), self.head.weight().dtype());
-        let (tokens, vocab_size) = (self.head.tokens(), self.head.vocab_size());
         let mut filtering = core::mem::take(&mut self.filtering);
         filtering.clear();
         // Rows without filters go with rows of either kind.
@@ -125,22 +124,11 @@ impl Frame<'_> {
         for from in [DecidedFrom::Lists, DecidedFrom::Logits] {
             self.open.clear();
             self.open.extend((0..ways.len()).filter(|&i| ways[i].unwrap_or(of_plain) == from));
-            for part in self.open.chunks(can.most) {
+            for first in (0..self.open.len()).step_by(can.most) {
+                let part = first..self.open.len().min(first + can.most);
+                self.stage_filtered(part.clone(), rows)?;
+                let part = &self.open[part];
                 let Some(resident) = &mut self.resident else { return Err(NOT_DECIDED) };
-                self.staging.clear();
-                self.filters.clear();
-                for draws in part.chunk_by(|&a, &b| self.filtering[a].0 == self.filtering[b].0) {
-                    let (r, _, filters) = self.filtering[draws[0]];
-                    self.adjustments.collect_within([&rows[r]], tokens.clone());
-                    let row = rows[r].check(self.adjustments.row(0), &self.can, &self.plan, vocab_size);
-                    let row = row.expect("rows of the work were checked");
-                    for _ in draws {
-                        self.staging.push_hidden_of(r, resident.row_stride() * input.dtype().size());
-                        self.filters.push(filters);
-                    }
-                    let draws = draws.iter().map(|&i| self.filtering[i].1);
-                    self.staging.push(rows[r].seed, rows[r].position, &row, draws, (&tokens, vocab_size))?;
-                }
                 let asked = (self.filters.as_slice(), from);
                 let (staging, draws) = (&mut self.staging, &mut self.draws);
                 let drawn = match input.dtype() == weight {

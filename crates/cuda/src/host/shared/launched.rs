@@ -31,13 +31,7 @@ impl CudaShared {
             let (params, adjustments) = if is_drawn { (&rows[r], self.adjustments.row(r)) } else { (&idle, &[][..]) };
             let row = params.check(adjustments, &can, &self.plan, vocab_size);
             let row = row.expect("rows that are drawn were checked");
-            self.staging.push(
-                params.seed,
-                params.position,
-                &row,
-                [row.first_draw + number],
-                (&self.shape.tokens, vocab_size),
-            )?;
+            self.staging.push(params, &row, [row.first_draw + number])?;
         }
         Ok(())
     }

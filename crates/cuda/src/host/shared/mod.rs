@@ -117,10 +117,10 @@ impl CudaShared {
         Ok(CudaShared {
             fused,
             head,
-            shape,
             plan,
             most,
-            staging: Staging::default(),
+            staging: Staging::of(shape.tokens.clone(), vocab_size),
+            shape,
             adjustments: Adjustments::default(),
             inputs: Scratch::new(most * size_of::<Row>() + 16, &[], device)?,
             draws: Scratch::new(most * size_of::<Draw>(), &[], device)?,

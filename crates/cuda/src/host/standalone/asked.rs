@@ -33,13 +33,7 @@ impl CudaStandalone {
             for &r in part {
                 let row = rows[r].check(adjustments.row(r), &can, &self.plan, self.vocab_size);
                 let row = row.expect("rows that ask were checked");
-                self.staging.push(
-                    rows[r].seed,
-                    rows[r].position,
-                    &row,
-                    [row.first_draw],
-                    (&(0..self.vocab_size), self.vocab_size),
-                )?;
+                self.staging.push(&rows[r], &row, [row.first_draw])?;
                 self.asked.push(Asking::new(&rows[r], &row, None));
             }
             self.transform(logits, part, &stored)?;
@@ -70,13 +64,7 @@ impl CudaStandalone {
                 for bare in part.iter().filter_map(|&r| raw::bare(&rows[r])) {
                     let row = bare.check(&[], &can, &self.plan, self.vocab_size);
                     let row = row.expect("log-probabilities of these rows were checked");
-                    self.staging.push(
-                        bare.seed,
-                        bare.position,
-                        &row,
-                        [row.first_draw],
-                        (&(0..self.vocab_size), self.vocab_size),
-                    )?;
+                    self.staging.push(&bare, &row, [row.first_draw])?;
                     self.asked.push(Asking::new(&bare, &row, None));
                 }
                 self.transform(logits, part, stored)?;

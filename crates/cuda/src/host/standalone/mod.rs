@@ -104,7 +104,7 @@ impl CudaStandalone {
             inputs: stream.alloc_zeros(MOST * size_of::<abi::Row>() + 16).map_err(&allocate)?,
             sources: stream.alloc_zeros(MOST).map_err(&allocate)?,
             draws: stream.alloc_zeros(MOST * size_of::<Draw>()).map_err(&allocate)?,
-            staging: Staging::default(),
+            staging: Staging::of(0..vocab_size as u32, vocab_size as u32),
             gathered: Vec::new(),
             stored: None,
             answers: Answers::default(),
@@ -138,13 +138,7 @@ impl CudaStandalone {
                 let row = rows[r].check(adjustments.row(r), &can, &self.plan, self.vocab_size);
                 let row = row.expect("rows of the work were checked");
                 let draws = draws.iter().map(|&(_, draw)| draw);
-                self.staging.push(
-                    rows[r].seed,
-                    rows[r].position,
-                    &row,
-                    draws,
-                    (&(0..self.vocab_size), self.vocab_size),
-                )?;
+                self.staging.push(&rows[r], &row, draws)?;
             }
             let (rows, sources) = self.copy_rows(part.iter().map(|&(r, _)| r))?;
             results::poison(&self.draws, part.len(), &self.stream)?;

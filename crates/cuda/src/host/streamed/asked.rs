@@ -36,9 +36,10 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Plans for heads like this one, at any place of the vocabulary, and up to `max_rows` rows.
+    /// Plans for heads like this one, at any place of a vocabulary of this size, and up to `max_rows` rows.
     pub(super) fn new(
         head: &DeviceHead,
+        vocab_size: u32,
         max_rows: usize,
         device: &Arc<Device>,
         stream: &Arc<CudaStream>,
@@ -52,7 +53,7 @@ impl Asked {
             max_rows,
             fused,
             stored: Vec::new(),
-            staging: Staging::default(),
+            staging: Staging::of(0..vocab_size, vocab_size),
             inputs: stream.alloc_zeros(16).map_err(&failed)?,
             draws: stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?,
             hidden: None,
@@ -76,10 +77,9 @@ impl Asked {
         row: &params::Row<'_>,
         hidden: &[u8],
         stride: usize,
-        vocab_size: u32,
     ) -> Result<(), CudaError> {
         self.staging.push_hidden(hidden, stride);
-        self.staging.push(params.seed, params.position, row, [row.first_draw], (&(0..vocab_size), vocab_size))?;
+        self.staging.push(params, row, [row.first_draw])?;
         self.asking.push(Asking::new(params, row, None));
         Ok(())
     }

@@ -35,12 +35,12 @@ impl CudaStreamed<'_> {
             });
             let asks = bare.as_ref().map(|(bare, row)| (*bare, row)).or(row.logprobs.map(|_| (params, &row)));
             if let (Some(asked), Some((params, row))) = (&mut self.asked, asks) {
-                asked.push(params, row, input.row_bytes(r), stride, vocab_size)?;
+                asked.push(params, row, input.row_bytes(r), stride)?;
                 self.asking.push((r, self.staging.rows() as u32));
             }
             self.work.push((r, row.draws));
             let draws = row.first_draw..row.first_draw + row.draws;
-            self.staging.push(params.seed, params.position, &row, draws, (&(0..vocab_size), vocab_size))?;
+            self.staging.push(params, &row, draws)?;
         }
         self.deal.deal(self.work.iter().copied(), self.room);
         self.deal.copies.iter().for_each(|copy| self.staging.push_hidden(input.row_bytes(copy.row), stride));

@@ -145,8 +145,9 @@ impl<'a> CudaStreamed<'a> {
         let bias = head.bias.map(|bias| stream.clone_htod(&bias[..head.vocab_size])).transpose().map_err(&failed)?;
         let first = first_block(&head, &blocks, tokens);
         let pass = GroupPass::new(&first, most.min(MAX_ROWS), group, rule, device)?;
+        let vocab = head.vocab_size as u32;
         let asks = plan.max_logprobs.is_some();
-        let asked = asks.then(|| Asked::new(&first, plan.max_rows, device, &stream)).transpose()?;
+        let asked = asks.then(|| Asked::new(&first, vocab, plan.max_rows, device, &stream)).transpose()?;
         let room = plan.max_rows.max(most.min(MAX_ROWS));
         let size = room * hidden_stride(head.hidden) * size_of::<f32>() + most * size_of::<Row>() + 16;
         let inputs = stream.alloc_zeros(size).map_err(&failed)?;
@@ -164,7 +165,7 @@ impl<'a> CudaStreamed<'a> {
             blocks,
             bias,
             room,
-            staging: Staging::default(),
+            staging: Staging::of(0..vocab, vocab),
             inputs,
             running,
             invalid,
