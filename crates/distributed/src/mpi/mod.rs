@@ -2,7 +2,7 @@
 //!
 //! Every exchange is a nonblocking collective of the MPI library, polled until it is done or the time limit is over. The
 //! limit says that something is wrong but not who: a rank that waits for long says so to the others by point-to-point
-//! messages, and those that said nothing when the limit is over are named (`roll_call`). An exchange that did not end keeps
+//! messages, and those that are not heard when the limit is over are named (`roll_call`). An exchange that did not end keeps
 //! its buffers for good, since the library may still write to them, and the group is not shut down, which would wait for the
 //! ranks that are gone.
 
@@ -95,8 +95,9 @@ impl Mpi {
     }
 
     /// Waits at most this long for the other ranks in each exchange, in place of [`TIME_LIMIT`]. An exchange that fails names
-    /// the ranks that did not come, and those that came in the last eighth of the limit. Neither starting MPI nor shutting it
-    /// down is an exchange.
+    /// the ranks that did not come, those that came in the last eighth of the limit, and those that came and were not heard
+    /// in its last three eighths, as ranks that wait are in every one. Neither starting MPI nor shutting it down is an
+    /// exchange.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self

@@ -20,7 +20,7 @@ pub(super) struct Collectives {
     step: u64,
 }
 
-/// The part of the limit in which a rank waits without a word.
+/// The part of the limit in which a rank waits without a word, and after which it says each time that it still waits.
 const QUIET: u32 = 8;
 
 // SAFETY: the values are handles of a library that may be called from the thread that holds this value, which `Mpi::start`
@@ -98,9 +98,9 @@ impl Collectives {
         // SAFETY: the call that began it succeeded, so there is a request.
         let mut request = Request(unsafe { request.assume_init() });
         self.step += 1;
-        let (quiet, end) = (deadline(limit / QUIET), deadline(limit));
-        let outcome = match request.wait_until(quiet) {
-            Ok(false) => self.roll_call.wait_until(end, self.step, &mut request),
+        let (quiet, end) = (limit / QUIET, deadline(limit));
+        let outcome = match request.wait_until(deadline(quiet)) {
+            Ok(false) => self.roll_call.wait_until(end, quiet, self.step, &mut request),
             Ok(true) => Ok(None),
             Err(error) => Err(error),
         };

@@ -4,6 +4,7 @@
 use super::pending::{Request, check, unbegun};
 use crate::transport::TransportError;
 use core::ffi::c_int;
+use core::time::Duration;
 use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
@@ -12,29 +13,43 @@ use std::time::Instant;
 /// The one tag of the communicator of roll calls.
 const TAG: c_int = 0;
 
-/// A rank that waits for long in an exchange tells every other rank the exchange's number, and listens to those that do so too.
-/// The ranks that are there began at about the same time and say so within the limit. What was said in an exchange that
-/// did end is heard later, and is of an earlier number.
+/// A rank that waits for long in an exchange tells every other rank the exchange's number, again and again, and listens to
+/// those that do so too. The ranks that are there began at about the same time and say so within the limit; one that came
+/// and died says it no more. What was said in an exchange that did end is heard later, and is of an earlier number. A rank that
+/// gives an exchange up says that too: it lives, and is not why a later one does not end.
 pub(super) struct RollCall {
     communicator: SimpleCommunicator,
     /// Of every other rank; none before the first roll call.
     others: Vec<Other>,
 }
 
+/// The bit of a number that was given up.
+const GIVEN_UP: u64 = 1 << 63;
+
+/// A rank that is not heard for so many times as long as it said that it would be silent is gone. One that is there may lack
+/// a processor for a while.
+const SILENT: u32 = 3;
+
 /// Another rank.
 struct Other {
     rank: c_int,
     /// The last number that it said; 0 before the first.
     said: u64,
+    /// When that was heard.
+    heard: Instant,
+    /// In what time it says the number again, as it said.
+    again: Duration,
+    /// Whether it gave that exchange up.
+    has_given_up: bool,
     hearing: Message,
     /// The number that it was told last, which it may not have taken yet: one that is gone never does.
     telling: Option<Message>,
 }
 
-/// A number on its way: the library knows its address until the request is done. A vector, as a box that moves says that
-/// nobody else knows what it owns.
+/// A number and the nanoseconds after which it comes again, on their way: the library knows their address until the request
+/// is done. A vector, as a box that moves says that nobody else knows what it owns.
 struct Message {
-    number: Vec<u64>,
+    words: Vec<u64>,
     request: Request,
 }
 
@@ -43,84 +58,116 @@ impl RollCall {
         RollCall { communicator, others: Vec::new() }
     }
 
-    /// Polls the request of an exchange until it is done, or the deadline is over: then the ranks that said nothing.
+    /// Polls the request of an exchange until it is done, or the deadline is over: then the ranks that are not there, without
+    /// those that gave an earlier exchange up where there are others. Says the number once in every `again`.
     pub(super) fn wait_until(
         &mut self,
         deadline: Option<Instant>,
+        again: Duration,
         step: u64,
         request: &mut Request,
     ) -> Result<Option<Vec<usize>>, TransportError> {
-        self.tell(step)?;
+        self.listen()?;
+        self.tell(step, again);
+        let mut told = Instant::now();
         loop {
             if request.test()? {
                 return Ok(None);
             }
-            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            let now = Instant::now();
             for other in &mut self.others {
-                other.hear(step, &self.communicator)?;
+                other.hear(now, &self.communicator)?;
             }
-            if is_over {
-                let silent = self.others.iter().filter(|other| other.said < step);
-                return Ok(Some(silent.map(|other| other.rank as usize).collect()));
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                let is_gone = |other: &Other| !other.is_there(step, now);
+                let mut ranks = self.ranks(|other| is_gone(other) && !other.has_given_up);
+                if ranks.is_empty() {
+                    ranks = self.ranks(is_gone);
+                }
+                self.tell(step | GIVEN_UP, again);
+                return Ok(Some(ranks));
+            }
+            if now.duration_since(told) >= again {
+                self.tell(step, again);
+                told = now;
             }
             std::thread::yield_now();
         }
     }
 
-    /// Tells every other rank that this one waits in an exchange.
-    fn tell(&mut self, step: u64) -> Result<(), TransportError> {
-        let (mine, world) = (self.communicator.rank(), self.communicator.size());
+    fn ranks(&self, which: impl Fn(&Other) -> bool) -> Vec<usize> {
+        self.others.iter().filter(|other| which(other)).map(|other| other.rank as usize).collect()
+    }
+
+    /// Begins to listen to every other rank.
+    fn listen(&mut self) -> Result<(), TransportError> {
         if self.others.is_empty() {
+            let (mine, world) = (self.communicator.rank(), self.communicator.size());
             for rank in (0..world).filter(|&rank| rank != mine) {
                 let hearing = Message::hear(rank, &self.communicator)?;
-                self.others.push(Other { rank, said: 0, hearing, telling: None });
+                let (heard, again, has_given_up) = (Instant::now(), Duration::ZERO, false);
+                self.others.push(Other { rank, said: 0, heard, again, has_given_up, hearing, telling: None });
             }
         }
+        Ok(())
+    }
+
+    /// Tells every other rank that this one waits in an exchange, or gives it up.
+    fn tell(&mut self, number: u64, again: Duration) {
+        let words = [number, again.as_nanos() as u64];
         for other in &mut self.others {
+            // A library that knows that a rank is gone says so by an error; then nobody is told.
+            let telling = Message::tell(words, other.rank, &self.communicator).ok();
             // A number that is not taken yet is not waited for: its memory stays the library's.
-            if let Some(mut earlier) = other.telling.replace(Message::tell(step, other.rank, &self.communicator)?)
+            if let Some(mut earlier) = core::mem::replace(&mut other.telling, telling)
                 && !earlier.request.test().unwrap_or(false)
             {
                 core::mem::forget(earlier);
             }
         }
-        Ok(())
     }
 }
 
 impl Other {
-    /// Takes what the rank said, up to the number of an exchange.
-    fn hear(&mut self, step: u64, communicator: &SimpleCommunicator) -> Result<(), TransportError> {
+    /// Takes what the rank said.
+    fn hear(&mut self, now: Instant, communicator: &SimpleCommunicator) -> Result<(), TransportError> {
         // A library that knows that a rank is gone says so by an error.
-        while self.said < step && self.hearing.request.test().unwrap_or(false) {
-            self.said = self.hearing.number[0];
+        while self.hearing.request.test().unwrap_or(false) {
+            let [number, again] = [0, 1].map(|at| self.hearing.words[at]);
+            (self.said, self.has_given_up) = (number & !GIVEN_UP, number & GIVEN_UP != 0);
+            (self.heard, self.again) = (now, Duration::from_nanos(again));
             self.hearing = Message::hear(self.rank, communicator)?;
         }
         Ok(())
     }
+
+    /// Whether it came to an exchange, and is still there or waited as long as it does.
+    fn is_there(&self, step: u64, now: Instant) -> bool {
+        self.said >= step && (self.has_given_up || now.duration_since(self.heard) <= self.again.saturating_mul(SILENT))
+    }
 }
 
 impl Message {
-    fn tell(number: u64, rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
-        let (number, mut request, raw) = (vec![number], unbegun(), communicator.as_raw());
-        // SAFETY: one number, which stays where it is until the request is done, or for good.
+    fn tell(words: [u64; 2], rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
+        let (words, mut request, raw) = (words.to_vec(), unbegun(), communicator.as_raw());
+        // SAFETY: two words, which stay where they are until the request is done, or for good.
         let request = unsafe {
-            let address = number.as_ptr().cast();
-            check(ffi::MPI_Isend(address, 1, ffi::RSMPI_UINT64_T, rank, TAG, raw, request.as_mut_ptr()))?;
+            let address = words.as_ptr().cast();
+            check(ffi::MPI_Isend(address, 2, ffi::RSMPI_UINT64_T, rank, TAG, raw, request.as_mut_ptr()))?;
             Request(request.assume_init())
         };
-        Ok(Message { number, request })
+        Ok(Message { words, request })
     }
 
     fn hear(rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
-        let (mut number, mut request, raw) = (vec![0], unbegun(), communicator.as_raw());
-        // SAFETY: room for one number, which stays where it is until the request is done, or for good.
+        let (mut words, mut request, raw) = (vec![0; 2], unbegun(), communicator.as_raw());
+        // SAFETY: room for two words, which stays where it is until the request is done, or for good.
         let request = unsafe {
-            let address = number.as_mut_ptr().cast();
-            check(ffi::MPI_Irecv(address, 1, ffi::RSMPI_UINT64_T, rank, TAG, raw, request.as_mut_ptr()))?;
+            let address = words.as_mut_ptr().cast();
+            check(ffi::MPI_Irecv(address, 2, ffi::RSMPI_UINT64_T, rank, TAG, raw, request.as_mut_ptr()))?;
             Request(request.assume_init())
         };
-        Ok(Message { number, request })
+        Ok(Message { words, request })
     }
 }
 

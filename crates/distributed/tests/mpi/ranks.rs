@@ -3,16 +3,17 @@
 #[path = "../shards/common.rs"]
 #[allow(dead_code)]
 mod common;
+mod faults;
 
 use crate::LIMIT;
 use common::*;
 use core::error::Error;
+use faults::{Signal, When};
 use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{DType, LogprobsMode, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{
-    Exchange, Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport, TransportError,
+    Exchange, Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport,
 };
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 pub(crate) fn run(scenario: &str) {
@@ -20,11 +21,17 @@ pub(crate) fn run(scenario: &str) {
     match scenario {
         "agree" => agree(mpi),
         "differ" => differ(mpi),
-        "killed-summaries" => fails(mpi, "-KILL", Exchange::Summaries),
-        "killed-keys" => fails(mpi, "-KILL", Exchange::Keys),
-        "stopped-summaries" => fails(mpi, "-STOP", Exchange::Summaries),
-        "stopped-keys" => fails(mpi, "-STOP", Exchange::Keys),
-        "ended" => ended(mpi),
+        "killed-before" => faults::handshake(mpi, Signal::Kill, When::Before),
+        "killed-within" => faults::handshake(mpi, Signal::Kill, When::Within),
+        "stopped-before" => faults::handshake(mpi, Signal::Stop, When::Before),
+        "stopped-within" => faults::handshake(mpi, Signal::Stop, When::Within),
+        "killed-summaries" => faults::draw(mpi, Signal::Kill, When::Before, Exchange::Summaries),
+        "killed-keys" => faults::draw(mpi, Signal::Kill, When::Before, Exchange::Keys),
+        "killed-within-keys" => faults::draw(mpi, Signal::Kill, When::Within, Exchange::Keys),
+        "stopped-summaries" => faults::draw(mpi, Signal::Stop, When::Before, Exchange::Summaries),
+        "stopped-keys" => faults::draw(mpi, Signal::Stop, When::Before, Exchange::Keys),
+        "stopped-within-keys" => faults::draw(mpi, Signal::Stop, When::Within, Exchange::Keys),
+        "ended" => faults::ended(mpi),
         "timed" => timed(mpi),
         other => panic!("no scenario {other}"),
     }
@@ -144,72 +151,6 @@ fn differ(mpi: Mpi) {
         error => assert!(matches!(source(&error), ShardError::Failed { shard, .. } if *shard == last), "{error:?}"),
     }
     say(rank, "named what differs");
-}
-
-/// A rank is killed, or stopped, by a signal to its process: the others, which draw, name it within the time limit. Before
-/// that the first and the last rank come late, so that all others have called the roll in exchanges that did end, also in the
-/// very last.
-fn fails(mpi: Mpi, signal: &str, exchange: Exchange) {
-    let mut transport = mpi.with_time_limit(LIMIT);
-    let (rank, world) = (transport.rank(), transport.world());
-    let victim = world / 2;
-    let weight = integers(VOCAB * HIDDEN, 1);
-    let local = shards(&head(&weight), &starts(world), PLAN).swap_remove(rank);
-    let options = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
-    let mut sampler = ShardSampler::new(local, &mut transport, options).unwrap();
-    let (hidden, mut out) = (hidden(2), Samples::new());
-    let mut draw = |position: u64| {
-        let row = RowParams { position, ..RowParams::default() };
-        let input = Matrix::new(&hidden, 2, HIDDEN).unwrap();
-        let drawn = sampler.sample(input, &[row, RowParams { seed: 1, ..row }], &mut out);
-        (drawn, out.len())
-    };
-    for position in 0..10 {
-        if [(2, 0), (5, world - 1), (9, 0)].contains(&(position, rank)) {
-            std::thread::sleep(LIMIT / 2);
-        }
-        let (drawn, rows) = draw(position as u64);
-        drawn.unwrap();
-        assert_eq!(rows, 2);
-    }
-    if rank == victim {
-        let me = std::process::id();
-        // Whoever is stopped cannot end itself: that is seen to before.
-        let script = format!("kill {signal} {me}; sleep 6; kill -KILL {me}");
-        let mut killer = Command::new("sh").args(["-c", &script]).spawn().unwrap();
-        killer.wait().unwrap();
-        unreachable!("this process was killed");
-    }
-    let begun = Instant::now();
-    let (drawn, rows) = draw(10);
-    let (took, error) = (begun.elapsed(), drawn.unwrap_err());
-    let ShardError::Transport(TransportError::TimedOut { ranks, limit }) = source(&error) else { panic!("{error:?}") };
-    assert_eq!((ranks.as_slice(), *limit, rows), ([victim].as_slice(), LIMIT, 0));
-    assert!(took >= LIMIT && took < LIMIT * 3 / 2, "{took:?}");
-    let (again, rows) = draw(11);
-    let again = again.unwrap_err();
-    assert!(matches!(source(&again), ShardError::Transport(TransportError::Broken)) && rows == 0, "{again:?}");
-    say(rank, &format!("{} ({took:.1?})", source(&error)));
-}
-
-/// The group ends in order after ranks have called the roll: what they said to the two that came late, of which the first
-/// never listened, is taken by nobody.
-fn ended(mpi: Mpi) {
-    let mut mpi = mpi.with_time_limit(LIMIT);
-    let (rank, world) = (mpi.rank(), mpi.world());
-    for late in [0, world - 1] {
-        if rank == late {
-            std::thread::sleep(LIMIT / 2);
-        }
-        let mut words = [rank as u64];
-        mpi.all_reduce_max(&mut words).unwrap();
-        assert_eq!(words, [world as u64 - 1]);
-    }
-    let begun = Instant::now();
-    drop(mpi);
-    let took = begun.elapsed();
-    assert!(took < LIMIT, "{took:?}");
-    say(rank, "ended in order");
 }
 
 /// What the exchange of 64 rows costs. It gates nothing: ranks may be more than processors.
