@@ -184,8 +184,16 @@ pub enum HeadError {
         /// Its value's bits, as a float.
         value: FloatBits,
     },
-    /// `vocab_size` leaves no token of the weight's rows, or token ids exceed 2^32 - 2.
-    #[error("vocab_size {vocab_size} with weight rows {vocab_start}..{vocab_end} leaves no valid token range")]
+    /// A head cannot use so many tokens of its vocabulary.
+    #[error("vocab_size is {vocab_size}, but the head's vocabulary has {most} tokens: it must be 1 to {most}")]
+    VocabSize {
+        /// The tokens to use.
+        vocab_size: usize,
+        /// The tokens that there are.
+        most: usize,
+    },
+    /// A vocabulary of no tokens, of fewer than the weight has, or with ids beyond 2^32 - 2.
+    #[error("{}", wrong_vocab(*vocab_size, *vocab_start, *vocab_end))]
     Vocab {
         /// The vocabulary's size.
         vocab_size: usize,
@@ -194,6 +202,19 @@ pub enum HeadError {
         /// One past the last.
         vocab_end: usize,
     },
+}
+
+fn wrong_vocab(vocab_size: usize, vocab_start: usize, vocab_end: usize) -> String {
+    // The largest id is the mark of no winner.
+    let most = u32::MAX as usize - 1;
+    match () {
+        () if vocab_size == 0 => "a vocabulary of 0 tokens has none to draw".into(),
+        () if vocab_size > most => format!("a vocabulary of {vocab_size} tokens is too large: {most} are the most"),
+        () => {
+            let limit = vocab_size.min(most);
+            format!("the weight's rows are tokens {vocab_start}..{vocab_end}, but the vocabulary ends at {limit}")
+        }
+    }
 }
 
 /// The number of a knob.

@@ -53,14 +53,11 @@ impl<'w> Head<'w> {
     /// logits are 0, not -inf.
     ///
     /// # Errors
-    /// [`HeadError::Vocab`] when `vocab_size` is zero or larger than the vocabulary.
+    /// [`HeadError::VocabSize`] when `vocab_size` is zero or larger than the vocabulary.
     pub fn with_vocab_size(mut self, vocab_size: usize) -> Result<Self, HeadError> {
-        if vocab_size == 0 || vocab_size > self.vocab_size as usize {
-            return Err(HeadError::Vocab {
-                vocab_size,
-                vocab_start: self.vocab_start as usize,
-                vocab_end: self.vocab_start as usize + self.weight.rows(),
-            });
+        let most = self.vocab_size as usize;
+        if vocab_size == 0 || vocab_size > most {
+            return Err(HeadError::VocabSize { vocab_size, most });
         }
         self.vocab_size = vocab_size as u32;
         Ok(self)
@@ -214,6 +211,22 @@ mod tests {
         assert!(Head::shard(weight(), 0, 0).is_err());
         assert!(Head::shard(weight(), u32::MAX as usize - 3, 9).is_err());
         assert!(head.with_vocab_size(6).is_err());
+    }
+
+    #[test]
+    fn errors_of_a_vocabulary_say_which_and_which_tokens() {
+        let head = Head::new(weight()).unwrap().with_vocab_size(5).unwrap();
+        for wrong in [0, 6] {
+            let says = format!("vocab_size is {wrong}, but the head's vocabulary has 5 tokens: it must be 1 to 5");
+            assert_eq!(head.with_vocab_size(wrong).unwrap_err().to_string(), says);
+        }
+        let says = |start, vocab_size| Head::shard(weight(), start, vocab_size).unwrap_err().to_string();
+        assert_eq!(says(0, 0), "a vocabulary of 0 tokens has none to draw");
+        assert_eq!(
+            says(4_294_967_290, 9),
+            "the weight's rows are tokens 4294967290..4294967296, but the vocabulary ends at 9"
+        );
+        assert_eq!(says(0, 4_294_967_295), "a vocabulary of 4294967295 tokens is too large: 4294967294 are the most");
     }
 
     #[test]

@@ -36,8 +36,7 @@ impl<'a> StreamHead<'a> {
     /// [`HeadError`]: the shape, the bias or the factors.
     pub fn check(&self) -> Result<(), HeadError> {
         if self.vocab_size > self.vocab {
-            let (vocab_size, vocab_end) = (self.vocab_size, self.vocab);
-            return Err(HeadError::Vocab { vocab_size, vocab_start: 0, vocab_end });
+            return Err(HeadError::VocabSize { vocab_size: self.vocab_size, most: self.vocab });
         }
         // A head of no rows checks everything but the bias, which is checked whole.
         let nothing = Matrix::from_bytes(&[], self.dtype, 0, self.hidden, self.hidden)?;
