@@ -1,7 +1,7 @@
 //! What ends a command early, and the exit code that says so.
 
 use crate::load::LoadError;
-use flash_sampling::{BuildError, HeadError, SampleError};
+use flash_sampling::{BuildError, HeadError, SampleError, ShardError};
 use flash_sampling_models::ModelError;
 use std::error::Error;
 use std::io;
@@ -58,10 +58,12 @@ impl CommandError {
         move |source| CommandError::Write { what: what.into(), source }
     }
 
-    /// 2 for bad usage or files, 1 for work that failed, 130 for Ctrl-C, and 0 when the reader of the output left.
+    /// 2 for bad usage or files, 1 for work or an exchange that failed, 130 for Ctrl-C, and 0 when the reader of the output left.
     pub fn exit_code(&self) -> u8 {
         match self {
             CommandError::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => 0,
+            // A rank that is gone, in the handshake as in a draw.
+            CommandError::Build(BuildError::Shard(ShardError::Transport(_))) => 1,
             CommandError::Usage(_) | CommandError::Load(_) | CommandError::Head(_) | CommandError::Build(_) => 2,
             CommandError::Model { .. } | CommandError::Write { .. } => 2,
             CommandError::Sample(_) => 1,
@@ -81,5 +83,20 @@ impl CommandError {
             cause = error.source();
         }
         line.replace('\n', " ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling::distributed::TransportError;
+
+    #[test]
+    fn a_rank_that_is_gone_has_one_exit_code_whenever_it_went() {
+        let gone = || ShardError::from(TransportError::Broken);
+        let codes = [CommandError::from(BuildError::from(gone())), SampleError::from(gone()).into()];
+        assert_eq!(codes.map(|error| error.exit_code()), [1, 1]);
+        // Ranks of other shards were called with other flags or files.
+        assert_eq!(CommandError::from(BuildError::from(ShardError::NotPathwise { shard: 1 })).exit_code(), 2);
     }
 }

@@ -10,7 +10,7 @@
 //! | [`sampler`] | the sampler that the flags choose |
 //! | [`generate`] | `flash-sampling generate`: text, by the layers of [`flash_sampling_models`] |
 //! | [`loaded_head`] | a head from files, with its transforms |
-//! | [`sample`], `ranks` | `flash-sampling sample`, also as one rank of several |
+//! | [`sample`], `ranks`, `copies` | `flash-sampling sample`, also as one rank of several, or where none was meant |
 //! | [`verify`] | `flash-sampling verify` |
 //! | [`mod@bench`] | `flash-sampling bench` |
 //! | `kernels` | `flash-sampling kernels`, with the feature `cuda` |
@@ -21,6 +21,7 @@
 
 pub mod args;
 pub mod bench;
+mod copies;
 pub mod error;
 pub mod generate;
 #[cfg(feature = "cuda")]

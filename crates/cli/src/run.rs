@@ -3,7 +3,7 @@
 use crate::args::{self, Cli, Command, MAX_THREADS};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::{bench, generate, info, sample, verify};
+use crate::{bench, copies, generate, info, sample, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::env;
@@ -66,6 +66,7 @@ fn check_threads() -> Result<(), CommandError> {
 }
 
 fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    copies::tell(command);
     match command {
         Command::Generate(args) => generate::run(args, out, interrupt),
         Command::Sample(args) => sample::run(args, out, interrupt),

@@ -38,6 +38,7 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     args.transport.check(&args.sampler)?;
     args.rows.check()?;
     sampler::check_knobs(&args.sampler, args.rows.canonical, &args.rows.row(None, None))?;
+    args.rows.tell_idle();
     match args.transport.transport {
         #[cfg(feature = "cuda")]
         Some(transport) if transport.is_of_gpus() => return crate::gpus::run(args, out, interrupt),
@@ -59,7 +60,7 @@ pub(crate) fn draw<'s>(
 ) -> Result<u8, CommandError> {
     let (head, hidden) = (source.head()?, source.hidden()?);
     let by_gpus = args.transport.transport.is_some_and(TransportName::is_of_gpus);
-    let job = Job { by_gpus, ..Job::new(&args.rows, hidden, head.vocab_size())? };
+    let job = Job { by_gpus, ..Job::new(args, hidden, head.vocab_size())? };
     let mut sampler = build(head, job.plan())?;
     let can = sampler.capabilities();
     if args.rows.without_replacement && !can.without_replacement {
@@ -140,8 +141,9 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(args: &'a RowArgs, hidden: Matrix<'a>, vocab_size: u32) -> Result<Self, CommandError> {
-        let rows = hidden.rows();
+    fn new(args: &'a SampleArgs, hidden: Matrix<'a>, vocab_size: u32) -> Result<Self, CommandError> {
+        let (rows, lacks) = (hidden.rows(), sampler::lacks(&args.sampler, args.rows.canonical));
+        let args = &args.rows;
         if let Some(seeds) = args.seeds.as_ref().filter(|seeds| seeds.len() != rows) {
             return Err(CommandError::usage(format!("{} --seeds for {rows} rows", seeds.len())));
         }
@@ -188,7 +190,8 @@ impl<'a> Job<'a> {
             let rows = of_file
                 .iter()
                 .map(|request| RowParams { logprobs: Some(0), ..request.params.row(0, 0, request.history.as_ref()) });
-            requests::tell_idle(path, Of::Rows, rows);
+            requests::tell_idle(path, Of::Rows, lacks, rows);
+            requests::tell_beyond(path, &of_file, vocab_size);
             requests = Some(of_file);
         }
         let job = Job { args, hidden, masks, logprobs, history: args.sequence.history(), requests, by_gpus: false };

@@ -85,7 +85,7 @@ pub(crate) fn instead(args: &SamplerArgs, knob: Knob) -> Option<&'static str> {
 }
 
 /// What the sampler of the flags lacks, as far as they tell: it says the same itself, once it has a head.
-fn lacks(args: &SamplerArgs, canonical: bool) -> Knobs {
+pub(crate) fn lacks(args: &SamplerArgs, canonical: bool) -> Knobs {
     let kept = Knobs::FILTERS.with(Knob::Kept);
     let of_shards = args.variant == VariantName::Sharded && merge(args) == ShardMerge::LogMass;
     match args.variant {

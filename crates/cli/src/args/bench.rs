@@ -214,16 +214,16 @@ impl BenchArgs {
     pub fn check(&self) -> Result<(), CommandError> {
         let cuda = self.backend == BackendName::Cuda;
         let ranks = !self.transport.is_empty();
-        let here = "to this backend";
+        let (on_gpus, on_cpus) = ("with --backend cuda", "without --backend cuda");
         let idle = [
-            ("--variants", cuda && !self.variants.is_empty(), here),
-            ("--threads", cuda && self.threads.is_some(), here),
-            ("--isa", cuda && self.isa.is_some(), here),
-            ("--sustained", !cuda && self.sustained, here),
-            ("--clean-cache", !cuda && self.clean_cache, here),
-            ("--portable", !cuda && self.portable, here),
-            ("--peers", !cuda && self.peers.is_some(), here),
-            ("--transport", !cuda && ranks, here),
+            ("--variants", cuda && !self.variants.is_empty(), on_gpus),
+            ("--threads", cuda && self.threads.is_some(), on_gpus),
+            ("--isa", cuda && self.isa.is_some(), on_gpus),
+            ("--sustained", !cuda && self.sustained, on_cpus),
+            ("--clean-cache", !cuda && self.clean_cache, on_cpus),
+            ("--portable", !cuda && self.portable, on_cpus),
+            ("--peers", !cuda && self.peers.is_some(), on_cpus),
+            ("--transport", !cuda && ranks, on_cpus),
             ("--sustained", ranks && self.sustained, "with --transport"),
             ("--clean-cache", ranks && self.clean_cache, "with --transport"),
             ("--portable", ranks && self.portable, "with --transport"),

@@ -122,10 +122,12 @@ impl GenerateArgs {
         if least > most {
             return Err(CommandError::usage(format!("--min-tokens is {least}, but --max-tokens is {most}")));
         }
-        let idle = idle::knobs(&row);
-        values::refuse(&idle)?;
-        values::tell(&idle);
-        Ok(())
+        values::refuse(&idle::knobs(&row))
+    }
+
+    /// Warns of flags that change nothing beside the others, once nothing is refused.
+    pub fn tell_idle(&self) {
+        values::tell(&idle::knobs(&self.row(idle::written(), &[0], None)));
     }
 
     /// Refuses flags that change nothing where `stops` end a sequence.

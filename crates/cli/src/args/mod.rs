@@ -31,7 +31,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 const GENERATE_EXIT_CODES: &str = "Exit codes: 0 every sequence came to its end; 1 one failed, a line says why; 2 bad usage, or a file that cannot be \
 read; 130 Ctrl-C.";
 /// What `sample` exits with.
-const EXIT_CODES: &str = "Exit codes: 0 every row has its draws; 1 a row failed, its line says why; 2 bad usage, or a file that cannot be read or \
+const EXIT_CODES: &str = "Exit codes: 0 every row has its draws; 1 a row failed, its line says why, or ranks did; 2 bad usage, or a file that cannot be read or \
 written; 130 Ctrl-C.";
 
 /// Exact token sampling fused into the LM-head matmul.

@@ -84,10 +84,12 @@ impl RowArgs {
         let history = self.sequence.history();
         let row = self.row(history.as_ref(), None);
         values::check(&row)?;
-        let idle = [idle::knobs(&row), idle::lists(&row)].concat();
-        values::refuse(&idle)?;
-        values::tell(&idle);
-        Ok(())
+        values::refuse(&[idle::knobs(&row), idle::lists(&row)].concat())
+    }
+
+    /// Warns of flags that change nothing beside the others, once nothing is refused.
+    pub fn tell_idle(&self) {
+        values::tell(&idle::knobs(&self.row(self.sequence.history().as_ref(), None)));
     }
 
     /// What the flags say of every row; seed and position are the caller's.

@@ -43,6 +43,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     args.sampler.check_for(Work::Text)?;
     args.check()?;
     sampler::check_knobs(&args.sampler, args.draws.canonical, &args.row(idle::written(), &[], None))?;
+    args.tell_idle();
     let weights = Weights::open(args.text.model.as_deref())?;
     let language = Language::open(&weights)?;
     let model = weights.model(args.sampler.isa)?;

@@ -67,7 +67,7 @@ impl<'s> Requests<'s> {
             return Err(usage(format!("sequences {at} and {} would be one: they have the same seed", at + 1)));
         }
         let rows = of_file.iter().map(|params| params.row(0, 0, Some(idle::written())));
-        requests::tell_idle(path, Of::Sequences, rows);
+        requests::tell_idle(path, Of::Sequences, sampler::lacks(&args.sampler, args.draws.canonical), rows);
         Ok(Requests { args, stops: Vec::new(), mask: None, logprobs: None, of_file })
     }
 

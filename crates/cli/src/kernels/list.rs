@@ -42,6 +42,13 @@ pub(super) fn list(format: Format, out: &mut dyn Write) -> Result<u8, CommandErr
             })),
         }
     }
+    if lines.is_empty() {
+        let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        let place = if folders.is_empty() { "no folder is named".into() } else { folders.join(", ") };
+        tracing::info!(
+            "no compiled kernels ({place}): `kernels build` compiles them, and so does the first use of a GPU"
+        );
+    }
     let written = match format {
         Format::Json => write_json(out, &lines),
         Format::Text => write_list(out, &folders, &lines),

@@ -4,7 +4,8 @@ use crate::error::CommandError;
 use crate::idle;
 use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
-use flash_sampling::{History, RowParams, SamplingParams, SamplingParamsBuilder};
+use crate::sampler::beyond;
+use flash_sampling::{History, Knobs, RowParams, SamplingParams, SamplingParamsBuilder};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -83,12 +84,30 @@ pub fn needs_seed(requests: &[Request], flag: Option<&str>) -> Result<(), Comman
     }
 }
 
-/// Warns of what changes nothing in the rows of a file, once for each field: a request may rightly carry it.
-pub fn tell_idle<'a>(path: &Path, of: Of, rows: impl IntoIterator<Item = RowParams<'a>>) {
+/// Warns of what changes nothing in the rows of a file, once for each field: a request may rightly carry it. Of a row that
+/// is refused for what the sampler `lacks` that is told.
+pub fn tell_idle<'a>(path: &Path, of: Of, lacks: Knobs, rows: impl IntoIterator<Item = RowParams<'a>>) {
     let mut told = BTreeSet::new();
-    for (at, row) in rows.into_iter().enumerate() {
+    let taken = |row: &RowParams<'_>| row.enabled().intersection(lacks).is_empty();
+    for (at, row) in rows.into_iter().enumerate().filter(|(_, row)| taken(row)) {
         for idle in idle::knobs(&row).into_iter().filter(|idle| told.insert(idle.field)) {
             tracing::warn!("{}: {} {at}: {}", path.display(), of.one(), idle.told(str::to_owned));
+        }
+    }
+}
+
+/// Warns of tokens of a sequence beyond the vocabulary, once for each list. Not refused: places of images or sound have such
+/// numbers.
+pub fn tell_beyond(path: &Path, requests: &[Request], vocab_size: u32) {
+    let mut told = BTreeSet::new();
+    for (at, history) in requests.iter().enumerate().filter_map(|(at, request)| Some((at, request.history.as_ref()?))) {
+        for (field, tokens) in [("prompt_token_ids", history.prompt()), ("output_token_ids", history.output())] {
+            if let Some(&token) = tokens.iter().find(|&&token| token >= vocab_size)
+                && told.insert(field)
+            {
+                let names = beyond(field, token, vocab_size);
+                tracing::warn!("{}: row {at}: {names}: no penalty is of it", path.display());
+            }
         }
     }
 }

@@ -92,6 +92,26 @@ fn filters_of_a_greedy_row_are_a_warning() {
     run(&with(&head, "--temperature 0 --top-k 5 --dry-base 2")).assert_refused("--dry-base means nothing without");
 }
 
+/// What a sampler lacks is refused, also where a warning would say that it means nothing: one of the two is told.
+#[test]
+fn filters_of_a_greedy_row_that_a_sampler_lacks_are_refused_without_a_warning() {
+    let files = Files::new();
+    let head = small_head(&files);
+    let text = ["generate", "--max-tokens", "5"].map(str::to_owned);
+    for base in [&head[..], &text] {
+        run_logging("warn", &with(base, "--variant grouped --temperature 0 --top-k 5")).assert_refused("top_k");
+    }
+    let file = files.bytes("p.json", br#"[{}, {"temperature": 0, "top_k": 5}, {"temperature": 0}]"#);
+    let found = run_logging("error", &with(&head, &format!("--variant grouped --params {file}")));
+    let warned = run_logging("warn", &with(&head, &format!("--variant grouped --params {file}")));
+    assert_eq!((found.code, found.stdout), (1, warned.stdout.clone()));
+    assert!(warned.rows()[1]["error"].as_str().unwrap().contains("top_k"), "{warned:#?}");
+    assert!(!warned.stderr.contains("means nothing"), "{warned:#?}");
+    // By a sampler that has them, the same file is a warning.
+    let taken = run_logging("warn", &with(&head, &format!("--params {file}")));
+    assert!(taken.code == 0 && taken.stderr.contains("row 1: top_k means nothing at temperature 0"), "{taken:#?}");
+}
+
 /// Engines number places of images beyond the vocabulary, so such a token of a prompt is no error; a slip of the pen shows.
 #[test]
 fn tokens_of_a_history_beyond_the_vocabulary_are_a_warning() {
@@ -103,6 +123,20 @@ fn tokens_of_a_history_beyond_the_vocabulary_are_a_warning() {
         assert_eq!((inside.code, inside.stderr.as_str()), (0, ""), "{inside:#?}");
         assert_eq!((beyond.code, &beyond.stdout), (0, &inside.stdout), "{beyond:#?}");
         assert!(beyond.stderr.contains(&format!("{flag} names token 999999, but there are")), "{beyond:#?}");
+    }
+    for field in ["prompt_token_ids", "output_token_ids"] {
+        let of = |tokens: &str| {
+            let json =
+                format!(r#"[{{}}, {{"repetition_penalty": 1.5, "{field}": [1{tokens}]}}, {{"{field}": [1{tokens}]}}]"#);
+            let file = files.bytes("p.json", json.as_bytes());
+            run_logging("warn", &with(&head, &format!("--params {file}")))
+        };
+        let (inside, beyond) = (of(""), of(", 300"));
+        assert_eq!((inside.code, inside.stderr.as_str()), (0, ""), "{inside:#?}");
+        assert_eq!((beyond.code, &beyond.stdout), (0, &inside.stdout), "{beyond:#?}");
+        let lines: Vec<_> = beyond.stderr.lines().collect();
+        let says = format!("p.json: row 1: {field} names token 300, but there are 300 tokens");
+        assert!(lines.len() == 1 && lines[0].contains(&says), "{lines:?}");
     }
 }
 
@@ -323,9 +357,9 @@ fn every_flag_of_a_row_changes_something_or_is_told() {
 #[test]
 fn flags_of_bench_that_change_nothing_are_refused() {
     for (flags, says) in [
-        ("--backend cuda --isa portable", "--isa means nothing to this backend"),
-        ("--sustained", "--sustained means nothing to this backend"),
-        ("--transport peers", "--transport means nothing to this backend"),
+        ("--backend cuda --isa portable", "--isa means nothing with --backend cuda"),
+        ("--sustained", "--sustained means nothing without --backend cuda"),
+        ("--transport peers", "--transport means nothing without --backend cuda"),
         ("--backend cuda --pipeline --portable", "--portable means nothing with --pipeline"),
         ("--backend cuda --transport peers --rounds 5", "--rounds means nothing with --transport"),
         ("--backend cuda --transport peers --svg x.svg", "--svg means nothing with --transport"),

@@ -53,6 +53,23 @@ mod with_cuda {
         }
     }
 
+    #[test]
+    fn a_cache_without_kernels_says_how_they_come() {
+        let files = Files::new();
+        let (none, empty) = (files.name("none"), files.name("empty"));
+        std::fs::create_dir(&empty).unwrap();
+        for cache in [&none, &empty] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_flash-sampling"));
+            command.args(["kernels", "list", "--format", "json"]).env_remove("FLASH_SAMPLING_KERNELS");
+            let output = command.env("FLASH_SAMPLING_LOG", "info").env("FLASH_SAMPLING_CACHE", cache).output().unwrap();
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert!(output.status.success() && output.stdout.is_empty(), "{stderr}");
+            let is_told =
+                stderr.contains(&format!("no compiled kernels ({cache})")) && stderr.contains("kernels build");
+            assert!(is_told && stderr.lines().count() == 1, "{stderr}");
+        }
+    }
+
     /// Needs the compiler's library, but no GPU.
     #[test]
     fn what_is_built_is_listed_and_a_folder_that_others_may_write_to_is_not_used() {

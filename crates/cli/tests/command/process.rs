@@ -71,6 +71,29 @@ fn threads_that_nobody_means_are_refused() {
     }
 }
 
+/// What mpirun tells the processes that it starts is all that this looks at.
+#[test]
+fn processes_that_mpirun_started_and_that_share_nothing_are_warned_of_once() {
+    let of = |launcher: &str, size: &str, rank: &str, args: &[&str]| {
+        let mut command = command(args);
+        let [of_size, of_rank] = ["SIZE", "RANK"].map(|what| format!("{launcher}_{what}"));
+        let output = command.env("FLASH_SAMPLING_LOG", "warn").env(of_size, size).env(of_rank, rank).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        stderr
+    };
+    let (sample, generate) = (&["sample"][..], &["generate", "--max-tokens", "2"][..]);
+    for launcher in ["OMPI_COMM_WORLD", "PMI"] {
+        for args in [sample, generate] {
+            let told = of(launcher, "4", "0", args);
+            assert!(told.lines().count() == 1 && told.contains("4 processes were started together"), "{told}");
+            assert_eq!(of(launcher, "4", "3", args), "");
+            assert_eq!(of(launcher, "1", "0", args), "");
+        }
+        assert_eq!(of(launcher, "4", "0", &["info"]), "");
+    }
+}
+
 #[test]
 fn a_reader_that_leaves_is_no_error() {
     let mut child = command(&["sample", "--draws", "3000", "--format", "json"]).spawn().unwrap();
@@ -131,7 +154,7 @@ fn bad_sizes_of_a_benchmark_are_refused() {
     run(&["bench", "--rows", "1,0"]).assert_refused("it must be 1 to 4096");
     run(&["bench", "--rows", "a"]).assert_refused("'a' for '--rows <A,B,...>': it must be 1 to 4096");
     run(&["bench", "--rounds", "0"]).assert_refused("1 to 10000");
-    run(&["bench", "--transport", "peers"]).assert_refused("--transport means nothing to this backend");
+    run(&["bench", "--transport", "peers"]).assert_refused("--transport means nothing without --backend cuda");
     run(&["bench", "--backend", "cuda", "--transport", "peers", "--world", "33"]).assert_refused("it must be 1 to 32");
     run(&["bench", "--quick", "--threads", "0"]).assert_refused("'0' for '--threads <N>': it must be 1 to 1024");
     run(&["bench", "--rows", "-1"]).assert_refused("'-1' for '--rows");
@@ -184,12 +207,12 @@ fn help_tells_the_exit_codes() {
 #[test]
 fn flags_of_the_other_backend_are_refused() {
     let cuda = |more: &[&str], why: &str| run(&[&["bench", "--backend", "cuda"], more].concat()).assert_refused(why);
-    cuda(&["--threads", "2"], "--threads means nothing to this backend");
-    cuda(&["--variants", "tiled"], "--variants means nothing to this backend");
+    cuda(&["--threads", "2"], "--threads means nothing with --backend cuda");
+    cuda(&["--variants", "tiled"], "--variants means nothing with --backend cuda");
     cuda(&["--rows", "1,257"], "at most 256");
     cuda(&["--heads", "64x9"], "multiples of 8");
     cuda(&["--dtype", "f32"], "bf16 and f16");
     cuda(&["--peers", "/no/such/file"], if cfg!(feature = "cuda") { "/no/such/file" } else { "'cuda'" });
-    run(&["bench", "--peers", "x"]).assert_refused("--peers means nothing to this backend");
-    run(&["bench", "--sustained"]).assert_refused("--sustained means nothing to this backend");
+    run(&["bench", "--peers", "x"]).assert_refused("--peers means nothing without --backend cuda");
+    run(&["bench", "--sustained"]).assert_refused("--sustained means nothing without --backend cuda");
 }
