@@ -135,7 +135,8 @@ pub enum TransportError {
         /// The time limit of the exchange.
         limit: Duration,
     },
-    /// Every rank came to the exchange, yet it did not end: ranks make different calls, or the transport hangs.
+    /// Every rank came to the exchange, yet it did not end: ranks make different calls, the transport hangs, or a rank died
+    /// so late in it that it was not missed.
     #[error("all ranks are there, but the exchange did not end within {limit:?}")]
     Stuck {
         /// The time limit of the exchange.

@@ -95,9 +95,9 @@ impl Mpi {
     }
 
     /// Waits at most this long for the other ranks in each exchange, in place of [`TIME_LIMIT`]. An exchange that fails names
-    /// the ranks that did not come, those that came in the last eighth of the limit, and those that came and were not heard
-    /// in its last three eighths, as ranks that wait are in every one. Neither starting MPI nor shutting it down is an
-    /// exchange.
+    /// the ranks that did not come, those that came in the last eighth of the limit, and those that came but were not heard
+    /// in its last three eighths (a rank that waits is heard in every eighth). Neither starting MPI nor shutting it down is
+    /// an exchange.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
