@@ -12,10 +12,13 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{SamplerFactory, suite};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaTiled, Device};
+use missing_rank::Missing;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "cuda/missing_rank.rs"]
+mod missing_rank;
 #[path = "cuda/rank_calls.rs"]
 mod rank_calls;
 #[path = "cuda/rank_filters.rs"]
@@ -24,6 +27,8 @@ mod rank_filters;
 mod rank_processes;
 #[path = "cuda/rows.rs"]
 mod rows;
+#[path = "cuda/same_draws.rs"]
+mod same_draws;
 
 const fn ranks(exchange: GpuExchange, gpus: Gpus, equal: Option<u32>) -> GpuRanks {
     GpuRanks { exchange, gpus, equal }
@@ -203,17 +208,7 @@ fn as_one_gpu(factory: GpuRanks) {
             let input = problem.input().row_range(0..count);
             alone.sample(input, &rows, &mut want).unwrap();
             together.sample(input, &rows, &mut found).unwrap();
-            for (r, (found, want)) in found.iter().zip(want.iter()).enumerate() {
-                let (mut found, want) = (found.map(|row| row.draws.to_vec()), want.map(|row| row.draws.to_vec()));
-                if let (Ok(found), Ok(want), GpuExchange::Nccl) = (&mut found, &want, factory.exchange) {
-                    for (found, want) in found.iter_mut().zip(want) {
-                        let rounding = 1e-6 * (want.score.abs() + want.logit.abs() + 1.0);
-                        assert!((found.logit - want.logit).abs() <= rounding, "{found:?}, not {want:?}");
-                        found.logit = want.logit;
-                    }
-                }
-                assert_eq!(found, want, "{}, row {r}", factory.name());
-            }
+            same_draws::are_same(factory.exchange, &found, &want, &factory.name());
         }
     }
 }
@@ -244,7 +239,7 @@ fn the_error_of_a_row_does_not_depend_on_where_shards_begin() {
 #[test]
 fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
     if let Some(_alone) = runs_here() {
-        one_rank_leaves(GpuExchange::Peers, Gpus::One, |limit| {
+        missing_rank::is_named(GpuExchange::Peers, Gpus::One, Missing::Left, 3, |limit| {
             format!("rank 1 did not come to the exchange within {limit:?}")
         });
     }
@@ -254,52 +249,22 @@ fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
 fn a_rank_that_leaves_nccl_is_named_by_the_transport() {
     let three = ranks(GpuExchange::Nccl, Gpus::Each, Some(3));
     if runs(&three.name(), three.unavailable(), 1) {
-        one_rank_leaves(GpuExchange::Nccl, Gpus::Each, |_| "rank 1 has left the group".into());
+        let message = |_| "rank 1 has left the group".into();
+        missing_rank::is_named(GpuExchange::Nccl, Gpus::Each, Missing::Left, 3, message);
     }
 }
 
-fn one_rank_leaves(exchange: GpuExchange, gpus: Gpus, message: fn(Duration) -> String) {
-    // Those that stay begin together, and the limit is far more than a busy machine keeps one of them back: it would be
-    // named too. The one that leaves is gone by then: what it frees on a GPU that it shares stands behind their waits, and keeps
-    // back who launches after it.
-    let (limit, stay) = (Duration::from_secs(4), Barrier::new(3));
-    let problem = Problem::integers(Size::new(2, 900, 64), DType::BF16, DType::BF16, 5);
-    let plan = Plan { max_rows: 2, ..Plan::default() };
-    if gpus == Gpus::One {
-        load_kernels(&problem, plan);
-    }
-    thread::scope(|scope| {
-        let heads = problem.head().split(&[0, 300, 600]);
-        for (shard, transport) in heads.into_iter().zip(Loopback::group(3)) {
-            let (problem, stay, rank) = (&problem, &stay, transport.rank());
-            scope.spawn(move || {
-                let device = if gpus == Gpus::One { 0 } else { rank };
-                let options = CudaRankOptions { exchange, device, ..CudaRankOptions::default() };
-                let transport = transport.with_time_limit(limit);
-                let mut sampler = CudaRank::new(shard, plan, transport, &options).unwrap();
-                let rows = [3, 4].map(|seed| RowParams { seed, ..RowParams::default() });
-                let mut out = Samples::new();
-                sampler.sample(problem.input(), &rows, &mut out).unwrap();
-                if rank == 1 {
-                    if gpus == Gpus::One {
-                        drop(sampler);
-                    }
-                    stay.wait();
-                    return;
-                }
-                stay.wait();
-                let begun = Instant::now();
-                let error = sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
-                let SampleError::Backend { source, .. } = error else { panic!("{error}") };
-                assert_eq!(source.to_string(), message(limit));
-                assert!(out.is_empty() && 2 * begun.elapsed() >= limit && begun.elapsed() < 5 * limit);
-                // The group is done, and nobody waits.
-                let begun = Instant::now();
-                sampler.sample(problem.input(), &rows, &mut out).unwrap_err();
-                assert!(out.is_empty() && begun.elapsed() < limit);
+/// It is alive, and does not come to the call. Of more than two ranks the library cannot tell which, but the transport can.
+#[test]
+fn a_rank_that_hangs_is_named_within_the_time_limit() {
+    for (exchange, world) in [(GpuExchange::Nccl, 2), (GpuExchange::Nccl, 3), (GpuExchange::Peers, 2)] {
+        let each = ranks(exchange, Gpus::Each, Some(world));
+        if runs(&each.name(), each.unavailable(), 1) {
+            missing_rank::is_named(exchange, Gpus::Each, Missing::Hangs, world, |limit| {
+                format!("rank 1 did not come to the exchange within {limit:?}")
             });
         }
-    });
+    }
 }
 
 /// A rank fails before the exchange; when it tries again, what the other sent for the call before is not taken for an

@@ -24,6 +24,8 @@ use std::time::Instant;
 pub struct Mpi {
     rank: usize,
     world: usize,
+    /// The number among the ranks of this host, and how many these are.
+    on_host: (usize, usize),
     limit: Duration,
     is_broken: bool,
     /// Messages of at most this many bytes travel in one collective. Every rank has the same value: it follows from the
@@ -63,7 +65,7 @@ impl Mpi {
         Ok(mpi)
     }
 
-    /// One rank of a group that exists. A collective call: the communicator is duplicated.
+    /// One rank of a group that exists. A collective call: the communicator is duplicated, and split by hosts.
     ///
     /// # Errors
     /// [`TransportError::Failed`], with what the library says.
@@ -81,9 +83,11 @@ impl Mpi {
     fn of(communicator: &SimpleCommunicator) -> Result<Mpi, TransportError> {
         let (rank, world) = (communicator.rank(), communicator.size());
         let collectives = Collectives::new(communicator.duplicate(), communicator.duplicate())?;
+        let host = communicator.split_shared(rank);
         Ok(Mpi {
             rank: rank as usize,
             world: world as usize,
+            on_host: (host.rank() as usize, host.size() as usize),
             limit: TIME_LIMIT,
             is_broken: false,
             block: SMALLEST_BLOCK,
@@ -92,6 +96,16 @@ impl Mpi {
             collectives: Some(collectives),
             universe: None,
         })
+    }
+
+    /// This rank's number among those of its host, from 0, in their order: the GPU to take where each has one.
+    pub fn rank_on_host(&self) -> usize {
+        self.on_host.0
+    }
+
+    /// Number of ranks on this rank's host, where host means processes that can share memory.
+    pub fn world_on_host(&self) -> usize {
+        self.on_host.1
     }
 
     /// Waits at most this long for the other ranks in each exchange, in place of [`TIME_LIMIT`]. An exchange that fails names
@@ -216,10 +230,11 @@ impl Drop for Mpi {
 
 impl core::fmt::Debug for Mpi {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Mpi { rank, world, limit, is_broken, .. } = self;
+        let Mpi { rank, world, on_host, limit, is_broken, .. } = self;
         f.debug_struct("Mpi")
             .field("rank", rank)
             .field("world", world)
+            .field("on_host", on_host)
             .field("limit", limit)
             .field("is_broken", is_broken)
             .finish_non_exhaustive()

@@ -49,6 +49,8 @@ fn starts(world: usize) -> Vec<u32> {
 /// Messages of all lengths arrive; draws are those of all shards in one process, for both merges and exchanges.
 fn agree(mut mpi: Mpi) {
     let (rank, world) = (mpi.rank(), mpi.world());
+    // mpirun without a list of hosts starts all here.
+    assert_eq!((mpi.rank_on_host(), mpi.world_on_host()), (rank, world));
     let message = |rank: usize, step: usize| vec![(rank * 31 + step * 7) as u8; (rank + 1) * (step * 97 % 1000)];
     let mut all = Vec::new();
     for step in 0..200 {

@@ -86,11 +86,22 @@ impl<T: Transport> CudaRank<'_, T> {
             // They came, if late: the limit is the GPUs'.
             Err(ShardError::Late { ranks, .. }) if told.names(&ranks, mine) => error,
             Err(late @ ShardError::Late { .. }) => late.into(),
-            Err(gone) if told.names_nobody() => gone.into(),
+            Err(gone) if told.names_nobody() => with_limit(gone, whole).into(),
             Err(ShardError::Transport(gone)) => waited_for(error, whole, &gone),
             // They came by the transport: only the number of calls differs, or some rank failed one.
             _ => error,
         }
+    }
+}
+
+/// With the limit of both ways, of which the transport had what was left.
+fn with_limit(error: ShardError, limit: Duration) -> ShardError {
+    match error {
+        ShardError::Transport(TransportError::TimedOut { ranks, .. }) => {
+            TransportError::TimedOut { ranks, limit }.into()
+        }
+        ShardError::Transport(TransportError::Stuck { .. }) => TransportError::Stuck { limit }.into(),
+        error => error,
     }
 }
 
@@ -115,6 +126,17 @@ fn waited_for(error: SampleError, limit: Duration, gone: &TransportError) -> Sam
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_names_the_whole_limit() {
+        let [left, whole] = [1, 4].map(Duration::from_secs);
+        let said = |error: TransportError| with_limit(error.into(), whole).to_string();
+        let timed_out = |limit| TransportError::TimedOut { ranks: vec![1], limit };
+        assert_eq!(said(timed_out(left)), ShardError::from(timed_out(whole)).to_string());
+        let stuck = |limit| TransportError::Stuck { limit };
+        assert_eq!(said(stuck(left)), ShardError::from(stuck(whole)).to_string());
+        assert_eq!(said(TransportError::Broken), ShardError::from(TransportError::Broken).to_string());
+    }
 
     #[test]
     fn who_came_by_the_transport_is_not_missed() {

@@ -1,0 +1,132 @@
+//! Ranks on GPUs that are processes, which meet over MPI. Run without arguments this program starts itself under `mpirun`,
+//! once for each scenario, and looks at what the ranks say; words choose among them. `rank NAME` is one of those ranks.
+//! Skipped where there are not GPUs enough, unless `FLASH_SAMPLING_REQUIRE` names a word of the scenario.
+
+#[path = "cuda/mpi_ranks.rs"]
+mod mpi_ranks;
+#[path = "cuda/rank_filters.rs"]
+#[allow(dead_code)]
+mod rank_filters;
+#[path = "cuda/rows.rs"]
+mod rows;
+#[path = "cuda/same_draws.rs"]
+mod same_draws;
+
+use flash_sampling::GpuExchange;
+use flash_sampling_conformance::suite::runs;
+use flash_sampling_cuda::{CudaError, Device};
+use std::process::{Command, ExitCode, Output};
+use std::time::{Duration, Instant};
+
+/// The ranks' time limit where one fails.
+pub(crate) const LIMIT: Duration = Duration::from_secs(3);
+
+/// What happens to the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// They draw as one GPU does; then one is called with another seed, which is the negative control.
+    Draws,
+    /// One is killed or stopped between two calls, by this signal.
+    Signal(&'static str),
+}
+
+/// So many ranks, on one GPU or with one each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) world: usize,
+    pub(crate) exchange: GpuExchange,
+    pub(crate) has_one_gpu: bool,
+    pub(crate) event: Event,
+}
+
+const fn one(name: &'static str, world: usize, event: Event) -> Scenario {
+    Scenario { name, world, exchange: GpuExchange::Peers, has_one_gpu: true, event }
+}
+
+const fn each(name: &'static str, world: usize, exchange: GpuExchange, event: Event) -> Scenario {
+    Scenario { name, world, exchange, has_one_gpu: false, event }
+}
+
+const KILLED: Event = Event::Signal("-KILL");
+const STOPPED: Event = Event::Signal("-STOP");
+
+const SCENARIOS: [Scenario; 10] = [
+    one("one-gpu/cuda/2/draws", 2, Event::Draws),
+    one("one-gpu/cuda/3/killed", 3, KILLED),
+    each("gpus/peers/2/draws", 2, GpuExchange::Peers, Event::Draws),
+    each("gpus/peers/2/killed", 2, GpuExchange::Peers, KILLED),
+    each("gpus/peers/2/stopped", 2, GpuExchange::Peers, STOPPED),
+    each("gpus/peers/4/draws", 4, GpuExchange::Peers, Event::Draws),
+    each("gpus/nccl/2/draws", 2, GpuExchange::Nccl, Event::Draws),
+    each("gpus/nccl/2/killed", 2, GpuExchange::Nccl, KILLED),
+    each("gpus/nccl/2/stopped", 2, GpuExchange::Nccl, STOPPED),
+    each("gpus/nccl/4/draws", 4, GpuExchange::Nccl, Event::Draws),
+];
+
+impl Scenario {
+    fn unavailable(&self) -> Option<String> {
+        let last = if self.has_one_gpu { 0 } else { self.world - 1 };
+        let missing = Device::new(last).err().map(|error: CudaError| error.to_string());
+        let needs_nccl = self.exchange == GpuExchange::Nccl;
+        let no_nccl = || "the library libnccl cannot be loaded".into();
+        missing.or_else(|| (needs_nccl && flash_sampling_cuda::nccl_version().is_none()).then(no_nccl))
+    }
+
+    /// How many ranks come to an end.
+    fn survivors(&self) -> usize {
+        self.world - usize::from(self.event != Event::Draws)
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [word, name] = args.as_slice()
+        && word == "rank"
+    {
+        let scenario = SCENARIOS.into_iter().find(|scenario| scenario.name == name);
+        mpi_ranks::run(&scenario.expect("a scenario of the table"));
+        return ExitCode::SUCCESS;
+    }
+    let is_chosen = |name: &str| args.is_empty() || args.iter().any(|word| name.contains(word.as_str()));
+    let (mut passed, mut failed) = (0, 0);
+    for scenario in SCENARIOS.iter().filter(|scenario| is_chosen(scenario.name)) {
+        if !runs(scenario.name, scenario.unavailable(), 1) {
+            continue;
+        }
+        let begun = Instant::now();
+        let output = match mpirun(scenario) {
+            Ok(output) => output,
+            Err(error) => {
+                println!("mpirun cannot be started: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let text = String::from_utf8_lossy(&output.stdout);
+        let said: Vec<_> = text.lines().filter(|line| line.starts_with("ok ")).collect();
+        let is_ok = said.len() == scenario.survivors();
+        println!("test {} ... {} ({:.1?})", scenario.name, if is_ok { "ok" } else { "FAILED" }, begun.elapsed());
+        said.iter().for_each(|line| println!("  {line}"));
+        if is_ok {
+            passed += 1;
+        } else {
+            failed += 1;
+            println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    println!("test result: {passed} passed; {failed} failed");
+    ExitCode::from(u8::from(failed > 0))
+}
+
+/// Starts the ranks; they may be more than processors, and one that dies does not end the others. Where they hang, the program
+/// that started them ends them.
+fn mpirun(scenario: &Scenario) -> std::io::Result<Output> {
+    Command::new("mpirun")
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .args(["--oversubscribe", "--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"])
+        .args(["--timeout", "120", "-n", &scenario.world.to_string()])
+        .arg(std::env::current_exe()?)
+        .args(["rank", scenario.name])
+        .output()
+}
