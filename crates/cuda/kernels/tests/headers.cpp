@@ -9,7 +9,6 @@ using std::min;
 
 #include "flash_sampling/abi.cuh"
 #include "flash_sampling/dot_tile.cuh"
-#include "flash_sampling/frontier.cuh"
 #include "flash_sampling/granule_tops.cuh"
 #include "flash_sampling/row_lists.cuh"
 #include "flash_sampling/group_summary.cuh"

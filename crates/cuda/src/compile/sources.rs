@@ -24,7 +24,6 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/exchange.cuh"),
     file!("include/flash_sampling/fan_out.cuh"),
     file!("include/flash_sampling/first_pass.cuh"),
-    file!("include/flash_sampling/frontier.cuh"),
     file!("include/flash_sampling/granule_tops.cuh"),
     file!("include/flash_sampling/group_summary.cuh"),
     file!("include/flash_sampling/head.cuh"),

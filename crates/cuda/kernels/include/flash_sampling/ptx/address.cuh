@@ -13,12 +13,6 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
 // its descriptors from. NOTE: of a shuffle's result the compiler does not always know it, of a reduction's it does.
 __device__ __forceinline__ u32 uniform(u32 value) { return __reduce_or_sync(0xffffffffu, value); }
 
-__device__ __forceinline__ u64 policy_evict_first() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
 // Lines keep their places in the order of eviction: what passes by once pushes nothing else out.
 __device__ __forceinline__ u64 policy_evict_unchanged() {
     u64 policy;
