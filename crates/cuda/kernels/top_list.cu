@@ -4,17 +4,17 @@
 // The plain version sorts all tokens by (score, then lower token) and cuts. Here the key of the last one that is kept is
 // found digit by digit, from the top: a histogram of the next 11 bits among the keys that agree with the digits so far.
 // Keys are 64 bits and differ, so the cut is exact, ties and all; most often the digits of the score decide.
+#include "flash_sampling/digit.cuh"
 #include "flash_sampling/noise.cuh"
 #include "flash_sampling/stored.cuh"
 
 using namespace flash_sampling;
 
 constexpr u32 THREADS = 1024;
-constexpr u32 DIGIT = 11;
 constexpr u32 DIGITS = 6;
 
 struct Shared {
-    u32 histogram[1 << DIGIT];
+    u32 histogram[1 << DIGIT_BITS];
     u32 present;  // tokens that have a score
     u32 digit;    // where the last kept key is, in the current histogram
     u32 above;    // keys in higher digits
@@ -31,30 +31,7 @@ __device__ __forceinline__ u32 shift_of(u32 digit) {
     constexpr u32 SHIFT[DIGITS] = {53, 42, 32, 21, 10, 0};
     return SHIFT[digit];
 }
-__device__ __forceinline__ u32 bits_of(u32 digit) { return digit % 3 == 2 ? DIGIT - 1 : DIGIT; }
-
-// One warp finds the digit of the key that `need` keys reach, counted from the largest.
-__device__ __forceinline__ void find_digit(Shared& shared, u32 need) {
-    constexpr u32 SHARE = (1 << DIGIT) / 32;
-    const u32 lane = threadIdx.x;
-    // Lane 0 has the highest digits.
-    const u32 base = (31 - lane) * SHARE;
-    u32 sum = 0;
-    for (u32 i = 0; i < SHARE; ++i) sum += shared.histogram[base + (i + lane) % SHARE];
-    u32 upto = sum;
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(0xffffffffu, upto, distance);
-        if (lane >= distance) upto += other;
-    }
-    u32 above = upto - sum;
-    if (above < need && need <= upto) {
-        u32 digit = base + SHARE - 1;
-        while (above + shared.histogram[digit] < need) above += shared.histogram[digit--];
-        shared.digit = digit;
-        shared.above = above;
-        shared.within = shared.histogram[digit];
-    }
-}
+__device__ __forceinline__ u32 bits_of(u32 digit) { return digit % 3 == 2 ? DIGIT_BITS - 1 : DIGIT_BITS; }
 
 struct TopLists {
     StoredLogits stored;
@@ -114,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_list(const __grid_cons
             u64 found = 0;
             for (u32 digit = 0; digit < DIGITS; ++digit) {
                 const u32 shift = shift_of(digit), bits = bits_of(digit);
-                for (u32 b = threadIdx.x; b < 1u << DIGIT; b += THREADS) shared.histogram[b] = 0;
+                for (u32 b = threadIdx.x; b < 1u << DIGIT_BITS; b += THREADS) shared.histogram[b] = 0;
                 __syncthreads();
                 for (u32 t = threadIdx.x; t < stored.tokens; t += THREADS) {
                     const u64 key = key_of(scores[t], stored.first_token + t);

@@ -15,6 +15,7 @@ const FILES: &[(&str, &str)] = &[
     file!("fused_portable.cu"),
     file!("include/flash_sampling/abi.cuh"),
     file!("include/flash_sampling/candidates.cuh"),
+    file!("include/flash_sampling/digit.cuh"),
     file!("include/flash_sampling/dot_tile.cuh"),
     file!("include/flash_sampling/element.cuh"),
     file!("include/flash_sampling/epilogue/draw.cuh"),

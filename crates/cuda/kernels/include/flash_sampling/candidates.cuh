@@ -5,6 +5,7 @@
 #pragma once
 
 #include "abi.cuh"
+#include "digit.cuh"
 #include "winner.cuh"
 
 #ifdef __CUDACC__
@@ -13,15 +14,13 @@ namespace flash_sampling {
 
 template <u32 THREADS, u32 CAPACITY>
 struct Candidates {
-    static constexpr u32 DIGIT = 11;
-
     u64 keys[CAPACITY];
-    u32 histogram[1 << DIGIT];
+    u32 histogram[1 << DIGIT_BITS];
     u32 count;      // more than CAPACITY: some were dropped
     u32 cut;        // monotone bits; what is not below it is gathered
     u32 largest;    // monotone bits of the largest logit so far
     u32 settled;    // how many there were after the last compaction
-    u32 digit, above, within;
+    u32 digit, above, within;  // see find_digit
 
     static __device__ __forceinline__ u64 key_of(float logit, u32 token) {
         return static_cast<u64>(to_monotone_bits(add_rn(logit, 0.0f))) << 32 | static_cast<u32>(~token);
@@ -66,8 +65,8 @@ struct Candidates {
         u64 found = 0;
         // The bits above `known` are found; the digit below them is next.
         for (u32 known = 64; known > 0;) {
-            const u32 low = known > DIGIT ? known - DIGIT : 0, mask = (1u << (known - low)) - 1;
-            for (u32 b = threadIdx.x; b < 1u << DIGIT; b += THREADS) histogram[b] = 0;
+            const u32 low = known > DIGIT_BITS ? known - DIGIT_BITS : 0, mask = (1u << (known - low)) - 1;
+            for (u32 b = threadIdx.x; b < 1u << DIGIT_BITS; b += THREADS) histogram[b] = 0;
             __syncthreads();
             for (u32 i = threadIdx.x; i < length; i += THREADS) {
                 const u64 key = keys[i];
@@ -75,7 +74,7 @@ struct Candidates {
                     atomicAdd(&histogram[static_cast<u32>(key >> low) & mask], 1u);
             }
             __syncthreads();
-            if (threadIdx.x < 32) find_digit(need);
+            if (threadIdx.x < 32) find_digit(*this, need);
             __syncthreads();
             found |= static_cast<u64>(digit) << low;
             need -= above;
@@ -85,28 +84,6 @@ struct Candidates {
             known = low;
         }
         return found;
-    }
-
-    // One warp finds the digit that `need` keys reach, counted from the largest.
-    __device__ __forceinline__ void find_digit(u32 need) {
-        constexpr u32 SHARE = (1 << DIGIT) / 32;
-        const u32 lane = threadIdx.x;
-        const u32 base = (31 - lane) * SHARE;
-        u32 sum = 0;
-        for (u32 i = 0; i < SHARE; ++i) sum += histogram[base + (i + lane) % SHARE];
-        u32 upto = sum;
-        for (u32 distance = 1; distance < 32; distance *= 2) {
-            const u32 other = __shfl_up_sync(0xffffffffu, upto, distance);
-            if (lane >= distance) upto += other;
-        }
-        u32 before = upto - sum;
-        if (before < need && need <= upto) {
-            u32 d = base + SHARE - 1;
-            while (before + histogram[d] < need) before += histogram[d--];
-            digit = d;
-            above = before;
-            within = histogram[d];
-        }
     }
 
     // Sorts the first `count` keys, largest first; `size` is a power of two, at least `count` and at most CAPACITY.
