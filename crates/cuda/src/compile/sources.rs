@@ -34,6 +34,7 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/kernels/fused_hopper/consume.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/filter.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/guess.cuh"),
+    file!("include/flash_sampling/kernels/fused_hopper/halve.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/knobs.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/largest.cuh"),
     file!("include/flash_sampling/kernels/fused_hopper/lists.cuh"),

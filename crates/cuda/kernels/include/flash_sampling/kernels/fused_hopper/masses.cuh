@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../../row_mass.cuh"
+#include "halve.cuh"
 #include "multiply.cuh"
 
 namespace flash_sampling::fused_hopper {
@@ -19,34 +20,6 @@ __device__ __forceinline__ void prepare_masses(Shared<T>& shared, u32 hand, u32 
         (&shared.high[0][0])[i] = LOWEST;
         (&shared.sum[0][0])[i] = 0.0;
     }
-}
-
-// Reduces columns that eight lanes hold: they halve them among themselves while there are more than two. `column` becomes
-// that of x[0], beside which x[1] lies; returns whether the lane is the one to write them.
-template <int HELD, class Join>
-__device__ __forceinline__ bool reduce_columns(float (&x)[HELD], u32 lane, u32& column, Join join) {
-    bool owns = true;
-    int held = HELD;
-#pragma unroll
-    for (int apart = 16; apart >= 4; apart /= 2) {
-        const bool upper = lane & apart;
-        if (held > 2) {
-            held /= 2;
-#pragma unroll
-            for (int i = 0; i < HELD / 2; ++i) {
-                if (i < held) {
-                    const float other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + held], apart);
-                    x[i] = join(upper ? x[i + held] : x[i], other);
-                }
-            }
-            column += upper ? held / 2 * 8 : 0;
-        } else {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) x[i] = join(x[i], __shfl_xor_sync(0xffffffffu, x[i], apart));
-            owns &= !upper;
-        }
-    }
-    return owns;
 }
 
 // Adds a warp's tokens to its masses. All lanes call it.
@@ -89,7 +62,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
                 for (int k = 1; k < 2 * T::UNITS; ++k) top[i] = fmaxf(top[i], l[i][k]);
             }
             u32 column = mine;
-            const bool owns = reduce_columns(top, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
+            const bool owns = reduce_by_halves<2, 4>(top, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 if (!owns || !(top[i] > high[column + i])) continue;
@@ -107,7 +80,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
             for (int k = 0; k < 2 * T::UNITS; ++k) more[i] += exp_fast(l[i][k] - from);
         }
         u32 column = mine;
-        if (reduce_columns(more, self.lane, column, [](float a, float b) { return a + b; })) {
+        if (reduce_by_halves<2, 4>(more, self.lane, column, [](float a, float b) { return a + b; })) {
             sum[column] += static_cast<double>(more[0]);
             sum[column + 1] += static_cast<double>(more[1]);
         }

@@ -4,6 +4,7 @@
 
 #include "../../epilogue/store.cuh"
 #include "../../granule_tops.cuh"
+#include "halve.cuh"
 #include "multiply.cuh"
 
 namespace flash_sampling::fused_hopper {
@@ -47,26 +48,7 @@ __device__ __forceinline__ void store_tops(const float (&d)[T::ACCUMULATORS], u3
             asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(tops[i]) : "f"(odd), "f"(even));
         }
         u32 octet = first;
-        int held = AT_ONCE;
-        bool owns = true;
-#pragma unroll
-        for (int apart = 16; apart >= 4; apart /= 2) {
-            const bool upper = self.lane & apart;
-            if (held > 1) {
-                held /= 2;
-#pragma unroll
-                for (int i = 0; i < AT_ONCE / 2; ++i) {
-                    if (i < held) {
-                        const u32 other = __shfl_xor_sync(0xffffffffu, upper ? tops[i] : tops[i + held], apart);
-                        tops[i] = max_of_pairs(upper ? tops[i + held] : tops[i], other);
-                    }
-                }
-                octet += upper ? held : 0;
-            } else {
-                tops[0] = max_of_pairs(tops[0], __shfl_xor_sync(0xffffffffu, tops[0], apart));
-                owns &= !upper;
-            }
-        }
+        const bool owns = reduce_by_halves<1, 1>(tops, self.lane, octet, max_of_pairs);
         if (owns && GranuleTops::ROWS * octet < call.row_count) to[octet * octet_step] = tops[0];
     }
 }
