@@ -6,9 +6,9 @@ use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
+use crate::device::told::{allow_shared, told};
 use crate::error::CudaError;
 use core::fmt::Display;
-use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
 
@@ -155,17 +155,10 @@ impl Tile {
 
     /// Loads the kernel into a device.
     pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
-        let failed = CudaError::driver("load a kernel");
         let module = device.module(&SOURCE, &self.instance())?;
-        let function = module.load_function("fused_hopper").map_err(&failed)?;
-        let mut launch = [0u8; 8];
-        let stream = device.context().default_stream();
-        let global = module.get_global("fused_hopper_launch", &stream).map_err(&failed)?;
-        stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
-        let [shared_bytes, threads]: [u32; 2] = bytemuck::cast(launch);
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function.set_attribute(attribute, shared_bytes as i32).map_err(&failed)?;
+        let function = module.load_function("fused_hopper").map_err(CudaError::driver("load a kernel"))?;
+        let [shared_bytes, threads] = told(&module, "fused_hopper_launch", device)?;
+        allow_shared(&function, shared_bytes)?;
         Ok(Loaded { tile: self, function, shared_bytes, threads })
     }
 }

@@ -6,8 +6,8 @@ use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
+use crate::device::told::{allow_shared, told};
 use crate::error::CudaError;
-use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
 
@@ -110,16 +110,9 @@ impl Portable {
             Some(_) => module.load_function("fused_unaligned").map_err(&failed)?,
             None => function.clone(),
         };
-        let mut launch = [0u8; 12];
-        let stream = device.context().default_stream();
-        let global = module.get_global("fused_launch", &stream).map_err(&failed)?;
-        stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
-        let [shared_bytes, threads, blocks]: [u32; 3] = bytemuck::cast(launch);
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        for function in [&function, &unaligned] {
-            function.set_attribute(attribute, shared_bytes as i32).map_err(&failed)?;
-        }
+        let [shared_bytes, threads, blocks] = told(&module, "fused_launch", device)?;
+        allow_shared(&function, shared_bytes)?;
+        allow_shared(&unaligned, shared_bytes)?;
         let blocks = blocks.clamp(1, MAX_BLOCKS as u32) * device.multiprocessors();
         Ok(LoadedPortable { portable: self, function, unaligned, shared_bytes, threads, blocks })
     }

@@ -7,8 +7,8 @@ use crate::device::fused_hopper;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters};
 use crate::device::select_mass::{blocks_of, tops_blocks};
+use crate::device::told::{allow_shared, told};
 use crate::error::CudaError;
-use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 
 pub(crate) static SOURCE: KernelSource =
@@ -39,14 +39,8 @@ impl JoinMasses {
         let masses = module.load_function("join_masses").map_err(&failed)?;
         let by_tops = module.load_function("join_by_tops").map_err(&failed)?;
         let open = module.load_function("join_open").map_err(&failed)?;
-        let mut launch = [0u8; 12];
-        let stream = device.context().default_stream();
-        let global = module.get_global("join_masses_launch", &stream).map_err(&failed)?;
-        stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
-        let [threads, step, open_bytes]: [u32; 3] = bytemuck::cast(launch);
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        open.set_attribute(attribute, open_bytes as i32).map_err(&failed)?;
+        let [threads, step, open_bytes] = told(&module, "join_masses_launch", device)?;
+        allow_shared(&open, open_bytes)?;
         Ok(JoinMasses { masses, by_tops, open, open_bytes, threads, step, multiprocessors: device.multiprocessors() })
     }
 

@@ -5,8 +5,9 @@ use crate::abi::{OpenRows, SelectRows};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters, launch_resident};
+use crate::device::told::{allow_shared, told};
 use crate::error::CudaError;
-use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
+use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 
 pub(crate) static SOURCE: KernelSource =
@@ -59,16 +60,9 @@ impl SelectMass {
         let function = module.load_function("select_mass").map_err(&failed)?;
         let by_tops = module.load_function("select_by_tops").map_err(&failed)?;
         let open = module.load_function("select_open").map_err(&failed)?;
-        let mut launch = [0u8; 16];
-        let stream = device.context().default_stream();
-        let global = module.get_global("select_mass_launch", &stream).map_err(&failed)?;
-        stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
-        let [threads, step, open_bytes, tops_bytes]: [u32; 4] = bytemuck::cast(launch);
-        for (function, bytes) in [(&open, open_bytes), (&by_tops, tops_bytes)] {
-            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            function.set_attribute(attribute, bytes as i32).map_err(&failed)?;
-        }
+        let [threads, step, open_bytes, tops_bytes] = told(&module, "select_mass_launch", device)?;
+        allow_shared(&open, open_bytes)?;
+        allow_shared(&by_tops, tops_bytes)?;
         let may_wait = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
         let may_wait = device.context().attribute(may_wait).map_err(&failed)? != 0;
         let of_one = by_tops.occupancy_max_active_blocks_per_multiprocessor(threads, tops_bytes as usize, None);

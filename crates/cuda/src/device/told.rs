@@ -1,4 +1,4 @@
-//! Kernels that tell the host what their launch takes.
+//! What kernels tell the host of their launches.
 #![allow(unsafe_code)]
 
 use crate::compile::kernels::{Instance, KernelSource};
@@ -7,7 +7,29 @@ use crate::device::launch::{Grid, launch};
 use crate::error::CudaError;
 use core::ffi::c_void;
 use cudarc::driver::sys::CUfunction_attribute;
-use cudarc::driver::{CudaFunction, CudaStream};
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream};
+use std::sync::Arc;
+
+/// The words of a constant by which a source tells of its kernels' launches.
+pub(crate) fn told<const N: usize>(
+    module: &Arc<CudaModule>,
+    constant: &str,
+    device: &Device,
+) -> Result<[u32; N], CudaError> {
+    let failed = CudaError::driver("load a kernel");
+    let stream = device.context().default_stream();
+    let global = module.get_global(constant, &stream).map_err(&failed)?;
+    let mut words = [0; N];
+    stream.memcpy_dtoh(&global, bytemuck::cast_slice_mut::<u32, u8>(&mut words)).map_err(&failed)?;
+    stream.synchronize().map_err(&failed)?;
+    Ok(words)
+}
+
+/// Lets the blocks of a kernel have so many bytes of dynamic shared memory.
+pub(crate) fn allow_shared(function: &CudaFunction, bytes: u32) -> Result<(), CudaError> {
+    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    function.set_attribute(attribute, bytes as i32).map_err(CudaError::driver("load a kernel"))
+}
 
 /// A kernel in a device, with the dynamic shared memory of a block, in bytes, and its threads: what the constant
 /// `NAME_launch` of its source says.
@@ -26,17 +48,10 @@ impl ToldKernel {
         instance: &Instance,
         name: &str,
     ) -> Result<Self, CudaError> {
-        let failed = CudaError::driver("load a kernel");
         let module = device.module(source, instance)?;
-        let function = module.load_function(name).map_err(&failed)?;
-        let mut launch = [0u8; 8];
-        let stream = device.context().default_stream();
-        let global = module.get_global(&format!("{name}_launch"), &stream).map_err(&failed)?;
-        stream.memcpy_dtoh(&global, &mut launch).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
-        let [shared_bytes, threads]: [u32; 2] = bytemuck::cast(launch);
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function.set_attribute(attribute, shared_bytes as i32).map_err(&failed)?;
+        let function = module.load_function(name).map_err(CudaError::driver("load a kernel"))?;
+        let [shared_bytes, threads] = told(&module, &format!("{name}_launch"), device)?;
+        allow_shared(&function, shared_bytes)?;
         Ok(ToldKernel { function, shared_bytes, threads })
     }
 
