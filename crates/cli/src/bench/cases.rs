@@ -153,18 +153,9 @@ impl Inputs {
 
     /// The section that these contenders make.
     pub fn section(&self, ours: &Ours, rows: usize, rounds: usize) -> Section {
-        Section {
-            what: "matmul and draw".into(),
-            rows,
-            vocab: self.weight.rows(),
-            hidden: Some(self.weight.cols()),
-            dtypes: self.weight.dtype().name().into(),
-            threads: Some(ours.threads()),
-            bytes: self.weight.rows() * self.weight.cols() * self.weight.dtype().size(),
-            rounds,
-            entries: Vec::new(),
-            peers: Vec::new(),
-        }
+        let size = [self.weight.rows(), self.weight.cols()];
+        let section = Section::of_head("matmul and draw", rows, size, self.weight.dtype(), rounds);
+        Section { threads: Some(ours.threads()), ..section }
     }
 
     /// Peak memory of planning the tiled variant and drawing once.
@@ -242,17 +233,6 @@ impl Rows {
 
     /// The section that these contenders make.
     pub fn section(&self, rounds: usize) -> Section {
-        Section {
-            what: "draw from logits".into(),
-            rows: 1,
-            vocab: self.peaked.len(),
-            hidden: None,
-            dtypes: "f32".into(),
-            threads: Some(1),
-            bytes: size_of_val(&self.peaked[..]),
-            rounds,
-            entries: Vec::new(),
-            peers: Vec::new(),
-        }
+        Section::of_logits("draw from logits", self.peaked.len(), rounds)
     }
 }

@@ -3,6 +3,7 @@
 use crate::bench::table::{BULK, READ};
 use crate::bench::timing::Timing;
 use crate::machine::{Machine, utc_now};
+use flash_sampling::DType;
 use serde::Serialize;
 use std::process::Command;
 
@@ -169,6 +170,35 @@ pub struct Memory {
 }
 
 impl Section {
+    /// Of draws from hidden states by a weight of `[vocab, hidden]`, without entries yet.
+    pub fn of_head(
+        what: impl Into<String>,
+        rows: usize,
+        [vocab, hidden]: [usize; 2],
+        dtype: DType,
+        rounds: usize,
+    ) -> Self {
+        let bytes = vocab * hidden * dtype.size();
+        let logits = Section::of_logits(what, vocab, rounds);
+        Section { rows, hidden: Some(hidden), dtypes: dtype.name().into(), threads: None, bytes, ..logits }
+    }
+
+    /// Of draws from a row of float32 logits on one thread, without entries yet.
+    pub fn of_logits(what: impl Into<String>, vocab: usize, rounds: usize) -> Self {
+        Section {
+            what: what.into(),
+            rows: 1,
+            vocab,
+            hidden: None,
+            dtypes: DType::F32.name().into(),
+            threads: Some(1),
+            bytes: vocab * DType::F32.size(),
+            rounds,
+            entries: Vec::new(),
+            peers: Vec::new(),
+        }
+    }
+
     /// Puts names and times together.
     pub fn fill<'a>(&mut self, names: impl Iterator<Item = &'a str>, timings: &[Timing]) {
         let entry = |(name, timing): (&str, &Timing)| Entry {

@@ -143,16 +143,5 @@ fn describe(device: &Arc<Device>) -> Result<Gpu, CommandError> {
 }
 
 fn section(size: &BenchSize, rows: usize, dtype: DType) -> Section {
-    Section {
-        what: "matmul and draw".into(),
-        rows,
-        vocab: size.vocab,
-        hidden: Some(size.hidden),
-        dtypes: dtype.name().into(),
-        threads: None,
-        bytes: size.vocab * size.hidden * dtype.size(),
-        rounds: size.rounds,
-        entries: Vec::new(),
-        peers: Vec::new(),
-    }
+    Section::of_head("matmul and draw", rows, [size.vocab, size.hidden], dtype, size.rounds)
 }

@@ -109,18 +109,9 @@ impl Fused {
 
     /// The section that these contenders make.
     pub fn section(&self, kind: Kind, ours: &Ours, rows: usize, rounds: usize) -> Section {
-        Section {
-            what: format!("fused pipeline, {} rows", kind.name()),
-            rows,
-            vocab: self.weight.rows(),
-            hidden: Some(self.weight.cols()),
-            dtypes: self.weight.dtype().name().into(),
-            threads: Some(ours.threads()),
-            bytes: self.weight.rows() * self.weight.cols() * self.weight.dtype().size(),
-            rounds,
-            entries: Vec::new(),
-            peers: Vec::new(),
-        }
+        let (what, size) = (format!("fused pipeline, {} rows", kind.name()), [self.weight.rows(), self.weight.cols()]);
+        let section = Section::of_head(what, rows, size, self.weight.dtype(), rounds);
+        Section { threads: Some(ours.threads()), ..section }
     }
 }
 
@@ -172,18 +163,8 @@ impl Standalone {
 
     /// The section that these contenders make.
     pub fn section(&self, rounds: usize) -> Section {
-        Section {
-            what: format!("pipeline from logits, {} rows", self.kind.name()),
-            rows: 1,
-            vocab: self.logits.len(),
-            hidden: None,
-            dtypes: "f32".into(),
-            threads: Some(1),
-            bytes: size_of_val(&self.logits[..]),
-            rounds,
-            entries: Vec::new(),
-            peers: Vec::new(),
-        }
+        let what = format!("pipeline from logits, {} rows", self.kind.name());
+        Section::of_logits(what, self.logits.len(), rounds)
     }
 
     /// How many of `rows` rows of other logits, drawn at several positions each, one pass decides, by case.

@@ -262,16 +262,6 @@ pub fn run(
 }
 
 fn section(size: &BenchSize, kind: Kind, rows: usize, dtype: DType) -> Section {
-    Section {
-        what: format!("fused pipeline, {} rows", kind.name()),
-        rows,
-        vocab: size.vocab,
-        hidden: Some(size.hidden),
-        dtypes: dtype.name().into(),
-        threads: None,
-        bytes: size.vocab * size.hidden * dtype.size(),
-        rounds: size.rounds,
-        entries: Vec::new(),
-        peers: Vec::new(),
-    }
+    let what = format!("fused pipeline, {} rows", kind.name());
+    Section::of_head(what, rows, [size.vocab, size.hidden], dtype, size.rounds)
 }

@@ -53,18 +53,8 @@ impl Inputs {
     }
 
     fn section(&self, on: &str, kind: Kind, rows: usize) -> Section {
-        Section {
-            what: format!("whole calls on {on}, {} rows", kind.name()),
-            rows,
-            vocab: self.size.vocab,
-            hidden: Some(self.size.hidden),
-            dtypes: self.dtype.name().into(),
-            threads: None,
-            bytes: self.size.vocab * self.size.hidden * self.dtype.size(),
-            rounds: CALLS,
-            entries: Vec::new(),
-            peers: Vec::new(),
-        }
+        let what = format!("whole calls on {on}, {} rows", kind.name());
+        Section::of_head(what, rows, [self.size.vocab, self.size.hidden], self.dtype, CALLS)
     }
 }
 
