@@ -1,22 +1,21 @@
 // The entry points of the draws with top-p alone over shards on several ranks, after the exchange of the draws without filters, the
-// plain winners of the vocabulary: TopsPass, or the first pass of `select_mass`, and `select_open` of select_mass.cu, whose sums
+// plain winners of the vocabulary: JoinByTops, or the first pass of `select_mass`, and `select_open` of select_mass.cu, whose sums
 // are of a shard, with an exchange of the sums of each row, and then of the bins of each row that is open. The first pass leaves
 // the transformed logits of rows with masks or biases in place of the raw ones. Every rank adds up the same sums in the order
 // of ranks, so that all decide alike. Rows that the bins leave in doubt are left to the host.
-#include "flash_sampling/join_sums.cuh"
+#include "flash_sampling/join_by_tops.cuh"
 #include "flash_sampling/select_open.cuh"
 
 using namespace flash_sampling;
 
-using Pass = TopsPass<JoinSums>;
 using Select = SelectOpen<JoinSums>;
 
 // What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and the
-// last one's bytes of shared memory.
+// bytes of shared memory of the last one and of `join_by_tops`.
 extern "C" {
-__constant__ u32 join_masses_launch[3] = {Pass::THREADS, SelectMass::STEP, sizeof(Select::Shared)};
+__constant__ u32 join_masses_launch[4] = {SelectMass::THREADS, SelectMass::STEP, sizeof(Select::Shared), sizeof(JoinByTops::Shared)};
 }
-static_assert(Pass::THREADS == Select::THREADS && Pass::THREADS == SelectMass::THREADS,
+static_assert(JoinByTops::THREADS == SelectMass::THREADS && Select::THREADS == SelectMass::THREADS,
               "the host launches all with as many threads");
 
 // A thread's share of a row's sums; where the row has masks or biases its logits are transformed in place. Returns the tokens that
@@ -83,12 +82,12 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(Pass::THREADS, 2)
+extern "C" __global__ void __launch_bounds__(JoinByTops::THREADS, 2)
     join_by_tops(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
                  const __grid_constant__ PeerRecords records) {
-    __shared__ Pass::Shared shared;
+    extern __shared__ __align__(16) u8 memory[];
     const JoinSums ranks{RecordsStep(records, RecordKind::First), call.draws};
-    Pass{call, open, ranks, shared}.run();
+    JoinByTops{call, open, ranks, *reinterpret_cast<JoinByTops::Shared*>(memory)}.run();
 }
 
 extern "C" __global__ void __launch_bounds__(Select::THREADS, 2)

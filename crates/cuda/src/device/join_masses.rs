@@ -6,7 +6,7 @@ use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::fused_hopper;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters};
-use crate::device::select_mass::{blocks_of, tops_blocks};
+use crate::device::select_mass::blocks_of;
 use crate::device::told::{allow_shared, told};
 use crate::error::CudaError;
 use cudarc::driver::{CudaFunction, CudaStream};
@@ -19,6 +19,13 @@ fn instance() -> Instance {
     Instance::new(&[]).cold()
 }
 
+/// How many blocks read the tops of `draws` draws: as many as there are multiprocessors for, two each, in whole octets of draws;
+/// each with 64 granules at least (tops_sums.cuh).
+fn tops_blocks(tokens: u32, draws: u32, multiprocessors: u32) -> u32 {
+    let octets = draws.div_ceil(8).max(1);
+    octets * (2 * multiprocessors / octets).min(tokens / (2 * 32 * 16)).max(1)
+}
+
 /// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct JoinMasses {
@@ -26,6 +33,7 @@ pub(crate) struct JoinMasses {
     by_tops: CudaFunction,
     open: CudaFunction,
     open_bytes: u32,
+    tops_bytes: u32,
     threads: u32,
     step: u32,
     multiprocessors: u32,
@@ -39,9 +47,11 @@ impl JoinMasses {
         let masses = module.load_function("join_masses").map_err(&failed)?;
         let by_tops = module.load_function("join_by_tops").map_err(&failed)?;
         let open = module.load_function("join_open").map_err(&failed)?;
-        let [threads, step, open_bytes] = told(&module, "join_masses_launch", device)?;
+        let [threads, step, open_bytes, tops_bytes] = told(&module, "join_masses_launch", device)?;
         allow_shared(&open, open_bytes)?;
-        Ok(JoinMasses { masses, by_tops, open, open_bytes, threads, step, multiprocessors: device.multiprocessors() })
+        allow_shared(&by_tops, tops_bytes)?;
+        let multiprocessors = device.multiprocessors();
+        Ok(JoinMasses { masses, by_tops, open, open_bytes, tops_bytes, threads, step, multiprocessors })
     }
 
     /// Puts the draws with top-p in place of those without, or says that a row is undecided or which rank did not come. Blocks
@@ -65,8 +75,9 @@ impl JoinMasses {
         // rest is the caller's.
         if call.tops != 0 {
             let blocks = tops_blocks(call.tokens, draws, self.multiprocessors);
+            let grid = Grid { shared_bytes: self.tops_bytes, ..Grid::of(blocks, self.threads) };
             // SAFETY: see above.
-            unsafe { launch(&self.by_tops, stream, Grid::of(blocks, self.threads), arguments) }?;
+            unsafe { launch(&self.by_tops, stream, grid, arguments) }?;
         } else {
             let blocks = blocks_of(call.tokens, self.step, draws, self.multiprocessors);
             // SAFETY: see above.
@@ -79,5 +90,17 @@ impl JoinMasses {
         let grid = Grid { shared_bytes: self.open_bytes, ..Grid::of(blocks, self.threads) };
         // SAFETY: as above.
         unsafe { launch(&self.open, stream, grid, arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_octet_of_draws_has_as_many_blocks_for_its_tops() {
+        let of = |draws| tops_blocks(151_936, draws, 132);
+        assert_eq!([1, 8, 9, 64, 65, 250, 256].map(of), [148, 148, 264, 264, 261, 256, 256]);
+        assert_eq!([1, 1023, 4096].map(|tokens| tops_blocks(tokens, 17, 132)), [3, 3, 12]);
     }
 }

@@ -29,13 +29,6 @@ pub(crate) fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32
     1 << most.ilog2()
 }
 
-/// How many blocks read the tops of `draws` draws: as many as there are multiprocessors for, two each, in whole octets of draws;
-/// each with enough granules for its warps, two for a draw.
-pub(crate) fn tops_blocks(tokens: u32, draws: u32, multiprocessors: u32) -> u32 {
-    let octets = draws.div_ceil(8).max(1);
-    octets * (2 * multiprocessors / octets).min(tokens / (2 * 32 * 16)).max(1)
-}
-
 /// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct SelectMass {
@@ -137,12 +130,5 @@ mod tests {
         assert_eq!([1, 2047, 2048, 4096, 6143, 8192, 30_011, 151_936, 1 << 30].map(of), [1, 1, 1, 2, 2, 4, 8, 8, 8]);
         let of = |draws| blocks_of(151_936, 4096, draws, 132);
         assert_eq!([0, 1, 16, 33, 64, 132, 133, 256, 1 << 20].map(of), [8, 8, 8, 4, 2, 2, 1, 1, 1]);
-    }
-
-    #[test]
-    fn every_octet_of_draws_has_as_many_blocks_for_its_tops() {
-        let of = |draws| tops_blocks(151_936, draws, 132);
-        assert_eq!([1, 8, 9, 64, 65, 250, 256].map(of), [148, 148, 264, 264, 261, 256, 256]);
-        assert_eq!([1, 1023, 4096].map(|tokens| tops_blocks(tokens, 17, 132)), [3, 3, 12]);
     }
 }

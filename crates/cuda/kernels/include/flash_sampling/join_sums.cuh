@@ -1,8 +1,9 @@
 // From sums over a shard to those of the vocabulary, by records that ranks send one another.
 #pragma once
 
+#include "open_rows.cuh"
 #include "peer_records.cuh"
-#include "tops_pass.cuh"
+#include "select_mass.cuh"
 
 #ifdef __CUDACC__
 

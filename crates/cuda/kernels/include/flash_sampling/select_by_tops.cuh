@@ -38,7 +38,7 @@ struct SelectByTops {
         if (blockIdx.x == 0 && threadIdx.x < 2 * ROOM) open.sums[(launch + 1) % 2 * (2 * ROOM) + threadIdx.x] = 0.0;
         TopsSums pass{call, shared.rows, shared.pass};
         const double error = SelectMass::error_of(pass.most());
-        const OpenRow own = row_of_thread(static_cast<float>(error) * 1.000001f);
+        const OpenRow own = pass.row_of_thread(static_cast<float>(error) * 1.000001f);
         pass.add_to(sums, [&] { if (threadIdx.x < ROOM) shared.rows[threadIdx.x] = own; });
         __syncthreads();
         constexpr u32 WAITS = THREADS - 1;
@@ -83,16 +83,6 @@ struct SelectByTops {
     }
 
   private:
-    // What all blocks must know of all rows: before a barrier, as draws change after it.
-    __device__ __forceinline__ OpenRow row_of_thread(float error) const {
-        const u32 i = threadIdx.x, at = min(i, call.count - 1);
-        const Draw plain = call.draws[at];
-        const Row& row = call.rows[at];
-        // What is invalid stays so.
-        const bool is_asked = (i < call.count) & (plain.status == Status::Drawn);
-        return {0.0, 0.0, row.seed, row.position, plain.logit, plain.token, row.inv_temperature,
-                is_asked ? call.filters[at].top_p : 1.0f, error, row.draw, i, 0};
-    }
     // What this block's threads stored before a barrier of theirs is there for all that wait.
     __device__ __forceinline__ void arrive(u32 launch) const {
         if (ptx::add_ordered(&open.barrier[0], 1) != gridDim.x - 1) return;

@@ -54,6 +54,17 @@ struct TopsSums {
         u32 octet, begin, end;
     };
 
+    // What a pass must know of the row of draw `threadIdx.x`, up to its sums; a top-p of 1 where it is not asked about, as what is
+    // invalid stays so. Before draws change.
+    __device__ __forceinline__ OpenRow row_of_thread(float error) const {
+        const u32 i = threadIdx.x, at = min(i, call.count - 1);
+        const Draw plain = call.draws[at];
+        const Row& row = call.rows[at];
+        const bool is_asked = (i < call.count) & (plain.status == Status::Drawn);
+        return {0.0, 0.0, row.seed, row.position, plain.logit, plain.token, row.inv_temperature,
+                is_asked ? call.filters[at].top_p : 1.0f, error, row.draw, i, 0};
+    }
+
     // How many blocks share eight rows.
     __device__ __forceinline__ u32 slices() const {
         return max(1u, min(small_quotient(gridDim.x, octets()), GranuleTops::granules_of(call.tokens) / 64));
