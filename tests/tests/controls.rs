@@ -45,6 +45,8 @@ const CONTROLS: &[(Fault, &str)] = &[
     (Fault::BiasAfterTemperature, "head_transforms_have_the_reference_bits"),
     (Fault::PaddingDrawn, "padding_is_never_drawn"),
     (Fault::TopPWithoutBoundary, "filters_keep_the_references_tokens"),
+    (Fault::HigherKth, "filters_keep_the_references_tokens"),
+    (Fault::LowerEpsilon, "filters_keep_the_references_tokens"),
     (Fault::CoarseDeviation, "filters_keep_the_references_tokens"),
     (Fault::TopPWithoutBoundary, "filtered_draws_follow_the_truncated_softmax"),
     (Fault::FilterBeforeTemperature, "filtered_draws_follow_the_truncated_softmax"),

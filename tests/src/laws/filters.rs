@@ -122,6 +122,8 @@ fn boundaries_are_kept(trial: &Trial<'_>, report: &mut LawReport, can: Knobs) ->
     const ROWS: usize = 32;
     let (vocab, base) = (4096, RowParams { seed: 934, draws: 8, ..RowParams::default() });
     let (four, four_of_all) = (RowParams { top_k: 4, ..base }, 4.0 / vocab as f32);
+    // No float is nearer to 1/17 than this one, which is 1 + 2^-28 times as large.
+    let (many, above) = (RowParams { top_k: 17, ..base }, 1.0 / 17f32);
     let cases = [
         ("top_k 3", RowParams { top_k: 3, ..base }, 0..3),
         ("a mass of exactly p", RowParams { top_p: four_of_all, ..base }, 0..4),
@@ -131,9 +133,12 @@ fn boundaries_are_kept(trial: &Trial<'_>, report: &mut LawReport, can: Knobs) ->
         ("a probability of the largest", RowParams { min_p: 1.0, ..four }, 0..4),
         ("a probability of exactly epsilon", RowParams { epsilon_cutoff: 0.25, ..four }, 0..4),
         ("probabilities right below epsilon", RowParams { epsilon_cutoff: 0.25f32.next_up(), ..four }, 0..1),
+        ("probabilities right above epsilon", RowParams { epsilon_cutoff: above.next_down(), ..many }, 0..17),
+        ("probabilities below epsilon by 2^-28 of it", RowParams { epsilon_cutoff: above, ..many }, 0..1),
         ("a typical mass of exactly p", RowParams { typical_p: 0.5, ..four }, 0..2),
         ("top choices", RowParams { xtc_threshold: 0.25, xtc_probability: 1.0, ..four }, 3..4),
         ("no top choices", RowParams { xtc_threshold: 0.25f32.next_up(), xtc_probability: 1.0, ..four }, 0..4),
+        ("none by 2^-28 of the limit", RowParams { xtc_threshold: above, xtc_probability: 1.0, ..many }, 0..17),
     ];
     let mut out = Samples::new();
     let mut compared = 0;

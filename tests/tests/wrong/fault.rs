@@ -69,6 +69,10 @@ pub(crate) enum Fault {
     FiltersDropped,
     /// The last token that a filter keeps is dropped.
     TopPWithoutBoundary,
+    /// Of equal logits at the k-th place the higher tokens are kept.
+    HigherKth,
+    /// The limit of epsilon is one float lower.
+    LowerEpsilon,
     /// Top-n-sigma goes by the deviation of logits on a grid of 2^-12 nat.
     CoarseDeviation,
     /// A min-p below e^-8 is lost where there is a top-k.

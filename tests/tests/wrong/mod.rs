@@ -178,6 +178,16 @@ fn keep_by_coarse_deviation(sigma: f32, logits: &mut [f32]) {
     logits.iter_mut().filter(|l| f64::from(**l) < cut).for_each(|l| *l = f32::NEG_INFINITY);
 }
 
+/// Of the tokens whose logit is the least kept one, as many as are kept, but the last in place of the first.
+fn keep_higher_tokens(seen: &[f32], logits: &mut [f32]) {
+    let least = logits.iter().copied().filter(|l| *l > f32::NEG_INFINITY).fold(f32::INFINITY, f32::min);
+    let mut count = logits.iter().filter(|l| **l == least).count();
+    for (logit, _) in logits.iter_mut().zip(seen).rev().filter(|(_, seen)| **seen == least) {
+        *logit = if count > 0 { least } else { f32::NEG_INFINITY };
+        count = count.saturating_sub(1);
+    }
+}
+
 impl Wrong<'_> {
     fn raw_logits(&self, hidden: &[f32], rows: usize) -> Vec<f32> {
         let mut hidden = hidden.to_vec();
@@ -273,9 +283,11 @@ impl Wrong<'_> {
         let xtc_probability = if always { 1.0 } else { params.xtc_probability };
         let lost = self.fault == Fault::SmallMinPLost && params.top_k > 0 && params.min_p < 3.3e-4;
         let min_p = if lost { 0.0 } else { params.min_p };
+        let lower = self.fault == Fault::LowerEpsilon && params.epsilon_cutoff > 0.0;
+        let epsilon_cutoff = if lower { params.epsilon_cutoff.next_down() } else { params.epsilon_cutoff };
         let coarse = self.fault == Fault::CoarseDeviation && params.top_n_sigma > 0.0;
         let (sigma, top_n_sigma) = if coarse { (params.top_n_sigma, 1e6) } else { (0.0, params.top_n_sigma) };
-        let params = &RowParams { order, xtc_probability, min_p, top_n_sigma, ..*params };
+        let params = &RowParams { order, xtc_probability, min_p, epsilon_cutoff, top_n_sigma, ..*params };
         let mut adjustments = Adjustments::default();
         adjustments.collect([params]);
         let row = params.check(adjustments.row(0), &taken, &self.plan, self.head.vocab_size())?;
@@ -290,6 +302,9 @@ impl Wrong<'_> {
         let seen = logits.clone();
         if let (Some(filters), false) = (&row.filters, dropped) {
             reference::filter(filters, self.seen.tokens().start, &mut logits)?;
+            if self.fault == Fault::HigherKth && params.top_k > 0 {
+                keep_higher_tokens(&seen, &mut logits);
+            }
             let kept = logits.iter().filter(|l| **l > f32::NEG_INFINITY).count();
             if self.fault == Fault::TopPWithoutBoundary && kept > 1 {
                 let least = logits.iter().copied().filter(|l| *l > f32::NEG_INFINITY).fold(f32::INFINITY, f32::min);

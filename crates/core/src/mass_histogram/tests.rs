@@ -175,6 +175,23 @@ fn runs_that_no_histogram_has_are_refused() {
 }
 
 #[test]
+fn masses_rise_with_the_logits_from_bin_to_bin_too() {
+    let weighed = |logit: f32| {
+        let (edge, mass) = MassHistogram::mass_of(logit);
+        weight_of(edge, 64.0) * mass as f64
+    };
+    for eighths in -512..512 {
+        let edge = eighths as f32 / 8.0;
+        let mut logits: Vec<f32> =
+            (0..24).flat_map(|n| [-1.0, 1.0].map(|sign| edge + sign * 2f32.powi(-n - 4))).collect();
+        logits.extend([edge.next_down(), edge, edge.next_up()]);
+        logits.sort_by(f32::total_cmp);
+        let masses: Vec<f64> = logits.iter().copied().map(weighed).collect();
+        assert!(masses.is_sorted(), "{edge}: {masses:?}");
+    }
+}
+
+#[test]
 fn one_token_has_its_own_logit_as_log_mass() {
     for l in [0.0, -3.3, 700.0, -1e4, 1e9, -1e30, f32::MAX, f32::MIN] {
         let log_z = histogram(&[l]).log_z();

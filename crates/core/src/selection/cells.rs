@@ -2,7 +2,7 @@
 
 use super::before::Before;
 use crate::mass_histogram::{MassHistogram, edge_below, edge_of, weight_of, weights};
-use crate::winner::{Candidate, Place};
+use crate::winner::{Candidate, Place, Winner};
 
 /// One bin of the histogram, relative to the highest.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +23,15 @@ pub(super) struct Cells {
     through: Vec<f64>,
     /// The highest edge.
     pub(super) top: f32,
+}
+
+/// In nats, and more than the logarithm of a logit's mass is off, which is at most 2.13 times 2^-28.
+const NEAR: f64 = 1.0 / (1u64 << 20) as f64;
+
+/// The smallest float that is not below `t`.
+pub(super) fn round_up(t: f64) -> f32 {
+    let x = t as f32;
+    if f64::from(x) < t { x.next_up() } else { x }
 }
 
 /// What a unit of mass in a bin is worth: 1 is a token at the highest edge.
@@ -166,6 +175,29 @@ impl Cells {
             end.is_some()
         });
         end
+    }
+
+    /// The smallest logit whose mass reaches `limit`, within the histogram's window or not.
+    pub(super) fn least_logit(&self, limit: f64) -> f32 {
+        let reaches = |logit| {
+            let (edge, mass) = MassHistogram::mass_of(logit);
+            weight(edge, self.top) * mass as f64 >= limit
+        };
+        // By halves among the floats near its logarithm, as masses rise with the logits; the last needs no look.
+        let near = f64::from(self.top) + limit.ln();
+        let bits = |t: f32| (Winner::new(t, 0).to_ordered_bits() >> 32) as u32;
+        let logit = |bits: u32| Winner::from_ordered_bits(u64::from(bits) << 32).score;
+        let (low, high) = (round_up(near - NEAR).max(f32::MIN), round_up(near + NEAR).next_up());
+        let (mut low, mut high) = (bits(low), bits(high));
+        while low < high {
+            let middle = low.midpoint(high);
+            if reaches(logit(middle)) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        logit(high)
     }
 
     /// The edge of the bin in which the mass from the top reaches `limit`.

@@ -11,7 +11,8 @@
 //! Masses are the integers of the histogram, summed bin by bin from the top, so the answer is a function of the row's
 //! logits alone: the same for any tiles, threads, shards or backend, and whether or not a second pass was needed. It is
 //! the set that exact arithmetic gives, except where a cumulative mass meets its limit to within 2^-25 of the row's
-//! mass, or a cut of top-n-sigma a logit to within n times 2^-32 nat.
+//! mass, a token's own mass its limit to within 2^-25 of that, or a cut of top-n-sigma a logit to within n times 2^-32
+//! nat. In a row of equal logits masses are equal, so it is that set for every limit.
 
 mod answer;
 mod band;

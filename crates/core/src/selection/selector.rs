@@ -1,6 +1,6 @@
 //! The walk of a row's filters.
 
-use super::cells::Cells;
+use super::cells::{Cells, round_up};
 use super::typical::typical;
 use super::{Band, Before, Seen, Selection};
 use crate::filters::{Filter, Filters};
@@ -34,16 +34,6 @@ pub struct Selector {
 
 /// A logit that is not reached by anything.
 const NEVER: Selection = Selection::Unlisted { floor: f32::NEG_INFINITY };
-
-/// 2^-26: masses and their sums are nearer to those of exact arithmetic, relative to them. One logit's is off by up to 2.13
-/// times 2^-28, which is the rounding of its exponential in float32.
-const MASS_ERROR: f64 = 1.0 / (1u64 << 26) as f64;
-
-/// The smallest float that is not below `t`.
-fn round_up(t: f64) -> f32 {
-    let x = t as f32;
-    if f64::from(x) < t { x.next_up() } else { x }
-}
 
 impl Selector {
     /// Which tokens the filters keep; at least one.
@@ -225,11 +215,10 @@ impl Selector {
         })
     }
 
-    /// The logits between which a probability of `p` among the kept tokens lies.
+    /// The logits between which the least lies that has a probability of `p` among the kept tokens.
     fn threshold(&mut self, p: f32, seen: &Seen<'_>, end: End) -> (f32, f32) {
         let (low, high) = self.total(seen, end);
-        // Less by more than masses can be off: a token whose probability is `p` exactly, one of equal logits, has it.
-        let logit = |mass: f64| round_up(f64::from(self.cells.top) + (mass * f64::from(p)).ln() - MASS_ERROR);
+        let logit = |mass: f64| self.cells.least_logit(f64::from(p) * mass);
         (logit(low), logit(high))
     }
 

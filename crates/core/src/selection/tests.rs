@@ -339,6 +339,41 @@ fn a_mass_of_exactly_p_is_reached_among_many_equal_tokens() {
 }
 
 #[test]
+fn a_probability_of_exactly_the_limit_reaches_it_and_one_right_below_does_not() {
+    for n in [3u32, 4, 5, 9, 10, 17, 64, 257, 4096] {
+        let share = 1.0 / n as f32;
+        for logit in [0.0f32, 1.25, -7.3, 0.118_005_75, 1.098_236_1, -1e15, 3e38] {
+            let row = Row::new(&vec![logit; n as usize], 3);
+            for p in [share.next_down(), share, share.next_up()] {
+                let reached = f64::from(p) * f64::from(n) <= 1.0;
+                let kept = if reached { 0..n } else { 0..1 };
+                let dropped = if reached { n - 1..n } else { 0..n };
+                for (filter, want) in [(Filter::Epsilon(p), kept), (Filter::Xtc(p), dropped)] {
+                    let (filters, want) = (of(&[filter]), want.start as usize..want.end as usize);
+                    assert_eq!(
+                        reference::kept(&filters, &row.sorted),
+                        want,
+                        "{filter:?}, {n} of {logit}, the reference"
+                    );
+                    let mut selector = Selector::default();
+                    let whole = selector.select(&filters, &row.list(f32::NEG_INFINITY));
+                    assert_eq!(whole, Selection::Listed(want.clone()), "{filter:?}, {n} of {logit}");
+                    // The first two alone.
+                    let first = selector.select(&filters, &Seen::first(&row.sorted[..2], 2, &row.mass, &row.moments));
+                    let holds = |band: Band| row.sorted.iter().all(|c| band.contains(c.place()));
+                    let agrees = match first {
+                        Selection::Listed(listed) => listed == want,
+                        Selection::Band(band) => want.len() == n as usize && holds(band),
+                        _ => matches!(filter, Filter::Xtc(_)),
+                    };
+                    assert!(agrees, "{filter:?}, {n} of {logit}, from two");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn half_of_any_number_of_equal_logits_is_half_of_them() {
     for filter in [Filter::TopP(0.5), Filter::TypicalP(0.5)] {
         let filters = Filters::new([Some(filter), None, None, None, None, None, None], 1.0);
