@@ -1,13 +1,15 @@
 //! `flash-sampling sample` on several GPUs of this process: a thread for each, with one shard of the vocabulary.
 
-use crate::args::{SampleArgs, TransportName};
+use crate::args::{ExchangeName, SampleArgs, TransportArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::source::Source;
 use crate::{sample, sampler};
 use flash_sampling::cuda::CudaError;
 use flash_sampling::distributed::{Loopback, TIME_LIMIT, Transport, TransportError};
-use flash_sampling::{BuildError, CudaRank, CudaRankOptions, GpuExchange, PerturbedArgmax, SampleError, ShardError};
+use flash_sampling::{
+    BuildError, CudaRank, CudaRankOptions, GpuExchange, Head, PerturbedArgmax, Plan, SampleError, ShardError,
+};
 use std::io::{self, Write};
 use std::thread;
 use tracing::subscriber::{NoSubscriber, with_default};
@@ -19,21 +21,13 @@ use tracing::subscriber::{NoSubscriber, with_default};
 pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     let devices = args.transport.gpus()?;
     let limit = args.transport.time_limit.unwrap_or(TIME_LIMIT);
-    let exchange = match args.transport.transport {
-        Some(TransportName::Nccl) => GpuExchange::Nccl,
-        _ => GpuExchange::Peers,
-    };
     let source = Source::open(&args.head)?;
     let drawn = |transport: Loopback, device: usize, out: &mut dyn Write| {
-        let options = CudaRankOptions { device, exchange, check_tokens: args.transport.check_tokens };
         let (rank, transport) = (transport.rank(), transport.with_time_limit(limit));
         sample::draw(
             args,
             &source,
-            |head, plan| {
-                let rank = CudaRank::of_head(head, plan, transport, &options).map_err(sampler::named)?;
-                Ok(Box::new(rank) as Box<dyn PerturbedArgmax + '_>)
-            },
+            |head, plan| build(head, plan, transport, device, &args.transport),
             (out, rank),
             interrupt,
         )
@@ -58,6 +52,23 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     let codes: Vec<u8> = own.into_iter().collect::<Result<_, _>>()?;
     missing.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(codes.first().copied().unwrap_or_default())
+}
+
+/// One rank, on a GPU.
+pub(crate) fn build<'w, T: Transport + 'w>(
+    head: Head<'w>,
+    plan: Plan,
+    transport: T,
+    device: usize,
+    args: &TransportArgs,
+) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
+    let exchange = match args.exchange() {
+        ExchangeName::Nccl => GpuExchange::Nccl,
+        ExchangeName::Peers | ExchangeName::Host => GpuExchange::Peers,
+    };
+    let options = CudaRankOptions { device, exchange, check_tokens: args.check_tokens };
+    let rank = CudaRank::of_head(head, plan, transport, &options).map_err(sampler::named)?;
+    Ok(Box::new(rank))
 }
 
 /// Whether an error is that another rank is gone, or late.

@@ -1,5 +1,7 @@
 //! `flash-sampling sample` as one rank of several.
 
+#[cfg(feature = "cuda")]
+use crate::args::ExchangeName;
 use crate::args::SampleArgs;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
@@ -33,6 +35,12 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
             args,
             &source,
             |head, plan| {
+                #[cfg(feature = "cuda")]
+                if args.transport.exchange() != ExchangeName::Host {
+                    let (rank, world) = (transport.rank_on_host(), transport.world_on_host());
+                    let device = args.transport.gpu_on_host(rank, world)?;
+                    return crate::gpus::build(head, plan, transport, device, &args.transport);
+                }
                 let config = sampler::config(&args.sampler, plan, head.vocab_size() as usize);
                 build_rank(head, &config, transport, options).map_err(sampler::named)
             },

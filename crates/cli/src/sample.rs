@@ -2,7 +2,7 @@
 
 use crate::args::rows::MAX_DRAWS;
 use crate::args::values::known_logprobs;
-use crate::args::{Format, RowArgs, SampleArgs, TransportName, Work};
+use crate::args::{ExchangeName, Format, RowArgs, SampleArgs, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
@@ -59,7 +59,7 @@ pub(crate) fn draw<'s>(
     interrupt: &Interrupt,
 ) -> Result<u8, CommandError> {
     let (head, hidden) = (source.head()?, source.hidden()?);
-    let by_gpus = args.transport.transport.is_some_and(TransportName::is_of_gpus);
+    let by_gpus = args.transport.exchange() != ExchangeName::Host;
     let job = Job { by_gpus, ..Job::new(args, hidden, head.vocab_size())? };
     let mut sampler = build(head, job.plan())?;
     let can = sampler.capabilities();

@@ -22,7 +22,7 @@ pub use penalties::PenaltyArgs;
 pub use rows::{LogitBias, RowArgs};
 pub(crate) use sampler::MAX_THREADS;
 pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName, Work};
-pub use transport::{TransportArgs, TransportName};
+pub use transport::{ExchangeName, TransportArgs, TransportName};
 pub use verify::{Effort, Named, VerifyArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};

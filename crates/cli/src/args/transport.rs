@@ -15,10 +15,15 @@ pub struct TransportArgs {
     /// the vocabulary (feature mpi); rank 0 alone writes results. With peers or nccl it draws on several GPUs.
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
+    /// How the ranks of --transport mpi exchange draws. By the host every rank is on the first GPU that it sees, or on the
+    /// processor; by peers or nccl each is on a GPU of its own, the first rank of a machine on the first (see --devices).
+    #[arg(long, value_enum)]
+    pub exchange: Option<ExchangeName>,
     /// Number of ranks (default: as many as --devices); for --transport peers or nccl.
     #[arg(long, value_name = "N", value_parser = whole(1..=MOST_GPUS), allow_negative_numbers = true)]
     pub world: Option<usize>,
-    /// The GPU of each rank, another for each (default 0,1,2,...); for --transport peers or nccl.
+    /// The GPU of each rank, another for each (default 0,1,2,...); for --transport or --exchange peers or nccl. With --exchange
+    /// these are of the ranks on one machine, and by peers two may share a GPU.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', value_parser = whole(0..=i32::MAX as usize))]
     pub devices: Vec<usize>,
     /// Seconds within which a rank that does not come to an exchange, or was called otherwise, is named on the others, once all
@@ -48,8 +53,31 @@ impl TransportName {
     }
 }
 
+/// How draws cross between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ExchangeName {
+    /// As summaries over the transport, by way of the host (the default).
+    #[default]
+    Host,
+    /// GPUs of one machine store to one another's memory (feature cuda).
+    Peers,
+    /// GPUs by NCCL, also of several machines (feature nccl).
+    Nccl,
+}
+
 /// The most ranks of GPUs.
 const MOST_GPUS: usize = 32;
+
+/// The flag by which ranks on GPUs were asked for.
+fn of_gpus(transport: TransportName) -> &'static str {
+    if transport == TransportName::Mpi { "--exchange" } else { "--transport" }
+}
+
+/// The first GPU that was named before.
+fn twice(devices: &[usize]) -> Option<usize> {
+    let again = devices.iter().enumerate().find(|(at, device)| devices[..*at].contains(device));
+    again.map(|(_, device)| *device)
+}
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| (0.001..=86_400.0).contains(seconds));
@@ -57,6 +85,31 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl TransportArgs {
+    /// How draws cross between ranks.
+    pub fn exchange(&self) -> ExchangeName {
+        match self.transport {
+            Some(TransportName::Peers) => ExchangeName::Peers,
+            Some(TransportName::Nccl) => ExchangeName::Nccl,
+            Some(TransportName::Mpi) | None => self.exchange.unwrap_or_default(),
+        }
+    }
+
+    /// The GPU of a rank of `--transport mpi`, the `rank`th of `world` on its machine.
+    ///
+    /// # Errors
+    /// [`CommandError::Usage`]: --devices that are not as many as the ranks on this machine.
+    pub fn gpu_on_host(&self, rank: usize, world: usize) -> Result<usize, CommandError> {
+        let names = self.devices.len();
+        match self.devices.get(rank) {
+            None if names == 0 => Ok(rank),
+            Some(&device) if names == world => Ok(device),
+            _ => {
+                let ranks = if world == 1 { "rank is" } else { "ranks are" };
+                Err(CommandError::usage(format!("--devices names {names}, but {world} {ranks} on this machine")))
+            }
+        }
+    }
+
     /// The GPU of each rank.
     ///
     /// # Errors
@@ -74,9 +127,8 @@ impl TransportArgs {
             ))),
             (_, devices) => {
                 // Two ranks of one process wait for each other on the GPU while its memory calls wait for both.
-                let twice = devices.iter().enumerate().find(|(at, device)| devices[..*at].contains(device));
-                match twice {
-                    Some((_, device)) => Err(CommandError::usage(format!("--devices names GPU {device} twice"))),
+                match twice(devices) {
+                    Some(device) => Err(CommandError::usage(format!("--devices names GPU {device} twice"))),
                     None => Ok(devices.to_vec()),
                 }
             }
@@ -88,16 +140,21 @@ impl TransportArgs {
     /// # Errors
     /// [`CommandError::Build`], naming the features that the whole command needs.
     pub fn check_built(&self, backend: BackendName) -> Result<(), CommandError> {
-        let cuda = cfg!(feature = "cuda");
-        let feature = match self.transport {
-            Some(TransportName::Mpi) if cfg!(not(feature = "mpi")) && backend == BackendName::Cuda && !cuda => {
-                "mpi,cuda"
-            }
-            Some(TransportName::Mpi) if cfg!(not(feature = "mpi")) => "mpi",
-            Some(TransportName::Peers) if !cuda => "cuda",
-            // It has cuda in it.
-            Some(TransportName::Nccl) if cfg!(not(feature = "nccl")) => "nccl",
-            _ => return Ok(()),
+        let [mpi, cuda, nccl] = [cfg!(feature = "mpi"), cfg!(feature = "cuda"), cfg!(feature = "nccl")];
+        // The feature of NCCL has cuda in it.
+        let of_gpus = match self.exchange() {
+            ExchangeName::Nccl if !nccl => Some("nccl"),
+            ExchangeName::Peers if !cuda => Some("cuda"),
+            ExchangeName::Host if self.transport.is_some() && backend == BackendName::Cuda && !cuda => Some("cuda"),
+            _ => None,
+        };
+        let feature = match (self.transport, of_gpus) {
+            (None, _) => return Ok(()),
+            (Some(TransportName::Mpi), Some("nccl")) if !mpi => "mpi,nccl",
+            (Some(TransportName::Mpi), Some(_)) if !mpi => "mpi,cuda",
+            (Some(TransportName::Mpi), None) if !mpi => "mpi",
+            (Some(_), Some(feature)) => feature,
+            (Some(_), None) => return Ok(()),
         };
         Err(BuildError::NotBuilt { feature }.into())
     }
@@ -111,6 +168,7 @@ impl TransportArgs {
         match self.transport {
             None if self.time_limit.is_some() => usage("--time-limit means nothing without --transport"),
             None if self.check_tokens => usage("--check-tokens means nothing without --transport"),
+            None if self.exchange.is_some() => usage("--exchange means nothing without --transport mpi"),
             None if self.world.is_some() => usage("--world means nothing without --transport"),
             None if !self.devices.is_empty() => usage("--devices means nothing without --transport"),
             None => Ok(()),
@@ -118,14 +176,25 @@ impl TransportArgs {
                 usage("--variant sharded has its shards in one process; --transport has one for each rank")
             }
             Some(TransportName::Mpi) if self.world.is_some() => usage("--world means nothing to --transport mpi"),
-            Some(TransportName::Mpi) if !self.devices.is_empty() => usage("--devices means nothing to --transport mpi"),
-            Some(TransportName::Mpi) => Ok(()),
-            Some(_) if (sampler.backend, sampler.variant) != (BackendName::Cuda, VariantName::Tiled) => {
-                usage("--transport peers and nccl need --backend cuda and --variant tiled")
+            Some(TransportName::Mpi) if self.exchange() == ExchangeName::Host => match self.devices.is_empty() {
+                true => Ok(()),
+                false => usage("--devices means nothing to --transport mpi without --exchange peers or nccl"),
+            },
+            Some(TransportName::Peers | TransportName::Nccl) if self.exchange.is_some() => {
+                usage("--exchange is for --transport mpi: --transport peers and nccl are exchanges themselves")
             }
-            Some(_) if sampler.merge == Some(Merge::LogMass) => {
-                usage("--merge log-mass is not what --transport peers and nccl exchange")
+            Some(transport) if (sampler.backend, sampler.variant) != (BackendName::Cuda, VariantName::Tiled) => {
+                usage(&format!("{} peers and nccl need --backend cuda and --variant tiled", of_gpus(transport)))
             }
+            Some(transport) if sampler.merge == Some(Merge::LogMass) => {
+                usage(&format!("--merge log-mass is not what {} peers and nccl exchange", of_gpus(transport)))
+            }
+            Some(TransportName::Mpi) => match twice(&self.devices) {
+                Some(device) if self.exchange() == ExchangeName::Nccl => {
+                    usage(&format!("--devices names GPU {device} twice, but NCCL has one rank on a GPU"))
+                }
+                _ => Ok(()),
+            },
             Some(TransportName::Peers | TransportName::Nccl) => self.gpus().map(drop),
         }
     }

@@ -38,12 +38,30 @@ fn flags_of_ranks_mean_something_only_together() {
         run(&with(&gpus, "--world 2 --merge log-mass")).assert_refused("--merge log-mass is not what");
         run(&with(&gpus, "--world 2 --canonical --top-k 5"))
             .assert_refused("top_k is not supported by this sampler; the draw without --canonical has it");
+        run(&with(&gpus, "--world 2 --exchange peers")).assert_refused("--exchange is for --transport mpi");
     }
+    run(&with(&head, "--exchange host")).assert_refused("--exchange means nothing without --transport mpi");
+    run(&with(&head, "--transport mpi --exchange ring")).assert_refused("possible values: host, peers, nccl");
     run(&with(&head, "--merge winners")).assert_refused("--merge means nothing");
     run(&with(&head, "--transport mpi --time-limit 0")).assert_refused("0.001 to 86400 seconds");
     if cfg!(feature = "mpi") {
         run(&with(&head, "--transport mpi --variant sharded"))
             .assert_refused("--variant sharded has its shards in one process");
+        run(&with(&head, "--transport mpi --world 2")).assert_refused("--world means nothing to --transport mpi");
+        run(&with(&head, "--transport mpi --devices 0")).assert_refused("without --exchange peers or nccl");
+    }
+    if cfg!(all(feature = "mpi", feature = "cuda")) {
+        let peers = with(&head, "--transport mpi --exchange peers");
+        run(&peers).assert_refused("--exchange peers and nccl need --backend cuda and --variant tiled");
+        let peers = with(&peers, "--backend cuda");
+        run(&with(&peers, "--variant grouped")).assert_refused("--exchange peers and nccl need --backend cuda");
+        run(&with(&peers, "--merge log-mass")).assert_refused("not what --exchange peers and nccl exchange");
+        // Without mpirun there is one rank.
+        run(&with(&peers, "--devices 0,1")).assert_refused("--devices names 2, but 1 rank is on this machine");
+    }
+    if cfg!(all(feature = "mpi", feature = "nccl")) {
+        run(&with(&head, "--transport mpi --backend cuda --exchange nccl --devices 1,0,1"))
+            .assert_refused("--devices names GPU 1 twice, but NCCL has one rank on a GPU");
     }
 }
 
@@ -67,6 +85,16 @@ fn a_transport_names_at_once_the_features_that_it_lacks() {
         refused("--transport mpi --variant sharded", "mpi");
         let both = if cfg!(feature = "cuda") { "mpi" } else { "mpi,cuda" };
         refused("--transport mpi --backend cuda", both);
+        refused("--transport mpi --backend cuda --exchange peers", both);
+        let both = if cfg!(feature = "nccl") { "mpi" } else { "mpi,nccl" };
+        refused("--transport mpi --backend cuda --exchange nccl", both);
+    } else {
+        if cfg!(not(feature = "cuda")) {
+            refused("--transport mpi --backend cuda --exchange peers", "cuda");
+        }
+        if cfg!(not(feature = "nccl")) {
+            refused("--transport mpi --backend cuda --exchange nccl", "nccl");
+        }
     }
 }
 

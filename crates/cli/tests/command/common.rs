@@ -26,8 +26,22 @@ fn program() -> PathBuf {
 }
 
 pub(crate) fn run_logging<S: AsRef<std::ffi::OsStr>>(log: &str, args: &[S]) -> Run {
-    let output =
-        Command::new(program()).args(args).env("FLASH_SAMPLING_LOG", log).output().expect("the command starts");
+    run_command(Command::new(program()).args(args), log)
+}
+
+/// As so many ranks, under `mpirun`, which ends ranks that hang.
+#[cfg(feature = "cuda")]
+pub(crate) fn run_ranks<S: AsRef<std::ffi::OsStr>>(world: usize, args: &[S]) -> Run {
+    let mut mpirun = Command::new("mpirun");
+    mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    run_command(
+        mpirun.args(["--oversubscribe", "--timeout", "60", "-n", &world.to_string()]).arg(program()).args(args),
+        "off",
+    )
+}
+
+fn run_command(command: &mut Command, log: &str) -> Run {
+    let output = command.env("FLASH_SAMPLING_LOG", log).output().expect("the command starts");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Run { code: output.status.code().expect("no signal"), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

@@ -1,7 +1,8 @@
 //! `sample --backend cuda` on a GPU: to the last bit what the processor draws, where the products are exact.
 
-use crate::common::{Files, bf16_bytes, run, values, with};
+use crate::common::{Files, bf16_bytes, run, run_ranks, values, with};
 use safetensors::tensor::Dtype;
+use std::time::Instant;
 
 /// Whether there is a GPU; where one is required it must be there.
 fn runs() -> bool {
@@ -62,7 +63,8 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
     }
 }
 
-/// Ranks on GPUs of one process: one alone, and by peers and NCCL two where there are so many.
+/// Ranks on GPUs, of one process and under `mpirun` (feature `mpi`): one alone, two on one GPU, and by peers and NCCL two where
+/// there are so many.
 #[test]
 fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     if !runs() {
@@ -70,20 +72,29 @@ fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
     }
     let files = Files::new();
     let base = sample(&weight(&files), &hidden(&files));
-    let mut ways = vec!["peers --world 1 --check-tokens"];
-    if cfg!(feature = "nccl") && flash_sampling::cuda::Device::new(1).is_ok() {
-        ways.extend(["peers --world 2 --check-tokens", "nccl --world 2"]);
-    }
+    let [mpi, nccl] = [cfg!(feature = "mpi"), cfg!(feature = "nccl")];
+    let two = flash_sampling::cuda::Device::new(1).is_ok();
+    let ways = [
+        (1, "--transport peers --world 1 --check-tokens", true),
+        (1, "--transport peers --world 2 --check-tokens", two),
+        (1, "--transport nccl --world 2", nccl && two),
+        (2, "--transport mpi --exchange peers --devices 0,0 --check-tokens", mpi),
+        (2, "--transport mpi --exchange peers --devices 1,0", mpi && two),
+        (2, "--transport mpi --exchange nccl --check-tokens", mpi && nccl && two),
+    ];
     // Rows of several draws, whose log-probabilities are told apart from them; and rows that are surveyed.
     let flags =
         ["--seed 10 --temperature 500 --draws 7 --logprobs 3", "--seed 3 --temperature 400 --top-p 0.9 --top-k 30"];
     for flags in flags {
         let here = run(&with(&base, &format!("{flags} --backend cpu")));
-        for way in &ways {
-            let there = run(&with(&base, &format!("{flags} --backend cuda --time-limit 10 --transport {way}")));
+        for (processes, way, _) in ways.iter().filter(|(.., runs)| *runs) {
+            let words = with(&base, &format!("{flags} --backend cuda --time-limit 10 {way}"));
+            let begun = Instant::now();
+            let there = if *processes > 1 { run_ranks(*processes, &words) } else { run(&words) };
+            println!("{way} took {:.1?}", begun.elapsed());
             assert_eq!((there.code, here.code), (0, 0), "{flags}, {way}: {there:#?} {here:#?}");
             // By NCCL a logit is score minus noise, within a rounding of itself.
-            let is_same = there.tokens() == here.tokens() && (way.starts_with("nccl") || there.stdout == here.stdout);
+            let is_same = there.tokens() == here.tokens() && (way.contains("nccl") || there.stdout == here.stdout);
             assert!(is_same && !here.stdout.is_empty(), "{flags}, {way}");
         }
     }
