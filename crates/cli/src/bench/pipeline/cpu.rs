@@ -11,7 +11,9 @@ use crate::interrupt::Interrupt;
 use crate::load::Tensor;
 use crate::synthetic;
 use flash_sampling::cpu;
-use flash_sampling::{CpuOptions, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, VariantConfig};
+use flash_sampling::{
+    CpuOptions, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, VariantConfig,
+};
 use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
@@ -31,23 +33,23 @@ pub fn noted(mut section: Section, passes: &Noted) -> Section {
     section
 }
 
-/// One draw of each row, at a position of its own in each call.
-fn draw<'a>(
+/// One draw of each row by `sample`, at a position of its own in each call.
+pub fn draw<'a>(
     case: Case,
     lists: &'a Lists,
-    mut sampler: Box<dyn PerturbedArgmax + 'a>,
-    input: Matrix<'a>,
+    rows: usize,
+    mut sample: impl FnMut(&[RowParams<'_>], &mut Samples) -> Result<(), SampleError> + 'a,
     passes: Rc<Cell<Passes>>,
 ) -> impl FnMut() -> Result<(), CommandError> + 'a {
     let mut position = 0;
     let mut out = Samples::new();
-    let mut params = vec![RowParams::default(); input.rows()];
+    let mut params = vec![RowParams::default(); rows];
     move || {
         for (r, params) in params.iter_mut().enumerate() {
             *params = case.row(lists, r, r as u64, position);
         }
         position += 1;
-        sampler.sample(input, &params, &mut out)?;
+        sample(&params, &mut out)?;
         let mut seen = passes.get();
         for row in out.iter() {
             let row = row.map_err(|error| CommandError::usage(format!("a row of the benchmark failed: {error}")))?;
@@ -98,10 +100,11 @@ impl Fused {
         for (_, states) in self.states.iter().filter(|(made, _)| *made == kind) {
             let input = states.matrix()?.row_range(0..rows);
             for case in Case::ALL {
-                let sampler = ours.build(head, &VariantConfig::Tiled, rows)?;
+                let mut sampler = ours.build(head, &VariantConfig::Tiled, rows)?;
+                let sample = move |params: &[RowParams<'_>], out: &mut Samples| sampler.sample(input, params, out);
                 let passes = Rc::new(Cell::default());
                 noted.push(passes.clone());
-                contenders.push(Contender::new(case.name(), draw(case, &self.lists, sampler, input, passes)));
+                contenders.push(Contender::new(case.name(), draw(case, &self.lists, rows, sample, passes)));
             }
         }
         Ok((contenders, noted))
@@ -155,8 +158,9 @@ impl Standalone {
         for case in Case::ALL {
             let passes = Rc::new(Cell::default());
             noted.push(passes.clone());
-            let sampler = Box::new(self.sampler()?);
-            contenders.push(Contender::new(case.name(), draw(case, &self.lists, sampler, input, passes)));
+            let mut sampler = self.sampler()?;
+            let sample = move |params: &[RowParams<'_>], out: &mut Samples| sampler.sample(input, params, out);
+            contenders.push(Contender::new(case.name(), draw(case, &self.lists, 1, sample, passes)));
         }
         Ok((contenders, noted))
     }

@@ -2,7 +2,7 @@
 
 use super::cases::{Case, Lists};
 use super::inputs::Kind;
-use super::table;
+use super::{shared, table};
 use crate::args::{BenchArgs, BenchSize};
 use crate::bench::cuda::clock::{Cache, Clock, Protocol};
 use crate::bench::cuda::peers::Peers;
@@ -205,8 +205,8 @@ fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, C
     Ok((DeviceMatrix { address, dtype: matrix.dtype(), rows, cols, row_stride: cols }, held))
 }
 
-/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself. The peers' times, if any,
-/// are those of the LLM-like rows.
+/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself. Where it leaves some
+/// undecided, whole calls of these cases are timed too. The peers' times, if any, are those of the LLM-like rows.
 ///
 /// # Errors
 /// No GPU, what the backend refuses, Ctrl-C.
@@ -253,7 +253,14 @@ pub fn run(
                 if let (Some(peers), Kind::LlmLike) = (&peers, kind) {
                     section.peers = peers.of(size.vocab, size.hidden, rows);
                 }
+                drop(contenders);
+                let open = shared::undecided(&section);
                 tell(record, section, out, table::of_one_pass)?;
+                if !open.is_empty() {
+                    let whole = self::section(&size, kind, rows, dtype);
+                    let whole = shared::time(whole, (&open, &lists), (head, &hidden), (&device, &stream), interrupt)?;
+                    tell(record, whole, out, table::section)?;
+                }
             }
         }
     }

@@ -6,6 +6,7 @@
 //! | [`inputs`] | the kinds of logits |
 //! | [`cpu`] | what is timed on the processor, and how many rows one pass decides |
 //! | `cuda` | what is timed on a GPU (feature `cuda`) |
+//! | `shared` | whole calls there, second passes among them (feature `cuda`) |
 //! | `ranks` | the same over shards on several GPUs, with `--transport` (feature `cuda`) |
 //! | [`table`] | times, ratios and passes as text |
 
@@ -16,6 +17,8 @@ pub mod cuda;
 pub mod inputs;
 #[cfg(feature = "cuda")]
 pub mod ranks;
+#[cfg(feature = "cuda")]
+pub mod shared;
 pub mod table;
 
 use crate::args::{BackendName, BenchArgs};

@@ -53,14 +53,17 @@ pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a section whose calls make one pass: rows that it leaves undecided would take another, and the table says that it has not.
+/// Writes a section whose calls make one pass: rows that it leaves undecided take another in whole calls, whose section follows.
 ///
 /// # Errors
 /// Those of `out`.
 pub fn of_one_pass(out: &mut dyn Write, timed: &Section) -> io::Result<()> {
     section(out, timed)?;
     if timed.entries.iter().any(|entry| entry.passes.is_some_and(|passes| passes.most > 1)) {
-        writeln!(out, "  (the second pass, which undecided rows take, is not in these times)")?;
+        writeln!(
+            out,
+            "  (the second pass of undecided rows is not in these times, but in those of the whole calls below)"
+        )?;
     }
     Ok(())
 }
