@@ -225,3 +225,33 @@ impl Cells {
         cells.map(|c| MassHistogram::most_count(c.mass)).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #[test]
+        fn the_least_logit_reaches_its_limit_and_the_float_below_it_does_not(
+            top in prop_oneof![-100f32..100.0, 0f32..0.2, -3e5f32..3e5, -3e38f32..3e38],
+            below in prop_oneof![0f64..60.0, 0f64..1e-3],
+            above in 0u32..3,
+        ) {
+            let (mut mass, mut cells) = <(MassHistogram, Cells)>::default();
+            mass.push(top);
+            cells.load(&mass, top);
+            let weighed = |logit| {
+                let (edge, mass) = MassHistogram::mass_of(logit);
+                weight(edge, cells.top) * mass as f64
+            };
+            // What a logit weighs, or right above.
+            let logit = (f64::from(top) - below) as f32;
+            let limit = (0..above).fold(weighed(logit), |limit, _| limit.next_up());
+            let least = cells.least_logit(limit);
+            prop_assert!(weighed(least) >= limit && weighed(least.next_down()) < limit, "{} for {}", least, limit);
+            prop_assert_eq!(least <= logit, above == 0);
+        }
+    }
+}
