@@ -87,6 +87,7 @@ impl Capabilities {
                 "a pathwise sampler (the tiled variant, or groups that reuse their maxima)"
             }
             (Exactness::Pathwise, _) if plan.canonical => "a plan without `canonical`",
+            (Exactness::Pathwise, Variant::Sharded) => "a merge of shards of the tiled variant",
             (Exactness::Pathwise, _) => "the tiled variant over a whole head in memory",
         }
     }

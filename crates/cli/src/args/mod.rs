@@ -25,6 +25,7 @@ pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName, Work};
 pub use transport::{ExchangeName, TransportArgs, TransportName};
 pub use verify::{Effort, Named, VerifyArgs};
 
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// What `generate` exits with.
@@ -100,11 +101,24 @@ pub enum Format {
     Json,
 }
 
-/// The message of a bad command line, on one line.
+/// The message of a bad command line and what may have been meant, on one line.
 pub(crate) fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let body = text.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
-    body.split_whitespace().collect::<Vec<_>>().join(" ")
+    let mut parts = text.trim_start_matches("error: ").split("\n\n").map(words);
+    let mut said = parts.next().unwrap_or_default();
+    // The other kind, how a word with a dash is given as a value, no argument here takes.
+    if let Some(similar) = parts.find(|part| part.starts_with("tip: ") && part.contains("similar")) {
+        said.push_str(&format!("; {}", &similar["tip: ".len()..]));
+    }
+    if matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
+        said.push_str("; --help lists what there is");
+    }
+    said
+}
+
+/// With one space between words.
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -254,7 +254,9 @@ fn flags_that_mean_nothing_are_refused() {
         .assert_refused("--hidden and one of --model and --weight are needed together");
     run(&["sample", "--weight", &head[4]]).assert_refused("--hidden");
     run(&["sample", "--format", "xml"]).assert_refused("possible values: text, json");
-    run(&["draw"]).assert_refused("unrecognized subcommand 'draw'");
+    run(&["draw"]).assert_refused("unrecognized subcommand 'draw'; --help lists what there is");
+    run(&["smaple"]).assert_refused("unrecognized subcommand 'smaple'; a similar subcommand exists: 'sample'");
+    run(&["sample", "--top", "5"]).assert_refused("unexpected argument '--top' found; ");
 }
 
 #[test]
