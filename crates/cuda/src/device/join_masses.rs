@@ -55,8 +55,8 @@ impl JoinMasses {
     }
 
     /// Puts the draws with top-p in place of those without, or says that a row is undecided or which rank did not come. Blocks
-    /// wait for other ranks: those of a launch that do, one a draw, are to be no more than the GPU holds at a time, two a
-    /// multiprocessor, for all ranks that are on it.
+    /// wait for other ranks: of `join_by_tops` the last, of the other kernels at most one a draw. So there are to be no more
+    /// draws than the GPU holds blocks at a time, two a multiprocessor, for all ranks that are on it.
     ///
     /// # Safety
     /// * As [`SelectMass::launch`](crate::device::select_mass::SelectMass::launch), for rows with top-p alone or no filters; the

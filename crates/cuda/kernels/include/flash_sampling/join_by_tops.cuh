@@ -18,6 +18,8 @@ struct JoinByTops {
         OpenRow rows[OpenRows::ROOM];
         u32 is_last;
     };
+    // A block takes 1 KiB beside its own.
+    static_assert(2 * (sizeof(Shared) + 1024) <= 228 * 1024, "a multiprocessor of Hopper holds two blocks");
 
     const SelectRows& call;
     const OpenRows& open;
