@@ -150,6 +150,11 @@ impl Passes {
         self.most = self.most.max(passes);
     }
 
+    /// Whether one pass left half of the rows, or more.
+    pub fn is_mostly_undecided(self) -> bool {
+        self.most > 1 && 2 * self.one <= self.rows
+    }
+
     /// The share of the rows that one pass decided.
     pub fn certified(&self) -> f64 {
         self.one as f64 / self.rows.max(1) as f64

@@ -1,7 +1,12 @@
-//! What a row asks for: the cases, with the lists that they need. Every backend is timed on the same.
+//! What a row asks for: the cases, with the lists that they need, and whole draws of such rows, which note their passes. Every
+//! backend is timed on the same.
 
+use crate::bench::record::{Passes, Section};
+use crate::error::CommandError;
 use crate::synthetic::mix;
-use flash_sampling::{History, RowParams};
+use flash_sampling::{History, RowParams, SampleError, Samples};
+use std::cell::Cell;
+use std::rc::Rc;
 
 /// What the rows of a call ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,5 +97,43 @@ impl Lists {
             mask
         };
         Lists { histories: (0..rows).map(history).collect(), masks: (0..rows).map(mask).collect() }
+    }
+}
+
+/// What each contender notes of its passes.
+pub type Noted = Vec<Rc<Cell<Passes>>>;
+
+/// The section with the passes that its contenders noted.
+pub fn noted(mut section: Section, passes: &Noted) -> Section {
+    for (entry, passes) in section.entries.iter_mut().zip(passes) {
+        entry.passes = Some(passes.get());
+    }
+    section
+}
+
+/// One draw of each row by `sample`, at a position of its own in each call.
+pub fn draw<'a>(
+    case: Case,
+    lists: &'a Lists,
+    rows: usize,
+    mut sample: impl FnMut(&[RowParams<'_>], &mut Samples) -> Result<(), SampleError> + 'a,
+    passes: Rc<Cell<Passes>>,
+) -> impl FnMut() -> Result<(), CommandError> + 'a {
+    let mut position = 0;
+    let mut out = Samples::new();
+    let mut params = vec![RowParams::default(); rows];
+    move || {
+        for (r, params) in params.iter_mut().enumerate() {
+            *params = case.row(lists, r, r as u64, position);
+        }
+        position += 1;
+        sample(&params, &mut out)?;
+        let mut seen = passes.get();
+        for row in out.iter() {
+            let row = row.map_err(|error| CommandError::usage(format!("a row of the benchmark failed: {error}")))?;
+            seen.add(row.passes);
+        }
+        passes.set(seen);
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! What is timed on the processor.
 
-use super::cases::{Case, Lists};
+use super::cases::{Case, Lists, Noted, draw};
 use super::inputs::Kind;
 use crate::args::BenchSize;
 use crate::bench::cases::Ours;
@@ -11,9 +11,7 @@ use crate::interrupt::Interrupt;
 use crate::load::Tensor;
 use crate::synthetic;
 use flash_sampling::cpu;
-use flash_sampling::{
-    CpuOptions, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, VariantConfig,
-};
+use flash_sampling::{CpuOptions, DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, VariantConfig};
 use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
@@ -21,44 +19,6 @@ use std::rc::Rc;
 /// Rows of other logits for which passes are counted, and the draws of each.
 pub const ROWS: usize = 64;
 const POSITIONS: u64 = 16;
-
-/// What each contender notes of its passes.
-pub type Noted = Vec<Rc<Cell<Passes>>>;
-
-/// The section with the passes that its contenders noted.
-pub fn noted(mut section: Section, passes: &Noted) -> Section {
-    for (entry, passes) in section.entries.iter_mut().zip(passes) {
-        entry.passes = Some(passes.get());
-    }
-    section
-}
-
-/// One draw of each row by `sample`, at a position of its own in each call.
-pub fn draw<'a>(
-    case: Case,
-    lists: &'a Lists,
-    rows: usize,
-    mut sample: impl FnMut(&[RowParams<'_>], &mut Samples) -> Result<(), SampleError> + 'a,
-    passes: Rc<Cell<Passes>>,
-) -> impl FnMut() -> Result<(), CommandError> + 'a {
-    let mut position = 0;
-    let mut out = Samples::new();
-    let mut params = vec![RowParams::default(); rows];
-    move || {
-        for (r, params) in params.iter_mut().enumerate() {
-            *params = case.row(lists, r, r as u64, position);
-        }
-        position += 1;
-        sample(&params, &mut out)?;
-        let mut seen = passes.get();
-        for row in out.iter() {
-            let row = row.map_err(|error| CommandError::usage(format!("a row of the benchmark failed: {error}")))?;
-            seen.add(row.passes);
-        }
-        passes.set(seen);
-        Ok(())
-    }
-}
 
 /// A head with hidden states of all kinds.
 #[derive(Debug)]

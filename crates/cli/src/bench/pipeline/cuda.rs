@@ -2,7 +2,7 @@
 
 use super::cases::{Case, Lists};
 use super::inputs::Kind;
-use super::{shared, table};
+use super::{table, whole_calls};
 use crate::args::{BenchArgs, BenchSize};
 use crate::bench::cuda::clock::{Cache, Clock, Protocol};
 use crate::bench::cuda::peers::Peers;
@@ -205,7 +205,7 @@ fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, C
     Ok((DeviceMatrix { address, dtype: matrix.dtype(), rows, cols, row_stride: cols }, held))
 }
 
-/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself. Where it leaves some
+/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself. Where it leaves most
 /// undecided, whole calls of these cases are timed too. The peers' times, if any, are those of the LLM-like rows.
 ///
 /// # Errors
@@ -254,11 +254,12 @@ pub fn run(
                     section.peers = peers.of(size.vocab, size.hidden, rows);
                 }
                 drop(contenders);
-                let open = shared::undecided(&section);
+                let open = whole_calls::undecided(&section);
                 tell(record, section, out, table::of_one_pass)?;
                 if !open.is_empty() {
                     let whole = self::section(&size, kind, rows, dtype);
-                    let whole = shared::time(whole, (&open, &lists), (head, &hidden), (&device, &stream), interrupt)?;
+                    let of = (head, &hidden);
+                    let whole = whole_calls::time(whole, (&open, &lists), of, (&device, &stream), interrupt)?;
                     tell(record, whole, out, table::section)?;
                 }
             }

@@ -2,11 +2,11 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | [`cases`] | what a row asks for |
+//! | [`cases`] | what a row asks for, and draws of such rows |
 //! | [`inputs`] | the kinds of logits |
 //! | [`cpu`] | what is timed on the processor, and how many rows one pass decides |
 //! | `cuda` | what is timed on a GPU (feature `cuda`) |
-//! | `shared` | whole calls there, second passes among them (feature `cuda`) |
+//! | `whole_calls` | whole calls there, second passes among them (feature `cuda`) |
 //! | `ranks` | the same over shards on several GPUs, with `--transport` (feature `cuda`) |
 //! | [`table`] | times, ratios and passes as text |
 
@@ -17,16 +17,17 @@ pub mod cuda;
 pub mod inputs;
 #[cfg(feature = "cuda")]
 pub mod ranks;
-#[cfg(feature = "cuda")]
-pub mod shared;
 pub mod table;
+#[cfg(feature = "cuda")]
+pub mod whole_calls;
 
 use crate::args::{BackendName, BenchArgs};
 use crate::bench::record::Record;
 use crate::bench::{STANDALONE_ROUNDS, cases::Ours, save, show, tell, time};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use cpu::{Fused, Standalone, noted};
+use cases::noted;
+use cpu::{Fused, Standalone};
 use inputs::Kind;
 use std::io::Write;
 

@@ -2,7 +2,7 @@
 //! what a filter takes depends on what is drawn.
 
 use super::cases::Case;
-use crate::bench::record::{Certified, Section};
+use crate::bench::record::{Certified, Passes, Section};
 use std::io::{self, Write};
 
 /// Writes a section.
@@ -53,19 +53,20 @@ pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a section whose calls make one pass: rows that it leaves undecided take another in whole calls, whose section follows.
+/// Writes a section whose calls make one pass: rows that it leaves undecided take another in whole calls, whose section follows
+/// where most rows are left.
 ///
 /// # Errors
 /// Those of `out`.
 pub fn of_one_pass(out: &mut dyn Write, timed: &Section) -> io::Result<()> {
     section(out, timed)?;
-    if timed.entries.iter().any(|entry| entry.passes.is_some_and(|passes| passes.most > 1)) {
-        writeln!(
-            out,
-            "  (the second pass of undecided rows is not in these times, but in those of the whole calls below)"
-        )?;
+    let passes = || timed.entries.iter().filter_map(|entry| entry.passes);
+    if !passes().any(|passes| passes.most > 1) {
+        return Ok(());
     }
-    Ok(())
+    let follows = passes().any(Passes::is_mostly_undecided);
+    let but = if follows { ", but in those of the whole calls below, where most rows are left" } else { "" };
+    writeln!(out, "  (the second pass of undecided rows is not in these times{but})")
 }
 
 /// Writes how many rows one pass decides, where that was counted apart.
@@ -82,4 +83,28 @@ pub fn end(out: &mut dyn Write, certified: &[Certified]) -> io::Result<()> {
         writeln!(out, "  {rows:<18} {case:<22} {share:>7.2}% of {:<6} {}", passes.rows, passes.most)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::timing::Timing;
+
+    #[test]
+    fn whole_calls_follow_where_one_pass_leaves_half_of_the_rows() {
+        let note = |passes: [u32; 4]| {
+            let mut timed = Section::of_logits("a section", 8, 1);
+            timed.fill(["top-k 20"].into_iter(), &[Timing { best: 1.0, median: 1.0 }]);
+            let mut seen = Passes::default();
+            passes.into_iter().for_each(|passes| seen.add(passes));
+            timed.entries[0].passes = Some(seen);
+            let mut out = Vec::new();
+            of_one_pass(&mut out, &timed).unwrap();
+            let text = String::from_utf8(out).unwrap();
+            (text.contains("(the second pass"), text.contains("whole calls below"))
+        };
+        assert_eq!(note([1, 1, 1, 1]), (false, false));
+        assert_eq!(note([1, 1, 1, 2]), (true, false));
+        assert_eq!(note([1, 1, 2, 2]), (true, true));
+    }
 }

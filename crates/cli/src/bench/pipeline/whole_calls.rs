@@ -1,10 +1,9 @@
 //! Whole calls over device memory by the host's clock: parameters go up and draws come down, and between them is the second
 //! pass of the rows that the first leaves undecided, which events around one pass do not see.
 
-use super::cases::{Case, Lists};
-use super::cpu::{draw, noted};
+use super::cases::{Case, Lists, draw, noted};
 use crate::bench::cuda::failed;
-use crate::bench::record::Section;
+use crate::bench::record::{Passes, Section};
 use crate::bench::timing::Contender;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
@@ -18,10 +17,11 @@ use std::sync::Arc;
 /// Calls of each case, where not fewer are asked for.
 const CALLS: usize = 20;
 
-/// The cases of which one pass left rows undecided.
+/// The cases of which one pass left most rows undecided. Where it leaves few, a call's second pass is of few rows or there is
+/// none, and what whole calls take says nothing of it.
 pub fn undecided(section: &Section) -> Vec<Case> {
     let passes = |case: &Case| section.entry(case.name())?.passes;
-    Case::ALL.into_iter().filter(|case| passes(case).is_some_and(|passes| passes.most > 1)).collect()
+    Case::ALL.into_iter().filter(|case| passes(case).is_some_and(Passes::is_mostly_undecided)).collect()
 }
 
 /// Times whole calls of the plain draw and of `cases` by turns, and notes the passes of their rows. `section` is that of one
