@@ -192,7 +192,8 @@ pub enum HeadError {
         /// The tokens that there are.
         most: usize,
     },
-    /// A vocabulary of no tokens, of fewer than the weight has, or with ids beyond 2^32 - 2.
+    /// A vocabulary of no tokens or of more than 2^32 - 2, rows with ids beyond that, or, where rows beyond the vocabulary are
+    /// not allowed (the shared sampler on GPUs), fewer tokens than rows.
     #[error("{}", wrong_vocab(*vocab_size, *vocab_start, *vocab_end))]
     Vocab {
         /// The vocabulary's size.
@@ -211,8 +212,9 @@ fn wrong_vocab(vocab_size: usize, vocab_start: usize, vocab_end: usize) -> Strin
         () if vocab_size == 0 => "a vocabulary of 0 tokens has none to draw".into(),
         () if vocab_size > most => format!("a vocabulary of {vocab_size} tokens is too large: {most} are the most"),
         () => {
-            let limit = vocab_size.min(most);
-            format!("the weight's rows are tokens {vocab_start}..{vocab_end}, but the vocabulary ends at {limit}")
+            // Rows beyond the vocabulary are padding, but with ids of their own.
+            let limit = if vocab_end > most { most } else { vocab_size };
+            format!("the weight's rows are tokens {vocab_start}..{vocab_end}, but must end at {limit} at most")
         }
     }
 }

@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(says(0, 0), "a vocabulary of 0 tokens has none to draw");
         assert_eq!(
             says(4_294_967_290, 9),
-            "the weight's rows are tokens 4294967290..4294967296, but the vocabulary ends at 9"
+            "the weight's rows are tokens 4294967290..4294967296, but must end at 4294967294 at most"
         );
         assert_eq!(says(0, 4_294_967_295), "a vocabulary of 4294967295 tokens is too large: 4294967294 are the most");
     }
