@@ -23,6 +23,10 @@ pub(super) struct Collectives {
 /// The part of the limit in which a rank waits without a word, and after which it says each time that it still waits.
 const QUIET: u32 = 8;
 
+/// After one exchange of so many a rank takes what the others said, had it to wait or not: for one that always comes last it
+/// would pile up.
+const CATCH_UP: u64 = 256;
+
 // SAFETY: the values are handles of a library that may be called from the thread that holds this value, which `Mpi::start`
 // asks of the library and `Mpi::over` of its caller.
 unsafe impl Send for Collectives {}
@@ -105,6 +109,9 @@ impl Collectives {
             Err(error) => Err(error),
         };
         if let Ok(None) = outcome {
+            if self.step.is_multiple_of(CATCH_UP) {
+                self.roll_call.catch_up()?;
+            }
             return Ok(buffers);
         }
         core::mem::forget(buffers);

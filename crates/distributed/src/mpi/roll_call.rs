@@ -16,7 +16,9 @@ const TAG: c_int = 0;
 /// A rank that waits for long in an exchange tells every other rank the exchange's number, again and again, and listens to
 /// those that do so too. The ranks that are there began at about the same time and say so within the limit; one that came
 /// and died says it no more. What was said in an exchange that did end is heard later, and is of an earlier number. A rank that
-/// gives an exchange up says that too: it lives, and is not why a later one does not end.
+/// gives an exchange up says that too: it lives, and is not why a later one does not end. So does one for which the exchange
+/// ends after it spoke; one for which it ended before, as nearly all do, says nothing, which would cost messages in every
+/// exchange: where it ends for that rank and not for others, and that rank stays away as long as they wait, they miss it too.
 pub(super) struct RollCall {
     communicator: SimpleCommunicator,
     /// Of every other rank; none before the first roll call.
@@ -72,12 +74,11 @@ impl RollCall {
         let mut told = Instant::now();
         loop {
             if request.test()? {
+                // A rank for which it does not end misses this one no more, whatever it does next and however long.
+                self.tell(step, Duration::MAX);
                 return Ok(None);
             }
-            let now = Instant::now();
-            for other in &mut self.others {
-                other.hear(now, &self.communicator)?;
-            }
+            let now = self.hear()?;
             if deadline.is_some_and(|deadline| now >= deadline) {
                 let is_gone = |other: &Other| !other.is_there(step, now);
                 let mut ranks = self.ranks(|other| is_gone(other) && !other.has_given_up);
@@ -93,6 +94,21 @@ impl RollCall {
             }
             std::thread::yield_now();
         }
+    }
+
+    /// Takes what was said to this rank, without a wait.
+    pub(super) fn catch_up(&mut self) -> Result<(), TransportError> {
+        self.listen()?;
+        self.hear().map(drop)
+    }
+
+    /// Takes what the others said, and says when.
+    fn hear(&mut self) -> Result<Instant, TransportError> {
+        let now = Instant::now();
+        for other in &mut self.others {
+            other.hear(now, &self.communicator)?;
+        }
+        Ok(now)
     }
 
     fn ranks(&self, which: impl Fn(&Other) -> bool) -> Vec<usize> {
@@ -114,7 +130,7 @@ impl RollCall {
 
     /// Tells every other rank that this one waits in an exchange, or gives it up.
     fn tell(&mut self, number: u64, again: Duration) {
-        let words = [number, again.as_nanos() as u64];
+        let words = [number, u64::try_from(again.as_nanos()).unwrap_or(u64::MAX)];
         for other in &mut self.others {
             // A library that knows that a rank is gone says so by an error; then nobody is told.
             let telling = Message::tell(words, other.rank, &self.communicator).ok();

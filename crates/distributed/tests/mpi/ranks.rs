@@ -31,6 +31,7 @@ pub(crate) fn run(scenario: &str) {
         "stopped-summaries" => faults::draw(mpi, Signal::Stop, When::Before, Exchange::Summaries),
         "stopped-keys" => faults::draw(mpi, Signal::Stop, When::Before, Exchange::Keys),
         "stopped-within-keys" => faults::draw(mpi, Signal::Stop, When::Within, Exchange::Keys),
+        "stopped-elsewhere" => faults::elsewhere(mpi),
         "ended" => faults::ended(mpi),
         "timed" => timed(mpi),
         other => panic!("no scenario {other}"),

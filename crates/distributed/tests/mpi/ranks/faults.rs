@@ -146,6 +146,28 @@ pub(super) fn draw(mpi: Mpi, signal: Signal, when: When, exchange: Exchange) {
     say(rank, &format!("{} ({:.1?})", source(&error), begun.elapsed()));
 }
 
+/// A rank is stopped within an exchange that ends for some of the others, which then do something else for longer than the
+/// limit: the rank for which it does not end misses the one that is stopped alone.
+pub(super) fn elsewhere(mpi: Mpi) {
+    let mut mpi = mpi.with_time_limit(LIMIT);
+    let (rank, world) = (mpi.rank(), mpi.world());
+    let (victim, late) = victim(world);
+    let mut sender = (rank == victim).then(|| Signal::Stop.to_me(When::Within));
+    if rank == late {
+        sleep(LATE);
+    }
+    let mut begun = Instant::now();
+    let mut gathered = mpi.all_gather(&[rank as u8], &mut Vec::new());
+    ends(sender.as_mut());
+    if gathered.is_ok() {
+        sleep(LIMIT * 6 / 5);
+        begun = Instant::now();
+        gathered = mpi.all_reduce_max(&mut [0]);
+    }
+    assert_named(&gathered.unwrap_err().into(), victim, begun);
+    say(rank, &format!("missed rank {victim}"));
+}
+
 /// The group ends in order after ranks have called the roll: what they said to the two that came late, of which the first
 /// never listened, is taken by nobody.
 pub(super) fn ended(mpi: Mpi) {
