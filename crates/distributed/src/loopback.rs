@@ -65,7 +65,7 @@ impl Loopback {
         (0..world).map(rank).collect()
     }
 
-    /// Waits at most this long for the other ranks, in place of [`TIME_LIMIT`].
+    /// Waits at most this long for the other ranks, in place of [`TIME_LIMIT`]. Every rank needs the same limit.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self

@@ -26,7 +26,8 @@ pub trait Transport: Send {
     /// How long an exchange takes at most.
     fn time_limit(&self) -> Duration;
 
-    /// Changes that for later exchanges of this rank.
+    /// Changes that for later exchanges of this rank. The ranks of a group need the same: one that waits for less gives up
+    /// while others still wait, and may name ranks that come in time by their limit.
     fn set_time_limit(&mut self, limit: Duration);
 
     /// Gives `mine` to every rank and receives every rank's message: `all[r]` becomes that of rank `r`, this rank's own
@@ -127,7 +128,8 @@ pub enum TransportError {
         /// The rank.
         rank: usize,
     },
-    /// Ranks did not come to the exchange in time: they hang, were stopped, or died without a word.
+    /// Ranks did not come to the exchange in time, or came and were not heard of again: they hang, were stopped, or died
+    /// without a word.
     #[error("rank {} did not come to the exchange within {limit:?}", list(ranks))]
     TimedOut {
         /// The ranks, ascending; at least one.
@@ -164,7 +166,33 @@ pub enum TransportError {
     },
 }
 
+impl TransportError {
+    /// The same error with another limit, where it names one: what waited for a part of a limit tells the whole.
+    pub fn with_limit(self, limit: Duration) -> Self {
+        match self {
+            TransportError::TimedOut { ranks, .. } => TransportError::TimedOut { ranks, limit },
+            TransportError::Stuck { .. } => TransportError::Stuck { limit },
+            error => error,
+        }
+    }
+}
+
 /// Ranks with commas between them.
 pub(crate) fn list(ranks: &[usize]) -> String {
     ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_whole_limit() {
+        let [left, whole] = [1, 4].map(Duration::from_secs);
+        let timed_out = |limit| TransportError::TimedOut { ranks: vec![1], limit };
+        let stuck = |limit| TransportError::Stuck { limit };
+        assert_eq!(timed_out(left).with_limit(whole).to_string(), timed_out(whole).to_string());
+        assert_eq!(stuck(left).with_limit(whole).to_string(), stuck(whole).to_string());
+        assert_eq!(TransportError::Broken.with_limit(whole).to_string(), TransportError::Broken.to_string());
+    }
 }

@@ -110,8 +110,12 @@ impl Mpi {
 
     /// Waits at most this long for the other ranks in each exchange, in place of [`TIME_LIMIT`]. An exchange that fails names
     /// the ranks that did not come, those that came in the last eighth of the limit, and those that came but were not heard
-    /// in its last three eighths (a rank that waits is heard in every eighth). Neither starting MPI nor shutting it down is
-    /// an exchange.
+    /// in its last three eighths (a rank that waits is heard in every eighth). A rank that has its part of an exchange within
+    /// the first eighth is not heard: where the exchange ends for it and not for others, and it makes no other while these
+    /// wait, it is named beside the rank that is gone. A long message that all begin late takes up to a quarter more.
+    /// Neither starting MPI nor shutting it down is an exchange.
+    ///
+    /// Every rank needs the same limit: how soon a rank is heard, and is missed, follows from it.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -126,7 +130,7 @@ impl Mpi {
             return Err(TransportError::Broken);
         }
         let Some(mut collectives) = self.collectives.take() else { return Err(TransportError::Broken) };
-        let outcome = exchange(self, &mut collectives);
+        let outcome = exchange(self, &mut collectives).map_err(|error| error.with_limit(self.limit));
         self.collectives = Some(collectives);
         self.is_broken = outcome.is_err();
         outcome
@@ -170,7 +174,9 @@ impl Mpi {
             self.sent.extend_from_slice(&mine[mine.len().min(block)..]);
             self.sent.resize(rest, 0);
             self.received.resize(rest * self.world, 0);
-            self.gather_blocks(collectives, self.limit.saturating_sub(begun.elapsed()))?;
+            // Ranks that have more of the limit left say that they wait after up to an eighth of it: they are to be heard.
+            let left = self.limit.saturating_sub(begun.elapsed()).max(self.limit / 4);
+            self.gather_blocks(collectives, left)?;
             for (message, part) in all.iter_mut().zip(self.received.chunks_exact(rest)) {
                 let length = message.len();
                 message.get_mut(block..).map(|end| end.copy_from_slice(&part[..length - block])).unwrap_or_default();

@@ -6,6 +6,9 @@ use flash_sampling_core::{Matrix, RowParams, SampleError};
 use flash_sampling_cuda::CudaError;
 use flash_sampling_distributed::{ShardError, Standing, Transport, TransportError};
 
+/// The part of the time limit for which a rank asks at least.
+const LEAST_ASKING: u32 = 8;
+
 /// What the GPUs told of a call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
@@ -56,7 +59,8 @@ impl Told {
 }
 
 impl<T: Transport> CudaRank<'_, T> {
-    /// What the other ranks say over the transport of a call that failed, in what is left of the limit, or its own error.
+    /// What the other ranks say over the transport of a call that failed, in what is left of the limit and at least an
+    /// eighth of it, or its own error.
     pub(super) fn ask(
         &mut self,
         error: SampleError,
@@ -75,7 +79,9 @@ impl<T: Transport> CudaRank<'_, T> {
         // What differs the GPUs do not say. Ranks that were called otherwise all ask, one that goes by the transport alone among
         // them. One that came when this rank had given the call up has gone on from it, and learns so where it meets this.
         let (mine, whole) = (self.by_host.transport().rank(), self.by_host.transport().time_limit());
-        self.by_host.transport().set_time_limit(whole.saturating_sub(elapsed));
+        // Giving NCCL up may take all the rest. One look would miss every rank that has not asked yet: some time is left for
+        // those, who give up at about the same moment.
+        self.by_host.transport().set_time_limit(whole.saturating_sub(elapsed).max(whole / LEAST_ASKING));
         let answer = self.by_host.can_call(input, rows, told.standing());
         self.by_host.transport().set_time_limit(whole);
         match answer {
@@ -86,22 +92,13 @@ impl<T: Transport> CudaRank<'_, T> {
             // They came, if late: the limit is the GPUs'.
             Err(ShardError::Late { ranks, .. }) if told.names(&ranks, mine) => error,
             Err(late @ ShardError::Late { .. }) => late.into(),
-            Err(gone) if told.names_nobody() => with_limit(gone, whole).into(),
+            // The limit is that of both ways, of which the transport had what was left.
+            Err(ShardError::Transport(gone)) if told.names_nobody() => ShardError::from(gone.with_limit(whole)).into(),
+            Err(gone) if told.names_nobody() => gone.into(),
             Err(ShardError::Transport(gone)) => waited_for(error, whole, &gone),
             // They came by the transport: only the number of calls differs, or some rank failed one.
             _ => error,
         }
-    }
-}
-
-/// With the limit of both ways, of which the transport had what was left.
-fn with_limit(error: ShardError, limit: Duration) -> ShardError {
-    match error {
-        ShardError::Transport(TransportError::TimedOut { ranks, .. }) => {
-            TransportError::TimedOut { ranks, limit }.into()
-        }
-        ShardError::Transport(TransportError::Stuck { .. }) => TransportError::Stuck { limit }.into(),
-        error => error,
     }
 }
 
@@ -126,17 +123,6 @@ fn waited_for(error: SampleError, limit: Duration, gone: &TransportError) -> Sam
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_error_names_the_whole_limit() {
-        let [left, whole] = [1, 4].map(Duration::from_secs);
-        let said = |error: TransportError| with_limit(error.into(), whole).to_string();
-        let timed_out = |limit| TransportError::TimedOut { ranks: vec![1], limit };
-        assert_eq!(said(timed_out(left)), ShardError::from(timed_out(whole)).to_string());
-        let stuck = |limit| TransportError::Stuck { limit };
-        assert_eq!(said(stuck(left)), ShardError::from(stuck(whole)).to_string());
-        assert_eq!(said(TransportError::Broken), ShardError::from(TransportError::Broken).to_string());
-    }
 
     #[test]
     fn who_came_by_the_transport_is_not_missed() {

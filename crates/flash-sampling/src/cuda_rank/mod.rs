@@ -61,10 +61,11 @@ pub struct CudaRankOptions {
 ///
 /// There is one time limit, the [transport's](Transport::time_limit) when ranks meet: a rank learns within it what went wrong.
 /// Half of it an exchange waits on the GPUs; a rank that nobody met there, or that met another call, asks over the transport
-/// for as long as is left. Where ranks are called with different rows or parameters, all of them ask, also where one of them
-/// goes by the transport alone, and each learns of which row and what: [`ShardError::Params`], [`ShardError::Rows`] or
-/// [`ShardError::Type`]. A rank that comes when another has given the call up still draws, alone; where its next exchange over
-/// the transport meets the one that waited it learns so: [`ShardError::Late`].
+/// for as long as is left, and for an eighth at least, as giving NCCL up may take all the rest. Where ranks are called with
+/// different rows or parameters, all of them ask, also where one of them goes by the transport alone, and each learns of which
+/// row and what: [`ShardError::Params`], [`ShardError::Rows`] or [`ShardError::Type`]. A rank that comes when another has given
+/// the call up still draws, alone; where its next exchange over the transport meets the one that waited it learns so:
+/// [`ShardError::Late`].
 ///
 /// A rank that fails before the exchange (a driver's error, inputs of another shape) takes no part in it; the others name
 /// it when their time is over, and the group is done. If it then calls again, it finds what they sent for the call before,
