@@ -1,6 +1,8 @@
 //! What ends a command early, and the exit code that says so.
 
 use crate::load::LoadError;
+#[cfg(feature = "cuda")]
+use flash_sampling::cuda::CudaError;
 use flash_sampling::{BuildError, HeadError, SampleError, ShardError};
 use flash_sampling_models::ModelError;
 use std::error::Error;
@@ -62,8 +64,10 @@ impl CommandError {
     pub fn exit_code(&self) -> u8 {
         match self {
             CommandError::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => 0,
-            // A rank that is gone, in the handshake as in a draw.
+            // A rank that is gone, when ranks meet as in a draw, or a transport that does not start.
             CommandError::Build(BuildError::Shard(ShardError::Transport(_))) => 1,
+            #[cfg(feature = "cuda")]
+            CommandError::Build(BuildError::Cuda(CudaError::LateRanks { .. })) => 1,
             CommandError::Usage(_) | CommandError::Load(_) | CommandError::Head(_) | CommandError::Build(_) => 2,
             CommandError::Model { .. } | CommandError::Write { .. } => 2,
             CommandError::Sample(_) => 1,
@@ -96,6 +100,11 @@ mod tests {
         let gone = || ShardError::from(TransportError::Broken);
         let codes = [CommandError::from(BuildError::from(gone())), SampleError::from(gone()).into()];
         assert_eq!(codes.map(|error| error.exit_code()), [1, 1]);
+        #[cfg(feature = "cuda")]
+        {
+            let late = CudaError::LateRanks { ranks: Vec::new(), limit: core::time::Duration::from_secs(60) };
+            assert_eq!(CommandError::from(BuildError::from(late)).exit_code(), 1);
+        }
         // Ranks of other shards were called with other flags or files.
         assert_eq!(CommandError::from(BuildError::from(ShardError::NotPathwise { shard: 1 })).exit_code(), 2);
     }
