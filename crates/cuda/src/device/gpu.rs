@@ -45,6 +45,26 @@ impl Device {
         if let Some(device) = devices.iter().find(|device| device.ordinal == ordinal) {
             return Ok(device.clone());
         }
+        let count = Device::count()?;
+        if ordinal >= count {
+            return Err(CudaError::unavailable(format!("there is no GPU {ordinal}: from 0 this process sees {count}")));
+        }
+        let context = CudaContext::new(ordinal).map_err(CudaError::driver("make a context"))?;
+        let of_device = CudaError::driver("describe the GPU");
+        let capability = context.compute_capability().map_err(&of_device)?;
+        let multiprocessors =
+            context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(&of_device)? as u32;
+        let (kernels, portable, modules) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, portable, modules });
+        devices.push(device.clone());
+        Ok(device)
+    }
+
+    /// Number of GPUs that the driver shows this process.
+    ///
+    /// # Errors
+    /// [`CudaError::Unavailable`] without the driver's library or any GPU, [`CudaError::Driver`].
+    pub fn count() -> Result<usize, CudaError> {
         #[cfg(not(feature = "linked"))]
         // SAFETY: loads a library by its well-known names; its initialisers are NVIDIA's.
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
@@ -56,18 +76,7 @@ impl Device {
             _ => CudaError::driver("start")(error),
         })?;
         let count = CudaContext::device_count().map_err(CudaError::driver("count the GPUs"))?;
-        if ordinal >= count as usize {
-            return Err(CudaError::unavailable("no GPU has that number"));
-        }
-        let context = CudaContext::new(ordinal).map_err(CudaError::driver("make a context"))?;
-        let of_device = CudaError::driver("describe the GPU");
-        let capability = context.compute_capability().map_err(&of_device)?;
-        let multiprocessors =
-            context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(&of_device)? as u32;
-        let (kernels, portable, modules) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let device = Arc::new(Device { ordinal, context, capability, multiprocessors, kernels, portable, modules });
-        devices.push(device.clone());
-        Ok(device)
+        Ok(count as usize)
     }
 
     /// The GPU's name.

@@ -8,7 +8,8 @@ use crate::error::CudaError;
 use core::ffi::c_int;
 use core::time::Duration;
 use cudarc::driver::CudaStream;
-use cudarc::nccl::{result, sys};
+use cudarc::nccl::result::{self, NcclError};
+use cudarc::nccl::sys;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Instant;
@@ -66,8 +67,7 @@ impl Communicator {
             device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
             let mut comm = core::ptr::null_mut();
             // SAFETY: a place for the communicator; the context of its device is bound.
-            unsafe { result::comm_init_rank(&raw mut comm, world as c_int, id.raw(), rank as c_int) }
-                .map_err(failed("meet the other ranks"))?;
+            unsafe { result::comm_init_rank(&raw mut comm, world as c_int, id.raw(), rank as c_int) }.map_err(unmet)?;
             Ok(Communicator { comm: Some(comm), limit, device })
         };
         within(meeting, meet)?.unwrap_or(Err(CudaError::LateRanks { ranks: Vec::new(), limit: meeting }))
@@ -152,6 +152,18 @@ impl Drop for Communicator {
         };
         let is_done = within(self.limit, synchronize).ok().flatten().unwrap_or(false);
         self.end(handle, is_done);
+    }
+}
+
+/// Why the ranks have not met. The library has no code of its own for two on one GPU, of which only it can be sure: each
+/// process may have been shown other GPUs.
+fn unmet(error: NcclError) -> CudaError {
+    let is_misuse = error.0 == sys::ncclResult_t::ncclInvalidUsage;
+    match failed("meet the other ranks")(error) {
+        CudaError::Nccl { action, name } if is_misuse => {
+            CudaError::Nccl { action, name: format!("{name}, as where two ranks are on one GPU") }
+        }
+        error => error,
     }
 }
 
