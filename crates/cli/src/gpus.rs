@@ -1,4 +1,5 @@
-//! `flash-sampling sample` on several GPUs of this process: a thread for each, with one shard of the vocabulary.
+//! Ranks of `flash-sampling sample` on GPUs, with one shard of the vocabulary each: on several of this process, in a thread
+//! for each, and this process's own where ranks are processes.
 
 use crate::args::{ExchangeName, SampleArgs, TransportArgs};
 use crate::error::CommandError;
@@ -20,6 +21,9 @@ use tracing::subscriber::{NoSubscriber, with_default};
 /// As [`sample::run`].
 pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     let devices = args.transport.gpus()?;
+    let Some(exchange) = exchange(&args.transport) else {
+        return Err(CommandError::usage("GPUs of one process do not meet by the host"));
+    };
     let limit = args.transport.time_limit.unwrap_or(TIME_LIMIT);
     let source = Source::open(&args.head)?;
     let drawn = |transport: Loopback, device: usize, out: &mut dyn Write| {
@@ -27,7 +31,7 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
         sample::draw(
             args,
             &source,
-            |head, plan| build(head, plan, transport, device, &args.transport),
+            |head, plan| build(head, plan, transport, device, exchange, &args.transport),
             (out, rank),
             interrupt,
         )
@@ -54,18 +58,24 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
     Ok(codes.first().copied().unwrap_or_default())
 }
 
+/// How draws cross between GPUs; they may cross by the host.
+pub(crate) fn exchange(args: &TransportArgs) -> Option<GpuExchange> {
+    match args.exchange() {
+        ExchangeName::Host => None,
+        ExchangeName::Peers => Some(GpuExchange::Peers),
+        ExchangeName::Nccl => Some(GpuExchange::Nccl),
+    }
+}
+
 /// One rank, on a GPU.
 pub(crate) fn build<'w, T: Transport + 'w>(
     head: Head<'w>,
     plan: Plan,
     transport: T,
     device: usize,
+    exchange: GpuExchange,
     args: &TransportArgs,
 ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
-    let exchange = match args.exchange() {
-        ExchangeName::Nccl => GpuExchange::Nccl,
-        ExchangeName::Peers | ExchangeName::Host => GpuExchange::Peers,
-    };
     let options = CudaRankOptions { device, exchange, check_tokens: args.check_tokens };
     let rank = CudaRank::of_head(head, plan, transport, &options).map_err(sampler::named)?;
     Ok(Box::new(rank))

@@ -11,6 +11,7 @@
 //! | [`generate`] | `flash-sampling generate`: text, by the layers of [`flash_sampling_models`] |
 //! | [`loaded_head`] | a head from files, with its transforms |
 //! | [`sample`], `ranks`, `copies` | `flash-sampling sample`, also as one rank of several, or where none was meant |
+//! | `gpus` | its ranks on GPUs, with the feature `cuda` |
 //! | [`verify`] | `flash-sampling verify` |
 //! | [`mod@bench`] | `flash-sampling bench` |
 //! | `kernels` | `flash-sampling kernels`, with the feature `cuda` |

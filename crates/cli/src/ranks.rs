@@ -1,7 +1,5 @@
 //! `flash-sampling sample` as one rank of several.
 
-#[cfg(feature = "cuda")]
-use crate::args::ExchangeName;
 use crate::args::SampleArgs;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
@@ -10,6 +8,8 @@ use crate::source::Source;
 use crate::{sample, sampler};
 use flash_sampling::distributed::{Mpi, ShardOptions, TIME_LIMIT, Transport, TransportError};
 use flash_sampling::{BuildError, ShardError, build_rank};
+#[cfg(feature = "cuda")]
+use flash_sampling::{GpuExchange, cuda::Device};
 use std::io::{self, Write};
 use tracing::subscriber::{NoSubscriber, with_default};
 
@@ -36,10 +36,15 @@ pub(crate) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt)
             &source,
             |head, plan| {
                 #[cfg(feature = "cuda")]
-                if args.transport.exchange() != ExchangeName::Host {
+                if let Some(exchange) = crate::gpus::exchange(&args.transport) {
                     let (rank, world) = (transport.rank_on_host(), transport.world_on_host());
-                    let device = args.transport.gpu_on_host(rank, world)?;
-                    return crate::gpus::build(head, plan, transport, device, &args.transport);
+                    if exchange == GpuExchange::Peers && world < transport.world() {
+                        return Err(CommandError::usage(
+                            "--exchange peers is for ranks on one machine; of several it is --exchange nccl",
+                        ));
+                    }
+                    let device = args.transport.gpu_on_host(rank, world, Device::count().ok())?;
+                    return crate::gpus::build(head, plan, transport, device, exchange, &args.transport);
                 }
                 let config = sampler::config(&args.sampler, plan, head.vocab_size() as usize);
                 build_rank(head, &config, transport, options).map_err(sampler::named)

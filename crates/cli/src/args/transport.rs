@@ -16,14 +16,16 @@ pub struct TransportArgs {
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
     /// How the ranks of --transport mpi exchange draws. By the host every rank is on the first GPU that it sees, or on the
-    /// processor; by peers or nccl each is on a GPU of its own, the first rank of a machine on the first (see --devices).
+    /// processor; by peers or nccl each is on a GPU of its own, the first rank of a machine on the first (see --devices), or
+    /// on the only one that its process sees.
     #[arg(long, value_enum)]
     pub exchange: Option<ExchangeName>,
     /// Number of ranks (default: as many as --devices); for --transport peers or nccl.
     #[arg(long, value_name = "N", value_parser = whole(1..=MOST_GPUS), allow_negative_numbers = true)]
     pub world: Option<usize>,
     /// The GPU of each rank, another for each (default 0,1,2,...); for --transport or --exchange peers or nccl. With --exchange
-    /// these are of the ranks on one machine, and by peers two may share a GPU.
+    /// these are of the ranks on one machine, by their processes' own numbers: where each sees one GPU (CUDA_VISIBLE_DEVICES),
+    /// that is 0 for all. By peers two may share a GPU.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', value_parser = whole(0..=i32::MAX as usize))]
     pub devices: Vec<usize>,
     /// Seconds within which a rank that does not come to an exchange, or was called otherwise, is named on the others, once all
@@ -94,13 +96,15 @@ impl TransportArgs {
         }
     }
 
-    /// The GPU of a rank of `--transport mpi`, the `rank`th of `world` on its machine.
+    /// The GPU of a rank of `--transport mpi`, the `rank`th of `world` on its machine, whose process sees so many GPUs. Of a
+    /// single one the launcher, or the machine, has left no choice.
     ///
     /// # Errors
     /// [`CommandError::Usage`]: --devices that are not as many as the ranks on this machine.
-    pub fn gpu_on_host(&self, rank: usize, world: usize) -> Result<usize, CommandError> {
+    pub fn gpu_on_host(&self, rank: usize, world: usize, sees: Option<usize>) -> Result<usize, CommandError> {
         let names = self.devices.len();
         match self.devices.get(rank) {
+            None if names == 0 && sees == Some(1) => Ok(0),
             None if names == 0 => Ok(rank),
             Some(&device) if names == world => Ok(device),
             _ => {
@@ -190,12 +194,32 @@ impl TransportArgs {
                 usage(&format!("--merge log-mass is not what {} peers and nccl exchange", of_gpus(transport)))
             }
             Some(TransportName::Mpi) => match twice(&self.devices) {
-                Some(device) if self.exchange() == ExchangeName::Nccl => {
+                // GPU 0 may be another one in each process; whether it is, NCCL sees.
+                Some(device) if device > 0 && self.exchange() == ExchangeName::Nccl => {
                     usage(&format!("--devices names GPU {device} twice, but NCCL has one rank on a GPU"))
                 }
                 _ => Ok(()),
             },
             Some(TransportName::Peers | TransportName::Nccl) => self.gpus().map(drop),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_take_the_gpus_of_their_machine_in_order_or_the_one_that_they_see() {
+        let gpu = |devices: &[usize], rank, sees| {
+            let args = TransportArgs { devices: devices.to_vec(), ..TransportArgs::default() };
+            args.gpu_on_host(rank, 2, sees).map_err(|error| error.to_string())
+        };
+        for (sees, takes) in [(None, [0, 1]), (Some(4), [0, 1]), (Some(1), [0, 0])] {
+            assert_eq!([0, 1].map(|rank| gpu(&[], rank, sees)), takes.map(Ok));
+            assert_eq!([0, 1].map(|rank| gpu(&[3, 2], rank, sees)), [Ok(3), Ok(2)]);
+        }
+        let refused = Err("--devices names 3, but 2 ranks are on this machine".to_owned());
+        assert_eq!([gpu(&[0, 1, 2], 0, Some(4)), gpu(&[0, 1, 2], 1, None)], [refused.clone(), refused]);
     }
 }
