@@ -17,6 +17,8 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "cuda/filtered_rows.rs"]
+mod filtered_rows;
 #[path = "cuda/missing_rank.rs"]
 mod missing_rank;
 #[path = "cuda/rank_calls.rs"]

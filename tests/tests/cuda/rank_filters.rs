@@ -1,7 +1,8 @@
 //! Rows with filters that ranks decide on their GPUs: the draws of one GPU, and hardly any left open.
 
+use super::filtered_rows::{Mass, histories, rows};
 use flash_sampling_conformance::problem::{Problem, Size};
-use flash_sampling_core::{DType, History, Matrix, Order, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling_core::{DType, Matrix, Order, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, DevicePeers};
 use std::slice;
 use std::sync::Arc;
@@ -78,64 +79,6 @@ pub(crate) fn drawn<E>(
     row: Result<flash_sampling_core::RowSample<'_>, E>,
 ) -> Result<Vec<flash_sampling_core::Draw>, E> {
     row.map(|row| row.draws.to_vec())
-}
-
-/// Which rows have top-p alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mass {
-    /// None.
-    None,
-    /// All, or no filters, and nothing else.
-    Bare,
-    /// All, or no filters; some have masks, biases and penalties.
-    Knobs,
-    /// All, or no filters; a few have a bias of one token, which other ranks' shards have not.
-    Bias,
-}
-
-/// What rows with penalties penalise: a prompt, for repetition alone, and an output, on all shards.
-pub(crate) fn histories() -> &'static [History] {
-    let mut history = History::new(&[5, 9, 3000, 5999]);
-    history.extend([7, 5, 2600, 4100, 5998, 5]);
-    Box::leak(Box::new([history]))
-}
-
-/// Rows of every kind that is decided together, and none that is not.
-pub(crate) fn rows(count: usize, by_mass: Mass, lists: &'static [History]) -> Vec<RowParams<'static>> {
-    const MASK: [u32; 188] = [0xfff0_ff0f; 188];
-    let row = |r: usize| {
-        let of_mass =
-            |base| RowParams { top_p: [0.95, 0.5, 0.05, 1.0][r % 4], temperature: [1.0, 0.4][r / 4 % 2], ..base };
-        let base = RowParams { seed: 7 + r as u64 / 3, position: r as u64, ..RowParams::default() };
-        match r % 8 {
-            _ if by_mass == Mass::Bare => of_mass(base),
-            1 | 6 if by_mass == Mass::Knobs => RowParams { mask: Some(&MASK), ..of_mass(base) },
-            2 | 5 if by_mass == Mass::Knobs => {
-                RowParams { history: Some(&lists[0]), presence_penalty: 1.5, logit_bias: &[(7, 3.0)], ..of_mass(base) }
-            }
-            4 if by_mass == Mass::Knobs => {
-                RowParams { history: Some(&lists[0]), repetition_penalty: 1.3, ..of_mass(base) }
-            }
-            1 if by_mass == Mass::Bias => RowParams { logit_bias: &[(7, 3.0)], ..of_mass(base) },
-            _ if by_mass == Mass::Knobs || by_mass == Mass::Bias => of_mass(base),
-            0 => RowParams { top_k: 20, ..base },
-            1 => RowParams { min_p: 0.1, ..base },
-            2 => RowParams { top_k: 50, top_p: 0.9, draws: 3, ..base },
-            3 => RowParams { temperature: 0.0, ..base },
-            4 => RowParams { top_k: 1, mask: Some(&MASK), ..base },
-            5 => RowParams {
-                history: Some(&lists[0]),
-                presence_penalty: 1.5,
-                top_k: 100,
-                min_p: 0.01,
-                temperature: 0.3,
-                ..base
-            },
-            6 => base,
-            _ => RowParams { top_p: 0.8, min_p: 0.3, temperature: 2.0, ..base },
-        }
-    };
-    (0..count).map(row).collect()
 }
 
 /// A call of one rank, whose records go to itself, takes every kernel of ranks.

@@ -1,6 +1,7 @@
 //! Rows with filters that ranks in two processes decide, which meet by files in a folder.
 
-use super::rank_filters::{Mass, drawn, histories, rows};
+use super::filtered_rows::{Mass, histories, rows};
+use super::rank_filters::drawn;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, PeerOffer};
