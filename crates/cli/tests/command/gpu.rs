@@ -1,16 +1,24 @@
 //! `sample --backend cuda` on a GPU: to the last bit what the processor draws, where the products are exact.
 
 use crate::common::{Files, bf16_bytes, run, run_ranks, values, with};
+use flash_sampling::cuda::Device;
+use flash_sampling_conformance::suite::runs;
 use safetensors::tensor::Dtype;
 use std::time::Instant;
 
-/// Whether there is a GPU; where one is required it must be there.
-fn runs() -> bool {
-    let Err(error) = flash_sampling::cuda::Device::new(0) else { return true };
-    let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|name| name == "cuda"), "FLASH_SAMPLING_REQUIRE names cuda: {error}");
-    println!("skipped: {error}");
-    false
+/// Why ranks cannot be on so many GPUs, by the features `mpi` and `nccl` where they are needed.
+fn unavailable(gpus: usize, mpi: bool, nccl: bool) -> Option<String> {
+    let lacks = |feature| Some(format!("the command is built without the feature {feature}"));
+    match Device::new(gpus - 1) {
+        Err(error) => Some(error.to_string()),
+        Ok(_) if mpi && cfg!(not(feature = "mpi")) => lacks("mpi"),
+        Ok(_) if nccl && cfg!(not(feature = "nccl")) => lacks("nccl"),
+        #[cfg(feature = "nccl")]
+        Ok(_) if nccl && flash_sampling::cuda::nccl_version().is_none() => {
+            Some("the library libnccl cannot be loaded".into())
+        }
+        Ok(_) => None,
+    }
 }
 
 /// Small integers, whose products are exact.
@@ -37,7 +45,7 @@ fn sample(weight: &str, hidden: &str) -> Vec<String> {
 
 #[test]
 fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
-    if !runs() {
+    if !runs("command/cuda", unavailable(1, false, false), 1) {
         return;
     }
     let files = Files::new();
@@ -64,34 +72,36 @@ fn sample_on_a_gpu_gives_the_tokens_of_the_processor_for_the_same_seed() {
 }
 
 /// Ranks on GPUs, of one process and under `mpirun` (feature `mpi`): one alone, two on one GPU, and by peers and NCCL two where
-/// there are so many.
+/// there are so many. `FLASH_SAMPLING_REQUIRE` takes the words of a way's name.
 #[test]
 fn sample_on_ranks_of_gpus_gives_the_tokens_of_the_processor() {
-    if !runs() {
-        return;
-    }
     let files = Files::new();
     let base = sample(&weight(&files), &hidden(&files));
-    let [mpi, nccl] = [cfg!(feature = "mpi"), cfg!(feature = "nccl")];
-    let two = flash_sampling::cuda::Device::new(1).is_ok();
     let ways = [
-        (1, "--transport peers --world 1 --check-tokens", true),
-        (1, "--transport peers --world 2 --check-tokens", two),
-        (1, "--transport nccl --world 2", nccl && two),
-        (2, "--transport mpi --exchange peers --devices 0,0 --check-tokens", mpi),
-        (2, "--transport mpi --exchange peers --devices 1,0", mpi && two),
-        (2, "--transport mpi --exchange nccl --check-tokens", mpi && nccl && two),
+        ("command/one-gpu/cuda", 1, 1, "--transport peers --world 1 --check-tokens"),
+        ("command/gpus/peers", 2, 1, "--transport peers --world 2 --check-tokens"),
+        ("command/gpus/nccl", 2, 1, "--transport nccl --world 2"),
+        ("command/one-gpu/mpi/peers", 1, 2, "--transport mpi --exchange peers --devices 0,0 --check-tokens"),
+        ("command/gpus/mpi/peers", 2, 2, "--transport mpi --exchange peers --devices 1,0"),
+        ("command/gpus/mpi/nccl", 2, 2, "--transport mpi --exchange nccl --check-tokens"),
     ];
+    let runs_here = |(name, gpus, processes, way): &(&str, usize, usize, &str)| {
+        runs(name, unavailable(*gpus, *processes > 1, way.contains("nccl")), 1)
+    };
+    let ways: Vec<_> = ways.into_iter().filter(runs_here).collect();
+    if ways.is_empty() {
+        return;
+    }
     // Rows of several draws, whose log-probabilities are told apart from them; and rows that are surveyed.
     let flags =
         ["--seed 10 --temperature 500 --draws 7 --logprobs 3", "--seed 3 --temperature 400 --top-p 0.9 --top-k 30"];
     for flags in flags {
         let here = run(&with(&base, &format!("{flags} --backend cpu")));
-        for (processes, way, _) in ways.iter().filter(|(.., runs)| *runs) {
+        for (name, _, processes, way) in &ways {
             let words = with(&base, &format!("{flags} --backend cuda --time-limit 10 {way}"));
             let begun = Instant::now();
             let there = if *processes > 1 { run_ranks(*processes, &words) } else { run(&words) };
-            println!("{way} took {:.1?}", begun.elapsed());
+            println!("{name}: {way} took {:.1?}", begun.elapsed());
             assert_eq!((there.code, here.code), (0, 0), "{flags}, {way}: {there:#?} {here:#?}");
             // By NCCL a logit is score minus noise, within a rounding of itself.
             let is_same = there.tokens() == here.tokens() && (way.contains("nccl") || there.stdout == here.stdout);
