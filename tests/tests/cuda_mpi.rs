@@ -111,7 +111,7 @@ fn main() -> ExitCode {
         };
         let text = String::from_utf8_lossy(&output.stdout);
         let said: Vec<_> = text.lines().filter(|line| line.starts_with("ok ")).collect();
-        // A rank that has said so still has to end. Of ranks that are killed mpirun tells by its own status.
+        // The processes have to end, too, and where all are to, without an error.
         let (took, survivors) = (begun.elapsed(), scenario.survivors());
         let is_ended = took < MOST && (survivors < scenario.world || output.status.success());
         let is_ok = said.len() == survivors && is_ended;
@@ -129,14 +129,16 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// Starts the ranks; they may be more than processors, and one that dies does not end the others. Where they hang, the program
-/// that started them ends them.
+/// Starts the ranks; they may be more than processors. Where they hang, the program that started them ends them. Where one is
+/// to die, that does not end the others; the status then says nothing of them.
 fn mpirun(scenario: &Scenario) -> std::io::Result<Output> {
+    let recovery = ["--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"];
+    let flags = if scenario.event == Event::Draws { &[][..] } else { &recovery };
     Command::new("mpirun")
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        .args(["--oversubscribe", "--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"])
-        .args(["--timeout", &MOST.as_secs().to_string(), "-n", &scenario.world.to_string()])
+        .args(flags)
+        .args(["--oversubscribe", "--timeout", &MOST.as_secs().to_string(), "-n", &scenario.world.to_string()])
         .arg(std::env::current_exe()?)
         .args(["rank", scenario.name])
         .output()

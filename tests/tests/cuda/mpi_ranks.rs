@@ -20,10 +20,12 @@ pub(crate) fn run(scenario: &Scenario) {
     assert_eq!(mpi.world(), scenario.world);
     let device = if scenario.has_one_gpu { 0 } else { mpi.rank_on_host() };
     let options = CudaRankOptions { device, exchange: scenario.exchange, ..CudaRankOptions::default() };
-    match scenario.event {
+    let said = match scenario.event {
         Event::Draws => draws(mpi, &options),
         Event::Signal(signal) => one_fails(mpi, &options, signal),
-    }
+    };
+    // The sampler and MPI have ended.
+    println!("ok rank {said}");
 }
 
 /// The transport, and how often ranks met over it.
@@ -83,7 +85,7 @@ fn calls() -> Vec<(Way, Vec<RowParams<'static>>)> {
 }
 
 /// Every rank draws what its GPU draws alone from the whole head, at several positions; then the last rank has another seed.
-fn draws(mut mpi: Mpi, options: &CudaRankOptions) {
+fn draws(mut mpi: Mpi, options: &CudaRankOptions) -> String {
     let (rank, world) = (mpi.rank(), mpi.world());
     let plan = Plan { max_rows: 24, max_draws: 3, max_logprobs: Some(3), ..Plan::default() };
     let problem = Problem::gaussian(Size::new(24, 6000, 264), DType::BF16, DType::BF16, 5);
@@ -127,7 +129,7 @@ fn draws(mut mpi: Mpi, options: &CudaRankOptions) {
     alone.sample(input, &[row, row], &mut want).unwrap();
     together.sample(input, &[row, row], &mut found).unwrap();
     are_same(options.exchange, &found, &want, "after another seed");
-    println!("ok rank {rank}: draws as one GPU, {silent:?} calls without MPI; {error}: {}", source_of(&error));
+    format!("{rank}: draws as one GPU, {silent:?} calls without MPI; {error}: {}", source_of(&error))
 }
 
 fn source_of(error: &SampleError) -> String {
@@ -135,7 +137,7 @@ fn source_of(error: &SampleError) -> String {
 }
 
 /// A rank is killed, or stopped, by a signal to its process: the others, which draw, name it within the time limit.
-fn one_fails(mut mpi: Mpi, options: &CudaRankOptions, signal: &str) {
+fn one_fails(mut mpi: Mpi, options: &CudaRankOptions, signal: &str) -> String {
     let (rank, world) = (mpi.rank(), mpi.world());
     let victim = world / 2;
     let plan = Plan { max_rows: 2, ..Plan::default() };
@@ -179,5 +181,5 @@ fn one_fails(mut mpi: Mpi, options: &CudaRankOptions, signal: &str) {
     let begun = Instant::now();
     together.sample(problem.input(), &rows(11), &mut out).unwrap_err();
     assert!(out.is_empty() && begun.elapsed() < LIMIT / 2);
-    println!("ok rank {rank}: {} ({took:.1?})", source_of(&error));
+    format!("{rank}: {} ({took:.1?})", source_of(&error))
 }
