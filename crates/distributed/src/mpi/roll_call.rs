@@ -16,9 +16,10 @@ const TAG: c_int = 0;
 /// A rank that waits for long in an exchange tells every other rank the exchange's number, again and again, and listens to
 /// those that do so too. The ranks that are there began at about the same time and say so within the limit; one that came
 /// and died says it no more. What was said in an exchange that did end is heard later, and is of an earlier number. A rank that
-/// gives an exchange up says that too: it lives, and is not why a later one does not end. So does one for which the exchange
-/// ends after it spoke; one for which it ended before, as nearly all do, says nothing, which would cost messages in every
-/// exchange: where it ends for that rank and not for others, and that rank stays away as long as they wait, they miss it too.
+/// gives an exchange up says that too: it lives, and is not why a later one does not end, nor is one that goes on saying an
+/// earlier number, as a rank that is gone holds it up there. One for which the exchange ends after it spoke says so; one for
+/// which it ended before, as nearly all do, says nothing, which would cost messages in every exchange: where it ends for that
+/// rank and not for others, and that rank stays away as long as they wait, they miss it too.
 pub(super) struct RollCall {
     communicator: SimpleCommunicator,
     /// Of every other rank; none before the first roll call.
@@ -31,6 +32,9 @@ const GIVEN_UP: u64 = 1 << 63;
 /// A rank that is not heard for so many times as long as it said that it would be silent is gone. One that is there may lack
 /// a processor for a while.
 const SILENT: u32 = 3;
+
+/// When a rank says the number again of an exchange that ended for it: never.
+const ENDED: Duration = Duration::from_nanos(u64::MAX);
 
 /// Another rank.
 struct Other {
@@ -61,7 +65,7 @@ impl RollCall {
     }
 
     /// Polls the request of an exchange until it is done, or the deadline is over: then the ranks that are not there, without
-    /// those that gave an earlier exchange up where there are others. Says the number once in every `again`.
+    /// those that gave an earlier exchange up or wait in one where there are others. Says the number once in every `again`.
     pub(super) fn wait_until(
         &mut self,
         deadline: Option<Instant>,
@@ -75,13 +79,13 @@ impl RollCall {
         loop {
             if request.test()? {
                 // A rank for which it does not end misses this one no more, whatever it does next and however long.
-                self.tell(step, Duration::MAX);
+                self.tell(step, ENDED);
                 return Ok(None);
             }
             let now = self.hear()?;
             if deadline.is_some_and(|deadline| now >= deadline) {
                 let is_gone = |other: &Other| !other.is_there(step, now);
-                let mut ranks = self.ranks(|other| is_gone(other) && !other.has_given_up);
+                let mut ranks = self.ranks(|other| is_gone(other) && !other.is_elsewhere(now));
                 if ranks.is_empty() {
                     ranks = self.ranks(is_gone);
                 }
@@ -159,7 +163,16 @@ impl Other {
 
     /// Whether it came to an exchange, and is still there or waited as long as it does.
     fn is_there(&self, step: u64, now: Instant) -> bool {
-        self.said >= step && (self.has_given_up || now.duration_since(self.heard) <= self.again.saturating_mul(SILENT))
+        self.said >= step && (self.has_given_up || self.is_heard(now))
+    }
+
+    /// Whether the exchange of which it spoke last did not end for it: it gave that up, or waits in it.
+    fn is_elsewhere(&self, now: Instant) -> bool {
+        self.has_given_up || (self.said > 0 && self.again != ENDED && self.is_heard(now))
+    }
+
+    fn is_heard(&self, now: Instant) -> bool {
+        now.duration_since(self.heard) <= self.again.saturating_mul(SILENT)
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(1);
 const END: Duration = Duration::from_secs(60);
 
 /// A scenario, its world, and how many lines say `ok`.
-const SCENARIOS: [(&str, usize, usize); 26] = [
+const SCENARIOS: [(&str, usize, usize); 27] = [
     ("agree", 2, 2),
     ("agree", 4, 4),
     ("differ", 2, 2),
@@ -37,6 +37,7 @@ const SCENARIOS: [(&str, usize, usize); 26] = [
     ("stopped-keys", 4, 3),
     ("stopped-within-keys", 4, 3),
     ("stopped-elsewhere", 4, 3),
+    ("stopped-behind", 4, 3),
     ("ended", 2, 2),
     ("ended", 4, 4),
     ("timed", 4, 4),

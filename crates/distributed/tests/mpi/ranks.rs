@@ -8,7 +8,7 @@ mod faults;
 use crate::LIMIT;
 use common::*;
 use core::error::Error;
-use faults::{Signal, When};
+use faults::{Signal, Then, When};
 use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{DType, LogprobsMode, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{
@@ -31,7 +31,8 @@ pub(crate) fn run(scenario: &str) {
         "stopped-summaries" => faults::draw(mpi, Signal::Stop, When::Before, Exchange::Summaries),
         "stopped-keys" => faults::draw(mpi, Signal::Stop, When::Before, Exchange::Keys),
         "stopped-within-keys" => faults::draw(mpi, Signal::Stop, When::Within, Exchange::Keys),
-        "stopped-elsewhere" => faults::elsewhere(mpi),
+        "stopped-elsewhere" => faults::elsewhere(mpi, Then::Away),
+        "stopped-behind" => faults::elsewhere(mpi, Then::Next),
         "ended" => faults::ended(mpi),
         "timed" => timed(mpi),
         other => panic!("no scenario {other}"),

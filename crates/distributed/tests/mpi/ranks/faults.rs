@@ -64,10 +64,14 @@ fn ends(sender: Option<&mut Child>) {
 
 /// Asserts what a call that began then says of the rank, after the time limit and before half of it more.
 fn assert_named(error: &ShardError, victim: usize, begun: Instant) {
+    assert_named_within(LIMIT, error, victim, begun);
+}
+
+fn assert_named_within(limit: Duration, error: &ShardError, victim: usize, begun: Instant) {
     let took = begun.elapsed();
-    let ShardError::Transport(TransportError::TimedOut { ranks, limit }) = error else { panic!("{error:?}") };
-    assert_eq!((ranks.as_slice(), *limit), ([victim].as_slice(), LIMIT));
-    assert!(took >= LIMIT && took < LIMIT * 3 / 2, "{took:?}");
+    let ShardError::Transport(TransportError::TimedOut { ranks, limit: said }) = error else { panic!("{error:?}") };
+    assert_eq!((ranks.as_slice(), *said), ([victim].as_slice(), limit));
+    assert!(took >= limit && took < limit * 3 / 2, "{took:?}");
 }
 
 fn assert_broken(error: &ShardError) {
@@ -146,9 +150,18 @@ pub(super) fn draw(mpi: Mpi, signal: Signal, when: When, exchange: Exchange) {
     say(rank, &format!("{} ({:.1?})", source(&error), begun.elapsed()));
 }
 
-/// A rank is stopped within an exchange that ends for some of the others, which then do something else for longer than the
-/// limit: the rank for which it does not end misses the one that is stopped alone.
-pub(super) fn elsewhere(mpi: Mpi) {
+/// What ranks do for which an exchange ended.
+#[derive(Clone, Copy)]
+pub(super) enum Then {
+    /// Something else, for longer than the limit.
+    Away,
+    /// The next exchange, which they give up before the others give up the one before.
+    Next,
+}
+
+/// A rank is stopped within an exchange that ends for some of the others: all miss that one alone, also the rank for which it
+/// does not end, and those that went on to the next.
+pub(super) fn elsewhere(mpi: Mpi, then: Then) {
     let mut mpi = mpi.with_time_limit(LIMIT);
     let (rank, world) = (mpi.rank(), mpi.world());
     let (victim, late) = victim(world);
@@ -156,15 +169,19 @@ pub(super) fn elsewhere(mpi: Mpi) {
     if rank == late {
         sleep(LATE);
     }
-    let mut begun = Instant::now();
+    let (mut begun, mut limit) = (Instant::now(), LIMIT);
     let mut gathered = mpi.all_gather(&[rank as u8], &mut Vec::new());
     ends(sender.as_mut());
     if gathered.is_ok() {
-        sleep(LIMIT * 6 / 5);
+        match then {
+            Then::Away => sleep(LIMIT * 6 / 5),
+            Then::Next => limit = LIMIT / 2,
+        }
+        mpi.set_time_limit(limit);
         begun = Instant::now();
         gathered = mpi.all_reduce_max(&mut [0]);
     }
-    assert_named(&gathered.unwrap_err().into(), victim, begun);
+    assert_named_within(limit, &gathered.unwrap_err().into(), victim, begun);
     say(rank, &format!("missed rank {victim}"));
 }
 
