@@ -1,6 +1,6 @@
 //! What a rank does in each scenario. It prints a line that begins with `ok` when all was as it should be, and panics else.
 
-#[path = "../shards/common.rs"]
+#[path = "../../shards/common.rs"]
 #[allow(dead_code)]
 mod common;
 mod faults;
