@@ -168,7 +168,11 @@ pub enum CudaError {
 
 fn list(ranks: &[usize]) -> String {
     let ranks: Vec<_> = ranks.iter().map(usize::to_string).collect();
-    if ranks.is_empty() { "a rank".into() } else { format!("rank {}", ranks.join(", ")) }
+    match ranks.as_slice() {
+        [] => "a rank".into(),
+        [rank] => format!("rank {rank}"),
+        ranks => format!("ranks {}", ranks.join(", ")),
+    }
 }
 
 fn one(rank: &Option<usize>) -> String {

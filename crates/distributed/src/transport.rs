@@ -130,7 +130,7 @@ pub enum TransportError {
     },
     /// Ranks did not come to the exchange in time, or came and were not heard of again: they hang, were stopped, or died
     /// without a word.
-    #[error("rank {} did not come to the exchange within {limit:?}", list(ranks))]
+    #[error("rank{} {} did not come to the exchange within {limit:?}", if ranks.len() == 1 { "" } else { "s" }, list(ranks))]
     TimedOut {
         /// The ranks, ascending; at least one.
         ranks: Vec<usize>,
