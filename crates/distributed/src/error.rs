@@ -2,7 +2,7 @@
 
 use crate::merge::ShardMerge;
 use crate::options::{Exchange, Transforms};
-use crate::transport::{TransportError, list};
+use crate::transport::{TransportError, named};
 use crate::wire::WireError;
 use core::time::Duration;
 use flash_sampling_core::{DType, Plan, SampleError};
@@ -296,7 +296,7 @@ fn checks(check_tokens: bool) -> &'static str {
 }
 
 fn came(ranks: &[usize]) -> String {
-    format!("shard{} {} came", if ranks.len() == 1 { "" } else { "s" }, list(ranks))
+    format!("{} came", named("shard", ranks))
 }
 
 impl From<ShardError> for SampleError {

@@ -130,7 +130,7 @@ pub enum TransportError {
     },
     /// Ranks did not come to the exchange in time, or came and were not heard of again: they hang, were stopped, or died
     /// without a word.
-    #[error("rank{} {} did not come to the exchange within {limit:?}", if ranks.len() == 1 { "" } else { "s" }, list(ranks))]
+    #[error("{} did not come to the exchange within {limit:?}", named("rank", ranks))]
     TimedOut {
         /// The ranks, ascending; at least one.
         ranks: Vec<usize>,
@@ -177,9 +177,10 @@ impl TransportError {
     }
 }
 
-/// Ranks with commas between them.
-pub(crate) fn list(ranks: &[usize]) -> String {
-    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+/// What they are, and their numbers with commas between them.
+pub(crate) fn named(what: &str, ranks: &[usize]) -> String {
+    let numbers: Vec<_> = ranks.iter().map(usize::to_string).collect();
+    format!("{what}{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
 }
 
 #[cfg(test)]
@@ -194,5 +195,14 @@ mod tests {
         assert_eq!(timed_out(left).with_limit(whole).to_string(), timed_out(whole).to_string());
         assert_eq!(stuck(left).with_limit(whole).to_string(), stuck(whole).to_string());
         assert_eq!(TransportError::Broken.with_limit(whole).to_string(), TransportError::Broken.to_string());
+    }
+
+    #[test]
+    fn one_is_a_rank_and_several_are_ranks() {
+        let says = |ranks: &[usize]| {
+            TransportError::TimedOut { ranks: ranks.to_vec(), limit: Duration::from_secs(2) }.to_string()
+        };
+        assert_eq!(says(&[3]), "rank 3 did not come to the exchange within 2s");
+        assert_eq!(says(&[0, 3]), "ranks 0, 3 did not come to the exchange within 2s");
     }
 }
