@@ -14,7 +14,7 @@ pub const POSITION_MAX: u64 = (1 << 56) - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Domain {
-    /// The Gumbel noise of a token; index = global token id.
+    /// The noise of a token within its granule; index = global token id.
     Token = 0,
     /// The outer noise of a group (paper Alg. I.2, line 6); index = group number.
     Group = 1,
@@ -24,17 +24,21 @@ pub enum Domain {
     Shard = 3,
     /// The acceptance test of speculative decoding; two words of block 0.
     Accept = 4,
-    /// The draw from the residual law of speculative decoding; index = global token id.
+    /// The draw from the residual law of speculative decoding, within its granule; index = global token id.
     Residual = 5,
     /// The stream of [`NoiseRng`](super::NoiseRng).
     Generator = 6,
     /// The coin of a row's exclude-top-choices filter; two words of block 0.
     Xtc = 7,
+    /// The smallest exponential of sixteen tokens, and which of them has it; index = global token id >> 4.
+    Granule = 8,
+    /// The same for [`Domain::Residual`].
+    ResidualGranule = 9,
 }
 
 impl Domain {
     /// All domains, for tests and tables.
-    pub const ALL: [Domain; 8] = [
+    pub const ALL: [Domain; 10] = [
         Domain::Token,
         Domain::Group,
         Domain::MergeCoin,
@@ -43,6 +47,8 @@ impl Domain {
         Domain::Residual,
         Domain::Generator,
         Domain::Xtc,
+        Domain::Granule,
+        Domain::ResidualGranule,
     ];
 
     /// The code of the domain's words.
@@ -53,6 +59,15 @@ impl Domain {
     /// The code of the words that refine the tail of this domain: its own code with the top bit set.
     pub const fn refinement_code(self) -> u8 {
         self as u8 | 0x80
+    }
+
+    /// The domain of the granules that this domain's indices form; `None` where every index has noise of its own.
+    pub const fn granules(self) -> Option<Domain> {
+        match self {
+            Domain::Token => Some(Domain::Granule),
+            Domain::Residual => Some(Domain::ResidualGranule),
+            _ => None,
+        }
     }
 }
 

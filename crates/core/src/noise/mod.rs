@@ -1,15 +1,18 @@
-//! Noise, version 1: the noise of (seed, position, draw, token) is a pure function, the same on every backend.
+//! Noise, version 2: the noise of (seed, position, draw, token) is a pure function, the same on every backend.
 //!
-//! Words are `philox4x32-10` (Salmon et al. 2011) of a [`counter`](counter::counter) under the row's seed; a word
-//! becomes a Gumbel by [`uniform`]; the logarithms are in [`log`]. `docs/noise.md` draws the bits and derives the error
-//! bounds. A change of anything here is value-breaking.
+//! Words are `philox4x32-10` (Salmon et al. 2011) of a [`counter`](counter::counter) under the row's seed. Sixteen
+//! tokens form a [`granule`], whose smallest exponential comes first; [`uniform`] maps a word to an exponential and a
+//! Gumbel; the logarithms are in [`log`]. `docs/noise.md` draws the bits, proves the law and derives the error bounds. A
+//! change of anything here is value-breaking.
 
 pub mod counter;
+pub mod granule;
 pub mod log;
 mod rng;
 pub mod uniform;
 
 pub use counter::{Domain, POSITION_MAX};
+pub use granule::Granule;
 pub use rng::NoiseRng;
 pub use uniform::GUMBEL_MAX;
 
@@ -55,16 +58,32 @@ impl Noise {
         rand_philox::philox4x32_10(block, self.key)[(index & 3) as usize]
     }
 
-    /// The standard Gumbel of an index.
+    /// The standard Gumbel of an index: of a token (and of a residual token) by its [granule](Noise::granule), two Philox
+    /// blocks and three logarithms, or one block and two logarithms for the granule's leader; of a group or a shard by one
+    /// word.
     pub fn gumbel(&self, domain: Domain, draw: u32, index: u32) -> f32 {
-        self.gumbel_of_word(domain, draw, index, self.word(domain, draw, index))
+        match domain.granules() {
+            Some(granules) => {
+                let word = self.word(granules, draw, granule::of(index));
+                self.gumbel_in(&self.granule(domain, draw, index, word), domain, draw, index)
+            }
+            None => uniform::gumbel(self.word(domain, draw, index), || self.refinement(domain, draw, index)),
+        }
     }
 
-    /// The standard Gumbel of an index whose word is already at hand. Inlined, so that its fused multiply-adds are
-    /// instructions where the caller has them.
+    /// The granule of token `token` in `domain` ([`Domain::Token`] or [`Domain::Residual`]), whose word
+    /// `word(domain.granules(), draw, token >> 4)` the caller has made.
     #[inline(always)]
-    pub fn gumbel_of_word(&self, domain: Domain, draw: u32, index: u32, word: u32) -> f32 {
-        uniform::gumbel(word, || self.refinement(domain, draw, index))
+    pub fn granule(&self, domain: Domain, draw: u32, token: u32, word: u32) -> Granule {
+        let granules = domain.granules().unwrap_or(Domain::Granule);
+        Granule::of_word(word, || self.refinement(granules, draw, granule::of(token)))
+    }
+
+    /// The standard Gumbel of a token whose granule is known. Inlined, so that its fused multiply-adds are instructions
+    /// where the caller has them.
+    #[inline(always)]
+    pub fn gumbel_in(&self, granule: &Granule, domain: Domain, draw: u32, token: u32) -> f32 {
+        -log::ln(granule.exponential(token, || self.word(domain, draw, token)))
     }
 
     /// The merge coin of group `group`: a uniform in (0, 1) with 64 bits.
@@ -116,5 +135,20 @@ mod tests {
         assert_ne!(g, base.gumbel(Domain::Group, 1, 1));
         assert_ne!(g, base.gumbel(Domain::Token, 2, 1));
         assert_ne!(g, base.gumbel(Domain::Token, 1, 2));
+        assert_ne!(g, base.gumbel(Domain::Residual, 1, 1));
+    }
+
+    #[test]
+    fn tokens_of_a_granule_share_its_word_and_residual_tokens_do_not() {
+        let noise = Noise::new(3, 4).unwrap();
+        for token in [0, 15, 16, 1 << 20, u32::MAX] {
+            let word = noise.word(Domain::Granule, 2, token >> 4);
+            let granule = noise.granule(Domain::Token, 2, token, word);
+            assert_eq!(granule.leader, word & 15);
+            let gumbels = |domain| (0..16).map(move |i| noise.gumbel(domain, 2, (token & !15) + i));
+            let (at, best) = gumbels(Domain::Token).enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+            assert_eq!((at as u32, best), (granule.leader, granule.largest_gumbel()));
+            assert!(gumbels(Domain::Token).zip(gumbels(Domain::Residual)).all(|(a, b)| a != b));
+        }
     }
 }

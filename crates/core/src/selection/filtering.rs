@@ -9,7 +9,7 @@ use crate::error::RowError;
 use crate::filters::{Filter, Filters};
 use crate::frontier::Frontier;
 use crate::noise::Domain;
-use crate::noise::uniform::may_reach;
+use crate::noise::granule::{self, may_reach};
 use crate::params::Row;
 use crate::winner::{Candidate, TopList, Winner};
 
@@ -178,7 +178,7 @@ impl Filtering {
             }
             self.list.reset(row.draws as usize, 0.0);
             for c in kept {
-                let word = row.noise.word(Domain::Token, row.first_draw, c.winner.token);
+                let word = granule_word(row, row.first_draw, c);
                 self.list.push(scored(row, row.first_draw, c, filters.rescale, word));
             }
             answer.draws.extend_from_slice(self.list.as_slice());
@@ -197,10 +197,16 @@ impl Filtering {
     }
 }
 
-/// A token with the score that its word gives it.
+/// The word of a token's granule.
+fn granule_word(row: &Row<'_>, draw: u32, c: &Candidate) -> u32 {
+    row.noise.word(Domain::Granule, draw, granule::of(c.winner.token))
+}
+
+/// A token with its score; `word` is that of its granule.
 fn scored(row: &Row<'_>, draw: u32, c: &Candidate, rescale: f32, word: u32) -> Candidate {
     let (token, logit) = (c.winner.token, c.logit * rescale);
-    let noise = row.noise.gumbel_of_word(Domain::Token, draw, token, word);
+    let granule = row.noise.granule(Domain::Token, draw, token, word);
+    let noise = row.noise.gumbel_in(&granule, Domain::Token, draw, token);
     Candidate { winner: Winner::new(logit + noise, token), logit }
 }
 
@@ -223,15 +229,16 @@ pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) 
 /// best = none;  for c in kept { best = best.merge(scored(c)) }
 /// ```
 ///
-/// 1. Words are made some at a time, so that one does not wait for another.
-/// 2. A token whose word [cannot](may_reach) lift it to the best score so far takes no logarithms: 8 in place of 70 ns
-///    (a virtual EPYC). The bound leaves room for the rounding of the sum, so what it spares is strictly below.
+/// 1. Words of granules are made some at a time, so that one does not wait for another.
+/// 2. A token whose granule's word [cannot](may_reach) lift it to the best score so far takes neither its own word nor
+///    logarithms: 8 in place of 70 ns (a virtual EPYC). The bound leaves room for the rounding of the sum, so the tokens
+///    that it spares score strictly below.
 pub fn winner(row: &Row<'_>, draw: u32, kept: &[Candidate], rescale: f32) -> Candidate {
     let mut best = Candidate::NONE;
     for part in kept.chunks(SIDE_BY_SIDE) {
         let mut words = [0; SIDE_BY_SIDE];
         for (word, c) in words.iter_mut().zip(part) {
-            *word = row.noise.word(Domain::Token, draw, c.winner.token);
+            *word = granule_word(row, draw, c);
         }
         for (&word, c) in words.iter().zip(part) {
             let score = f64::from(best.winner.score);

@@ -1,8 +1,8 @@
-// Noise, version 1: the noise of (seed, position, draw, token) is a pure function. The twin of core's noise.
+// Noise, version 2: the noise of (seed, position, draw, token) is a pure function. The twin of core's noise.
 #pragma once
 
 #include "noise/counter.cuh"
-#include "noise/uniform.cuh"
+#include "noise/granule.cuh"
 
 namespace flash_sampling {
 
@@ -23,12 +23,20 @@ struct Noise {
     FS_FUNCTION u32 refinement(Domain domain, u32 draw, u32 index) const {
         return pick(words_of_code(refinement_code(domain), draw, index >> 2), index & 3);
     }
+    // The standard Gumbel of a group or a shard.
     FS_FUNCTION float gumbel(Domain domain, u32 draw, u32 index) const {
-        return gumbel_of(domain, draw, index, word(domain, draw, index));
+        return gumbel_of_word(word(domain, draw, index), [&] { return refinement(domain, draw, index); });
     }
-    // The Gumbel of an index whose word is already at hand.
-    FS_FUNCTION float gumbel_of(Domain domain, u32 draw, u32 index, u32 word) const {
-        return gumbel_of_word(word, [&] { return refinement(domain, draw, index); });
+    // The standard Gumbel of a token: two Philox blocks and three logarithms, of a leader one block and two.
+    FS_FUNCTION float token_gumbel(u32 draw, u32 token) const {
+        return token_gumbel(granule(draw, token, word(Domain::Granule, draw, token / Granule::TOKENS)), draw, token);
+    }
+    FS_FUNCTION float token_gumbel(const Granule& granule, u32 draw, u32 token) const {
+        return -outer_ln(granule.exponential_of(token, [&] { return word(Domain::Token, draw, token); }));
+    }
+    // The granule of a token, whose word is at hand.
+    FS_FUNCTION Granule granule(u32 draw, u32 token, u32 word) const {
+        return Granule::of_word(word, [&] { return refinement(Domain::Granule, draw, token / Granule::TOKENS); });
     }
     FS_FUNCTION double coin(u32 draw, u32 group) const {
         const Words w = words(Domain::MergeCoin, draw, group);

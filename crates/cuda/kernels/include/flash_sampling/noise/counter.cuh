@@ -18,6 +18,8 @@ enum class Domain : u8 {
     Residual = 5,
     Generator = 6,
     Xtc = 7,
+    Granule = 8,
+    ResidualGranule = 9,
 };
 
 FS_FUNCTION u32 domain_code(Domain domain) { return static_cast<u32>(domain); }

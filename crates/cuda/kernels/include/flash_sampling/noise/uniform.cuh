@@ -15,23 +15,23 @@ struct U01 {
     bool low;
 };
 
-FS_FUNCTION U01 u01_open_refined(u32 word, u32 refinement) {
-    const float fraction = add_rn(u32_to_f32(refinement), 0.5f);
-    return {mul_rn(fma_rn(fraction, WORD_SCALE, u32_to_f32(word)), WORD_SCALE), true};
+// The uniform of a word below 2^BITS without refinement.
+template <u32 BITS>
+FS_FUNCTION U01 u01_open_coarse(u32 word) {
+    const u32 complement = word ^ (0xffffffffu >> (32 - BITS));
+    const bool low = word < complement;
+    return {mul_rn(add_rn(u32_to_f32(low ? word : complement), 0.5f), 1.0f / static_cast<float>(1ull << BITS)), low};
 }
 
-FS_FUNCTION U01 u01_open_plain(u32 word) {
-    const bool low = word < 1u << 31;
-    return {mul_rn(add_rn(u32_to_f32(low ? word : ~word), 0.5f), WORD_SCALE), low};
+// `refinement` is called only for words below TAIL_WORDS.
+template <u32 BITS, class Refinement>
+FS_FUNCTION U01 u01_open(u32 word, Refinement refinement) {
+    if (word >= TAIL_WORDS) return u01_open_coarse<BITS>(word);
+    const float fraction = add_rn(u32_to_f32(refinement()), 0.5f);
+    return {mul_rn(fma_rn(fraction, WORD_SCALE, u32_to_f32(word)), 1.0f / static_cast<float>(1ull << BITS)), true};
 }
 
 FS_FUNCTION float exponential(U01 u) { return u.low ? neg_ln_1m(u.distance) : -ln(u.distance); }
-
-// `refinement` is called only for words below TAIL_WORDS.
-template <class Refinement>
-FS_FUNCTION U01 u01_open(u32 word, Refinement refinement) {
-    return word < TAIL_WORDS ? u01_open_refined(word, refinement()) : u01_open_plain(word);
-}
 
 // The logarithm of an exponential. With FS_FAST_MATH (paper App. J) the GPU's approximation, relative error 2^-21 and near
 // 1 an absolute one of 2^-21: noise is then no longer the same bits as elsewhere.
@@ -44,9 +44,10 @@ FS_FUNCTION float outer_ln(float x) {
 #endif
 }
 
+// The Gumbel of a 32-bit word: the map of groups and shards. Tokens have the map of granule.cuh.
 template <class Refinement>
 FS_FUNCTION float gumbel_of_word(u32 word, Refinement refinement) {
-    return -outer_ln(exponential(u01_open(word, refinement)));
+    return -outer_ln(exponential(u01_open<32>(word, refinement)));
 }
 
 // A uniform in (0, 1) with 64 bits.
