@@ -23,20 +23,21 @@ struct Noise {
     FS_FUNCTION u32 refinement(Domain domain, u32 draw, u32 index) const {
         return pick(words_of_code(refinement_code(domain), draw, index >> 2), index & 3);
     }
-    // The standard Gumbel of a group or a shard.
+    // The standard Gumbel of an index: of a token by its granule, two Philox blocks and three logarithms (of a leader one
+    // block and two); of a group or a shard by one word.
     FS_FUNCTION float gumbel(Domain domain, u32 draw, u32 index) const {
-        return gumbel_of_word(word(domain, draw, index), [&] { return refinement(domain, draw, index); });
-    }
-    // The standard Gumbel of a token: two Philox blocks and three logarithms, of a leader one block and two.
-    FS_FUNCTION float token_gumbel(u32 draw, u32 token) const {
-        return token_gumbel(granule(draw, token, word(Domain::Granule, draw, token / Granule::TOKENS)), draw, token);
-    }
-    FS_FUNCTION float token_gumbel(const Granule& granule, u32 draw, u32 token) const {
-        return -outer_ln(granule.exponential_of(token, [&] { return word(Domain::Token, draw, token); }));
+        if (!has_granules(domain))
+            return gumbel_of_word(word(domain, draw, index), [&] { return refinement(domain, draw, index); });
+        const u32 of_granule = word(granules_of(domain), draw, index / Granule::TOKENS);
+        return gumbel_in(granule(domain, draw, index, of_granule), domain, draw, index);
     }
     // The granule of a token, whose word is at hand.
-    FS_FUNCTION Granule granule(u32 draw, u32 token, u32 word) const {
-        return Granule::of_word(word, [&] { return refinement(Domain::Granule, draw, token / Granule::TOKENS); });
+    FS_FUNCTION Granule granule(Domain domain, u32 draw, u32 token, u32 word) const {
+        return Granule::of_word(word, [&] { return refinement(granules_of(domain), draw, token / Granule::TOKENS); });
+    }
+    // The standard Gumbel of a token whose granule is known.
+    FS_FUNCTION float gumbel_in(const Granule& granule, Domain domain, u32 draw, u32 token) const {
+        return -outer_ln(granule.exponential_of(token, [&] { return word(domain, draw, token); }));
     }
     FS_FUNCTION double coin(u32 draw, u32 group) const {
         const Words w = words(Domain::MergeCoin, draw, group);

@@ -25,6 +25,12 @@ enum class Domain : u8 {
 FS_FUNCTION u32 domain_code(Domain domain) { return static_cast<u32>(domain); }
 FS_FUNCTION u32 refinement_code(Domain domain) { return static_cast<u32>(domain) | 0x80u; }
 
+// Whether the indices of a domain are tokens, whose noise comes by granules, and the domain of these.
+FS_FUNCTION bool has_granules(Domain domain) { return domain == Domain::Token || domain == Domain::Residual; }
+FS_FUNCTION Domain granules_of(Domain domain) {
+    return domain == Domain::Residual ? Domain::ResidualGranule : Domain::Granule;
+}
+
 FS_FUNCTION Words counter(u32 block, u32 draw, u64 position, u32 code) {
     return {{block, draw, static_cast<u32>(position), code << 24 | (static_cast<u32>(position >> 32) & 0x00ffffffu)}};
 }
