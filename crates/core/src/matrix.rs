@@ -138,6 +138,18 @@ impl<'a> Matrix<'a> {
         &self.bytes[at..at + self.cols * self.dtype.size()]
     }
 
+    /// The elements of a row where they lie; `None` unless they are float32 at an address that is a multiple of four.
+    ///
+    /// # Panics
+    /// When it is out of range, like a slice.
+    #[inline]
+    pub fn row_f32(&self, row: usize) -> Option<&'a [f32]> {
+        if self.dtype != DType::F32 {
+            return None;
+        }
+        bytemuck::try_cast_slice(self.row_bytes(row)).ok()
+    }
+
     /// The rows `range` as a matrix of their own.
     ///
     /// # Panics

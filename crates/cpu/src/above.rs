@@ -6,7 +6,7 @@
 //! gathered for that, as long as there is room: the rows of a worker one after another, each tile's with the way to the row's
 //! tile before.
 
-use crate::words::SPAN;
+use crate::simd::SPAN;
 use flash_sampling_core::MassHistogram;
 use flash_sampling_core::selection::Before;
 use flash_sampling_core::winner::Place;

@@ -10,7 +10,7 @@ use crate::above::Run;
 use crate::floor::Floor;
 use crate::largest::Largest;
 use crate::prefetch::prefetch;
-use crate::words::SPAN;
+use crate::simd::SPAN;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::selection::{Answer, Before, Need, Wants};
 use flash_sampling_core::{Filters, Frontier, Moments};

@@ -5,10 +5,10 @@ use crate::error::CpuError;
 use crate::hidden::Hidden;
 use crate::options::CpuOptions;
 use crate::raw::RawState;
+use crate::simd::SPAN;
 use crate::state::{Best, Fault, RowState};
 use crate::summary::Summary;
 use crate::tile::Worker;
-use crate::words::SPAN;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{

@@ -14,10 +14,10 @@
 //! and reduced while it is in the cache: there is no `[rows, vocab]` array.
 //!
 //! # Crate layout
-//! `dot` multiplies (README beside it), `words` makes noise words, `perturb` decides which tokens need their Gumbel,
-//! `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads over the input
+//! `dot` multiplies (README beside it), `perturb` decides which tokens need their Gumbel, `simd` has what AVX-512 does
+//! better by hand, `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads over the input
 //! of a call (`hidden`), `summary` makes results of what they know, and each variant has its file. `unsafe` lives in `dot`,
-//! `words`, and what calls them by instruction set: `tile`, `perturb`, `prefetch`.
+//! `simd`, and what calls them by instruction set: `tile`, `prefetch`.
 
 mod above;
 mod adjusted;
@@ -28,6 +28,7 @@ mod engine;
 mod error;
 mod filtered;
 mod floor;
+mod granules;
 mod grouped;
 mod hidden;
 mod isa;
@@ -40,6 +41,7 @@ mod parked;
 mod perturb;
 mod prefetch;
 mod raw;
+mod simd;
 mod standalone;
 mod state;
 mod stream;
@@ -47,7 +49,6 @@ mod summary;
 mod survey;
 mod tile;
 mod tiled;
-mod words;
 
 pub use error::CpuError;
 pub use flash_sampling_core::{GroupDraw, StreamError, StreamHead};

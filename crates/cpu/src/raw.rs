@@ -29,6 +29,12 @@ impl RawState {
         }
     }
 
+    /// Whether raw logits are asked for.
+    #[inline(always)]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on
+    }
+
     /// Adds raw logits, finite or -inf; `logits[i]` belongs to token `first + i`.
     #[inline(always)]
     pub(crate) fn add(&mut self, first: u32, logits: &[f32]) {

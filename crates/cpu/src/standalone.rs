@@ -1,10 +1,10 @@
 //! The sampler over logits that already exist (paper Alg. I.1).
 
-use crate::engine::{CHUNK, Engine};
+use crate::engine::Engine;
 use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::summary::Summary;
-use crate::tile::{Planned, Source};
+use crate::tile::{LOGITS_TILE, Planned, Source};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, DType, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,
@@ -60,8 +60,8 @@ impl PerturbedArgmax for Standalone {
         let adjustments = engine.adjustments(rows);
         let rows = engine.begin(rows, &adjustments, &can, vocab_size, |_, _| 0.0);
         let source = Source::Logits { logits: input, rows: None };
-        engine.pass(&source, &rows, 0..vocab_size, CHUNK);
-        engine.settle(&rows, 0..vocab_size, CHUNK, vocab_size, |members, run| {
+        engine.pass(&source, &rows, 0..vocab_size, LOGITS_TILE as u32);
+        engine.settle(&rows, 0..vocab_size, LOGITS_TILE as u32, vocab_size, |members, run| {
             run(&Source::Logits { logits: input, rows: Some(members) });
         });
         for (r, row) in rows.iter().enumerate() {

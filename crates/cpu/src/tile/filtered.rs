@@ -1,36 +1,35 @@
 //! What a row with filters keeps of a tile: masses, the largest logits, and frontiers of the draws.
 
+use super::SPANS;
 use super::rank::rank;
 use crate::above::Above;
-use crate::dot::TILE;
 use crate::floor::KnownRow;
 use crate::largest::SEEDS;
 use crate::perturb::perturb;
+use crate::simd::{SPAN, Vector};
 use crate::state::RowState;
-use crate::words::{Lanes, SPAN};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::winner::Place;
-use flash_sampling_core::{Candidate, Domain, Filters, MassHistogram, Winner};
+use flash_sampling_core::{Candidate, Filters, MassHistogram};
 
 /// Adds a tile to what the filters of a row look at.
 ///
 /// # Safety
-/// The instruction set of `L` is available.
+/// The instruction set of `V` is available.
 #[inline(always)]
-pub(super) unsafe fn add<L: Lanes>(
+pub(super) unsafe fn add<V: Vector>(
     row: &Row<'_>,
     filters: &Filters,
     first: u32,
     spans: &[[f32; SPAN]],
-    tops: &[f32; TILE / SPAN + 1],
+    (top, tops): (f32, &[f32]),
     (known, above): (&KnownRow, &mut Above),
     state: &mut RowState,
 ) {
     let filter = &mut state.filter;
-    let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if filters.need_moments() {
         // SAFETY: by this function's contract.
-        unsafe { L::sum_moments(spans, &mut filter.moments) };
+        unsafe { V::sum_moments(spans, &mut filter.moments) };
     }
     filter.largest_logit = filter.largest_logit.max(top);
     if filter.follows {
@@ -48,7 +47,7 @@ pub(super) unsafe fn add<L: Lanes>(
         if floor.below.is_on() {
             let kept = (above, &mut filter.run);
             // SAFETY: by this function's contract.
-            floor.below.add(f64::from(unsafe { L::weigh_above(spans, tops, floor.below.floor(), mass, kept) }));
+            floor.below.add(f64::from(unsafe { V::weigh_above(spans, tops, floor.below.floor(), mass, kept) }));
         } else {
             if floor.may_rise() {
                 above.extend(&mut filter.run, spans.as_flattened().iter().copied());
@@ -57,7 +56,7 @@ pub(super) unsafe fn add<L: Lanes>(
                 floor.holds(f32::NEG_INFINITY);
             }
             // SAFETY: by this function's contract.
-            unsafe { weigh::<L>(spans, top, MassHistogram::edge(hopeless), mass) };
+            unsafe { weigh::<V>(spans, top, MassHistogram::edge(hopeless), mass) };
         }
     }
     // Tokens below the floor are not kept; if they might be after all, the row takes its pass again.
@@ -86,44 +85,30 @@ pub(super) unsafe fn add<L: Lanes>(
             next
         };
         // SAFETY: by this function's contract.
-        unsafe { rank::<L>(first, spans, tops, cut, offer) };
+        unsafe { rank::<V>(first, spans, tops, cut, offer) };
     }
-    let mut scaled;
-    let drawn = if filters.rescale == 1.0 {
-        spans
+    let (mut scaled, mut scaled_tops);
+    let (drawn, drawn_tops) = if filters.rescale == 1.0 {
+        (spans, tops)
     } else {
-        scaled = [[0.0; SPAN]; TILE / SPAN + 1];
+        (scaled, scaled_tops) = ([[0.0; SPAN]; SPANS], [0.0; SPANS]);
         let scaled = &mut scaled[..spans.len()];
         for (s, &logit) in scaled.as_flattened_mut().iter_mut().zip(spans.as_flattened()) {
             *s = logit * filters.rescale;
         }
-        scaled
+        for (s, &top) in scaled_tops.iter_mut().zip(tops) {
+            *s = top * filters.rescale;
+        }
+        (&*scaled, &scaled_tops[..tops.len()])
     };
     let follows = filter.follows;
     for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
         // Tokens come in ascending order: a point that is as large as any of the tile comes before them.
-        let mut cut = frontier.winner_from(Place { logit: top, token: first }).winner.score;
+        let own = frontier.winner_from(Place { logit: top, token: first }).winner.score;
         // Workers tell each other of the first draw alone.
         let shared = follows && draw == row.first_draw;
         let rival = if shared { known.rival(top) } else { f32::NEG_INFINITY };
-        cut = cut.max(rival);
-        if cut == f32::NEG_INFINITY {
-            // No token before reaches the tile's largest, so none would be spared before that one's turn.
-            for (span, first) in spans.iter().zip((first..).step_by(SPAN)) {
-                // SAFETY: by this function's contract.
-                let hits = unsafe { L::at_least(span, top) };
-                if hits != 0 {
-                    let token = first + hits.trailing_zeros();
-                    cut = top * filters.rescale + row.noise.gumbel(Domain::Token, draw, token);
-                    let best = Candidate { winner: Winner::new(cut, token), logit: top };
-                    frontier.push(best);
-                    if shared {
-                        known.tell(&best);
-                    }
-                    break;
-                }
-            }
-        }
+        let cut = own.max(rival);
         let offer = |c: Candidate| {
             // Filters look at the logit before a temperature that comes after them.
             let logit = spans.as_flattened()[(c.winner.token - first) as usize];
@@ -136,7 +121,15 @@ pub(super) unsafe fn add<L: Lanes>(
         };
         // SAFETY: by this function's contract.
         unsafe {
-            perturb::<L>((&row.noise, draw), first, drawn, top * filters.rescale, cut, |s| tops[s] < floor, offer)
+            perturb::<V>(
+                (&row.noise, draw),
+                first,
+                drawn,
+                (top * filters.rescale, drawn_tops),
+                cut,
+                floor * filters.rescale,
+                offer,
+            )
         };
     }
 }
@@ -169,16 +162,16 @@ fn side_by_side(spans: &[[f32; SPAN]]) -> [f32; SEEDS] {
 /// Adds the masses of the logits that reach `floor`; `top` is the largest.
 ///
 /// # Safety
-/// The instruction set of `L` is available.
+/// The instruction set of `V` is available.
 #[inline(always)]
-unsafe fn weigh<L: Lanes>(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mut MassHistogram) {
+unsafe fn weigh<V: Vector>(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &mut MassHistogram) {
     if floor == f32::NEG_INFINITY {
         // SAFETY: by this function's contract.
-        return unsafe { L::weigh(spans, top, mass) };
+        return unsafe { V::weigh(spans, top, mass) };
     }
     for span in spans {
         // SAFETY: by this function's contract.
-        let mut hits = unsafe { L::at_least(span, floor) };
+        let mut hits = unsafe { V::at_least(span, floor) };
         while hits != 0 {
             mass.push(span[hits.trailing_zeros() as usize]);
             hits &= hits - 1;

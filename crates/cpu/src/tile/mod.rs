@@ -7,10 +7,10 @@ use crate::floor::{Known, KnownRow};
 use crate::grouped::Chosen;
 use crate::isa::Isa;
 use crate::prefetch::prefetch;
-use crate::state::{Fault, RowState};
-use crate::words::{Lanes, SPAN, portable};
 #[cfg(target_arch = "x86_64")]
-use crate::words::{avx2, avx512};
+use crate::simd::avx512::Avx512;
+use crate::simd::{Plain, SPAN, Vector};
+use crate::state::{Fault, RowState};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::transform::{RowTransform, any_invalid, first_invalid};
@@ -22,6 +22,10 @@ use std::sync::Arc;
 mod filtered;
 mod rank;
 mod source;
+
+/// Tokens of a tile of existing logits. Larger than [`TILE`]: at 256 tokens what a tile costs once is half of its time.
+pub(crate) const LOGITS_TILE: usize = 4096;
+const SPANS: usize = LOGITS_TILE / SPAN;
 
 /// A row that takes part in a pass.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +43,8 @@ pub(crate) struct Planned<'a> {
 /// The memory of one worker.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    /// Logits of a tile, `[rows, TILE]`, and a span of margin for tiles that do not begin on the grid.
+    /// Logits of a tile: `[rows, TILE]` of a head, and a span of margin for tiles that do not begin on the grid;
+    /// [`LOGITS_TILE`] of one row where logits exist.
     logits: Vec<f32>,
     dot: DotScratch,
     pub(crate) rows: Vec<RowState>,
@@ -54,7 +59,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<Known>) -> Self {
-        let logits = vec![0.0; rows.len() * TILE + SPAN];
+        let logits = vec![0.0; (rows.len() * TILE + SPAN).max(LOGITS_TILE)];
         Worker { logits, dot, rows, lists: Vec::new(), chosen: Vec::new(), above: Above::default(), known }
     }
 
@@ -88,10 +93,13 @@ impl Worker {
         simd: Simd,
     ) {
         let grid = tokens.start / SPAN as u32 * SPAN as u32;
-        for first in (grid..tokens.end).step_by(TILE) {
-            let part = first.max(tokens.start)..first.saturating_add(TILE as u32).min(tokens.end);
+        let size = source.tile();
+        for first in (grid..tokens.end).step_by(size) {
+            let part = first.max(tokens.start)..first.saturating_add(size as u32).min(tokens.end);
             let at = (part.start - first) as usize;
-            source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
+            if let Source::Head { .. } = source {
+                source.fill(part.clone(), &mut self.logits[at..], &mut self.dot);
+            }
             for (r, row) in rows.iter().enumerate() {
                 let Ok(planned) = row else { continue };
                 prefetch(self.above.next());
@@ -109,7 +117,10 @@ impl Worker {
                 if let (Some(state), Some(Ok(_))) = (self.rows.get(r + 1), rows.get(r + 1)) {
                     state.prefetch_points();
                 }
-                let logits = &mut self.logits[planned.at * TILE..][..TILE];
+                let logits = match source {
+                    Source::Head { .. } => &mut self.logits[planned.at * TILE..][..TILE],
+                    Source::Logits { .. } => &mut self.logits[..LOGITS_TILE],
+                };
                 let (lists, above, known) = (&mut self.lists, &mut self.above, (r, &*self.known));
                 let span = Span { source, planned, first, at, len: part.len(), logits, lists, above, known };
                 simd.summarize(span, &mut self.rows[r]);
@@ -118,7 +129,7 @@ impl Worker {
     }
 }
 
-/// The raw logits of one row and tile: `logits[at .. at + len]` belong to tokens `first + at ..`.
+/// One row and tile: `logits[at .. at + len]` is for tokens `first + at ..`, and holds the products of a head.
 struct Span<'a, 'b> {
     source: &'a Source<'b>,
     planned: &'a Planned<'b>,
@@ -157,7 +168,7 @@ impl Simd {
     fn summarize(self, span: Span<'_, '_>, state: &mut RowState) {
         match self {
             // SAFETY: plain Rust is always available.
-            Simd::Portable => unsafe { summarize::<portable::Portable>(span, state) },
+            Simd::Portable => unsafe { summarize::<Plain>(span, state) },
             // SAFETY: `of` was given an available instruction set.
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => unsafe { summarize_avx2(span, state) },
@@ -174,7 +185,7 @@ impl Simd {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn summarize_avx2(span: Span<'_, '_>, state: &mut RowState) {
     // SAFETY: by this function's contract.
-    unsafe { summarize::<avx2::Avx2>(span, state) };
+    unsafe { summarize::<Plain>(span, state) };
 }
 
 /// # Safety
@@ -183,52 +194,61 @@ unsafe fn summarize_avx2(span: Span<'_, '_>, state: &mut RowState) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")]
 unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
     // SAFETY: by this function's contract.
-    unsafe { summarize::<avx512::Avx512>(span, state) };
+    unsafe { summarize::<Avx512>(span, state) };
 }
 
 /// Transforms the logits of one row and tile, and adds them to the row's state.
 ///
 /// # Safety
-/// The instruction set of `L` is available.
+/// The instruction set of `V` is available.
 #[inline(always)]
-unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
+unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let Span { source, planned, first, at, len, logits, lists, above, known } = span;
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
-    if let Source::Head { head, .. } = source {
-        head.transform(token, &mut logits[at..end]);
-    }
-    if any_invalid(&logits[at..end]) {
-        let fault = first_invalid(token, &logits[at..end]).map(|error| Fault { stage: 0, error });
+    let tokens = token..token + len as u32;
+    let fault = |stage, logits: &[f32]| first_invalid(token, logits).map(|error| Fault { stage, error });
+    let transform = RowTransform { adjustments: planned.adjustments.near(tokens.clone()), ..row.transform };
+    // Without a transform the search for the largest logits finds invalid ones too.
+    let is_raw = transform.is_identity() && !(matches!(planned.ask, Ask::Summary) && state.raw.is_on());
+    let spans = match source.spans(planned.at, tokens.clone()).filter(|_| is_raw) {
+        Some(spans) => spans,
+        None => {
+            match source {
+                Source::Head { head, .. } => head.transform(token, &mut logits[at..end]),
+                Source::Logits { .. } => source.read(planned.at, tokens, &mut logits[at..end]),
+            }
+            if !is_raw {
+                if any_invalid(&logits[at..end]) {
+                    state.fault = Fault::first(state.fault, fault(0, &logits[at..end]));
+                    return;
+                }
+                if matches!(planned.ask, Ask::Summary) {
+                    state.raw.add(token, &logits[at..end]);
+                }
+                // Logits that are finite or -inf: the transform makes no NaN of these, but it may overflow.
+                transform.apply(token, &mut logits[at..end]);
+            }
+            logits[..at].fill(f32::NEG_INFINITY);
+            let whole = end.next_multiple_of(SPAN);
+            logits[end..whole].fill(f32::NEG_INFINITY);
+            logits[..whole].as_chunks::<SPAN>().0
+        }
+    };
+    let mut tops = [f32::NEG_INFINITY; SPANS];
+    let tops = &mut tops[..spans.len()];
+    // SAFETY: by this function's contract.
+    let Some(top) = (unsafe { V::largest(spans, tops) }) else {
+        let fault = fault(u8::from(!is_raw), &spans.as_flattened()[at..end]);
         state.fault = Fault::first(state.fault, fault);
         return;
-    }
-    if matches!(planned.ask, Ask::Summary) {
-        state.raw.add(token, &logits[at..end]);
-    }
-    // Logits that are finite or -inf: the transform makes no NaN of these.
-    let adjustments = planned.adjustments.near(token..token + len as u32);
-    RowTransform { adjustments, ..row.transform }.apply(token, &mut logits[at..end]);
-    logits[..at].fill(f32::NEG_INFINITY);
-    let whole = end.next_multiple_of(SPAN);
-    logits[end..whole].fill(f32::NEG_INFINITY);
-    let spans = logits[..whole].as_chunks::<SPAN>().0;
-    let mut tops = [f32::NEG_INFINITY; TILE / SPAN + 1];
-    for (top, span) in tops.iter_mut().zip(spans) {
-        // SAFETY: by this function's contract.
-        *top = unsafe { L::largest(span) };
-    }
-    let top = tops.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    if top == f32::INFINITY {
-        let fault = first_invalid(first, &logits[..whole]).map(|error| Fault { stage: 1, error });
-        state.fault = Fault::first(state.fault, fault);
-        return;
-    }
+    };
+    let tops = (top, &*tops);
     match planned.ask {
         Ask::Summary if top > f32::NEG_INFINITY => {
             state.alive = true;
             // SAFETY: by this function's contract.
-            unsafe { add::<L>(row, first, spans, &tops, (known.1.row(known.0), above), state) };
+            unsafe { add::<V>(row, first, spans, tops, (known.1.row(known.0), above), state) };
             if let (Some(_), Some(mass)) = (&row.filters, &mut state.mass) {
                 let FilterState { floor, largest_logit, .. } = &mut state.filter;
                 floor.learn(mass, len as u32, source.tokens(), *largest_logit, known.0, known.1);
@@ -244,7 +264,7 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
         }
         // SAFETY: by this function's contract.
         Ask::List { floor, slot } => unsafe {
-            rank::<L>(first, spans, &tops, floor, |c| {
+            rank::<V>(first, spans, tops.1, floor, |c| {
                 lists[slot].push(c);
                 floor
             });
@@ -255,24 +275,23 @@ unsafe fn summarize<L: Lanes>(span: Span<'_, '_>, state: &mut RowState) {
 /// Adds a tile of transformed logits, the largest of each span in `tops`, to what the row keeps.
 ///
 /// # Safety
-/// The instruction set of `L` is available.
+/// The instruction set of `V` is available.
 #[inline(always)]
-unsafe fn add<L: Lanes>(
+unsafe fn add<V: Vector>(
     row: &Row<'_>,
     first: u32,
     spans: &[[f32; SPAN]],
-    tops: &[f32; TILE / SPAN + 1],
+    (top, tops): (f32, &[f32]),
     shared: (&KnownRow, &mut Above),
     state: &mut RowState,
 ) {
     if let Some(filters) = &row.filters {
         // SAFETY: by this function's contract.
-        return unsafe { filtered::add::<L>(row, filters, first, spans, tops, shared, state) };
+        return unsafe { filtered::add::<V>(row, filters, first, spans, (top, tops), shared, state) };
     }
-    let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
         // SAFETY: by this function's contract.
-        unsafe { L::weigh(spans, top, mass) };
+        unsafe { V::weigh(spans, top, mass) };
     }
     let cut = state.top.threshold();
     if top >= cut {
@@ -281,7 +300,7 @@ unsafe fn add<L: Lanes>(
             state.top.threshold()
         };
         // SAFETY: by this function's contract.
-        unsafe { rank::<L>(first, spans, tops, cut, offer) };
+        unsafe { rank::<V>(first, spans, tops, cut, offer) };
     }
     for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
         let cut = winner.winner.score;
@@ -290,7 +309,7 @@ unsafe fn add<L: Lanes>(
             winner.winner.score
         };
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<L>(row, draw, first, spans, tops, cut, offer) };
+        unsafe { draw_tile::<V>(row, draw, first, spans, (top, tops), cut, offer) };
     }
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         let cut = list.threshold();
@@ -299,6 +318,6 @@ unsafe fn add<L: Lanes>(
             list.threshold()
         };
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<L>(row, draw, first, spans, tops, cut, offer) };
+        unsafe { draw_tile::<V>(row, draw, first, spans, (top, tops), cut, offer) };
     }
 }

@@ -1,44 +1,42 @@
 //! The tokens of a tile that can reach a cut, one by one.
 
-use crate::dot::TILE;
 use crate::perturb::perturb;
-use crate::words::{Lanes, SPAN};
+use crate::simd::{SPAN, Vector};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Winner};
 
 /// Offers the tokens of a tile that can reach `cut`, perturbed or greedy.
 ///
 /// # Safety
-/// The instruction set of `L` is available.
+/// The instruction set of `V` is available.
 #[inline(always)]
-pub(super) unsafe fn draw_tile<L: Lanes>(
+pub(super) unsafe fn draw_tile<V: Vector>(
     row: &Row<'_>,
     draw: u32,
     first: u32,
     spans: &[[f32; SPAN]],
-    tops: &[f32; TILE / SPAN + 1],
+    tops: (f32, &[f32]),
     cut: f32,
     offer: impl FnMut(Candidate) -> f32,
 ) {
-    let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if !row.greedy {
         // SAFETY: by this function's contract.
-        unsafe { perturb::<L>((&row.noise, draw), first, spans, top, cut, |_| false, offer) };
-    } else if top >= cut {
+        unsafe { perturb::<V>((&row.noise, draw), first, spans, tops, cut, f32::NEG_INFINITY, offer) };
+    } else if tops.0 >= cut {
         // SAFETY: by this function's contract.
-        unsafe { rank::<L>(first, spans, tops, cut, offer) };
+        unsafe { rank::<V>(first, spans, tops.1, cut, offer) };
     }
 }
 
 /// Offers the logits that reach `cut` as their own scores; `tops` are the largest of each span.
 ///
 /// # Safety
-/// The instruction set of `L` is available.
+/// The instruction set of `V` is available.
 #[inline(always)]
-pub(super) unsafe fn rank<L: Lanes>(
+pub(super) unsafe fn rank<V: Vector>(
     first: u32,
     spans: &[[f32; SPAN]],
-    tops: &[f32; TILE / SPAN + 1],
+    tops: &[f32],
     mut cut: f32,
     mut offer: impl FnMut(Candidate) -> f32,
 ) {
@@ -47,7 +45,7 @@ pub(super) unsafe fn rank<L: Lanes>(
             continue;
         }
         // SAFETY: by this function's contract. Above -inf.
-        let mut hits = unsafe { L::at_least(span, cut.max(f32::MIN)) };
+        let mut hits = unsafe { V::at_least(span, cut.max(f32::MIN)) };
         while hits != 0 {
             let i = hits.trailing_zeros();
             hits &= hits - 1;

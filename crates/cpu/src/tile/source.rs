@@ -1,7 +1,9 @@
 //! Where the logits of a tile come from.
 
+use super::LOGITS_TILE;
 use crate::dot::pack::Packed;
 use crate::dot::{Dot, DotScratch, TILE};
+use crate::simd::SPAN;
 use core::ops::Range;
 use flash_sampling_core::matrix::widen;
 use flash_sampling_core::{Head, Matrix};
@@ -24,6 +26,14 @@ impl Source<'_> {
         }
     }
 
+    /// How many tokens a tile has.
+    pub(super) fn tile(&self) -> usize {
+        match self {
+            Source::Head { .. } => TILE,
+            Source::Logits { .. } => LOGITS_TILE,
+        }
+    }
+
     /// Writes the raw logits of `tokens` (at most [`TILE`]) to `out[r * TILE ..]`, for all rows.
     pub(super) fn fill(&self, tokens: Range<u32>, out: &mut [f32], scratch: &mut DotScratch) {
         match self {
@@ -32,14 +42,27 @@ impl Source<'_> {
                 dot.tile(&head.weight().row_range(rows), hidden, out, scratch);
             }
             Source::Logits { logits, rows } => {
-                let size = logits.dtype().size();
-                let bytes = tokens.start as usize * size..tokens.end as usize * size;
-                for at in 0..rows.map_or(logits.rows(), <[usize]>::len) {
-                    let r = rows.map_or(at, |rows| rows[at]);
-                    let out = &mut out[at * TILE..][..tokens.len()];
-                    widen(&logits.row_bytes(r)[bytes.clone()], logits.dtype(), out);
-                }
+                let count = rows.map_or(logits.rows(), <[usize]>::len);
+                (0..count).for_each(|at| self.read(at, tokens.clone(), &mut out[at * TILE..]));
             }
         }
+    }
+
+    /// The existing logits of `tokens` of row `at` where they lie, if these are whole spans of float32.
+    #[inline(always)]
+    pub(super) fn spans(&self, at: usize, tokens: Range<u32>) -> Option<&[[f32; SPAN]]> {
+        let Source::Logits { logits, rows } = self else { return None };
+        let is_whole = tokens.start.is_multiple_of(SPAN as u32) && tokens.len().is_multiple_of(SPAN);
+        let row = logits.row_f32(rows.map_or(at, |rows| rows[at])).filter(|_| is_whole)?;
+        Some(row[tokens.start as usize..tokens.end as usize].as_chunks::<SPAN>().0)
+    }
+
+    /// Writes the existing logits of `tokens` of row `at`; those of a head do not exist.
+    pub(super) fn read(&self, at: usize, tokens: Range<u32>, out: &mut [f32]) {
+        let Source::Logits { logits, rows } = self else { return };
+        let size = logits.dtype().size();
+        let bytes = tokens.start as usize * size..tokens.end as usize * size;
+        let row = logits.row_bytes(rows.map_or(at, |rows| rows[at]));
+        widen(&row[bytes], logits.dtype(), &mut out[..tokens.len()]);
     }
 }

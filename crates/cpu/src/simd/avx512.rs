@@ -1,98 +1,68 @@
-//! Sixteen lanes in two AVX-512 vectors.
+//! AVX-512.
 
-use super::{BLOCKS, EXP2, LOWEST, Lanes, SPAN, exp_below};
+use super::{EXP2, LOWEST, SPAN, Vector, exp_below};
 use crate::above::{Above, GATHERED, Run, VECTOR};
+use crate::granules::{Granules, PHILOX_M4X32, PHILOX_W32, Threshold};
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
-use flash_sampling_core::{MassHistogram, Moments};
+use flash_sampling_core::{Domain, MassHistogram, Moments, Noise};
 
 /// AVX-512.
 pub(crate) struct Avx512;
 
 // SAFETY (every block below): the caller vouches for AVX-512 F; loads and stores are of local arrays.
-impl Lanes for Avx512 {
-    type Words = [__m512i; 2];
-
+impl Vector for Avx512 {
     #[inline(always)]
-    unsafe fn splat(word: u32) -> Self::Words {
-        // SAFETY: as above.
-        unsafe { [_mm512_set1_epi32(word as i32); 2] }
-    }
-    #[inline(always)]
-    unsafe fn count_from(first: u32) -> Self::Words {
-        // SAFETY: as above. Sums of the low halves wrap; the high halves may hold anything.
+    unsafe fn granules(noise: &Noise, draw: u32, block: u32, threshold: Threshold) -> Granules {
+        let [_, c1, c2, c3] = noise.counter(Domain::Granule.code(), draw, block);
+        let [mut k0, mut k1] = noise.key();
+        // SAFETY: as above; stores are of the batch, which is made of integers and floats.
         unsafe {
-            let first = _mm512_set1_epi32(first as i32);
-            let (low, high) =
-                (_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set_epi64(15, 14, 13, 12, 11, 10, 9, 8));
-            [_mm512_add_epi32(first, low), _mm512_add_epi32(first, high)]
-        }
-    }
-    #[inline(always)]
-    unsafe fn multiply(a: Self::Words, b: Self::Words) -> Self::Words {
-        // SAFETY: as above.
-        core::array::from_fn(|v| unsafe { _mm512_mul_epu32(a[v], b[v]) })
-    }
-    #[inline(always)]
-    unsafe fn high(a: Self::Words) -> Self::Words {
-        // SAFETY: as above.
-        core::array::from_fn(|v| unsafe { _mm512_srli_epi64::<32>(a[v]) })
-    }
-    #[inline(always)]
-    unsafe fn xor3(a: Self::Words, b: Self::Words, c: Self::Words) -> Self::Words {
-        // SAFETY: as above. 0x96 is the truth table of a ^ b ^ c.
-        core::array::from_fn(|v| unsafe { _mm512_ternarylogic_epi64::<0x96>(a[v], b[v], c[v]) })
-    }
-    #[inline(always)]
-    unsafe fn any_at_most(words: &[Self::Words; 4], limit: u32) -> bool {
-        // SAFETY: as above. The mask leaves the high halves out.
-        unsafe {
-            // Written out: a loop over the eight vectors went through memory, at half the cost of the words themselves.
-            let [a, b, c, d] = words;
-            let (a, b) = (_mm512_min_epu32(a[0], a[1]), _mm512_min_epu32(b[0], b[1]));
-            let (c, d) = (_mm512_min_epu32(c[0], c[1]), _mm512_min_epu32(d[0], d[1]));
-            let smallest = _mm512_min_epu32(_mm512_min_epu32(a, b), _mm512_min_epu32(c, d));
-            _mm512_mask_cmple_epu32_mask(0x5555, smallest, _mm512_set1_epi32(limit as i32)) != 0
-        }
-    }
-    #[inline(always)]
-    unsafe fn reaching(
-        words: &[Self::Words; 4],
-        logits: &[f32; SPAN],
-        cut: f32,
-        _: u32,
-        ordered: &mut [u32; SPAN],
-    ) -> u64 {
-        let mut hits = 0;
-        // SAFETY: as above; loads are of the span, stores of the words.
-        unsafe {
-            let low = _mm512_set1_epi64(0xffff_ffff);
-            let (first, last) =
-                (_mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4));
-            let pair = |a, b| _mm512_or_epi64(_mm512_and_epi64(a, low), _mm512_slli_epi64::<32>(b));
-            for half in [0, 1] {
-                let [a, b, c, d] = [words[0][half], words[1][half], words[2][half], words[3][half]];
-                let (ab, cd) = (pair(a, b), pair(c, d));
-                for (v, order) in [(2 * half, first), (2 * half + 1, last)] {
-                    let word = _mm512_permutex2var_epi64(ab, order, cd);
-                    _mm512_storeu_si512(ordered.as_mut_ptr().add(16 * v).cast(), word);
-                    let limit = word_limits(_mm512_loadu_ps(logits.as_ptr().add(16 * v)), cut);
-                    hits |= u64::from(_mm512_cmple_epu32_mask(word, limit)) << (16 * v);
-                }
+            let splat = |word: u32| _mm512_set1_epi32(word as i32);
+            let [m0, m1] = PHILOX_M4X32.map(splat);
+            let count = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+            let mut c = [_mm512_add_epi32(splat(block), count), splat(c1), splat(c2), splat(c3)];
+            for _ in 0..10 {
+                let (p0, p1) = (_mm512_mul_epu32(c[0], m0), _mm512_mul_epu32(c[2], m1));
+                // 0x96 is the truth table of a ^ b ^ c.
+                c[0] = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p1), c[1], splat(k0));
+                c[2] = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p0), c[3], splat(k1));
+                (c[1], c[3]) = (p1, p0);
+                k0 = k0.wrapping_add(PHILOX_W32[0]);
+                k1 = k1.wrapping_add(PHILOX_W32[1]);
             }
+            let mut batch = Granules::default();
+            let (base, scale) = (_mm256_set1_ps(threshold.base), _mm256_set1_ps(Threshold::SCALE));
+            let mut least = _mm256_set1_ps(f32::INFINITY);
+            for j in 0..4 {
+                let words = _mm512_cvtepi64_epi32(c[j]);
+                _mm256_storeu_si256(batch.words[j].as_mut_ptr().cast(), words);
+                let bits = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(words)));
+                let of_word = _mm256_fmadd_ps(_mm256_cvtepi32_ps(bits), scale, base);
+                let of_word = _mm256_max_ps(of_word, _mm256_set1_ps(threshold.floor));
+                _mm256_storeu_ps(batch.thresholds[j].as_mut_ptr(), of_word);
+                least = _mm256_min_ps(least, of_word);
+            }
+            _mm256_storeu_ps(batch.least.as_mut_ptr(), least);
+            batch
         }
-        hits
     }
     #[inline(always)]
-    unsafe fn largest(logits: &[f32; SPAN]) -> f32 {
-        // SAFETY: as above; the loads are of the span.
+    unsafe fn largest(spans: &[[f32; SPAN]], tops: &mut [f32]) -> Option<f32> {
+        // SAFETY: as above; the loads are of the spans.
         unsafe {
-            let at = logits.as_ptr();
-            let mut most = _mm512_loadu_ps(at);
-            for v in 1..SPAN / 16 {
-                most = _mm512_max_ps(most, _mm512_loadu_ps(at.add(16 * v)));
+            let (infinity, mut invalid) = (_mm512_set1_ps(f32::INFINITY), 0);
+            let mut all = _mm512_set1_ps(f32::NEG_INFINITY);
+            for (top, span) in tops.iter_mut().zip(spans) {
+                let logits: [__m512; SPAN / 16] = core::array::from_fn(|v| _mm512_loadu_ps(span.as_ptr().add(16 * v)));
+                let valid = logits.map(|logits| _mm512_cmp_ps_mask::<_CMP_LT_OQ>(logits, infinity));
+                invalid |= !(valid[0] & valid[1] & valid[2] & valid[3]);
+                let pairs = [_mm512_max_ps(logits[0], logits[1]), _mm512_max_ps(logits[2], logits[3])];
+                let most = _mm512_max_ps(pairs[0], pairs[1]);
+                all = _mm512_max_ps(all, most);
+                *top = _mm512_reduce_max_ps(most);
             }
-            _mm512_reduce_max_ps(most)
+            (invalid == 0).then(|| _mm512_reduce_max_ps(all))
         }
     }
     #[inline(always)]
@@ -162,37 +132,6 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn sum_moments(spans: &[[f32; SPAN]], moments: &mut Moments) {
         moments.extend_from_slice(spans.as_flattened());
-    }
-    #[inline(always)]
-    unsafe fn to_array(a: Self::Words) -> [u32; BLOCKS] {
-        let mut lanes = [0u32; BLOCKS];
-        // SAFETY: as above; the conversion keeps the low halves.
-        unsafe {
-            _mm256_storeu_si256(lanes.as_mut_ptr().cast(), _mm512_cvtepi64_epi32(a[0]));
-            _mm256_storeu_si256(lanes[8..].as_mut_ptr().cast(), _mm512_cvtepi64_epi32(a[1]));
-        }
-        lanes
-    }
-}
-
-/// At least [`word_limit`](crate::perturb::word_limit) of each logit.
-///
-/// # Safety
-/// AVX-512 F is available.
-#[inline(always)]
-unsafe fn word_limits(logit: __m512, cut: f32) -> __m512i {
-    // SAFETY: as this function's contract says.
-    unsafe {
-        let size = _mm512_add_ps(_mm512_abs_ps(logit), _mm512_set1_ps(cut.abs()));
-        let slack = _mm512_fmadd_ps(size, _mm512_set1_ps(2.4e-7), _mm512_set1_ps(1.54e-5));
-        let gap = _mm512_add_ps(_mm512_sub_ps(logit, _mm512_set1_ps(cut)), slack);
-        let y = _mm512_fmadd_ps(gap, _mm512_set1_ps(core::f32::consts::LOG2_E), _mm512_set1_ps(32.0));
-        // NaN, of a logit and a cut of -inf, becomes the second operand.
-        let y = _mm512_min_ps(_mm512_max_ps(y, _mm512_set1_ps(-1.0)), _mm512_set1_ps(33.0));
-        let bits = _mm512_mul_ps(_mm512_add_ps(y, _mm512_set1_ps(127.0)), _mm512_set1_ps(8_388_608.0));
-        let limit = _mm512_castsi512_ps(_mm512_cvttps_epi32(bits));
-        // What is too large for a word becomes the largest one.
-        _mm512_cvttps_epu32(_mm512_fmadd_ps(limit, _mm512_set1_ps(1.000_2), _mm512_set1_ps(2.0)))
     }
 }
 

@@ -1,0 +1,151 @@
+//! Words and thresholds of a batch of granules.
+//!
+//! A 32-bit word sits in the low half of a 64-bit lane. A widening multiplication reads the low halves only, so the high
+//! halves may hold anything: a Philox round is two multiplications, two shifts and four exclusive ors for all blocks.
+
+use flash_sampling_core::noise::granule;
+use flash_sampling_core::{Domain, Noise};
+
+/// Philox blocks of a batch, four granules each: as many as AVX-512 has 64-bit lanes.
+pub(crate) const BLOCKS: usize = 8;
+
+/// Random123's multipliers and Weyl constants.
+pub(crate) const PHILOX_M4X32: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
+pub(crate) const PHILOX_W32: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+
+/// A batch of granules: what belongs to granule `4 b + j` is at `[j][b]`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Granules {
+    pub(crate) words: [[u32; BLOCKS]; 4],
+    /// The logits below which no token of a granule reaches the cut, as [`Threshold`] says.
+    pub(crate) thresholds: [[f32; BLOCKS]; 4],
+    /// The smallest threshold of each block.
+    pub(crate) least: [f32; BLOCKS],
+}
+
+/// What the roundings of a Gumbel (below 7e-6), of a threshold and of a score near `cut` add up to at most.
+#[inline(always)]
+pub(crate) fn slack(cut: f32) -> f32 {
+    4e-5 + 3e-7 * cut.abs()
+}
+
+/// How a threshold comes from the minimum bits `u` of a granule: `base + SCALE bits(u)`, at least `floor`.
+///
+/// `log2 u >= 2^-23 bits(u) - 127` for the bits of the float `u`, because `log2(1 + f) >= f` on [0, 1]. So a threshold is
+/// never too high, and at most 0.06 nats too low.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Threshold {
+    pub(crate) base: f32,
+    pub(crate) floor: f32,
+}
+
+impl Threshold {
+    pub(crate) const SCALE: f32 = core::f32::consts::LN_2 / 8_388_608.0;
+
+    /// The thresholds of a score of `cut`, none below `floor`.
+    #[inline(always)]
+    pub(crate) fn of(cut: f32, floor: f32) -> Self {
+        Threshold { base: cut - slack(cut) - (127.0 + 32.0) * core::f32::consts::LN_2, floor }
+    }
+}
+
+/// The plain version, for the granules from `4 block` on.
+#[inline(always)]
+pub(crate) fn granules(noise: &Noise, draw: u32, block: u32, threshold: Threshold) -> Granules {
+    let [_, c1, c2, c3] = noise.counter(Domain::Granule.code(), draw, block);
+    let [mut k0, mut k1] = noise.key();
+    let mut c = [[0u64; BLOCKS], [c1.into(); BLOCKS], [c2.into(); BLOCKS], [c3.into(); BLOCKS]];
+    for (i, c0) in (0..).zip(&mut c[0]) {
+        *c0 = u64::from(block.wrapping_add(i));
+    }
+    for _ in 0..10 {
+        for i in 0..BLOCKS {
+            let p0 = (c[0][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[0]);
+            let p1 = (c[2][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[1]);
+            c[0][i] = (p1 >> 32) ^ c[1][i] ^ u64::from(k0);
+            c[1][i] = p1;
+            c[2][i] = (p0 >> 32) ^ c[3][i] ^ u64::from(k1);
+            c[3][i] = p0;
+        }
+        k0 = k0.wrapping_add(PHILOX_W32[0]);
+        k1 = k1.wrapping_add(PHILOX_W32[1]);
+    }
+    let words = c.map(|words| words.map(|word| word as u32));
+    let mut batch = Granules { words, thresholds: [[0.0; BLOCKS]; 4], least: [f32::INFINITY; BLOCKS] };
+    for (thresholds, words) in batch.thresholds.iter_mut().zip(words) {
+        for b in 0..BLOCKS {
+            let bits = (granule::minimum_bits(words[b]) as i32 as f32).to_bits() as i32;
+            let least = threshold.base + bits as f32 * Threshold::SCALE;
+            thresholds[b] = if least > threshold.floor { least } else { threshold.floor };
+            batch.least[b] = if thresholds[b] < batch.least[b] { thresholds[b] } else { batch.least[b] };
+        }
+    }
+    batch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Plain, Vector};
+    use flash_sampling_core::noise::log::ln;
+    use granule::Granule;
+    use proptest::prelude::*;
+
+    fn threshold(word: u32, cut: f32) -> f32 {
+        let bits = (granule::minimum_bits(word) as f32).to_bits();
+        Threshold::of(cut, 0.0).base + bits as f32 * Threshold::SCALE
+    }
+
+    /// # Safety
+    /// The instruction set of `V` is available.
+    unsafe fn check<V: Vector>() {
+        for (seed, position, draw, block) in [(0, 0, 0, 0), (!0, 1 << 40, 7, 1), (12345, 99, !0, u32::MAX - 3)] {
+            let noise = Noise::new(seed, position).unwrap();
+            for floor in [f32::NEG_INFINITY, 10.0] {
+                // SAFETY: by this function's contract.
+                let batch = unsafe { V::granules(&noise, draw, block, Threshold::of(12.5, floor)) };
+                for (b, block) in (0..BLOCKS).map(|b| (b, block.wrapping_add(b as u32))) {
+                    assert_eq!(batch.words.map(|words| words[b]), noise.words(Domain::Granule, draw, block));
+                    let thresholds = batch.thresholds.map(|of| of[b]);
+                    for (found, words) in thresholds.iter().zip(batch.words) {
+                        assert!((found - threshold(words[b], 12.5).max(floor)).abs() < 2e-5);
+                    }
+                    assert_eq!(batch.least[b], thresholds.into_iter().fold(f32::INFINITY, f32::min));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_has_the_scalar_words() {
+        // SAFETY: each instruction set is checked first.
+        unsafe {
+            check::<Plain>();
+            #[cfg(target_arch = "x86_64")]
+            if crate::isa::Isa::Avx512.is_available() {
+                check::<crate::simd::avx512::Avx512>();
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn logits_below_the_threshold_cannot_reach_the_cut(
+            word in prop_oneof![any::<u32>(), 0u32..9000, (0u32..32).prop_map(|k| 1 << k)], refinement: u32,
+            token_word in prop_oneof![any::<u32>(), 0u32..99],
+            cut in prop_oneof![-300f32..300.0, -1e6f32..1e6, Just(0.0)], below in prop_oneof![Just(0.0), 0f32..9.0],
+        ) {
+            let granule = Granule::of_word(word, || refinement);
+            let logit = threshold(word, cut).next_down() - below;
+            for token in [granule.leader, granule.leader ^ 1] {
+                prop_assert!(logit - ln(granule.exponential(token, || token_word)) < cut);
+            }
+        }
+
+        #[test]
+        fn the_threshold_is_not_much_lower_than_it_must_be(word in 1u32 << 14..1 << 31, cut in -30f32..30.0) {
+            let most = Granule::of_word(word, || 0).largest_gumbel();
+            prop_assert!(threshold(word, cut) > cut - most - 0.43);
+        }
+    }
+}

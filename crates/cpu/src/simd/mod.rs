@@ -1,0 +1,211 @@
+//! What AVX-512 does better by hand than the compiler does for a tile: granules, maxima and masses. Every other instruction set
+//! has [`Plain`], compiled for it.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+
+use crate::above::{Above, Run};
+use crate::granules::{Granules, Threshold, granules};
+use flash_sampling_core::{MassHistogram, Moments, Noise};
+
+/// Tokens of a span: a Philox block of granules.
+pub(crate) const SPAN: usize = 64;
+
+/// The operations on spans of logits. The provided ones are plain Rust.
+///
+/// # Safety
+/// Every function may only be called where the instruction set is available. They are `inline(always)`, to inline into
+/// an entry point that is marked with the target feature.
+pub(crate) trait Vector {
+    /// The granules from `4 block` on, with thresholds.
+    #[inline(always)]
+    unsafe fn granules(noise: &Noise, draw: u32, block: u32, threshold: Threshold) -> Granules {
+        granules(noise, draw, block, threshold)
+    }
+    /// Writes the largest logit of each span to `tops`, and returns the largest of all; `None` where any is NaN or +inf.
+    /// Sixteen run side by side: one running maximum would wait for itself.
+    #[inline(always)]
+    unsafe fn largest(spans: &[[f32; SPAN]], tops: &mut [f32]) -> Option<f32> {
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
+        let (mut invalid, mut all) = ([0u32; 16], f32::NEG_INFINITY);
+        for (top, span) in tops.iter_mut().zip(spans) {
+            let mut most = [f32::NEG_INFINITY; 16];
+            for logits in span.as_chunks::<16>().0 {
+                for i in 0..16 {
+                    most[i] = larger(most[i], logits[i]);
+                    invalid[i] |= if logits[i] < f32::INFINITY { 0 } else { 1 };
+                }
+            }
+            *top = most.into_iter().fold(f32::NEG_INFINITY, larger);
+            all = larger(all, *top);
+        }
+        (invalid == [0; 16]).then_some(all)
+    }
+    /// A bit for each logit that is at least `cut`, which is not NaN.
+    #[inline(always)]
+    unsafe fn at_least(logits: &[f32; SPAN], cut: f32) -> u64 {
+        logits.iter().enumerate().fold(0, |hits, (i, &logit)| hits | u64::from(logit >= cut) << i)
+    }
+    /// Adds the masses of spans, of which `top` is the largest logit.
+    #[inline(always)]
+    unsafe fn weigh(spans: &[[f32; SPAN]], top: f32, mass: &mut MassHistogram) {
+        let _ = top;
+        mass.extend_from_slice(spans.as_flattened());
+    }
+    /// Adds the masses of logits that reach `floor`, the edge of a bin, to their bins, and sums `e^(l - floor)` of the
+    /// others, with an error below 2^-16 of it and 2^-68. `tops` are the largest logits of each span. Those that reach the
+    /// floor stay in `above`, if the row's are kept.
+    #[inline(always)]
+    unsafe fn weigh_above(
+        spans: &[[f32; SPAN]],
+        tops: &[f32],
+        floor: f32,
+        mass: &mut MassHistogram,
+        (above, run): (&mut Above, &mut Run),
+    ) -> f32 {
+        let _ = tops;
+        let mut sums = [0.0f32; 8];
+        for block in spans.as_flattened().as_chunks::<8>().0 {
+            for i in 0..8 {
+                sums[i] += if block[i] < floor { exp_below(block[i] - floor) } else { 0.0 };
+            }
+            for &logit in block.iter().filter(|&&logit| logit >= floor) {
+                mass.push(logit);
+            }
+        }
+        above.extend(run, spans.as_flattened().iter().copied().filter(|&logit| logit >= floor));
+        sums.iter().sum()
+    }
+    /// Adds the logits of a tile to a row's moments.
+    #[inline(always)]
+    unsafe fn sum_moments(spans: &[[f32; SPAN]], moments: &mut Moments) {
+        spans.as_flattened().iter().for_each(|&logit| moments.push(logit));
+    }
+}
+
+/// Plain Rust.
+pub(crate) struct Plain;
+
+impl Vector for Plain {}
+
+/// `2^f` is within 2^-18 of `1 + f p(f)` on [-1/2, 1/2]; lowest first (minimax, by Remez's exchange).
+pub(crate) const EXP2: [f32; 4] = [0.693_113_6, 0.240_207_1, 0.055_976_88, 0.009_782_91];
+/// Below this power of two a mass counts as it.
+pub(crate) const LOWEST: f32 = -100.0;
+
+/// `e^x` of `x` up to 0, within 2^-17 of it and 2^-100.
+#[inline(always)]
+fn exp_below(x: f32) -> f32 {
+    let y = x * core::f32::consts::LOG2_E;
+    let y = if y > LOWEST { y } else { LOWEST };
+    // The magic number rounds, and its last bits are the integer's.
+    let shifted = y + 12_582_912.0;
+    let f = y - (shifted - 12_582_912.0);
+    let p = 1.0 + f * (EXP2[0] + f * (EXP2[1] + f * (EXP2[2] + f * EXP2[3])));
+    f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    /// # Safety
+    /// The instruction set of `V` is available.
+    unsafe fn check_spans<V: Vector>() {
+        let mut logits = [f32::NEG_INFINITY; SPAN];
+        for (i, logit) in logits.iter_mut().enumerate().skip(1) {
+            *logit = (i * 37 % 50) as f32 - 20.0;
+        }
+        for cut in [f32::MIN, -20.0, 3.0, 3.5, 29.0, 30.0] {
+            let want = (0..SPAN).filter(|&i| logits[i] >= cut).fold(0u64, |hits, i| hits | 1 << i);
+            // SAFETY: by this function's contract.
+            assert_eq!(unsafe { V::at_least(&logits, cut) }, want, "{cut}");
+        }
+        let (mut tops, nothing) = ([0.0; 3], [f32::NEG_INFINITY; SPAN]);
+        // SAFETY: by this function's contract.
+        assert_eq!(unsafe { V::largest(&[nothing, logits, nothing], &mut tops) }, Some(29.0));
+        assert_eq!(tops, [f32::NEG_INFINITY, 29.0, f32::NEG_INFINITY]);
+        for (place, invalid) in [(37, f32::NAN), (0, -f32::NAN), (63, f32::INFINITY)] {
+            let mut logits = logits;
+            logits[place] = invalid;
+            // SAFETY: by this function's contract.
+            assert_eq!(unsafe { V::largest(&[nothing, logits], &mut tops) }, None);
+        }
+    }
+
+    /// # Safety
+    /// The instruction set of `V` is available.
+    unsafe fn check_masses<V: Vector>() {
+        let (mut mass, mut want) = (MassHistogram::default(), MassHistogram::default());
+        // Edges of bins, the floor of the window, and sizes where entries are not used.
+        for (round, scale) in [1.0, 0.125, 7.3, 60.0, 9e3, 3e5, 1e30].into_iter().enumerate() {
+            let mut spans = [[f32::NEG_INFINITY; SPAN]; 3];
+            for (i, logit) in spans.as_flattened_mut().iter_mut().enumerate().skip(round) {
+                *logit = ((i * 7919 + round) % 211) as f32 / 16.0 * scale - 5.0 * scale;
+            }
+            let top = spans.as_flattened().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            // SAFETY: by this function's contract.
+            unsafe { V::weigh(&spans, top, &mut mass) };
+            spans.as_flattened().iter().for_each(|&logit| want.push(logit));
+            assert_eq!(mass, want, "{scale}");
+        }
+    }
+
+    /// # Safety
+    /// The instruction set of `V` is available.
+    unsafe fn check_masses_above<V: Vector>() {
+        let (mut mass, mut want) = (MassHistogram::default(), MassHistogram::default());
+        let mut told = 0;
+        for (round, scale) in [1.0, 0.125, 7.3, 60.0, 9e3, 3e5].into_iter().enumerate() {
+            let mut spans = [[f32::NEG_INFINITY; SPAN]; 5];
+            for (i, logit) in spans.as_flattened_mut().iter_mut().enumerate().skip(round) {
+                *logit = ((i * 7919 + round) % 211) as f32 / 16.0 * scale - 5.0 * scale;
+            }
+            let tops = spans.map(|span| span.into_iter().fold(f32::NEG_INFINITY, f32::max));
+            for floor in [-99.0, 0.0, 0.125, 6.5, 8.0, 1e4].map(|part| MassHistogram::edge(part * scale)) {
+                let (mut kept, mut run) = (Above::default(), Run::default());
+                kept.begin(1, 9472, 16);
+                run.begin(true);
+                // SAFETY: by this function's contract.
+                let sum = unsafe { V::weigh_above(&spans, &tops, floor, &mut mass, (&mut kept, &mut run)) };
+                let sum = f64::from(sum);
+                let (above, below): (Vec<f32>, Vec<f32>) =
+                    spans.as_flattened().iter().partition(|&&logit| logit >= floor);
+                above.iter().for_each(|&logit| want.push(logit));
+                let ordered = |logits: Vec<f32>| {
+                    let mut bits: Vec<u32> = logits.into_iter().map(f32::to_bits).collect();
+                    bits.sort_unstable();
+                    bits
+                };
+                if run.is_complete() {
+                    assert_eq!(ordered(kept.logits(run).collect()), ordered(above.clone()), "{scale} {floor}");
+                    told += 1;
+                }
+                // A histogram may open its window for the largest logit of all.
+                if !above.is_empty() {
+                    assert_eq!(mass, want, "{scale} {floor}");
+                }
+                let exact: f64 = below.iter().map(|&logit| (f64::from(logit) - f64::from(floor)).exp()).sum();
+                assert!((sum - exact).abs() <= exact / 65_536.0 + 1e-20, "{scale} {floor}: {sum} for {exact}");
+            }
+        }
+        assert!(told > 15, "{told}");
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_plain_results() {
+        // SAFETY: each instruction set is checked first.
+        unsafe {
+            check_spans::<Plain>();
+            check_masses::<Plain>();
+            check_masses_above::<Plain>();
+            #[cfg(target_arch = "x86_64")]
+            if Isa::Avx512.is_available() {
+                check_spans::<avx512::Avx512>();
+                check_masses::<avx512::Avx512>();
+                check_masses_above::<avx512::Avx512>();
+            }
+        }
+    }
+}
