@@ -110,6 +110,15 @@ impl KnownRow {
         if rival as u32 > ordered(logit) { of_ordered((rival >> 32) as u32) } else { f32::NEG_INFINITY }
     }
 
+    /// The score and the logit of the token that [`KnownRow::rival`] compares with, -inf and +inf where none is known.
+    #[inline(always)]
+    pub(crate) fn best(&self) -> (f32, f32) {
+        match self.rival.load(Ordering::Relaxed) {
+            0 => (f32::NEG_INFINITY, f32::INFINITY),
+            rival => (of_ordered((rival >> 32) as u32), of_ordered(rival as u32)),
+        }
+    }
+
     /// Makes a token of the first draw known: one with a large logit and a good score spares others most.
     #[inline(always)]
     pub(crate) fn tell(&self, token: &Candidate) {

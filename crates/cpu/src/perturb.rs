@@ -10,79 +10,133 @@
 //! 2. **Granules open exactly.** In an open granule the token words and their logarithms are made for the logits that
 //!    reach `cut` with the granule's largest Gumbel.
 //! 3. **The first cut** is the score of the tile's largest logit.
+//! 4. **A frontier** keeps more than one token: its cut is lower where logits are larger ([`Keep::cut_in`]).
 //!
 //! Tokens that are left out score below `cut`, so the result is that of the plain version, bit for bit.
 
 use crate::granules::{BLOCKS, Threshold, slack};
 use crate::simd::{SPAN, Vector};
-use flash_sampling_core::noise::{GUMBEL_MAX, granule};
-use flash_sampling_core::{Candidate, Domain, Noise, Winner};
+use core::ops::Range;
+use flash_sampling_core::noise::granule;
+use flash_sampling_core::{Candidate, Domain, Noise, TopList, Winner};
 
 const GRANULE: usize = granule::TOKENS as usize;
 
-/// Offers every token of a tile that could reach the running cut.
-///
-/// `spans[s][i]` is the transformed logit of token `first + 64 s + i`, -inf where there is none; `first` is a multiple of
-/// 64, `top` is the largest logit, and `tops` are those of each span. `cut` is what a score must reach now; `offer` takes a
-/// candidate and returns the cut that follows. A candidate may come twice. Logits below `floor` may be left out.
-///
-/// # Safety
-/// The instruction set of `V` is available.
-#[inline(always)]
-pub(crate) unsafe fn perturb<V: Vector>(
-    (noise, draw): (&Noise, u32),
-    first: u32,
-    spans: &[[f32; SPAN]],
-    (top, tops): (f32, &[f32]),
-    mut cut: f32,
-    floor: f32,
-    mut offer: impl FnMut(Candidate) -> f32,
-) {
-    if top == f32::NEG_INFINITY || top + GUMBEL_MAX + 1e-4 * (1.0 + top.abs()) < cut {
-        return;
+/// What keeps candidates of a draw.
+pub(crate) trait Keep {
+    /// The score that a token must reach whatever its logit; -inf while every token counts.
+    fn cut(&self) -> f32;
+
+    /// The score that a token of these spans of the tile must reach.
+    #[inline(always)]
+    fn cut_in(&self, _spans: Range<usize>) -> f32 {
+        self.cut()
     }
-    if cut == f32::NEG_INFINITY {
-        let place = spans.as_flattened().iter().position(|&logit| logit == top).unwrap_or(0);
-        let token = first + place as u32;
-        let score = top + noise.gumbel(Domain::Token, draw, token);
-        cut = offer(Candidate { winner: Winner::new(score, token), logit: top });
+
+    /// Takes a candidate. The same one may come twice.
+    fn offer(&mut self, candidate: Candidate);
+}
+
+impl Keep for Candidate {
+    #[inline(always)]
+    fn cut(&self) -> f32 {
+        self.winner.score
     }
-    // A span is a Philox block of granules.
-    let firsts = (first..).step_by(BLOCKS * SPAN);
-    for ((spans, tops), first) in spans.chunks(BLOCKS).zip(tops.chunks(BLOCKS)).zip(firsts) {
-        // SAFETY: by this function's contract.
-        let batch = unsafe { V::granules(noise, draw, first / SPAN as u32, Threshold::of(cut, floor)) };
-        for (b, (span, &top)) in spans.iter().zip(tops).enumerate() {
-            if top < batch.least[b] {
-                continue;
+
+    #[inline(always)]
+    fn offer(&mut self, candidate: Candidate) {
+        *self = self.merge(candidate);
+    }
+}
+
+impl Keep for TopList {
+    #[inline(always)]
+    fn cut(&self) -> f32 {
+        self.threshold()
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, candidate: Candidate) {
+        self.push(candidate);
+    }
+}
+
+/// A tile of one draw.
+#[derive(Clone, Copy)]
+pub(crate) struct Perturbed<'a> {
+    pub(crate) noise: &'a Noise,
+    pub(crate) draw: u32,
+    /// The first token, a multiple of 64.
+    pub(crate) first: u32,
+    /// `spans[s][i]` is the transformed logit of token `first + 64 s + i`; -inf where there is none.
+    pub(crate) spans: &'a [[f32; SPAN]],
+    /// The largest logit of each span.
+    pub(crate) tops: &'a [f32],
+    /// Logits below this are left out.
+    pub(crate) floor: f32,
+}
+
+impl Perturbed<'_> {
+    /// Offers every token that could reach the cut.
+    ///
+    /// # Safety
+    /// The instruction set of `V` is available.
+    #[inline(always)]
+    pub(crate) unsafe fn offer_to<V: Vector>(&self, keep: &mut impl Keep) {
+        // A span is a Philox block of granules.
+        for (spans, from) in self.spans.chunks(BLOCKS).zip((0..).step_by(BLOCKS)) {
+            let of_batch = from..from + spans.len();
+            let mut cut = keep.cut_in(of_batch.clone());
+            if cut == f32::NEG_INFINITY {
+                let top = self.tops[of_batch.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                if top == f32::NEG_INFINITY || top < self.floor {
+                    continue;
+                }
+                self.offer_first(self.first + (from * SPAN) as u32, spans.as_flattened(), top, keep);
+                cut = keep.cut_in(of_batch);
             }
-            for (j, logits) in span.as_chunks::<GRANULE>().0.iter().enumerate() {
-                let threshold = batch.thresholds[j][b];
-                if logits.iter().fold(false, |any, &logit| any | (logit >= threshold)) {
-                    let token = first + (b * SPAN + j * GRANULE) as u32;
-                    open((noise, draw), token, batch.words[j][b], logits, &mut cut, &mut offer);
+            let block = self.first / SPAN as u32 + from as u32;
+            // SAFETY: by this function's contract.
+            let granules = unsafe { V::granules(self.noise, self.draw, block, Threshold::of(cut, self.floor)) };
+            for (b, (span, &top)) in spans.iter().zip(&self.tops[from..]).enumerate() {
+                if top < granules.least[b] || top == f32::NEG_INFINITY {
+                    continue;
+                }
+                let of_span = from + b..from + b + 1;
+                let first = self.first + (of_span.start * SPAN) as u32;
+                for (j, logits) in (0u32..).zip(span.as_chunks::<GRANULE>().0) {
+                    // Candidates raise the cut, and that of a span may be higher than that of its batch.
+                    let higher = if cut > f32::NEG_INFINITY { keep.cut_in(of_span.clone()) - cut } else { 0.0 };
+                    let threshold = granules.thresholds[j as usize][b] + higher;
+                    if logits.iter().fold(false, |any, &logit| any | (logit >= threshold)) {
+                        let word = granules.words[j as usize][b];
+                        self.open(of_span.clone(), first + j * granule::TOKENS, word, logits, keep);
+                    }
                 }
             }
         }
     }
-}
 
-/// Offers the tokens of a granule, `first` its first one, that could reach the running cut.
-#[inline(always)]
-fn open(
-    (noise, draw): (&Noise, u32),
-    first: u32,
-    word: u32,
-    logits: &[f32; GRANULE],
-    cut: &mut f32,
-    offer: &mut impl FnMut(Candidate) -> f32,
-) {
-    let granule = noise.granule(Domain::Token, draw, first, word);
-    let most = granule.largest_gumbel();
-    for (token, &logit) in (first..).zip(logits) {
-        if logit > f32::NEG_INFINITY && logit + most >= *cut - slack(*cut) {
-            let score = logit + noise.gumbel_in(&granule, Domain::Token, draw, token);
-            *cut = offer(Candidate { winner: Winner::new(score, token), logit });
+    /// Offers the first token with the logit `top`, which gives the first cut.
+    #[inline(always)]
+    fn offer_first(&self, first: u32, logits: &[f32], top: f32, keep: &mut impl Keep) {
+        let place = logits.iter().position(|&logit| logit == top).unwrap_or(0);
+        let token = first + place as u32;
+        let score = top + self.noise.gumbel(Domain::Token, self.draw, token);
+        keep.offer(Candidate { winner: Winner::new(score, token), logit: top });
+    }
+
+    /// Offers the tokens of a granule of `span`, `first` its first one, that could reach the cut.
+    #[inline(always)]
+    fn open(&self, span: Range<usize>, first: u32, word: u32, logits: &[f32; GRANULE], keep: &mut impl Keep) {
+        let granule = self.noise.granule(Domain::Token, self.draw, first, word);
+        let most = granule.largest_gumbel();
+        for (token, &logit) in (first..).zip(logits) {
+            let cut = keep.cut_in(span.clone());
+            if logit > f32::NEG_INFINITY && logit >= self.floor && logit + most >= cut - slack(cut) {
+                let score = logit + self.noise.gumbel_in(&granule, Domain::Token, self.draw, token);
+                keep.offer(Candidate { winner: Winner::new(score, token), logit });
+            }
         }
     }
 }
@@ -97,8 +151,9 @@ mod tests {
         #[test]
         fn skipping_changes_nothing(
             seed: u64, spread in 0f32..30.0, shift in -100f32..100.0, blank in 0usize..70, spans in 1usize..20,
+            floor in prop_oneof![Just(f32::NEG_INFINITY), 0f32..30.0],
         ) {
-            let noise = Noise::new(seed, 5).unwrap();
+            let (noise, floor) = (Noise::new(seed, 5).unwrap(), shift + floor);
             let (mut fast, mut plain) = (Candidate::NONE, Candidate::NONE);
             for tile in 0..3 {
                 let first = tile * (32 * SPAN) as u32;
@@ -109,16 +164,11 @@ mod tests {
                 }
                 let largest = |logits: &[f32]| logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let tops: Vec<f32> = logits.iter().map(|span| largest(span)).collect();
-                let cut = fast.winner.score;
-                let offer = |c| {
-                    fast = fast.merge(c);
-                    fast.winner.score
-                };
-                let tops = (largest(&tops), &tops[..]);
+                let tile = Perturbed { noise: &noise, draw: 3, first, spans: &logits, tops: &tops, floor };
                 // SAFETY: plain Rust is always available.
-                unsafe { perturb::<Plain>((&noise, 3), first, &logits, tops, cut, f32::NEG_INFINITY, offer) };
+                unsafe { tile.offer_to::<Plain>(&mut fast) };
                 for (token, &logit) in (first..).zip(logits.as_flattened()) {
-                    if logit > f32::NEG_INFINITY {
+                    if logit > f32::NEG_INFINITY && logit >= floor {
                         let score = logit + noise.gumbel(Domain::Token, 3, token);
                         plain = plain.merge(Candidate { winner: Winner::new(score, token), logit });
                     }

@@ -5,12 +5,13 @@ use super::rank::rank;
 use crate::above::Above;
 use crate::floor::KnownRow;
 use crate::largest::SEEDS;
-use crate::perturb::perturb;
+use crate::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
 use crate::state::RowState;
+use core::ops::Range;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::winner::Place;
-use flash_sampling_core::{Candidate, Filters, MassHistogram};
+use flash_sampling_core::{Candidate, Filters, Frontier, MassHistogram};
 
 /// Adds a tile to what the filters of a row look at.
 ///
@@ -103,34 +104,76 @@ pub(super) unsafe fn add<V: Vector>(
     };
     let follows = filter.follows;
     for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
-        // Tokens come in ascending order: a point that is as large as any of the tile comes before them.
-        let own = frontier.winner_from(Place { logit: top, token: first }).winner.score;
-        // Workers tell each other of the first draw alone.
-        let shared = follows && draw == row.first_draw;
-        let rival = if shared { known.rival(top) } else { f32::NEG_INFINITY };
-        let cut = own.max(rival);
-        let offer = |c: Candidate| {
-            // Filters look at the logit before a temperature that comes after them.
-            let logit = spans.as_flattened()[(c.winner.token - first) as usize];
-            frontier.push(Candidate { logit, ..c });
-            let best = frontier.winner_from(Place { logit: top, token: c.winner.token });
-            if shared && !best.winner.is_none() {
-                known.tell(&best);
-            }
-            best.winner.score.max(rival)
-        };
+        // Workers share the first draw alone.
+        let known = Some(known).filter(|_| follows && draw == row.first_draw);
+        let mut keep = KeepFrontier::new(frontier, known, first, spans, tops);
+        let floor = floor.max(hopeless) * filters.rescale;
+        let tile = Perturbed { noise: &row.noise, draw, first, spans: drawn, tops: drawn_tops, floor };
         // SAFETY: by this function's contract.
-        unsafe {
-            perturb::<V>(
-                (&row.noise, draw),
-                first,
-                drawn,
-                (top * filters.rescale, drawn_tops),
-                cut,
-                floor * filters.rescale,
-                offer,
-            )
-        };
+        unsafe { tile.offer_to::<V>(&mut keep) };
+    }
+}
+
+/// The frontier of a draw, and a tile of logits as the filters see them: before a temperature that comes after them.
+struct KeepFrontier<'a> {
+    frontier: &'a mut Frontier,
+    /// Where a token of this draw that some worker keeps may spare others.
+    known: Option<&'a KnownRow>,
+    first: u32,
+    spans: &'a [[f32; SPAN]],
+    tops: &'a [f32],
+    /// The best score, and the logit of its token.
+    best: (f32, f32),
+}
+
+impl<'a> KeepFrontier<'a> {
+    #[inline(always)]
+    fn new(
+        frontier: &'a mut Frontier,
+        known: Option<&'a KnownRow>,
+        first: u32,
+        spans: &'a [[f32; SPAN]],
+        tops: &'a [f32],
+    ) -> Self {
+        let mut keep = KeepFrontier { frontier, known, first, spans, tops, best: (f32::NEG_INFINITY, f32::INFINITY) };
+        keep.refresh();
+        keep
+    }
+
+    #[inline(always)]
+    fn refresh(&mut self) {
+        let own = self.frontier.as_slice().last().map(|best| (best.winner.score, best.logit));
+        let rival = self.known.map(KnownRow::best).unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
+        self.best = own.filter(|own| own.0 >= rival.0).unwrap_or(rival);
+    }
+}
+
+impl Keep for KeepFrontier<'_> {
+    #[inline(always)]
+    fn cut(&self) -> f32 {
+        self.best.0
+    }
+
+    #[inline(always)]
+    fn cut_in(&self, spans: Range<usize>) -> f32 {
+        let token = self.first + (spans.start * SPAN) as u32;
+        let top = self.tops[spans].iter().copied().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+        if top < self.best.1 {
+            return self.best.0;
+        }
+        // Tokens come in ascending order: a point that is as large as any of the spans comes before them.
+        let own = self.frontier.winner_from(Place { logit: top, token }).winner.score;
+        own.max(self.known.map_or(f32::NEG_INFINITY, |known| known.rival(top)))
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, c: Candidate) {
+        let c = Candidate { logit: self.spans.as_flattened()[(c.winner.token - self.first) as usize], ..c };
+        self.frontier.push(c);
+        if let Some(known) = self.known {
+            known.tell(&c);
+        }
+        self.refresh();
     }
 }
 

@@ -303,21 +303,11 @@ unsafe fn add<V: Vector>(
         unsafe { rank::<V>(first, spans, tops, cut, offer) };
     }
     for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
-        let cut = winner.winner.score;
-        let offer = |c| {
-            *winner = winner.merge(c);
-            winner.winner.score
-        };
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, draw, first, spans, (top, tops), cut, offer) };
+        unsafe { draw_tile::<V>(row, draw, first, spans, (top, tops), winner) };
     }
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
-        let cut = list.threshold();
-        let offer = |c| {
-            list.push(c);
-            list.threshold()
-        };
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, draw, first, spans, (top, tops), cut, offer) };
+        unsafe { draw_tile::<V>(row, draw, first, spans, (top, tops), list) };
     }
 }

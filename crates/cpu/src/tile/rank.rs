@@ -1,11 +1,11 @@
 //! The tokens of a tile that can reach a cut, one by one.
 
-use crate::perturb::perturb;
+use crate::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Winner};
 
-/// Offers the tokens of a tile that can reach `cut`, perturbed or greedy.
+/// Offers the tokens of a tile that can reach a draw's cut, perturbed or greedy.
 ///
 /// # Safety
 /// The instruction set of `V` is available.
@@ -15,16 +15,21 @@ pub(super) unsafe fn draw_tile<V: Vector>(
     draw: u32,
     first: u32,
     spans: &[[f32; SPAN]],
-    tops: (f32, &[f32]),
-    cut: f32,
-    offer: impl FnMut(Candidate) -> f32,
+    (top, tops): (f32, &[f32]),
+    keep: &mut impl Keep,
 ) {
     if !row.greedy {
+        let tile = Perturbed { noise: &row.noise, draw, first, spans, tops, floor: f32::NEG_INFINITY };
         // SAFETY: by this function's contract.
-        unsafe { perturb::<V>((&row.noise, draw), first, spans, tops, cut, f32::NEG_INFINITY, offer) };
-    } else if tops.0 >= cut {
+        unsafe { tile.offer_to::<V>(keep) };
+    } else if top >= keep.cut() {
+        let cut = keep.cut();
+        let offer = |c| {
+            keep.offer(c);
+            keep.cut()
+        };
         // SAFETY: by this function's contract.
-        unsafe { rank::<V>(first, spans, tops.1, cut, offer) };
+        unsafe { rank::<V>(first, spans, tops, cut, offer) };
     }
 }
 
