@@ -7,8 +7,8 @@
 //! 1. **One word rules out sixteen tokens.** A granule whose word gives the minimum bits `u` has no exponential below
 //!    `u 2^-32`, so no Gumbel above `-ln(u 2^-32)`. A token reaches a score `cut` only if its logit is at least
 //!    `cut + ln(u 2^-32)`, the granule's threshold. Most spans of four granules fail by their largest logit alone.
-//! 2. **Granules open exactly.** In an open granule the token words and their logarithms are made for the logits that
-//!    reach `cut` with the granule's largest Gumbel.
+//! 2. **Granules open one token at a time.** In an open granule the logits that reach the threshold get their words, and
+//!    logarithms only where the word's own bound, `E >= (u + word) 2^-32`, allows a score of `cut`.
 //! 3. **The first cut** is the score of the tile's largest logit.
 //! 4. **A frontier** keeps more than one token: its cut is lower where logits are larger ([`Keep::cut_in`]).
 //!
@@ -18,6 +18,7 @@ use crate::granules::{BLOCKS, Threshold, slack};
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::noise::granule;
+use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::{Candidate, Domain, Noise, TopList, Winner};
 
 const GRANULE: usize = granule::TOKENS as usize;
@@ -107,10 +108,12 @@ impl Perturbed<'_> {
                 for (j, logits) in (0u32..).zip(span.as_chunks::<GRANULE>().0) {
                     // Candidates raise the cut, and that of a span may be higher than that of its batch.
                     let higher = if cut > f32::NEG_INFINITY { keep.cut_in(of_span.clone()) - cut } else { 0.0 };
-                    let threshold = granules.thresholds[j as usize][b] + higher;
+                    let threshold = granules.thresholds[j as usize][b];
+                    let threshold = if threshold > self.floor { threshold + higher } else { threshold };
                     if logits.iter().fold(false, |any, &logit| any | (logit >= threshold)) {
                         let word = granules.words[j as usize][b];
-                        self.open(of_span.clone(), first + j * granule::TOKENS, word, logits, keep);
+                        let granule = (first + j * granule::TOKENS, word);
+                        self.open(of_span.clone(), granule, logits, threshold, keep);
                     }
                 }
             }
@@ -128,17 +131,43 @@ impl Perturbed<'_> {
 
     /// Offers the tokens of a granule of `span`, `first` its first one, that could reach the cut.
     #[inline(always)]
-    fn open(&self, span: Range<usize>, first: u32, word: u32, logits: &[f32; GRANULE], keep: &mut impl Keep) {
-        let granule = self.noise.granule(Domain::Token, self.draw, first, word);
-        let most = granule.largest_gumbel();
+    fn open(
+        &self,
+        span: Range<usize>,
+        (first, word): (u32, u32),
+        logits: &[f32; GRANULE],
+        threshold: f32,
+        keep: &mut impl Keep,
+    ) {
+        let mut granule = None;
         for (token, &logit) in (first..).zip(logits) {
-            let cut = keep.cut_in(span.clone());
-            if logit > f32::NEG_INFINITY && logit >= self.floor && logit + most >= cut - slack(cut) {
-                let score = logit + self.noise.gumbel_in(&granule, Domain::Token, self.draw, token);
-                keep.offer(Candidate { winner: Winner::new(score, token), logit });
+            if !(logit >= threshold && logit > f32::NEG_INFINITY) {
+                continue;
             }
+            let mut token_word = 0;
+            if token % granule::TOKENS != word % granule::TOKENS {
+                token_word = self.noise.word(Domain::Token, self.draw, token);
+                // Neither part of the exponential is below that many steps of 2^-32.
+                let least = granule::minimum_bits(word) as f32 + token_word as f32;
+                if least > exponential_limit(logit, keep.cut_in(span.clone())) {
+                    continue;
+                }
+            }
+            let granule = granule.get_or_insert_with(|| self.noise.granule(Domain::Token, self.draw, first, word));
+            let score = logit - ln(granule.exponential(token, || token_word));
+            keep.offer(Candidate { winner: Winner::new(score, token), logit });
         }
     }
+}
+
+/// The largest exponential, in steps of 2^-32, that lifts `logit` to a score of `cut`: at most 6.2% too large.
+///
+/// `2^y <= (1 + frac y) 2^floor(y)`, because `2^f` is convex on [0, 1]. The right side is the float with the bits
+/// `(y + 127) 2^23`.
+#[inline(always)]
+fn exponential_limit(logit: f32, cut: f32) -> f32 {
+    let y = (logit - cut + slack(cut)) * core::f32::consts::LOG2_E + 32.0;
+    if y < 64.0 { f32::from_bits(((y.max(-1.0) + 127.0) * 8_388_608.0) as u32) * 1.000_1 } else { f32::INFINITY }
 }
 
 #[cfg(test)]
@@ -148,6 +177,15 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn exponentials_above_the_limit_do_not_reach_the_cut(
+            logit in -300f32..300.0, gap in prop_oneof![4 => -5f32..47.0, 1 => -2e-4f32..2e-4], above in 1f32..9.0,
+        ) {
+            let cut = logit + gap;
+            let e = exponential_limit(logit, cut).next_up() * above * 2f32.powi(-32);
+            prop_assert!(e == f32::INFINITY || logit - ln(e) < cut);
+        }
+
         #[test]
         fn skipping_changes_nothing(
             seed: u64, spread in 0f32..30.0, shift in -100f32..100.0, blank in 0usize..70, spans in 1usize..20,
