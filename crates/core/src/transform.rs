@@ -15,12 +15,6 @@ pub struct RowTransform<'a> {
 }
 
 impl RowTransform<'_> {
-    /// Whether logits stay as they are.
-    #[inline(always)]
-    pub fn is_identity(&self) -> bool {
-        self.mask.is_none() && self.adjustments.is_empty() && self.inv_temperature == 1.0
-    }
-
     /// Transforms raw logits in place; `logits[i]` belongs to token `first + i`.
     #[inline(always)]
     pub fn apply(&self, first: u32, logits: &mut [f32]) {

@@ -13,14 +13,32 @@ pub(crate) const BLOCKS: usize = 8;
 pub(crate) const PHILOX_M4X32: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 pub(crate) const PHILOX_W32: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
+/// What all granules of a draw share: the counter but for the block, and the keys of the rounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GranuleWords {
+    pub(crate) counter: [u32; 4],
+    pub(crate) keys: [[u64; 2]; 10],
+}
+
+impl GranuleWords {
+    #[inline(always)]
+    pub(crate) fn new(noise: &Noise, draw: u32) -> Self {
+        let key = noise.key();
+        let keys = core::array::from_fn(|round| {
+            [0, 1].map(|k| u64::from(key[k].wrapping_add(PHILOX_W32[k].wrapping_mul(round as u32))))
+        });
+        GranuleWords { counter: noise.counter(Domain::Granule.code(), draw, 0), keys }
+    }
+}
+
 /// A batch of granules: what belongs to granule `4 b + j` is at `[j][b]`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Granules {
     pub(crate) words: [[u32; BLOCKS]; 4],
     /// The logits below which no token of a granule reaches the cut, as [`Threshold`] says.
     pub(crate) thresholds: [[f32; BLOCKS]; 4],
-    /// The smallest threshold of each block.
-    pub(crate) least: [f32; BLOCKS],
+    /// A bit for each block with a granule whose threshold the span's largest logit reaches.
+    pub(crate) open: u32,
 }
 
 /// What the roundings of a Gumbel (below 7e-6), of a threshold and of a score near `cut` add up to at most.
@@ -49,36 +67,45 @@ impl Threshold {
     }
 }
 
-/// The plain version, for the granules from `4 block` on.
+/// The plain version, for the granules from `4 block` on; `tops` are the largest logits of their spans.
 #[inline(always)]
-pub(crate) fn granules(noise: &Noise, draw: u32, block: u32, threshold: Threshold) -> Granules {
-    let [_, c1, c2, c3] = noise.counter(Domain::Granule.code(), draw, block);
-    let [mut k0, mut k1] = noise.key();
-    let mut c = [[0u64; BLOCKS], [c1.into(); BLOCKS], [c2.into(); BLOCKS], [c3.into(); BLOCKS]];
-    for (i, c0) in (0..).zip(&mut c[0]) {
-        *c0 = u64::from(block.wrapping_add(i));
-    }
-    for _ in 0..10 {
-        for i in 0..BLOCKS {
-            let p0 = (c[0][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[0]);
-            let p1 = (c[2][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[1]);
-            c[0][i] = (p1 >> 32) ^ c[1][i] ^ u64::from(k0);
-            c[1][i] = p1;
-            c[2][i] = (p0 >> 32) ^ c[3][i] ^ u64::from(k1);
-            c[3][i] = p0;
+pub(crate) fn granules(of: &GranuleWords, block: u32, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+    let [_, c1, c2, c3] = of.counter;
+    let mut batch = Granules::default();
+    // As many at a time as registers of 128 bits hold.
+    const AT_ONCE: usize = 4;
+    for from in (0..BLOCKS).step_by(AT_ONCE) {
+        let mut c = [[0u64; AT_ONCE], [c1.into(); AT_ONCE], [c2.into(); AT_ONCE], [c3.into(); AT_ONCE]];
+        for i in 0..AT_ONCE {
+            c[0][i] = u64::from(block.wrapping_add((from + i) as u32));
         }
-        k0 = k0.wrapping_add(PHILOX_W32[0]);
-        k1 = k1.wrapping_add(PHILOX_W32[1]);
+        for [k0, k1] in of.keys {
+            for i in 0..AT_ONCE {
+                let p0 = (c[0][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[0]);
+                let p1 = (c[2][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[1]);
+                c[0][i] = (p1 >> 32) ^ c[1][i] ^ k0;
+                c[1][i] = p1;
+                c[2][i] = (p0 >> 32) ^ c[3][i] ^ k1;
+                c[3][i] = p0;
+            }
+        }
+        for j in 0..4 {
+            for i in 0..AT_ONCE {
+                batch.words[j][from + i] = c[j][i] as u32;
+            }
+        }
     }
-    let words = c.map(|words| words.map(|word| word as u32));
-    let mut batch = Granules { words, thresholds: [[0.0; BLOCKS]; 4], least: [f32::INFINITY; BLOCKS] };
-    for (thresholds, words) in batch.thresholds.iter_mut().zip(words) {
+    let mut least = [f32::INFINITY; BLOCKS];
+    for (thresholds, words) in batch.thresholds.iter_mut().zip(&batch.words) {
         for b in 0..BLOCKS {
             let bits = (granule::minimum_bits(words[b]) as i32 as f32).to_bits() as i32;
-            let least = threshold.base + bits as f32 * Threshold::SCALE;
-            thresholds[b] = if least > threshold.floor { least } else { threshold.floor };
-            batch.least[b] = if thresholds[b] < batch.least[b] { thresholds[b] } else { batch.least[b] };
+            let of_word = threshold.base + bits as f32 * Threshold::SCALE;
+            thresholds[b] = if of_word > threshold.floor { of_word } else { threshold.floor };
+            least[b] = if thresholds[b] < least[b] { thresholds[b] } else { least[b] };
         }
+    }
+    for (b, (&top, least)) in tops.iter().zip(least).enumerate() {
+        batch.open |= u32::from(top >= least) << b;
     }
     batch
 }
@@ -102,15 +129,17 @@ mod tests {
         for (seed, position, draw, block) in [(0, 0, 0, 0), (!0, 1 << 40, 7, 1), (12345, 99, !0, u32::MAX - 3)] {
             let noise = Noise::new(seed, position).unwrap();
             for floor in [f32::NEG_INFINITY, 10.0] {
+                let of = GranuleWords::new(&noise, draw);
+                let tops = core::array::from_fn(|b| 1.5 * b as f32);
                 // SAFETY: by this function's contract.
-                let batch = unsafe { V::granules(&noise, draw, block, Threshold::of(12.5, floor)) };
+                let batch = unsafe { V::granules(&of, block, Threshold::of(12.5, floor), &tops) };
                 for (b, block) in (0..BLOCKS).map(|b| (b, block.wrapping_add(b as u32))) {
                     assert_eq!(batch.words.map(|words| words[b]), noise.words(Domain::Granule, draw, block));
                     let thresholds = batch.thresholds.map(|of| of[b]);
                     for (found, words) in thresholds.iter().zip(batch.words) {
                         assert!((found - threshold(words[b], 12.5).max(floor)).abs() < 2e-5);
                     }
-                    assert_eq!(batch.least[b], thresholds.into_iter().fold(f32::INFINITY, f32::min));
+                    assert_eq!(batch.open >> b & 1 == 1, thresholds.iter().any(|&t| tops[b] >= t));
                 }
             }
         }

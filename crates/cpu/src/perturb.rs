@@ -7,21 +7,19 @@
 //! 1. **One word rules out sixteen tokens.** A granule whose word gives the minimum bits `u` has no exponential below
 //!    `u 2^-32`, so no Gumbel above `-ln(u 2^-32)`. A token reaches a score `cut` only if its logit is at least
 //!    `cut + ln(u 2^-32)`, the granule's threshold. Most spans of four granules fail by their largest logit alone.
-//! 2. **Granules open one token at a time.** In an open granule the logits that reach the threshold get their words, and
-//!    logarithms only where the word's own bound, `E >= (u + word) 2^-32`, allows a score of `cut`.
+//! 2. **Spans open one token at a time.** The logits that reach the thresholds of their granules get their words, and
+//!    logarithms only where the words' bound, `E >= (u + word) 2^-32`, allows a score of `cut`.
 //! 3. **The first cut** is the score of the tile's largest logit.
 //! 4. **A frontier** keeps more than one token: its cut is lower where logits are larger ([`Keep::cut_in`]).
 //!
 //! Tokens that are left out score below `cut`, so the result is that of the plain version, bit for bit.
 
-use crate::granules::{BLOCKS, Threshold, slack};
+use crate::granules::{BLOCKS, GranuleWords, Threshold, slack};
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::noise::granule;
 use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::{Candidate, Domain, Noise, TopList, Winner};
-
-const GRANULE: usize = granule::TOKENS as usize;
 
 /// What keeps candidates of a draw.
 pub(crate) trait Keep {
@@ -84,37 +82,47 @@ impl Perturbed<'_> {
     /// The instruction set of `V` is available.
     #[inline(always)]
     pub(crate) unsafe fn offer_to<V: Vector>(&self, keep: &mut impl Keep) {
+        let words = GranuleWords::new(self.noise, self.draw);
         // A span is a Philox block of granules.
         for (spans, from) in self.spans.chunks(BLOCKS).zip((0..).step_by(BLOCKS)) {
             let of_batch = from..from + spans.len();
             let mut cut = keep.cut_in(of_batch.clone());
             if cut == f32::NEG_INFINITY {
-                let top = self.tops[of_batch.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                // The best of what is left for a draw without any candidate; the best of the batch for a frontier.
+                let of_first = if keep.cut() == cut { from..self.spans.len() } else { of_batch.clone() };
+                let top = self.tops[of_first.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 if top == f32::NEG_INFINITY || top < self.floor {
                     continue;
                 }
-                self.offer_first(self.first + (from * SPAN) as u32, spans.as_flattened(), top, keep);
+                self.offer_first(self.first + (from * SPAN) as u32, self.spans[of_first].as_flattened(), top, keep);
                 cut = keep.cut_in(of_batch);
             }
+            let mut tops = [f32::NEG_INFINITY; BLOCKS];
+            tops[..spans.len()].copy_from_slice(&self.tops[from..from + spans.len()]);
             let block = self.first / SPAN as u32 + from as u32;
+            let threshold = Threshold::of(cut, self.floor);
             // SAFETY: by this function's contract.
-            let granules = unsafe { V::granules(self.noise, self.draw, block, Threshold::of(cut, self.floor)) };
-            for (b, (span, &top)) in spans.iter().zip(&self.tops[from..]).enumerate() {
-                if top < granules.least[b] || top == f32::NEG_INFINITY {
-                    continue;
-                }
+            let granules = unsafe { V::granules(&words, block, threshold, &tops) };
+            let mut open = granules.open & (u32::MAX >> (32 - spans.len()));
+            while open != 0 {
+                let b = open.trailing_zeros() as usize;
+                open &= open - 1;
+                // Candidates raise the cut, and that of a span may be higher than that of its batch.
                 let of_span = from + b..from + b + 1;
-                let first = self.first + (of_span.start * SPAN) as u32;
-                for (j, logits) in (0u32..).zip(span.as_chunks::<GRANULE>().0) {
-                    // Candidates raise the cut, and that of a span may be higher than that of its batch.
-                    let higher = if cut > f32::NEG_INFINITY { keep.cut_in(of_span.clone()) - cut } else { 0.0 };
-                    let threshold = granules.thresholds[j as usize][b];
-                    let threshold = if threshold > self.floor { threshold + higher } else { threshold };
-                    if logits.iter().fold(false, |any, &logit| any | (logit >= threshold)) {
-                        let word = granules.words[j as usize][b];
-                        let granule = (first + j * granule::TOKENS, word);
-                        self.open(of_span.clone(), granule, logits, threshold, keep);
-                    }
+                let higher = if cut > f32::NEG_INFINITY { keep.cut_in(of_span.clone()) - cut } else { 0.0 };
+                let mut thresholds = [f32::MIN; 4];
+                for (threshold, of) in thresholds.iter_mut().zip(&granules.thresholds) {
+                    // A floor stays where it is.
+                    *threshold = if of[b] > self.floor { of[b] + higher } else { self.floor }.max(f32::MIN);
+                }
+                // SAFETY: by this function's contract.
+                let mut hits = unsafe { V::at_least(&spans[b], thresholds) };
+                while hits != 0 {
+                    let i = hits.trailing_zeros();
+                    hits &= hits - 1;
+                    let token = self.first + (of_span.start * SPAN) as u32 + i;
+                    let word = granules.words[(i / granule::TOKENS) as usize][b];
+                    self.score(of_span.clone(), token, spans[b][i as usize], word, keep);
                 }
             }
         }
@@ -129,31 +137,15 @@ impl Perturbed<'_> {
         keep.offer(Candidate { winner: Winner::new(score, token), logit: top });
     }
 
-    /// Offers the tokens of a granule of `span`, `first` its first one, that could reach the cut.
+    /// Offers a token of `span` with the word of its granule, if it can reach the cut.
     #[inline(always)]
-    fn open(
-        &self,
-        span: Range<usize>,
-        (first, word): (u32, u32),
-        logits: &[f32; GRANULE],
-        threshold: f32,
-        keep: &mut impl Keep,
-    ) {
-        let mut granule = None;
-        for (token, &logit) in (first..).zip(logits) {
-            if !(logit >= threshold && logit > f32::NEG_INFINITY) {
-                continue;
-            }
-            let mut token_word = 0;
-            if token % granule::TOKENS != word % granule::TOKENS {
-                token_word = self.noise.word(Domain::Token, self.draw, token);
-                // Neither part of the exponential is below that many steps of 2^-32.
-                let least = granule::minimum_bits(word) as f32 + token_word as f32;
-                if least > exponential_limit(logit, keep.cut_in(span.clone())) {
-                    continue;
-                }
-            }
-            let granule = granule.get_or_insert_with(|| self.noise.granule(Domain::Token, self.draw, first, word));
+    fn score(&self, span: Range<usize>, token: u32, logit: f32, word: u32, keep: &mut impl Keep) {
+        let is_leader = token % granule::TOKENS == word % granule::TOKENS;
+        let token_word = if is_leader { 0 } else { self.noise.word(Domain::Token, self.draw, token) };
+        // Neither part of the exponential is below that many steps of 2^-32.
+        let least = granule::minimum_bits(word) as f32 + token_word as f32;
+        if least <= exponential_limit(logit, keep.cut_in(span)) {
+            let granule = self.noise.granule(Domain::Token, self.draw, token, word);
             let score = logit - ln(granule.exponential(token, || token_word));
             keep.offer(Candidate { winner: Winner::new(score, token), logit });
         }

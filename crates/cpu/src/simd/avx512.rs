@@ -2,10 +2,10 @@
 
 use super::{EXP2, LOWEST, SPAN, Vector, exp_below};
 use crate::above::{Above, GATHERED, Run, VECTOR};
-use crate::granules::{Granules, PHILOX_M4X32, PHILOX_W32, Threshold};
+use crate::granules::{BLOCKS, GranuleWords, Granules, PHILOX_M4X32, Threshold};
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
-use flash_sampling_core::{Domain, MassHistogram, Moments, Noise};
+use flash_sampling_core::{MassHistogram, Moments};
 
 /// AVX-512.
 pub(crate) struct Avx512;
@@ -13,23 +13,21 @@ pub(crate) struct Avx512;
 // SAFETY (every block below): the caller vouches for AVX-512 F; loads and stores are of local arrays.
 impl Vector for Avx512 {
     #[inline(always)]
-    unsafe fn granules(noise: &Noise, draw: u32, block: u32, threshold: Threshold) -> Granules {
-        let [_, c1, c2, c3] = noise.counter(Domain::Granule.code(), draw, block);
-        let [mut k0, mut k1] = noise.key();
-        // SAFETY: as above; stores are of the batch, which is made of integers and floats.
+    unsafe fn granules(of: &GranuleWords, block: u32, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+        let [_, c1, c2, c3] = of.counter;
+        // SAFETY: as above; loads are of the tops, stores of the batch.
         unsafe {
             let splat = |word: u32| _mm512_set1_epi32(word as i32);
+            let high = |x| _mm512_shuffle_epi32::<0xf5>(x);
             let [m0, m1] = PHILOX_M4X32.map(splat);
             let count = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
             let mut c = [_mm512_add_epi32(splat(block), count), splat(c1), splat(c2), splat(c3)];
-            for _ in 0..10 {
+            for [k0, k1] in of.keys {
                 let (p0, p1) = (_mm512_mul_epu32(c[0], m0), _mm512_mul_epu32(c[2], m1));
                 // 0x96 is the truth table of a ^ b ^ c.
-                c[0] = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p1), c[1], splat(k0));
-                c[2] = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p0), c[3], splat(k1));
+                c[0] = _mm512_ternarylogic_epi64::<0x96>(high(p1), c[1], _mm512_set1_epi64(k0 as i64));
+                c[2] = _mm512_ternarylogic_epi64::<0x96>(high(p0), c[3], _mm512_set1_epi64(k1 as i64));
                 (c[1], c[3]) = (p1, p0);
-                k0 = k0.wrapping_add(PHILOX_W32[0]);
-                k1 = k1.wrapping_add(PHILOX_W32[1]);
             }
             let mut batch = Granules::default();
             let (base, scale) = (_mm256_set1_ps(threshold.base), _mm256_set1_ps(Threshold::SCALE));
@@ -43,7 +41,8 @@ impl Vector for Avx512 {
                 _mm256_storeu_ps(batch.thresholds[j].as_mut_ptr(), of_word);
                 least = _mm256_min_ps(least, of_word);
             }
-            _mm256_storeu_ps(batch.least.as_mut_ptr(), least);
+            let reached = _mm256_cmp_ps::<_CMP_GE_OQ>(_mm256_loadu_ps(tops.as_ptr()), least);
+            batch.open = _mm256_movemask_ps(reached) as u32;
             batch
         }
     }
@@ -66,12 +65,14 @@ impl Vector for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn at_least(logits: &[f32; SPAN], cut: f32) -> u64 {
+    unsafe fn at_least(logits: &[f32; SPAN], cuts: [f32; 4]) -> u64 {
         // SAFETY: as above; the loads are of the span.
         unsafe {
-            let (at, cut) = (logits.as_ptr(), _mm512_set1_ps(cut));
+            let at = logits.as_ptr();
             let hits = |v: usize| {
-                u64::from(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(_mm512_loadu_ps(at.add(16 * v)), cut)) << (16 * v)
+                let reached =
+                    _mm512_cmp_ps_mask::<_CMP_GE_OQ>(_mm512_loadu_ps(at.add(16 * v)), _mm512_set1_ps(cuts[v]));
+                u64::from(reached) << (16 * v)
             };
             hits(0) | hits(1) | hits(2) | hits(3)
         }

@@ -5,8 +5,8 @@
 pub(crate) mod avx512;
 
 use crate::above::{Above, Run};
-use crate::granules::{Granules, Threshold, granules};
-use flash_sampling_core::{MassHistogram, Moments, Noise};
+use crate::granules::{BLOCKS, GranuleWords, Granules, Threshold, granules};
+use flash_sampling_core::{MassHistogram, Moments};
 
 /// Tokens of a span: a Philox block of granules.
 pub(crate) const SPAN: usize = 64;
@@ -17,34 +17,36 @@ pub(crate) const SPAN: usize = 64;
 /// Every function may only be called where the instruction set is available. They are `inline(always)`, to inline into
 /// an entry point that is marked with the target feature.
 pub(crate) trait Vector {
-    /// The granules from `4 block` on, with thresholds.
+    /// The granules from `4 block` on, with thresholds; `tops` are the largest logits of their spans.
     #[inline(always)]
-    unsafe fn granules(noise: &Noise, draw: u32, block: u32, threshold: Threshold) -> Granules {
-        granules(noise, draw, block, threshold)
+    unsafe fn granules(of: &GranuleWords, block: u32, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+        granules(of, block, threshold, tops)
     }
     /// Writes the largest logit of each span to `tops`, and returns the largest of all; `None` where any is NaN or +inf.
-    /// Sixteen run side by side: one running maximum would wait for itself.
+    /// Eight run side by side: one running maximum would wait for itself.
     #[inline(always)]
     unsafe fn largest(spans: &[[f32; SPAN]], tops: &mut [f32]) -> Option<f32> {
         let larger = |a: f32, b: f32| if b > a { b } else { a };
-        let (mut invalid, mut all) = ([0u32; 16], f32::NEG_INFINITY);
+        let (mut valid, mut all) = ([u32::MAX; 8], f32::NEG_INFINITY);
         for (top, span) in tops.iter_mut().zip(spans) {
-            let mut most = [f32::NEG_INFINITY; 16];
-            for logits in span.as_chunks::<16>().0 {
-                for i in 0..16 {
+            let mut most = [f32::NEG_INFINITY; 8];
+            for logits in span.as_chunks::<8>().0 {
+                for i in 0..8 {
                     most[i] = larger(most[i], logits[i]);
-                    invalid[i] |= if logits[i] < f32::INFINITY { 0 } else { 1 };
+                    valid[i] &= if logits[i] < f32::INFINITY { u32::MAX } else { 0 };
                 }
             }
-            *top = most.into_iter().fold(f32::NEG_INFINITY, larger);
+            let [a, b, c, d, e, f, g, h] = most;
+            let four = [larger(a, e), larger(b, f), larger(c, g), larger(d, h)];
+            *top = larger(larger(four[0], four[2]), larger(four[1], four[3]));
             all = larger(all, *top);
         }
-        (invalid == [0; 16]).then_some(all)
+        (valid == [u32::MAX; 8]).then_some(all)
     }
-    /// A bit for each logit that is at least `cut`, which is not NaN.
+    /// A bit for each logit that is at least the cut of its sixteen; no cut is NaN.
     #[inline(always)]
-    unsafe fn at_least(logits: &[f32; SPAN], cut: f32) -> u64 {
-        logits.iter().enumerate().fold(0, |hits, (i, &logit)| hits | u64::from(logit >= cut) << i)
+    unsafe fn at_least(logits: &[f32; SPAN], cuts: [f32; 4]) -> u64 {
+        logits.iter().enumerate().fold(0, |hits, (i, &logit)| hits | u64::from(logit >= cuts[i / 16]) << i)
     }
     /// Adds the masses of spans, of which `top` is the largest logit.
     #[inline(always)]
@@ -118,9 +120,10 @@ mod tests {
             *logit = (i * 37 % 50) as f32 - 20.0;
         }
         for cut in [f32::MIN, -20.0, 3.0, 3.5, 29.0, 30.0] {
-            let want = (0..SPAN).filter(|&i| logits[i] >= cut).fold(0u64, |hits, i| hits | 1 << i);
+            let cuts = [cut, 0.5 - cut, cut, f32::INFINITY];
+            let want = (0..SPAN).filter(|&i| logits[i] >= cuts[i / 16]).fold(0u64, |hits, i| hits | 1 << i);
             // SAFETY: by this function's contract.
-            assert_eq!(unsafe { V::at_least(&logits, cut) }, want, "{cut}");
+            assert_eq!(unsafe { V::at_least(&logits, cuts) }, want, "{cut}");
         }
         let (mut tops, nothing) = ([0.0; 3], [f32::NEG_INFINITY; SPAN]);
         // SAFETY: by this function's contract.

@@ -214,7 +214,7 @@ unsafe fn weigh<V: Vector>(spans: &[[f32; SPAN]], top: f32, floor: f32, mass: &m
     }
     for span in spans {
         // SAFETY: by this function's contract.
-        let mut hits = unsafe { V::at_least(span, floor) };
+        let mut hits = unsafe { V::at_least(span, [floor; 4]) };
         while hits != 0 {
             mass.push(span[hits.trailing_zeros() as usize]);
             hits &= hits - 1;

@@ -209,10 +209,19 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let tokens = token..token + len as u32;
     let fault = |stage, logits: &[f32]| first_invalid(token, logits).map(|error| Fault { stage, error });
     let transform = RowTransform { adjustments: planned.adjustments.near(tokens.clone()), ..row.transform };
+    let is_asked_raw = matches!(planned.ask, Ask::Summary) && state.raw.is_on();
+    let is_scaled = transform.mask.is_none() && transform.adjustments.is_empty() && !is_asked_raw;
     // Without a transform the search for the largest logits finds invalid ones too.
-    let is_raw = transform.is_identity() && !(matches!(planned.ask, Ask::Summary) && state.raw.is_on());
-    let spans = match source.spans(planned.at, tokens.clone()).filter(|_| is_raw) {
-        Some(spans) => spans,
+    let is_raw = is_scaled && transform.inv_temperature == 1.0;
+    let spans = match source.spans(planned.at, tokens.clone()).filter(|_| is_scaled) {
+        Some(spans) if is_raw => spans,
+        Some(spans) => {
+            if !scale(spans.as_flattened(), transform.inv_temperature, logits) {
+                state.fault = Fault::first(state.fault, fault(0, spans.as_flattened()));
+                return;
+            }
+            logits[..len].as_chunks::<SPAN>().0
+        }
         None => {
             match source {
                 Source::Head { head, .. } => head.transform(token, &mut logits[at..end]),
@@ -270,6 +279,17 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             });
         },
     }
+}
+
+/// Writes logits times a factor; false where any is NaN or +inf.
+#[inline(always)]
+fn scale(logits: &[f32], factor: f32, to: &mut [f32]) -> bool {
+    let mut invalid = false;
+    for (to, &logit) in to.iter_mut().zip(logits) {
+        invalid |= !(logit < f32::INFINITY);
+        *to = logit * factor;
+    }
+    !invalid
 }
 
 /// Adds a tile of transformed logits, the largest of each span in `tops`, to what the row keeps.

@@ -50,7 +50,7 @@ pub(super) unsafe fn rank<V: Vector>(
             continue;
         }
         // SAFETY: by this function's contract. Above -inf.
-        let mut hits = unsafe { V::at_least(span, cut.max(f32::MIN)) };
+        let mut hits = unsafe { V::at_least(span, [cut.max(f32::MIN); 4]) };
         while hits != 0 {
             let i = hits.trailing_zeros();
             hits &= hits - 1;
