@@ -1,8 +1,8 @@
 //! The scalar noise against the vectors, and its law driven without a sampler.
 
-use flash_sampling_conformance::noise_map::{self, Version1};
+use flash_sampling_conformance::noise_map::{self, Groups, Version2};
 use flash_sampling_conformance::vectors::{self, lines, number};
-use flash_sampling_conformance::{Effort, LawFailure};
+use flash_sampling_conformance::{Effort, LawFailure, granules};
 use flash_sampling_core::noise::granule::{self, Granule};
 use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::noise::uniform::{TAIL_WORDS, exponential, gumbel};
@@ -69,6 +69,21 @@ fn tokens_have_the_noise_of_the_vectors() {
 
 #[test]
 fn noise_reaches_into_the_tail() -> Result<(), LawFailure> {
-    println!("{}", noise_map::check(&Version1, Effort::Quick, &|_| ())?);
+    println!("{}", noise_map::check(&Version2, Effort::Quick, &|_| ())?);
+    Ok(())
+}
+
+#[test]
+fn the_noise_of_groups_reaches_into_the_tail() {
+    for p in [1e-3, 1e-6, 3e-8, 1e-9, 1e-12] {
+        let (what, bias) = noise_map::biases(&Groups, p)[0];
+        println!("{what} of {p:e}: relative bias {bias:e}");
+        assert!(bias.abs() < noise_map::BIAS_LIMIT);
+    }
+}
+
+#[test]
+fn tokens_of_a_granule_are_independent() -> Result<(), LawFailure> {
+    println!("{}", granules::check(&Version2, Effort::Quick)?);
     Ok(())
 }
