@@ -1,9 +1,12 @@
 //! Writes a file of `vectors/` from the scalar definitions, for the day that the noise gets a new version:
 //! `cargo run --release -p flash-sampling-conformance --example vectors -- NAME > vectors/NAME.txt`, with NAME one of
-//! `philox4x32`, `gumbel`, `noise`, `value_stability`.
+//! `philox4x32`, `gumbel`, `granule`, `noise`, `value_stability`.
 
 use flash_sampling_conformance::data::hash;
 use flash_sampling_conformance::laws::{scheme_name, stability_problem, stability_schemes};
+use flash_sampling_core::noise::Granule;
+use flash_sampling_core::noise::granule::{TOKENS, minimum_bits};
+use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::noise::uniform::{TAIL_WORDS, exponential, gumbel};
 use flash_sampling_core::reference::Reference;
 use flash_sampling_core::{Domain, Noise, PerturbedArgmax, Plan, RowParams, Samples};
@@ -39,11 +42,58 @@ fn gumbels() {
     }
 }
 
-/// Ordinary noise, and the tokens below 4096 whose words are the smallest and the largest: a search of 2^26 words.
+/// The same for granules, whose leader takes every place, with a word of another token that runs through its own corners.
+fn granules() {
+    println!(
+        "# granule_word refinement token_word leader minimum_bits exponential_bits gumbel_bits: the leader's place and"
+    );
+    println!(
+        "# exponential, then exponential and Gumbel of another token. Words below {} are refined.",
+        TAIL_WORDS * TOKENS
+    );
+    let corners = (0..28u32).flat_map(|k| [(1u32 << k) - 1, 1 << k, (1 << k) + 1, (1 << 28) - 1 - (1 << k)]);
+    let tail = (0..TAIL_WORDS).step_by(37).chain([TAIL_WORDS - 1, TAIL_WORDS]);
+    let stride = (0..100u32).map(|i| i * 2_684_351);
+    let others = [0, !0, 255, 256, (1 << 31) - 1, 1 << 31, 0x0123_4567, 0x89ab_cdef];
+    for (i, minimum) in (0..).zip(corners.chain(tail).chain(stride).chain([0, (1 << 28) - 1])) {
+        let word = minimum << 4 | i * 7 % TOKENS;
+        let refinements = if minimum < TAIL_WORDS { vec![0, 0x8000_0000, 0xdead_beef, !0] } else { vec![0] };
+        for (k, r) in (i as usize..).zip(refinements) {
+            let (granule, other) = (Granule::of_word(word, || r), others[k % others.len()]);
+            let e = granule.exponential(granule.leader ^ 1, || other);
+            let bits = [granule.minimum, e, -ln(e)].map(|x| format!("{:#010x}", x.to_bits())).join(" ");
+            println!("{word:#010x} {r:#010x} {other:#010x} {} {bits}", granule.leader);
+        }
+    }
+}
+
+/// The first six indices at each end of a domain's words, as (position, index, word): those whose `part` is among the
+/// `TAIL_WORDS` smallest or largest.
+fn rarest(domain: Domain, positions: u64, blocks: u32, part: fn(u32) -> u32) -> Vec<(u64, u32, u32)> {
+    let (mut found, mut ends) = (Vec::new(), [0, 0]);
+    for noise in (0..positions).filter_map(|position| Some((position, Noise::new(2026, position)?))) {
+        for block in 0..blocks {
+            for (index, word) in (4 * block..).zip(noise.1.words(domain, 0, block)) {
+                let rare = [part(word) < TAIL_WORDS, part(word) > part(!0) - TAIL_WORDS];
+                if (0..2).any(|end| rare[end] && ends[end] < 6) {
+                    (0..2).for_each(|end| ends[end] += u32::from(rare[end]));
+                    found.push((noise.0, index, word));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Ordinary noise, then tokens below 4096 with the rarest words: of their granule, a leader and the token beside it, and
+/// their own. A search of 2^23 and 2^26 words.
 fn noise() {
     println!("# seed position draw token gumbel_bits: the noise of a token.");
     println!(
-        "# The second half has words below {TAIL_WORDS}, which are refined, and words within {TAIL_WORDS} of 2^32."
+        "# After 32 lines come pairs of a leader and another token of a granule with a rare word, then tokens with a rare"
+    );
+    println!(
+        "# word of their own. Of 2^32 words (2^28 minima) the {TAIL_WORDS} smallest and the {TAIL_WORDS} largest are rare."
     );
     let line = |seed: u64, position: u64, draw: u32, token: u32| {
         if let Some(noise) = Noise::new(seed, position) {
@@ -54,18 +104,13 @@ fn noise() {
     for i in 0..32u64 {
         line(hash(1, i), hash(2, i) >> 8, hash(3, i) as u32, hash(4, i) as u32 % 4096);
     }
-    let mut found = (0, 0);
-    for position in 0..1 << 14 {
-        let Some(noise) = Noise::new(2026, position) else { continue };
-        for block in 0..1024 {
-            for (token, word) in (4 * block..).zip(noise.words(Domain::Token, 0, block)) {
-                let (low, high) = (word < TAIL_WORDS, word >= !TAIL_WORDS);
-                if (low && found.0 < 6) || (high && found.1 < 6) {
-                    found = (found.0 + u32::from(low), found.1 + u32::from(high));
-                    line(2026, position, 0, token);
-                }
-            }
-        }
+    for (position, granule, word) in rarest(Domain::Granule, 1 << 15, 64, minimum_bits) {
+        let leader = granule * TOKENS + word % TOKENS;
+        line(2026, position, 0, leader);
+        line(2026, position, 0, leader ^ 1);
+    }
+    for (position, token, _) in rarest(Domain::Token, 1 << 14, 1024, |word| word) {
+        line(2026, position, 0, token);
     }
 }
 
@@ -100,10 +145,11 @@ fn main() {
     match std::env::args().nth(1).as_deref() {
         Some("philox4x32") => philox(),
         Some("gumbel") => gumbels(),
+        Some("granule") => granules(),
         Some("noise") => noise(),
         Some("value_stability") => value_stability(),
         _ => {
-            eprintln!("usage: vectors philox4x32|gumbel|noise|value_stability");
+            eprintln!("usage: vectors philox4x32|gumbel|granule|noise|value_stability");
             std::process::exit(2);
         }
     }

@@ -32,7 +32,7 @@
 //! | --- | --- |
 //! | [`factory`] | what a backend brings, and the adapter for samplers that take logits |
 //! | [`laws`] | the laws, one function each |
-//! | [`noise_map`] | the law of a map from words to Gumbels, driven without a sampler |
+//! | [`noise_map`], [`granules`] | the laws of a map from words to exponentials, driven without a sampler |
 //! | [`report`], [`trial`] | what a law says, and what it runs with |
 //! | [`problem`], [`logits`], [`tensor`], [`data`] | the heads and rows that laws draw from |
 //! | [`statistics`] | chi-square, Kolmogorov-Smirnov, exact binomial; tails pooled |
@@ -47,6 +47,7 @@
 
 pub mod data;
 pub mod factory;
+pub mod granules;
 pub mod laws;
 pub mod logits;
 pub mod noise_map;

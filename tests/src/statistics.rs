@@ -106,6 +106,13 @@ pub fn correlation(pairs: &[(f64, f64)]) -> Outcome {
     Outcome { statistic: z, p: 2.0 * Normal::standard().sf(z.abs()) }
 }
 
+/// The sum of squares of uncorrelated standard normals, by chi-square.
+pub fn sum_of_squares(normals: &[f64]) -> Outcome {
+    let statistic = normals.iter().map(|z| z * z).sum();
+    let law = ChiSquared::new(normals.len() as f64).expect("at least one normal");
+    Outcome { statistic, p: law.sf(statistic) }
+}
+
 /// Chi-square of a contingency table of pairs of classes against the product of known class laws.
 pub fn contingency(pairs: &[(usize, usize)], law_a: &[f64], law_b: &[f64]) -> Option<Outcome> {
     let width = law_b.len();

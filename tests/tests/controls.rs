@@ -2,8 +2,7 @@
 
 mod wrong;
 
-use flash_sampling_conformance::noise_map;
-use flash_sampling_conformance::{Effort, Trial, laws, suite};
+use flash_sampling_conformance::{Effort, Trial, granules, laws, noise_map, suite};
 use wrong::Fault;
 use wrong::maps::WrongMap;
 
@@ -12,9 +11,12 @@ const CONTROLS: &[(Fault, &str)] = &[
     (Fault::Map(WrongMap::TritonRand), "noise_has_the_reference_bits"),
     (Fault::DroppedTile, "noise_has_the_reference_bits"),
     (Fault::Map(WrongMap::NoRefinement), "noise_matches_the_vectors"),
-    (Fault::Map(WrongMap::FastInnerLog), "noise_matches_the_vectors"),
+    (Fault::Map(WrongMap::SixteenRefined), "noise_matches_the_vectors"),
+    (Fault::LocalGranules, "granules_may_be_cut"),
+    (Fault::GranuleOfItsLeader, "granules_may_be_cut"),
     (Fault::NextCoin, "values_are_stable"),
     (Fault::LocalNoise, "partitions_merge_to_the_same_winner"),
+    (Fault::LocalGranules, "partitions_merge_to_the_same_winner"),
     (Fault::DroppedTile, "partitions_merge_to_the_same_winner"),
     (Fault::RowNoise, "rows_do_not_depend_on_the_batch"),
     (Fault::SumsByBatch, "rows_do_not_depend_on_the_batch"),
@@ -29,14 +31,18 @@ const CONTROLS: &[(Fault, &str)] = &[
     (Fault::OddHidden, "every_shape_is_taken"),
     (Fault::HigherTie, "ties_go_to_the_lower_token"),
     (Fault::DroppedTile, "tokens_follow_the_softmax"),
+    (Fault::Map(WrongMap::OwnLeader), "tokens_follow_the_softmax"),
     (Fault::RunningMassTooEarly, "tokens_follow_the_softmax"),
     (Fault::OneCoin, "tokens_follow_the_softmax_over_large_vocabularies"),
     (Fault::Map(WrongMap::Clipped), "rare_tokens_are_drawn_as_often_as_they_should"),
+    (Fault::Map(WrongMap::MinimumOfOne), "winning_scores_are_gumbel"),
     (Fault::ReuseCalledFresh, "winning_scores_are_gumbel"),
     (Fault::DrawHalved, "draws_are_independent"),
     (Fault::PositionTruncated, "positions_are_independent"),
     (Fault::SeedTruncated, "rows_are_independent"),
     (Fault::LocalNoise, "shards_are_independent"),
+    (Fault::LocalGranules, "shards_are_independent"),
+    (Fault::Map(WrongMap::OneExcess), "lists_follow_plackett_luce"),
     (Fault::GreedyList, "lists_follow_plackett_luce"),
     (Fault::ListOfDraws, "lists_extend_the_single_draw"),
     (Fault::MaskBitOrder, "masks_forbid_and_allow"),
@@ -101,13 +107,37 @@ fn the_tail_law_rejects_triton_rand() {
 }
 
 #[test]
-fn the_measure_of_the_tail_rejects_the_maps_in_use_elsewhere() {
-    use WrongMap::{Clipped, FastInnerLog, NoRefinement, RoundsToOne, TritonRand};
-    for (map, p) in
-        [(TritonRand, 1e-6), (FastInnerLog, 1e-7), (RoundsToOne, 1e-7), (Clipped, 1e-6), (NoRefinement, 1e-9)]
-    {
-        let bias = noise_map::bias(&map, p);
-        println!("{map:?}: relative bias {bias:+.4} of a token of probability {p:e}");
-        assert!(bias.abs() > noise_map::BIAS_LIMIT, "{map:?} is not rejected at {p:e}");
+fn the_measure_of_the_tail_rejects_wrong_maps() {
+    use WrongMap::{Clipped, FastInnerLog, LeaderInMinimum, MinimumOfOne};
+    use WrongMap::{NoRefinement, RoundsToOne, SixteenRefined, TritonRand};
+    for (map, p) in [
+        (TritonRand, 1e-6),
+        (RoundsToOne, 1e-7),
+        (Clipped, 1e-6),
+        (FastInnerLog, 1e-7),
+        (NoRefinement, 1e-9),
+        (SixteenRefined, 2e-9),
+        (LeaderInMinimum, 1e-9),
+        (MinimumOfOne, 1e-3),
+    ] {
+        let biases = noise_map::biases(&map, p);
+        println!("{map:?}: relative biases {biases:?} of a token of probability {p:e}");
+        assert!(biases.iter().any(|(_, bias)| bias.abs() > noise_map::BIAS_LIMIT), "{map:?} is not rejected at {p:e}");
+    }
+}
+
+#[test]
+fn the_law_of_granules_rejects_wrong_maps() {
+    for (map, what) in [
+        (WrongMap::MinimumOfOne, "minimum, Kolmogorov-Smirnov"),
+        (WrongMap::OneExcess, "all pairs, correlations"),
+        (WrongMap::OneExcess, "a triple, contingency table"),
+        (WrongMap::OwnLeader, "minimum, Kolmogorov-Smirnov"),
+        (WrongMap::OwnLeader, "tokens in the tail of 1/256, chi-square"),
+    ] {
+        let failure = granules::check(&map, Effort::Quick).expect_err("this map is wrong");
+        println!("{failure}");
+        let check = failure.report.checks.iter().find(|check| check.what == what);
+        assert!(check.is_some_and(|check| !check.passes()), "{map:?} is not rejected by {what}");
     }
 }

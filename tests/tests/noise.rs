@@ -1,9 +1,11 @@
 //! The scalar noise against the vectors, and its law driven without a sampler.
 
-use flash_sampling_conformance::noise_map::{self, Version1};
+use flash_sampling_conformance::noise_map::{self, Groups, Version2};
 use flash_sampling_conformance::vectors::{self, lines, number};
-use flash_sampling_conformance::{Effort, LawFailure};
-use flash_sampling_core::noise::uniform::{exponential, gumbel};
+use flash_sampling_conformance::{Effort, LawFailure, granules};
+use flash_sampling_core::noise::granule::{self, Granule};
+use flash_sampling_core::noise::log::ln;
+use flash_sampling_core::noise::uniform::{TAIL_WORDS, exponential, gumbel};
 use flash_sampling_core::{Domain, Noise};
 
 #[test]
@@ -32,20 +34,56 @@ fn words_become_the_exponentials_and_gumbels_of_the_vectors() {
 }
 
 #[test]
+fn granules_have_the_exponentials_and_gumbels_of_the_vectors() {
+    let mut seen = 0;
+    for fields in lines(vectors::GRANULE) {
+        let [word, refinement, other, leader, minimum, e, g] = core::array::from_fn(|i| number(fields[i]) as u32);
+        let granule = Granule::of_word(word, || refinement);
+        let found = granule.exponential(leader ^ 1, || other);
+        assert_eq!((granule.leader, granule.minimum.to_bits()), (leader, minimum), "{fields:?}");
+        assert_eq!((found.to_bits(), (-ln(found)).to_bits()), (e, g), "{fields:?}");
+        seen += 1;
+    }
+    assert!(seen > 250);
+}
+
+#[test]
 fn tokens_have_the_noise_of_the_vectors() {
-    let mut rare = 0;
+    let rare = |part: u32, largest: u32| part < TAIL_WORDS || part > largest - TAIL_WORDS;
+    let (mut leaders, mut others) = (0, [0, 0]);
     for fields in lines(vectors::NOISE) {
         let [seed, position, draw, token, bits] = [0, 1, 2, 3, 4].map(|i| number(fields[i]));
-        let noise = Noise::new(seed, position).expect("a valid position");
-        assert_eq!(u64::from(noise.gumbel(Domain::Token, draw as u32, token as u32).to_bits()), bits, "{fields:?}");
-        let word = noise.word(Domain::Token, draw as u32, token as u32);
-        rare += u32::from(!(256..=u32::MAX - 256).contains(&word));
+        let (noise, draw, token) = (Noise::new(seed, position).expect("a valid position"), draw as u32, token as u32);
+        assert_eq!(u64::from(noise.gumbel(Domain::Token, draw, token).to_bits()), bits, "{fields:?}");
+        let granule = noise.word(Domain::Granule, draw, granule::of(token));
+        let in_rare_granule = rare(granule::minimum_bits(granule), granule::minimum_bits(!0));
+        if token % granule::TOKENS == granule % granule::TOKENS {
+            leaders += u32::from(in_rare_granule);
+        } else {
+            others[0] += u32::from(in_rare_granule);
+            others[1] += u32::from(rare(noise.word(Domain::Token, draw, token), !0));
+        }
     }
-    assert!(rare >= 8, "the file holds refined words");
+    assert!(leaders >= 8 && others.iter().all(|&n| n >= 8), "rare words: {leaders} leaders, {others:?} other tokens");
 }
 
 #[test]
 fn noise_reaches_into_the_tail() -> Result<(), LawFailure> {
-    println!("{}", noise_map::check(&Version1, Effort::Quick, &|_| ())?);
+    println!("{}", noise_map::check(&Version2, Effort::Quick, &|_| ())?);
+    Ok(())
+}
+
+#[test]
+fn the_noise_of_groups_reaches_into_the_tail() {
+    for p in [1e-3, 1e-6, 3e-8, 1e-9, 1e-12] {
+        let (what, bias) = noise_map::biases(&Groups, p)[0];
+        println!("{what} of {p:e}: relative bias {bias:e}");
+        assert!(bias.abs() < noise_map::BIAS_LIMIT);
+    }
+}
+
+#[test]
+fn tokens_of_a_granule_are_independent() -> Result<(), LawFailure> {
+    println!("{}", granules::check(&Version2, Effort::Quick)?);
     Ok(())
 }

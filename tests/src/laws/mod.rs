@@ -6,6 +6,7 @@ mod bad_rows;
 mod batch;
 mod calls;
 mod filters;
+mod granules;
 mod group_max;
 mod independence;
 mod knobs;
@@ -65,6 +66,7 @@ macro_rules! each_law {
             (noise, noise_matches_the_vectors, "The noise of the words in vectors/noise.txt, the rarest words included, has the bits written there.")
             (values, values_are_stable, "The tokens of vectors/value_stability.txt come out.")
             (partition, partitions_merge_to_the_same_winner, "Every split of the vocabulary, merged in any order, gives the winner, the score bits and the log Z bits of the whole.")
+            (granules, granules_may_be_cut, "Shards and vocabularies that begin or end within a granule, and masks that leave some tokens of one, its leader or not, have the reference's bits and the law of the draw.")
             (batch, rows_do_not_depend_on_the_batch, "A row alone and the row in any place of any batch have the same bits.")
             (batch, draws_do_not_depend_on_how_many_are_asked, "Draw n has the same bits whether it is made alone or among others.")
             (batch, results_do_not_depend_on_earlier_calls, "A sampler that has served other calls, failed ones included, answers like a new one.")

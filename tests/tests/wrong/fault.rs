@@ -7,10 +7,14 @@ use super::maps::WrongMap;
 pub(crate) enum Fault {
     /// None: the control of the controls.
     None,
-    /// Another map from words to Gumbels.
+    /// Another map from words to exponentials.
     Map(WrongMap),
     /// Noise by the token's place in the shard.
     LocalNoise,
+    /// Granules by the token's place in the shard.
+    LocalGranules,
+    /// A granule whose leader cannot be drawn is passed over.
+    GranuleOfItsLeader,
     /// Noise by the row's place in the batch.
     RowNoise,
     /// Noise that advances with every call.

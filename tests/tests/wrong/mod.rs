@@ -7,6 +7,8 @@ pub(crate) use fault::Fault;
 use flash_sampling_conformance::laws::scheme_name;
 use flash_sampling_conformance::noise_map::NoiseMap;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
+use flash_sampling_core::noise::granule;
+use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::reference::{self, Reference, Scheme, groups, log_mass};
 use flash_sampling_core::sampler::check_call;
@@ -75,8 +77,14 @@ impl Drawing<'_> {
             _ => draw,
         };
         match self.fault {
-            Fault::Map(map) => map.gumbel(self.noise.word(domain, draw, index), 0),
+            Fault::Map(map) => -ln(map.exponential(&self.noise, draw, index)),
             Fault::LocalNoise => self.noise.gumbel(domain, draw, index - self.first),
+            Fault::LocalGranules => {
+                let local = index - self.first;
+                let word = self.noise.word(Domain::Granule, draw, granule::of(local));
+                let granule = self.noise.granule(domain, draw, local, word);
+                -ln(granule.exponential(local, || self.noise.word(domain, draw, index)))
+            }
             _ => self.noise.gumbel(domain, draw, index),
         }
     }
@@ -94,7 +102,15 @@ impl Drawing<'_> {
 
     /// The finite tokens of a range with their scores.
     fn candidates(&self, draw: u32, tokens: core::ops::Range<u32>) -> impl Iterator<Item = Candidate> {
-        tokens.map(move |token| self.candidate(draw, token)).filter(|c| c.logit > f32::NEG_INFINITY)
+        let logit = |token: u32| self.logits.get(token.wrapping_sub(self.first) as usize).copied();
+        let leads = move |token: u32| {
+            let leader = self.noise.word(Domain::Granule, draw, granule::of(token)) % granule::TOKENS;
+            logit(token / granule::TOKENS * granule::TOKENS + leader).is_some_and(|l| l > f32::NEG_INFINITY)
+        };
+        tokens
+            .filter(move |&token| self.fault != Fault::GranuleOfItsLeader || self.row.greedy || leads(token))
+            .map(move |token| self.candidate(draw, token))
+            .filter(|c| c.logit > f32::NEG_INFINITY)
     }
 
     fn best(&self, draw: u32, tokens: core::ops::Range<u32>) -> Candidate {

@@ -1,0 +1,96 @@
+//! Granules that are cut: by shards, by masks, by the end of the vocabulary.
+
+use crate::data::hash;
+use crate::logits::{LogitShape, softmax};
+use crate::problem::{Problem, Size};
+use crate::report::{Broken, LawReport, ensure};
+use crate::statistics::Bins;
+use crate::trial::{RowBits, Trial};
+use flash_sampling_core::noise::granule::{self, TOKENS};
+use flash_sampling_core::transform::allowed;
+use flash_sampling_core::{DType, Domain, Head, Noise, PerturbedArgmax, Plan, RowParams, Samples};
+
+/// Five granules and three tokens.
+const VOCAB: u32 = 83;
+const ROWS: usize = 32;
+
+fn mask_of(keeps: impl Fn(u32) -> bool) -> Vec<u32> {
+    (0..VOCAB.div_ceil(32)).map(|w| (0..32).fold(0, |bits, i| bits | u32::from(keeps(32 * w + i)) << i)).collect()
+}
+
+/// Masks that leave some tokens of a granule, the last two by the leaders of draw 0.
+fn masks(noise: &Noise) -> [Vec<u32>; 6] {
+    let leads = |token| noise.word(Domain::Granule, 0, granule::of(token)) % TOKENS == token % TOKENS;
+    [
+        mask_of(|_| true),
+        mask_of(|token| token % TOKENS == 7),
+        mask_of(|token| token % TOKENS != 0 && granule::of(token) != 2),
+        mask_of(|token| hash(801, token.into()) % 2 == 0),
+        mask_of(leads),
+        mask_of(|token| !leads(token)),
+    ]
+}
+
+/// The heads: the whole vocabulary and, of samplers that take shards, shards that begin and end within granules.
+fn heads<'p>(trial: &Trial<'_>, problem: &'p Problem) -> Vec<Head<'p>> {
+    let whole = problem.head();
+    let shards = if trial.factory.takes_shards() { whole.split(&[0, 5, 9, 15, 17, 31, 82]) } else { Vec::new() };
+    shards.into_iter().chain([whole]).collect()
+}
+
+pub(super) fn granules_may_be_cut(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let plan = Plan { max_rows: ROWS, max_draws: 128, ..Plan::default() };
+    let (mut found, mut want) = (Samples::new(), Samples::new());
+    let integers = Problem::integers(Size::new(ROWS, VOCAB as usize, 16), DType::BF16, DType::BF16, 800);
+    let noise = Noise::new(802, 5).ok_or(Broken("the position is valid".into()))?;
+    let masks = masks(&noise);
+    let row = RowParams { seed: 802, position: 5, draws: 24, ..RowParams::default() };
+    let rows: Vec<RowParams<'_>> =
+        masks.iter().cycle().take(ROWS).map(|mask| RowParams { mask: Some(mask), ..row }).collect();
+    let heads_of_integers = heads(trial, &integers);
+    for head in &heads_of_integers {
+        let Some(mut reference) = trial.reference(*head, plan) else {
+            report.note("this factorisation has no reference; its laws are checked by statistics");
+            break;
+        };
+        trial.sampler(*head, plan)?.sample(integers.input(), &rows, &mut found)?;
+        reference.sample(integers.input(), &rows, &mut want)?;
+        for (r, (found, want)) in RowBits::all(&found).iter().zip(RowBits::all(&want)).enumerate() {
+            let tokens = head.tokens();
+            ensure!(
+                *found == want,
+                "tokens {tokens:?}, mask {}: {found:?}, the reference has {want:?}",
+                r % masks.len()
+            );
+        }
+    }
+    report.agreed("rows of cut granules", heads_of_integers.len() * ROWS);
+
+    // The law: under a mask within the shard 9..15, 17..31 and the whole.
+    let problem = Problem::of_logits(&LogitShape::Gaussian.logits(VOCAB as usize, 803), ROWS);
+    let logits = problem.raw_logits(0);
+    for head in heads(trial, &problem).into_iter().filter(|head| head.tokens().len() > 4) {
+        let (tokens, mask) = (head.tokens(), &masks[3]);
+        let kept = |token| {
+            if tokens.contains(&token) && allowed(mask, token) { logits[token as usize] } else { f32::NEG_INFINITY }
+        };
+        let law = softmax(&(0..VOCAB).map(kept).collect::<Vec<_>>());
+        let mut sampler = trial.sampler(head, plan)?;
+        let mut drawn = Vec::new();
+        for call in 0..trial.draws(2) as u64 {
+            let row = RowParams { seed: 804, draws: 128, mask: Some(mask), ..RowParams::default() };
+            let rows: Vec<RowParams<'_>> =
+                (0..ROWS as u64).map(|r| RowParams { position: call << 8 | r, ..row }).collect();
+            sampler.sample(problem.input(), &rows, &mut found)?;
+            for row in found.iter() {
+                drawn.extend(row?.draws.iter().map(|d| d.token as usize));
+            }
+        }
+        ensure!(drawn.iter().all(|&token| law[token] > 0.0), "tokens {tokens:?}: one that is masked came");
+        if let Some(outcome) = Bins::of(&law, &drawn, law.len(), |i| i).chi_square() {
+            let what = format!("masked draws of tokens {tokens:?}, chi-square");
+            report.p_value(what, drawn.len(), outcome.statistic, outcome.p);
+        }
+    }
+    Ok(())
+}
