@@ -173,15 +173,13 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
     const bool aligned = is_aligned<TYPE>(existing);
     // One register instead of the row's twelve, which are read where they are needed.
     const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
-    const Noise noise{row.seed, row.position};
-    const u32 draw = row.draw;
     const bool greedy = row.greedy;
 #pragma unroll 1
     for (u32 part = begin, turn = 0; part < end; part += step, turn = (turn + 1) % SCAN_PARTS) {
         const u32 first = part * SCAN_TOKENS;
         if (turn == 0 && !greedy) {
             __syncwarp();
-            const Words made = noise.words(Domain::Granule, draw, 4 * (part + lane / 4 * step) + lane % 4);
+            const Words made = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, 4 * (part + lane / 4 * step) + lane % 4);
 #pragma unroll
             for (u32 w = 0; w < 4; ++w) words[4 * lane + w] = made.w[w];
             __syncwarp();
@@ -241,8 +239,9 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
             const u32 token = first + group_offset<TYPE>(lane, i / 4) + i % 4;
             float score = logit;
             if (!greedy) {
-                const Granule granule = noise.granule(Domain::Token, draw, token, i & 4 ? word[1] : word[0]);
-                score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, draw, token));
+                const Noise noise{row.seed, row.position};
+                const Granule granule = noise.granule(Domain::Token, row.draw, token, i & 4 ? word[1] : word[0]);
+                score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, row.draw, token));
             }
             keep.offer(score, token, logit);
         }
