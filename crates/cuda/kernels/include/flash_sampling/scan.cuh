@@ -54,9 +54,13 @@ __device__ __forceinline__ u32 group_offset(u32 lane, u32 group) {
 }
 
 __device__ __forceinline__ void load_16_bytes(const void* from, u32* to) {
+#ifdef __CUDA_ARCH__
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "l"(from));
+#else
+    memcpy(to, from, 16);
+#endif
 }
 
 // Whether the row lies so that the address of every token that is a multiple of 256 is a multiple of 16.

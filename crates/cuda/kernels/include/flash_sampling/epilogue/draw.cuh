@@ -85,16 +85,13 @@ struct DrawEpilogue {
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) is_left = is_left || !(d[j] <= limit);
             if (!__any_sync(0xffffffffu, is_left)) continue;
-            u32 word = 0;
-            if (is_left) {
-                word = Noise{row.seed, row.position}.word(Domain::Granule, row.draw, (first + t) / Granule::TOKENS);
 #pragma unroll
-                for (u32 j = 0; j < 4; ++j) {
-                    const float raw = call.head.apply(d[j], 0.0f, false);
-                    const bool is_lost = d[j] <= limit;
-                    d[j] = is_lost ? -f32_infinity() : checked_logit(raw, row, first + t + j, &call.invalid[column]);
-                }
+            for (u32 j = 0; j < 4; ++j) {
+                const bool is_lost = d[j] <= limit;
+                const float raw = call.head.apply(d[j], 0.0f, false);
+                d[j] = is_lost ? -f32_infinity() : checked_logit(raw, row, first + t + j, &call.invalid[column]);
             }
+            const u32 word = Noise{row.seed, row.position}.word(Domain::Granule, row.draw, (first + t) / Granule::TOKENS);
             Candidate best = shared.winners.best[column];
             raise_best(row, d, first + t, word, best);
             __syncwarp();
