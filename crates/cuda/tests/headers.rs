@@ -51,7 +51,7 @@ fn noise(out: &mut Expected<'_>) {
         };
         let refinement = || input(i + 6);
         out.float("gumbel_of_word", i, uniform::gumbel(word, refinement));
-        let granule = Granule::of_word(word << 4 | i % 16, refinement);
+        let granule = Granule::of_word((word << 4) | (i % 16), refinement);
         out.word("leader", i, granule.leader);
         out.float("minimum", i, granule.minimum);
         out.float("exponential", i, granule.exponential(i / 16, || word));
