@@ -1,13 +1,17 @@
-// The kernels that draw, on the processor: the epilogues of the portable kernels, the selection from groups, and the sampler
-// over existing logits. Reads problems from standard input, writes draws and log Z to standard output.
+// The kernels that draw, on the processor: the epilogues of the portable kernels, the selection from groups, the sampler over
+// existing logits, and the lists of stored ones. Reads problems from standard input, writes draws and log Z to standard output.
 // crates/cuda/tests/draws.rs makes the problems and compares with core's reference.
+#include <algorithm>
+
 #include "emulator.hpp"
 
+#include "flash_sampling/digit.cuh"
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/row_mass.cuh"
 #include "flash_sampling/scan.cuh"
 #include "flash_sampling/select.cuh"
+#include "flash_sampling/stored.cuh"
 
 namespace f32 {
 #define FS_ELEMENT F32
@@ -21,6 +25,12 @@ namespace bf16 {
 #define standalone standalone_bf16
 #include "../standalone.cu"
 }  // namespace bf16
+namespace lists {
+#include "../top_list.cu"
+}  // namespace lists
+namespace ties {
+#include "../near_ties.cu"
+}  // namespace ties
 
 using namespace flash_sampling;
 constexpr int COLUMNS = 16;
@@ -103,6 +113,45 @@ static void draw_existing(Call call, const float* dots, u32 blocks, bool aligned
         if (best[r] != 0 || arrived[r] != 0) abort();
 }
 
+// Both kernels must list every token whose score is within a slack of a row's draw, and no other.
+static void check_lists(const Call& call, const float* dots) {
+    for (u32 r = 0; r < call.row_count; ++r) {
+        const Draw& draw = call.draws[r];
+        if (draw.status != Status::Drawn) continue;
+        Row row = call.rows[r];
+        const Item item{0, 1, 0.75f, 0};
+        std::vector<float> logits(call.tokens);
+        std::vector<u64> want, found[2];
+        for (u32 t = 0; t < call.tokens; ++t) {
+            const u32 token = call.first_token + t;
+            logits[t] = row.apply(call.head.apply(dots[r * call.tokens + t], call.bias[t], true), token);
+            const float noise = row.greedy ? 0.0f : Noise{row.seed, row.position}.gumbel(Domain::Token, row.draw, token);
+            const Winner winner = Winner::of(add_rn(logits[t], noise), token);
+            if (winner.score >= sub_rn(draw.score, item.slack)) want.push_back(to_ordered_bits(winner));
+        }
+        row.mask = nullptr, row.biases = 0, row.inv_temperature = 1.0f;
+        const StoredLogits stored{logits.data(), call.tokens, call.first_token, call.tokens};
+        std::vector<u32> scores(call.tokens);
+        for (u32 kernel = 0; kernel < 2; ++kernel) {
+            u64 count = 0;
+            std::vector<KeptToken> kept(call.tokens);
+            const KeptTokens out{kept.data(), &count, kept.size()};
+            const u32 parts = (call.first_token + call.tokens - 1) / SCAN_TOKENS + 1 - call.first_token / SCAN_TOKENS;
+            if (kernel == 0) {
+                const lists::TopLists top{stored, out, &row, &item, scores.data(), 1, 0};
+                emulator::launch(1, 1, lists::THREADS, [&] { lists::top_list(top); });
+            } else {
+                const ties::NearTies near{stored, out, &row, &item, &draw, 2, (parts + 1) / 2};
+                emulator::launch(2, 1, 32 * ties::WARPS, [&] { ties::near_ties(near); });
+            }
+            for (u64 i = 0; i < count; ++i) found[kernel].push_back(kept[i].key);
+            std::sort(found[kernel].begin(), found[kernel].end());
+        }
+        std::sort(want.begin(), want.end());
+        if (found[0] != want || found[1] != want) abort();
+    }
+}
+
 // Summarizes the tokens from `from` to `to` as a launch of `blocks` blocks does, then selects.
 static void launch(const Call& whole, const float* dots, u32 from, u32 to, u32 size, u32 blocks, Selection selection) {
     Call call = whole;
@@ -171,6 +220,7 @@ int main() {
         call.draws = draws.data();
         if (rule == FUSED) draw_fused(call, dots.data(), blocks);
         if (rule == EXISTING_F32) draw_existing<u32, f32::Existing>(call, dots.data(), blocks, part == 0, f32::standalone_f32);
+        if (rule == EXISTING_F32) check_lists(call, dots.data());
         if (rule == EXISTING_BF16) draw_existing<u16, bf16::Existing>(call, dots.data(), blocks, part == 0, bf16::standalone_bf16);
         Selection selection{};
         selection.rows = rows.data();

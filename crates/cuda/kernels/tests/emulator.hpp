@@ -174,6 +174,12 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
     for (unsigned lane = 0; lane < 32; ++lane) max = values[lane] > max ? static_cast<unsigned>(values[lane]) : max;
     return max;
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+    const unsigned long long* values = emulator::exchange(value);
+    unsigned sum = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) sum += static_cast<unsigned>(values[lane]);
+    return sum;
+}
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned mask) { return emulator::of_lane(value, emulator::thread % 32 ^ mask); }
 template <class T>
