@@ -20,7 +20,7 @@ struct DrawEpilogue {
     struct Shared {
         Winners<COLUMNS> winners;
         float best[COLUMNS];  // the best score of any block; of a greedy row the limit of all granules
-        float limits[TILE_COLUMNS][TILE_GRANULES];
+        float limits[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
     };
     const Call& call;
     const LogitStore& stored;
@@ -53,14 +53,10 @@ struct DrawEpilogue {
                 refresh_best(column, call.first_token + tile.first);
             __syncthreads();
         }
-        each_block(call, tile, [&](u32 c, u32 granule, const Words& words) {
+        each_granule(call, tile, [&](u32 c, u32 place, u32 word) {
             const Row& row = call.rows[tile.column + c];
-            const float best = shared.best[tile.column + c];
-#pragma unroll
-            for (u32 w = 0; w < 4; ++w) {
-                const float bound = noise_bound(Granule::minimum_bits(words.w[w]));
-                shared.limits[c][granule + w] = row.greedy ? best : losing_dot(best, bound, call.head, row);
-            }
+            const float best = shared.best[tile.column + c], bound = noise_bound(Granule::minimum_bits(word));
+            shared.limits[c][place] = row.greedy ? best : losing_dot(best, bound, call.head, row);
         });
         __syncthreads();
         for (u32 c = threadIdx.x / 32; c < tile.columns; c += WARPS) {
@@ -80,7 +76,7 @@ struct DrawEpilogue {
             const u32 t = begin + 4 * (threadIdx.x % 32) - shift;  // wraps before the tile
             float d[4];
             read_quad(tile, c, t, shift == 0, d);
-            const float limit = shared.limits[c][min(granule_of_tile(first, first + t), TILE_GRANULES - 1)];
+            const float limit = shared.limits[c][granule_of_tile(first, first + t)];
             bool is_left = false;
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) is_left = is_left || !(d[j] <= limit);

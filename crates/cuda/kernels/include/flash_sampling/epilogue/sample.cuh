@@ -13,24 +13,32 @@ namespace flash_sampling {
 
 #ifdef __CUDACC__
 
-// The Philox blocks of a tile's granules, 64 tokens each, are counted from the block of its first token. A tile may begin
-// within a block.
-constexpr u32 TILE_BLOCKS = TILE_TOKENS / 64 + 1;
-constexpr u32 TILE_GRANULES = 4 * TILE_BLOCKS;
+// Granules of a tile, which may begin and end within one; and the rows of a part of the batch.
+constexpr u32 TILE_GRANULES = TILE_TOKENS / Granule::TOKENS + 1;
+template <int COLUMNS>
+constexpr u32 PART_COLUMNS = COLUMNS < TILE_COLUMNS ? COLUMNS : TILE_COLUMNS;
 
-// The place of a token's granule among those of a tile whose first token is `first`.
-__device__ __forceinline__ u32 granule_of_tile(u32 first, u32 token) { return token / Granule::TOKENS - first / 64 * 4; }
+// The place of a token's granule in a tile whose first token is `first`; the last place for tokens beyond the tile.
+__device__ __forceinline__ u32 granule_of_tile(u32 first, u32 token) {
+    return min(token / Granule::TOKENS - first / Granule::TOKENS, TILE_GRANULES - 1);
+}
 
-// Calls visit(c, granule, words) for each row c of the tile's part and each of its blocks: the words of four granules from
-// that place on. All threads of the block call it.
+// Calls visit(c, place, word) for each row c of the tile's part and each granule of the tile. All threads of the block call
+// it; a thread makes a Philox block.
 template <class Visit>
-__device__ __forceinline__ void each_block(const Call& call, const DotTile& tile, Visit visit) {
-    const u32 first = call.first_token + tile.first, last = first + tile.tokens - 1;
-    for (u32 i = threadIdx.x; i < tile.columns * 4; i += EPILOGUE_THREADS) {
-        const u32 c = i / 4, block = first / 64 + i % 4;
-        if (block > last / 64) continue;
-        const Row& row = call.rows[tile.column + c];
-        visit(c, i % 4 * 4, Noise{row.seed, row.position}.words(Domain::Granule, row.draw, block));
+__device__ __forceinline__ void each_granule(const Call& call, const DotTile& tile, Visit visit) {
+    constexpr u32 BLOCKS = 4;
+    static_assert(TILE_GRANULES <= 4 * (BLOCKS - 1) && BLOCKS * TILE_COLUMNS <= EPILOGUE_THREADS, "a thread a block");
+    const u32 first = call.first_token + tile.first, c = threadIdx.x / BLOCKS;
+    const u32 granule = 4 * (first / 64 + threadIdx.x % BLOCKS), last = (first + tile.tokens - 1) / Granule::TOKENS;
+    if (c >= tile.columns || granule > last) return;
+    const Row& row = call.rows[tile.column + c];
+    const Words words = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, granule / 4);
+#pragma unroll
+    for (u32 w = 0; w < 4; ++w) {
+        // Wraps before the tile.
+        const u32 place = granule + w - first / Granule::TOKENS;
+        if (place < TILE_GRANULES) visit(c, place, words.w[w]);
     }
 }
 

@@ -48,7 +48,7 @@ struct SummaryEpilogue {
         double nats[MASS_BINS / 8];  // e^-i
         double eighths[8];           // e^(-i / 8)
         Partial open[COLUMNS];       // of the group that the rows are in
-        u32 words[TILE_COLUMNS][TILE_GRANULES];
+        u32 words[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
     };
 
     static constexpr u32 ALL = 0xffffffffu;
@@ -66,10 +66,7 @@ struct SummaryEpilogue {
     }
 
     __device__ __forceinline__ void tile(const DotTile& tile) {
-        each_block(call, tile, [&](u32 c, u32 granule, const Words& words) {
-#pragma unroll
-            for (u32 w = 0; w < 4; ++w) shared.words[c][granule + w] = words.w[w];
-        });
+        each_granule(call, tile, [&](u32 c, u32 place, u32 word) { shared.words[c][place] = word; });
         __syncthreads();
         const u32 first = call.first_token + tile.first, last = first + tile.tokens - 1;
         for (u32 c = threadIdx.x / 32; c < tile.columns; c += WARPS) {
@@ -149,8 +146,7 @@ struct SummaryEpilogue {
         const double old = open.mass.is_empty() ? 0.0 : open.mass.sum * weight(top, open.mass.max);
         open.mass = {top, old + sum};
 
-        const u32 granule = min(granule_of_tile(call.first_token + tile.first, mine), TILE_GRANULES - 1);
-        raise_best(row, logits, mine, shared.words[c][granule], open.sample);
+        raise_best(row, logits, mine, shared.words[c][granule_of_tile(call.first_token + tile.first, mine)], open.sample);
     }
 
     // Transformed logits of four tokens; -inf for those left out, and for invalid ones, which are written down.
