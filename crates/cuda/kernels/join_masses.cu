@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
     const Draw plain = call.draws[i];
     // What is invalid stays so.
     if (plain.status == Status::Drawn && filters.is_by_mass()) {
-        call.begin(i, shared.row, shared.philox);
+        call.begin(i, shared.row);
         const Row& row = shared.row;
         SelectMass::Weights weights(plain.logit, plain.token);
         double error = SelectMass::error_of(weigh(weights, call.row(i), const_cast<float*>(call.logits) + i * call.row_stride, row));

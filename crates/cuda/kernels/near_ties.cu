@@ -33,12 +33,10 @@ struct KeepNear {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) near_ties(const __grid_constant__ NearTies call) {
     __shared__ Row row;
-    __shared__ RowPhilox philox;
+    __shared__ u32 words[WARPS][SCAN_WORDS];
     __shared__ u64 unused;
-    const u32 i = blockIdx.x / call.blocks, block = blockIdx.x % call.blocks;
-    const Row* const given = call.rows + i;
-    copy_row(&row, given);
-    if (threadIdx.x == 96) philox = RowPhilox::of(given->seed, given->position, given->draw, domain_code(Domain::Token));
+    const u32 i = blockIdx.x / call.blocks, block = blockIdx.x % call.blocks, warp = threadIdx.x / 32;
+    copy_row(&row, call.rows + i);
     __syncthreads();
     const Item item = call.items[i];
     const Draw draw = call.draws[i];
@@ -46,10 +44,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) near_ties(const __grid_
     const StoredLogits& stored = call.stored;
     KeepNear keep{call.out, sub_rn(draw.score, item.slack), i};
     const ExistingRow logits{stored.row(item.source), stored.first_token, stored.tokens};
-    const u32 first = stored.first_token / SCAN_TOKENS + block * call.parts_of_block, begin = first + threadIdx.x / 32;
+    const u32 first = stored.first_token / SCAN_TOKENS + block * call.parts_of_block, begin = first + warp;
     const u32 end = min(first + call.parts_of_block, (stored.first_token + stored.tokens - 1) / SCAN_TOKENS + 1);
     Raw<Element::F32> start{};
     if (begin < end)
         start = load_lane<Element::F32>(logits, is_aligned<Element::F32>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
-    scan<Element::F32>(logits, row, &philox, begin, end, WARPS, start, &unused, keep);
+    scan<Element::F32>(logits, row, words[warp], begin, end, WARPS, start, &unused, keep);
 }

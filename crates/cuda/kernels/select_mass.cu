@@ -20,7 +20,7 @@ __constant__ u32 select_mass_launch[4] = {SelectMass::THREADS, SelectMass::STEP,
 // Rows that one pass does not take.
 static __device__ __noinline__ void draw_by_turns(const SelectRows& call, SelectMass::Shared& shared, u32 i, const Draw& plain) {
     const RowFilters filters = call.filters[i];
-    call.begin(i, shared.row, shared.philox);
+    call.begin(i, shared.row);
     SelectMass select{filters, call.row(i), shared};
     const Draw draw = select.draw(plain);
     // Nobody leaves before all have read its share.

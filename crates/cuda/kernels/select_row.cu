@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2) select_row(c
     const Draw plain = call.draws[i];
     // What is invalid stays so.
     if (plain.status != Status::Drawn || !filters.is_any() || filters.is_by_mass()) return;
-    call.begin(i, shared.row, shared.philox);
+    call.begin(i, shared.row);
     SelectRow select{filters, call.row(i), shared};
     const Draw draw = select.draw();
     if (threadIdx.x == 0) call.draws[i] = draw;

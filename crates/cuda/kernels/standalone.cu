@@ -57,7 +57,7 @@ struct KeepBest {
 // A draw from existing logits by all of its blocks.
 __device__ __forceinline__ void draw_existing(const Call& call, const Existing& existing, const Masses& masses) {
     __shared__ Row row;
-    __shared__ RowPhilox philox;
+    __shared__ u32 words[WARPS][SCAN_WORDS];
     __shared__ u64 bests[WARPS];
     __shared__ u32 cut;
     __shared__ RowMass weights[TELLS_LOG_Z ? WARPS : 1];
@@ -73,14 +73,12 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     Raw<TYPE> start{};
     if (begin < end) start = load_lane<TYPE>(logits, is_aligned<TYPE>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
 
-    const Row* const given = call.rows + draw;
-    copy_row(&row, given);
+    copy_row(&row, call.rows + draw);
     // Blocks that were faster have raised the cut already.
     if (threadIdx.x == 64) cut = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
-    if (threadIdx.x == 96) philox = RowPhilox::of(given->seed, given->position, given->draw, domain_code(Domain::Token));
     __syncthreads();
     KeepBest keep{&cut, 0, RowMass::empty()};
-    scan<TYPE, TELLS_LOG_Z>(logits, row, &philox, begin, end, WARPS, start, call.invalid + draw, keep);
+    scan<TYPE, TELLS_LOG_Z>(logits, row, words[warp], begin, end, WARPS, start, call.invalid + draw, keep);
 
     // The block's best.
     u64 best = keep.best;

@@ -15,7 +15,7 @@
 using namespace flash_sampling;
 
 constexpr u32 THREADS = 256;
-// Tokens of a warp at a time: four a lane, which share a Philox block.
+// Tokens of a warp at a time: four of a granule a lane.
 constexpr u32 TILE = 128;
 // Tokens of a block.
 constexpr u32 TOKENS = 4096;
@@ -103,21 +103,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) frontiers(const __grid_con
     if (threadIdx.x == 0) count = 0;
     __syncthreads();
 
-    // Parts of the vocabulary, not of the row: a Philox block lies in one tile.
+    // Parts of the vocabulary, not of the row: a lane's tokens lie in one granule.
     const u32 begin = stored.first_token / TILE * TILE + blockIdx.x * TOKENS, end = stored.first_token + stored.tokens;
     for (u32 tile = begin + warp * TILE; tile < min(begin + TOKENS, end); tile += THREADS / 32 * TILE) {
         const u32 first = tile + 4 * lane;
-        const Words words = noise.words(Domain::Token, draw, first / 4);
+        float gumbels[4];
+        noise.gumbels(Domain::Token, draw, first, gumbels);
         Candidate own[4];
 #pragma unroll
         for (u32 w = 0; w < 4; ++w) {
             const u32 token = first + w, t = token - stored.first_token;
             const float logit = token < end && t < stored.tokens ? logits[t] : -f32_infinity();
             own[w] = Candidate::none();
-            if (logit > -f32_infinity()) {
-                const float gumbel = noise.gumbel_of(Domain::Token, draw, token, words.w[w]);
-                own[w] = {Winner::of(add_rn(mul_rn(logit, rescale), gumbel), token), logit};
-            }
+            if (logit > -f32_infinity()) own[w] = {Winner::of(add_rn(mul_rn(logit, rescale), gumbels[w]), token), logit};
         }
         frontier_of_warp(
             [&](const Winner& last) {

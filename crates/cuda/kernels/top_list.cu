@@ -60,22 +60,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_list(const __grid_cons
         const bool greedy = row.greedy;
         const u32 draw = row.draw;
 
-        // Monotone bits of every score; a thread takes the four tokens of a Philox block.
+        // Monotone bits of every score; a thread takes four tokens of a granule, which share a Philox block.
         if (threadIdx.x == 0) shared.present = 0;
         __syncthreads();
         u32 present = 0;
         for (u32 block = stored.first_token / 4 + threadIdx.x; block <= (end_token - 1) / 4; block += THREADS) {
-            Words words{};
-            if (!greedy) words = noise.words(Domain::Token, draw, block);
+            float gumbels[4]{};
+            if (!greedy) noise.gumbels(Domain::Token, draw, 4 * block, gumbels);
 #pragma unroll
             for (u32 w = 0; w < 4; ++w) {
                 const u32 token = 4 * block + w, t = token - stored.first_token;
                 if (t >= stored.tokens) continue;
                 const float logit = logits[t];
                 const bool alive = logit > -f32_infinity();
-                float score = logit;
-                if (alive && !greedy) score = add_rn(logit, noise.gumbel_of(Domain::Token, draw, token, words.w[w]));
-                scores[t] = alive ? to_monotone_bits(Winner::of(score, token).score) : 0;
+                scores[t] = alive ? to_monotone_bits(Winner::of(add_rn(logit, gumbels[w]), token).score) : 0;
                 present += alive;
             }
         }

@@ -3,7 +3,7 @@
 mod emulated;
 
 use flash_sampling_core::noise::log::{ln, neg_ln_1m};
-use flash_sampling_core::noise::{Domain, Noise};
+use flash_sampling_core::noise::{Domain, Granule, Noise, uniform};
 use flash_sampling_core::transform::RowTransform;
 use flash_sampling_core::{Adjustment, Head, MassHistogram, Matrix, Winner, math};
 
@@ -36,7 +36,7 @@ fn noise(out: &mut Expected<'_>) {
     for i in 0..4000 {
         let position = (u64::from(input(i + 2)) * 0x100_0001) & 0xff_ffff_ffff_ffff;
         let noise = Noise::new((u64::from(input(i)) << 32) | u64::from(input(i + 1)), position).unwrap();
-        let domain = Domain::ALL[i as usize % 7];
+        let domain = Domain::ALL[i as usize % 10];
         for word in noise.words(domain, i, input(i + 3)) {
             out.word("words", i, word);
         }
@@ -49,7 +49,17 @@ fn noise(out: &mut Expected<'_>) {
             300..310 => !(i - 300),
             _ => input(i) >> (i % 32),
         };
-        out.float("gumbel_of_word", i, noise.gumbel_of_word(domain, 0, i, word));
+        let refinement = || input(i + 6);
+        out.float("gumbel_of_word", i, uniform::gumbel(word, refinement));
+        let granule = Granule::of_word((word << 4) | (i % 16), refinement);
+        out.word("leader", i, granule.leader);
+        out.float("minimum", i, granule.minimum);
+        out.float("exponential", i, granule.exponential(i / 16, || word));
+        out.float("largest gumbel", i, granule.largest_gumbel());
+        let domain = if i % 2 == 1 { Domain::Token } else { Domain::Residual };
+        for token in (0..4).map(|j| (input(i + 4) & !3) + j) {
+            out.float("one of four gumbels", i, noise.gumbel(domain, i, token));
+        }
     }
 }
 
@@ -126,8 +136,7 @@ fn the_headers_have_the_bits_of_the_core() {
     out.word("runs of tokens that do not fit", 0, 0);
     out.word("tokens that a schedule has not once or does not find again", 0, 0);
     out.word("chunks that meet in a bank or in a place", 0, 0);
-    out.word("words that a row's Philox has wrong", 0, 0);
-    out.word("words wrongly skipped", 0, 0);
+    out.word("bounds of noise that are none or not close", 0, 0);
     out.word("keys of draws that are not in order or do not give their draw back", 0, 0);
     out.word("logits that min-p keeps below their threshold", 0, 0);
     out.word("guesses at the least logit of a top-k", 0, 0);

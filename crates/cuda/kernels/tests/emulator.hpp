@@ -20,15 +20,24 @@
 #define __device__
 #define __forceinline__ inline
 
+#define __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __noinline__
+#define __shared__ static
+
 struct float4 {
     float x, y, z, w;
 };
+struct double2 {
+    double x, y;
+};
+
+inline struct Index {
+    unsigned x, y;
+} blockIdx, gridDim;
 
 namespace emulator {
-
-struct Index {
-    unsigned x;
-};
 
 // A context starts a fiber; from then on jumps switch, which leave the signal mask alone and so need no system call.
 struct Fiber {
@@ -100,6 +109,13 @@ inline void run(unsigned threads, std::function<void()> body) {
     }
 }
 
+// A launch of `x` by `y` blocks, one after another.
+inline void launch(unsigned x, unsigned y, unsigned threads, const std::function<void()>& kernel) {
+    gridDim = {x, y};
+    for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) run(threads, kernel);
+}
+
 inline void block_barrier() {
     const unsigned generation = current->generation;
     if (++current->arrived == current->fibers.size()) {
@@ -158,6 +174,12 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
     for (unsigned lane = 0; lane < 32; ++lane) max = values[lane] > max ? static_cast<unsigned>(values[lane]) : max;
     return max;
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+    const unsigned long long* values = emulator::exchange(value);
+    unsigned sum = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) sum += static_cast<unsigned>(values[lane]);
+    return sum;
+}
 template <class T>
 T __shfl_xor_sync(unsigned, T value, unsigned mask) { return emulator::of_lane(value, emulator::thread % 32 ^ mask); }
 template <class T>
@@ -210,4 +232,15 @@ inline unsigned atomicExch(unsigned* at, unsigned value) {
     *at = value;
     return old;
 }
+inline unsigned long long atomicExch(unsigned long long* at, unsigned long long value) {
+    const unsigned long long old = *at;
+    *at = value;
+    return old;
+}
 inline void __threadfence_block() {}
+inline void __threadfence() {}
+template <class T>
+T __ldcg(const T* at) { return *at; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }

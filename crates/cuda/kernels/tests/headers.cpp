@@ -16,7 +16,6 @@ using std::min;
 #include "flash_sampling/mainloop/swizzle.cuh"
 #include "flash_sampling/mass_histogram.cuh"
 #include "flash_sampling/noise.cuh"
-#include "flash_sampling/noise/row_philox.cuh"
 #include "flash_sampling/open_rows.cuh"
 #include "flash_sampling/peers.cuh"
 #include "flash_sampling/perturb.cuh"
@@ -238,8 +237,8 @@ static u32 broken_thresholds_out_of_range() {
         const Penalised list{{bias, {8, 0.0f}, {9, 0.0f}}, least, {penalty, {1.0f, 0.0f}, {1.0f, 0.0f}}};
         if (i % 7 == 0) row.bias = list.bias, row.biases = 3 | PENALISED, row.largest_bias = bias.value;
         const float best = static_cast<i32>(input(i + 8)) * 0x1p-26f;
-        const float losing = losing_dot(best, 3.465737f, head, row);
-        const float noise = gumbel_of_word(1u << 27, [] { return 0u; });
+        const float losing = losing_dot(best, noise_bound(1u << 24), head, row);
+        const float noise = Granule::of_word(1u << 28, [] { return 0u; }).largest_gumbel();
         const float dots[] = {0.0f, -0.0f, bits_to_f32(0x80000001u), bits_to_f32(1), -1e-38f, losing, next_below(losing)};
         for (float dot : dots) {
             if (dot > losing) continue;
@@ -248,6 +247,25 @@ static u32 broken_thresholds_out_of_range() {
         }
     }
     return broken;
+}
+
+// Tokens whose scores no bound of their granule reaches, and leaders' scores below their lower bound. The controls: the bounds of
+// most granules are close.
+static u32 broken_noise_bounds() {
+    u32 broken = 0, loose = 0, low = 0;
+    for (u32 i = 0; i < 200000; ++i) {
+        const u32 word = i < 8192 ? i : i < 16384 ? ~i : input(i) >> i % 32, bits = Granule::minimum_bits(word);
+        const Granule granule = Granule::of_word(word, [&] { return i % 2 ? input(i + 1) : 0; });
+        const float top = static_cast<i32>(input(i + 2)) * 0x1p-31f * (i % 3 ? 20.0f : 3000.0f);
+        const float leader = add_rn(top, granule.largest_gumbel());
+        const float other = -ln(granule.exponential_of(granule.leader ^ 1, [&] { return input(i + 3) >> i / 32 % 32; }));
+        broken += !reaches(top, noise_bound(bits), leader) || !reaches(top, noise_bound(bits), add_rn(top, other));
+        broken += leader_score_at_least(top, bits) >= leader;
+        loose += bits > 1000 && bits < 1u << 20 && reaches(top, noise_bound(bits), leader + 0.01f);
+        low += bits > 1000 && bits < 1u << 20 && leader_score_at_least(top, bits) < leader - 0.01f;
+    }
+    broken += reaches(-f32_infinity(), NOISE_CEILING, -f32_infinity());
+    return broken + loose + low;
 }
 
 // Logits that min-p keeps, at or below the threshold of their row.
@@ -297,7 +315,7 @@ int main() {
     for (u32 i = 0; i < 4000; ++i) {
         const u64 position = input(i + 2) * 0x1000001ull & 0xffffffffffffffull;
         const Noise noise{static_cast<u64>(input(i)) << 32 | input(i + 1), position};
-        const Domain domain = static_cast<Domain>(i % 7);
+        const Domain domain = static_cast<Domain>(i % 10);
         const Words words = noise.words(domain, i, input(i + 3));
         for (u32 j = 0; j < 4; ++j) put(words.w[j]);
         put(noise.word(domain, i, input(i + 4)));
@@ -306,7 +324,16 @@ int main() {
         put(noise.coin(i, input(i + 5)));
         // Every word of the refined tail, words of every size, and the ends.
         const u32 word = i < 300 ? i : i < 310 ? ~(i - 300) : input(i) >> i % 32;
-        put(noise.gumbel_of(domain, 0, i, word));
+        const auto refinement = [&] { return input(i + 6); };
+        put(gumbel_of_word(word, refinement));
+        const Granule granule = Granule::of_word(word << 4 | i % 16, refinement);
+        put(granule.leader);
+        put(granule.minimum);
+        put(granule.exponential_of(i / 16, [&] { return word; }));
+        put(granule.largest_gumbel());
+        float four[4];
+        noise.gumbels(i % 2 ? Domain::Token : Domain::Residual, i, input(i + 4) & ~3u, four);
+        for (float gumbel : four) put(gumbel);
     }
     for (u32 i = 0; i < 20000; ++i) {
         const float x = any_float(input(i));
@@ -351,10 +378,9 @@ int main() {
         if (i % 11 == 0) row.bias = list.bias, row.biases = 3 | PENALISED, row.largest_bias = bias[0].value;
         const HeadTransform head{i % 4 == 0 ? 30.0f : 0.0f, i % 2 ? 1.0f : 0.37f};
         const float best = (static_cast<i32>(input(i + 2)) * 0x1p-31f) * (i % 7 ? 50.0f : 1e4f);
-        const float bound = i % 6 ? 8.317768f : 3.465737f;
-        const float losing = losing_dot(best, bound, head, row);
-        // The largest noise of a word at the threshold.
-        const float noise = gumbel_of_word(i % 6 ? 1u << 20 : 1u << 27, [] { return 0u; });
+        const u32 minimum_bits = i % 6 ? 1u << 20 : 1u << 24;
+        const float losing = losing_dot(best, noise_bound(minimum_bits), head, row);
+        const float noise = Granule::of_word(minimum_bits << 4, [] { return 0u; }).largest_gumbel();
         const float dots[] = {losing, next_below(losing), losing - 1e-3f, losing - 10.0f};
         for (float dot : dots) {
             const float l = row.transform().apply(head.apply(dot, 0.0f, false), 7);
@@ -366,33 +392,7 @@ int main() {
     put(broken_schedules<1, false>() + broken_schedules<2, false>() + broken_schedules<1, true>() +
         broken_schedules<2, true>());
     put(broken_swizzle<32>() + broken_swizzle<64>() + broken_swizzle<128>());
-    // A row's Philox has the words of the definition.
-    broken = 0;
-    for (u32 i = 0; i < 20000; ++i) {
-        const u64 position = input(i + 2) * 0x1000001ull & 0xffffffffffffffull;
-        const Noise noise{static_cast<u64>(input(i)) << 32 | input(i + 1), position};
-        const Words a = noise.words(Domain::Token, input(i + 3), input(i + 4));
-        const RowPhilox row = RowPhilox::of(noise.seed, noise.position, input(i + 3), domain_code(Domain::Token));
-        const Words b = row.words(input(i + 4));
-        for (u32 j = 0; j < 4; ++j) broken += a.w[j] != b.w[j];
-    }
-    put(broken);
-    // Words beyond the limit must not reach the cut.
-    broken = 0;
-    for (u32 i = 0; i < 200000; ++i) {
-        const float top = static_cast<i32>(input(i)) * 0x1p-31f * (i % 3 ? 20.0f : 3000.0f);
-        const float gap = i % 4 ? -2.0f + (input(i + 1) >> 8) * 0x1p-24f * 50.0f : static_cast<i32>(input(i + 1)) * 1e-13f;
-        const float cut = top + gap;
-        const u32 limit = word_limit(top, cut);
-        if (limit < 0xfffffc00u) {
-            const u32 words[] = {limit + 1, limit + 2 + (input(i + 2) >> 24), limit + 1 + (input(i + 3) >> i % 32) % ~limit};
-            for (u32 word : words)
-                if (add_rn(top, gumbel_of_word(word, [&] { return input(i + 4); })) >= cut) ++broken;
-        }
-        const float largest = gumbel_of_word(0, [] { return 0u; });
-        if (cannot_reach(top, cut) && add_rn(top, largest) >= cut) ++broken;
-    }
-    put(broken);
+    put(broken_noise_bounds());
     put(keys_broken());
     put(broken_min_p_cuts());
     put(broken_top_k_cuts());

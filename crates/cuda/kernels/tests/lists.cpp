@@ -2,14 +2,6 @@
 // asked of it from standard input, writes its draws to standard output. crates/cuda/tests/lists.rs compares with the reference.
 #include "emulator.hpp"
 
-#include <stdint.h>
-
-#define __noinline__
-
-static unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
-static unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
-static size_t __cvta_generic_to_shared(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
-
 #include "flash_sampling/select_row.cuh"
 
 using namespace flash_sampling;

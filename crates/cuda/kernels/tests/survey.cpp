@@ -2,17 +2,6 @@
 // what the kernels find to standard output. crates/cuda/tests/survey.rs compares with core's plain survey.
 #include "emulator.hpp"
 
-#define __global__
-#define __launch_bounds__(threads)
-#define __grid_constant__
-#define __shared__ static
-
-struct Grid {
-    unsigned x, y;
-};
-static Grid blockIdx, gridDim;
-static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
-
 #include "../survey.cu"
 
 template <class T>
@@ -25,13 +14,6 @@ static T get() {
 template <class T>
 static void put(const T& value) {
     fwrite(&value, sizeof(T), 1, stdout);
-}
-
-// A launch of `x` by `y` blocks.
-static void launch(u32 x, u32 y, const std::function<void()>& kernel) {
-    gridDim = {x, y};
-    for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y)
-        for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) emulator::run(THREADS, kernel);
 }
 
 static void put_kept(const std::vector<KeptToken>& kept, u64 count) {
@@ -60,18 +42,18 @@ int main() {
     std::vector<KeptToken> kept(tokens);
     const Item item{1, 0xffffffffu, floor, 0};
     const SurveyTokens of_tokens{stored, {kept.data(), &count, kept.size()}, &row, &item};
-    launch((first + tokens - first / TILE * TILE + TOKENS - 1) / TOKENS, 1, [&] { frontiers(of_tokens); });
+    emulator::launch((first + tokens - first / TILE * TILE + TOKENS - 1) / TOKENS, 1, THREADS, [&] { frontiers(of_tokens); });
     put_kept(kept, count);
     count = 0;
     const u32 blocks = (tokens + TOKENS - 1) / TOKENS;
-    launch(blocks, 1, [&] { tokens_above(of_tokens); });
+    emulator::launch(blocks, 1, THREADS, [&] { tokens_above(of_tokens); });
     put_kept(kept, count);
     std::vector<u64> sums(places.size(), 0);
     const SurveySums of_places{stored, places.data(), sums.data()};
-    if (!places.empty()) launch(blocks, static_cast<u32>(places.size()), [&] { masses_before(of_places); });
+    if (!places.empty()) emulator::launch(blocks, static_cast<u32>(places.size()), THREADS, [&] { masses_before(of_places); });
     for (const u64 sum : sums) put(sum);
     u64 words[9] = {};
     const SurveySums of_row{stored, &scale, words};
-    launch(blocks, 1, [&] { moments(of_row); });
+    emulator::launch(blocks, 1, THREADS, [&] { moments(of_row); });
     for (const u64 word : words) put(word);
 }

@@ -22,8 +22,8 @@
 //       __device__ void end();
 //   };
 //
-// In `tile` a warp takes a row of the batch at a time and a lane four tokens of one Philox block: what a row keeps lies
-// in `Shared`, and since warp `row % WARPS` is always a row's, it needs no lock.
+// In `tile` a warp takes a row of the batch at a time and a lane four tokens of one granule: what a row keeps lies in
+// `Shared`, and since warp `row % WARPS` is always a row's, it needs no lock.
 #pragma once
 
 #include "abi.cuh"
@@ -33,6 +33,7 @@ namespace flash_sampling {
 constexpr u32 EPILOGUE_THREADS = 256;
 [[maybe_unused]] constexpr u32 WARPS = EPILOGUE_THREADS / 32;
 [[maybe_unused]] constexpr u32 TILE_TOKENS = 128;
+[[maybe_unused]] constexpr u32 TILE_COLUMNS = 64;
 
 // The tokens of a block: contiguous, as rows of the weight. Together the blocks' runs are all tokens, ascending.
 struct Run {
@@ -61,7 +62,7 @@ struct DotTile {
     u32 first;          // a multiple of 16
     u32 tokens;         // 1 to TILE_TOKENS
     u32 column;         // a multiple of 8
-    u32 columns;        // rows of the batch: none at or beyond call.row_count
+    u32 columns;        // rows of the batch, 1 to TILE_COLUMNS: none at or beyond call.row_count
 };
 
 }  // namespace flash_sampling

@@ -29,10 +29,10 @@ FS_FUNCTION float lowered(float l, float added = 0.0f) {
 
 // The threshold below which no logit of a row can win any more, as a bound on the dot product (bias added).
 //
-// A token whose word is at least `word` has noise at most -ln(word 2^-32) = `noise_bound`, up to 5e-6 of rounding. So its
-// score is below `best` when its logit is at most best - noise_bound - slack; the slack covers the rounding of the
-// noise (1.3e-7 |g| + 3e-7), of the score (2^-24 |score|) and of this arithmetic. Then the transforms are undone, each
-// widened by more than its own rounding. NaN and +inf are above every threshold.
+// A token's noise is at most `noise_bound`, up to 6e-6 of rounding. So its score is below `best` when its logit is at most
+// best - noise_bound - slack; the slack covers the rounding of the noise (1.3e-7 |g| + 3.7e-7), of the score
+// (2^-24 |score|) and of this arithmetic. Then the transforms are undone, each widened by more than its own rounding. NaN
+// and +inf are above every threshold.
 FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform& head, const Row& row) {
     const float infinity = f32_infinity();
     if (best == -infinity) return -infinity;

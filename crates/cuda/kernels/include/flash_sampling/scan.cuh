@@ -2,21 +2,21 @@
 //
 // The plain version gives every token its Gumbel and keeps the best:
 //
-//   for each token t: keep.offer(logit[t] + gumbel(word[t]), t)
+//   for each token t: keep.offer(logit[t] + gumbel(t), t)
 //
-// 1. A warp takes 256 tokens that begin at a multiple of 256, a lane eight of them in two groups of four, so that two
-//    Philox blocks give all of a lane's words.
-// 2. The two logarithms of a Gumbel are computed only for words that could reach `keep.cut()`, by word_limit (noise_bound.cuh); where even
-//    the largest Gumbel could not, there are no words.
-// 3. Without any cut the warp first finds one: a lower bound of its best score, from cheap logarithms.
-// A token that is left out could not reach the cut, so what is kept is that of the plain version, bit for bit.
+// 1. A warp takes 256 tokens that begin at a multiple of 256, a lane eight of them in two groups of four. Each group lies in
+//    one granule, whose word bounds the noise of all its tokens (noise_bound.cuh).
+// 2. 256 tokens are sixteen granules, four Philox blocks. So every eighth time each lane makes a block, and the warp's words of
+//    eight parts lie in shared memory.
+// 3. A lane scores a token only if the logit and the bound can reach `keep.cut()`.
+// 4. Without any cut the warp first finds one: a lower bound of the best leader's score, from cheap logarithms.
+// A token that is left out cannot reach the cut, so what is kept is that of the plain version, bit for bit.
 #pragma once
 
 #include "abi.cuh"
 #include "element.cuh"
 #include "noise.cuh"
 #include "noise_bound.cuh"
-#include "noise/row_philox.cuh"
 #include "perturb.cuh"
 
 #ifdef __CUDACC__
@@ -25,6 +25,10 @@ namespace flash_sampling {
 
 // Tokens of a warp at a time.
 constexpr u32 SCAN_TOKENS = 256;
+// Parts of a warp whose words lie in shared memory at a time, and the words.
+constexpr u32 SCAN_PARTS = 8;
+constexpr u32 SCAN_WORDS = SCAN_PARTS * SCAN_TOKENS / Granule::TOKENS;
+static_assert(SCAN_WORDS == 4 * 32, "a Philox block a lane");
 
 // The logits of one row, raw or transformed.
 struct ExistingRow {
@@ -50,9 +54,13 @@ __device__ __forceinline__ u32 group_offset(u32 lane, u32 group) {
 }
 
 __device__ __forceinline__ void load_16_bytes(const void* from, u32* to) {
+#ifdef __CUDA_ARCH__
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "l"(from));
+#else
+    memcpy(to, from, 16);
+#endif
 }
 
 // Whether the row lies so that the address of every token that is a multiple of 256 is a multiple of 16.
@@ -154,32 +162,32 @@ __device__ __forceinline__ float warp_max(float x) {
     return from_monotone_bits(__reduce_max_sync(0xffffffffu, to_monotone_bits(x)));
 }
 
-// A lower bound of logit + Gumbel. For v <= 1/2 the exponential -ln(1 - v) is at most v + v^2; beyond, a Gumbel is below
-// 0.37 and no bound worth having.
-__device__ __forceinline__ float score_at_least(float logit, u32 word) {
-    const float v = (u32_to_f32(word) + 1.0f) * WORD_SCALE;
-    const float score = logit - __logf(v + v * v) - 1e-3f - 1e-6f * fabsf(logit);
-    return v <= 0.5f ? score : -f32_infinity();
-}
-
 // Offers to `keep` every token that can reach its cut, among the 256-token parts `begin`, `begin + step`, ... below `end`
-// of the vocabulary. All lanes of a warp call it together. `row` and
-// `philox` are the draw's, in shared memory; `next` are the lane's logits of the part `begin`.
+// of the vocabulary. All lanes of a warp call it. `row` is the draw's, in shared memory, `words` are the warp's, and `next` are
+// the lane's logits of the part `begin`.
 //
 //   float Keep::cut()                      what a score must reach now; -inf at first, or fixed
 //   float Keep::raise(float)               some score of the row is at least this; returns the cut that follows
 //   void Keep::offer(float score, u32 token, float logit)
 //   void Keep::weigh(logits, float top)    with WEIGHS: a lane's transformed logits of each part, and the largest of them
 template <Element TYPE, bool WEIGHS = false, class Keep>
-__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, const RowPhilox* philox, u32 begin,
+__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, u32 (&words)[SCAN_WORDS], u32 begin,
                                      u32 end, u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
     const u32 lane = threadIdx.x % 32;
     const bool aligned = is_aligned<TYPE>(existing);
     // One register instead of the row's twelve, which are read where they are needed.
     const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
+    const bool greedy = row.greedy;
 #pragma unroll 1
-    for (u32 part = begin; part < end; part += step) {
+    for (u32 part = begin, turn = 0; part < end; part += step, turn = (turn + 1) % SCAN_PARTS) {
         const u32 first = part * SCAN_TOKENS;
+        if (turn == 0 && !greedy) {
+            __syncwarp();
+            const Words made = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, 4 * (part + lane / 4 * step) + lane % 4);
+#pragma unroll
+            for (u32 w = 0; w < 4; ++w) words[4 * lane + w] = made.w[w];
+            __syncwarp();
+        }
         float logits[8];
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) logits[i] = next.logit(i);
@@ -196,54 +204,50 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) logits[i] = logits[i] < f32_infinity() ? logits[i] : -f32_infinity();
         }
-        float top = logits[0];
+        float tops[2];
 #pragma unroll
-        for (u32 i = 1; i < 8; ++i) top = fmaxf(top, logits[i]);
-        if constexpr (WEIGHS) keep.weigh(logits, top);
+        for (u32 g = 0; g < 2; ++g)
+            tops[g] = fmaxf(fmaxf(logits[4 * g], logits[4 * g + 1]), fmaxf(logits[4 * g + 2], logits[4 * g + 3]));
+        if constexpr (WEIGHS) keep.weigh(logits, fmaxf(tops[0], tops[1]));
 
-        // NOTE: one lane's view for all: other warps raise the cut at any time, and the lanes decide together below.
-        float cut = __shfl_sync(0xffffffffu, keep.cut(), 0);
-        if (row.greedy) {
-            if (cut == -f32_infinity()) cut = keep.raise(warp_max(top));
-            if (top < cut || top == -f32_infinity()) continue;
-#pragma unroll 1
-            for (u32 i = 0; i < 8; ++i) {
-                const float logit = pick(logits, i);
-                if (logit >= keep.cut() && logit > -f32_infinity())
-                    keep.offer(logit, first + group_offset<TYPE>(lane, i / 4) + i % 4, logit);
+        u32 word[2] = {0, 0};
+        float bound[2] = {0.0f, 0.0f};
+        if (!greedy) {
+#pragma unroll
+            for (u32 g = 0; g < 2; ++g) {
+                word[g] = words[(turn * SCAN_TOKENS + group_offset<TYPE>(lane, g)) / Granule::TOKENS];
+                bound[g] = noise_bound(Granule::minimum_bits(word[g]));
             }
-            continue;
         }
-
-        // Most often every lane needs its words. All lanes decide alike: the warp reduces together below.
-        const bool alive = top > -f32_infinity();
-        if (!__any_sync(0xffffffffu, alive && !cannot_reach(top, cut))) continue;
-        const u32 blocks[2] = {(first + group_offset<TYPE>(lane, 0)) >> 2, (first + group_offset<TYPE>(lane, 1)) >> 2};
-        Words words[2];
-        row_words(philox, blocks, words);
+        // NOTE: one lane's view for all: other warps raise the cut at any time, and the lanes decide alike here.
+        float cut = __shfl_sync(0xffffffffu, keep.cut(), 0);
         if (cut == -f32_infinity()) {
-            float least = -f32_infinity();
+            float least = greedy ? fmaxf(tops[0], tops[1]) : -f32_infinity();
 #pragma unroll
-            for (u32 i = 0; i < 8; ++i) least = fmaxf(least, score_at_least(logits[i], words[i / 4].w[i % 4]));
+            for (u32 g = 0; g < 2; ++g) {
+                const bool has_leader = ((word[g] ^ group_offset<TYPE>(lane, g)) % Granule::TOKENS) < 4;
+                const float logit = pick(logits, 4 * g + word[g] % 4);
+                if (!greedy && has_leader) least = fmaxf(least, leader_score_at_least(logit, Granule::minimum_bits(word[g])));
+            }
             cut = keep.raise(warp_max(least));
         }
-        const u32 limit = word_limit(top, cut);
-        bool hit = false;
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) hit |= words[i / 4].w[i % 4] <= limit;
-        if (!hit || !alive) continue;
+        if (!reaches(tops[0], bound[0], cut) && !reaches(tops[1], bound[1], cut)) continue;
         u32 hits = 0;
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) hits |= words[i / 4].w[i % 4] <= limit ? 1u << i : 0u;
+        for (u32 i = 0; i < 8; ++i) hits |= reaches(logits[i], bound[i / 4], cut) ? 1u << i : 0u;
 #pragma unroll 1
         for (; hits; hits &= hits - 1) {
             const u32 i = __ffs(static_cast<int>(hits)) - 1;
-            const u32 word = i & 4 ? Noise::pick(words[1], i & 3) : Noise::pick(words[0], i & 3);
             const float logit = pick(logits, i);
-            if (logit == -f32_infinity() || word > word_limit(logit, keep.cut())) continue;
+            if (!reaches(logit, i & 4 ? bound[1] : bound[0], keep.cut())) continue;
             const u32 token = first + group_offset<TYPE>(lane, i / 4) + i % 4;
-            const Noise noise{row.seed, row.position};
-            keep.offer(add_rn(logit, noise.gumbel_of(Domain::Token, row.draw, token, word)), token, logit);
+            float score = logit;
+            if (!greedy) {
+                const Noise noise{row.seed, row.position};
+                const Granule granule = noise.granule(Domain::Token, row.draw, token, i & 4 ? word[1] : word[0]);
+                score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, row.draw, token));
+            }
+            keep.offer(score, token, logit);
         }
     }
 }

@@ -52,7 +52,7 @@ struct SelectMass {
         u64 best;
         u64 invalid;
         Row row;
-        RowPhilox philox;
+        u32 words[WARPS][SCAN_WORDS];
         u32 cut;
     };
 
@@ -200,7 +200,8 @@ struct SelectMass {
         Raw<Element::F32> start{};
         if (begin < end)
             start = load_lane<Element::F32>(row, is_aligned<Element::F32>(row), begin * SCAN_TOKENS, threadIdx.x % 32);
-        scan<Element::F32>(row, shared.row, &shared.philox, begin, end, part_step(), start, &shared.invalid, keep);
+        u32(&words)[SCAN_WORDS] = shared.words[threadIdx.x / 32];
+        scan<Element::F32>(row, shared.row, words, begin, end, part_step(), start, &shared.invalid, keep);
         if (keep.best) atomicMax(&shared.best, keep.best);
         __syncthreads();
         if (threadIdx.x == 0) shared.shares[meetings % 2] = {0, 0, shared.best};
@@ -214,7 +215,7 @@ struct SelectMass {
     }
 
     // The draw of the row. `plain` is the draw without filters, or another token, if none with a better score is kept. All
-    // threads of the team call it; `row` and `philox` are there.
+    // threads of the team call it; the row is in shared memory.
     __device__ __forceinline__ Draw draw(const Draw& plain) {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         if (filters.rescale != 1.0f) return undecided;

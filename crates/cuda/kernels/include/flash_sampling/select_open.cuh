@@ -106,8 +106,6 @@ struct SelectOpen {
     // whether this block was the row's last. All threads call it.
     __device__ __forceinline__ bool decide(const OpenRow& row, u32 at, u32 share, u32 shares) {
         Lines lines(call.row(row.index), share * WARPS + threadIdx.x / 32, shares * WARPS);
-        if (threadIdx.x == 0)
-            shared.select.philox = RowPhilox::of(row.seed, row.position, row.draw, domain_code(Domain::Token));
         const Bins bins(row, ranks.first_token(call));
         const SelectMass::Weights weights(row.place, row.token);
         // The tokens that are kept have p of the mass at least. A score below the cut is of no use.
@@ -156,7 +154,7 @@ struct SelectOpen {
     // Masses and best scores of four tokens.
     __device__ __forceinline__ void survey(const float (&l)[4], u32 first, const OpenRow& row, const Bins& bins,
                                            const SelectMass::Weights& weights, float cut, float& all) {
-        float top = -f32_infinity(), mass[4];
+        float mass[4];
         u32 bin[4], hits = 0;
         bool is_tie = false;
 #pragma unroll
@@ -165,7 +163,6 @@ struct SelectOpen {
             all += mass[i];
             if (l[i] > bins.place) hits |= 1u << i;
             is_tie |= l[i] == bins.place;
-            top = fmaxf(top, l[i]);
         }
         if (!__any_sync(0xffffffffu, hits | is_tie)) return;
 #pragma unroll
@@ -179,21 +176,19 @@ struct SelectOpen {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i)
             if (hits >> i & 1) shared.masses[bin[i]][threadIdx.x] += mass[i];
-        const u32 blocks[1] = {first >> 2};
-        Words words[1];
-        row_words(&shared.select.philox, blocks, words);
-        const u32 limit = hits ? word_limit(top, cut) : 0;
+        const Noise noise{row.seed, row.position};
+        const u32 word = noise.word(Domain::Granule, row.draw, first / Granule::TOKENS);
+        const float bound = noise_bound(Granule::minimum_bits(word));
 #pragma unroll
         for (u32 i = 0; i < 4; ++i)
-            if (words[0].w[i] > limit) hits &= ~(1u << i);
+            if (!reaches(l[i], bound, cut)) hits &= ~(1u << i);
 #pragma unroll 1
         for (; hits; hits &= hits - 1) {
-            const u32 i = __ffs(static_cast<int>(hits)) - 1, word = Noise::pick(words[0], i);
+            const u32 i = __ffs(static_cast<int>(hits)) - 1, token = first + i;
             const float logit = SelectMass::Weights::pick_of(l, i);
-            if (word > word_limit(logit, cut)) continue;
-            const Noise noise{row.seed, row.position};
-            const float score = add_rn(logit, noise.gumbel_of(Domain::Token, row.draw, first + i, word));
-            if (score >= cut) atomicMax(&shared.best[bins.of(logit, first + i)], to_ordered_bits(Winner::of(score, first + i)));
+            const Granule granule = noise.granule(Domain::Token, row.draw, token, word);
+            const float score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, row.draw, token));
+            if (score >= cut) atomicMax(&shared.best[bins.of(logit, token)], to_ordered_bits(Winner::of(score, token)));
         }
     }
 
@@ -281,7 +276,7 @@ struct SelectOpen {
     // NOTE: no function of an object: it would be kept in memory, and what it points to would not be known to be shared.
     static __device__ __noinline__ void draw_alone(const SelectRows& call, SelectMass::Shared& shared, u32 i, u64 best) {
         const RowFilters filters = call.filters[i];
-        call.begin(i, shared.row, shared.philox);
+        call.begin(i, shared.row);
         SelectMass select{filters, call.row(i), shared};
         Draw start = call.draws[i];
         if (best) start.token = from_ordered_bits(best).token, start.score = from_ordered_bits(best).score;

@@ -27,7 +27,7 @@ struct SelectRow {
         u32 units[KEPT];
         float edges[KEPT];
         Row row;
-        RowPhilox philox;
+        u32 words[WARPS][SCAN_WORDS];
         u64 best;
         u64 invalid;
         u32 cut;
@@ -219,7 +219,8 @@ struct SelectRow {
         Raw<Element::F32> start{};
         if (begin < end)
             start = load_lane<Element::F32>(logits, is_aligned<Element::F32>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
-        scan<Element::F32>(logits, shared.row, &shared.philox, begin, end, WARPS, start, &shared.invalid, keep);
+        u32(&words)[SCAN_WORDS] = shared.words[threadIdx.x / 32];
+        scan<Element::F32>(logits, shared.row, words, begin, end, WARPS, start, &shared.invalid, keep);
         if (keep.best) atomicMax(&shared.best, keep.best);
         __syncthreads();
         const u64 best = shared.best;
@@ -323,7 +324,7 @@ struct SelectRow {
         return found;
     }
 
-    // The draw of the row. All threads call it; `row` and `philox` are there.
+    // The draw of the row. All threads call it; the row is in shared memory.
     __device__ __forceinline__ Draw draw() {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         gather();

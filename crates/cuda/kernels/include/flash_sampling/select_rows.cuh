@@ -26,11 +26,9 @@ struct SelectRows {
         return {logits + source * row_stride, first_token, tokens};
     }
 
-    // Copies the row of draw i, and what its noise comes of. All threads call it.
-    __device__ __forceinline__ void begin(u32 i, Row& row, RowPhilox& philox) const {
-        const Row* const given = rows + i;
-        copy_row(&row, given);
-        if (threadIdx.x == 96) philox = RowPhilox::of(given->seed, given->position, given->draw, domain_code(Domain::Token));
+    // Copies the row of draw i. All threads call it.
+    __device__ __forceinline__ void begin(u32 i, Row& row) const {
+        copy_row(&row, rows + i);
         __syncthreads();
         if (is_transformed && threadIdx.x == 0) {
             row.mask = nullptr;

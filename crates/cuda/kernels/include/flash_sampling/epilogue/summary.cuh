@@ -12,15 +12,13 @@
 //
 // 1. A warp takes 32 x 4 tokens at a time. e^l is e^edge e^r with edge the lower multiple of 1/8, so that r is exact in
 //    float32; e^(edge - largest edge) comes from two small tables. Relative error of a mass: below 2^-26.
-// 2. A token's noise is at most -ln(word 2^-32), a cheap bound. Of its four tokens a lane scores the one with the largest
-//    bound, the warp keeps the best, and goes on only with tokens whose bound reaches it.
-// 3. No words at all where the largest logit and the largest noise together stay below the group's best.
+// 2. Few tokens are scored: see sample.cuh.
 #pragma once
 
 #include "../mass_histogram.cuh"
-#include "../noise_bound.cuh"
 #include "../partial.cuh"
 #include "../perturb.cuh"
+#include "sample.cuh"
 
 namespace flash_sampling {
 
@@ -50,6 +48,7 @@ struct SummaryEpilogue {
         double nats[MASS_BINS / 8];  // e^-i
         double eighths[8];           // e^(-i / 8)
         Partial open[COLUMNS];       // of the group that the rows are in
+        u32 words[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
     };
 
     static constexpr u32 ALL = 0xffffffffu;
@@ -67,6 +66,8 @@ struct SummaryEpilogue {
     }
 
     __device__ __forceinline__ void tile(const DotTile& tile) {
+        each_granule(call, tile, [&](u32 c, u32 place, u32 word) { shared.words[c][place] = word; });
+        __syncthreads();
         const u32 first = call.first_token + tile.first, last = first + tile.tokens - 1;
         for (u32 c = threadIdx.x / 32; c < tile.columns; c += WARPS) {
             u32 token = first;
@@ -145,55 +146,7 @@ struct SummaryEpilogue {
         const double old = open.mass.is_empty() ? 0.0 : open.mass.sum * weight(top, open.mass.max);
         open.mass = {top, old + sum};
 
-        // The local sample.
-        const float reach = row.greedy ? 0.0f : NOISE_CEILING;
-        if (!reaches(largest + reach, open.sample.winner.score)) return;
-        const Noise noise{row.seed, row.position};
-        Words words{};
-        float bounds[4];
-        if (!row.greedy) words = noise.words(Domain::Token, row.draw, mine >> 2);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) bounds[j] = row.greedy ? logits[j] : logits[j] + noise_bound(words.w[j]);
-        u64 best = open.sample.winner.is_none() ? 0 : to_ordered_bits(open.sample.winner);
-        float best_score = open.sample.winner.score;
-        while (true) {
-            // The lane's most promising token that is left.
-            float bound = bounds[0], logit = logits[0];
-            u32 word = words.w[0], at = 0;
-#pragma unroll
-            for (int j = 1; j < 4; ++j)
-                if (bounds[j] > bound) bound = bounds[j], logit = logits[j], word = words.w[j], at = j;
-            const bool can_win = logit > -f32_infinity() && reaches(bound, best_score);
-            if (!__any_sync(ALL, can_win)) break;
-            u64 key = 0;
-            if (can_win) {
-                const float score = row.greedy ? logit
-                                               : add_rn(logit, noise.gumbel_of(Domain::Token, row.draw, mine + at, word));
-                key = to_ordered_bits(Winner::of(score, mine + at));
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (j == static_cast<int>(at)) bounds[j] = -f32_infinity();
-            }
-            const u64 winner = largest_of_warp(key);
-            if (winner > best) {
-                const u32 owner = __ffs(__ballot_sync(ALL, key == winner)) - 1;
-                best = winner;
-                open.sample = {from_ordered_bits(winner), __shfl_sync(ALL, logit, owner)};
-                best_score = open.sample.winner.score;
-            }
-        }
-    }
-
-    // Whether a bound, with all rounding against it, is at least a score: the noise is within 1.3e-7 |g| + 3e-7, its bound
-    // within 6e-6, and sums are rounded once.
-    static __device__ __forceinline__ bool reaches(float bound, float score) {
-        return bound + (2e-5f + 1e-6f * fabsf(bound)) >= score;
-    }
-
-    static __device__ __forceinline__ u64 largest_of_warp(u64 key) {
-        const u32 high = __reduce_max_sync(ALL, static_cast<u32>(key >> 32));
-        const u32 low = __reduce_max_sync(ALL, static_cast<u32>(key >> 32) == high ? static_cast<u32>(key) : 0);
-        return static_cast<u64>(high) << 32 | low;
+        raise_best(row, logits, mine, shared.words[c][granule_of_tile(call.first_token + tile.first, mine)], open.sample);
     }
 
     // Transformed logits of four tokens; -inf for those left out, and for invalid ones, which are written down.

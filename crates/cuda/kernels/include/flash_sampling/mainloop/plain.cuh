@@ -21,6 +21,7 @@ struct PlainMainloop {
     static constexpr int DOWN = THREADS / ACROSS;
     static constexpr int HIGH = TILE_TOKENS / DOWN;
     static_assert(ACROSS * WIDE == COLUMNS && DOWN * HIGH == TILE_TOKENS && ACROSS <= 32, "threads cover a tile");
+    static_assert(COLUMNS <= TILE_COLUMNS, "an epilogue takes no more rows at a time");
 
     static constexpr int WEIGHT_STRIDE = TILE_TOKENS + 1;
     static constexpr int HIDDEN_STRIDE = COLUMNS + 1;

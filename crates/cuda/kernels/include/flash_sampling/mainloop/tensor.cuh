@@ -43,6 +43,7 @@ struct TensorMainloop {
     static constexpr int PART_WIDE = PART / 8 / ACROSS;  // fragments of a part, of a warp
     static constexpr int PARTS = COLUMNS / PART;
     static_assert(PART_WIDE > 0 && PARTS * PART == COLUMNS, "every warp has a share of each part");
+    static_assert(PART <= TILE_COLUMNS, "an epilogue takes no more rows at a time");
 
     static constexpr int WEIGHT_BYTES = TILE_TOKENS * DEPTH * 2;
     static constexpr int STAGE_BYTES = WEIGHT_BYTES + COLUMNS * DEPTH * 2;

@@ -1,0 +1,90 @@
+// The best token of a warp's tokens of one row, by exact scores of few of them.
+//
+// The plain version scores every token and keeps the best. A granule's word bounds the noise of its tokens, so a lane scores
+// its tokens by falling logits, one a round, and the warp goes on only with tokens that can still reach the best.
+#pragma once
+
+#include "../dot_tile.cuh"
+#include "../noise.cuh"
+#include "../noise_bound.cuh"
+#include "../winner.cuh"
+
+namespace flash_sampling {
+
+#ifdef __CUDACC__
+
+// Granules of a tile, which may begin and end within one; and the rows of a part of the batch.
+constexpr u32 TILE_GRANULES = TILE_TOKENS / Granule::TOKENS + 1;
+template <int COLUMNS>
+constexpr u32 PART_COLUMNS = COLUMNS < TILE_COLUMNS ? COLUMNS : TILE_COLUMNS;
+
+// The place of a token's granule in a tile whose first token is `first`; the last place for tokens beyond the tile.
+__device__ __forceinline__ u32 granule_of_tile(u32 first, u32 token) {
+    return min(token / Granule::TOKENS - first / Granule::TOKENS, TILE_GRANULES - 1);
+}
+
+// Calls visit(c, place, word) for each row c of the tile's part and each granule of the tile. All threads of the block call
+// it; a thread makes a Philox block.
+template <class Visit>
+__device__ __forceinline__ void each_granule(const Call& call, const DotTile& tile, Visit visit) {
+    constexpr u32 BLOCKS = 4;
+    static_assert(TILE_GRANULES <= 4 * (BLOCKS - 1) && BLOCKS * TILE_COLUMNS <= EPILOGUE_THREADS, "a thread a block");
+    const u32 first = call.first_token + tile.first, c = threadIdx.x / BLOCKS;
+    const u32 granule = 4 * (first / 64 + threadIdx.x % BLOCKS), last = (first + tile.tokens - 1) / Granule::TOKENS;
+    if (c >= tile.columns || granule > last) return;
+    const Row& row = call.rows[tile.column + c];
+    const Words words = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, granule / 4);
+#pragma unroll
+    for (u32 w = 0; w < 4; ++w) {
+        // Wraps before the tile.
+        const u32 place = granule + w - first / Granule::TOKENS;
+        if (place < TILE_GRANULES) visit(c, place, words.w[w]);
+    }
+}
+
+__device__ __forceinline__ u64 largest_of_warp(u64 key) {
+    const u32 high = __reduce_max_sync(0xffffffffu, static_cast<u32>(key >> 32));
+    const u32 low = __reduce_max_sync(0xffffffffu, static_cast<u32>(key >> 32) == high ? static_cast<u32>(key) : 0);
+    return static_cast<u64>(high) << 32 | low;
+}
+
+// Raises `best` to the best of a warp's tokens: of each lane four from `first` on, of one granule, with these logits (-inf =
+// no token) and its word. All lanes of a warp call it, with the same `best`. Logits that were scored become -inf.
+__device__ __forceinline__ void raise_best(const Row& row, float (&logits)[4], u32 first, u32 word, Candidate& best) {
+    const Noise noise{row.seed, row.position};
+    const u32 draw = row.draw;
+    const bool greedy = row.greedy;
+    const float bound = greedy ? 0.0f : noise_bound(Granule::minimum_bits(word));
+#pragma unroll 1
+    while (true) {
+        float logit = logits[0];
+        u32 at = 0;
+#pragma unroll
+        for (u32 j = 1; j < 4; ++j)
+            if (logits[j] > logit) logit = logits[j], at = j;
+        const bool can_win = reaches(logit, bound, best.winner.score);
+        if (!__any_sync(0xffffffffu, can_win)) return;
+        u64 key = 0;
+        if (can_win) {
+            const u32 token = first + at;
+            float score = logit;
+            if (!greedy) {
+                const Granule granule = noise.granule(Domain::Token, draw, token, word);
+                score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, draw, token));
+            }
+            key = to_ordered_bits(Winner::of(score, token));
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j)
+                if (j == at) logits[j] = -f32_infinity();
+        }
+        const u64 largest = largest_of_warp(key);
+        const Winner winner = from_ordered_bits(largest);
+        const u32 owner = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, key == largest))) - 1;
+        const float of_owner = __shfl_sync(0xffffffffu, logit, owner);
+        if (winner.beats(best.winner)) best = {winner, of_owner};
+    }
+}
+
+#endif
+
+}  // namespace flash_sampling
