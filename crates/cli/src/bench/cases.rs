@@ -53,18 +53,28 @@ impl Ours {
     }
 }
 
-/// One draw of each row, at a position of its own in each call.
+/// One draw from the whole softmax.
+fn plain() -> RowParams<'static> {
+    RowParams::default()
+}
+
+/// The argmax.
+fn greedy() -> RowParams<'static> {
+    RowParams { temperature: 0.0, ..plain() }
+}
+
+/// The draws of each row with these parameters, at a position of its own in each call.
 fn draw<'a>(
     mut sampler: Box<dyn PerturbedArgmax + 'a>,
     input: Matrix<'a>,
-    temperature: f32,
+    of_row: RowParams<'a>,
 ) -> impl FnMut() -> Result<(), CommandError> + 'a {
     let mut position = 0;
     let mut out = Samples::new();
     let mut params = vec![RowParams::default(); input.rows()];
     move || {
         for (seed, params) in (0..).zip(&mut params) {
-            *params = RowParams { seed, position, temperature, ..RowParams::default() };
+            *params = RowParams { seed, position, ..of_row };
         }
         position += 1;
         sampler.sample(input, &params, &mut out)?;
@@ -139,14 +149,14 @@ impl Inputs {
                 let (isa, count) = (ours.options.isa, (rows * weight.rows() * weight.cols()) as u64);
                 move || multiply(isa, weight.dtype(), count, threads)
             }),
-            Contender::new(GREEDY, draw(tiled()?, peaked, 0.0)),
+            Contender::new(GREEDY, draw(tiled()?, peaked, greedy())),
         ];
         for (name, variant) in &ours.variants {
             let sampler = || ours.build(head, variant, rows);
             if *variant == VariantConfig::Tiled {
-                contenders.push(Contender::new(format!("{name}, gaussian"), draw(sampler()?, gaussian, 1.0)));
+                contenders.push(Contender::new(format!("{name}, gaussian"), draw(sampler()?, gaussian, plain())));
             }
-            contenders.push(Contender::new(format!("{name}, peaked"), draw(sampler()?, peaked, 1.0)));
+            contenders.push(Contender::new(format!("{name}, peaked"), draw(sampler()?, peaked, plain())));
         }
         Ok(contenders)
     }
@@ -165,7 +175,8 @@ impl Inputs {
     pub fn memory(&self, ours: &Ours, rows: usize) -> Result<Memory, CommandError> {
         let head = Head::new(self.weight()?)?;
         let states = self.states(Logits::Peaked, rows)?;
-        let peak = super::memory::peak_rise(|| draw(ours.build(head, &VariantConfig::Tiled, rows)?, states, 1.0)())?;
+        let peak =
+            super::memory::peak_rise(|| draw(ours.build(head, &VariantConfig::Tiled, rows)?, states, plain())())?;
         let logits = (rows * self.weight.rows() * size_of::<f32>()) as u64;
         Ok(Memory { what: "tiled".into(), rows, peak, logits })
     }
@@ -207,28 +218,38 @@ impl Rows {
         }
     }
 
-    /// The read, the argmax, and the draws, on one thread.
+    /// The read, the argmax, the draws, and those with filters, on one thread.
     ///
     /// # Errors
     /// What the backend refuses.
     pub fn contenders(&self, ours: &Ours) -> Result<Vec<Contender<'_>>, CommandError> {
         let vocab = self.peaked.len();
         let options = CpuOptions { threads: Some(1), ..ours.options };
-        let sampler = || -> Result<Box<dyn PerturbedArgmax>, CommandError> {
-            let standalone = Standalone::new(vocab, Plan::default(), &options);
-            Ok(Box::new(standalone.map_err(flash_sampling::BuildError::from)?))
+        let standalone = |kind, of_row: RowParams<'static>| -> Result<_, CommandError> {
+            let plan = Plan { max_draws: of_row.draws, ..Plan::default() };
+            let sampler = Standalone::new(vocab, plan, &options).map_err(flash_sampling::BuildError::from)?;
+            Ok(draw(Box::new(sampler), Matrix::new(self.logits(kind), 1, vocab)?, of_row))
         };
-        let input = |kind| Matrix::new(self.logits(kind), 1, vocab);
-        let bytes = input(Logits::Peaked)?.bytes();
-        Ok(vec![
+        let bytes = Matrix::new(self.logits(Logits::Peaked), 1, vocab)?.bytes();
+        let mut contenders = vec![
             Contender::new(READ, move || {
                 std::hint::black_box(read::fold(bytes));
                 Ok(())
             }),
-            Contender::new(GREEDY, draw(sampler()?, input(Logits::Peaked)?, 0.0)),
-            Contender::new("standalone, gaussian", draw(sampler()?, input(Logits::Gaussian)?, 1.0)),
-            Contender::new("standalone, peaked", draw(sampler()?, input(Logits::Peaked)?, 1.0)),
-        ])
+            Contender::new(GREEDY, standalone(Logits::Peaked, greedy())?),
+            Contender::new("standalone, gaussian", standalone(Logits::Gaussian, plain())?),
+        ];
+        for (name, of_row) in [
+            ("standalone, peaked", plain()),
+            ("temperature 0.8", RowParams { temperature: 0.8, ..plain() }),
+            ("min-p 0.05", RowParams { min_p: 0.05, ..plain() }),
+            ("top-k 20", RowParams { top_k: 20, ..plain() }),
+            ("top-p 0.95", RowParams { top_p: 0.95, ..plain() }),
+            ("1000 draws", RowParams { draws: 1000, ..plain() }),
+        ] {
+            contenders.push(Contender::new(name, standalone(Logits::Peaked, of_row)?));
+        }
+        Ok(contenders)
     }
 
     /// The section that these contenders make.
