@@ -56,7 +56,7 @@ fn granules() {
     let stride = (0..100u32).map(|i| i * 2_684_351);
     let others = [0, !0, 255, 256, (1 << 31) - 1, 1 << 31, 0x0123_4567, 0x89ab_cdef];
     for (i, minimum) in (0..).zip(corners.chain(tail).chain(stride).chain([0, (1 << 28) - 1])) {
-        let word = minimum << 4 | i * 7 % TOKENS;
+        let word = minimum * TOKENS + i * 7 % TOKENS;
         let refinements = if minimum < TAIL_WORDS { vec![0, 0x8000_0000, 0xdead_beef, !0] } else { vec![0] };
         for (k, r) in (i as usize..).zip(refinements) {
             let (granule, other) = (Granule::of_word(word, || r), others[k % others.len()]);

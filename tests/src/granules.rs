@@ -34,8 +34,8 @@ fn correlations(granules: &[[f64; N]]) -> [Vec<f64>; 2] {
                 let product = x[i] * x[j];
                 sums[0][pair] += product;
                 pair += 1;
-                for k in 0..j {
-                    sums[1][triple] += product * x[k];
+                for third in &x[..j] {
+                    sums[1][triple] += product * third;
                     triple += 1;
                 }
             }

@@ -9,7 +9,7 @@
 //!   is real, of ten billion tokens; a bound passes over those that cannot win.
 
 use crate::report::{Broken, LawFailure, LawReport};
-use crate::statistics::{binomial, kolmogorov_smirnov};
+use crate::statistics::{Outcome, binomial, kolmogorov_smirnov};
 use crate::trial::Effort;
 use flash_sampling_core::noise::granule::{self, Granule, TOKENS, minimum_bits};
 use flash_sampling_core::noise::uniform::{self, TAIL_WORDS, u01_open_coarse};
@@ -96,7 +96,7 @@ impl NoiseMap for Groups {
 /// which are at most 1/4096 away from it. Words from [`TAIL_WORDS`] on have no refinement.
 fn strata(bits: u32) -> impl Iterator<Item = (u32, u32, f64)> {
     let step = |at: u64, end: u64| (at < end).then_some(at);
-    let size = |at: u64, end: u64| (at / 4096 | 1).min(end - at);
+    let size = |at: u64, end: u64| ((at / 4096) | 1).min(end - at);
     // Pairs as 64 bits; none stands for those of another word.
     let end = |at: u64| ((at >> 32) + 1) << 32;
     let tail = core::iter::successors(Some(0), move |&at| step(at + size(at, end(at)), u64::from(TAIL_WORDS) << 32));
@@ -145,18 +145,22 @@ pub fn biases(map: &dyn NoiseMap, p: f64) -> Vec<(&'static str, f64)> {
     map.measure((1.0 - p) / p).iter().map(|part| (part.what, (part.measured - part.due) / p)).collect()
 }
 
-/// How often any of `64 blocks` rare tokens wins over the heavy token 0 in `draws` draws of real noise.
-fn hits(map: &dyn NoiseMap, p: f64, blocks: u32, draws: u32, progress: &dyn Fn(f64)) -> Result<u64, Broken> {
-    let noise = Noise::new(0x7a11_0ff5, 11).ok_or(Broken("the position is valid".into()))?;
-    let mut hits = 0;
-    for draw in 0..draws {
-        let limit = map.exponential(&noise, draw, 0) * p as f32;
-        hits += u64::from((1..=blocks).any(|block| map.any_below(&noise, draw, block, limit)));
-        if draw % 64 == 0 {
-            progress(f64::from(draw) / f64::from(draws));
+/// The exact binomial test of how often any of `64 blocks` tokens, each `1 / p` times less likely than the heavy token 0,
+/// wins in `draws` draws of real noise.
+///
+/// # Panics
+/// Never: the position is valid.
+pub fn hits(map: &dyn NoiseMap, p: f64, blocks: u32, draws: u32, progress: &dyn Fn(f64)) -> Outcome {
+    let noise = Noise::new(0x7a11_0ff5, 11).expect("a valid position");
+    let won = |draw: &u32| {
+        if draw.is_multiple_of(64) {
+            progress(f64::from(*draw) / f64::from(draws));
         }
-    }
-    Ok(hits)
+        let limit = map.exponential(&noise, *draw, 0) * p as f32;
+        (1..=blocks).any(|block| map.any_below(&noise, *draw, block, limit))
+    };
+    let mass = p * f64::from(64 * blocks);
+    binomial((0..draws).filter(won).count() as u64, u64::from(draws), mass / (1.0 + mass))
 }
 
 /// The law: the exponentials of this map let every token win with its probability.
@@ -185,12 +189,9 @@ fn run(map: &dyn NoiseMap, effort: Effort, progress: &dyn Fn(f64), report: &mut 
     }
 
     for (i, (p, blocks, draws)) in [(1e-7, 1u32 << 13, 3000), (1e-8, 1 << 16, 2000)].into_iter().enumerate() {
-        let draws = draws * more;
-        let hits = hits(map, p, blocks, draws, &|part| progress((i as f64 + part) / 2.0))?;
-        let mass = p * f64::from(64 * blocks);
-        let outcome = binomial(hits, u64::from(draws), mass / (1.0 + mass));
+        let outcome = hits(map, p, blocks, draws * more, &|part| progress((i as f64 + part) / 2.0));
         let what = format!("{} tokens of {p:e} pooled, binomial", 64 * blocks);
-        report.p_value(what, draws as usize, outcome.statistic, outcome.p);
+        report.p_value(what, (draws * more) as usize, outcome.statistic, outcome.p);
     }
     Ok(())
 }

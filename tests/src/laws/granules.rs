@@ -25,7 +25,7 @@ fn masks(noise: &Noise) -> [Vec<u32>; 6] {
         mask_of(|_| true),
         mask_of(|token| token % TOKENS == 7),
         mask_of(|token| token % TOKENS != 0 && granule::of(token) != 2),
-        mask_of(|token| hash(801, token.into()) % 2 == 0),
+        mask_of(|token| hash(801, token.into()).is_multiple_of(2)),
         mask_of(leads),
         mask_of(|token| !leads(token)),
     ]
@@ -47,26 +47,20 @@ pub(super) fn granules_may_be_cut(trial: &Trial<'_>, report: &mut LawReport) -> 
     let row = RowParams { seed: 802, position: 5, draws: 24, ..RowParams::default() };
     let rows: Vec<RowParams<'_>> =
         masks.iter().cycle().take(ROWS).map(|mask| RowParams { mask: Some(mask), ..row }).collect();
-    let heads_of_integers = heads(trial, &integers);
-    for head in &heads_of_integers {
-        let Some(mut reference) = trial.reference(*head, plan) else {
-            report.note("this factorisation has no reference; its laws are checked by statistics");
-            break;
-        };
-        trial.sampler(*head, plan)?.sample(integers.input(), &rows, &mut found)?;
+    let mut compared = 0;
+    for head in heads(trial, &integers) {
+        let Some(mut reference) = trial.reference(head, plan) else { continue };
+        trial.sampler(head, plan)?.sample(integers.input(), &rows, &mut found)?;
         reference.sample(integers.input(), &rows, &mut want)?;
         for (r, (found, want)) in RowBits::all(&found).iter().zip(RowBits::all(&want)).enumerate() {
-            let tokens = head.tokens();
-            ensure!(
-                *found == want,
-                "tokens {tokens:?}, mask {}: {found:?}, the reference has {want:?}",
-                r % masks.len()
-            );
+            let (tokens, mask) = (head.tokens(), r % masks.len());
+            ensure!(*found == want, "tokens {tokens:?}, mask {mask}: {found:?}, the reference has {want:?}");
         }
+        compared += ROWS;
     }
-    report.agreed("rows of cut granules", heads_of_integers.len() * ROWS);
+    report.agreed("rows of cut granules", compared);
 
-    // The law: under a mask within the shard 9..15, 17..31 and the whole.
+    // The law of the draw, in heads of five tokens and more.
     let problem = Problem::of_logits(&LogitShape::Gaussian.logits(VOCAB as usize, 803), ROWS);
     let logits = problem.raw_logits(0);
     for head in heads(trial, &problem).into_iter().filter(|head| head.tokens().len() > 4) {
