@@ -100,15 +100,15 @@ pub(crate) struct Tile {
 /// Columns, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
 /// bytes, which is faster where the read alone counts; clusters of two share the hidden states.
 const TILES: [[u32; 3]; 9] = [
-    [8, 1, 2, 1],
-    [16, 1, 2, 1],
-    [32, 1, 2, 1],
-    [64, 1, 2, 2],
-    [96, 1, 2, 2],
-    [128, 1, 1, 2],
-    [192, 1, 1, 2],
-    [224, 1, 1, 2],
-    [256, 1, 1, 2],
+    [8, 2, 1],
+    [16, 2, 1],
+    [32, 2, 1],
+    [64, 2, 2],
+    [96, 2, 2],
+    [128, 1, 2],
+    [192, 1, 2],
+    [224, 1, 2],
+    [256, 1, 2],
 ];
 
 impl Tile {
