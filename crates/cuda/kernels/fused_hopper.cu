@@ -1,4 +1,4 @@
-// The entry point of the fused Hopper kernel. The build gives FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER and FS_OPERAND,
+// The entry point of the fused Hopper kernel. The build gives FS_COLUMNS, FS_SLABS, FS_CLUSTER and FS_OPERAND,
 // FS_KNOBS for the instance that takes rows with penalties and keeps the raw logits on request, and FS_LISTS for the one
 // that takes rows with penalties, and rows with filters, whose largest logits it lists. FS_LOG_Z is for the instance that
 // tells log Z of rows with neither masks nor biases, of a head without soft-cap. FS_FAN_OUT is for the one whose draws leave
@@ -13,17 +13,21 @@
 #include "flash_sampling/kernels/fused_hopper.cuh"
 
 using namespace flash_sampling;
-#ifdef FS_LISTS
-using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, true>;
+using fused_hopper::Extra;
+#if defined(FS_LISTS)
+constexpr Extra EXTRA = Extra::Lists;
+#elif defined(FS_KNOBS)
+constexpr Extra EXTRA = Extra::Knobs;
 #elif defined(FS_LOG_Z)
-using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, false, true>;
+constexpr Extra EXTRA = Extra::LogZ;
 #elif defined(FS_FAN_OUT)
-using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, false, false, true>;
+constexpr Extra EXTRA = Extra::FanOut;
 #elif defined(FS_STORES)
-using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER, false, false, false, true>;
+constexpr Extra EXTRA = Extra::Stores;
 #else
-using Tile = fused_hopper::Tile<FS_COLUMNS, FS_UNITS, FS_SLABS, FS_CLUSTER>;
+constexpr Extra EXTRA = Extra::Nothing;
 #endif
+using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, EXTRA>;
 
 // What the host must know to launch it: dynamic shared memory in bytes, and threads of a block.
 extern "C" {
@@ -35,40 +39,40 @@ extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ RowLists lists) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, LogitStore{}, lists, Masses{}, Peers{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND>(call, maps, LogitStore{}, lists, Masses{}, Peers{}, memory);
 }
 #elif defined(FS_KNOBS)
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ LogitStore stored) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, true>(call, maps, stored, RowLists{}, Masses{}, Peers{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND>(call, maps, stored, RowLists{}, Masses{}, Peers{}, memory);
 }
 #elif defined(FS_LOG_Z)
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ Masses masses) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, masses, Peers{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND>(call, maps, LogitStore{}, RowLists{}, masses, Peers{}, memory);
 }
 #elif defined(FS_FAN_OUT)
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ Peers peers) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, Masses{}, peers, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND>(call, maps, LogitStore{}, RowLists{}, Masses{}, peers, memory);
 }
 #elif defined(FS_STORES)
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps,
                  const __grid_constant__ LogitStore stored) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, stored, RowLists{}, Masses{}, Peers{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND>(call, maps, stored, RowLists{}, Masses{}, Peers{}, memory);
 }
 #else
 extern "C" __global__ void __cluster_dims__(FS_CLUSTER, 1, 1) __launch_bounds__(Tile::THREADS, 1)
     fused_hopper(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND, false>(call, maps, LogitStore{}, RowLists{}, Masses{}, Peers{}, memory);
+    fused_hopper::block<Tile, ptx::Operand::FS_OPERAND>(call, maps, LogitStore{}, RowLists{}, Masses{}, Peers{}, memory);
 }
 #endif

@@ -3,7 +3,7 @@
 //! ```text
 //! flash-sampling kernel 1
 //! kernel fused_hopper.cu
-//! instance COLUMNS=8 UNITS=1 SLABS=2 CLUSTER=1 OPERAND=BF16
+//! instance COLUMNS=8 SLABS=2 CLUSTER=1 OPERAND=BF16
 //! architecture sm_90a
 //! compiler 13.0
 //! recipe 0ff0...             (of file name, options, and the source with every header)

@@ -91,33 +91,31 @@ impl More {
 pub(crate) struct Tile {
     /// Rows of the batch that it takes.
     pub(crate) columns: u32,
-    units: u32,
     slabs: u32,
     pub(crate) cluster: u32,
     pub(crate) dtype: DType,
     extra: Extra,
 }
 
-/// Columns, units, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
+/// Columns, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
 /// bytes, which is faster where the read alone counts; clusters of two share the hidden states.
-const TILES: [[u32; 4]; 9] = [
-    [8, 1, 2, 1],
-    [16, 1, 2, 1],
-    [32, 1, 2, 1],
-    [64, 1, 2, 2],
-    [96, 1, 2, 2],
-    [128, 1, 1, 2],
-    [192, 1, 1, 2],
-    [224, 1, 1, 2],
-    [256, 1, 1, 2],
+const TILES: [[u32; 3]; 9] = [
+    [8, 2, 1],
+    [16, 2, 1],
+    [32, 2, 1],
+    [64, 2, 2],
+    [96, 2, 2],
+    [128, 1, 2],
+    [192, 1, 2],
+    [224, 1, 2],
+    [256, 1, 2],
 ];
 
 impl Tile {
     /// The tiles that calls of up to `rows` rows use, smallest first.
     pub(crate) fn up_to(rows: usize, dtype: DType, extra: Extra) -> impl Iterator<Item = Tile> {
         let largest = TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(TILES.len() - 1);
-        let made =
-            move |[columns, units, slabs, cluster]: [u32; 4]| Tile { columns, units, slabs, cluster, dtype, extra };
+        let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, extra };
         TILES[..=largest].iter().copied().map(made)
     }
 
@@ -135,9 +133,8 @@ impl Tile {
 
     fn instance(self) -> Instance {
         let operand = abi::element_name(self.dtype);
-        let plain: [(_, &dyn Display); 5] = [
+        let plain: [(_, &dyn Display); 4] = [
             ("COLUMNS", &self.columns),
-            ("UNITS", &self.units),
             ("SLABS", &self.slabs),
             ("CLUSTER", &self.cluster),
             ("OPERAND", &operand),

@@ -27,15 +27,15 @@ FS_FUNCTION float lowered(float l, float added = 0.0f) {
     return l - 1e-6f * (fabsf(l) + added) - 1e-37f;
 }
 
-// The threshold below which no logit of a row can win any more, as a bound on the dot product (bias added).
+// The threshold below which no logit of a row can win any more, as a bound on the dot product (bias added), but for the head's
+// soft-cap: see `before_cap`.
 //
-// A token's noise is at most `noise_bound`, up to 6e-6 of rounding. So its score is below `best` when its logit is at most
-// best - noise_bound - slack; the slack covers the rounding of the noise (1.3e-7 |g| + 3.7e-7), of the score
-// (2^-24 |score|) and of this arithmetic. Then the transforms are undone, each widened by more than its own rounding. NaN
-// and +inf are above every threshold.
-FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform& head, const Row& row) {
-    const float infinity = f32_infinity();
-    if (best == -infinity) return -infinity;
+// Noise is at most `noise_bound`, up to 6e-6 of rounding. So a token's score is below `best` when its logit is at most
+// best - noise_bound - slack; the slack covers the rounding of the noise (1.3e-7 |g| + 3.7e-7), of the score (2^-24 |score|) and
+// of this arithmetic. Then the transforms are undone, each widened by more than its own rounding. NaN and +inf are above every
+// threshold. As a function of the noise bound the threshold falls, and is concave.
+FS_FUNCTION float losing_capped(float best, float noise_bound, const HeadTransform& head, const Row& row) {
+    if (best == -f32_infinity()) return best;
     float l = best - noise_bound;
     l -= 2e-5f + 1e-6f * (fabsf(best) + noise_bound);
     if (row.inv_temperature != 1.0f) l = lowered(l / row.inv_temperature);
@@ -46,23 +46,47 @@ FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform&
         l = lowered(l < 0.0f ? l / least.repetition : l * least.repetition);
     }
     if (row.biases) l = lowered(l - row.largest_bias, row.largest_bias);
-    if (head.scale != 1.0f) l = lowered(l / head.scale);
+    return head.scale != 1.0f ? lowered(l / head.scale) : l;
+}
+
+// Undoes the head's soft-cap of a threshold.
+FS_FUNCTION float before_cap(float l, const HeadTransform& head) {
     if (head.soft_cap != 0.0f) {
         const float t = l / head.soft_cap;
         if (t >= 1.00001f) {
-            l = infinity;
+            l = f32_infinity();
         } else if (t <= -1.0f) {
-            l = -infinity;
+            l = -f32_infinity();
         } else {
             // The computed tanh is within 4e-7 of the true one; 1e-6 more is taken away on both sides.
             const float below = t - 2e-6f;
-            l = below <= -1.0f ? -infinity : below >= 0.99999f ? 6.0f : atanhf(below);
+            l = below <= -1.0f ? -f32_infinity() : below >= 0.99999f ? 6.0f : atanhf(below);
             l = (l - 1e-5f * fabsf(l)) * head.soft_cap;
         }
     }
     const float largest = bits_to_f32(0x7f7fffffu);
     return l > largest ? largest : l;
 }
+
+FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform& head, const Row& row) {
+    return before_cap(losing_capped(best, noise_bound, head, row), head);
+}
+
+// Lines that lie at or below `losing_dot` of any noise bound from 0 to CEILING: a chord of `losing_capped`, lowered by more than
+// its own rounding.
+struct LosingLine {
+    float at_zero, slope;
+
+    static FS_FUNCTION LosingLine flat(float capped) { return {capped, 0.0f}; }
+    static FS_FUNCTION LosingLine of(float best, float ceiling, const HeadTransform& head, const Row& row) {
+        const float first = losing_capped(best, 0.0f, head, row), last = losing_capped(best, ceiling, head, row);
+        return {lowered(first, fabsf(last)), (last - first) / ceiling};
+    }
+    // NaN, which nothing is at or below, where the chord is beyond the range of floats.
+    FS_FUNCTION float losing_dot(float noise_bound, const HeadTransform& head) const {
+        return before_cap(fma_rn(slope, noise_bound, at_zero), head);
+    }
+};
 
 #ifdef __CUDACC__
 

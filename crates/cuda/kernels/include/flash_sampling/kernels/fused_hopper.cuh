@@ -54,9 +54,8 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
     for (u32 i = hand; i < T::COLUMNS; i += HANDS) {
         shared.best[i] = {0, 0.0f, 0};
         shared.largest[i] = 0;
-        if constexpr (T::GUESSES) shared.losing[i] = i < call.row_count ? bonus_of(call, call.rows[i]) : 0.0f;
+        shared.nat[i] = i < call.row_count ? nat_of(call, call.rows[i]) : 0.0f;
     }
-    for (u32 i = hand; i < sizeof(shared.marks) / 4; i += HANDS) (&shared.marks[0][0][0][0][0])[i] = 0;
     const u32 words = call.row_count * (sizeof(Row) / 8);
     for (u32 i = hand; i < words; i += HANDS)
         reinterpret_cast<u64*>(shared.rows)[i] = reinterpret_cast<const u64*>(call.rows)[i];
@@ -68,8 +67,8 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
     ptx::named_barrier(PREPARED_BARRIER, HANDS);
 }
 
-// A block of the kernel, with `memory` as Ring<T>::SHARED_BYTES of shared memory. KNOBS: see knobs.cuh.
-template <class T, ptx::Operand OPERAND, bool KNOBS>
+// A block of the kernel, with `memory` as Ring<T>::SHARED_BYTES of shared memory.
+template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
                                       const Masses& masses, const Peers& peers, u8* memory) {
     u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
@@ -85,7 +84,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
             ptx::mbarrier_init(&shared.full[s], 1);
             ptx::mbarrier_init(&shared.empty[s], T::CONSUMER_WARPS * T::CLUSTER);
         }
-        ptx::mbarrier_init(&shared.scouted, T::SCOUT_WARPS);
+        ptx::mbarrier_init(&shared.scouted, T::SCOUTS / 32);
         ptx::mbarrier_init(&shared.filtered, T::CONSUMER_WARPS);
         ptx::mbarrier_init_fence();
     }
@@ -101,7 +100,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
         if (threadIdx.x >= 32) scout(call, shared, schedule);
     } else {
         ptx::raise_registers<T::CONSUMER_REGISTERS>();
-        consume<T, OPERAND, KNOBS>(call, stored, stages, shared, schedule);
+        consume<T, OPERAND>(call, stored, stages, shared, schedule);
         publish(call, masses, peers, shared);
     }
     // No block leaves while its peer may still write here or arrive here.

@@ -21,21 +21,6 @@ FS_FUNCTION Words philox4x32_round(const Words& c, u32 k0, u32 k1) {
              static_cast<u32>(p0)}};
 }
 
-// The high half of factor * x from 16-bit products.
-FS_FUNCTION u32 narrow_mul_high(u32 factor, u32 x) {
-    const u32 fl = factor & 0xffffu, fh = factor >> 16, xl = x & 0xffffu, xh = x >> 16;
-    const u32 middle = xh * fl + (xl * fl >> 16);
-    const u32 other = xl * fh + (middle & 0xffffu);
-    return xh * fh + (middle >> 16) + (other >> 16);
-}
-
-// The same round without wide multiplications. On Hopper those share a pipe with the tensor cores: beside a running
-// matmul this one is free, and the short one slows the matmul down by a quarter.
-FS_FUNCTION Words narrow_philox4x32_round(const Words& c, u32 k0, u32 k1) {
-    return {{narrow_mul_high(PHILOX_M4x32_1, c.w[2]) ^ c.w[1] ^ k0, PHILOX_M4x32_1 * c.w[2],
-             narrow_mul_high(PHILOX_M4x32_0, c.w[0]) ^ c.w[3] ^ k1, PHILOX_M4x32_0 * c.w[0]}};
-}
-
 FS_FUNCTION Words philox4x32_10(Words c, u32 k0, u32 k1) {
 #if defined(__CUDACC__)
 #pragma unroll

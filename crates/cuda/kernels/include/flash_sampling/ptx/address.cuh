@@ -3,6 +3,10 @@
 
 #include "../platform.cuh"
 
+#ifdef FS_EMULATED
+#include FS_EMULATED  // the processor's stand-ins for this header, and for every other one that names FS_EMULATED
+#else
+
 namespace flash_sampling::ptx {
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
@@ -27,3 +31,5 @@ __device__ __forceinline__ u64 policy_evict_last() {
 }
 
 }  // namespace flash_sampling::ptx
+
+#endif

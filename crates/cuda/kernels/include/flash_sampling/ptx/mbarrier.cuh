@@ -3,6 +3,8 @@
 
 #include "address.cuh"
 
+#ifndef FS_EMULATED
+
 namespace flash_sampling::ptx {
 
 __device__ __forceinline__ void mbarrier_init(u64* barrier, u32 arrivals) {
@@ -92,3 +94,5 @@ __device__ __forceinline__ void lower_registers() {
 }
 
 }  // namespace flash_sampling::ptx
+
+#endif

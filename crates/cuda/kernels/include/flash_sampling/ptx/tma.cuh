@@ -10,6 +10,7 @@ struct alignas(64) TensorMap {
     u64 words[16];
 };
 
+#ifndef FS_EMULATED
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -32,5 +33,6 @@ __device__ __forceinline__ void copy_box_multicast(void* to, const TensorMap* ma
         "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "h"(blocks), "l"(policy)
         : "memory");
 }
+#endif
 
 }  // namespace flash_sampling::ptx

@@ -23,6 +23,7 @@ __device__ __forceinline__ u32 operand_address(u32 address) { return address & 0
 // From one step of 16 elements to the next.
 constexpr u64 DESCRIPTOR_STEP = 32 >> 4;
 
+#ifndef FS_EMULATED
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int GROUPS>
@@ -124,5 +125,6 @@ FS_WGMMA(256, F16, "f16", FS_R256, "%128", "%129", "%130", FS_D64(0), FS_D64(64)
 #undef FS_R192
 #undef FS_R224
 #undef FS_R256
+#endif
 
 }  // namespace flash_sampling::ptx

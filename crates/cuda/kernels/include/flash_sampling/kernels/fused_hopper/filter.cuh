@@ -6,66 +6,39 @@
 
 namespace flash_sampling::fused_hopper {
 
-// With lists a block's first tile has three passes, of its largest dot products, of the tokens with hints, of all. Every other
-// tile has the last one only.
-enum Pass : u32 { LARGEST = 0, HINTED = 1, ALL = 2, PASSES = 3 };
-
-// The thresholds of the four accumulators from 4 j on of word w.
+// The values of the two columns of four accumulators from 4 j on.
 template <class T>
-__device__ __forceinline__ float2 pair_of(const float (&thresholds)[T::COLUMNS], const Consumer& self, u32 w, u32 j) {
-    return *reinterpret_cast<const float2*>(&thresholds[w * 2 * T::WORD_BITS + self.column(j)]);
+__device__ __forceinline__ float2 pair_of(const float (&of_columns)[T::COLUMNS], const Consumer& self, u32 j) {
+    return *reinterpret_cast<const float2*>(&of_columns[self.column(j)]);
 }
 
-// The bits of a word of accumulators that are not below their thresholds.
-template <class T>
-__device__ __forceinline__ u32 above_of(const float (&d)[T::ACCUMULATORS], const float (&thresholds)[T::COLUMNS],
-                                        const Consumer& self, u32 w) {
-    u32 above = 0;
+// Calls `take(i, is_above)` for each accumulator of a word: whether it is not at or below its threshold.
+template <class T, class Take>
+__device__ __forceinline__ void compare(const float (&d)[T::ACCUMULATORS], const float (&losing)[T::COLUMNS],
+                                        const Consumer& self, int w, const Take& take) {
 #pragma unroll
-    for (int j = 0; j < T::WORD_BITS / 4; ++j) {
-        const float2 losing = pair_of<T>(thresholds, self, w, j);
+    for (int i = 0; i < T::WORD_BITS; i += 4) {
+        const float2 limit = pair_of<T>(losing, self, (w * T::WORD_BITS + i) / 4);
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            if (!(d[w * T::WORD_BITS + j * 4 + e] <= (e & 1 ? losing.y : losing.x))) above |= 1u << (j * 4 + e);
+        for (int e = 0; e < 4; ++e) take(i + e, !(d[w * T::WORD_BITS + i + e] <= (e & 1 ? limit.y : limit.x)));
     }
-    return above;
 }
 
-// Sets, in `pending`, the bits of what has a mark, or a dot product above what surely loses.
+// Sets, in `pending`, the bits of the elements above their thresholds that are among `counted`. Returns whether a lane has any.
 template <class T>
-__device__ __forceinline__ void filter(u32 (&pending)[T::UNITS][T::WORDS],
-                                       const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
-                                       Shared<T>& shared, u32 t, u32 pass, const Consumer& self) {
+__device__ __forceinline__ bool filter(u32 (&pending)[T::WORDS], const float (&d)[T::ACCUMULATORS],
+                                       const u32 (&counted)[T::WORDS], const Shared<T>& shared, const Consumer& self) {
+    u32 any = 0;
 #pragma unroll
-    for (int u = 0; u < T::UNITS; ++u) {
-#pragma unroll
-        for (int w = 0; w < T::WORDS; ++w) {
-            // Is any dot product above what surely loses?
-            bool above = false;
-#pragma unroll
-            for (int j = 0; j < T::WORD_BITS / 4; ++j) {
-                const float2 limit = pair_of<T>(shared.losing, self, w, j);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) above |= !(d[u][w * T::WORD_BITS + j * 4 + e] <= (e & 1 ? limit.y : limit.x));
-            }
-            // The marks are taken, and left as they are found at the start.
-            const auto take = [&](u32 half) {
-                u32& marks = shared.marks[half][2 * u + self.group][self.warp % 4][w][self.lane];
-                const u32 taken = marks;
-                if (taken) marks = 0;
-                return taken;
-            };
-            const bool guessed = T::GUESSES && t == 0;
-            const u32 hints = guessed || pass == HINTED ? take(1) : 0;
-            u32 bits = pass == (t == 0 && T::LISTS ? HINTED : ALL) ? take(t & 1) : 0;
-            if (above) {
-                const u32 mask = above_of<T>(d[u], shared.losing, self, w);
-                bits |= pass == HINTED ? mask & hints : mask;
-            }
-            if (guessed && hints) bits |= above_of<T>(d[u], shared.hinted, self, w) & hints;
-            pending[u][w] = bits & real[u];
-        }
+    for (int w = 0; w < T::WORDS; ++w) {
+        bool above = false;
+        compare<T>(d, shared.losing[self.warp], self, w, [&](int, bool is_above) { above |= is_above; });
+        u32 bits = 0;
+        if (above)
+            compare<T>(d, shared.losing[self.warp], self, w, [&](int i, bool is_above) { bits |= is_above ? 1u << i : 0; });
+        any |= pending[w] = bits & counted[w];
     }
+    return __any_sync(0xffffffffu, any);
 }
 
 }  // namespace flash_sampling::fused_hopper

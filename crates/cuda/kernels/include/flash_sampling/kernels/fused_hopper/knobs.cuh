@@ -1,43 +1,40 @@
-// What the instance for rows with all knobs does more: it keeps the raw logits of a tile on request, and looks at masks
-// before anything is scored, so that tokens that a mask forbids cost nothing however many there are.
+// What the instance for rows with all knobs does besides: it keeps the raw logits of a tile on request, and applies masks
+// before anything is scored, so that forbidden tokens cost nothing however many there are.
 #pragma once
 
 #include "../../epilogue/store.cuh"
+#include "../../ptx/arithmetic.cuh"
 #include "filter.cuh"
 
 namespace flash_sampling::fused_hopper {
 
 // Stores the raw logits of a thread's elements. Eight lanes hold tokens side by side: whole sectors.
 template <class T, bool PLAIN>
-__device__ __forceinline__ void store_raw_of(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
-                                             const Call& call, const LogitStore& stored, u32 first, const Consumer& self) {
-    const u64 step = 8 * stored.stride;
+__device__ __forceinline__ void store_raw_of(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call,
+                                             const LogitStore& stored, u32 first, const Consumer& self) {
+    float* to = stored.logits + self.column(0) * stored.stride + first + self.slab() + self.lane / 4;
 #pragma unroll
-    for (int u = 0; u < T::UNITS; ++u) {
-        float* to = stored.logits + self.column(0) * stored.stride + first + self.slab(u) + self.lane / 4;
+    for (int j = 0; j < T::ACCUMULATORS / 4; ++j, to += 8 * stored.stride) {
 #pragma unroll
-        for (int j = 0; j < T::ACCUMULATORS / 4; ++j, to += step) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                if (self.column(j) + e % 2 >= call.row_count || !(real[u] >> e & 1)) continue;
-                const float dot = d[u][4 * j + e];
-                to[(e & 1 ? stored.stride : 0) + (e & 2 ? 8 : 0)] = PLAIN ? dot : call.head.apply(dot, 0.0f, false);
-            }
+        for (int e = 0; e < 4; ++e) {
+            if (self.column(j) + e % 2 >= call.row_count || !(real >> e & 1)) continue;
+            const float dot = d[4 * j + e];
+            to[(e & 1 ? stored.stride : 0) + (e & 2 ? 8 : 0)] = PLAIN ? dot : call.head.apply(dot, 0.0f, false);
         }
     }
 }
 
 // The same. Two loops: with the head's transform between them, the stores of one are more than the instruction cache holds.
 template <class T>
-__device__ __forceinline__ void store_raw(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
-                                          const Call& call, const LogitStore& stored, u32 first, const Consumer& self) {
+__device__ __forceinline__ void store_raw(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call,
+                                          const LogitStore& stored, u32 first, const Consumer& self) {
     if (call.head.scale == 1.0f && call.head.soft_cap == 0.0f)
         store_raw_of<T, true>(d, real, call, stored, first, self);
     else
         store_raw_of<T, false>(d, real, call, stored, first, self);
 }
 
-// Whether any row has a mask; looked up each time, which takes no register.
+// Whether any row has a mask; read each time, which takes no register.
 template <class T>
 __device__ __forceinline__ bool has_masks(const Call& call, const Shared<T>& shared, const Consumer& self) {
     bool any = false;
@@ -54,67 +51,54 @@ __device__ __forceinline__ u32 mask_of_slab(const Row& row, u32 at) {
     return __funnelshift_r(low, high, shift);
 }
 
-// Sets, in `allowed`, the bits of the elements that no mask forbids. Each lane reads its warp's slab of tokens in the
-// columns 32 apart, and the lanes pass on what they read: a load for 16 elements. All lanes call it.
+// Clears, in `counted`, the bits of the elements that a mask forbids. Each lane reads its warp's sixteen tokens in the columns
+// 32 apart, and the lanes pass on what they read: a load for 16 elements. All lanes call it.
 template <class T>
-__device__ __forceinline__ void look_at_masks(u32 (&allowed)[T::UNITS][T::WORDS], const Call& call, const Shared<T>& shared,
-                                              u32 first, const Consumer& self) {
+__device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Call& call, const Shared<T>& shared, u32 first,
+                                            const Consumer& self) {
     constexpr int AT_ONCE = T::WORD_BITS < 16 ? T::WORD_BITS : 16;  // accumulators of 32 columns
     constexpr int HALVES = T::WORD_BITS / AT_ONCE;
+    // All loads are under way before the first is needed.
+    u32 slabs[T::WORDS];
 #pragma unroll
-    for (int u = 0; u < T::UNITS; ++u) {
-        const u32 at = call.first_token + first + self.slab(u);
-        // All loads are under way before the first is needed.
-        u32 slabs[T::WORDS];
+    for (int w = 0; w < T::WORDS; ++w) {
+        slabs[w] = 0;
 #pragma unroll
-        for (int w = 0; w < T::WORDS; ++w) {
-            slabs[w] = 0;
-#pragma unroll
-            for (int half = 0; half < HALVES; ++half) {
-                const u32 column = w * 2 * T::WORD_BITS + half * 32 + self.lane;
-                const u32 slab = column < call.row_count ? mask_of_slab(shared.rows[column], at) : ~0u;
-                slabs[w] |= (slab & 0xffff) << half * 16;
-            }
-        }
-#pragma unroll
-        for (int w = 0; w < T::WORDS; ++w) {
-            u32 bits = 0;
-            // Unrolled it spills.
-#pragma unroll 1
-            for (int half = 0; half < HALVES; ++half) {
-                const u32 slab = slabs[w] >> half * 16 & 0xffff;
-                // Where a mask allows little, few slabs have anything.
-                if (!__any_sync(0xffffffffu, slab)) continue;
-#pragma unroll
-                for (int i = 0; i < AT_ONCE / 2; ++i) {
-                    const u32 own = __shfl_sync(0xffffffffu, slab, self.column(i / 2) + i % 2) >> self.lane / 4;
-                    bits |= ((own & 1) | (own >> 6 & 4)) << (half * 16 + i / 2 * 4 + i % 2);
-                }
-            }
-            allowed[u][w] = bits;
+        for (int half = 0; half < HALVES; ++half) {
+            const u32 column = w * 2 * T::WORD_BITS + half * 32 + self.lane, at = call.first_token + first + self.slab();
+            const u32 slab = column < call.row_count ? mask_of_slab(shared.rows[column], at) : ~0u;
+            slabs[w] |= (slab & 0xffff) << half * 16;
         }
     }
-}
-
-// NaN where either is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-    float largest;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
-    return largest;
+#pragma unroll
+    for (int w = 0; w < T::WORDS; ++w) {
+        u32 bits = 0;
+        // Unrolled it spills.
+#pragma unroll 1
+        for (int half = 0; half < HALVES; ++half) {
+            const u32 slab = slabs[w] >> half * 16 & 0xffff;
+            // Where a mask allows little, few slabs have anything.
+            if (!__any_sync(0xffffffffu, slab)) continue;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE / 2; ++i) {
+                const u32 own = __shfl_sync(0xffffffffu, slab, self.column(i / 2) + i % 2) >> self.lane / 4;
+                bits |= ((own & 1) | (own >> 6 & 4)) << (half * 16 + i / 2 * 4 + i % 2);
+            }
+        }
+        counted[w] &= bits;
+    }
 }
 
 // Dot products below the first are finite, and after a scale of at most the second still.
 constexpr float SURELY_VALID = 1e18f, LARGEST_SCALE = 1e20f;
 
-// Whether a warp's elements may have an invalid logit, which is its row's error under a mask as well. Where they may, what the
-// masks allow is looked up for each element, as it is scored. All lanes call it.
+// Whether a warp's elements may have an invalid logit, which is its row's error under a mask as well. Then masks are applied to
+// each element as it is scored. All lanes call it.
 template <class T>
-__device__ __forceinline__ bool may_be_invalid(const float (&d)[T::UNITS][T::ACCUMULATORS], const Call& call) {
-    float largest = d[0][0];
+__device__ __forceinline__ bool may_be_invalid(const float (&d)[T::ACCUMULATORS], const Call& call) {
+    float largest = d[0];
 #pragma unroll
-    for (int u = 0; u < T::UNITS; ++u)
-#pragma unroll
-        for (int i = 0; i < T::ACCUMULATORS; ++i) largest = max_or_nan(largest, d[u][i]);
+    for (int i = 0; i < T::ACCUMULATORS; ++i) largest = ptx::max_or_nan(largest, d[i]);
     return __any_sync(0xffffffffu, !(largest < SURELY_VALID && call.head.scale <= LARGEST_SCALE));
 }
 

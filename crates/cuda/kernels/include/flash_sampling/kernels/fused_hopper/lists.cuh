@@ -1,12 +1,12 @@
-// What the instance for rows with filters does more: the tokens that min-p or top-k may keep leave as a short list a row,
+// What the instance for rows with filters does besides: the tokens that min-p or top-k may keep leave as a short list a row,
 // in place of the row's logits.
 //
-// A listed row runs as a greedy one: its best is the largest logit that any block has found, and no noise is made. Its
-// threshold lies below the best by as much as min-p says, or at a cut for its top-k that is guessed when the first tiles
-// are done. What passes the filter of a tile is listed.
+// A listed row runs as a greedy one: its best is the largest logit that any block has found, and it has no noise. Its
+// threshold lies below the best by the cut of min-p, or at a cut for its top-k, which is a guess from the first tiles. Every
+// token that passes the filter is listed, once.
 //
-// No cut can make a result wrong: the largest one that a block has used is noted, and the selection takes a row only when
-// what it keeps ends above that. Every token above it is listed then, each once.
+// No cut can make a result wrong: the largest cut that a block has used is noted, and the selection takes a row only when
+// the kept tokens end above it. Every token above it is listed then.
 #pragma once
 
 #include "../../perturb.cuh"
@@ -15,26 +15,25 @@
 
 namespace flash_sampling::fused_hopper {
 
+// The threshold of a row that takes no more tokens, the largest finite float: no finite dot product is above it.
+constexpr u32 LOSES_ALWAYS = 0x7f7fffffu;
+
 // The kinds of rows in the shared copy's `greedy`.
 constexpr u32 LISTED_BY_MIN_P = 2, LISTED_BY_TOP_K = 3;
 
-// What a block keeps in shared memory for it.
+// The shared memory for lists.
 template <int COLUMNS, bool LISTS>
 struct ListShared {};
 template <int COLUMNS>
 struct ListShared<COLUMNS, true> {
     float cut[COLUMNS];  // min-p: how far below the best; top-k: a logit
     RowLists lists;
-    u32 takes;  // whether what is scored is listed
 };
 
 // Sets the kinds of the rows, whose copies are there; a barrier must follow.
 template <class Shared>
 __device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& lists, Shared& shared, u32 hand, u32 hands) {
-    if (hand == 0) {
-        shared.lists = lists;
-        shared.takes = 0;
-    }
+    if (hand == 0) shared.lists = lists;
     for (u32 i = hand; i < call.row_count; i += hands) {
         const RowFilters& filters = lists.filters[i];
         if (shared.rows[i].greedy) continue;
@@ -48,43 +47,37 @@ __device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& 
     }
 }
 
-// The threshold of a listed row.
+// The threshold of a listed row, but for the head's soft-cap. A list that has lost a token decides nothing, and takes no more.
 template <class Shared>
-__device__ __forceinline__ float listed_losing_dot(const Call& call, const Shared& shared, u32 column, u64 key) {
+__device__ __forceinline__ float listed_losing_capped(const Call& call, const Shared& shared, u32 column, u64 key) {
     const Row& row = shared.rows[column];
-    if (row.greedy == LISTED_BY_TOP_K) return losing_dot(shared.cut[column], 0.0f, call.head, row);
-    return key ? losing_dot(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
+    const u32 count = *const_cast<volatile u32*>(&shared.lists.counters[column].count);
+    if (count > RowLists::ROOM) return bits_to_f32(LOSES_ALWAYS);
+    if (row.greedy == LISTED_BY_TOP_K) return losing_capped(shared.cut[column], 0.0f, call.head, row);
+    return key ? losing_capped(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
 }
 
-// Whether a list has lost a token, so that it decides nothing.
+// Some blocks post the largest logit of their first tiles, or a little less: the score of `key`. One thread for each row.
 template <class Shared>
-__device__ __forceinline__ bool is_list_full(const Shared& shared, u32 column) {
-    return *const_cast<volatile u32*>(&shared.lists.counters[column].count) > RowLists::ROOM;
-}
-
-// A block that posts tells the others the largest logit of its first tile. One thread for each row.
-template <class Shared>
-__device__ __forceinline__ void post(const Call& call, const Shared& shared, u32 column) {
+__device__ __forceinline__ void post(const Shared& shared, u32 column, u64 key) {
     const u32 every = gridDim.x / RowLists::POSTS, at = every ? blockIdx.x / every : RowLists::POSTS;
-    if (column >= call.row_count || shared.rows[column].greedy != LISTED_BY_TOP_K) return;
-    if (at >= RowLists::POSTS || blockIdx.x % every) return;
-    const u64 key = shared.best[column].key;
+    if (shared.rows[column].greedy != LISTED_BY_TOP_K || at >= RowLists::POSTS || blockIdx.x % every) return;
     // 1: nothing finite.
     const u32 largest = key ? static_cast<u32>(key >> 32) : 1;
     *const_cast<volatile u32*>(&shared.lists.posted[column * RowLists::POSTS + at]) = largest;
 }
 
-// The cut of a row from what was posted. One thread for each row; waits a little for those that are late.
+// Sets the cut of a row from the posts. One thread for each row; waits a little for late ones.
 template <class Shared>
 __device__ __forceinline__ void guess_cut(const Call& call, Shared& shared, u32 column, u32 tile_tokens) {
-    if (column >= call.row_count || shared.rows[column].greedy != LISTED_BY_TOP_K) return;
+    if (shared.rows[column].greedy != LISTED_BY_TOP_K) return;
     // Where all tokens fit, or few blocks are there, all are listed.
     if (call.tokens <= RowLists::ROOM || gridDim.x < RowLists::POSTS) return;
     const u32 k = shared.lists.filters[column].top_k;
     const volatile u32* const posted = shared.lists.posted + column * RowLists::POSTS;
     u32 cut = 0;
 #pragma unroll 1
-    for (u32 turn = 0; turn < 32 && cut == 0; ++turn) {
+    for (u32 turn = 0; turn < 64 && cut == 0; ++turn) {
         u32 seen[RowLists::POSTS];
 #pragma unroll
         for (u32 i = 0; i < RowLists::POSTS; ++i) seen[i] = posted[i];

@@ -1,4 +1,4 @@
-// What the instance that tells log Z does more: every warp of consumers adds up the masses of its tokens, row by row,
+// What the instance for log Z does besides: every warp of consumers adds up the masses of its tokens, row by row,
 // while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
 // A warp's sum is relative to a logit of its own, which rises when a logit is above it by more than RISE: in a row's first
@@ -24,8 +24,8 @@ __device__ __forceinline__ void prepare_masses(Shared<T>& shared, u32 hand, u32 
 
 // Adds a warp's tokens to its masses. All lanes call it.
 template <class T>
-__device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
-                                      const Call& call, Shared<T>& shared, Consumer self) {
+__device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call,
+                                      Shared<T>& shared, Consumer self) {
     // NOTE: addresses of its own: those that it shared with the filter would be kept in registers, and spill.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
@@ -34,7 +34,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
     double* const sum = shared.sum[self.warp];
 #pragma unroll
     for (int first = 0; first < HELD; first += AT_ONCE) {
-        float l[AT_ONCE][2 * T::UNITS];
+        float l[AT_ONCE][2];
         bool rises = false;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
@@ -43,10 +43,10 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
             const float inv_temperature = is_row ? shared.rows[column].inv_temperature : 0.0f;
             const float limit = high[column] + RISE;
 #pragma unroll
-            for (int k = 0; k < 2 * T::UNITS; ++k) {
-                const float dot = d[k / 2][(first + i) / 2 * 4 + i % 2 + k % 2 * 2];
+            for (int k = 0; k < 2; ++k) {
+                const float dot = d[(first + i) / 2 * 4 + i % 2 + k * 2];
                 const float raw = mul_rn(dot, call.head.scale);
-                const bool counts = is_row && (real[k / 2] >> (k % 2 * 2) & 1);
+                const bool counts = is_row && (real >> (k * 2) & 1);
                 l[i][k] = counts ? mul_rn(raw, inv_temperature) : -f32_infinity();
                 rises |= l[i][k] > limit;
             }
@@ -56,11 +56,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
             __syncwarp();  // all have read what is raised
             float top[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                top[i] = l[i][0];
-#pragma unroll
-                for (int k = 1; k < 2 * T::UNITS; ++k) top[i] = fmaxf(top[i], l[i][k]);
-            }
+            for (int i = 0; i < AT_ONCE; ++i) top[i] = fmaxf(l[i][0], l[i][1]);
             u32 column = mine;
             const bool owns = reduce_by_halves<2, 4>(top, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
@@ -75,9 +71,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::UNITS][T::ACCUMULATORS
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const float from = high[self.column((first + i) / 2) + i % 2];
-            more[i] = 0.0f;
-#pragma unroll
-            for (int k = 0; k < 2 * T::UNITS; ++k) more[i] += exp_fast(l[i][k] - from);
+            more[i] = exp_fast(l[i][0] - from) + exp_fast(l[i][1] - from);
         }
         u32 column = mine;
         if (reduce_by_halves<2, 4>(more, self.lane, column, [](float a, float b) { return a + b; })) {
@@ -117,18 +111,18 @@ __device__ __forceinline__ RowMass mass_of_parts(const double2* parts, u32 count
     return mass;
 }
 
-// Tells log Z of all rows, when every block's masses are there. A warp takes a row where there are few.
+// Writes log Z of all rows, when every block's masses are there. A warp takes a row where there are few.
 template <class T>
-__device__ __forceinline__ void tell_log_z(const Call& call, const Shared<T>& shared, const Masses& masses, u32 thread) {
+__device__ __forceinline__ void write_log_z(const Call& call, const Shared<T>& shared, const Masses& masses, u32 thread) {
     const u32 rows = call.row_count, blocks = gridDim.x;
-    const auto tell = [&](u32 column, const RowMass& mass) {
+    const auto write = [&](u32 column, const RowMass& mass) {
         const Row& row = shared.rows[column];
         const bool is_known = !row.mask && !row.biases && call.head.soft_cap == 0.0f;
         masses.log_z[column] = is_known ? mass.log_z() : static_cast<double>(bits_to_f32(0x7fc00000u));
     };
     if (rows > 32) {
         for (u32 column = thread; column < rows; column += T::CONSUMERS)
-            tell(column, mass_of_parts(masses.parts + column, blocks, rows));
+            write(column, mass_of_parts(masses.parts + column, blocks, rows));
         return;
     }
     const u32 lane = thread % 32;
@@ -136,7 +130,7 @@ __device__ __forceinline__ void tell_log_z(const Call& call, const Shared<T>& sh
         const u32 count = lane < blocks ? (blocks - lane + 31) / 32 : 0;
         const u64 first = static_cast<u64>(lane) * rows + column;
         const RowMass mass = mass_of_parts(masses.parts + first, count, 32ull * rows).of_warp();
-        if (lane == 0) tell(column, mass);
+        if (lane == 0) write(column, mass);
     }
 }
 

@@ -6,14 +6,14 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The place of a consumer thread: its warpgroup holds every other unit of the tile, its warp a slab of 16 tokens of each.
+// The place of a consumer thread: its warpgroup holds a unit of the tile, its warp a granule of it.
 struct Consumer {
     u32 thread, lane, warp, group;
 
     __device__ __forceinline__ explicit Consumer(u32 thread)
         : thread(thread), lane(thread % 32), warp(thread / 32), group(thread / 32 / 4) {}
-    // The first token of a unit's slab within the tile.
-    __device__ __forceinline__ u32 slab(u32 u) const { return (2 * u + group) * 64 + warp % 4 * 16; }
+    // The first token of the warp's granule within the tile.
+    __device__ __forceinline__ u32 slab() const { return warp * 16; }
     // The columns of four accumulators from 4 j on: e % 2 after this.
     __device__ __forceinline__ u32 column(u32 j) const { return j * 8 + lane % 4 * 2; }
 };
@@ -21,11 +21,11 @@ struct Consumer {
 // Multiplies a tile: one accumulator over hidden, ascending. A warpgroup without tokens has no steps, and accumulators that
 // are worth nothing.
 //
-// The tensor cores have few products queued, so they wait for what stands between a step's last product and the next one's
-// first. NOTE: stage and descriptors are in uniform registers because all of them come of `uniform`; from ordinary ones each
+// The tensor cores have few products queued, so they wait for all instructions between a step's last product and the next one's
+// first. NOTE: stage and descriptors are in uniform registers because all of them come from `uniform`; from ordinary ones each
 // product takes four moves.
 template <class T, ptx::Operand OPERAND>
-__device__ __forceinline__ void multiply(float (&d)[T::UNITS][T::ACCUMULATORS], const u8* stages, Shared<T>& shared,
+__device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* stages, Shared<T>& shared,
                                          Ring<T>& ring, u32 steps, const Consumer& self) {
     const u32 place = ptx::uniform(ptx::shared_address(stages) + self.group);
     const u32 group = place % Ring<T>::ALIGNMENT, base = place - group;
@@ -46,10 +46,7 @@ __device__ __forceinline__ void multiply(float (&d)[T::UNITS][T::ACCUMULATORS], 
 #pragma unroll
         for (int k = 0; k < T::SLABS * T::DEPTH / 16; ++k) {
             const u64 offset = k / 4 * (T::SLAB_BYTES >> 4) + k % 4 * ptx::DESCRIPTOR_STEP;
-#pragma unroll
-            for (int u = 0; u < T::UNITS; ++u)
-                ptx::Wgmma<T::COLUMNS, OPERAND>::multiply(d[u], a + u * (2 * T::UNIT_BYTES >> 4) + offset, b + offset,
-                                                          k > 0 || step > 0);
+            ptx::Wgmma<T::COLUMNS, OPERAND>::multiply(d, a + offset, b + offset, k > 0 || step > 0);
         }
         ptx::wgmma_commit();
         ptx::wgmma_wait<T::AHEAD>();
@@ -63,22 +60,18 @@ __device__ __forceinline__ void multiply(float (&d)[T::UNITS][T::ACCUMULATORS], 
     }
 }
 
-// Adds the head's bias. Returns, in `real`, which of the thread's two rows of each unit are tokens, as bits of a word of
-// accumulators.
+// Adds the head's bias. Returns which of the thread's two tokens exist, as bits of a word of accumulators.
 template <class T>
-__device__ __forceinline__ void add_bias(float (&d)[T::UNITS][T::ACCUMULATORS], u32 (&real)[T::UNITS], const Call& call,
-                                         u32 first, u32 size, const Consumer& self) {
+__device__ __forceinline__ u32 add_bias(float (&d)[T::ACCUMULATORS], const Call& call, u32 first, u32 size,
+                                        const Consumer& self) {
+    const u32 m = self.slab() + self.lane / 4;
+    if (call.bias) {
+        const float low = m < size ? call.bias[first + m] : 0.0f;
+        const float high = m + 8 < size ? call.bias[first + m + 8] : 0.0f;
 #pragma unroll
-    for (int u = 0; u < T::UNITS; ++u) {
-        const u32 m = self.slab(u) + self.lane / 4;
-        real[u] = (m < size ? 0x33333333u : 0u) | (m + 8 < size ? 0xccccccccu : 0u);
-        if (call.bias) {
-            const float low = m < size ? call.bias[first + m] : 0.0f;
-            const float high = m + 8 < size ? call.bias[first + m + 8] : 0.0f;
-#pragma unroll
-            for (int i = 0; i < T::ACCUMULATORS; ++i) d[u][i] = add_rn(d[u][i], i & 2 ? high : low);
-        }
+        for (int i = 0; i < T::ACCUMULATORS; ++i) d[i] = add_rn(d[i], i & 2 ? high : low);
     }
+    return (m < size ? 0x33333333u : 0u) | (m + 8 < size ? 0xccccccccu : 0u);
 }
 
 }  // namespace flash_sampling::fused_hopper

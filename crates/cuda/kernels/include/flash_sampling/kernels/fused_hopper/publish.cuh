@@ -4,8 +4,6 @@
 #include "../../fan_out.cuh"
 #include "guess.cuh"
 #include "masses.cuh"
-#include "schedule.cuh"
-#include "threshold.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -21,7 +19,7 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
             for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
                 const Best& best = shared.best[column];
                 sender.of_block(block, column, shared.rows[column],
-                                conclude(best.key, load_relaxed(&call.invalid[column]), best.logit));
+                                conclude(best.key, ptx::load_relaxed(&call.invalid[column]), best.logit));
             }
         }
     }
@@ -31,19 +29,19 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
         if constexpr (T::LOG_Z) {
             masses.parts[static_cast<u64>(block) * call.row_count + column] = mass_of_block(shared, column).part();
         }
-        // Made while the maxima are on their way; the first tile's largest are not needed any more.
+        // Made while the maxima are on their way; `largest` has no other use by now.
         if constexpr (T::FAN_OUT) shared.largest[column] = sender.digest(shared.rows[column]);
     }
     __threadfence();
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
-    if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) % TOLD == gridDim.x - 1;
+    if (thread == 0) shared.last = atomicAdd(call.arrived, 1u) % GUESSED == gridDim.x - 1;
     ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     if (!shared.last) return;
     __threadfence();
-    if constexpr (T::LOG_Z) tell_log_z(call, shared, masses, thread);
+    if constexpr (T::LOG_Z) write_log_z(call, shared, masses, thread);
     for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
-        const u64 best = load_relaxed(&call.best[column]);
-        const u64 invalid = load_relaxed(&call.invalid[column]);
+        const u64 best = ptx::load_relaxed(&call.best[column]);
+        const u64 invalid = ptx::load_relaxed(&call.invalid[column]);
         float logit = 0.0f;
         if (best) {
             const u32 token = from_ordered_bits(best).token - call.first_token;

@@ -1,19 +1,14 @@
-// What the instance for rows with top-p alone does more: it stores the raw logits of a tile, and the largest of each granule. Rows
+// What the instance for rows with top-p alone does besides: it stores the raw logits of a tile, and the largest of each granule. Rows
 // have neither masks, biases nor penalties, and the head no transform.
 #pragma once
 
 #include "../../epilogue/store.cuh"
 #include "../../granule_tops.cuh"
+#include "../../ptx/arithmetic.cuh"
 #include "halve.cuh"
 #include "multiply.cuh"
 
 namespace flash_sampling::fused_hopper {
-
-__device__ __forceinline__ u32 max_of_pairs(u32 a, u32 b) {
-    u32 largest;
-    asm("max.f16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
-    return largest;
-}
 
 // Stores the logits of a warp's 16 tokens of a unit. Eight lanes hold tokens side by side: whole sectors. There is room for whole
 // octets of rows, so that all lanes of a warp go the same way; measured: 2 us at 64 rows. Few rows are stored alone.
@@ -45,37 +40,33 @@ __device__ __forceinline__ void store_tops(const float (&d)[T::ACCUMULATORS], u3
             const float* const at = d + 4 * (first + i);
             float even = FULL || (real & 1) ? at[0] : -f32_infinity(), odd = FULL || (real & 1) ? at[1] : -f32_infinity();
             if (FULL || (real & 4)) even = fmaxf(even, at[2]), odd = fmaxf(odd, at[3]);
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(tops[i]) : "f"(odd), "f"(even));
+            tops[i] = ptx::pair_of_halves(even, odd);
         }
         u32 octet = first;
-        const bool owns = reduce_by_halves<1, 1>(tops, self.lane, octet, max_of_pairs);
+        const bool owns = reduce_by_halves<1, 1>(tops, self.lane, octet, ptx::max_of_pairs);
         if (owns && GranuleTops::ROWS * octet < call.row_count) to[octet * octet_step] = tops[0];
     }
 }
 
 template <class T>
-__device__ __forceinline__ void store_with_tops(const float (&d)[T::UNITS][T::ACCUMULATORS], const u32 (&real)[T::UNITS],
-                                                const Call& call, const LogitStore& stored, u32 first, Consumer self) {
+__device__ __forceinline__ void store_with_tops(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call,
+                                                const LogitStore& stored, u32 first, Consumer self) {
     static_assert(T::GRANULE == GranuleTops::TOKENS, "a warp has a granule of each unit");
     // NOTE: addresses of its own: those that it shared with the filter would be kept in registers.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
-    const u32 granules = GranuleTops::granules_of(call.tokens);
-#pragma unroll
-    for (int u = 0; u < T::UNITS; ++u) {
-        if (!__any_sync(0xffffffffu, real[u])) continue;
-        const u32 slab = first + self.slab(u);
-        float* const to = stored.logits + self.column(0) * stored.stride + slab + self.lane / 4;
-        // The words of an octet's granule are its pairs of rows, a lane of four each.
-        constexpr u32 WORDS = GranuleTops::ROWS / 2;
-        u32* const tops = reinterpret_cast<u32*>(stored.tops) + slab / T::GRANULE * WORDS + self.lane % 4;
-        const u64 octet_step = static_cast<u64>(granules) * WORDS;
-        if (__all_sync(0xffffffffu, real[u] == ~0u)) {
-            store_slab<T, true>(d[u], real[u], call, to, stored.stride, self);
-            store_tops<T, true>(d[u], real[u], call, tops, octet_step, self);
-        } else {
-            store_slab<T, false>(d[u], real[u], call, to, stored.stride, self);
-            store_tops<T, false>(d[u], real[u], call, tops, octet_step, self);
-        }
+    if (!__any_sync(0xffffffffu, real)) return;
+    const u32 slab = first + self.slab();
+    float* const to = stored.logits + self.column(0) * stored.stride + slab + self.lane / 4;
+    // The words of an octet's granule are its pairs of rows, a lane of four each.
+    constexpr u32 WORDS = GranuleTops::ROWS / 2;
+    u32* const tops = reinterpret_cast<u32*>(stored.tops) + slab / T::GRANULE * WORDS + self.lane % 4;
+    const u64 octet_step = static_cast<u64>(GranuleTops::granules_of(call.tokens)) * WORDS;
+    if (__all_sync(0xffffffffu, real == ~0u)) {
+        store_slab<T, true>(d, real, call, to, stored.stride, self);
+        store_tops<T, true>(d, real, call, tops, octet_step, self);
+    } else {
+        store_slab<T, false>(d, real, call, to, stored.stride, self);
+        store_tops<T, false>(d, real, call, tops, octet_step, self);
     }
 }
 

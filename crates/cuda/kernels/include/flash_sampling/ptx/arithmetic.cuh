@@ -1,0 +1,49 @@
+// Single instructions on registers that the compiler does not choose by itself.
+#pragma once
+
+#include "address.cuh"
+
+#ifndef FS_EMULATED
+
+namespace flash_sampling::ptx {
+
+// A constant that the compiler does not know, in a register that no instruction before this point can need.
+template <u32 VALUE>
+__device__ __forceinline__ u32 opaque() {
+    u32 value;
+    asm volatile("mov.u32 %0, %1;" : "=r"(value) : "n"(VALUE));
+    return value;
+}
+
+// A float whose bits outside `kept` are those of `tag`. NOTE: with a bit cast the compiler keeps all accumulators as integers,
+// and the products of a step wait for the moves.
+__device__ __forceinline__ float tagged(float x, u32 kept, u32 tag) {
+    float y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=f"(y) : "f"(x), "r"(kept), "r"(tag));
+    return y;
+}
+
+// NaN where either is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float largest;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
+    return largest;
+}
+
+// The larger of each of two halves, in f16.
+__device__ __forceinline__ u32 max_of_pairs(u32 a, u32 b) {
+    u32 largest;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
+    return largest;
+}
+
+// Two floats rounded to f16, `low` in the low half.
+__device__ __forceinline__ u32 pair_of_halves(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+}  // namespace flash_sampling::ptx
+
+#endif
