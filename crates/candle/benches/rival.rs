@@ -191,7 +191,7 @@ fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<(), CommandError> {
         tell(&mut record, section, out, against)?;
     }
     let rows = Rows::new(size.vocab)?;
-    let logits = Tensor::from_slice(rows.logits(Logits::Peaked), size.vocab, &Device::Cpu).map_err(failed)?;
+    let logits = Tensor::from_slice(rows.logits(), size.vocab, &Device::Cpu).map_err(failed)?;
     let mut contenders = rows.contenders(&ours)?;
     let mut processor = processor();
     contenders.push(Contender::new(RIVAL, move || {

@@ -3,8 +3,8 @@
 //! A 32-bit word sits in the low half of a 64-bit lane. A widening multiplication reads the low halves only, so the high
 //! halves may hold anything: a Philox round is two multiplications, two shifts and four exclusive ors for all blocks.
 
+use flash_sampling_core::Noise;
 use flash_sampling_core::noise::granule;
-use flash_sampling_core::{Domain, Noise};
 
 /// Philox blocks of a batch, four granules each: as many as AVX-512 has 64-bit lanes.
 pub(crate) const BLOCKS: usize = 8;
@@ -13,22 +13,14 @@ pub(crate) const BLOCKS: usize = 8;
 pub(crate) const PHILOX_M4X32: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 pub(crate) const PHILOX_W32: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
-/// What all granules of a draw share: the counter but for the block, and the keys of the rounds.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct GranuleWords {
-    pub(crate) counter: [u32; 4],
-    pub(crate) keys: [[u64; 2]; 10],
-}
+/// The keys of Philox's rounds under a row's seed.
+pub(crate) type RoundKeys = [[u64; 2]; 10];
 
-impl GranuleWords {
-    #[inline(always)]
-    pub(crate) fn new(noise: &Noise, draw: u32) -> Self {
-        let key = noise.key();
-        let keys = core::array::from_fn(|round| {
-            [0, 1].map(|k| u64::from(key[k].wrapping_add(PHILOX_W32[k].wrapping_mul(round as u32))))
-        });
-        GranuleWords { counter: noise.counter(Domain::Granule.code(), draw, 0), keys }
-    }
+#[inline(always)]
+pub(crate) fn round_keys(noise: &Noise) -> RoundKeys {
+    let key = noise.key();
+    let of_round = |round, k: usize| u64::from(key[k].wrapping_add(PHILOX_W32[k].wrapping_mul(round)));
+    core::array::from_fn(|round| [of_round(round as u32, 0), of_round(round as u32, 1)])
 }
 
 /// A batch of granules: what belongs to granule `4 b + j` is at `[j][b]`.
@@ -67,10 +59,10 @@ impl Threshold {
     }
 }
 
-/// The plain version, for the granules from `4 block` on; `tops` are the largest logits of their spans.
+/// The plain version, for the granules from the block of `counter` on; `tops` are the largest logits of their spans.
 #[inline(always)]
-pub(crate) fn granules(of: &GranuleWords, block: u32, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
-    let [_, c1, c2, c3] = of.counter;
+pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+    let [block, c1, c2, c3] = counter;
     let mut batch = Granules::default();
     // As many at a time as registers of 128 bits hold.
     const AT_ONCE: usize = 4;
@@ -79,7 +71,7 @@ pub(crate) fn granules(of: &GranuleWords, block: u32, threshold: Threshold, tops
         for i in 0..AT_ONCE {
             c[0][i] = u64::from(block.wrapping_add((from + i) as u32));
         }
-        for [k0, k1] in of.keys {
+        for &[k0, k1] in keys {
             for i in 0..AT_ONCE {
                 let p0 = (c[0][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[0]);
                 let p1 = (c[2][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[1]);
@@ -114,6 +106,7 @@ pub(crate) fn granules(of: &GranuleWords, block: u32, threshold: Threshold, tops
 mod tests {
     use super::*;
     use crate::simd::{Plain, Vector};
+    use flash_sampling_core::Domain;
     use flash_sampling_core::noise::log::ln;
     use granule::Granule;
     use proptest::prelude::*;
@@ -129,10 +122,10 @@ mod tests {
         for (seed, position, draw, block) in [(0, 0, 0, 0), (!0, 1 << 40, 7, 1), (12345, 99, !0, u32::MAX - 3)] {
             let noise = Noise::new(seed, position).unwrap();
             for floor in [f32::NEG_INFINITY, 10.0] {
-                let of = GranuleWords::new(&noise, draw);
+                let counter = noise.counter(Domain::Granule.code(), draw, block);
                 let tops = core::array::from_fn(|b| 1.5 * b as f32);
                 // SAFETY: by this function's contract.
-                let batch = unsafe { V::granules(&of, block, Threshold::of(12.5, floor), &tops) };
+                let batch = unsafe { V::granules(counter, &round_keys(&noise), Threshold::of(12.5, floor), &tops) };
                 for (b, block) in (0..BLOCKS).map(|b| (b, block.wrapping_add(b as u32))) {
                     assert_eq!(batch.words.map(|words| words[b]), noise.words(Domain::Granule, draw, block));
                     let thresholds = batch.thresholds.map(|of| of[b]);

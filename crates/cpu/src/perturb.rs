@@ -14,7 +14,7 @@
 //!
 //! Tokens that are left out score below `cut`, so the result is that of the plain version, bit for bit.
 
-use crate::granules::{BLOCKS, GranuleWords, Threshold, slack};
+use crate::granules::{BLOCKS, RoundKeys, Threshold, slack};
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::noise::granule;
@@ -64,12 +64,14 @@ impl Keep for TopList {
 #[derive(Clone, Copy)]
 pub(crate) struct Perturbed<'a> {
     pub(crate) noise: &'a Noise,
+    /// Those of the noise.
+    pub(crate) keys: &'a RoundKeys,
     pub(crate) draw: u32,
     /// The first token, a multiple of 64.
     pub(crate) first: u32,
     /// `spans[s][i]` is the transformed logit of token `first + 64 s + i`; -inf where there is none.
     pub(crate) spans: &'a [[f32; SPAN]],
-    /// The largest logit of each span.
+    /// The largest logit of each span, and -inf up to a multiple of [`BLOCKS`].
     pub(crate) tops: &'a [f32],
     /// Logits below this are left out.
     pub(crate) floor: f32,
@@ -82,9 +84,9 @@ impl Perturbed<'_> {
     /// The instruction set of `V` is available.
     #[inline(always)]
     pub(crate) unsafe fn offer_to<V: Vector>(&self, keep: &mut impl Keep) {
-        let words = GranuleWords::new(self.noise, self.draw);
         // A span is a Philox block of granules.
-        for (spans, from) in self.spans.chunks(BLOCKS).zip((0..).step_by(BLOCKS)) {
+        let batches = self.spans.chunks(BLOCKS).zip(self.tops.as_chunks::<BLOCKS>().0);
+        for ((spans, tops), from) in batches.zip((0..).step_by(BLOCKS)) {
             let of_batch = from..from + spans.len();
             let mut cut = keep.cut_in(of_batch.clone());
             if cut == f32::NEG_INFINITY {
@@ -97,12 +99,10 @@ impl Perturbed<'_> {
                 self.offer_first(self.first + (from * SPAN) as u32, self.spans[of_first].as_flattened(), top, keep);
                 cut = keep.cut_in(of_batch);
             }
-            let mut tops = [f32::NEG_INFINITY; BLOCKS];
-            tops[..spans.len()].copy_from_slice(&self.tops[from..from + spans.len()]);
             let block = self.first / SPAN as u32 + from as u32;
-            let threshold = Threshold::of(cut, self.floor);
+            let counter = self.noise.counter(Domain::Granule.code(), self.draw, block);
             // SAFETY: by this function's contract.
-            let granules = unsafe { V::granules(&words, block, threshold, &tops) };
+            let granules = unsafe { V::granules(counter, self.keys, Threshold::of(cut, self.floor), tops) };
             let mut open = granules.open & (u32::MAX >> (32 - spans.len()));
             while open != 0 {
                 let b = open.trailing_zeros() as usize;
@@ -165,6 +165,7 @@ fn exponential_limit(logit: f32, cut: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::granules::round_keys;
     use crate::simd::Plain;
     use proptest::prelude::*;
 
@@ -193,8 +194,10 @@ mod tests {
                     *l = if i < blank { f32::NEG_INFINITY } else { shift + spread * hash as f32 / 1000.0 };
                 }
                 let largest = |logits: &[f32]| logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let tops: Vec<f32> = logits.iter().map(|span| largest(span)).collect();
-                let tile = Perturbed { noise: &noise, draw: 3, first, spans: &logits, tops: &tops, floor };
+                let mut tops: Vec<f32> = logits.iter().map(|span| largest(span)).collect();
+                tops.resize(spans.next_multiple_of(BLOCKS), f32::NEG_INFINITY);
+                let keys = &round_keys(&noise);
+                let tile = Perturbed { noise: &noise, keys, draw: 3, first, spans: &logits, tops: &tops, floor };
                 // SAFETY: plain Rust is always available.
                 unsafe { tile.offer_to::<Plain>(&mut fast) };
                 for (token, &logit) in (first..).zip(logits.as_flattened()) {

@@ -182,11 +182,10 @@ impl Inputs {
     }
 }
 
-/// Logits `[1, vocab]` of both kinds, for the standalone sampler.
+/// Peaked logits `[1, vocab]`, for the standalone sampler.
 #[derive(Debug)]
 pub struct Rows {
-    gaussian: Vec<f32>,
-    peaked: Vec<f32>,
+    logits: Vec<f32>,
 }
 
 impl Rows {
@@ -197,49 +196,35 @@ impl Rows {
     pub fn new(vocab: usize) -> Result<Self, CommandError> {
         const HIDDEN: usize = 64;
         let inputs = Inputs::new(vocab, HIDDEN, 1, DType::F32)?;
-        let logits = |kind| {
-            let (weight, states) = (inputs.weight()?, inputs.states(kind, 1)?);
-            let (mut w, mut h) = ([0f32; HIDDEN], [0f32; HIDDEN]);
-            states.row_to_f32(0, &mut h);
-            let dot = |token| {
-                weight.row_to_f32(token, &mut w);
-                w.iter().zip(&h).map(|(w, h)| w * h).sum()
-            };
-            Ok::<Vec<f32>, CommandError>((0..vocab).map(dot).collect())
+        let (weight, states) = (inputs.weight()?, inputs.states(Logits::Peaked, 1)?);
+        let (mut w, mut h) = ([0f32; HIDDEN], [0f32; HIDDEN]);
+        states.row_to_f32(0, &mut h);
+        let dot = |token| {
+            weight.row_to_f32(token, &mut w);
+            w.iter().zip(&h).map(|(w, h)| w * h).sum()
         };
-        Ok(Rows { gaussian: logits(Logits::Gaussian)?, peaked: logits(Logits::Peaked)? })
+        Ok(Rows { logits: (0..vocab).map(dot).collect() })
     }
 
-    /// The logits of a kind.
-    pub fn logits(&self, kind: Logits) -> &[f32] {
-        match kind {
-            Logits::Gaussian => &self.gaussian,
-            Logits::Peaked => &self.peaked,
-        }
+    /// The logits.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
     }
 
-    /// The read, the argmax, the draws, and those with filters, on one thread.
+    /// The read, the argmax, the draw, and what filters, a temperature and many draws take, on one thread.
     ///
     /// # Errors
     /// What the backend refuses.
     pub fn contenders(&self, ours: &Ours) -> Result<Vec<Contender<'_>>, CommandError> {
-        let vocab = self.peaked.len();
         let options = CpuOptions { threads: Some(1), ..ours.options };
-        let standalone = |kind, of_row: RowParams<'static>| -> Result<_, CommandError> {
-            let plan = Plan { max_draws: of_row.draws, ..Plan::default() };
-            let sampler = Standalone::new(vocab, plan, &options).map_err(flash_sampling::BuildError::from)?;
-            Ok(draw(Box::new(sampler), Matrix::new(self.logits(kind), 1, vocab)?, of_row))
-        };
-        let bytes = Matrix::new(self.logits(Logits::Peaked), 1, vocab)?.bytes();
-        let mut contenders = vec![
-            Contender::new(READ, move || {
-                std::hint::black_box(read::fold(bytes));
-                Ok(())
-            }),
-            Contender::new(GREEDY, standalone(Logits::Peaked, greedy())?),
-            Contender::new("standalone, gaussian", standalone(Logits::Gaussian, plain())?),
-        ];
+        let input = Matrix::new(&self.logits, 1, self.logits.len())?;
+        let bytes = input.bytes();
+        let mut contenders = vec![Contender::new(READ, move || {
+            std::hint::black_box(read::fold(bytes));
+            Ok(())
+        })];
         for (name, of_row) in [
+            (GREEDY, greedy()),
             ("standalone, peaked", plain()),
             ("temperature 0.8", RowParams { temperature: 0.8, ..plain() }),
             ("min-p 0.05", RowParams { min_p: 0.05, ..plain() }),
@@ -247,13 +232,16 @@ impl Rows {
             ("top-p 0.95", RowParams { top_p: 0.95, ..plain() }),
             ("1000 draws", RowParams { draws: 1000, ..plain() }),
         ] {
-            contenders.push(Contender::new(name, standalone(Logits::Peaked, of_row)?));
+            let plan = Plan { max_draws: of_row.draws, ..Plan::default() };
+            let sampler =
+                Standalone::new(self.logits.len(), plan, &options).map_err(flash_sampling::BuildError::from)?;
+            contenders.push(Contender::new(name, draw(Box::new(sampler), input, of_row)));
         }
         Ok(contenders)
     }
 
     /// The section that these contenders make.
     pub fn section(&self, rounds: usize) -> Section {
-        Section::of_logits("draw from logits", self.peaked.len(), rounds)
+        Section::of_logits("draw from logits", self.logits.len(), rounds)
     }
 }

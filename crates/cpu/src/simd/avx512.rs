@@ -2,7 +2,7 @@
 
 use super::{EXP2, LOWEST, SPAN, Vector, exp_below};
 use crate::above::{Above, GATHERED, Run, VECTOR};
-use crate::granules::{BLOCKS, GranuleWords, Granules, PHILOX_M4X32, Threshold};
+use crate::granules::{BLOCKS, Granules, PHILOX_M4X32, RoundKeys, Threshold};
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 use flash_sampling_core::{MassHistogram, Moments};
@@ -13,8 +13,8 @@ pub(crate) struct Avx512;
 // SAFETY (every block below): the caller vouches for AVX-512 F; loads and stores are of local arrays.
 impl Vector for Avx512 {
     #[inline(always)]
-    unsafe fn granules(of: &GranuleWords, block: u32, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
-        let [_, c1, c2, c3] = of.counter;
+    unsafe fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+        let [block, c1, c2, c3] = counter;
         // SAFETY: as above; loads are of the tops, stores of the batch.
         unsafe {
             let splat = |word: u32| _mm512_set1_epi32(word as i32);
@@ -22,7 +22,7 @@ impl Vector for Avx512 {
             let [m0, m1] = PHILOX_M4X32.map(splat);
             let count = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
             let mut c = [_mm512_add_epi32(splat(block), count), splat(c1), splat(c2), splat(c3)];
-            for [k0, k1] in of.keys {
+            for &[k0, k1] in keys {
                 let (p0, p1) = (_mm512_mul_epu32(c[0], m0), _mm512_mul_epu32(c[2], m1));
                 // 0x96 is the truth table of a ^ b ^ c.
                 c[0] = _mm512_ternarylogic_epi64::<0x96>(high(p1), c[1], _mm512_set1_epi64(k0 as i64));

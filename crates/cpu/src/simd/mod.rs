@@ -5,7 +5,7 @@
 pub(crate) mod avx512;
 
 use crate::above::{Above, Run};
-use crate::granules::{BLOCKS, GranuleWords, Granules, Threshold, granules};
+use crate::granules::{BLOCKS, Granules, RoundKeys, Threshold, granules};
 use flash_sampling_core::{MassHistogram, Moments};
 
 /// Tokens of a span: a Philox block of granules.
@@ -17,10 +17,10 @@ pub(crate) const SPAN: usize = 64;
 /// Every function may only be called where the instruction set is available. They are `inline(always)`, to inline into
 /// an entry point that is marked with the target feature.
 pub(crate) trait Vector {
-    /// The granules from `4 block` on, with thresholds; `tops` are the largest logits of their spans.
+    /// The granules from the block of `counter` on, with thresholds; `tops` are the largest logits of their spans.
     #[inline(always)]
-    unsafe fn granules(of: &GranuleWords, block: u32, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
-        granules(of, block, threshold, tops)
+    unsafe fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
+        granules(counter, keys, threshold, tops)
     }
     /// Writes the largest logit of each span to `tops`, and returns the largest of all; `None` where any is NaN or +inf.
     /// Eight run side by side: one running maximum would wait for itself.

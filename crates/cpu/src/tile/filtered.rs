@@ -4,6 +4,7 @@ use super::SPANS;
 use super::rank::rank;
 use crate::above::Above;
 use crate::floor::KnownRow;
+use crate::granules::round_keys;
 use crate::largest::SEEDS;
 use crate::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
@@ -103,12 +104,13 @@ pub(super) unsafe fn add<V: Vector>(
         (&*scaled, &scaled_tops[..tops.len()])
     };
     let follows = filter.follows;
+    let keys = &round_keys(&row.noise);
     for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
         // Workers share the first draw alone.
         let known = Some(known).filter(|_| follows && draw == row.first_draw);
         let mut keep = KeepFrontier::new(frontier, known, first, spans, tops);
         let floor = floor.max(hopeless) * filters.rescale;
-        let tile = Perturbed { noise: &row.noise, draw, first, spans: drawn, tops: drawn_tops, floor };
+        let tile = Perturbed { noise: &row.noise, keys, draw, first, spans: drawn, tops: drawn_tops, floor };
         // SAFETY: by this function's contract.
         unsafe { tile.offer_to::<V>(&mut keep) };
     }

@@ -4,6 +4,7 @@ use crate::above::Above;
 use crate::dot::{DotScratch, TILE};
 use crate::filtered::{Ask, FilterState, Short};
 use crate::floor::{Known, KnownRow};
+use crate::granules::{BLOCKS, round_keys};
 use crate::grouped::Chosen;
 use crate::isa::Isa;
 use crate::prefetch::prefetch;
@@ -25,7 +26,7 @@ mod source;
 
 /// Tokens of a tile of existing logits. Larger than [`TILE`]: at 256 tokens what a tile costs once is half of its time.
 pub(crate) const LOGITS_TILE: usize = 4096;
-const SPANS: usize = LOGITS_TILE / SPAN;
+const SPANS: usize = (LOGITS_TILE / SPAN).next_multiple_of(BLOCKS);
 
 /// A row that takes part in a pass.
 #[derive(Clone, Copy, Debug)]
@@ -245,7 +246,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         }
     };
     let mut tops = [f32::NEG_INFINITY; SPANS];
-    let tops = &mut tops[..spans.len()];
+    let tops = &mut tops[..spans.len().next_multiple_of(BLOCKS)];
     // SAFETY: by this function's contract.
     let Some(top) = (unsafe { V::largest(spans, tops) }) else {
         let fault = fault(u8::from(!is_raw), &spans.as_flattened()[at..end]);
@@ -322,12 +323,13 @@ unsafe fn add<V: Vector>(
         // SAFETY: by this function's contract.
         unsafe { rank::<V>(first, spans, tops, cut, offer) };
     }
+    let keys = &round_keys(&row.noise);
     for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, draw, first, spans, (top, tops), winner) };
+        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), winner) };
     }
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, draw, first, spans, (top, tops), list) };
+        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), list) };
     }
 }

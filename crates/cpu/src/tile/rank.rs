@@ -1,5 +1,6 @@
 //! The tokens of a tile that can reach a cut, one by one.
 
+use crate::granules::RoundKeys;
 use crate::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
 use flash_sampling_core::params::Row;
@@ -12,6 +13,7 @@ use flash_sampling_core::{Candidate, Winner};
 #[inline(always)]
 pub(super) unsafe fn draw_tile<V: Vector>(
     row: &Row<'_>,
+    keys: &RoundKeys,
     draw: u32,
     first: u32,
     spans: &[[f32; SPAN]],
@@ -19,7 +21,7 @@ pub(super) unsafe fn draw_tile<V: Vector>(
     keep: &mut impl Keep,
 ) {
     if !row.greedy {
-        let tile = Perturbed { noise: &row.noise, draw, first, spans, tops, floor: f32::NEG_INFINITY };
+        let tile = Perturbed { noise: &row.noise, keys, draw, first, spans, tops, floor: f32::NEG_INFINITY };
         // SAFETY: by this function's contract.
         unsafe { tile.offer_to::<V>(keep) };
     } else if top >= keep.cut() {
