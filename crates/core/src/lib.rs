@@ -7,7 +7,7 @@
 //!
 //! | module | what it holds | paper |
 //! | --- | --- | --- |
-//! | [`noise`] | the noise of (seed, position, draw, token), version 1 | App. C, J |
+//! | [`noise`] | the noise of (seed, position, draw, token), version 2 | App. C, J |
 //! | [`math`] | `exp` and `tanh` with the same bits everywhere | |
 //! | [`winner`] | [`Winner`], [`Candidate`], [`TopList`]: maxima of perturbed scores | Lemma D.5 |
 //! | [`log_mass`], [`mass_histogram`] | streaming and order-independent log-sum-exp | App. L |
