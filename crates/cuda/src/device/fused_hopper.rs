@@ -99,17 +99,8 @@ pub(crate) struct Tile {
 
 /// Columns, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
 /// bytes, which is faster where the read alone counts; clusters of two share the hidden states.
-const TILES: [[u32; 3]; 9] = [
-    [8, 2, 1],
-    [16, 2, 1],
-    [32, 2, 1],
-    [64, 2, 2],
-    [96, 2, 2],
-    [128, 1, 2],
-    [192, 1, 2],
-    [224, 1, 2],
-    [256, 1, 2],
-];
+const TILES: [[u32; 3]; 9] =
+    [[8, 2, 1], [16, 2, 1], [32, 2, 1], [64, 2, 2], [96, 2, 2], [128, 1, 2], [192, 1, 2], [224, 1, 2], [256, 1, 2]];
 
 impl Tile {
     /// The tiles that calls of up to `rows` rows use, smallest first.
@@ -133,12 +124,8 @@ impl Tile {
 
     fn instance(self) -> Instance {
         let operand = abi::element_name(self.dtype);
-        let plain: [(_, &dyn Display); 4] = [
-            ("COLUMNS", &self.columns),
-            ("SLABS", &self.slabs),
-            ("CLUSTER", &self.cluster),
-            ("OPERAND", &operand),
-        ];
+        let plain: [(_, &dyn Display); 4] =
+            [("COLUMNS", &self.columns), ("SLABS", &self.slabs), ("CLUSTER", &self.cluster), ("OPERAND", &operand)];
         let with = |name| Instance::new(&[&plain[..], &[(name, &1 as &dyn Display)]].concat());
         match self.extra {
             Extra::Nothing => Instance::new(&plain),
