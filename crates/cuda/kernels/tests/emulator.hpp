@@ -59,6 +59,7 @@ struct Block {
 constexpr size_t STACK = 32 << 10;
 
 inline Block* current;
+inline bool is_backwards;  // the last thread runs first
 inline unsigned thread;
 
 inline void next_fiber() {
@@ -99,7 +100,8 @@ inline void run(unsigned threads, std::function<void()> body) {
         makecontext(&fiber.context, start, 0);
     }
     while (!rounds_end()) {
-        for (thread = 0; thread < threads; ++thread) {
+        for (unsigned i = 0; i < threads; ++i) {
+            thread = is_backwards ? threads - 1 - i : i;
             Fiber& fiber = block.fibers[thread];
             if (fiber.is_done || _setjmp(block.scheduler)) continue;
             if (fiber.is_started) _longjmp(fiber.place, 1);

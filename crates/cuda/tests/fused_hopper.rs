@@ -1,0 +1,246 @@
+//! The blocks of the fused Hopper kernel on the processor: the system's C++ compiler builds the kernel's own headers with an
+//! emulator of its threads, barriers, copies and products, and every draw and list is compared with core's reference.
+
+mod emulated;
+
+use flash_sampling_core::noise::{Domain, Noise};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::reference::tiled;
+use flash_sampling_core::transform::{RowTransform, first_invalid};
+use flash_sampling_core::{Adjustment, Head, Matrix, RowError};
+
+const PLAIN: u32 = 0;
+const KNOBS: u32 = 1;
+const LISTS: u32 = 2;
+const ROOM: usize = 4096;
+
+/// Word `i` of the stream of inputs.
+fn input(i: u32) -> u32 {
+    Noise::new(5, 7).unwrap().word(Domain::Generator, 1, i)
+}
+
+struct RowCase {
+    seed: u64,
+    inv_temperature: f32,
+    draw: u32,
+    greedy: bool,
+    top_k: u32,
+    ln_min_p: f64,
+    mask: Vec<u32>,
+    bias: Vec<(u32, f32)>,
+}
+
+struct Launch {
+    columns: u32,
+    extra: u32,
+    tokens: u32,
+    first: u32,
+    hidden: u32,
+    blocks: u32,
+    is_backwards: bool,
+    soft_cap: f32,
+    scale: f32,
+    bias: Vec<f32>,
+    weight: Vec<f32>,
+    states: Vec<f32>,
+    rows: Vec<RowCase>,
+}
+
+impl Launch {
+    /// Rows of every kind, integer inputs whose dot products are exact.
+    fn new(at: u32, [columns, rows, tokens, first, hidden, blocks]: [u32; 6], extra: u32) -> Launch {
+        let small = |i: u32| (input(at * 1_000_003 + i) % 5) as f32 - 2.0;
+        let mut states: Vec<_> = (0..rows * hidden).map(|i| small(i + (1 << 28))).collect();
+        let row = |r: u32| RowCase {
+            seed: u64::from(at) << 33 | u64::from(r),
+            inv_temperature: [1.0, 0.0625, 0.25, 0.001, 0.02, 0.11, 4.0][r as usize % 7],
+            draw: r % 3,
+            greedy: r % 8 == 7,
+            top_k: if extra == LISTS && r % 4 == 1 { 20 } else { 0 },
+            ln_min_p: if extra == LISTS && r % 4 == 2 { -2.0 - f64::from(r % 40) / 8.0 } else { f64::NEG_INFINITY },
+            mask: match r % 6 {
+                4 => (0..(first + tokens).div_ceil(32)).map(|w| input(w + r) & input(w + r + 99)).collect(),
+                5 if r % 12 == 5 => vec![1 << 9; (first + tokens) as usize / 33],
+                _ => Vec::new(),
+            },
+            bias: if r % 5 == 3 { vec![(first, 9.0), (first + tokens / 2 + 1, f32::NEG_INFINITY)] } else { vec![] },
+        };
+        if rows > 14 {
+            states[(13 * hidden) as usize] = f32::NAN;
+        }
+        Launch {
+            columns,
+            extra,
+            tokens,
+            first,
+            hidden,
+            blocks,
+            is_backwards: at % 2 == 1,
+            soft_cap: if at % 3 == 2 { 40.0 } else { 0.0 },
+            scale: if at % 4 == 3 { 0.5 } else { 1.0 },
+            bias: (0..tokens).map(|t| if at % 3 == 1 { (t % 7) as f32 * 0.25 } else { 0.0 }).collect(),
+            weight: (0..tokens * hidden).map(small).collect(),
+            states,
+            rows: (0..rows).map(row).collect(),
+        }
+    }
+
+    fn write(&self, bound_factor: f32, out: &mut Vec<u8>) {
+        let mut word = |x: u32| out.extend_from_slice(&x.to_le_bytes());
+        let header =
+            [self.columns, self.extra, self.is_backwards.into(), self.rows.len() as u32, self.tokens, self.first];
+        header.into_iter().chain([self.hidden, self.blocks]).for_each(&mut word);
+        let floats = [bound_factor, self.soft_cap, self.scale];
+        floats.into_iter().chain(self.bias.iter().copied()).for_each(|x| word(x.to_bits()));
+        // Small integers and NaN are exact in bf16.
+        let halves = self.weight.iter().chain(&self.states).map(|x| (x.to_bits() >> 16) as u16);
+        out.extend(halves.flat_map(u16::to_le_bytes));
+        for row in &self.rows {
+            out.extend(row.seed.to_le_bytes().into_iter().chain((row.seed + 3).to_le_bytes()));
+            let words = [row.inv_temperature.to_bits(), row.draw, row.greedy.into(), row.top_k];
+            out.extend(words.into_iter().flat_map(u32::to_le_bytes).chain(row.ln_min_p.to_le_bytes()));
+            let masks = [row.mask.len() as u32].into_iter().chain(row.mask.iter().copied());
+            let biases = row.bias.iter().flat_map(|&(token, value)| [token, value.to_bits()]);
+            let words = masks.chain([row.bias.len() as u32]).chain(biases);
+            out.extend(words.flat_map(u32::to_le_bytes));
+        }
+    }
+
+    /// The transformed logits of a row.
+    fn logits(&self, r: usize) -> Result<Vec<f32>, RowError> {
+        let hidden = self.hidden as usize;
+        let state = &self.states[r * hidden..][..hidden];
+        let dots = self.weight.chunks(hidden).map(|w| w.iter().zip(state).map(|(a, b)| a * b).sum());
+        let mut logits: Vec<f32> = dots.collect();
+        let none = vec![0.0; self.tokens as usize];
+        let matrix = Matrix::new(&none, none.len(), 1).unwrap();
+        let mut head = Head::shard(matrix, self.first as usize, (self.first + self.tokens) as usize).unwrap();
+        if self.soft_cap > 0.0 {
+            head = head.with_soft_cap(self.soft_cap).unwrap();
+        }
+        head.with_scale(self.scale).unwrap().with_bias(&self.bias).unwrap().transform(self.first, &mut logits);
+        first_invalid(self.first, &logits).map_or(Ok(()), Err)?;
+        let bias = &self.rows[r].bias;
+        let adjustments: Vec<_> = bias.iter().map(|&(token, value)| Adjustment::bias(token, value)).collect();
+        self.row(r, &adjustments).transform.apply(self.first, &mut logits);
+        if logits.iter().all(|&l| l == f32::NEG_INFINITY) { Err(RowError::NoFiniteLogit) } else { Ok(logits) }
+    }
+
+    fn row<'a>(&'a self, r: usize, adjustments: &'a [Adjustment]) -> Row<'a> {
+        let row = &self.rows[r];
+        let mask = (!row.mask.is_empty()).then_some(&*row.mask);
+        Row {
+            noise: Noise::new(row.seed, row.seed + 3).unwrap(),
+            // Listed rows have no noise.
+            greedy: row.greedy || row.top_k > 0 || row.ln_min_p > f64::NEG_INFINITY,
+            transform: RowTransform { mask, adjustments, inv_temperature: row.inv_temperature },
+            first_draw: row.draw,
+            draws: 1,
+            without_replacement: false,
+            logprobs: None,
+            raw_logprobs: None,
+            filters: None,
+            kept: false,
+        }
+    }
+
+    /// Token, score, logit and status of a row.
+    fn expected(&self, r: usize) -> [u32; 4] {
+        match self.logits(r) {
+            Ok(logits) => {
+                let best = tiled(&self.row(r, &[]), self.rows[r].draw, &logits, self.first);
+                [best.winner.token, best.winner.score.to_bits(), best.logit.to_bits(), 0]
+            }
+            Err(RowError::NaN { token }) => [token, 0, 0, 2],
+            Err(_) => [u32::MAX, f32::NEG_INFINITY.to_bits(), f32::NEG_INFINITY.to_bits(), 1],
+        }
+    }
+
+    /// What is wrong with the list of a row: a token at or above the cut that is not listed once, or another logit. Returns
+    /// whether the list is shorter than the row.
+    fn check_list(&self, r: usize, cut: u32, keys: &[u64]) -> bool {
+        let row = &self.rows[r];
+        let Ok(logits) = self.logits(r) else { return false };
+        if row.greedy || (row.top_k == 0 && row.ln_min_p == f64::NEG_INFINITY) {
+            assert!(keys.is_empty());
+            return false;
+        }
+        let monotone = |x: f32| if x.is_sign_negative() { !x.to_bits() } else { x.to_bits() | 1 << 31 };
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let least = if row.top_k > 0 { f64::NEG_INFINITY } else { f64::from(largest) + row.ln_min_p };
+        let mut listed = vec![0; logits.len()];
+        for key in keys {
+            let at = (!(*key as u32) - self.first) as usize;
+            assert_eq!((key >> 32) as u32, monotone(logits[at] + 0.0), "row {r}, token {at}");
+            listed[at] += 1;
+        }
+        for (at, (&logit, &times)) in logits.iter().zip(&listed).enumerate() {
+            let is_kept = f64::from(logit) >= least && monotone(logit) >= cut && logit > f32::NEG_INFINITY;
+            assert!(times <= 1 && (times == 1 || !is_kept), "row {r}, token {at} is listed {times} times");
+        }
+        keys.len() < logits.iter().filter(|l| **l > f32::NEG_INFINITY).count()
+    }
+}
+
+fn launches() -> Vec<Launch> {
+    let shapes = [
+        // columns, rows, tokens, first token, hidden, blocks
+        [8, 1, 700, 0, 64, 2],
+        [8, 3, 700, 37, 72, 1],
+        [8, 8, 2000, 16, 128, 3],
+        [8, 8, 2999, 5, 40, 6],
+        [16, 9, 700, 16, 64, 6],
+        [16, 16, 333, 47, 8, 2],
+        [32, 20, 700, 37, 64, 2],
+        [32, 20, 2100, 32, 136, 4],
+        [32, 27, 15, 1, 16, 1],
+        [32, 32, 1, 3, 64, 1],
+        [96, 40, 900, 0, 64, 3],
+        [96, 90, 600, 21, 40, 2],
+        [8, 8, 3000, 64, 8192, 2],
+    ];
+    let every = |extra| (0..).zip(shapes).map(move |(at, shape)| Launch::new(at + 20 * extra, shape, extra));
+    // So many tokens and blocks that top-k has a cut.
+    let more = (0..2).map(|at| Launch::new(70 + at, [16, 12, 5000, 48 + at, 40, 16], LISTS));
+    [PLAIN, KNOBS, LISTS].into_iter().flat_map(every).chain(more).collect()
+}
+
+#[test]
+fn the_blocks_draw_and_list_what_the_reference_does() {
+    let Some(program) = emulated::program("fused_hopper") else { return };
+    let launches = launches();
+    let wrong_draws = |bound_factor: f32| {
+        let mut bytes = (launches.len() as u32).to_le_bytes().to_vec();
+        launches.iter().for_each(|launch| launch.write(bound_factor, &mut bytes));
+        let found = emulated::answer(&program, bytes);
+        let mut words = found.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+        let mut word = || words.next().expect("a draw for every row");
+        let (mut wrong, mut short, mut full) = (Vec::new(), 0, 0);
+        for (at, launch) in launches.iter().enumerate() {
+            for r in 0..launch.rows.len() {
+                let (draw, want) = ([word(), word(), word(), word()], launch.expected(r));
+                if launch.extra == LISTS {
+                    let (count, cut) = (word() as usize, word());
+                    let keys: Vec<_> =
+                        (0..count.min(ROOM)).map(|_| u64::from(word()) | u64::from(word()) << 32).collect();
+                    // The host decides a row whose list is full.
+                    if count > ROOM {
+                        full += 1;
+                        continue;
+                    }
+                    short += u32::from(launch.check_list(r, cut, &keys));
+                }
+                // The score of an invalid row is not compared.
+                if draw != want && (want[3] != 2 || draw[0] != want[0] || draw[3] != 2) {
+                    wrong.push((at, r, draw, want));
+                }
+            }
+        }
+        assert!(words.next().is_none() && short > 20 && full < 5, "{short} short lists, {full} full ones");
+        wrong
+    };
+    let wrong = wrong_draws(1.0);
+    assert!(wrong.is_empty(), "{} wrong draws: {:x?}", wrong.len(), &wrong[..wrong.len().min(5)]);
+    // The negative control: bounds below the noise lose winners.
+    assert!(wrong_draws(0.5).len() > 10);
+}
