@@ -59,14 +59,6 @@ impl Frontier {
         admitted.checked_sub(1).map_or(Candidate::NONE, |last| self.points[last])
     }
 
-    /// The best score among the tokens whose logit is above `logit`; -inf when there is none. A token with a logit of at
-    /// most `logit` and a worse score is not on the frontier.
-    #[inline]
-    pub fn score_above(&self, logit: f32) -> f32 {
-        let admitted = self.points.partition_point(|p| p.logit > logit);
-        admitted.checked_sub(1).map_or(f32::NEG_INFINITY, |last| self.points[last].winner.score)
-    }
-
     /// The points, the largest logit first: for prefetching them.
     #[inline(always)]
     pub fn as_slice(&self) -> &[Candidate] {
@@ -125,8 +117,6 @@ mod tests {
                     let admitted = c.iter().filter(|c| c.place().reaches(&place));
                     prop_assert_eq!(f.winner_from(place), admitted.fold(Candidate::NONE, |w, c| w.merge(*c)));
                 }
-                let above = c.iter().filter(|c| c.logit > f32::from(t)).map(|c| c.winner.score);
-                prop_assert_eq!(f.score_above(f32::from(t)), above.fold(f32::NEG_INFINITY, f32::max));
             }
         }
 

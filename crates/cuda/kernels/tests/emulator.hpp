@@ -29,7 +29,7 @@
 struct float4 {
     float x, y, z, w;
 };
-struct double2 {
+struct alignas(16) double2 {
     double x, y;
 };
 

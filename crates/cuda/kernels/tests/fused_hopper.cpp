@@ -3,29 +3,18 @@
 #pragma GCC optimize("no-strict-aliasing")
 #include "emulator.hpp"
 
-#include <algorithm>
-
-using std::max;
-using std::min;
 struct alignas(8) float2 {
     float x, y;
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-struct alignas(16) double2 {
-    double x, y;
-};
-static emulator::Index blockIdx, gridDim;
 inline bool __all_sync(unsigned mask, bool vote) { return !__any_sync(mask, !vote); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
 }
 inline unsigned __reduce_or_sync(unsigned, unsigned value) { return value; }
-inline void __threadfence() {}
 unsigned atomicOr(unsigned* at, unsigned value);  // never called
-template <class T>
-T __ldcg(const T* at) { return *at; }
 
 #define FS_EMULATED "../../../tests/hopper_ptx.hpp"
 #include "flash_sampling/noise_bound.cuh"
