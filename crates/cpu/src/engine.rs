@@ -5,6 +5,7 @@ use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
 use crate::filtered::{Ask, Short};
 use crate::floor::Known;
+use crate::granules::round_keys;
 use crate::hidden::Hidden;
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
@@ -185,7 +186,15 @@ impl Engine {
         let mut checked: Rows<'a> = recycle(core::mem::take(&mut self.rows));
         checked.extend(rows.iter().enumerate().map(|(r, params)| {
             let row = params.check(adjustments.row(r), can, &self.plan, vocab_size)?;
-            Ok(Planned { slack: slack(r, &row), adjustments: adjustments.indexed(r), row, at: r, ask: Ask::Summary })
+            let keys = round_keys(&row.noise);
+            Ok(Planned {
+                slack: slack(r, &row),
+                adjustments: adjustments.indexed(r),
+                keys,
+                row,
+                at: r,
+                ask: Ask::Summary,
+            })
         }));
         checked
     }

@@ -55,7 +55,7 @@ pub(crate) struct KnownRow {
     guessed: AtomicU32,
     /// Guesses by number of tokens.
     guesses: AtomicU32,
-    /// A token of the first draw: its score, and its logit in the low half.
+    /// A token of the first draw: its score, and its logit in the low half. Of rows without filters the best score alone.
     rival: AtomicU64,
 }
 
@@ -129,6 +129,21 @@ impl KnownRow {
             // Where another worker was faster, its token is as good.
             let _ = self.rival.compare_exchange(before, rival, Ordering::Relaxed, Ordering::Relaxed);
         }
+    }
+
+    /// The best score of the first draw of a row without filters, which some worker keeps; -inf while there is none.
+    #[inline(always)]
+    pub(crate) fn best_score(&self) -> f32 {
+        match self.rival.load(Ordering::Relaxed) {
+            0 => f32::NEG_INFINITY,
+            best => of_ordered((best >> 32) as u32),
+        }
+    }
+
+    /// Raises the best score.
+    #[inline(always)]
+    pub(crate) fn raise_best_score(&self, score: f32) {
+        self.rival.fetch_max(u64::from(ordered(score)) << 32, Ordering::Relaxed);
     }
 
     /// The largest logit that any worker has seen, `own` of one worker among them.

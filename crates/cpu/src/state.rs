@@ -107,6 +107,8 @@ pub(crate) struct RowState {
     pub(crate) fault: Option<Fault>,
     /// Whether any logit was finite.
     pub(crate) alive: bool,
+    /// Whether the best score of all workers may spare this one work: draws have one winner each, of all tokens.
+    pub(crate) shares: bool,
 }
 
 impl RowState {
@@ -123,6 +125,7 @@ impl RowState {
             top: TopList::new(plan.max_logprobs.unwrap_or(0) as usize, 0.0),
             fault: None,
             alive: false,
+            shares: false,
         };
         if !plan.canonical {
             state.best.winners.reserve(plan.max_draws as usize);
@@ -151,6 +154,7 @@ impl RowState {
         self.top.reset(largest, slack);
         self.fault = None;
         self.alive = false;
+        self.shares = short.is_some();
     }
 
     /// Fetches the state itself, before [`RowState::prefetch_parts`] looks into it.

@@ -4,7 +4,7 @@ use super::SPANS;
 use super::rank::rank;
 use crate::above::Above;
 use crate::floor::KnownRow;
-use crate::granules::round_keys;
+use crate::granules::RoundKeys;
 use crate::largest::SEEDS;
 use crate::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
@@ -20,7 +20,7 @@ use flash_sampling_core::{Candidate, Filters, Frontier, MassHistogram};
 /// The instruction set of `V` is available.
 #[inline(always)]
 pub(super) unsafe fn add<V: Vector>(
-    row: &Row<'_>,
+    (row, keys): (&Row<'_>, &RoundKeys),
     filters: &Filters,
     first: u32,
     spans: &[[f32; SPAN]],
@@ -104,7 +104,6 @@ pub(super) unsafe fn add<V: Vector>(
         (&*scaled, &scaled_tops[..tops.len()])
     };
     let follows = filter.follows;
-    let keys = &round_keys(&row.noise);
     for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
         // Workers share the first draw alone.
         let known = Some(known).filter(|_| follows && draw == row.first_draw);

@@ -4,9 +4,10 @@ use crate::above::Above;
 use crate::dot::{DotScratch, TILE};
 use crate::filtered::{Ask, FilterState, Short};
 use crate::floor::{Known, KnownRow};
-use crate::granules::{BLOCKS, round_keys};
+use crate::granules::{BLOCKS, RoundKeys};
 use crate::grouped::Chosen;
 use crate::isa::Isa;
+use crate::perturb::Keep;
 use crate::prefetch::prefetch;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx512::Avx512;
@@ -32,6 +33,8 @@ const SPANS: usize = (LOGITS_TILE / SPAN).next_multiple_of(BLOCKS);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned<'a> {
     pub(crate) row: Row<'a>,
+    /// Philox's, under the row's seed.
+    pub(crate) keys: RoundKeys,
     /// What the row's transform says of single tokens.
     pub(crate) adjustments: IndexedAdjustments<'a>,
     /// How far below the best a candidate may be and still be the canonical winner; 0 = not canonical.
@@ -258,7 +261,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         Ask::Summary if top > f32::NEG_INFINITY => {
             state.alive = true;
             // SAFETY: by this function's contract.
-            unsafe { add::<V>(row, first, spans, tops, (known.1.row(known.0), above), state) };
+            unsafe { add::<V>(planned, first, spans, tops, (known.1.row(known.0), above), state) };
             if let (Some(_), Some(mass)) = (&row.filters, &mut state.mass) {
                 let FilterState { floor, largest_logit, .. } = &mut state.filter;
                 floor.learn(mass, len as u32, source.tokens(), *largest_logit, known.0, known.1);
@@ -299,16 +302,16 @@ fn scale(logits: &[f32], factor: f32, to: &mut [f32]) -> bool {
 /// The instruction set of `V` is available.
 #[inline(always)]
 unsafe fn add<V: Vector>(
-    row: &Row<'_>,
+    Planned { row, keys, .. }: &Planned<'_>,
     first: u32,
     spans: &[[f32; SPAN]],
     (top, tops): (f32, &[f32]),
-    shared: (&KnownRow, &mut Above),
+    (known, above): (&KnownRow, &mut Above),
     state: &mut RowState,
 ) {
     if let Some(filters) = &row.filters {
         // SAFETY: by this function's contract.
-        return unsafe { filtered::add::<V>(row, filters, first, spans, (top, tops), shared, state) };
+        return unsafe { filtered::add::<V>((row, keys), filters, first, spans, (top, tops), (known, above), state) };
     }
     if let (true, Some(mass)) = (state.weighed, &mut state.mass) {
         // SAFETY: by this function's contract.
@@ -323,13 +326,46 @@ unsafe fn add<V: Vector>(
         // SAFETY: by this function's contract.
         unsafe { rank::<V>(first, spans, tops, cut, offer) };
     }
-    let keys = &round_keys(&row.noise);
     for (winner, draw) in state.best.winners.iter_mut().zip(row.first_draw..) {
+        // Workers share the first draw alone.
+        let known = Some(known).filter(|_| state.shares && draw == row.first_draw);
+        let mut keep = KeepWinner::new(winner, known);
         // SAFETY: by this function's contract.
-        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), winner) };
+        unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), &mut keep) };
     }
     for (list, draw) in state.best.lists_mut().iter_mut().zip(row.first_draw..) {
         // SAFETY: by this function's contract.
         unsafe { draw_tile::<V>(row, keys, draw, first, spans, (top, tops), list) };
+    }
+}
+
+/// The winner of a draw, and the best score of all workers, which spares tokens that score below it.
+struct KeepWinner<'a> {
+    winner: &'a mut Candidate,
+    known: Option<&'a KnownRow>,
+    cut: f32,
+}
+
+impl<'a> KeepWinner<'a> {
+    #[inline(always)]
+    fn new(winner: &'a mut Candidate, known: Option<&'a KnownRow>) -> Self {
+        let cut = winner.winner.score.max(known.map_or(f32::NEG_INFINITY, KnownRow::best_score));
+        KeepWinner { winner, known, cut }
+    }
+}
+
+impl Keep for KeepWinner<'_> {
+    #[inline(always)]
+    fn cut(&self) -> f32 {
+        self.cut
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, candidate: Candidate) {
+        *self.winner = self.winner.merge(candidate);
+        if candidate.winner.score > self.cut {
+            self.cut = candidate.winner.score;
+            self.known.inspect(|known| known.raise_best_score(candidate.winner.score));
+        }
     }
 }
