@@ -1,11 +1,12 @@
-//! The law of the sixteen tokens of a granule beside each other: independent exponentials, driven without a sampler.
+//! The joint law of the sixteen tokens of a granule: independent exponentials, tested without a sampler.
 //!
-//! Every check looks at the exponentials alone, so it judges any [`NoiseMap`]. Its least favourable case is a map whose
-//! single tokens have the right law.
-//! * **Minimum.** Sixteen times the smallest exponential is exponential; its place is uniform, and independent of it.
-//! * **Excesses.** The others' excesses over it are exponential, and independent of minimum and place.
-//! * **Pairs and triples.** Contingency tables of one pair and one triple of a granule; correlations of all 120 pairs and
-//!   560 triples by the sum of their squares.
+//! The checks read only exponentials, so they apply to any [`NoiseMap`]. The hardest maps to reject are wrong maps
+//! whose single tokens have the right law.
+//! * **Minimum.** Sixteen times the smallest exponential is Exp(1). The index of the minimum (its place) is uniform,
+//!   and independent of the minimum.
+//! * **Excesses.** The excesses of the other tokens over the minimum are Exp(1), and independent of minimum and place.
+//! * **Pairs and triples.** Each granule adds one pair and one triple to contingency tables. A sum of squares tests the
+//!   correlations of all 120 pairs and all 560 triples.
 //! * **Counts.** The number of tokens below a level is binomial, near the median and in the tail.
 //! * **Neighbours.** Minima and places of the granules of one Philox block are independent.
 
@@ -16,15 +17,15 @@ use crate::trial::Effort;
 use flash_sampling_core::Noise;
 use statrs::distribution::{Binomial, Discrete};
 
-/// Tokens of a granule, as this law counts them.
+/// Tokens per granule. The law does not depend on the constant of the core.
 const N: usize = 16;
 
-/// Centred uniforms of variance 1.
+/// Shifts and scales uniforms to mean 0 and variance 1.
 fn centred(uniforms: &[f64; N]) -> [f64; N] {
     uniforms.map(|u| (u - 0.5) * 12f64.sqrt())
 }
 
-/// The correlations of all pairs, then of all triples, as standard normals.
+/// Returns the correlations of all pairs, then of all triples, scaled to standard normals.
 fn correlations(granules: &[[f64; N]]) -> [Vec<f64>; 2] {
     let mut sums = [vec![0.0; N * (N - 1) / 2], vec![0.0; N * (N - 1) * (N - 2) / 6]];
     for x in granules.iter().map(centred) {
@@ -44,15 +45,15 @@ fn correlations(granules: &[[f64; N]]) -> [Vec<f64>; 2] {
     sums.map(|sums| sums.into_iter().map(|sum| sum / (granules.len() as f64).sqrt()).collect())
 }
 
-/// The bin of a uniform.
+/// Returns the bin of a uniform.
 fn bin(u: f64, bins: usize) -> usize {
     ((u * bins as f64) as usize).min(bins - 1)
 }
 
-/// The law: tokens of a granule have independent standard exponentials.
+/// Checks the law: tokens of a granule have independent standard exponentials.
 ///
 /// # Errors
-/// The report of the broken law.
+/// Returns the report of the broken law.
 pub fn check(map: &dyn NoiseMap, effort: Effort) -> Result<LawReport, LawFailure> {
     let mut report =
         LawReport { law: "tokens_of_a_granule_are_independent", sampler: map.name(), ..LawReport::default() };
@@ -72,7 +73,7 @@ fn run(map: &dyn NoiseMap, effort: Effort, report: &mut LawReport) -> Result<(),
         }
     };
 
-    // Minimum, its place, and the excess of one other token.
+    // The minimum, the place of the minimum, and the excess of one other token.
     let place = |e: &[f64; N]| (0..N).fold(0, |least, i| if e[i] < e[least] { i } else { least });
     let places: Vec<usize> = granules.iter().map(place).collect();
     let minima: Vec<f64> = granules.iter().zip(&places).map(|(e, &at)| -(-16.0 * e[at]).exp_m1()).collect();
@@ -91,7 +92,7 @@ fn run(map: &dyn NoiseMap, effort: Effort, report: &mut LawReport) -> Result<(),
     p_value("minimum and excess, contingency table", count, pairs(&bins(&minima), &bins(&excesses)));
     p_value("place and excess, contingency table", count, pairs(&places, &bins(&excesses)));
 
-    // All pairs and triples; one pair and one triple of each granule.
+    // Correlations of all pairs and triples; contingency tables of one pair and one triple per granule.
     for (what, z) in ["all pairs, correlations", "all triples, correlations"].into_iter().zip(correlations(&uniforms)) {
         p_value(what, count, Some(sum_of_squares(&z)));
     }

@@ -1,19 +1,21 @@
 //! Words and thresholds of a batch of granules.
 //!
-//! A 32-bit word sits in the low half of a 64-bit lane. A widening multiplication reads the low halves only, so the high
-//! halves may hold anything: a Philox round is two multiplications, two shifts and four exclusive ors for all blocks.
+//! A 32-bit word occupies the low half of a 64-bit lane. A widening multiplication reads only low halves, so high
+//! halves may hold any bits. A Philox round takes two multiplications, two shifts and four exclusive ors for all
+//! blocks.
 
 use flash_sampling_core::Noise;
 use flash_sampling_core::noise::granule;
 
-/// Philox blocks of a batch, four granules each: as many as AVX-512 has 64-bit lanes.
+/// Philox blocks per batch: the number of 64-bit lanes of AVX-512. A block is the words of four granules.
 pub(crate) const BLOCKS: usize = 8;
 
-/// Random123's multipliers and Weyl constants.
+/// Random123's Philox multipliers.
 pub(crate) const PHILOX_M4X32: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
+/// Random123's Weyl constants.
 pub(crate) const PHILOX_W32: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
-/// The keys of Philox's rounds under a row's seed.
+/// The keys of the ten Philox rounds, from a row's seed.
 pub(crate) type RoundKeys = [[u64; 2]; 10];
 
 #[inline(always)]
@@ -23,26 +25,26 @@ pub(crate) fn round_keys(noise: &Noise) -> RoundKeys {
     core::array::from_fn(|round| [of_round(round as u32, 0), of_round(round as u32, 1)])
 }
 
-/// A batch of granules: what belongs to granule `4 b + j` is at `[j][b]`.
+/// The words and thresholds of a batch of granules; `[j][b]` belongs to granule `4 b + j`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Granules {
     pub(crate) words: [[u32; BLOCKS]; 4],
-    /// The logits below which no token of a granule reaches the cut, as [`Threshold`] says.
+    /// The logit threshold of each granule: no token with a lower logit reaches the score cutoff (see [`Threshold`]).
     pub(crate) thresholds: [[f32; BLOCKS]; 4],
-    /// A bit for each block with a granule whose threshold the span's largest logit reaches.
+    /// One bit per block: set if the span's largest logit reaches the lowest threshold of the block's granules.
     pub(crate) open: u32,
 }
 
-/// What the roundings of a Gumbel (below 7e-6), of a threshold and of a score near `cut` add up to at most.
+/// Returns an upper bound of the sum of rounding errors of a Gumbel (below 7e-6), a threshold, and a score near `cut`.
 #[inline(always)]
 pub(crate) fn slack(cut: f32) -> f32 {
     4e-5 + 3e-7 * cut.abs()
 }
 
-/// How a threshold comes from the minimum bits `u` of a granule: `base + SCALE bits(u)`, at least `floor`.
+/// The map from the minimum bits `u` of a granule to a logit threshold: `base + SCALE bits(u)`, at least `floor`.
 ///
-/// `log2 u >= 2^-23 bits(u) - 127` for the bits of the float `u`, because `log2(1 + f) >= f` on [0, 1]. So a threshold is
-/// never too high, and at most 0.06 nats too low.
+/// `bits(u)` is the bit pattern of the float `u`. `log2 u >= 2^-23 bits(u) - 127`, because `log2(1 + f) >= f` on
+/// [0, 1]. So a threshold is never too high, and at most 0.06 nats too low.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Threshold {
     pub(crate) base: f32,
@@ -52,19 +54,19 @@ pub(crate) struct Threshold {
 impl Threshold {
     pub(crate) const SCALE: f32 = core::f32::consts::LN_2 / 8_388_608.0;
 
-    /// The thresholds of a score of `cut`, none below `floor`.
+    /// Creates the map for the score cutoff `cut`. No threshold is below `floor`.
     #[inline(always)]
     pub(crate) fn of(cut: f32, floor: f32) -> Self {
         Threshold { base: cut - slack(cut) - (127.0 + 32.0) * core::f32::consts::LN_2, floor }
     }
 }
 
-/// The plain version, for the granules from the block of `counter` on; `tops` are the largest logits of their spans.
+/// Computes a batch in plain Rust, from the Philox block of `counter` on; `tops` has the largest logit of each span.
 #[inline(always)]
 pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
     let [block, c1, c2, c3] = counter;
     let mut batch = Granules::default();
-    // As many at a time as registers of 128 bits hold.
+    // Four blocks at a time fit 128-bit registers.
     const AT_ONCE: usize = 4;
     for from in (0..BLOCKS).step_by(AT_ONCE) {
         let mut c = [[0u64; AT_ONCE], [c1.into(); AT_ONCE], [c2.into(); AT_ONCE], [c3.into(); AT_ONCE]];

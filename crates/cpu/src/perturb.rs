@@ -1,18 +1,18 @@
-//! The draw inside a tile: which tokens can still win, and their exact scores.
+//! The draw inside a tile: finds candidates that can reach the score cutoff, and computes their exact scores.
 //!
-//! The plain version gives every token its Gumbel and keeps the best:
+//! The plain version computes a Gumbel for every token and keeps the best score:
 //! ```text
 //! for each token i of the tile: best = merge(best, (logit[i] + gumbel(i), i))
 //! ```
-//! 1. **One word rules out sixteen tokens.** A granule whose word gives the minimum bits `u` has no exponential below
-//!    `u 2^-32`, so no Gumbel above `-ln(u 2^-32)`. A token reaches a score `cut` only if its logit is at least
-//!    `cut + ln(u 2^-32)`, the granule's threshold. Most spans of four granules fail by their largest logit alone.
-//! 2. **Spans open one token at a time.** The logits that reach the thresholds of their granules get their words, and
-//!    logarithms only where the words' bound, `E >= (u + word) 2^-32`, allows a score of `cut`.
-//! 3. **The first cut** is the score of the tile's largest logit.
-//! 4. **A frontier** keeps more than one token: its cut is lower where logits are larger ([`Keep::cut_in`]).
-//!
-//! Tokens that are left out score below `cut`, so the result is that of the plain version, bit for bit.
+//! This version has the same result, bit for bit, because it skips only tokens with a score below the cutoff:
+//! 1. **One word rules out sixteen tokens.** If a granule's word has the minimum bits `u`, no token of the granule has
+//!    an exponential below `u 2^-32`, and no Gumbel is above `-ln(u 2^-32)`. So a token reaches a score cutoff `cut`
+//!    only if the token's logit is at least the granule's threshold, `cut + ln(u 2^-32)`. In most spans of four
+//!    granules, the largest logit is below all four thresholds.
+//! 2. **A candidate passes two bounds.** A logit that reaches the threshold of its granule gets the token's own word.
+//!    The logarithms follow only if the bound `E >= (u + word) 2^-32` allows a score of `cut`.
+//! 3. **The first cutoff** is the score of the token with the tile's largest logit.
+//! 4. **A frontier** keeps several tokens. The cutoff of a frontier is lower for larger logits ([`Keep::cut_in`]).
 
 use crate::granules::{BLOCKS, RoundKeys, Threshold, slack};
 use crate::simd::{SPAN, Vector};
@@ -21,18 +21,18 @@ use flash_sampling_core::noise::granule;
 use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::{Candidate, Domain, Noise, TopList, Winner};
 
-/// What keeps candidates of a draw.
+/// A collector of the candidates of a draw.
 pub(crate) trait Keep {
-    /// The score that a token must reach whatever its logit; -inf while every token counts.
+    /// Returns the score cutoff for any logit; -inf if there is no cutoff yet.
     fn cut(&self) -> f32;
 
-    /// The score that a token of these spans of the tile must reach.
+    /// Returns the score cutoff for tokens of these spans of the tile.
     #[inline(always)]
     fn cut_in(&self, _spans: Range<usize>) -> f32 {
         self.cut()
     }
 
-    /// Takes a candidate. The same one may come twice.
+    /// Adds a candidate. A scan may offer the same candidate twice.
     fn offer(&mut self, candidate: Candidate);
 }
 
@@ -60,37 +60,37 @@ impl Keep for TopList {
     }
 }
 
-/// A tile of one draw.
+/// One tile of one draw.
 #[derive(Clone, Copy)]
 pub(crate) struct Perturbed<'a> {
     pub(crate) noise: &'a Noise,
-    /// Those of the noise.
+    /// The Philox round keys of `noise`.
     pub(crate) keys: &'a RoundKeys,
     pub(crate) draw: u32,
     /// The first token, a multiple of 64.
     pub(crate) first: u32,
-    /// `spans[s][i]` is the transformed logit of token `first + 64 s + i`; -inf where there is none.
+    /// `spans[s][i]` is the transformed logit of token `first + 64 s + i`; -inf if the tile has no such token.
     pub(crate) spans: &'a [[f32; SPAN]],
-    /// The largest logit of each span, and -inf up to a multiple of [`BLOCKS`].
+    /// The largest logit of each span, padded with -inf to a multiple of [`BLOCKS`].
     pub(crate) tops: &'a [f32],
-    /// Logits below this are left out.
+    /// The scan skips logits below `floor`.
     pub(crate) floor: f32,
 }
 
 impl Perturbed<'_> {
-    /// Offers every token that could reach the cut.
+    /// Offers every token that can reach the cutoff.
     ///
     /// # Safety
     /// The instruction set of `V` is available.
     #[inline(always)]
     pub(crate) unsafe fn offer_to<V: Vector>(&self, keep: &mut impl Keep) {
-        // A span is a Philox block of granules.
+        // One Philox block has the words of the four granules of a span.
         let batches = self.spans.chunks(BLOCKS).zip(self.tops.as_chunks::<BLOCKS>().0);
         for ((spans, tops), from) in batches.zip((0..).step_by(BLOCKS)) {
             let of_batch = from..from + spans.len();
             let mut cut = keep.cut_in(of_batch.clone());
             if cut == f32::NEG_INFINITY {
-                // The best of what is left for a draw without any candidate; the best of the batch for a frontier.
+                // A draw without candidates searches all remaining spans; a frontier with candidates, this batch only.
                 let of_first = if keep.cut() == cut { from..self.spans.len() } else { of_batch.clone() };
                 let top = self.tops[of_first.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 if top == f32::NEG_INFINITY || top < self.floor {
@@ -107,12 +107,12 @@ impl Perturbed<'_> {
             while open != 0 {
                 let b = open.trailing_zeros() as usize;
                 open &= open - 1;
-                // Candidates raise the cut, and that of a span may be higher than that of its batch.
+                // The cutoff rises with each candidate, and the cutoff of a span may exceed the cutoff of its batch.
                 let of_span = from + b..from + b + 1;
                 let higher = if cut > f32::NEG_INFINITY { keep.cut_in(of_span.clone()) - cut } else { 0.0 };
                 let mut thresholds = [f32::MIN; 4];
                 for (threshold, of) in thresholds.iter_mut().zip(&granules.thresholds) {
-                    // A floor stays where it is.
+                    // `floor` bounds the logit, not the score, so `floor` does not rise with the cutoff.
                     *threshold = if of[b] > self.floor { of[b] + higher } else { self.floor }.max(f32::MIN);
                 }
                 // SAFETY: by this function's contract.
@@ -128,7 +128,7 @@ impl Perturbed<'_> {
         }
     }
 
-    /// Offers the first token with the logit `top`, which gives the first cut.
+    /// Offers the first token with the logit `top`; the token's score is the first cutoff.
     #[inline(always)]
     fn offer_first(&self, first: u32, logits: &[f32], top: f32, keep: &mut impl Keep) {
         let place = logits.iter().position(|&logit| logit == top).unwrap_or(0);
@@ -137,12 +137,12 @@ impl Perturbed<'_> {
         keep.offer(Candidate { winner: Winner::new(score, token), logit: top });
     }
 
-    /// Offers a token of `span` with the word of its granule, if it can reach the cut.
+    /// Offers a token of `span` if the token can reach the cutoff; `word` is the word of the token's granule.
     #[inline(always)]
     fn score(&self, span: Range<usize>, token: u32, logit: f32, word: u32, keep: &mut impl Keep) {
         let is_leader = token % granule::TOKENS == word % granule::TOKENS;
         let token_word = if is_leader { 0 } else { self.noise.word(Domain::Token, self.draw, token) };
-        // Neither part of the exponential is below that many steps of 2^-32.
+        // The minimum and the excess are each at least their bits times 2^-32.
         let least = granule::minimum_bits(word) as f32 + token_word as f32;
         if least <= exponential_limit(logit, keep.cut_in(span)) {
             let granule = self.noise.granule(Domain::Token, self.draw, token, word);
@@ -152,9 +152,11 @@ impl Perturbed<'_> {
     }
 }
 
-/// The largest exponential, in steps of 2^-32, that lifts `logit` to a score of `cut`: at most 6.2% too large.
+/// Returns the largest exponential, in steps of 2^-32, at which `logit` scores `cut`.
 ///
-/// `2^y <= (1 + frac y) 2^floor(y)`, because `2^f` is convex on [0, 1]. The right side is the float with the bits
+/// The result is never too small, and at most 6.2% too large.
+///
+/// `2^y <= (1 + frac y) 2^floor(y)`, because `2^f` is convex on [0, 1]. The bit pattern of the right side as a float is
 /// `(y + 127) 2^23`.
 #[inline(always)]
 fn exponential_limit(logit: f32, cut: f32) -> f32 {

@@ -1,4 +1,4 @@
-//! Granules that are cut: by shards, by masks, by the end of the vocabulary.
+//! The law of split granules: a shard, a mask or the end of the vocabulary may split a granule.
 
 use crate::data::hash;
 use crate::logits::{LogitShape, softmax};
@@ -10,7 +10,7 @@ use flash_sampling_core::noise::granule::{self, TOKENS};
 use flash_sampling_core::transform::allowed;
 use flash_sampling_core::{DType, Domain, Head, Noise, PerturbedArgmax, Plan, RowParams, Samples};
 
-/// Five granules and three tokens.
+/// Five whole granules and three more tokens.
 const VOCAB: u32 = 83;
 const ROWS: usize = 32;
 
@@ -18,7 +18,7 @@ fn mask_of(keeps: impl Fn(u32) -> bool) -> Vec<u32> {
     (0..VOCAB.div_ceil(32)).map(|w| (0..32).fold(0, |bits, i| bits | u32::from(keeps(32 * w + i)) << i)).collect()
 }
 
-/// Masks that leave some tokens of a granule, the last two by the leaders of draw 0.
+/// Returns masks that allow some tokens of a granule; the last two depend on the leaders of draw 0.
 fn masks(noise: &Noise) -> [Vec<u32>; 6] {
     let leads = |token| noise.word(Domain::Granule, 0, granule::of(token)) % TOKENS == token % TOKENS;
     [
@@ -31,7 +31,7 @@ fn masks(noise: &Noise) -> [Vec<u32>; 6] {
     ]
 }
 
-/// The heads: the whole vocabulary and, of samplers that take shards, shards that begin and end within granules.
+/// Returns the heads under test: the whole vocabulary and, if the sampler takes shards, shards that split granules.
 fn heads<'p>(trial: &Trial<'_>, problem: &'p Problem) -> Vec<Head<'p>> {
     let whole = problem.head();
     let shards = if trial.factory.takes_shards() { whole.split(&[0, 5, 9, 15, 17, 31, 82]) } else { Vec::new() };
@@ -54,13 +54,13 @@ pub(super) fn granules_may_be_cut(trial: &Trial<'_>, report: &mut LawReport) -> 
         reference.sample(integers.input(), &rows, &mut want)?;
         for (r, (found, want)) in RowBits::all(&found).iter().zip(RowBits::all(&want)).enumerate() {
             let (tokens, mask) = (head.tokens(), r % masks.len());
-            ensure!(*found == want, "tokens {tokens:?}, mask {mask}: {found:?}, the reference has {want:?}");
+            ensure!(*found == want, "tokens {tokens:?}, mask {mask}: {found:?}, but the reference has {want:?}");
         }
         compared += ROWS;
     }
     report.agreed("rows of cut granules", compared);
 
-    // The law of the draw, in heads of five tokens and more.
+    // The law of the draw, for heads of at least five tokens.
     let problem = Problem::of_logits(&LogitShape::Gaussian.logits(VOCAB as usize, 803), ROWS);
     let logits = problem.raw_logits(0);
     for head in heads(trial, &problem).into_iter().filter(|head| head.tokens().len() > 4) {
@@ -80,7 +80,7 @@ pub(super) fn granules_may_be_cut(trial: &Trial<'_>, report: &mut LawReport) -> 
                 drawn.extend(row?.draws.iter().map(|d| d.token as usize));
             }
         }
-        ensure!(drawn.iter().all(|&token| law[token] > 0.0), "tokens {tokens:?}: one that is masked came");
+        ensure!(drawn.iter().all(|&token| law[token] > 0.0), "tokens {tokens:?}: drew a masked token");
         if let Some(outcome) = Bins::of(&law, &drawn, law.len(), |i| i).chi_square() {
             let what = format!("masked draws of tokens {tokens:?}, chi-square");
             report.p_value(what, drawn.len(), outcome.statistic, outcome.p);

@@ -1,48 +1,53 @@
-//! Granules: sixteen tokens with consecutive global ids, whose smallest exponential comes first.
+//! Granules: groups of sixteen consecutive global token ids. A granule draws its smallest exponential first.
 //!
-//! Of sixteen independent Exp(1) variables the smallest is Exp(16), which one it is is uniform, and the excesses of the
-//! others over it are independent Exp(1) (memorylessness; the top-down construction of Maddison et al. 2014). So one word
-//! draws the minimum and its place, and the words of the single tokens draw the excesses:
+//! The minimum of sixteen independent Exp(1) variables is Exp(16). The index of the minimum is uniform and independent
+//! of the minimum. The excesses of the other variables over the minimum are independent Exp(1), by memorylessness (the
+//! top-down construction of Maddison et al. 2014). So the granule's word draws the minimum and its index, the leader.
+//! Each other token's own word draws an excess:
 //!
 //! ```text
 //! word x of the granule:  leader L = x & 15,  u = x >> 4 (28 bits),  v = (u + 1/2) 2^-28,  m = -ln(1 - v) / 16
 //! E(token) = m                          where token & 15 = L
-//!          = m + E'(word of the token)  elsewhere
+//!          = m + E'(word of the token)  otherwise
 //! gumbel   = -ln E
 //! ```
-//! No token of the granule has a Gumbel above `-ln m`, so one word tells that sixteen tokens lose.
+//! No token of the granule has a Gumbel above `-ln m`, so one word can rule out sixteen tokens.
 
 use super::log::ln;
 use super::uniform::{TAIL_WORDS, u01_open, u01_open_coarse};
 use crate::mass_histogram::weight_below;
 
-/// Tokens of a granule.
+/// Tokens per granule.
 pub const TOKENS: u32 = 16;
 
-/// The granule of a token.
+/// Returns the index of a token's granule.
 #[inline(always)]
 pub const fn of(token: u32) -> u32 {
     token / TOKENS
 }
 
-/// What a granule's word says of its tokens.
+/// The leader and the minimum of a granule, from the granule's word.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Granule {
-    /// The place of the token with the smallest exponential, below [`TOKENS`].
+    /// The index in the granule of the token with the smallest exponential, below [`TOKENS`].
     pub leader: u32,
     /// The smallest exponential, in `[2^-65, 1.26]`.
     pub minimum: f32,
 }
 
 impl Granule {
-    /// The granule of a word. `refinement` is called for one word in 2^20 and returns 32 more bits.
+    /// Maps a word to a granule.
+    ///
+    /// One word in 2^20 calls `refinement`, which returns 32 more bits.
     #[inline(always)]
     pub fn of_word(word: u32, refinement: impl FnOnce() -> u32) -> Granule {
         let minimum = u01_open::<28>(minimum_bits(word), refinement).exponential() * (1.0 / TOKENS as f32);
         Granule { leader: word % TOKENS, minimum }
     }
 
-    /// The exponential of a token of the granule, in `[2^-65, 24.2]`; `word` is called unless the token is the leader.
+    /// Returns the exponential of a token of the granule, in `[2^-65, 24.2]`.
+    ///
+    /// `word` returns the token's own word. The leader does not call `word`.
     #[inline(always)]
     pub fn exponential(&self, token: u32, word: impl FnOnce() -> u32) -> f32 {
         if token % TOKENS == self.leader {
@@ -52,24 +57,30 @@ impl Granule {
         }
     }
 
-    /// The leader's Gumbel. The other tokens' are at most 1e-5 larger, by the rounding of the logarithm.
+    /// Returns the leader's Gumbel.
+    ///
+    /// Rounding of the logarithm makes the Gumbel of another token at most 1e-5 larger.
     #[inline(always)]
     pub fn largest_gumbel(&self) -> f32 {
         -ln(self.minimum)
     }
 }
 
-/// The 28 bits of a granule's word that its minimum comes from: `minimum >= minimum_bits 2^-32`, as `-ln(1 - v) >= v`.
+/// Returns the 28 bits of a granule's word that draw the minimum.
+///
+/// `minimum >= minimum_bits 2^-32`, because `-ln(1 - v) >= v`.
 #[inline(always)]
 pub const fn minimum_bits(word: u32) -> u32 {
     word / TOKENS
 }
 
-/// Whether a token of a granule can have a Gumbel of `least` or more, without logarithms: `false` is certain. The
-/// exponential of `-least` comes from steps of 1/8 nat, rounded up.
+/// Returns whether a token of the granule may have a Gumbel of at least `least`.
+///
+/// `false` is certain; `true` is not. The test takes no logarithm: a table in steps of 1/8 nat bounds `e^-least` from
+/// above.
 #[inline(always)]
 pub fn may_reach(word: u32, least: f64) -> bool {
-    // A Gumbel is off by less than 2^-16 of a nat, which the factor takes off.
+    // The factor is a margin for the error of a computed Gumbel, which is below 2^-16 nats.
     minimum_bits(word) < TAIL_WORDS
         || least.is_nan()
         || least <= 0.0
@@ -81,10 +92,10 @@ mod tests {
     use super::*;
 
     fn unused() -> u32 {
-        panic!("this word is not needed")
+        panic!("this word is unused")
     }
 
-    /// The smallest exponential in float64, from the exact `v`.
+    /// Returns the smallest exponential in float64, from the exact `v`.
     fn exact_minimum(word: u32, refinement: u32) -> f64 {
         let u = f64::from(word >> 4);
         let v = if u < 256.0 { u + (f64::from(refinement) + 0.5) * 2f64.powi(-32) } else { u + 0.5 };
@@ -133,7 +144,7 @@ mod tests {
         assert!((smallest.largest_gumbel() - crate::noise::GUMBEL_MAX).abs() < 1e-5);
         let largest = Granule::of_word(!0, unused);
         assert!(largest.minimum < 1.257 && -ln(largest.exponential(0, || !0)) > -3.2);
-        // The body begins where the refined tail ends, and the upper half where the lower one does.
+        // The map is continuous from the refined tail to the body, and from the lower to the upper half.
         let at = |u: u32| f64::from(Granule::of_word(u << 4, || !0).minimum);
         assert!(at(255) < at(256) && at(256) - at(255) < 2f64.powi(-32));
         assert!(at((1 << 27) - 1) <= at(1 << 27) && at(1 << 27) - at((1 << 27) - 1) < 2f64.powi(-24));
@@ -144,11 +155,11 @@ mod tests {
         let mut spared = 0;
         for word in (0..=u32::MAX).step_by(9973).chain(0..20_000) {
             let g = f64::from(Granule::of_word(word, || !word).largest_gumbel());
-            // At its own Gumbel, just below, and by far.
+            // Cutoffs at the largest Gumbel, just below, and far below.
             assert!(may_reach(word, g) && may_reach(word, g - 1e-6) && may_reach(word, g - 5.0), "word {word}");
             spared += usize::from(!may_reach(word, g + 1.0));
         }
-        // The bound is of use: 1/8 of a nat, and what v is below E.
+        // The bound is tight enough to skip granules: its gap is 1/8 nat, plus the gap between `v` and `-ln(1 - v)`.
         assert!(spared > 200_000, "{spared}");
         assert!(may_reach(!0, f64::NAN) && may_reach(!0, -1.0) && !may_reach(!0, 100.0));
     }

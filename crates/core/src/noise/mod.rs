@@ -1,9 +1,12 @@
-//! Noise, version 2: the noise of (seed, position, draw, token) is a pure function, the same on every backend.
+//! Noise, version 2: a pure function of (seed, position, draw, token), with the same bits on every backend.
 //!
-//! Words are `philox4x32-10` (Salmon et al. 2011) of a [`counter`](counter::counter) under the row's seed. Sixteen
-//! tokens form a [`granule`], whose smallest exponential comes first; [`uniform`] maps a word to an exponential and a
-//! Gumbel; the logarithms are in [`log`]. `docs/noise.md` draws the bits, proves the law and derives the error bounds. A
-//! change of anything here is value-breaking.
+//! Words are `philox4x32-10` (Salmon et al. 2011) of a [`counter`](counter::counter), keyed by the row's seed.
+//! * [`granule`] draws the smallest exponential of sixteen tokens first.
+//! * [`uniform`] maps a word to an exponential and a Gumbel.
+//! * [`log`] has the logarithms.
+//!
+//! `docs/noise.md` shows the bit layouts, proves the law and derives the error bounds. Any change to this module is
+//! value-breaking.
 
 pub mod counter;
 pub mod granule;
@@ -16,10 +19,10 @@ pub use granule::Granule;
 pub use rng::NoiseRng;
 pub use uniform::GUMBEL_MAX;
 
-/// The noise of one row: its seed and its position in the sequence.
+/// The noise of one row, from a seed and a position in the sequence.
 ///
-/// **Position** is the token's place in its sequence and comes from the caller; it is never a batch index, so a row's
-/// noise does not depend on its neighbours.
+/// The **position** is the token's index in its sequence. The caller supplies the position. A position is never a batch
+/// index, so the noise of a row does not depend on neighbouring rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noise {
     key: [u32; 2],
@@ -27,40 +30,41 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// The noise of (seed, position); `None` when the position is above [`POSITION_MAX`].
+    /// Creates the noise of (seed, position); `None` if the position is above [`POSITION_MAX`].
     pub fn new(seed: u64, position: u64) -> Option<Self> {
         (position <= POSITION_MAX).then(|| Noise { key: counter::key(seed), position })
     }
 
-    /// The Philox key.
+    /// Returns the Philox key.
     pub fn key(&self) -> [u32; 2] {
         self.key
     }
 
-    /// The counter of a block of this row, for backends that compute many blocks at once.
+    /// Returns the counter of a Philox block of this row, for backends that compute many blocks at once.
     pub fn counter(&self, code: u8, draw: u32, block: u32) -> [u32; 4] {
         counter::counter(block, draw, self.position, code)
     }
 
-    /// The four words of a block.
+    /// Returns the four words of a Philox block.
     pub fn words(&self, domain: Domain, draw: u32, block: u32) -> [u32; 4] {
         rand_philox::philox4x32_10(self.counter(domain.code(), draw, block), self.key)
     }
 
-    /// The word of an index: block `index >> 2`, word `index & 3`.
+    /// Returns the word of an index: Philox block `index >> 2`, word `index & 3`.
     pub fn word(&self, domain: Domain, draw: u32, index: u32) -> u32 {
         self.words(domain, draw, index >> 2)[(index & 3) as usize]
     }
 
-    /// The word that refines the tail of an index.
+    /// Returns the word that refines the tail of an index.
     pub fn refinement(&self, domain: Domain, draw: u32, index: u32) -> u32 {
         let block = self.counter(domain.refinement_code(), draw, index >> 2);
         rand_philox::philox4x32_10(block, self.key)[(index & 3) as usize]
     }
 
-    /// The standard Gumbel of an index: of a token (and of a residual token) by its [granule](Noise::granule), two Philox
-    /// blocks and three logarithms, or one block and two logarithms for the granule's leader; of a group or a shard by one
-    /// word.
+    /// Returns the standard Gumbel of an index.
+    ///
+    /// A token or a residual token draws from its [granule](Noise::granule): two Philox blocks and three logarithms, or
+    /// one block and two logarithms for the granule's leader. A group or a shard draws from one word.
     pub fn gumbel(&self, domain: Domain, draw: u32, index: u32) -> f32 {
         match domain.granules() {
             Some(granules) => {
@@ -71,32 +75,34 @@ impl Noise {
         }
     }
 
-    /// The granule of token `token` in `domain` ([`Domain::Token`] or [`Domain::Residual`]), whose word
-    /// `word(domain.granules(), draw, token >> 4)` the caller has made.
+    /// Returns the granule of `token` in `domain` ([`Domain::Token`] or [`Domain::Residual`]).
+    ///
+    /// The caller passes the granule's word, `word(domain.granules(), draw, token >> 4)`.
     #[inline(always)]
     pub fn granule(&self, domain: Domain, draw: u32, token: u32, word: u32) -> Granule {
         let granules = domain.granules().unwrap_or(Domain::Granule);
         Granule::of_word(word, || self.refinement(granules, draw, granule::of(token)))
     }
 
-    /// The standard Gumbel of a token whose granule is known. Inlined, so that its fused multiply-adds are instructions
-    /// where the caller has them.
+    /// Returns the standard Gumbel of a token in `granule`.
+    ///
+    /// Inlined, so that fused multiply-adds compile to the instructions of the caller's target features.
     #[inline(always)]
     pub fn gumbel_in(&self, granule: &Granule, domain: Domain, draw: u32, token: u32) -> f32 {
         -log::ln(granule.exponential(token, || self.word(domain, draw, token)))
     }
 
-    /// The merge coin of group `group`: a uniform in (0, 1) with 64 bits.
+    /// Returns the merge coin of group `group`: a uniform in (0, 1) with 64 bits.
     pub fn coin(&self, draw: u32, group: u32) -> f64 {
         self.coin_of(Domain::MergeCoin, draw, group)
     }
 
-    /// The coin that decides whether top choices are excluded: a uniform in (0, 1) with 64 bits.
+    /// Returns the coin of the XTC filter (exclude top choices): a uniform in (0, 1) with 64 bits.
     pub fn xtc_coin(&self) -> f64 {
         self.coin_of(Domain::Xtc, 0, 0)
     }
 
-    /// A coin of a domain: a uniform in (0, 1) with 64 bits, from the first two words of a block.
+    /// Returns a coin of a domain: a uniform in (0, 1) with 64 bits, from the first two words of a Philox block.
     pub fn coin_of(&self, domain: Domain, draw: u32, block: u32) -> f64 {
         let words = self.words(domain, draw, block);
         uniform::coin_open([words[0], words[1]])
@@ -115,7 +121,7 @@ mod tests {
 
     #[test]
     fn words_are_random123s() {
-        // Random123 known answers for philox4x32-10 (vectors/philox4x32.txt holds the file that every backend reads).
+        // Random123's known answers for philox4x32-10. Every backend reads them from vectors/philox4x32.txt.
         let pi = rand_philox::philox4x32_10(
             [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
             [0xa409_3822, 0x299f_31d0],

@@ -1,5 +1,7 @@
-//! What AVX-512 does better by hand than the compiler does for a tile: granules, maxima and masses. Every other instruction set
-//! has [`Plain`], compiled for it.
+//! Vector operations on a tile: granules, maxima and masses.
+//!
+//! AVX-512 has hand-written versions, because the compiler's code is slower. Every other instruction set compiles
+//! [`Plain`].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
@@ -8,22 +10,24 @@ use crate::above::{Above, Run};
 use crate::granules::{BLOCKS, Granules, RoundKeys, Threshold, granules};
 use flash_sampling_core::{MassHistogram, Moments};
 
-/// Tokens of a span: a Philox block of granules.
+/// Tokens per span: the four granules of one Philox block.
 pub(crate) const SPAN: usize = 64;
 
-/// The operations on spans of logits. The provided ones are plain Rust.
+/// The operations on spans of logits. The provided methods are plain Rust.
+///
+/// All methods are `inline(always)`, so that they inline into an entry point with the target feature.
 ///
 /// # Safety
-/// Every function may only be called where the instruction set is available. They are `inline(always)`, to inline into
-/// an entry point that is marked with the target feature.
+/// The caller of a method guarantees that the instruction set is available.
 pub(crate) trait Vector {
-    /// The granules from the block of `counter` on, with thresholds; `tops` are the largest logits of their spans.
+    /// Computes a batch of granules from the Philox block of `counter` on; `tops` has the largest logit of each span.
     #[inline(always)]
     unsafe fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
         granules(counter, keys, threshold, tops)
     }
-    /// Writes the largest logit of each span to `tops`, and returns the largest of all; `None` where any is NaN or +inf.
-    /// Eight run side by side: one running maximum would wait for itself.
+    /// Writes the largest logit of each span to `tops`, and returns the largest logit of all spans.
+    ///
+    /// Returns `None` if any logit is NaN or +inf. Eight running maxima shorten the dependency chain.
     #[inline(always)]
     unsafe fn largest(spans: &[[f32; SPAN]], tops: &mut [f32]) -> Option<f32> {
         let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -43,20 +47,21 @@ pub(crate) trait Vector {
         }
         (valid == [u32::MAX; 8]).then_some(all)
     }
-    /// A bit for each logit that is at least the cut of its sixteen; no cut is NaN.
+    /// Returns one bit per logit: set if the logit reaches the cutoff of its group of sixteen. No cutoff is NaN.
     #[inline(always)]
     unsafe fn at_least(logits: &[f32; SPAN], cuts: [f32; 4]) -> u64 {
         logits.iter().enumerate().fold(0, |hits, (i, &logit)| hits | u64::from(logit >= cuts[i / 16]) << i)
     }
-    /// Adds the masses of spans, of which `top` is the largest logit.
+    /// Adds the masses of all logits of the spans; `top` is the largest logit.
     #[inline(always)]
     unsafe fn weigh(spans: &[[f32; SPAN]], top: f32, mass: &mut MassHistogram) {
         let _ = top;
         mass.extend_from_slice(spans.as_flattened());
     }
-    /// Adds the masses of logits that reach `floor`, the edge of a bin, to their bins, and sums `e^(l - floor)` of the
-    /// others, with an error below 2^-16 of it and 2^-68. `tops` are the largest logits of each span. Those that reach the
-    /// floor stay in `above`, if the row's are kept.
+    /// Adds the masses of logits that reach `floor` to bins, and returns the sum of `e^(l - floor)` of the others.
+    ///
+    /// `floor` is the edge of a bin; `tops` has the largest logit of each span. The error of the sum is below 2^-16
+    /// relative plus 2^-68 absolute. If the pass caches the row's logits, the logits that reach `floor` go to `above`.
     #[inline(always)]
     unsafe fn weigh_above(
         spans: &[[f32; SPAN]],
@@ -85,22 +90,24 @@ pub(crate) trait Vector {
     }
 }
 
-/// Plain Rust.
+/// The plain Rust version.
 pub(crate) struct Plain;
 
 impl Vector for Plain {}
 
-/// `2^f` is within 2^-18 of `1 + f p(f)` on [-1/2, 1/2]; lowest first (minimax, by Remez's exchange).
+/// The coefficients of a polynomial `p`, lowest first (minimax, by Remez exchange).
+///
+/// `1 + f p(f)` is within 2^-18 of `2^f` on [-1/2, 1/2].
 pub(crate) const EXP2: [f32; 4] = [0.693_113_6, 0.240_207_1, 0.055_976_88, 0.009_782_91];
-/// Below this power of two a mass counts as it.
+/// The lowest binary exponent of a mass; smaller masses count as `2^LOWEST`.
 pub(crate) const LOWEST: f32 = -100.0;
 
-/// `e^x` of `x` up to 0, within 2^-17 of it and 2^-100.
+/// Returns `e^x` for `x <= 0`, with an error of at most 2^-17 relative plus 2^-100 absolute.
 #[inline(always)]
 fn exp_below(x: f32) -> f32 {
     let y = x * core::f32::consts::LOG2_E;
     let y = if y > LOWEST { y } else { LOWEST };
-    // The magic number rounds, and its last bits are the integer's.
+    // Adding 1.5 * 2^23 rounds `y` to an integer, and the low bits of the sum hold this integer.
     let shifted = y + 12_582_912.0;
     let f = y - (shifted - 12_582_912.0);
     let p = 1.0 + f * (EXP2[0] + f * (EXP2[1] + f * (EXP2[2] + f * EXP2[3])));
@@ -141,7 +148,7 @@ mod tests {
     /// The instruction set of `V` is available.
     unsafe fn check_masses<V: Vector>() {
         let (mut mass, mut want) = (MassHistogram::default(), MassHistogram::default());
-        // Edges of bins, the floor of the window, and sizes where entries are not used.
+        // The scales cover bin edges, the lower end of the window, and sizes too large for entries.
         for (round, scale) in [1.0, 0.125, 7.3, 60.0, 9e3, 3e5, 1e30].into_iter().enumerate() {
             let mut spans = [[f32::NEG_INFINITY; SPAN]; 3];
             for (i, logit) in spans.as_flattened_mut().iter_mut().enumerate().skip(round) {
@@ -185,7 +192,7 @@ mod tests {
                     assert_eq!(ordered(kept.logits(run).collect()), ordered(above.clone()), "{scale} {floor}");
                     told += 1;
                 }
-                // A histogram may open its window for the largest logit of all.
+                // If no logit reaches `floor`, a histogram may still open its window for the largest logit.
                 if !above.is_empty() {
                     assert_eq!(mass, want, "{scale} {floor}");
                 }

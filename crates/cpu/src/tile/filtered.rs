@@ -1,4 +1,4 @@
-//! What a row with filters keeps of a tile: masses, the largest logits, and frontiers of the draws.
+//! Adds a tile to the state of a row with filters: masses, largest logits, and one frontier per draw.
 
 use super::SPANS;
 use super::rank::rank;
@@ -14,7 +14,7 @@ use flash_sampling_core::params::Row;
 use flash_sampling_core::winner::Place;
 use flash_sampling_core::{Candidate, Filters, Frontier, MassHistogram};
 
-/// Adds a tile to what the filters of a row look at.
+/// Adds a tile to the filter state of a row.
 ///
 /// # Safety
 /// The instruction set of `V` is available.
@@ -61,11 +61,11 @@ pub(super) unsafe fn add<V: Vector>(
             unsafe { weigh::<V>(spans, top, MassHistogram::edge(hopeless), mass) };
         }
     }
-    // Tokens below the floor are not kept; if they might be after all, the row takes its pass again.
+    // The pass drops tokens below the mass cutoff. If the cutoff proves too high, the row takes a second pass.
     let floor = if filter.floor.may_rise() { filter.floor.below.floor() } else { f32::NEG_INFINITY };
     if filter.floor.may_rise() {
         if filter.largest.wants_one() {
-            // A token with the largest logit that any worker has seen is in that worker's list.
+            // The row needs one token. Some worker lists a token with the largest logit of all workers so far.
             filter.largest.bound(filter.largest_logit);
         } else {
             if filter.largest.wants_seed() && top >= floor {
@@ -105,7 +105,7 @@ pub(super) unsafe fn add<V: Vector>(
     };
     let follows = filter.follows;
     for (frontier, draw) in filter.frontiers_mut().iter_mut().zip(row.first_draw..) {
-        // Workers share the first draw alone.
+        // Workers share bounds for the first draw only.
         let known = Some(known).filter(|_| follows && draw == row.first_draw);
         let mut keep = KeepFrontier::new(frontier, known, first, spans, tops);
         let floor = floor.max(hopeless) * filters.rescale;
@@ -115,15 +115,17 @@ pub(super) unsafe fn add<V: Vector>(
     }
 }
 
-/// The frontier of a draw, and a tile of logits as the filters see them: before a temperature that comes after them.
+/// The frontier of a draw, and a tile of the logits that enter the filters.
+///
+/// If the temperature follows the filters, these logits are not yet divided by the temperature.
 struct KeepFrontier<'a> {
     frontier: &'a mut Frontier,
-    /// Where a token of this draw that some worker keeps may spare others.
+    /// The bounds that workers share for this draw, if any: a token of one worker prunes tokens of all workers.
     known: Option<&'a KnownRow>,
     first: u32,
     spans: &'a [[f32; SPAN]],
     tops: &'a [f32],
-    /// The best score, and the logit of its token.
+    /// The best score of the frontier or of the shared bounds, and the logit of the token with this score.
     best: (f32, f32),
 }
 
@@ -162,7 +164,7 @@ impl Keep for KeepFrontier<'_> {
         if top < self.best.1 {
             return self.best.0;
         }
-        // Tokens come in ascending order: a point that is as large as any of the spans comes before them.
+        // Tokens arrive in ascending order, so a frontier point with a logit of at least `top` ranks before the spans.
         let own = self.frontier.winner_from(Place { logit: top, token }).winner.score;
         own.max(self.known.map_or(f32::NEG_INFINITY, |known| known.rival(top)))
     }
@@ -178,7 +180,9 @@ impl Keep for KeepFrontier<'_> {
     }
 }
 
-/// The smallest finite logit. Sixteen side by side: one running minimum would wait for itself.
+/// Returns the smallest finite logit.
+///
+/// Sixteen running minima shorten the dependency chain.
 #[inline(always)]
 fn smallest(spans: &[[f32; SPAN]]) -> f32 {
     let mut least = [f32::INFINITY; 16];
@@ -191,7 +195,7 @@ fn smallest(spans: &[[f32; SPAN]]) -> f32 {
     least.into_iter().fold(f32::INFINITY, f32::min)
 }
 
-/// The largest of every 16th logit, from each of the first sixteen on: as many tokens.
+/// Returns the largest logit of each residue class modulo 16: the logits of sixteen different tokens.
 #[inline(always)]
 fn side_by_side(spans: &[[f32; SPAN]]) -> [f32; SEEDS] {
     let mut most = [f32::NEG_INFINITY; SEEDS];
@@ -203,7 +207,7 @@ fn side_by_side(spans: &[[f32; SPAN]]) -> [f32; SEEDS] {
     most
 }
 
-/// Adds the masses of the logits that reach `floor`; `top` is the largest.
+/// Adds the masses of logits that reach `floor`; `top` is the largest logit.
 ///
 /// # Safety
 /// The instruction set of `V` is available.

@@ -1,4 +1,4 @@
-//! One tile: its logits, their transforms, and what each row keeps of them.
+//! Evaluates one tile: computes logits, applies transforms, and updates the state of each row.
 
 use crate::above::Above;
 use crate::dot::{DotScratch, TILE};
@@ -25,7 +25,9 @@ mod filtered;
 mod rank;
 mod source;
 
-/// Tokens of a tile of existing logits. Larger than [`TILE`]: at 256 tokens what a tile costs once is half of its time.
+/// Tokens per tile of existing logits.
+///
+/// Larger than [`TILE`], because the fixed cost of a tile is half of its time at 256 tokens.
 pub(crate) const LOGITS_TILE: usize = 4096;
 const SPANS: usize = (LOGITS_TILE / SPAN).next_multiple_of(BLOCKS);
 
@@ -33,30 +35,32 @@ const SPANS: usize = (LOGITS_TILE / SPAN).next_multiple_of(BLOCKS);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned<'a> {
     pub(crate) row: Row<'a>,
-    /// Philox's, under the row's seed.
+    /// The keys of the Philox rounds under the row's seed.
     pub(crate) keys: RoundKeys,
-    /// What the row's transform says of single tokens.
+    /// The row's adjustments of single tokens.
     pub(crate) adjustments: IndexedAdjustments<'a>,
-    /// How far below the best a candidate may be and still be the canonical winner; 0 = not canonical.
+    /// The largest gap below the best score at which a candidate may be the canonical winner; 0 = not canonical.
     pub(crate) slack: f32,
-    /// Where the source has the row.
+    /// The index of the row in the source.
     pub(crate) at: usize,
     pub(crate) ask: Ask,
 }
 
-/// The memory of one worker.
+/// The buffers of one worker.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    /// Logits of a tile: `[rows, TILE]` of a head, and a span of margin for tiles that do not begin on the grid;
-    /// [`LOGITS_TILE`] of one row where logits exist.
+    /// The logits of a tile.
+    ///
+    /// A head fills `[rows, TILE]`, plus one span of margin for a tile that begins off the grid. Existing logits fill
+    /// [`LOGITS_TILE`] of one row.
     logits: Vec<f32>,
     dot: DotScratch,
     pub(crate) rows: Vec<RowState>,
-    /// The tokens of rows that a pass lists.
+    /// The token lists of a pass, one per row with a list.
     pub(crate) lists: Vec<Vec<Candidate>>,
-    /// The groups seen so far, for variants that draw a group.
+    /// The state of the groups so far, one per row, for variants that draw a group.
     pub(crate) chosen: Vec<Chosen>,
-    /// The logits above the floors of rows.
+    /// The cached logits at or above the mass cutoffs of rows.
     pub(crate) above: Above,
     known: Arc<Known>,
 }
@@ -67,7 +71,9 @@ impl Worker {
         Worker { logits, dot, rows, lists: Vec::new(), chosen: Vec::new(), above: Above::default(), known }
     }
 
-    /// Empties the states for the rows of a pass; `short` as for [`FilterState::begin`](crate::filtered::FilterState::begin).
+    /// Resets the states for the rows of a pass.
+    ///
+    /// `short` goes to [`FilterState::begin`](crate::filtered::FilterState::begin).
     pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<Short>) {
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
@@ -76,7 +82,7 @@ impl Worker {
         }
     }
 
-    /// The raw logit of a token, as a pass over `source` has it, by row.
+    /// Computes the raw logit of a token, as a pass over `source` does, and returns it as a function of the row.
     pub(crate) fn raw_logits(&mut self, source: &Source<'_>, token: u32) -> impl Fn(usize) -> f32 {
         source.fill(token..token + 1, &mut self.logits, &mut self.dot);
         move |r| {
@@ -88,7 +94,7 @@ impl Worker {
         }
     }
 
-    /// Adds `tokens` to the states.
+    /// Evaluates `tokens` and adds their logits to the states of the rows.
     pub(crate) fn evaluate(
         &mut self,
         source: &Source<'_>,
@@ -107,7 +113,7 @@ impl Worker {
             for (r, row) in rows.iter().enumerate() {
                 let Ok(planned) = row else { continue };
                 prefetch(self.above.next());
-                // A row's memory lies behind pointers: each step looks at what the step before has fetched.
+                // A row's state lies behind pointers: each step follows pointers that the previous step prefetched.
                 if let (Some(state), Some(Ok(third))) = (self.rows.get(r + 3), rows.get(r + 3)) {
                     state.prefetch();
                     self.known.prefetch(r + 3);
@@ -133,7 +139,9 @@ impl Worker {
     }
 }
 
-/// One row and tile: `logits[at .. at + len]` is for tokens `first + at ..`, and holds the products of a head.
+/// One row of one tile.
+///
+/// `logits[at .. at + len]` belongs to tokens `first + at ..`. For a head, `logits` already holds the products.
 struct Span<'a, 'b> {
     source: &'a Source<'b>,
     planned: &'a Planned<'b>,
@@ -143,11 +151,11 @@ struct Span<'a, 'b> {
     logits: &'a mut [f32],
     lists: &'a mut [Vec<Candidate>],
     above: &'a mut Above,
-    /// The row's number, and what workers know of each other.
+    /// The index of the row, and the bounds that workers share.
     known: (usize, &'a Known),
 }
 
-/// Instruction set of everything but the dot products. The results do not depend on it.
+/// The instruction set of all code except the dot products. Results do not depend on the instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Simd {
     Portable,
@@ -158,7 +166,7 @@ pub(crate) enum Simd {
 }
 
 impl Simd {
-    /// The vectors that go with an available instruction set.
+    /// Returns the vector code for an available instruction set.
     pub(crate) fn of(isa: Isa) -> Simd {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -173,7 +181,7 @@ impl Simd {
         match self {
             // SAFETY: plain Rust is always available.
             Simd::Portable => unsafe { summarize::<Plain>(span, state) },
-            // SAFETY: `of` was given an available instruction set.
+            // SAFETY: the caller of `of` passes an available instruction set.
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => unsafe { summarize_avx2(span, state) },
             // SAFETY: as above.
@@ -201,7 +209,7 @@ unsafe fn summarize_avx512(span: Span<'_, '_>, state: &mut RowState) {
     unsafe { summarize::<Avx512>(span, state) };
 }
 
-/// Transforms the logits of one row and tile, and adds them to the row's state.
+/// Transforms the logits of one row of one tile, and adds the logits to the row's state.
 ///
 /// # Safety
 /// The instruction set of `V` is available.
@@ -215,7 +223,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let transform = RowTransform { adjustments: planned.adjustments.near(tokens.clone()), ..row.transform };
     let is_asked_raw = matches!(planned.ask, Ask::Summary) && state.raw.is_on();
     let is_scaled = transform.mask.is_none() && transform.adjustments.is_empty() && !is_asked_raw;
-    // Without a transform the search for the largest logits finds invalid ones too.
+    // Without a transform, `V::largest` also detects invalid raw logits.
     let is_raw = is_scaled && transform.inv_temperature == 1.0;
     let spans = match source.spans(planned.at, tokens.clone()).filter(|_| is_scaled) {
         Some(spans) if is_raw => spans,
@@ -239,7 +247,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
                 if matches!(planned.ask, Ask::Summary) {
                     state.raw.add(token, &logits[at..end]);
                 }
-                // Logits that are finite or -inf: the transform makes no NaN of these, but it may overflow.
+                // All logits are finite or -inf here. The transform turns none into NaN, but may overflow.
                 transform.apply(token, &mut logits[at..end]);
             }
             logits[..at].fill(f32::NEG_INFINITY);
@@ -285,7 +293,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     }
 }
 
-/// Writes logits times a factor; false where any is NaN or +inf.
+/// Writes `logits` times `factor` to `to`; returns false if any logit is NaN or +inf.
 #[inline(always)]
 fn scale(logits: &[f32], factor: f32, to: &mut [f32]) -> bool {
     let mut invalid = false;
@@ -296,7 +304,7 @@ fn scale(logits: &[f32], factor: f32, to: &mut [f32]) -> bool {
     !invalid
 }
 
-/// Adds a tile of transformed logits, the largest of each span in `tops`, to what the row keeps.
+/// Adds a tile of transformed logits to the state of the row; `tops` has the largest logit of each span.
 ///
 /// # Safety
 /// The instruction set of `V` is available.

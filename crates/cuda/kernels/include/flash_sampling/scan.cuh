@@ -1,16 +1,17 @@
-// One pass over the existing logits of a row: which tokens can still reach a score, and their exact scores.
+// Scans the existing logits of a row: finds tokens that can reach the score cutoff, and computes their exact scores.
 //
-// The plain version gives every token its Gumbel and keeps the best:
+// The plain version computes a Gumbel for every token and keeps the best score:
 //
 //   for each token t: keep.offer(logit[t] + gumbel(t), t)
 //
-// 1. A warp takes 256 tokens that begin at a multiple of 256, a lane eight of them in two groups of four. Each group lies in
-//    one granule, whose word bounds the noise of all its tokens (noise_bound.cuh).
-// 2. 256 tokens are sixteen granules, four Philox blocks. So every eighth time each lane makes a block, and the warp's words of
-//    eight parts lie in shared memory.
-// 3. A lane scores a token only if the logit and the bound can reach `keep.cut()`.
-// 4. Without any cut the warp first finds one: a lower bound of the best leader's score, from cheap logarithms.
-// A token that is left out cannot reach the cut, so what is kept is that of the plain version, bit for bit.
+// 1. A warp takes a part of 256 tokens that begins at a multiple of 256. A lane takes eight tokens of the part, in two
+//    groups of four. Each group lies in one granule. The granule's word bounds the noise of its tokens
+//    (noise_bound.cuh).
+// 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts, each lane computes one Philox
+//    block, and the warp stores the words of eight parts in shared memory.
+// 3. A lane scores a token only if the logit plus the noise bound can reach `keep.cut()`.
+// 4. If there is no cutoff yet, the warp computes one: a lower bound of the best leader's score, from cheap logarithms.
+// A skipped token cannot reach the cutoff, so `keep` ends with the same result as the plain version, bit for bit.
 #pragma once
 
 #include "abi.cuh"
@@ -23,12 +24,12 @@
 
 namespace flash_sampling {
 
-// Tokens of a warp at a time.
+// Tokens per part: the tokens of one step of a warp.
 constexpr u32 SCAN_TOKENS = 256;
-// Parts of a warp whose words lie in shared memory at a time, and the words.
+// Parts with words in shared memory at a time, and the number of these words; per warp.
 constexpr u32 SCAN_PARTS = 8;
 constexpr u32 SCAN_WORDS = SCAN_PARTS * SCAN_TOKENS / Granule::TOKENS;
-static_assert(SCAN_WORDS == 4 * 32, "a Philox block a lane");
+static_assert(SCAN_WORDS == 4 * 32, "one Philox block per lane");
 
 // The logits of one row, raw or transformed.
 struct ExistingRow {
@@ -37,7 +38,7 @@ struct ExistingRow {
     u32 tokens;
 };
 
-// The eight logits of a lane, as they lie in memory.
+// The eight logits of a lane, in the element type of the row.
 template <Element TYPE>
 struct Raw {
     u32 word[TYPE == Element::F32 ? 8 : 4];
@@ -47,7 +48,7 @@ struct Raw {
     }
 };
 
-// Where a lane's group of four begins in the warp's 256 tokens: what makes a load of 16 bytes a lane contiguous.
+// Returns the offset of a lane's group of four in the part. This layout makes 16-byte loads of the lanes contiguous.
 template <Element TYPE>
 __device__ __forceinline__ u32 group_offset(u32 lane, u32 group) {
     return TYPE == Element::F32 ? 128 * group + 4 * lane : 8 * lane + 4 * group;
@@ -63,19 +64,19 @@ __device__ __forceinline__ void load_16_bytes(const void* from, u32* to) {
 #endif
 }
 
-// Whether the row lies so that the address of every token that is a multiple of 256 is a multiple of 16.
+// Returns whether every token id that is a multiple of 256 has a 16-byte aligned address.
 template <Element TYPE>
 __device__ __forceinline__ bool is_aligned(const ExistingRow& row) {
     constexpr u64 BYTES = TYPE == Element::F32 ? 4 : 2;
     return (reinterpret_cast<u64>(row.logits) - row.first_token * BYTES) % 16 == 0;
 }
 
-// Loads a lane's logits of the 256 tokens from `first` on (a multiple of 256). Tokens that are not in the row are -inf.
+// Loads a lane's logits of the part that begins at `first`, a multiple of 256. Tokens outside the row are -inf.
 template <Element TYPE>
 __device__ __forceinline__ Raw<TYPE> load_lane(const ExistingRow& row, bool aligned, u32 first, u32 lane) {
     Raw<TYPE> raw;
     constexpr u32 BYTES = TYPE == Element::F32 ? 4 : 2;
-    // Modulo 2^32: the first 256 tokens may begin before the row does.
+    // Modulo 2^32, because the first part may begin before the row.
     const u32 at = first - row.first_token;
     if (aligned && first >= row.first_token && at + SCAN_TOKENS <= row.tokens) {
         const u8* const from = static_cast<const u8*>(row.logits) + static_cast<u64>(at) * BYTES;
@@ -97,7 +98,7 @@ __device__ __forceinline__ Raw<TYPE> load_lane(const ExistingRow& row, bool alig
     return raw;
 }
 
-// Mask, biases and temperature of a lane's logits.
+// Applies mask, biases and temperature to a lane's logits.
 template <Element TYPE>
 __device__ __forceinline__ void transform_lane(const RowTransform& row, u32 first, u32 lane, float (&logits)[8]) {
     if (row.mask) {
@@ -111,7 +112,7 @@ __device__ __forceinline__ void transform_lane(const RowTransform& row, u32 firs
         }
     }
     if (row.biases) {
-        // The warp's biases one by one: most warps have none.
+        // One bias of the part at a time: most parts have no bias.
         for (u32 at = row.find_bias(first); at < row.bias_count() && row.bias[at].token - first < SCAN_TOKENS; ++at) {
             const u32 token = row.bias[at].token;
 #pragma unroll
@@ -125,7 +126,7 @@ __device__ __forceinline__ void transform_lane(const RowTransform& row, u32 firs
     }
 }
 
-// One of eight registers, by selects.
+// Returns one of eight registers, by select instructions.
 template <class T>
 __device__ __forceinline__ T pick(const T (&from)[8], u32 i) {
     const T a = i & 1 ? from[1] : from[0], b = i & 1 ? from[3] : from[2];
@@ -134,7 +135,8 @@ __device__ __forceinline__ T pick(const T (&from)[8], u32 i) {
     return i & 4 ? high : low;
 }
 
-// Products with 0 are NaN for NaN and for infinities of either sign: one multiplication a logit where all are finite.
+// Returns whether any logit is NaN or +inf. Zero times NaN or an infinity of either sign is NaN, so finite logits take
+// one multiply-add each.
 __device__ __forceinline__ bool any_invalid(const float (&logits)[8]) {
     float sum = 0.0f;
 #pragma unroll
@@ -146,7 +148,7 @@ __device__ __forceinline__ bool any_invalid(const float (&logits)[8]) {
     return invalid;
 }
 
-// Notes the first invalid logit of a lane. Rare, so the logits are read again.
+// Records the first invalid logit of a lane. Invalid logits are rare, so the function reloads the logits.
 template <Element TYPE>
 __device__ __forceinline__ void note_invalid(const ExistingRow& existing, const RowTransform& row, u32 first, u32 lane,
                                              u64* invalid) {
@@ -162,20 +164,20 @@ __device__ __forceinline__ float warp_max(float x) {
     return from_monotone_bits(__reduce_max_sync(0xffffffffu, to_monotone_bits(x)));
 }
 
-// Offers to `keep` every token that can reach its cut, among the 256-token parts `begin`, `begin + step`, ... below `end`
-// of the vocabulary. All lanes of a warp call it. `row` is the draw's, in shared memory, `words` are the warp's, and `next` are
-// the lane's logits of the part `begin`.
+// Offers every token that can reach the cutoff to `keep`. All lanes of a warp call this function. The warp scans the
+// parts `begin`, `begin + step`, ... below `end` of the vocabulary. `row` lies in shared memory and belongs to one
+// draw. `words` belongs to the warp. `next` holds the lane's logits of the part `begin`.
 //
-//   float Keep::cut()                      what a score must reach now; -inf at first, or fixed
-//   float Keep::raise(float)               some score of the row is at least this; returns the cut that follows
+//   float Keep::cut()                      returns the current score cutoff; -inf at first, or fixed
+//   float Keep::raise(float score)         some token of the row has at least this score; returns the new cutoff
 //   void Keep::offer(float score, u32 token, float logit)
-//   void Keep::weigh(logits, float top)    with WEIGHS: a lane's transformed logits of each part, and the largest of them
+//   void Keep::weigh(logits, float top)    with WEIGHS: takes a lane's transformed logits of a part, and their largest
 template <Element TYPE, bool WEIGHS = false, class Keep>
 __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, u32 (&words)[SCAN_WORDS], u32 begin,
                                      u32 end, u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
     const u32 lane = threadIdx.x % 32;
     const bool aligned = is_aligned<TYPE>(existing);
-    // One register instead of the row's twelve, which are read where they are needed.
+    // One register instead of twelve: the code reads the row's fields from shared memory at each use.
     const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
     const bool greedy = row.greedy;
 #pragma unroll 1
@@ -193,7 +195,7 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
         for (u32 i = 0; i < 8; ++i) logits[i] = next.logit(i);
         if (part + step < end) next = load_lane<TYPE>(existing, aligned, (part + step) * SCAN_TOKENS, lane);
 
-        // Before the transforms too: a mask hides what is invalid.
+        // Also before the transforms, because a mask hides an invalid logit.
         bool bad = any_invalid(logits);
         if (transforms) {
             transform_lane<TYPE>(row.transform(), first, lane, logits);
@@ -219,7 +221,7 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
                 bound[g] = noise_bound(Granule::minimum_bits(word[g]));
             }
         }
-        // NOTE: one lane's view for all: other warps raise the cut at any time, and the lanes decide alike here.
+        // NOTE: other warps may raise the cutoff at any time. All lanes use lane 0's value, to take the same branch.
         float cut = __shfl_sync(0xffffffffu, keep.cut(), 0);
         if (cut == -f32_infinity()) {
             float least = greedy ? fmaxf(tops[0], tops[1]) : -f32_infinity();

@@ -1,7 +1,8 @@
-// The best token of a warp's tokens of one row, by exact scores of few of them.
+// Finds the best token among a warp's tokens of one row, from the exact scores of a few tokens.
 //
-// The plain version scores every token and keeps the best. A granule's word bounds the noise of its tokens, so a lane scores
-// its tokens by falling logits, one a round, and the warp goes on only with tokens that can still reach the best.
+// The plain version scores every token and keeps the best score. A granule's word bounds the noise of the granule's
+// tokens. So a lane scores its tokens in order of falling logits, one per round. The warp stops when no token can reach
+// the best score.
 #pragma once
 
 #include "../dot_tile.cuh"
@@ -13,22 +14,23 @@ namespace flash_sampling {
 
 #ifdef __CUDACC__
 
-// Granules of a tile, which may begin and end within one; and the rows of a part of the batch.
+// The maximum number of granules that a tile overlaps. A tile may begin and end inside a granule.
 constexpr u32 TILE_GRANULES = TILE_TOKENS / Granule::TOKENS + 1;
+// Rows per part of the batch.
 template <int COLUMNS>
 constexpr u32 PART_COLUMNS = COLUMNS < TILE_COLUMNS ? COLUMNS : TILE_COLUMNS;
 
-// The place of a token's granule in a tile whose first token is `first`; the last place for tokens beyond the tile.
+// Returns the index of a token's granule in a tile with first token `first`. Tokens beyond the tile get the last index.
 __device__ __forceinline__ u32 granule_of_tile(u32 first, u32 token) {
     return min(token / Granule::TOKENS - first / Granule::TOKENS, TILE_GRANULES - 1);
 }
 
-// Calls visit(c, place, word) for each row c of the tile's part and each granule of the tile. All threads of the block call
-// it; a thread makes a Philox block.
+// Calls visit(c, place, word) for each row c of the tile's part and each granule of the tile. `place` is the index of
+// the granule in the tile. All threads of the block call this function; a thread computes at most one Philox block.
 template <class Visit>
 __device__ __forceinline__ void each_granule(const Call& call, const DotTile& tile, Visit visit) {
     constexpr u32 BLOCKS = 4;
-    static_assert(TILE_GRANULES <= 4 * (BLOCKS - 1) && BLOCKS * TILE_COLUMNS <= EPILOGUE_THREADS, "a thread a block");
+    static_assert(TILE_GRANULES <= 4 * (BLOCKS - 1) && BLOCKS * TILE_COLUMNS <= EPILOGUE_THREADS, "a thread per block");
     const u32 first = call.first_token + tile.first, c = threadIdx.x / BLOCKS;
     const u32 granule = 4 * (first / 64 + threadIdx.x % BLOCKS), last = (first + tile.tokens - 1) / Granule::TOKENS;
     if (c >= tile.columns || granule > last) return;
@@ -36,7 +38,7 @@ __device__ __forceinline__ void each_granule(const Call& call, const DotTile& ti
     const Words words = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, granule / 4);
 #pragma unroll
     for (u32 w = 0; w < 4; ++w) {
-        // Wraps before the tile.
+        // Wraps to a large number for a granule before the tile.
         const u32 place = granule + w - first / Granule::TOKENS;
         if (place < TILE_GRANULES) visit(c, place, words.w[w]);
     }
@@ -48,8 +50,9 @@ __device__ __forceinline__ u64 largest_of_warp(u64 key) {
     return static_cast<u64>(high) << 32 | low;
 }
 
-// Raises `best` to the best of a warp's tokens: of each lane four from `first` on, of one granule, with these logits (-inf =
-// no token) and its word. All lanes of a warp call it, with the same `best`. Logits that were scored become -inf.
+// Raises `best` to the best of a warp's tokens and itself. Each lane passes four tokens from `first` on, with their
+// logits (-inf = no token). The four tokens lie in one granule, which has the word `word`. All lanes of a warp call
+// this function with the same `best`. Scored logits become -inf.
 __device__ __forceinline__ void raise_best(const Row& row, float (&logits)[4], u32 first, u32 word, Candidate& best) {
     const Noise noise{row.seed, row.position};
     const u32 draw = row.draw;
