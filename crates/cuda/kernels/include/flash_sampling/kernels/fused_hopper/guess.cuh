@@ -33,7 +33,7 @@ __device__ __forceinline__ float nat_of(const Call& call, const Row& row) {
 // the token's number in the last bits. Eight lanes hold the tokens of a column.
 template <class T>
 __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
-                                            Shared<T>& shared, const Consumer& self) {
+                                            const Consumer<T>& self) {
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
     // NOTE: opaque, or the compiler looks at products before they have ended, and serialises them.
@@ -44,7 +44,7 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int j = (first + i) / 2;
-            const float2 bounds = pair_of<T>(shared.losing[self.warp], self, j), nats = pair_of<T>(shared.nat, self, j);
+            const float2 bounds = self.pair(self.shared.losing[self.warp], j), nats = self.pair(self.shared.nat, j);
             const float bound = i % 2 ? bounds.y : bounds.x, bonus = bound * (i % 2 ? nats.y : nats.x);
             m[i] = -f32_infinity();
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
         const bool owns = reduce_by_halves<2, 4>(m, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (owns) atomicMax(&shared.largest[column + i], to_monotone_bits(m[i]));
+            if (owns) atomicMax(&self.shared.largest[column + i], to_monotone_bits(m[i]));
     }
 }
 
@@ -98,29 +98,34 @@ __device__ __forceinline__ u64 best_guess(const Call& call, u32 column) {
     return best;
 }
 
-// Publishes the guesses of a block's first tile, and turns the bounds into thresholds.
+// Publishes the guesses of a block's first tile, and turns the bounds into thresholds. A thread has a row.
 template <class T>
-__device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS], const Call& call,
-                                      Shared<T>& shared, u32 first, u32 size, const Consumer& self) {
-    find_likely<T>(d, counted, shared, self);
-    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
-    for (u32 column = self.thread; column < call.row_count; column += T::CONSUMERS) {
-        const u64 key = guess_of(call, shared, first, column);
+__device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
+                                      const Consumer<T>& self) {
+    static_assert(T::COLUMNS <= T::CONSUMERS, "a thread has a row");
+    const Call& call = self.call;
+    Shared<T>& shared = self.shared;
+    find_likely(d, counted, self);
+    self.barrier();
+    const u32 column = self.thread;
+    u64 best = 0;
+    if (column < call.row_count) {
+        const u64 key = guess_of(call, shared, self.first, column);
         if (key) atomicMax(&call.best[column], key);
         if constexpr (T::LISTS) post(shared, column, key);
     }
     if (T::AWAITS_GUESSES && self.thread == 0) atomicAdd(call.arrived, GUESSED);
-    for (u32 column = self.thread; column < T::COLUMNS; column += T::CONSUMERS) {
-        const u64 best = column < call.row_count ? best_guess<T>(call, column) : 0;
-        if constexpr (T::LISTS) {
-            if (column < call.row_count) guess_cut(call, shared, column, size);
-        }
-        const LosingLine line = thresholds_of(call, shared, column, best, call.first_token + first);
+    if (column < call.row_count) {
+        best = best_guess<T>(call, column);
+        if constexpr (T::LISTS) guess_cut(call, shared, column, self.size);
+    }
+    if (column < T::COLUMNS) {
+        const LosingLine line = thresholds_of(call, shared, column, best, call.first_token + self.first);
 #pragma unroll 1
         for (u32 g = 0; g < T::GRANULES; ++g)
             shared.losing[g][column] = line.losing_dot(shared.losing[g][column], call.head);
     }
-    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+    self.barrier();
 }
 
 }  // namespace flash_sampling::fused_hopper

@@ -4,9 +4,8 @@
 #include "../../noise.cuh"
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
-#include "best.cuh"
 #include "lists.cuh"
-#include "loaded_rows.cuh"
+#include "schedule.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -73,6 +72,13 @@ struct Tile {
     static constexpr int CONSUMER_REGISTERS = 216;
     static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
                   "raise_registers would wait for ever");
+};
+
+// The best candidate of a row within the block.
+struct alignas(16) Best {
+    u64 key;  // ordered bits of the winner; 0 = none
+    float logit;
+    u32 zero;
 };
 
 // A token that may win.
