@@ -28,7 +28,12 @@ __device__ __forceinline__ bool filter(u32 (&pending)[T::WORDS], const float (&d
         bool above = false;
         compare(d, w, self, [&](int, bool is_above) { above |= is_above; });
         u32 bits = 0;
-        if (above) compare(d, w, self, [&](int i, bool is_above) { bits |= is_above ? 1u << i : 0; });
+        if (above) {
+            // NOTE: thresholds of its own, or the compiler makes bits of comparisons before the branch.
+            Consumer<T> other = self;
+            asm volatile("" : "+r"(other.lane));
+            compare(d, w, other, [&](int i, bool is_above) { bits |= is_above ? 1u << i : 0; });
+        }
         any |= pending[w] = bits & counted[w];
     }
     return __any_sync(0xffffffffu, any);

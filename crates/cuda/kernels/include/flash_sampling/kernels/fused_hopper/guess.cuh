@@ -42,18 +42,18 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
     for (int first = 0; first < HELD; first += AT_ONCE) {
         float m[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int j = (first + i) / 2;
-            const float2 bounds = self.pair(self.shared.losing[self.warp], j), nats = self.pair(self.shared.nat, j);
-            const float bound = i % 2 ? bounds.y : bounds.x, bonus = bound * (i % 2 ? nats.y : nats.x);
-            m[i] = -f32_infinity();
+        for (int at = 2 * first; at < 2 * (first + AT_ONCE); at += 4) {
+            const float2 bounds = self.pair(self.shared.losing[self.warp], at / 4), nats = self.pair(self.shared.nat, at / 4);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int at = 4 * j + i % 2 + 2 * half;
-                const u32 place = self.lane / 4 + 8 * half;
-                const float likely = f32_to_bits(bound) % T::GRANULE == place ? d[at] + bonus : d[at];
-                const bool counts = counted[at / T::WORD_BITS] >> (at % T::WORD_BITS) & 1;
-                if (counts) m[i] = fmaxf(m[i], ptx::tagged(likely, kept, self.slab() + place));
+            for (int e = 0; e < 4; ++e) {
+                const float bound = e & 1 ? bounds.y : bounds.x, bonus = bound * (e & 1 ? nats.y : nats.x);
+                const u32 place = self.lane / 4 + (e & 2 ? 8 : 0);
+                const float likely = f32_to_bits(bound) % T::GRANULE == place ? d[at + e] + bonus : d[at + e];
+                // Without masks the bits of all accumulators of a token are alike.
+                const bool counts = counted[at / T::WORD_BITS] >> (T::KNOBS ? at % T::WORD_BITS + e : e) & 1;
+                const float tagged = counts ? ptx::tagged(likely, kept, self.slab() + place) : -f32_infinity();
+                float& largest = m[at / 2 - first + e % 2];
+                largest = e & 2 ? fmaxf(largest, tagged) : tagged;
             }
         }
         u32 column = first / 2 * 8 + self.lane % 4 * 2;
