@@ -156,7 +156,7 @@ impl Launch {
         }
     }
 
-    /// What is wrong with the list of a row: a token at or above the cut that is not listed once, or another logit. Returns
+    /// Checks that every token at or above the cut is listed once, no token twice, and that logits are right. Returns
     /// whether the list is shorter than the row.
     fn check_list(&self, r: usize, cut: u32, keys: &[u64]) -> bool {
         let row = &self.rows[r];

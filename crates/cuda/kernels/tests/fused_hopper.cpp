@@ -115,7 +115,7 @@ struct Launch {
                                       map_of(hidden, call.row_count, T::loaded_rows(call.row_count))};
         gridDim.x = blocks;
         for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-            // What nothing has written must not count.
+            // Bytes that nothing has written must not count.
             memset(ptx::shared_memory, 0xff, sizeof(ptx::shared_memory));
             emulator::run(T::THREADS, [&] {
                 fused_hopper::block<T, ptx::Operand::BF16>(call, maps, LogitStore{}, lists, Masses{}, Peers{},

@@ -1,4 +1,4 @@
-// The consumers: two warpgroups that multiply, filter what they have, and leave the rest to the scouts.
+// The consumers: two warpgroups that multiply and filter. The scouts score what passes.
 #pragma once
 
 #include "guess.cuh"

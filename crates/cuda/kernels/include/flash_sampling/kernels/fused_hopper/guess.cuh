@@ -75,8 +75,8 @@ __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& share
     const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
     const float bound = shared.losing[m / T::GRANULE][column];
     const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
-    // Lower by more than what the token's number and the bonus have changed, of the smallest floats too, and what the
-    // rounding of a soft-cap may.
+    // Lower by more than the change by the token's number and the bonus, of the smallest floats too, and by more than the
+    // rounding of a soft-cap.
     const float dot = largest - bonus - 1e-4f * (fabsf(largest) + bonus) - 1e-37f;
     const float logit = row.apply(lowered(call.head.apply(dot, 0.0f, false)), token);
     if (!is_finite(logit)) return 0;

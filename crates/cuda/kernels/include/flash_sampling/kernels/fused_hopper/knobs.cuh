@@ -1,4 +1,4 @@
-// What the instance for rows with all knobs does besides: it keeps the raw logits of a tile on request, and applies masks
+// The instance for rows with all knobs: it keeps the raw logits of a tile on request, and applies masks
 // before anything is scored, so that forbidden tokens cost nothing however many there are.
 #pragma once
 

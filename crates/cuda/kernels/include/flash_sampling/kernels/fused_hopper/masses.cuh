@@ -1,4 +1,4 @@
-// What the instance for log Z does besides: every warp of consumers adds up the masses of its tokens, row by row,
+// The instance for log Z: every warp of consumers adds up the masses of its tokens, row by row,
 // while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
 // A warp's sum is relative to a logit of its own, which rises when a logit is above it by more than RISE: in a row's first
@@ -52,7 +52,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 rea
         }
         const u32 mine = first / 2 * 8 + self.lane % 4 * 2;
         if (__any_sync(0xffffffffu, rises)) {
-            __syncwarp();  // all have read what is raised
+            __syncwarp();  // all have read the old ones
             float top[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) top[i] = fmaxf(l[i][0], l[i][1]);

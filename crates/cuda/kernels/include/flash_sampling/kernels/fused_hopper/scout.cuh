@@ -1,5 +1,4 @@
-// The scouts: three warps that score what the filter leaves of a tile, and make the thresholds of the next one, while its
-// products run.
+// The scouts: three warps that score the queues of a tile, and make the thresholds of the next one, while its products run.
 #pragma once
 
 #include "guess.cuh"
@@ -50,7 +49,6 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
     u32 first = 0;
     for (u32 t = 0; t < schedule.tiles; ++t) {
         if (t > 0) {
-            // What the filter left of the tile before.
             constexpr u32 QUEUES = T::CONSUMER_WARPS;
             const u32 queue = hand % QUEUES;
             ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);

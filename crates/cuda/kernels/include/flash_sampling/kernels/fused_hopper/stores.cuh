@@ -1,4 +1,4 @@
-// What the instance for rows with top-p alone does besides: it stores the raw logits of a tile, and the largest of each granule. Rows
+// The instance for rows with top-p alone: it stores the raw logits of a tile, and the largest of each granule. Rows
 // have neither masks, biases nor penalties, and the head no transform.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace flash_sampling::fused_hopper {
 
 // Stores the logits of a warp's 16 tokens of a unit. Eight lanes hold tokens side by side: whole sectors. There is room for whole
-// octets of rows, so that all lanes of a warp go the same way; measured: 2 us at 64 rows. Few rows are stored alone.
+// octets of rows, so that no warp diverges; measured: 2 us at 64 rows. Few rows are stored alone.
 template <class T, bool FULL>
 __device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u32 real, float* to, u64 stride,
                                            const Consumer<T>& self) {

@@ -1,4 +1,4 @@
-// What surely loses: bounds on the dot products of a tile, from the best that all blocks have found.
+// Thresholds: bounds on the dot products of a tile, from the best that all blocks have found.
 #pragma once
 
 #include "../../noise_bound.cuh"

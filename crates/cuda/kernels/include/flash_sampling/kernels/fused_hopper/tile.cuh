@@ -9,7 +9,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// What an instance does beside the plain draw: see knobs.cuh, lists.cuh (with knobs), masses.cuh, fan_out.cuh, stores.cuh.
+// The work of an instance beside the plain draw: see knobs.cuh, lists.cuh (with knobs), masses.cuh, fan_out.cuh, stores.cuh.
 enum class Extra { Nothing, Knobs, Lists, LogZ, FanOut, Stores };
 
 // COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS slabs of 64 hidden
