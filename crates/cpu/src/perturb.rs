@@ -34,6 +34,13 @@ pub(crate) trait Keep {
 
     /// Adds a candidate. A scan may offer the same candidate twice.
     fn offer(&mut self, candidate: Candidate);
+
+    /// Adds the first candidate of these spans, and returns the score cutoff for their tokens.
+    #[inline(always)]
+    fn offer_first(&mut self, candidate: Candidate, _spans: Range<usize>) -> f32 {
+        self.offer(candidate);
+        self.cut()
+    }
 }
 
 impl Keep for Candidate {
@@ -90,14 +97,14 @@ impl Perturbed<'_> {
             let of_batch = from..from + spans.len();
             let mut cut = keep.cut_in(of_batch.clone());
             if cut == f32::NEG_INFINITY {
-                // A draw without candidates searches all remaining spans; a frontier with candidates, this batch only.
-                let of_first = if keep.cut() == cut { from..self.spans.len() } else { of_batch.clone() };
-                let top = self.tops[of_first.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let top = self.tops[of_batch.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 if top == f32::NEG_INFINITY || top < self.floor {
                     continue;
                 }
-                self.offer_first(self.first + (from * SPAN) as u32, self.spans[of_first].as_flattened(), top, keep);
-                cut = keep.cut_in(of_batch);
+                let place = spans.as_flattened().iter().position(|&logit| logit == top).unwrap_or(0);
+                let token = self.first + (from * SPAN + place) as u32;
+                let score = top + self.noise.gumbel(Domain::Token, self.draw, token);
+                cut = keep.offer_first(Candidate { winner: Winner::new(score, token), logit: top }, of_batch);
             }
             let block = self.first / SPAN as u32 + from as u32;
             let counter = self.noise.counter(Domain::Granule.code(), self.draw, block);
@@ -109,7 +116,9 @@ impl Perturbed<'_> {
                 open &= open - 1;
                 // The cutoff rises with each candidate, and the cutoff of a span may exceed the cutoff of its batch.
                 let of_span = from + b..from + b + 1;
-                let higher = if cut > f32::NEG_INFINITY { keep.cut_in(of_span.clone()) - cut } else { 0.0 };
+                let now = keep.cut_in(of_span.clone());
+                let is_higher = cut > f32::NEG_INFINITY && now > cut;
+                let higher = if is_higher { (now - slack(now)) - (cut - slack(cut)) } else { 0.0 };
                 let mut thresholds = [f32::MIN; 4];
                 for (threshold, of) in thresholds.iter_mut().zip(&granules.thresholds) {
                     // `floor` bounds the logit, not the score, so `floor` does not rise with the cutoff.
@@ -122,29 +131,21 @@ impl Perturbed<'_> {
                     hits &= hits - 1;
                     let token = self.first + (of_span.start * SPAN) as u32 + i;
                     let word = granules.words[(i / granule::TOKENS) as usize][b];
-                    self.score(of_span.clone(), token, spans[b][i as usize], word, keep);
+                    let cut = keep.cut_in(of_span.clone()).max(cut);
+                    self.score(token, spans[b][i as usize], word, cut, keep);
                 }
             }
         }
     }
 
-    /// Offers the first token with the logit `top`; the token's score is the first cutoff.
+    /// Offers a token if the token can reach `cut`; `word` is the word of the token's granule.
     #[inline(always)]
-    fn offer_first(&self, first: u32, logits: &[f32], top: f32, keep: &mut impl Keep) {
-        let place = logits.iter().position(|&logit| logit == top).unwrap_or(0);
-        let token = first + place as u32;
-        let score = top + self.noise.gumbel(Domain::Token, self.draw, token);
-        keep.offer(Candidate { winner: Winner::new(score, token), logit: top });
-    }
-
-    /// Offers a token of `span` if the token can reach the cutoff; `word` is the word of the token's granule.
-    #[inline(always)]
-    fn score(&self, span: Range<usize>, token: u32, logit: f32, word: u32, keep: &mut impl Keep) {
+    fn score(&self, token: u32, logit: f32, word: u32, cut: f32, keep: &mut impl Keep) {
         let is_leader = token % granule::TOKENS == word % granule::TOKENS;
         let token_word = if is_leader { 0 } else { self.noise.word(Domain::Token, self.draw, token) };
         // The minimum and the excess are each at least their bits times 2^-32.
         let least = granule::minimum_bits(word) as f32 + token_word as f32;
-        if least <= exponential_limit(logit, keep.cut_in(span)) {
+        if least <= exponential_limit(logit, cut) {
             let granule = self.noise.granule(Domain::Token, self.draw, token, word);
             let score = logit - ln(granule.exponential(token, || token_word));
             keep.offer(Candidate { winner: Winner::new(score, token), logit });

@@ -1,7 +1,7 @@
 // The entry point of the fused Hopper kernel. The build gives FS_COLUMNS, FS_SLABS, FS_CLUSTER and FS_OPERAND,
 // FS_KNOBS for the instance that takes rows with penalties and keeps the raw logits on request, and FS_LISTS for the one
 // that takes rows with penalties, and rows with filters, whose largest logits it lists. FS_LOG_Z is for the instance that
-// tells log Z of rows with neither masks nor biases, of a head without soft-cap. FS_FAN_OUT is for the one whose draws leave
+// computes log Z of rows with neither masks nor biases, of a head without soft-cap. FS_FAN_OUT is for the one whose draws leave
 // for the other ranks from here. FS_STORES is for rows with top-p alone: it stores the raw logits, and the largest of each
 // granule.
 #if defined(FS_LISTS) && !defined(FS_KNOBS)
@@ -29,7 +29,7 @@ constexpr Extra EXTRA = Extra::Nothing;
 #endif
 using Tile = fused_hopper::Tile<FS_COLUMNS, FS_SLABS, FS_CLUSTER, EXTRA>;
 
-// What the host must know to launch it: dynamic shared memory in bytes, and threads of a block.
+// For the launch: dynamic shared memory in bytes, and threads of a block.
 extern "C" {
 __constant__ u32 fused_hopper_launch[2] = {fused_hopper::Ring<Tile>::SHARED_BYTES, Tile::THREADS};
 }

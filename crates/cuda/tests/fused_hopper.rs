@@ -156,7 +156,7 @@ impl Launch {
         }
     }
 
-    /// What is wrong with the list of a row: a token at or above the cut that is not listed once, or another logit. Returns
+    /// Checks that every token at or above the cut is listed once, no token twice, and that logits are right. Returns
     /// whether the list is shorter than the row.
     fn check_list(&self, r: usize, cut: u32, keys: &[u64]) -> bool {
         let row = &self.rows[r];
@@ -197,6 +197,8 @@ fn launches() -> Vec<Launch> {
         [32, 32, 1, 3, 64, 1],
         [96, 40, 900, 0, 64, 3],
         [96, 90, 600, 21, 40, 2],
+        [192, 150, 330, 0, 64, 2],
+        [256, 200, 200, 37, 40, 1],
         [8, 8, 3000, 64, 8192, 2],
     ];
     let every = |extra| (0..).zip(shapes).map(move |(at, shape)| Launch::new(at + 20 * extra, shape, extra));

@@ -81,10 +81,10 @@ pub(super) fn granules_may_be_cut(trial: &Trial<'_>, report: &mut LawReport) -> 
             }
         }
         ensure!(drawn.iter().all(|&token| law[token] > 0.0), "tokens {tokens:?}: drew a masked token");
-        if let Some(outcome) = Bins::of(&law, &drawn, law.len(), |i| i).chi_square() {
-            let what = format!("masked draws of tokens {tokens:?}, chi-square");
-            report.p_value(what, drawn.len(), outcome.statistic, outcome.p);
-        }
+        let outcome = Bins::of(&law, &drawn, law.len(), |i| i).chi_square();
+        let outcome = outcome.ok_or(Broken(format!("tokens {tokens:?}: one bin is left")))?;
+        let what = format!("masked draws of tokens {tokens:?}, chi-square");
+        report.p_value(what, drawn.len(), outcome.statistic, outcome.p);
     }
     Ok(())
 }

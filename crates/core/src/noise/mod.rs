@@ -145,6 +145,15 @@ mod tests {
     }
 
     #[test]
+    fn residual_noise_keeps_its_bits() {
+        let noise = Noise::new(0x1234_5678_9abc_def0, 1 << 40).unwrap();
+        let bits: Vec<u32> = (0..4).map(|i| noise.gumbel(Domain::Residual, 7, 5 * i + 2).to_bits()).collect();
+        assert_eq!(bits, [3_209_660_170, 3_214_413_834, 1_051_963_650, 1_066_920_955]);
+        let word = noise.word(Domain::ResidualGranule, 7, 0);
+        assert_eq!((word, noise.refinement(Domain::ResidualGranule, 7, 0)), (3_676_038_400, 3_141_875_822));
+    }
+
+    #[test]
     fn tokens_of_a_granule_share_its_word_and_residual_tokens_do_not() {
         let noise = Noise::new(3, 4).unwrap();
         for token in [0, 15, 16, 1 << 20, u32::MAX] {

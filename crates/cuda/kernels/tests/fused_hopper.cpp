@@ -86,7 +86,7 @@ struct Launch {
 
     template <int COLUMNS, Extra EXTRA>
     void run() {
-        using T = fused_hopper::Tile<COLUMNS, COLUMNS == 256 ? 1 : 2, 1, EXTRA>;
+        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 192 ? 1 : 2, 1, EXTRA>;
         std::vector<u64> best(call.row_count), invalid(call.row_count, ~0ull);
         std::vector<float> logits(call.row_count * blocks);
         std::vector<Draw> draws(call.row_count);
@@ -104,7 +104,7 @@ struct Launch {
                                       map_of(hidden, call.row_count, T::loaded_rows(call.row_count))};
         gridDim.x = blocks;
         for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-            // What nothing has written must not count.
+            // Bytes that nothing has written must not count.
             memset(ptx::shared_memory, 0xff, sizeof(ptx::shared_memory));
             emulator::run(T::THREADS, [&] {
                 fused_hopper::block<T, ptx::Operand::BF16>(call, maps, LogitStore{}, lists, Masses{}, Peers{},
@@ -126,6 +126,8 @@ struct Launch {
         if (columns == 16) run<16, EXTRA>();
         if (columns == 32) run<32, EXTRA>();
         if (columns == 96) run<96, EXTRA>();
+        if (columns == 192) run<192, EXTRA>();
+        if (columns == 256) run<256, EXTRA>();
     }
 };
 

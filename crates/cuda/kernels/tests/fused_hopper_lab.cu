@@ -52,10 +52,11 @@ int main(int argc, char** argv) {
         check(64, 64, 5, 0, 0, 1);
         check(1, 8, 5, 0, 0, 2);
         check(50000, 512, 256, 3, 0, 3);
+        check(50000, 512, 256, 16, 1, 7);
         check(50000, 512, 64, 2, 3, 4);
         check(33000, 1024, 128, 2, 2, 5);
         check(151936, 512, 256, 0, 0, 6);
-        // Scouts and consumers share the columns.
+        // Hidden sizes, and shards that begin within a granule.
         for (u32 R : {64u, 100u, 128u, 255u, 256u})
             for (u32 D : {1536u, 2048u, 2880u, 4096u}) check(12000 + R, D, R, D % 7, R % 4, D + R);
         printf("checks: %d failures\n", failures);

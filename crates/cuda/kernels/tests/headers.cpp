@@ -386,6 +386,9 @@ int main() {
             const float l = row.transform().apply(head.apply(dot, 0.0f, false), 7);
             if (l > -f32_infinity() && add_rn(l, noise) >= best) ++broken;
         }
+        // The Hopper kernel's thresholds, of a bound of its own.
+        const float bound = noise_bound(input(i + 5) >> (4 + input(i + 6) % 28));
+        broken += LosingLine::of(best, NOISE_CEILING, head, row).losing_dot(bound, head) > losing_dot(best, bound, head, row);
     }
     put(broken + broken_thresholds_out_of_range());
     put(broken_runs());

@@ -1,4 +1,4 @@
-// The instructions of the fused Hopper kernel on the processor, for a cluster of one block: what FS_EMULATED stands for. Copies
+// The instructions of the fused Hopper kernel on the processor, for a cluster of one block: FS_EMULATED names this file. Copies
 // complete at once, products are plain sums, and a wait lets the other fibers run.
 #pragma once
 

@@ -1,9 +1,13 @@
 // The rows that a block of the fused Hopper kernel loads: reads columns, cluster and rows of the batch, as little-endian words,
 // from standard input, and writes a word for each case to standard output. src/device/fused_hopper.rs compares them with the
 // host's.
+#include <algorithm>
 #include <cstdio>
 
-#include "flash_sampling/kernels/fused_hopper/loaded_rows.cuh"
+// CUDA has it without a namespace.
+using std::min;
+
+#include "flash_sampling/kernels/fused_hopper/schedule.cuh"
 
 using namespace flash_sampling;
 

@@ -110,7 +110,7 @@ impl Tile {
         TILES[..=largest].iter().copied().map(made)
     }
 
-    /// The rows of the batch that each block of a cluster loads, as in loaded_rows.cuh.
+    /// The rows of the batch that each block of a cluster loads, as in schedule.cuh.
     pub(crate) fn loaded_rows(self, rows: usize) -> u32 {
         let loads_all = self.columns == 256;
         let rows = if loads_all { self.columns } else { rows as u32 };

@@ -72,8 +72,9 @@ FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform&
     return before_cap(losing_capped(best, noise_bound, head, row), head);
 }
 
-// Lines that lie at or below `losing_dot` of any noise bound from 0 to CEILING: a chord of `losing_capped`, lowered by more than
-// its own rounding.
+// A line at or below `losing_dot` for every noise bound from 0 to `ceiling`: a chord of `losing_capped`, lowered by more than
+// its own rounding. The chord needs a concave function, so the least repetition penalty must be at most 1: the host's list of
+// least penalties starts at 1.
 struct LosingLine {
     float at_zero, slope;
 

@@ -1,4 +1,4 @@
-// The kernels that the lab knows, by their tiles.
+// The kernels of the lab, by their tiles.
 #pragma once
 
 #include "host.cuh"
@@ -7,7 +7,7 @@ template <class T>
 __global__ void __cluster_dims__(T::CLUSTER, 1, 1) __launch_bounds__(T::THREADS, 1)
     fused(const __grid_constant__ Call call, const __grid_constant__ fused_hopper::Maps maps) {
     extern __shared__ u8 memory[];
-    fused_hopper::block<T, ptx::Operand::BF16, false>(call, maps, LogitStore{}, RowLists{}, Masses{}, Peers{}, memory);
+    fused_hopper::block<T, ptx::Operand::BF16>(call, maps, LogitStore{}, RowLists{}, Masses{}, Peers{}, memory);
 }
 
 struct Problem {
@@ -15,9 +15,9 @@ struct Problem {
     Call call;
 };
 
-template <int COLUMNS, int UNITS, int SLABS, int CLUSTER>
+template <int COLUMNS, int SLABS, int CLUSTER>
 static void launch(const Problem& p) {
-    using T = fused_hopper::Tile<COLUMNS, UNITS, SLABS, CLUSTER>;
+    using T = fused_hopper::Tile<COLUMNS, SLABS, CLUSTER>;
     constexpr int BYTES = fused_hopper::Ring<T>::SHARED_BYTES;
     static bool once = false;
     if (!once) CHECK(cudaFuncSetAttribute(fused<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
@@ -37,18 +37,18 @@ struct Variant {
     void (*launch)(const Problem&);
 };
 
-// What the crate plans, and the candidates of the file that FS_LAB_MORE names: FS_LAB_TILE(...), lines.
-#define FS_LAB_TILE(C, U, S, X) {#C "x" #U "x" #S "x" #X, C, launch<C, U, S, X>}
+// The tiles that the crate plans, and the candidates of the file that FS_LAB_MORE names: FS_LAB_TILE(...), lines.
+#define FS_LAB_TILE(C, S, X) {#C "x" #S "x" #X, C, launch<C, S, X>}
 static const Variant variants[] = {
-    FS_LAB_TILE(8, 1, 2, 1),
-    FS_LAB_TILE(16, 1, 2, 1),
-    FS_LAB_TILE(32, 1, 2, 1),
-    FS_LAB_TILE(64, 1, 2, 2),
-    FS_LAB_TILE(96, 1, 2, 2),
-    FS_LAB_TILE(128, 1, 1, 2),
-    FS_LAB_TILE(192, 1, 1, 2),
-    FS_LAB_TILE(224, 1, 1, 2),
-    FS_LAB_TILE(256, 1, 1, 2),
+    FS_LAB_TILE(8, 2, 1),
+    FS_LAB_TILE(16, 2, 1),
+    FS_LAB_TILE(32, 2, 1),
+    FS_LAB_TILE(64, 2, 2),
+    FS_LAB_TILE(96, 2, 2),
+    FS_LAB_TILE(128, 1, 2),
+    FS_LAB_TILE(192, 1, 2),
+    FS_LAB_TILE(224, 1, 2),
+    FS_LAB_TILE(256, 1, 2),
 #ifdef FS_LAB_MORE
 #include FS_LAB_MORE
 #endif

@@ -8,18 +8,16 @@
 //       for each (token, row) of D
 //           best[row] = max(best[row], transform(D) + gumbel(seed, position, draw, token))
 //
-// What differs, and why the answer stays the same:
+// The deviations from it, and why each keeps the result:
 //
-// 1. Noise does not depend on the matmul. While a tile's products run, three *scout* warps compute the Philox words of
-//    the next and leave one bit for every word below a threshold; all other words have noise of at most `noise_bound`.
-//    What the scouts cannot do in time the consumers do at the end of a tile.
-// 2. So at the end of a tile a token can win only if its bit is set or its dot product is above `losing_dot(best)`.
-//    Both are one compare per element; what passes is queued, and the scouts score it exactly while the next tile's
-//    products run. `best` may be old: pruning by an older best only scores more tokens.
-// 3. A block's first tile has no best yet. For each row the blocks tell each other a bound of the score of one likely token;
-//    the best of these guesses gives the first thresholds, lower ones for the tokens with bits (of a larger threshold). With
-//    lists it is filtered three times: each row's largest logit gives a first best, which the blocks exchange; then the tokens
-//    with bits; then all.
+// 1. One noise word bounds the noise of a granule of sixteen tokens, and a consumer warp holds a granule of each tile. While a
+//    tile's products run, three *scout* warps turn these bounds into thresholds, one for each granule and row: a dot product at
+//    or below `losing_dot(best, bound)` cannot win. A shard that begins within a granule has two granules a warp, and takes the
+//    larger bound.
+// 2. At the end of a tile the consumers compare each element with its threshold and queue what passes. The scouts score the
+//    queue exactly while the next tile's products run. `best` may be old: an older best only scores more tokens.
+// 3. A block's first tile has no best yet. For each row the blocks publish a bound on the score of one likely token; the best
+//    of these guesses makes the first thresholds.
 // 4. Winners are merged by integer maxima, so neither blocks nor order matter.
 // 5. Dot products are one accumulator over hidden in ascending order, whatever the number of rows: a row's bits do not
 //    depend on its neighbours.
@@ -32,7 +30,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Clears, in all stages, the columns that nothing is loaded to: what lies there may be NaN, which passes every filter.
+// Clears, in all stages, the columns that no load fills: old bytes may be NaN, which passes every filter.
 template <class T>
 __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 hand, u32 hands) {
     const u32 loaded = T::CLUSTER * T::loaded_rows(call.row_count) * T::ROW_BYTES;
@@ -45,7 +43,7 @@ __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 han
     ptx::shared_writes_fence();
 }
 
-// Scouts and consumers fill in what they share; the first loads are under way meanwhile.
+// Scouts and consumers fill in their shared memory; the first loads are under way meanwhile.
 template <class T>
 __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, u8* stages, Shared<T>& shared) {
     constexpr u32 HANDS = T::THREADS - 32;

@@ -13,7 +13,7 @@ __device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
     return value;
 }
 
-// Replaces 16 bytes of shared memory by (low, high) where they equal (old_low, old_high). Returns in these what was there.
+// Replaces 16 bytes of shared memory by (low, high) where they equal (old_low, old_high). Returns in these the bytes before.
 __device__ __forceinline__ void exchange_if(void* at, u64& old_low, u64& old_high, u64 low, u64 high) {
     asm volatile(
         "{ .reg .b128 old, now, was;\n"

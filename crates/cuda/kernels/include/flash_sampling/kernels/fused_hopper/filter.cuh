@@ -1,4 +1,5 @@
-// The filter: which elements of a tile can still win, as bits of a thread's accumulators.
+// The filter: which elements of a tile can still win, as bits of a thread's accumulators. They move to a warp's queue, so that they
+// are scored by full warps.
 #pragma once
 
 #include "multiply.cuh"
@@ -6,39 +7,99 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The values of the two columns of four accumulators from 4 j on.
-template <class T>
-__device__ __forceinline__ float2 pair_of(const float (&of_columns)[T::COLUMNS], const Consumer& self, u32 j) {
-    return *reinterpret_cast<const float2*>(&of_columns[self.column(j)]);
-}
-
 // Calls `take(i, is_above)` for each accumulator of a word: whether it is not at or below its threshold.
 template <class T, class Take>
-__device__ __forceinline__ void compare(const float (&d)[T::ACCUMULATORS], const float (&losing)[T::COLUMNS],
-                                        const Consumer& self, int w, const Take& take) {
+__device__ __forceinline__ void compare(const float (&d)[T::ACCUMULATORS], int w, const Consumer<T>& self, const Take& take) {
 #pragma unroll
     for (int i = 0; i < T::WORD_BITS; i += 4) {
-        const float2 limit = pair_of<T>(losing, self, (w * T::WORD_BITS + i) / 4);
+        const float2 losing = self.pair(self.shared.losing[self.warp], (w * T::WORD_BITS + i) / 4);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) take(i + e, !(d[w * T::WORD_BITS + i + e] <= (e & 1 ? limit.y : limit.x)));
+        for (int e = 0; e < 4; ++e) take(i + e, !(d[w * T::WORD_BITS + i + e] <= (e & 1 ? losing.y : losing.x)));
     }
 }
 
 // Sets, in `pending`, the bits of the elements above their thresholds that are among `counted`. Returns whether a lane has any.
 template <class T>
 __device__ __forceinline__ bool filter(u32 (&pending)[T::WORDS], const float (&d)[T::ACCUMULATORS],
-                                       const u32 (&counted)[T::WORDS], const Shared<T>& shared, const Consumer& self) {
+                                       const u32 (&counted)[T::WORDS], const Consumer<T>& self) {
     u32 any = 0;
 #pragma unroll
     for (int w = 0; w < T::WORDS; ++w) {
         bool above = false;
-        compare<T>(d, shared.losing[self.warp], self, w, [&](int, bool is_above) { above |= is_above; });
+        compare(d, w, self, [&](int, bool is_above) { above |= is_above; });
         u32 bits = 0;
-        if (above)
-            compare<T>(d, shared.losing[self.warp], self, w, [&](int i, bool is_above) { bits |= is_above ? 1u << i : 0; });
+        if (above) {
+            // NOTE: thresholds of its own, or the compiler makes bits of comparisons before the branch.
+            Consumer<T> other = self;
+            asm volatile("" : "+r"(other.lane));
+            compare(d, w, other, [&](int i, bool is_above) { bits |= is_above ? 1u << i : 0; });
+        }
         any |= pending[w] = bits & counted[w];
     }
     return __any_sync(0xffffffffu, any);
+}
+
+// The largest power of two below a length, which is above 1.
+FS_FUNCTION constexpr int power_below(int length) { return length <= 2 ? 1 : 2 * power_below((length + 1) / 2); }
+
+// One of LENGTH registers from FIRST on, picked by a run-time index through selects.
+template <int FIRST, int LENGTH, int ALL>
+__device__ __forceinline__ float pick(const float (&d)[ALL], u32 index) {
+    if constexpr (LENGTH == 1) {
+        return d[FIRST];
+    } else {
+        constexpr int POWER = power_below(LENGTH);
+        const float low = pick<FIRST, POWER>(d, index);
+        const float high = pick<FIRST + POWER, LENGTH - POWER>(d, index);
+        return index & POWER ? high : low;
+    }
+}
+
+// The same within word `at` of a thread's accumulators, the same in all lanes.
+template <class T, int W = 0>
+__device__ __forceinline__ float pick_of_word(const float (&d)[T::ACCUMULATORS], u32 at, u32 index) {
+    if constexpr (W + 1 < T::WORDS) {
+        if (at > W) return pick_of_word<T, W + 1>(d, at, index);
+    }
+    return pick<W * T::WORD_BITS, T::WORD_BITS>(d, index);
+}
+
+// Scores the queue, and empties it.
+template <class T>
+__device__ __forceinline__ void flush(u32& queued, const Consumer<T>& self) {
+    __syncwarp();
+    score(self.call, self.shared, self.warp, queued, self.first, self.lane, 32);
+    __syncwarp();
+    queued = 0;
+}
+
+// Moves the pending elements to the queue, word after word: of one word an element takes a fourth of the selects that it takes
+// of all accumulators, and a column of a mask that all rows share comes as many elements of few lanes.
+template <class T>
+__device__ __forceinline__ void enqueue(u32 (&pending)[T::WORDS], u32& queued, const float (&d)[T::ACCUMULATORS],
+                                        const Consumer<T>& self) {
+    for (;;) {
+        // The first word in which any lane has an element, and the lane's first element of it.
+        u32 at = T::WORDS, bits = 0;
+#pragma unroll
+        for (int w = 0; w < T::WORDS; ++w) {
+            if (at == T::WORDS && __any_sync(0xffffffffu, pending[w])) {
+                at = w;
+                bits = pending[w];
+                pending[w] &= pending[w] - 1;
+            }
+        }
+        if (at == T::WORDS) return;
+        const u32 ballot = __ballot_sync(0xffffffffu, bits), index = __ffs(bits) - 1;
+        if (queued + __popc(ballot) > QUEUE) flush(queued, self);
+        const float dot = pick_of_word<T>(d, at, index);
+        if (bits) {
+            const u32 column = at * 2 * T::WORD_BITS + self.column(index / 4) + index % 2;
+            const u32 m = self.slab() + self.lane / 4 + index % 4 / 2 * 8;
+            self.shared.queue[self.warp][queued + __popc(ballot & ((1u << self.lane) - 1))] = {dot, m << 16 | column};
+        }
+        queued += __popc(ballot);
+    }
 }
 
 }  // namespace flash_sampling::fused_hopper

@@ -33,7 +33,7 @@ __device__ __forceinline__ float nat_of(const Call& call, const Row& row) {
 // the token's number in the last bits. Eight lanes hold the tokens of a column.
 template <class T>
 __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
-                                            Shared<T>& shared, const Consumer& self) {
+                                            const Consumer<T>& self) {
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
     // NOTE: opaque, or the compiler looks at products before they have ended, and serialises them.
@@ -42,25 +42,25 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
     for (int first = 0; first < HELD; first += AT_ONCE) {
         float m[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int j = (first + i) / 2;
-            const float2 bounds = pair_of<T>(shared.losing[self.warp], self, j), nats = pair_of<T>(shared.nat, self, j);
-            const float bound = i % 2 ? bounds.y : bounds.x, bonus = bound * (i % 2 ? nats.y : nats.x);
-            m[i] = -f32_infinity();
+        for (int at = 2 * first; at < 2 * (first + AT_ONCE); at += 4) {
+            const float2 bounds = self.pair(self.shared.losing[self.warp], at / 4), nats = self.pair(self.shared.nat, at / 4);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int at = 4 * j + i % 2 + 2 * half;
-                const u32 place = self.lane / 4 + 8 * half;
-                const float likely = f32_to_bits(bound) % T::GRANULE == place ? d[at] + bonus : d[at];
-                const bool counts = counted[at / T::WORD_BITS] >> (at % T::WORD_BITS) & 1;
-                if (counts) m[i] = fmaxf(m[i], ptx::tagged(likely, kept, self.slab() + place));
+            for (int e = 0; e < 4; ++e) {
+                const float bound = e & 1 ? bounds.y : bounds.x, bonus = bound * (e & 1 ? nats.y : nats.x);
+                const u32 place = self.lane / 4 + (e & 2 ? 8 : 0);
+                const float likely = f32_to_bits(bound) % T::GRANULE == place ? d[at + e] + bonus : d[at + e];
+                // Without masks the bits of all accumulators of a token are alike.
+                const bool counts = counted[at / T::WORD_BITS] >> (T::KNOBS ? at % T::WORD_BITS + e : e) & 1;
+                const float tagged = counts ? ptx::tagged(likely, kept, self.slab() + place) : -f32_infinity();
+                float& largest = m[at / 2 - first + e % 2];
+                largest = e & 2 ? fmaxf(largest, tagged) : tagged;
             }
         }
         u32 column = first / 2 * 8 + self.lane % 4 * 2;
         const bool owns = reduce_by_halves<2, 4>(m, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (owns) atomicMax(&shared.largest[column + i], to_monotone_bits(m[i]));
+            if (owns) atomicMax(&self.shared.largest[column + i], to_monotone_bits(m[i]));
     }
 }
 
@@ -75,9 +75,9 @@ __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& share
     const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
     const float bound = shared.losing[m / T::GRANULE][column];
     const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
-    // Lower by more than what the token's number and the bonus have changed, of the smallest floats too, and what the
-    // rounding of a soft-cap may.
-    const float dot = largest - bonus - 1e-4f * (fabsf(largest) + bonus) - 1e-37f;
+    // Lower by more than the change by the token's number and the bonus, of the smallest floats too, and by more than the
+    // rounding of a soft-cap.
+    const float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
     const float logit = row.apply(lowered(call.head.apply(dot, 0.0f, false)), token);
     if (!is_finite(logit)) return 0;
     const Noise noise{row.seed, row.position};
@@ -98,29 +98,34 @@ __device__ __forceinline__ u64 best_guess(const Call& call, u32 column) {
     return best;
 }
 
-// Publishes the guesses of a block's first tile, and turns the bounds into thresholds.
+// Publishes the guesses of a block's first tile, and turns the bounds into thresholds. A thread has a row.
 template <class T>
-__device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS], const Call& call,
-                                      Shared<T>& shared, u32 first, u32 size, const Consumer& self) {
-    find_likely<T>(d, counted, shared, self);
-    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
-    for (u32 column = self.thread; column < call.row_count; column += T::CONSUMERS) {
-        const u64 key = guess_of(call, shared, first, column);
+__device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
+                                      const Consumer<T>& self) {
+    static_assert(T::COLUMNS <= T::CONSUMERS, "a thread has a row");
+    const Call& call = self.call;
+    Shared<T>& shared = self.shared;
+    find_likely(d, counted, self);
+    self.barrier();
+    const u32 column = self.thread;
+    u64 best = 0;
+    if (column < call.row_count) {
+        const u64 key = guess_of(call, shared, self.first, column);
         if (key) atomicMax(&call.best[column], key);
         if constexpr (T::LISTS) post(shared, column, key);
     }
     if (T::AWAITS_GUESSES && self.thread == 0) atomicAdd(call.arrived, GUESSED);
-    for (u32 column = self.thread; column < T::COLUMNS; column += T::CONSUMERS) {
-        const u64 best = column < call.row_count ? best_guess<T>(call, column) : 0;
-        if constexpr (T::LISTS) {
-            if (column < call.row_count) guess_cut(call, shared, column, size);
-        }
-        const LosingLine line = thresholds_of(call, shared, column, best, call.first_token + first);
+    if (column < call.row_count) {
+        best = best_guess<T>(call, column);
+        if constexpr (T::LISTS) guess_cut(call, shared, column, self.size);
+    }
+    if (column < T::COLUMNS) {
+        const LosingLine line = thresholds_of(call, shared, column, best, call.first_token + self.first);
 #pragma unroll 1
         for (u32 g = 0; g < T::GRANULES; ++g)
             shared.losing[g][column] = line.losing_dot(shared.losing[g][column], call.head);
     }
-    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
+    self.barrier();
 }
 
 }  // namespace flash_sampling::fused_hopper

@@ -1,4 +1,4 @@
-// What the instance for rows with all knobs does besides: it keeps the raw logits of a tile on request, and applies masks
+// The instance for rows with all knobs: it keeps the raw logits of a tile on request, and applies masks
 // before anything is scored, so that forbidden tokens cost nothing however many there are.
 #pragma once
 
@@ -10,35 +10,35 @@ namespace flash_sampling::fused_hopper {
 
 // Stores the raw logits of a thread's elements. Eight lanes hold tokens side by side: whole sectors.
 template <class T, bool PLAIN>
-__device__ __forceinline__ void store_raw_of(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call,
-                                             const LogitStore& stored, u32 first, const Consumer& self) {
-    float* to = stored.logits + self.column(0) * stored.stride + first + self.slab() + self.lane / 4;
+__device__ __forceinline__ void store_raw_of(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
+                                             const Consumer<T>& self) {
+    float* to = stored.logits + self.column(0) * stored.stride + self.first + self.slab() + self.lane / 4;
 #pragma unroll
     for (int j = 0; j < T::ACCUMULATORS / 4; ++j, to += 8 * stored.stride) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            if (self.column(j) + e % 2 >= call.row_count || !(real >> e & 1)) continue;
+            if (self.column(j) + e % 2 >= self.call.row_count || !(real >> e & 1)) continue;
             const float dot = d[4 * j + e];
-            to[(e & 1 ? stored.stride : 0) + (e & 2 ? 8 : 0)] = PLAIN ? dot : call.head.apply(dot, 0.0f, false);
+            to[(e & 1 ? stored.stride : 0) + (e & 2 ? 8 : 0)] = PLAIN ? dot : self.call.head.apply(dot, 0.0f, false);
         }
     }
 }
 
 // The same. Two loops: with the head's transform between them, the stores of one are more than the instruction cache holds.
 template <class T>
-__device__ __forceinline__ void store_raw(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call,
-                                          const LogitStore& stored, u32 first, const Consumer& self) {
-    if (call.head.scale == 1.0f && call.head.soft_cap == 0.0f)
-        store_raw_of<T, true>(d, real, call, stored, first, self);
+__device__ __forceinline__ void store_raw(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
+                                          const Consumer<T>& self) {
+    if (self.call.head.scale == 1.0f && self.call.head.soft_cap == 0.0f)
+        store_raw_of<T, true>(d, real, stored, self);
     else
-        store_raw_of<T, false>(d, real, call, stored, first, self);
+        store_raw_of<T, false>(d, real, stored, self);
 }
 
 // Whether any row has a mask; read each time, which takes no register.
 template <class T>
-__device__ __forceinline__ bool has_masks(const Call& call, const Shared<T>& shared, const Consumer& self) {
+__device__ __forceinline__ bool has_masks(const Consumer<T>& self) {
     bool any = false;
-    for (u32 r = self.lane; r < call.row_count; r += 32) any |= shared.rows[r].mask != nullptr;
+    for (u32 r = self.lane; r < self.call.row_count; r += 32) any |= self.shared.rows[r].mask != nullptr;
     return __any_sync(0xffffffffu, any);
 }
 
@@ -54,8 +54,7 @@ __device__ __forceinline__ u32 mask_of_slab(const Row& row, u32 at) {
 // Clears, in `counted`, the bits of the elements that a mask forbids. Each lane reads its warp's sixteen tokens in the columns
 // 32 apart, and the lanes pass on what they read: a load for 16 elements. All lanes call it.
 template <class T>
-__device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Call& call, const Shared<T>& shared, u32 first,
-                                            const Consumer& self) {
+__device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Consumer<T>& self) {
     constexpr int AT_ONCE = T::WORD_BITS < 16 ? T::WORD_BITS : 16;  // accumulators of 32 columns
     constexpr int HALVES = T::WORD_BITS / AT_ONCE;
     // All loads are under way before the first is needed.
@@ -65,8 +64,8 @@ __device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Call
         slabs[w] = 0;
 #pragma unroll
         for (int half = 0; half < HALVES; ++half) {
-            const u32 column = w * 2 * T::WORD_BITS + half * 32 + self.lane, at = call.first_token + first + self.slab();
-            const u32 slab = column < call.row_count ? mask_of_slab(shared.rows[column], at) : ~0u;
+            const u32 column = w * 2 * T::WORD_BITS + half * 32 + self.lane, at = self.call.first_token + self.first + self.slab();
+            const u32 slab = column < self.call.row_count ? mask_of_slab(self.shared.rows[column], at) : ~0u;
             slabs[w] |= (slab & 0xffff) << half * 16;
         }
     }
@@ -95,11 +94,11 @@ constexpr float SURELY_VALID = 1e18f, LARGEST_SCALE = 1e20f;
 // Whether a warp's elements may have an invalid logit, which is its row's error under a mask as well. Then masks are applied to
 // each element as it is scored. All lanes call it.
 template <class T>
-__device__ __forceinline__ bool may_be_invalid(const float (&d)[T::ACCUMULATORS], const Call& call) {
+__device__ __forceinline__ bool may_be_invalid(const float (&d)[T::ACCUMULATORS], const Consumer<T>& self) {
     float largest = d[0];
 #pragma unroll
     for (int i = 0; i < T::ACCUMULATORS; ++i) largest = ptx::max_or_nan(largest, d[i]);
-    return __any_sync(0xffffffffu, !(largest < SURELY_VALID && call.head.scale <= LARGEST_SCALE));
+    return __any_sync(0xffffffffu, !(largest < SURELY_VALID && self.call.head.scale <= LARGEST_SCALE));
 }
 
 }  // namespace flash_sampling::fused_hopper

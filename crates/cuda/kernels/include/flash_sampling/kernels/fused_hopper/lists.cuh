@@ -1,4 +1,4 @@
-// What the instance for rows with filters does besides: the tokens that min-p or top-k may keep leave as a short list a row,
+// The instance for rows with filters: the tokens that min-p or top-k may keep leave as a short list a row,
 // in place of the row's logits.
 //
 // A listed row runs as a greedy one: its best is the largest logit that any block has found, and it has no noise. Its

@@ -1,4 +1,4 @@
-// What the instance for log Z does besides: every warp of consumers adds up the masses of its tokens, row by row,
+// The instance for log Z: every warp of consumers adds up the masses of its tokens, row by row,
 // while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
 // A warp's sum is relative to a logit of its own, which rises when a logit is above it by more than RISE: in a row's first
@@ -24,14 +24,13 @@ __device__ __forceinline__ void prepare_masses(Shared<T>& shared, u32 hand, u32 
 
 // Adds a warp's tokens to its masses. All lanes call it.
 template <class T>
-__device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call,
-                                      Shared<T>& shared, Consumer self) {
+__device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 real, Consumer<T> self) {
     // NOTE: addresses of its own: those that it shared with the filter would be kept in registers, and spill.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
     constexpr int AT_ONCE = HELD < 8 ? HELD : 8;
-    float* const high = shared.high[self.warp];
-    double* const sum = shared.sum[self.warp];
+    float* const high = self.shared.high[self.warp];
+    double* const sum = self.shared.sum[self.warp];
 #pragma unroll
     for (int first = 0; first < HELD; first += AT_ONCE) {
         float l[AT_ONCE][2];
@@ -39,13 +38,13 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 rea
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const u32 column = self.column((first + i) / 2) + i % 2;
-            const bool is_row = column < call.row_count;
-            const float inv_temperature = is_row ? shared.rows[column].inv_temperature : 0.0f;
+            const bool is_row = column < self.call.row_count;
+            const float inv_temperature = is_row ? self.shared.rows[column].inv_temperature : 0.0f;
             const float limit = high[column] + RISE;
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
                 const float dot = d[(first + i) / 2 * 4 + i % 2 + k * 2];
-                const float raw = mul_rn(dot, call.head.scale);
+                const float raw = mul_rn(dot, self.call.head.scale);
                 const bool counts = is_row && (real >> (k * 2) & 1);
                 l[i][k] = counts ? mul_rn(raw, inv_temperature) : -f32_infinity();
                 rises |= l[i][k] > limit;
@@ -53,7 +52,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 rea
         }
         const u32 mine = first / 2 * 8 + self.lane % 4 * 2;
         if (__any_sync(0xffffffffu, rises)) {
-            __syncwarp();  // all have read what is raised
+            __syncwarp();  // all have read the old ones
             float top[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) top[i] = fmaxf(l[i][0], l[i][1]);

@@ -1,21 +1,29 @@
 // The products of a tile, and where a consumer thread holds them.
 #pragma once
 
-#include "schedule.cuh"
 #include "tile.cuh"
 
 namespace flash_sampling::fused_hopper {
 
-// The place of a consumer thread: its warpgroup holds a unit of the tile, its warp a granule of it.
+// A consumer thread at a tile: its warpgroup holds a unit of the tile, its warp a granule of it.
+template <class T>
 struct Consumer {
+    const Call& call;
+    Shared<T>& shared;
     u32 thread, lane, warp, group;
+    u32 first, size;  // the tile's first token, and how many there are
 
-    __device__ __forceinline__ explicit Consumer(u32 thread)
-        : thread(thread), lane(thread % 32), warp(thread / 32), group(thread / 32 / 4) {}
+    __device__ __forceinline__ Consumer(const Call& call, Shared<T>& shared, u32 thread)
+        : call(call), shared(shared), thread(thread), lane(thread % 32), warp(thread / 32), group(thread / 128) {}
     // The first token of the warp's granule within the tile.
-    __device__ __forceinline__ u32 slab() const { return warp * 16; }
+    __device__ __forceinline__ u32 slab() const { return warp * T::GRANULE; }
     // The columns of four accumulators from 4 j on: e % 2 after this.
     __device__ __forceinline__ u32 column(u32 j) const { return j * 8 + lane % 4 * 2; }
+    // The values of these columns.
+    __device__ __forceinline__ float2 pair(const float (&of_columns)[T::COLUMNS], u32 j) const {
+        return *reinterpret_cast<const float2*>(&of_columns[column(j)]);
+    }
+    __device__ __forceinline__ void barrier() const { ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS); }
 };
 
 // Multiplies a tile: one accumulator over hidden, ascending. A warpgroup without tokens has no steps, and accumulators that
@@ -25,14 +33,14 @@ struct Consumer {
 // first. NOTE: stage and descriptors are in uniform registers because all of them come from `uniform`; from ordinary ones each
 // product takes four moves.
 template <class T, ptx::Operand OPERAND>
-__device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* stages, Shared<T>& shared,
-                                         Ring<T>& ring, u32 steps, const Consumer& self) {
+__device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
+                                         const Consumer<T>& self) {
     const u32 place = ptx::uniform(ptx::shared_address(stages) + self.group);
     const u32 group = place % Ring<T>::ALIGNMENT, base = place - group;
     const u32 weight = ptx::operand_address(base + group * T::UNIT_BYTES);
     const u32 hidden = ptx::operand_address(base + T::WEIGHT_BYTES);
-    const u32 full = base + static_cast<u32>(reinterpret_cast<const u8*>(&shared.full[0]) - stages);
-    const u32 empty = ptx::cluster_address(&shared.empty[0], self.lane % T::CLUSTER);
+    const u32 full = base + static_cast<u32>(reinterpret_cast<const u8*>(&self.shared.full[0]) - stages);
+    const u32 empty = ptx::cluster_address(&self.shared.empty[0], self.lane % T::CLUSTER);
     const auto release = [&](u32 stage) {
         if (self.lane < T::CLUSTER) ptx::mbarrier_arrive_cluster(empty + stage * sizeof(u64));
     };
@@ -62,16 +70,16 @@ __device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* 
 
 // Adds the head's bias. Returns which of the thread's two tokens exist, as bits of a word of accumulators.
 template <class T>
-__device__ __forceinline__ u32 add_bias(float (&d)[T::ACCUMULATORS], const Call& call, u32 first, u32 size,
-                                        const Consumer& self) {
+__device__ __forceinline__ u32 add_bias(float (&d)[T::ACCUMULATORS], const Consumer<T>& self) {
     const u32 m = self.slab() + self.lane / 4;
-    if (call.bias) {
-        const float low = m < size ? call.bias[first + m] : 0.0f;
-        const float high = m + 8 < size ? call.bias[first + m + 8] : 0.0f;
+    const float* const bias = self.call.bias;
+    if (bias) {
+        const float low = m < self.size ? bias[self.first + m] : 0.0f;
+        const float high = m + 8 < self.size ? bias[self.first + m + 8] : 0.0f;
 #pragma unroll
         for (int i = 0; i < T::ACCUMULATORS; ++i) d[i] = add_rn(d[i], i & 2 ? high : low);
     }
-    return (m < size ? 0x33333333u : 0u) | (m + 8 < size ? 0xccccccccu : 0u);
+    return (m < self.size ? 0x33333333u : 0u) | (m + 8 < self.size ? 0xccccccccu : 0u);
 }
 
 }  // namespace flash_sampling::fused_hopper

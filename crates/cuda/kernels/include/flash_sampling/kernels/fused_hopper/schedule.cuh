@@ -7,6 +7,15 @@
 
 namespace flash_sampling::fused_hopper {
 
+// The rows of the batch that each block of a cluster loads, of which the host makes boxes (fused_hopper.rs): as few groups of
+// eight, the swizzle's, as hold the batch. The copy engine takes longer to fill rows beyond it with zeros than to read rows.
+// Measured, of all columns loaded: 151936 x 4096, 130 of 192 columns 0.89, 100 of 128 0.97, 40 of 64 0.97; with 256 columns,
+// 240 rows of 37984 x 4096 1.05.
+FS_FUNCTION u32 loaded_rows(u32 columns, u32 cluster, u32 row_count) {
+    const bool loads_all = columns == 256;
+    return loads_all ? columns / cluster : (row_count + 8 * cluster - 1) / (8 * cluster) * 8;
+}
+
 template <class T>
 struct Schedule {
     static constexpr u32 FULL = T::CLUSTER * T::TILE_UNITS * T::UNIT_GRANULES;  // granules of a whole tile

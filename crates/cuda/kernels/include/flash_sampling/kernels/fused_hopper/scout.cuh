@@ -1,24 +1,9 @@
-// The scouts: three warps that score what the filter leaves of a tile, and make the thresholds of the next one, while its
-// products run.
+// The scouts: three warps that score the queues of a tile, and make the thresholds of the next one, while its products run.
 #pragma once
 
 #include "guess.cuh"
 
 namespace flash_sampling::fused_hopper {
-
-// Scores the queues of the tile before.
-template <class T>
-__device__ __forceinline__ void score_queues(const Call& call, Shared<T>& shared, const Schedule<T>& schedule, u32 t,
-                                             u32 hand) {
-    u32 before, unused;
-    schedule.tile(t - 1, before, unused);
-    const u32 queue = hand % T::CONSUMER_WARPS;
-    for (u32 slot = hand / T::CONSUMER_WARPS; slot < shared.queued[queue]; slot += T::SCOUTS / T::CONSUMER_WARPS) {
-        const Contender contender = shared.queue[queue][slot];
-        offer(call, shared, contender.place & 0xffff, call.first_token + before + (contender.place >> 16), contender.dot);
-    }
-    ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
-}
 
 // Calls `take` with the word of each granule of a tile that begins with token `base`. Where the shard begins within a granule a
 // tile's sixteen tokens are of two: the smaller word has the larger bound.
@@ -44,7 +29,7 @@ __device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& sha
     for (u32 column = hand; column < T::COLUMNS; column += T::SCOUTS) {
         const LosingLine line = t == 0 ? LosingLine::flat(0.0f)
                                        : thresholds_of(call, shared, column, exchange_best(call, shared, column), base);
-        const float flat = line.losing_dot(0.0f, call.head);
+        const float flat = t == 0 ? 0.0f : line.losing_dot(0.0f, call.head);
         if (!has_noise(call, shared, column)) {
 #pragma unroll
             for (u32 g = 0; g < T::GRANULES; ++g) shared.losing[g][column] = flat;
@@ -61,13 +46,17 @@ __device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& sha
 template <class T>
 __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const Schedule<T>& schedule) {
     const u32 hand = threadIdx.x - 32;
+    u32 first = 0;
     for (u32 t = 0; t < schedule.tiles; ++t) {
-        u32 first, unused;
-        schedule.tile(t, first, unused);
         if (t > 0) {
+            constexpr u32 QUEUES = T::CONSUMER_WARPS;
+            const u32 queue = hand % QUEUES;
             ptx::mbarrier_wait(&shared.filtered, (t - 1) & 1);
-            score_queues(call, shared, schedule, t, hand);
+            score(call, shared, queue, shared.queued[queue], first, hand / QUEUES, T::SCOUTS / QUEUES);
+            ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
         }
+        u32 unused;
+        schedule.tile(t, first, unused);
         make_thresholds(call, shared, t, call.first_token + first, hand);
         __syncwarp();
         if (hand % 32 == 0) ptx::mbarrier_arrive(&shared.scouted);

@@ -1,4 +1,4 @@
-// What the instance for rows with top-p alone does besides: it stores the raw logits of a tile, and the largest of each granule. Rows
+// The instance for rows with top-p alone: it stores the raw logits of a tile, and the largest of each granule. Rows
 // have neither masks, biases nor penalties, and the head no transform.
 #pragma once
 
@@ -11,16 +11,16 @@
 namespace flash_sampling::fused_hopper {
 
 // Stores the logits of a warp's 16 tokens of a unit. Eight lanes hold tokens side by side: whole sectors. There is room for whole
-// octets of rows, so that all lanes of a warp go the same way; measured: 2 us at 64 rows. Few rows are stored alone.
+// octets of rows, so that no warp diverges; measured: 2 us at 64 rows. Few rows are stored alone.
 template <class T, bool FULL>
-__device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call, float* to, u64 stride,
-                                           const Consumer& self) {
+__device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u32 real, float* to, u64 stride,
+                                           const Consumer<T>& self) {
 #pragma unroll
     for (int j = 0; j < T::ACCUMULATORS / 4; ++j, to += 8 * stride) {
-        if (GranuleTops::ROWS * j >= call.row_count) continue;
+        if (GranuleTops::ROWS * j >= self.call.row_count) continue;
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            if ((T::COLUMNS > GranuleTops::ROWS || self.column(j) + e % 2 < call.row_count) && (FULL || (real >> e & 1)))
+            if ((T::COLUMNS > GranuleTops::ROWS || self.column(j) + e % 2 < self.call.row_count) && (FULL || (real >> e & 1)))
                 to[(e & 1 ? stride : 0) + (e & 2 ? 8 : 0)] = d[4 * j + e];
     }
 }
@@ -28,8 +28,8 @@ __device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u3
 // Stores the largest of a warp's 16 tokens for each row, two rows a word. Lanes halve the octets among themselves while they
 // hold more than one. All lanes call it.
 template <class T, bool FULL>
-__device__ __forceinline__ void store_tops(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call, u32* to, u64 octet_step,
-                                           const Consumer& self) {
+__device__ __forceinline__ void store_tops(const float (&d)[T::ACCUMULATORS], u32 real, u32* to, u64 octet_step,
+                                           const Consumer<T>& self) {
     constexpr int OCTETS = T::ACCUMULATORS / 4;
     constexpr int AT_ONCE = OCTETS < 8 ? OCTETS : OCTETS % 8 ? 4 : 8;
 #pragma unroll
@@ -44,29 +44,29 @@ __device__ __forceinline__ void store_tops(const float (&d)[T::ACCUMULATORS], u3
         }
         u32 octet = first;
         const bool owns = reduce_by_halves<1, 1>(tops, self.lane, octet, ptx::max_of_pairs);
-        if (owns && GranuleTops::ROWS * octet < call.row_count) to[octet * octet_step] = tops[0];
+        if (owns && GranuleTops::ROWS * octet < self.call.row_count) to[octet * octet_step] = tops[0];
     }
 }
 
 template <class T>
-__device__ __forceinline__ void store_with_tops(const float (&d)[T::ACCUMULATORS], u32 real, const Call& call,
-                                                const LogitStore& stored, u32 first, Consumer self) {
+__device__ __forceinline__ void store_with_tops(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
+                                                Consumer<T> self) {
     static_assert(T::GRANULE == GranuleTops::TOKENS, "a warp has a granule of each unit");
     // NOTE: addresses of its own: those that it shared with the filter would be kept in registers.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     if (!__any_sync(0xffffffffu, real)) return;
-    const u32 slab = first + self.slab();
+    const u32 slab = self.first + self.slab();
     float* const to = stored.logits + self.column(0) * stored.stride + slab + self.lane / 4;
     // The words of an octet's granule are its pairs of rows, a lane of four each.
     constexpr u32 WORDS = GranuleTops::ROWS / 2;
     u32* const tops = reinterpret_cast<u32*>(stored.tops) + slab / T::GRANULE * WORDS + self.lane % 4;
-    const u64 octet_step = static_cast<u64>(GranuleTops::granules_of(call.tokens)) * WORDS;
+    const u64 octet_step = static_cast<u64>(GranuleTops::granules_of(self.call.tokens)) * WORDS;
     if (__all_sync(0xffffffffu, real == ~0u)) {
-        store_slab<T, true>(d, real, call, to, stored.stride, self);
-        store_tops<T, true>(d, real, call, tops, octet_step, self);
+        store_slab<T, true>(d, real, to, stored.stride, self);
+        store_tops<T, true>(d, real, tops, octet_step, self);
     } else {
-        store_slab<T, false>(d, real, call, to, stored.stride, self);
-        store_tops<T, false>(d, real, call, tops, octet_step, self);
+        store_slab<T, false>(d, real, to, stored.stride, self);
+        store_tops<T, false>(d, real, tops, octet_step, self);
     }
 }
 

@@ -1,7 +1,8 @@
-// What surely loses: bounds on the dot products of a tile, from the best that all blocks have found.
+// Thresholds: bounds on the dot products of a tile, from the best that all blocks have found.
 #pragma once
 
 #include "../../noise_bound.cuh"
+#include "../../ptx/atomic.cuh"
 #include "tile.cuh"
 
 namespace flash_sampling::fused_hopper {
@@ -42,6 +43,17 @@ __device__ __forceinline__ u64 exchange_best(const Call& call, const Shared<T>& 
     return mine > theirs ? mine : theirs;
 }
 
+// Takes the candidate where it is better. A key never stands beside another's logit: the exchange is one access. The first
+// exchange only reads, in all rows that have a best.
+__device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
+    u64 old_key = 0, old_logit = 0;
+    while (key > old_key) {
+        const u64 expected = old_key;
+        ptx::exchange_if(best, old_key, old_logit, key, f32_to_bits(logit));
+        if (old_key == expected) return;
+    }
+}
+
 // Scores one token exactly, and offers or lists it. `dot` has the head's bias already.
 template <class T>
 __device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 column, u32 token, float dot) {
@@ -57,6 +69,15 @@ __device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 c
     const Noise noise{row.seed, row.position};
     const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
     improve(&shared.best[column], to_ordered_bits(Winner::of(score, token)), logit);
+}
+
+// Scores a queue of a tile that begins with token `first`, by hands that each take every `hands`-th entry.
+template <class T>
+__device__ __forceinline__ void score(const Call& call, Shared<T>& shared, u32 queue, u32 queued, u32 first, u32 hand, u32 hands) {
+    for (u32 slot = hand; slot < queued; slot += hands) {
+        const Contender contender = shared.queue[queue][slot];
+        offer(call, shared, contender.place & 0xffff, call.first_token + first + (contender.place >> 16), contender.dot);
+    }
 }
 
 }  // namespace flash_sampling::fused_hopper

@@ -4,13 +4,12 @@
 #include "../../noise.cuh"
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
-#include "best.cuh"
 #include "lists.cuh"
-#include "loaded_rows.cuh"
+#include "schedule.cuh"
 
 namespace flash_sampling::fused_hopper {
 
-// What an instance does beside the plain draw: see knobs.cuh, lists.cuh (with knobs), masses.cuh, fan_out.cuh, stores.cuh.
+// The work of an instance beside the plain draw: see knobs.cuh, lists.cuh (with knobs), masses.cuh, fan_out.cuh, stores.cuh.
 enum class Extra { Nothing, Knobs, Lists, LogZ, FanOut, Stores };
 
 // COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS slabs of 64 hidden
@@ -73,6 +72,13 @@ struct Tile {
     static constexpr int CONSUMER_REGISTERS = 216;
     static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
                   "raise_registers would wait for ever");
+};
+
+// The best candidate of a row within the block.
+struct alignas(16) Best {
+    u64 key;  // ordered bits of the winner; 0 = none
+    float logit;
+    u32 zero;
 };
 
 // A token that may win.
