@@ -64,28 +64,29 @@ impl Threshold {
 /// Computes a batch in plain Rust, from the Philox block of `counter` on; `tops` has the largest logit of each span.
 #[inline(always)]
 pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold, tops: &[f32; BLOCKS]) -> Granules {
-    let [block, c1, c2, c3] = counter;
+    let [first, c1, c2, c3] = counter;
     let mut batch = Granules::default();
     // Four blocks at a time fit 128-bit registers.
     const AT_ONCE: usize = 4;
     for from in (0..BLOCKS).step_by(AT_ONCE) {
-        let mut c = [[0u64; AT_ONCE], [c1.into(); AT_ONCE], [c2.into(); AT_ONCE], [c3.into(); AT_ONCE]];
-        for i in 0..AT_ONCE {
-            c[0][i] = u64::from(block.wrapping_add((from + i) as u32));
+        let (mut w0, mut w1) = ([0u64; AT_ONCE], [u64::from(c1); AT_ONCE]);
+        let (mut w2, mut w3) = ([u64::from(c2); AT_ONCE], [u64::from(c3); AT_ONCE]);
+        for (w0, block) in w0.iter_mut().zip(from as u32..) {
+            *w0 = u64::from(first.wrapping_add(block));
         }
-        for &[k0, k1] in keys {
-            for i in 0..AT_ONCE {
-                let p0 = (c[0][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[0]);
-                let p1 = (c[2][i] & 0xffff_ffff) * u64::from(PHILOX_M4X32[1]);
-                c[0][i] = (p1 >> 32) ^ c[1][i] ^ k0;
-                c[1][i] = p1;
-                c[2][i] = (p0 >> 32) ^ c[3][i] ^ k1;
-                c[3][i] = p0;
+        for [k0, k1] in keys {
+            for (((w0, w1), w2), w3) in w0.iter_mut().zip(&mut w1).zip(&mut w2).zip(&mut w3) {
+                let p0 = (*w0 & 0xffff_ffff) * u64::from(PHILOX_M4X32[0]);
+                let p1 = (*w2 & 0xffff_ffff) * u64::from(PHILOX_M4X32[1]);
+                *w0 = (p1 >> 32) ^ *w1 ^ k0;
+                *w1 = p1;
+                *w2 = (p0 >> 32) ^ *w3 ^ k1;
+                *w3 = p0;
             }
         }
-        for j in 0..4 {
-            for i in 0..AT_ONCE {
-                batch.words[j][from + i] = c[j][i] as u32;
+        for (to, words) in batch.words.iter_mut().zip([w0, w1, w2, w3]) {
+            for (to, word) in to[from..].iter_mut().zip(words) {
+                *to = word as u32;
             }
         }
     }

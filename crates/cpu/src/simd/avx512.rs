@@ -32,8 +32,8 @@ impl Vector for Avx512 {
             let mut batch = Granules::default();
             let (base, scale) = (_mm256_set1_ps(threshold.base), _mm256_set1_ps(Threshold::SCALE));
             let mut least = _mm256_set1_ps(f32::INFINITY);
-            for j in 0..4 {
-                let words = _mm512_cvtepi64_epi32(c[j]);
+            for (j, words) in c.into_iter().enumerate() {
+                let words = _mm512_cvtepi64_epi32(words);
                 _mm256_storeu_si256(batch.words[j].as_mut_ptr().cast(), words);
                 let bits = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(words)));
                 let of_word = _mm256_fmadd_ps(_mm256_cvtepi32_ps(bits), scale, base);

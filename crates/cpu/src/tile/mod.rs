@@ -298,7 +298,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
 fn scale(logits: &[f32], factor: f32, to: &mut [f32]) -> bool {
     let mut invalid = false;
     for (to, &logit) in to.iter_mut().zip(logits) {
-        invalid |= !(logit < f32::INFINITY);
+        invalid |= logit.is_nan() | (logit == f32::INFINITY);
         *to = logit * factor;
     }
     !invalid
