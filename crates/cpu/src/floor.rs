@@ -110,7 +110,7 @@ impl KnownRow {
         if rival as u32 > ordered(logit) { of_ordered((rival >> 32) as u32) } else { f32::NEG_INFINITY }
     }
 
-    /// The score and the logit of the token that [`KnownRow::rival`] compares with, -inf and +inf where none is known.
+    /// Returns the best score of the first draw that workers share, and the logit of its token; -inf and +inf before any.
     #[inline(always)]
     pub(crate) fn best(&self) -> (f32, f32) {
         match self.rival.load(Ordering::Relaxed) {
@@ -131,16 +131,7 @@ impl KnownRow {
         }
     }
 
-    /// The best score of the first draw of a row without filters, which some worker keeps; -inf while there is none.
-    #[inline(always)]
-    pub(crate) fn best_score(&self) -> f32 {
-        match self.rival.load(Ordering::Relaxed) {
-            0 => f32::NEG_INFINITY,
-            best => of_ordered((best >> 32) as u32),
-        }
-    }
-
-    /// Raises the best score.
+    /// Raises the best score of a row without filters, in which no logit is compared.
     #[inline(always)]
     pub(crate) fn raise_best_score(&self, score: f32) {
         self.rival.fetch_max(u64::from(ordered(score)) << 32, Ordering::Relaxed);

@@ -14,10 +14,10 @@
 //! and reduced while it is in the cache: there is no `[rows, vocab]` array.
 //!
 //! # Crate layout
-//! `dot` multiplies (README beside it), `perturb` decides which tokens need their Gumbel, `simd` has what AVX-512 does
-//! better by hand, `tile` puts these together for one tile, `state` is what a row keeps, `engine` runs passes on all threads over the input
-//! of a call (`hidden`), `summary` makes results of what they know, and each variant has its file. `unsafe` lives in `dot`,
-//! `simd`, and what calls them by instruction set: `tile`, `prefetch`.
+//! `dot` multiplies (README beside it). `granules` computes noise words and thresholds, and `perturb` the exact scores of
+//! tokens that can win. `simd` has the AVX-512 code. `tile` evaluates one tile, `state` is the state of a row, `engine` runs
+//! passes on all threads over the input of a call (`hidden`), `summary` makes results, and each variant has its file.
+//! `unsafe` lives in `dot`, `simd`, `perturb`, `tile` and `prefetch`.
 
 mod above;
 mod adjusted;

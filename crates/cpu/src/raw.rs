@@ -29,7 +29,7 @@ impl RawState {
         }
     }
 
-    /// Whether raw logits are asked for.
+    /// Whether the row needs raw logits.
     #[inline(always)]
     pub(crate) fn is_on(&self) -> bool {
         self.on

@@ -221,8 +221,8 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let tokens = token..token + len as u32;
     let fault = |stage, logits: &[f32]| first_invalid(token, logits).map(|error| Fault { stage, error });
     let transform = RowTransform { adjustments: planned.adjustments.near(tokens.clone()), ..row.transform };
-    let is_asked_raw = matches!(planned.ask, Ask::Summary) && state.raw.is_on();
-    let is_scaled = transform.mask.is_none() && transform.adjustments.is_empty() && !is_asked_raw;
+    let needs_raw = matches!(planned.ask, Ask::Summary) && state.raw.is_on();
+    let is_scaled = transform.mask.is_none() && transform.adjustments.is_empty() && !needs_raw;
     // Without a transform, `V::largest` also detects invalid raw logits.
     let is_raw = is_scaled && transform.inv_temperature == 1.0;
     let spans = match source.spans(planned.at, tokens.clone()).filter(|_| is_scaled) {
@@ -244,7 +244,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
                     state.fault = Fault::first(state.fault, fault(0, &logits[at..end]));
                     return;
                 }
-                if matches!(planned.ask, Ask::Summary) {
+                if needs_raw {
                     state.raw.add(token, &logits[at..end]);
                 }
                 // All logits are finite or -inf here. The transform turns none into NaN, but may overflow.
@@ -357,7 +357,7 @@ struct KeepWinner<'a> {
 impl<'a> KeepWinner<'a> {
     #[inline(always)]
     fn new(winner: &'a mut Candidate, known: Option<&'a KnownRow>) -> Self {
-        let cut = winner.winner.score.max(known.map_or(f32::NEG_INFINITY, KnownRow::best_score));
+        let cut = winner.winner.score.max(known.map_or(f32::NEG_INFINITY, |known| known.best().0));
         KeepWinner { winner, known, cut }
     }
 }
