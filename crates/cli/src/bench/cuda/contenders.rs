@@ -2,13 +2,14 @@
 
 use super::clock::Clock;
 use super::head::{Calls, OnDevice};
-use super::{INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE, driver, failed};
+use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE, driver, failed};
 use crate::bench::record::{Entry, Section};
 use crate::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use crate::bench::timing::{Contender, Timing};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::synthetic::Logits;
+use flash_sampling::DType;
 use flash_sampling::cuda::abi::{Draw, status};
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::cuda::rivals::{InverseCdf, Matmul, Read, Way};
@@ -33,6 +34,16 @@ pub struct Contenders<'h> {
     /// `[rows, vocab]`, of the weight's type: what the rivals write and we never make.
     logits: CudaSlice<u8>,
     tokens: CudaSlice<u32>,
+    draws: CudaSlice<Draw>,
+    existing: Existing,
+}
+
+/// Logits that are in device memory before a call, and our sampler over them.
+#[derive(Debug)]
+struct Existing {
+    /// `[rows, vocab]`, those of the peaked hidden states.
+    logits: CudaSlice<f32>,
+    standalone: DeviceStandalone,
     draws: CudaSlice<Draw>,
 }
 
@@ -84,9 +95,11 @@ impl<'h> Contenders<'h> {
         plan(OURS[1], Logits::Peaked, KernelChoice::Fastest, false)?;
         plan(LOG_Z, Logits::Peaked, KernelChoice::Fastest, false)?;
         if portable {
-            plan(PORTABLE[0], Logits::Peaked, KernelChoice::Portable, false)?;
-            plan(PORTABLE[1], Logits::Peaked, KernelChoice::Portable, true)?;
+            for name in PORTABLE {
+                plan(name, Logits::Peaked, KernelChoice::Portable, name == PORTABLE[2])?;
+            }
         }
+        let existing = Existing::new(head, &mut ours[0].tiled, device, stream)?;
         let tokens = 0..weight.rows as u32;
         Ok(Contenders {
             head,
@@ -99,6 +112,7 @@ impl<'h> Contenders<'h> {
             logits: stream.alloc_zeros(most * weight.rows * weight.dtype.size()).map_err(&allocate)?,
             tokens: stream.alloc_zeros(most).map_err(&allocate)?,
             draws: stream.alloc_zeros(most).map_err(&allocate)?,
+            existing,
         })
     }
 
@@ -160,7 +174,7 @@ impl<'h> Contenders<'h> {
         let mut list = Vec::new();
         let peaked = head.states(Logits::Peaked, rows);
         let (address, tokens) = (self.logits.device_ptr(&self.stream).0, self.tokens.device_ptr(&self.stream).0);
-        let logits = DeviceMatrix { address, dtype: weight.dtype, rows, cols: weight.rows, row_stride: weight.rows };
+        let logits = DeviceMatrix { address, ..logits_of(weight, rows) };
         if let Some(matmul) = &self.matmul {
             // SAFETY: operands that `head` holds, and room for `rows` rows of logits.
             let product = move || unsafe { matmul.launch(&weight, &peaked, logits.address) }.map_err(failed);
@@ -186,12 +200,27 @@ impl<'h> Contenders<'h> {
             }
         }
         for ours in &mut self.ours {
-            let mut calls = Calls::new(rows, calls, ours.name == GREEDY, &self.stream)?;
+            let mut calls = Calls::new(rows, calls, ours.is_greedy(), &self.stream)?;
             list.push(Contender::new(
                 ours.name,
                 ours.call(head, stream, &self.stream, rows, move || calls.advance().0),
             ));
         }
+        let Existing { logits, standalone, draws } = &mut self.existing;
+        let (address, draws) = (logits.device_ptr(&self.stream).0, draws.device_ptr(&self.stream).0);
+        let logits = DeviceMatrix { address, dtype: DType::F32, ..logits_of(weight, rows) };
+        let mut calls = Calls::new(rows, calls, false, &self.stream)?;
+        list.push(Contender::new(EXISTING[0], move || {
+            let draws = DeviceDraws { count: rows, rows: calls.advance().0, sources: None, draws, log_z: None };
+            // SAFETY: logits that were made beforehand, the parameters of this call, room for a draw a row.
+            unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
+        }));
+        let (_, read) = &self.reads[0];
+        list.push(Contender::new(EXISTING[1], move || {
+            // SAFETY: the same logits.
+            unsafe { read.launch(stream, logits.address, (rows * logits.cols * size_of::<f32>()) as u64) }
+                .map_err(failed)
+        }));
         Ok(list)
     }
 
@@ -200,8 +229,8 @@ impl<'h> Contenders<'h> {
         let (failed, vocab) = (driver("copy the draws"), self.head.weight().rows as u32);
         let wrong = |name: &str, row| CommandError::usage(format!("{name}: row {row} of the benchmark was not drawn"));
         let draws = self.ours.iter().map(|ours| (ours.name, &ours.draws));
-        let existing = self.matmul.as_ref().map(|_| (STANDALONE, &self.draws));
-        for (name, draws) in draws.chain(existing) {
+        let rival = self.matmul.as_ref().map(|_| (STANDALONE, &self.draws));
+        for (name, draws) in draws.chain(rival).chain([(EXISTING[0], &self.existing.draws)]) {
             let draws = self.stream.clone_dtoh(&draws.slice(..rows)).map_err(&failed)?;
             let bad = draws.iter().position(|draw| draw.status != status::DRAWN || draw.token >= vocab);
             bad.map_or(Ok(()), |row| Err(wrong(name, row)))?;
@@ -233,7 +262,41 @@ impl<'h> Contenders<'h> {
     }
 }
 
+/// Logits of the weight's type, `[rows, vocab]`, at no address yet.
+fn logits_of(weight: DeviceMatrix, rows: usize) -> DeviceMatrix {
+    DeviceMatrix { address: 0, rows, cols: weight.rows, row_stride: weight.rows, ..weight }
+}
+
+impl Existing {
+    /// Makes the logits of all rows by a draw that stores them.
+    fn new(
+        head: &OnDevice,
+        tiled: &mut DeviceTiled,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CommandError> {
+        let allocate = driver("allocate memory");
+        let (vocab, rows) = (head.weight().rows, head.rows());
+        let logits = stream.alloc_zeros(rows * vocab).map_err(&allocate)?;
+        let draws = stream.alloc_zeros(rows).map_err(&allocate)?;
+        let mut calls = Calls::new(rows, 1, true, stream)?;
+        let (to, drawn) = (logits.device_ptr(stream).0, draws.device_ptr(stream).0);
+        // SAFETY: hidden states and parameters of these rows, room for a draw a row and for every logit.
+        unsafe {
+            let hidden = head.states(Logits::Peaked, rows);
+            tiled.launch_storing(stream, &hidden, calls.advance().0, drawn, to, vocab).map_err(failed)?;
+        }
+        stream.synchronize().map_err(driver("make logits"))?;
+        let standalone = DeviceStandalone::new(0..vocab as u32, DType::F32, rows, device).map_err(failed)?;
+        Ok(Existing { logits, standalone, draws })
+    }
+}
+
 impl Ours {
+    fn is_greedy(&self) -> bool {
+        [GREEDY, PORTABLE[1]].contains(&self.name)
+    }
+
     /// One call on the first rows; `next` gives the address of its parameters.
     fn call<'a>(
         &'a mut self,

@@ -48,8 +48,10 @@ const REST: Duration = Duration::from_millis(250);
 
 /// cuBLAS, then our sampler over existing logits.
 pub const STANDALONE: &str = "cuBLAS + standalone";
-/// The portable kernel; and the same, which keeps the float32 logits.
-pub const PORTABLE: [&str; 2] = ["portable, peaked", "portable, logits kept"];
+/// Our sampler over float32 logits that are there already; and a read of these.
+pub const EXISTING: [&str; 2] = ["standalone, float32", "float32 logits, read"];
+/// The portable kernel; at temperature 0; and a draw that keeps the float32 logits.
+pub const PORTABLE: [&str; 3] = ["portable, peaked", "portable, greedy", "portable, logits kept"];
 
 /// The draw on peaked logits that tells log Z too.
 pub const LOG_Z: &str = "tiled, log Z";

@@ -1,6 +1,6 @@
 //! Times and ratios of a GPU as text, part by part.
 
-use super::{LOG_Z, OURS, PORTABLE};
+use super::{EXISTING, LOG_Z, OURS, PORTABLE};
 use crate::bench::record::{Entry, Gpu, Record, Section};
 use crate::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use std::io::{self, Write};
@@ -99,7 +99,8 @@ fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Resu
     let Some(first) = head.first() else { return Ok(()) };
     let best = |section: &Section, name: &str| section.entry(name).map(|entry| entry.best);
     // Every rival that draws: its time over ours on the same logits, cuBLAS alone being no such rival.
-    let plain = [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z, PORTABLE[1]];
+    let plain =
+        [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z, PORTABLE[1], PORTABLE[2], EXISTING[0], EXISTING[1]];
     let rivals: Vec<&str> =
         first.entries.iter().map(|entry| entry.name.as_str()).filter(|name| !plain.contains(name)).collect();
     let peers: Vec<&str> = first.peers.iter().map(|entry| entry.name.as_str()).collect();
