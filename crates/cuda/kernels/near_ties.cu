@@ -20,12 +20,12 @@ FS_LAYOUT(NearTies, 80,
           FS_AT(blocks, 72) && FS_AT(parts_of_block, 76));
 
 struct KeepNear {
+    static constexpr bool RAISES = false;
     const KeptTokens& out;
     float least;
     u32 item;
 
     __device__ __forceinline__ float cut() const { return least; }
-    __device__ __forceinline__ float raise(float) const { return least; }
     __device__ __forceinline__ void offer(float score, u32 token, float logit) const {
         if (score >= least) out.push({to_ordered_bits(Winner::of(score, token)), logit, item});
     }
@@ -33,7 +33,7 @@ struct KeepNear {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) near_ties(const __grid_constant__ NearTies call) {
     __shared__ Row row;
-    __shared__ u32 words[WARPS][SCAN_WORDS];
+    __shared__ WarpScan scans[WARPS];
     __shared__ u64 unused;
     const u32 i = blockIdx.x / call.blocks, block = blockIdx.x % call.blocks, warp = threadIdx.x / 32;
     copy_row(&row, call.rows + i);
@@ -49,5 +49,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) near_ties(const __grid_
     Raw<Element::F32> start{};
     if (begin < end)
         start = load_lane<Element::F32>(logits, is_aligned<Element::F32>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
-    scan<Element::F32>(logits, row, words[warp], begin, end, WARPS, start, &unused, keep);
+    scan<Element::F32>(logits, row, scans[warp], begin, end, WARPS, start, &unused, keep);
 }

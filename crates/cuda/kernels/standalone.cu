@@ -1,6 +1,7 @@
 // The sampler over existing logits (paper Alg. I.1): one launch, several blocks a draw, the last of them concludes.
 // FS_ELEMENT (BF16, F16 or F32) is given by the build, for fast-math FS_FAST_MATH, and FS_LOG_Z for the instance that tells
 // log Z too.
+#include "flash_sampling/ptx/ordered.cuh"
 #include "flash_sampling/row_mass.cuh"
 #include "flash_sampling/scan.cuh"
 
@@ -31,25 +32,39 @@ struct Existing {
 FS_LAYOUT(Existing, 32,
           FS_AT(logits, 0) && FS_AT(sources, 8) && FS_AT(row_stride, 16) && FS_AT(blocks, 24) && FS_AT(parts_of_block, 28));
 
-// The best of a thread, and the block's best score, which raises the cut; and the thread's mass.
+// The best of a thread, and the thread's mass. The best scores of the block and of all blocks raise the cut.
 struct KeepBest {
-    u32* shared_cut;  // monotone bits
-    u64 best;         // ordered bits; 0 = none
+    static constexpr bool RAISES = true;
+    u32* of_block;  // monotone bits
+    u64* of_all;    // ordered bits
+    u32 seen;       // of all blocks, monotone bits
+    u32 next_seen;  // still on its way
+    u64 best;       // ordered bits; 0 = none
     RowMass mass;
 
-    __device__ __forceinline__ float cut() const {
-        const u32 bits = *static_cast<volatile u32*>(shared_cut);
+    __device__ __forceinline__ float known() const {
+        const u32 bits = max(*static_cast<volatile u32*>(of_block), seen);
         return bits == 0 ? -f32_infinity() : from_monotone_bits(bits);
     }
+    __device__ __forceinline__ float cut() {
+        seen = next_seen;
+        next_seen = static_cast<u32>(*static_cast<volatile u64*>(of_all) >> 32);
+        return known();
+    }
+    // No guess stays the row's best: its key is below that of any token with the same score.
     __device__ __forceinline__ float raise(float score) {
-        if (threadIdx.x % 32 == 0 && score > -f32_infinity()) atomicMax(shared_cut, to_monotone_bits(score));
-        return score;
+        const float old = known();
+        if (threadIdx.x % 32 == 0 && score > old) {
+            atomicMax(of_block, to_monotone_bits(score));
+            atomicMax(of_all, static_cast<u64>(to_monotone_bits(score)) << 32);
+        }
+        return fmaxf(score, old);
     }
     __device__ __forceinline__ void offer(float score, u32 token, float) {
         const u64 key = to_ordered_bits(Winner::of(score, token));
         if (key <= best) return;
         best = key;
-        atomicMax(shared_cut, static_cast<u32>(key >> 32));
+        atomicMax(of_block, static_cast<u32>(key >> 32));
     }
     __device__ __forceinline__ void weigh(const float (&logits)[8], float top) { mass.add(logits, top); }
 };
@@ -57,7 +72,7 @@ struct KeepBest {
 // A draw from existing logits by all of its blocks.
 __device__ __forceinline__ void draw_existing(const Call& call, const Existing& existing, const Masses& masses) {
     __shared__ Row row;
-    __shared__ u32 words[WARPS][SCAN_WORDS];
+    __shared__ WarpScan scans[WARPS];
     __shared__ u64 bests[WARPS];
     __shared__ u32 cut;
     __shared__ RowMass weights[TELLS_LOG_Z ? WARPS : 1];
@@ -75,14 +90,14 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
 
     copy_row(&row, call.rows + draw);
     // Blocks that were faster have raised the cut already.
-    if (threadIdx.x == 64) cut = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
+    const u32 seen = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
+    if (threadIdx.x == 64) cut = 0;
     __syncthreads();
-    KeepBest keep{&cut, 0, RowMass::empty()};
-    scan<TYPE, TELLS_LOG_Z>(logits, row, words[warp], begin, end, WARPS, start, call.invalid + draw, keep);
+    KeepBest keep{&cut, call.best + draw, seen, seen, 0, RowMass::empty()};
+    scan<TYPE, TELLS_LOG_Z>(logits, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
 
     // The block's best.
-    u64 best = keep.best;
-    for (u32 distance = 16; distance > 0; distance /= 2) best = max(best, __shfl_xor_sync(0xffffffffu, best, distance));
+    u64 best = largest_of_warp(keep.best);
     if (threadIdx.x % 32 == 0) bests[warp] = best;
     if constexpr (TELLS_LOG_Z) {
         const RowMass of_warp = keep.mass.of_warp();
@@ -100,8 +115,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
             for (u32 w = 1; w < WARPS; ++w) mass = mass.merge(weights[w]);
             parts[block] = mass.part();
         }
-        __threadfence();
-        arrived = atomicAdd(call.arrived + draw, 1u);
+        arrived = ptx::add_ordered(call.arrived + draw, 1u);
     }
     if (TELLS_LOG_Z) {
         arrived = __shfl_sync(0xffffffffu, arrived, 0);
@@ -111,7 +125,6 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     if (arrived != existing.blocks - 1) return;
 
     // The draw's last block concludes, and leaves the scratch as it was found.
-    __threadfence();
     if constexpr (TELLS_LOG_Z) {
         RowMass mass = RowMass::empty();
         for (u32 b = threadIdx.x; b < existing.blocks; b += 32) mass = mass.merge(RowMass::of_part(__ldcg(parts + b)));
@@ -119,8 +132,10 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
         if (threadIdx.x != 0) return;
         masses.log_z[draw] = mass.log_z();
     }
-    best = atomicExch(call.best + draw, 0ull);
-    const u64 invalid = atomicExch(call.invalid + draw, ~0ull);
+    best = __ldcg(call.best + draw);
+    const u64 invalid = __ldcg(call.invalid + draw);
+    call.best[draw] = 0;
+    call.invalid[draw] = ~0ull;
     call.arrived[draw] = 0;
     float logit = 0.0f;
     if (best) {

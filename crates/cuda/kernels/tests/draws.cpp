@@ -8,6 +8,7 @@
 #include "flash_sampling/digit.cuh"
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
+#include "flash_sampling/ptx/ordered.cuh"
 #include "flash_sampling/row_mass.cuh"
 #include "flash_sampling/scan.cuh"
 #include "flash_sampling/select.cuh"

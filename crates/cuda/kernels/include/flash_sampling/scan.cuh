@@ -9,8 +9,9 @@
 //    (noise_bound.cuh).
 // 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts, each lane computes one Philox
 //    block, and the warp stores the words of eight parts in shared memory.
-// 3. A lane scores a token only if the logit plus the noise bound can reach `keep.cut()`.
-// 4. If there is no cutoff yet, the warp computes one: a lower bound of the best leader's score, from cheap logarithms.
+// 3. A lane scores a token only if the logit plus the noise bound can reach the cutoff.
+// 4. A leader's score has a cheap lower bound. The best of these bounds raises the cutoff before any token is scored.
+// 5. The tokens that are left wait in a queue, so that full warps compute their exact scores.
 // A skipped token cannot reach the cutoff, so `keep` ends with the same result as the plain version, bit for bit.
 #pragma once
 
@@ -30,6 +31,20 @@ constexpr u32 SCAN_TOKENS = 256;
 constexpr u32 SCAN_PARTS = 8;
 constexpr u32 SCAN_WORDS = SCAN_PARTS * SCAN_TOKENS / Granule::TOKENS;
 static_assert(SCAN_WORDS == 4 * 32, "one Philox block per lane");
+
+// A token that can reach the cutoff, and its granule's word.
+struct Queued {
+    u32 token;
+    float logit;
+    u32 word;
+};
+
+// The shared memory of one scanning warp.
+struct WarpScan {
+    static constexpr u32 QUEUE = 32;
+    u32 words[SCAN_WORDS];
+    Queued queue[QUEUE];
+};
 
 // The logits of one row, raw or transformed.
 struct ExistingRow {
@@ -164,22 +179,44 @@ __device__ __forceinline__ float warp_max(float x) {
     return from_monotone_bits(__reduce_max_sync(0xffffffffu, to_monotone_bits(x)));
 }
 
+// Computes the exact scores of the queued tokens that still reach the cutoff. All lanes of a warp call this function.
+template <class Keep>
+__device__ __forceinline__ void score_queue(const Row& row, const WarpScan& shared, u32 queued, Keep& keep) {
+    __syncwarp();
+#pragma unroll 1
+    for (u32 slot = threadIdx.x % 32; slot < queued; slot += 32) {
+        const auto [token, logit, word] = shared.queue[slot];
+        const bool greedy = row.greedy;
+        if (!reaches(logit, greedy ? 0.0f : noise_bound(Granule::minimum_bits(word)), keep.cut())) continue;
+        float score = logit;
+        if (!greedy) {
+            const Noise noise{row.seed, row.position};
+            const Granule granule = noise.granule(Domain::Token, row.draw, token, word);
+            score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, row.draw, token));
+        }
+        keep.offer(score, token, logit);
+    }
+    __syncwarp();
+}
+
 // Offers every token that can reach the cutoff to `keep`. All lanes of a warp call this function. The warp scans the
 // parts `begin`, `begin + step`, ... below `end` of the vocabulary. `row` lies in shared memory and belongs to one
-// draw. `words` belongs to the warp. `next` holds the lane's logits of the part `begin`.
+// draw. `shared` belongs to the warp. `next` holds the lane's logits of the part `begin`.
 //
 //   float Keep::cut()                      returns the current score cutoff; -inf at first, or fixed
+//   constexpr bool Keep::RAISES            whether a lower bound of any token's score raises the cutoff, by
 //   float Keep::raise(float score)         some token of the row has at least this score; returns the new cutoff
 //   void Keep::offer(float score, u32 token, float logit)
 //   void Keep::weigh(logits, float top)    with WEIGHS: takes a lane's transformed logits of a part, and their largest
 template <Element TYPE, bool WEIGHS = false, class Keep>
-__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, u32 (&words)[SCAN_WORDS], u32 begin,
-                                     u32 end, u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
+__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, WarpScan& shared, u32 begin, u32 end,
+                                     u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
     const u32 lane = threadIdx.x % 32;
     const bool aligned = is_aligned<TYPE>(existing);
     // One register instead of twelve: the code reads the row's fields from shared memory at each use.
     const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
     const bool greedy = row.greedy;
+    u32 queued = 0;
 #pragma unroll 1
     for (u32 part = begin, turn = 0; part < end; part += step, turn = (turn + 1) % SCAN_PARTS) {
         const u32 first = part * SCAN_TOKENS;
@@ -187,7 +224,7 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
             __syncwarp();
             const Words made = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, 4 * (part + lane / 4 * step) + lane % 4);
 #pragma unroll
-            for (u32 w = 0; w < 4; ++w) words[4 * lane + w] = made.w[w];
+            for (u32 w = 0; w < 4; ++w) shared.words[4 * lane + w] = made.w[w];
             __syncwarp();
         }
         float logits[8];
@@ -217,41 +254,43 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
         if (!greedy) {
 #pragma unroll
             for (u32 g = 0; g < 2; ++g) {
-                word[g] = words[(turn * SCAN_TOKENS + group_offset<TYPE>(lane, g)) / Granule::TOKENS];
+                word[g] = shared.words[(turn * SCAN_TOKENS + group_offset<TYPE>(lane, g)) / Granule::TOKENS];
                 bound[g] = noise_bound(Granule::minimum_bits(word[g]));
             }
         }
-        // NOTE: other warps may raise the cutoff at any time. All lanes use lane 0's value, to take the same branch.
-        float cut = __shfl_sync(0xffffffffu, keep.cut(), 0);
-        if (cut == -f32_infinity()) {
+        float cut = keep.cut();
+        const bool is_open = reaches(tops[0], bound[0], cut) || reaches(tops[1], bound[1], cut);
+        if (!__any_sync(0xffffffffu, is_open)) continue;
+        if constexpr (Keep::RAISES) {
             float least = greedy ? fmaxf(tops[0], tops[1]) : -f32_infinity();
 #pragma unroll
             for (u32 g = 0; g < 2; ++g) {
                 const bool has_leader = ((word[g] ^ group_offset<TYPE>(lane, g)) % Granule::TOKENS) < 4;
+                if (greedy || !has_leader) continue;
                 const float logit = pick(logits, 4 * g + word[g] % 4);
-                if (!greedy && has_leader) least = fmaxf(least, leader_score_at_least(logit, Granule::minimum_bits(word[g])));
+                least = fmaxf(least, leader_score_at_least(logit, Granule::minimum_bits(word[g])));
             }
             cut = keep.raise(warp_max(least));
         }
-        if (!reaches(tops[0], bound[0], cut) && !reaches(tops[1], bound[1], cut)) continue;
         u32 hits = 0;
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) hits |= reaches(logits[i], bound[i / 4], cut) ? 1u << i : 0u;
 #pragma unroll 1
-        for (; hits; hits &= hits - 1) {
-            const u32 i = __ffs(static_cast<int>(hits)) - 1;
-            const float logit = pick(logits, i);
-            if (!reaches(logit, i & 4 ? bound[1] : bound[0], keep.cut())) continue;
-            const u32 token = first + group_offset<TYPE>(lane, i / 4) + i % 4;
-            float score = logit;
-            if (!greedy) {
-                const Noise noise{row.seed, row.position};
-                const Granule granule = noise.granule(Domain::Token, row.draw, token, i & 4 ? word[1] : word[0]);
-                score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, row.draw, token));
+        while (const u32 lanes = __ballot_sync(0xffffffffu, hits)) {
+            if (queued + __popc(lanes) > WarpScan::QUEUE) {
+                score_queue(row, shared, queued, keep);
+                queued = 0;
             }
-            keep.offer(score, token, logit);
+            if (hits) {
+                const u32 i = __ffs(static_cast<int>(hits)) - 1;
+                const u32 token = first + group_offset<TYPE>(lane, i / 4) + i % 4;
+                shared.queue[queued + __popc(lanes & ((1u << lane) - 1))] = {token, pick(logits, i), i & 4 ? word[1] : word[0]};
+                hits &= hits - 1;
+            }
+            queued += __popc(lanes);
         }
     }
+    score_queue(row, shared, queued, keep);
 }
 
 }  // namespace flash_sampling

@@ -52,7 +52,7 @@ struct SelectMass {
         u64 best;
         u64 invalid;
         Row row;
-        u32 words[WARPS][SCAN_WORDS];
+        WarpScan scans[WARPS];
         u32 cut;
     };
 
@@ -75,12 +75,6 @@ struct SelectMass {
     static __device__ __forceinline__ double sum_of_warp(double x) {
 #pragma unroll
         for (u32 distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-        return x;
-    }
-
-    static __device__ __forceinline__ u64 max_of_warp(u64 x) {
-#pragma unroll
-        for (u32 distance = 16; distance > 0; distance /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, distance));
         return x;
     }
 
@@ -181,7 +175,7 @@ struct SelectMass {
         }
         const Share share = meet();
         return {sum_of_warp(of_bits(share.before)), sum_of_warp(of_bits(share.all)),
-                from_monotone_bits(static_cast<u32>(max_of_warp(share.best)))};
+                from_monotone_bits(static_cast<u32>(largest_of_warp(share.best)))};
     }
 
     static __device__ __forceinline__ u64 bits_of(double x) { return static_cast<u64>(__double_as_longlong(x)); }
@@ -200,12 +194,11 @@ struct SelectMass {
         Raw<Element::F32> start{};
         if (begin < end)
             start = load_lane<Element::F32>(row, is_aligned<Element::F32>(row), begin * SCAN_TOKENS, threadIdx.x % 32);
-        u32(&words)[SCAN_WORDS] = shared.words[threadIdx.x / 32];
-        scan<Element::F32>(row, shared.row, words, begin, end, part_step(), start, &shared.invalid, keep);
+        scan<Element::F32>(row, shared.row, shared.scans[threadIdx.x / 32], begin, end, part_step(), start, &shared.invalid, keep);
         if (keep.best) atomicMax(&shared.best, keep.best);
         __syncthreads();
         if (threadIdx.x == 0) shared.shares[meetings % 2] = {0, 0, shared.best};
-        return max_of_warp(meet().best);
+        return largest_of_warp(meet().best);
     }
 
     // The transformed logit of a token.

@@ -252,8 +252,8 @@ struct SelectOpen {
         const double least = limit * (1.0 - own_error), most = limit * (1.0 + own_error);
         const bool is_kept = upto * (1.0 + own_error) - own * (1.0 - own_error) < least;
         const bool is_lost = (upto - mass) * (1.0 - own_error) > most;
-        const u64 kept = SelectMass::max_of_warp(is_kept ? best : 0);
-        const u64 perhaps = SelectMass::max_of_warp(!is_kept && !is_lost ? best : 0);
+        const u64 kept = largest_of_warp(is_kept ? best : 0);
+        const u64 perhaps = largest_of_warp(!is_kept && !is_lost ? best : 0);
         if (!(row.before * (1.0 - row.error) > most)) {
             // The plain winner is kept, or in doubt, which the host decides.
             if (lane == 0 && !(row.before * (1.0 + row.error) < least))

@@ -27,7 +27,7 @@ struct SelectRow {
         u32 units[KEPT];
         float edges[KEPT];
         Row row;
-        u32 words[WARPS][SCAN_WORDS];
+        WarpScan scans[WARPS];
         u64 best;
         u64 invalid;
         u32 cut;
@@ -219,8 +219,7 @@ struct SelectRow {
         Raw<Element::F32> start{};
         if (begin < end)
             start = load_lane<Element::F32>(logits, is_aligned<Element::F32>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
-        u32(&words)[SCAN_WORDS] = shared.words[threadIdx.x / 32];
-        scan<Element::F32>(logits, shared.row, words, begin, end, WARPS, start, &shared.invalid, keep);
+        scan<Element::F32>(logits, shared.row, shared.scans[threadIdx.x / 32], begin, end, WARPS, start, &shared.invalid, keep);
         if (keep.best) atomicMax(&shared.best, keep.best);
         __syncthreads();
         const u64 best = shared.best;

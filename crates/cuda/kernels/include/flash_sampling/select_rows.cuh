@@ -46,15 +46,15 @@ FS_LAYOUT(SelectRows, 72,
 
 #ifdef __CUDACC__
 
-// The best of the tokens before a place, for scan(). The cut is finite from the start, so that scan raises none.
+// The best of the tokens before a place, for scan(). Other tokens' scores say nothing of it.
 struct KeepBefore {
+    static constexpr bool RAISES = false;
     u32* shared_cut;
     float limit;
     u32 token_limit;
     u64 best;
 
     __device__ __forceinline__ float cut() const { return from_monotone_bits(*static_cast<volatile u32*>(shared_cut)); }
-    __device__ __forceinline__ float raise(float) const { return cut(); }
     __device__ __forceinline__ void offer(float score, u32 token, float logit) {
         if (!(logit > limit || (logit == limit && token < token_limit))) return;
         const u64 key = to_ordered_bits(Winner::of(score, token));

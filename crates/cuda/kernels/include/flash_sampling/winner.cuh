@@ -36,6 +36,15 @@ FS_FUNCTION Winner from_ordered_bits(u64 bits) {
     return {from_monotone_bits(static_cast<u32>(bits >> 32)), ~static_cast<u32>(bits)};
 }
 
+#ifdef __CUDACC__
+// The largest of a warp's ordered bits, in every lane.
+__device__ __forceinline__ u64 largest_of_warp(u64 key) {
+    const u32 high = __reduce_max_sync(0xffffffffu, static_cast<u32>(key >> 32));
+    const u32 low = __reduce_max_sync(0xffffffffu, static_cast<u32>(key >> 32) == high ? static_cast<u32>(key) : 0);
+    return static_cast<u64>(high) << 32 | low;
+}
+#endif
+
 // A winner together with the transformed logit that it was drawn with.
 struct Candidate {
     Winner winner;

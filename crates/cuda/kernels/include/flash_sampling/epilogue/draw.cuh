@@ -3,9 +3,11 @@
 // The plain version: score every token of the tile, keep the best. What differs, and why the answer stays the same:
 //
 // 1. A granule's word bounds the noise of its tokens, and so gives a limit: no token of the granule wins with a dot product at
-//    or below it (see `losing_dot`). All threads make the limits of a tile first.
+//    or below it (see `LosingLine`). All threads make the limits of a tile first.
 // 2. The limits come from the best winner that any block has found; an old one only scores more tokens.
-// 3. What is left is scored exactly (see sample.cuh).
+// 3. In a block's first tile the leaders of granules are guesses: their scores have cheap lower bounds. The best guess of all
+//    blocks makes the limits.
+// 4. What is left waits in a queue of the warp, so that full warps score it exactly.
 #pragma once
 
 #include "sample.cuh"
@@ -13,87 +15,158 @@
 
 namespace flash_sampling {
 
+// A token that may win.
+struct Waiting {
+    float dot;  // with the head's bias
+    u32 place;  // row of the batch, then token within the tile
+};
+
 template <int COLUMNS>
 struct DrawEpilogue {
     static constexpr u32 GRANULE = 16;
     using Arguments = LogitStore;
     struct Shared {
         Winners<COLUMNS> winners;
-        float best[COLUMNS];  // the best score of any block; of a greedy row the limit of all granules
+        LosingLine lines[COLUMNS];  // the limits of a row, by the bound of a granule's noise
+        u64 guesses[PART_COLUMNS<COLUMNS>];  // a score that the tile's best is not below, as ordered bits; 0 = none
         float limits[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
+        Waiting queue[WARPS][32];
+        u32 queued[WARPS];
     };
     const Call& call;
     const LogitStore& stored;
     const Run& run;
     Shared& shared;
 
-    __device__ __forceinline__ void begin() { shared.winners.begin(); }
+    __device__ __forceinline__ void begin() {
+        shared.winners.begin();
+        if (threadIdx.x < WARPS) shared.queued[threadIdx.x] = 0;
+    }
+
+    // The limits of a row from a score that its best is not below.
+    __device__ __forceinline__ LosingLine line_of(const Row& row, float score) const {
+        if (score == -f32_infinity()) return LosingLine::flat(score);
+        if (row.greedy) return LosingLine::flat(losing_capped(score, 0.0f, call.head, row));
+        return LosingLine::of(score, NOISE_CEILING, call.head, row);
+    }
 
     // Publishes the best of this block for a row, and takes the best of all blocks.
-    __device__ __forceinline__ void refresh_best(u32 column, u32 next_token) {
+    __device__ __forceinline__ void refresh_limits(u32 column, u32 next_token) {
         const u64 mine = shared.winners.key(column), theirs = __ldcg(&call.best[column]);
         if (mine > theirs) atomicMax(&call.best[column], mine);
         const u64 key = mine > theirs ? mine : theirs;
         const Winner winner = key ? from_ordered_bits(key) : Winner::none();
         const Row& row = call.rows[column];
-        float best = winner.score;
-        if (row.greedy) {
-            const bool is_plain =
-                row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
-            // An equal logit of a later token loses.
-            if (!is_plain || winner.token >= next_token) best = losing_dot(best, 0.0f, call.head, row);
+        const bool is_plain =
+            row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
+        // An equal logit of a later token loses.
+        const bool is_last = row.greedy && is_plain && winner.token < next_token;
+        shared.lines[column] = is_last ? LosingLine::flat(winner.score) : line_of(row, winner.score);
+    }
+
+    // Makes the first limits of a part's rows. All threads of the block call this function.
+    __device__ __forceinline__ void guess(const DotTile& tile, u32 thread) {
+        if (thread < tile.columns) shared.guesses[thread] = 0;
+        __syncthreads();
+        const u32 first = call.first_token + tile.first;
+        each_granule(call, tile, thread, [&](u32 c, u32 place, u32 word) {
+            // Wraps to a large number for a token before the tile.
+            const u32 token = (first / Granule::TOKENS + place) * Granule::TOKENS + word % Granule::TOKENS, t = token - first;
+            if (t >= tile.tokens) return;
+            const Row& row = call.rows[tile.column + c];
+            const float dot = tile.dots[c * tile.stride + t];
+            const float biased = call.bias ? add_rn(dot, call.bias[tile.first + t]) : dot;
+            const float logit = row.apply(call.head.apply(biased, 0.0f, false), token);
+            if (!is_finite(logit)) return;
+            const float score = row.greedy ? logit : leader_score_at_least(logit, Granule::minimum_bits(word));
+            atomicMax(&shared.guesses[c], to_ordered_bits(Winner::of(score, token)));
+        });
+        __syncthreads();
+        // No guess stays a row's winner unless the token's score is the same: the block scores the token itself.
+        if (thread < tile.columns && shared.guesses[thread]) {
+            const u32 column = tile.column + thread;
+            const u64 mine = shared.guesses[thread], theirs = atomicMax(&call.best[column], mine);
+            shared.lines[column] = line_of(call.rows[column], from_ordered_bits(mine > theirs ? mine : theirs).score);
         }
-        shared.best[column] = best;
+        __syncthreads();
     }
 
     __device__ __forceinline__ void tile(const DotTile& tile) {
+        const u32 thread = thread_index(), warp = thread / 32, lane = thread % 32;
         // Once for all parts of a tile: the latency of one read.
         if (tile.column == 0) {
-            for (u32 column = threadIdx.x; column < call.row_count; column += EPILOGUE_THREADS)
-                refresh_best(column, call.first_token + tile.first);
+            for (u32 column = thread; column < call.row_count; column += EPILOGUE_THREADS)
+                refresh_limits(column, call.first_token + tile.first);
             __syncthreads();
         }
-        each_granule(call, tile, [&](u32 c, u32 place, u32 word) {
-            const Row& row = call.rows[tile.column + c];
-            const float best = shared.best[tile.column + c], bound = noise_bound(Granule::minimum_bits(word));
-            shared.limits[c][place] = row.greedy ? best : losing_dot(best, bound, call.head, row);
+        if (tile.first == run.first) guess(tile, thread);
+        each_granule(call, tile, thread, [&](u32 c, u32 place, u32 word) {
+            const LosingLine line = shared.lines[tile.column + c];
+            shared.limits[c][place] = line.losing_dot(noise_bound(Granule::minimum_bits(word)), call.head);
         });
         __syncthreads();
-        for (u32 c = threadIdx.x / 32; c < tile.columns; c += WARPS) {
+        u32 queued = shared.queued[warp];
+        for (u32 c = warp; c < tile.columns; c += WARPS) {
             if (stored.logits) store_row(call, stored, tile, c);
-            draw_row(tile, c);
+            filter_row(tile, c, lane, queued);
         }
+        if (tile.column + tile.columns == call.row_count) score_queue(tile, lane, queued);
+        __syncwarp();
+        shared.queued[warp] = queued;
     }
 
-    // A warp and its row: each lane takes four tokens of a granule.
-    __device__ __forceinline__ void draw_row(const DotTile& tile, u32 c) {
-        const u32 column = tile.column + c, first = call.first_token + tile.first;
-        const Row& row = call.rows[column];
+    // A warp and its row: each lane takes four tokens of a granule, and queues those above its limit.
+    __device__ __forceinline__ void filter_row(const DotTile& tile, u32 c, u32 lane, u32& queued) {
+        const u32 first = call.first_token + tile.first;
         // Quads are of global token ids; a shard may begin within one.
         const u32 shift = first & 3;
 #pragma unroll 1
         for (u32 begin = 0; begin < shift + tile.tokens; begin += TILE_TOKENS) {
-            const u32 t = begin + 4 * (threadIdx.x % 32) - shift;  // wraps before the tile
+            const u32 t = begin + 4 * lane - shift;  // wraps before the tile
             float d[4];
             read_quad(tile, c, t, shift == 0, d);
             const float limit = shared.limits[c][granule_of_tile(first, first + t)];
-            bool is_left = false;
+            u32 left = 0;
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j) is_left = is_left || !(d[j] <= limit);
-            if (!__any_sync(0xffffffffu, is_left)) continue;
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                const bool is_lost = d[j] <= limit;
-                const float raw = call.head.apply(d[j], 0.0f, false);
-                d[j] = is_lost ? -f32_infinity() : checked_logit(raw, row, first + t + j, &call.invalid[column]);
+            for (u32 j = 0; j < 4; ++j) left |= d[j] <= limit ? 0 : 1u << j;
+#pragma unroll 1
+            while (const u32 lanes = __ballot_sync(0xffffffffu, left)) {
+                if (queued + __popc(lanes) > 32) score_queue(tile, lane, queued);
+                if (left) {
+                    const u32 j = __ffs(static_cast<int>(left)) - 1, place = (tile.column + c) | (t + j) << 16;
+                    const float dot = j & 2 ? (j & 1 ? d[3] : d[2]) : (j & 1 ? d[1] : d[0]);
+                    shared.queue[c % WARPS][queued + __popc(lanes & ((1u << lane) - 1))] = Waiting{dot, place};
+                    left &= left - 1;
+                }
+                queued += __popc(lanes);
             }
-            const u32 word = Noise{row.seed, row.position}.word(Domain::Granule, row.draw, (first + t) / Granule::TOKENS);
-            Candidate best = shared.winners.best[column];
-            raise_best(row, d, first + t, word, best);
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) shared.winners.best[column] = best;
+        }
+    }
+
+    // Scores what waits in the warp's queue, and empties it.
+    __device__ __forceinline__ void score_queue(const DotTile& tile, u32 lane, u32& queued) {
+        __syncwarp();
+        u32 column = 0;
+        Candidate candidate = Candidate::none();
+        if (lane < queued) {
+            const Waiting& waiting = shared.queue[thread_index() / 32][lane];
+            column = waiting.place & 0xffff;
+            const u32 token = call.first_token + tile.first + (waiting.place >> 16);
+            const Row& row = call.rows[column];
+            const Noise noise{row.seed, row.position};
+            const float gumbel = row.greedy ? 0.0f : noise.gumbel(Domain::Token, row.draw, token);
+            const float raw = call.head.apply(waiting.dot, 0.0f, false);
+            const float logit = checked_logit(raw, row, token, &call.invalid[column]);
+            if (logit != -f32_infinity()) candidate = {Winner::of(add_rn(logit, gumbel), token), logit};
+        }
+        // One lane after the other: rows are a warp's own, so they need no lock.
+        const auto wins = [&] { return candidate.winner.beats(shared.winners.best[column].winner); };
+#pragma unroll 1
+        while (const u32 lanes = __ballot_sync(0xffffffffu, wins())) {
+            if (lane == static_cast<u32>(__ffs(static_cast<int>(lanes)) - 1)) shared.winners.best[column] = candidate;
             __syncwarp();
         }
+        queued = 0;
     }
 
     // Four dot products of a row of the tile with the head's bias; what is no token is -inf.

@@ -25,29 +25,36 @@ __device__ __forceinline__ u32 granule_of_tile(u32 first, u32 token) {
     return min(token / Granule::TOKENS - first / Granule::TOKENS, TILE_GRANULES - 1);
 }
 
+// Returns threadIdx.x, which the compiler loads again. It would keep what it makes of an earlier one in registers that the
+// products need.
+__device__ __forceinline__ u32 thread_index() {
+#ifdef __CUDA_ARCH__
+    u32 index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+#else
+    return threadIdx.x;
+#endif
+}
+
 // Calls visit(c, place, word) for each row c of the tile's part and each granule of the tile. `place` is the index of
 // the granule in the tile. All threads of the block call this function; a thread computes at most one Philox block.
 template <class Visit>
-__device__ __forceinline__ void each_granule(const Call& call, const DotTile& tile, Visit visit) {
+__device__ __forceinline__ void each_granule(const Call& call, const DotTile& tile, u32 thread, Visit visit) {
     constexpr u32 BLOCKS = 4;
     static_assert(TILE_GRANULES <= 4 * (BLOCKS - 1) && BLOCKS * TILE_COLUMNS <= EPILOGUE_THREADS, "a thread per block");
-    const u32 first = call.first_token + tile.first, c = threadIdx.x / BLOCKS;
-    const u32 granule = 4 * (first / 64 + threadIdx.x % BLOCKS), last = (first + tile.tokens - 1) / Granule::TOKENS;
+    const u32 first = call.first_token + tile.first, c = thread / BLOCKS;
+    const u32 granule = 4 * (first / 64 + thread % BLOCKS), last = (first + tile.tokens - 1) / Granule::TOKENS;
     if (c >= tile.columns || granule > last) return;
     const Row& row = call.rows[tile.column + c];
     const Words words = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, granule / 4);
-#pragma unroll
+    // NOTE: not unrolled, because the code of a visit is long.
+#pragma unroll 1
     for (u32 w = 0; w < 4; ++w) {
         // Wraps to a large number for a granule before the tile.
         const u32 place = granule + w - first / Granule::TOKENS;
-        if (place < TILE_GRANULES) visit(c, place, words.w[w]);
+        if (place < TILE_GRANULES) visit(c, place, Noise::pick(words, w));
     }
-}
-
-__device__ __forceinline__ u64 largest_of_warp(u64 key) {
-    const u32 high = __reduce_max_sync(0xffffffffu, static_cast<u32>(key >> 32));
-    const u32 low = __reduce_max_sync(0xffffffffu, static_cast<u32>(key >> 32) == high ? static_cast<u32>(key) : 0);
-    return static_cast<u64>(high) << 32 | low;
 }
 
 // Raises `best` to the best of a warp's tokens and itself. Each lane passes four tokens from `first` on, with their

@@ -66,7 +66,7 @@ struct SummaryEpilogue {
     }
 
     __device__ __forceinline__ void tile(const DotTile& tile) {
-        each_granule(call, tile, [&](u32 c, u32 place, u32 word) { shared.words[c][place] = word; });
+        each_granule(call, tile, threadIdx.x, [&](u32 c, u32 place, u32 word) { shared.words[c][place] = word; });
         __syncthreads();
         const u32 first = call.first_token + tile.first, last = first + tile.tokens - 1;
         for (u32 c = threadIdx.x / 32; c < tile.columns; c += WARPS) {

@@ -61,7 +61,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
         ptx::named_barrier(PREPARED_BARRIER, HANDS);
         prepare_lists(call, lists, shared, hand, HANDS);
     }
-    if constexpr (T::LOG_Z) prepare_masses(shared, hand, HANDS);
+    if constexpr (T::LOG_Z) prepare_masses(call, shared, hand, HANDS);
     ptx::named_barrier(PREPARED_BARRIER, HANDS);
 }
 
@@ -82,8 +82,8 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
             ptx::mbarrier_init(&shared.full[s], 1);
             ptx::mbarrier_init(&shared.empty[s], T::CONSUMER_WARPS * T::CLUSTER);
         }
-        ptx::mbarrier_init(&shared.scouted, T::SCOUTS / 32);
-        ptx::mbarrier_init(&shared.filtered, T::CONSUMER_WARPS);
+        ptx::mbarrier_init(&shared.scouted, T::SCOUTS);
+        ptx::mbarrier_init(&shared.filtered, T::CONSUMERS);
         ptx::mbarrier_init_fence();
     }
     __syncthreads();

@@ -11,9 +11,13 @@ namespace flash_sampling::ptx {
 // Adds, and returns what was there. What was stored before is there for whoever sees the sum; what those stored whose sums this
 // sees is there afterwards.
 __device__ __forceinline__ u32 add_ordered(u32* to, u32 more) {
+#ifdef __CUDA_ARCH__
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(more) : "memory");
     return before;
+#else
+    return atomicAdd(to, more);
+#endif
 }
 
 __device__ __forceinline__ void store_released(u32* to, u32 value) {

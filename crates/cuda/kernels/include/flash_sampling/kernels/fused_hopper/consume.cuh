@@ -43,11 +43,8 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         if (filter(pending, d, counted, self)) enqueue(pending, queued, d, self);
         // The scouts score the queue, while the next tile's products run.
         if (t + 1 == schedule.tiles) flush(queued, self);
-        __syncwarp();
-        if (self.lane == 0) {
-            shared.queued[self.warp] = queued;
-            ptx::mbarrier_arrive(&shared.filtered);
-        }
+        if (self.lane == 0) shared.queued[self.warp] = queued;
+        ptx::mbarrier_arrive(&shared.filtered);
     }
 }
 

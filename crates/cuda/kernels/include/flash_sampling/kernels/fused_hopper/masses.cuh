@@ -1,8 +1,8 @@
 // The instance for log Z: every warp of consumers adds up the masses of its tokens, row by row,
 // while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
-// A warp's sum is relative to a logit of its own, which rises when a logit is above it by more than RISE: in a row's first
-// tile, and seldom after that.
+// A warp's sum is relative to a logit of its own, which rises to a tile's largest when the tile's mass is more than
+// LARGEST_MASS: in a row's first tile, and seldom after that.
 #pragma once
 
 #include "../../row_mass.cuh"
@@ -11,15 +11,17 @@
 
 namespace flash_sampling::fused_hopper {
 
-constexpr float RISE = 8.0f;
 constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
+constexpr float LARGEST_MASS = 0x1p8f;
 
 template <class T>
-__device__ __forceinline__ void prepare_masses(Shared<T>& shared, u32 hand, u32 hands) {
+__device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 hand, u32 hands) {
     for (u32 i = hand; i < T::CONSUMER_WARPS * T::COLUMNS; i += hands) {
         (&shared.high[0][0])[i] = LOWEST;
         (&shared.sum[0][0])[i] = 0.0;
     }
+    for (u32 i = hand; i < T::COLUMNS; i += hands)
+        shared.octaves[i] = i < call.row_count ? call.head.scale * call.rows[i].inv_temperature * LOG2_E : 0.0f;
 }
 
 // Adds a warp's tokens to its masses. All lanes call it.
@@ -28,52 +30,52 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 rea
     // NOTE: addresses of its own: those that it shared with the filter would be kept in registers, and spill.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
-    constexpr int AT_ONCE = HELD < 8 ? HELD : 8;
+    constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
     float* const high = self.shared.high[self.warp];
     double* const sum = self.shared.sum[self.warp];
 #pragma unroll
     for (int first = 0; first < HELD; first += AT_ONCE) {
-        float l[AT_ONCE][2];
-        bool rises = false;
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const u32 column = self.column((first + i) / 2) + i % 2;
-            const bool is_row = column < self.call.row_count;
-            const float inv_temperature = is_row ? self.shared.rows[column].inv_temperature : 0.0f;
-            const float limit = high[column] + RISE;
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                const float dot = d[(first + i) / 2 * 4 + i % 2 + k * 2];
-                const float raw = mul_rn(dot, self.call.head.scale);
-                const bool counts = is_row && (real >> (k * 2) & 1);
-                l[i][k] = counts ? mul_rn(raw, inv_temperature) : -f32_infinity();
-                rises |= l[i][k] > limit;
-            }
-        }
         const u32 mine = first / 2 * 8 + self.lane % 4 * 2;
-        if (__any_sync(0xffffffffu, rises)) {
-            __syncwarp();  // all have read the old ones
+        float more[AT_ONCE];
+        u32 column;
+        bool owns;
+#pragma unroll 1
+        while (true) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int j = (first + i) / 2;
+                const float2 octaves = self.pair(self.shared.octaves, j), highs = self.pair(self.shared.high[self.warp], j);
+                const auto mass = [&](int k) {
+                    const float below = d[4 * j + i % 2 + 2 * k] - (i % 2 ? highs.y : highs.x);
+                    const float e = exp2_fast(below * (i % 2 ? octaves.y : octaves.x));
+                    return real >> (2 * k) & 1 ? e : 0.0f;
+                };
+                more[i] = mass(0) + mass(1);
+            }
+            column = mine;
+            owns = reduce_by_halves<2, 4>(more, self.lane, column, [](float a, float b) { return a + b; });
+            const bool is_much = owns && fmaxf(more[0], more[1]) > LARGEST_MASS && column < self.call.row_count;
+            if (!__any_sync(0xffffffffu, is_much)) break;
             float top[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) top[i] = fmaxf(l[i][0], l[i][1]);
-            u32 column = mine;
-            const bool owns = reduce_by_halves<2, 4>(top, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const float* const at = &d[(first + i) / 2 * 4 + i % 2];
+                top[i] = real & 1 ? at[0] : -f32_infinity();
+                if (real & 4) top[i] = fmaxf(top[i], at[2]);
+            }
+            column = mine;
+            reduce_by_halves<2, 4>(top, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
+            __syncwarp();  // all have read the old ones
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 if (!owns || !(top[i] > high[column + i])) continue;
-                sum[column + i] *= static_cast<double>(exp(sub_rn(high[column + i], top[i])));
+                // What was there counts for little, if it is anything at all.
+                sum[column + i] *= static_cast<double>(exp2_fast((high[column + i] - top[i]) * self.shared.octaves[column + i]));
                 high[column + i] = top[i];
             }
             __syncwarp();
         }
-        float more[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const float from = high[self.column((first + i) / 2) + i % 2];
-            more[i] = exp_fast(l[i][0] - from) + exp_fast(l[i][1] - from);
-        }
-        u32 column = mine;
-        if (reduce_by_halves<2, 4>(more, self.lane, column, [](float a, float b) { return a + b; })) {
+        if (owns) {
             sum[column] += static_cast<double>(more[0]);
             sum[column + 1] += static_cast<double>(more[1]);
         }
@@ -82,29 +84,34 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 rea
 
 // The mass of a row within the block.
 template <class T>
-__device__ __forceinline__ RowMass mass_of_block(const Shared<T>& shared, u32 column) {
+__device__ __forceinline__ RowMass mass_of_block(const Call& call, const Shared<T>& shared, u32 column) {
+    const float inv_temperature = shared.rows[column].inv_temperature;
     RowMass mass = RowMass::empty();
 #pragma unroll
-    for (int w = 0; w < T::CONSUMER_WARPS; ++w)
-        if (shared.sum[w][column] != 0.0) mass = mass.merge({shared.high[w][column], shared.sum[w][column]});
+    for (int w = 0; w < T::CONSUMER_WARPS; ++w) {
+        const float high = mul_rn(mul_rn(shared.high[w][column], call.head.scale), inv_temperature);
+        if (shared.sum[w][column] != 0.0) mass = mass.merge({high, shared.sum[w][column]});
+    }
     return mass;
 }
 
-// Adds `count` blocks' masses of a row, `step` apart, eight at a time.
+// Adds `count` blocks' masses of a row, `step` apart; many at a time, for the latency of reads.
 __device__ __forceinline__ RowMass mass_of_parts(const double2* parts, u32 count, u64 step) {
+    constexpr u32 AT_ONCE = 24;
     RowMass mass = RowMass::empty();
-    for (u32 first = 0; first < count; first += 8) {
-        RowMass part[8];
+#pragma unroll 1
+    for (u32 first = 0; first < count; first += AT_ONCE) {
+        RowMass part[AT_ONCE];
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i)
+        for (u32 i = 0; i < AT_ONCE; ++i)
             part[i] = first + i < count ? RowMass::of_part(__ldcg(parts + (first + i) * step)) : RowMass::empty();
         float top = mass.max;
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) top = fmaxf(top, part[i].max);
+        for (u32 i = 0; i < AT_ONCE; ++i) top = fmaxf(top, part[i].max);
         if (top == -f32_infinity()) continue;
         double sum = mass.sum_at(top);
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) sum += part[i].sum_at(top);
+        for (u32 i = 0; i < AT_ONCE; ++i) sum += part[i].sum * static_cast<double>(exp_fast(part[i].max - top));
         mass = {top, sum};
     }
     return mass;

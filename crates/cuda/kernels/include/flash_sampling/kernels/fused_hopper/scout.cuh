@@ -9,14 +9,15 @@ namespace flash_sampling::fused_hopper {
 // tile's sixteen tokens are of two: the smaller word has the larger bound.
 template <class T, class Take>
 __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Take& take) {
-    const Noise noise{row.seed, row.position};
     const u32 first = base / Granule::TOKENS, apart = base % Granule::TOKENS != 0;
     Words words;
     u32 before = 0;
 #pragma unroll 1
     for (u32 i = 0; i < T::GRANULES + apart; ++i) {
         const u32 granule = first + i;
-        if (i == 0 || granule % 4 == 0) words = noise.words(Domain::Granule, row.draw, granule / 4);
+        if (i == 0 || granule % 4 == 0)
+            words = philox4x32_10<1>(counter(granule / 4, row.draw, row.position, domain_code(Domain::Granule)),
+                                     static_cast<u32>(row.seed), static_cast<u32>(row.seed >> 32));
         const u32 word = Noise::pick(words, granule % 4);
         if (i >= apart) take(i - apart, apart ? min(before, word) : word);
         before = word;
@@ -58,8 +59,7 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
         u32 unused;
         schedule.tile(t, first, unused);
         make_thresholds(call, shared, t, call.first_token + first, hand);
-        __syncwarp();
-        if (hand % 32 == 0) ptx::mbarrier_arrive(&shared.scouted);
+        ptx::mbarrier_arrive(&shared.scouted);
     }
 }
 
