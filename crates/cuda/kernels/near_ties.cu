@@ -33,7 +33,7 @@ struct KeepNear {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) near_ties(const __grid_constant__ NearTies call) {
     __shared__ Row row;
-    __shared__ WarpScan scans[WARPS];
+    __shared__ WarpScan<32> scans[WARPS];
     __shared__ u64 unused;
     const u32 i = blockIdx.x / call.blocks, block = blockIdx.x % call.blocks, warp = threadIdx.x / 32;
     copy_row(&row, call.rows + i);

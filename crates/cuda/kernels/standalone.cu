@@ -32,39 +32,27 @@ struct Existing {
 FS_LAYOUT(Existing, 32,
           FS_AT(logits, 0) && FS_AT(sources, 8) && FS_AT(row_stride, 16) && FS_AT(blocks, 24) && FS_AT(parts_of_block, 28));
 
-// The best of a thread, and the thread's mass. The best scores of the block and of all blocks raise the cut.
+// The best of a thread, and the block's best score, which raises the cut; and the thread's mass.
 struct KeepBest {
     static constexpr bool RAISES = true;
-    u32* of_block;  // monotone bits
-    u64* of_all;    // ordered bits
-    u32 seen;       // of all blocks, monotone bits
-    u32 next_seen;  // still on its way
-    u64 best;       // ordered bits; 0 = none
+    u32* shared_cut;  // monotone bits
+    u64 best;         // ordered bits; 0 = none
     RowMass mass;
 
-    __device__ __forceinline__ float known() const {
-        const u32 bits = max(*static_cast<volatile u32*>(of_block), seen);
+    __device__ __forceinline__ float cut() const {
+        const u32 bits = *static_cast<volatile u32*>(shared_cut);
         return bits == 0 ? -f32_infinity() : from_monotone_bits(bits);
     }
-    __device__ __forceinline__ float cut() {
-        seen = next_seen;
-        next_seen = static_cast<u32>(*static_cast<volatile u64*>(of_all) >> 32);
-        return known();
-    }
-    // No guess stays the row's best: its key is below that of any token with the same score.
     __device__ __forceinline__ float raise(float score) {
-        const float old = known();
-        if (threadIdx.x % 32 == 0 && score > old) {
-            atomicMax(of_block, to_monotone_bits(score));
-            atomicMax(of_all, static_cast<u64>(to_monotone_bits(score)) << 32);
-        }
+        const float old = cut();
+        if (threadIdx.x % 32 == 0 && score > old) atomicMax(shared_cut, to_monotone_bits(score));
         return fmaxf(score, old);
     }
     __device__ __forceinline__ void offer(float score, u32 token, float) {
         const u64 key = to_ordered_bits(Winner::of(score, token));
         if (key <= best) return;
         best = key;
-        atomicMax(of_block, static_cast<u32>(key >> 32));
+        atomicMax(shared_cut, static_cast<u32>(key >> 32));
     }
     __device__ __forceinline__ void weigh(const float (&logits)[8], float top) { mass.add(logits, top); }
 };
@@ -72,7 +60,7 @@ struct KeepBest {
 // A draw from existing logits by all of its blocks.
 __device__ __forceinline__ void draw_existing(const Call& call, const Existing& existing, const Masses& masses) {
     __shared__ Row row;
-    __shared__ WarpScan scans[WARPS];
+    __shared__ WarpScan<64> scans[WARPS];
     __shared__ u64 bests[WARPS];
     __shared__ u32 cut;
     __shared__ RowMass weights[TELLS_LOG_Z ? WARPS : 1];
@@ -90,10 +78,9 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
 
     copy_row(&row, call.rows + draw);
     // Blocks that were faster have raised the cut already.
-    const u32 seen = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
-    if (threadIdx.x == 64) cut = 0;
+    if (threadIdx.x == 64) cut = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
     __syncthreads();
-    KeepBest keep{&cut, call.best + draw, seen, seen, 0, RowMass::empty()};
+    KeepBest keep{&cut, 0, RowMass::empty()};
     scan<TYPE, TELLS_LOG_Z>(logits, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
 
     // The block's best.

@@ -39,9 +39,9 @@ struct Queued {
     u32 word;
 };
 
-// The shared memory of one scanning warp.
+// The shared memory of one scanning warp. A queue has room for at least a token per lane.
+template <u32 QUEUE>
 struct WarpScan {
-    static constexpr u32 QUEUE = 32;
     u32 words[SCAN_WORDS];
     Queued queue[QUEUE];
 };
@@ -180,8 +180,8 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // Computes the exact scores of the queued tokens that still reach the cutoff. All lanes of a warp call this function.
-template <class Keep>
-__device__ __forceinline__ void score_queue(const Row& row, const WarpScan& shared, u32 queued, Keep& keep) {
+template <u32 QUEUE, class Keep>
+__device__ __forceinline__ void score_queue(const Row& row, const WarpScan<QUEUE>& shared, u32 queued, Keep& keep) {
     __syncwarp();
 #pragma unroll 1
     for (u32 slot = threadIdx.x % 32; slot < queued; slot += 32) {
@@ -208,9 +208,9 @@ __device__ __forceinline__ void score_queue(const Row& row, const WarpScan& shar
 //   float Keep::raise(float score)         some token of the row has at least this score; returns the new cutoff
 //   void Keep::offer(float score, u32 token, float logit)
 //   void Keep::weigh(logits, float top)    with WEIGHS: takes a lane's transformed logits of a part, and their largest
-template <Element TYPE, bool WEIGHS = false, class Keep>
-__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, WarpScan& shared, u32 begin, u32 end,
-                                     u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
+template <Element TYPE, bool WEIGHS = false, u32 QUEUE, class Keep>
+__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, WarpScan<QUEUE>& shared, u32 begin,
+                                     u32 end, u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
     const u32 lane = threadIdx.x % 32;
     const bool aligned = is_aligned<TYPE>(existing);
     // One register instead of twelve: the code reads the row's fields from shared memory at each use.
@@ -277,7 +277,7 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
         for (u32 i = 0; i < 8; ++i) hits |= reaches(logits[i], bound[i / 4], cut) ? 1u << i : 0u;
 #pragma unroll 1
         while (const u32 lanes = __ballot_sync(0xffffffffu, hits)) {
-            if (queued + __popc(lanes) > WarpScan::QUEUE) {
+            if (queued + __popc(lanes) > QUEUE) {
                 score_queue(row, shared, queued, keep);
                 queued = 0;
             }

@@ -52,7 +52,7 @@ struct SelectMass {
         u64 best;
         u64 invalid;
         Row row;
-        WarpScan scans[WARPS];
+        WarpScan<32> scans[WARPS];
         u32 cut;
     };
 

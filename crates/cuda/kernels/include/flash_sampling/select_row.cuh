@@ -27,7 +27,7 @@ struct SelectRow {
         u32 units[KEPT];
         float edges[KEPT];
         Row row;
-        WarpScan scans[WARPS];
+        WarpScan<32> scans[WARPS];
         u64 best;
         u64 invalid;
         u32 cut;

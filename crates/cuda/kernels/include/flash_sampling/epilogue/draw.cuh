@@ -25,13 +25,14 @@ template <int COLUMNS>
 struct DrawEpilogue {
     static constexpr u32 GRANULE = 16;
     using Arguments = LogitStore;
+    static_assert(COLUMNS <= 32 * WARPS, "a lane keeps the best of one row");
     struct Shared {
         Winners<COLUMNS> winners;
         LosingLine lines[COLUMNS];  // the limits of a row, by the bound of a granule's noise
         u64 guesses[PART_COLUMNS<COLUMNS>];  // a score that the tile's best is not below, as ordered bits; 0 = none
         float limits[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
         Waiting queue[WARPS][32];
-        u32 queued[WARPS];
+        u8 queued[EPILOGUE_THREADS];  // in the warp's queue: every thread has a copy
     };
     const Call& call;
     const LogitStore& stored;
@@ -40,7 +41,7 @@ struct DrawEpilogue {
 
     __device__ __forceinline__ void begin() {
         shared.winners.begin();
-        if (threadIdx.x < WARPS) shared.queued[threadIdx.x] = 0;
+        shared.queued[threadIdx.x] = 0;
     }
 
     // The limits of a row from a score that its best is not below.
@@ -105,14 +106,13 @@ struct DrawEpilogue {
             shared.limits[c][place] = line.losing_dot(noise_bound(Granule::minimum_bits(word)), call.head);
         });
         __syncthreads();
-        u32 queued = shared.queued[warp];
+        u32 queued = shared.queued[thread];
         for (u32 c = warp; c < tile.columns; c += WARPS) {
             if (stored.logits) store_row(call, stored, tile, c);
             filter_row(tile, c, lane, queued);
         }
         if (tile.column + tile.columns == call.row_count) score_queue(tile, lane, queued);
-        __syncwarp();
-        shared.queued[warp] = queued;
+        shared.queued[thread] = static_cast<u8>(queued);
     }
 
     // A warp and its row: each lane takes four tokens of a granule, and queues those above its limit.
@@ -159,12 +159,14 @@ struct DrawEpilogue {
             const float logit = checked_logit(raw, row, token, &call.invalid[column]);
             if (logit != -f32_infinity()) candidate = {Winner::of(add_rn(logit, gumbel), token), logit};
         }
-        // One lane after the other: rows are a warp's own, so they need no lock.
-        const auto wins = [&] { return candidate.winner.beats(shared.winners.best[column].winner); };
+        // One after the other, each by the lane that keeps the row's best: it needs no lock.
 #pragma unroll 1
-        while (const u32 lanes = __ballot_sync(0xffffffffu, wins())) {
-            if (lane == static_cast<u32>(__ffs(static_cast<int>(lanes)) - 1)) shared.winners.best[column] = candidate;
-            __syncwarp();
+        for (u32 lanes = __ballot_sync(0xffffffffu, !candidate.winner.is_none()); lanes; lanes &= lanes - 1) {
+            const u32 from = __ffs(static_cast<int>(lanes)) - 1, of = __shfl_sync(0xffffffffu, column, from);
+            const Winner winner{__shfl_sync(0xffffffffu, candidate.winner.score, from),
+                                __shfl_sync(0xffffffffu, candidate.winner.token, from)};
+            const float logit = __shfl_sync(0xffffffffu, candidate.logit, from);
+            if (of / WARPS == lane) shared.winners.best[of] = shared.winners.best[of].merge({winner, logit});
         }
         queued = 0;
     }

@@ -21,11 +21,9 @@ FS_FUNCTION Words philox4x32_round(const Words& c, u32 k0, u32 k1) {
              static_cast<u32>(p0)}};
 }
 
-// UNROLL: rounds of code; 1 for code that must leave the instruction cache to others.
-template <int UNROLL = 10>
 FS_FUNCTION Words philox4x32_10(Words c, u32 k0, u32 k1) {
 #if defined(__CUDACC__)
-#pragma unroll UNROLL
+#pragma unroll
 #endif
     for (int round = 0; round < 10; ++round) {
         c = philox4x32_round(c, k0, k1);

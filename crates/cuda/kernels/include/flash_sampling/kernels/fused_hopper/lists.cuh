@@ -19,7 +19,7 @@ namespace flash_sampling::fused_hopper {
 constexpr u32 LOSES_ALWAYS = 0x7f7fffffu;
 
 // The kinds of rows in the shared copy's `greedy`.
-constexpr u32 LISTED_BY_MIN_P = 2, LISTED_BY_TOP_K = 3;
+[[maybe_unused]] constexpr u32 LISTED_BY_MIN_P = 2, LISTED_BY_TOP_K = 3;
 
 // The shared memory for lists.
 template <int COLUMNS, bool LISTS>

@@ -11,8 +11,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
-constexpr float LARGEST_MASS = 0x1p8f;
+[[maybe_unused]] constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
+[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p8f;
 
 template <class T>
 __device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 hand, u32 hands) {

@@ -16,8 +16,7 @@ __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Tak
     for (u32 i = 0; i < T::GRANULES + apart; ++i) {
         const u32 granule = first + i;
         if (i == 0 || granule % 4 == 0)
-            words = philox4x32_10<1>(counter(granule / 4, row.draw, row.position, domain_code(Domain::Granule)),
-                                     static_cast<u32>(row.seed), static_cast<u32>(row.seed >> 32));
+            words = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, granule / 4);
         const u32 word = Noise::pick(words, granule % 4);
         if (i >= apart) take(i - apart, apart ? min(before, word) : word);
         before = word;
