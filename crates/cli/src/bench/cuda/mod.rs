@@ -48,7 +48,7 @@ const REST: Duration = Duration::from_millis(250);
 
 /// cuBLAS, then our sampler over existing logits.
 pub const STANDALONE: &str = "cuBLAS + standalone";
-/// Our sampler over float32 logits that are there already; and a read of these.
+/// Our sampler over float32 logits, which exist before the call; and a plain read of those logits.
 pub const EXISTING: [&str; 2] = ["standalone, float32", "float32 logits, read"];
 /// The portable kernel; at temperature 0; and a draw that keeps the float32 logits.
 pub const PORTABLE: [&str; 3] = ["portable, peaked", "portable, greedy", "portable, logits kept"];

@@ -17,15 +17,12 @@ FS_LAYOUT(Masses, 16, FS_AT(parts, 0) && FS_AT(log_z, 8));
 
 #ifdef __CUDACC__
 
-constexpr float LOG2_E = 1.44269504088896340736f;
-
-// 2^x and e^x; 0 for -inf.
-__device__ __forceinline__ float exp2_fast(float x) {
+// e^x; 0 for -inf.
+__device__ __forceinline__ float exp_fast(float x) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504088896340736f));
     return y;
 }
-__device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * LOG2_E); }
 
 // A largest logit and the sum of e^(logit - max); a set without finite logits has max -inf and sum 0.
 struct RowMass {

@@ -204,8 +204,8 @@ __device__ __forceinline__ void score_queue(const Row& row, const WarpScan<QUEUE
 // draw. `shared` belongs to the warp. `next` holds the lane's logits of the part `begin`.
 //
 //   float Keep::cut()                      returns the current score cutoff; -inf at first, or fixed
-//   constexpr bool Keep::RAISES            whether a lower bound of any token's score raises the cutoff, by
-//   float Keep::raise(float score)         some token of the row has at least this score; returns the new cutoff
+//   constexpr bool Keep::RAISES            whether a lower bound of any token's score may raise the cutoff
+//   float Keep::raise(float score)         with RAISES: some token has at least this score; returns the new cutoff
 //   void Keep::offer(float score, u32 token, float logit)
 //   void Keep::weigh(logits, float top)    with WEIGHS: takes a lane's transformed logits of a part, and their largest
 template <Element TYPE, bool WEIGHS = false, u32 QUEUE, class Keep>

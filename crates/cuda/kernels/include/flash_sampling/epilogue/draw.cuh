@@ -29,10 +29,10 @@ struct DrawEpilogue {
     struct Shared {
         Winners<COLUMNS> winners;
         LosingLine lines[COLUMNS];  // the limits of a row, by the bound of a granule's noise
-        u64 guesses[PART_COLUMNS<COLUMNS>];  // a score that the tile's best is not below, as ordered bits; 0 = none
+        u64 guesses[PART_COLUMNS<COLUMNS>];  // a lower bound of the tile's best score, as ordered bits; 0 = none
         float limits[PART_COLUMNS<COLUMNS>][TILE_GRANULES];
         Waiting queue[WARPS][32];
-        u8 queued[EPILOGUE_THREADS];  // in the warp's queue: every thread has a copy
+        u8 queued[EPILOGUE_THREADS];  // tokens in the warp's queue; a copy per thread, so that no lane reads what another writes
     };
     const Call& call;
     const LogitStore& stored;
@@ -168,6 +168,7 @@ struct DrawEpilogue {
             const float logit = __shfl_sync(0xffffffffu, candidate.logit, from);
             if (of / WARPS == lane) shared.winners.best[of] = shared.winners.best[of].merge({winner, logit});
         }
+        __syncwarp();
         queued = 0;
     }
 

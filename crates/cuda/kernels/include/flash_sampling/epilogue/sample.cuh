@@ -1,4 +1,4 @@
-// Finds the best token among a warp's tokens of one row, from the exact scores of a few tokens.
+// The granules of a tile, and the best token among a warp's tokens of one row, from the exact scores of a few tokens.
 //
 // The plain version scores every token and keeps the best score. A granule's word bounds the noise of the granule's
 // tokens. So a lane scores its tokens in order of falling logits, one per round. The warp stops when no token can reach

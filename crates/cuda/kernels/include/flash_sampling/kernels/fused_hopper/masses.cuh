@@ -1,7 +1,7 @@
 // The instance for log Z: every warp of consumers adds up the masses of its tokens, row by row,
 // while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
-// A warp's sum is relative to a logit of its own, which rises to a tile's largest when the tile's mass is more than
+// A warp's sum is relative to a logit of its own. It rises to the largest of a tile when the tile's mass is more than
 // LARGEST_MASS: in a row's first tile, and seldom after that.
 #pragma once
 
@@ -15,13 +15,11 @@ namespace flash_sampling::fused_hopper {
 [[maybe_unused]] constexpr float LARGEST_MASS = 0x1p8f;
 
 template <class T>
-__device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 hand, u32 hands) {
+__device__ __forceinline__ void prepare_masses(Shared<T>& shared, u32 hand, u32 hands) {
     for (u32 i = hand; i < T::CONSUMER_WARPS * T::COLUMNS; i += hands) {
         (&shared.high[0][0])[i] = LOWEST;
         (&shared.sum[0][0])[i] = 0.0;
     }
-    for (u32 i = hand; i < T::COLUMNS; i += hands)
-        shared.octaves[i] = i < call.row_count ? call.head.scale * call.rows[i].inv_temperature * LOG2_E : 0.0f;
 }
 
 // Adds a warp's tokens to its masses. All lanes call it.
@@ -40,22 +38,22 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 rea
         u32 column;
         bool owns;
 #pragma unroll 1
-        while (true) {
+        for (bool has_risen = false;; has_risen = true) {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                const int j = (first + i) / 2;
-                const float2 octaves = self.pair(self.shared.octaves, j), highs = self.pair(self.shared.high[self.warp], j);
+                const u32 of = self.column((first + i) / 2) + i % 2;
+                const float inv_temperature = self.shared.rows[of].inv_temperature, from = high[of];
                 const auto mass = [&](int k) {
-                    const float below = d[4 * j + i % 2 + 2 * k] - (i % 2 ? highs.y : highs.x);
-                    const float e = exp2_fast(below * (i % 2 ? octaves.y : octaves.x));
-                    return real >> (2 * k) & 1 ? e : 0.0f;
+                    const float raw = mul_rn(d[(first + i) / 2 * 4 + i % 2 + 2 * k], self.call.head.scale);
+                    return real >> (2 * k) & 1 ? exp_fast(mul_rn(raw, inv_temperature) - from) : 0.0f;
                 };
                 more[i] = mass(0) + mass(1);
             }
             column = mine;
             owns = reduce_by_halves<2, 4>(more, self.lane, column, [](float a, float b) { return a + b; });
-            const bool is_much = owns && fmaxf(more[0], more[1]) > LARGEST_MASS && column < self.call.row_count;
-            if (!__any_sync(0xffffffffu, is_much)) break;
+            // A column beyond the batch has no row, and its mass means nothing.
+            const auto is_much = [&](int i) { return column + i < self.call.row_count && more[i] > LARGEST_MASS; };
+            if (has_risen || !__any_sync(0xffffffffu, owns && (is_much(0) || is_much(1)))) break;
             float top[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
@@ -68,10 +66,13 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 rea
             __syncwarp();  // all have read the old ones
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                if (!owns || !(top[i] > high[column + i])) continue;
-                // What was there counts for little, if it is anything at all.
-                sum[column + i] *= static_cast<double>(exp2_fast((high[column + i] - top[i]) * self.shared.octaves[column + i]));
-                high[column + i] = top[i];
+                if (!owns || column + i >= self.call.row_count) continue;
+                // Scale and temperature are positive, so the largest dot product has the largest logit.
+                const float raw = mul_rn(top[i], self.call.head.scale), old = high[column + i];
+                const float to = mul_rn(raw, self.shared.rows[column + i].inv_temperature);
+                if (!(to > old)) continue;
+                sum[column + i] *= static_cast<double>(exp(sub_rn(old, to)));
+                high[column + i] = to;
             }
             __syncwarp();
         }
@@ -84,14 +85,11 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 rea
 
 // The mass of a row within the block.
 template <class T>
-__device__ __forceinline__ RowMass mass_of_block(const Call& call, const Shared<T>& shared, u32 column) {
-    const float inv_temperature = shared.rows[column].inv_temperature;
+__device__ __forceinline__ RowMass mass_of_block(const Shared<T>& shared, u32 column) {
     RowMass mass = RowMass::empty();
 #pragma unroll
-    for (int w = 0; w < T::CONSUMER_WARPS; ++w) {
-        const float high = mul_rn(mul_rn(shared.high[w][column], call.head.scale), inv_temperature);
-        if (shared.sum[w][column] != 0.0) mass = mass.merge({high, shared.sum[w][column]});
-    }
+    for (int w = 0; w < T::CONSUMER_WARPS; ++w)
+        if (shared.sum[w][column] != 0.0) mass = mass.merge({shared.high[w][column], shared.sum[w][column]});
     return mass;
 }
 

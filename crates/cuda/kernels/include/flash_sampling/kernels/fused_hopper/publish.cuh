@@ -27,7 +27,7 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
         if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
         call.logits[static_cast<u64>(block) * call.row_count + column] = shared.best[column].logit;
         if constexpr (T::LOG_Z) {
-            masses.parts[static_cast<u64>(block) * call.row_count + column] = mass_of_block(call, shared, column).part();
+            masses.parts[static_cast<u64>(block) * call.row_count + column] = mass_of_block(shared, column).part();
         }
         // Made while the maxima are on their way; `largest` has no other use by now.
         if constexpr (T::FAN_OUT) shared.largest[column] = sender.digest(shared.rows[column]);

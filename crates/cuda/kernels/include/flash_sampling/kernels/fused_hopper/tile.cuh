@@ -93,9 +93,8 @@ template <class T, bool LOG_Z>
 struct MassShared {};
 template <class T>
 struct MassShared<T, true> {
-    float high[T::CONSUMER_WARPS][T::COLUMNS];  // the dot product that a warp's sums are relative to
+    float high[T::CONSUMER_WARPS][T::COLUMNS];  // the logit that a warp's sums are relative to
     double sum[T::CONSUMER_WARPS][T::COLUMNS];
-    float octaves[T::COLUMNS];  // the powers of two of a mass in a unit of a dot product
 };
 
 template <class T>
