@@ -388,7 +388,7 @@ int main() {
         }
         // The Hopper kernel's thresholds, of a bound of its own.
         const float bound = noise_bound(input(i + 5) >> (4 + input(i + 6) % 28));
-        broken += LosingLine::of(best, NOISE_CEILING, head, row).losing_dot(bound, head) > losing_dot(best, bound, head, row);
+        broken += LosingLine::of(best, head, row).losing_dot(bound, head) > losing_dot(best, bound, head, row);
     }
     put(broken + broken_thresholds_out_of_range());
     put(broken_runs());

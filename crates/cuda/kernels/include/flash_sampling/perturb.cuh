@@ -3,6 +3,7 @@
 
 #include "abi.cuh"
 #include "noise.cuh"
+#include "noise_bound.cuh"
 #include "winner.cuh"
 
 namespace flash_sampling {
@@ -72,16 +73,27 @@ FS_FUNCTION float losing_dot(float best, float noise_bound, const HeadTransform&
     return before_cap(losing_capped(best, noise_bound, head, row), head);
 }
 
-// A line at or below `losing_dot` for every noise bound from 0 to `ceiling`: a chord of `losing_capped`, lowered by more than
-// its own rounding. The chord needs a concave function, so the least repetition penalty must be at most 1: the host's list of
-// least penalties starts at 1.
+// A line at or below `losing_dot` for every noise bound from 0 to NOISE_CEILING: a chord of `losing_capped`, lowered by more
+// than its own rounding. The chord needs a concave function, so the least repetition penalty must be at most 1: the host's
+// list of least penalties starts at 1.
 struct LosingLine {
     float at_zero, slope;
 
     static FS_FUNCTION LosingLine flat(float capped) { return {capped, 0.0f}; }
-    static FS_FUNCTION LosingLine of(float best, float ceiling, const HeadTransform& head, const Row& row) {
-        const float first = losing_capped(best, 0.0f, head, row), last = losing_capped(best, ceiling, head, row);
-        return {lowered(first, fabsf(last)), (last - first) / ceiling};
+    static FS_FUNCTION LosingLine of(float best, const HeadTransform& head, const Row& row) {
+        const float first = losing_capped(best, 0.0f, head, row), last = losing_capped(best, NOISE_CEILING, head, row);
+        return {lowered(first, fabsf(last)), (last - first) / NOISE_CEILING};
+    }
+    // The line of a row whose best so far has these ordered bits (0 = none), for tokens from `next_token` on. Rows without
+    // noise have one threshold.
+    static FS_FUNCTION LosingLine of_best(u64 key, u32 next_token, const HeadTransform& head, const Row& row) {
+        if (key == 0) return flat(-f32_infinity());
+        const Winner winner = from_ordered_bits(key);
+        if (!row.greedy) return of(winner.score, head, row);
+        const bool is_plain = row.inv_temperature == 1.0f && row.biases == 0 && head.scale == 1.0f && head.soft_cap == 0.0f;
+        // An equal logit of a later token loses.
+        if (is_plain && winner.token < next_token) return flat(winner.score);
+        return flat(losing_capped(winner.score, 0.0f, head, row));
     }
     // NaN, which nothing is at or below, where the chord is beyond the range of floats.
     FS_FUNCTION float losing_dot(float noise_bound, const HeadTransform& head) const {

@@ -44,25 +44,11 @@ struct DrawEpilogue {
         shared.queued[threadIdx.x] = 0;
     }
 
-    // The limits of a row from a score that its best is not below.
-    __device__ __forceinline__ LosingLine line_of(const Row& row, float score) const {
-        if (score == -f32_infinity()) return LosingLine::flat(score);
-        if (row.greedy) return LosingLine::flat(losing_capped(score, 0.0f, call.head, row));
-        return LosingLine::of(score, NOISE_CEILING, call.head, row);
-    }
-
     // Publishes the best of this block for a row, and takes the best of all blocks.
     __device__ __forceinline__ void refresh_limits(u32 column, u32 next_token) {
         const u64 mine = shared.winners.key(column), theirs = __ldcg(&call.best[column]);
         if (mine > theirs) atomicMax(&call.best[column], mine);
-        const u64 key = mine > theirs ? mine : theirs;
-        const Winner winner = key ? from_ordered_bits(key) : Winner::none();
-        const Row& row = call.rows[column];
-        const bool is_plain =
-            row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
-        // An equal logit of a later token loses.
-        const bool is_last = row.greedy && is_plain && winner.token < next_token;
-        shared.lines[column] = is_last ? LosingLine::flat(winner.score) : line_of(row, winner.score);
+        shared.lines[column] = LosingLine::of_best(max(mine, theirs), next_token, call.head, call.rows[column]);
     }
 
     // Makes the first limits of a part's rows. All threads of the block call this function.
@@ -87,7 +73,7 @@ struct DrawEpilogue {
         if (thread < tile.columns && shared.guesses[thread]) {
             const u32 column = tile.column + thread;
             const u64 mine = shared.guesses[thread], theirs = atomicMax(&call.best[column], mine);
-            shared.lines[column] = line_of(call.rows[column], from_ordered_bits(mine > theirs ? mine : theirs).score);
+            shared.lines[column] = LosingLine::of_best(max(mine, theirs), 0, call.head, call.rows[column]);
         }
         __syncthreads();
     }
@@ -109,14 +95,14 @@ struct DrawEpilogue {
         u32 queued = shared.queued[thread];
         for (u32 c = warp; c < tile.columns; c += WARPS) {
             if (stored.logits) store_row(call, stored, tile, c);
-            filter_row(tile, c, lane, queued);
+            filter_row(tile, c, lane, shared.queue[warp], queued);
         }
-        if (tile.column + tile.columns == call.row_count) score_queue(tile, lane, queued);
+        if (tile.column + tile.columns == call.row_count) score_queue(tile, lane, shared.queue[warp], queued);
         shared.queued[thread] = static_cast<u8>(queued);
     }
 
     // A warp and its row: each lane takes four tokens of a granule, and queues those above its limit.
-    __device__ __forceinline__ void filter_row(const DotTile& tile, u32 c, u32 lane, u32& queued) {
+    __device__ __forceinline__ void filter_row(const DotTile& tile, u32 c, u32 lane, Waiting* queue, u32& queued) {
         const u32 first = call.first_token + tile.first;
         // Quads are of global token ids; a shard may begin within one.
         const u32 shift = first & 3;
@@ -131,11 +117,11 @@ struct DrawEpilogue {
             for (u32 j = 0; j < 4; ++j) left |= d[j] <= limit ? 0 : 1u << j;
 #pragma unroll 1
             while (const u32 lanes = __ballot_sync(0xffffffffu, left)) {
-                if (queued + __popc(lanes) > 32) score_queue(tile, lane, queued);
+                if (queued + __popc(lanes) > 32) score_queue(tile, lane, queue, queued);
                 if (left) {
                     const u32 j = __ffs(static_cast<int>(left)) - 1, place = (tile.column + c) | (t + j) << 16;
                     const float dot = j & 2 ? (j & 1 ? d[3] : d[2]) : (j & 1 ? d[1] : d[0]);
-                    shared.queue[c % WARPS][queued + __popc(lanes & ((1u << lane) - 1))] = Waiting{dot, place};
+                    queue[queued + __popc(lanes & ((1u << lane) - 1))] = Waiting{dot, place};
                     left &= left - 1;
                 }
                 queued += __popc(lanes);
@@ -144,12 +130,12 @@ struct DrawEpilogue {
     }
 
     // Scores what waits in the warp's queue, and empties it.
-    __device__ __forceinline__ void score_queue(const DotTile& tile, u32 lane, u32& queued) {
+    __device__ __forceinline__ void score_queue(const DotTile& tile, u32 lane, const Waiting* queue, u32& queued) {
         __syncwarp();
         u32 column = 0;
         Candidate candidate = Candidate::none();
         if (lane < queued) {
-            const Waiting& waiting = shared.queue[thread_index() / 32][lane];
+            const Waiting& waiting = queue[lane];
             column = waiting.place & 0xffff;
             const u32 token = call.first_token + tile.first + (waiting.place >> 16);
             const Row& row = call.rows[column];

@@ -9,14 +9,14 @@ namespace flash_sampling::fused_hopper {
 // tile's sixteen tokens are of two: the smaller word has the larger bound.
 template <class T, class Take>
 __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Take& take) {
+    const Noise noise{row.seed, row.position};
     const u32 first = base / Granule::TOKENS, apart = base % Granule::TOKENS != 0;
     Words words;
     u32 before = 0;
 #pragma unroll 1
     for (u32 i = 0; i < T::GRANULES + apart; ++i) {
         const u32 granule = first + i;
-        if (i == 0 || granule % 4 == 0)
-            words = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, granule / 4);
+        if (i == 0 || granule % 4 == 0) words = noise.words(Domain::Granule, row.draw, granule / 4);
         const u32 word = Noise::pick(words, granule % 4);
         if (i >= apart) take(i - apart, apart ? min(before, word) : word);
         before = word;

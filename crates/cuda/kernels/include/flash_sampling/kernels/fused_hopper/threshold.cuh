@@ -1,14 +1,12 @@
 // Thresholds: bounds on the dot products of a tile, from the best that all blocks have found.
 #pragma once
 
-#include "../../noise_bound.cuh"
 #include "../../ptx/atomic.cuh"
 #include "tile.cuh"
 
 namespace flash_sampling::fused_hopper {
 
-// The thresholds of a row, by the bound on a granule's noise, from its best winner so far, for tokens from `next_token` on. Rows
-// without noise have one threshold.
+// The thresholds of a row, by the bound on a granule's noise, from its best winner so far, for tokens from `next_token` on.
 template <class T>
 __device__ __forceinline__ LosingLine thresholds_of(const Call& call, const Shared<T>& shared, u32 column, u64 key,
                                                     u32 next_token) {
@@ -17,14 +15,7 @@ __device__ __forceinline__ LosingLine thresholds_of(const Call& call, const Shar
     if constexpr (T::LISTS) {
         if (row.greedy > 1) return LosingLine::flat(listed_losing_capped(call, shared, column, key));
     }
-    if (key == 0) return LosingLine::flat(-f32_infinity());
-    const Winner winner = from_ordered_bits(key);
-    if (!row.greedy) return LosingLine::of(winner.score, NOISE_CEILING, call.head, row);
-    const bool plain =
-        row.inv_temperature == 1.0f && row.biases == 0 && call.head.scale == 1.0f && call.head.soft_cap == 0.0f;
-    // An equal logit of a later token loses.
-    if (plain && winner.token < next_token) return LosingLine::flat(winner.score);
-    return LosingLine::flat(losing_capped(winner.score, 0.0f, call.head, row));
+    return LosingLine::of_best(key, next_token, call.head, row);
 }
 
 // Whether a row has noise: it is in the batch, and neither greedy nor listed.
