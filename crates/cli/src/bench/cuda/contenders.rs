@@ -174,7 +174,7 @@ impl<'h> Contenders<'h> {
         let mut list = Vec::new();
         let peaked = head.states(Logits::Peaked, rows);
         let (address, tokens) = (self.logits.device_ptr(&self.stream).0, self.tokens.device_ptr(&self.stream).0);
-        let logits = DeviceMatrix { address, ..logits_of(weight, rows) };
+        let logits = DeviceMatrix { address, dtype: weight.dtype, rows, cols: weight.rows, row_stride: weight.rows };
         if let Some(matmul) = &self.matmul {
             // SAFETY: operands that `head` holds, and room for `rows` rows of logits.
             let product = move || unsafe { matmul.launch(&weight, &peaked, logits.address) }.map_err(failed);
@@ -206,9 +206,9 @@ impl<'h> Contenders<'h> {
                 ours.call(head, stream, &self.stream, rows, move || calls.advance().0),
             ));
         }
-        let Existing { logits, standalone, draws } = &mut self.existing;
-        let (address, draws) = (logits.device_ptr(&self.stream).0, draws.device_ptr(&self.stream).0);
-        let logits = DeviceMatrix { address, dtype: DType::F32, ..logits_of(weight, rows) };
+        let Existing { logits: existing, standalone, draws } = &mut self.existing;
+        let (address, draws) = (existing.device_ptr(&self.stream).0, draws.device_ptr(&self.stream).0);
+        let logits = DeviceMatrix { address, dtype: DType::F32, ..logits };
         let mut calls = Calls::new(rows, calls, false, &self.stream)?;
         list.push(Contender::new(EXISTING[0], move || {
             let draws = DeviceDraws { count: rows, rows: calls.advance().0, sources: None, draws, log_z: None };
@@ -260,11 +260,6 @@ impl<'h> Contenders<'h> {
         let timing = clock.time(&mut [product], 20, &Interrupt::default())?;
         Ok(Some(2.0 * (SQUARE as f64).powi(3) / timing[0].best))
     }
-}
-
-/// Logits of the weight's type, `[rows, vocab]`, at no address yet.
-fn logits_of(weight: DeviceMatrix, rows: usize) -> DeviceMatrix {
-    DeviceMatrix { address: 0, rows, cols: weight.rows, row_stride: weight.rows, ..weight }
 }
 
 impl Existing {
