@@ -46,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) near_ties(const __grid_
     const ExistingRow logits{stored.row(item.source), stored.first_token, stored.tokens};
     const u32 first = stored.first_token / SCAN_TOKENS + block * call.parts_of_block, begin = first + warp;
     const u32 end = min(first + call.parts_of_block, (stored.first_token + stored.tokens - 1) / SCAN_TOKENS + 1);
+    const RowParts<Element::F32> parts(logits);
     Raw<Element::F32> start{};
-    if (begin < end)
-        start = load_lane<Element::F32>(logits, is_aligned<Element::F32>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
-    scan<Element::F32>(logits, row, scans[warp], begin, end, WARPS, start, &unused, keep);
+    if (begin < end) start = parts.load(begin);
+    scan(parts, row, scans[warp], begin, end, WARPS, start, &unused, keep);
 }

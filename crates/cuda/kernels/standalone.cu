@@ -41,7 +41,7 @@ struct KeepBest {
 
     __device__ __forceinline__ float cut() const {
         const u32 bits = *static_cast<volatile u32*>(shared_cut);
-        return bits == 0 ? -f32_infinity() : from_monotone_bits(bits);
+        return from_monotone_bits(bits);
     }
     __device__ __forceinline__ float raise(float score) {
         const float old = cut();
@@ -65,7 +65,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     __shared__ u32 cut;
     __shared__ RowMass weights[TELLS_LOG_Z ? WARPS : 1];
     const u32 draw = blockIdx.x / existing.blocks, block = blockIdx.x % existing.blocks;
-    double2* const parts = masses.parts + static_cast<u64>(draw) * existing.blocks;
+    float2* const parts = masses.parts + static_cast<u64>(draw) * existing.blocks;
     // The first logits are on their way while the row is read.
     const u32 source = existing.sources ? existing.sources[draw] : draw;
     const u64 offset = source * existing.row_stride * element_bytes(TYPE);
@@ -73,15 +73,19 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     const u32 warp = threadIdx.x / 32, first = call.first_token / SCAN_TOKENS + block * existing.parts_of_block;
     const u32 begin = first + warp;
     const u32 end = min(first + existing.parts_of_block, (call.first_token + call.tokens - 1) / SCAN_TOKENS + 1);
+    const RowParts<TYPE> of_row(logits);
     Raw<TYPE> start{};
-    if (begin < end) start = load_lane<TYPE>(logits, is_aligned<TYPE>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
+    if (begin < end) start = of_row.load(begin);
 
     copy_row(&row, call.rows + draw);
     // Blocks that were faster have raised the cut already.
-    if (threadIdx.x == 64) cut = static_cast<u32>(*static_cast<volatile u64*>(call.best + draw) >> 32);
+    if (threadIdx.x == 64) {
+        const u64 found = *static_cast<volatile u64*>(call.best + draw);
+        cut = found ? static_cast<u32>(found >> 32) : to_monotone_bits(-f32_infinity());
+    }
     __syncthreads();
     KeepBest keep{&cut, 0, RowMass::empty()};
-    scan<TYPE, TELLS_LOG_Z>(logits, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
+    scan<TYPE, TELLS_LOG_Z>(of_row, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
 
     // The block's best.
     u64 best = largest_of_warp(keep.best);

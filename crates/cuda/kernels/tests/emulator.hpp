@@ -29,8 +29,8 @@
 struct float4 {
     float x, y, z, w;
 };
-struct alignas(16) double2 {
-    double x, y;
+struct alignas(8) float2 {
+    float x, y;
 };
 
 inline struct Index {

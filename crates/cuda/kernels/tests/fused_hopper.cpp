@@ -3,9 +3,6 @@
 #pragma GCC optimize("no-strict-aliasing")
 #include "emulator.hpp"
 
-struct alignas(8) float2 {
-    float x, y;
-};
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };

@@ -259,12 +259,12 @@ static u32 broken_noise_bounds() {
         const float top = static_cast<i32>(input(i + 2)) * 0x1p-31f * (i % 3 ? 20.0f : 3000.0f);
         const float leader = add_rn(top, granule.largest_gumbel());
         const float other = -ln(granule.exponential_of(granule.leader ^ 1, [&] { return input(i + 3) >> i / 32 % 32; }));
-        broken += !reaches(top, noise_bound(bits), leader) || !reaches(top, noise_bound(bits), add_rn(top, other));
-        broken += leader_score_at_least(top, bits) >= leader;
-        loose += bits > 1000 && bits < 1u << 20 && reaches(top, noise_bound(bits), leader + 0.01f);
-        low += bits > 1000 && bits < 1u << 20 && leader_score_at_least(top, bits) < leader - 0.01f;
+        broken += !(top > losing_logit(leader, noise_bound(bits))) || !(top > losing_logit(add_rn(top, other), noise_bound(bits)));
+        broken += leader_score_at_least(top, noise_bound(bits), bits) >= leader;
+        loose += bits > 1000 && bits < 1u << 20 && top > losing_logit(leader + 0.01f, noise_bound(bits));
+        low += bits > 4096 && bits < 1u << 20 && leader_score_at_least(top, noise_bound(bits), bits) < leader - 0.01f;
     }
-    broken += reaches(-f32_infinity(), NOISE_CEILING, -f32_infinity());
+    broken += -f32_infinity() > losing_logit(-f32_infinity(), NOISE_CEILING);
     return broken + loose + low;
 }
 

@@ -124,7 +124,6 @@ inline void exchange_if(void* at, u64& old_low, u64& old_high, u64 low, u64 high
 template <u32 VALUE>
 u32 opaque() { return VALUE; }
 inline float tagged(float x, u32 kept, u32 tag) { return bits_to_f32((f32_to_bits(x) & kept) | tag); }
-inline float max_or_nan(float a, float b) { return is_nan(a) || is_nan(b) ? a + b : fmaxf(a, b); }
 // Of instances that are not emulated.
 u32 pair_of_halves(float low, float high);
 u32 max_of_pairs(u32 a, u32 b);

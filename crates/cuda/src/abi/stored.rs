@@ -21,7 +21,7 @@ layout!(Existing 32: logits 0, sources 8, row_stride 16, blocks 24, parts_of_blo
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Masses {
-    /// The blocks' masses, 16 bytes each.
+    /// The blocks' masses, 8 bytes each.
     pub(crate) parts: u64,
     /// A float64 for each draw.
     pub(crate) log_z: u64,

@@ -42,7 +42,7 @@ const THREADS: u32 = 128;
 pub(crate) const PART: u32 = 256;
 pub(crate) const WARPS: u32 = THREADS / 32;
 /// Bytes of a block's mass.
-const PART_BYTES: usize = 16;
+const PART_BYTES: usize = 8;
 /// Blocks of a launch for each multiprocessor, where there is work for so many.
 const BLOCKS: u32 = 8;
 /// The most draws of a launch, and the end of the token ids.

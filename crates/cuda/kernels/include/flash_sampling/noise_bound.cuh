@@ -1,4 +1,4 @@
-// An upper bound of the noise of a granule's tokens, and the test whether a logit can reach the score cutoff.
+// An upper bound of the noise of a granule's tokens, and the largest logit that cannot reach the score cutoff with it.
 #pragma once
 
 #include "noise/granule.cuh"
@@ -10,7 +10,9 @@ namespace flash_sampling {
 
 FS_FUNCTION float log2_fast(u32 x) {
 #ifdef __CUDA_ARCH__
-    return __log2f(u32_to_f32(x));
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(u32_to_f32(x)));
+    return y;
 #else
     return log2f(u32_to_f32(x));
 #endif
@@ -22,19 +24,21 @@ FS_FUNCTION float noise_bound(u32 minimum_bits) {
     return fminf(0.69314718f * (32.0f - log2_fast(minimum_bits)), NOISE_CEILING);
 }
 
-// Returns a lower bound of the leader's score. The leader's exponential is at most v / (1 - v) / 16, with v below
-// (minimum_bits + 1) 2^-28.
-FS_FUNCTION float leader_score_at_least(float logit, u32 minimum_bits) {
-    const float log2_odds = log2_fast(minimum_bits + 1) - log2_fast(0x0fffffffu - minimum_bits);
-    return logit + 0.69314718f * (4.0f - log2_odds) - 1e-3f - 1e-6f * fabsf(logit);
+// Returns a lower bound of the leader's score; -inf for the few words whose bound would be loose. The leader's exponential is
+// -ln(1 - v) / 16, with v below (minimum_bits + 1) 2^-28, and -ln(1 - v) is below v e^(v/2 + v^2/2) up to v = 1/2. `bound` is
+// -ln(minimum_bits 2^-32).
+FS_FUNCTION float leader_score_at_least(float logit, float bound, u32 minimum_bits) {
+    const float v = u32_to_f32(minimum_bits) * 0x1p-28f;
+    if (v > 0.5f || minimum_bits < 1u << 12) return -f32_infinity();
+    return logit + bound - 0.5f * fma_rn(v, v, v) - 5e-4f - 1e-6f * fabsf(logit);
 }
 
-// Returns whether a logit of at most `top` can reach the score cutoff `cut` with noise of at most `bound`. The margin
-// covers all rounding errors: 1.3e-7 |g| + 3.7e-7 in the noise, 6e-6 in the bound, and one rounding per sum. A logit of
-// -inf reaches no cutoff.
-FS_FUNCTION bool reaches(float top, float bound, float cut) {
-    const float sum = top + bound;
-    return sum + (2e-5f + 1e-6f * fabsf(sum)) >= cut;
+// Returns a logit such that no token with at most this logit, and with noise of at most `bound`, reaches the score cutoff
+// `cut`. The margin covers all rounding errors: 1.3e-7 |g| + 3.7e-7 in the noise, 6e-6 in the bound, 2^-24 |score| in the
+// score, and those of this arithmetic. A logit of -inf reaches no cutoff.
+FS_FUNCTION float losing_logit(float cut, float bound) {
+    const float low = cut - (2e-5f + 1e-6f * fabsf(cut));
+    return low - 1.000001f * bound;
 }
 
 }  // namespace flash_sampling

@@ -31,14 +31,11 @@ FS_FUNCTION float lowered(float l, float added = 0.0f) {
 // The threshold below which no logit of a row can win any more, as a bound on the dot product (bias added), but for the head's
 // soft-cap: see `before_cap`.
 //
-// Noise is at most `noise_bound`, up to 6e-6 of rounding. So a token's score is below `best` when its logit is at most
-// best - noise_bound - slack; the slack covers the rounding of the noise (1.3e-7 |g| + 3.7e-7), of the score (2^-24 |score|) and
-// of this arithmetic. Then the transforms are undone, each widened by more than its own rounding. NaN and +inf are above every
-// threshold. As a function of the noise bound the threshold falls, and is concave.
+// `losing_logit` bounds the transformed logit. Then the transforms are undone, each widened by more than its own rounding. NaN and
+// +inf are above every threshold. As a function of the noise bound the threshold falls, and is concave.
 FS_FUNCTION float losing_capped(float best, float noise_bound, const HeadTransform& head, const Row& row) {
     if (best == -f32_infinity()) return best;
-    float l = best - noise_bound;
-    l -= 2e-5f + 1e-6f * (fabsf(best) + noise_bound);
+    float l = losing_logit(best, noise_bound);
     if (row.inv_temperature != 1.0f) l = lowered(l / row.inv_temperature);
     if (row.transform().is_penalised()) {
         // What no penalty lifts above l: the smallest of them lift most.

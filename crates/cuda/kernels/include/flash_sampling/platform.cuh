@@ -74,6 +74,17 @@ FS_FUNCTION double add_rn(double a, double b) { return a + b; }
 constexpr u32 F32_INFINITY_BITS = 0x7f800000u;
 FS_FUNCTION float f32_infinity() { return bits_to_f32(F32_INFINITY_BITS); }
 FS_FUNCTION bool is_nan(float x) { return x != x; }
+
+// The larger one; NaN where either is.
+FS_FUNCTION float max_or_nan(float a, float b) {
+#ifdef __CUDA_ARCH__
+    float largest;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
+    return largest;
+#else
+    return a != a || b < a ? a : b;
+#endif
+}
 FS_FUNCTION bool is_finite(float x) { return (f32_to_bits(x) & F32_INFINITY_BITS) != F32_INFINITY_BITS; }
 
 }  // namespace flash_sampling

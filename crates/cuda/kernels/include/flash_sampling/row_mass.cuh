@@ -1,6 +1,6 @@
 // The log-mass of a row beside its draw (paper App. L), for kernels that see every logit anyway: fast exponentials in
 // float32, added up in float64. log Z of it is within 2e-6: an exponential of the logit x below the largest is off by at most
-// 2.5e-7 + 2^-23 |x|, and what lies further down than the logarithm of the tokens' number has no share. LogMass and the
+// 2.5e-7 + 2^-24 |x|, and what lies further down than the logarithm of the tokens' number has no share. LogMass and the
 // integer masses of mass_histogram.cuh are for what must be closer, or the same everywhere.
 #pragma once
 
@@ -10,48 +10,70 @@ namespace flash_sampling {
 
 // Where masses go: the last parameter of the kernels that tell log Z.
 struct Masses {
-    double2* parts;  // the blocks' masses: max and sum
-    double* log_z;   // one for each draw
+    float2* parts;  // the blocks' masses: high and sum
+    double* log_z;  // one for each draw
 };
 FS_LAYOUT(Masses, 16, FS_AT(parts, 0) && FS_AT(log_z, 8));
 
 #ifdef __CUDACC__
 
-// e^x; 0 for -inf.
-__device__ __forceinline__ float exp_fast(float x) {
+[[maybe_unused]] constexpr float OCTAVES = 1.44269504088896340736f;  // of a nat, as a float
+
+// 2^x; 0 for -inf.
+__device__ __forceinline__ float exp2_fast(float x) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504088896340736f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// A largest logit and the sum of e^(logit - max); a set without finite logits has max -inf and sum 0.
+// e^logit / 2^high. One rounding of a small number: a product of two floats lies between.
+__device__ __forceinline__ float mass_of(float logit, float high) { return exp2_fast(fma_rn(logit, OCTAVES, -high)); }
+
+// A logit as `high`: in octaves, finite or -inf.
+__device__ __forceinline__ float high_of(float logit) { return fminf(mul_rn(logit, OCTAVES), bits_to_f32(0x7f7fffffu)); }
+
+// A set of logits: the sum of e^logit is `sum` * 2^`high`. Without finite logits high is -inf and sum 0.
 struct RowMass {
-    float max;
+    float high;
     double sum;
 
     static __device__ __forceinline__ RowMass empty() { return {-f32_infinity(), 0.0}; }
 
-    // The same relative to a logit that is no smaller. Scaled again and again, so by the exact exponential.
-    __device__ __forceinline__ double sum_at(float high) const {
-        return max == high ? sum : sum * static_cast<double>(exp(sub_rn(max, high)));
+    // The sum relative to another high that is no smaller. Scaled again and again, so by the exact exponential.
+    __device__ __forceinline__ double sum_at(float to) const {
+        return high == to ? sum : sum * static_cast<double>(exp(mul_rn(sub_rn(high, to), 0.69314718f)));
     }
 
     // Adds eight logits of which `top` is the largest.
     __device__ __forceinline__ void add(const float (&logits)[8], float top) {
         if (top == -f32_infinity()) return;
-        const float high = fmaxf(max, top);
+        const float to = fmaxf(high, high_of(top));
         float e[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) e[i] = exp_fast(logits[i] - high);
+        for (int i = 0; i < 8; ++i) e[i] = mass_of(logits[i], to);
         const float more = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
-        sum = sum_at(high) + static_cast<double>(more);
-        max = high;
+        sum = sum_at(to) + static_cast<double>(more);
+        high = to;
     }
 
     __device__ __forceinline__ RowMass merge(RowMass other) const {
-        const float high = fmaxf(max, other.max);
-        if (high == -f32_infinity()) return empty();
-        return {high, sum_at(high) + other.sum_at(high)};
+        const float to = fmaxf(high, other.high);
+        if (to == -f32_infinity()) return empty();
+        return {to, sum_at(to) + other.sum_at(to)};
+    }
+
+    // Adds an even number of parts, once.
+    template <int COUNT>
+    __device__ __forceinline__ RowMass with(const float2 (&parts)[COUNT]) const {
+        float to = high;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) to = fmaxf(to, parts[i].x);
+        if (to == -f32_infinity()) return empty();
+        double all = sum_at(to);
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 2)
+            all += static_cast<double>(parts[i].y * exp2_fast(parts[i].x - to) + parts[i + 1].y * exp2_fast(parts[i + 1].x - to));
+        return {to, all};
     }
 
     // That of all lanes, in every lane.
@@ -59,16 +81,17 @@ struct RowMass {
         RowMass mass = *this;
 #pragma unroll
         for (u32 apart = 16; apart; apart /= 2)
-            mass = mass.merge({__shfl_xor_sync(0xffffffffu, mass.max, apart), __shfl_xor_sync(0xffffffffu, mass.sum, apart)});
+            mass = mass.merge({__shfl_xor_sync(0xffffffffu, mass.high, apart), __shfl_xor_sync(0xffffffffu, mass.sum, apart)});
         return mass;
     }
 
-    __device__ __forceinline__ double2 part() const { return {static_cast<double>(max), sum}; }
-    static __device__ __forceinline__ RowMass of_part(double2 part) { return {static_cast<float>(part.x), part.y}; }
+    __device__ __forceinline__ float2 part() const { return {high, static_cast<float>(sum)}; }
+    static __device__ __forceinline__ RowMass of_part(float2 part) { return {part.x, static_cast<double>(part.y)}; }
 
     // -inf of nothing.
     __device__ __forceinline__ double log_z() const {
-        return sum == 0.0 ? -static_cast<double>(f32_infinity()) : static_cast<double>(max) + ::log(sum);
+        return sum == 0.0 ? -static_cast<double>(f32_infinity())
+                          : static_cast<double>(high) / static_cast<double>(OCTAVES) + ::log(sum);
     }
 };
 

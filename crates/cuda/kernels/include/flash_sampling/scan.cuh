@@ -7,8 +7,8 @@
 // 1. A warp takes a part of 256 tokens that begins at a multiple of 256. A lane takes eight tokens of the part, in two
 //    groups of four. Each group lies in one granule. The granule's word bounds the noise of its tokens
 //    (noise_bound.cuh).
-// 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts, each lane computes one Philox
-//    block, and the warp stores the words of eight parts in shared memory.
+// 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts (or four, where shared memory is short),
+//    each lane computes one Philox block, and the warp stores words and noise bounds in shared memory.
 // 3. A lane scores a token only if the logit plus the noise bound can reach the cutoff.
 // 4. A leader's score has a cheap lower bound. The best of these bounds raises the cutoff before any token is scored.
 // 5. The tokens that are left wait in a queue, so that full warps compute their exact scores.
@@ -27,11 +27,6 @@ namespace flash_sampling {
 
 // Tokens per part: the tokens of one step of a warp.
 constexpr u32 SCAN_TOKENS = 256;
-// Parts with words in shared memory at a time, and the number of these words; per warp.
-constexpr u32 SCAN_PARTS = 8;
-constexpr u32 SCAN_WORDS = SCAN_PARTS * SCAN_TOKENS / Granule::TOKENS;
-static_assert(SCAN_WORDS == 4 * 32, "one Philox block per lane");
-
 // A token that can reach the cutoff, and its granule's word.
 struct Queued {
     u32 token;
@@ -39,10 +34,14 @@ struct Queued {
     u32 word;
 };
 
-// The shared memory of one scanning warp. A queue has room for at least a token per lane.
-template <u32 QUEUE>
+// The shared memory of one scanning warp: the words and noise bounds of PARTS parts at a time, and a queue with room for at least
+// a token per lane.
+template <u32 QUEUE, u32 PARTS = 8>
 struct WarpScan {
-    u32 words[SCAN_WORDS];
+    static constexpr u32 GRANULES = PARTS * SCAN_TOKENS / Granule::TOKENS;
+    static_assert(GRANULES <= 4 * 32, "at most one Philox block per lane");
+    u32 words[GRANULES];
+    float bounds[GRANULES];
     Queued queue[QUEUE];
 };
 
@@ -65,7 +64,7 @@ struct Raw {
 
 // Returns the offset of a lane's group of four in the part. This layout makes 16-byte loads of the lanes contiguous.
 template <Element TYPE>
-__device__ __forceinline__ u32 group_offset(u32 lane, u32 group) {
+__device__ __forceinline__ constexpr u32 group_offset(u32 lane, u32 group) {
     return TYPE == Element::F32 ? 128 * group + 4 * lane : 8 * lane + 4 * group;
 }
 
@@ -79,43 +78,53 @@ __device__ __forceinline__ void load_16_bytes(const void* from, u32* to) {
 #endif
 }
 
-// Returns whether every token id that is a multiple of 256 has a 16-byte aligned address.
+// The logits of a row, by parts. All lanes of a warp construct it.
 template <Element TYPE>
-__device__ __forceinline__ bool is_aligned(const ExistingRow& row) {
-    constexpr u64 BYTES = TYPE == Element::F32 ? 4 : 2;
-    return (reinterpret_cast<u64>(row.logits) - row.first_token * BYTES) % 16 == 0;
-}
+struct RowParts {
+    static constexpr u32 BYTES = SCAN_TOKENS * (TYPE == Element::F32 ? 4 : 2);
+    ExistingRow row;
+    u32 first_whole, whole;  // the parts that 16-byte loads take
+    const u8* lane_of_part_0;
 
-// Loads a lane's logits of the part that begins at `first`, a multiple of 256. Tokens outside the row are -inf.
-template <Element TYPE>
-__device__ __forceinline__ Raw<TYPE> load_lane(const ExistingRow& row, bool aligned, u32 first, u32 lane) {
-    Raw<TYPE> raw;
-    constexpr u32 BYTES = TYPE == Element::F32 ? 4 : 2;
-    // Modulo 2^32, because the first part may begin before the row.
-    const u32 at = first - row.first_token;
-    if (aligned && first >= row.first_token && at + SCAN_TOKENS <= row.tokens) {
-        const u8* const from = static_cast<const u8*>(row.logits) + static_cast<u64>(at) * BYTES;
-        load_16_bytes(from + 16 * lane, raw.word);
-        if (TYPE == Element::F32) load_16_bytes(from + 512 + 16 * lane, raw.word + (TYPE == Element::F32 ? 4 : 0));
+    __device__ __forceinline__ explicit RowParts(const ExistingRow& row) : row(row) {
+        const u64 first_bytes = static_cast<u64>(row.first_token) * (BYTES / SCAN_TOKENS);
+        const u64 part_0 = reinterpret_cast<u64>(row.logits) - first_bytes;
+        const u32 first = (row.first_token + SCAN_TOKENS - 1) / SCAN_TOKENS;
+        const u32 end = (row.first_token + row.tokens) / SCAN_TOKENS;
+        // NOTE: through shuffles, or the compiler computes all of it anew for every part.
+        lane_of_part_0 = reinterpret_cast<const u8*>(__shfl_sync(0xffffffffu, part_0, 0)) + 16 * (threadIdx.x % 32);
+        first_whole = __shfl_sync(0xffffffffu, first, 0);
+        whole = __shfl_sync(0xffffffffu, part_0 % 16 == 0 && end > first ? end - first : 0, 0);
+    }
+
+    // The lane's logits of a part. Tokens outside the row are -inf.
+    __device__ __forceinline__ Raw<TYPE> load(u32 part) const {
+        Raw<TYPE> raw;
+        if (part - first_whole < whole) {
+            const u8* const from = lane_of_part_0 + static_cast<u64>(part) * BYTES;
+            load_16_bytes(from, raw.word);
+            if (TYPE == Element::F32) load_16_bytes(from + 512, raw.word + (TYPE == Element::F32 ? 4 : 0));
+            return raw;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            // Modulo 2^32, because the first part may begin before the row.
+            const u32 token = part * SCAN_TOKENS + group_offset<TYPE>(threadIdx.x % 32, i / 4) + i % 4, t = token - row.first_token;
+            if (TYPE == Element::F32) {
+                raw.word[i] = t < row.tokens ? static_cast<const u32*>(row.logits)[t] : 0xff800000u;
+            } else {
+                u32 bits = TYPE == Element::BF16 ? 0xff80u : 0xfc00u;
+                if (t < row.tokens) bits = static_cast<const u16*>(row.logits)[t];
+                if (i % 2 == 0) raw.word[i / 2] = bits; else raw.word[i / 2] |= bits << 16;
+            }
+        }
         return raw;
     }
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-        const u32 t = at + group_offset<TYPE>(lane, i / 4) + i % 4;
-        if (TYPE == Element::F32) {
-            raw.word[i] = t < row.tokens ? static_cast<const u32*>(row.logits)[t] : 0xff800000u;
-        } else {
-            u32 bits = TYPE == Element::BF16 ? 0xff80u : 0xfc00u;
-            if (t < row.tokens) bits = static_cast<const u16*>(row.logits)[t];
-            if (i % 2 == 0) raw.word[i / 2] = bits; else raw.word[i / 2] |= bits << 16;
-        }
-    }
-    return raw;
-}
+};
 
-// Applies mask, biases and temperature to a lane's logits.
+// Applies mask and biases to a lane's logits.
 template <Element TYPE>
-__device__ __forceinline__ void transform_lane(const RowTransform& row, u32 first, u32 lane, float (&logits)[8]) {
+__device__ __forceinline__ void adjust_lane(const RowTransform& row, u32 first, u32 lane, float (&logits)[8]) {
     if (row.mask) {
 #pragma unroll
         for (u32 group = 0; group < 2; ++group) {
@@ -135,6 +144,12 @@ __device__ __forceinline__ void transform_lane(const RowTransform& row, u32 firs
                 if (first + group_offset<TYPE>(lane, i / 4) + i % 4 == token) logits[i] = row.adjust(logits[i], at);
         }
     }
+}
+
+// Applies mask, biases and temperature to a lane's logits.
+template <Element TYPE>
+__device__ __forceinline__ void transform_lane(const RowTransform& row, u32 first, u32 lane, float (&logits)[8]) {
+    adjust_lane<TYPE>(row, first, lane, logits);
     if (row.inv_temperature != 1.0f) {
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) logits[i] = mul_rn(logits[i], row.inv_temperature);
@@ -150,17 +165,11 @@ __device__ __forceinline__ T pick(const T (&from)[8], u32 i) {
     return i & 4 ? high : low;
 }
 
-// Returns whether any logit is NaN or +inf. Zero times NaN or an infinity of either sign is NaN, so finite logits take
-// one multiply-add each.
-__device__ __forceinline__ bool any_invalid(const float (&logits)[8]) {
-    float sum = 0.0f;
+// The largest logit of each group of a lane; NaN where one is.
+__device__ __forceinline__ void find_tops(const float (&logits)[8], float (&tops)[2]) {
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) sum = fma_rn(logits[i], 0.0f, sum);
-    if (!is_nan(sum)) return false;
-    bool invalid = false;
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) invalid |= !(logits[i] < f32_infinity());
-    return invalid;
+    for (u32 g = 0; g < 2; ++g)
+        tops[g] = max_or_nan(max_or_nan(logits[4 * g], logits[4 * g + 1]), max_or_nan(logits[4 * g + 2], logits[4 * g + 3]));
 }
 
 // Records the first invalid logit of a lane. Invalid logits are rare, so the function reloads the logits.
@@ -180,14 +189,14 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // Computes the exact scores of the queued tokens that still reach the cutoff. All lanes of a warp call this function.
-template <u32 QUEUE, class Keep>
-__device__ __forceinline__ void score_queue(const Row& row, const WarpScan<QUEUE>& shared, u32 queued, Keep& keep) {
+template <u32 QUEUE, u32 PARTS, class Keep>
+__device__ __forceinline__ void score_queue(const Row& row, const WarpScan<QUEUE, PARTS>& shared, u32 queued, Keep& keep) {
     __syncwarp();
 #pragma unroll 1
     for (u32 slot = threadIdx.x % 32; slot < queued; slot += 32) {
         const auto [token, logit, word] = shared.queue[slot];
         const bool greedy = row.greedy;
-        if (!reaches(logit, greedy ? 0.0f : noise_bound(Granule::minimum_bits(word)), keep.cut())) continue;
+        if (!(logit > losing_logit(keep.cut(), greedy ? 0.0f : noise_bound(Granule::minimum_bits(word))))) continue;
         float score = logit;
         if (!greedy) {
             const Noise noise{row.seed, row.position};
@@ -201,66 +210,74 @@ __device__ __forceinline__ void score_queue(const Row& row, const WarpScan<QUEUE
 
 // Offers every token that can reach the cutoff to `keep`. All lanes of a warp call this function. The warp scans the
 // parts `begin`, `begin + step`, ... below `end` of the vocabulary. `row` lies in shared memory and belongs to one
-// draw. `shared` belongs to the warp. `next` holds the lane's logits of the part `begin`.
+// draw. `shared` belongs to the warp. `next` holds the lane's logits of the part `begin`, which the caller has loaded early.
 //
 //   float Keep::cut()                      returns the current score cutoff; -inf at first, or fixed
 //   constexpr bool Keep::RAISES            whether a lower bound of any token's score may raise the cutoff
 //   float Keep::raise(float score)         with RAISES: some token has at least this score; returns the new cutoff
 //   void Keep::offer(float score, u32 token, float logit)
 //   void Keep::weigh(logits, float top)    with WEIGHS: takes a lane's transformed logits of a part, and their largest
-template <Element TYPE, bool WEIGHS = false, u32 QUEUE, class Keep>
-__device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row, WarpScan<QUEUE>& shared, u32 begin,
-                                     u32 end, u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
+template <Element TYPE, bool WEIGHS = false, u32 QUEUE, u32 PARTS, class Keep>
+__device__ __forceinline__ void scan(const RowParts<TYPE>& parts, const Row& row, WarpScan<QUEUE, PARTS>& shared, u32 begin, u32 end,
+                                     u32 step, Raw<TYPE> next, u64* invalid, Keep& keep) {
+    constexpr u32 GRANULES = WarpScan<QUEUE, PARTS>::GRANULES;
     const u32 lane = threadIdx.x % 32;
-    const bool aligned = is_aligned<TYPE>(existing);
-    // One register instead of twelve: the code reads the row's fields from shared memory at each use.
-    const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
+    // One register instead of twelve: the code reads the row's other fields from shared memory at each use.
+    const bool adjusts = row.mask || row.biases;
     const bool greedy = row.greedy;
-    u32 queued = 0;
+    const float inv_temperature = row.inv_temperature;
+    // The granule of the lane's first group among those of PARTS parts, and how far it is to that of its second group.
+    constexpr u32 APART = (group_offset<TYPE>(0, 1) - group_offset<TYPE>(0, 0)) / Granule::TOKENS;
+    u32 granule = GRANULES, queued = 0;
 #pragma unroll 1
-    for (u32 part = begin, turn = 0; part < end; part += step, turn = (turn + 1) % SCAN_PARTS) {
+    for (u32 part = begin; part < end; part += step, granule += SCAN_TOKENS / Granule::TOKENS) {
         const u32 first = part * SCAN_TOKENS;
-        if (turn == 0 && !greedy) {
+        if (granule >= GRANULES) {
+            granule = group_offset<TYPE>(lane, 0) / Granule::TOKENS;
             __syncwarp();
-            const Words made = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, 4 * (part + lane / 4 * step) + lane % 4);
+            Words made{};
+            if (!greedy) {
+                const u32 of_lane = 4 * (part + lane / 4 * step) + lane % 4;
+                made = Noise{row.seed, row.position}.words(Domain::Granule, row.draw, of_lane);
+            }
 #pragma unroll
-            for (u32 w = 0; w < 4; ++w) shared.words[4 * lane + w] = made.w[w];
+            for (u32 w = 0; w < 4 && 4 * lane < GRANULES; ++w) {
+                shared.words[4 * lane + w] = made.w[w];
+                shared.bounds[4 * lane + w] = greedy ? 0.0f : noise_bound(Granule::minimum_bits(made.w[w]));
+            }
             __syncwarp();
         }
         float logits[8];
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) logits[i] = next.logit(i);
-        if (part + step < end) next = load_lane<TYPE>(existing, aligned, (part + step) * SCAN_TOKENS, lane);
+        if (part + step < end) next = parts.load(part + step);
 
-        // Also before the transforms, because a mask hides an invalid logit.
-        bool bad = any_invalid(logits);
-        if (transforms) {
-            transform_lane<TYPE>(row.transform(), first, lane, logits);
-            bad |= any_invalid(logits);
+        bool bad = false;
+        float tops[2];
+        if (adjusts) {
+            // A mask hides an invalid logit.
+            find_tops(logits, tops);
+            bad = !(max_or_nan(tops[0], tops[1]) < f32_infinity());
+            adjust_lane<TYPE>(row.transform(), first, lane, logits);
         }
-        if (bad) {
-            note_invalid<TYPE>(existing, row.transform(), first, lane, invalid);
+        if (inv_temperature != 1.0f) {
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) logits[i] = mul_rn(logits[i], inv_temperature);
+        }
+        find_tops(logits, tops);
+        if (bad || !(max_or_nan(tops[0], tops[1]) < f32_infinity())) {
+            note_invalid<TYPE>(parts.row, row.transform(), first, lane, invalid);
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) logits[i] = logits[i] < f32_infinity() ? logits[i] : -f32_infinity();
+            find_tops(logits, tops);
         }
-        float tops[2];
-#pragma unroll
-        for (u32 g = 0; g < 2; ++g)
-            tops[g] = fmaxf(fmaxf(logits[4 * g], logits[4 * g + 1]), fmaxf(logits[4 * g + 2], logits[4 * g + 3]));
         if constexpr (WEIGHS) keep.weigh(logits, fmaxf(tops[0], tops[1]));
 
-        u32 word[2] = {0, 0};
-        float bound[2] = {0.0f, 0.0f};
-        if (!greedy) {
-#pragma unroll
-            for (u32 g = 0; g < 2; ++g) {
-                word[g] = shared.words[(turn * SCAN_TOKENS + group_offset<TYPE>(lane, g)) / Granule::TOKENS];
-                bound[g] = noise_bound(Granule::minimum_bits(word[g]));
-            }
-        }
+        const float bound[2] = {shared.bounds[granule], shared.bounds[granule + APART]};
         float cut = keep.cut();
-        const bool is_open = reaches(tops[0], bound[0], cut) || reaches(tops[1], bound[1], cut);
+        const bool is_open = tops[0] > losing_logit(cut, bound[0]) || tops[1] > losing_logit(cut, bound[1]);
         if (!__any_sync(0xffffffffu, is_open)) continue;
+        const u32 word[2] = {shared.words[granule], shared.words[granule + APART]};
         if constexpr (Keep::RAISES) {
             float least = greedy ? fmaxf(tops[0], tops[1]) : -f32_infinity();
 #pragma unroll
@@ -268,13 +285,13 @@ __device__ __forceinline__ void scan(const ExistingRow& existing, const Row& row
                 const bool has_leader = ((word[g] ^ group_offset<TYPE>(lane, g)) % Granule::TOKENS) < 4;
                 if (greedy || !has_leader) continue;
                 const float logit = pick(logits, 4 * g + word[g] % 4);
-                least = fmaxf(least, leader_score_at_least(logit, Granule::minimum_bits(word[g])));
+                least = fmaxf(least, leader_score_at_least(logit, bound[g], Granule::minimum_bits(word[g])));
             }
             cut = keep.raise(warp_max(least));
         }
         u32 hits = 0;
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) hits |= reaches(logits[i], bound[i / 4], cut) ? 1u << i : 0u;
+        for (u32 i = 0; i < 8; ++i) hits |= logits[i] > losing_logit(cut, bound[i / 4]) ? 1u << i : 0u;
 #pragma unroll 1
         while (const u32 lanes = __ballot_sync(0xffffffffu, hits)) {
             if (queued + __popc(lanes) > QUEUE) {

@@ -52,7 +52,7 @@ struct SelectMass {
         u64 best;
         u64 invalid;
         Row row;
-        WarpScan<32> scans[WARPS];
+        WarpScan<32, 4> scans[WARPS];
         u32 cut;
     };
 
@@ -129,11 +129,11 @@ struct SelectMass {
     static __device__ __noinline__ void weigh_parts(Weights& weights, const ExistingRow& logits, const Row& row, u32 part, u32 end,
                                                     u32 step) {
         const u32 lane = threadIdx.x % 32;
-        const bool aligned = is_aligned<Element::F32>(logits);
+        const RowParts<Element::F32> parts(logits);
 #pragma unroll 1
         for (; part < end; part += step) {
             const u32 first = part * SCAN_TOKENS;
-            const Raw<Element::F32> raw = load_lane<Element::F32>(logits, aligned, first, lane);
+            const Raw<Element::F32> raw = parts.load(part);
             float l[8];
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) l[i] = raw.logit(i);
@@ -191,10 +191,10 @@ struct SelectMass {
         const ExistingRow row = logits;
         KeepBefore keep{&shared.cut, limit, token_limit, 0};
         const u32 begin = first_part(), end = end_part();
+        const RowParts<Element::F32> parts(row);
         Raw<Element::F32> start{};
-        if (begin < end)
-            start = load_lane<Element::F32>(row, is_aligned<Element::F32>(row), begin * SCAN_TOKENS, threadIdx.x % 32);
-        scan<Element::F32>(row, shared.row, shared.scans[threadIdx.x / 32], begin, end, part_step(), start, &shared.invalid, keep);
+        if (begin < end) start = parts.load(begin);
+        scan(parts, shared.row, shared.scans[threadIdx.x / 32], begin, end, part_step(), start, &shared.invalid, keep);
         if (keep.best) atomicMax(&shared.best, keep.best);
         __syncthreads();
         if (threadIdx.x == 0) shared.shares[meetings % 2] = {0, 0, shared.best};

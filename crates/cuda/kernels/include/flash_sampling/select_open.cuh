@@ -178,10 +178,10 @@ struct SelectOpen {
             if (hits >> i & 1) shared.masses[bin[i]][threadIdx.x] += mass[i];
         const Noise noise{row.seed, row.position};
         const u32 word = noise.word(Domain::Granule, row.draw, first / Granule::TOKENS);
-        const float bound = noise_bound(Granule::minimum_bits(word));
+        const float losing = losing_logit(cut, noise_bound(Granule::minimum_bits(word)));
 #pragma unroll
         for (u32 i = 0; i < 4; ++i)
-            if (!reaches(l[i], bound, cut)) hits &= ~(1u << i);
+            if (!(l[i] > losing)) hits &= ~(1u << i);
 #pragma unroll 1
         for (; hits; hits &= hits - 1) {
             const u32 i = __ffs(static_cast<int>(hits)) - 1, token = first + i;

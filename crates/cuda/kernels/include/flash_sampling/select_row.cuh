@@ -27,7 +27,7 @@ struct SelectRow {
         u32 units[KEPT];
         float edges[KEPT];
         Row row;
-        WarpScan<32> scans[WARPS];
+        WarpScan<32, 4> scans[WARPS];
         u64 best;
         u64 invalid;
         u32 cut;
@@ -50,20 +50,19 @@ struct SelectRow {
     __device__ __forceinline__ void stream(Visit visit, Between between) {
         const u32 lane = threadIdx.x % 32, begin = logits.first_token / SCAN_TOKENS;
         const u32 end = (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1;
-        const bool aligned = is_aligned<Element::F32>(logits);
+        const RowParts<Element::F32> parts(logits);
         const Row& row = shared.row;
         const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
         Raw<Element::F32> next{};
         u32 part = begin + threadIdx.x / 32;
-        if (part < end) next = load_lane<Element::F32>(logits, aligned, part * SCAN_TOKENS, lane);
+        if (part < end) next = parts.load(part);
 #pragma unroll 1
         for (u32 step = begin; step < end; step += WARPS, part += WARPS) {
             if (part < end) {
                 float l[8];
 #pragma unroll
                 for (u32 i = 0; i < 8; ++i) l[i] = next.logit(i);
-                if (part + WARPS < end)
-                    next = load_lane<Element::F32>(logits, aligned, (part + WARPS) * SCAN_TOKENS, lane);
+                if (part + WARPS < end) next = parts.load(part + WARPS);
                 if (transforms) transform_lane<Element::F32>(row.transform(), part * SCAN_TOKENS, lane, l);
                 visit(part * SCAN_TOKENS, l);
             }
@@ -216,10 +215,10 @@ struct SelectRow {
         KeepBefore keep{&shared.cut, limit, token_limit, 0};
         const u32 begin = logits.first_token / SCAN_TOKENS + threadIdx.x / 32;
         const u32 end = (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1;
+        const RowParts<Element::F32> parts(logits);
         Raw<Element::F32> start{};
-        if (begin < end)
-            start = load_lane<Element::F32>(logits, is_aligned<Element::F32>(logits), begin * SCAN_TOKENS, threadIdx.x % 32);
-        scan<Element::F32>(logits, shared.row, shared.scans[threadIdx.x / 32], begin, end, WARPS, start, &shared.invalid, keep);
+        if (begin < end) start = parts.load(begin);
+        scan(parts, shared.row, shared.scans[threadIdx.x / 32], begin, end, WARPS, start, &shared.invalid, keep);
         if (keep.best) atomicMax(&shared.best, keep.best);
         __syncthreads();
         const u64 best = shared.best;

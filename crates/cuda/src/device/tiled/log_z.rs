@@ -18,7 +18,7 @@ use flash_sampling_core::group_size;
 use std::sync::Arc;
 
 /// Bytes of a block's mass of a row.
-const PART_BYTES: usize = 16;
+const PART_BYTES: usize = 8;
 
 /// Room for the masses of the Hopper kernel's blocks, and the groups for what that kernel does not take.
 #[derive(Debug, Default)]

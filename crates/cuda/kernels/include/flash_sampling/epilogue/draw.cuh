@@ -65,7 +65,8 @@ struct DrawEpilogue {
             const float biased = call.bias ? add_rn(dot, call.bias[tile.first + t]) : dot;
             const float logit = row.apply(call.head.apply(biased, 0.0f, false), token);
             if (!is_finite(logit)) return;
-            const float score = row.greedy ? logit : leader_score_at_least(logit, Granule::minimum_bits(word));
+            const u32 bits = Granule::minimum_bits(word);
+            const float score = row.greedy ? logit : leader_score_at_least(logit, noise_bound(bits), bits);
             atomicMax(&shared.guesses[c], to_ordered_bits(Winner::of(score, token)));
         });
         __syncthreads();

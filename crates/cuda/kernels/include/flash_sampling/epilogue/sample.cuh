@@ -72,7 +72,7 @@ __device__ __forceinline__ void raise_best(const Row& row, float (&logits)[4], u
 #pragma unroll
         for (u32 j = 1; j < 4; ++j)
             if (logits[j] > logit) logit = logits[j], at = j;
-        const bool can_win = reaches(logit, bound, best.winner.score);
+        const bool can_win = logit > losing_logit(best.winner.score, bound);
         if (!__any_sync(0xffffffffu, can_win)) return;
         u64 key = 0;
         if (can_win) {

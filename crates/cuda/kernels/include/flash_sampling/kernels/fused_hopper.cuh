@@ -61,7 +61,7 @@ __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists,
         ptx::named_barrier(PREPARED_BARRIER, HANDS);
         prepare_lists(call, lists, shared, hand, HANDS);
     }
-    if constexpr (T::LOG_Z) prepare_masses(shared, hand, HANDS);
+    if constexpr (T::LOG_Z) prepare_masses(call, shared, hand, HANDS);
     ptx::named_barrier(PREPARED_BARRIER, HANDS);
 }
 

@@ -23,13 +23,6 @@ __device__ __forceinline__ float tagged(float x, u32 kept, u32 tag) {
     return y;
 }
 
-// NaN where either is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-    float largest;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
-    return largest;
-}
-
 // The larger of each of two halves, in f16.
 __device__ __forceinline__ u32 max_of_pairs(u32 a, u32 b) {
     u32 largest;

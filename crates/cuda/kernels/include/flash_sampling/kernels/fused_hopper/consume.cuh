@@ -26,7 +26,10 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
             if (stored.logits) store_raw(d, real, stored, self);
         }
         if constexpr (T::STORES) store_with_tops(d, real, stored, self);
-        if constexpr (T::LOG_Z) weigh(d, real, self);
+        if constexpr (T::LOG_Z) {
+            hide_absent<T>(d, real);
+            weigh(d, self);
+        }
 
         u32 counted[T::WORDS], pending[T::WORDS], queued = 0;
         const auto count_all = [&] {
@@ -42,10 +45,10 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
 
         if (filter(pending, d, counted, self)) enqueue(pending, queued, d, self);
         // The scouts score the queue, while the next tile's products run.
-        if (t + 1 == schedule.tiles) flush(queued, self);
         if (self.lane == 0) shared.queued[self.warp] = queued;
         ptx::mbarrier_arrive(&shared.filtered);
     }
+    ptx::mbarrier_wait(&shared.scouted, schedule.tiles & 1);
 }
 
 }  // namespace flash_sampling::fused_hopper

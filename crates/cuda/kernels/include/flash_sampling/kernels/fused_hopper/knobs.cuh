@@ -97,7 +97,7 @@ template <class T>
 __device__ __forceinline__ bool may_be_invalid(const float (&d)[T::ACCUMULATORS], const Consumer<T>& self) {
     float largest = d[0];
 #pragma unroll
-    for (int i = 0; i < T::ACCUMULATORS; ++i) largest = ptx::max_or_nan(largest, d[i]);
+    for (int i = 0; i < T::ACCUMULATORS; ++i) largest = max_or_nan(largest, d[i]);
     return __any_sync(0xffffffffu, !(largest < SURELY_VALID && self.call.head.scale <= LARGEST_SCALE));
 }
 

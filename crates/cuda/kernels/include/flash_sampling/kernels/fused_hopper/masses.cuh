@@ -1,8 +1,8 @@
 // The instance for log Z: every warp of consumers adds up the masses of its tokens, row by row,
 // while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
-// A warp's sum is relative to a logit of its own. It rises to the largest of a tile when the tile's mass is more than
-// LARGEST_MASS: in a row's first tile, and seldom after that.
+// A warp's sums are relative to a power of two of its own. It rises to the largest of a tile when the tile's mass is more than
+// LARGEST_MASS: in a row's first tile, and hardly ever after that.
 #pragma once
 
 #include "../../row_mass.cuh"
@@ -12,105 +12,128 @@
 namespace flash_sampling::fused_hopper {
 
 [[maybe_unused]] constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
-[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p8f;
+[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p31f;
 
 template <class T>
-__device__ __forceinline__ void prepare_masses(Shared<T>& shared, u32 hand, u32 hands) {
+__device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 hand, u32 hands) {
+    if (hand == 0) shared.scale = call.head.scale;
+    for (u32 i = hand; i < T::COLUMNS; i += hands)
+        shared.inv_temperature[i] = i < call.row_count ? call.rows[i].inv_temperature : 0.0f;
     for (u32 i = hand; i < T::CONSUMER_WARPS * T::COLUMNS; i += hands) {
         (&shared.high[0][0])[i] = LOWEST;
         (&shared.sum[0][0])[i] = 0.0;
     }
 }
 
+// Tokens beyond the tile have no mass, and pass no threshold.
+template <class T>
+__device__ __forceinline__ void hide_absent(float (&d)[T::ACCUMULATORS], u32 real) {
+    if (__all_sync(0xffffffffu, real == ~0u)) return;
+#pragma unroll
+    for (int i = 0; i < T::ACCUMULATORS; ++i)
+        if (!(real >> i % 4 & 1)) d[i] = -f32_infinity();
+}
+
 // Adds a warp's tokens to its masses. All lanes call it.
 template <class T>
-__device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], u32 real, Consumer<T> self) {
+__device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consumer<T> self) {
     // NOTE: addresses of its own: those that it shared with the filter would be kept in registers, and spill.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
+    constexpr int TURNS = HELD / AT_ONCE;
     float* const high = self.shared.high[self.warp];
     double* const sum = self.shared.sum[self.warp];
-#pragma unroll
-    for (int first = 0; first < HELD; first += AT_ONCE) {
-        const u32 mine = first / 2 * 8 + self.lane % 4 * 2;
-        float more[AT_ONCE];
-        u32 column;
-        bool owns;
+    float more[TURNS][2];
+    u32 begins[TURNS];  // the columns of these
+    bool owns;
 #pragma unroll 1
-        for (bool has_risen = false;; has_risen = true) {
+    for (bool has_risen = false;; has_risen = true) {
+        bool is_much = false;
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const u32 of = self.column((first + i) / 2) + i % 2;
-                const float inv_temperature = self.shared.rows[of].inv_temperature, from = high[of];
-                const auto mass = [&](int k) {
-                    const float raw = mul_rn(d[(first + i) / 2 * 4 + i % 2 + 2 * k], self.call.head.scale);
-                    return real >> (2 * k) & 1 ? exp_fast(mul_rn(raw, inv_temperature) - from) : 0.0f;
-                };
-                more[i] = mass(0) + mass(1);
+        for (int turn = 0; turn < TURNS; ++turn) {
+            // NOTE: read anew, or the compiler scales the products of all turns at once, and spills.
+            const float scale = *static_cast<volatile float*>(&self.shared.scale);
+            const auto logit = [&](float dot, float inv_temperature) { return mul_rn(mul_rn(dot, scale), inv_temperature); };
+            float masses[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i += 2) {
+                const int j = (turn * AT_ONCE + i) / 2;
+                const float2 inv_temperature = self.pair(self.shared.inv_temperature, j);
+                const float2 from = self.pair(self.shared.high[self.warp], j);
+                masses[i] = mass_of(logit(d[4 * j], inv_temperature.x), from.x) +
+                            mass_of(logit(d[4 * j + 2], inv_temperature.x), from.x);
+                masses[i + 1] = mass_of(logit(d[4 * j + 1], inv_temperature.y), from.y) +
+                                mass_of(logit(d[4 * j + 3], inv_temperature.y), from.y);
             }
-            column = mine;
-            owns = reduce_by_halves<2, 4>(more, self.lane, column, [](float a, float b) { return a + b; });
+            begins[turn] = self.column(turn * AT_ONCE / 2);
+            owns = reduce_by_halves<2, 4>(masses, self.lane, begins[turn], [](float a, float b) { return a + b; });
             // A column beyond the batch has no row, and its mass means nothing.
-            const auto is_much = [&](int i) { return column + i < self.call.row_count && more[i] > LARGEST_MASS; };
-            if (has_risen || !__any_sync(0xffffffffu, owns && (is_much(0) || is_much(1)))) break;
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                more[turn][i] = masses[i];
+                is_much |= begins[turn] + i < self.call.row_count && masses[i] > LARGEST_MASS;
+            }
+        }
+        if (has_risen || !__any_sync(0xffffffffu, is_much)) break;
+#pragma unroll
+        for (int turn = 0; turn < TURNS; ++turn) {
             float top[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                const float* const at = &d[(first + i) / 2 * 4 + i % 2];
-                top[i] = real & 1 ? at[0] : -f32_infinity();
-                if (real & 4) top[i] = fmaxf(top[i], at[2]);
+                const int at = (turn * AT_ONCE + i) / 2 * 4 + i % 2;
+                top[i] = fmaxf(d[at], d[at + 2]);
             }
-            column = mine;
-            reduce_by_halves<2, 4>(top, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
-            __syncwarp();  // all have read the old ones
+            u32 first = self.column(turn * AT_ONCE / 2);
+            reduce_by_halves<2, 4>(top, self.lane, first, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                if (!owns || column + i >= self.call.row_count) continue;
+            for (u32 i = 0; i < 2; ++i) {
+                if (!owns || first + i >= self.call.row_count) continue;
                 // Scale and temperature are positive, so the largest dot product has the largest logit.
-                const float raw = mul_rn(top[i], self.call.head.scale), old = high[column + i];
-                const float to = mul_rn(raw, self.shared.rows[column + i].inv_temperature);
+                const float raw = mul_rn(top[i], self.shared.scale), old = high[first + i];
+                const float to = high_of(mul_rn(raw, self.shared.inv_temperature[first + i]));
                 if (!(to > old)) continue;
-                sum[column + i] *= static_cast<double>(exp(sub_rn(old, to)));
-                high[column + i] = to;
+                sum[first + i] = RowMass{old, sum[first + i]}.sum_at(to);
+                high[first + i] = to;
             }
-            __syncwarp();
         }
-        if (owns) {
-            sum[column] += static_cast<double>(more[0]);
-            sum[column + 1] += static_cast<double>(more[1]);
-        }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+        if (!owns) continue;
+        sum[begins[turn]] += static_cast<double>(more[turn][0]);
+        sum[begins[turn] + 1] += static_cast<double>(more[turn][1]);
     }
 }
 
 // The mass of a row within the block.
 template <class T>
 __device__ __forceinline__ RowMass mass_of_block(const Shared<T>& shared, u32 column) {
-    RowMass mass = RowMass::empty();
+    float2 parts[T::CONSUMER_WARPS];
 #pragma unroll
-    for (int w = 0; w < T::CONSUMER_WARPS; ++w)
-        if (shared.sum[w][column] != 0.0) mass = mass.merge({shared.high[w][column], shared.sum[w][column]});
-    return mass;
+    for (int w = 0; w < T::CONSUMER_WARPS; ++w) parts[w] = {shared.high[w][column], static_cast<float>(shared.sum[w][column])};
+    return RowMass::empty().with(parts);
 }
 
-// Adds `count` blocks' masses of a row, `step` apart; many at a time, for the latency of reads.
-__device__ __forceinline__ RowMass mass_of_parts(const double2* parts, u32 count, u64 step) {
-    constexpr u32 AT_ONCE = 24;
+// Adds `count` blocks' masses of a row, `step` apart. Twelve reads are under way while the twelve before are added: a longer
+// run would be code that a launch reads from memory once.
+__device__ __forceinline__ RowMass mass_of_parts(const float2* parts, u32 count, u64 step) {
+    constexpr u32 AT_ONCE = 12;
+    const auto read = [&](u32 i) { return i < count ? __ldcg(parts + i * step) : float2{-f32_infinity(), 0.0f}; };
+    float2 next[AT_ONCE];
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE; ++i) next[i] = read(i);
     RowMass mass = RowMass::empty();
 #pragma unroll 1
     for (u32 first = 0; first < count; first += AT_ONCE) {
-        RowMass part[AT_ONCE];
+        float2 part[AT_ONCE];
 #pragma unroll
-        for (u32 i = 0; i < AT_ONCE; ++i)
-            part[i] = first + i < count ? RowMass::of_part(__ldcg(parts + (first + i) * step)) : RowMass::empty();
-        float top = mass.max;
-#pragma unroll
-        for (u32 i = 0; i < AT_ONCE; ++i) top = fmaxf(top, part[i].max);
-        if (top == -f32_infinity()) continue;
-        double sum = mass.sum_at(top);
-#pragma unroll
-        for (u32 i = 0; i < AT_ONCE; ++i) sum += part[i].sum * static_cast<double>(exp_fast(part[i].max - top));
-        mass = {top, sum};
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            part[i] = next[i];
+            next[i] = read(first + AT_ONCE + i);
+        }
+        mass = mass.with(part);
     }
     return mass;
 }

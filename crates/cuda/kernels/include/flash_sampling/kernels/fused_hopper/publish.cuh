@@ -13,7 +13,6 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
     const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
     const u32 block = ptx::block_index();
     const Sender sender(call, peers, T::FAN_OUT);
-    ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS);
     if constexpr (T::FAN_OUT) {
         if (peers.fan_out == FanOut::Blocks) {
             for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {

@@ -1,4 +1,5 @@
 // The scouts: three warps that score the queues of a tile, and make the thresholds of the next one, while its products run.
+// After the last tile's queues the consumers conclude.
 #pragma once
 
 #include "guess.cuh"
@@ -47,7 +48,7 @@ template <class T>
 __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const Schedule<T>& schedule) {
     const u32 hand = threadIdx.x - 32;
     u32 first = 0;
-    for (u32 t = 0; t < schedule.tiles; ++t) {
+    for (u32 t = 0; t <= schedule.tiles; ++t) {
         if (t > 0) {
             constexpr u32 QUEUES = T::CONSUMER_WARPS;
             const u32 queue = hand % QUEUES;
@@ -55,9 +56,11 @@ __device__ __forceinline__ void scout(const Call& call, Shared<T>& shared, const
             score(call, shared, queue, shared.queued[queue], first, hand / QUEUES, T::SCOUTS / QUEUES);
             ptx::named_barrier(SCOUTS_BARRIER, T::SCOUTS);
         }
-        u32 unused;
-        schedule.tile(t, first, unused);
-        make_thresholds(call, shared, t, call.first_token + first, hand);
+        if (t < schedule.tiles) {
+            u32 unused;
+            schedule.tile(t, first, unused);
+            make_thresholds(call, shared, t, call.first_token + first, hand);
+        }
         ptx::mbarrier_arrive(&shared.scouted);
     }
 }

@@ -93,8 +93,10 @@ template <class T, bool LOG_Z>
 struct MassShared {};
 template <class T>
 struct MassShared<T, true> {
+    float inv_temperature[T::COLUMNS];
     float high[T::CONSUMER_WARPS][T::COLUMNS];  // the logit that a warp's sums are relative to
     double sum[T::CONSUMER_WARPS][T::COLUMNS];
+    float scale;
 };
 
 template <class T>
