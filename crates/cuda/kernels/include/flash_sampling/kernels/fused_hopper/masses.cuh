@@ -76,6 +76,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
             }
         }
         if (has_risen || !__any_sync(0xffffffffu, is_much)) break;
+        __syncwarp();  // all have read the old ones
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             float top[AT_ONCE];
