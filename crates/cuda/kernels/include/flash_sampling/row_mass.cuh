@@ -1,6 +1,6 @@
 // The log-mass of a row beside its draw (paper App. L), for kernels that see every logit anyway: fast exponentials in
-// float32, added up in float64. log Z of it is within 2e-6: an exponential of the logit x below the largest is off by at most
-// 2.5e-7 + 2^-24 |x|, and what lies further down than the logarithm of the tokens' number has no share. LogMass and the
+// float32, added up in float64. log Z of it is within 2e-6: an exponential of a logit that is x away from the reference is off by
+// at most 2.5e-7 + 2^-23 |x|, and what lies further down than the logarithm of the tokens' number has no share. LogMass and the
 // integer masses of mass_histogram.cuh are for what must be closer, or the same everywhere.
 #pragma once
 
@@ -17,40 +17,37 @@ FS_LAYOUT(Masses, 16, FS_AT(parts, 0) && FS_AT(log_z, 8));
 
 #ifdef __CUDACC__
 
-[[maybe_unused]] constexpr float OCTAVES = 1.44269504088896340736f;  // of a nat, as a float
-
-// 2^x; 0 for -inf.
-__device__ __forceinline__ float exp2_fast(float x) {
+// e^x; 0 for -inf.
+__device__ __forceinline__ float exp_fast(float x) {
+    x = mul_rn(x, 1.44269504088896340736f);
+#ifdef __CUDA_ARCH__
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+#else
+    return exp2f(x);
+#endif
 }
 
-// e^logit / 2^high. One rounding of a small number: a product of two floats lies between.
-__device__ __forceinline__ float mass_of(float logit, float high) { return exp2_fast(fma_rn(logit, OCTAVES, -high)); }
-
-// A logit as `high`: in octaves, finite or -inf.
-__device__ __forceinline__ float high_of(float logit) { return fminf(mul_rn(logit, OCTAVES), bits_to_f32(0x7f7fffffu)); }
-
-// A set of logits: the sum of e^logit is `sum` * 2^`high`. Without finite logits high is -inf and sum 0.
+// A set of logits: the sum of e^(logit - high) is `sum`. Without finite logits high is -inf and sum 0.
 struct RowMass {
     float high;
     double sum;
 
     static __device__ __forceinline__ RowMass empty() { return {-f32_infinity(), 0.0}; }
 
-    // The sum relative to another high that is no smaller. Scaled again and again, so by the exact exponential.
+    // The sum relative to a logit that is no smaller. Scaled again and again, so by the exact exponential.
     __device__ __forceinline__ double sum_at(float to) const {
-        return high == to ? sum : sum * static_cast<double>(exp(mul_rn(sub_rn(high, to), 0.69314718f)));
+        return high == to ? sum : sum * static_cast<double>(exp(sub_rn(high, to)));
     }
 
-    // Adds eight logits of which `top` is the largest.
+    // Adds eight logits of which `top` is the largest. The reference rises in steps of at least 5, so that few roundings add up.
     __device__ __forceinline__ void add(const float (&logits)[8], float top) {
         if (top == -f32_infinity()) return;
-        const float to = fmaxf(high, high_of(top));
+        const float to = top > high + 5.0f ? top : high;
         float e[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) e[i] = mass_of(logits[i], to);
+        for (int i = 0; i < 8; ++i) e[i] = exp_fast(sub_rn(logits[i], to));
         const float more = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
         sum = sum_at(to) + static_cast<double>(more);
         high = to;
@@ -62,9 +59,10 @@ struct RowMass {
         return {to, sum_at(to) + other.sum_at(to)};
     }
 
-    // Adds an even number of parts, once.
+    // This mass and those of some parts.
     template <int COUNT>
     __device__ __forceinline__ RowMass with(const float2 (&parts)[COUNT]) const {
+        static_assert(COUNT % 2 == 0, "two parts are added in float32");
         float to = high;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) to = fmaxf(to, parts[i].x);
@@ -72,7 +70,7 @@ struct RowMass {
         double all = sum_at(to);
 #pragma unroll
         for (int i = 0; i < COUNT; i += 2)
-            all += static_cast<double>(parts[i].y * exp2_fast(parts[i].x - to) + parts[i + 1].y * exp2_fast(parts[i + 1].x - to));
+            all += static_cast<double>(parts[i].y * exp_fast(parts[i].x - to) + parts[i + 1].y * exp_fast(parts[i + 1].x - to));
         return {to, all};
     }
 
@@ -90,8 +88,7 @@ struct RowMass {
 
     // -inf of nothing.
     __device__ __forceinline__ double log_z() const {
-        return sum == 0.0 ? -static_cast<double>(f32_infinity())
-                          : static_cast<double>(high) / static_cast<double>(OCTAVES) + ::log(sum);
+        return sum == 0.0 ? -static_cast<double>(f32_infinity()) : static_cast<double>(high) + ::log(sum);
     }
 };
 

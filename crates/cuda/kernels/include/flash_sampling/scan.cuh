@@ -7,8 +7,8 @@
 // 1. A warp takes a part of 256 tokens that begins at a multiple of 256. A lane takes eight tokens of the part, in two
 //    groups of four. Each group lies in one granule. The granule's word bounds the noise of its tokens
 //    (noise_bound.cuh).
-// 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts (or four, where shared memory is short),
-//    each lane computes one Philox block, and the warp stores words and noise bounds in shared memory.
+// 2. A part has sixteen granules, and so four Philox blocks. Once every eight parts each lane computes one Philox block, and
+//    the warp stores words and noise bounds in shared memory. Where that is short, once every four parts, by half of the lanes.
 // 3. A lane scores a token only if the logit plus the noise bound can reach the cutoff.
 // 4. A leader's score has a cheap lower bound. The best of these bounds raises the cutoff before any token is scored.
 // 5. The tokens that are left wait in a queue, so that full warps compute their exact scores.
@@ -27,6 +27,7 @@ namespace flash_sampling {
 
 // Tokens per part: the tokens of one step of a warp.
 constexpr u32 SCAN_TOKENS = 256;
+
 // A token that can reach the cutoff, and its granule's word.
 struct Queued {
     u32 token;

@@ -67,6 +67,7 @@ struct DrawEpilogue {
             if (!is_finite(logit)) return;
             const u32 bits = Granule::minimum_bits(word);
             const float score = row.greedy ? logit : leader_score_at_least(logit, noise_bound(bits), bits);
+            if (score == -f32_infinity()) return;
             atomicMax(&shared.guesses[c], to_ordered_bits(Winner::of(score, token)));
         });
         __syncthreads();

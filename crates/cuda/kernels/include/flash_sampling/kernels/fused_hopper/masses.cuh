@@ -1,7 +1,7 @@
 // The instance for log Z: every warp of consumers adds up the masses of its tokens, row by row,
 // while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
-// A warp's sums are relative to a power of two of its own. It rises to the largest of a tile when the tile's mass is more than
+// A warp's sum is relative to a logit of its own. It rises to the largest of a tile when the tile's mass is more than
 // LARGEST_MASS: in a row's first tile, and hardly ever after that.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace flash_sampling::fused_hopper {
 
 [[maybe_unused]] constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
-[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p31f;
+[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p23f;
 
 template <class T>
 __device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 hand, u32 hands) {
@@ -61,10 +61,10 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
                 const int j = (turn * AT_ONCE + i) / 2;
                 const float2 inv_temperature = self.pair(self.shared.inv_temperature, j);
                 const float2 from = self.pair(self.shared.high[self.warp], j);
-                masses[i] = mass_of(logit(d[4 * j], inv_temperature.x), from.x) +
-                            mass_of(logit(d[4 * j + 2], inv_temperature.x), from.x);
-                masses[i + 1] = mass_of(logit(d[4 * j + 1], inv_temperature.y), from.y) +
-                                mass_of(logit(d[4 * j + 3], inv_temperature.y), from.y);
+                masses[i] = exp_fast(sub_rn(logit(d[4 * j], inv_temperature.x), from.x)) +
+                            exp_fast(sub_rn(logit(d[4 * j + 2], inv_temperature.x), from.x));
+                masses[i + 1] = exp_fast(sub_rn(logit(d[4 * j + 1], inv_temperature.y), from.y)) +
+                                exp_fast(sub_rn(logit(d[4 * j + 3], inv_temperature.y), from.y));
             }
             begins[turn] = self.column(turn * AT_ONCE / 2);
             owns = reduce_by_halves<2, 4>(masses, self.lane, begins[turn], [](float a, float b) { return a + b; });
@@ -92,7 +92,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
                 if (!owns || first + i >= self.call.row_count) continue;
                 // Scale and temperature are positive, so the largest dot product has the largest logit.
                 const float raw = mul_rn(top[i], self.shared.scale), old = high[first + i];
-                const float to = high_of(mul_rn(raw, self.shared.inv_temperature[first + i]));
+                const float to = mul_rn(raw, self.shared.inv_temperature[first + i]);
                 if (!(to > old)) continue;
                 sum[first + i] = RowMass{old, sum[first + i]}.sum_at(to);
                 high[first + i] = to;
