@@ -40,8 +40,7 @@ struct KeepBest {
     RowMass mass;
 
     __device__ __forceinline__ float cut() const {
-        const u32 bits = *static_cast<volatile u32*>(shared_cut);
-        return from_monotone_bits(bits);
+        return from_monotone_bits(*static_cast<volatile u32*>(shared_cut));
     }
     __device__ __forceinline__ float raise(float score) {
         const float old = cut();

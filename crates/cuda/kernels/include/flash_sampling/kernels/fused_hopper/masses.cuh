@@ -2,7 +2,7 @@
 // while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
 // A warp's sum is relative to a logit of its own. It rises to the largest of a tile when the tile's mass is more than
-// LARGEST_MASS: in a row's first tile, and hardly ever after that.
+// LARGEST_MASS: in a row's first tile, and seldom after that.
 #pragma once
 
 #include "../../row_mass.cuh"
@@ -12,7 +12,7 @@
 namespace flash_sampling::fused_hopper {
 
 [[maybe_unused]] constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
-[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p23f;
+[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p8f;  // more would cost accuracy: an exponential is less exact the further its logit is
 
 template <class T>
 __device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 hand, u32 hands) {
