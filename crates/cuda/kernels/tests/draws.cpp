@@ -148,13 +148,13 @@ static void check_log_z() {
     std::vector<u32> arrived(ROWS, 0);
     std::vector<Draw> draws(ROWS);
     std::vector<double> found(ROWS, NAN);
-    std::vector<float2> parts(3 * ROWS);
+    std::vector<float2> parts(2 * ROWS);
     Call call{};
     call.rows = rows.data(), call.best = best.data(), call.invalid = invalid.data(), call.arrived = arrived.data();
     call.draws = draws.data(), call.row_count = ROWS, call.tokens = TOKENS, call.head.scale = 1.0f;
     const Masses masses{parts.data(), found.data()};
-    const log_z::Existing existing{logits, nullptr, TOKENS, 3, 4};
-    emulator::launch(3 * ROWS, 1, 128, [&] { log_z::standalone_log_z(call, existing, masses); });
+    const log_z::Existing existing{logits, nullptr, TOKENS, 2, 8};  // two parts a warp in the first block
+    emulator::launch(2 * ROWS, 1, 128, [&] { log_z::standalone_log_z(call, existing, masses); });
     for (u32 r = 0; r < ROWS; ++r) {
         const float* const of_row = logits + r * TOKENS;
         const double high = *std::max_element(of_row, of_row + TOKENS);
