@@ -103,7 +103,7 @@ pub use crate::{
         head::DeviceHead,
         matrix::DeviceMatrix,
         noise_math::NoiseMath,
-        peers::{DevicePeers, FanOut, PeerOffer},
+        peers::{DevicePeers, PeerOffer},
         select::GroupRule,
         standalone::{DeviceDraws, DeviceStandalone},
         tiled::DeviceTiled,

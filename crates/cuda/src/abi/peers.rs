@@ -31,7 +31,7 @@ layout!(PeerState 16: step 0, arrived 4, late 8, unused 12);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Peers {
-    /// Of every rank, as this rank's device sees it: `[turns, world, max_rows]` slots, then `[turns, world, blocks, max_rows]`.
+    /// Of every rank, as this rank's device sees it: `[turns, world, max_rows]` slots.
     pub(crate) mailboxes: [u64; MAX_PEERS],
     pub(crate) rows: u64,
     pub(crate) draws: u64,
@@ -50,14 +50,10 @@ pub(crate) struct Peers {
     pub(crate) max_rows: u32,
     /// Mailboxes used in turn: 2, but in the negative control.
     pub(crate) turns: u32,
-    /// Room for the winners of so many blocks of a rank; 0 = none.
-    pub(crate) blocks: u32,
-    /// Who sends, and what: the number of a [`FanOut`](crate::FanOut).
-    pub(crate) fan_out: u32,
 }
-layout!(Peers 336:
+layout!(Peers 328:
     mailboxes 0, rows 256, draws 264, state 272, limit 280, pause 288, mark 296, rank 304, world 308, lanes 312,
-    row_count 316, max_rows 320, turns 324, blocks 328, fan_out 332
+    row_count 316, max_rows 320, turns 324
 );
 
 /// The parameters of a launch with records.
@@ -69,4 +65,4 @@ pub(crate) struct PeerRecords {
     /// Bytes from the begin of a mailbox to its records, `[kinds, world, max_rows]`.
     pub(crate) offset: u64,
 }
-layout!(PeerRecords 344: peers 0, offset 336);
+layout!(PeerRecords 336: peers 0, offset 328);

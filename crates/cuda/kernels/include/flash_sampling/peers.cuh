@@ -25,7 +25,7 @@
 // 6. A word of step s may have been stored for a call that this rank never made: it failed before its launch, and the next
 //    one is of step s. The call's mark, which counts such calls, is part of the digest.
 //
-// Draws may cross without this launch, or leave earlier: see fan_out.cuh.
+// Draws may cross without this launch: see fan_out.cuh.
 #pragma once
 
 #include "exchange.cuh"
@@ -65,16 +65,9 @@ FS_LAYOUT(PeerState, 16, FS_AT(step, 0) && FS_AT(arrived, 4) && FS_AT(late, 8) &
 
 constexpr u32 MAX_PEERS = 32;  // the ranks of a row are lanes of a warp
 
-// Who sends, and what.
-enum class FanOut : u32 {
-    Launch = 0,     // the exchange's launch, the shard's draws
-    LastBlock = 1,  // the last block of the fused kernel, the same draws; it receives as well
-    Blocks = 2,     // every block of the fused kernel, its own winners
-};
-
 // The parameters of a launch.
 struct Peers {
-    Slot* mailboxes[MAX_PEERS];  // of every rank: [turns, world, max_rows], then [turns, world, blocks, max_rows]
+    Slot* mailboxes[MAX_PEERS];  // of every rank: [turns, world, max_rows]
     const Row* rows;             // [row_count]
     Draw* draws;                 // [row_count] those of this shard before, of the whole vocabulary after
     PeerState* state;
@@ -87,13 +80,11 @@ struct Peers {
     u32 row_count;
     u32 max_rows;
     u32 turns;       // mailboxes used in turn: 2, but in the negative control
-    u32 blocks;      // room for the winners of so many blocks of a rank; 0 = none
-    FanOut fan_out;
 };
-FS_LAYOUT(Peers, 336,
+FS_LAYOUT(Peers, 328,
           FS_AT(mailboxes, 0) && FS_AT(rows, 256) && FS_AT(draws, 264) && FS_AT(state, 272) && FS_AT(limit, 280) &&
           FS_AT(pause, 288) && FS_AT(mark, 296) && FS_AT(rank, 304) && FS_AT(world, 308) && FS_AT(lanes, 312) &&
-          FS_AT(row_count, 316) && FS_AT(max_rows, 320) && FS_AT(turns, 324) && FS_AT(blocks, 328) && FS_AT(fan_out, 332));
+          FS_AT(row_count, 316) && FS_AT(max_rows, 320) && FS_AT(turns, 324));
 
 // The step after another one. 0 is what mailboxes hold before the first; turns go on where the count begins again.
 FS_FUNCTION u32 step_after(u32 step) { return step == 0xffffffffu ? 2 : step + 1; }

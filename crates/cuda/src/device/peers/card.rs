@@ -5,11 +5,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 /// First bytes of a card; the last two digits are the version of the format.
-const MAGIC: [u8; 4] = *b"fp03";
+const MAGIC: [u8; 4] = *b"fp04";
 /// Bytes of a handle by which another process opens memory.
 pub(crate) const HANDLE: usize = 64;
 /// Bytes of a card.
-const CARD: usize = 4 + 5 * 8 + HANDLE;
+const CARD: usize = 4 + 4 * 8 + HANDLE;
 
 /// A number of this process that no other has.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
@@ -25,8 +25,6 @@ pub(crate) struct Card {
     pub(crate) world: u32,
     /// Rows of the largest call.
     pub(crate) max_rows: u64,
-    /// Room for the winners of so many blocks of a rank.
-    pub(crate) blocks: u64,
     /// By which another process opens it.
     pub(crate) handle: [u8; HANDLE],
 }
@@ -40,7 +38,7 @@ impl Card {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let ranks = u64::from(self.rank) | u64::from(self.world) << 32;
-        for word in [self.process, self.mailbox, ranks, self.max_rows, self.blocks] {
+        for word in [self.process, self.mailbox, ranks, self.max_rows] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         bytes.extend_from_slice(&self.handle);
@@ -54,9 +52,9 @@ impl Card {
         let (words, handle) = rest.split_last_chunk::<HANDLE>()?;
         let mut words = words.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
         let mut word = || words.next();
-        let (process, mailbox, ranks, max_rows, blocks) = (word()?, word()?, word()?, word()?, word()?);
+        let (process, mailbox, ranks, max_rows) = (word()?, word()?, word()?, word()?);
         let (rank, world) = (ranks as u32, (ranks >> 32) as u32);
-        (*magic == MAGIC).then_some(Card { process, mailbox, rank, world, max_rows, blocks, handle: *handle })
+        (*magic == MAGIC).then_some(Card { process, mailbox, rank, world, max_rows, handle: *handle })
     }
 
     /// The cards of all ranks, in order; checked against this rank's own.
@@ -77,9 +75,6 @@ impl Card {
             if card.max_rows != self.max_rows {
                 return refused(rank, format!("is planned for {} rows, not {}", card.max_rows, self.max_rows));
             }
-            if card.blocks != self.blocks {
-                return refused(rank, format!("has room for {} blocks, not {}", card.blocks, self.blocks));
-            }
             all.push(card);
         }
         if all[self.rank as usize] != *self {
@@ -94,7 +89,7 @@ mod tests {
     use super::*;
 
     fn card(rank: u32) -> Card {
-        Card { process: 7, mailbox: 9, rank, world: 3, max_rows: 64, blocks: 132, handle: [rank as u8; HANDLE] }
+        Card { process: 7, mailbox: 9, rank, world: 3, max_rows: 64, handle: [rank as u8; HANDLE] }
     }
 
     #[test]
@@ -126,7 +121,6 @@ mod tests {
         assert_eq!(blamed(|cards| cards[1].rank = 2), 1);
         assert_eq!(blamed(|cards| cards[2].world = 4), 2);
         assert_eq!(blamed(|cards| cards[2].max_rows = 65), 2);
-        assert_eq!(blamed(|cards| cards[1].blocks = 0), 1);
         assert_eq!(blamed(|cards| cards[0].mailbox = 1), 0);
         assert_eq!(blamed(|cards| cards.truncate(2)), 0);
         assert!(matches!(card(0).decode_all(&[vec![], vec![], vec![]]), Err(CudaError::Rank { rank: 0, .. })));

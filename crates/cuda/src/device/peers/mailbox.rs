@@ -21,8 +21,7 @@ const KINDS: usize = 2;
 static MAILBOXES: Mutex<Option<HashMap<u64, Weak<Mailbox>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Device memory for what all ranks send to this one: slots of zeros, `[turns, world, max_rows]` and `[turns, world, blocks,
-/// max_rows]`, records of rows with filters, two kinds of `[world, max_rows]`, and this rank's state behind them. Other GPUs
+/// Device memory for what all ranks send to this one: slots of zeros, `[turns, world, max_rows]`, records of rows with filters, two kinds of `[world, max_rows]`, and this rank's state behind them. Other GPUs
 /// and processes write to it, so it is no memory of a pool.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
@@ -36,22 +35,12 @@ pub(crate) struct Mailbox {
     is_shared: AtomicBool,
 }
 
-/// Bytes of the slots.
-fn slot_bytes(world: usize, max_rows: usize, blocks: usize) -> usize {
-    TURNS * world * (1 + blocks) * max_rows * SLOT_BYTES
-}
-
 impl Mailbox {
     /// Allocates it; it is zero when this returns.
-    pub(crate) fn new(
-        world: usize,
-        max_rows: usize,
-        blocks: usize,
-        device: &Arc<Device>,
-    ) -> Result<Arc<Mailbox>, CudaError> {
+    pub(crate) fn new(world: usize, max_rows: usize, device: &Arc<Device>) -> Result<Arc<Mailbox>, CudaError> {
         let failed = CudaError::driver("allocate a mailbox");
         device.context().bind_to_thread().map_err(&failed)?;
-        let slots = slot_bytes(world, max_rows, blocks);
+        let slots = TURNS * world * max_rows * SLOT_BYTES;
         let records = KINDS * world * max_rows * RECORD_BYTES;
         let size = slots + records + size_of::<PeerState>();
         // SAFETY: the context is bound; the memory is owned by the value made below.

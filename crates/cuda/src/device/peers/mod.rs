@@ -2,25 +2,27 @@
 #![allow(unsafe_code)]
 
 mod card;
-mod fan_out;
 mod mailbox;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use crate::abi::{self, Draw, MAX_PEERS, PeerState, status};
 use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::device::address::check_rows;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
+use crate::device::launch::{Grid, argument, launch};
 use crate::device::scratch::wait;
 use crate::error::CudaError;
 use card::Card;
 use core::time::Duration;
-use cudarc::driver::{CudaStream, result};
-pub use fan_out::FanOut;
-use fan_out::Kernels;
+use cudarc::driver::{CudaFunction, CudaStream, result};
 use flash_sampling_core::Knob;
 use mailbox::{Mailbox, Opened, TURNS};
 use std::sync::Arc;
+
+/// Threads of a block of the exchange's launch, each for a pair of row and rank.
+const THREADS: u32 = 256;
 
 /// One instance, for every GPU.
 pub(crate) static SOURCE: KernelSource =
@@ -36,7 +38,7 @@ fn instance() -> Instance {
 pub struct PeerOffer {
     card: Card,
     mailbox: Arc<Mailbox>,
-    kernels: Kernels,
+    kernel: CudaFunction,
     device: Arc<Device>,
 }
 
@@ -49,21 +51,6 @@ impl PeerOffer {
     /// * [`CudaError::EmptyPlan`]: no rows.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<PeerOffer, CudaError> {
-        PeerOffer::with_fan_out(rank, world, max_rows, device, FanOut::default())
-    }
-
-    /// [`PeerOffer::new`] with a mailbox that has room for a way to send. For [`FanOut::Blocks`] that is 64 bytes for each rank,
-    /// row and multiprocessor: 17 MB with 8 ranks of 132 and 256 rows; the other ways need none besides.
-    ///
-    /// # Errors
-    /// As [`PeerOffer::new`].
-    pub fn with_fan_out(
-        rank: usize,
-        world: usize,
-        max_rows: usize,
-        device: &Arc<Device>,
-        fan_out: FanOut,
-    ) -> Result<PeerOffer, CudaError> {
         let limits = [
             ("ranks", world, MAX_PEERS),
             ("ranks, this one counted,", rank.saturating_add(1), world),
@@ -75,19 +62,17 @@ impl PeerOffer {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
-        let kernels = Kernels::load(device)?;
-        let blocks = if fan_out == FanOut::Blocks { device.multiprocessors() } else { 0 };
-        let mailbox = Mailbox::new(world, max_rows, blocks as usize, device)?;
+        let kernel = device.function(&SOURCE, &instance(), "join_peers")?;
+        let mailbox = Mailbox::new(world, max_rows, device)?;
         let card = Card {
             process: Card::this_process(),
             mailbox: mailbox.id(),
             rank: rank as u32,
             world: world as u32,
             max_rows: max_rows as u64,
-            blocks: u64::from(blocks),
             handle: mailbox.handle(),
         };
-        Ok(PeerOffer { card, mailbox, kernels, device: device.clone() })
+        Ok(PeerOffer { card, mailbox, kernel, device: device.clone() })
     }
 
     /// What the other ranks must know, as bytes for whatever carries them. From now on the mailbox, 4192 bytes for each
@@ -106,7 +91,7 @@ impl PeerOffer {
     ///   reached from this device.
     /// * [`CudaError::Driver`].
     pub fn connect(self, cards: &[Vec<u8>], limit: Duration) -> Result<DevicePeers, CudaError> {
-        let PeerOffer { card, mailbox, kernels, device } = self;
+        let PeerOffer { card, mailbox, kernel, device } = self;
         let opened = card.decode_all(cards)?;
         if opened.iter().all(|card| card.process == Card::this_process()) {
             mailbox.set_shared(false);
@@ -130,19 +115,8 @@ impl PeerOffer {
             row_count: 0,
             max_rows: card.max_rows as u32,
             turns: TURNS as u32,
-            blocks: card.blocks as u32,
-            fan_out: FanOut::Launch as u32,
         };
-        Ok(DevicePeers {
-            call,
-            kernels,
-            device,
-            limit,
-            fan_out: FanOut::default(),
-            is_pending: false,
-            _opened: opened,
-            mailbox,
-        })
+        Ok(DevicePeers { call, kernel, device, limit, is_pending: false, _opened: opened, mailbox })
     }
 }
 
@@ -166,10 +140,9 @@ impl PeerOffer {
 #[derive(Debug)]
 pub struct DevicePeers {
     call: abi::Peers,
-    kernels: Kernels,
+    kernel: CudaFunction,
     device: Arc<Device>,
     limit: Duration,
-    fan_out: FanOut,
     /// Launches may be pending.
     is_pending: bool,
     /// Held for the kernel, which knows their addresses.
@@ -184,20 +157,7 @@ impl DevicePeers {
     /// # Errors
     /// As [`PeerOffer::new`] and [`PeerOffer::connect`].
     pub fn group(devices: &[Arc<Device>], max_rows: usize, limit: Duration) -> Result<Vec<DevicePeers>, CudaError> {
-        DevicePeers::group_with_fan_out(devices, max_rows, limit, FanOut::default())
-    }
-
-    /// [`DevicePeers::group`] with room for a way to send.
-    ///
-    /// # Errors
-    /// As [`DevicePeers::group`].
-    pub fn group_with_fan_out(
-        devices: &[Arc<Device>],
-        max_rows: usize,
-        limit: Duration,
-        fan_out: FanOut,
-    ) -> Result<Vec<DevicePeers>, CudaError> {
-        let offer = |(rank, device)| PeerOffer::with_fan_out(rank, devices.len(), max_rows, device, fan_out);
+        let offer = |(rank, device)| PeerOffer::new(rank, devices.len(), max_rows, device);
         let offers = devices.iter().enumerate().map(offer).collect::<Result<Vec<_>, _>>()?;
         let cards: Vec<_> = offers.iter().map(PeerOffer::card).collect();
         offers.into_iter().map(|offer| offer.connect(&cards, limit)).collect()
@@ -252,9 +212,38 @@ impl DevicePeers {
         draws: u64,
         row_count: usize,
     ) -> Result<(), CudaError> {
-        let call = self.call(rows, draws, row_count, FanOut::Launch)?;
-        // SAFETY: the same contract.
-        unsafe { self.join(stream, &call) }
+        let call = self.call(rows, draws, row_count)?;
+        if row_count == 0 {
+            return Ok(());
+        }
+        self.is_pending = true;
+        let blocks = (call.row_count * call.lanes).div_ceil(THREADS);
+        // SAFETY: the kernel takes Peers by value, whose layout abi asserts; mailboxes and state are held by this value
+        // and sized for as many rows and ranks; the rest is the caller's.
+        unsafe { launch(&self.kernel, stream, Grid::of(blocks, THREADS), [argument(&call)]) }
+    }
+
+    /// The arguments of a step of the exchange; `rows` and `draws` are device addresses.
+    ///
+    /// # Errors
+    /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: misaligned rows or draws.
+    fn call(&self, rows: u64, draws: u64, row_count: usize) -> Result<abi::Peers, CudaError> {
+        let limit = self.max_rows();
+        if row_count > limit {
+            return Err(CudaError::TooLarge { what: "rows", found: row_count, limit });
+        }
+        check_rows(rows, draws)?;
+        Ok(abi::Peers { rows, draws, row_count: row_count as u32, ..self.call })
+    }
+
+    /// [`DevicePeers::call`] for a kernel that makes the exchange within it, and that is launched next.
+    ///
+    /// # Errors
+    /// As [`DevicePeers::call`].
+    pub(crate) fn call_within(&mut self, rows: u64, draws: u64, row_count: usize) -> Result<abi::Peers, CudaError> {
+        let call = self.call(rows, draws, row_count)?;
+        self.is_pending |= row_count > 0;
+        Ok(call)
     }
 
     /// What went wrong in an exchange, from the draws of a call that has run.

@@ -22,7 +22,7 @@ use crate::bench::record::{Record, Section};
 use crate::bench::save;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use flash_sampling::cuda::{Device, DevicePeers, FanOut};
+use flash_sampling::cuda::{Device, DevicePeers};
 use flash_sampling::distributed::Loopback;
 use rank::Rank;
 use std::io::Write;
@@ -42,34 +42,11 @@ pub const CUBLAS: [&str; 3] = ["cuBLAS shard", "+ gather of logits", "+ draw"];
 const LIMIT: Duration = Duration::from_secs(120);
 const GPU_LIMIT: Duration = Duration::from_secs(10);
 
-/// How a step's draws cross.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// Stores to the memory of the other GPUs.
-    Peers(FanOut),
-    /// A max all-reduce.
-    Nccl,
-}
-
-impl Way {
-    /// The ways of a transport, all timed.
-    pub fn of(transport: GpuTransport) -> &'static [Way] {
-        match transport {
-            GpuTransport::Peers => {
-                &[Way::Peers(FanOut::LastBlock), Way::Peers(FanOut::Launch), Way::Peers(FanOut::Blocks)]
-            }
-            GpuTransport::Nccl => &[Way::Nccl],
-        }
-    }
-
-    /// Its name in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Way::Peers(FanOut::LastBlock) => "peers",
-            Way::Peers(FanOut::Launch) => "peers, own launch",
-            Way::Peers(FanOut::Blocks) => "peers, every block",
-            Way::Nccl => "nccl",
-        }
+/// A transport's name in tables.
+pub fn name(transport: GpuTransport) -> &'static str {
+    match transport {
+        GpuTransport::Peers => "peers",
+        GpuTransport::Nccl => "nccl",
     }
 }
 
@@ -125,7 +102,7 @@ fn head(
     interrupt: &Interrupt,
 ) -> Result<Vec<Section>, CommandError> {
     let most = size.rows.iter().copied().max().unwrap_or(1);
-    let peers = DevicePeers::group_with_fan_out(&group.devices, most, GPU_LIMIT, FanOut::Blocks).map_err(failed)?;
+    let peers = DevicePeers::group(&group.devices, most, GPU_LIMIT).map_err(failed)?;
     thread::scope(|scope| {
         let begin = |(transport, peers): (Loopback, DevicePeers)| {
             scope.spawn(move || {

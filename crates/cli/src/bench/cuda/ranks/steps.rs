@@ -2,7 +2,7 @@
 
 use super::super::{driver, failed};
 use super::rank::Rank;
-use super::{ALONE, CUBLAS, Group, SHARD, Way};
+use super::{ALONE, CUBLAS, Group, SHARD, name};
 use crate::args::GpuTransport;
 use crate::bench::record::{Entry, Section};
 use crate::bench::timing::Timing;
@@ -118,17 +118,17 @@ impl Steps {
         let drawn = self.drawn(rows)?;
         let expected = self.rank.gather(&drawn)?[0].clone();
         section.entries.push(entry(SHARD, self.shard(rows, None)?));
-        for way in self.transports.iter().flat_map(|transport| Way::of(*transport)).copied().collect::<Vec<_>>() {
-            let timing = self.shard(rows, Some(way))?;
+        for transport in self.transports.clone() {
+            let timing = self.shard(rows, Some(transport))?;
             let found = self.drawn(rows)?;
             if found != expected {
                 let row = found.chunks(8).zip(expected.chunks(8)).position(|(a, b)| a != b).unwrap_or(0);
-                let (rank, name) = (self.rank.number(), way.name());
+                let (rank, name) = (self.rank.number(), name(transport));
                 return Err(CommandError::usage(format!(
                     "rank {rank} drew row {row} otherwise by {name} than one GPU"
                 )));
             }
-            section.entries.push(entry(way.name(), timing));
+            section.entries.push(entry(name(transport), timing));
         }
         for (stage, name) in CUBLAS.into_iter().enumerate() {
             if let Some(timing) = self.rival(rows, stage)? {
@@ -150,7 +150,7 @@ impl Steps {
     }
 
     /// The fused shard, with an exchange or without.
-    fn shard(&mut self, rows: usize, way: Option<Way>) -> Result<Timing, CommandError> {
+    fn shard(&mut self, rows: usize, transport: Option<GpuTransport>) -> Result<Timing, CommandError> {
         let (hidden, params, draws) = (self.rank.states(rows), self.rank.rows, self.draws_at);
         let (shard, peers) = (&mut self.shard, &mut self.peers);
         #[cfg(feature = "nccl")]
@@ -159,22 +159,21 @@ impl Steps {
             // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream. Every rank makes
             // the same calls.
             unsafe {
-                if let Some(Way::Peers(fan_out)) = way {
-                    peers.set_fan_out(fan_out).map_err(failed)?;
+                if transport == Some(GpuTransport::Peers) {
                     return shard
                         .launch_together(stream, &hidden, params, draws, RowKinds::Bare, peers)
                         .map_err(failed);
                 }
                 shard.launch(stream, &hidden, params, draws, RowKinds::Bare).map_err(failed)?;
-                match way {
-                    None | Some(Way::Peers(_)) => Ok(()),
+                match transport {
+                    None | Some(GpuTransport::Peers) => Ok(()),
                     #[cfg(feature = "nccl")]
-                    Some(Way::Nccl) => match nccl {
+                    Some(GpuTransport::Nccl) => match nccl {
                         Some(nccl) => nccl.launch(stream, params, draws, rows).map_err(failed),
                         None => Ok(()),
                     },
                     #[cfg(not(feature = "nccl"))]
-                    Some(Way::Nccl) => Ok(()),
+                    Some(GpuTransport::Nccl) => Ok(()),
                 }
             }
         };

@@ -147,9 +147,10 @@ struct DrawEpilogue {
             const float logit = checked_logit(raw, row, token, &call.invalid[column]);
             if (logit != -f32_infinity()) candidate = {Winner::of(add_rn(logit, gumbel), token), logit};
         }
-        // One after the other, each by the lane that keeps the row's best: it needs no lock.
+        // Candidates that beat the row's best are merged one after the other, each by the lane that keeps that best: no lock.
+        const bool beats = !candidate.winner.is_none() && candidate.winner.beats(shared.winners.best[column].winner);
 #pragma unroll 1
-        for (u32 lanes = __ballot_sync(0xffffffffu, !candidate.winner.is_none()); lanes; lanes &= lanes - 1) {
+        for (u32 lanes = __ballot_sync(0xffffffffu, beats); lanes; lanes &= lanes - 1) {
             const u32 from = __ffs(static_cast<int>(lanes)) - 1, of = __shfl_sync(0xffffffffu, column, from);
             const Winner winner{__shfl_sync(0xffffffffu, candidate.winner.score, from),
                                 __shfl_sync(0xffffffffu, candidate.winner.token, from)};

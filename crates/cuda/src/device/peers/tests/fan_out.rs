@@ -1,5 +1,5 @@
-//! Draws that leave from within the fused kernel, of small heads: they are those of the whole head on one GPU, whoever sends.
-//! Only the Hopper kernel sends; skipped on other GPUs.
+//! The exchange within the fused kernel, of small heads: the draws are those of the whole head on one GPU, whether a rank
+//! exchanges within the kernel or by a launch of its own. Only the Hopper kernel does; skipped on other GPUs.
 
 use super::*;
 use crate::device::choice::RowKinds;
@@ -86,15 +86,22 @@ struct Shard {
 }
 
 impl Shard {
-    fn launch(&mut self, step: usize, fan_out: FanOut) {
+    /// The draws of a shard and their exchange: within the fused kernel, or by a second launch.
+    fn launch(&mut self, step: usize, is_within: bool) {
         let (at, count) = self.rank.steps[step];
         let rows = self.rank.rows_at + (at * size_of::<Row>()) as u64;
         let draws = self.rank.draws_at + (at * size_of::<Draw>()) as u64;
         let hidden = DeviceMatrix { rows: count, ..self.part.hidden };
         let (stream, peers) = (&self.rank.stream, &mut self.rank.peers);
-        peers.set_fan_out(fan_out).unwrap();
+        let tiled = &mut self.part.tiled;
         // SAFETY: all of it is held by this value, of as many rows; one stream; the rows are bare.
-        unsafe { self.part.tiled.launch_together(stream, &hidden, rows, draws, RowKinds::Bare, peers) }.unwrap();
+        unsafe {
+            if is_within {
+                return tiled.launch_together(stream, &hidden, rows, draws, RowKinds::Bare, peers).unwrap();
+            }
+            tiled.launch(stream, &hidden, rows, draws, RowKinds::Bare).unwrap();
+            peers.launch(stream, rows, draws, count).unwrap();
+        }
     }
 
     /// The first step, with other rows and hidden states.
@@ -105,7 +112,7 @@ impl Shard {
 }
 
 fn shards(devices: &[Arc<Device>], counts: &[usize], limit: Duration) -> Vec<Shard> {
-    let group = DevicePeers::group_with_fan_out(devices, ROWS, limit, FanOut::Blocks).unwrap();
+    let group = DevicePeers::group(devices, ROWS, limit).unwrap();
     let shard = |(rank, peers): (usize, DevicePeers)| {
         let device = peers.device().clone();
         let rank_at = Rank::new(peers, counts);
@@ -129,7 +136,7 @@ pub(super) fn hoppers() -> Vec<Vec<Arc<Device>>> {
 /// Every step's draws of the whole head.
 fn expected(device: &Arc<Device>, counts: &[usize]) -> Vec<Vec<Draw>> {
     let mut whole = shards(std::slice::from_ref(device), counts, LIMIT);
-    (0..counts.len()).for_each(|step| whole[0].launch(step, FanOut::Launch));
+    (0..counts.len()).for_each(|step| whole[0].launch(step, false));
     whole[0].rank.draws()
 }
 
@@ -137,18 +144,12 @@ fn expected(device: &Arc<Device>, counts: &[usize]) -> Vec<Vec<Draw>> {
 fn draws_sent_from_within_the_kernel_are_those_of_one_gpu() {
     let _alone = alone();
     let counts: Vec<_> = (0..36).map(|step| [1, 17, 5, 40, 9, 33][step % 6]).collect();
-    let same: [fn(usize, usize) -> FanOut; 5] = [
-        |_, _| FanOut::LastBlock,
-        |_, _| FanOut::Blocks,
-        |_, rank| [FanOut::Launch, FanOut::LastBlock][rank % 2],
-        |step, _| [FanOut::Blocks, FanOut::LastBlock, FanOut::Launch][step % 3],
-        |step, _| [FanOut::Launch, FanOut::Blocks][step / 2 % 2],
-    ];
+    let is_within: [fn(usize, usize) -> bool; 3] = [|_, _| true, |_, rank| rank % 2 == 1, |step, _| step % 2 == 1];
     for devices in hoppers() {
         let expected = expected(&devices[0], &counts);
         let statuses = |status| expected.iter().flatten().filter(|draw| draw.status == status).count();
         assert!(statuses(status::DRAWN) > 500 && statuses(status::POSITIVE_INFINITY) == 30, "{expected:?}");
-        for (case, choose) in same.into_iter().enumerate() {
+        for (case, choose) in is_within.into_iter().enumerate() {
             let mut ranks = shards(&devices, &counts, LIMIT);
             for (rank, shard) in ranks.iter_mut().enumerate() {
                 (0..counts.len()).for_each(|step| shard.launch(step, choose(step, rank)));
@@ -168,18 +169,16 @@ fn a_rank_that_reads_late_still_finds_what_left_the_kernel_and_with_one_mailbox_
     let counts = [5; 60];
     for devices in hoppers() {
         let expected = expected(&devices[0], &counts);
-        for fan_out in [FanOut::LastBlock, FanOut::Blocks] {
-            for (turns, limit) in [(2, LIMIT), (1, Duration::from_millis(20))] {
-                let mut ranks = shards(&devices, &counts, limit);
-                ranks.iter_mut().for_each(|shard| shard.rank.peers.call.turns = turns);
-                ranks[1].rank.peers.call.pause = 200_000;
-                for shard in &mut ranks {
-                    (0..counts.len()).for_each(|step| shard.launch(step, fan_out));
-                }
-                let is_right = ranks.iter().all(|shard| shard.rank.draws() == expected);
-                // One in place of two is the negative control.
-                assert_eq!(is_right, turns == 2, "{fan_out:?}, {turns} mailboxes");
+        for (turns, limit) in [(2, LIMIT), (1, Duration::from_millis(20))] {
+            let mut ranks = shards(&devices, &counts, limit);
+            ranks.iter_mut().for_each(|shard| shard.rank.peers.call.turns = turns);
+            ranks[1].rank.peers.call.pause = 200_000;
+            for shard in &mut ranks {
+                (0..counts.len()).for_each(|step| shard.launch(step, true));
             }
+            let is_right = ranks.iter().all(|shard| shard.rank.draws() == expected);
+            // One in place of two is the negative control.
+            assert_eq!(is_right, turns == 2, "{turns} mailboxes");
         }
     }
 }
@@ -190,12 +189,12 @@ fn a_captured_step_draws_as_one_gpu_does() {
     let _alone = alone();
     for devices in hoppers() {
         let mut whole = shards(&devices[..1], &[ROWS], LIMIT).swap_remove(0);
-        for fan_out in [FanOut::Launch, FanOut::LastBlock, FanOut::Blocks] {
+        for is_within in [false, true] {
             let mut ranks = shards(&devices, &[ROWS], LIMIT);
             let capture = |shard: &mut Shard| {
                 let stream = shard.rank.stream.clone();
                 stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-                shard.launch(0, fan_out);
+                shard.launch(0, is_within);
                 let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
                 stream.end_capture(flags).unwrap().unwrap()
             };
@@ -203,7 +202,7 @@ fn a_captured_step_draws_as_one_gpu_does() {
             let mut before = Vec::new();
             for number in 0..10 {
                 whole.renew(number);
-                whole.launch(0, FanOut::Launch);
+                whole.launch(0, false);
                 let expected = whole.rank.draws().swap_remove(0);
                 let is_drawn = |draw: &Draw| draw.status == status::DRAWN;
                 assert!(expected != before && expected.iter().filter(|draw| is_drawn(draw)).count() == ROWS - 1);
@@ -211,7 +210,7 @@ fn a_captured_step_draws_as_one_gpu_does() {
                 graphs.iter().for_each(|graph| graph.launch().unwrap());
                 for shard in &ranks {
                     let of = shard.rank.peers.rank();
-                    assert_eq!(shard.rank.draws()[0], expected, "{fan_out:?}, rank {of}, replay {number}");
+                    assert_eq!(shard.rank.draws()[0], expected, "within: {is_within}, rank {of}, replay {number}");
                 }
                 before = expected;
             }
@@ -220,37 +219,26 @@ fn a_captured_step_draws_as_one_gpu_does() {
 }
 
 #[test]
-fn a_rank_that_withholds_its_blocks_is_named_within_the_time_limit() {
+fn a_rank_that_does_not_come_is_named_within_the_time_limit() {
     let _alone = alone();
     let limit = Duration::from_millis(50);
     for devices in hoppers() {
-        for fan_out in [FanOut::LastBlock, FanOut::Blocks] {
-            let mut ranks = shards(&devices, &[7; 3], limit);
-            ranks.iter_mut().for_each(|shard| shard.launch(0, fan_out));
-            ranks.iter().for_each(|shard| shard.rank.stream.synchronize().unwrap());
-            let begun = Instant::now();
-            // Rank 2 takes part in the first step alone; the last finds the group broken.
-            for step in [1, 2] {
-                ranks[..2].iter_mut().for_each(|shard| shard.launch(step, fan_out));
-            }
-            for shard in &ranks[..2] {
-                let draws = shard.rank.draws();
-                assert_eq!(shard.rank.peers.check(&draws[0]), Ok(()));
-                for step in [1, 2] {
-                    let found = shard.rank.peers.check(&draws[step]);
-                    assert_eq!(found, Err(CudaError::LateRanks { ranks: vec![2], limit }), "{fan_out:?}, step {step}");
-                }
-            }
-            assert!(begun.elapsed() >= limit && begun.elapsed() < 20 * limit, "{:?}", begun.elapsed());
+        let mut ranks = shards(&devices, &[7; 3], limit);
+        ranks.iter_mut().for_each(|shard| shard.launch(0, true));
+        ranks.iter().for_each(|shard| shard.rank.stream.synchronize().unwrap());
+        let begun = Instant::now();
+        // Rank 2 takes part in the first step alone; the last finds the group broken.
+        for step in [1, 2] {
+            ranks[..2].iter_mut().for_each(|shard| shard.launch(step, true));
         }
-    }
-}
-
-#[test]
-fn blocks_are_refused_where_no_room_was_planned_for_them() {
-    for devices in placings(1) {
-        let mut peers = DevicePeers::group(&devices, 1, LIMIT).unwrap().swap_remove(0);
-        assert!(matches!(peers.set_fan_out(FanOut::Blocks), Err(CudaError::TooLarge { limit: 0, .. })));
-        assert_eq!((peers.set_fan_out(FanOut::LastBlock), peers.fan_out()), (Ok(()), FanOut::LastBlock));
+        for shard in &ranks[..2] {
+            let draws = shard.rank.draws();
+            assert_eq!(shard.rank.peers.check(&draws[0]), Ok(()));
+            for step in [1, 2] {
+                let found = shard.rank.peers.check(&draws[step]);
+                assert_eq!(found, Err(CudaError::LateRanks { ranks: vec![2], limit }), "step {step}");
+            }
+        }
+        assert!(begun.elapsed() >= limit && begun.elapsed() < 20 * limit, "{:?}", begun.elapsed());
     }
 }

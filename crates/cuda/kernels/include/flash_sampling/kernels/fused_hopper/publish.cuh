@@ -12,16 +12,7 @@ template <class T>
 __device__ __forceinline__ void publish(const Call& call, const Masses& masses, const Peers& peers, Shared<T>& shared) {
     const u32 thread = threadIdx.x - T::FIRST_CONSUMER;
     const u32 block = ptx::block_index();
-    const Sender sender(call, peers, T::FAN_OUT);
-    if constexpr (T::FAN_OUT) {
-        if (peers.fan_out == FanOut::Blocks) {
-            for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
-                const Best& best = shared.best[column];
-                sender.of_block(block, column, shared.rows[column],
-                                conclude(best.key, ptx::load_relaxed(&call.invalid[column]), best.logit));
-            }
-        }
-    }
+    const Sender sender(peers, T::FAN_OUT);
     for (u32 column = thread; column < call.row_count; column += T::CONSUMERS) {
         if (shared.best[column].key) atomicMax(&call.best[column], shared.best[column].key);
         call.logits[static_cast<u64>(block) * call.row_count + column] = shared.best[column].logit;
@@ -49,20 +40,15 @@ __device__ __forceinline__ void publish(const Call& call, const Masses& masses, 
             logit = __ldcg(&call.logits[static_cast<u64>(owner) * call.row_count + column]);
         }
         const Draw draw = conclude(best, invalid, logit);
-        if (T::FAN_OUT && peers.fan_out == FanOut::LastBlock)
-            sender.of_shard(column, shared.largest[column], draw);
+        if constexpr (T::FAN_OUT)
+            sender.send(column, shared.largest[column], draw);
         else
             call.draws[column] = draw;
         call.best[column] = 0;
         call.invalid[column] = ~0ull;
     }
     if (thread == 0) *call.arrived = 0;
-    if constexpr (T::FAN_OUT) {
-        if (peers.fan_out == FanOut::LastBlock) {
-            sender.join(shared.largest, thread, T::CONSUMERS);
-            if (thread == 0) peers.state->step = sender.step;
-        }
-    }
+    if constexpr (T::FAN_OUT) sender.join(shared.largest, thread, T::CONSUMERS);
 }
 
 }  // namespace flash_sampling::fused_hopper
