@@ -20,7 +20,7 @@ struct PeerRecords {
     Peers peers;  // without rows and draws
     u64 offset;   // bytes from the begin of a mailbox to its records: [kinds, world, max_rows, WORDS]
 };
-FS_LAYOUT(PeerRecords, 344, FS_AT(peers, 0) && FS_AT(offset, 336));
+FS_LAYOUT(PeerRecords, 336, FS_AT(peers, 0) && FS_AT(offset, 328));
 
 // A word on its way.
 struct alignas(16) HalvedWord {

@@ -149,6 +149,7 @@ struct DrawEpilogue {
         }
         // Candidates that beat the row's best are merged one after the other, each by the lane that keeps that best: no lock.
         const bool beats = !candidate.winner.is_none() && candidate.winner.beats(shared.winners.best[column].winner);
+        __syncwarp();
 #pragma unroll 1
         for (u32 lanes = __ballot_sync(0xffffffffu, beats); lanes; lanes &= lanes - 1) {
             const u32 from = __ffs(static_cast<int>(lanes)) - 1, of = __shfl_sync(0xffffffffu, column, from);
