@@ -148,10 +148,6 @@ impl Transport for Shared {
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         self.with(|mpi| mpi.all_gather(mine, all))
     }
-
-    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
-        self.with(|mpi| mpi.all_reduce_max(values))
-    }
 }
 
 /// This rank's shard of every head, over the CPU's sampler.

@@ -1,7 +1,7 @@
 //! What can go wrong between shards.
 
 use crate::merge::ShardMerge;
-use crate::options::{Exchange, Transforms};
+use crate::options::Transforms;
 use crate::transport::{TransportError, named};
 use crate::wire::WireError;
 use core::time::Duration;
@@ -105,25 +105,16 @@ pub enum ShardError {
         /// The shard's.
         found: ShardMerge,
     },
-    /// Ranks disagree about what crosses in a call, or about the check of tokens.
-    #[error(
-        "shard {shard} exchanges {found}{}, but shard 0 {expected}{}", checks(*found_check), checks(*expected_check)
-    )]
-    Exchange {
+    /// Ranks disagree about [`ShardOptions::check_tokens`](crate::ShardOptions::check_tokens).
+    #[error("shard {shard} draws {} check_tokens, but shard 0 {}", with(*found), with(*expected))]
+    CheckTokens {
         /// The shard.
         shard: usize,
-        /// Shard 0's exchange.
-        expected: Exchange,
-        /// The shard's.
-        found: Exchange,
         /// Whether shard 0 checks tokens.
-        expected_check: bool,
+        expected: bool,
         /// Whether the shard does.
-        found_check: bool,
+        found: bool,
     },
-    /// [`Exchange::Keys`] carries winners; a draw by log-mass needs summaries.
-    #[error("keys cannot be merged by log-mass: exchange summaries")]
-    KeysByMass,
     /// A weight or hidden states are of another type than elsewhere.
     #[error("shard {shard} has {what} of {found:?}, but {expected:?} is expected")]
     Type {
@@ -219,12 +210,6 @@ pub enum ShardError {
         /// How long it waits.
         limit: Duration,
     },
-    /// The largest word of a row is no winner: the transport damaged it.
-    #[error("the ranks' winner of row {row} is no token of the vocabulary")]
-    Winner {
-        /// The row.
-        row: usize,
-    },
     /// No shard told the raw logit of a drawn token.
     #[error("no shard told the raw logit of token {token}, which row {row} drew")]
     RawLogit {
@@ -291,8 +276,8 @@ fn within(plan: &Plan, other: &Plan) -> Plan {
     }
 }
 
-fn checks(check_tokens: bool) -> &'static str {
-    if check_tokens { " with check_tokens" } else { " without check_tokens" }
+fn with(check_tokens: bool) -> &'static str {
+    if check_tokens { "with" } else { "without" }
 }
 
 fn came(ranks: &[usize]) -> String {

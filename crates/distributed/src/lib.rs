@@ -6,7 +6,7 @@
 //!
 //! | merge | the draw is | what crosses in a call that asks for no more |
 //! | --- | --- | --- |
-//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 5 a row, of each shard; 8 a planned row by [`Exchange::Keys`], whatever the world |
+//! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 5 a row, of each shard |
 //! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 13 a row, of each shard |
 //!
 //! A row with filters crosses as a survey instead of draws: first tokens, masses, moments and frontiers, some kilobytes of
@@ -26,7 +26,6 @@
 //! | `filtered`, `lists`, `raw`, `surveyed` | rows with filters or raw log-probabilities: surveys merged and decided, and their bytes |
 //! | `merge` | the two merges |
 //! | `stage` | which of several bad logits is a row's error |
-//! | `keys` | one word a row, for an exchange of winners alone |
 //! | `options`, `check` | what ranks agree on, and the debug check that they agree on results |
 //! | `differ` | which parameter it is where ranks were called with different ones |
 //! | `sharded`, `shard_sampler` | the two samplers |
@@ -40,7 +39,6 @@ mod check;
 mod differ;
 mod error;
 mod filtered;
-mod keys;
 mod lists;
 mod loopback;
 mod merge;
@@ -66,7 +64,7 @@ pub use loopback::Loopback;
 pub use merge::ShardMerge;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
-pub use options::{Exchange, ShardOptions, Transforms};
+pub use options::{ShardOptions, Transforms};
 pub use shard_sampler::ShardSampler;
 pub use sharded::Sharded;
 pub use summary::ShardSummary;

@@ -1,6 +1,6 @@
 //! The transport between the threads of one process.
 
-use crate::transport::{TIME_LIMIT, Transport, TransportError, max_of};
+use crate::transport::{TIME_LIMIT, Transport, TransportError};
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
@@ -27,9 +27,6 @@ pub struct Loopback {
     limit: Duration,
     is_broken: bool,
     group: Arc<Group>,
-    /// Of reductions; only the memory lives from call to call.
-    words: Vec<u8>,
-    gathered: Vec<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -53,15 +50,7 @@ impl Loopback {
         let left = Mutex::new(vec![false; world]);
         let mailboxes = (0..world).map(|_| Mailboxes::default()).collect();
         let group = Arc::new(Group { sent, left, changed: Condvar::new(), mailboxes });
-        let rank = |rank| Loopback {
-            rank,
-            step: 0,
-            limit: TIME_LIMIT,
-            is_broken: false,
-            group: Arc::clone(&group),
-            words: Vec::new(),
-            gathered: Vec::new(),
-        };
+        let rank = |rank| Loopback { rank, step: 0, limit: TIME_LIMIT, is_broken: false, group: Arc::clone(&group) };
         (0..world).map(rank).collect()
     }
 
@@ -169,16 +158,6 @@ impl Transport for Loopback {
         }
         Ok(())
     }
-
-    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
-        let (mut words, mut gathered) = (core::mem::take(&mut self.words), core::mem::take(&mut self.gathered));
-        words.clear();
-        words.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-        let reduced = self.all_gather(&words, &mut gathered).and_then(|()| max_of(&gathered, values));
-        (self.words, self.gathered) = (words, gathered);
-        self.is_broken |= reduced.is_err();
-        reduced
-    }
 }
 
 impl Drop for Loopback {
@@ -238,27 +217,6 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_gets_the_largest_values_of_its_own_step() {
-        thread::scope(|scope| {
-            for mut transport in Loopback::group(5) {
-                scope.spawn(move || {
-                    let rank = transport.rank() as u64;
-                    for step in 0..400u64 {
-                        if (step * 13 + rank * 29).is_multiple_of(61) {
-                            thread::sleep(Duration::from_millis(1));
-                        }
-                        let value = |rank: u64| (rank * 31 + step * 17) % 101 + step;
-                        let mut values = [value(rank), u64::MAX - value(rank), 0];
-                        transport.all_reduce_max(&mut values).unwrap();
-                        let all = (0..5).map(value);
-                        assert_eq!(values, [all.clone().max().unwrap(), u64::MAX - all.min().unwrap(), 0]);
-                    }
-                });
-            }
-        });
-    }
-
-    #[test]
     fn a_rank_that_hangs_is_named_within_the_time_limit_and_the_group_is_done() {
         let limit = Duration::from_millis(50);
         let mut group = Loopback::group(3);
@@ -269,7 +227,7 @@ mod tests {
                 let mut transport = transport.with_time_limit(limit);
                 scope.spawn(move || {
                     let begun = Instant::now();
-                    let error = transport.all_reduce_max(&mut [7]).unwrap_err();
+                    let error = transport.all_gather(b"first", &mut Vec::new()).unwrap_err();
                     assert!(matches!(&error, TransportError::TimedOut { ranks, .. } if ranks == &[1]), "{error}");
                     assert!(begun.elapsed() >= limit && begun.elapsed() < 20 * limit);
                     let error = transport.all_gather(b"again", &mut Vec::new()).unwrap_err();
@@ -287,7 +245,7 @@ mod tests {
                     scope.spawn(move || {
                         transport.set_time_limit(limit);
                         thread::sleep(Duration::from_millis(5 * transport.rank() as u64));
-                        transport.all_reduce_max(&mut [7]).unwrap();
+                        transport.all_gather(b"", &mut Vec::new()).unwrap();
                     });
                 }
             });
@@ -299,20 +257,6 @@ mod tests {
         // What is there already is taken.
         group[1].set_time_limit(Duration::ZERO);
         group[1].all_gather(b"", &mut Vec::new()).unwrap();
-    }
-
-    #[test]
-    fn another_length_in_a_reduction_is_named() {
-        thread::scope(|scope| {
-            for mut transport in Loopback::group(3) {
-                scope.spawn(move || {
-                    let values = if transport.rank() == 2 { 3 } else { 4 };
-                    let error = transport.all_reduce_max(&mut vec![1; values]).unwrap_err();
-                    let other = if values == 3 { 0 } else { 2 };
-                    assert!(matches!(error, TransportError::Length { rank, .. } if rank == other), "{error}");
-                });
-            }
-        });
     }
 
     #[test]

@@ -4,31 +4,6 @@ use crate::merge::ShardMerge;
 use core::fmt;
 use flash_sampling_core::{DType, Head};
 
-/// What crosses between the ranks of a group in a call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Exchange {
-    /// The summaries of every row, gathered: 12 bytes a draw and 5 a row of each rank, and what rows ask for besides.
-    /// Everything that a row has is that of a sampler without shards, to the last bit.
-    #[default]
-    Summaries,
-    /// A key a row, the winner as an order-preserving u64 (score, inverted token), in one max all-reduce, for
-    /// [`ShardMerge::Winners`]: 8 bytes for each row of the plan and 24 for the call, whatever the number of ranks.
-    /// Tokens and scores are those of [`Exchange::Summaries`], to the last bit; the logit of a draw does not travel and
-    /// is given as score minus noise, which is within the rounding of that subtraction. Calls with a row that asks for
-    /// more (several draws, log-probabilities, filters, a list without replacement) or that is bad (NaN, +inf) gather
-    /// summaries after the reduction, which every rank learns from the reduction itself.
-    Keys,
-}
-
-impl fmt::Display for Exchange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Exchange::Summaries => "summaries",
-            Exchange::Keys => "keys",
-        })
-    }
-}
-
 /// What a head does to its dot products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transforms {
@@ -63,8 +38,6 @@ impl fmt::Display for Transforms {
 pub struct ShardOptions {
     /// How the draws of shards become one.
     pub merge: ShardMerge,
-    /// What crosses in a call.
-    pub exchange: Exchange,
     /// For debugging: one more exchange a call, in which every rank compares the hidden states that it was called with, the
     /// parameters of the rows and its results with those of all others.
     pub check_tokens: bool,
@@ -75,9 +48,9 @@ pub struct ShardOptions {
 }
 
 impl ShardOptions {
-    /// Summaries for a merge; nothing else.
+    /// A merge, without the check of tokens and with nothing stated of a head.
     pub fn new(merge: ShardMerge) -> Self {
-        ShardOptions { merge, exchange: Exchange::Summaries, check_tokens: false, weight: None, transforms: None }
+        ShardOptions { merge, check_tokens: false, weight: None, transforms: None }
     }
 
     /// States what the handshake compares of a head, or of a shard of it.

@@ -3,10 +3,9 @@
 use crate::call::{Call, Standing, begin, encode_waited, is_same_call};
 use crate::error::ShardError;
 use crate::filtered::{OpenRows, Overviews};
-use crate::keys::Keys;
 use crate::lists::Listed;
 use crate::merge::Merger;
-use crate::options::{Exchange, ShardOptions};
+use crate::options::ShardOptions;
 use crate::received::{Expected, Received};
 use crate::rows::{Batch, Checked, CheckedRows};
 use crate::shard::Shard;
@@ -24,11 +23,9 @@ use flash_sampling_core::{
 /// Every rank of the group makes the same calls with the same hidden states and row parameters, and gets the same
 /// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes one [`all_gather`](Transport::all_gather) of
 /// summaries (and one more for each further pass that rows with filters take, one for raw log-probabilities, and one to
-/// name what differs where ranks were called with different parameters), or one
-/// [`all_reduce_max`](Transport::all_reduce_max) of keys (see [`Exchange`]), whatever goes wrong on
-/// this rank, so that a failure here is an error on the other ranks and not a hang. A call with a row that has a bad logit
-/// asks the local shard once more, for such rows alone: whether a raw logit was bad. All ranks merge the same bytes, so they
-/// agree to the last bit.
+/// name what differs where ranks were called with different parameters), whatever goes wrong on this rank, so that a failure
+/// here is an error on the other ranks and not a hang. A call with a row that has a bad logit asks the local shard once more,
+/// for such rows alone: whether a raw logit was bad. All ranks merge the same bytes, so they agree to the last bit.
 ///
 /// ```
 /// use flash_sampling_core::reference::{Reference, Scheme};
@@ -66,7 +63,6 @@ pub struct ShardSampler<'s, T> {
     received: Vec<Received>,
     checked: CheckedRows,
     options: ShardOptions,
-    keys: Keys,
     /// Calls that were begun, whatever way they go.
     calls: u64,
 }
@@ -77,9 +73,9 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// ranks, tokens, plans, options and capabilities.
     ///
     /// # Errors
-    /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Merge`], [`ShardError::Exchange`],
-    /// [`ShardError::Type`] and [`ShardError::Rank`] when ranks differ in these, [`ShardError::KeysByMass`], and what can
-    /// go wrong in an exchange. Every rank gets the same error about the shards.
+    /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Merge`], [`ShardError::CheckTokens`],
+    /// [`ShardError::Type`] and [`ShardError::Rank`] when ranks differ in these, and what can go wrong in an exchange. Every
+    /// rank gets the same error about the shards.
     pub fn new(
         mut local: Box<dyn PerturbedArgmax + 's>,
         mut transport: T,
@@ -107,7 +103,6 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             transport,
             checked: CheckedRows::default(),
             options,
-            keys: Keys::default(),
             calls: 0,
         })
     }
@@ -179,31 +174,6 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     fn ask(&mut self, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
         check_call(&batch.input, batch.params, &self.whole.shape, &self.whole.plan)?;
         self.local.ask(batch, &self.whole)
-    }
-
-    /// Exchanges keys; whether that was enough, which is the same on every rank.
-    fn reduce(
-        &mut self,
-        call: Call,
-        rows: &[Checked<'_>],
-        has_answers: bool,
-        out: &mut Samples,
-    ) -> Result<bool, ShardError> {
-        let ShardSampler { local, whole, keys, transport, .. } = self;
-        keys.begin(whole, call);
-        if has_answers {
-            for (r, row) in rows.iter().enumerate() {
-                match row {
-                    Ok(row) if row.filters.is_some() => keys.ask_for_summaries(),
-                    Ok(row) => keys.put(r, row, &local.summary(r)),
-                    Err(_) => {}
-                }
-            }
-        } else {
-            keys.ask_for_summaries();
-        }
-        transport.all_reduce_max(keys.words())?;
-        Ok(keys.results(whole, rows, out)?.is_some())
     }
 
     /// Gathers the summaries and merges them. `failure` is why this rank has none.
@@ -301,12 +271,9 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         failure: Option<&SampleError>,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
-        let Batch { input, params, rows } = *batch;
+        let Batch { input, params, .. } = *batch;
         let call = Call::of(self.calls, params, input.dtype());
-        let is_done = self.options.exchange == Exchange::Keys && self.reduce(call, rows, failure.is_none(), out)?;
-        if !is_done {
-            self.gather(call, batch, failure, out)?;
-        }
+        self.gather(call, batch, failure, out)?;
         if self.options.check_tokens && failure.is_none() {
             self.check_tokens(input, params, out)?;
         }

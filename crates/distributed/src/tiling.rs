@@ -3,7 +3,7 @@
 use crate::call::{element, of_element};
 use crate::error::ShardError;
 use crate::merge::ShardMerge;
-use crate::options::{Exchange, ShardOptions, Transforms};
+use crate::options::{ShardOptions, Transforms};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
@@ -12,7 +12,7 @@ use flash_sampling_core::{
 };
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS06");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS07");
 
 /// What a shard says of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +23,6 @@ pub(crate) struct Description {
     pub(crate) input: usize,
     pub(crate) plan: Plan,
     pub(crate) merge: ShardMerge,
-    exchange: Exchange,
     check_tokens: bool,
     weight: Option<DType>,
     transforms: Option<Transforms>,
@@ -51,7 +50,6 @@ impl Description {
             input: shape.input,
             plan: sampler.plan(),
             merge: options.merge,
-            exchange: options.exchange,
             check_tokens: options.check_tokens,
             weight: options.weight,
             transforms: options.transforms,
@@ -79,7 +77,6 @@ impl Description {
             self.plan.max_logprobs.is_some(),
             self.plan.canonical,
             self.merge == ShardMerge::LogMass,
-            self.exchange == Exchange::Keys,
             self.check_tokens,
             self.takes_hidden,
             self.pathwise,
@@ -118,7 +115,6 @@ impl Description {
             input,
             plan,
             merge: if reader.flag()? { ShardMerge::LogMass } else { ShardMerge::Winners },
-            exchange: if reader.flag()? { Exchange::Keys } else { Exchange::Summaries },
             check_tokens: reader.flag()?,
             weight: None,
             transforms: None,
@@ -152,14 +148,8 @@ impl Description {
         if self.merge != first.merge {
             return Err(ShardError::Merge { shard, expected: first.merge, found: self.merge });
         }
-        if (self.exchange, self.check_tokens) != (first.exchange, first.check_tokens) {
-            return Err(ShardError::Exchange {
-                shard,
-                expected: first.exchange,
-                found: self.exchange,
-                expected_check: first.check_tokens,
-                found_check: self.check_tokens,
-            });
+        if self.check_tokens != first.check_tokens {
+            return Err(ShardError::CheckTokens { shard, expected: first.check_tokens, found: self.check_tokens });
         }
         if !self.takes_hidden {
             return Err(ShardError::Input { shard });
@@ -204,9 +194,6 @@ impl Whole {
             s.check_beside(first, shard, shards.len())?;
         }
         check_heads(shards)?;
-        if merge == ShardMerge::LogMass && first.exchange == Exchange::Keys {
-            return Err(ShardError::KeysByMass);
-        }
         if merge == ShardMerge::LogMass && plan.max_logprobs.is_none() {
             return Err(ShardError::NoLogMass);
         }
@@ -307,7 +294,6 @@ mod tests {
             input: 4,
             plan: Plan { max_rows: 3, max_draws: 5, max_logprobs: Some(2), canonical: false },
             merge: ShardMerge::Winners,
-            exchange: Exchange::Summaries,
             check_tokens: false,
             weight: Some(DType::BF16),
             transforms: Some(Transforms { bias: false, soft_cap: Some(30.0), scale: 2.0 }),
@@ -331,7 +317,7 @@ mod tests {
                 let mut d = Description { merge, weight, rank: (3, 7), ..description(3..9) };
                 d.transforms =
                     max_logprobs.map(|_| Transforms { bias: true, soft_cap: weight.map(|_| 5.0), scale: -1.0 });
-                (d.exchange, d.check_tokens) = (Exchange::Keys, weight.is_none());
+                d.check_tokens = weight.is_none();
                 d.plan.max_logprobs = max_logprobs;
                 d.encode(&mut bytes);
                 assert_eq!(Description::decode(&bytes), Ok(d));
@@ -386,8 +372,7 @@ mod tests {
         assert!(matches!(with(|d| d.takes_hidden = false), ShardError::Input { shard: 1 }));
         assert!(matches!(with(|d| d.pathwise = false), ShardError::NotPathwise { shard: 1 }));
         assert!(matches!(with(|d| d.merge = ShardMerge::LogMass), ShardError::Merge { shard: 1, .. }));
-        assert!(matches!(with(|d| d.exchange = Exchange::Keys), ShardError::Exchange { shard: 1, .. }));
-        assert!(matches!(with(|d| d.check_tokens = true), ShardError::Exchange { shard: 1, found_check: true, .. }));
+        assert!(matches!(with(|d| d.check_tokens = true), ShardError::CheckTokens { shard: 1, found: true, .. }));
         assert!(matches!(with(|d| d.rank = (1, 3)), ShardError::Rank { shard: 1, world: 2, found_world: 3, .. }));
         assert!(matches!(with(|d| d.rank = (0, 2)), ShardError::Rank { shard: 1, found_rank: 0, .. }));
         let error = with(|d| d.transforms = Some(Transforms { bias: true, soft_cap: None, scale: 2.0 }));

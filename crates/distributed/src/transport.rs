@@ -36,34 +36,6 @@ pub trait Transport: Send {
     /// # Errors
     /// [`TransportError`]; the content of `all` is then unspecified.
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError>;
-
-    /// Replaces each of `values` by the largest that any rank has in its place; every rank brings as many.
-    ///
-    /// What a transport does not know better is made of [`all_gather`](Transport::all_gather).
-    ///
-    /// # Errors
-    /// [`TransportError`]; `values` are then unspecified.
-    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
-        let mine: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let mut all = Vec::new();
-        self.all_gather(&mine, &mut all)?;
-        max_of(&all, values)
-    }
-}
-
-/// The largest values of gathered messages, each of `values.len()` little-endian words.
-pub(crate) fn max_of(all: &[Vec<u8>], values: &mut [u64]) -> Result<(), TransportError> {
-    values.fill(0);
-    for (rank, message) in all.iter().enumerate() {
-        let (words, rest) = message.as_chunks::<8>();
-        if words.len() != values.len() || !rest.is_empty() {
-            return Err(TransportError::Length { rank, expected: size_of_val(values), found: message.len() });
-        }
-        for (value, word) in values.iter_mut().zip(words) {
-            *value = u64::from_le_bytes(*word).max(*value);
-        }
-    }
-    Ok(())
 }
 
 impl<T: Transport + ?Sized> Transport for Box<T> {
@@ -86,10 +58,6 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         (**self).all_gather(mine, all)
     }
-
-    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
-        (**self).all_reduce_max(values)
-    }
 }
 
 impl<T: Transport + ?Sized> Transport for &mut T {
@@ -111,10 +79,6 @@ impl<T: Transport + ?Sized> Transport for &mut T {
 
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
         (**self).all_gather(mine, all)
-    }
-
-    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
-        (**self).all_reduce_max(values)
     }
 }
 
@@ -143,16 +107,6 @@ pub enum TransportError {
     Stuck {
         /// The time limit of the exchange.
         limit: Duration,
-    },
-    /// A rank brought another number of bytes to a reduction.
-    #[error("rank {rank} brought {found} bytes to a reduction of {expected}")]
-    Length {
-        /// The rank.
-        rank: usize,
-        /// Bytes expected.
-        expected: usize,
-        /// Bytes that it brought.
-        found: usize,
     },
     /// An earlier exchange failed.
     #[error("an earlier exchange of this group failed")]

@@ -121,21 +121,6 @@ impl Mpi {
         self
     }
 
-    /// Runs an exchange; after an error there is no other.
-    fn run(
-        &mut self,
-        exchange: impl FnOnce(&mut Self, &mut Collectives) -> Result<(), TransportError>,
-    ) -> Result<(), TransportError> {
-        if self.is_broken {
-            return Err(TransportError::Broken);
-        }
-        let Some(mut collectives) = self.collectives.take() else { return Err(TransportError::Broken) };
-        let outcome = exchange(self, &mut collectives).map_err(|error| error.with_limit(self.limit));
-        self.collectives = Some(collectives);
-        self.is_broken = outcome.is_err();
-        outcome
-    }
-
     /// One collective in which every rank gives a block; `sent` holds this rank's, `received` all of them.
     fn gather_blocks(&mut self, collectives: &mut Collectives, limit: Duration) -> Result<(), TransportError> {
         let (sent, received) = (core::mem::take(&mut self.sent), core::mem::take(&mut self.received));
@@ -206,21 +191,15 @@ impl Transport for Mpi {
     }
 
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
-        self.run(|mpi, collectives| mpi.all_gather_once(mine, all, collectives))
-    }
-
-    fn all_reduce_max(&mut self, values: &mut [u64]) -> Result<(), TransportError> {
-        self.run(|mpi, collectives| {
-            let mut words = core::mem::take(&mut mpi.sent);
-            words.clear();
-            words.extend(values.iter().flat_map(|value| value.to_ne_bytes()));
-            let words = collectives.all_reduce_max(words, mpi.limit)?;
-            for (value, word) in values.iter_mut().zip(words.as_chunks::<8>().0) {
-                *value = u64::from_ne_bytes(*word);
-            }
-            mpi.sent = words;
-            Ok(())
-        })
+        if self.is_broken {
+            return Err(TransportError::Broken);
+        }
+        let Some(mut collectives) = self.collectives.take() else { return Err(TransportError::Broken) };
+        let outcome = self.all_gather_once(mine, all, &mut collectives);
+        let outcome = outcome.map_err(|error| error.with_limit(self.limit));
+        self.collectives = Some(collectives);
+        self.is_broken = outcome.is_err();
+        outcome
     }
 }
 

@@ -4,7 +4,7 @@
 use super::failed;
 use super::roll_call::RollCall;
 use crate::transport::TransportError;
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::time::Duration;
 use mpi::ffi;
@@ -68,26 +68,6 @@ impl Collectives {
             )
         };
         self.wait(begun, request, (sent, received), limit)
-    }
-
-    /// The maxima over all ranks of the 64-bit words of `words`.
-    pub(super) fn all_reduce_max(&mut self, words: Vec<u8>, limit: Duration) -> Result<Vec<u8>, TransportError> {
-        let count = count(words.len() / size_of::<u64>())?;
-        let mut largest = vec![0u8; words.len()];
-        let mut request = unbegun();
-        // SAFETY: as above.
-        let begun = unsafe {
-            ffi::MPI_Iallreduce(
-                words.as_ptr().cast(),
-                largest.as_mut_ptr().cast::<c_void>(),
-                count,
-                ffi::RSMPI_UINT64_T,
-                ffi::RSMPI_MAX,
-                self.of_exchanges.as_raw(),
-                request.as_mut_ptr(),
-            )
-        };
-        self.wait(begun, request, (words, largest), limit).map(|(_, largest)| largest)
     }
 
     /// Polls a collective until it is done. One that is not keeps its buffers: the library may still use them.

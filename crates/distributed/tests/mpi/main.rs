@@ -13,7 +13,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(1);
 const END: Duration = Duration::from_secs(60);
 
 /// A scenario, its world, and how many lines say `ok`.
-const SCENARIOS: [(&str, usize, usize); 27] = [
+const SCENARIOS: [(&str, usize, usize); 21] = [
     ("agree", 2, 2),
     ("agree", 4, 4),
     ("differ", 2, 2),
@@ -22,20 +22,14 @@ const SCENARIOS: [(&str, usize, usize); 27] = [
     ("killed-before", 4, 3),
     ("killed-within", 2, 1),
     ("killed-within", 4, 3),
-    ("killed-summaries", 2, 1),
-    ("killed-summaries", 4, 3),
-    ("killed-keys", 2, 1),
-    ("killed-keys", 4, 3),
-    ("killed-within-keys", 4, 3),
+    ("killed-draw", 2, 1),
+    ("killed-draw", 4, 3),
     ("stopped-before", 2, 1),
     ("stopped-before", 4, 3),
     ("stopped-within", 2, 1),
     ("stopped-within", 4, 3),
-    ("stopped-summaries", 2, 1),
-    ("stopped-summaries", 4, 3),
-    ("stopped-keys", 2, 1),
-    ("stopped-keys", 4, 3),
-    ("stopped-within-keys", 4, 3),
+    ("stopped-draw", 2, 1),
+    ("stopped-draw", 4, 3),
     ("stopped-elsewhere", 4, 3),
     ("stopped-behind", 4, 3),
     ("ended", 2, 2),

@@ -6,7 +6,7 @@ use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{
     Candidate, Capabilities, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples, Shape,
 };
-use flash_sampling_distributed::{Exchange, Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded};
+use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded};
 use std::thread;
 
 const MERGES: [ShardMerge; 2] = [ShardMerge::Winners, ShardMerge::LogMass];
@@ -101,24 +101,22 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
         let starts: Vec<u32> = (0..world).map(|k| VOCAB as u32 * k / world).collect();
         let mut sharded = Sharded::new(shards(&head, &starts, plan), ShardMerge::Winners).unwrap();
         assert_eq!(errors(&sample(&mut sharded, &hidden, &rows)), want, "{world} shards");
-        for exchange in [Exchange::Summaries, Exchange::Keys] {
-            let options = ShardOptions { exchange, check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
-            let rank = |(r, transport): (usize, Loopback)| {
-                let local = shards(&head, &starts, plan).swap_remove(r);
-                let mut sampler = ShardSampler::new(local, transport, options).unwrap();
-                // A call without bad logits finds nothing of the first.
-                (
-                    errors(&sample(&mut sampler, &hidden, &rows)),
-                    errors(&sample(&mut sampler, &hidden[..HIDDEN], &rows[..1])),
-                )
-            };
-            let (rank, ranks) = (&rank, Loopback::group(world as usize).into_iter().enumerate());
-            let got: Vec<_> = thread::scope(|scope| {
-                let threads: Vec<_> = ranks.map(|rank_of| scope.spawn(move || rank(rank_of))).collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-            });
-            assert!(got.iter().all(|got| *got == (want.clone(), vec![None])), "{world} ranks, {exchange:?}: {got:?}");
-        }
+        let options = ShardOptions { check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
+        let rank = |(r, transport): (usize, Loopback)| {
+            let local = shards(&head, &starts, plan).swap_remove(r);
+            let mut sampler = ShardSampler::new(local, transport, options).unwrap();
+            // A call without bad logits finds nothing of the first.
+            (
+                errors(&sample(&mut sampler, &hidden, &rows)),
+                errors(&sample(&mut sampler, &hidden[..HIDDEN], &rows[..1])),
+            )
+        };
+        let (rank, ranks) = (&rank, Loopback::group(world as usize).into_iter().enumerate());
+        let got: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = ranks.map(|rank_of| scope.spawn(move || rank(rank_of))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(got.iter().all(|got| *got == (want.clone(), vec![None])), "{world} ranks: {got:?}");
     }
     // The negative control: the lowest token of what the shards name, whatever its stage.
     let parts = [head.slice(0..500), head.slice(500..1000)];

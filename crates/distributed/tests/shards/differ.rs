@@ -1,9 +1,9 @@
-//! Ranks that are called with something else: what differs is named, by both exchanges, and nothing is drawn.
+//! Ranks that are called with something else: what differs is named, and nothing is drawn.
 
 use crate::common::*;
 use core::error::Error;
 use flash_sampling_core::{History, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
-use flash_sampling_distributed::{Exchange, Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transforms};
+use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transforms};
 use std::thread;
 
 /// What two ranks say of a call in which rank 1 has other hidden states or parameters than rank 0.
@@ -57,18 +57,16 @@ fn what_differs_is_named_and_lists_of_the_same_length_are_told_apart() {
         ("seed", [row, RowParams { seed: 4, temperature: 0.5, ..row }]),
     ];
     let hidden: [f32; HIDDEN] = hidden(1).try_into().unwrap();
-    for exchange in [Exchange::Summaries, Exchange::Keys] {
-        let options = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
-        for (name, params) in different {
-            for (rank, said) in called(options, params, [hidden; 2]).into_iter().enumerate() {
-                let other = 1 - rank;
-                let Err(ShardError::Params { shard, row: 0, what }) = said else { panic!("{said:?}") };
-                assert_eq!((shard, what), (other, name));
-            }
-            // The same lists on both ranks, in memory of their own: they draw.
-            let said = called(options, [params[0]; 2], [hidden; 2]);
-            assert!(said[0].is_ok() && said[0].as_ref().ok() == said[1].as_ref().ok(), "{said:?}");
+    let options = ShardOptions::new(ShardMerge::Winners);
+    for (name, params) in different {
+        for (rank, said) in called(options, params, [hidden; 2]).into_iter().enumerate() {
+            let other = 1 - rank;
+            let Err(ShardError::Params { shard, row: 0, what }) = said else { panic!("{said:?}") };
+            assert_eq!((shard, what), (other, name));
         }
+        // The same lists on both ranks, in memory of their own: they draw.
+        let said = called(options, [params[0]; 2], [hidden; 2]);
+        assert!(said[0].is_ok() && said[0].as_ref().ok() == said[1].as_ref().ok(), "{said:?}");
     }
 }
 
@@ -78,16 +76,14 @@ fn hidden_states_are_compared_where_tokens_are() {
     let hidden: [f32; HIDDEN] = hidden(1).try_into().unwrap();
     let mut other = hidden;
     other[HIDDEN - 1] += 0.5;
-    for exchange in [Exchange::Summaries, Exchange::Keys] {
-        let unchecked = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
-        let checked = ShardOptions { check_tokens: true, ..unchecked };
-        for (rank, said) in called(checked, [row; 2], [hidden, other]).into_iter().enumerate() {
-            let shard_of = 1 - rank;
-            assert!(matches!(said, Err(ShardError::Inputs { shard, row: 0 }) if shard == shard_of), "{said:?}");
-        }
-        // Without the check nobody finds out: the control of this test.
-        assert!(called(unchecked, [row; 2], [hidden, other]).iter().all(Result::is_ok));
+    let unchecked = ShardOptions::new(ShardMerge::Winners);
+    let checked = ShardOptions { check_tokens: true, ..unchecked };
+    for (rank, said) in called(checked, [row; 2], [hidden, other]).into_iter().enumerate() {
+        let shard_of = 1 - rank;
+        assert!(matches!(said, Err(ShardError::Inputs { shard, row: 0 }) if shard == shard_of), "{said:?}");
     }
+    // Without the check nobody finds out: the control of this test.
+    assert!(called(unchecked, [row; 2], [hidden, other]).iter().all(Result::is_ok));
 }
 
 #[test]

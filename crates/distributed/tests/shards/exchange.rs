@@ -4,8 +4,7 @@ use crate::common::*;
 use core::error::Error;
 use flash_sampling_core::{Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{
-    Exchange, Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Standing, Transport,
-    TransportError,
+    Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Standing, Transport, TransportError,
 };
 use std::sync::Barrier;
 use std::thread;
@@ -103,7 +102,7 @@ fn ranks_must_agree_on_the_merge() {
 }
 
 #[test]
-fn other_seeds_or_rows_on_a_rank_are_an_error_on_every_rank() {
+fn other_seeds_rows_or_types_on_a_rank_are_an_error_on_every_rank() {
     samplers(|rank, sampler| {
         // "One seed for every rank, plus its number": the noise would be right nowhere.
         let seeds = [RowParams::default(), RowParams { seed: (rank == 5).into(), ..RowParams::default() }];
@@ -115,6 +114,11 @@ fn other_seeds_or_rows_on_a_rank_are_an_error_on_every_rank() {
         );
         let error = call(sampler, &seeds[..if rank == 5 { 1 } else { 2 }], HIDDEN).unwrap_err();
         assert!(matches!(source(&error), ShardError::Rows { shard, .. } if *shard == other), "{error:?}");
+        // Another type of hidden states on one rank.
+        let (f32s, f16s) = ([0.5f32; HIDDEN], [half::f16::from_f32(0.5); HIDDEN]);
+        let input = if rank == 5 { Matrix::new(&f16s, 1, HIDDEN) } else { Matrix::new(&f32s, 1, HIDDEN) }.unwrap();
+        let error = sampler.sample(input, &seeds[..1], &mut Samples::new()).unwrap_err();
+        assert!(matches!(source(&error), ShardError::Type { shard, .. } if *shard == other), "{error:?}");
         // Ranks that agree again go on.
         call(sampler, &[RowParams::default(); 2], HIDDEN).unwrap();
     });
@@ -180,6 +184,24 @@ fn a_rank_without_results_is_not_taken_for_one_with_other_hidden_states() {
 }
 
 #[test]
+fn the_check_of_tokens_names_a_rank_with_another_result() {
+    samplers(|rank, sampler| {
+        let hidden = hidden(3);
+        let (input, rows) = (Matrix::new(&hidden, 3, HIDDEN).unwrap(), [RowParams::default(); 3]);
+        let [drawn, other] = [0, 1].map(|seed| {
+            let (mut rows, mut out) = (rows, Samples::new());
+            rows[1].seed = seed;
+            sampler.sample(input, &rows, &mut out).unwrap();
+            out
+        });
+        sampler.check_tokens(input, &rows, &drawn).unwrap();
+        let error = sampler.check_tokens(input, &rows, if rank == 6 { &other } else { &drawn }).unwrap_err();
+        let named = if rank == 6 { 0 } else { 6 };
+        assert!(matches!(error, ShardError::Disagree { shard, row: 1 } if shard == named), "{error:?}");
+    });
+}
+
+#[test]
 fn a_rank_that_is_gone_is_an_error_on_the_others() {
     // Whoever has its error waits: a rank that leaves then would be named too.
     let leaves = Barrier::new(STARTS.len() - 1);
@@ -214,7 +236,7 @@ fn sixty_four_ranks_of_which_many_are_empty_draw_as_in_one_process() {
 
 /// What the last of two ranks has otherwise, by the names of the API: of a plan only the fields that differ.
 #[test]
-fn a_rank_with_another_plan_merge_or_exchange_is_named_with_what_differs() {
+fn a_rank_with_another_plan_merge_or_check_is_named_with_what_differs() {
     let weight = integers(VOCAB * HIDDEN, 1);
     let head = head(&weight);
     let options = ShardOptions::new(ShardMerge::Winners);
@@ -231,11 +253,7 @@ fn a_rank_with_another_plan_merge_or_exchange_is_named_with_what_differs() {
             "shard 1 was planned with max_draws 1, canonical, but shard 0 with max_draws 12, not canonical",
         ),
         (PLAN, ShardMerge::LogMass.into(), "shard 1 merges by log-mass, but shard 0 by winners"),
-        (
-            PLAN,
-            ShardOptions { exchange: Exchange::Keys, check_tokens: true, ..options },
-            "shard 1 exchanges keys with check_tokens, but shard 0 summaries without check_tokens",
-        ),
+        (PLAN, ShardOptions { check_tokens: true, ..options }, "shard 1 draws with check_tokens, but shard 0 without"),
     ] {
         let errors = group(2, |rank, transport| {
             let (plan, options) = [(PLAN, options), (plan, other)][rank];

@@ -6,7 +6,7 @@ use flash_sampling_core::{
     Capabilities, Draw, History, Inquiry, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError,
     RowParams, RowSurvey, SampleError, Samples, Shape, Survey,
 };
-use flash_sampling_distributed::{Exchange, Loopback, ShardMerge, ShardOptions, ShardSampler, Sharded};
+use flash_sampling_distributed::{Loopback, ShardMerge, ShardOptions, ShardSampler, Sharded};
 use std::thread;
 
 const PLAN: Plan = Plan { max_rows: 64, max_draws: 12, max_logprobs: Some(6), canonical: false };
@@ -108,10 +108,10 @@ fn filters_give_every_bit_of_the_unsharded_sampler() {
 }
 
 /// Runs a rank in a thread for each shard; what each gets of two calls.
-fn by_ranks(starts: &[u32], exchange: Exchange) -> Vec<Vec<Vec<Filtered>>> {
+fn by_ranks(starts: &[u32]) -> Vec<Vec<Vec<Filtered>>> {
     case(|weight, hidden, rows| {
         let head = head(weight);
-        let options = ShardOptions { exchange, check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
+        let options = ShardOptions { check_tokens: true, ..ShardOptions::new(ShardMerge::Winners) };
         let rank = |(r, transport): (usize, Loopback)| {
             let local = shards(&head, starts, PLAN).swap_remove(r);
             let mut sampler = ShardSampler::new(local, transport, options).unwrap();
@@ -128,13 +128,10 @@ fn by_ranks(starts: &[u32], exchange: Exchange) -> Vec<Vec<Vec<Filtered>>> {
 
 #[test]
 fn every_rank_filters_as_one_sampler_does() {
-    let want = by_ranks(&[0], Exchange::Summaries).remove(0);
-    let both = [Exchange::Summaries, Exchange::Keys];
-    for (world, exchanges) in [(2, &both[..]), (3, &both[..]), (7, &both[..]), (64, &both[..1])] {
-        for &exchange in exchanges {
-            for (rank, got) in by_ranks(&cuts(world), exchange).into_iter().enumerate() {
-                assert_eq!(got, want, "rank {rank} of {world}, {exchange:?}");
-            }
+    let want = by_ranks(&[0]).remove(0);
+    for world in [2, 3, 7, 64] {
+        for (rank, got) in by_ranks(&cuts(world)).into_iter().enumerate() {
+            assert_eq!(got, want, "rank {rank} of {world}");
         }
     }
 }

@@ -7,4 +7,3 @@ mod exchange;
 mod filters;
 mod late;
 mod shard_invariance;
-mod winners;

@@ -5,9 +5,7 @@ use super::{say, source};
 use crate::LIMIT;
 use core::time::Duration;
 use flash_sampling_core::{Matrix, PerturbedArgmax, RowParams, Samples};
-use flash_sampling_distributed::{
-    Exchange, Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport, TransportError,
-};
+use flash_sampling_distributed::{Mpi, ShardError, ShardMerge, ShardSampler, Transport, TransportError};
 use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::Instant;
@@ -111,14 +109,13 @@ pub(super) fn handshake(mpi: Mpi, signal: Signal, when: When) {
 /// A rank is killed, or stopped, by a signal to its process: the others, which draw, name it within the time limit. Before
 /// that the first and the last rank come late, so that all others have called the roll in exchanges that did end, also in the
 /// very last.
-pub(super) fn draw(mpi: Mpi, signal: Signal, when: When, exchange: Exchange) {
+pub(super) fn draw(mpi: Mpi, signal: Signal) {
     let mut transport = mpi.with_time_limit(LIMIT);
     let (rank, world) = (transport.rank(), transport.world());
-    let (victim, late) = victim(world);
+    let (victim, _) = victim(world);
     let weight = integers(VOCAB * HIDDEN, 1);
     let local = shards(&head(&weight), &super::starts(world), PLAN).swap_remove(rank);
-    let options = ShardOptions { exchange, ..ShardOptions::new(ShardMerge::Winners) };
-    let mut sampler = ShardSampler::new(local, &mut transport, options).unwrap();
+    let mut sampler = ShardSampler::new(local, &mut transport, ShardMerge::Winners).unwrap();
     let (hidden, mut out) = (hidden(2), Samples::new());
     let mut draw = |position: u64| {
         let row = RowParams { position, ..RowParams::default() };
@@ -134,13 +131,11 @@ pub(super) fn draw(mpi: Mpi, signal: Signal, when: When, exchange: Exchange) {
         drawn.unwrap();
         assert_eq!(rows, 2);
     }
-    let mut sender = (rank == victim).then(|| signal.to_me(when));
-    if when == When::Within && rank == late {
-        sleep(LATE);
+    if rank == victim {
+        ends(Some(&mut signal.to_me(When::Before)));
     }
     let begun = Instant::now();
     let (drawn, rows) = draw(10);
-    ends(sender.as_mut());
     let error = drawn.unwrap_err();
     assert_named(source(&error), victim, begun);
     assert_eq!(rows, 0);
@@ -179,7 +174,7 @@ pub(super) fn elsewhere(mpi: Mpi, then: Then) {
         }
         mpi.set_time_limit(limit);
         begun = Instant::now();
-        gathered = mpi.all_reduce_max(&mut [0]);
+        gathered = mpi.all_gather(&[], &mut Vec::new());
     }
     assert_named_within(limit, &gathered.unwrap_err().into(), victim, begun);
     say(rank, &format!("missed rank {victim}"));
@@ -194,9 +189,9 @@ pub(super) fn ended(mpi: Mpi) {
         if rank == late {
             sleep(LIMIT / 2);
         }
-        let mut words = [rank as u64];
-        mpi.all_reduce_max(&mut words).unwrap();
-        assert_eq!(words, [world as u64 - 1]);
+        let mut all = Vec::new();
+        mpi.all_gather(&[rank as u8], &mut all).unwrap();
+        assert_eq!(all.concat(), (0..world as u8).collect::<Vec<_>>());
     }
     let begun = Instant::now();
     drop(mpi);

@@ -11,9 +11,7 @@ use core::error::Error;
 use faults::{Signal, Then, When};
 use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{DType, LogprobsMode, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
-use flash_sampling_distributed::{
-    Exchange, Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport,
-};
+use flash_sampling_distributed::{Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport};
 use std::time::{Duration, Instant};
 
 pub(crate) fn run(scenario: &str) {
@@ -25,12 +23,8 @@ pub(crate) fn run(scenario: &str) {
         "killed-within" => faults::handshake(mpi, Signal::Kill, When::Within),
         "stopped-before" => faults::handshake(mpi, Signal::Stop, When::Before),
         "stopped-within" => faults::handshake(mpi, Signal::Stop, When::Within),
-        "killed-summaries" => faults::draw(mpi, Signal::Kill, When::Before, Exchange::Summaries),
-        "killed-keys" => faults::draw(mpi, Signal::Kill, When::Before, Exchange::Keys),
-        "killed-within-keys" => faults::draw(mpi, Signal::Kill, When::Within, Exchange::Keys),
-        "stopped-summaries" => faults::draw(mpi, Signal::Stop, When::Before, Exchange::Summaries),
-        "stopped-keys" => faults::draw(mpi, Signal::Stop, When::Before, Exchange::Keys),
-        "stopped-within-keys" => faults::draw(mpi, Signal::Stop, When::Within, Exchange::Keys),
+        "killed-draw" => faults::draw(mpi, Signal::Kill),
+        "stopped-draw" => faults::draw(mpi, Signal::Stop),
         "stopped-elsewhere" => faults::elsewhere(mpi, Then::Away),
         "stopped-behind" => faults::elsewhere(mpi, Then::Next),
         "ended" => faults::ended(mpi),
@@ -48,7 +42,7 @@ fn starts(world: usize) -> Vec<u32> {
     (0..world as u32).map(|r| [0, 1, 1][r as usize % 3].max(r.saturating_sub(1) * 300)).collect()
 }
 
-/// Messages of all lengths arrive; draws are those of all shards in one process, for both merges and exchanges.
+/// Messages of all lengths arrive; draws are those of all shards in one process, for both merges.
 fn agree(mut mpi: Mpi) {
     let (rank, world) = (mpi.rank(), mpi.world());
     // mpirun without a list of hosts starts all here.
@@ -61,38 +55,22 @@ fn agree(mut mpi: Mpi) {
         }
         mpi.all_gather(&message(rank, step), &mut all).unwrap();
         assert_eq!(all, (0..world).map(|r| message(r, step)).collect::<Vec<_>>(), "step {step}");
-        let mut words = [(rank * 7 + step) as u64, u64::MAX - rank as u64];
-        mpi.all_reduce_max(&mut words).unwrap();
-        assert_eq!(words, [((world - 1) * 7 + step) as u64, u64::MAX]);
     }
     let weight = integers(VOCAB * HIDDEN, 1);
     let (head, starts) = (head(&weight), starts(world));
     let (mask, none) = (mask_of(&[2, 3, 999]), mask_of(&[]));
     let calls = [rows(&mask, &none), lists(&mask), filters()];
     let mut transport = mpi;
-    for (merge, exchange) in [
-        (ShardMerge::Winners, Exchange::Summaries),
-        (ShardMerge::Winners, Exchange::Keys),
-        (ShardMerge::LogMass, Exchange::Summaries),
-    ] {
-        let options = ShardOptions { merge, exchange, check_tokens: true, weight: Some(DType::F32), transforms: None };
+    for merge in [ShardMerge::Winners, ShardMerge::LogMass] {
+        let options = ShardOptions { merge, check_tokens: true, weight: Some(DType::F32), transforms: None };
         let local = shards(&head, &starts, PLAN).swap_remove(rank);
         let mut sampler = ShardSampler::new(local, &mut transport, options).unwrap();
         let mut whole = Sharded::new(shards(&head, &starts, PLAN), merge).unwrap();
         for rows in &calls {
             let want = all_of(&mut whole, rows);
             for _ in 0..5 {
-                assert_eq!(all_of(&mut sampler, rows), want, "rank {rank}, {merge:?}, {exchange:?}");
+                assert_eq!(all_of(&mut sampler, rows), want, "rank {rank}, {merge:?}");
             }
-        }
-        // Winners alone: tokens and scores.
-        let row = [RowParams { seed: 3, ..RowParams::default() }];
-        for position in 0..20 {
-            let row = row.map(|row| RowParams { position, ..row });
-            let [got, want] =
-                [&mut sampler as &mut dyn PerturbedArgmax, &mut whole].map(|s| sample(s, &hidden(1), &row));
-            let (got, want) = (got.row(0).unwrap().draws[0], want.row(0).unwrap().draws[0]);
-            assert_eq!((got.token, got.score.to_bits()), (want.token, want.score.to_bits()));
         }
     }
     say(rank, "agreed");
@@ -161,24 +139,17 @@ fn differ(mpi: Mpi) {
 fn timed(mut mpi: Mpi) {
     const ROUNDS: usize = 2000;
     let rank = mpi.rank();
-    let microseconds = |mpi: &mut Mpi, exchange: &mut dyn FnMut(&mut Mpi)| {
-        let mut times: Vec<f64> = (0..ROUNDS)
-            .map(|_| {
-                let begun = Instant::now();
-                exchange(mpi);
-                begun.elapsed().as_secs_f64() * 1e6
-            })
-            .collect();
-        times.sort_by(f64::total_cmp);
-        (times[ROUNDS / 2], times[ROUNDS * 9 / 10])
-    };
-    let mut words = [rank as u64; 67];
-    let winners = microseconds(&mut mpi, &mut |mpi| mpi.all_reduce_max(&mut words).unwrap());
     // A plain row's summary: kind, count, one draw; the call's header before them.
     let (message, mut all) = (vec![rank as u8; 26 + 64 * (1 + 4 + 12)], Vec::new());
-    let summaries = microseconds(&mut mpi, &mut |mpi| mpi.all_gather(&message, &mut all).unwrap());
-    for (what, (median, slow)) in [("winners (536 bytes)", winners), ("summaries (1114 bytes)", summaries)] {
-        println!("time rank {rank}: 64 rows, {what}: median {median:.1} us, 9 of 10 within {slow:.1} us");
-    }
+    let mut times: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let begun = Instant::now();
+            mpi.all_gather(&message, &mut all).unwrap();
+            begun.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let (median, slow) = (times[ROUNDS / 2], times[ROUNDS * 9 / 10]);
+    println!("time rank {rank}: 64 rows, 1114 bytes: median {median:.1} us, 9 of 10 within {slow:.1} us");
     say(rank, "timed");
 }
