@@ -12,7 +12,14 @@
 namespace flash_sampling::fused_hopper {
 
 [[maybe_unused]] constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
-[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p8f;  // more would cost accuracy: an exponential is less exact the further its logit is
+// The mass of a logit that is 15 above the reference; more would cost accuracy.
+[[maybe_unused]] constexpr float LARGEST_MASS = 0x1p22f;
+
+// The reference for logits of which `top` is the largest: an integer, so that a logit's difference from it is exact, and
+// above `top`, so that later tokens may be larger.
+__device__ __forceinline__ float reference_above(float top) {
+    return fabsf(top) < 0x1p22f ? rintf(top) + 4.0f : top;
+}
 
 template <class T>
 __device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shared, u32 hand, u32 hands) {
@@ -92,7 +99,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
                 if (!owns || first + i >= self.call.row_count) continue;
                 // Scale and temperature are positive, so the largest dot product has the largest logit.
                 const float raw = mul_rn(top[i], self.shared.scale), old = high[first + i];
-                const float to = mul_rn(raw, self.shared.inv_temperature[first + i]);
+                const float to = reference_above(mul_rn(raw, self.shared.inv_temperature[first + i]));
                 if (!(to > old)) continue;
                 sum[first + i] = RowMass{old, sum[first + i]}.sum_at(to);
                 high[first + i] = to;
