@@ -1,37 +1,41 @@
-//! The exchange between ranks.
+//! The transport of messages between ranks.
 
 use core::time::Duration;
 
-/// How long an exchange takes at most, unless a transport is told otherwise.
+/// The default time limit of an exchange.
 pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Moves bytes between the ranks of a group.
 ///
 /// # Contract
-/// * `world` is at least 1 and `rank` is below it; both never change, and each rank of the group exists once.
-/// * The group's ranks make the same sequence of calls. A call returns the messages of *that* call, whatever the speed of
-///   the ranks: one that runs ahead must not overwrite what another has still to read.
-/// * Messages of [`all_gather`](Transport::all_gather) may have any length, 0 included, and different lengths on different
-///   ranks.
-/// * When a rank has gone, hangs, or will not make the call, the others get an error that names it within the transport's
-///   time limit. No hang, no result. A limit of 0 is one look; one that no clock can count to is none.
-/// * After an error the group is of no further use: later calls fail with [`TransportError::Broken`] and wait for nobody.
+/// * `world` is at least 1, and `rank` is below `world`. Both never change, and each rank of the group exists once.
+/// * All ranks of a group make the same sequence of calls. A call returns the messages of *that* call, at any speed of
+///   the ranks: a fast rank must not overwrite a message that another rank has not yet read.
+/// * Messages of [`all_gather`](Transport::all_gather) may have any length, 0 included, and different lengths on
+///   different ranks.
+/// * A rank may leave, hang, or not make the call. The other ranks then get an error that names the rank, within the
+///   transport's time limit. The other ranks neither hang nor get a result.
+/// * A time limit of 0 allows one check for the messages. A limit beyond the range of the clock means no limit.
+/// * After an error the group is unusable: later calls fail with [`TransportError::Broken`] and wait for no rank.
 pub trait Transport: Send {
-    /// This rank's number, from 0.
+    /// Returns this rank's number, from 0.
     fn rank(&self) -> usize;
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn world(&self) -> usize;
 
-    /// How long an exchange takes at most.
+    /// Returns the time limit of an exchange.
     fn time_limit(&self) -> Duration;
 
-    /// Changes that for later exchanges of this rank. The ranks of a group need the same: one that waits for less gives up
-    /// while others still wait, and may name ranks that come in time by their limit.
+    /// Sets the time limit of this rank's later exchanges.
+    ///
+    /// All ranks of a group need the same limit. A rank with a shorter limit gives up while the other ranks still wait,
+    /// and may name ranks that are in time by their own limit.
     fn set_time_limit(&mut self, limit: Duration);
 
-    /// Gives `mine` to every rank and receives every rank's message: `all[r]` becomes that of rank `r`, this rank's own
-    /// included. `all` gets exactly [`world`](Transport::world) entries; the memory in it is reused.
+    /// Sends `mine` to every rank, and receives the message of each rank `r` in `all[r]`, this rank included.
+    ///
+    /// `all` gets exactly [`world`](Transport::world) entries; the call reuses the memory in it.
     ///
     /// # Errors
     /// [`TransportError`]; the content of `all` is then unspecified.
@@ -86,14 +90,14 @@ impl<T: Transport + ?Sized> Transport for &mut T {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
-    /// A rank has gone (dropped, or its thread panicked) before the exchange.
+    /// A rank left the group before the exchange: it was dropped, or its thread panicked.
     #[error("rank {rank} has left the group")]
     PeerLeft {
         /// The rank.
         rank: usize,
     },
-    /// Ranks did not come to the exchange in time, or came and were not heard of again: they hang, were stopped, or died
-    /// without a word.
+    /// Ranks did not come to the exchange in time, or came and then fell silent: they hang, were stopped, or died
+    /// without an error.
     #[error("{} did not come to the exchange within {limit:?}", named("rank", ranks))]
     TimedOut {
         /// The ranks, ascending; at least one.
@@ -101,8 +105,8 @@ pub enum TransportError {
         /// The time limit of the exchange.
         limit: Duration,
     },
-    /// Every rank came to the exchange, yet it did not end: ranks make different calls, the transport hangs, or a rank died
-    /// so late in it that it was not missed.
+    /// Every rank came to the exchange, but the exchange did not end: ranks make different calls, the transport hangs,
+    /// or a rank died too late in the exchange to be missed.
     #[error("all ranks are there, but the exchange did not end within {limit:?}")]
     Stuck {
         /// The time limit of the exchange.
@@ -111,17 +115,19 @@ pub enum TransportError {
     /// An earlier exchange failed.
     #[error("an earlier exchange of this group failed")]
     Broken,
-    /// The transport itself failed; the source says how.
+    /// The transport itself failed; `source` has the cause.
     #[error("the transport failed")]
     Failed {
-        /// Its own error.
+        /// The error of the transport.
         #[source]
         source: Box<dyn core::error::Error + Send + Sync>,
     },
 }
 
 impl TransportError {
-    /// The same error with another limit, where it names one: what waited for a part of a limit tells the whole.
+    /// Replaces the time limit that the error names, if any.
+    ///
+    /// A caller that waited for the rest of a limit can thus report the whole limit.
     pub fn with_limit(self, limit: Duration) -> Self {
         match self {
             TransportError::TimedOut { ranks, .. } => TransportError::TimedOut { ranks, limit },
@@ -131,7 +137,7 @@ impl TransportError {
     }
 }
 
-/// What they are, and their numbers with commas between them.
+/// Formats a noun, in the plural if there are several numbers, and the numbers with commas between them.
 pub(crate) fn named(what: &str, ranks: &[usize]) -> String {
     let numbers: Vec<_> = ranks.iter().map(usize::to_string).collect();
     format!("{what}{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))

@@ -1,8 +1,9 @@
-// The exchange within the fused kernel (paper Alg. 1, line 11): its last block, which knows the shard's draws, does what the
-// exchange's launch would. It stores them, waits for those of the other ranks, and leaves the draws of the whole vocabulary.
-// There is no other launch, whose start, and the loads of what this block has at hand, take longer than the exchange itself.
-// The other ranks see no difference, so each may do either. A block that waits holds up no other of its grid: all have
-// arrived.
+// The exchange within the fused kernel (paper Alg. 1, line 11). The last block has the draws of the shard, and does the
+// work of the exchange's launch: it sends these draws, waits for the draws of the other ranks, and writes the draws of
+// the whole vocabulary. The last block thus saves a separate launch. The start of that launch, and its loads of data
+// that the last block already has, take longer than the exchange itself. The other ranks see no difference, so each
+// rank may make the exchange within the kernel or by the separate launch. The waiting block delays no other block of
+// its grid, because all blocks have arrived.
 #pragma once
 
 #include "peers.cuh"
@@ -11,19 +12,20 @@ namespace flash_sampling {
 
 #ifdef __CUDACC__
 
-// What a thread of the last block sends and receives. Nothing any more when the group is broken.
+// The exchange by the threads of the last block. Sends nothing and waits for nothing once the group is broken.
 struct Sender {
     const Peers& peers;
     u32 step, missed;
 
-    // Reads the state early, where `is_used`: it has left the caches since the step before. All lanes of a warp.
+    // Reads the state early if `is_used`, because the state has left the caches since the last step. All lanes of a
+    // warp call it.
     __device__ __forceinline__ Sender(const Peers& peers, bool is_used)
         : peers(peers), step(is_used ? step_after(peers.state->step) : 0),
           missed(is_used ? __shfl_sync(0xffffffffu, load_late(peers.state), 0) : 0) {}
 
     __device__ __forceinline__ u32 digest(const Row& row) const { return digest_of(row, peers.row_count, peers.mark); }
 
-    // The shard's draw of a row, to every rank.
+    // Sends the shard's draw of a row to every rank.
     __device__ __forceinline__ void send(u32 column, u32 digest, const Draw& draw) const {
         if (missed) return;
         const Slot sent = Slot::of(key_of(draw), draw.logit, digest, step);
@@ -31,7 +33,8 @@ struct Sender {
         for (u32 other = 0; other < peers.world; ++other) store_slot(peers.mailboxes[other] + place, sent);
     }
 
-    // The draws of the whole vocabulary, by `threads` threads, whole warps of the last block; with the rows' digests.
+    // Receives and writes the draws of the whole vocabulary. `threads` threads of the last block call it, in whole
+    // warps, with this rank's digests of the rows.
     __device__ __forceinline__ void join(const u32* digests, u32 thread, u32 threads) const {
 #pragma unroll 1
         for (u32 first = thread / 32 * 32; first < peers.row_count * peers.lanes; first += threads) {

@@ -1,4 +1,6 @@
-//! Ranks on GPUs that store to one another's memory: NVLink or PCIe peers, in one process or in several on one machine.
+//! The exchange between ranks whose GPUs store into one another's memory.
+//!
+//! The GPUs are NVLink or PCIe peers of one machine. The ranks run in one process or in several.
 #![allow(unsafe_code)]
 
 mod card;
@@ -21,10 +23,10 @@ use flash_sampling_core::Knob;
 use mailbox::{Mailbox, Opened, TURNS};
 use std::sync::Arc;
 
-/// Threads of a block of the exchange's launch, each for a pair of row and rank.
+/// Threads per block of the exchange's launch. Each thread handles a pair of row and rank.
 const THREADS: u32 = 256;
 
-/// One instance, for every GPU.
+/// The kernel of the exchange, with one instance for every GPU.
 pub(crate) static SOURCE: KernelSource =
     KernelSource { file: "peers.cu", serves: kernels::any, instances: || vec![instance()] };
 
@@ -32,8 +34,10 @@ fn instance() -> Instance {
     Instance::new(&[])
 }
 
-/// A rank that has made its mailbox and has not met the others: every rank sends its [`card`](PeerOffer::card) to every
-/// other, by whatever way there is, and [`connects`](PeerOffer::connect).
+/// A rank that has allocated its mailbox and is not yet connected to the other ranks.
+///
+/// Every rank sends its [`card`](PeerOffer::card) to every other rank over any channel, and then
+/// [`connects`](PeerOffer::connect).
 #[derive(Debug)]
 pub struct PeerOffer {
     card: Card,
@@ -43,11 +47,12 @@ pub struct PeerOffer {
 }
 
 impl PeerOffer {
-    /// Rank `rank` of `world`, on a device, for calls of up to `max_rows` rows: allocates the mailbox, 4192 bytes for each
-    /// rank and row, and loads the kernel.
+    /// Plans rank `rank` of `world` on a device, for calls of up to `max_rows` rows.
+    ///
+    /// Allocates the mailbox, 4192 bytes for each rank and row, and loads the kernel.
     ///
     /// # Errors
-    /// * [`CudaError::TooLarge`]: more than 32 ranks, a rank beyond them, or more than 256 rows.
+    /// * [`CudaError::TooLarge`]: more than 32 ranks, a rank that is not below `world`, or more than 256 rows.
     /// * [`CudaError::EmptyPlan`]: no rows.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<PeerOffer, CudaError> {
@@ -75,20 +80,22 @@ impl PeerOffer {
         Ok(PeerOffer { card, mailbox, kernel, device: device.clone() })
     }
 
-    /// What the other ranks must know, as bytes for whatever carries them. From now on the mailbox, 4192 bytes for each
-    /// rank and row, may be open in another process, and it is not freed before this process ends, unless
-    /// [`connect`](PeerOffer::connect) finds all ranks in this process.
+    /// Returns the bytes that the other ranks need in order to connect.
+    ///
+    /// After this call another process may hold the mailbox open, 4192 bytes for each rank and row. So the mailbox is
+    /// not freed before this process ends, unless all ranks of [`connect`](PeerOffer::connect) are in this process.
     pub fn card(&self) -> Vec<u8> {
         self.mailbox.set_shared(self.card.world > 1);
         self.card.encode()
     }
 
-    /// Opens the mailboxes of all ranks; `cards[r]` is that of rank `r`, this one's included. A wait for another rank takes
-    /// at most `limit`. Launch when every rank has connected.
+    /// Opens the mailboxes of all ranks; `cards[r]` is the card of rank `r`, this rank included.
+    ///
+    /// A wait for another rank takes at most `limit`. Launch only after every rank has connected.
     ///
     /// # Errors
-    /// * [`CudaError::Rank`], naming the rank: its card cannot be read, it was planned otherwise, or its memory cannot be
-    ///   reached from this device.
+    /// * [`CudaError::Rank`] names a rank whose card is unreadable, whose plan differs, or whose memory this device
+    ///   cannot reach.
     /// * [`CudaError::Driver`].
     pub fn connect(self, cards: &[Vec<u8>], limit: Duration) -> Result<DevicePeers, CudaError> {
         let PeerOffer { card, mailbox, kernel, device } = self;
@@ -120,39 +127,47 @@ impl PeerOffer {
     }
 }
 
-/// One rank of a group of GPUs: makes the draws of all shards out of each rank's own, without a host or a library between
-/// (paper Alg. 1, lines 10 to 16). One small launch a call, on the caller's stream after the shard's draws; it allocates
-/// nothing and waits for nothing on the host, so the whole step can be captured into a graph and replayed.
+/// One rank of a group of GPUs, which merges the draws of all shards (paper Alg. 1, lines 10 to 16).
 ///
-/// Every rank sends 32 bytes a row to every rank, and waits on the GPU until all have sent theirs. Every rank then has the
-/// same draws: token, score and logit of the whole vocabulary, to the last bit those of a sampler without shards; of
-/// invalid logits a raw one, then the lowest token.
+/// A call is one small launch on the caller's stream, after the launch that draws from the shard. No host and no
+/// library takes part in the exchange. The launch allocates nothing and blocks no host thread, so a graph can capture
+/// and replay the whole step.
 ///
-/// Ranks make the same sequence of launches. One that does not come within the time limit leaves its row with
-/// [`status::LATE_RANK`], one that was called with other rows, seeds, positions, draws, temperatures, masks where others have
-/// none or another [mark](DevicePeers::set_mark) with [`status::OTHER_CALL`]; [`DevicePeers::check`] makes errors of these. After a
-/// late rank the group is broken: later launches neither send nor wait. A rank that left out a launch finds what the others
-/// sent in it when it makes its next one; only rows or a mark that differ tell it so.
+/// Every rank sends 32 bytes a row to every rank, and waits on the GPU for the draws of all ranks. Every rank then has
+/// the same draws of the whole vocabulary: token, score and logit have the bits of a sampler without shards. If a row
+/// has invalid logits, the draw reports one of these: a raw logit before a transformed one, then the lowest token.
 ///
-/// Each rank waits by its own clock: one that comes at the very end of the others' limit finds what they sent, and draws,
-/// where they already have given up. It learns so at its next launch, in which they send nothing. What must not differ
-/// between ranks for one step is therefore to be kept only when that step has succeeded on all of them.
+/// All ranks make the same sequence of launches. [`DevicePeers::check`] turns two statuses into errors:
+/// * [`status::LATE_RANK`]: a rank did not send the row within the time limit. The group is then broken, and later
+///   launches neither send nor wait.
+/// * [`status::OTHER_CALL`]: a rank was called with another number of rows, seed, position, draw, temperature or
+///   [mark](DevicePeers::set_mark), or only some of the ranks have a mask.
+///
+/// A rank that skips a launch receives, in its next launch, the draws that the others sent for the skipped one. Only a
+/// difference in rows or mark reveals this mismatch.
+///
+/// Each rank measures the time limit on its own clock. A rank that arrives at the very end of the others' limit may
+/// still draw, although the others have timed out. This rank learns of the timeout in its next launch, in which the
+/// others send nothing. So a caller keeps state that must not differ between ranks only after the step has succeeded on
+/// all ranks.
 #[derive(Debug)]
 pub struct DevicePeers {
     call: abi::Peers,
     kernel: CudaFunction,
     device: Arc<Device>,
     limit: Duration,
-    /// Launches may be pending.
+    /// Whether launches may be pending.
     is_pending: bool,
-    /// Held for the kernel, which knows their addresses.
+    /// Keeps the mailboxes open, since the kernel has their addresses.
     _opened: Vec<Opened>,
     mailbox: Arc<Mailbox>,
 }
 
 impl DevicePeers {
-    /// All ranks of a group within this process, one for each device, in order. A device may have several ranks, for tests,
-    /// if nothing that waits stands before their launches in a queue of the device (see `CUDA_DEVICE_MAX_CONNECTIONS`).
+    /// Connects all ranks of a group within this process, one for each device, in order.
+    ///
+    /// For tests, a device may have several ranks. No waiting work may then precede their launches in a hardware queue
+    /// of the device (see `CUDA_DEVICE_MAX_CONNECTIONS`).
     ///
     /// # Errors
     /// As [`PeerOffer::new`] and [`PeerOffer::connect`].
@@ -163,48 +178,52 @@ impl DevicePeers {
         offers.into_iter().map(|offer| offer.connect(&cards, limit)).collect()
     }
 
-    /// This rank's number.
+    /// Returns this rank's number.
     pub fn rank(&self) -> usize {
         self.call.rank as usize
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.call.world as usize
     }
 
-    /// Rows of the largest call.
+    /// Returns the number of rows of the largest call.
     pub fn max_rows(&self) -> usize {
         self.call.max_rows as usize
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Gives later launches a mark, a number that must be the same on every rank, as the rows are: the number of the call,
-    /// say, counted even where a rank failed before its launch. 0 at first. A captured launch keeps the mark that it had.
+    /// Sets the mark of later launches, a number that must be equal on every rank, as the rows must.
+    ///
+    /// For example, a mark counts the calls, also the calls in which a rank fails before its launch. The mark is 0 at
+    /// first. A captured launch keeps its mark.
     pub fn set_mark(&mut self, mark: u64) {
         self.call.mark = mark;
     }
 
-    /// Makes the draws of the whole vocabulary out of this shard's: enqueues one launch on `stream` and returns. `rows` and
-    /// `draws` are the device addresses that the shard's own launch was given; the draws are replaced.
+    /// Replaces this shard's draws by the draws of the whole vocabulary: enqueues one launch on `stream` and returns.
+    ///
+    /// `rows` and `draws` are the device addresses that the shard's own launch took.
     ///
     /// # Errors
-    /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: rows whose address is not a multiple of 8, draws
-    /// whose address is not one of 4. [`CudaError::Driver`].
+    /// * [`CudaError::TooLarge`]: more rows than planned.
+    /// * [`CudaError::Layout`]: the address of the rows is not a multiple of 8, or the address of the draws not of 4.
+    /// * [`CudaError::Driver`].
     ///
     /// # Safety
     /// * `rows` and `draws` are device memory of this device with one [`abi::Row`](crate::abi::Row) and one
     ///   [`abi::Draw`](crate::abi::Draw) for each of `row_count` rows, until the launch has run.
-    /// * No draw is [`UNDECIDED`](crate::abi::status::UNDECIDED), as [`DeviceFilters`](crate::DeviceFilters) leaves some: it
-    ///   would come out on every rank as one of an invalid logit. Shards do not filter alone.
+    /// * No draw is [`UNDECIDED`](crate::abi::status::UNDECIDED), a status of [`DeviceFilters`](crate::DeviceFilters).
+    ///   The exchange would make it an invalid logit on every rank. A shard cannot filter alone.
     /// * Every rank of the group has connected.
     /// * Launches of one value follow each other: on one stream, or ordered by events.
-    /// * This value outlives the launch, and every launch of a graph that captured it. Dropping it waits for the GPU when
-    ///   launches may be pending, so it is not dropped while a stream of the context captures.
+    /// * This value outlives the launch, and every launch of a graph that captured it. Dropping it waits for the GPU
+    ///   when launches may be pending, so it is not dropped while a stream of the context captures.
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -218,12 +237,12 @@ impl DevicePeers {
         }
         self.is_pending = true;
         let blocks = (call.row_count * call.lanes).div_ceil(THREADS);
-        // SAFETY: the kernel takes Peers by value, whose layout abi asserts; mailboxes and state are held by this value
-        // and sized for as many rows and ranks; the rest is the caller's.
+        // SAFETY: the kernel takes Peers by value, and abi asserts the layout of Peers. This value holds mailboxes and
+        // state, sized for as many rows and ranks. The caller guarantees the rest.
         unsafe { launch(&self.kernel, stream, Grid::of(blocks, THREADS), [argument(&call)]) }
     }
 
-    /// The arguments of a step of the exchange; `rows` and `draws` are device addresses.
+    /// Builds the arguments of a step of the exchange; `rows` and `draws` are device addresses.
     ///
     /// # Errors
     /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: misaligned rows or draws.
@@ -236,7 +255,7 @@ impl DevicePeers {
         Ok(abi::Peers { rows, draws, row_count: row_count as u32, ..self.call })
     }
 
-    /// [`DevicePeers::call`] for a kernel that makes the exchange within it, and that is launched next.
+    /// Builds the arguments for a kernel that contains the exchange and is launched next.
     ///
     /// # Errors
     /// As [`DevicePeers::call`].
@@ -246,12 +265,13 @@ impl DevicePeers {
         Ok(call)
     }
 
-    /// What went wrong in an exchange, from the draws of a call that has run.
+    /// Returns the error of an exchange, if any, from the draws of a call that has run.
     ///
     /// # Errors
     /// [`CudaError::LateRanks`], [`CudaError::OtherCall`]; [`CudaError::Driver`] when the state cannot be read.
     pub fn check(&self, draws: &[Draw]) -> Result<(), CudaError> {
-        // A rank with fewer rows than this one differs in the first, and is late for the last.
+        // Mismatches come first: a rank with fewer rows than this one mismatches in its rows, and is late for the
+        // others.
         if let Some((row, draw)) = draws.iter().enumerate().find(|(_, draw)| draw.status == status::OTHER_CALL) {
             return Err(CudaError::OtherCall { rank: Some(draw.token as usize), row: Some(row) });
         }
@@ -263,12 +283,13 @@ impl DevicePeers {
         Err(CudaError::LateRanks { ranks, limit: self.limit })
     }
 
-    /// Every launch has run: its stream was waited for, without an error.
+    /// Records that every launch has run. The caller has waited for the stream, without an error.
     pub(crate) fn settle(&mut self) {
         self.is_pending = false;
     }
 
-    /// The arguments of a launch that exchanges records, behind one that exchanges the draws of the same rows.
+    /// Builds the arguments of a launch that exchanges records, after a launch that exchanges the draws of the same
+    /// rows.
     pub(crate) fn records(&mut self) -> abi::PeerRecords {
         self.is_pending = true;
         abi::PeerRecords { peers: self.call, offset: self.mailbox.records() }
@@ -278,7 +299,7 @@ impl DevicePeers {
         let failed = CudaError::driver("read the state of an exchange");
         let mut bytes = [0u8; size_of::<PeerState>()];
         self.device.context().bind_to_thread().map_err(&failed)?;
-        // SAFETY: the state is device memory of that size, which this value holds.
+        // SAFETY: the state is device memory of that size, and this value holds it.
         unsafe { result::memcpy_dtoh_sync(&mut bytes, self.call.state) }.map_err(failed)?;
         Ok(bytemuck::cast(bytes))
     }

@@ -1,4 +1,4 @@
-//! Draws of a shard that leave for the other ranks while the launch ends.
+//! Launches that draw from a shard and then exchange the draws with the other ranks.
 #![allow(unsafe_code)]
 
 use super::DeviceTiled;
@@ -11,8 +11,10 @@ use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
 impl DeviceTiled {
-    /// Loads the kernels that make the exchange as well, for every number of rows of the plan: the first
-    /// [`DeviceTiled::launch_together`] does not then, and can be captured. Before ranks that share a GPU begin.
+    /// Loads the kernels that contain the exchange, for every number of rows of the plan.
+    ///
+    /// The first [`DeviceTiled::launch_together`] then loads no kernel, and can be captured. Ranks that share a GPU
+    /// call this before any of them launches.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
@@ -23,9 +25,11 @@ impl DeviceTiled {
         }
     }
 
-    /// The draws of the whole vocabulary, on every rank: [`DeviceTiled::launch`] and [`DevicePeers::launch`], which are one launch
-    /// where the Hopper kernel draws and rows are not [`RowKinds::Any`]: its last block makes the exchange. Other ranks may do
-    /// so or not.
+    /// Draws from the whole vocabulary, with the same draws on every rank: [`DeviceTiled::launch`], then
+    /// [`DevicePeers::launch`].
+    ///
+    /// Both are one launch if the Hopper kernel draws and the rows are not [`RowKinds::Any`]: the last block makes the
+    /// exchange. Each rank may use one launch or two, whatever the other ranks use.
     ///
     /// # Errors
     /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`].
@@ -41,7 +45,7 @@ impl DeviceTiled {
         kinds: RowKinds,
         peers: &mut DevicePeers,
     ) -> Result<(), CudaError> {
-        // SAFETY: the same contract; a launch of the exchange follows that of the draws on one stream.
+        // SAFETY: the same contract; on one stream, the launch of the exchange follows the launch of the draws.
         unsafe {
             if kinds != RowKinds::Any && self.is_hoppers(hidden) && self.head.weight.rows > 0 {
                 let call = peers.call_within(rows, draws, hidden.rows)?;

@@ -1,8 +1,9 @@
-// The instance for log Z: every warp of consumers adds up the masses of its tokens, row by row,
-// while it still holds the tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
+// The instance for log Z: every consumer warp adds up the masses of its tokens, row by row, while it still holds the
+// tile. The head has no soft-cap, and rows have neither masks nor biases; otherwise log Z is NaN.
 //
-// A warp's sum is relative to a logit of its own. It rises to the largest of a tile when the tile's mass is more than
-// LARGEST_MASS: in a row's first tile, and seldom after that.
+// Each warp keeps a reference for each row, and sums e^(logit - reference). The reference rises above the largest logit
+// of a tile if the tile's mass exceeds LARGEST_MASS. A row's first tile raises the reference, and later tiles seldom
+// do.
 #pragma once
 
 #include "../../row_mass.cuh"
@@ -11,12 +12,12 @@
 
 namespace flash_sampling::fused_hopper {
 
-[[maybe_unused]] constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are no NaN
-// The mass of a logit that is 15 above the reference; more would cost accuracy.
+[[maybe_unused]] constexpr float LOWEST = -3.402823466e38f;  // finite, so that differences from it are not NaN
+// The mass of a logit that lies 15 above the reference. A larger limit would cost accuracy.
 [[maybe_unused]] constexpr float LARGEST_MASS = 0x1p22f;
 
-// The reference for logits of which `top` is the largest: an integer, so that a logit's difference from it is exact, and
-// above `top`, so that later tokens may be larger.
+// Returns the reference for logits whose largest is `top`. The reference is an integer, so that a logit's difference
+// from it is exact, and lies above `top`, so that later tokens may be larger.
 __device__ __forceinline__ float reference_above(float top) {
     return fabsf(top) < 0x1p22f ? rintf(top) + 4.0f : top;
 }
@@ -32,7 +33,7 @@ __device__ __forceinline__ void prepare_masses(const Call& call, Shared<T>& shar
     }
 }
 
-// Tokens beyond the tile have no mass, and pass no threshold.
+// Sets tokens beyond the tile to -inf: they have no mass, and pass no threshold.
 template <class T>
 __device__ __forceinline__ void hide_absent(float (&d)[T::ACCUMULATORS], u32 real) {
     if (__all_sync(0xffffffffu, real == ~0u)) return;
@@ -41,25 +42,27 @@ __device__ __forceinline__ void hide_absent(float (&d)[T::ACCUMULATORS], u32 rea
         if (!(real >> i % 4 & 1)) d[i] = -f32_infinity();
 }
 
-// Adds a warp's tokens to its masses. All lanes call it.
+// Adds the masses of a warp's tokens to its sums. All lanes call it.
 template <class T>
 __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consumer<T> self) {
-    // NOTE: addresses of its own: those that it shared with the filter would be kept in registers, and spill.
+    // NOTE: the next line makes separate addresses. Addresses shared with the filter would stay in registers, and cause
+    // spills.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
-    constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
+    constexpr int HELD = T::ACCUMULATORS / 2;  // columns per lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
     constexpr int TURNS = HELD / AT_ONCE;
     float* const high = self.shared.high[self.warp];
     double* const sum = self.shared.sum[self.warp];
     float more[TURNS][2];
-    u32 begins[TURNS];  // the columns of these
+    u32 begins[TURNS];  // the column of more[turn][0]
     bool owns;
 #pragma unroll 1
     for (bool has_risen = false;; has_risen = true) {
         bool is_much = false;
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
-            // NOTE: read anew, or the compiler scales the products of all turns at once, and spills.
+            // NOTE: every turn loads the scale. Otherwise the compiler scales the products of all turns at once, which
+            // causes spills.
             const float scale = *static_cast<volatile float*>(&self.shared.scale);
             const auto logit = [&](float dot, float inv_temperature) { return mul_rn(mul_rn(dot, scale), inv_temperature); };
             float masses[AT_ONCE];
@@ -75,7 +78,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
             }
             begins[turn] = self.column(turn * AT_ONCE / 2);
             owns = reduce_by_halves<2, 4>(masses, self.lane, begins[turn], [](float a, float b) { return a + b; });
-            // A column beyond the batch has no row, and its mass means nothing.
+            // A column beyond the batch has no row, so its mass is meaningless.
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 more[turn][i] = masses[i];
@@ -83,7 +86,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
             }
         }
         if (has_risen || !__any_sync(0xffffffffu, is_much)) break;
-        __syncwarp();  // all have read the old ones
+        __syncwarp();  // all lanes have read the old references
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             float top[AT_ONCE];
@@ -115,7 +118,7 @@ __device__ __forceinline__ void weigh(const float (&d)[T::ACCUMULATORS], Consume
     }
 }
 
-// The mass of a row within the block.
+// Returns the mass of a row within the block.
 template <class T>
 __device__ __forceinline__ RowMass mass_of_block(const Shared<T>& shared, u32 column) {
     float2 parts[T::CONSUMER_WARPS];
@@ -124,8 +127,8 @@ __device__ __forceinline__ RowMass mass_of_block(const Shared<T>& shared, u32 co
     return RowMass::empty().with(parts);
 }
 
-// Adds `count` blocks' masses of a row, `step` apart. Twelve reads are under way while the twelve before are added: a longer
-// run would be code that a launch reads from memory once.
+// Adds the masses of a row from `count` blocks, `step` apart. Twelve reads are in flight while the previous twelve are
+// added. A longer unrolled run would be more code, which a launch loads from memory and executes only once.
 __device__ __forceinline__ RowMass mass_of_parts(const float2* parts, u32 count, u64 step) {
     constexpr u32 AT_ONCE = 12;
     const auto read = [&](u32 i) { return i < count ? __ldcg(parts + i * step) : float2{-f32_infinity(), 0.0f}; };
@@ -146,7 +149,7 @@ __device__ __forceinline__ RowMass mass_of_parts(const float2* parts, u32 count,
     return mass;
 }
 
-// Writes log Z of all rows, when every block's masses are there. A warp takes a row where there are few.
+// Writes log Z of all rows, after every block has stored its masses. If there are few rows, a warp handles each row.
 template <class T>
 __device__ __forceinline__ void write_log_z(const Call& call, const Shared<T>& shared, const Masses& masses, u32 thread) {
     const u32 rows = call.row_count, blocks = gridDim.x;
