@@ -3,6 +3,16 @@
 use crate::knob::Knob;
 use core::fmt;
 
+/// Where a bad logit was found, in the order in which bad logits count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Before the row's transforms.
+    Raw,
+    /// After the row's transforms.
+    #[default]
+    Transformed,
+}
+
 /// Why one row has no draw. The other rows of the call are not affected.
 ///
 /// Where several logits of a row are bad, a raw one is named before one that a transform made, then the lowest token; over
@@ -85,6 +95,13 @@ pub enum RowError {
         /// The plan's.
         planned: u64,
     },
+}
+
+impl RowError {
+    /// Whether a logit is bad: NaN or +inf.
+    pub fn is_bad_logit(&self) -> bool {
+        matches!(self, RowError::NaN { .. } | RowError::PositiveInfinity { .. })
+    }
 }
 
 /// Why a whole call has no result.

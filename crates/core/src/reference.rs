@@ -5,7 +5,7 @@
 
 use crate::adjustments::Adjustments;
 use crate::canonical::canonical_logit;
-use crate::error::{RowError, SampleError};
+use crate::error::{RowError, SampleError, Stage};
 use crate::filters::{Filter, Filters};
 use crate::head::Head;
 use crate::knob::{Knob, Knobs};
@@ -15,7 +15,7 @@ use crate::noise::Domain;
 use crate::params::{Row, RowParams};
 use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant, check_call};
 use crate::samples::Samples;
-use crate::survey::{Inquiry, RowSurvey, Survey, check_survey};
+use crate::scan::{Request, RowSummary, Scan, check_scan};
 use crate::transform::first_invalid;
 use crate::winner::{Candidate, TopList, Winner};
 use core::ops::Range;
@@ -309,45 +309,49 @@ impl PerturbedArgmax for Reference<'_> {
         Ok(())
     }
 
-    fn survey(&mut self) -> Option<&mut dyn Survey> {
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
         (self.scheme == Scheme::Tiled).then_some(self as _)
     }
 }
 
-impl Survey for Reference<'_> {
-    fn survey(
+impl Scan for Reference<'_> {
+    fn scan(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        check_survey(&input, rows, inquiries, out, &self.shape(), &self.plan)?;
+        check_scan(&input, rows, requests, out, &self.shape(), &self.plan)?;
         let mut hidden = vec![0.0; input.cols()];
         let mut adjustments = Adjustments::default();
         adjustments.collect(rows);
-        for (r, (params, survey)) in rows.iter().zip(out).enumerate().filter(|(r, _)| inquiries[*r] != Inquiry::Nothing)
-        {
+        for (r, (params, summary)) in rows.iter().zip(out).enumerate().filter(|(r, _)| requests[*r] != Request::Skip) {
             input.row_to_f32(r, &mut hidden);
-            survey.clear();
+            summary.clear();
             let first = self.head.tokens().start;
-            let outcome = params
-                .check(adjustments.row(r), &self.capabilities(), &self.plan, self.head.vocab_size())
-                .and_then(|row| {
-                    let raw = self.raw_logits(&hidden);
-                    match transformed(&row, &raw, first) {
-                        // Other shards may have a finite logit.
-                        Err(RowError::NoFiniteLogit) => Ok((row, raw, Vec::new())),
-                        logits => Ok((row, raw, logits?)),
-                    }
-                });
-            match outcome {
-                Ok((row, raw, logits)) => {
-                    survey.of(&row, inquiries[r], first, &logits);
-                    survey.of_raw(&row, inquiries[r], first, &raw);
+            let can = self.capabilities();
+            let row = match params.check(adjustments.row(r), &can, &self.plan, self.head.vocab_size()) {
+                Ok(row) => row,
+                Err(error) => {
+                    summary.error = Some(error);
+                    continue;
                 }
-                Err(error) => survey.error = Some(error),
-            }
+            };
+            let raw = self.raw_logits(&hidden);
+            let logits = match transformed(&row, &raw, first) {
+                Ok(logits) => logits,
+                // Other shards may have a finite logit.
+                Err(RowError::NoFiniteLogit) => Vec::new(),
+                Err(error) => {
+                    let is_raw = !raw.iter().all(|&logit| logit < f32::INFINITY);
+                    summary.stage = if is_raw { Stage::Raw } else { Stage::Transformed };
+                    summary.error = Some(error);
+                    continue;
+                }
+            };
+            summary.of(&row, requests[r], first, &logits);
+            summary.of_raw(&row, requests[r], first, &raw);
         }
         Ok(())
     }

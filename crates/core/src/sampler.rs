@@ -5,7 +5,7 @@ use crate::knob::Knobs;
 use crate::matrix::Matrix;
 use crate::params::RowParams;
 use crate::samples::Samples;
-use crate::survey::Survey;
+use crate::scan::Scan;
 use core::ops::Range;
 
 /// The variants of the paper.
@@ -171,7 +171,7 @@ pub trait PerturbedArgmax: Send {
     /// What vocabulary shards need of this sampler for rows with filters or raw log-probabilities; `None`: it cannot be
     /// a shard of such rows. A sampler that has it can do all of [`Knobs::FILTERS`], [`Knob::Kept`](crate::Knob::Kept)
     /// and [`Knob::LogprobsMode`](crate::Knob::LogprobsMode).
-    fn survey(&mut self) -> Option<&mut dyn Survey> {
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
         None
     }
 }

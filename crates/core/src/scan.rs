@@ -1,11 +1,11 @@
-//! What a shard of the vocabulary tells of rows with filters.
+//! One pass over a shard of the vocabulary, and the row summaries that merge.
 //!
-//! Which tokens a filter keeps depends on the whole row, so a shard cannot draw for such a row alone. It makes the passes
-//! of [`selection`](crate::selection) over its own tokens and hands over what they leave: first tokens, integer masses and
-//! moments, frontiers. All of these merge in any order, so the merged survey of shards is the survey of the row, to the
-//! last bit, and what [`Filtering`](crate::selection::Filtering) decides from it is what a sampler without shards decides.
+//! Which tokens a filter keeps depends on the whole row, so a shard cannot draw for such a row alone. A scan summarizes the
+//! shard's tokens instead: the draws of a row without filters; first tokens, integer masses, moments and frontiers of a row
+//! with filters. All of these merge in any order. The merged summaries of shards equal the summary of the whole row, to the
+//! last bit, so [`Filtering`](crate::selection::Filtering) decides from them what a sampler without shards decides.
 
-use crate::error::{RowError, SampleError};
+use crate::error::{RowError, SampleError, Stage};
 use crate::frontier::Frontier;
 use crate::mass_histogram::MassHistogram;
 use crate::matrix::Matrix;
@@ -13,42 +13,51 @@ use crate::moments::Moments;
 use crate::noise::Domain;
 use crate::params::{Row, RowParams};
 use crate::sampler::{Plan, Shape, check_call};
+use crate::samples::{Draw, RowSample};
 use crate::selection::{Before, Seen, Wants};
 use crate::winner::{Candidate, TopList, Winner};
 use core::cmp::Ordering;
 
-/// What a pass is to tell of a row.
+/// What a scan computes of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Inquiry<'a> {
-    /// Nothing: the row is another's.
-    Nothing,
-    /// What the first pass keeps: what [`Wants`] says, and raw masses where the row asks for raw log-probabilities; of a
-    /// row without filters these alone.
+pub enum Request<'a> {
+    /// Nothing.
+    Skip,
+    /// The row's summary. Without filters: its draws, and masses and largest logits where the row asks for log-probabilities.
+    /// With filters: what [`Wants`] lists. In both cases the raw masses and the largest raw logits, where the row asks for
+    /// raw log-probabilities.
     Overview,
-    /// The mass before these places; what they have seen so far does not count.
+    /// The mass before these places, starting from zero.
     Before(&'a [Before]),
     /// Every token with a logit of at least `floor`.
     List {
         /// In nats; -inf: every token.
         floor: f32,
     },
-    /// The raw logits of those of these tokens that are the sampler's own, in their order.
+    /// The raw logits of these tokens, in order; tokens of other shards are skipped.
     RawLogits(&'a [u32]),
 }
 
-/// What passes tell of a row, over some of its tokens. Reusing one keeps its memory.
+/// The summary of a row over some of its tokens. Reusing one keeps its memory.
 #[derive(Clone, Debug, Default)]
-pub struct RowSurvey {
-    /// Why the row cannot be drawn: invalid parameters, or its lowest token with a NaN or +inf. The rest is unspecified
-    /// then. `NoFiniteLogit` is no error here but an empty list: other shards may have one.
+pub struct RowSummary {
+    /// Why the row cannot be drawn: invalid parameters, or its first bad logit, a raw one before a transformed one, then by
+    /// token. The rest is unspecified then. A row without a finite logit has no error but no draws and an empty list: other
+    /// shards may have one.
     pub error: Option<RowError>,
-    /// The first tokens by falling logits, then rising tokens: as many as [`Wants::list`], or all from a floor on. Scores
-    /// are logits.
+    /// Where the bad logit that `error` names was found.
+    pub stage: Stage,
+    /// The draws of a row without filters; without replacement at most as many as there are finite logits.
+    pub draws: Vec<Draw>,
+    /// The first tokens by falling logits, then rising tokens: as many as [`Wants::list`], or as the row asks
+    /// log-probabilities for, or all from a floor on. Scores are logits.
     pub list: Vec<Candidate>,
-    /// The masses, where [`Wants::mass`]; what a filter has given up may be missing.
+    /// The masses, where [`Wants::mass`] or the row asks for log-probabilities; tokens that a filter dropped may be missing.
     pub mass: MassHistogram,
     /// The moments, where filters [need](crate::Filters::need_moments) them.
     pub moments: Moments,
+    /// Of a row that was [sampled](RowSummary::set_sample).
+    log_z: Option<f64>,
     /// The first `used` are the row's.
     frontiers: Vec<Frontier>,
     used: usize,
@@ -63,46 +72,42 @@ pub struct RowSurvey {
     pub raw_logits: Vec<(u32, f32)>,
 }
 
-/// Samplers that can survey rows for a merge of shards; see [`PerturbedArgmax::survey`].
+/// Samplers that summarize rows for a merge of shards; see [`PerturbedArgmax::scan`](crate::PerturbedArgmax::scan).
 ///
 /// # Contract
-/// The surveys of shards, [merged](RowSurvey::merge) in any order, say of a row what one survey of the whole vocabulary
-/// says, whatever the shards, threads or neighbours. Errors do not merge: each names the shard's own, which does not say
-/// whether a raw logit was bad, and that counts first. Which masses a filter has given up may depend on the shards, so a row
-/// may take another number of passes to the same result. Logits and scores are those that
-/// [`sample`](crate::PerturbedArgmax::sample) draws from.
-///
-/// [`PerturbedArgmax::survey`]: crate::PerturbedArgmax::survey
-pub trait Survey {
-    /// One pass over this sampler's tokens for the rows that an inquiry is made about; `inquiries` and `out` have one
-    /// entry for each row. Entries of other rows are left as they are. A row about which an inquiry means nothing gets
-    /// [`RowError::NoFiniteLogit`] as its error.
+/// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary, whatever
+/// the shards, threads or neighbours. Errors do not merge: each names the shard's own token and stage. Which masses a filter
+/// has dropped may depend on the shards, so a row may take another number of passes to the same result. Logits and scores
+/// equal those that [`sample`](crate::PerturbedArgmax::sample) draws from.
+pub trait Scan {
+    /// Makes one pass over this sampler's tokens. `requests` and `out` have one entry for each row; entries of skipped rows
+    /// stay as they are. A row without filters gets [`RowError::NoFiniteLogit`] for a request that is only for filters.
     ///
     /// # Errors
-    /// Those of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few inquiries or entries.
-    fn survey(
+    /// Those of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few requests or entries.
+    fn scan(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
     ) -> Result<(), SampleError>;
 }
 
-/// The checks of a survey that are the same for every implementer.
+/// The checks of a scan that are the same for every implementer.
 ///
 /// # Errors
-/// See [`Survey::survey`].
-pub fn check_survey(
+/// See [`Scan::scan`].
+pub fn check_scan(
     input: &Matrix<'_>,
     rows: &[RowParams<'_>],
-    inquiries: &[Inquiry<'_>],
-    out: &[RowSurvey],
+    requests: &[Request<'_>],
+    out: &[RowSummary],
     shape: &Shape,
     plan: &Plan,
 ) -> Result<(), SampleError> {
     check_call(input, rows, shape, plan)?;
-    let params = inquiries.len().min(out.len());
+    let params = requests.len().min(out.len());
     if params == rows.len() { Ok(()) } else { Err(SampleError::RowCount { rows: rows.len(), params }) }
 }
 
@@ -117,12 +122,12 @@ pub fn by_place(a: &Candidate, b: &Candidate) -> Ordering {
     }
 }
 
-impl RowSurvey {
+impl RowSummary {
     /// Empties it; keeps the memory.
     pub fn clear(&mut self) {
         self.error = None;
-        self.list.clear();
-        self.mass.clear();
+        self.stage = Stage::default();
+        self.clear_sample();
         self.moments = Moments::default();
         self.used = 0;
         self.before.clear();
@@ -167,7 +172,7 @@ impl RowSurvey {
 
     /// Adds the overview of other tokens, which has no error, for a row that wants `list` tokens: what a merge of shards,
     /// which reads lists and masses as they lie, is to come to.
-    pub fn merge(&mut self, other: &RowSurvey, list: usize) {
+    pub fn merge(&mut self, other: &RowSummary, list: usize) {
         self.list.extend_from_slice(&other.list);
         self.list.sort_by(by_place);
         self.list.truncate(list);
@@ -176,7 +181,7 @@ impl RowSurvey {
     }
 
     /// Adds what the overview of other tokens says beside its list and its masses.
-    pub fn merge_points(&mut self, other: &RowSurvey) {
+    pub fn merge_points(&mut self, other: &RowSummary) {
         self.moments.merge(&other.moments);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
         if let (Some(a), Some(b)) = (&mut self.raw_mass, &other.raw_mass) {
@@ -190,17 +195,16 @@ impl RowSurvey {
         Seen::first(&self.list, limit, &self.mass, &self.moments)
     }
 
-    /// The plain survey of raw logits, those of tokens `first ..`, for an overview or [`Inquiry::RawLogits`]; after
-    /// [`RowSurvey::of`], which empties it.
-    pub fn of_raw(&mut self, row: &Row<'_>, inquiry: Inquiry<'_>, first: u32, raw: &[f32]) {
-        match inquiry {
-            Inquiry::Overview if row.raw_logprobs.is_some() => {
+    /// Summarizes the raw logits of tokens `first ..` in the plain way. Follows [`RowSummary::of`], which empties the summary.
+    pub fn of_raw(&mut self, row: &Row<'_>, request: Request<'_>, first: u32, raw: &[f32]) {
+        match request {
+            Request::Overview if row.raw_logprobs.is_some() => {
                 self.raw_mass.get_or_insert_default().extend_from_slice(raw);
                 let finite = (first..).zip(raw).filter(|(_, l)| **l > f32::NEG_INFINITY);
                 let listed = finite.map(|(token, &logit)| Candidate { winner: Winner::new(logit, token), logit });
                 listed.for_each(|c| self.raw_top.push(c));
             }
-            Inquiry::RawLogits(tokens) => {
+            Request::RawLogits(tokens) => {
                 let own = |token: &u32| token.checked_sub(first).and_then(|at| Some((*token, *raw.get(at as usize)?)));
                 self.raw_logits.extend(tokens.iter().filter_map(own));
             }
@@ -208,22 +212,65 @@ impl RowSurvey {
         }
     }
 
-    /// The plain survey of transformed logits, those of tokens `first ..`: what every fast path is judged against.
-    pub fn of(&mut self, row: &Row<'_>, inquiry: Inquiry<'_>, first: u32, logits: &[f32]) {
+    /// The result of a row without filters over these tokens; log Z only where the row was sampled.
+    ///
+    /// # Errors
+    /// The row's error; [`RowError::NoFiniteLogit`] where there are no draws.
+    pub fn sample(&self) -> Result<RowSample<'_>, RowError> {
+        self.error.map_or(Ok(()), Err)?;
+        if self.draws.is_empty() {
+            return Err(RowError::NoFiniteLogit);
+        }
+        let mass = Some(&self.mass).filter(|mass| !mass.is_empty());
+        Ok(RowSample {
+            draws: &self.draws,
+            log_z: self.log_z,
+            top: &self.list,
+            raw_logits: &[],
+            mass,
+            kept: None,
+            passes: 1,
+        })
+    }
+
+    /// Removes the result of a row without filters.
+    pub fn clear_sample(&mut self) {
+        self.draws.clear();
+        self.list.clear();
+        self.mass.clear();
+        self.log_z = None;
+    }
+
+    /// Takes over the result of a row without filters.
+    pub fn set_sample(&mut self, sample: &RowSample<'_>) {
+        self.clear_sample();
+        self.draws.extend_from_slice(sample.draws);
+        self.list.extend_from_slice(sample.top);
+        self.log_z = sample.log_z;
+        if let Some(mass) = sample.mass {
+            self.mass.clone_from(mass);
+        }
+    }
+
+    /// Summarizes the transformed logits of tokens `first ..` in the plain way: every fast path is judged against this.
+    pub fn of(&mut self, row: &Row<'_>, request: Request<'_>, first: u32, logits: &[f32]) {
         self.begin(row);
-        if row.raw_logprobs.is_some() && row.filters.is_none() || matches!(inquiry, Inquiry::RawLogits(_)) {
+        if matches!(request, Request::RawLogits(_)) {
             return;
         }
         let Some(filters) = &row.filters else {
-            self.error = Some(RowError::NoFiniteLogit);
+            match request {
+                Request::Overview => self.draw(row, first, logits),
+                _ => self.error = Some(RowError::NoFiniteLogit),
+            }
             return;
         };
         let wants = Wants::of(row, filters);
         let finite = || (first..).zip(logits.iter().copied()).filter(|(_, l)| *l > f32::NEG_INFINITY);
         let listed = |(token, logit)| Candidate { winner: Winner::new(logit, token), logit };
-        match inquiry {
-            Inquiry::Nothing | Inquiry::RawLogits(_) => {}
-            Inquiry::Overview => {
+        match request {
+            Request::Skip | Request::RawLogits(_) => {}
+            Request::Overview => {
                 self.list.extend(finite().map(listed));
                 self.list.sort_by(by_place);
                 self.list.truncate(wants.list);
@@ -240,14 +287,44 @@ impl RowSurvey {
                     }
                 }
             }
-            Inquiry::Before(doubts) => {
+            Request::Before(doubts) => {
                 self.before.extend(doubts.iter().map(|doubt| Before::new(doubt.place)));
                 self.before.iter_mut().for_each(|before| before.extend_from_slice(first, logits));
             }
-            Inquiry::List { floor } => {
+            Request::List { floor } => {
                 self.list.extend(finite().filter(|(_, logit)| *logit >= floor).map(listed));
                 self.list.sort_by(by_place);
             }
+        }
+    }
+}
+
+impl RowSummary {
+    /// Draws for a row without filters.
+    fn draw(&mut self, row: &Row<'_>, first: u32, logits: &[f32]) {
+        let finite = || (first..).zip(logits.iter().copied()).filter(|(_, l)| *l > f32::NEG_INFINITY);
+        let scored = |draw: u32| {
+            finite().map(move |(token, logit)| {
+                let score = if row.greedy { logit } else { logit + row.noise.gumbel(Domain::Token, draw, token) };
+                Candidate { winner: Winner::new(score, token), logit }
+            })
+        };
+        if finite().next().is_none() {
+            return;
+        }
+        if row.without_replacement {
+            let mut list = TopList::new(row.draws as usize, 0.0);
+            scored(row.first_draw).for_each(|c| list.push(c));
+            self.draws.extend(list.as_slice().iter().copied().map(Draw::from));
+        } else {
+            let draws = row.first_draw..row.first_draw + row.draws;
+            self.draws.extend(draws.map(|draw| Draw::from(scored(draw).fold(Candidate::NONE, Candidate::merge))));
+        }
+        if let Some(most) = row.logprobs {
+            self.mass.extend_from_slice(logits);
+            self.list.extend(finite().map(|(token, logit)| Candidate { winner: Winner::new(logit, token), logit }));
+            self.list.sort_by(by_place);
+            self.list.truncate(most as usize);
         }
     }
 }
@@ -263,7 +340,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_surveys_of_shards_merge_to_that_of_the_row(
+        fn the_summaries_of_shards_merge_to_that_of_the_row(
             logits in prop::collection::vec(-9i8..9, VOCAB as usize),
             cuts in prop::collection::btree_set(0u32..VOCAB, 0..5),
             rotate in 0usize..6,
@@ -286,12 +363,12 @@ mod tests {
                 let mut parts: Vec<_> = starts.windows(2).map(|w| w[0]..w[1]).collect();
                 let n = rotate % parts.len();
                 parts.rotate_left(n);
-                let (mut whole, mut merged, mut part) = <(RowSurvey, RowSurvey, RowSurvey)>::default();
-                whole.of(&row, Inquiry::Overview, 0, &logits);
+                let (mut whole, mut merged, mut part) = <(RowSummary, RowSummary, RowSummary)>::default();
+                whole.of(&row, Request::Overview, 0, &logits);
                 merged.begin(&row);
                 for tokens in parts {
                     let own = &logits[tokens.start as usize..tokens.end as usize];
-                    part.of(&row, Inquiry::Overview, tokens.start, own);
+                    part.of(&row, Request::Overview, tokens.start, own);
                     merged.merge(&part, list);
                 }
                 prop_assert_eq!(&merged.list, &whole.list);

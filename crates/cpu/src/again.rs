@@ -10,8 +10,8 @@ use crate::filtered::{Ask, FilterState};
 use crate::state::RowState;
 use crate::tile::{Planned, Source, Worker};
 use core::ops::Range;
+use flash_sampling_core::scan::by_place;
 use flash_sampling_core::selection::{Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, next_pass};
-use flash_sampling_core::survey::by_place;
 use flash_sampling_core::winner::Place;
 use flash_sampling_core::{Candidate, RowError};
 use rayon::prelude::*;
@@ -186,7 +186,7 @@ impl Engine {
             if first.rows[r].filter.missed {
                 if let Ok(planned) = &rows[r] {
                     let states = core::iter::once(&mut *first).chain(&mut *others).map(|worker| &mut worker.rows[r]);
-                    states.for_each(|state| state.begin(&planned.row, planned.slack, None));
+                    states.for_each(|state| state.begin(&planned.row, planned.slack, None, false));
                 }
                 continue;
             }

@@ -270,7 +270,7 @@ impl Engine {
         let begin = |worker: &mut Worker| {
             let above = keep && worker.above.begin(rows.len(), source.tokens(), workers);
             let list = if above { 1 } else { (SHORT / workers).max(SHORTEST) };
-            worker.begin(rows, Some(Short { list, above }));
+            worker.begin(rows, Some(Short { list, above }), true);
         };
         self.for_parts(tokens, chunk, begin, |worker, part, simd| worker.evaluate(source, rows, part, simd));
     }

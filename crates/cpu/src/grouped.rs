@@ -200,7 +200,7 @@ impl PerturbedArgmax for Grouped<'_> {
         };
         let source = hidden.source(head, dot);
         engine.for_parts(head.tokens(), *group, begin, |worker, tokens, simd| {
-            worker.begin(&rows, None);
+            worker.begin(&rows, None, false);
             worker.evaluate(&source, &rows, tokens.clone(), simd);
             let k = tokens.start / *group;
             for (r, (chosen, state)) in worker.chosen.iter_mut().zip(&worker.rows).enumerate().take(rows.len()) {

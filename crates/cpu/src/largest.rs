@@ -152,7 +152,7 @@ impl Largest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::survey::by_place;
+    use flash_sampling_core::scan::by_place;
     use proptest::prelude::*;
 
     proptest! {

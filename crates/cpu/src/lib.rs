@@ -41,12 +41,12 @@ mod parked;
 mod perturb;
 mod prefetch;
 mod raw;
+mod scan;
 mod simd;
 mod standalone;
 mod state;
 mod stream;
 mod summary;
-mod survey;
 mod tile;
 mod tiled;
 

@@ -1,4 +1,4 @@
-//! Surveys: what passes leave of rows with filters, handed over to a merge of shards instead of being decided here.
+//! Scans: one pass for rows of every kind, whose summaries go to a merge of shards.
 
 use crate::engine::{CHUNK, Call, Engine, Rows};
 use crate::filtered::Ask;
@@ -6,30 +6,29 @@ use crate::hidden::Hidden;
 use crate::state::RowState;
 use crate::tile::{Planned, Worker};
 use crate::tiled::Tiled;
+use flash_sampling_core::scan::{by_place, check_scan};
 use flash_sampling_core::selection::Before;
-use flash_sampling_core::survey::{by_place, check_survey};
 use flash_sampling_core::{
-    Head, Inquiry, Matrix, PerturbedArgmax, RowError, RowParams, RowSurvey, SampleError, Survey,
+    Draw, Head, Matrix, PerturbedArgmax, Request, RowError, RowParams, RowSummary, SampleError, Scan,
 };
 
-/// What a pass is asked of each of `rows`, and which of them take part in it, `members`; how many lists it fills.
-fn ask<'a>(rows: &Rows<'a>, inquiries: &[Inquiry<'_>], asked: &mut Rows<'a>, members: &mut Vec<usize>) -> usize {
+/// Plans a pass: `asked` gets its rows, `members` their numbers. Returns how many lists the pass fills.
+fn plan<'a>(rows: &Rows<'a>, requests: &[Request<'_>], asked: &mut Rows<'a>, members: &mut Vec<usize>) -> usize {
     members.clear();
     let mut lists = 0;
-    asked.extend(rows.iter().zip(inquiries).enumerate().map(|(r, (row, inquiry))| {
-        let ask = match inquiry {
+    asked.extend(rows.iter().zip(requests).enumerate().map(|(r, (row, request))| {
+        let ask = match request {
             // Raw logits of single tokens take no pass.
-            Inquiry::Nothing | Inquiry::RawLogits(_) => return Err(RowError::NoFiniteLogit),
-            Inquiry::Overview => Ask::Summary,
-            Inquiry::Before(_) => Ask::Before,
-            Inquiry::List { floor } => {
+            Request::Skip | Request::RawLogits(_) => return Err(RowError::NoFiniteLogit),
+            Request::Overview => Ask::Summary,
+            Request::Before(_) => Ask::Before,
+            Request::List { floor } => {
                 lists += 1;
                 Ask::List { floor: *floor, slot: lists - 1 }
             }
         };
         let planned = (*row)?;
-        let raw = ask == Ask::Summary && planned.row.raw_logprobs.is_some();
-        if !raw && planned.row.filters.is_none() {
+        if ask != Ask::Summary && planned.row.filters.is_none() {
             return Err(RowError::NoFiniteLogit);
         }
         members.push(r);
@@ -39,29 +38,30 @@ fn ask<'a>(rows: &Rows<'a>, inquiries: &[Inquiry<'_>], asked: &mut Rows<'a>, mem
 }
 
 impl Engine {
-    /// One pass over the head's tokens for the rows that an inquiry is made about.
-    fn survey(
+    /// One pass over the head's tokens for the rows with a request.
+    fn scan(
         &mut self,
         head: &Head<'_>,
         hidden: &mut Hidden,
         call: Call<'_, '_>,
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
     ) {
         let dot = hidden.pack(self, head.weight().dtype(), &call.input);
         let adjustments = self.adjustments(call.rows);
         let rows = self.begin(call.rows, &adjustments, &call.can, head.vocab_size(), |_, _| 0.0);
         let mut asked = self.take_again();
         let mut members = core::mem::take(&mut self.members);
-        let lists = ask(&rows, inquiries, &mut asked, &mut members);
+        let lists = plan(&rows, requests, &mut asked, &mut members);
         if !members.is_empty() {
             if members.len() < rows.len() {
                 hidden.gather(dot, &call.input, &members);
             }
+            self.known.begin(rows.len());
             let begin = |worker: &mut Worker| {
-                worker.begin(&asked, None);
-                for (state, inquiry) in worker.rows.iter_mut().zip(inquiries) {
-                    if let Inquiry::Before(doubts) = inquiry {
+                worker.begin(&asked, None, true);
+                for (state, request) in worker.rows.iter_mut().zip(requests) {
+                    if let Request::Before(doubts) = request {
                         state.filter.doubts.clear();
                         state.filter.doubts.extend(doubts.iter().map(|doubt| Before::new(doubt.place)));
                     }
@@ -75,18 +75,18 @@ impl Engine {
             });
             self.gather(&asked);
         }
-        for (r, (survey, inquiry)) in out.iter_mut().zip(inquiries).enumerate() {
-            match (inquiry, &asked[r], &rows[r]) {
-                (Inquiry::Nothing, ..) => {}
-                (Inquiry::RawLogits(_), _, Ok(_)) => survey.clear(),
-                (_, Ok(planned), _) => self.tell(r, planned, survey),
+        for (r, (summary, request)) in out.iter_mut().zip(requests).enumerate() {
+            match (request, &asked[r], &rows[r]) {
+                (Request::Skip, ..) => {}
+                (Request::RawLogits(_), _, Ok(_)) => summary.clear(),
+                (_, Ok(planned), _) => self.write(r, planned, summary),
                 (_, Err(_), row) => {
-                    survey.clear();
-                    survey.error = Some(row.err().unwrap_or(RowError::NoFiniteLogit));
+                    summary.clear();
+                    summary.error = Some(row.err().unwrap_or(RowError::NoFiniteLogit));
                 }
             }
         }
-        self.tell_raw_logits(head, hidden, &call.input, inquiries, out);
+        self.write_raw_logits(head, hidden, &call.input, requests, out);
         self.trim();
         self.members = members;
         self.keep_again(asked);
@@ -94,76 +94,87 @@ impl Engine {
         self.keep(adjustments);
     }
 
-    /// Writes the raw logits of single tokens that were asked for.
-    fn tell_raw_logits(
+    /// Writes the raw logits of requested tokens.
+    fn write_raw_logits(
         &mut self,
         head: &Head<'_>,
         hidden: &mut Hidden,
         input: &Matrix<'_>,
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
     ) {
-        if !inquiries.iter().any(|inquiry| matches!(inquiry, Inquiry::RawLogits(_))) {
+        if !requests.iter().any(|request| matches!(request, Request::RawLogits(_))) {
             return;
         }
         let dot = hidden.pack(self, head.weight().dtype(), input);
         let source = hidden.source(head, dot);
-        for (r, (survey, inquiry)) in out.iter_mut().zip(inquiries).enumerate() {
-            if let (Inquiry::RawLogits(drawn), None) = (inquiry, survey.error) {
+        for (r, (summary, request)) in out.iter_mut().zip(requests).enumerate() {
+            if let (Request::RawLogits(drawn), None) = (request, summary.error) {
                 let own = drawn.iter().filter(|token| head.tokens().contains(token));
-                survey.raw_logits.extend(own.map(|&t| (t, self.workers[0].raw_logits(&source, t)(r))));
+                summary.raw_logits.extend(own.map(|&t| (t, self.workers[0].raw_logits(&source, t)(r))));
             }
         }
     }
 
-    /// Writes what the pass found for a row.
-    fn tell(&mut self, r: usize, planned: &Planned<'_>, survey: &mut RowSurvey) {
-        survey.begin(&planned.row);
+    /// Writes the summary of a row after the pass.
+    fn write(&mut self, r: usize, planned: &Planned<'_>, summary: &mut RowSummary) {
+        summary.begin(&planned.row);
         let Some((first, others)) = self.workers.split_first_mut() else { return };
-        let RowState { filter, mass, raw, weighed, fault, .. } = &mut first.rows[r];
-        survey.error = fault.map(|fault| fault.error);
+        let RowState { filter, mass, raw, weighed, fault, best, top, alive, .. } = &mut first.rows[r];
+        if let Some(fault) = fault {
+            summary.error = Some(fault.error);
+            summary.stage = fault.stage;
+            return;
+        }
         match planned.ask {
             Ask::Summary => {
                 if let Some((mass, top)) = raw.kept() {
-                    survey.raw_mass.get_or_insert_default().clone_from(mass);
-                    survey.raw_top.merge(top);
+                    summary.raw_mass.get_or_insert_default().clone_from(mass);
+                    summary.raw_top.merge(top);
                 }
                 if planned.row.filters.is_none() {
+                    if *alive {
+                        summary.draws.extend(best.draws(&planned.row).map(Draw::from));
+                    }
+                    if let (Some(_), Some(mass)) = (planned.row.logprobs, mass) {
+                        summary.mass.clone_from(mass);
+                        summary.list.extend_from_slice(top.as_slice());
+                    }
                     return;
                 }
                 filter.largest.finish();
-                survey.list.extend_from_slice(filter.largest.as_slice());
+                summary.list.extend_from_slice(filter.largest.as_slice());
                 if let (true, Some(mass)) = (*weighed, mass) {
-                    survey.mass.clone_from(mass);
+                    summary.mass.clone_from(mass);
                 }
-                survey.moments = filter.moments;
-                survey.frontiers_mut().iter_mut().zip(&filter.frontiers).for_each(|(a, b)| a.clone_from(b));
+                summary.moments = filter.moments;
+                summary.frontiers_mut().iter_mut().zip(&filter.frontiers).for_each(|(a, b)| a.clone_from(b));
             }
             Ask::Before => {
                 others.iter().for_each(|other| filter.merge_before(&other.rows[r].filter));
-                survey.before.extend_from_slice(&filter.doubts);
+                summary.before.extend_from_slice(&filter.doubts);
             }
             Ask::List { slot, .. } => {
-                survey.list.append(&mut first.lists[slot]);
-                others.iter_mut().for_each(|other| survey.list.append(&mut other.lists[slot]));
-                survey.list.sort_unstable_by(by_place);
+                summary.list.append(&mut first.lists[slot]);
+                others.iter_mut().for_each(|other| summary.list.append(&mut other.lists[slot]));
+                summary.list.sort_unstable_by(by_place);
             }
         }
     }
 }
 
-impl Survey for Tiled<'_> {
-    fn survey(
+impl Scan for Tiled<'_> {
+    fn scan(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        check_survey(&input, rows, inquiries, out, &self.shape(), &self.plan())?;
+        check_scan(&input, rows, requests, out, &self.shape(), &self.plan())?;
         let can = self.capabilities();
         let (head, engine, hidden) = self.parts_mut();
-        engine.survey(head, hidden, Call { input, rows, can }, inquiries, out);
+        engine.scan(head, hidden, Call { input, rows, can }, requests, out);
         Ok(())
     }
 }
@@ -187,13 +198,13 @@ mod tests {
         (0..n).map(|_| next()).collect()
     }
 
-    fn raw(survey: &RowSurvey) -> Option<&MassHistogram> {
+    fn raw(survey: &RowSummary) -> Option<&MassHistogram> {
         survey.raw_mass.as_ref().filter(|mass| !mass.is_empty())
     }
 
     /// Integer inputs, so that dot products are exact and every bit must agree.
     #[test]
-    fn a_survey_is_the_plain_one_of_the_reference() {
+    fn a_scan_is_the_plain_one_of_the_reference() {
         let weight = integers(VOCAB * WIDTH, 7);
         let head = Head::new(Matrix::new(&weight, VOCAB, WIDTH).unwrap()).unwrap().with_scale(0.125).unwrap();
         let base = RowParams { seed: 9, draws: 2, temperature: 0.75, ..RowParams::default() };
@@ -208,6 +219,8 @@ mod tests {
             RowParams { mask: Some(&[]), top_k: 3, ..base },
             RowParams { mask: Some(&[]), logprobs: Some(4), logprobs_mode: LogprobsMode::Raw, ..base },
             RowParams { top_p: 0.8, logprobs: Some(5), logprobs_mode: LogprobsMode::Raw, ..base },
+            RowParams { without_replacement: true, draws: 9, logprobs: Some(3), ..base },
+            RowParams { temperature: 0.0, draws: 3, logprobs: Some(5), ..base },
         ];
         let input = integers(rows.len() * WIDTH, 3);
         let input = Matrix::new(&input, rows.len(), WIDTH).unwrap();
@@ -217,17 +230,17 @@ mod tests {
                 let mut want = Reference::new(shard, plan, Scheme::Tiled);
                 let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };
                 let mut tiled = Tiled::new(shard, plan, &options).unwrap();
-                let mut ask = |inquiries: &[Inquiry<'_>]| {
+                let mut ask = |requests: &[Request<'_>]| {
                     let (mut a, mut b) =
-                        (vec![RowSurvey::default(); rows.len()], vec![RowSurvey::default(); rows.len()]);
-                    Survey::survey(&mut want, input, &rows, inquiries, &mut a).unwrap();
-                    Survey::survey(&mut tiled, input, &rows, inquiries, &mut b).unwrap();
+                        (vec![RowSummary::default(); rows.len()], vec![RowSummary::default(); rows.len()]);
+                    Scan::scan(&mut want, input, &rows, requests, &mut a).unwrap();
+                    Scan::scan(&mut tiled, input, &rows, requests, &mut b).unwrap();
                     for (r, (a, b)) in a.iter().zip(&b).enumerate() {
                         assert_eq!(a.error, b.error, "row {r}");
                         if a.error.is_none() {
                             assert_eq!((raw(a), a.raw_top.as_slice()), (raw(b), b.raw_top.as_slice()), "row {r}");
                             assert_eq!(a.raw_logits, b.raw_logits, "row {r}");
-                            assert_eq!((&a.list, &a.mass), (&b.list, &b.mass), "row {r}");
+                            assert_eq!((&a.draws, &a.list, &a.mass), (&b.draws, &b.list, &b.mass), "row {r}");
                             assert_eq!((a.moments.to_words(), &a.before), (b.moments.to_words(), &b.before), "row {r}");
                             let finite = a.frontiers().iter().any(|f| !f.is_empty());
                             assert!(!finite || a.frontiers() == b.frontiers(), "row {r}");
@@ -235,17 +248,21 @@ mod tests {
                     }
                     b
                 };
-                let overview = ask(&[Inquiry::Overview; 9]);
-                assert_eq!(overview[1].error, Some(RowError::NoFiniteLogit));
+                let overview = ask(&[Request::Overview; 11]);
+                let draws = |r: usize| overview[r].draws.len();
+                assert_eq!(
+                    (overview[1].error, draws(0), draws(1)),
+                    (None, 0, if shard.tokens().is_empty() { 0 } else { 2 })
+                );
                 assert!(matches!(overview[4].error, Some(RowError::OutOfRange { .. })) && overview[6].list.is_empty());
                 let place = flash_sampling_core::Place { logit: 1.0, token: 1600 };
                 let before = [Before::new(place)];
-                let mut inquiries = [Inquiry::Nothing; 9];
-                inquiries[0] = Inquiry::Before(&before);
-                inquiries[2] = Inquiry::List { floor: 0.5 };
-                inquiries[5] = Inquiry::List { floor: f32::NEG_INFINITY };
-                inquiries[8] = Inquiry::RawLogits(&[2, 2999, 1027, 2]);
-                let told = ask(&inquiries);
+                let mut requests = [Request::Skip; 11];
+                requests[0] = Request::Before(&before);
+                requests[2] = Request::List { floor: 0.5 };
+                requests[5] = Request::List { floor: f32::NEG_INFINITY };
+                requests[8] = Request::RawLogits(&[2, 2999, 1027, 2]);
+                let told = ask(&requests);
                 assert_eq!(
                     told[8].raw_logits.len(),
                     [2, 2999, 1027, 2].iter().filter(|t| shard.tokens().contains(t)).count()

@@ -4,18 +4,17 @@ use crate::filtered::{FilterState, Short};
 use crate::prefetch::prefetch;
 use crate::raw::RawState;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, TopList};
+use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, Stage, TopList};
 
 /// A bad logit. Raw ones come before those that a transform made, then the lowest token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
-    /// 0 = raw, 1 = transformed.
-    pub(crate) stage: u8,
+    pub(crate) stage: Stage,
     pub(crate) error: RowError,
 }
 
 impl Fault {
-    fn rank(&self) -> (u8, u32) {
+    fn rank(&self) -> (Stage, u32) {
         let token = match self.error {
             RowError::NaN { token } | RowError::PositiveInfinity { token } => token,
             _ => u32::MAX,
@@ -78,6 +77,16 @@ impl Best {
         &mut self.lists[..self.used]
     }
 
+    /// The draws of a row, in order; every draw of a greedy row is its winner.
+    pub(crate) fn draws(&self, row: &Row<'_>) -> impl Iterator<Item = Candidate> {
+        let (found, times) = match (self.lists(), row.greedy) {
+            ([list, ..], _) => (list.as_slice(), 1),
+            ([], true) => (&self.winners[..1], row.draws as usize),
+            ([], false) => (&self.winners[..], 1),
+        };
+        found.iter().flat_map(move |&c| core::iter::repeat_n(c, times))
+    }
+
     /// Adds what was best among other tokens.
     pub(crate) fn merge(&mut self, other: &Best) {
         for (a, &b) in self.winners.iter_mut().zip(&other.winners) {
@@ -133,8 +142,9 @@ impl RowState {
         state
     }
 
-    /// Empties the state for a row; `short` as for [`FilterState::begin`].
-    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<Short>) {
+    /// Empties the state for a row; `short` as for [`FilterState::begin`]. `shares`: workers share the best score of the first
+    /// draw.
+    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<Short>, shares: bool) {
         self.raw.begin(row);
         if let Some(mass) = &mut self.mass {
             mass.clear_from(self.filter.floor.lowest);
@@ -154,7 +164,7 @@ impl RowState {
         self.top.reset(largest, slack);
         self.fault = None;
         self.alive = false;
-        self.shares = short.is_some();
+        self.shares = shares;
     }
 
     /// Fetches the state itself, before [`RowState::prefetch_parts`] looks into it.

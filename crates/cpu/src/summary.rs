@@ -42,15 +42,7 @@ impl Summary<'_> {
     /// Appends the row's result to `out`.
     pub(crate) fn emit(&self, row: &Row<'_>, out: &mut Samples) -> Result<(), RowError> {
         self.check(row)?;
-        let mass = row.logprobs.and(self.mass);
-        match (self.best.lists(), row.greedy) {
-            ([list, ..], _) => out.push_row(list.as_slice().iter().copied(), mass, self.top),
-            ([], true) => {
-                let winner = self.best.winners[0];
-                out.push_row(core::iter::repeat_n(winner, row.draws as usize), mass, self.top);
-            }
-            ([], false) => out.push_row(self.best.winners.iter().copied(), mass, self.top),
-        }
+        out.push_row(self.best.draws(row), row.logprobs.and(self.mass), self.top);
         Ok(())
     }
 }

@@ -6,8 +6,7 @@ use crate::hidden::Hidden;
 use crate::options::CpuOptions;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Survey,
-    Variant,
+    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Scan, Shape, Variant,
 };
 
 /// Draws inside the matmul: one pass over the weight for the whole batch, logits never leave their tile, one winner per
@@ -67,7 +66,7 @@ impl PerturbedArgmax for Tiled<'_> {
         Ok(())
     }
 
-    fn survey(&mut self) -> Option<&mut dyn Survey> {
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
         (!self.engine.plan.canonical).then_some(self as _)
     }
 }

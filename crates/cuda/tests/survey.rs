@@ -6,8 +6,8 @@ mod emulated;
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::selection::Before;
 use flash_sampling_core::{
-    Candidate, Domain, Frontier, Head, Inquiry, Matrix, Moments, Noise, Order, PerturbedArgmax, Place, Plan, RowParams,
-    RowSurvey, Winner,
+    Candidate, Domain, Frontier, Head, Matrix, Moments, Noise, Order, PerturbedArgmax, Place, Plan, Request, RowParams,
+    RowSummary, Winner,
 };
 use std::path::Path;
 
@@ -107,12 +107,12 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         let can = Reference::new(head, Plan::default(), Scheme::Tiled).capabilities();
         let row = params.check(&[], &can, &Plan::default(), first + tokens).unwrap();
         let told = |inquiry| {
-            let mut survey = RowSurvey::default();
+            let mut survey = RowSummary::default();
             survey.of(&row, inquiry, first, &logits);
             survey
         };
         let mut found = ask(&program, &params, first, floor, &doubts, &logits);
-        let overview = told(Inquiry::Overview);
+        let overview = told(Request::Overview);
         let (points, mut frontier) = (found.kept(), Frontier::default());
         points.iter().for_each(|&point| frontier.push(point));
         assert_eq!(&frontier, &overview.frontiers()[0], "case {case}");
@@ -120,9 +120,9 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         assert!(points.len() <= frontier.len() + 60, "{} for {} points, case {case}", points.len(), frontier.len());
         most_points = most_points.max(frontier.len());
         let mut above = found.kept();
-        above.sort_by(flash_sampling_core::survey::by_place);
-        assert_eq!(above, told(Inquiry::List { floor }).list, "case {case}");
-        for before in told(Inquiry::Before(&doubts)).before {
+        above.sort_by(flash_sampling_core::scan::by_place);
+        assert_eq!(above, told(Request::List { floor }).list, "case {case}");
+        for before in told(Request::Before(&doubts)).before {
             assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.place);
         }
         // Of |x| = 2^40 a + 2^20 b + c the products of two of them.

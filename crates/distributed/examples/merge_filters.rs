@@ -10,8 +10,8 @@
 
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{
-    Capabilities, Head, Inquiry, Matrix, PerturbedArgmax, Plan, RowParams, RowSurvey, SampleError, Samples, Shape,
-    Survey,
+    Capabilities, Head, Matrix, PerturbedArgmax, Plan, Request, RowParams, RowSummary, SampleError, Samples, Scan,
+    Shape,
 };
 use flash_sampling_distributed::{Loopback, ShardMerge, ShardSampler, Transport, TransportError};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ struct Told<'a> {
     plan: Plan,
     can: Capabilities,
     logits: &'a [Vec<f32>],
-    overviews: Vec<Option<RowSurvey>>,
+    overviews: Vec<Option<RowSummary>>,
     /// Nanoseconds spent here.
     spent: &'a AtomicU64,
 }
@@ -57,32 +57,32 @@ impl PerturbedArgmax for Told<'_> {
         Ok(())
     }
 
-    fn survey(&mut self) -> Option<&mut dyn Survey> {
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
         Some(self)
     }
 }
 
-impl Survey for Told<'_> {
-    fn survey(
+impl Scan for Told<'_> {
+    fn scan(
         &mut self,
         _: Matrix<'_>,
         rows: &[RowParams<'_>],
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        inquiries: &[Request<'_>],
+        out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
         let begun = Instant::now();
         let tokens = self.shape.tokens.clone();
         self.overviews.resize(rows.len(), None);
-        for (r, inquiry) in inquiries.iter().enumerate().filter(|(_, inquiry)| **inquiry != Inquiry::Nothing) {
+        for (r, inquiry) in inquiries.iter().enumerate().filter(|(_, inquiry)| **inquiry != Request::Skip) {
             let row = rows[r].check(&[], &self.can, &self.plan, self.shape.vocab_size);
             let row = row.expect("the rows of this program are valid");
             let of = |inquiry| {
-                let mut survey = RowSurvey::default();
+                let mut survey = RowSummary::default();
                 survey.of(&row, inquiry, tokens.start, &self.logits[r][tokens.start as usize..tokens.end as usize]);
                 survey
             };
             out[r] = match inquiry {
-                Inquiry::Overview => self.overviews[r].get_or_insert_with(|| of(*inquiry)).clone(),
+                Request::Overview => self.overviews[r].get_or_insert_with(|| of(*inquiry)).clone(),
                 _ => of(*inquiry),
             };
         }

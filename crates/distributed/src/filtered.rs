@@ -1,24 +1,24 @@
 //! Rows that shards do not answer alone: the surveys of shards, merged, and what is decided from them. Those with filters
 //! here, those with raw log-probabilities in `raw`.
 //!
-//! A shard does not know which tokens its row keeps. So it surveys the row ([`Survey`]), the surveys merge to that of the
+//! A shard does not know which tokens its row keeps. So it surveys the row ([`Scan`]), the surveys merge to that of the
 //! whole row, and every rank decides and draws by itself, with the noise of global tokens. Rows that one pass leaves open
 //! take another, in which shards tell the mass before a few places, or the tokens from a floor on. What is decided is a
 //! function of integers and of the row's logits, so it is that of a sampler without shards.
 //!
-//! [`Survey`]: flash_sampling_core::Survey
+//! [`Scan`]: flash_sampling_core::Scan
 
 use crate::error::ShardError;
 use crate::lists::{Listed, Lists};
 use crate::rows::{Checked, surveyed};
-use crate::stage::{First, Stage};
+use crate::stage::First;
 use core::mem::swap;
 use flash_sampling_core::sampler::recycle;
+use flash_sampling_core::scan::by_place;
 use flash_sampling_core::selection::{
     Answer, Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, Wants, next_pass,
 };
-use flash_sampling_core::survey::by_place;
-use flash_sampling_core::{Candidate, Inquiry, MassHistogram, RowError, RowSurvey, Samples};
+use flash_sampling_core::{Candidate, MassHistogram, Request, RowError, RowSummary, Samples, Stage};
 
 /// What the pass that a row takes part in is asked.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ pub(crate) trait Overviews {
 #[derive(Debug, Default)]
 pub(crate) struct Open {
     /// The merged overview; its list is as long as the row needed it.
-    pub(crate) overview: RowSurvey,
+    pub(crate) overview: RowSummary,
     /// The bad logit that counts.
     bad: First,
     /// The places in doubt, and the mass before them.
@@ -74,7 +74,7 @@ pub(crate) struct OpenRows {
     /// The rows of the next pass, ascending.
     pub(crate) members: Vec<usize>,
     /// Only the memory lives from pass to pass.
-    inquiries: Vec<Inquiry<'static>>,
+    requests: Vec<Request<'static>>,
 }
 
 /// How many tokens the list of one of `rows` rows may keep room for from call to call.
@@ -96,7 +96,7 @@ impl OpenRows {
     }
 
     /// Adds the overview of one shard, all but its list and its masses; `stage` is that of its bad logit.
-    pub(crate) fn add(&mut self, r: usize, survey: &RowSurvey, stage: Stage) {
+    pub(crate) fn add(&mut self, r: usize, survey: &RowSummary, stage: Stage) {
         match survey.error {
             Some(error) => self.note_error(r, stage, error),
             None => self.rows[r].overview.merge_points(survey),
@@ -104,7 +104,7 @@ impl OpenRows {
     }
 
     /// The overview of a row, to which those of shards are added.
-    pub(crate) fn overview_mut(&mut self, r: usize) -> &mut RowSurvey {
+    pub(crate) fn overview_mut(&mut self, r: usize) -> &mut RowSummary {
         &mut self.rows[r].overview
     }
 
@@ -182,26 +182,26 @@ impl OpenRows {
     }
 
     /// The rows of the pass, ascending, with what they are asked.
-    pub(crate) fn asked(&self) -> impl Iterator<Item = (usize, Inquiry<'_>)> {
+    pub(crate) fn asked(&self) -> impl Iterator<Item = (usize, Request<'_>)> {
         self.members.iter().map(|&r| {
             let open = &self.rows[r];
-            let inquiry = match open.ask {
-                Some(Ask::Need(Need::Before)) => Inquiry::Before(&open.doubts),
-                Some(Ask::Need(Need::List { floor, .. })) => Inquiry::List { floor },
-                Some(Ask::Raw) => Inquiry::RawLogits(&open.drawn),
-                None => Inquiry::Nothing,
+            let request = match open.ask {
+                Some(Ask::Need(Need::Before)) => Request::Before(&open.doubts),
+                Some(Ask::Need(Need::List { floor, .. })) => Request::List { floor },
+                Some(Ask::Raw) => Request::RawLogits(&open.drawn),
+                None => Request::Skip,
             };
-            (r, inquiry)
+            (r, request)
         })
     }
 
-    /// Calls `ask` with the inquiries of the pass, one for each of the call's `rows`.
-    pub(crate) fn inquire<R>(&mut self, rows: usize, ask: impl FnOnce(&[Inquiry<'_>]) -> R) -> R {
-        let mut inquiries = recycle(core::mem::take(&mut self.inquiries));
-        inquiries.resize(rows, Inquiry::Nothing);
-        self.asked().for_each(|(r, inquiry)| inquiries[r] = inquiry);
-        let answer = ask(&inquiries);
-        self.inquiries = recycle(inquiries);
+    /// Calls `ask` with the requests of the pass, one for each of the call's `rows`.
+    pub(crate) fn inquire<R>(&mut self, rows: usize, ask: impl FnOnce(&[Request<'_>]) -> R) -> R {
+        let mut requests = recycle(core::mem::take(&mut self.requests));
+        requests.resize(rows, Request::Skip);
+        self.asked().for_each(|(r, request)| requests[r] = request);
+        let answer = ask(&requests);
+        self.requests = recycle(requests);
         answer
     }
 
@@ -211,7 +211,7 @@ impl OpenRows {
         vocab_size: u32,
         rows: &[Checked<'_>],
         shards: usize,
-        told: impl Fn(usize, usize) -> &'s RowSurvey,
+        told: impl Fn(usize, usize) -> &'s RowSummary,
     ) {
         for &r in &self.members {
             let Some(row) = surveyed(&rows[r]) else { continue };
@@ -228,7 +228,7 @@ impl OpenRows {
                         open.error = Some(RowError::NoFiniteLogit);
                         continue;
                     }
-                    let RowSurvey { mass, moments, .. } = &open.overview;
+                    let RowSummary { mass, moments, .. } = &open.overview;
                     let seen = Seen { list: &open.list, floor, mass, below: Below::default(), moments };
                     let need = self.filtering.answer_listed(&of, &seen, &mut open.answer);
                     if open.list.capacity() > kept_list(rows.len()) {

@@ -74,7 +74,7 @@ impl Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::survey::by_place;
+    use flash_sampling_core::scan::by_place;
     use proptest::prelude::*;
 
     fn listed(lists: &[Vec<(u32, f32)>]) -> impl Fn(usize, usize) -> Listed {

@@ -3,13 +3,14 @@
 use crate::error::ShardError;
 use crate::filtered::OpenRows;
 use crate::rows::Checked;
-use crate::stage::{First, Stage, is_bad_logit};
+use crate::stage::First;
 use crate::summary::ShardSummary;
 use crate::tiling::Whole;
 use core::fmt;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{
-    Candidate, Domain, Draw, LogprobsMode, MassHistogram, RowError, RowParams, RowSample, Samples, TopList, Winner,
+    Candidate, Domain, Draw, LogprobsMode, MassHistogram, RowError, RowParams, RowSample, Samples, Stage, TopList,
+    Winner,
 };
 
 /// How the draws of shards become one.
@@ -103,7 +104,7 @@ impl Merger {
                     has_mass = true;
                 }
                 Err(RowError::NoFiniteLogit) => {}
-                Err(error) if is_bad_logit(&error) => invalid.add(stage, error),
+                Err(error) if error.is_bad_logit() => invalid.add(stage, error),
                 Err(error) => return Err((shard, error.to_string())),
             }
         }

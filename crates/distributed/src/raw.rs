@@ -7,7 +7,7 @@
 use crate::error::ShardError;
 use crate::filtered::{Ask, OpenRows};
 use crate::rows::Checked;
-use flash_sampling_core::{RowSurvey, Samples};
+use flash_sampling_core::{RowSummary, Samples};
 
 impl OpenRows {
     /// Asks for the raw logits of what was drawn, in the rows that have raw log-probabilities; false when there are none.
@@ -30,7 +30,7 @@ impl OpenRows {
     pub(crate) fn note_raw<'s>(
         &mut self,
         shards: usize,
-        told: impl Fn(usize, usize) -> &'s RowSurvey,
+        told: impl Fn(usize, usize) -> &'s RowSummary,
         out: &mut Samples,
     ) -> Result<(), ShardError> {
         for &r in &self.members {
@@ -41,7 +41,7 @@ impl OpenRows {
                 let found = told().find(|(own, _)| *own == token);
                 open.logits.push(found.ok_or(ShardError::RawLogit { row: r, token })?.1);
             }
-            let RowSurvey { raw_mass, raw_top, .. } = &open.overview;
+            let RowSummary { raw_mass, raw_top, .. } = &open.overview;
             let Some(raw_mass) = raw_mass else { continue };
             out.note_raw(r, raw_mass, raw_top.as_slice(), open.logits.iter().copied());
         }

@@ -3,13 +3,12 @@
 use crate::call::{FAILED, MAGIC, PASS, header};
 use crate::error::ShardError;
 use crate::filtered::{OpenRows, kept_list};
-use crate::stage::Stage;
 use crate::summary::{ANSWER, DRAW, INFINITE, NAN, NO_MASS, NOT_ASKED, SURVEY, ShardSummary, UNUSABLE};
 use crate::surveyed::{Places, decode_overview, decode_pass, decode_raw, read_mass};
 use crate::wire::{Reader, WireError};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, RowError, RowSample, RowSurvey, Winner};
+use flash_sampling_core::{Candidate, Draw, MassHistogram, Request, RowError, RowSample, RowSummary, Stage, Winner};
 
 /// The received summaries of one shard; keeps its memory from call to call.
 #[derive(Debug, Default)]
@@ -20,7 +19,7 @@ pub(crate) struct Received {
     /// Of rows with filters.
     places: Vec<Places>,
     /// What the last pass told of rows that take surveys.
-    surveys: Vec<RowSurvey>,
+    surveys: Vec<RowSummary>,
     draws: Vec<Draw>,
     top: Vec<Candidate>,
     masses: Vec<MassHistogram>,
@@ -87,10 +86,10 @@ impl Received {
         bytes: &[u8],
         shard: usize,
         tokens: &Range<u32>,
-        asked: impl Iterator<Item = (usize, Inquiry<'a>)>,
+        asked: impl Iterator<Item = (usize, Request<'a>)>,
     ) -> Result<(), ShardError> {
         let mut reader = Reader::new(bytes);
-        self.surveys.resize_with(self.rows.len().max(self.surveys.len()), RowSurvey::default);
+        self.surveys.resize_with(self.rows.len().max(self.surveys.len()), RowSummary::default);
         let told = &mut self.surveys;
         let read = (|| {
             if reader.u32()? != MAGIC {
@@ -167,7 +166,7 @@ impl Received {
     }
 
     /// What the shard told of a row of the last pass.
-    pub(crate) fn survey(&self, row: usize) -> &RowSurvey {
+    pub(crate) fn survey(&self, row: usize) -> &RowSummary {
         &self.surveys[row]
     }
 

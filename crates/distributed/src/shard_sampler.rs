@@ -173,7 +173,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// Asks the local shard.
     fn ask(&mut self, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
         check_call(&batch.input, batch.params, &self.whole.shape, &self.whole.plan)?;
-        self.local.ask(batch, &self.whole)
+        self.local.summarize(batch, &self.whole)
     }
 
     /// Gathers the summaries and merges them. `failure` is why this rank has none.
@@ -229,12 +229,12 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     fn pass(&mut self, batch: &Batch<'_, '_>) -> Result<(), ShardError> {
         let ShardSampler { local, open, tokens, transport, message, messages, received, .. } = self;
         let Batch { input, params, .. } = *batch;
-        let looked = open.inquire(params.len(), |inquiries| local.look(input, params, inquiries));
+        let looked = open.inquire(params.len(), |requests| local.scan(input, params, requests));
         match &looked {
             Err(error) => summary::encode_failure(message, &error.to_string()),
             Ok(()) => {
                 surveyed::begin_pass(message, open.asked().count());
-                open.asked().for_each(|(r, i)| surveyed::encode_told(message, r, &i, local.survey(r)));
+                open.asked().for_each(|(r, i)| surveyed::encode_told(message, r, &i, local.summary(r)));
             }
         }
         exchange(transport, message, messages)?;
@@ -254,12 +254,12 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
                 continue;
             };
             if row.filters.is_some() {
-                summary::encode_survey(message, row, local.survey(r), local.stage(r));
+                summary::encode_survey(message, row, local.summary(r), local.stage(r));
             } else {
-                summary::encode_row(message, row, by_mass, &local.summary(r), local.stage(r));
+                summary::encode_row(message, row, by_mass, &local.summary(r).sample(), local.stage(r));
             }
             if row.raw_logprobs.is_some() {
-                surveyed::encode_raw(message, local.survey(r));
+                surveyed::encode_raw(message, local.summary(r));
             }
         }
     }

@@ -86,26 +86,26 @@ impl<'s> Sharded<'s> {
         let Batch { input, params, rows } = *batch;
         open.begin(rows);
         for shard in &mut *shards {
-            shard.ask(batch, whole)?;
+            shard.summarize(batch, whole)?;
             let overviews = rows.iter().enumerate().filter(|(_, row)| surveyed(row).is_some());
-            overviews.for_each(|(r, _)| open.add(r, shard.survey(r), shard.stage(r)));
+            overviews.for_each(|(r, _)| open.add(r, shard.summary(r), shard.stage(r)));
         }
         let (count, vocab_size) = (shards.len(), whole.shape.vocab_size);
         open.decide(vocab_size, rows, count, &Told(shards))?;
         while open.next_pass(vocab_size) {
-            open.inquire(rows.len(), |inquiries| {
-                shards.iter_mut().try_for_each(|shard| shard.look(input, params, inquiries))
+            open.inquire(rows.len(), |requests| {
+                shards.iter_mut().try_for_each(|shard| shard.scan(input, params, requests))
             })?;
-            open.settle(vocab_size, rows, count, |shard, row| shards[shard].survey(row));
+            open.settle(vocab_size, rows, count, |shard, row| shards[shard].summary(row));
             shards.iter_mut().for_each(|shard| shard.trim(rows.len()));
         }
-        let told = |shard: usize, row| (shards[shard].summary(row), shards[shard].stage(row));
+        let told = |shard: usize, row| (shards[shard].summary(row).sample(), shards[shard].stage(row));
         merger.rows(whole, rows, count, told, open, out)?;
         if open.next_raw(rows, out) {
-            open.inquire(rows.len(), |inquiries| {
-                shards.iter_mut().try_for_each(|shard| shard.look(input, params, inquiries))
+            open.inquire(rows.len(), |requests| {
+                shards.iter_mut().try_for_each(|shard| shard.scan(input, params, requests))
             })?;
-            open.note_raw(count, |shard, row| shards[shard].survey(row), out)?;
+            open.note_raw(count, |shard, row| shards[shard].summary(row), out)?;
         }
         Ok(())
     }
@@ -139,14 +139,14 @@ struct Told<'c, 's>(&'c [Shard<'s>]);
 
 impl Overviews for Told<'_, '_> {
     fn listed(&self, shard: usize, row: usize, at: usize) -> Listed {
-        match self.0[shard].survey(row).list.get(at) {
+        match self.0[shard].summary(row).list.get(at) {
             Some(c) => Listed::Token { token: c.winner.token, logit: c.logit },
             None => Listed::End,
         }
     }
 
     fn add_masses(&self, shard: usize, row: usize, mass: &mut MassHistogram) -> Result<(), ShardError> {
-        mass.merge(&self.0[shard].survey(row).mass);
+        mass.merge(&self.0[shard].summary(row).mass);
         Ok(())
     }
 

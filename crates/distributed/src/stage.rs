@@ -1,36 +1,6 @@
-//! Which of the bad logits of several shards is a row's error.
-//!
-//! A sampler names a bad raw logit before one that a transform made, then the lowest token. Its error does not say at which
-//! stage the logit was bad, so a shard whose row has one asks its sampler once more, for the row without transforms.
+//! Which of the bad logits of several shards is a row's error: a raw one before a transformed one, then the lowest token.
 
-use flash_sampling_core::{RowError, RowParams};
-
-/// Where a logit was bad, in the order that counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
-    /// Before anything that belongs to the row.
-    Raw,
-    /// After its transforms.
-    #[default]
-    Transformed,
-}
-
-impl Stage {
-    /// What tells the stage: a row of the same raw logits, whose error is a raw one.
-    pub(crate) fn question<'a>() -> RowParams<'a> {
-        RowParams { temperature: 0.0, ..RowParams::default() }
-    }
-
-    /// The stage, from the outcome of [`Stage::question`].
-    pub(crate) fn of<T>(outcome: &Result<T, RowError>) -> Stage {
-        if outcome.as_ref().is_err_and(is_bad_logit) { Stage::Raw } else { Stage::Transformed }
-    }
-}
-
-/// Whether the error names a bad logit.
-pub(crate) fn is_bad_logit(error: &RowError) -> bool {
-    matches!(error, RowError::NaN { .. } | RowError::PositiveInfinity { .. })
-}
+use flash_sampling_core::{RowError, Stage};
 
 /// The error that counts so far. Adding is commutative but for errors that name no token, of which the first counts.
 #[derive(Clone, Copy, Debug, Default)]

@@ -19,11 +19,10 @@
 //! [`surveyed`](crate::surveyed).
 
 use crate::call::{FAILED, MAGIC};
-use crate::stage::Stage;
 use crate::surveyed::encode_overview;
 use crate::wire::{put_items, put_text};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Draw, MassHistogram, RowError, RowSample, RowSurvey};
+use flash_sampling_core::{Draw, MassHistogram, RowError, RowSample, RowSummary, Stage};
 
 /// What a shard says about a row: its draws and, when asked for, its log-mass (`log_z`), mass histogram and largest
 /// logits, all over its own tokens; or why it has none. [`RowError::NoFiniteLogit`] is the summary of a shard without
@@ -55,7 +54,7 @@ pub(crate) fn encode_not_asked(bytes: &mut Vec<u8>) {
 }
 
 /// Appends a row's overview, or why there is none.
-pub(crate) fn encode_survey(bytes: &mut Vec<u8>, row: &Row<'_>, survey: &RowSurvey, stage: Stage) {
+pub(crate) fn encode_survey(bytes: &mut Vec<u8>, row: &Row<'_>, survey: &RowSummary, stage: Stage) {
     let error = survey.error.or_else(|| survey.list.is_empty().then_some(RowError::NoFiniteLogit));
     if let Some(error) = error {
         return encode_row(bytes, row, false, &Err(error), stage);

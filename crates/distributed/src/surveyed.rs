@@ -16,15 +16,15 @@ use crate::summary::{DRAW, put_draws, put_mass};
 use crate::wire::{Reader, WireError, put_items};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
+use flash_sampling_core::scan::by_place;
 use flash_sampling_core::selection::{Before, Wants};
-use flash_sampling_core::survey::by_place;
-use flash_sampling_core::{Candidate, Draw, Inquiry, MassHistogram, Moments, Place, RowSurvey, Winner};
+use flash_sampling_core::{Candidate, Draw, MassHistogram, Moments, Place, Request, RowSummary, Winner};
 
 /// Bytes of a listed token.
 const LISTED: usize = 8;
 
 /// Appends the overview of a row.
-pub(crate) fn encode_overview(bytes: &mut Vec<u8>, row: &Row<'_>, survey: &RowSurvey) {
+pub(crate) fn encode_overview(bytes: &mut Vec<u8>, row: &Row<'_>, survey: &RowSummary) {
     put_list(bytes, &survey.list);
     put_mass(bytes, Some(&survey.mass));
     if row.filters.is_some_and(|filters| filters.need_moments()) {
@@ -45,14 +45,14 @@ pub(crate) fn begin_pass(bytes: &mut Vec<u8>, rows: usize) {
 }
 
 /// Appends what a pass told of row `r`.
-pub(crate) fn encode_told(bytes: &mut Vec<u8>, r: usize, inquiry: &Inquiry<'_>, told: &RowSurvey) {
+pub(crate) fn encode_told(bytes: &mut Vec<u8>, r: usize, request: &Request<'_>, told: &RowSummary) {
     bytes.extend_from_slice(&(r as u32).to_le_bytes());
-    match inquiry {
-        Inquiry::Before(_) => {
+    match request {
+        Request::Before(_) => {
             bytes.extend_from_slice(&(told.before.len() as u32).to_le_bytes());
             told.before.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
         }
-        Inquiry::RawLogits(_) => put_tokens(bytes, told.raw_logits.iter().copied()),
+        Request::RawLogits(_) => put_tokens(bytes, told.raw_logits.iter().copied()),
         _ => put_list(bytes, &told.list),
     }
 }
@@ -75,7 +75,7 @@ fn listed(list: &[[u8; LISTED]], tokens: &Range<u32>, at: usize) -> Listed {
 }
 
 /// Appends what an overview says of raw logits.
-pub(crate) fn encode_raw(bytes: &mut Vec<u8>, survey: &RowSurvey) {
+pub(crate) fn encode_raw(bytes: &mut Vec<u8>, survey: &RowSummary) {
     put_mass(bytes, survey.raw_mass.as_ref());
     put_draws(bytes, survey.raw_top.as_slice().iter().map(|&c| Draw::from(c)));
 }
@@ -85,7 +85,7 @@ pub(crate) fn decode_raw(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,
     most: u32,
-    survey: &mut RowSurvey,
+    survey: &mut RowSummary,
 ) -> Result<(), WireError> {
     read_mass(reader, tokens.len(), survey.raw_mass.get_or_insert_default())?;
     let top = reader.count(DRAW)?;
@@ -140,7 +140,7 @@ pub(crate) fn decode_overview(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,
     row: &Row<'_>,
-    survey: &mut RowSurvey,
+    survey: &mut RowSummary,
 ) -> Result<Places, WireError> {
     let Some(filters) = &row.filters else { return Err(reader.invalid("a survey of a row without filters")) };
     let wants = Wants::of(row, filters);
@@ -208,19 +208,19 @@ fn is_mass(mass: u64, tokens: usize) -> bool {
 pub(crate) fn decode_pass<'a>(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,
-    asked: impl Iterator<Item = (usize, Inquiry<'a>)>,
-    told: &mut [RowSurvey],
+    asked: impl Iterator<Item = (usize, Request<'a>)>,
+    told: &mut [RowSummary],
 ) -> Result<(), WireError> {
     let mut left = reader.u32()?;
-    for (r, inquiry) in asked {
+    for (r, request) in asked {
         if left == 0 || reader.u32()? as usize != r {
             return Err(reader.invalid("another row than asked for"));
         }
         left -= 1;
         let Some(told) = told.get_mut(r) else { return Err(reader.invalid("a row beyond the call")) };
         told.clear();
-        match inquiry {
-            Inquiry::Before(doubts) => {
+        match request {
+            Request::Before(doubts) => {
                 if reader.u32()? as usize != doubts.len() {
                     return Err(reader.invalid("another number of places than asked for"));
                 }
@@ -232,8 +232,8 @@ pub(crate) fn decode_pass<'a>(
                     told.before.push(Before::with_mass(doubt.place, mass));
                 }
             }
-            Inquiry::List { floor } => read_list(reader, tokens, floor, &mut told.list)?,
-            Inquiry::RawLogits(drawn) => {
+            Request::List { floor } => read_list(reader, tokens, floor, &mut told.list)?,
+            Request::RawLogits(drawn) => {
                 let count = reader.count(LISTED)?;
                 let own = drawn.iter().filter(|token| tokens.contains(token));
                 if count != own.clone().count() {
@@ -296,13 +296,13 @@ mod tests {
         let params = RowParams { logprobs: Some(3), logprobs_mode: LogprobsMode::Raw, ..RowParams::default() };
         let row = params.check(&[], &can, &plan, 400).unwrap();
         let logits: Vec<f32> = TOKENS.map(|t| (t * 7919 % 97) as f32 / 8.0).collect();
-        let mut survey = RowSurvey::default();
-        survey.of(&row, Inquiry::Overview, TOKENS.start, &[]);
-        survey.of_raw(&row, Inquiry::Overview, TOKENS.start, &logits);
+        let mut survey = RowSummary::default();
+        survey.of(&row, Request::Overview, TOKENS.start, &[]);
+        survey.of_raw(&row, Request::Overview, TOKENS.start, &logits);
         let mut bytes = Vec::new();
         encode_raw(&mut bytes, &survey);
         let decode = |bytes: &[u8], most| {
-            let (mut reader, mut got) = (Reader::new(bytes), RowSurvey::default());
+            let (mut reader, mut got) = (Reader::new(bytes), RowSummary::default());
             got.begin(&row);
             decode_raw(&mut reader, &TOKENS, most, &mut got)?;
             reader.finish().map(|()| got)
@@ -324,21 +324,21 @@ mod tests {
         params().check(&[], &can, &plan, 400).unwrap()
     }
 
-    fn survey(inquiry: Inquiry<'_>) -> RowSurvey {
+    fn survey(request: Request<'_>) -> RowSummary {
         let logits: Vec<f32> = TOKENS.map(|t| (t * 7919 % 97) as f32 / 8.0).collect();
-        let mut survey = RowSurvey::default();
-        survey.of(&row(), inquiry, TOKENS.start, &logits);
+        let mut survey = RowSummary::default();
+        survey.of(&row(), request, TOKENS.start, &logits);
         survey
     }
 
     fn overview() -> Vec<u8> {
         let mut bytes = Vec::new();
-        encode_overview(&mut bytes, &row(), &survey(Inquiry::Overview));
+        encode_overview(&mut bytes, &row(), &survey(Request::Overview));
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<RowSurvey, WireError> {
-        let (mut reader, mut survey) = (Reader::new(bytes), RowSurvey::default());
+    fn decode(bytes: &[u8]) -> Result<RowSummary, WireError> {
+        let (mut reader, mut survey) = (Reader::new(bytes), RowSummary::default());
         survey.begin(&row());
         let places = decode_overview(&mut reader, &TOKENS, &row(), &mut survey)?;
         reader.finish()?;
@@ -352,9 +352,9 @@ mod tests {
         [(6.0, 398), (2.5, 399)].map(|(logit, token)| Before::new(flash_sampling_core::Place { logit, token }))
     }
 
-    fn decode_told(bytes: &[u8], places: &[Before]) -> Result<Vec<RowSurvey>, WireError> {
-        let asked = [(1, Inquiry::Before(places)), (4, Inquiry::List { floor: 9.0 })];
-        let (mut reader, mut told) = (Reader::new(bytes), vec![RowSurvey::default(); 5]);
+    fn decode_told(bytes: &[u8], places: &[Before]) -> Result<Vec<RowSummary>, WireError> {
+        let asked = [(1, Request::Before(places)), (4, Request::List { floor: 9.0 })];
+        let (mut reader, mut told) = (Reader::new(bytes), vec![RowSummary::default(); 5]);
         assert!(reader.u32()? == MAGIC && reader.u8()? == PASS);
         decode_pass(&mut reader, &TOKENS, asked.into_iter(), &mut told)?;
         reader.finish().map(|()| told)
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn bytes_carry_an_overview() {
-        let (got, want) = (decode(&overview()).unwrap(), survey(Inquiry::Overview));
+        let (got, want) = (decode(&overview()).unwrap(), survey(Request::Overview));
         assert_eq!((&got.list, &got.mass, got.moments), (&want.list, &want.mass, want.moments));
         assert!(got.frontiers() == want.frontiers() && want.frontiers().len() == 2);
     }
@@ -370,10 +370,10 @@ mod tests {
     #[test]
     fn bytes_carry_what_a_pass_told() {
         let (mut bytes, places) = (Vec::new(), places());
-        let told = [(1, Inquiry::Before(&places)), (4, Inquiry::List { floor: 9.0 })];
+        let told = [(1, Request::Before(&places)), (4, Request::List { floor: 9.0 })];
         begin_pass(&mut bytes, told.len());
-        let told = told.map(|(r, inquiry)| (r, inquiry, survey(inquiry)));
-        told.iter().for_each(|(r, inquiry, told)| encode_told(&mut bytes, *r, inquiry, told));
+        let told = told.map(|(r, request)| (r, request, survey(request)));
+        told.iter().for_each(|(r, request, told)| encode_told(&mut bytes, *r, request, told));
         let got = decode_told(&bytes, &places).unwrap();
         assert!(got[1].before == told[0].2.before && got[1].before.iter().all(|b| b.mass() > 0));
         assert!(got[4].list == told[1].2.list && !got[4].list.is_empty());
@@ -397,7 +397,7 @@ mod tests {
         let mut bytes = overview();
         // The second token of the list, behind its count and the first.
         bytes[12..16].copy_from_slice(&TOKENS.end.to_le_bytes());
-        let end = 4 + survey(Inquiry::Overview).list.len() * LISTED;
+        let end = 4 + survey(Request::Overview).list.len() * LISTED;
         let want = WireError::Invalid { what: "a list that is damaged or out of order", at: end };
         assert!(end < bytes.len() && decode(&bytes).unwrap_err() == want);
     }

@@ -59,7 +59,7 @@ impl Description {
             draws_shards: can.variant == Variant::Sharded && can.exactness == Exactness::InDistribution,
             without_replacement: can.without_replacement,
             adjusts: can.knobs.intersection(Knobs::ADJUSTMENTS) == Knobs::ADJUSTMENTS,
-            surveys: sampler.survey().is_some(),
+            surveys: sampler.scan().is_some(),
             canonical: can.canonical,
         }
     }

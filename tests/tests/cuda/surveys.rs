@@ -6,8 +6,8 @@ use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::selection::Before;
 use flash_sampling_core::{
-    DType, Domain, Head, Inquiry, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Place, Plan, RowError,
-    RowParams, RowSurvey,
+    DType, Domain, Head, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Place, Plan, Request, RowError,
+    RowParams, RowSummary,
 };
 use flash_sampling_cuda::{CudaTiled, Device};
 
@@ -47,13 +47,13 @@ fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
 }
 
 /// All that a survey says of a row that asked so; or its error.
-fn told(row: &RowParams<'_>, survey: &RowSurvey) -> Result<String, RowError> {
+fn told(row: &RowParams<'_>, survey: &RowSummary) -> Result<String, RowError> {
     survey.error.map_or(Ok(()), Err)?;
     let is_raw = row.logprobs_mode == LogprobsMode::Raw;
     let raw =
         is_raw.then(|| (survey.raw_mass.clone().unwrap_or_default(), survey.raw_top.as_slice(), &survey.raw_logits));
     // Every float as its shortest digits, which differ where bits do; the two zeros are equal logits.
-    let all = (&survey.list, &survey.mass, survey.moments, survey.frontiers(), &survey.before, raw);
+    let all = (&survey.draws, &survey.list, &survey.mass, survey.moments, survey.frontiers(), &survey.before, raw);
     Ok([",", " ", ")", "}"]
         .iter()
         .fold(format!("{all:?}"), |all, end| all.replace(&format!("-0.0{end}"), &format!("0.0{end}"))))
@@ -63,11 +63,11 @@ fn survey(
     sampler: &mut dyn PerturbedArgmax,
     input: Matrix<'_>,
     rows: &[RowParams<'_>],
-    inquiries: &[Inquiry<'_>],
-) -> Vec<RowSurvey> {
+    inquiries: &[Request<'_>],
+) -> Vec<RowSummary> {
     // More entries than rows, as of a larger call before.
-    let mut out = vec![RowSurvey::default(); rows.len() + 3];
-    sampler.survey().expect("it surveys").survey(input, rows, inquiries, &mut out).unwrap();
+    let mut out = vec![RowSummary::default(); rows.len() + 3];
+    sampler.scan().expect("it scans").scan(input, rows, inquiries, &mut out).unwrap();
     out.truncate(rows.len());
     out
 }
@@ -77,7 +77,7 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
     let input = input.row_range(0..rows.len());
     let mut cuda = CudaTiled::new(head, PLAN, &Device::new(0).unwrap()).unwrap();
     let mut reference = Reference::new(head, PLAN, Scheme::Tiled);
-    let mut same = |what: &str, rows: &[RowParams<'_>], inquiries: &[Inquiry<'_>]| {
+    let mut same = |what: &str, rows: &[RowParams<'_>], inquiries: &[Request<'_>]| {
         let want = survey(&mut reference, input, rows, inquiries);
         let found = survey(&mut cuda, input, rows, inquiries);
         for (r, (found, want)) in found.iter().zip(&want).enumerate() {
@@ -99,10 +99,10 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
         }
         want
     };
-    let overview = same("overview", rows, &vec![Inquiry::Overview; rows.len()]);
+    let overview = same("overview", rows, &vec![Request::Overview; rows.len()]);
     // A second call finds nothing of the first.
     let fewer = [RowParams { seed: 6, ..rows[0] }, rows[rows.len() - 1]];
-    let other = same("a second call", &[fewer.as_slice(), &rows[2..]].concat(), &vec![Inquiry::Overview; rows.len()]);
+    let other = same("a second call", &[fewer.as_slice(), &rows[2..]].concat(), &vec![Request::Overview; rows.len()]);
     // The negative control: other noise, another frontier.
     assert_ne!(told(&rows[0], &overview[0]), told(&fewer[0], &other[0]));
 
@@ -116,24 +116,24 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
             points.chain(listed).chain(others).map(Before::new).collect()
         })
         .collect();
-    let before: Vec<_> = places.iter().map(|places| Inquiry::Before(places)).collect();
+    let before: Vec<_> = places.iter().map(|places| Request::Before(places)).collect();
     let sums = same("masses before", rows, &before);
     assert!(sums.iter().flat_map(|survey| &survey.before).any(|before| before.mass() > 0));
 
     let floors = [f32::NEG_INFINITY, -1.0, 1.25, 4.0, 1e9];
-    let floor_of = |r: usize| Inquiry::List { floor: floors[r % floors.len()] };
+    let floor_of = |r: usize| Request::List { floor: floors[r % floors.len()] };
     let lists = same("lists", rows, &(0..rows.len()).map(floor_of).collect::<Vec<_>>());
     assert!(lists.iter().any(|survey| survey.list.len() > 64));
 
     let (few, many) = ([first, u32::MAX - 1, first + 1], (0..20).map(|i| first + i / 2).collect::<Vec<_>>());
-    let drawn = |r: usize| if r.is_multiple_of(2) { Inquiry::RawLogits(&few) } else { Inquiry::RawLogits(&many) };
+    let drawn = |r: usize| if r.is_multiple_of(2) { Request::RawLogits(&few) } else { Request::RawLogits(&many) };
     same("raw logits", rows, &(0..rows.len()).map(drawn).collect::<Vec<_>>());
 
     let mixed = |r: usize| match r % 4 {
         0 => before[r],
-        1 => Inquiry::Overview,
+        1 => Request::Overview,
         2 => floor_of(r),
-        _ => Inquiry::Nothing,
+        _ => Request::Skip,
     };
     same("a bit of each", rows, &(0..rows.len()).map(mixed).collect::<Vec<_>>());
 }
@@ -188,7 +188,7 @@ fn a_frontier_of_all_tokens_finds_room() {
     let problem = Problem::of_logits(&logits, rows.len());
     let mut cuda = CudaTiled::new(problem.head(), PLAN, &Device::new(0).unwrap()).unwrap();
     let mut reference = Reference::new(problem.head(), PLAN, Scheme::Tiled);
-    let inquiries = vec![Inquiry::Overview; rows.len()];
+    let inquiries = vec![Request::Overview; rows.len()];
     let want = survey(&mut reference, problem.input(), &rows, &inquiries);
     assert!(want[0].frontiers()[0].len() > 6000, "{} points", want[0].frontiers()[0].len());
     let found = survey(&mut cuda, problem.input(), &rows, &inquiries);

@@ -16,7 +16,7 @@ use crate::state::{Fault, RowState};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::transform::{RowTransform, any_invalid, first_invalid};
-use flash_sampling_core::{Candidate, IndexedAdjustments, RowError};
+use flash_sampling_core::{Candidate, IndexedAdjustments, RowError, Stage};
 use rank::{draw_tile, rank};
 pub(crate) use source::Source;
 use std::sync::Arc;
@@ -73,11 +73,11 @@ impl Worker {
 
     /// Resets the states for the rows of a pass.
     ///
-    /// `short` goes to [`FilterState::begin`](crate::filtered::FilterState::begin).
-    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<Short>) {
+    /// `short` and `shares` go to [`RowState::begin`].
+    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<Short>, shares: bool) {
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
-                state.begin(&planned.row, planned.slack, short);
+                state.begin(&planned.row, planned.slack, short, shares);
             }
         }
     }
@@ -229,7 +229,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         Some(spans) if is_raw => spans,
         Some(spans) => {
             if !scale(spans.as_flattened(), transform.inv_temperature, logits) {
-                state.fault = Fault::first(state.fault, fault(0, spans.as_flattened()));
+                state.fault = Fault::first(state.fault, fault(Stage::Raw, spans.as_flattened()));
                 return;
             }
             logits[..len].as_chunks::<SPAN>().0
@@ -241,7 +241,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             }
             if !is_raw {
                 if any_invalid(&logits[at..end]) {
-                    state.fault = Fault::first(state.fault, fault(0, &logits[at..end]));
+                    state.fault = Fault::first(state.fault, fault(Stage::Raw, &logits[at..end]));
                     return;
                 }
                 if needs_raw {
@@ -260,7 +260,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let tops = &mut tops[..spans.len().next_multiple_of(BLOCKS)];
     // SAFETY: by this function's contract.
     let Some(top) = (unsafe { V::largest(spans, tops) }) else {
-        let fault = fault(u8::from(!is_raw), &spans.as_flattened()[at..end]);
+        let fault = fault(if is_raw { Stage::Raw } else { Stage::Transformed }, &spans.as_flattened()[at..end]);
         state.fault = Fault::first(state.fault, fault);
         return;
     };

@@ -10,8 +10,8 @@ use crate::host::resident::Resident;
 use crate::host::results::impl_sampler;
 use crate::host::staging::most_listed;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Inquiry, Knob, Knobs, Matrix, Plan, RowParams, RowSurvey, SampleError,
-    Samples, Survey, Variant,
+    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, Request, RowParams, RowSummary, SampleError,
+    Samples, Scan, Variant,
 };
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use std::sync::Arc;
 /// a call brings more masks and biases than any before it. For raw log-probabilities the logits are stored once more, without
 /// the row's transforms. A canonical plan reads the weight once more when it is planned, on the host, for its norms.
 ///
-/// As a shard it [surveys](Survey) rows with filters and rows with raw log-probabilities from stored logits, on the GPU;
+/// As a shard it [surveys](Scan) rows with filters and rows with raw log-probabilities from stored logits, on the GPU;
 /// summaries come down, some kilobytes a row, and lists where filters need them.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(Frame<'w>);
@@ -173,20 +173,29 @@ impl CudaTiled<'_> {
 
 impl_sampler!(
     CudaTiled,
-    fn survey(&mut self) -> Option<&mut dyn Survey> {
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
         // Canonical logits are known of near ties alone.
         (!self.0.plan().canonical).then_some(self as _)
     }
 );
 
-impl Survey for CudaTiled<'_> {
-    fn survey(
+impl Scan for CudaTiled<'_> {
+    fn scan(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        self.0.survey(input, rows, inquiries, out)
+        self.0.survey(input, rows, requests, out)?;
+        let (mut sampled, plan) = (core::mem::take(&mut self.0.sampled), self.0.plan());
+        let (can, vocab_size) = (self.0.capabilities(), self.0.shape().vocab_size);
+        let params_of = |r: usize| {
+            let row = rows[r].check(&[], &can, &plan, vocab_size).ok()?;
+            (requests[r] == Request::Overview && row.filters.is_none()).then_some(rows[r])
+        };
+        let filled = sampled.fill(self, input, rows.len(), params_of, out);
+        self.0.sampled = sampled;
+        filled
     }
 }

@@ -3,8 +3,8 @@
 use crate::common::*;
 use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{
-    Capabilities, Draw, History, Inquiry, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError,
-    RowParams, RowSurvey, SampleError, Samples, Shape, Survey,
+    Capabilities, Draw, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, Request, RowError,
+    RowParams, RowSummary, SampleError, Samples, Scan, Shape,
 };
 use flash_sampling_distributed::{Loopback, ShardMerge, ShardOptions, ShardSampler, Sharded};
 use std::thread;
@@ -156,26 +156,25 @@ impl PerturbedArgmax for CutsAlone<'_> {
         self.0.sample(input, rows, out)
     }
 
-    fn survey(&mut self) -> Option<&mut dyn Survey> {
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
         Some(self)
     }
 }
 
-impl Survey for CutsAlone<'_> {
-    fn survey(
+impl Scan for CutsAlone<'_> {
+    fn scan(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        inquiries: &[Request<'_>],
+        out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
         let mut kept = Samples::new();
         let asking: Vec<_> = rows.iter().map(|row| RowParams { kept: row.temperature > 0.0, ..*row }).collect();
         self.0.sample(input, &asking, &mut kept)?;
-        self.0.survey().unwrap().survey(input, rows, inquiries, out)?;
+        self.0.scan().unwrap().scan(input, rows, inquiries, out)?;
         // Only what its own cut keeps is told.
-        for (r, survey) in
-            out.iter_mut().enumerate().filter(|(r, _)| *r < rows.len() && inquiries[*r] != Inquiry::Nothing)
+        for (r, survey) in out.iter_mut().enumerate().filter(|(r, _)| *r < rows.len() && inquiries[*r] != Request::Skip)
         {
             let Ok(Some(kept)) = kept.row(r).map(|row| row.kept) else { continue };
             survey.list.retain(|c| kept.tokens[c.winner.token as usize / 32] >> (c.winner.token % 32) & 1 == 1);

@@ -7,8 +7,8 @@ use core::mem::take;
 use core::time::Duration;
 use flash_sampling_core::sampler::recycle;
 use flash_sampling_core::{
-    Candidate, Capabilities, Draw, Head, Inquiry, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, RowSurvey,
-    SampleError, Samples, Shape, Survey, Winner,
+    Candidate, Capabilities, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, Request, RowError, RowParams,
+    RowSummary, SampleError, Samples, Scan, Shape, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
 use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, Standing, Transport};
@@ -398,20 +398,20 @@ impl PerturbedArgmax for Shared<'_> {
         self.with(|sampler| sampler.sample(input, rows, out))
     }
 
-    fn survey(&mut self) -> Option<&mut dyn Survey> {
-        let can = self.with(|sampler| PerturbedArgmax::survey(sampler).is_some());
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
+        let can = self.with(|sampler| PerturbedArgmax::scan(sampler).is_some());
         can.then_some(self as _)
     }
 }
 
-impl Survey for Shared<'_> {
-    fn survey(
+impl Scan for Shared<'_> {
+    fn scan(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        inquiries: &[Request<'_>],
+        out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        self.with(|sampler| Survey::survey(sampler, input, rows, inquiries, out))
+        self.with(|sampler| Scan::scan(sampler, input, rows, inquiries, out))
     }
 }

@@ -1,4 +1,4 @@
-//! What surveys ask of stored logits, found on the GPU: the surveys of core's `RowSurvey::of`, bit for bit.
+//! What surveys ask of stored logits, found on the GPU: the surveys of core's `RowSummary::of`, bit for bit.
 //!
 //! | of a row | is found by | and comes down as |
 //! | --- | --- | --- |
@@ -17,7 +17,7 @@ use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::selection::{Before, Wants};
-use flash_sampling_core::{Filters, Inquiry, MassHistogram, Moments, RowError, RowParams, RowSurvey, params};
+use flash_sampling_core::{Filters, MassHistogram, Moments, Request, RowError, RowParams, RowSummary, params};
 use std::sync::Arc;
 
 /// A row to be surveyed: its place in the call, itself, what is asked, and where the answer goes.
@@ -26,15 +26,15 @@ pub(super) struct Member<'a> {
     pub(super) at: usize,
     pub(super) params: &'a RowParams<'a>,
     pub(super) row: params::Row<'a>,
-    pub(super) inquiry: Inquiry<'a>,
-    pub(super) out: &'a mut RowSurvey,
+    pub(super) request: Request<'a>,
+    pub(super) out: &'a mut RowSummary,
 }
 
 impl Member<'_> {
     /// The plain survey, of logits that are here.
     pub(super) fn look(&mut self, first: u32, logits: &[f32], raw: &[f32]) {
-        self.out.of(&self.row, self.inquiry, first, logits);
-        self.out.of_raw(&self.row, self.inquiry, first, raw);
+        self.out.of(&self.row, self.request, first, logits);
+        self.out.of_raw(&self.row, self.request, first, raw);
     }
 
     /// The filters of a row that the GPU looks at.
@@ -44,7 +44,7 @@ impl Member<'_> {
 
     /// What the first pass keeps, where that is asked.
     fn overview(&self) -> Option<(Wants, &Filters)> {
-        let filters = self.filters().filter(|_| self.inquiry == Inquiry::Overview)?;
+        let filters = self.filters().filter(|_| self.request == Request::Overview)?;
         Some((Wants::of(&self.row, filters), filters))
     }
 }
@@ -75,7 +75,7 @@ impl Finder {
         for (i, member) in part.iter_mut().enumerate().filter(|(_, member)| member.out.error.is_none()) {
             match member.row.filters {
                 Some(filters) if !filters.rescale.is_finite() => member.look(first, stored.read(i, stream)?, &[]),
-                None if member.row.raw_logprobs.is_none() && !matches!(member.inquiry, Inquiry::RawLogits(_)) => {
+                None if member.row.raw_logprobs.is_none() && !matches!(member.request, Request::RawLogits(_)) => {
                     member.out.error = Some(RowError::NoFiniteLogit);
                 }
                 _ => {}
@@ -95,9 +95,9 @@ impl Finder {
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         for kind in [Kind::Lists, Kind::Above] {
-            let wish = |(i, member): (usize, &Member<'_>)| match (kind, member.inquiry) {
+            let wish = |(i, member): (usize, &Member<'_>)| match (kind, member.request) {
                 (Kind::Lists, _) => member.overview().map(|(wants, _)| listed(i, wants.list as u32, 0.0)),
-                (_, Inquiry::List { floor }) => member.filters().map(|_| listed(i, u32::MAX, floor)),
+                (_, Request::List { floor }) => member.filters().map(|_| listed(i, u32::MAX, floor)),
                 _ => None,
             };
             self.keep(kind, part.iter().enumerate().filter_map(wish), stored, stream)?;
@@ -184,7 +184,7 @@ impl Finder {
     ) -> Result<(), CudaError> {
         self.looks.clear();
         for (i, member) in part.iter().enumerate().filter(|(_, member)| member.filters().is_some()) {
-            let Inquiry::Before(doubts) = member.inquiry else { continue };
+            let Request::Before(doubts) = member.request else { continue };
             let look = |doubt: &Before| {
                 let (token, value) = (doubt.place.token, doubt.place.logit);
                 Look { source: i as u32, token, value, padding: 0 }
@@ -196,7 +196,7 @@ impl Finder {
         }
         let mut masses = stored.masses_before(&self.looks, stream)?.iter();
         for member in part.iter_mut().filter(|member| member.filters().is_some()) {
-            let Inquiry::Before(doubts) = member.inquiry else { continue };
+            let Request::Before(doubts) = member.request else { continue };
             let known = doubts.iter().zip(&mut masses).map(|(doubt, &mass)| Before::with_mass(doubt.place, mass));
             member.out.before.extend(known);
         }
@@ -211,7 +211,7 @@ impl Finder {
         first: u32,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let is_overview = |member: &Member<'_>| member.out.error.is_none() && member.inquiry == Inquiry::Overview;
+        let is_overview = |member: &Member<'_>| member.out.error.is_none() && member.request == Request::Overview;
         if members.iter().any(|member| is_overview(member)) {
             let masses = stored.masses(members.len(), stream)?.chunks_exact(MassHistogram::WORDS);
             for (member, words) in members.iter_mut().zip(masses).filter(|(member, _)| is_overview(member)) {
@@ -229,7 +229,7 @@ impl Finder {
         }
         let own = first..first + stored.tokens().len() as u32;
         for (i, member) in members.iter_mut().enumerate().filter(|(_, member)| member.out.error.is_none()) {
-            let Inquiry::RawLogits(drawn) = member.inquiry else { continue };
+            let Request::RawLogits(drawn) = member.request else { continue };
             let tokens: Vec<u32> = drawn.iter().copied().filter(|token| own.contains(token)).collect();
             let logits = stored.read_some(i, tokens.iter().copied(), stream)?;
             member.out.raw_logits.extend(tokens.iter().copied().zip(logits.iter().copied()));

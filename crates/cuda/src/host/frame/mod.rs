@@ -23,7 +23,8 @@ use finder::Finder;
 use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, Exactness, Head, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape, params,
+    Adjustments, Capabilities, Exactness, Head, Knobs, Matrix, Plan, RowParams, SampleError, SampledRows, Samples,
+    Shape, params,
 };
 use stage::adjusted;
 use std::sync::Arc;
@@ -49,8 +50,9 @@ pub(crate) struct Frame<'w> {
     stored: Option<StoredRows>,
     near_ties: Option<NearTies>,
     answers: Answers,
-    /// For surveys.
+    /// For scans.
     finder: Finder,
+    pub(crate) sampled: SampledRows,
     /// The rows of the call that ask, those of a launch, and a hidden state of them.
     asking: Vec<usize>,
     asked: Vec<Asking>,
@@ -99,6 +101,7 @@ impl<'w> Frame<'w> {
             near_ties: plan.canonical.then(|| NearTies::new(&head)),
             answers: Answers::default(),
             finder: Finder::default(),
+            sampled: SampledRows::default(),
             asking: Vec::new(),
             asked: Vec::new(),
             hidden: Vec::new(),

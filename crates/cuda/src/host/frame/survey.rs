@@ -10,31 +10,33 @@ use crate::host::resident::Resident;
 use crate::host::results::candidate;
 use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::survey::check_survey;
-use flash_sampling_core::{Inquiry, Matrix, RowError, RowParams, RowSurvey, SampleError, params};
+use flash_sampling_core::scan::check_scan;
+use flash_sampling_core::{Matrix, Request, RowError, RowParams, RowSummary, SampleError, Stage, params};
 use std::sync::Arc;
 
 impl Frame<'_> {
-    /// See [`Survey`](flash_sampling_core::Survey); not of a canonical plan.
+    /// See [`Scan`](flash_sampling_core::Scan); not of a canonical plan.
     pub(crate) fn survey(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        inquiries: &[Inquiry<'_>],
-        out: &mut [RowSurvey],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        check_survey(&input, rows, inquiries, out, &self.shape(), &self.plan)?;
+        check_scan(&input, rows, requests, out, &self.shape(), &self.plan)?;
         self.adjustments.collect_within(rows, self.head.tokens());
         let (can, vocab_size, tokens) = (self.can, self.head.vocab_size(), self.head.tokens());
         let mut members = Vec::new();
         // There may be more entries than rows.
-        for (at, (params, (&inquiry, out))) in rows.iter().zip(inquiries.iter().zip(out)).enumerate() {
-            if inquiry == Inquiry::Nothing {
+        for (at, (params, (&request, out))) in rows.iter().zip(requests.iter().zip(out)).enumerate() {
+            if request == Request::Skip {
                 continue;
             }
             out.clear();
             match params.check(self.adjustments.row(at), &can, &self.plan, vocab_size) {
-                Ok(row) => members.push(Member { at, params, row, inquiry, out }),
+                // `SampledRows` draws rows without filters.
+                Ok(row) if row.filters.is_none() && row.raw_logprobs.is_none() && request == Request::Overview => {}
+                Ok(row) => members.push(Member { at, params, row, request, out }),
                 Err(error) => out.error = Some(error),
             }
         }
@@ -76,7 +78,7 @@ impl Store<'_> {
         first: u32,
     ) -> Result<(), CudaError> {
         part.iter_mut().for_each(|member| member.out.begin(&member.row));
-        if part.iter().any(|member| !matches!(member.inquiry, Inquiry::RawLogits(_))) {
+        if part.iter().any(|member| !matches!(member.request, Request::RawLogits(_))) {
             self.store(part.iter().map(|member| (member.at, member.params, member.row)))?;
             self.note_errors(part.iter_mut());
             finder.find(part, self.stored, first, self.stream)?;
@@ -114,6 +116,7 @@ impl Store<'_> {
         for (member, draw) in members.zip(&*self.draws) {
             if let Err(error @ (RowError::NaN { .. } | RowError::PositiveInfinity { .. })) = candidate(draw) {
                 member.out.error = Some(error);
+                member.out.stage = if draw.score == 0.0 { Stage::Raw } else { Stage::Transformed };
             }
         }
     }

@@ -1,0 +1,114 @@
+//! Row summaries from the samples of a sampler, for samplers that do not scan rows without filters themselves.
+
+use crate::error::{RowError, SampleError, Stage};
+use crate::matrix::Matrix;
+use crate::params::{LogprobsMode, RowParams};
+use crate::sampler::{PerturbedArgmax, recycle};
+use crate::samples::Samples;
+use crate::scan::RowSummary;
+
+/// Makes the summaries of rows without filters by calls of [`PerturbedArgmax::sample`]. Keeps its memory from call to call.
+///
+/// A row may take up to three samples: a list without replacement that is longer than the sampler has tokens is sampled
+/// again with as many draws as there are, and a row with a bad logit is sampled once without transforms, which shows the
+/// logit's [`Stage`].
+#[derive(Debug, Default)]
+pub struct SampledRows {
+    samples: Samples,
+    /// The rows of the sample.
+    members: Vec<usize>,
+    /// Their input.
+    gathered: Vec<u8>,
+    /// Only the memory lives from call to call.
+    params: Vec<RowParams<'static>>,
+}
+
+impl SampledRows {
+    /// Fills the draws, masses and largest logits of the rows for which `params_of` returns parameters: raw
+    /// log-probabilities are left to a [`Scan`](crate::Scan).
+    ///
+    /// # Errors
+    /// Those of [`sample`](PerturbedArgmax::sample).
+    pub fn fill<'a>(
+        &mut self,
+        sampler: &mut dyn PerturbedArgmax,
+        input: Matrix<'_>,
+        rows: usize,
+        params_of: impl Fn(usize) -> Option<RowParams<'a>>,
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        let drawn = |r| {
+            params_of(r).map(|row: RowParams<'a>| {
+                let logprobs = row.logprobs.filter(|_| row.logprobs_mode != LogprobsMode::Raw);
+                RowParams { logprobs, ..row }
+            })
+        };
+        self.sample(sampler, input, (0..rows).filter_map(|r| Some((r, drawn(r)?))))?;
+        let (mut short, mut bad) = (Vec::new(), Vec::new());
+        for (at, &r) in self.members.iter().enumerate() {
+            let summary = &mut out[r];
+            (summary.error, summary.stage) = (None, Stage::default());
+            match self.samples.row(at) {
+                Ok(sample) => summary.set_sample(&sample),
+                Err(RowError::SupportTooSmall { available: draws @ 1.., .. }) => {
+                    short.extend(drawn(r).map(|row| (r, RowParams { draws, ..row })));
+                }
+                Err(error) => {
+                    summary.clear_sample();
+                    summary.error = Some(error).filter(|error| *error != RowError::NoFiniteLogit);
+                    if error.is_bad_logit() {
+                        bad.push((r, RowParams { temperature: 0.0, ..RowParams::default() }));
+                    }
+                }
+            }
+        }
+        if !short.is_empty() {
+            self.sample(sampler, input, short.into_iter())?;
+            for (at, &r) in self.members.iter().enumerate() {
+                match self.samples.row(at) {
+                    Ok(sample) => out[r].set_sample(&sample),
+                    Err(error) => out[r].error = Some(error),
+                }
+            }
+        }
+        if !bad.is_empty() {
+            self.sample(sampler, input, bad.into_iter())?;
+            for (at, &r) in self.members.iter().enumerate() {
+                let is_raw = self.samples.row(at).is_err_and(|error| error.is_bad_logit());
+                out[r].stage = if is_raw { Stage::Raw } else { Stage::Transformed };
+            }
+        }
+        Ok(())
+    }
+
+    /// Samples some rows of the input.
+    fn sample<'a>(
+        &mut self,
+        sampler: &mut dyn PerturbedArgmax,
+        input: Matrix<'_>,
+        rows: impl Iterator<Item = (usize, RowParams<'a>)>,
+    ) -> Result<(), SampleError> {
+        let mut params = recycle(core::mem::take(&mut self.params));
+        self.members.clear();
+        for (r, row) in rows {
+            self.members.push(r);
+            params.push(row);
+        }
+        self.samples.clear();
+        let sampled = if params.is_empty() {
+            Ok(())
+        } else if params.len() == input.rows() {
+            sampler.sample(input, &params, &mut self.samples)
+        } else {
+            self.gathered.clear();
+            self.members.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
+            let some = Matrix::from_bytes(&self.gathered, input.dtype(), params.len(), input.cols(), input.cols());
+            match some {
+                Ok(some) => sampler.sample(some, &params, &mut self.samples),
+                Err(source) => Err(SampleError::Backend { backend: "core", source: source.into() }),
+            }
+        };
+        self.params = recycle(params);
+        sampled
+    }
+}
