@@ -21,8 +21,10 @@ const KINDS: usize = 2;
 static MAILBOXES: Mutex<Option<HashMap<u64, Weak<Mailbox>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Device memory for what all ranks send to this one: slots of zeros, `[turns, world, max_rows]`, records of rows with filters, two kinds of `[world, max_rows]`, and this rank's state behind them. Other GPUs
-/// and processes write to it, so it is no memory of a pool.
+/// Device memory for the messages of all ranks to this one.
+///
+/// It holds slots `[turns, world, max_rows]`, records of rows with filters `[kinds, world, max_rows]`, and this rank's
+/// state, all zero at first. Other GPUs and processes write to it, so it does not come from a pool.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     id: u64,

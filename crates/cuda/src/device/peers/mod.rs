@@ -242,6 +242,14 @@ impl DevicePeers {
         unsafe { launch(&self.kernel, stream, Grid::of(blocks, THREADS), [argument(&call)]) }
     }
 
+    /// Checks the arguments of a step, so that a step fails before any of its launches is enqueued.
+    ///
+    /// # Errors
+    /// As [`DevicePeers::call`].
+    pub(crate) fn check_call(&self, rows: u64, draws: u64, row_count: usize) -> Result<(), CudaError> {
+        self.call(rows, draws, row_count).map(drop)
+    }
+
     /// Builds the arguments of a step of the exchange; `rows` and `draws` are device addresses.
     ///
     /// # Errors

@@ -51,6 +51,7 @@ impl DeviceTiled {
                 let call = peers.call_within(rows, draws, hidden.rows)?;
                 return self.launch_any(stream, hidden, rows, draws, More::FanOut(call)).map(drop);
             }
+            peers.check_call(rows, draws, hidden.rows)?;
             self.launch(stream, hidden, rows, draws, kinds)?;
             peers.launch(stream, rows, draws, hidden.rows)
         }

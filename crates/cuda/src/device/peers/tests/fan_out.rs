@@ -64,6 +64,7 @@ impl Part {
         // SAFETY: the weight is held by this value, which nothing writes to.
         let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
         tiled.prepare_fan_out().unwrap();
+        tiled.prepare(RowKinds::Any).unwrap();
         stream.synchronize().unwrap();
         Part { tiled, hidden, states, _weight: held }
     }
@@ -93,15 +94,10 @@ impl Shard {
         let draws = self.rank.draws_at + (at * size_of::<Draw>()) as u64;
         let hidden = DeviceMatrix { rows: count, ..self.part.hidden };
         let (stream, peers) = (&self.rank.stream, &mut self.rank.peers);
-        let tiled = &mut self.part.tiled;
+        // Rows of any kind take a second launch.
+        let kinds = if is_within { RowKinds::Bare } else { RowKinds::Any };
         // SAFETY: all of it is held by this value, of as many rows; one stream; the rows are bare.
-        unsafe {
-            if is_within {
-                return tiled.launch_together(stream, &hidden, rows, draws, RowKinds::Bare, peers).unwrap();
-            }
-            tiled.launch(stream, &hidden, rows, draws, RowKinds::Bare).unwrap();
-            peers.launch(stream, rows, draws, count).unwrap();
-        }
+        unsafe { self.part.tiled.launch_together(stream, &hidden, rows, draws, kinds, peers) }.unwrap();
     }
 
     /// The first step, with other rows and hidden states.
