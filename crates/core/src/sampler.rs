@@ -138,6 +138,7 @@ pub struct Shape {
 ///   that sum rounded once. Where dot products are exact the bits agree with the [reference](crate::reference).
 /// * **In distribution** samplers say so in [`Capabilities`]; score and logit are still those of the token.
 /// * **Greedy** rows (temperature 0) take no noise: the score is the logit.
+/// * **Zeros.** A logit or score of -0.0 may come out as +0.0 or -0.0; every other float has the same bits everywhere.
 /// * **Bad rows** (NaN or +inf among the raw logits, no finite logit, an invalid or unsupported knob) get a
 ///   [`RowError`](crate::RowError), and the other rows are unaffected. A head without tokens gives every row
 ///   [`RowError::NoFiniteLogit`](crate::RowError::NoFiniteLogit).
@@ -175,6 +176,39 @@ pub trait PerturbedArgmax: Send {
         None
     }
 }
+
+/// Forwards every method, so that a borrowed or boxed sampler is a sampler.
+macro_rules! forward {
+    ($($pointer:ty),*) => {$(
+        impl<S: PerturbedArgmax + ?Sized> PerturbedArgmax for $pointer {
+            fn capabilities(&self) -> Capabilities {
+                (**self).capabilities()
+            }
+
+            fn shape(&self) -> Shape {
+                (**self).shape()
+            }
+
+            fn plan(&self) -> Plan {
+                (**self).plan()
+            }
+
+            fn sample(
+                &mut self,
+                input: Matrix<'_>,
+                rows: &[RowParams<'_>],
+                out: &mut Samples,
+            ) -> Result<(), SampleError> {
+                (**self).sample(input, rows, out)
+            }
+
+            fn scan(&mut self) -> Option<&mut dyn Scan> {
+                (**self).scan()
+            }
+        }
+    )*};
+}
+forward!(Box<S>, &mut S);
 
 /// The checks of a call that are the same for every implementer: width, number of parameters, number of rows.
 ///
