@@ -30,6 +30,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         .with_max_level(level)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
+        // A note that cannot be written is dropped: to say so on standard error would panic.
+        .log_internal_errors(false)
         .without_time()
         .with_target(false)
         .init();

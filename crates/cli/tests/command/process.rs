@@ -198,6 +198,17 @@ fn an_output_without_room_is_refused_with_the_code_of_files() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn notes_that_cannot_be_written_end_no_call() {
+    for call in ["sample", "generate --max-tokens 2 --dry-base 2 --dry-multiplier 1 --top-k 4 --temperature 0"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let args: Vec<_> = call.split(' ').collect();
+        let output = command(&args).env("FLASH_SAMPLING_LOG", "info").stderr(full).output().unwrap();
+        assert!(output.status.code() == Some(0) && !output.stdout.is_empty(), "{call}: {:?}", output.status);
+    }
+}
+
+#[test]
 fn help_tells_the_exit_codes() {
     let help = run(&["sample", "--help"]);
     let text = help.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
