@@ -20,6 +20,12 @@ pub enum Problem {
     /// The system cannot open or map it.
     #[error("{0}")]
     Io(std::io::Error),
+    /// It is larger than such a file may be.
+    #[error("the file is larger than the limit of {limit} MiB")]
+    TooLarge {
+        /// The limit, in MiB.
+        limit: u64,
+    },
     /// Its bytes do not follow the format.
     #[error("not a valid {format} file: {reason}")]
     Format {

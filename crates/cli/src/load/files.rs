@@ -1,5 +1,6 @@
 //! The files of a Hugging Face checkpoint: tensors by name, and the small files beside them.
 
+use crate::load::bounded;
 use crate::load::checkpoint::Index;
 use crate::load::safetensors::Header;
 use crate::load::tensor::{self, Role, Tensor};
@@ -156,9 +157,10 @@ impl Files {
 
 /// A small file's bytes; `None` when there is no such file.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    match std::fs::read(path) {
+    let limit = if path.ends_with("tokenizer.json") { bounded::TOKENIZER } else { bounded::PARAMETERS };
+    match bounded::read(path, limit) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Problem::from(error).at(path)),
+        Err(Problem::Io(error)) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(problem) => Err(problem.at(path)),
     }
 }

@@ -1,7 +1,7 @@
 //! Reading heads, hidden states and masks from files.
 //!
-//! Files are mapped, never read whole. The parsers work on bytes and never panic on them, whatever they hold: they are
-//! the targets of the fuzz folder.
+//! Tensor files are mapped, never read whole; other files have a limit in size. The parsers work on bytes and never panic
+//! on them, whatever they hold: they are the targets of the fuzz folder.
 //!
 //! | module | what it reads |
 //! | --- | --- |
@@ -13,10 +13,12 @@
 //! | [`mask`] | bitmaps of allowed tokens |
 //! | [`requests`] | row parameters as JSON, one object or one for each row |
 //! | [`logit_bias`] | `ID:VALUE,...` |
+//! | `bounded` | whole files, up to a limit |
 
 #[cfg(target_endian = "big")]
 compile_error!("tensor files are little-endian and are mapped as they are");
 
+pub(crate) mod bounded;
 pub mod checkpoint;
 pub mod config;
 mod error;

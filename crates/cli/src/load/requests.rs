@@ -2,6 +2,7 @@
 
 use crate::error::CommandError;
 use crate::idle;
+use crate::load::bounded;
 use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
 use crate::sampler::beyond;
@@ -67,8 +68,13 @@ impl Of {
 /// # Errors
 /// What is wrong with the file, and with which of its rows.
 pub fn open(path: &Path, of: Of, rows: usize, vocab_size: u32) -> Result<Vec<Request>, LoadError> {
-    let text = std::fs::read_to_string(path).map_err(|error| Problem::Io(error).at(path))?;
-    parse(&text, of, rows, vocab_size).map_err(|problem| problem.at(path))
+    let read = || {
+        let bytes = bounded::read(path, bounded::PARAMETERS)?;
+        let text = str::from_utf8(&bytes)
+            .map_err(|_| Problem::Format { format: "parameter", reason: "it is not UTF-8".into() })?;
+        parse(text, of, rows, vocab_size)
+    };
+    read().map_err(|problem| problem.at(path))
 }
 
 /// Checks that a seed of the flags, if there is one, is some object's.

@@ -21,6 +21,25 @@ fn files_that_are_not_there_are_named() {
 }
 
 #[test]
+#[cfg(unix)]
+fn texts_without_an_end_are_refused() {
+    let files = Files::new();
+    let says = |name: &str, limit: u64| format!("{name}: the file is larger than the limit of {limit} MiB");
+    run(&with(&small_head(&files), "--params /dev/zero")).assert_refused(&says("/dev/zero", 64));
+    let folder = files.folder().to_str().unwrap();
+    files.safetensors("model.safetensors", &[("model.norm.weight", Dtype::F32, &[4], f32_bytes(&values(4, 1)))]);
+    for name in ["config.json", "generation_config.json", "model.safetensors.index.json"] {
+        if name == "generation_config.json" {
+            let llama = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/checkpoints/llama/config.json");
+            std::fs::copy(llama, files.path("config.json")).unwrap();
+        }
+        std::os::unix::fs::symlink("/dev/zero", files.path(name)).unwrap();
+        run(&["generate", "--model", folder]).assert_refused(&says(name, 64));
+        std::fs::remove_file(files.path(name)).unwrap();
+    }
+}
+
+#[test]
 fn flags_of_ranks_mean_something_only_together() {
     let files = Files::new();
     let head = small_head(&files);

@@ -2,6 +2,7 @@
 
 use crate::bench::record::Entry;
 use crate::error::CommandError;
+use crate::load::bounded;
 use serde::Deserialize;
 use std::path::Path;
 
@@ -34,9 +35,9 @@ impl Peers {
     /// A file that cannot be read, or has no times.
     pub fn read(path: &Path) -> Result<Self, CommandError> {
         let name = path.display();
-        let text = std::fs::read_to_string(path)
+        let bytes = bounded::read(path, bounded::PARAMETERS)
             .map_err(|error| CommandError::usage(format!("the peers' times in {name} cannot be read: {error}")))?;
-        let cells = parse(&text);
+        let cells = parse(&String::from_utf8_lossy(&bytes));
         if cells.is_empty() {
             return Err(CommandError::usage(format!("{name} holds no times of peers")));
         }
