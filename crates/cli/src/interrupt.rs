@@ -1,7 +1,8 @@
 //! Ctrl-C: finish what is in hand if that is soon, then stop.
 
 use crate::error::CommandError;
-use std::io::Write;
+use crate::run::tell;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,7 +17,7 @@ pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Listens for Ctrl-C (and SIGTERM): the first asks to stop, and stops a second later whatever is in hand; another stops
-    /// at once.
+    /// at once. A call that is complete within that second ends as one without Ctrl-C.
     pub fn listen() -> Self {
         let interrupt = Interrupt::default();
         let asked = interrupt.clone();
@@ -32,12 +33,14 @@ impl Interrupt {
                     std::thread::sleep(GRACE);
                     exit();
                 });
-                // A closed standard error leaves nobody to tell.
-                let _ = writeln!(std::io::stderr(), "error: {}", CommandError::Interrupted);
+                if std::io::stderr().is_terminal() {
+                    // The text or the progress bar of the work in hand stands in the line.
+                    let _ = writeln!(std::io::stderr());
+                }
+                tell(&CommandError::Interrupted.to_string());
                 exit();
             };
             let _ = std::thread::Builder::new().spawn(late);
-            tracing::info!("stopping");
         });
         if let Err(error) = installed {
             tracing::warn!("Ctrl-C will stop at once, not cleanly: {error}");

@@ -80,8 +80,8 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let limit = model.config().max_positions;
     let progress = Progress::new(args, limit - prompt.len());
     while batch.is_going() {
-        interrupt.check()?;
-        batch.step(&mut report)?;
+        let step = interrupt.check().and_then(|()| batch.step(&mut report));
+        step.inspect_err(|_| writer.break_off())?;
         progress.beside(|| writer.go_on(batch.sequences()))?;
         progress.tell(batch.sequences());
     }

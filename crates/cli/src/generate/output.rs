@@ -37,6 +37,14 @@ impl<'o> Writer<'o> {
         self.write(sequences).map_err(CommandError::write("to standard output"))
     }
 
+    /// Ends the line of a text that goes no further, so that an error has a line of its own.
+    pub(super) fn break_off(&mut self) {
+        if self.written.is_some() {
+            // The error says more than a failure of this write.
+            let _ = writeln!(self.out).and_then(|()| self.out.flush());
+        }
+    }
+
     /// Writes the report; whether a sequence failed.
     pub(super) fn finish(self, sequences: &[Sequence<'_>], report: Option<&Report>) -> Result<bool, CommandError> {
         let written = match (report, self.args.format) {

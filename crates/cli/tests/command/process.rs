@@ -29,7 +29,22 @@ fn ctrl_c_ends_cleanly() {
     let status = child.wait().unwrap();
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    assert_eq!((status.code(), rest.lines().last()), (Some(130), Some("error: interrupted")));
+    assert_eq!((status.code(), rest.as_str()), (Some(130), "error: interrupted\n"));
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_ends_the_line_of_a_text() {
+    let mut child = command(&["generate", "--num-sequences", "64", "--max-tokens", "500"]).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    // The line of the first seed, and some of its text.
+    stdout.read_line(&mut text).unwrap();
+    stdout.read_exact(&mut [0; 8]).unwrap();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    stdout.read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(text.ends_with('\n'), "{text:?}");
 }
 
 /// 2000 draws of each row are one call of the reference, and take minutes.
