@@ -68,7 +68,7 @@ fn size(json: &Value, key: &str, otherwise: Option<usize>) -> Result<usize, Mode
 
 fn positive(json: &Value, key: &str, otherwise: Option<f64>) -> Result<f64, ModelError> {
     match find(json, key) {
-        Some(value) => value.as_f64().filter(|x| x.is_finite() && *x > 0.0).ok_or(wrong(key, value)),
+        Some(value) => value.as_f64().filter(|x| (*x as f32).is_finite() && *x as f32 > 0.0).ok_or(wrong(key, value)),
         None => otherwise.ok_or_else(|| ModelError::Config(format!("{key} is missing"))),
     }
 }
@@ -271,6 +271,7 @@ mod tests {
             ("partial_rotary_factor", "0.5"),
             ("rope_parameters", r#"{"rope_type": "default", "partial_rotary_factor": 0.25}"#),
             ("rms_norm_eps", "0"),
+            ("rms_norm_eps", "1e-60"),
             ("eos_token_id", r#""end""#),
             ("quantization_config", r#"{"bits": 4}"#),
         ] {

@@ -29,6 +29,7 @@ pub mod npy;
 pub mod requests;
 pub mod safetensors;
 pub mod tensor;
+mod underflow;
 mod unique;
 
 pub use error::{LoadError, Problem};

@@ -3,6 +3,7 @@
 use crate::error::CommandError;
 use crate::idle;
 use crate::load::bounded;
+use crate::load::underflow::underflow;
 use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
 use crate::sampler::beyond;
@@ -166,6 +167,11 @@ fn request(object: &RawValue, of: Of, vocab_size: u32) -> Result<Request, Wrong<
     if let Some((field, flag)) = of.flag_instead(&fields) {
         return Err(of_field(field, format!("{field} is given by {flag}")));
     }
+    for (field, value) in &parts {
+        if let Some(number) = underflow(value.get()) {
+            return Err(of_field(field, format!("{field}: {number} rounds to 0 as a float32")));
+        }
+    }
     let mut tokens = |field: &str| match fields.remove(field) {
         None | Some(Value::Null) => Ok(None),
         Some(list) => {
@@ -222,7 +228,12 @@ mod tests {
             (r#"[{}, {"seed": "one"}]"#, "row 1: seed: invalid type: string \"one\""),
             (r#"{"prompt_token_ids": ["a"]}"#, "prompt_token_ids: invalid type"),
             (r#"[{}, {"min_p": 1e-60}]"#, "row 1: min_p: 1e-60 rounds to 0 as a float32"),
+            (
+                r#"[{}, {"temperature": 1e-400}]"#,
+                "row 1: temperature: 1e-400 rounds to 0 as a float32 (line 1 column 22)",
+            ),
             (r#"{"logit_bias": {"x": 1}}"#, "invalid"),
+            (r#"{"logit_bias": {"7": -1e-999}}"#, "logit_bias: -1e-999 rounds to 0"),
             (r#"[{}, {"stop_token_ids": [100]}]"#, "row 1: stop_token_ids names token 100, but there are 100 tokens"),
         ] {
             let error = parse(text, Of::Rows, 2, 100).unwrap_err().to_string();
