@@ -3,6 +3,7 @@
 use crate::args::{self, Cli, Command, MAX_THREADS};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
+use crate::output::line;
 use crate::{bench, copies, generate, info, sample, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
@@ -90,5 +91,5 @@ fn fail(code: u8, message: &str) -> ExitCode {
 /// One line for an error on standard error, in one write, as other ranks write there too.
 pub(crate) fn tell(message: &str) {
     // A closed standard error leaves nobody to tell.
-    let _ = io::stderr().write_all(format!("error: {message}\n").as_bytes());
+    let _ = io::stderr().write_all(format!("error: {}\n", line::message(message)).as_bytes());
 }

@@ -4,6 +4,7 @@ use crate::load::config::HeadConfig;
 use crate::load::files::Files;
 use crate::load::tensor::{Role, Tensor};
 use crate::load::{LoadError, Problem};
+use crate::output::line;
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
@@ -64,7 +65,7 @@ impl Index {
         // What a path leaves out, as in `a/` and `a/.`, is no part of a name.
         let is_name = |file: &str| matches!(Path::new(file).components().collect::<Vec<_>>()[..], [Component::Normal(name)] if name == file);
         match json.weight_map.values().find(|file| !is_name(file)) {
-            Some(file) => Err(invalid(format!("{file:?} is not the name of a file in the same folder"))),
+            Some(file) => Err(invalid(format!("{:?} is not the name of a file in the same folder", line::name(file)))),
             None => Ok(Index(json.weight_map)),
         }
     }

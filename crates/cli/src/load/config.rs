@@ -1,6 +1,7 @@
 //! What a checkpoint's `config.json` says about its LM head.
 
 use crate::load::Problem;
+use crate::output::line;
 use serde_json::Value;
 
 /// The parts of `config.json` that bear on the head; `None` = not said.
@@ -45,7 +46,7 @@ impl HeadConfig {
         }
         let find = |key: &str| json.get(key).or_else(|| json.get("text_config")?.get(key)).filter(|v| !v.is_null());
         let positive = |value: &Value| value.as_f64().map(|f| f as f32).filter(|f| f.is_finite() && *f > 0.0);
-        let wrong = |key: &str, value: &Value| invalid(format!("{key} is {value}"));
+        let wrong = |key: &str, value: &Value| invalid(format!("{key} is {}", line::name(&value.to_string())));
 
         let vocab_size = match find("vocab_size") {
             Some(value) => match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {

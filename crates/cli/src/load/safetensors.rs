@@ -1,6 +1,7 @@
 //! Where in a safetensors file a tensor lies.
 
 use crate::load::Problem;
+use crate::output::line;
 use flash_sampling::DType;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
@@ -70,7 +71,7 @@ impl Header {
             Dtype::F32 => DType::F32,
             other => {
                 return Err(Problem::DType {
-                    tensor: name.into(),
+                    tensor: line::name(name),
                     found: other.to_string(),
                     expected: "bf16, f16 or f32",
                 });
@@ -82,17 +83,18 @@ impl Header {
             (Some(start), Some(end)) => {
                 Ok(Located { name: name.into(), dtype, shape: info.shape.clone(), range: start..end })
             }
-            _ => Err(Problem::Truncated(format!("{name} lies beyond its end"))),
+            _ => Err(Problem::Truncated(format!("{} lies beyond its end", line::name(name)))),
         }
     }
 
     /// A few of the names, for messages.
     fn listing(&self) -> String {
         let keys = self.metadata.offset_keys();
+        let names = |keys: &[String]| keys.iter().map(|key| line::name(key)).collect::<Vec<_>>().join(", ");
         match keys.len() {
             0 => "no tensors".into(),
-            n @ 1..=4 => format!("{n}: {}", keys.join(", ")),
-            n => format!("{n}: {}, ...", keys[..3].join(", ")),
+            n @ 1..=4 => format!("{n}: {}", names(&keys)),
+            n => format!("{n}: {}, ...", names(&keys[..3])),
         }
     }
 }

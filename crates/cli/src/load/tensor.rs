@@ -3,6 +3,7 @@
 use crate::load::npy::{self, NpyHeader};
 use crate::load::safetensors::Header;
 use crate::load::{LoadError, Problem};
+use crate::output::line;
 use flash_sampling::{DType, HeadError, Matrix};
 use memmap2::Mmap;
 use std::fs::File;
@@ -60,7 +61,7 @@ impl Role {
             (Role::Layer, _) => "[rows, cols] or [cols], neither zero",
             (Role::Bias, _) => "[vocab], not zero",
         };
-        Err(Problem::Shape { tensor: tensor.into(), found: shape.to_vec(), expected: expected.into() })
+        Err(Problem::Shape { tensor: line::name(tensor), found: shape.to_vec(), expected: expected.into() })
     }
 }
 

@@ -1,5 +1,6 @@
 //! JSON in which no object has a key twice: a value would be dropped.
 
+use crate::output::line;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeSet;
@@ -55,7 +56,7 @@ impl<'de> Visitor<'de> for Unique {
         while let Some(key) = map.next_key::<String>()? {
             map.next_value::<Unique>()?;
             if let Some(twice) = seen.replace(key) {
-                return Err(A::Error::custom(format_args!("duplicate field `{twice}`")));
+                return Err(A::Error::custom(format_args!("duplicate field `{}`", line::name(&twice))));
             }
         }
         Ok(Unique)

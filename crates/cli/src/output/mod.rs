@@ -1,7 +1,8 @@
-//! Rows of results, as text and as JSON, and files to write to.
+//! Rows of results, as text and as JSON, files to write to, and names from files in messages.
 
 mod file;
 mod json;
+pub(crate) mod line;
 mod row;
 mod text;
 

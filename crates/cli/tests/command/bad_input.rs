@@ -134,6 +134,29 @@ fn tensors_that_are_not_there_are_named() {
 }
 
 #[test]
+fn names_of_files_are_escaped_and_cut() {
+    let files = Files::new();
+    let tensor = |name: &str| files.safetensors("x.safetensors", &[(name, Dtype::I8, &[4, 32], vec![0; 128])]);
+    refuse_weight(&tensor("red\x1b[31m\r\u{9b}"), "red\\u{1b}[31m\\r\\u{9b} has dtype I8");
+    refuse_weight(&tensor(&"long".repeat(2500)), "long...glonglong");
+    let head = small_head(&files);
+    for key in ["red\\u001b[31m", &"long".repeat(2500)] {
+        let file = files.bytes("p.json", format!(r#"{{"{key}": 1, "{key}": 1}}"#).as_bytes());
+        let twice = run(&with(&head, &format!("--params {file}")));
+        twice.assert_refused("duplicate field `");
+        assert!(!twice.stderr.contains('\x1b') && twice.stderr.len() < 500, "{twice:?}");
+        let file = files.bytes("p.json", format!(r#"{{"{key}": 1}}"#).as_bytes());
+        let unknown = run(&with(&head, &format!("--params {file}")));
+        unknown.assert_refused("unknown field `");
+        assert!(!unknown.stderr.contains('\x1b') && unknown.stderr.len() < 2500, "{unknown:?}");
+        let file = files.bytes("p.json", format!(r#"{{"temperature": "{key}"}}"#).as_bytes());
+        let wrong = run(&with(&head, &format!("--params {file}")));
+        wrong.assert_refused("temperature: invalid type");
+        assert!(!wrong.stderr.contains('\x1b') && wrong.stderr.len() < 2500, "{wrong:?}");
+    }
+}
+
+#[test]
 fn types_that_cannot_be_read_are_named() {
     let files = Files::new();
     let tensor =

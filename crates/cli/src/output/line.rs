@@ -1,0 +1,51 @@
+//! Text of files in a line on a terminal.
+
+/// The most characters of a name in a message.
+const NAME: usize = 80;
+/// The most characters of a message.
+const MESSAGE: usize = 2000;
+
+/// A name from a file, without its middle where it is long.
+pub(crate) fn name(name: &str) -> String {
+    cut(name, NAME)
+}
+
+/// A message on one line of bounded length. Control characters, and those that change the direction of text, are escaped:
+/// names from files are part of messages.
+pub(crate) fn message(text: &str) -> String {
+    let is_safe = |c: char| {
+        !c.is_control() && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut line = String::new();
+    for c in cut(text, MESSAGE).chars() {
+        if is_safe(c) { line.push(c) } else { line.extend(c.escape_default()) }
+    }
+    line
+}
+
+fn cut(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    if length <= most {
+        return text.into();
+    }
+    let (begin, end) = (most / 2, most / 2 - 3);
+    text.chars().take(begin).chain("...".chars()).chain(text.chars().skip(length - end)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_name_lacks_its_middle() {
+        assert_eq!(name(&"é".repeat(80)), "é".repeat(80));
+        let long = format!("a{}b", "é".repeat(80));
+        assert_eq!(name(&long), format!("a{}...{}b", "é".repeat(39), "é".repeat(36)));
+    }
+
+    #[test]
+    fn a_message_moves_no_cursor() {
+        assert_eq!(message("a\u{1b}[31mb\u{9b}c\u{202e}d\né\u{7f}"), "a\\u{1b}[31mb\\u{9b}c\\u{202e}d\\né\\u{7f}");
+        assert_eq!(message(&"x".repeat(9000)).len(), 2000);
+    }
+}
