@@ -50,27 +50,29 @@ impl NpyHeader {
         let text = text.get(..length).ok_or_else(truncated)?;
         let text = str::from_utf8(text).map_err(|_| invalid("the header is not UTF-8"))?;
         let mut parser = Parser { rest: text };
-        let (descr, fortran_order, shape) = parser.dictionary().ok_or_else(|| {
-            invalid(format!("cannot read the header near {:?}", parser.rest.chars().take(24).collect::<String>()))
-        })?;
+        let near = |rest: &str| format!("near {:?}", rest.chars().take(24).collect::<String>());
+        let dictionary = parser.dictionary();
+        let (descr, fortran_order, shape) =
+            dictionary.ok_or_else(|| invalid(format!("cannot read the header {}", near(parser.rest))))?;
+        if !parser.rest.trim_start().is_empty() {
+            return Err(invalid(format!("its header goes on after the dictionary {}", near(parser.rest))));
+        }
         Ok(NpyHeader { descr, fortran_order, shape, data })
     }
 
     /// The array's bytes, for elements of `size` bytes.
     ///
     /// # Errors
-    /// [`Problem::Truncated`] when the file does not hold them, [`Problem::Format`] when their number overflows.
+    /// [`Problem::Truncated`] when the file does not end with them, [`Problem::Format`] when their number overflows.
     pub fn data<'a>(&self, bytes: &'a [u8], size: usize) -> Result<&'a [u8], Problem> {
         let needed = self.shape.iter().try_fold(size, |n, &d| n.checked_mul(d));
         let needed = needed.ok_or_else(|| invalid("its size overflows"))?;
         let found = bytes.get(self.data..).unwrap_or_default();
-        found.get(..needed).ok_or_else(|| {
-            Problem::Truncated(format!(
-                "an array of shape {:?} needs {needed} bytes, found {}",
-                self.shape,
-                found.len()
-            ))
-        })
+        if found.len() == needed {
+            return Ok(found);
+        }
+        let (shape, found) = (&self.shape, found.len());
+        Err(Problem::Truncated(format!("an array of shape {shape:?} needs {needed} bytes, found {found}")))
     }
 
     /// The array's bytes in C order, when its type string is one of `descrs`.
@@ -143,6 +145,10 @@ impl<'a> Parser<'a> {
             let key = self.string()?;
             self.token(":")?;
             match key {
+                // A value would be dropped.
+                "descr" if descr.is_some() => return None,
+                "fortran_order" if fortran_order.is_some() => return None,
+                "shape" if shape.is_some() => return None,
                 "descr" => descr = Some(self.string()?.to_owned()),
                 "fortran_order" => fortran_order = Some(self.boolean()?),
                 "shape" => shape = Some(self.tuple()?),
@@ -177,6 +183,7 @@ mod tests {
         assert_eq!((header.descr.as_str(), header.fortran_order, &*header.shape), ("<f4", false, &[3, 4][..]));
         assert_eq!(header.data(&bytes, 4).unwrap().len(), 48);
         assert!(matches!(header.data(&bytes[..bytes.len() - 1], 4), Err(Problem::Truncated(_))));
+        assert!(matches!(header.data(&[&bytes[..], &[0]].concat(), 4), Err(Problem::Truncated(_))));
         for (text, shape) in [("()", vec![]), ("(7,)", vec![7]), ("(1,2,3)", vec![1, 2, 3])] {
             let bytes = file(&format!("{{\"shape\":{text},'fortran_order':True,'descr':'|u1'}}"), 0);
             assert_eq!(NpyHeader::parse(&bytes).unwrap().shape, shape);
@@ -191,6 +198,10 @@ mod tests {
             "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4)",
             "{'descr': '<f4', 'fortran_order': False, 'shape': (3 4)}",
             "{'descr': '<f4', 'fortran_order': 0, 'shape': (3,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (3,), 'shape': (4,)}",
+            "{'descr': '<f4', 'descr': '<f2', 'fortran_order': False, 'shape': (3,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (3,)} or so",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (3,)}}",
             "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,)}",
             "{'descr': '<f4', 'fortran_order': False, 'shape': (-3,)}",
             "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",

@@ -201,6 +201,7 @@ fn truncated_and_damaged_files_are_refused() {
     refuse_weight(&files.bytes("garbled.safetensors", &garbled), "not a valid safetensors file");
     let array = std::fs::read(files.npy("a.npy", &[4, 32], &values(128, 1))).unwrap();
     refuse_weight(&files.bytes("cut.npy", &array[..array.len() - 1]), "needs 512 bytes, found 511");
+    refuse_weight(&files.bytes("long.npy", &[&array[..], &array].concat()), "needs 512 bytes, found 1152");
     refuse_weight(&files.bytes("head.npy", &array[..30]), "the file is truncated or damaged");
     refuse_weight(&files.bytes("text.npy", b"1 2 3\n"), "not a valid .npy file");
 }
