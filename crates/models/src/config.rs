@@ -119,15 +119,25 @@ impl ModelConfig {
             return Err(ModelError::Config(format!("head_dim {head_dim} is odd")));
         }
         // transformers 5 has one object for both; before it, a theta at the top and `rope_scaling`.
+        for key in ["rope_parameters", "rope_scaling"] {
+            if let Some(value) = find(&json, key).filter(|value| !value.is_object()) {
+                return Err(wrong(key, value));
+            }
+        }
         if let (Some(new), Some(old)) = (find(&json, "rope_parameters"), find(&json, "rope_scaling"))
             && new != old
         {
             let message = "rope_parameters and rope_scaling differ: only one of them can be meant";
             return Err(ModelError::Config(message.into()));
         }
-        let rope = find(&json, "rope_parameters").or_else(|| find(&json, "rope_scaling")).unwrap_or(&Value::Null);
-        let theta_at = if find(rope, "rope_theta").is_some() { rope } else { &json };
-        let theta = positive(theta_at, "rope_theta", Some(10_000.0))?;
+        let rope_key = if find(&json, "rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
+        let rope = find(&json, rope_key).unwrap_or(&Value::Null);
+        let at_the_top = positive(&json, "rope_theta", Some(10_000.0))?;
+        let theta = positive(rope, "rope_theta", Some(at_the_top))?;
+        if theta != at_the_top && find(&json, "rope_theta").is_some() {
+            let message = format!("rope_theta is {at_the_top} at the top, but {theta} in {rope_key}");
+            return Err(ModelError::Config(message));
+        }
         Ok(ModelConfig {
             family,
             hidden,
@@ -189,11 +199,11 @@ fn refuse_what_is_not_done(json: &Value) -> Result<(), ModelError> {
 }
 
 fn scaling(rope: &Value) -> Result<Scaling, ModelError> {
-    let kind = find(rope, "rope_type").or_else(|| find(rope, "type"));
-    match kind.map(|value| (value, value.as_str())) {
-        None | Some((_, Some("default"))) => Ok(Scaling::None),
-        Some((_, Some("linear"))) => Ok(Scaling::Linear { factor: positive(rope, "factor", None)? }),
-        Some((_, Some("llama3"))) => {
+    let kind = ["rope_type", "type"].into_iter().find_map(|key| Some((key, find(rope, key)?)));
+    match kind.map(|(key, value)| (key, value, value.as_str())) {
+        None | Some((.., Some("default"))) => Ok(Scaling::None),
+        Some((.., Some("linear"))) => Ok(Scaling::Linear { factor: positive(rope, "factor", None)? }),
+        Some((.., Some("llama3"))) => {
             let low = positive(rope, "low_freq_factor", None)?;
             let high = positive(rope, "high_freq_factor", None)?;
             if high <= low {
@@ -207,7 +217,7 @@ fn scaling(rope: &Value) -> Result<Scaling, ModelError> {
                 original: positive(rope, "original_max_position_embeddings", None)?,
             })
         }
-        Some((value, _)) => Err(wrong("rope_type", value)),
+        Some((key, value, _)) => Err(wrong(key, value)),
     }
 }
 
@@ -231,8 +241,13 @@ mod tests {
         let config = ModelConfig::parse(QWEN3.as_bytes()).unwrap();
         assert_eq!((config.family, config.layers, config.head_dim), (Family::Qwen3, 28, 128));
         assert_eq!((config.rope_theta, config.rope_scaling), (1e6, Scaling::None));
-        let config = with("rope_parameters", r#"{"rope_type": "default", "rope_theta": 500.5}"#).unwrap();
-        assert_eq!(config.rope_theta, 500.5);
+        let of_object = r#"{"rope_type": "default", "rope_theta": 500.5}"#;
+        let nowhere_else = QWEN3.replace(r#""rope_theta": 1000000"#, &format!(r#""rope_parameters": {of_object}"#));
+        assert_eq!(ModelConfig::parse(nowhere_else.as_bytes()).unwrap().rope_theta, 500.5);
+        let error = with("rope_parameters", of_object).unwrap_err().to_string();
+        assert!(error.contains("rope_theta is 1000000 at the top, but 500.5 in rope_parameters"), "{error}");
+        let config = with("rope_parameters", r#"{"rope_theta": 1e6}"#).unwrap();
+        assert_eq!(config.rope_theta, 1e6);
         let scaling = r#"{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
             "original_max_position_embeddings": 8192}"#;
         let llama3 = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
@@ -268,6 +283,9 @@ mod tests {
                 r#"{"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
                     "original_max_position_embeddings": 8192}"#,
             ),
+            ("rope_parameters", "7"),
+            ("rope_parameters", r#"["linear"]"#),
+            ("rope_scaling", r#""linear""#),
             ("partial_rotary_factor", "0.5"),
             ("rope_parameters", r#"{"rope_type": "default", "partial_rotary_factor": 0.25}"#),
             ("rms_norm_eps", "0"),

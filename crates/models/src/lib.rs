@@ -4,7 +4,7 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`config`] | what a checkpoint's `config.json` says: [`ModelConfig`] |
-//! | [`rotary`] | rotary positions, with Llama 3's frequencies |
+//! | [`rotary`] | rotary positions, with the scalings `linear` and `llama3` |
 //! | [`cache`] | the keys and values of one sequence: [`Cache`] |
 //! | [`model`] | the layers: [`Model`] |
 //!

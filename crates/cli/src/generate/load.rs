@@ -9,6 +9,7 @@ use crate::load::tensor::{Role, Tensor};
 use crate::load::{LoadError, Problem};
 use crate::loaded_head::LoadedHead;
 use crate::progress;
+use crate::sampler::beyond;
 use flash_sampling::{CpuError, Head, Isa};
 use flash_sampling_models::{Model, ModelConfig, ModelError};
 use std::collections::HashMap;
@@ -38,6 +39,8 @@ fn built_in() -> Result<Files, LoadError> {
 pub(super) struct Weights {
     files: Files,
     config: ModelConfig,
+    /// Whether the tokens that end a sequence are those of `generation_config.json`.
+    has_generation_eos: bool,
     tensors: HashMap<String, Tensor>,
     head: LoadedHead,
 }
@@ -49,9 +52,11 @@ impl Weights {
         let failed = |source| CommandError::Model { folder: files.folder().into(), source };
         let missing = || failed(ModelError::Config("it is not there".into()));
         let mut config = ModelConfig::parse(&files.text("config.json")?.ok_or_else(missing)?).map_err(failed)?;
+        let eos = config.eos.clone();
         if let Some(bytes) = files.text("generation_config.json")? {
             config = config.with_generation_config(&bytes).map_err(failed)?;
         }
+        let has_generation_eos = config.eos != eos;
         let head = LoadedHead::of_checkpoint(Checkpoint::of(&files)?, &HeadArgs::default())?;
         let mut tensors = HashMap::new();
         for name in files.names() {
@@ -61,7 +66,7 @@ impl Weights {
             }
         }
         tracing::debug!("{config:?}");
-        Ok(Weights { files, config, tensors, head })
+        Ok(Weights { files, config, has_generation_eos, tensors, head })
     }
 
     /// Reads all pages once, so that the first tokens do not wait for the disk.
@@ -90,6 +95,14 @@ impl Weights {
     pub(super) fn head(&self, language: &Language, embeddings: usize) -> Result<Head<'_>, CommandError> {
         let head = self.head.head()?;
         Ok(head.with_vocab_size(language.tokens.min(embeddings).clamp(1, head.vocab_size() as usize))?)
+    }
+
+    /// Checks that the tokens that end a sequence are among those that can be drawn.
+    pub(super) fn check_eos(&self, vocab_size: u32) -> Result<(), CommandError> {
+        let Some(token) = self.config.eos.iter().find(|token| **token >= vocab_size) else { return Ok(()) };
+        let message = beyond("eos_token_id", *token, vocab_size);
+        let is_of = if self.has_generation_eos { ModelError::GenerationConfig } else { ModelError::Config };
+        Err(self.failed(is_of(message)))
     }
 
     /// An error of the model, with its folder.

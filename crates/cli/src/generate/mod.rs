@@ -23,7 +23,6 @@ use batch::Batch;
 use draft::Draft;
 use engine::Engine;
 use flash_sampling::Plan;
-use flash_sampling_models::ModelError;
 use load::{Language, Weights};
 use output::Writer;
 use progress::Progress;
@@ -49,10 +48,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let model = weights.model(args.sampler.isa)?;
     let head = weights.head(&language, model.vocab_size())?;
     check(args, head.vocab_size())?;
-    if let Some(token) = model.config().eos.iter().find(|token| **token >= head.vocab_size()) {
-        let message = format!("eos_token_id names token {token}, but there are {} tokens", head.vocab_size());
-        return Err(weights.failed(ModelError::Config(message)));
-    }
+    weights.check_eos(head.vocab_size())?;
     let requests = Requests::open(args, &model.config().eos, head.vocab_size())?;
     weights.read(interrupt)?;
     let (max_logprobs, canonical) = (requests.most_logprobs(), args.draws.canonical);

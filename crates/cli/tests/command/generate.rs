@@ -179,6 +179,7 @@ fn bad_input_is_one_clear_line() {
         files.folder().to_str().unwrap().to_owned()
     };
     let config = std::fs::read_to_string(checkpoint("llama").join("config.json")).unwrap();
+    let model = std::fs::read(checkpoint("llama").join("model.safetensors")).unwrap();
     let with = |from: &str, to: &str| {
         assert!(config.contains(from));
         config.replace(from, to).into_bytes()
@@ -189,6 +190,11 @@ fn bad_input_is_one_clear_line() {
         ("config.json", Some(&with("\"llama\"", "\"gpt2\"")), "model_type is \"gpt2\""),
         ("config.json", Some(&with("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3")), "model.layers.2."),
         ("config.json", Some(&with("\"intermediate_size\": 64", "\"intermediate_size\": 65")), "[65, 32]"),
+        (
+            "config.json",
+            Some(&with("eos_token_id\": 256", "eos_token_id\": 999")),
+            ": config.json: eos_token_id names token 999",
+        ),
         ("tokenizer.json", None, "tokenizer.json: it is not there"),
         ("tokenizer.json", Some(b"{}"), "tokenizer.json"),
         ("model.safetensors", None, "model.safetensors"),
@@ -196,6 +202,10 @@ fn bad_input_is_one_clear_line() {
     ] {
         refused(&["--model", &folder(name, bytes)], says);
     }
+    let eos = files.bytes("generation_config.json", br#"{"eos_token_id": [256, 300]}"#);
+    let says = ": generation_config.json: eos_token_id names token 300, but there are 257 tokens";
+    refused(&["--model", &folder("model.safetensors", Some(&model))], says);
+    std::fs::remove_file(eos).unwrap();
     let llama = checkpoint("llama");
     refused(&["--model", llama.to_str().unwrap(), "--prompt", &"a".repeat(512)], "513 tokens");
 }
