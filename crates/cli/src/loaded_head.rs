@@ -5,6 +5,7 @@ use crate::error::CommandError;
 use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{HeadConfig, Scale};
 use crate::load::tensor::Tensor;
+use crate::output::line;
 use flash_sampling::Head;
 
 /// A head's weight and transforms.
@@ -31,8 +32,9 @@ impl LoadedHead {
         if let Some(bias) = checkpoint.bias {
             if bias.cols() != rows {
                 return Err(CommandError::usage(format!(
-                    "the head's bias has {} entries, but its weight has {rows} rows",
-                    bias.cols()
+                    "the head's bias has {}, but its weight has {}",
+                    line::count(bias.cols(), "value"),
+                    line::count(rows, "row")
                 )));
             }
             let mut values = vec![0.0; bias.cols()];
@@ -43,11 +45,14 @@ impl LoadedHead {
         match vocab_size {
             _ if args.vocab_size.is_some() => {}
             Some(size) if size < rows => {
-                tracing::info!("config.json: vocab_size {size}; the other {} rows are padding", rows - size);
+                tracing::info!(
+                    "config.json: vocab_size {size}; the weight has {} of padding",
+                    line::count(rows - size, "row")
+                );
                 head.vocab_size = Some(size);
             }
             Some(size) if size > rows => {
-                tracing::warn!("config.json: vocab_size {size}, but the weight has {rows} rows");
+                tracing::warn!("config.json: vocab_size {size}, but the weight has {}", line::count(rows, "row"));
             }
             _ => {}
         }
@@ -75,7 +80,7 @@ impl LoadedHead {
     pub(crate) fn with_flags(mut self, args: &HeadArgs) -> Result<Self, CommandError> {
         let rows = self.weight.rows();
         if let Some(size) = args.vocab_size.filter(|size| !(1..=rows).contains(size)) {
-            let message = format!("--vocab-size {size}: the weight has {rows} rows, so 1 to {rows}");
+            let message = format!("--vocab-size {size}: it must be 1 to {rows}, the rows of the weight");
             return Err(CommandError::usage(message));
         }
         self.vocab_size = args.vocab_size.or(self.vocab_size);

@@ -1,5 +1,6 @@
 //! The machine that a report or a record was made on.
 
+use crate::output::line;
 use flash_sampling::Isa;
 use serde::Serialize;
 use std::fmt;
@@ -46,7 +47,7 @@ impl Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} threads, {}", self.processor, self.threads, self.platform)?;
+        write!(f, "{}, {}, {}", self.processor, line::count(self.threads, "thread"), self.platform)?;
         match self.memory {
             Some(bytes) => write!(f, ", {:.1} GiB", bytes as f64 / (1u64 << 30) as f64),
             None => Ok(()),

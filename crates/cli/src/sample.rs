@@ -7,6 +7,7 @@ use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::load::mask::Masks;
 use crate::load::requests::{self, Of, Request};
+use crate::output::line;
 use crate::output::{Drawn, KeptTokens, RowFailure, RowOutcome, write_json, write_text};
 use crate::source::Source;
 use crate::{progress, sampler};
@@ -81,7 +82,9 @@ pub(crate) fn draw<'s>(
     }
     bar.finish_and_clear();
     if failed > 0 {
-        tracing::warn!("{failed} of {} rows have no draw; each says why in its place", hidden.rows());
+        let have = if failed == 1 { "has" } else { "have" };
+        let rows = line::count(hidden.rows(), "row");
+        tracing::warn!("{failed} of {rows} {have} no draw: an error stands in place of the draws");
     }
     Ok(u8::from(failed > 0))
 }
@@ -145,24 +148,27 @@ impl<'a> Job<'a> {
         let (rows, lacks) = (hidden.rows(), sampler::lacks(&args.sampler, args.rows.canonical));
         let args = &args.rows;
         if let Some(seeds) = args.seeds.as_ref().filter(|seeds| seeds.len() != rows) {
-            return Err(CommandError::usage(format!("{} --seeds for {rows} rows", seeds.len())));
+            let message =
+                format!("--seeds has {} for {}", line::count(seeds.len(), "number"), line::count(rows, "row"));
+            return Err(CommandError::usage(message));
         }
         let last_row = if args.seeds.is_some() { 0 } else { rows as u64 - 1 };
         if args.position.checked_add(last_row).is_none_or(|last| last > POSITION_MAX) {
             return Err(CommandError::usage(format!(
-                "--position {} for {rows} rows: the last row would pass 2^56 - 1",
-                args.position
+                "--position {} for {}: the last row would pass 2^56 - 1",
+                args.position,
+                line::count(rows, "row")
             )));
         }
         if args.without_replacement && args.draws > vocab_size {
-            let message = format!("--draws {} without replacement, but there are {vocab_size} tokens", args.draws);
+            let there_are = line::there_are(vocab_size, "token");
+            let message = format!("--draws {} without replacement, but {there_are}", args.draws);
             return Err(CommandError::usage(message));
         }
         let logprobs = known_logprobs(args.logprobs, vocab_size)?;
         let last_bias = args.logit_bias.as_deref().and_then(<[_]>::last);
         if let Some((token, _)) = last_bias.filter(|(token, _)| *token >= vocab_size) {
-            let message = format!("--logit-bias names token {token}, but there are {vocab_size} tokens");
-            return Err(CommandError::usage(message));
+            return Err(CommandError::usage(sampler::beyond("--logit-bias", *token, vocab_size)));
         }
         let sequence = &args.sequence;
         for (flag, tokens) in

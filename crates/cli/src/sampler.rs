@@ -2,6 +2,7 @@
 
 use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
+use crate::output::line;
 use flash_sampling::cpu::CpuError;
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, Knobs, PerturbedArgmax, Plan, RowError,
@@ -110,7 +111,7 @@ pub(crate) fn check_knobs(args: &SamplerArgs, canonical: bool, row: &RowParams<'
 
 /// The refusal of a flag that names a token beyond the vocabulary.
 pub(crate) fn beyond(flag: &str, token: u32, vocab_size: u32) -> String {
-    format!("{flag} names token {token}, but there are {vocab_size} tokens")
+    format!("{flag} names token {token}, but {}", line::there_are(vocab_size, "token"))
 }
 
 /// Checks that a flag's tokens are in the vocabulary.

@@ -5,6 +5,7 @@ use crate::error::CommandError;
 use crate::load::checkpoint::Checkpoint;
 use crate::load::tensor::{Role, Tensor};
 use crate::loaded_head::LoadedHead;
+use crate::output::line;
 use crate::synthetic::{self, Logits};
 use flash_sampling::{DType, Head, Matrix};
 
@@ -42,9 +43,9 @@ impl Source {
         let head = head.with_flags(args)?;
         if hidden.cols() != head.weight.cols() {
             return Err(CommandError::usage(format!(
-                "{}the hidden states have {} columns, but the head has hidden size {}",
+                "{}the hidden states have {}, but the head has hidden size {}",
                 args.hidden.as_ref().map(|path| format!("{}: ", path.file.display())).unwrap_or_default(),
-                hidden.cols(),
+                line::count(hidden.cols(), "column"),
                 head.weight.cols()
             )));
         }

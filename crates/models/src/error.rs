@@ -26,7 +26,7 @@ pub enum ModelError {
         expected: [usize; 2],
     },
     /// A sequence would become longer than the model's positions.
-    #[error("a sequence of {length} tokens, but the model has {limit} positions")]
+    #[error("a sequence of {length} tokens, but the model has {limit} position{}", if *limit == 1 { "" } else { "s" })]
     TooLong {
         /// Its length with the new tokens.
         length: usize,

@@ -2,6 +2,7 @@
 
 use crate::error::CommandError;
 use crate::idle::Idle;
+use crate::output::line;
 use flash_sampling::{RowError, RowParams};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -45,7 +46,7 @@ pub(crate) fn known_logprobs(asked: u32, vocab_size: u32) -> Result<u32, Command
     match asked {
         u32::MAX => Ok(vocab_size),
         asked if asked > vocab_size => {
-            Err(CommandError::usage(format!("--logprobs {asked}, but there are {vocab_size} tokens")))
+            Err(CommandError::usage(format!("--logprobs {asked}, but {}", line::there_are(vocab_size, "token"))))
         }
         asked => Ok(asked),
     }

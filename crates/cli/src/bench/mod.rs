@@ -27,6 +27,7 @@ pub mod timing;
 use crate::args::{BackendName, BenchArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
+use crate::output::line;
 use crate::{output, progress};
 use cases::{Inputs, Ours, Rows};
 use record::{Record, Section};
@@ -46,7 +47,7 @@ pub fn time(
     interrupt: &Interrupt,
 ) -> Result<Section, CommandError> {
     let bar = progress::bar("timing", ((section.rounds + 1) * contenders.len()) as u64);
-    bar.set_message(format!("{} rows", section.rows));
+    bar.set_message(line::count(section.rows, "row"));
     let timings = in_turn(&mut contenders, section.rounds, &bar, interrupt)?;
     bar.finish_and_clear();
     section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);

@@ -1,6 +1,7 @@
 //! The table of ratios, part by part.
 
 use crate::bench::record::{Memory, Record, Section};
+use crate::output::line;
 use std::io::{self, Write};
 
 /// The contender that is the physical limit.
@@ -38,11 +39,11 @@ pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> i
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(
         out,
-        "\n{}: {} rows, {size} {}, {} threads, best of {}",
+        "\n{}: {}, {size} {}, {}, best of {}",
         section.what,
-        section.rows,
+        line::count(section.rows, "row"),
         section.dtypes,
-        section.threads.unwrap_or(1),
+        line::count(section.threads.unwrap_or(1), "thread"),
         section.rounds
     )?;
     let over = rival.map(|rival| format!("{rival} / time")).unwrap_or_default();
@@ -79,7 +80,8 @@ pub fn memory(out: &mut dyn Write, memory: &Memory) -> io::Result<()> {
     match peak {
         Some(peak) => writeln!(
             out,
-            "\nmemory beyond the inputs, {what}, {rows} rows: {:.1} MiB at most (the logits would take {:.1} MiB)",
+            "\nmemory beyond the inputs, {what}, {}: {:.1} MiB at most (the logits would take {:.1} MiB)",
+            line::count(*rows, "row"),
             mib(*peak),
             mib(*logits)
         ),

@@ -18,6 +18,7 @@ mod text;
 use crate::args::{GenerateArgs, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
+use crate::output::line;
 use crate::{idle, sampler};
 use batch::Batch;
 use draft::Draft;
@@ -84,10 +85,8 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     progress.end();
     let cut = batch.sequences().iter().filter(|sequence| sequence.is_cut(args.text.max_tokens, limit)).count();
     if cut > 0 {
-        tracing::warn!(
-            "{cut} of {} sequences ended before --max-tokens: the model has {limit} positions",
-            args.text.num_sequences
-        );
+        let (all, limit) = (line::count(args.text.num_sequences, "sequence"), line::count(limit, "position"));
+        tracing::warn!("{cut} of {all} ended before --max-tokens: the model has {limit}");
     }
     let failed = writer.finish(batch.sequences(), args.report.then_some(&report))?;
     Ok(u8::from(failed))
@@ -108,8 +107,7 @@ fn open_draft(folder: &Path, language: &Language, interrupt: &Interrupt) -> Resu
 fn check(args: &GenerateArgs, vocab_size: u32) -> Result<(), CommandError> {
     let last_bias = args.draws.logit_bias.as_deref().and_then(<[_]>::last);
     if let Some((token, _)) = last_bias.filter(|(token, _)| *token >= vocab_size) {
-        let message = format!("--logit-bias names token {token}, but there are {vocab_size} tokens");
-        return Err(CommandError::usage(message));
+        return Err(CommandError::usage(sampler::beyond("--logit-bias", *token, vocab_size)));
     }
     match args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1) {
         Some(_) => Ok(()),

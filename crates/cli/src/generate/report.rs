@@ -1,5 +1,6 @@
 //! How fast it was.
 
+use crate::output::line;
 use serde_json::json;
 use std::io::{self, Write};
 use std::time::Duration;
@@ -44,22 +45,20 @@ impl Report {
     }
 
     pub(super) fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "\nprompt: {} tokens in {:.3} s", self.prompt_tokens, self.prompt.as_secs_f64())?;
+        let prompt = line::count(self.prompt_tokens, "token");
+        writeln!(out, "\nprompt: {prompt} in {:.3} s", self.prompt.as_secs_f64())?;
         writeln!(
             out,
-            "written: {} tokens, {:.1} a second; {:.1}% of the time in head and draw; {} draws took more than one pass",
-            self.tokens,
+            "written: {}, {:.1} a second; {:.1}% of the time in head and draw; {} took more than one pass",
+            line::count(self.tokens, "token"),
             self.rate(),
             100.0 * self.share(),
-            self.more_passes
+            line::count(self.more_passes, "draw")
         )?;
         if self.proposed > 0 {
             let share = 100.0 * self.draft.as_secs_f64() / self.seconds();
-            writeln!(
-                out,
-                "drawn ahead: {} tokens, of which {} hold; {share:.1}% of the time",
-                self.proposed, self.accepted
-            )?;
+            let (ahead, accepted) = (line::count(self.proposed, "token"), self.accepted);
+            writeln!(out, "drawn ahead: {ahead}, of which {accepted} accepted; {share:.1}% of the time")?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! What can be wrong with a file.
 
+use crate::output::line;
 use safetensors::SafeTensorError;
 use std::path::{Path, PathBuf};
 
@@ -72,7 +73,7 @@ pub enum Problem {
         expected: String,
     },
     /// A mask that leaves tokens undecided.
-    #[error("the mask has {words} word{} a row, which decide {tokens} tokens; the vocabulary has {vocab_size}", if *words == 1 { "" } else { "s" })]
+    #[error("the mask has {} a row, for {tokens} tokens; the vocabulary has {vocab_size}", line::count(*words, "word"))]
     MaskTooShort {
         /// Words of a row.
         words: usize,

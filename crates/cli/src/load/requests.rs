@@ -6,6 +6,7 @@ use crate::load::bounded;
 use crate::load::underflow::underflow;
 use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
+use crate::output::line;
 use crate::sampler::beyond;
 use flash_sampling::{History, Knobs, RowParams, SamplingParams, SamplingParamsBuilder};
 use serde::Deserialize;
@@ -42,13 +43,10 @@ impl Of {
 
     /// The refusal of an array of another length.
     fn miscounted(self, objects: usize, rows: usize) -> String {
-        let plural = |count| if count == 1 { "" } else { "s" };
         let flag = if self == Of::Sequences { " (--num-sequences)" } else { "" };
-        let (one, several, rows_plural) = (self.one(), plural(objects), plural(rows));
-        format!(
-            "it has {objects} object{several} for {rows} {one}{rows_plural}{flag}; \
-             one object without an array serves every {one}"
-        )
+        let (one, objects) = (self.one(), line::count(objects, "object"));
+        let rows = line::count(rows, one);
+        format!("it has {objects} for {rows}{flag}; one object without an array serves every {one}")
     }
 
     /// The flag that a field is given by in its place, where the field asks for something.

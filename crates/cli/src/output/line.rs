@@ -1,4 +1,6 @@
-//! Text of files in a line on a terminal.
+//! Names from files, and counts, in a line on a terminal.
+
+use std::fmt::Display;
 
 /// The most characters of a name in a message.
 const NAME: usize = 80;
@@ -23,6 +25,17 @@ pub(crate) fn message(text: &str) -> String {
     line
 }
 
+/// A number and its noun, in the singular for one.
+pub(crate) fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
+    let plural = if number == N::from(1) { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+/// "there is 1 token", "there are 2 tokens".
+pub(crate) fn there_are(number: u32, noun: &str) -> String {
+    format!("there {} {}", if number == 1 { "is" } else { "are" }, count(number, noun))
+}
+
 fn cut(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {
@@ -41,6 +54,11 @@ mod tests {
         assert_eq!(name(&"é".repeat(80)), "é".repeat(80));
         let long = format!("a{}b", "é".repeat(80));
         assert_eq!(name(&long), format!("a{}...{}b", "é".repeat(39), "é".repeat(36)));
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!([0u32, 1, 2].map(|n| count(n, "row")), ["0 rows", "1 row", "2 rows"]);
     }
 
     #[test]

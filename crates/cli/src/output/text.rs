@@ -1,6 +1,6 @@
 //! Rows for people.
 
-use crate::output::{Drawn, RowOutcome};
+use crate::output::{Drawn, RowOutcome, line};
 use std::collections::HashMap;
 use std::io::{self, Write};
 
@@ -27,15 +27,19 @@ pub fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome, ordered
     } else if ordered {
         writeln!(out, "row {row}: log Z {:.4}, {n} draws without replacement, best first", drawn.log_z)?;
         list(out, drawn)?;
-        writeln!(out, "  drawn  {} more tokens: --format json lists them all", n - LISTED)?;
+        writeln!(out, "  drawn  {}: --format json lists all", line::count(n - LISTED, "more token"))?;
     } else {
         let ranking = ranking(drawn);
-        writeln!(out, "row {row}: log Z {:.4}, {n} draws of {} different tokens", drawn.log_z, ranking.len())?;
+        writeln!(
+            out,
+            "row {row}: log Z {:.4}, {n} draws of {}",
+            drawn.log_z,
+            line::count(ranking.len(), "different token")
+        )?;
         summarise(out, drawn, &ranking)?;
     }
     if let Some(kept) = &drawn.kept {
-        let s = if kept.count == 1 { "" } else { "s" };
-        writeln!(out, "  kept   {} token{s}  log mass {:.4}", kept.count, kept.log_mass)?;
+        writeln!(out, "  kept   {}  log mass {:.4}", line::count(kept.count, "token"), kept.log_mass)?;
     }
     for c in &drawn.top {
         let logprob = drawn.log_prob(c.logit);
@@ -81,18 +85,20 @@ fn summarise(out: &mut dyn Write, drawn: &Drawn, ranking: &[Ranked]) -> io::Resu
     let (mut others, mut rest) = (n, 1.0);
     for &(token, (count, logit)) in ranking.iter().take(MOST) {
         let (frequency, probability) = (count as f64 / n as f64, drawn.log_prob(logit).exp());
+        let times = if count == 1 { "time " } else { "times" };
         writeln!(
             out,
-            "  drawn  token {token:>7} {count:>9} times  frequency {frequency:.6}  probability {probability:.6}"
+            "  drawn  token {token:>7} {count:>9} {times}  frequency {frequency:.6}  probability {probability:.6}"
         )?;
         others -= count;
         rest -= probability;
     }
     if others > 0 {
         let frequency = others as f64 / n as f64;
+        let times = if others == 1 { "time " } else { "times" };
         writeln!(
             out,
-            "  drawn  all the others{others:>8} times  frequency {frequency:.6}  probability {:.6}",
+            "  drawn  all the others{others:>8} {times}  frequency {frequency:.6}  probability {:.6}",
             rest.max(0.0)
         )?;
     }
@@ -125,6 +131,15 @@ mod tests {
     }
 
     #[test]
+    fn one_is_singular() {
+        let mut drawn = Drawn::default();
+        (0..40).for_each(|_| drawn.extend(&[Draw { token: 7, score: 0.0, logit: 0.0 }], &[]));
+        assert!(text(&Ok(drawn.clone()), false).contains("40 draws of 1 different token\n"));
+        drawn.extend(&[Draw { token: 8, score: 0.0, logit: 0.0 }], &[]);
+        assert!(text(&Ok(drawn), false).contains("8         1 time   frequency"));
+    }
+
+    #[test]
     fn a_list_without_replacement_keeps_its_order_and_counts_the_rest() {
         for (n, lines) in [(32, 33), (33, 34), (300, 34)] {
             let mut drawn = Drawn::default();
@@ -134,7 +149,8 @@ mod tests {
             for (i, line) in (0..32).zip(text.lines().skip(1)) {
                 assert!(line.starts_with(&format!("  drawn  token {:>7}  logprob", 999 - i)), "{line}");
             }
-            assert_eq!(text.contains(&format!("{} more tokens", n.saturating_sub(32))), n > 32, "{text}");
+            assert_eq!(text.contains(&format!("{} more token", n.saturating_sub(32))), n > 32, "{text}");
+            assert_eq!(text.contains("more tokens"), n > 33, "{text}");
         }
     }
 

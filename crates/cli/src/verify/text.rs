@@ -1,5 +1,6 @@
 //! The report for the terminal.
 
+use crate::output::line;
 use crate::verify::{Report, Verdict};
 use flash_sampling_conformance::report::{Check, Criterion};
 use std::io::{self, Write};
@@ -29,7 +30,7 @@ fn write_verdict(out: &mut dyn Write, verdict: &Verdict, all: bool) -> io::Resul
     let word = if verdict.holds { "holds" } else { "FAILS" };
     let checks = &verdict.report.checks;
     let seconds = verdict.took.as_secs_f64();
-    writeln!(out, "{word}  {:<52} {:>3} checks {seconds:>7.2} s", verdict.law.name, checks.len())?;
+    writeln!(out, "{word}  {:<52} {:>10} {seconds:>7.2} s", verdict.law.name, line::count(checks.len(), "check"))?;
     if all {
         checks.iter().try_for_each(|check| writeln!(out, "       {check}"))?;
     } else if let Some(check) = decisive(verdict) {
@@ -51,11 +52,12 @@ pub(super) fn write(out: &mut dyn Write, report: &Report, all: bool) -> io::Resu
         write_verdict(out, verdict, all)?;
     }
     let broken = report.verdicts.iter().filter(|verdict| !verdict.holds).count();
-    let checks: usize = report.verdicts.iter().map(|verdict| verdict.report.checks.len()).sum();
+    let checks = line::count(report.verdicts.iter().map(|verdict| verdict.report.checks.len()).sum::<usize>(), "check");
     let laws = report.verdicts.len();
     match broken {
-        0 if laws == 1 => writeln!(out, "the law holds ({checks} checks)"),
-        0 => writeln!(out, "all {laws} laws hold ({checks} checks)"),
-        n => writeln!(out, "{n} of {laws} laws FAIL ({checks} checks)"),
+        0 if laws == 1 => writeln!(out, "the law holds ({checks})"),
+        0 => writeln!(out, "all {laws} laws hold ({checks})"),
+        _ if laws == 1 => writeln!(out, "the law FAILS ({checks})"),
+        n => writeln!(out, "{n} of {laws} laws FAIL{} ({checks})", if n == 1 { "S" } else { "" }),
     }
 }

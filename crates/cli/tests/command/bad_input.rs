@@ -211,10 +211,7 @@ fn masks_must_decide_every_token() {
     let files = Files::new();
     let head = small_head(&files);
     let mask = |path: String, says: &str| run(&with(&head, &format!("--mask {path}"))).assert_refused(says);
-    mask(
-        files.npy("short.npy", &[9], &[u32::MAX; 9]),
-        "9 words a row, which decide 288 tokens; the vocabulary has 300",
-    );
+    mask(files.npy("short.npy", &[9], &[u32::MAX; 9]), "9 words a row, for 288 tokens; the vocabulary has 300");
     mask(files.npy("rows.npy", &[2, 10], &[u32::MAX; 20]), "has shape [2, 10], expected [words] or [3, words]");
     mask(files.npy("type.npy", &[10], &[u64::MAX; 10]), "dtype <u8, expected little-endian uint32");
     mask(files.npy("flat.npy", &[], &[1u32]), "has shape []");
@@ -230,8 +227,8 @@ fn flags_that_mean_nothing_are_refused() {
         ("--logit-bias 3:1,3:2", "token 3 is named twice"),
         ("--logit-bias 300:1", "--logit-bias names token 300, but there are 300 tokens"),
         ("--vocab-size 290 --logit-bias 290:1", "there are 290 tokens"),
-        ("--vocab-size 301", "--vocab-size 301: the weight has 300 rows, so 1 to 300"),
-        ("--vocab-size 0", "--vocab-size 0: the weight has 300 rows"),
+        ("--vocab-size 301", "--vocab-size 301: it must be 1 to 300, the rows of the weight"),
+        ("--vocab-size 0", "--vocab-size 0: it must be 1 to 300"),
         ("--isa sse9", "'sse9' is no instruction set"),
         ("--temperature nan", "must be finite and not negative"),
         ("--temperature -0.5", "must be finite and not negative"),
@@ -248,7 +245,9 @@ fn flags_that_mean_nothing_are_refused() {
         ("--draws 0", "it must be 1 to 10000000"),
         ("--draws 10000001", "it must be 1 to 10000000"),
         ("--draws 301 --without-replacement", "there are 300 tokens"),
-        ("--seeds 1,2", "2 --seeds for 3 rows"),
+        ("--seeds 1,2", "--seeds has 2 numbers for 3 rows"),
+        ("--seeds 1", "--seeds has 1 number for 3 rows"),
+        ("--vocab-size 1 --logprobs 2", "--logprobs 2, but there is 1 token"),
         ("--seeds 1,2,x", "invalid value 'x' for '--seeds"),
         ("--seed 1 --seeds 1,2,3", "cannot be used with"),
         ("--position 72057594037927934", "--position 72057594037927934 for 3 rows: the last row would pass 2^56 - 1"),
@@ -359,7 +358,7 @@ fn a_bad_row_fails_alone() {
         let rows = result.rows();
         let error = rows[1]["error"].as_str().unwrap();
         assert!(error.starts_with(&format!("hidden state 8 of the row is {says}: ")), "{rows:?}");
-        assert!(run_logging("warn", &[&head[..6], &[path]].concat()).stderr.contains("1 of 3 rows have no draw"));
+        assert!(run_logging("warn", &[&head[..6], &[path]].concat()).stderr.contains("1 of 3 rows has no draw"));
         assert_eq!(rows[1]["row"], 1);
         assert_eq!((&rows[0], &rows[2]), (&good[0], &good[2]));
     }

@@ -134,5 +134,5 @@ fn a_bias_of_the_head_is_added() {
     write(&bias);
     assert!(sample(&files, &[]).tokens().iter().flatten().all(|token| *token == 11));
     write(&bias[..60]);
-    sample(&files, &[]).assert_refused("the head's bias has 60 entries, but its weight has 64 rows");
+    sample(&files, &[]).assert_refused("the head's bias has 60 values, but its weight has 64 rows");
 }

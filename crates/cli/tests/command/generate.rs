@@ -130,7 +130,7 @@ fn a_text_that_the_models_last_position_ends_is_told_of() {
     assert_eq!((whole.code, whole.stderr.as_str(), cut.code), (0, "", 0), "{whole:#?}");
     assert!(whole.stdout == cut.stdout && tokens(&cut.rows()[0]).len() == 11);
     assert_eq!(cut.rows()[0]["finish_reason"], "length");
-    let says = "1 of 1 sequences ended before --max-tokens: the model has 512 positions";
+    let says = "1 of 1 sequence ended before --max-tokens: the model has 512 positions";
     assert!(cut.stderr.contains(says), "{cut:#?}");
 }
 
@@ -139,6 +139,12 @@ fn text_and_json_say_the_same() {
     let json = &generate(&["--seed", "9", "--prompt", "Long ago"])[0];
     let text = run(&["generate", "--seed", "9", "--prompt", "Long ago"]);
     assert_eq!(text.stdout, format!("Long ago{}\n", json["text"].as_str().unwrap()));
+}
+
+#[test]
+fn a_report_of_one_token_is_singular() {
+    let run = run(&["generate", "--max-tokens", "1", "--top-p", "0.9", "--report"]);
+    assert!(run.stdout.contains("prompt: 1 token in ") && run.stdout.contains("written: 1 token, "), "{run:#?}");
 }
 
 #[test]

@@ -26,6 +26,7 @@ use crate::bench::record::{Gpu, Memory, Record, Section};
 use crate::bench::{save, show};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
+use crate::output::line;
 use crate::progress;
 use clock::{Cache, Clock, Protocol};
 use contenders::Contenders;
@@ -104,7 +105,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         let bar = progress::bar("timing", size.rows.len() as u64);
         let first = record.sections.len();
         for &rows in &size.rows {
-            bar.set_message(format!("{} x {}, {rows} rows", size.vocab, size.hidden));
+            bar.set_message(format!("{} x {}, {}", size.vocab, size.hidden, line::count(rows, "row")));
             let mut section = section(&size, rows, args.dtype.into());
             contenders.time(&mut section, &mut clock, interrupt)?;
             section.entries.splice(0..0, reads.iter().cloned());

@@ -3,6 +3,7 @@
 use super::{EXISTING, LOG_Z, OURS, PORTABLE};
 use crate::bench::record::{Entry, Gpu, Record, Section};
 use crate::bench::table::{BULK, CUBLAS, GREEDY, READ};
+use crate::output::line;
 use std::io::{self, Write};
 
 /// Writes whose figures follow, and how they are taken.
@@ -34,13 +35,14 @@ pub fn end(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     writeln!(out)?;
     for call in &record.calls {
         let (us, size) = (call.median * 1e6, format!("{} x {}", call.vocab, call.hidden));
-        let (what, rows, calls) = (&call.what, call.rows, call.calls);
-        writeln!(out, "host time of a call, {what}, {size}, {rows} rows: {us:.1} us (median of {calls})")?;
+        let (what, rows, calls) = (&call.what, line::count(call.rows, "row"), call.calls);
+        writeln!(out, "host time of a call, {what}, {size}, {rows}: {us:.1} us (median of {calls})")?;
     }
     for memory in &record.memory {
         let scratch = memory.peak.unwrap_or_default();
         let each = scratch as f64 / 1024.0 / memory.rows as f64 * 100.0;
-        writeln!(out, "scratch for {} rows: {scratch} bytes, {each:.0} KiB a hundred", memory.rows)?;
+        let rows = line::count(memory.rows, "row");
+        writeln!(out, "scratch for {rows}: {scratch} bytes, {each:.0} KiB a hundred")?;
     }
     Ok(())
 }
@@ -63,7 +65,8 @@ fn name(section: &Section) -> String {
 
 fn times(out: &mut dyn Write, head: &[Section]) -> io::Result<()> {
     let Some(first) = head.first() else { return Ok(()) };
-    writeln!(out, "\n{}, microseconds, shortest (cold cache, {} rounds)", name(first), first.rounds)?;
+    let rounds = line::count(first.rounds, "round");
+    writeln!(out, "\n{}, microseconds, shortest (cold cache, {rounds})", name(first))?;
     let every = |section: &Section| -> Vec<Entry> { section.entries.iter().chain(&section.peers).cloned().collect() };
     let all = every(first);
     let own = first.entries.len();

@@ -3,6 +3,7 @@
 
 use super::cases::Case;
 use crate::bench::record::{Certified, Passes, Section};
+use crate::output::line;
 use std::io::{self, Write};
 
 /// Writes a section.
@@ -13,11 +14,11 @@ pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(
         out,
-        "\n{}: {} at once, {size} {}, {} threads, best and median of {}",
+        "\n{}: {} at once, {size} {}, {}, best and median of {}",
         section.what,
         section.rows,
         section.dtypes,
-        section.threads.unwrap_or(1),
+        line::count(section.threads.unwrap_or(1), "thread"),
         section.rounds
     )?;
     let names = ("ms", "/ plain", "median", "/ plain", "one pass", "most");
