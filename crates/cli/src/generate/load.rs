@@ -155,9 +155,15 @@ impl Language {
         self.tokenizer.get_vocab(true) == other.tokenizer.get_vocab(true)
     }
 
-    /// A token as it stands in the vocabulary.
-    pub(super) fn name(&self, token: u32) -> String {
-        self.tokenizer.id_to_token(token).unwrap_or_default()
+    /// The text that a token adds after others. A special token has its name.
+    pub(super) fn piece(&self, before: &[u32], token: u32) -> Result<String, CommandError> {
+        let decode = |tokens: &[u32]| self.tokenizer.decode(tokens, false).map_err(|error| self.failed(error));
+        // A character has at most four bytes, so as many tokens.
+        let context = &before[before.len().saturating_sub(4)..];
+        match decode(&[context, &[token]].concat())?.strip_prefix(&decode(context)?) {
+            Some(piece) => Ok(piece.into()),
+            None => decode(&[token]),
+        }
     }
 }
 

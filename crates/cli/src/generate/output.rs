@@ -94,10 +94,12 @@ impl<'o> Writer<'o> {
         if let Some(End::Failed(error)) = &sequence.end {
             writeln!(self.out, "error: {error}")?;
         }
-        for (token, logprobs) in sequence.history.output().iter().zip(&sequence.logprobs) {
-            write!(self.out, "  {:>9.4} {:?}", rounded(logprobs.drawn), self.language.name(*token))?;
+        let (tokens, prompt) = (sequence.history.tokens(), sequence.history.prompt().len());
+        for (place, logprobs) in (prompt..tokens.len()).zip(&sequence.logprobs) {
+            let piece = |token| self.language.piece(&tokens[..place], token).map_err(io::Error::other);
+            write!(self.out, "  {:>9.4} {:?}", rounded(logprobs.drawn), piece(tokens[place])?)?;
             for (token, logprob) in &logprobs.top {
-                write!(self.out, "  {:.4} {:?}", rounded(*logprob), self.language.name(*token))?;
+                write!(self.out, "  {:.4} {:?}", rounded(*logprob), piece(*token)?)?;
             }
             writeln!(self.out)?;
         }

@@ -148,6 +148,21 @@ fn a_report_of_one_token_is_singular() {
 }
 
 #[test]
+fn log_probabilities_stand_beside_pieces_of_the_text() {
+    let flags = ["generate", "--prompt", "Long ago", "--max-tokens", "12", "--logprobs", "1"];
+    let told = run(&flags);
+    let (text, listed) = told.stdout.split_once('\n').unwrap();
+    let pieces = |quote: usize| -> Vec<String> {
+        listed
+            .lines()
+            .map(|line| serde_json::from_str(&format!("\"{}\"", line.split('"').nth(quote).unwrap())).unwrap())
+            .collect()
+    };
+    assert_eq!(format!("Long ago{}", pieces(1).concat()), text, "{told:#?}");
+    assert!(pieces(3).iter().any(|piece| piece.starts_with(' ')), "{told:#?}");
+}
+
+#[test]
 fn knobs_reach_the_draw() {
     let banned = &generate(&["--max-tokens", "40", "--logit-bias", "0:-inf", "--min-tokens", "40"])[0];
     assert_eq!(tokens(banned).len(), 40);
