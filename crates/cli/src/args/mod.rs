@@ -25,7 +25,7 @@ pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName, Work};
 pub use transport::{ExchangeName, TransportArgs, TransportName};
 pub use verify::{Effort, Named, VerifyArgs};
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// What `generate` exits with.
@@ -109,6 +109,13 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
     // The other kind, how a word with a dash is given as a value, no argument here takes.
     if let Some(similar) = parts.find(|part| part.starts_with("tip: ") && part.contains("similar")) {
         said.push_str(&format!("; {}", &similar["tip: ".len()..]));
+    }
+    let is_text = |arg: &ContextValue| matches!(arg, ContextValue::String(arg) if !arg.starts_with('-'));
+    if error.kind() == ErrorKind::UnknownArgument
+        && error.get(ContextKind::InvalidArg).is_some_and(is_text)
+        && text.contains("Usage: flash-sampling generate ")
+    {
+        said.push_str("; a prompt is given by --prompt <TEXT>");
     }
     if matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
         said.push_str("; --help lists what there is");

@@ -28,6 +28,7 @@ pub mod mask;
 pub mod npy;
 pub mod requests;
 pub mod safetensors;
+mod similar;
 pub mod tensor;
 mod underflow;
 mod unique;

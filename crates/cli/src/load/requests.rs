@@ -3,6 +3,7 @@
 use crate::error::CommandError;
 use crate::idle;
 use crate::load::bounded;
+use crate::load::similar::similar;
 use crate::load::underflow::underflow;
 use crate::load::unique::Unique;
 use crate::load::{LoadError, Problem};
@@ -187,13 +188,22 @@ fn request(object: &RawValue, of: Of, vocab_size: u32) -> Result<Request, Wrong<
     let whole = read(fields.clone()).map_err(|error| {
         // The field alone has the same error; which one has it, the error does not tell.
         let alone = |(field, value): (String, Value)| {
-            let error = read(Map::from_iter([(field.clone(), value)])).err()?;
-            Some(of_field(&field, error.to_string()))
+            let error = read(Map::from_iter([(field.clone(), value)])).err()?.to_string();
+            let suggestion = if error.starts_with("unknown field") { suggestion(&field) } else { None };
+            Some(of_field(&field, suggestion.unwrap_or(error)))
         };
         fields.into_iter().find_map(alone).unwrap_or_else(|| of_object(error.to_string()))
     })?;
     let params = whole.build(vocab_size).map_err(|error| of_field(error.field, error.to_string()))?;
     Ok(Request { params, history })
+}
+
+/// The refusal of an unknown field that is nearly a known one.
+fn suggestion(field: &str) -> Option<String> {
+    let all = serde_json::to_value(SamplingParamsBuilder::default()).ok()?;
+    let of_sequence = ["prompt_token_ids", "output_token_ids"];
+    let meant = similar(field, all.as_object()?.keys().map(String::as_str).chain(of_sequence))?;
+    Some(format!("unknown field `{}`; did you mean `{meant}`?", line::name(field)))
 }
 
 #[cfg(test)]

@@ -185,6 +185,10 @@ fn bad_input_is_one_clear_line() {
     refused(&["--seed", "18446744073709551615", "--num-sequences", "2"], "2^64");
     refused(&["--logprobs", "1000000"], "--logprobs");
     refused(&["--logit-bias", "1681:1"], "--logit-bias");
+    refused(
+        &["Once upon a time"],
+        "unexpected argument 'Once upon a time' found; a prompt is given by --prompt <TEXT>; ",
+    );
     refused(&["--shards", "2"], "--shards");
     refused(&["--threads", "0"], "--threads");
 

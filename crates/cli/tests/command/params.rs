@@ -97,7 +97,9 @@ fn bad_parameters_are_one_clear_line() {
         r#"{"top_p": 1.5}"#,
         "bad.json: not a valid parameter file: top_p is 1.5, but must be above 0 and at most 1",
     );
-    refused(r#"{"temprature": 5}"#, "unknown field `temprature`");
+    refused(r#"{"temprature": 5}"#, "unknown field `temprature`; did you mean `temperature`? (line 1 column 16)");
+    refused(r#"{"prompt_tokens_ids": []}"#, "did you mean `prompt_token_ids`?");
+    refused(r#"{"a_field_that_none_is_like": 5}"#, "unknown field `a_field_that_none_is_like`, expected one of `");
     refused(
         "{\n \"top_k\": 5,\n \"top_p\": 0\n}",
         "top_p is 0.0, but must be above 0 and at most 1 (line 3 column 11)",
