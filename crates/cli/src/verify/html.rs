@@ -1,15 +1,26 @@
 //! The report as one page without references to anything outside of it.
 
-use crate::verify::text::decisive;
+use crate::output::line;
+use crate::plot::COLOURS;
+use crate::verify::text::{decisive, is_agreed};
 use crate::verify::{Report, Verdict, plots};
-use flash_sampling_conformance::report::{Check, Criterion};
+use flash_sampling_conformance::report::{Check, Criterion, SeriesKind};
 use std::fmt::Write;
 
+/// On a narrow screen each row of a table is a block, and each figure stands beside the name of its column.
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;color:#222}\
-table{border-collapse:collapse;width:100%;margin:.5rem 0 1.5rem}th,td{text-align:left;vertical-align:top;\
-padding:.25rem .6rem;border-bottom:1px solid #ddd}td.n{text-align:right;font-variant-numeric:tabular-nums}\
-.pass{color:#00704a}.fail{color:#b00020;font-weight:600}summary{cursor:pointer}figure{display:inline-block;margin:.5rem}\
-svg{max-width:100%;height:auto}code{font-size:.92em}";
+h1,h3,code{overflow-wrap:anywhere}span{white-space:nowrap}table{border-collapse:collapse;width:100%;margin:.5rem 0 1.5rem}\
+th,td{text-align:left;vertical-align:top;padding:.25rem .6rem;border-bottom:1px solid #ddd}\
+.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}\
+.pass{color:#00704a}.fail{color:#b00020;font-weight:600}summary{cursor:pointer}code{font-size:.92em}\
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:1rem;margin:1rem 0}\
+figure{margin:0}svg{max-width:100%;height:auto}\
+@media(max-width:40rem){thead{display:none}tr,td{display:block}tr{padding:.4rem 0;border-bottom:1px solid #ddd}\
+td{border:0;padding:.1rem 0}td:empty{display:none}td.n{display:flex;justify-content:space-between}\
+td.n::before{content:attr(data-of);color:#555}}";
+
+/// The columns of a check.
+const COLUMNS: [&str; 4] = ["cases", "statistic", "p", "limit"];
 
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
@@ -19,25 +30,82 @@ fn mark(passes: bool) -> &'static str {
     if passes { "<span class=pass>holds</span>" } else { "<span class=fail>FAILS</span>" }
 }
 
-/// Cells for cases, statistic, the value judged and its limit.
-fn cells(check: &Check) -> String {
-    let judged = match check.criterion {
-        Criterion::PValue { p, alpha } => format!("<td class=n>p = {p:.3e}<td class=n>&ge; &alpha; = {alpha:.0e}"),
-        Criterion::AtMost(limit) => format!("<td class=n>{:.6}<td class=n>&le; {limit:.6}", check.statistic),
-    };
-    format!("<td class=n>{}<td class=n>{:.6}{judged}", check.cases, check.statistic)
+/// The head of a table of checks, after its first columns.
+fn head(first: &str) -> String {
+    let columns: String = COLUMNS.iter().map(|column| format!("<th class=n>{column}")).collect();
+    format!("<table><thead><tr>{first}{columns}<tbody>")
 }
 
-const HEAD: &str = "<th>cases<th>statistic<th>judged<th>limit";
+/// Cells of [`COLUMNS`]; of things that all agreed, one cell.
+fn cells(check: &Check) -> String {
+    if is_agreed(check) {
+        return format!("<td class=n colspan={} data-of=result>0 of {} differ", COLUMNS.len(), check.cases);
+    }
+    let (p, limit) = match check.criterion {
+        Criterion::PValue { p, alpha } => (format!("{p:.2e}"), format!("p &ge; {alpha:.0e}")),
+        Criterion::AtMost(limit) if limit < 1e-3 => (String::new(), format!("&le; {limit:e}")),
+        Criterion::AtMost(limit) => (String::new(), format!("&le; {limit}")),
+    };
+    let cell = |(of, text): (&str, String)| match text.as_str() {
+        "" => "<td>".into(),
+        text => format!("<td class=n data-of={of}>{text}"),
+    };
+    let texts = [check.cases.to_string(), figure(check.statistic), p, limit];
+    COLUMNS.into_iter().zip(texts).map(cell).collect()
+}
+
+/// A statistic to four digits.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        size if (1e-3..1e6).contains(&size) => {
+            format!("{value:.*}", (3 - size.log10().floor() as i32).clamp(0, 6) as usize)
+        }
+        _ => format!("{value:.3e}"),
+    }
+}
 
 fn law_row(verdict: &Verdict) -> String {
     let decisive = decisive(verdict).map_or_else(|| "<td><td><td><td>".into(), cells);
     let (name, promise) = (verdict.law.name, escape(verdict.law.promise));
     format!(
-        "<tr><td>{}<td><a href=\"#{name}\"><code>{name}</code></a><br>{promise}<td class=n>{}{decisive}\n",
+        "<tr><td>{}<td><a href=\"#{name}\"><code>{name}</code></a><br>{promise}<td class=n data-of=checks>{}{decisive}\n",
         mark(verdict.holds),
         verdict.report.checks.len()
     )
+}
+
+/// What the colours of a plot are.
+fn key(kind: SeriesKind) -> String {
+    let of = |colour: usize, sign: &str| {
+        let (red, green, blue) = (COLOURS[colour].0, COLOURS[colour].1, COLOURS[colour].2);
+        format!("<span style=\"color:#{red:02x}{green:02x}{blue:02x}\">{sign}</span>")
+    };
+    let (dot, bar, line) =
+        (of(plots::OBSERVED, "&#9679;"), of(plots::SPREAD, "&#9612;"), of(plots::EXPECTED, "&mdash;"));
+    match kind {
+        SeriesKind::ProbabilityDecades => format!(
+            "{dot} draws of the tokens of a decade of probability over the expected draws, \
+             {line} their ratio under the law, {bar} two standard deviations of it"
+        ),
+        SeriesKind::GumbelQuantiles => {
+            format!("{dot} quantiles of the scores over those of the standard Gumbel, {line} equal quantiles")
+        }
+    }
+}
+
+fn plots(page: &mut String, verdict: &Verdict) -> std::fmt::Result {
+    let series = &verdict.report.series;
+    for same in series.chunk_by(|a, b| a.kind == b.kind) {
+        let kind = same[0].kind;
+        writeln!(page, "<p>{}</p><div class=plots>", key(kind))?;
+        for series in same {
+            let caption = format!("{}: {}", plots::name(kind), escape(&series.name));
+            writeln!(page, "<figure><figcaption>{caption}</figcaption>{}</figure>", plots::plot(series))?;
+        }
+        writeln!(page, "</div>")?;
+    }
+    Ok(())
 }
 
 fn law_section(page: &mut String, verdict: &Verdict) -> std::fmt::Result {
@@ -50,15 +118,13 @@ fn law_section(page: &mut String, verdict: &Verdict) -> std::fmt::Result {
     for note in &verdict.report.notes {
         writeln!(page, "<p>Note: {}</p>", escape(note))?;
     }
-    for series in &verdict.report.series {
-        writeln!(page, "<figure>{}</figure>", plots::plot(series))?;
-    }
+    plots(page, verdict)?;
     if verdict.report.checks.is_empty() {
         return Ok(());
     }
     let open = if verdict.holds { "" } else { " open" };
-    writeln!(page, "<details{open}><summary>{} checks</summary>", verdict.report.checks.len())?;
-    writeln!(page, "<table><tr><th><th>what{HEAD}")?;
+    writeln!(page, "<details{open}><summary>{}</summary>", line::count(verdict.report.checks.len(), "check"))?;
+    writeln!(page, "{}", head("<th><th>what"))?;
     for check in &verdict.report.checks {
         writeln!(page, "<tr><td>{}<td>{}{}", mark(check.passes()), escape(&check.what), cells(check))?;
     }
@@ -75,8 +141,9 @@ pub(super) fn page(report: &Report) -> String {
 
 fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
     let sampler = escape(&report.sampler);
-    let broken = report.verdicts.iter().filter(|verdict| !verdict.holds).count();
+    let (laws, broken) = (report.verdicts.len(), report.verdicts.iter().filter(|verdict| !verdict.holds).count());
     writeln!(page, "<!doctype html><html lang=en><meta charset=utf-8><title>Exactness of {sampler}</title>")?;
+    writeln!(page, "<meta name=viewport content=\"width=device-width\">")?;
     writeln!(page, "<style>{STYLE}</style><h1>Exactness of <code>{sampler}</code></h1>")?;
     writeln!(
         page,
@@ -86,17 +153,47 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
         env!("CARGO_PKG_VERSION")
     )?;
     match broken {
-        0 if report.verdicts.len() == 1 => writeln!(page, "<p class=pass>The law holds.</p>")?,
-        0 => writeln!(page, "<p class=pass>All {} laws hold.</p>", report.verdicts.len())?,
-        n => writeln!(page, "<p class=fail>{n} of {} laws fail.</p>", report.verdicts.len())?,
+        0 if laws == 1 => writeln!(page, "<p class=pass>The law holds.</p>")?,
+        0 => writeln!(page, "<p class=pass>All {laws} laws hold.</p>")?,
+        _ if laws == 1 => writeln!(page, "<p class=fail>The law fails.</p>")?,
+        n => writeln!(page, "<p class=fail>{n} of {laws} laws fail{}.</p>", if n == 1 { "s" } else { "" })?,
     }
     writeln!(
         page,
-        "<p>Each law stands with the check that came closest to failing. Seeds are fixed: the same build gives the same statistics.</p>"
+        "<p>Each law stands with the check that came closest to failing. A check counts the cases that differ, or \
+         compares a statistic, or its p-value, with a limit. Seeds are fixed: the same build gives the same statistics.</p>"
     )?;
-    writeln!(page, "<table><tr><th><th>law<th>checks{HEAD}")?;
+    writeln!(page, "{}", head("<th><th>law<th class=n>checks"))?;
     report.verdicts.iter().for_each(|verdict| page.push_str(&law_row(verdict)));
     writeln!(page, "</table><h2>Law by law</h2>")?;
     report.verdicts.iter().try_for_each(|verdict| law_section(page, verdict))?;
     writeln!(page, "</html>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(statistic: f64, criterion: Criterion) -> String {
+        cells(&Check { what: "x".into(), cases: 112, statistic, criterion })
+    }
+
+    #[test]
+    fn bits_that_agree_are_counted_and_statistics_have_their_limit() {
+        assert_eq!(check(0.0, Criterion::AtMost(0.0)), "<td class=n colspan=4 data-of=result>0 of 112 differ");
+        assert_eq!(
+            check(0.5, Criterion::AtMost(2e-8)),
+            "<td class=n data-of=cases>112<td class=n data-of=statistic>0.5000<td><td class=n data-of=limit>&le; 2e-8"
+        );
+        assert!(
+            check(0.5, Criterion::PValue { p: 0.25, alpha: 1e-6 })
+                .ends_with(">2.50e-1<td class=n data-of=limit>p &ge; 1e-6")
+        );
+    }
+
+    #[test]
+    fn a_statistic_has_four_digits() {
+        let shown = [0.0, 0.001_56, 1.905_473, 1039.2, 123_456.7, 1.2e-9, 4e7].map(figure);
+        assert_eq!(shown, ["0", "0.001560", "1.905", "1039", "123457", "1.200e-9", "4.000e7"]);
+    }
 }

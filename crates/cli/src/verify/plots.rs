@@ -1,8 +1,27 @@
 //! The plots of the report: empirical against expected.
 
-use crate::plot::{Area, COLOURS, Drawn, SIZE, span, svg};
+use crate::plot::{Area, COLOURS, Drawn, span, svg};
 use flash_sampling_conformance::report::{Series, SeriesKind};
 use plotters::prelude::*;
+
+/// Width and height in pixels: text stays readable on a phone.
+const SIZE: (u32, u32) = (480, 340);
+/// Font and size of the labels.
+const LABELS: (&str, u32) = ("sans-serif", 14);
+/// The colour of what was seen, by its place in [`COLOURS`].
+pub(super) const OBSERVED: usize = 0;
+/// The colour of two standard deviations.
+pub(super) const SPREAD: usize = 4;
+/// The colour of what the law demands.
+pub(super) const EXPECTED: usize = 6;
+
+/// What a plot of a kind shows.
+pub(super) fn name(kind: SeriesKind) -> &'static str {
+    match kind {
+        SeriesKind::ProbabilityDecades => "Drawn over expected",
+        SeriesKind::GumbelQuantiles => "Gumbel Q-Q",
+    }
+}
 
 /// The picture of a series.
 pub(super) fn plot(series: &Series) -> String {
@@ -17,14 +36,18 @@ fn quantiles(area: &Area<'_>, series: &Series) -> Drawn {
     let points: Vec<_> = series.points.iter().map(|p| (p.expected, p.observed)).collect();
     let (low, high) = span(points.iter().flat_map(|(x, y)| [*x, *y])).unwrap_or((0.0, 1.0));
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("Gumbel Q-Q: {}", series.name), ("sans-serif", 15))
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(48)
         .build_cartesian_2d(low..high, low..high)?;
-    chart.configure_mesh().x_desc("quantile of the standard Gumbel").y_desc("quantile of score - log-mass").draw()?;
-    chart.draw_series(LineSeries::new([(low, low), (high, high)], COLOURS[6]))?;
-    chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, COLOURS[0].filled())))?;
+    chart
+        .configure_mesh()
+        .label_style(LABELS)
+        .x_desc("quantile of the standard Gumbel")
+        .y_desc("quantile of score - log-mass")
+        .draw()?;
+    chart.draw_series(LineSeries::new([(low, low), (high, high)], COLOURS[EXPECTED]))?;
+    chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, COLOURS[OBSERVED].filled())))?;
     Ok(())
 }
 
@@ -36,7 +59,6 @@ fn decades(area: &Area<'_>, series: &Series) -> Drawn {
     let bars: Vec<_> = points.iter().map(|p| (p.x, p.observed / p.expected, 2.0 / p.expected.sqrt())).collect();
     let reach = bars.iter().map(|(_, ratio, two)| (ratio - 1.0).abs().max(*two)).fold(0.01, f64::max).min(2.0) * 1.1;
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("Drawn over expected: {}", series.name), ("sans-serif", 15))
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(56)
@@ -45,15 +67,17 @@ fn decades(area: &Area<'_>, series: &Series) -> Drawn {
     let label = |x: &f64| if (x - x.round()).abs() < 0.01 { format!("{x:.0}") } else { String::new() };
     chart
         .configure_mesh()
+        .label_style(LABELS)
         .x_desc("log10 of the token's probability (upper end of the decade)")
         .y_desc("draws / expected draws")
         .x_labels(2 * (x.1 - x.0) as usize + 1)
         .x_label_formatter(&label)
         .draw()?;
-    chart.draw_series(LineSeries::new([(x.0, 1.0), (x.1, 1.0)], COLOURS[6]))?;
+    chart.draw_series(LineSeries::new([(x.0, 1.0), (x.1, 1.0)], COLOURS[EXPECTED]))?;
     chart.draw_series(
-        bars.iter().map(|&(x, _, two)| PathElement::new([(x, 1.0 - two), (x, 1.0 + two)], COLOURS[4].stroke_width(4))),
+        bars.iter()
+            .map(|&(x, _, two)| PathElement::new([(x, 1.0 - two), (x, 1.0 + two)], COLOURS[SPREAD].stroke_width(4))),
     )?;
-    chart.draw_series(bars.iter().map(|&(x, ratio, _)| Circle::new((x, ratio), 4, COLOURS[0].filled())))?;
+    chart.draw_series(bars.iter().map(|&(x, ratio, _)| Circle::new((x, ratio), 4, COLOURS[OBSERVED].filled())))?;
     Ok(())
 }

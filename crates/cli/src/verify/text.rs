@@ -21,6 +21,19 @@ fn tension(check: &Check) -> f64 {
     }
 }
 
+/// Whether a check counts things that differ, of which there are none.
+pub(super) fn is_agreed(check: &Check) -> bool {
+    check.criterion == Criterion::AtMost(0.0) && check.statistic == 0.0
+}
+
+/// A check on one line.
+fn described(check: &Check) -> String {
+    match is_agreed(check) {
+        true => format!("pass  {}: 0 of {} differ", check.what, check.cases),
+        false => check.to_string(),
+    }
+}
+
 /// The check of a law that came closest to failing, or failed.
 pub(super) fn decisive(verdict: &Verdict) -> Option<&Check> {
     verdict.report.checks.iter().max_by(|a, b| tension(a).total_cmp(&tension(b)))
@@ -32,9 +45,9 @@ fn write_verdict(out: &mut dyn Write, verdict: &Verdict, all: bool) -> io::Resul
     let seconds = verdict.took.as_secs_f64();
     writeln!(out, "{word}  {:<52} {:>10} {seconds:>7.2} s", verdict.law.name, line::count(checks.len(), "check"))?;
     if all {
-        checks.iter().try_for_each(|check| writeln!(out, "       {check}"))?;
+        checks.iter().try_for_each(|check| writeln!(out, "       {}", described(check)))?;
     } else if let Some(check) = decisive(verdict) {
-        writeln!(out, "       {check}")?;
+        writeln!(out, "       {}", described(check))?;
     }
     for note in &verdict.report.notes {
         writeln!(out, "       note  {note}")?;

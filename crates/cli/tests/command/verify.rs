@@ -22,6 +22,8 @@ fn laws_that_hold_make_a_report_with_plots() {
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() >= 2);
     assert!(page.contains("Gumbel Q-Q") && page.contains("Drawn over expected"));
+    assert!(page.contains("<meta name=viewport") && page.contains("two standard deviations of it"));
+    assert_eq!(page.matches("<figure>").count(), page.matches("<figcaption>").count());
     for outside in ["src=", "href=\"http", "@import", "url("] {
         assert!(!page.contains(outside), "{outside}");
     }
@@ -64,6 +66,17 @@ fn samplers_and_laws_that_are_not_there_are_refused() {
     #[cfg(not(feature = "cuda"))]
     run(&["verify", "--backend", "cuda"]).assert_refused("this build has no feature 'cuda'");
     run(&["verify", "--shards", "3"]).assert_refused("--shards means nothing");
+}
+
+#[test]
+fn laws_about_bits_count_what_differs() {
+    let files = Files::new();
+    let page = files.name("report.html");
+    let result = run(&["verify", "--isa", "portable", "--law", "noise_matches_the_vectors", "--report", &page]);
+    assert_eq!(result.code, 0, "{result:#?}");
+    assert!(result.stdout.contains("1 check ") && result.stdout.contains(": 0 of 67 differ\n"), "{}", result.stdout);
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(">0 of 67 differ") && !page.contains("0.000000"), "{page}");
 }
 
 #[test]
