@@ -111,7 +111,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         return cuda(args, out, interrupt);
     }
     let ours = Ours { options: args.options(), variants: args.variants() };
-    let mut record = Record::begin();
+    let mut record = Record { quick: args.quick, ..Record::begin() };
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
@@ -128,6 +128,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         let section = time(section, logits.contenders(&ours)?, interrupt)?;
         tell(&mut record, section, out, table::section)?;
     }
+    show(out, table::columns)?;
     show(out, |out| record.memory.iter().try_for_each(|memory| table::memory(out, memory)))?;
     save(&record, args)?;
     Ok(0)

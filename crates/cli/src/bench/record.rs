@@ -19,6 +19,9 @@ pub struct Record {
     /// The commit that this was built from, when the build was told (`FLASH_SAMPLING_COMMIT`); else that of the working
     /// tree, when this ran in one.
     pub commit: Option<String>,
+    /// Whether the heads are small and the rounds few, so that the times mean nothing (`--quick`).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub quick: bool,
     /// The machine.
     pub machine: Machine,
     /// The GPU, where one was timed.
@@ -234,6 +237,7 @@ impl Record {
             when: utc_now(),
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("FLASH_SAMPLING_COMMIT").map(str::to_owned).or_else(commit),
+            quick: false,
             machine: Machine::this(),
             gpu: None,
             protocol: None,

@@ -20,7 +20,27 @@ pub const CUBLAS: &str = "cuBLAS";
 /// # Errors
 /// Those of `out`.
 pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
-    writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))
+    writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))?;
+    if record.quick {
+        writeln!(out, "--quick: small heads and few rounds show that everything runs; the times mean nothing")?;
+    }
+    Ok(())
+}
+
+/// Writes what the columns of a section are.
+///
+/// # Errors
+/// Those of `out`.
+pub fn columns(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "\ncolumns\n  \
+         ms           time of the shortest call\n  \
+         GB/s         bytes of the weight, or of the logits, over this time\n  \
+         of read      time of a plain read of these bytes over this time; 1 is the limit of the memory\n  \
+         of products  time of the multiplications alone, on cached data, over this time; 1 is the arithmetic limit\n  \
+         / greedy     this time over that of the same kernel without noise"
+    )
 }
 
 /// Writes a section.

@@ -129,6 +129,9 @@ fn the_benchmark_leaves_a_table_a_record_and_a_picture() {
         "of read",
         "of products",
         "/ greedy",
+        "--quick: small heads and few rounds show that everything runs; the times mean nothing",
+        "  of read      time of a plain read",
+        "  / greedy     this time over",
         "tiled, gaussian",
         "online, peaked",
         "standalone, peaked",
@@ -137,6 +140,7 @@ fn the_benchmark_leaves_a_table_a_record_and_a_picture() {
         assert!(result.stdout.contains(says), "{says}: {}", result.stdout);
     }
     let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    assert_eq!(record["quick"], true);
     assert_eq!(record["sections"][0]["entries"][0]["name"], "read");
     assert_eq!(record["sections"][0]["entries"][1]["name"], "products");
     assert!(record["sections"][1]["entries"][2]["best"].as_f64().unwrap() > 0.0);
@@ -152,8 +156,16 @@ fn the_pipeline_leaves_times_and_passes_of_every_case() {
     let json = files.name("record.json");
     let result = run(&["bench", "--quick", "--pipeline", "--dtype", "f32", "--json", &json]);
     assert_eq!(result.code, 0, "{result:#?}");
-    for says in ["/ plain", "top-k 50, top-p 0.9", "penalties, 1000 tokens", "LLM-like", "best in one tile", "decides"]
-    {
+    for says in [
+        "/ plain",
+        "the times mean nothing",
+        "  one pass         share",
+        "top-k 50, top-p 0.9",
+        "penalties, 1000 tokens",
+        "LLM-like",
+        "best in one tile",
+        "decides",
+    ] {
         assert!(result.stdout.contains(says), "{says}: {}", result.stdout);
     }
     let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();

@@ -86,7 +86,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         (false, quick) => Protocol::Blocks { rest: if quick { Duration::ZERO } else { REST } },
     };
     let mut clock = Clock::new(protocol, Cache::new(args.clean_cache, &device)?, stream)?;
-    let mut record = Record { protocol: Some(clock.describe()), ..Record::begin() };
+    let mut record = Record { quick: args.quick, protocol: Some(clock.describe()), ..Record::begin() };
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let head = OnDevice::new(&size, most, args.dtype.into(), clock.stream())?;

@@ -36,7 +36,7 @@ use std::io::Write;
 /// # Errors
 /// What the backend refuses, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    let mut record = Record::begin();
+    let mut record = Record { quick: args.quick, ..Record::begin() };
     match args.backend {
         BackendName::Cuda => on_gpu(args, &mut record, out, interrupt)?,
         BackendName::Cpu => on_cpu(args, &mut record, out, interrupt)?,

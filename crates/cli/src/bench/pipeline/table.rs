@@ -70,11 +70,19 @@ pub fn of_one_pass(out: &mut dyn Write, timed: &Section) -> io::Result<()> {
     writeln!(out, "  (the second pass of undecided rows is not in these times{but})")
 }
 
-/// Writes how many rows one pass decides, where that was counted apart.
+/// Writes what the columns of a section are, and how many rows one pass decides, where that was counted apart.
 ///
 /// # Errors
 /// Those of `out`.
 pub fn end(out: &mut dyn Write, certified: &[Certified]) -> io::Result<()> {
+    writeln!(
+        out,
+        "\ncolumns\n  \
+         ms, / plain      time of the shortest call, and over that of the plain draw\n  \
+         median, / plain  the same of the median call\n  \
+         one pass         share of the rows that one pass decides\n  \
+         most             the most passes of a row"
+    )?;
     if certified.is_empty() {
         return Ok(());
     }

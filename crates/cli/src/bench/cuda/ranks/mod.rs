@@ -78,7 +78,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         devices: (0..args.world).map(Device::new).collect::<Result<_, _>>().map_err(failed)?,
         transports: args.transport.clone(),
     };
-    let mut record = Record::begin();
+    let mut record = Record { quick: args.quick, ..Record::begin() };
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
