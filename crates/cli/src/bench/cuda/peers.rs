@@ -3,6 +3,7 @@
 use crate::bench::record::Entry;
 use crate::error::CommandError;
 use crate::load::bounded;
+use crate::output::line;
 use serde::Deserialize;
 use std::path::Path;
 
@@ -49,7 +50,7 @@ impl Peers {
     pub fn of(&self, vocab: usize, hidden: usize, rows: usize) -> Vec<Entry> {
         let here = |cell: &&Cell| (cell.vocab, cell.hidden, cell.rows) == (vocab, hidden, rows);
         let entry = |cell: &Cell| Entry {
-            name: cell.peer.clone(),
+            name: line::message(&cell.peer),
             best: cell.min_us * 1e-6,
             median: cell.med_us * 1e-6,
             passes: None,
