@@ -19,7 +19,7 @@ use super::{describe, failed, section};
 use crate::args::{BenchArgs, BenchSize, GpuTransport};
 use crate::bench::cases::Inputs;
 use crate::bench::record::{Record, Section};
-use crate::bench::save;
+use crate::bench::{save, show};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use flash_sampling::cuda::{Device, DevicePeers};
@@ -88,7 +88,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
     gpu.nccl = group.transports.contains(&GpuTransport::Nccl).then(nccl_version).flatten();
     record.gpu = Some(gpu);
     record.protocol = Some("graph replays, 100 at a time after 0.1 s of rest; slowest rank, best of 8".into());
-    table::write(out, &record, args.world).map_err(CommandError::write("to standard output"))?;
+    show(out, |out| super::table::begin(out, &record).and_then(|()| table::write(out, &record, args.world)))?;
     save(&record, args)?;
     Ok(0)
 }

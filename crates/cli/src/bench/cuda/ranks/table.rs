@@ -16,7 +16,7 @@ pub fn write(out: &mut dyn Write, record: &Record, world: usize) -> io::Result<(
         rest = others;
         let names: Vec<_> = first.entries.iter().map(|entry| entry.name.as_str()).collect();
         let hidden = first.hidden.unwrap_or(0);
-        writeln!(out, "{} x {hidden}, {}, {world} GPUs: microseconds a step", first.vocab, first.dtypes)?;
+        writeln!(out, "\n{} x {hidden}, {}, {world} GPUs: microseconds a step", first.vocab, first.dtypes)?;
         write!(out, "  rows")?;
         names.iter().try_for_each(|name| write!(out, "{name:>20}"))?;
         writeln!(out)?;
