@@ -3,10 +3,11 @@
 use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use crate::output::line;
+use flash_sampling::backend::group_size;
 use flash_sampling::cpu::CpuError;
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, Knobs, PerturbedArgmax, Plan, RowError,
-    RowParams, ShardError, ShardMerge, VariantConfig, build as build_config, group_size,
+    RowParams, ShardError, ShardMerge, VariantConfig, build as build_config,
 };
 
 /// Shards, without `--shards`.
@@ -18,7 +19,7 @@ pub fn config(args: &SamplerArgs, plan: Plan, vocab: usize) -> BackendConfig {
     let backend = match (args.variant, args.backend) {
         (VariantName::Reference, _) => Backend::Reference,
         (_, BackendName::Cpu) => Backend::Cpu(CpuOptions { isa: args.isa, threads: args.threads }),
-        (_, BackendName::Cuda) => Backend::Cuda,
+        (_, BackendName::Cuda) => Backend::Cuda { device: 0 },
     };
     let variant = match args.variant {
         VariantName::Tiled | VariantName::Reference => VariantConfig::Tiled,

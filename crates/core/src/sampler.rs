@@ -95,6 +95,7 @@ impl Capabilities {
 
 /// What a sampler is planned for: its scratch is sized once, and a call within the plan allocates nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct Plan {
     /// Largest number of rows of a call.
     pub max_rows: usize,

@@ -4,9 +4,9 @@ use crate::config::{Backend, BackendConfig, VariantConfig};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{GroupDraw, Head, PerturbedArgmax};
 #[cfg(feature = "cpu")]
-use flash_sampling_cpu::{Grouped, Online, Tiled};
+use flash_sampling_cpu::{Grouped, Online, Standalone, Tiled};
 #[cfg(feature = "cuda")]
-use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaTiled, Device};
+use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaStandalone, CudaTiled, Device};
 #[cfg(feature = "distributed")]
 use {
     core::ops::Range,
@@ -32,6 +32,12 @@ pub enum BuildError {
         backend: &'static str,
         /// The variant.
         variant: &'static str,
+    },
+    /// Existing logits are sampled by the tiled variant alone.
+    #[error("existing logits cannot be sampled by {variant}: the variant must be tiled")]
+    VariantOfLogits {
+        /// The configured variant.
+        variant: VariantConfig,
     },
     /// This build of the library was made without a feature.
     #[error("this build has no feature '{feature}': build with --features {feature}")]
@@ -90,18 +96,53 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
         #[cfg(feature = "cpu")]
         (Backend::Cpu(options), VariantConfig::Online { size }) => Box::new(Online::new(head, plan, *size, options)?),
         #[cfg(feature = "cuda")]
-        (Backend::Cuda, VariantConfig::Tiled) => Box::new(CudaTiled::new(head, plan, &Device::new(0)?)?),
-        #[cfg(feature = "cuda")]
-        (Backend::Cuda, VariantConfig::Grouped { size, draw }) => {
-            Box::new(CudaGrouped::new(head, plan, *size, *draw, &Device::new(0)?)?)
+        (Backend::Cuda { device }, VariantConfig::Tiled) => {
+            Box::new(CudaTiled::new(head, plan, &Device::new(*device)?)?)
         }
         #[cfg(feature = "cuda")]
-        (Backend::Cuda, VariantConfig::Online { size }) => {
-            Box::new(CudaOnline::new(head, plan, *size, &Device::new(0)?)?)
+        (Backend::Cuda { device }, VariantConfig::Grouped { size, draw }) => {
+            Box::new(CudaGrouped::new(head, plan, *size, *draw, &Device::new(*device)?)?)
+        }
+        #[cfg(feature = "cuda")]
+        (Backend::Cuda { device }, VariantConfig::Online { size }) => {
+            Box::new(CudaOnline::new(head, plan, *size, &Device::new(*device)?)?)
         }
         #[cfg(not(feature = "cuda"))]
-        (Backend::Cuda, _) => return Err(BuildError::NotBuilt { feature: "cuda" }),
+        (Backend::Cuda { .. }, _) => return Err(BuildError::NotBuilt { feature: "cuda" }),
     })
+}
+
+/// Makes a sampler of logits that already exist, `[rows, vocab_size]` in bf16, f16 or f32; its inputs are these logits. The
+/// variant must be [`VariantConfig::Tiled`].
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use flash_sampling::{BackendConfig, Matrix, RowParams, Samples, build_from_logits};
+///
+/// let mut sampler = build_from_logits(1000, &BackendConfig::default())?;
+/// let logits: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.7).sin()).collect();
+/// let mut samples = Samples::new();
+/// sampler.sample(Matrix::new(&logits, 1, 1000)?, &[RowParams { seed: 42, ..RowParams::default() }], &mut samples)?;
+/// assert!(samples.row(0)?.token() < 1000);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`BuildError`] when the backend is not there, cannot sample existing logits, or refuses the plan.
+pub fn build_from_logits(vocab_size: usize, config: &BackendConfig) -> Result<Box<dyn PerturbedArgmax>, BuildError> {
+    if config.variant != VariantConfig::Tiled {
+        return Err(BuildError::VariantOfLogits { variant: config.variant.clone() });
+    }
+    match &config.backend {
+        Backend::Reference => Err(BuildError::Unsupported { backend: "reference", variant: "existing-logits" }),
+        #[cfg(feature = "cpu")]
+        Backend::Cpu(options) => Ok(Box::new(Standalone::new(vocab_size, config.plan, options)?)),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda { device } => Ok(Box::new(CudaStandalone::new(vocab_size, config.plan, &Device::new(*device)?)?)),
+        #[cfg(not(feature = "cuda"))]
+        Backend::Cuda { .. } => Err(BuildError::NotBuilt { feature: "cuda" }),
+    }
 }
 
 /// The reference takes groups of any size but none.

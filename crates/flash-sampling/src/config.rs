@@ -1,5 +1,7 @@
-//! Which sampler is wanted, as data.
+//! Which sampler to build, as data and as text.
 
+use core::fmt;
+use core::str::FromStr;
 use flash_sampling_core::{GroupDraw, Plan};
 #[cfg(feature = "cpu")]
 use flash_sampling_cpu::CpuOptions;
@@ -7,6 +9,9 @@ use flash_sampling_cpu::CpuOptions;
 use flash_sampling_distributed::ShardMerge;
 
 /// Where a sampler runs.
+///
+/// As text: `reference`, `cpu`, `cpu:avx2` (an instruction set), `cpu:avx2:4` or `cpu::4` (threads), `cuda`, `cuda:1` (a
+/// device). [`Display`](fmt::Display) writes what [`FromStr`] reads.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Backend {
@@ -15,9 +20,11 @@ pub enum Backend {
     /// The processor.
     #[cfg(feature = "cpu")]
     Cpu(CpuOptions),
-    /// The first CUDA device (`CUDA_VISIBLE_DEVICES` says which that is; the types of the module `cuda` take any); an
-    /// error without the feature `cuda`.
-    Cuda,
+    /// A CUDA device by its number among those that `CUDA_VISIBLE_DEVICES` leaves. An error without the feature `cuda`.
+    Cuda {
+        /// The device's number, from 0.
+        device: usize,
+    },
 }
 
 impl Default for Backend {
@@ -30,7 +37,9 @@ impl Default for Backend {
     }
 }
 
-/// Which variant of the algorithm is run. Sizes are in tokens.
+/// Which variant of the algorithm runs. Sizes are in tokens.
+///
+/// As text: `tiled`, `grouped:512`, `grouped:512:reuse`, `online:512`, `sharded:4`, `sharded:4:log-mass`.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum VariantConfig {
@@ -61,7 +70,11 @@ pub enum VariantConfig {
 }
 
 /// A backend, a variant and a plan. The default is the tiled variant on the CPU, planned for one row and one draw.
+///
+/// With the feature `serde`, `{"backend": "cpu", "variant": "online:512", "plan": {"max_rows": 8}}`; what is left out has its
+/// default.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct BackendConfig {
     /// Where it runs.
     pub backend: Backend,
@@ -70,3 +83,138 @@ pub struct BackendConfig {
     /// What it is planned for.
     pub plan: Plan,
 }
+
+/// A backend or variant that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is no {what}: it must be {expected}")]
+pub struct ParseConfigError {
+    text: String,
+    what: &'static str,
+    expected: &'static str,
+}
+
+/// The parts of a text between colons; `None` where there are more than `N`. Missing parts are empty.
+fn parts<const N: usize>(text: &str) -> Option<[&str; N]> {
+    let mut parts = text.split(':');
+    let found = core::array::from_fn(|_| parts.next().unwrap_or(""));
+    parts.next().is_none().then_some(found)
+}
+
+/// Reads a part of a text, or takes the default where it is empty.
+fn part_or<T: FromStr>(part: &str, default: T) -> Option<T> {
+    if part.is_empty() { Some(default) } else { part.parse().ok() }
+}
+
+impl Backend {
+    fn parse(text: &str) -> Option<Backend> {
+        match parts::<3>(text)? {
+            ["reference", "", ""] => Some(Backend::Reference),
+            ["cuda", device, ""] => part_or(device, 0).map(|device| Backend::Cuda { device }),
+            #[cfg(feature = "cpu")]
+            ["cpu", isa, threads] => {
+                let isa = if isa.is_empty() { None } else { Some(isa.parse().ok()?) };
+                let threads = if threads.is_empty() { None } else { Some(threads.parse().ok()?) };
+                Some(Backend::Cpu(CpuOptions { isa, threads }))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for Backend {
+    type Err = ParseConfigError;
+
+    fn from_str(text: &str) -> Result<Backend, ParseConfigError> {
+        let expected = "reference, cpu[:INSTRUCTION SET[:THREADS]] or cuda[:DEVICE]";
+        Backend::parse(text).ok_or_else(|| ParseConfigError { text: text.into(), what: "backend", expected })
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Backend::Reference => f.write_str("reference"),
+            Backend::Cuda { device } => write!(f, "cuda:{device}"),
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(CpuOptions { isa, threads }) => {
+                f.write_str("cpu")?;
+                if isa.is_some() || threads.is_some() {
+                    write!(f, ":{}", isa.map_or("", |isa| isa.name()))?;
+                }
+                threads.map_or(Ok(()), |threads| write!(f, ":{threads}"))
+            }
+        }
+    }
+}
+
+impl VariantConfig {
+    fn parse(text: &str) -> Option<VariantConfig> {
+        match parts::<3>(text)? {
+            ["tiled", "", ""] => Some(VariantConfig::Tiled),
+            ["grouped", size, draw] => {
+                let draw = match draw {
+                    "" | "fresh" => GroupDraw::Fresh,
+                    "reuse" => GroupDraw::Reuse,
+                    _ => return None,
+                };
+                Some(VariantConfig::Grouped { size: size.parse().ok()?, draw })
+            }
+            ["online", size, ""] => Some(VariantConfig::Online { size: size.parse().ok()? }),
+            #[cfg(feature = "distributed")]
+            ["sharded", shards, merge] => {
+                let merge = match merge {
+                    "" | "winners" => ShardMerge::Winners,
+                    "log-mass" => ShardMerge::LogMass,
+                    _ => return None,
+                };
+                Some(VariantConfig::Sharded { shards: shards.parse().ok()?, merge })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for VariantConfig {
+    type Err = ParseConfigError;
+
+    fn from_str(text: &str) -> Result<VariantConfig, ParseConfigError> {
+        let expected = "tiled, grouped:SIZE[:reuse], online:SIZE or sharded:SHARDS[:log-mass]";
+        VariantConfig::parse(text).ok_or_else(|| ParseConfigError { text: text.into(), what: "variant", expected })
+    }
+}
+
+impl fmt::Display for VariantConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            VariantConfig::Tiled => f.write_str("tiled"),
+            VariantConfig::Grouped { size, draw: GroupDraw::Fresh } => write!(f, "grouped:{size}"),
+            VariantConfig::Grouped { size, draw: GroupDraw::Reuse } => write!(f, "grouped:{size}:reuse"),
+            VariantConfig::Online { size } => write!(f, "online:{size}"),
+            #[cfg(feature = "distributed")]
+            VariantConfig::Sharded { shards, merge: ShardMerge::Winners } => write!(f, "sharded:{shards}"),
+            #[cfg(feature = "distributed")]
+            VariantConfig::Sharded { shards, merge: ShardMerge::LogMass } => write!(f, "sharded:{shards}:log-mass"),
+        }
+    }
+}
+
+/// Serialized as text.
+#[cfg(feature = "serde")]
+macro_rules! serialize_as_text {
+    ($($name:ty),*) => {$(
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+#[cfg(feature = "serde")]
+serialize_as_text!(Backend, VariantConfig);

@@ -24,10 +24,31 @@
 //! ```
 //!
 //! # What is here
-//! The vocabulary of [`flash_sampling_core`] (heads, row parameters, the [`PerturbedArgmax`] trait, noise, summaries,
-//! the f64 [`reference`](mod@reference)) and [`build`], which makes any variant on any backend from a
-//! [`BackendConfig`]. The backends' own types, for what a configuration cannot say (logits that already exist, a head
-//! read from a stream, ranks in threads), are in the modules `cpu`, `distributed` and `cuda`.
+//! | to | use |
+//! | --- | --- |
+//! | build a sampler from data or text | [`build`], [`build_from_logits`], [`BackendConfig`] |
+//! | sample | [`PerturbedArgmax`], [`RowParams`], [`Samples`] |
+//! | parse a request | [`SamplingParams`], [`History`] |
+//! | borrow weights and hidden states | [`Head`], [`Matrix`] |
+//! | replay the noise of a token | [`Noise`], [`noise`](mod@noise) |
+//! | judge drafts of a smaller model | [`speculation`] |
+//! | compare with a plain implementation | [`reference`](mod@reference) |
+//! | implement a backend | [`backend`], whose items are exempt from semantic versioning |
+//!
+//! # All samplers
+//! | sampler | where | input |
+//! | --- | --- | --- |
+//! | `cpu::Tiled`, `cpu::Grouped`, `cpu::Online` | processor | hidden states |
+//! | `cpu::OnlineStream` | processor | hidden states, over a weight that arrives in blocks |
+//! | `cpu::Standalone` | processor | existing logits |
+//! | `cuda::CudaTiled`, `cuda::CudaGrouped`, `cuda::CudaOnline` | GPU, host memory in and out | hidden states |
+//! | `cuda::CudaStreamed` | GPU | hidden states, over a weight that arrives in blocks |
+//! | `cuda::CudaStandalone` | GPU | existing logits |
+//! | `cuda::CudaShared`, `cuda::DeviceTiled` | GPU, device memory | hidden states |
+//! | `distributed::Sharded` | shards in one process | that of the shards |
+//! | `distributed::ShardSampler` | one rank of a `distributed::Transport` | that of its shard |
+//! | `CudaRank` | one rank on a GPU | hidden states |
+//! | [`reference::Reference`] | anywhere, slow | hidden states |
 //!
 //! # Features
 //! | feature | default | what it adds |
@@ -39,7 +60,7 @@
 //! | `cuda-linked` | no | `cuda` in a program where another crate links NVIDIA's libraries, as candle does |
 //! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; needs no NCCL to build |
 //! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
-//! | `serde` | no | [`SamplingParamsBuilder`] from and to JSON and its kin |
+//! | `serde` | no | [`SamplingParamsBuilder`] and [`BackendConfig`] from and to JSON and its kin |
 //! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF |
 //!
 //! Without any feature there remains the reference, which is exact and slow.
@@ -52,11 +73,36 @@ mod cuda_rank;
 
 #[cfg(feature = "distributed")]
 pub use build::build_rank;
-pub use build::{BuildError, MAX_SHARDS, build};
-pub use config::{Backend, BackendConfig, VariantConfig};
+pub use build::{BuildError, MAX_SHARDS, build, build_from_logits};
+pub use config::{Backend, BackendConfig, ParseConfigError, VariantConfig};
 #[cfg(all(feature = "cuda", feature = "distributed"))]
 pub use cuda_rank::{CudaRank, CudaRankOptions, GpuExchange};
-pub use flash_sampling_core::*;
+// Samplers and their results.
+#[doc(inline)]
+pub use flash_sampling_core::{
+    Candidate, Capabilities, Draw, Exactness, GroupDraw, Input, Kept, PerturbedArgmax, Plan, RowSample, SampleError,
+    Samples, Shape, Variant, log_prob, reference, speculation,
+};
+// Heads and inputs.
+#[doc(inline)]
+pub use flash_sampling_core::{DType, Head, HeadError, Matrix, StreamError, StreamHead};
+#[doc(no_inline)]
+pub use flash_sampling_core::{bf16, f16};
+// The parameters of a row, and of a request.
+#[doc(inline)]
+pub use flash_sampling_core::{
+    History, Knob, KnobValue, Knobs, LogprobsMode, Order, ParamsError, RowError, RowParams, SamplingParams,
+    SamplingParamsBuilder,
+};
+// The noise of a token.
+#[doc(inline)]
+pub use flash_sampling_core::{Domain, Noise, NoiseRng, noise};
+
+/// Everything of [`flash_sampling_core`], for those who implement a backend: summaries, filters, the [`Scan`](backend::Scan)
+/// of a shard, bounds of rounding. Exempt from semantic versioning.
+pub mod backend {
+    pub use flash_sampling_core::*;
+}
 
 #[cfg(feature = "cpu")]
 pub use flash_sampling_cpu as cpu;

@@ -2,8 +2,8 @@
 #![cfg(all(feature = "cpu", feature = "distributed"))]
 
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, CpuOptions, Exactness, GroupDraw, Head, Matrix, PerturbedArgmax, Plan,
-    RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
+    Backend, BackendConfig, BuildError, CpuOptions, Exactness, GroupDraw, Head, Isa, Matrix, PerturbedArgmax, Plan,
+    RowParams, Samples, ShardError, ShardMerge, VariantConfig, build, build_from_logits,
 };
 
 const VOCAB: usize = 700;
@@ -87,9 +87,76 @@ fn what_cannot_be_built_is_named() {
     assert!(matches!(error(Backend::default(), VariantConfig::Online { size: 100 }), BuildError::Cpu(_)));
     let reuse = VariantConfig::Grouped { size: 64, draw: GroupDraw::Reuse };
     assert!(matches!(error(Backend::Reference, reuse), BuildError::Unsupported { backend: "reference", .. }));
-    let text = error(Backend::Cuda, VariantConfig::Tiled).to_string();
+    let text = error(Backend::Cuda { device: 0 }, VariantConfig::Tiled).to_string();
     assert!(text.contains("cuda") || text.contains("CUDA is unavailable"), "{text}");
     // A head that is itself a shard is no whole vocabulary.
     let part = build(head(&weight).slice(64..VOCAB as u32), &config(Backend::Reference, sharded(2)));
     assert!(matches!(part.err(), Some(BuildError::Shard(ShardError::Gap { shard: 0, from: 0, to: 64 }))));
+}
+
+#[test]
+fn existing_logits_give_the_tokens_of_the_head_that_made_them() {
+    let weight = weight();
+    let want = tokens(&mut *build(head(&weight), &config(Backend::default(), VariantConfig::Tiled)).unwrap());
+    let hidden: Vec<f32> = (0..4 * HIDDEN).map(|i| (i % 3) as f32 - 1.0).collect();
+    let dot = |(h, w): (&[f32], &[f32])| 0.125 * h.iter().zip(w).map(|(h, w)| h * w).sum::<f32>();
+    let row = |h| weight.chunks(HIDDEN).map(move |w| dot((h, w)));
+    let logits: Vec<f32> = hidden.chunks(HIDDEN).flat_map(row).collect();
+    let mut sampler = build_from_logits(VOCAB, &config(Backend::default(), VariantConfig::Tiled)).unwrap();
+    let rows = [0, 1, 2, 3].map(|position| RowParams { seed: 9, position, draws: 3, ..RowParams::default() });
+    let mut samples = Samples::new();
+    sampler.sample(Matrix::new(&logits, 4, VOCAB).unwrap(), &rows, &mut samples).unwrap();
+    let found: Vec<u32> = samples.iter().flat_map(|row| row.unwrap().draws.iter().map(|d| d.token)).collect();
+    assert_eq!(found, want);
+    let online = config(Backend::default(), VariantConfig::Online { size: 64 });
+    let error = build_from_logits(VOCAB, &online).err().unwrap();
+    assert_eq!(error.to_string(), "existing logits cannot be sampled by online:64: the variant must be tiled");
+}
+
+#[test]
+fn configurations_are_read_as_they_are_written() {
+    let cpu = |isa, threads| Backend::Cpu(CpuOptions { isa, threads });
+    for (text, backend) in [
+        ("reference", Backend::Reference),
+        ("cpu", cpu(None, None)),
+        ("cpu:portable", cpu(Some(Isa::Portable), None)),
+        ("cpu:avx2:4", cpu(Some(Isa::Avx2), Some(4))),
+        ("cpu::1", cpu(None, Some(1))),
+        ("cuda:3", Backend::Cuda { device: 3 }),
+    ] {
+        assert_eq!((text.parse(), backend.to_string().as_str()), (Ok(backend), text));
+    }
+    assert_eq!("cuda".parse(), Ok(Backend::Cuda { device: 0 }));
+    let grouped = |draw| VariantConfig::Grouped { size: 512, draw };
+    for (text, variant) in [
+        ("tiled", VariantConfig::Tiled),
+        ("grouped:512", grouped(GroupDraw::Fresh)),
+        ("grouped:512:reuse", grouped(GroupDraw::Reuse)),
+        ("online:64", VariantConfig::Online { size: 64 }),
+        ("sharded:4", VariantConfig::Sharded { shards: 4, merge: ShardMerge::Winners }),
+        ("sharded:4:log-mass", VariantConfig::Sharded { shards: 4, merge: ShardMerge::LogMass }),
+    ] {
+        assert_eq!((text.parse(), variant.to_string().as_str()), (Ok(variant), text));
+    }
+    for text in ["", "gpu", "cpu:sse", "cpu:avx2:4:1", "cuda:x", "reference:1"] {
+        let error = text.parse::<Backend>().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("'{text}' is no backend: it must be reference, cpu")), "{error}");
+    }
+    for text in ["tiled:1", "grouped", "grouped:512:old", "online:-1", "sharded:4:winners:1"] {
+        assert!(text.parse::<VariantConfig>().is_err(), "{text}");
+    }
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_configuration_is_read_from_json() {
+    let text = r#"{"backend": "cpu:portable", "variant": "online:64", "plan": {"max_rows": 8}}"#;
+    let found: BackendConfig = serde_json::from_str(text).unwrap();
+    let backend = Backend::Cpu(CpuOptions { isa: Some(Isa::Portable), threads: None });
+    let plan = Plan { max_rows: 8, ..Plan::default() };
+    assert_eq!(found, BackendConfig { backend, variant: VariantConfig::Online { size: 64 }, plan });
+    assert_eq!(serde_json::from_str::<BackendConfig>(&serde_json::to_string(&found).unwrap()).unwrap(), found);
+    for wrong in [r#"{"backend": "gpu"}"#, r#"{"backends": "cpu"}"#, r#"{"plan": {"rows": 1}}"#] {
+        assert!(serde_json::from_str::<BackendConfig>(wrong).is_err(), "{wrong}");
+    }
 }

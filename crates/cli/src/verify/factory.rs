@@ -3,8 +3,9 @@
 use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use crate::sampler::{self, SHARDS};
+use flash_sampling::backend::group_size;
 use flash_sampling::reference::Scheme;
-use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, group_size};
+use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 
 /// The sampler that the flags choose.

@@ -6,12 +6,12 @@ use crate::bench::record::Call;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::synthetic::Logits;
+use flash_sampling::backend::group_size;
 use flash_sampling::cuda::abi::Draw;
 use flash_sampling::cuda::cudarc::driver::{CudaStream, DevicePtr};
 use flash_sampling::cuda::{
     CudaError, Device, DeviceDraws, DeviceGroups, DeviceMatrix, DeviceStandalone, DeviceTiled, GroupRule, RowKinds,
 };
-use flash_sampling::group_size;
 use std::sync::Arc;
 use std::time::Instant;
 

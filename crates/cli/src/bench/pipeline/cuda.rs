@@ -13,10 +13,11 @@ use crate::bench::timing::Contender;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::synthetic;
+use flash_sampling::backend::{Adjustment, Adjustments};
 use flash_sampling::cuda::abi::{Draw, LogitBias, PENALISED, Penalty, Row, RowFilters, status};
 use flash_sampling::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowKinds};
-use flash_sampling::{Adjustments, Capabilities, DType, Exactness, Input, Knobs, Matrix, Plan, RowParams, Variant};
+use flash_sampling::{Capabilities, DType, Exactness, Input, Knobs, Matrix, Plan, RowParams, Variant};
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,8 +87,7 @@ impl Calls {
                 (here.bias, here.biases) = (8 * words.len() as u64 + 1, list.len() as u32 | PENALISED);
                 let pair = |low: u32, high: f32| u64::from(low) | u64::from(high.to_bits()) << 32;
                 let word = |p: Penalty| pair(p.repetition.to_bits(), p.subtract);
-                let penalty =
-                    |a: &flash_sampling::Adjustment| Penalty { repetition: a.repetition, subtract: a.subtract };
+                let penalty = |a: &Adjustment| Penalty { repetition: a.repetition, subtract: a.subtract };
                 let biases = list.iter().map(|a| LogitBias { token: a.token, value: a.bias });
                 words.extend(biases.map(|bias| pair(bias.token, bias.value)));
                 let none = Penalty { repetition: 1.0, subtract: 0.0 };
