@@ -79,7 +79,7 @@ pub use mass_histogram::MassHistogram;
 pub use matrix::{DType, Matrix};
 pub use moments::Moments;
 pub use noise::{Domain, Noise, NoiseRng};
-pub use params::{LogprobsMode, RowParams};
+pub use params::{LogprobsMode, RowBuffer, RowParams};
 pub use sampled_rows::SampledRows;
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
 pub use samples::{Draw, Kept, RowSample, Samples, log_prob};

@@ -72,6 +72,12 @@ impl RowSample<'_> {
         self.log_prob(logit)
     }
 
+    /// The most probable tokens with their log-probabilities in nats, as many as the row asked for.
+    pub fn top_log_probs(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
+        let log_z = self.log_z.unwrap_or(f64::NAN);
+        self.top.iter().map(move |c| (c.winner.token, log_prob(c.logit, log_z)))
+    }
+
     /// The log-probability of a logit of those that `log_z` sums, in nats; `None` when log Z was not asked for.
     pub fn log_prob(&self, logit: f32) -> Option<f64> {
         self.log_z.map(|log_z| log_prob(logit, log_z))

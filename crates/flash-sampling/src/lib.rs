@@ -28,7 +28,7 @@
 //! | --- | --- |
 //! | build a sampler from data or text | [`build`], [`build_from_logits`], [`BackendConfig`] |
 //! | sample | [`PerturbedArgmax`], [`RowParams`], [`Samples`] |
-//! | parse a request | [`SamplingParams`], [`History`] |
+//! | parse a request, and draw its next token | [`SamplingParams`], [`History`], [`RowBuffer`] |
 //! | borrow weights and hidden states | [`Head`], [`Matrix`] |
 //! | replay the noise of a token | [`Noise`], [`noise`](mod@noise) |
 //! | judge drafts of a smaller model | [`speculation`] |
@@ -91,7 +91,7 @@ pub use flash_sampling_core::{bf16, f16};
 // The parameters of a row, and of a request.
 #[doc(inline)]
 pub use flash_sampling_core::{
-    History, Knob, KnobValue, Knobs, LogprobsMode, Order, ParamsError, RowError, RowParams, SamplingParams,
+    History, Knob, KnobValue, Knobs, LogprobsMode, Order, ParamsError, RowBuffer, RowError, RowParams, SamplingParams,
     SamplingParamsBuilder,
 };
 // The noise of a token.

@@ -81,7 +81,7 @@ impl<'s> Requests<'s> {
     pub(super) fn row<'a>(&'a self, sequence: usize, seed: u64, history: &'a History) -> RowParams<'a> {
         let position = history.tokens().len() as u64;
         if let Some(params) = self.of_file.get(sequence) {
-            return RowParams { seed, ..params.row(seed, position, Some(history)) };
+            return RowParams { seed, ..params.next_row(seed, history) };
         }
         let mask = self.mask.as_ref().map(|mask| mask.row(0));
         RowParams { seed, position, logprobs: self.logprobs, ..self.args.row(history, &self.stops, mask) }

@@ -3,9 +3,11 @@
 use crate::filters::Order;
 use crate::history::History;
 pub use row::Row;
+pub use row_buffer::RowBuffer;
 
 mod digest;
 mod row;
+mod row_buffer;
 
 /// Which law log-probabilities are of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -311,6 +311,12 @@ impl SamplingParams {
         &self.fields
     }
 
+    /// The parameters of the row that draws the token after `history`, at the position that follows its last token; see
+    /// [`SamplingParams::row`].
+    pub fn next_row<'a>(&'a self, seed: u64, history: &'a History) -> RowParams<'a> {
+        self.row(seed, history.tokens().len() as u64, Some(history))
+    }
+
     /// The parameters of the row that draws at `position` of a sequence, the `history` of which is known so far. Of
     /// requests without a seed of their own the noise is keyed by `seed`: requests of one batch must not share both seed and
     /// position.

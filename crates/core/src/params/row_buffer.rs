@@ -1,0 +1,44 @@
+//! A list of row parameters that keeps its memory from step to step.
+
+use super::RowParams;
+use crate::sampler::recycle;
+
+/// Row parameters borrow from requests and histories, which change from step to step. This buffer lends its memory to the
+/// rows of one call at a time.
+#[derive(Debug, Default)]
+pub struct RowBuffer(Vec<RowParams<'static>>);
+
+impl RowBuffer {
+    /// Collects rows, and calls `call` with them.
+    pub fn with<'a, R>(
+        &mut self,
+        rows: impl IntoIterator<Item = RowParams<'a>>,
+        call: impl FnOnce(&[RowParams<'a>]) -> R,
+    ) -> R {
+        let mut list = recycle(core::mem::take(&mut self.0));
+        list.extend(rows);
+        let result = call(&list);
+        self.0 = recycle(list);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_stays_where_it_is() {
+        let mut buffer = RowBuffer::default();
+        let mut place = |count: u64| {
+            let bias = [(3, 1.0)];
+            let rows = (0..count).map(|position| RowParams { position, logit_bias: &bias, ..RowParams::default() });
+            buffer.with(rows, |rows| {
+                assert_eq!(rows.last().map(|row| row.position), count.checked_sub(1));
+                rows.as_ptr() as usize
+            })
+        };
+        let first = place(40);
+        assert_eq!((place(0), place(40), place(7)), (first, first, first));
+    }
+}
