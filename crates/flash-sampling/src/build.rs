@@ -33,6 +33,9 @@ pub enum BuildError {
         /// The variant.
         variant: &'static str,
     },
+    /// The weight does not fit the head.
+    #[error(transparent)]
+    Head(#[from] flash_sampling_core::HeadError),
     /// Existing logits are sampled by the tiled variant alone.
     #[error("existing logits cannot be sampled by {variant}: the variant must be tiled")]
     VariantOfLogits {

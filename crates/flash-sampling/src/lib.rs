@@ -26,7 +26,7 @@
 //! # What is here
 //! | to | use |
 //! | --- | --- |
-//! | build a sampler from data or text | [`build`], [`build_from_logits`], [`BackendConfig`] |
+//! | build a sampler from data or text | [`build`], [`build_owned`], [`build_from_logits`], [`BackendConfig`] |
 //! | sample | [`PerturbedArgmax`], [`RowParams`], [`Samples`] |
 //! | parse a request, and draw its next token | [`SamplingParams`], [`History`], [`RowBuffer`] |
 //! | borrow weights and hidden states | [`Head`], [`Matrix`] |
@@ -70,6 +70,7 @@ mod build;
 mod config;
 #[cfg(all(feature = "cuda", feature = "distributed"))]
 mod cuda_rank;
+mod owned;
 
 #[cfg(feature = "distributed")]
 pub use build::build_rank;
@@ -77,6 +78,7 @@ pub use build::{BuildError, MAX_SHARDS, build, build_from_logits};
 pub use config::{Backend, BackendConfig, ParseConfigError, VariantConfig};
 #[cfg(all(feature = "cuda", feature = "distributed"))]
 pub use cuda_rank::{CudaRank, CudaRankOptions, GpuExchange};
+pub use owned::{HeadOwner, OwnedWeight, build_owned};
 // Samplers and their results.
 #[doc(inline)]
 pub use flash_sampling_core::{

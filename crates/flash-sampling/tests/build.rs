@@ -2,8 +2,9 @@
 #![cfg(all(feature = "cpu", feature = "distributed"))]
 
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, CpuOptions, Exactness, GroupDraw, Head, Isa, Matrix, PerturbedArgmax, Plan,
-    RowParams, Samples, ShardError, ShardMerge, VariantConfig, build, build_from_logits,
+    Backend, BackendConfig, BuildError, CpuOptions, DType, Exactness, GroupDraw, Head, HeadError, HeadOwner, Isa,
+    Matrix, OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
+    build_from_logits, build_owned,
 };
 
 const VOCAB: usize = 700;
@@ -159,4 +160,25 @@ fn a_configuration_is_read_from_json() {
     for wrong in [r#"{"backend": "gpu"}"#, r#"{"backends": "cpu"}"#, r#"{"plan": {"rows": 1}}"#] {
         assert!(serde_json::from_str::<BackendConfig>(wrong).is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn a_sampler_that_owns_its_weight_draws_the_same_and_outlives_the_caller() {
+    let weight = weight();
+    let want = tokens(&mut *build(head(&weight), &config(Backend::default(), VariantConfig::Tiled)).unwrap());
+    struct Scaled(OwnedWeight<Vec<u8>>);
+    impl HeadOwner for Scaled {
+        fn head(&self) -> Result<Head<'_>, HeadError> {
+            self.0.head()?.with_scale(0.125)
+        }
+    }
+    let bytes: Vec<u8> = weight.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    let owned = |vocab| Scaled(OwnedWeight::new(bytes.clone(), DType::F32, vocab, HIDDEN));
+    for variant in [VariantConfig::Tiled, VariantConfig::Sharded { shards: 3, merge: ShardMerge::Winners }] {
+        let mut sampler: Box<dyn PerturbedArgmax> =
+            build_owned(owned(VOCAB), &config(Backend::default(), variant)).unwrap();
+        assert_eq!(std::thread::spawn(move || tokens(&mut *sampler)).join().unwrap(), want);
+    }
+    let error = build_owned(owned(VOCAB + 1), &config(Backend::default(), VariantConfig::Tiled)).err().unwrap();
+    assert!(matches!(error, BuildError::Head(_)), "{error}");
 }

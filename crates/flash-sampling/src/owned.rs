@@ -1,0 +1,105 @@
+//! Samplers that own their weight.
+
+use crate::build::{BuildError, build};
+use crate::config::BackendConfig;
+use core::fmt;
+use flash_sampling_core::{
+    Capabilities, DType, Head, HeadError, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
+};
+
+/// The owner of a head's weight, for [`build_owned`].
+pub trait HeadOwner: Send + Sync {
+    /// The head, which borrows from the owner.
+    ///
+    /// # Errors
+    /// The weight does not fit the head.
+    fn head(&self) -> Result<Head<'_>, HeadError>;
+}
+
+/// A weight `[vocab, hidden]` without gaps, in bytes that may be shared: an `Arc<[u8]>`, a `Vec<u8>`, a mapped file.
+pub struct OwnedWeight<B> {
+    bytes: B,
+    dtype: DType,
+    vocab: usize,
+    hidden: usize,
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> OwnedWeight<B> {
+    /// A weight of `vocab` rows and `hidden` columns. [`build_owned`] checks the sizes.
+    pub fn new(bytes: B, dtype: DType, vocab: usize, hidden: usize) -> Self {
+        OwnedWeight { bytes, dtype, vocab, hidden }
+    }
+}
+
+impl<B: AsRef<[u8]> + Send + Sync> HeadOwner for OwnedWeight<B> {
+    fn head(&self) -> Result<Head<'_>, HeadError> {
+        Head::new(Matrix::from_bytes(self.bytes.as_ref(), self.dtype, self.vocab, self.hidden, self.hidden)?)
+    }
+}
+
+impl<B> fmt::Debug for OwnedWeight<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OwnedWeight { dtype, vocab, hidden, .. } = self;
+        write!(f, "OwnedWeight({dtype:?} [{vocab}, {hidden}])")
+    }
+}
+
+type Owner = Box<dyn HeadOwner>;
+type Sampler<'w> = Box<dyn PerturbedArgmax + 'w>;
+
+self_cell::self_cell!(
+    struct Owned {
+        owner: Owner,
+        #[not_covariant]
+        dependent: Sampler,
+    }
+);
+
+impl PerturbedArgmax for Owned {
+    fn capabilities(&self) -> Capabilities {
+        self.with_dependent(|_, sampler| sampler.capabilities())
+    }
+
+    fn shape(&self) -> Shape {
+        self.with_dependent(|_, sampler| sampler.shape())
+    }
+
+    fn plan(&self) -> Plan {
+        self.with_dependent(|_, sampler| sampler.plan())
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        self.with_dependent_mut(|_, sampler| sampler.sample(input, rows, out))
+    }
+}
+
+/// [`build`] for a sampler that owns its weight, and so borrows nothing: a server keeps it as long as it likes.
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use flash_sampling::{BackendConfig, DType, Matrix, OwnedWeight, RowParams, Samples, build_owned};
+/// use std::sync::Arc;
+///
+/// let floats = (0..1000 * 64).map(|i| (i as f32 * 0.7).sin());
+/// let bytes: Arc<[u8]> = floats.flat_map(f32::to_ne_bytes).collect();
+/// let mut sampler = build_owned(OwnedWeight::new(bytes, DType::F32, 1000, 64), &BackendConfig::default())?;
+/// let thread = std::thread::spawn(move || {
+///     let mut samples = Samples::new();
+///     let hidden = [0.5f32; 64];
+///     sampler.sample(Matrix::new(&hidden, 1, 64).unwrap(), &[RowParams::default()], &mut samples).unwrap();
+///     samples.row(0).unwrap().token()
+/// });
+/// assert!(thread.join().unwrap() < 1000);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`build`]; [`BuildError::Head`] when the owner has no head.
+pub fn build_owned(
+    owner: impl HeadOwner + 'static,
+    config: &BackendConfig,
+) -> Result<Box<dyn PerturbedArgmax>, BuildError> {
+    let owned = Owned::try_new(Box::new(owner), |owner| build(owner.head()?, config))?;
+    Ok(Box::new(owned))
+}
