@@ -7,7 +7,7 @@ use crate::{with_matrix, wrap};
 use candle_core::DeviceLocation;
 use candle_core::quantized::QMatMul;
 use candle_core::{Result, Tensor, bail};
-use flash_sampling::cpu::{Parked, Tiled};
+use flash_sampling::cpu::{DetachedTiled, Tiled};
 use flash_sampling::{CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// The model's own transforms of its logits; the default has none.
@@ -74,7 +74,7 @@ pub struct FusedHead {
 #[derive(Debug)]
 enum Place {
     /// `None` after a call that could not go on.
-    Cpu(Option<Parked>),
+    Cpu(Option<DetachedTiled>),
     #[cfg(feature = "cuda")]
     Gpu(Box<OnDevice>),
 }

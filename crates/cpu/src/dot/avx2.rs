@@ -15,7 +15,7 @@ macro_rules! lanes {
         impl Lanes for Avx2<$type> {
             type Sums = __m256;
             type Weights = [__m256; 2];
-            type Hidden = [__m256; 2];
+            type PackedInput = [__m256; 2];
             const STEP: usize = 16;
             const WEIGHT_BYTES: usize = $bytes;
             const HIDDEN_BYTES: usize = 64;

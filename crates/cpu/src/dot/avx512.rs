@@ -15,7 +15,7 @@ macro_rules! lanes {
         impl Lanes for Avx512<$type> {
             type Sums = __m512;
             type Weights = [__m512; 2];
-            type Hidden = [__m512; 2];
+            type PackedInput = [__m512; 2];
             const STEP: usize = 32;
             const WEIGHT_BYTES: usize = $bytes;
             const HIDDEN_BYTES: usize = 128;

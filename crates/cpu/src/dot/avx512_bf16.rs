@@ -12,7 +12,7 @@ struct Avx512Bf16;
 impl Lanes for Avx512Bf16 {
     type Sums = __m512;
     type Weights = __m512bh;
-    type Hidden = __m512bh;
+    type PackedInput = __m512bh;
     const STEP: usize = 32;
     const WEIGHT_BYTES: usize = 64;
     const HIDDEN_BYTES: usize = 64;

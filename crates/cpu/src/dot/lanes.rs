@@ -33,7 +33,7 @@ pub(crate) trait Lanes {
     /// `STEP` weights.
     type Weights: Copy;
     /// `STEP` hidden elements.
-    type Hidden: Copy;
+    type PackedInput: Copy;
     /// Elements of a step.
     const STEP: usize;
     /// Bytes of a step of the weight.
@@ -43,8 +43,8 @@ pub(crate) trait Lanes {
 
     unsafe fn zero() -> Self::Sums;
     unsafe fn weights(at: *const u8) -> Self::Weights;
-    unsafe fn hidden(at: *const u8) -> Self::Hidden;
-    unsafe fn multiply_add(sums: Self::Sums, w: Self::Weights, h: Self::Hidden) -> Self::Sums;
+    unsafe fn hidden(at: *const u8) -> Self::PackedInput;
+    unsafe fn multiply_add(sums: Self::Sums, w: Self::Weights, h: Self::PackedInput) -> Self::Sums;
     unsafe fn total(sums: Self::Sums) -> f32;
     /// Asks for the cache line at `at`, which need not be readable.
     unsafe fn prefetch(at: *const u8);

@@ -38,7 +38,7 @@ impl Widen for f32 {
 impl<T: Widen> Lanes for Portable<T> {
     type Sums = [f32; WIDTH];
     type Weights = [f32; WIDTH];
-    type Hidden = [f32; WIDTH];
+    type PackedInput = [f32; WIDTH];
     const STEP: usize = WIDTH;
     const WEIGHT_BYTES: usize = WIDTH * size_of::<T>();
     const HIDDEN_BYTES: usize = WIDTH * 4;
@@ -53,12 +53,12 @@ impl<T: Widen> Lanes for Portable<T> {
         unsafe { at.cast::<[T; WIDTH]>().read_unaligned() }.map(T::widen)
     }
     #[inline(always)]
-    unsafe fn hidden(at: *const u8) -> Self::Hidden {
+    unsafe fn hidden(at: *const u8) -> Self::PackedInput {
         // SAFETY: as above.
         unsafe { at.cast::<[f32; WIDTH]>().read_unaligned() }
     }
     #[inline(always)]
-    unsafe fn multiply_add(sums: Self::Sums, w: Self::Weights, h: Self::Hidden) -> Self::Sums {
+    unsafe fn multiply_add(sums: Self::Sums, w: Self::Weights, h: Self::PackedInput) -> Self::Sums {
         core::array::from_fn(|j| sums[j] + w[j] * h[j])
     }
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! The AVX-512 version of [`Vector`].
 
 use super::{EXP2, LOWEST, SPAN, Vector, exp_below};
-use crate::above::{Above, GATHERED, Run, VECTOR};
-use crate::granules::{BLOCKS, Granules, PHILOX_M4X32, RoundKeys, Threshold};
+use crate::scan::granules::{BLOCKS, Granules, PHILOX_M4X32, RoundKeys, Threshold};
+use crate::scan::logit_cache::{CachedRow, GATHERED, LogitCache, VECTOR};
 use core::arch::x86_64::*;
 use core::mem::MaybeUninit;
 use flash_sampling_core::{MassHistogram, Moments};
@@ -94,7 +94,7 @@ impl Vector for Avx512 {
         tops: &[f32],
         floor: f32,
         mass: &mut MassHistogram,
-        (above, run): (&mut Above, &mut Run),
+        (above, run): (&mut LogitCache, &mut CachedRow),
     ) -> f32 {
         let top = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let Some(room) = mass.make_room(top) else {

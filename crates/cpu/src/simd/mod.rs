@@ -6,8 +6,8 @@
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 
-use crate::above::{Above, Run};
-use crate::granules::{BLOCKS, Granules, RoundKeys, Threshold, granules};
+use crate::scan::granules::{BLOCKS, Granules, RoundKeys, Threshold, granules};
+use crate::scan::logit_cache::{CachedRow, LogitCache};
 use flash_sampling_core::{MassHistogram, Moments};
 
 /// Tokens per span: the four granules of one Philox block.
@@ -68,7 +68,7 @@ pub(crate) trait Vector {
         tops: &[f32],
         floor: f32,
         mass: &mut MassHistogram,
-        (above, run): (&mut Above, &mut Run),
+        (above, run): (&mut LogitCache, &mut CachedRow),
     ) -> f32 {
         let _ = tops;
         let mut sums = [0.0f32; 8];
@@ -174,7 +174,7 @@ mod tests {
             }
             let tops = spans.map(|span| span.into_iter().fold(f32::NEG_INFINITY, f32::max));
             for floor in [-99.0, 0.0, 0.125, 6.5, 8.0, 1e4].map(|part| MassHistogram::edge(part * scale)) {
-                let (mut kept, mut run) = (Above::default(), Run::default());
+                let (mut kept, mut run) = (LogitCache::default(), CachedRow::default());
                 kept.begin(1, 9472, 16);
                 run.begin(true);
                 // SAFETY: by this function's contract.

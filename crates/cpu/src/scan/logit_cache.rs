@@ -30,29 +30,29 @@ const NONE: u32 = u32::MAX;
 
 /// The logits of a worker's rows.
 #[derive(Debug, Default)]
-pub(crate) struct Above {
+pub(crate) struct LogitCache {
     words: Vec<u32>,
     end: usize,
 }
 
 /// Where a row's logits are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
+pub(crate) struct CachedRow {
     last: u32,
     /// Whether all are there that reach the floor of their time.
     complete: bool,
 }
 
-impl Default for Run {
+impl Default for CachedRow {
     fn default() -> Self {
-        Run { last: NONE, complete: false }
+        CachedRow { last: NONE, complete: false }
     }
 }
 
-impl Run {
+impl CachedRow {
     /// The logits of a row of which none was seen; whether they are to be kept.
     pub(crate) fn begin(&mut self, keep: bool) {
-        *self = Run { last: NONE, complete: keep };
+        *self = CachedRow { last: NONE, complete: keep };
     }
 
     /// Whether all are kept.
@@ -68,7 +68,7 @@ impl Run {
     }
 }
 
-impl Above {
+impl LogitCache {
     /// Empties it for a call of `rows` with `tokens` each, one of so many workers; whether it is worth keeping any.
     pub(crate) fn begin(&mut self, rows: usize, tokens: u32, workers: usize) -> bool {
         self.end = 0;
@@ -85,7 +85,7 @@ impl Above {
 
     /// Room for [`GATHERED`] logits of a row, and a vector more; none where they are not kept.
     #[inline(always)]
-    pub(crate) fn room(&mut self, run: &mut Run) -> Option<&mut [u32]> {
+    pub(crate) fn room(&mut self, run: &mut CachedRow) -> Option<&mut [u32]> {
         if run.complete {
             let room = self.words.get_mut(self.end + HEADER..self.end + HEADER + GATHERED + VECTOR);
             run.complete = room.is_some();
@@ -94,9 +94,9 @@ impl Above {
         None
     }
 
-    /// Keeps `count` logits, which were written to the [room](Above::room) for them.
+    /// Keeps `count` logits, which were written to the [room](LogitCache::room) for them.
     #[inline(always)]
-    pub(crate) fn keep(&mut self, run: &mut Run, count: usize) {
+    pub(crate) fn keep(&mut self, run: &mut CachedRow, count: usize) {
         if count > 0 {
             self.words[self.end] = count as u32;
             self.words[self.end + 1] = run.last;
@@ -106,7 +106,7 @@ impl Above {
     }
 
     /// Keeps some logits: others than those that reach the floor do no harm.
-    pub(crate) fn extend(&mut self, run: &mut Run, logits: impl Iterator<Item = f32>) {
+    pub(crate) fn extend(&mut self, run: &mut CachedRow, logits: impl Iterator<Item = f32>) {
         let mut logits = logits.peekable();
         while logits.peek().is_some() {
             let Some(room) = self.room(run) else { return };
@@ -127,7 +127,7 @@ impl Above {
     }
 
     /// The logits of a row, in no order.
-    pub(crate) fn logits(&self, run: Run) -> impl Iterator<Item = f32> + '_ {
+    pub(crate) fn logits(&self, run: CachedRow) -> impl Iterator<Item = f32> + '_ {
         let mut next = run.last;
         let tiles = core::iter::from_fn(move || {
             let at = next as usize;
@@ -141,7 +141,7 @@ impl Above {
     /// The mass before a token in its own bin, from what all workers keep of its row, where the highest of their floors is
     /// `floor`; `None` where that does not tell.
     pub(crate) fn before<'a>(
-        workers: impl Iterator<Item = (&'a Above, Run)> + Clone,
+        workers: impl Iterator<Item = (&'a LogitCache, CachedRow)> + Clone,
         place: Place,
         floor: f32,
     ) -> Option<Before> {
@@ -182,8 +182,8 @@ mod tests {
             let mut plain = Before::new(place);
             plain.extend_from_slice(0, &logits);
             // Two workers, one of them with two tiles, and a tile of another row between them.
-            let mut workers = [Above::default(), Above::default()];
-            let (mut runs, mut other) = ([Run::default(); 2], Run::default());
+            let mut workers = [LogitCache::default(), LogitCache::default()];
+            let (mut runs, mut other) = ([CachedRow::default(); 2], CachedRow::default());
             assert!(workers[0].begin(2, 1000, 2) && workers[1].begin(2, 1000, 2));
             runs.iter_mut().chain([&mut other]).for_each(|run| run.begin(true));
             let reaching = |logits: &[f32]| logits.iter().copied().filter(|&l| l >= floor).collect::<Vec<_>>().into_iter();
@@ -191,12 +191,12 @@ mod tests {
             workers[0].extend(&mut other, reaching(&logits));
             workers[0].extend(&mut runs[0], reaching(&logits[a..b]));
             workers[1].extend(&mut runs[1], reaching(&logits[b..]));
-            let told = Above::before(workers.iter().zip(runs), place, floor);
+            let told = LogitCache::before(workers.iter().zip(runs), place, floor);
             let equal = logits.iter().filter(|&&logit| logit == place.logit).count();
             let inside = MassHistogram::edge(place.logit) >= floor;
             prop_assert_eq!(told, (inside && equal == 1).then_some(plain));
             runs[1].end();
-            prop_assert_eq!(Above::before(workers.iter().zip(runs), place, floor), None);
+            prop_assert_eq!(LogitCache::before(workers.iter().zip(runs), place, floor), None);
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
             [(1, 151_936), (64, 151_936), (256, 40_000), (1024, 10_000), (10_000, 1000), (1 << 20, 10)]
         {
             for workers in [1, 2, 16, 64, 256] {
-                let mut above = Above::default();
+                let mut above = LogitCache::default();
                 assert!(above.begin(rows, tokens, workers));
                 let words = above.words.len() - 2 * GATHERED;
                 assert!(words * workers <= 5 << 20, "{rows} rows of {tokens}, {workers} workers: {words} words each");
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn rows_without_room_are_not_kept() {
-        let (mut above, mut run) = (Above::default(), Run::default());
+        let (mut above, mut run) = (LogitCache::default(), CachedRow::default());
         // More rows than there is room for.
         assert!(!above.begin(1 << 10, 1 << 17, 1));
         run.begin(false);

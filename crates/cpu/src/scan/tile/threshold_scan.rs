@@ -1,7 +1,7 @@
 //! The tokens of a tile that can reach a cut, one by one.
 
-use crate::granules::RoundKeys;
-use crate::perturb::{Keep, Perturbed};
+use crate::scan::granules::RoundKeys;
+use crate::scan::perturb::{Keep, Perturbed};
 use crate::simd::{SPAN, Vector};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Winner};

@@ -1,17 +1,17 @@
 //! The input of a call: packed hidden states, and the draws that are evaluated anew from them.
 
-use crate::canonical::Canonical;
 use crate::dot::Dot;
 use crate::dot::pack::Packed;
-use crate::engine::Engine;
-use crate::summary::Summary;
-use crate::tile::Source;
+use crate::scan::canonical::Canonical;
+use crate::scan::engine::Engine;
+use crate::scan::finish::Summary;
+use crate::scan::tile::Source;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, DType, Head, Matrix, Plan, RowError, Samples};
 
 /// What is left of a head's input when the weight is set aside: packed hidden states and the canonical option.
 #[derive(Debug)]
-pub(crate) struct Hidden {
+pub(crate) struct PackedInput {
     packed: Packed,
     canonical: Option<Canonical>,
     /// The canonical draws of a row.
@@ -20,9 +20,9 @@ pub(crate) struct Hidden {
     gathered: Vec<u8>,
 }
 
-impl Hidden {
+impl PackedInput {
     pub(crate) fn new(head: &Head<'_>, plan: &Plan) -> Self {
-        Hidden {
+        PackedInput {
             packed: Packed::new(plan.max_rows, head.hidden()),
             canonical: plan.canonical.then(|| Canonical::new(head)),
             drawn: Vec::new(),
@@ -37,7 +37,7 @@ impl Hidden {
         dot
     }
 
-    /// Packs them again, after [`Hidden::gather`].
+    /// Packs them again, after [`PackedInput::gather`].
     pub(crate) fn restore(&mut self, dot: Dot, input: &Matrix<'_>) {
         self.packed.pack(dot.layout(), input);
     }

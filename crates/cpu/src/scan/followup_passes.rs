@@ -1,14 +1,14 @@
 //! Further passes, for rows with filters that the first pass did not decide, and for them alone.
 //!
-//! A row whose floor (`floor.rs`) was too high does its first pass again, without one. A pass that sums the mass before
+//! A row whose floor (`mass_cutoff.rs`) was too high does its first pass again, without one. A pass that sums the mass before
 //! points in doubt keeps a number a point. A pass that lists rows keeps every token from a floor on, so it takes only as
 //! many rows as have room: the masses bound how many tokens that is.
 
-use crate::above::{Above, Run};
-use crate::engine::{Engine, Rows};
-use crate::filtered::{Ask, FilterState};
-use crate::state::RowState;
-use crate::tile::{Planned, Source, Worker};
+use crate::scan::engine::{Engine, Rows};
+use crate::scan::filter_state::{FilterState, PassKind};
+use crate::scan::logit_cache::{CachedRow, LogitCache};
+use crate::scan::row_state::RowState;
+use crate::scan::tile::{Planned, Source, Worker};
 use core::ops::Range;
 use flash_sampling_core::scan::by_place;
 use flash_sampling_core::selection::{Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, next_pass};
@@ -30,7 +30,7 @@ fn answer(
 ) {
     state.filter.need = None;
     let Ok(Planned { row, .. }) = row else { return };
-    if let (Some(filters), true, None) = (&row.filters, state.alive, state.fault) {
+    if let (Some(filters), true, None) = (&row.filters, state.has_finite, state.invalid) {
         let RowState { filter, mass, .. } = state;
         filter.largest.finish();
         let FilterState { largest, moments, doubts, answer, frontiers, used, floor, .. } = filter;
@@ -67,8 +67,8 @@ fn look_up<'a>(
     filtering: &mut Filtering,
     row: &Result<Planned<'_>, RowError>,
     state: &mut RowState,
-    own: &'a Above,
-    others: impl Iterator<Item = (&'a Above, Run)> + Clone,
+    own: &'a LogitCache,
+    others: impl Iterator<Item = (&'a LogitCache, CachedRow)> + Clone,
     vocab_size: u32,
 ) {
     let FilterState { need, missed, doubts, run, floor, .. } = &mut state.filter;
@@ -77,7 +77,7 @@ fn look_up<'a>(
     }
     let (floor, run) = (floor.below.floor(), *run);
     let workers = others.chain(core::iter::once((own, run)));
-    if take_told(doubts, |place| Above::before(workers.clone(), place, floor)) {
+    if take_told(doubts, |place| LogitCache::before(workers.clone(), place, floor)) {
         answer(filtering, row, state, vocab_size, 1);
         if state.filter.need.is_some() {
             forget(&mut state.filter.doubts);
@@ -171,11 +171,11 @@ impl Engine {
         next_pass(&mut self.needs, tokens, |r, need| {
             let Ok(planned) = &rows[r] else { return };
             let ask = match need {
-                Need::Before if workers[0].rows[r].filter.missed => Ask::Summary,
-                Need::Before => Ask::Before,
+                Need::Before if workers[0].rows[r].filter.missed => PassKind::Summary,
+                Need::Before => PassKind::Before,
                 Need::List { floor, .. } => {
                     slots += 1;
-                    Ask::List { floor, slot: slots - 1 }
+                    PassKind::List { floor, slot: slots - 1 }
                 }
             };
             again[r] = Ok(Planned { at: members.len(), ask, ..*planned });
@@ -209,16 +209,16 @@ impl Engine {
     }
 
     /// Gathers what a pass found for a row, and answers it.
-    fn finish(&mut self, rows: &Rows<'_>, r: usize, ask: Ask, vocab_size: u32) {
+    fn finish(&mut self, rows: &Rows<'_>, r: usize, ask: PassKind, vocab_size: u32) {
         let Some((first, others)) = self.workers.split_first_mut() else { return };
         match ask {
-            Ask::Summary => {
+            PassKind::Summary => {
                 let state = &mut first.rows[r];
                 others.iter().for_each(|other| state.merge(&other.rows[r]));
                 answer(&mut self.filtering[0], &rows[r], state, vocab_size, self.passes[r]);
                 self.needs.extend(state.filter.need.take().map(|need| (r, need)));
             }
-            Ask::Before => {
+            PassKind::Before => {
                 let state = &mut first.rows[r];
                 for other in others {
                     state.filter.merge_before(&other.rows[r].filter);
@@ -230,7 +230,7 @@ impl Engine {
                 answer(&mut self.filtering[0], &rows[r], state, vocab_size, self.passes[r]);
                 self.needs.extend(state.filter.need.take().map(|need| (r, need)));
             }
-            Ask::List { floor, slot } => {
+            PassKind::List { floor, slot } => {
                 let list = &mut first.lists[slot];
                 others.iter_mut().for_each(|other| list.append(&mut other.lists[slot]));
                 if let Ok(Planned { row, .. }) = &rows[r]

@@ -1,14 +1,14 @@
 //! Adds a tile to the state of a row with filters: masses, largest logits, and one frontier per draw.
 
 use super::SPANS;
-use super::rank::rank;
-use crate::above::Above;
-use crate::floor::KnownRow;
-use crate::granules::RoundKeys;
-use crate::largest::SEEDS;
-use crate::perturb::{Keep, Perturbed};
+use super::threshold_scan::rank;
+use crate::scan::granules::RoundKeys;
+use crate::scan::logit_cache::LogitCache;
+use crate::scan::mass_cutoff::RowBounds;
+use crate::scan::perturb::{Keep, Perturbed};
+use crate::scan::row_state::RowState;
+use crate::scan::top_k_buffer::SEEDS;
 use crate::simd::{SPAN, Vector};
-use crate::state::RowState;
 use core::ops::Range;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::winner::Place;
@@ -25,7 +25,7 @@ pub(super) unsafe fn add<V: Vector>(
     first: u32,
     spans: &[[f32; SPAN]],
     (top, tops): (f32, &[f32]),
-    (known, above): (&KnownRow, &mut Above),
+    (known, above): (&RowBounds, &mut LogitCache),
     state: &mut RowState,
 ) {
     let filter = &mut state.filter;
@@ -121,7 +121,7 @@ pub(super) unsafe fn add<V: Vector>(
 struct KeepFrontier<'a> {
     frontier: &'a mut Frontier,
     /// The bounds that workers share for this draw, if any: a token of one worker prunes tokens of all workers.
-    known: Option<&'a KnownRow>,
+    known: Option<&'a RowBounds>,
     first: u32,
     spans: &'a [[f32; SPAN]],
     tops: &'a [f32],
@@ -133,7 +133,7 @@ impl<'a> KeepFrontier<'a> {
     #[inline(always)]
     fn new(
         frontier: &'a mut Frontier,
-        known: Option<&'a KnownRow>,
+        known: Option<&'a RowBounds>,
         first: u32,
         spans: &'a [[f32; SPAN]],
         tops: &'a [f32],
@@ -146,7 +146,7 @@ impl<'a> KeepFrontier<'a> {
     #[inline(always)]
     fn refresh(&mut self) {
         let own = self.frontier.as_slice().last().map(|best| (best.winner.score, best.logit));
-        let rival = self.known.map(KnownRow::best).unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
+        let rival = self.known.map(RowBounds::best).unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         self.best = own.filter(|own| own.0 >= rival.0).unwrap_or(rival);
     }
 }

@@ -10,7 +10,7 @@
 //! guessed, each listed the largest of its own 9500 tokens, and each looked for points of the frontier among tokens that
 //! those of other workers beat.
 
-use crate::prefetch::prefetch;
+use crate::scan::prefetch::prefetch;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use flash_sampling_core::selection::Below;
 use flash_sampling_core::{Candidate, MassHistogram};
@@ -35,8 +35,8 @@ const CAUTION: f32 = 6.0;
 
 /// What workers know of each other's rows.
 #[derive(Debug)]
-pub(crate) struct Known {
-    rows: Vec<KnownRow>,
+pub(crate) struct SharedBounds {
+    rows: Vec<RowBounds>,
     /// The share that guesses may take, as bits.
     share: AtomicU32,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Known {
 /// work and decides nothing, so no order between workers is needed.
 #[derive(Debug)]
 #[repr(align(32))]
-pub(crate) struct KnownRow {
+pub(crate) struct RowBounds {
     largest: AtomicU32,
     /// The highest floor.
     floor: AtomicU32,
@@ -81,10 +81,10 @@ fn raised(logit: &AtomicU32, own: f32) -> f32 {
     known
 }
 
-impl KnownRow {
+impl RowBounds {
     fn new() -> Self {
         let none = || AtomicU32::new(ordered(f32::NEG_INFINITY));
-        KnownRow {
+        RowBounds {
             largest: none(),
             floor: none(),
             cut: none(),
@@ -162,19 +162,19 @@ impl KnownRow {
     }
 }
 
-impl Known {
+impl SharedBounds {
     pub(crate) fn new(rows: usize) -> Self {
-        Known { rows: (0..rows).map(|_| KnownRow::new()).collect(), share: AtomicU32::new(BOLDEST.to_bits()) }
+        SharedBounds { rows: (0..rows).map(|_| RowBounds::new()).collect(), share: AtomicU32::new(BOLDEST.to_bits()) }
     }
 
     /// Forgets the rows of the call before.
     pub(crate) fn begin(&self, rows: usize) {
-        self.rows[..rows].iter().for_each(KnownRow::begin);
+        self.rows[..rows].iter().for_each(RowBounds::begin);
     }
 
     /// What is known of row `r`.
     #[inline(always)]
-    pub(crate) fn row(&self, r: usize) -> &KnownRow {
+    pub(crate) fn row(&self, r: usize) -> &RowBounds {
         &self.rows[r]
     }
 
@@ -194,7 +194,7 @@ impl Known {
 
 /// A row's floor, and the lowest bin that may hold anything.
 #[derive(Clone, Debug)]
-pub(crate) struct Floor {
+pub(crate) struct MassCutoff {
     pub(crate) below: Below,
     /// The `p` of rows that may have a floor.
     p: Option<f32>,
@@ -203,16 +203,16 @@ pub(crate) struct Floor {
     pub(crate) lowest: f32,
 }
 
-impl Default for Floor {
+impl Default for MassCutoff {
     fn default() -> Self {
-        Floor { below: Below::default(), p: None, tokens: 0, lowest: f32::NEG_INFINITY }
+        MassCutoff { below: Below::default(), p: None, tokens: 0, lowest: f32::NEG_INFINITY }
     }
 }
 
-impl Floor {
+impl MassCutoff {
     pub(crate) fn begin(&mut self, p: Option<f32>) {
         let lowest = if p.is_some() { f32::INFINITY } else { f32::NEG_INFINITY };
-        *self = Floor { p, lowest, ..Floor::default() };
+        *self = MassCutoff { p, lowest, ..MassCutoff::default() };
     }
 
     /// Whether the row may have a floor.
@@ -228,7 +228,7 @@ impl Floor {
 
     /// Takes over the floor that a worker has guessed, if it is above this one.
     #[inline(always)]
-    pub(crate) fn follow(&mut self, mass: &mut MassHistogram, known: &KnownRow) {
+    pub(crate) fn follow(&mut self, mass: &mut MassHistogram, known: &RowBounds) {
         let floor = of_ordered(known.floor.load(Ordering::Relaxed));
         if floor > self.below.floor() {
             self.raise(mass, floor);
@@ -257,7 +257,7 @@ impl Floor {
         of: u32,
         largest: f32,
         r: usize,
-        known: &Known,
+        known: &SharedBounds,
     ) {
         if let Some(p) = self.p {
             self.tokens += tokens;
@@ -270,7 +270,7 @@ impl Floor {
     }
 
     #[cold]
-    fn guess(&mut self, mass: &mut MassHistogram, of: u32, largest: f32, share: f32, p: f32, known: &KnownRow) {
+    fn guess(&mut self, mass: &mut MassHistogram, of: u32, largest: f32, share: f32, p: f32, known: &RowBounds) {
         known.guessed.fetch_max(ordered(largest), Ordering::Relaxed);
         if share < LEAST {
             return;
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_rival_spares_what_is_below_it_alone() {
-        let row = KnownRow::new();
+        let row = RowBounds::new();
         let token = |logit, score| Candidate { winner: Winner::new(score, 9), logit };
         assert_eq!(row.rival(-5.0), f32::NEG_INFINITY);
         row.tell(&token(0.0, 3.5));

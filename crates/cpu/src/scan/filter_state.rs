@@ -1,15 +1,15 @@
 //! What a pass keeps of rows with filters.
 //!
 //! The first pass leaves the largest logits, the masses and, per draw, a [`Frontier`]; [`Filtering`] decides from these. A
-//! row that they do not decide takes another pass (`again.rs`): one that sums the mass before the few points of the
+//! row that they do not decide takes another pass (`followup_passes.rs`): one that sums the mass before the few points of the
 //! frontier that are in doubt, one that lists the row down to a floor, or the first one again.
 //!
 //! [`Filtering`]: flash_sampling_core::selection::Filtering
 
-use crate::above::Run;
-use crate::floor::Floor;
-use crate::largest::Largest;
-use crate::prefetch::prefetch;
+use crate::scan::logit_cache::CachedRow;
+use crate::scan::mass_cutoff::MassCutoff;
+use crate::scan::prefetch::prefetch;
+use crate::scan::top_k_buffer::TopKBuffer;
 use crate::simd::SPAN;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::selection::{Answer, Before, Need, Wants};
@@ -17,7 +17,7 @@ use flash_sampling_core::{Filters, Frontier, Moments};
 
 /// What a row takes part in a pass for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Ask {
+pub(crate) enum PassKind {
     /// Everything that it asks for.
     Summary,
     /// The mass before the points in doubt.
@@ -28,7 +28,7 @@ pub(crate) enum Ask {
 
 /// What the first pass of rows with top-p alone may spare, as a rule that decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Short {
+pub(crate) struct ListBudget {
     /// How long the list of a worker is.
     pub(crate) list: usize,
     /// Whether the logits above the floor are kept.
@@ -39,13 +39,13 @@ pub(crate) struct Short {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FilterState {
     pub(crate) moments: Moments,
-    pub(crate) largest: Largest,
+    pub(crate) largest: TopKBuffer,
     /// The largest logit so far.
     pub(crate) largest_logit: f32,
     /// The mass that is in no bin.
-    pub(crate) floor: Floor,
+    pub(crate) floor: MassCutoff,
     /// The logits that are in bins.
-    pub(crate) run: Run,
+    pub(crate) run: CachedRow,
     /// Whether what other workers have seen may spare this one work: their logits say that tokens are dropped here, or the
     /// row has a floor.
     pub(crate) follows: bool,
@@ -64,7 +64,7 @@ pub(crate) struct FilterState {
 impl FilterState {
     /// Empties it for a row's first pass; whether the row needs its masses. `short`: its list may be shorter, and masses have a
     /// floor, in rows where that decides as a rule.
-    pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters, short: Option<Short>) -> bool {
+    pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters, short: Option<ListBudget>) -> bool {
         let wants = Wants::of(row, filters);
         self.moments = filters.moments();
         self.largest_logit = f32::NEG_INFINITY;

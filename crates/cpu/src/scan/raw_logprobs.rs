@@ -5,8 +5,8 @@
 //! candidate would burden the rows that do not ask. Where groups of tokens come one after another, it is computed as soon
 //! as the group's sample is taken, while the group's weights are there.
 
-use crate::engine::{Engine, Rows};
-use crate::tile::Source;
+use crate::scan::engine::{Engine, Rows};
+use crate::scan::tile::Source;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, Samples, TopList, Winner};
 

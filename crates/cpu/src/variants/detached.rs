@@ -1,9 +1,9 @@
 //! A sampler without its weight.
 
-use crate::engine::Engine;
 use crate::error::CpuError;
-use crate::hidden::Hidden;
-use crate::tiled::Tiled;
+use crate::scan::engine::Engine;
+use crate::scan::packed_input::PackedInput;
+use crate::variants::tiled::Tiled;
 use flash_sampling_core::{DType, Head};
 
 /// What a [`Tiled`] sampler has planned, without the borrow of its weight.
@@ -11,9 +11,9 @@ use flash_sampling_core::{DType, Head};
 /// For an owner whose weight can be borrowed for one call at a time, as when it lies behind a lock: resume, sample, park.
 /// Nothing is allocated and nothing planned anew.
 #[derive(Debug)]
-pub struct Parked {
+pub struct DetachedTiled {
     engine: Engine,
-    hidden: Hidden,
+    hidden: PackedInput,
     weight: (usize, usize, DType),
 }
 
@@ -24,13 +24,13 @@ fn size(head: &Head<'_>) -> (usize, usize, DType) {
 
 impl Tiled<'_> {
     /// Gives the weight back and keeps the plan.
-    pub fn park(self) -> Parked {
+    pub fn park(self) -> DetachedTiled {
         let (head, engine, hidden) = self.into_parts();
-        Parked { weight: size(&head), engine, hidden }
+        DetachedTiled { weight: size(&head), engine, hidden }
     }
 }
 
-impl Parked {
+impl DetachedTiled {
     /// The sampler again, over a head with a weight of the same size and type. With [`Plan::canonical`] its values must be
     /// the same too: the bound on rounding was found from them.
     ///

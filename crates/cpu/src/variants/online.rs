@@ -1,14 +1,14 @@
 //! The online variant (paper Alg. I.3): groups stream through the binary merge.
 
-use crate::engine::{CHUNK, Engine, Rows};
 use crate::error::CpuError;
-use crate::grouped::check_group;
-use crate::hidden::Hidden;
 use crate::options::CpuOptions;
-use crate::raw::RawState;
-use crate::state::{Best, Fault, RowState};
-use crate::summary::Summary;
-use crate::tile::Source;
+use crate::scan::engine::{CHUNK, Engine, Rows};
+use crate::scan::finish::Summary;
+use crate::scan::packed_input::PackedInput;
+use crate::scan::raw_logprobs::RawState;
+use crate::scan::row_state::{Best, InvalidLogit, RowState};
+use crate::scan::tile::Source;
+use crate::variants::grouped::check_group;
 use core::ops::Range;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::sampler::check_call;
@@ -26,7 +26,7 @@ use flash_sampling_core::{
 pub struct Online<'w> {
     head: Head<'w>,
     engine: Engine,
-    hidden: Hidden,
+    hidden: PackedInput,
     group: u32,
     running: Vec<Running>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Running {
     draws: Vec<GroupSummary<Candidate>>,
     total: MassHistogram,
     top: TopList,
-    fault: Option<Fault>,
+    invalid: Option<InvalidLogit>,
     best: Best,
     raw: RawState,
     /// The raw logits of the draws, where they are asked for.
@@ -50,7 +50,7 @@ impl Running {
             draws: Vec::with_capacity(plan.max_draws as usize),
             total: MassHistogram::default(),
             top: TopList::new(plan.max_logprobs.unwrap_or(0) as usize, 0.0),
-            fault: None,
+            invalid: None,
             best: Best::default(),
             raw: RawState::default(),
             raw_logits: Vec::with_capacity(plan.max_draws as usize),
@@ -63,7 +63,7 @@ impl Running {
         self.draws.resize(draws, GroupSummary::EMPTY);
         self.total.clear();
         self.top.reset(row.logprobs.unwrap_or(0) as usize, 0.0);
-        self.fault = None;
+        self.invalid = None;
         self.raw.begin(row);
         self.raw_logits.clear();
         self.raw_logits.resize(draws, f32::NEG_INFINITY);
@@ -71,7 +71,7 @@ impl Running {
 
     /// Merges group `k`, of which `state` is the summary.
     fn add(&mut self, row: &Row<'_>, k: u32, state: &RowState) {
-        self.fault = Fault::first(self.fault, state.fault);
+        self.invalid = InvalidLogit::first(self.invalid, state.invalid);
         let mass = state.mass.as_ref().map_or(LogMass::EMPTY, MassHistogram::log_mass);
         if let (true, Some(mass)) = (row.logprobs.is_some(), &state.mass) {
             self.total.merge(mass);
@@ -104,8 +104,8 @@ impl Running {
         self.best.winners.clear();
         self.best.winners.extend(self.draws.iter().map(|running| running.sample.unwrap_or(Candidate::NONE)));
         Summary {
-            fault: self.fault,
-            alive: self.draws.iter().all(|running| running.sample.is_some()),
+            invalid: self.invalid,
+            has_finite: self.draws.iter().all(|running| running.sample.is_some()),
             best: &self.best,
             mass: Some(&self.total),
             top: self.top.as_slice(),
@@ -168,7 +168,7 @@ impl<'w> Online<'w> {
         }
         let engine = Engine::new(plan, head.weight().dtype(), options, true)?;
         let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
-        Ok(Online { hidden: Hidden::new(&head, &plan), head, engine, group, running })
+        Ok(Online { hidden: PackedInput::new(&head, &plan), head, engine, group, running })
     }
 }
 

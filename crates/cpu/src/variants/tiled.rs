@@ -1,12 +1,14 @@
 //! The fused tiled variant (paper Alg. 1).
 
-use crate::engine::{CHUNK, Call, Engine};
 use crate::error::CpuError;
-use crate::hidden::Hidden;
 use crate::options::CpuOptions;
+use crate::scan::engine::{CHUNK, Call, Engine};
+use crate::scan::packed_input::PackedInput;
 use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::scan::check_scan;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Scan, Shape, Variant,
+    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, Request, RowParams, RowSummary, SampleError, Samples,
+    Scan, Shape, Variant,
 };
 
 /// Draws inside the matmul: one pass over the weight for the whole batch, logits never leave their tile, one winner per
@@ -18,7 +20,7 @@ use flash_sampling_core::{
 pub struct Tiled<'w> {
     head: Head<'w>,
     engine: Engine,
-    hidden: Hidden,
+    hidden: PackedInput,
 }
 
 impl<'w> Tiled<'w> {
@@ -29,18 +31,18 @@ impl<'w> Tiled<'w> {
     /// * [`CpuError::EmptyPlan`], [`CpuError::PlanSize`]: the plan has no rows or no draws, or more than there can be.
     pub fn new(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
         let engine = Engine::new(plan, head.weight().dtype(), options, false)?;
-        Ok(Tiled { hidden: Hidden::new(&head, &plan), head, engine })
+        Ok(Tiled { hidden: PackedInput::new(&head, &plan), head, engine })
     }
 
-    pub(crate) fn into_parts(self) -> (Head<'w>, Engine, Hidden) {
+    pub(crate) fn into_parts(self) -> (Head<'w>, Engine, PackedInput) {
         (self.head, self.engine, self.hidden)
     }
 
-    pub(crate) fn parts_mut(&mut self) -> (&Head<'w>, &mut Engine, &mut Hidden) {
+    pub(crate) fn parts_mut(&mut self) -> (&Head<'w>, &mut Engine, &mut PackedInput) {
         (&self.head, &mut self.engine, &mut self.hidden)
     }
 
-    pub(crate) fn from_parts(head: Head<'w>, engine: Engine, hidden: Hidden) -> Self {
+    pub(crate) fn from_parts(head: Head<'w>, engine: Engine, hidden: PackedInput) -> Self {
         Tiled { head, engine, hidden }
     }
 }
@@ -68,5 +70,21 @@ impl PerturbedArgmax for Tiled<'_> {
 
     fn scan(&mut self) -> Option<&mut dyn Scan> {
         (!self.engine.plan.canonical).then_some(self as _)
+    }
+}
+
+impl Scan for Tiled<'_> {
+    fn scan(
+        &mut self,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        check_scan(&input, rows, requests, out, &self.shape(), &self.plan())?;
+        let can = self.capabilities();
+        let (head, engine, hidden) = self.parts_mut();
+        engine.scan(head, hidden, Call { input, rows, can }, requests, out);
+        Ok(())
     }
 }

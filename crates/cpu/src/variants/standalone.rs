@@ -1,10 +1,10 @@
 //! The sampler over logits that already exist (paper Alg. I.1).
 
-use crate::engine::Engine;
 use crate::error::CpuError;
 use crate::options::CpuOptions;
-use crate::summary::Summary;
-use crate::tile::{LOGITS_TILE, Planned, Source};
+use crate::scan::engine::Engine;
+use crate::scan::finish::Summary;
+use crate::scan::tile::{LOGITS_TILE, Planned, Source};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, DType, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,

@@ -1,11 +1,11 @@
 //! The online variant over a head that does not fit in memory.
 
-use crate::engine::Engine;
 use crate::error::CpuError;
-use crate::grouped::check_group;
-use crate::hidden::Hidden;
-use crate::online::{Running, begin_rows, emit_rows, merge_group};
 use crate::options::CpuOptions;
+use crate::scan::engine::Engine;
+use crate::scan::packed_input::PackedInput;
+use crate::variants::grouped::check_group;
+use crate::variants::online::{Running, begin_rows, emit_rows, merge_group};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, Exactness, Knob, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
@@ -21,7 +21,7 @@ use std::io::Read;
 pub struct OnlineStream<'a> {
     head: StreamHead<'a>,
     engine: Engine,
-    hidden: Hidden,
+    hidden: PackedInput,
     group: u32,
     running: Vec<Running>,
     blocks: [Vec<u8>; 2],
@@ -42,7 +42,7 @@ impl<'a> OnlineStream<'a> {
         let engine = Engine::new(plan, head.dtype, options, true)?;
         let running = (0..plan.max_rows).map(|_| Running::new(&plan)).collect();
         let nothing = Matrix::from_bytes(&[], head.dtype, 0, head.hidden, head.hidden)?;
-        let hidden = Hidden::new(&StreamHead { bias: None, ..head }.part(nothing, head.vocab)?, &plan);
+        let hidden = PackedInput::new(&StreamHead { bias: None, ..head }.part(nothing, head.vocab)?, &plan);
         let bytes = (group as usize).min(head.vocab) * head.hidden * head.dtype.size();
         Ok(OnlineStream { head, engine, hidden, group, running, blocks: [vec![0; bytes], vec![0; bytes]] })
     }

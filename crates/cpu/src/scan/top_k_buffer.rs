@@ -12,7 +12,7 @@ pub(crate) const SEEDS: usize = 16;
 
 /// The first `limit` tokens; more while they are collected.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Largest {
+pub(crate) struct TopKBuffer {
     limit: usize,
     /// How many are kept at least before others are merged: at most `limit`.
     own: usize,
@@ -34,7 +34,7 @@ fn candidate(key: u64) -> Candidate {
     Candidate { winner, logit: winner.score }
 }
 
-impl Largest {
+impl TopKBuffer {
     /// Empties it; at least one token is kept. Until others are merged it keeps `own` tokens; then all may be fewer than
     /// `limit`, but there is no gap in them.
     pub(crate) fn begin(&mut self, limit: usize, own: usize) {
@@ -54,7 +54,7 @@ impl Largest {
         }
     }
 
-    /// Whether nothing is left out yet, and a [seed](Largest::seed) is worth looking for.
+    /// Whether nothing is left out yet, and a [seed](TopKBuffer::seed) is worth looking for.
     #[inline(always)]
     pub(crate) fn wants_seed(&self) -> bool {
         self.last.is_none() && self.own <= SEEDS / 2
@@ -113,7 +113,7 @@ impl Largest {
     }
 
     /// Adds what another worker has found.
-    pub(crate) fn merge(&mut self, other: &Largest) {
+    pub(crate) fn merge(&mut self, other: &TopKBuffer) {
         self.own = self.limit;
         if let Some(last) = other.last.filter(|&theirs| self.last.is_none_or(|ours| theirs < ours)) {
             self.last = Some(last);
@@ -162,7 +162,7 @@ mod tests {
             step in 1usize..60,
         ) {
             let of = |chunks: &[usize], own: usize| {
-                let mut list = Largest::default();
+                let mut list = TopKBuffer::default();
                 list.begin(limit, own);
                 for &k in chunks {
                     let first = (k * step) as u32;
@@ -186,7 +186,7 @@ mod tests {
             let mut shorter = of(&odd, own);
             merged.merge(&of(&even, limit));
             shorter.merge(&of(&even, own));
-            [&mut whole, &mut merged, &mut shorter].into_iter().for_each(Largest::finish);
+            [&mut whole, &mut merged, &mut shorter].into_iter().for_each(TopKBuffer::finish);
             let mut sorted: Vec<Candidate> = (0..)
                 .zip(&logits)
                 .map(|(token, &logit)| Candidate { winner: Winner::new(logit, token), logit })

@@ -12,13 +12,13 @@ const MANY: usize = 4096;
 
 /// The adjustments of a call's rows. Reusing one keeps its memory.
 #[derive(Debug, Default)]
-pub(crate) struct Adjusted {
+pub(crate) struct ParallelAdjustments {
     parts: Vec<Adjustments>,
     /// Rows of a part.
     each: usize,
 }
 
-impl Adjusted {
+impl ParallelAdjustments {
     /// The adjustments of rows.
     pub(crate) fn collect(&mut self, rows: &[RowParams<'_>], threads: &Threads) {
         let tokens: usize = rows.iter().map(|row| row.history.map_or(0, |history| history.occurrences().len())).sum();

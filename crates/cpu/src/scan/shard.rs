@@ -1,16 +1,13 @@
 //! Scans: one pass for rows of every kind, whose summaries go to a merge of shards.
 
-use crate::engine::{CHUNK, Call, Engine, Rows};
-use crate::filtered::Ask;
-use crate::hidden::Hidden;
-use crate::state::RowState;
-use crate::tile::{Planned, Worker};
-use crate::tiled::Tiled;
-use flash_sampling_core::scan::{by_place, check_scan};
+use crate::scan::engine::{CHUNK, Call, Engine, Rows};
+use crate::scan::filter_state::PassKind;
+use crate::scan::packed_input::PackedInput;
+use crate::scan::row_state::RowState;
+use crate::scan::tile::{Planned, Worker};
+use flash_sampling_core::scan::by_place;
 use flash_sampling_core::selection::Before;
-use flash_sampling_core::{
-    Draw, Head, Matrix, PerturbedArgmax, Request, RowError, RowParams, RowSummary, SampleError, Scan,
-};
+use flash_sampling_core::{Draw, Head, Matrix, Request, RowError, RowSummary};
 
 /// Plans a pass: `asked` gets its rows, `members` their numbers. Returns how many lists the pass fills.
 fn plan<'a>(rows: &Rows<'a>, requests: &[Request<'_>], asked: &mut Rows<'a>, members: &mut Vec<usize>) -> usize {
@@ -20,15 +17,15 @@ fn plan<'a>(rows: &Rows<'a>, requests: &[Request<'_>], asked: &mut Rows<'a>, mem
         let ask = match request {
             // Raw logits of single tokens take no pass.
             Request::Skip | Request::RawLogits(_) => return Err(RowError::NoFiniteLogit),
-            Request::Overview => Ask::Summary,
-            Request::Before(_) => Ask::Before,
+            Request::Overview => PassKind::Summary,
+            Request::Before(_) => PassKind::Before,
             Request::List { floor } => {
                 lists += 1;
-                Ask::List { floor: *floor, slot: lists - 1 }
+                PassKind::List { floor: *floor, slot: lists - 1 }
             }
         };
         let planned = (*row)?;
-        if ask != Ask::Summary && planned.row.filters.is_none() {
+        if ask != PassKind::Summary && planned.row.filters.is_none() {
             return Err(RowError::NoFiniteLogit);
         }
         members.push(r);
@@ -39,10 +36,10 @@ fn plan<'a>(rows: &Rows<'a>, requests: &[Request<'_>], asked: &mut Rows<'a>, mem
 
 impl Engine {
     /// One pass over the head's tokens for the rows with a request.
-    fn scan(
+    pub(crate) fn scan(
         &mut self,
         head: &Head<'_>,
-        hidden: &mut Hidden,
+        hidden: &mut PackedInput,
         call: Call<'_, '_>,
         requests: &[Request<'_>],
         out: &mut [RowSummary],
@@ -98,7 +95,7 @@ impl Engine {
     fn write_raw_logits(
         &mut self,
         head: &Head<'_>,
-        hidden: &mut Hidden,
+        hidden: &mut PackedInput,
         input: &Matrix<'_>,
         requests: &[Request<'_>],
         out: &mut [RowSummary],
@@ -120,20 +117,20 @@ impl Engine {
     fn write(&mut self, r: usize, planned: &Planned<'_>, summary: &mut RowSummary) {
         summary.begin(&planned.row);
         let Some((first, others)) = self.workers.split_first_mut() else { return };
-        let RowState { filter, mass, raw, weighed, fault, best, top, alive, .. } = &mut first.rows[r];
-        if let Some(fault) = fault {
-            summary.error = Some(fault.error);
-            summary.stage = fault.stage;
+        let RowState { filter, mass, raw, weighed, invalid, best, top, has_finite, .. } = &mut first.rows[r];
+        if let Some(invalid) = invalid {
+            summary.error = Some(invalid.error);
+            summary.stage = invalid.stage;
             return;
         }
         match planned.ask {
-            Ask::Summary => {
+            PassKind::Summary => {
                 if let Some((mass, top)) = raw.kept() {
                     summary.raw_mass.get_or_insert_default().clone_from(mass);
                     summary.raw_top.merge(top);
                 }
                 if planned.row.filters.is_none() {
-                    if *alive {
+                    if *has_finite {
                         summary.draws.extend(best.draws(&planned.row).map(Draw::from));
                     }
                     if let (Some(_), Some(mass)) = (planned.row.logprobs, mass) {
@@ -150,11 +147,11 @@ impl Engine {
                 summary.moments = filter.moments;
                 summary.frontiers_mut().iter_mut().zip(&filter.frontiers).for_each(|(a, b)| a.clone_from(b));
             }
-            Ask::Before => {
+            PassKind::Before => {
                 others.iter().for_each(|other| filter.merge_before(&other.rows[r].filter));
                 summary.before.extend_from_slice(&filter.doubts);
             }
-            Ask::List { slot, .. } => {
+            PassKind::List { slot, .. } => {
                 summary.list.append(&mut first.lists[slot]);
                 others.iter_mut().for_each(|other| summary.list.append(&mut other.lists[slot]));
                 summary.list.sort_unstable_by(by_place);
@@ -163,28 +160,13 @@ impl Engine {
     }
 }
 
-impl Scan for Tiled<'_> {
-    fn scan(
-        &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        requests: &[Request<'_>],
-        out: &mut [RowSummary],
-    ) -> Result<(), SampleError> {
-        check_scan(&input, rows, requests, out, &self.shape(), &self.plan())?;
-        let can = self.capabilities();
-        let (head, engine, hidden) = self.parts_mut();
-        engine.scan(head, hidden, Call { input, rows, can }, requests, out);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::options::CpuOptions;
+    use crate::variants::Tiled;
     use flash_sampling_core::reference::{Reference, Scheme};
-    use flash_sampling_core::{LogprobsMode, MassHistogram, Order, Plan};
+    use flash_sampling_core::{LogprobsMode, MassHistogram, Order, Plan, RowParams, Scan};
 
     const VOCAB: usize = 3000;
     const WIDTH: usize = 16;

@@ -1,18 +1,18 @@
 //! What the variants share: planning, the rows of a call, passes over tokens on all threads, and the results.
 
-use crate::adjusted::Adjusted;
 use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
-use crate::filtered::{Ask, Short};
-use crate::floor::Known;
-use crate::granules::round_keys;
-use crate::hidden::Hidden;
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
-use crate::raw::RawDraw;
-use crate::state::RowState;
-use crate::summary::Summary;
-use crate::tile::{Planned, Simd, Source, Worker};
+use crate::scan::filter_state::{ListBudget, PassKind};
+use crate::scan::finish::Summary;
+use crate::scan::granules::round_keys;
+use crate::scan::mass_cutoff::SharedBounds;
+use crate::scan::packed_input::PackedInput;
+use crate::scan::parallel_adjustments::ParallelAdjustments;
+use crate::scan::raw_logprobs::RawDraw;
+use crate::scan::row_state::RowState;
+use crate::scan::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::params::Row;
@@ -67,13 +67,13 @@ pub(crate) struct Engine {
     rows: Rows<'static>,
     /// The same, for rows that take another pass.
     again: Rows<'static>,
-    adjustments: Adjusted,
+    adjustments: ParallelAdjustments,
     /// One a worker.
     pub(crate) filtering: Vec<Filtering>,
     /// The rows that need another pass, and what for; the rows of the next pass.
     pub(crate) needs: Vec<(usize, Need)>,
     pub(crate) members: Vec<usize>,
-    pub(crate) known: Arc<Known>,
+    pub(crate) known: Arc<SharedBounds>,
     pub(crate) raw_draws: Vec<RawDraw>,
     /// Passes that each row of the call took.
     pub(crate) passes: Vec<u32>,
@@ -103,7 +103,7 @@ impl Engine {
             return Err(CpuError::IsaUnavailable { isa, available: Isa::available() });
         }
         let threads = Threads::new(options.threads)?;
-        let known = Arc::new(Known::new(plan.max_rows));
+        let known = Arc::new(SharedBounds::new(plan.max_rows));
         let workers = (0..threads.count())
             .map(|_| {
                 let rows = (0..plan.max_rows).map(|_| RowState::new(&plan, weigh)).collect();
@@ -121,7 +121,7 @@ impl Engine {
             workers,
             rows,
             again: Vec::new(),
-            adjustments: Adjusted::default(),
+            adjustments: ParallelAdjustments::default(),
             filtering,
             needs: Vec::new(),
             known,
@@ -168,7 +168,7 @@ impl Engine {
     }
 
     /// Takes the memory for the adjustments of a call's rows; [`Engine::end`] takes it back.
-    pub(crate) fn adjustments(&mut self, rows: &[RowParams<'_>]) -> Adjusted {
+    pub(crate) fn adjustments(&mut self, rows: &[RowParams<'_>]) -> ParallelAdjustments {
         let mut adjustments = core::mem::take(&mut self.adjustments);
         adjustments.collect(rows, &self.threads);
         adjustments
@@ -178,7 +178,7 @@ impl Engine {
     pub(crate) fn begin<'a>(
         &mut self,
         rows: &[RowParams<'a>],
-        adjustments: &'a Adjusted,
+        adjustments: &'a ParallelAdjustments,
         can: &Capabilities,
         vocab_size: u32,
         mut slack: impl FnMut(usize, &Row<'a>) -> f32,
@@ -193,7 +193,7 @@ impl Engine {
                 keys,
                 row,
                 at: r,
-                ask: Ask::Summary,
+                ask: PassKind::Summary,
             })
         }));
         checked
@@ -215,7 +215,7 @@ impl Engine {
     }
 
     /// Takes the memory of a call's adjustments back.
-    pub(crate) fn keep(&mut self, adjustments: Adjusted) {
+    pub(crate) fn keep(&mut self, adjustments: ParallelAdjustments) {
         self.adjustments = adjustments;
     }
 
@@ -270,7 +270,7 @@ impl Engine {
         let begin = |worker: &mut Worker| {
             let above = keep && worker.above.begin(rows.len(), source.tokens(), workers);
             let list = if above { 1 } else { (SHORT / workers).max(SHORTEST) };
-            worker.begin(rows, Some(Short { list, above }), true);
+            worker.begin(rows, Some(ListBudget { list, above }), true);
         };
         self.for_parts(tokens, chunk, begin, |worker, part, simd| worker.evaluate(source, rows, part, simd));
     }
@@ -292,7 +292,7 @@ impl Engine {
     pub(crate) fn sample_pathwise(
         &mut self,
         head: &Head<'_>,
-        hidden: &mut Hidden,
+        hidden: &mut PackedInput,
         chunk: u32,
         call: Call<'_, '_>,
         out: &mut Samples,

@@ -14,7 +14,7 @@
 //! 3. **The first cutoff** is the score of the token with the tile's largest logit.
 //! 4. **A frontier** keeps several tokens. The cutoff of a frontier is lower for larger logits ([`Keep::cut_in`]).
 
-use crate::granules::{BLOCKS, RoundKeys, Threshold, slack};
+use crate::scan::granules::{BLOCKS, RoundKeys, Threshold, slack};
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::noise::granule;
@@ -168,7 +168,7 @@ fn exponential_limit(logit: f32, cut: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::granules::round_keys;
+    use crate::scan::granules::round_keys;
     use crate::simd::Plain;
     use proptest::prelude::*;
 

@@ -1,14 +1,14 @@
 //! What a pass knows of a row at its end, and the result that it makes of that.
 
-use crate::state::{Best, Fault, RowState};
+use crate::scan::row_state::{Best, InvalidLogit, RowState};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples};
 
 /// What is known of a row at the end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Summary<'a> {
-    pub(crate) fault: Option<Fault>,
-    pub(crate) alive: bool,
+    pub(crate) invalid: Option<InvalidLogit>,
+    pub(crate) has_finite: bool,
     pub(crate) best: &'a Best,
     pub(crate) mass: Option<&'a MassHistogram>,
     pub(crate) top: &'a [Candidate],
@@ -16,18 +16,18 @@ pub(crate) struct Summary<'a> {
 
 impl<'a> From<&'a RowState> for Summary<'a> {
     fn from(state: &'a RowState) -> Self {
-        let RowState { best, mass, top, fault, alive, .. } = state;
-        Summary { fault: *fault, alive: *alive, best, mass: mass.as_ref(), top: top.as_slice() }
+        let RowState { best, mass, top, invalid, has_finite, .. } = state;
+        Summary { invalid: *invalid, has_finite: *has_finite, best, mass: mass.as_ref(), top: top.as_slice() }
     }
 }
 
 impl Summary<'_> {
     /// The row's error, if it has one.
     pub(crate) fn check(&self, row: &Row<'_>) -> Result<(), RowError> {
-        if let Some(fault) = self.fault {
-            return Err(fault.error);
+        if let Some(invalid) = self.invalid {
+            return Err(invalid.error);
         }
-        if !self.alive {
+        if !self.has_finite {
             return Err(RowError::NoFiniteLogit);
         }
         if let (true, [list, ..]) = (row.without_replacement, self.best.lists()) {

@@ -1,29 +1,29 @@
 //! Evaluates one tile: computes logits, applies transforms, and updates the state of each row.
 
-use crate::above::Above;
 use crate::dot::{DotScratch, TILE};
-use crate::filtered::{Ask, FilterState, Short};
-use crate::floor::{Known, KnownRow};
-use crate::granules::{BLOCKS, RoundKeys};
-use crate::grouped::Chosen;
 use crate::isa::Isa;
-use crate::perturb::Keep;
-use crate::prefetch::prefetch;
+use crate::scan::best_group::BestGroup;
+use crate::scan::filter_state::{FilterState, ListBudget, PassKind};
+use crate::scan::granules::{BLOCKS, RoundKeys};
+use crate::scan::logit_cache::LogitCache;
+use crate::scan::mass_cutoff::{RowBounds, SharedBounds};
+use crate::scan::perturb::Keep;
+use crate::scan::prefetch::prefetch;
+use crate::scan::row_state::{InvalidLogit, RowState};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx512::Avx512;
 use crate::simd::{Plain, SPAN, Vector};
-use crate::state::{Fault, RowState};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::transform::{RowTransform, any_invalid, first_invalid};
 use flash_sampling_core::{Candidate, IndexedAdjustments, RowError, Stage};
-use rank::{draw_tile, rank};
 pub(crate) use source::Source;
 use std::sync::Arc;
+use threshold_scan::{draw_tile, rank};
 
 mod filtered;
-mod rank;
 mod source;
+mod threshold_scan;
 
 /// Tokens per tile of existing logits.
 ///
@@ -43,7 +43,7 @@ pub(crate) struct Planned<'a> {
     pub(crate) slack: f32,
     /// The index of the row in the source.
     pub(crate) at: usize,
-    pub(crate) ask: Ask,
+    pub(crate) ask: PassKind,
 }
 
 /// The buffers of one worker.
@@ -59,22 +59,22 @@ pub(crate) struct Worker {
     /// The token lists of a pass, one per row with a list.
     pub(crate) lists: Vec<Vec<Candidate>>,
     /// The state of the groups so far, one per row, for variants that draw a group.
-    pub(crate) chosen: Vec<Chosen>,
+    pub(crate) chosen: Vec<BestGroup>,
     /// The cached logits at or above the mass cutoffs of rows.
-    pub(crate) above: Above,
-    known: Arc<Known>,
+    pub(crate) above: LogitCache,
+    known: Arc<SharedBounds>,
 }
 
 impl Worker {
-    pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<Known>) -> Self {
+    pub(crate) fn new(rows: Vec<RowState>, dot: DotScratch, known: Arc<SharedBounds>) -> Self {
         let logits = vec![0.0; (rows.len() * TILE + SPAN).max(LOGITS_TILE)];
-        Worker { logits, dot, rows, lists: Vec::new(), chosen: Vec::new(), above: Above::default(), known }
+        Worker { logits, dot, rows, lists: Vec::new(), chosen: Vec::new(), above: LogitCache::default(), known }
     }
 
     /// Resets the states for the rows of a pass.
     ///
     /// `short` and `shares` go to [`RowState::begin`].
-    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<Short>, shares: bool) {
+    pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<ListBudget>, shares: bool) {
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
                 state.begin(&planned.row, planned.slack, short, shares);
@@ -150,9 +150,9 @@ struct Span<'a, 'b> {
     len: usize,
     logits: &'a mut [f32],
     lists: &'a mut [Vec<Candidate>],
-    above: &'a mut Above,
+    above: &'a mut LogitCache,
     /// The index of the row, and the bounds that workers share.
-    known: (usize, &'a Known),
+    known: (usize, &'a SharedBounds),
 }
 
 /// The instruction set of all code except the dot products. Results do not depend on the instruction set.
@@ -219,9 +219,9 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
     let tokens = token..token + len as u32;
-    let fault = |stage, logits: &[f32]| first_invalid(token, logits).map(|error| Fault { stage, error });
+    let invalid = |stage, logits: &[f32]| first_invalid(token, logits).map(|error| InvalidLogit { stage, error });
     let transform = RowTransform { adjustments: planned.adjustments.near(tokens.clone()), ..row.transform };
-    let needs_raw = matches!(planned.ask, Ask::Summary) && state.raw.is_on();
+    let needs_raw = matches!(planned.ask, PassKind::Summary) && state.raw.is_on();
     let is_scaled = transform.mask.is_none() && transform.adjustments.is_empty() && !needs_raw;
     // Without a transform, `V::largest` also detects invalid raw logits.
     let is_raw = is_scaled && transform.inv_temperature == 1.0;
@@ -229,7 +229,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         Some(spans) if is_raw => spans,
         Some(spans) => {
             if !scale(spans.as_flattened(), transform.inv_temperature, logits) {
-                state.fault = Fault::first(state.fault, fault(Stage::Raw, spans.as_flattened()));
+                state.invalid = InvalidLogit::first(state.invalid, invalid(Stage::Raw, spans.as_flattened()));
                 return;
             }
             logits[..len].as_chunks::<SPAN>().0
@@ -241,7 +241,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             }
             if !is_raw {
                 if any_invalid(&logits[at..end]) {
-                    state.fault = Fault::first(state.fault, fault(Stage::Raw, &logits[at..end]));
+                    state.invalid = InvalidLogit::first(state.invalid, invalid(Stage::Raw, &logits[at..end]));
                     return;
                 }
                 if needs_raw {
@@ -260,14 +260,14 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let tops = &mut tops[..spans.len().next_multiple_of(BLOCKS)];
     // SAFETY: by this function's contract.
     let Some(top) = (unsafe { V::largest(spans, tops) }) else {
-        let fault = fault(if is_raw { Stage::Raw } else { Stage::Transformed }, &spans.as_flattened()[at..end]);
-        state.fault = Fault::first(state.fault, fault);
+        let invalid = invalid(if is_raw { Stage::Raw } else { Stage::Transformed }, &spans.as_flattened()[at..end]);
+        state.invalid = InvalidLogit::first(state.invalid, invalid);
         return;
     };
     let tops = (top, &*tops);
     match planned.ask {
-        Ask::Summary if top > f32::NEG_INFINITY => {
-            state.alive = true;
+        PassKind::Summary if top > f32::NEG_INFINITY => {
+            state.has_finite = true;
             // SAFETY: by this function's contract.
             unsafe { add::<V>(planned, first, spans, tops, (known.1.row(known.0), above), state) };
             if let (Some(_), Some(mass)) = (&row.filters, &mut state.mass) {
@@ -275,8 +275,8 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
                 floor.learn(mass, len as u32, source.tokens(), *largest_logit, known.0, known.1);
             }
         }
-        Ask::Summary => {}
-        Ask::Before => {
+        PassKind::Summary => {}
+        PassKind::Before => {
             state.filter.add_before(first, spans, top);
             let floor = state.filter.floor.below.floor();
             if let (Some(mass), true) = (&mut state.mass, floor > f32::NEG_INFINITY) {
@@ -284,7 +284,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             }
         }
         // SAFETY: by this function's contract.
-        Ask::List { floor, slot } => unsafe {
+        PassKind::List { floor, slot } => unsafe {
             rank::<V>(first, spans, tops.1, floor, |c| {
                 lists[slot].push(c);
                 floor
@@ -314,7 +314,7 @@ unsafe fn add<V: Vector>(
     first: u32,
     spans: &[[f32; SPAN]],
     (top, tops): (f32, &[f32]),
-    (known, above): (&KnownRow, &mut Above),
+    (known, above): (&RowBounds, &mut LogitCache),
     state: &mut RowState,
 ) {
     if let Some(filters) = &row.filters {
@@ -350,13 +350,13 @@ unsafe fn add<V: Vector>(
 /// The winner of a draw, and the best score of all workers, which spares tokens that score below it.
 struct KeepWinner<'a> {
     winner: &'a mut Candidate,
-    known: Option<&'a KnownRow>,
+    known: Option<&'a RowBounds>,
     cut: f32,
 }
 
 impl<'a> KeepWinner<'a> {
     #[inline(always)]
-    fn new(winner: &'a mut Candidate, known: Option<&'a KnownRow>) -> Self {
+    fn new(winner: &'a mut Candidate, known: Option<&'a RowBounds>) -> Self {
         let cut = winner.winner.score.max(known.map_or(f32::NEG_INFINITY, |known| known.best().0));
         KeepWinner { winner, known, cut }
     }

@@ -1,19 +1,19 @@
 //! What a pass keeps per row: small summaries, merged over workers.
 
-use crate::filtered::{FilterState, Short};
-use crate::prefetch::prefetch;
-use crate::raw::RawState;
+use crate::scan::filter_state::{FilterState, ListBudget};
+use crate::scan::prefetch::prefetch;
+use crate::scan::raw_logprobs::RawState;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, Stage, TopList};
 
 /// A bad logit. Raw ones come before those that a transform made, then the lowest token.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fault {
+pub(crate) struct InvalidLogit {
     pub(crate) stage: Stage,
     pub(crate) error: RowError,
 }
 
-impl Fault {
+impl InvalidLogit {
     fn rank(&self) -> (Stage, u32) {
         let token = match self.error {
             RowError::NaN { token } | RowError::PositiveInfinity { token } => token,
@@ -22,7 +22,7 @@ impl Fault {
         (self.stage, token)
     }
 
-    pub(crate) fn first(a: Option<Fault>, b: Option<Fault>) -> Option<Fault> {
+    pub(crate) fn first(a: Option<InvalidLogit>, b: Option<InvalidLogit>) -> Option<InvalidLogit> {
         match (a, b) {
             (Some(a), Some(b)) => Some(if b.rank() < a.rank() { b } else { a }),
             (a, b) => a.or(b),
@@ -113,9 +113,9 @@ pub(crate) struct RowState {
     pub(crate) weighed: bool,
     /// The largest logits of a row without filters.
     pub(crate) top: TopList,
-    pub(crate) fault: Option<Fault>,
+    pub(crate) invalid: Option<InvalidLogit>,
     /// Whether any logit was finite.
-    pub(crate) alive: bool,
+    pub(crate) has_finite: bool,
     /// Whether the best score of all workers may spare this one work: draws have one winner each, of all tokens.
     pub(crate) shares: bool,
 }
@@ -132,8 +132,8 @@ impl RowState {
             weigh,
             weighed: false,
             top: TopList::new(plan.max_logprobs.unwrap_or(0) as usize, 0.0),
-            fault: None,
-            alive: false,
+            invalid: None,
+            has_finite: false,
             shares: false,
         };
         if !plan.canonical {
@@ -144,7 +144,7 @@ impl RowState {
 
     /// Empties the state for a row; `short` as for [`FilterState::begin`]. `shares`: workers share the best score of the first
     /// draw.
-    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<Short>, shares: bool) {
+    pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<ListBudget>, shares: bool) {
         self.raw.begin(row);
         if let Some(mass) = &mut self.mass {
             mass.clear_from(self.filter.floor.lowest);
@@ -162,8 +162,8 @@ impl RowState {
             self.filter.floor.begin(None);
         }
         self.top.reset(largest, slack);
-        self.fault = None;
-        self.alive = false;
+        self.invalid = None;
+        self.has_finite = false;
         self.shares = shares;
     }
 
@@ -201,8 +201,8 @@ impl RowState {
 
     /// Adds what another worker has seen of the same row.
     pub(crate) fn merge(&mut self, other: &RowState) {
-        self.fault = Fault::first(self.fault, other.fault);
-        self.alive |= other.alive;
+        self.invalid = InvalidLogit::first(self.invalid, other.invalid);
+        self.has_finite |= other.has_finite;
         self.best.merge(&other.best);
         if self.filtered {
             self.filter.merge(&other.filter);

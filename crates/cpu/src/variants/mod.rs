@@ -1,0 +1,15 @@
+//! The samplers of this crate: what each variant of the paper does with a scan.
+
+mod detached;
+mod grouped;
+mod online;
+mod standalone;
+mod stream;
+mod tiled;
+
+pub use detached::DetachedTiled;
+pub use grouped::Grouped;
+pub use online::Online;
+pub use standalone::Standalone;
+pub use stream::OnlineStream;
+pub use tiled::Tiled;
