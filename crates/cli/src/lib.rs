@@ -1,4 +1,5 @@
-//! The `flash-sampling` command, as a library that its `main`, its tests and the fuzz targets share.
+//! The `flash-sampling` command, as a library that its `main`, its tests and the fuzz targets share. docs/cli.md says how
+//! to use the command.
 //!
 //! | module | what it holds |
 //! | --- | --- |
