@@ -1,6 +1,6 @@
 //! Writes a file of `vectors/` from the scalar definitions, for the day that the noise gets a new version:
-//! `cargo run --release -p flash-sampling-conformance --example vectors -- NAME > vectors/NAME.txt`, with NAME one of
-//! `philox4x32`, `gumbel`, `granule`, `noise`, `value_stability`.
+//! `cargo run --release -p flash-sampling-conformance --example vectors -- NAME > tests/vectors/NAME.txt`,
+//! with NAME one of `philox4x32`, `gumbel`, `granule`, `noise`, `value_stability`.
 
 use flash_sampling_conformance::data::hash;
 use flash_sampling_conformance::laws::{scheme_name, stability_problem, stability_schemes};

@@ -5,17 +5,17 @@
 
 /// `vectors/philox4x32.txt`, in Random123's `kat_vectors` format:
 /// `philox4x32 rounds c0 c1 c2 c3 k0 k1 r0 r1 r2 r3`, hexadecimal without `0x`.
-pub const PHILOX: &str = include_str!("../../vectors/philox4x32.txt");
+pub const PHILOX: &str = include_str!("../vectors/philox4x32.txt");
 /// `vectors/gumbel.txt`, the map of groups and shards: `word refinement exponential_bits gumbel_bits`.
-pub const GUMBEL: &str = include_str!("../../vectors/gumbel.txt");
+pub const GUMBEL: &str = include_str!("../vectors/gumbel.txt");
 /// `vectors/granule.txt`, the map of tokens:
 /// `granule_word refinement token_word leader minimum_bits exponential_bits gumbel_bits`. The last two are those of a token
 /// that is not the leader.
-pub const GRANULE: &str = include_str!("../../vectors/granule.txt");
+pub const GRANULE: &str = include_str!("../vectors/granule.txt");
 /// `vectors/noise.txt`: `seed position draw token gumbel_bits` of the token domain.
-pub const NOISE: &str = include_str!("../../vectors/noise.txt");
+pub const NOISE: &str = include_str!("../vectors/noise.txt");
 /// `vectors/value_stability.txt`: `scheme seed position draw token`.
-pub const VALUE_STABILITY: &str = include_str!("../../vectors/value_stability.txt");
+pub const VALUE_STABILITY: &str = include_str!("../vectors/value_stability.txt");
 
 /// The fields of every line that holds some.
 pub fn lines(file: &str) -> impl Iterator<Item = Vec<&str>> {

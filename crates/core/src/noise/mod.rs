@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn words_are_random123s() {
-        // Random123's known answers for philox4x32-10. Every backend reads them from vectors/philox4x32.txt.
+        // Random123's known answers for philox4x32-10. Every backend reads them from tests/vectors/philox4x32.txt.
         let pi = rand_philox::philox4x32_10(
             [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
             [0xa409_3822, 0x299f_31d0],
