@@ -1,7 +1,7 @@
 """Trains the built-in model: a tiny Llama on stories of the grammar, written as a Hugging Face folder.
 
     pip install torch transformers tokenizers safetensors
-    python tools/stories/train.py --out models/stories
+    python tools/stories/train.py --out crates/cli/models/stories
 
 The text, the vocabulary and the order of training come from the seed. It takes about 15 minutes on one CPU thread. Sums on
 another machine may round otherwise, so the weights are the same in kind, not bit by bit.

@@ -17,8 +17,9 @@ const NEXT: [u32; 6] = [0, 255, 64, 64, 17, 3];
 /// The largest difference of a logit, over the largest logit: two layers in float32 with sums in different orders.
 const TOLERANCE: f32 = 5e-6;
 
+/// A folder of the command's crate.
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli").join(name)
 }
 
 /// A checkpoint's configuration, as candle's types read it, and its tensors.
@@ -113,7 +114,7 @@ fn llama_is_candles(name: &str) {
 
 #[test]
 fn a_random_llama_has_candles_logits() {
-    llama_is_candles("crates/cli/tests/checkpoints/llama");
+    llama_is_candles("tests/checkpoints/llama");
 }
 
 #[test]
@@ -123,7 +124,7 @@ fn the_built_in_model_has_candles_logits() {
 
 #[test]
 fn a_random_qwen3_has_candles_logits() {
-    let name = "crates/cli/tests/checkpoints/qwen3";
+    let name = "tests/checkpoints/qwen3";
     let (config, tensors) = checkpoint(name);
     let theirs: qwen3::Config = serde_json::from_value(config.clone()).unwrap();
     let mut model = qwen3::ModelForCausalLM::new(&theirs, builder(&tensors)).unwrap();

@@ -111,7 +111,7 @@ fn main() -> Result<()> {
             sequences.iter().try_for_each(|&sequences| run(name, layers, weight, [sequences, context, steps]))
         };
         if name == "stories" {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli/models/stories");
             let checkpoint = Checkpoint::open(&folder)?;
             let model = checkpoint.model()?;
             run(&Layers::Ours(&model, Vec::new()), &checkpoint.head(dtype, &device)?)?;

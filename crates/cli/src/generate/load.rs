@@ -18,7 +18,7 @@ use tokenizers::Tokenizer;
 
 macro_rules! stories {
     ($name:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories/", $name))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories/", $name))
     };
 }
 

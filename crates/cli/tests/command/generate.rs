@@ -70,7 +70,7 @@ fn a_seed_replays_in_every_batch_on_any_threads_and_by_every_pathwise_variant() 
 
 /// The built-in model in a folder, of which only the first layers are used.
 fn first_layers(files: &Files, layers: u32) -> String {
-    let stories = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
+    let stories = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/stories");
     for name in ["tokenizer.json", "model.safetensors"] {
         std::fs::copy(stories.join(name), files.path(name)).unwrap();
     }
