@@ -119,5 +119,5 @@ pub use flash_sampling_distributed::{ShardError, ShardMerge};
 
 /// The examples of the README, compiled and run by the doctests.
 #[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 mod readme {}
