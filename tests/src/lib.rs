@@ -1,7 +1,8 @@
 //! The laws that every backend and variant obeys, as one suite.
 //!
 //! # Adding a backend
-//! Implement [`SamplerFactory`] (a name and `build`), and write one line in a test file:
+//! Implement [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax); the laws judge its contract. Implement
+//! [`SamplerFactory`] (a name, the scheme and `build`), and write one line in a test file:
 //! ```
 //! use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 //! use flash_sampling_core::reference::{Reference, Scheme};
@@ -24,6 +25,9 @@
 //! suite!(mine_tiled, Mine);
 //! # fn main() {}
 //! ```
+//! The laws draw millions of tokens, so tests need `opt-level = 3` in `[profile.test]`. A sampler that takes logits needs
+//! the adapter [`FromLogits`](factory::FromLogits).
+//!
 //! [`suite!`] expands to a module with one test per law of [`laws::ALL`]; programs run the same laws through
 //! [`Law::check`], which reports statistic, alpha and verdict of every check, and points to plot.
 //!
@@ -63,3 +67,8 @@ pub use factory::{BuildError, SamplerFactory};
 pub use laws::Law;
 pub use report::{LawFailure, LawReport};
 pub use trial::{Effort, Trial};
+
+/// The example of the README, compiled by the doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
