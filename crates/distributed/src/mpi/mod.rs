@@ -2,7 +2,7 @@
 //!
 //! Every exchange is a nonblocking collective of the MPI library, polled until it is done or the time limit is over. The
 //! limit says that something is wrong but not who: a rank that waits for long says so to the others by point-to-point
-//! messages, and those that are not heard when the limit is over are named (`roll_call`). An exchange that did not end keeps
+//! messages, and asks them when the limit is over; those that are not heard are named (`roll_call`). An exchange that did not end keeps
 //! its buffers for good, since the library may still write to them, and the group is not shut down, which would wait for the
 //! ranks that are gone.
 
@@ -108,23 +108,27 @@ impl Mpi {
         self.on_host.1
     }
 
-    /// Waits at most this long for the other ranks in each exchange, in place of [`TIME_LIMIT`]. An exchange that fails names
-    /// the ranks that did not come, those that came in the last eighth of the limit, and those that came but were not heard
-    /// in its last three eighths (a rank that waits is heard in every eighth). A rank that has its part of an exchange within
-    /// the first eighth is not heard: where the exchange ends for it and not for others, and it makes no other while these
-    /// wait, it is named beside the rank that is gone. A long message that all begin late takes up to a quarter more.
-    /// Neither starting MPI nor shutting it down is an exchange.
+    /// Sets the time that this rank waits for the other ranks in each exchange, in place of [`TIME_LIMIT`].
     ///
-    /// Every rank needs the same limit: how soon a rank is heard, and is missed, follows from it.
+    /// At the end of the limit the rank asks all others, and waits for their answers for 0.35 s, or half of the limit if that
+    /// is shorter. Then the exchange fails, and names the ranks that did not come, and those that came but were not heard for
+    /// three eighths of the limit (a rank that waits is heard in every eighth). Without any, it names those that did not
+    /// answer: a rank that was stopped a moment ago. So a rank is named at most half a second after the limit.
+    ///
+    /// A rank for which an exchange ends within an eighth of the limit says nothing of it. If the exchange does not end for
+    /// others, and that rank makes no other while these wait, it is named beside the rank that is gone.
+    ///
+    /// Neither starting MPI nor shutting it down is an exchange. Every rank needs the same limit: how soon a rank is heard, and
+    /// is missed, follows from it.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
     /// One collective in which every rank gives a block; `sent` holds this rank's, `received` all of them.
-    fn gather_blocks(&mut self, collectives: &mut Collectives, limit: Duration) -> Result<(), TransportError> {
+    fn gather_blocks(&mut self, collectives: &mut Collectives, left: Duration) -> Result<(), TransportError> {
         let (sent, received) = (core::mem::take(&mut self.sent), core::mem::take(&mut self.received));
-        (self.sent, self.received) = collectives.all_gather(sent, received, limit)?;
+        (self.sent, self.received) = collectives.all_gather(sent, received, left, self.limit)?;
         Ok(())
     }
 
@@ -159,9 +163,8 @@ impl Mpi {
             self.sent.extend_from_slice(&mine[mine.len().min(block)..]);
             self.sent.resize(rest, 0);
             self.received.resize(rest * self.world, 0);
-            // Ranks that have more of the limit left say that they wait after up to an eighth of it: they are to be heard.
-            let left = self.limit.saturating_sub(begun.elapsed()).max(self.limit / 4);
-            self.gather_blocks(collectives, left)?;
+            // Ranks that have more of the limit left answer at its end.
+            self.gather_blocks(collectives, self.limit.saturating_sub(begun.elapsed()))?;
             for (message, part) in all.iter_mut().zip(self.received.chunks_exact(rest)) {
                 let length = message.len();
                 message.get_mut(block..).map(|end| end.copy_from_slice(&part[..length - block])).unwrap_or_default();

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::failed;
-use super::roll_call::RollCall;
+use super::roll_call::{RollCall, Wait};
 use crate::transport::TransportError;
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -20,8 +20,9 @@ pub(super) struct Collectives {
     step: u64,
 }
 
-/// The part of the limit in which a rank waits without a word, and after which it says each time that it still waits.
-const QUIET: u32 = 8;
+/// How long a rank polls an exchange alone, and the part of the limit that this is at most; then it listens to the others too.
+const ALONE: Duration = Duration::from_millis(20);
+const ALONE_PART: u32 = 8;
 
 /// After one exchange of so many a rank takes what the others said, had it to wait or not: for one that always comes last it
 /// would pile up.
@@ -44,11 +45,13 @@ impl Collectives {
         Ok(Collectives { of_exchanges, roll_call: RollCall::new(of_roll_calls), step: 0 })
     }
 
-    /// Every rank's `sent` one after the other in `received`, which holds as many bytes for each rank.
+    /// Every rank's `sent` one after the other in `received`, which holds as many bytes for each rank. `left` is what this rank
+    /// has left of the `limit`, which all have alike.
     pub(super) fn all_gather(
         &mut self,
         sent: Vec<u8>,
         mut received: Vec<u8>,
+        left: Duration,
         limit: Duration,
     ) -> Result<(Vec<u8>, Vec<u8>), TransportError> {
         let count = count(sent.len())?;
@@ -67,7 +70,7 @@ impl Collectives {
                 request.as_mut_ptr(),
             )
         };
-        self.wait(begun, request, (sent, received), limit)
+        self.wait(begun, request, (sent, received), left, limit)
     }
 
     /// Polls a collective until it is done. One that is not keeps its buffers: the library may still use them.
@@ -76,15 +79,17 @@ impl Collectives {
         begun: c_int,
         request: MaybeUninit<ffi::MPI_Request>,
         buffers: B,
+        left: Duration,
         limit: Duration,
     ) -> Result<B, TransportError> {
         check(begun)?;
         // SAFETY: the call that began it succeeded, so there is a request.
         let mut request = Request(unsafe { request.assume_init() });
         self.step += 1;
-        let (quiet, end) = (limit / QUIET, deadline(limit));
-        let outcome = match request.wait_until(deadline(quiet)) {
-            Ok(false) => self.roll_call.wait_until(end, quiet, self.step, &mut request),
+        let wait = Wait::new(self.step, left, limit);
+        let alone = wait.begun.checked_add(ALONE.min(limit / ALONE_PART).min(left));
+        let outcome = match request.wait_until(alone) {
+            Ok(false) => self.roll_call.wait_until(&wait, &mut request),
             Ok(true) => Ok(None),
             Err(error) => Err(error),
         };
@@ -127,11 +132,6 @@ impl Request {
             std::thread::yield_now();
         }
     }
-}
-
-/// When a wait that begins now is over; `None` = never.
-pub(super) fn deadline(limit: Duration) -> Option<Instant> {
-    Instant::now().checked_add(limit)
 }
 
 pub(super) fn unbegun() -> MaybeUninit<ffi::MPI_Request> {

@@ -17,7 +17,9 @@ const TAG: c_int = 0;
 /// those that do so too. The ranks that are there began at about the same time and say so within the limit; one that came
 /// and died says it no more. What was said in an exchange that did end is heard later, and is of an earlier number. A rank that
 /// gives an exchange up says that too: it lives, and is not why a later one does not end, nor is one that goes on saying an
-/// earlier number, as a rank that is gone holds it up there. One for which the exchange ends after it spoke says so; one for
+/// earlier number, as a rank that is gone holds it up there. At the end of its limit a rank asks all others: a rank that waits
+/// answers at once, also one that has not waited long enough to say its number unasked, and one that was stopped a moment ago
+/// does not. One for which the exchange ends after it spoke says so; one for
 /// which it ended before, as nearly all do, says nothing, which would cost messages in every exchange: where it ends for that
 /// rank and not for others, and that rank stays away as long as they wait, they miss it too.
 pub(super) struct RollCall {
@@ -28,6 +30,17 @@ pub(super) struct RollCall {
 
 /// The bit of a number that was given up.
 const GIVEN_UP: u64 = 1 << 63;
+/// The bit of a number whose sender wants an answer at once: its limit is over.
+const ASKS: u64 = 1 << 62;
+
+/// How long a rank waits for answers after the end of its limit, and the part of the limit that this is at most. A rank that
+/// is there answers at once; this is what it may lack a processor for.
+const LAST_CALL: Duration = Duration::from_millis(350);
+const LAST_CALL_PART: u32 = 2;
+
+/// The part of the limit in which a rank that waits says nothing unasked, and after which it says each time that it still
+/// waits.
+const AGAIN: u32 = 8;
 
 /// A rank that is not heard for so many times as long as it said that it would be silent is gone. One that is there may lack
 /// a processor for a while.
@@ -35,6 +48,29 @@ const SILENT: u32 = 3;
 
 /// When a rank says the number again of an exchange that ended for it: never.
 const ENDED: Duration = Duration::from_nanos(u64::MAX);
+
+/// A wait for an exchange.
+pub(super) struct Wait {
+    /// The exchange's number.
+    pub(super) step: u64,
+    /// When it began.
+    pub(super) begun: Instant,
+    /// When its limit is over; `None` = never.
+    pub(super) end: Option<Instant>,
+    /// How long the answers of other ranks are waited for then.
+    pub(super) last_call: Duration,
+    /// After which time the number is said, and said again.
+    pub(super) again: Duration,
+}
+
+impl Wait {
+    /// A wait that begins now and ends when so much time is `left` of the limit of all ranks.
+    pub(super) fn new(step: u64, left: Duration, limit: Duration) -> Wait {
+        let begun = Instant::now();
+        let last_call = LAST_CALL.min(limit / LAST_CALL_PART);
+        Wait { step, begun, end: begun.checked_add(left), last_call, again: limit / AGAIN }
+    }
+}
 
 /// Another rank.
 struct Other {
@@ -47,6 +83,10 @@ struct Other {
     again: Duration,
     /// Whether it gave that exchange up.
     has_given_up: bool,
+    /// Whether it waits for an answer.
+    asks: bool,
+    /// Whether it was told the number of the exchange that this rank waits in.
+    is_told: bool,
     hearing: Message,
     /// The number that it was told last, which it may not have taken yet: one that is gone never does.
     telling: Option<Message>,
@@ -64,40 +104,60 @@ impl RollCall {
         RollCall { communicator, others: Vec::new() }
     }
 
-    /// Polls the request of an exchange until it is done, or the deadline is over: then the ranks that are not there, without
-    /// those that gave an earlier exchange up or wait in one where there are others. Says the number once in every `again`.
+    /// Polls the request of an exchange until it is done, or the wait is over: then the ranks that are not there, without
+    /// those that gave an earlier exchange up or wait in one where there are others. Says the number once in every
+    /// [`Wait::again`].
     pub(super) fn wait_until(
         &mut self,
-        deadline: Option<Instant>,
-        again: Duration,
-        step: u64,
+        wait: &Wait,
         request: &mut Request,
     ) -> Result<Option<Vec<usize>>, TransportError> {
+        let Wait { step, again, .. } = *wait;
         self.listen()?;
-        self.tell(step, again);
-        let mut told = Instant::now();
+        self.others.iter_mut().for_each(|other| other.is_told = false);
+        let mut next = wait.begun.checked_add(again);
+        let mut asked = None;
         loop {
             if request.test()? {
                 // A rank for which it does not end misses this one no more, whatever it does next and however long.
-                self.tell(step, ENDED);
+                self.tell(step, ENDED, |other| other.is_told);
                 return Ok(None);
             }
             let now = self.hear()?;
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                let is_gone = |other: &Other| !other.is_there(step, now);
-                let mut ranks = self.ranks(|other| is_gone(other) && !other.is_elsewhere(now));
-                if ranks.is_empty() {
-                    ranks = self.ranks(is_gone);
+            self.tell(step, again, |other| core::mem::take(&mut other.asks));
+            match asked {
+                None if wait.end.is_some_and(|end| now >= end) => {
+                    self.tell(step | ASKS, again, |_| true);
+                    asked = Some(now);
                 }
-                self.tell(step | GIVEN_UP, again);
-                return Ok(Some(ranks));
-            }
-            if now.duration_since(told) >= again {
-                self.tell(step, again);
-                told = now;
+                None if next.is_some_and(|next| now >= next) => {
+                    self.tell(step, again, |_| true);
+                    next = now.checked_add(again);
+                }
+                Some(asked) if now >= asked + wait.last_call || self.others.iter().all(|o| o.answers(step, asked)) => {
+                    let missing = self.missing(step, asked, now);
+                    self.tell(step | GIVEN_UP, again, |_| true);
+                    return Ok(Some(missing));
+                }
+                _ => {}
             }
             std::thread::yield_now();
         }
+    }
+
+    /// The ranks that are not there, of those that were asked then. Those that were silent for long before that come first: one
+    /// that lacks a processor for a moment is not among them.
+    fn missing(&self, step: u64, asked: Instant, now: Instant) -> Vec<usize> {
+        let long = |other: &Other| !other.is_there(step, now) && !other.is_elsewhere(now);
+        let is_silent = |other: &Other| other.waits() && other.heard < asked;
+        let mut ranks = self.ranks(long);
+        if ranks.is_empty() {
+            ranks = self.ranks(is_silent);
+        }
+        if ranks.is_empty() {
+            ranks = self.ranks(|other| !other.is_there(step, now));
+        }
+        ranks
     }
 
     /// Takes what was said to this rank, without a wait.
@@ -125,17 +185,30 @@ impl RollCall {
             let (mine, world) = (self.communicator.rank(), self.communicator.size());
             for rank in (0..world).filter(|&rank| rank != mine) {
                 let hearing = Message::hear(rank, &self.communicator)?;
-                let (heard, again, has_given_up) = (Instant::now(), Duration::ZERO, false);
-                self.others.push(Other { rank, said: 0, heard, again, has_given_up, hearing, telling: None });
+                self.others.push(Other {
+                    rank,
+                    said: 0,
+                    heard: Instant::now(),
+                    again: Duration::ZERO,
+                    has_given_up: false,
+                    asks: false,
+                    is_told: false,
+                    hearing,
+                    telling: None,
+                });
             }
         }
         Ok(())
     }
 
-    /// Tells every other rank that this one waits in an exchange, or gives it up.
-    fn tell(&mut self, number: u64, again: Duration) {
+    /// Tells these ranks that this one waits in an exchange, or gives it up.
+    fn tell(&mut self, number: u64, again: Duration, to: impl Fn(&mut Other) -> bool) {
         let words = [number, u64::try_from(again.as_nanos()).unwrap_or(u64::MAX)];
         for other in &mut self.others {
+            if !to(other) {
+                continue;
+            }
+            other.is_told = true;
             // A library that knows that a rank is gone says so by an error; then nobody is told.
             let telling = Message::tell(words, other.rank, &self.communicator).ok();
             // A number that is not taken yet is not waited for: its memory stays the library's.
@@ -154,7 +227,8 @@ impl Other {
         // A library that knows that a rank is gone says so by an error.
         while self.hearing.request.test().unwrap_or(false) {
             let [number, again] = [0, 1].map(|at| self.hearing.words[at]);
-            (self.said, self.has_given_up) = (number & !GIVEN_UP, number & GIVEN_UP != 0);
+            (self.said, self.has_given_up) = (number & !(GIVEN_UP | ASKS), number & GIVEN_UP != 0);
+            self.asks = number & ASKS != 0;
             (self.heard, self.again) = (now, Duration::from_nanos(again));
             self.hearing = Message::hear(self.rank, communicator)?;
         }
@@ -168,7 +242,17 @@ impl Other {
 
     /// Whether the exchange of which it spoke last did not end for it: it gave that up, or waits in it.
     fn is_elsewhere(&self, now: Instant) -> bool {
-        self.has_given_up || (self.said > 0 && self.again != ENDED && self.is_heard(now))
+        self.has_given_up || (self.waits() && self.is_heard(now))
+    }
+
+    /// Whether it waits in the exchange of which it spoke last, as far as it said.
+    fn waits(&self) -> bool {
+        self.said > 0 && self.again != ENDED && !self.has_given_up
+    }
+
+    /// Whether nothing more is to come of it for those who asked then.
+    fn answers(&self, step: u64, asked: Instant) -> bool {
+        self.has_given_up || (self.said >= step && (self.again == ENDED || self.heard >= asked))
     }
 
     fn is_heard(&self, now: Instant) -> bool {
