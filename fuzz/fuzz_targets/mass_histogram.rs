@@ -1,7 +1,7 @@
 //! The words of a mass histogram that another rank sent: what is accepted can be merged and written again.
 #![no_main]
 
-use flash_sampling::MassHistogram;
+use flash_sampling::backend::MassHistogram;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

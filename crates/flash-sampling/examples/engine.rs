@@ -17,6 +17,8 @@ const MAX_ROWS: usize = 4;
 
 /// A request that is being served.
 struct Sequence {
+    number: u64,
+    /// The seed of requests that bring none.
     seed: u64,
     params: SamplingParams,
     history: History,
@@ -70,6 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ];
     let request = |(number, builder): (u64, flash_sampling::SamplingParamsBuilder)| {
         Ok::<_, Box<dyn Error>>(Sequence {
+            number,
             seed: 1000 + number,
             params: builder.build(VOCAB as u32)?,
             history: History::new(&[1, 2, number as u32]),
@@ -87,7 +90,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         step(&mut *sampler, &mut running, &mut rows, &mut samples)?;
         for done in running.extract_if(.., |sequence| sequence.history.output().len() == sequence.max_tokens) {
-            println!("step {number}: seed {} drew {:?}", done.seed, done.history.output());
+            println!("step {number}: request {} drew {:?}", done.number, done.history.output());
         }
     }
     Ok(())

@@ -311,8 +311,8 @@ impl SamplingParams {
         &self.fields
     }
 
-    /// The parameters of the row that draws the token after `history`, at the position that follows its last token; see
-    /// [`SamplingParams::row`].
+    /// The parameters of the row that draws the token after `history`, at the position that follows its last token. A
+    /// request's own seed takes the place of `seed`; see [`SamplingParams::row`].
     pub fn next_row<'a>(&'a self, seed: u64, history: &'a History) -> RowParams<'a> {
         self.row(seed, history.tokens().len() as u64, Some(history))
     }
