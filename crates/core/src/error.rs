@@ -13,6 +13,33 @@ pub enum Stage {
     Transformed,
 }
 
+/// A row's error, and where its bad logit was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagedError {
+    /// Of an error that names no logit: [`Stage::Transformed`].
+    pub stage: Stage,
+    /// The error.
+    pub error: RowError,
+}
+
+impl StagedError {
+    fn rank(&self) -> (Stage, u32) {
+        match self.error {
+            RowError::NaN { token } | RowError::PositiveInfinity { token } => (self.stage, token),
+            _ => (Stage::Transformed, u32::MAX),
+        }
+    }
+
+    /// The error that a row has of two: a raw logit counts before a transformed one, then the lower token, and any logit before
+    /// an error that names none; of two of these, `a`.
+    pub fn first(a: Option<StagedError>, b: Option<StagedError>) -> Option<StagedError> {
+        match (a, b) {
+            (Some(a), Some(b)) => Some(if b.rank() < a.rank() { b } else { a }),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
 /// Why one row has no draw. The other rows of the call are not affected.
 ///
 /// Where several logits of a row are bad, a raw one is named before one that a transform made, then the lowest token; over

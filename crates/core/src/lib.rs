@@ -23,7 +23,7 @@
 //! | [`matrix`] | [`Matrix`]: rows of bf16, f16 or f32, borrowed | |
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
-//! | [`scan`] | [`Scan`]: one pass over a shard of the vocabulary, and the row summaries that merge | |
+//! | [`backend`] | [`Scan`]: one pass over a shard of the vocabulary; the row summaries that merge; the driver over scans | |
 //! | [`canonical`], [`near_ties`] | one dot product that every backend can agree on, and when it must decide | |
 //! | [`speculation`] | drafts judged by shared noise, or by rejection | |
 //! | [`reference`](mod@reference) | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adjustments;
+pub mod backend;
 pub mod canonical;
 pub mod digest;
 pub mod error;
@@ -52,11 +53,9 @@ pub mod noise;
 pub mod params;
 pub mod reference;
 pub mod repetitions;
-pub mod sampled_rows;
 pub mod sampler;
 pub mod samples;
 pub mod sampling_params;
-pub mod scan;
 pub mod selection;
 pub mod speculation;
 pub mod stream_head;
@@ -64,7 +63,8 @@ pub mod transform;
 pub mod winner;
 
 pub use adjustments::{Adjustment, Adjustments, IndexedAdjustments};
-pub use error::{HeadError, KnobValue, RowError, SampleError, Stage};
+pub use backend::Scan;
+pub use error::{HeadError, KnobValue, RowError, SampleError, Stage, StagedError};
 pub use filters::{Filter, Filters, Order};
 pub use frontier::Frontier;
 pub use group_summary::{GroupSummary, group_size};
@@ -80,11 +80,9 @@ pub use matrix::{DType, Matrix};
 pub use moments::Moments;
 pub use noise::{Domain, Noise, NoiseRng};
 pub use params::{LogprobsMode, RowBuffer, RowParams};
-pub use sampled_rows::SampledRows;
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
 pub use samples::{Draw, Kept, RowSample, Samples, log_prob};
 pub use sampling_params::{ParamsError, SamplingParams, SamplingParamsBuilder};
-pub use scan::{Request, RowSummary, Scan};
 pub use selection::{Band, Selection, Selector};
 pub use stream_head::{StreamError, StreamHead};
 pub use winner::{Candidate, Place, TopList, Winner};

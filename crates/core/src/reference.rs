@@ -4,8 +4,9 @@
 //! definitions of this crate. It holds the whole row of logits, and is slow.
 
 use crate::adjustments::Adjustments;
+use crate::backend::{Batch, Request, RowSummary, Scan, check_scan};
 use crate::canonical::canonical_logit;
-use crate::error::{RowError, SampleError, Stage};
+use crate::error::{RowError, SampleError, Stage, StagedError};
 use crate::filters::{Filter, Filters};
 use crate::head::Head;
 use crate::knob::{Knob, Knobs};
@@ -15,7 +16,6 @@ use crate::noise::Domain;
 use crate::params::{Row, RowParams};
 use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant, check_call};
 use crate::samples::Samples;
-use crate::scan::{Request, RowSummary, Scan, check_scan};
 use crate::transform::first_invalid;
 use crate::winner::{Candidate, TopList, Winner};
 use core::ops::Range;
@@ -317,27 +317,21 @@ impl PerturbedArgmax for Reference<'_> {
 impl Scan for Reference<'_> {
     fn scan(
         &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
+        batch: &Batch<'_, '_>,
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        check_scan(&input, rows, requests, out, &self.shape(), &self.plan)?;
-        let mut hidden = vec![0.0; input.cols()];
+        check_scan(batch, requests, out, &self.shape(), &self.plan)?;
+        let mut hidden = vec![0.0; batch.input.cols()];
         let mut adjustments = Adjustments::default();
-        adjustments.collect(rows);
-        for (r, (params, summary)) in rows.iter().zip(out).enumerate().filter(|(r, _)| requests[*r] != Request::Skip) {
-            input.row_to_f32(r, &mut hidden);
+        adjustments.collect(batch.params);
+        for (r, (row, summary)) in batch.rows.iter().zip(out).enumerate().filter(|(r, _)| requests[*r] != Request::Skip)
+        {
+            let Ok(row) = row else { continue };
+            let row = row.with_adjustments(adjustments.row(r));
+            batch.input.row_to_f32(r, &mut hidden);
             summary.clear();
             let first = self.head.tokens().start;
-            let can = self.capabilities();
-            let row = match params.check(adjustments.row(r), &can, &self.plan, self.head.vocab_size()) {
-                Ok(row) => row,
-                Err(error) => {
-                    summary.error = Some(error);
-                    continue;
-                }
-            };
             let raw = self.raw_logits(&hidden);
             let logits = match transformed(&row, &raw, first) {
                 Ok(logits) => logits,
@@ -345,8 +339,8 @@ impl Scan for Reference<'_> {
                 Err(RowError::NoFiniteLogit) => Vec::new(),
                 Err(error) => {
                     let is_raw = !raw.iter().all(|&logit| logit < f32::INFINITY);
-                    summary.stage = if is_raw { Stage::Raw } else { Stage::Transformed };
-                    summary.error = Some(error);
+                    let stage = if is_raw { Stage::Raw } else { Stage::Transformed };
+                    summary.error = Some(StagedError { stage, error });
                     continue;
                 }
             };

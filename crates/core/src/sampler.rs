@@ -1,11 +1,11 @@
 //! The trait that every variant on every backend implements.
 
+use crate::backend::Scan;
 use crate::error::SampleError;
 use crate::knob::Knobs;
 use crate::matrix::Matrix;
 use crate::params::RowParams;
 use crate::samples::Samples;
-use crate::scan::Scan;
 use core::ops::Range;
 
 /// The variants of the paper.

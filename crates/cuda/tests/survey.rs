@@ -3,11 +3,11 @@
 
 mod emulated;
 
+use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::selection::Before;
 use flash_sampling_core::{
-    Candidate, Domain, Frontier, Head, Matrix, Moments, Noise, Order, PerturbedArgmax, Place, Plan, Request, RowParams,
-    RowSummary, Winner,
+    Candidate, Domain, Frontier, Head, Matrix, Moments, Noise, Order, PerturbedArgmax, Place, Plan, RowParams, Winner,
 };
 use std::path::Path;
 
@@ -120,7 +120,7 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         assert!(points.len() <= frontier.len() + 60, "{} for {} points, case {case}", points.len(), frontier.len());
         most_points = most_points.max(frontier.len());
         let mut above = found.kept();
-        above.sort_by(flash_sampling_core::scan::by_place);
+        above.sort_by(flash_sampling_core::backend::by_place);
         assert_eq!(above, told(Request::List { floor }).list, "case {case}");
         for before in told(Request::Before(&doubts)).before {
             assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.place);

@@ -8,10 +8,10 @@
 //! ones. What they exchange is recorded, and the same call is made by one rank alone, again and again, to which the
 //! transport gives the record.
 
+use flash_sampling_core::backend::{Batch, Request, RowSummary};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::{
-    Capabilities, Head, Matrix, PerturbedArgmax, Plan, Request, RowParams, RowSummary, SampleError, Samples, Scan,
-    Shape,
+    Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Scan, Shape,
 };
 use flash_sampling_distributed::{Loopback, ShardMerge, ShardSampler, Transport, TransportError};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -65,25 +65,23 @@ impl PerturbedArgmax for Told<'_> {
 impl Scan for Told<'_> {
     fn scan(
         &mut self,
-        _: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        inquiries: &[Request<'_>],
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
         let begun = Instant::now();
         let tokens = self.shape.tokens.clone();
-        self.overviews.resize(rows.len(), None);
-        for (r, inquiry) in inquiries.iter().enumerate().filter(|(_, inquiry)| **inquiry != Request::Skip) {
-            let row = rows[r].check(&[], &self.can, &self.plan, self.shape.vocab_size);
-            let row = row.expect("the rows of this program are valid");
-            let of = |inquiry| {
+        self.overviews.resize(batch.rows.len(), None);
+        for (r, request) in requests.iter().enumerate().filter(|(_, request)| **request != Request::Skip) {
+            let row = batch.rows[r].expect("the rows of this program are valid");
+            let of = |request| {
                 let mut survey = RowSummary::default();
-                survey.of(&row, inquiry, tokens.start, &self.logits[r][tokens.start as usize..tokens.end as usize]);
+                survey.of(&row, request, tokens.start, &self.logits[r][tokens.start as usize..tokens.end as usize]);
                 survey
             };
-            out[r] = match inquiry {
-                Request::Overview => self.overviews[r].get_or_insert_with(|| of(*inquiry)).clone(),
-                _ => of(*inquiry),
+            out[r] = match request {
+                Request::Overview => self.overviews[r].get_or_insert_with(|| of(*request)).clone(),
+                _ => of(*request),
             };
         }
         self.spent.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! The debug check that every rank was called with the same and came to the same results.
 
-use crate::call::{Head, begin_check, head, none_is_late};
+use crate::codec::call::{Head, begin_check, head, none_is_late};
+use crate::codec::wire::{Reader, WireError};
 use crate::error::ShardError;
-use crate::wire::{Reader, WireError};
 use flash_sampling_core::digest::{of_bytes, of_words};
 use flash_sampling_core::{Matrix, RowParams, Samples};
 

@@ -1,8 +1,8 @@
 //! Which parameter it is where ranks were called with different ones: the digests of each row's groups of parameters, which
 //! cross only then.
 
+use crate::codec::wire::WireError;
 use crate::error::ShardError;
-use crate::wire::WireError;
 use flash_sampling_core::RowParams;
 
 /// Of each row the digests of its groups.

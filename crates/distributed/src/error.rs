@@ -1,9 +1,9 @@
 //! What can go wrong between shards.
 
+use crate::codec::wire::WireError;
 use crate::merge::ShardMerge;
 use crate::options::Transforms;
 use crate::transport::{TransportError, named};
-use crate::wire::WireError;
 use core::time::Duration;
 use flash_sampling_core::{DType, Plan, SampleError};
 

@@ -1,6 +1,6 @@
 //! Vocabulary shards: one draw over an LM head whose rows are spread over several samplers.
 //!
-//! Each shard draws from its own tokens and leaves a small [`ShardSummary`] per row: its draws, and on request its mass
+//! Each shard draws from its own tokens and leaves a small [`RowSummary`](flash_sampling_core::backend::RowSummary) per row: its draws, and on request its mass
 //! and its largest logits. The summaries are all that moves (paper Alg. I.4 and appendix L); the `[rows, vocab]` logits
 //! are never gathered. Two merges turn them into one draw:
 //!
@@ -20,45 +20,33 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | `tiling` | what a shard says of itself, and the check that shards make up a vocabulary |
-//! | `rows` | the rows of a call, checked once |
-//! | `shard` | one shard and its last answers, asked again where its support was too small |
-//! | `call`, `summary`, `received` | what a rank was called with, [`ShardSummary`], and their bytes, written and read |
-//! | `filtered`, `lists`, `raw`, `surveyed` | rows with filters or raw log-probabilities: surveys merged and decided, and their bytes |
-//! | `merge` | the two merges |
-//! | `stage` | which of several bad logits is a row's error |
+//! | `local_shard`, `merge` | a shard of this process, and the two merges of summaries |
+//! | `sharded`, `shard_sampler` | the two samplers: all shards in one process, and one rank of many |
+//! | `codec` | the bytes of messages: calls, summaries, further passes |
 //! | `options`, `check` | what ranks agree on, and the debug check that they agree on results |
 //! | `differ` | which parameter it is where ranks were called with different ones |
-//! | `sharded`, `shard_sampler` | the two samplers |
 //! | `transport`, `loopback` | the exchange |
 //!
 //! Shards are numbered in the order of their tokens; a shard's number is its rank.
 #![deny(unsafe_code)]
 
-mod call;
 mod check;
+mod codec;
 mod differ;
 mod error;
-mod filtered;
-mod lists;
+mod local_shard;
 mod loopback;
 mod merge;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod options;
-mod raw;
-mod received;
-mod rows;
-mod shard;
 mod shard_sampler;
 mod sharded;
-mod stage;
-mod summary;
-mod surveyed;
 mod tiling;
 mod transport;
-mod wire;
 
-pub use call::Standing;
+pub use codec::call::Standing;
+pub use codec::wire::WireError;
 pub use error::ShardError;
 pub use loopback::Loopback;
 pub use merge::ShardMerge;
@@ -67,6 +55,4 @@ pub use mpi::Mpi;
 pub use options::{ShardOptions, Transforms};
 pub use shard_sampler::ShardSampler;
 pub use sharded::Sharded;
-pub use summary::ShardSummary;
 pub use transport::{TIME_LIMIT, Transport, TransportError};
-pub use wire::WireError;

@@ -1,22 +1,21 @@
 //! One rank of a group of shards.
 
-use crate::call::{Call, Standing, begin, encode_waited, is_same_call};
+use crate::codec::call::{Call, Standing, begin, encode_waited, header, is_same_call};
+use crate::codec::pass::{begin_pass, decode_row_of_pass, encode_failure, encode_row_of_pass, read_head};
+use crate::codec::summary::{Layout, decode_row, encode_row};
+use crate::codec::wire::Reader;
 use crate::error::ShardError;
-use crate::filtered::{OpenRows, Overviews};
-use crate::lists::Listed;
-use crate::merge::Merger;
+use crate::local_shard::LocalShard;
+use crate::merge::{RowMerger, ShardMerge};
 use crate::options::ShardOptions;
-use crate::received::{Expected, Received};
-use crate::rows::{Batch, Checked, CheckedRows};
-use crate::shard::Shard;
 use crate::tiling::{Description, Whole};
 use crate::transport::Transport;
-use crate::{check, differ, summary, surveyed};
+use crate::{check, differ};
 use core::ops::Range;
+use flash_sampling_core::backend::driver::kept_list;
+use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan};
 use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::{
-    Capabilities, MassHistogram, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
-};
+use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
 /// One rank: a local shard, one exchange of summaries per call, and the merge that every rank makes for itself.
 ///
@@ -51,20 +50,29 @@ use flash_sampling_core::{
 /// ```
 #[derive(Debug)]
 pub struct ShardSampler<'s, T> {
-    local: Shard<'s>,
-    transport: T,
+    group: RankGroup<'s, T>,
     whole: Whole,
-    /// The tokens of each rank.
-    tokens: Vec<Range<u32>>,
-    merger: Merger,
-    open: OpenRows,
-    message: Vec<u8>,
-    messages: Vec<Vec<u8>>,
-    received: Vec<Received>,
-    checked: CheckedRows,
-    options: ShardOptions,
+    driver: Driver,
+    check_tokens: bool,
     /// Calls that were begun, whatever way they go.
     calls: u64,
+}
+
+/// The shards of all ranks as one scan: this rank's own, and one exchange of summaries.
+#[derive(Debug)]
+struct RankGroup<'s, T> {
+    local: LocalShard<'s>,
+    transport: T,
+    merge: ShardMerge,
+    /// The tokens of each rank.
+    tokens: Vec<Range<u32>>,
+    /// The call whose first pass is next.
+    call: Option<Call>,
+    message: Vec<u8>,
+    messages: Vec<Vec<u8>>,
+    /// The summary of one row by one rank.
+    received: RowSummary,
+    merger: RowMerger,
 }
 
 impl<'s, T: Transport> ShardSampler<'s, T> {
@@ -91,20 +99,18 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         };
         let descriptions = messages.iter().enumerate().map(description).collect::<Result<Vec<_>, _>>()?;
         let whole = Whole::of(&descriptions, local.capabilities().backend)?;
-        Ok(ShardSampler {
-            local: Shard::new(local),
-            whole,
-            tokens: descriptions.into_iter().map(|d| d.tokens).collect(),
-            merger: Merger::default(),
-            open: OpenRows::default(),
-            message,
-            received: messages.iter().map(|_| Received::default()).collect(),
-            messages,
+        let group = RankGroup {
+            local: LocalShard::new(local),
             transport,
-            checked: CheckedRows::default(),
-            options,
-            calls: 0,
-        })
+            merge: options.merge,
+            tokens: descriptions.into_iter().map(|d| d.tokens).collect(),
+            call: None,
+            message,
+            messages,
+            received: RowSummary::default(),
+            merger: RowMerger::default(),
+        };
+        Ok(ShardSampler { group, whole, driver: Driver::default(), check_tokens: options.check_tokens, calls: 0 })
     }
 
     /// Restricts the plan, so that a row that asks for more is refused. Every rank must do the same.
@@ -117,7 +123,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
 
     /// The transport, whose exchanges are this sampler's.
     pub fn transport(&mut self) -> &mut T {
-        &mut self.transport
+        &mut self.group.transport
     }
 
     /// Counts a call that goes another way. Every rank does so when it begins one: a rank that comes too late for a call, and
@@ -140,23 +146,14 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         standing: Standing<'_>,
     ) -> Result<(), ShardError> {
         let call = Call::of(self.calls, rows, input.dtype());
+        let group = &mut self.group;
         match standing {
-            Standing::Can => begin(&mut self.message, call),
-            Standing::Cannot(reason) => summary::encode_failure(&mut self.message, reason),
-            Standing::Waited { ranks, limit } => encode_waited(&mut self.message, call, ranks, limit),
+            Standing::Can => begin(&mut group.message, call),
+            Standing::Cannot(reason) => encode_failure(&mut group.message, reason),
+            Standing::Waited { ranks, limit } => encode_waited(&mut group.message, call, ranks, limit),
         }
-        exchange(&mut self.transport, &self.message, &mut self.messages)?;
-        if matches!(standing, Standing::Cannot(_)) { Ok(()) } else { self.compare(call, rows) }
-    }
-
-    /// Compares this rank's call with those of all messages, and names what differs.
-    fn compare(&mut self, call: Call, params: &[RowParams<'_>]) -> Result<(), ShardError> {
-        if is_same_call(&self.messages, call)? {
-            return Ok(());
-        }
-        differ::encode(params, &mut self.message);
-        exchange(&mut self.transport, &self.message, &mut self.messages)?;
-        Err(differ::what(&self.message, &self.messages))
+        group.exchange()?;
+        if matches!(standing, Standing::Cannot(_)) { Ok(()) } else { group.compare(call, rows) }
     }
 
     /// Compares a call and its results, which came by another way, with those of all other ranks. A collective call.
@@ -165,119 +162,116 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// [`ShardError::Inputs`], [`ShardError::Params`], [`ShardError::Disagree`]; [`ShardError::Failed`] and
     /// [`ShardError::Late`] where another rank failed the call or gave it up; what can go wrong in an exchange.
     pub fn check_tokens(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &Samples) -> Result<(), ShardError> {
-        check::encode(input, rows, out, &mut self.message);
-        exchange(&mut self.transport, &self.message, &mut self.messages)?;
-        check::compare(&self.message, &self.messages)
+        let group = &mut self.group;
+        check::encode(input, rows, out, &mut group.message);
+        group.exchange()?;
+        check::compare(&group.message, &group.messages)
+    }
+}
+
+impl<T: Transport> RankGroup<'_, T> {
+    /// Gathers the messages of all ranks.
+    fn exchange(&mut self) -> Result<(), ShardError> {
+        exchange(&mut self.transport, &self.message, &mut self.messages)
     }
 
-    /// Asks the local shard.
-    fn ask(&mut self, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
-        check_call(&batch.input, batch.params, &self.whole.shape, &self.whole.plan)?;
-        self.local.summarize(batch, &self.whole)
-    }
-
-    /// Gathers the summaries and merges them. `failure` is why this rank has none.
-    fn gather(
-        &mut self,
-        call: Call,
-        batch: &Batch<'_, '_>,
-        failure: Option<&SampleError>,
-        out: &mut Samples,
-    ) -> Result<(), ShardError> {
-        let Batch { params, rows, .. } = *batch;
-        match failure {
-            Some(error) => summary::encode_failure(&mut self.message, &error.to_string()),
-            None => self.summarize(call, rows),
-        }
-        exchange(&mut self.transport, &self.message, &mut self.messages)?;
-        if failure.is_some() {
+    /// Compares this rank's call with those of all messages, and names what differs.
+    fn compare(&mut self, call: Call, params: &[RowParams<'_>]) -> Result<(), ShardError> {
+        if is_same_call(&self.messages, call)? {
             return Ok(());
         }
-        self.compare(call, params)?;
-        self.overview(rows)?;
-        let vocab_size = self.whole.shape.vocab_size;
-        while self.open.next_pass(vocab_size) {
-            self.pass(batch)?;
-            let ShardSampler { local, open, tokens, received, .. } = self;
-            open.settle(vocab_size, rows, tokens.len(), |shard, row| received[shard].survey(row));
-            received.iter_mut().for_each(|received| received.trim(rows.len()));
-            local.trim(rows.len());
+        differ::encode(params, &mut self.message);
+        self.exchange()?;
+        Err(differ::what(&self.message, &self.messages))
+    }
+
+    /// Tells the other ranks that this one failed, in the exchange that is next.
+    fn fail(&mut self, error: &SampleError) -> Result<(), ShardError> {
+        self.call = None;
+        encode_failure(&mut self.message, &error.to_string());
+        self.exchange()
+    }
+
+    /// Writes the summaries of the local shard.
+    fn encode(&mut self, call: Option<Call>, rows: &[CheckedRow<'_>], requests: &[Request<'_>]) {
+        let RankGroup { local, merge, message, .. } = self;
+        if let Some(call) = call {
+            begin(message, call);
+            for (r, row) in rows.iter().enumerate() {
+                encode_row(message, layout(*merge, row), local.summary(r));
+            }
+            return;
         }
-        let ShardSampler { whole, merger, open, tokens, received, .. } = self;
-        let told = |shard: usize, row| (received[shard].row(row), received[shard].stage(row));
-        merger.rows(whole, rows, tokens.len(), told, open, out)?;
-        if self.open.next_raw(rows, out) {
-            self.pass(batch)?;
-            let ShardSampler { open, tokens, received, .. } = self;
-            open.note_raw(tokens.len(), |shard, row| received[shard].survey(row), out)?;
+        begin_pass(message, requests.iter().filter(|request| **request != Request::Skip).count());
+        for (r, (row, request)) in rows.iter().zip(requests).enumerate() {
+            if let (Some(layout), false) = (layout(*merge, row), *request == Request::Skip) {
+                encode_row_of_pass(message, r, layout, request, local.summary(r));
+            }
         }
+    }
+
+    /// Reads and merges the summaries of all ranks.
+    fn merge(
+        &mut self,
+        is_first: bool,
+        rows: &[CheckedRow<'_>],
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), ShardError> {
+        let RankGroup { merge, tokens, messages, received, merger, .. } = self;
+        let mut readers: Vec<_> = messages.iter().map(|bytes| Reader::new(bytes)).collect();
+        let count = requests.iter().filter(|request| **request != Request::Skip).count();
+        for (shard, reader) in readers.iter_mut().enumerate() {
+            if is_first { header(reader, shard).map(drop)? } else { read_head(reader, shard, count)? }
+        }
+        for (r, (row, request)) in rows.iter().zip(requests).enumerate() {
+            let layout = layout(*merge, row);
+            if let Some(Layout { row, .. }) = layout {
+                merger.begin(row, &mut out[r]);
+            }
+            for (shard, (reader, tokens)) in readers.iter_mut().zip(&*tokens).enumerate() {
+                let answer = |reason| ShardError::Answer { shard, row: r, reason };
+                if let Some(Layout { row, .. }) = layout {
+                    received.begin(row);
+                }
+                let read = match (is_first, layout, request) {
+                    (true, ..) => decode_row(reader, tokens, layout, received),
+                    (false, _, Request::Skip) | (false, None, _) => continue,
+                    (false, Some(layout), _) => decode_row_of_pass(reader, tokens, r, layout, request, received),
+                };
+                read.map_err(|source| ShardError::Message { shard, source })?.map_err(answer)?;
+                if let Some(Layout { row, .. }) = layout {
+                    merger.add(*merge, row, request, (shard, &*received), &mut out[r]).map_err(answer)?;
+                }
+            }
+        }
+        for (shard, reader) in readers.into_iter().enumerate() {
+            reader.finish().map_err(|source| ShardError::Message { shard, source })?;
+        }
+        received.trim(kept_list(rows.len()));
         Ok(())
     }
+}
 
-    /// Reads the summaries of all ranks, and decides what their overviews tell.
-    fn overview(&mut self, rows: &[Checked<'_>]) -> Result<(), ShardError> {
-        let ShardSampler { whole, open, tokens, messages, received, .. } = self;
-        open.begin(rows);
-        for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
-            received.decode(bytes, shard, tokens, rows.iter().map(|row| expected(whole, row)), open)?;
-        }
-        open.decide(whole.shape.vocab_size, rows, tokens.len(), &Told { received, messages, tokens })
-    }
-
-    /// One more pass, for rows that are not decided or whose raw logits are asked for: the same rows on every rank, as all
-    /// have merged the same surveys.
-    fn pass(&mut self, batch: &Batch<'_, '_>) -> Result<(), ShardError> {
-        let ShardSampler { local, open, tokens, transport, message, messages, received, .. } = self;
-        let Batch { input, params, .. } = *batch;
-        let looked = open.inquire(params.len(), |requests| local.scan(input, params, requests));
-        match &looked {
-            Err(error) => summary::encode_failure(message, &error.to_string()),
-            Ok(()) => {
-                surveyed::begin_pass(message, open.asked().count());
-                open.asked().for_each(|(r, i)| surveyed::encode_told(message, r, &i, local.summary(r)));
-            }
-        }
-        exchange(transport, message, messages)?;
-        for (shard, ((received, bytes), tokens)) in received.iter_mut().zip(&*messages).zip(&*tokens).enumerate() {
-            received.decode_pass(bytes, shard, tokens, open.asked())?;
-        }
-        Ok(())
-    }
-
-    /// The local summaries of a call, as the message to the other ranks.
-    fn summarize(&mut self, call: Call, rows: &[Checked<'_>]) {
-        let ShardSampler { local, whole, message, .. } = self;
-        begin(message, call);
-        for (r, row) in rows.iter().enumerate() {
-            let Some(Expected { row, by_mass }) = expected(whole, row) else {
-                summary::encode_not_asked(message);
-                continue;
-            };
-            if row.filters.is_some() {
-                summary::encode_survey(message, row, local.summary(r), local.stage(r));
-            } else {
-                summary::encode_row(message, row, by_mass, &local.summary(r).sample(), local.stage(r));
-            }
-            if row.raw_logprobs.is_some() {
-                surveyed::encode_raw(message, local.summary(r));
-            }
-        }
-    }
-
-    /// The exchanges of a call, after the local shard was asked.
-    fn draw_together(
+impl<T: Transport> Scan for RankGroup<'_, T> {
+    fn scan(
         &mut self,
         batch: &Batch<'_, '_>,
-        failure: Option<&SampleError>,
-        out: &mut Samples,
-    ) -> Result<(), ShardError> {
-        let Batch { input, params, .. } = *batch;
-        let call = Call::of(self.calls, params, input.dtype());
-        self.gather(call, batch, failure, out)?;
-        if self.options.check_tokens && failure.is_none() {
-            self.check_tokens(input, params, out)?;
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        if let Err(error) = self.local.scan(batch, requests, self.merge) {
+            // What this rank says to the others matters less than why.
+            self.fail(&error).ok();
+            return Err(error);
         }
-        Ok(())
+        let call = self.call.take();
+        self.encode(call, batch.rows, requests);
+        self.exchange()?;
+        if let Some(call) = call {
+            self.compare(call, batch.params)?;
+        }
+        Ok(self.merge(call.is_some(), batch.rows, requests, out)?)
     }
 }
 
@@ -297,47 +291,26 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
         self.calls += 1;
-        let checked = self.checked.check(&self.whole, rows);
-        let batch = Batch { input, params: rows, rows: &checked };
-        let failure = self.ask(&batch).err();
-        let drawn = self.draw_together(&batch, failure.as_ref(), out);
-        self.checked.keep(checked);
-        if failure.is_some() || drawn.is_err() {
+        let ShardSampler { group, whole, driver, .. } = self;
+        if let Err(error) = check_call(&input, rows, &whole.shape, &whole.plan) {
+            group.fail(&error).ok();
+            return Err(error);
+        }
+        group.call = Some(Call::of(self.calls, rows, input.dtype()));
+        driver.sample(group, whole.driven(), input, rows, out)?;
+        if self.check_tokens
+            && let Err(error) = self.check_tokens(input, rows, out)
+        {
             out.clear();
+            return Err(error.into());
         }
-        match failure {
-            Some(error) => Err(error),
-            None => Ok(drawn?),
-        }
+        Ok(())
     }
 }
 
-/// The overviews of all ranks, in their messages.
-struct Told<'m> {
-    received: &'m [Received],
-    messages: &'m [Vec<u8>],
-    tokens: &'m [Range<u32>],
-}
-
-impl Overviews for Told<'_> {
-    fn listed(&self, shard: usize, row: usize, at: usize) -> Listed {
-        self.received[shard].places(row).listed(&self.messages[shard], &self.tokens[shard], at)
-    }
-
-    fn add_masses(&self, shard: usize, row: usize, mass: &mut MassHistogram) -> Result<(), ShardError> {
-        let added = self.received[shard].places(row).add_masses(&self.messages[shard], &self.tokens[shard], mass);
-        added.map_err(|source| ShardError::Message { shard, source })
-    }
-
-    fn damaged(&self, shard: usize, row: usize) -> ShardError {
-        ShardError::Message { shard, source: self.received[shard].places(row).damaged() }
-    }
-}
-
-/// What a shard is asked for a row; nothing when the row's parameters are invalid.
-fn expected<'r, 'a>(whole: &Whole, row: &'r Checked<'a>) -> Option<Expected<'r, 'a>> {
-    let row = row.as_ref().ok()?;
-    Some(Expected { row, by_mass: whole.merge.draws_by_mass(row) })
+/// What the summary of a row holds; `None`: its parameters are invalid.
+fn layout<'r, 'a>(merge: ShardMerge, row: &'r CheckedRow<'a>) -> Option<Layout<'r, 'a>> {
+    row.as_ref().ok().map(|row| Layout { row, by_mass: merge.draws_by_mass(row) })
 }
 
 fn exchange(transport: &mut impl Transport, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), ShardError> {

@@ -1,17 +1,13 @@
 //! All shards in one process.
 
 use crate::error::ShardError;
-use crate::filtered::{OpenRows, Overviews};
-use crate::lists::Listed;
-use crate::merge::{Merger, ShardMerge};
+use crate::local_shard::LocalShard;
+use crate::merge::{RowMerger, ShardMerge};
 use crate::options::ShardOptions;
-use crate::rows::{Batch, CheckedRows, surveyed};
-use crate::shard::Shard;
 use crate::tiling::{Description, Whole};
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan};
 use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::{
-    Capabilities, MassHistogram, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
-};
+use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
 /// All shards of a vocabulary in one process, asked one after the other.
 ///
@@ -35,11 +31,17 @@ use flash_sampling_core::{
 /// ```
 #[derive(Debug)]
 pub struct Sharded<'s> {
-    shards: Vec<Shard<'s>>,
+    group: LocalGroup<'s>,
     whole: Whole,
-    merger: Merger,
-    open: OpenRows,
-    checked: CheckedRows,
+    driver: Driver,
+}
+
+/// All shards as one scan.
+#[derive(Debug)]
+struct LocalGroup<'s> {
+    shards: Vec<LocalShard<'s>>,
+    merge: ShardMerge,
+    merger: RowMerger,
 }
 
 impl<'s> Sharded<'s> {
@@ -62,13 +64,9 @@ impl<'s> Sharded<'s> {
         let first = backends.next().ok_or(ShardError::NoShards)?;
         let backend = if backends.all(|b| b == first) { first } else { "mixed" };
         let whole = Whole::of(&descriptions, backend)?;
-        Ok(Sharded {
-            shards: shards.into_iter().map(Shard::new).collect(),
-            whole,
-            merger: Merger::default(),
-            open: OpenRows::default(),
-            checked: CheckedRows::default(),
-        })
+        let shards = shards.into_iter().map(LocalShard::new).collect();
+        let group = LocalGroup { shards, merge, merger: RowMerger::default() };
+        Ok(Sharded { group, whole, driver: Driver::default() })
     }
 
     /// Restricts the plan, so that a row that asks for more is refused: [`ShardMerge::LogMass`] needs shards planned
@@ -79,33 +77,24 @@ impl<'s> Sharded<'s> {
     pub fn with_plan(mut self, plan: Plan) -> Result<Self, ShardError> {
         self.whole.restrict(plan).map(|()| self)
     }
+}
 
-    /// Asks all shards and merges what they say.
-    fn draw(&mut self, batch: &Batch<'_, '_>, out: &mut Samples) -> Result<(), SampleError> {
-        let Sharded { shards, whole, merger, open, .. } = self;
-        let Batch { input, params, rows } = *batch;
-        open.begin(rows);
-        for shard in &mut *shards {
-            shard.summarize(batch, whole)?;
-            let overviews = rows.iter().enumerate().filter(|(_, row)| surveyed(row).is_some());
-            overviews.for_each(|(r, _)| open.add(r, shard.summary(r), shard.stage(r)));
-        }
-        let (count, vocab_size) = (shards.len(), whole.shape.vocab_size);
-        open.decide(vocab_size, rows, count, &Told(shards))?;
-        while open.next_pass(vocab_size) {
-            open.inquire(rows.len(), |requests| {
-                shards.iter_mut().try_for_each(|shard| shard.scan(input, params, requests))
-            })?;
-            open.settle(vocab_size, rows, count, |shard, row| shards[shard].summary(row));
-            shards.iter_mut().for_each(|shard| shard.trim(rows.len()));
-        }
-        let told = |shard: usize, row| (shards[shard].summary(row).sample(), shards[shard].stage(row));
-        merger.rows(whole, rows, count, told, open, out)?;
-        if open.next_raw(rows, out) {
-            open.inquire(rows.len(), |requests| {
-                shards.iter_mut().try_for_each(|shard| shard.scan(input, params, requests))
-            })?;
-            open.note_raw(count, |shard, row| shards[shard].summary(row), out)?;
+impl Scan for LocalGroup<'_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        let LocalGroup { shards, merge, merger } = self;
+        shards.iter_mut().try_for_each(|shard| shard.scan(batch, requests, *merge))?;
+        for (r, (row, request)) in batch.rows.iter().zip(requests).enumerate() {
+            let (Ok(row), false) = (row, *request == Request::Skip) else { continue };
+            merger.begin(row, &mut out[r]);
+            for (number, shard) in shards.iter().enumerate() {
+                let added = merger.add(*merge, row, request, (number, shard.summary(r)), &mut out[r]);
+                added.map_err(|reason| ShardError::Answer { shard: number, row: r, reason })?;
+            }
         }
         Ok(())
     }
@@ -126,31 +115,8 @@ impl PerturbedArgmax for Sharded<'_> {
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        check_call(&input, rows, &self.whole.shape, &self.whole.plan)?;
-        let checked = self.checked.check(&self.whole, rows);
-        let drawn = self.draw(&Batch { input, params: rows, rows: &checked }, out);
-        self.checked.keep(checked);
-        drawn
-    }
-}
-
-/// The overviews of all shards.
-struct Told<'c, 's>(&'c [Shard<'s>]);
-
-impl Overviews for Told<'_, '_> {
-    fn listed(&self, shard: usize, row: usize, at: usize) -> Listed {
-        match self.0[shard].summary(row).list.get(at) {
-            Some(c) => Listed::Token { token: c.winner.token, logit: c.logit },
-            None => Listed::End,
-        }
-    }
-
-    fn add_masses(&self, shard: usize, row: usize, mass: &mut MassHistogram) -> Result<(), ShardError> {
-        mass.merge(&self.0[shard].summary(row).mass);
-        Ok(())
-    }
-
-    fn damaged(&self, shard: usize, row: usize) -> ShardError {
-        ShardError::Answer { shard, row, reason: "a list out of order".into() }
+        let Sharded { group, whole, driver } = self;
+        check_call(&input, rows, &whole.shape, &whole.plan)?;
+        driver.sample(group, whole.driven(), input, rows, out)
     }
 }

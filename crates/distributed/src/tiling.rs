@@ -1,15 +1,12 @@
 //! What a shard says of itself, and the check that shards make up a vocabulary.
 
-use crate::call::{element, of_element};
+use crate::codec::call::{element, of_element};
+use crate::codec::wire::{Reader, WireError};
 use crate::error::ShardError;
 use crate::merge::ShardMerge;
 use crate::options::{ShardOptions, Transforms};
-use crate::wire::{Reader, WireError};
 use core::ops::Range;
-use flash_sampling_core::params::Row;
-use flash_sampling_core::{
-    Capabilities, DType, Exactness, Input, Knob, Knobs, PerturbedArgmax, Plan, RowError, RowParams, Shape, Variant,
-};
+use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, PerturbedArgmax, Plan, Shape, Variant};
 
 /// First bytes of a description; the last two digits are the version of the format.
 const MAGIC: u32 = u32::from_le_bytes(*b"FS07");
@@ -181,7 +178,6 @@ pub(crate) struct Whole {
     /// The shards' common plan.
     pub(crate) shards_plan: Plan,
     pub(crate) capabilities: Capabilities,
-    pub(crate) merge: ShardMerge,
 }
 
 impl Whole {
@@ -211,12 +207,12 @@ impl Whole {
             canonical: shards.iter().all(|s| s.canonical),
         };
         let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
-        Ok(Whole { shape, plan, shards_plan: plan, capabilities, merge })
+        Ok(Whole { shape, plan, shards_plan: plan, capabilities })
     }
 
-    /// Checks a row's parameters.
-    pub(crate) fn check<'a>(&self, params: &RowParams<'a>) -> Result<Row<'a>, RowError> {
-        params.check(&[], &self.capabilities, &self.plan, self.shape.vocab_size)
+    /// What a driver needs to know of the sampler.
+    pub(crate) fn driven(&self) -> (&Capabilities, &Plan, u32) {
+        (&self.capabilities, &self.plan, self.shape.vocab_size)
     }
 
     /// Restricts the plan to one within the shards' own.

@@ -3,11 +3,11 @@
 use super::runs_here;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_core::backend::{Batch, Request, RowSummary, check_rows};
 use flash_sampling_core::reference::{Reference, Scheme};
 use flash_sampling_core::selection::Before;
 use flash_sampling_core::{
-    DType, Domain, Head, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Place, Plan, Request, RowError,
-    RowParams, RowSummary,
+    DType, Domain, Head, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Place, Plan, RowParams, StagedError,
 };
 use flash_sampling_cuda::{CudaTiled, Device};
 
@@ -47,7 +47,7 @@ fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
 }
 
 /// All that a survey says of a row that asked so; or its error.
-fn told(row: &RowParams<'_>, survey: &RowSummary) -> Result<String, RowError> {
+fn told(row: &RowParams<'_>, survey: &RowSummary) -> Result<String, StagedError> {
     survey.error.map_or(Ok(()), Err)?;
     let is_raw = row.logprobs_mode == LogprobsMode::Raw;
     let raw =
@@ -67,7 +67,11 @@ fn survey(
 ) -> Vec<RowSummary> {
     // More entries than rows, as of a larger call before.
     let mut out = vec![RowSummary::default(); rows.len() + 3];
-    sampler.scan().expect("it scans").scan(input, rows, inquiries, &mut out).unwrap();
+    let (can, plan, vocab_size, mut checked) =
+        (sampler.capabilities(), sampler.plan(), sampler.shape().vocab_size, Vec::new());
+    check_rows(rows, &can, &plan, vocab_size, &mut checked);
+    let batch = Batch { input, params: rows, rows: &checked };
+    sampler.scan().expect("it scans").scan(&batch, inquiries, &mut out).unwrap();
     out.truncate(rows.len());
     out
 }
@@ -83,7 +87,8 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
         for (r, (found, want)) in found.iter().zip(&want).enumerate() {
             let (found, want) = (told(&rows[r], found), told(&rows[r], want));
             if found != want {
-                let show = |told: &Result<String, RowError>| format!("{told:?}").chars().take(700).collect::<String>();
+                let show =
+                    |told: &Result<String, StagedError>| format!("{told:?}").chars().take(700).collect::<String>();
                 let (a, b) = (format!("{found:?}"), format!("{want:?}"));
                 let at = a.bytes().zip(b.bytes()).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
                 let near = |s: &str| s.chars().skip(at.saturating_sub(80)).take(200).collect::<String>();

@@ -38,6 +38,17 @@ pub struct Row<'a> {
     pub filters: Option<Filters>,
 }
 
+impl<'a> Row<'a> {
+    /// The same row with what [`Adjustments`](crate::Adjustments) made of its parameters.
+    pub fn with_adjustments<'b>(&self, adjustments: &'b [Adjustment]) -> Row<'b>
+    where
+        'a: 'b,
+    {
+        let row: Row<'b> = *self;
+        Row { transform: RowTransform { adjustments, ..row.transform }, ..row }
+    }
+}
+
 impl<'a> RowParams<'a> {
     /// Checks the parameters against what a sampler can do, what was planned, and the size of the vocabulary.
     /// `adjustments` is what [`Adjustments`](crate::Adjustments) made of these parameters; who does not transform logits

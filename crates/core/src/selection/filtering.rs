@@ -26,7 +26,9 @@ const PARTIAL_PASSES: u32 = 2;
 /// What an undecided row needs of another pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Need {
-    /// The mass before the points in doubt, and the masses [below](super::Below) a floor in their bins.
+    /// The whole overview, of a row whose first pass left a part of it.
+    Overview,
+    /// The mass before the points in doubt.
     Before,
     /// A list of every token with a logit of at least `floor`, of which there are at most `bound`.
     List {
@@ -134,7 +136,7 @@ impl Filtering {
             }
         }
         if seen.below.is_on() {
-            return Some(Need::Before);
+            return Some(Need::Overview);
         }
         Some(self.need_list(&selection, seen, of.passes))
     }

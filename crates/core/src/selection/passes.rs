@@ -11,7 +11,7 @@ impl Need {
     /// Bytes of the list that it asks for, of a row of `tokens`.
     fn list_bytes(&self, tokens: u64) -> u64 {
         match self {
-            Need::Before => 0,
+            Need::Overview | Need::Before => 0,
             Need::List { bound, .. } => tokens.min(*bound) * size_of::<Candidate>() as u64,
         }
     }

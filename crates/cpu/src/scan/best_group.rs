@@ -2,9 +2,9 @@
 
 use super::finish::Summary;
 use super::raw_logprobs::RawState;
-use super::row_state::{Best, InvalidLogit, RowState};
+use super::row_state::{Best, RowState};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Domain, MassHistogram, Plan, TopList};
+use flash_sampling_core::{Candidate, Domain, MassHistogram, Plan, StagedError, TopList};
 
 /// The groups of one row that a worker has seen.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct BestGroup {
     draws: Vec<GroupWinner>,
     total: MassHistogram,
     top: TopList,
-    invalid: Option<InvalidLogit>,
+    invalid: Option<StagedError>,
     has_finite: bool,
     best: Best,
     pub(crate) raw: RawState,
@@ -44,7 +44,7 @@ impl BestGroup {
 
     /// Adds group `k`, of which `state` is the summary.
     pub(crate) fn add(&mut self, row: &Row<'_>, k: u32, state: &RowState) {
-        self.invalid = InvalidLogit::first(self.invalid, state.invalid);
+        self.invalid = StagedError::first(self.invalid, state.invalid);
         self.raw.merge(&state.raw);
         let Some(mass) = state.mass.as_ref().filter(|mass| !mass.is_empty()) else { return };
         self.has_finite = true;
@@ -65,7 +65,7 @@ impl BestGroup {
 
     /// Adds the groups that another worker has seen.
     pub(crate) fn merge(&mut self, other: &BestGroup) {
-        self.invalid = InvalidLogit::first(self.invalid, other.invalid);
+        self.invalid = StagedError::first(self.invalid, other.invalid);
         self.has_finite |= other.has_finite;
         self.top.merge(&other.top);
         self.total.merge(&other.total);

@@ -4,23 +4,17 @@ use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
 use crate::isa::Isa;
 use crate::options::{CpuOptions, Threads};
-use crate::scan::filter_state::{ListBudget, PassKind};
-use crate::scan::finish::Summary;
-use crate::scan::granules::round_keys;
+use crate::scan::filter_state::ListBudget;
 use crate::scan::mass_cutoff::SharedBounds;
-use crate::scan::packed_input::PackedInput;
 use crate::scan::parallel_adjustments::ParallelAdjustments;
-use crate::scan::raw_logprobs::RawDraw;
+use crate::scan::requests::RawDraw;
 use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use flash_sampling_core::params::Row;
 use flash_sampling_core::sampler::recycle;
-use flash_sampling_core::selection::{Filtering, Need};
-use flash_sampling_core::{
-    Capabilities, DType, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowError, RowParams, Samples, Variant,
-};
+use flash_sampling_core::selection::Filtering;
+use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, Variant};
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -47,13 +41,6 @@ const SHORTEST: usize = 8;
 /// A call's rows, checked.
 pub(crate) type Rows<'a> = Vec<Result<Planned<'a>, RowError>>;
 
-/// What a call brings.
-pub(crate) struct Call<'c, 'a> {
-    pub(crate) input: Matrix<'c>,
-    pub(crate) rows: &'c [RowParams<'a>],
-    pub(crate) can: Capabilities,
-}
-
 /// Threads, their scratch, and the plan.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -65,18 +52,13 @@ pub(crate) struct Engine {
     pub(crate) workers: Vec<Worker>,
     /// Keeps the memory of a call's rows.
     rows: Rows<'static>,
-    /// The same, for rows that take another pass.
-    again: Rows<'static>,
     adjustments: ParallelAdjustments,
     /// One a worker.
     pub(crate) filtering: Vec<Filtering>,
-    /// The rows that need another pass, and what for; the rows of the next pass.
-    pub(crate) needs: Vec<(usize, Need)>,
+    /// The rows that take part in a pass, ascending.
     pub(crate) members: Vec<usize>,
     pub(crate) known: Arc<SharedBounds>,
     pub(crate) raw_draws: Vec<RawDraw>,
-    /// Passes that each row of the call took.
-    pub(crate) passes: Vec<u32>,
 }
 
 impl Engine {
@@ -120,14 +102,11 @@ impl Engine {
             threads,
             workers,
             rows,
-            again: Vec::new(),
             adjustments: ParallelAdjustments::default(),
             filtering,
-            needs: Vec::new(),
             known,
             members: Vec::new(),
             raw_draws: Vec::new(),
-            passes: Vec::new(),
         })
     }
 
@@ -174,44 +153,31 @@ impl Engine {
         adjustments
     }
 
-    /// Checks the rows of a call; `slack` says how far canonical candidates reach.
+    /// Checks the rows of a call of a variant that has no driver.
     pub(crate) fn begin<'a>(
         &mut self,
         rows: &[RowParams<'a>],
         adjustments: &'a ParallelAdjustments,
         can: &Capabilities,
         vocab_size: u32,
-        mut slack: impl FnMut(usize, &Row<'a>) -> f32,
     ) -> Rows<'a> {
-        let mut checked: Rows<'a> = recycle(core::mem::take(&mut self.rows));
-        checked.extend(rows.iter().enumerate().map(|(r, params)| {
-            let row = params.check(adjustments.row(r), can, &self.plan, vocab_size)?;
-            let keys = round_keys(&row.noise);
-            Ok(Planned {
-                slack: slack(r, &row),
-                adjustments: adjustments.indexed(r),
-                keys,
-                row,
-                at: r,
-                ask: PassKind::Summary,
-            })
-        }));
-        checked
+        let mut planned: Rows<'a> = self.take_rows();
+        let check = |(r, params): (usize, &RowParams<'a>)| {
+            let row = params.check(&[], can, &self.plan, vocab_size)?;
+            Ok(Planned::new(&row, r, adjustments))
+        };
+        planned.extend(rows.iter().enumerate().map(check));
+        planned
+    }
+
+    /// Takes the memory for a call's rows; [`Engine::end`] takes it back.
+    pub(crate) fn take_rows<'a>(&mut self) -> Rows<'a> {
+        recycle(core::mem::take(&mut self.rows))
     }
 
     /// Takes the memory of a call's rows back.
     pub(crate) fn end(&mut self, rows: Rows<'_>) {
         self.rows = recycle(rows);
-    }
-
-    /// Takes the memory for rows that take another pass; [`Engine::keep_again`] takes it back.
-    pub(crate) fn take_again<'a>(&mut self) -> Rows<'a> {
-        recycle(core::mem::take(&mut self.again))
-    }
-
-    /// Takes the memory of rows that took another pass back.
-    pub(crate) fn keep_again(&mut self, again: Rows<'_>) {
-        self.again = recycle(again);
     }
 
     /// Takes the memory of a call's adjustments back.
@@ -257,74 +223,32 @@ impl Engine {
     }
 
     /// Evaluates `tokens` for all rows on all workers. Their states are gathered by [`Engine::gather`], or by
-    /// [`Engine::settle`].
-    pub(crate) fn pass(&mut self, source: &Source<'_>, rows: &Rows<'_>, tokens: Range<u32>, chunk: u32) {
+    /// [`Engine::gather_and_decide`]. `begin_row` prepares a worker's state of a row further.
+    pub(crate) fn pass(
+        &mut self,
+        source: &Source<'_>,
+        rows: &Rows<'_>,
+        tokens: Range<u32>,
+        chunk: u32,
+        begin_row: impl Fn(usize, &mut RowState) + Sync,
+    ) {
         if rows.iter().all(Result::is_err) {
             return;
         }
         self.known.begin(rows.len());
         let workers = self.workers.len();
         // Existing logits are read again in less time than it takes to keep some of them.
-        let top_p = |row: &Planned<'_>| row.row.filters.as_ref().is_some_and(|filters| filters.lone_top_p().is_some());
+        let top_p = |row: &Planned<'_>| {
+            row.is_whole && row.row.filters.as_ref().is_some_and(|filters| filters.lone_top_p().is_some())
+        };
         let keep = matches!(source, Source::Head { .. }) && rows.iter().flatten().any(top_p);
         let begin = |worker: &mut Worker| {
             let above = keep && worker.above.begin(rows.len(), source.tokens(), workers);
             let list = if above { 1 } else { (SHORT / workers).max(SHORTEST) };
             worker.begin(rows, Some(ListBudget { list, above }), true);
+            worker.rows.iter_mut().enumerate().for_each(|(r, state)| begin_row(r, state));
         };
         self.for_parts(tokens, chunk, begin, |worker, part, simd| worker.evaluate(source, rows, part, simd));
-    }
-
-    /// Appends the result of a row with filters; [`Engine::settle`] has decided it.
-    pub(crate) fn emit_filtered(
-        &mut self,
-        r: usize,
-        row: &Row<'_>,
-        vocab_size: u32,
-        out: &mut Samples,
-    ) -> Result<(), RowError> {
-        let state = &self.workers[0].rows[r];
-        Summary::from(state).check(row)?;
-        state.filter.answer.emit(self.passes[r], vocab_size, out)
-    }
-
-    /// A whole call of a pathwise variant: one pass over the head's tokens, a worker claiming `chunk` at a time.
-    pub(crate) fn sample_pathwise(
-        &mut self,
-        head: &Head<'_>,
-        hidden: &mut PackedInput,
-        chunk: u32,
-        call: Call<'_, '_>,
-        out: &mut Samples,
-    ) {
-        let dot = hidden.pack(self, head.weight().dtype(), &call.input);
-        let adjustments = self.adjustments(call.rows);
-        let rows = self.begin(call.rows, &adjustments, &call.can, head.vocab_size(), |r, row| {
-            hidden.slack(head, row, &call.input, r)
-        });
-        let source = hidden.source(head, dot);
-        self.pass(&source, &rows, head.tokens(), chunk);
-        let mut gathered = false;
-        self.settle(&rows, head.tokens(), chunk, head.vocab_size(), |members, run| {
-            gathered = true;
-            hidden.gather(dot, &call.input, members);
-            run(&hidden.source(head, dot));
-        });
-        if gathered {
-            hidden.restore(dot, &call.input);
-        }
-        for (r, row) in rows.iter().enumerate() {
-            let outcome = row.and_then(|Planned { row, .. }| match &row.filters {
-                Some(_) => self.emit_filtered(r, &row, head.vocab_size(), out),
-                None => hidden.emit(head, &row, &call.input, r, &Summary::from(&self.workers[0].rows[r]), out),
-            });
-            if let Err(error) = outcome {
-                out.push_error(error);
-            }
-        }
-        self.note_raw(&hidden.source(head, dot), &rows, out);
-        self.end(rows);
-        self.keep(adjustments);
     }
 
     /// Merges every worker's states into the first worker's.

@@ -1,8 +1,8 @@
 //! What a pass keeps of rows with filters.
 //!
 //! The first pass leaves the largest logits, the masses and, per draw, a [`Frontier`]; [`Filtering`] decides from these. A
-//! row that they do not decide takes another pass (`followup_passes.rs`): one that sums the mass before the few points of the
-//! frontier that are in doubt, one that lists the row down to a floor, or the first one again.
+//! row that they do not decide takes another pass: one that sums the mass before the few points of the frontier that are in
+//! doubt, one that lists the row down to a floor, or the first one again, without a mass cutoff.
 //!
 //! [`Filtering`]: flash_sampling_core::selection::Filtering
 
@@ -113,15 +113,6 @@ impl FilterState {
         self.floor.below.merge(&other.floor.below);
         self.floor.holds(other.floor.lowest);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
-    }
-
-    /// Prepares a pass that sums the mass before the points in doubt, which `first` knows, and puts what is below its floor
-    /// into bins.
-    pub(crate) fn begin_before(&mut self, first: &FilterState) {
-        self.floor.below = first.floor.below;
-        self.floor.holds(f32::NEG_INFINITY);
-        self.doubts.clear();
-        self.doubts.extend(first.doubts.iter().map(|doubt| Before::new(doubt.place)));
     }
 
     /// Adds a tile, `top` its largest logit, to the mass before the points in doubt.

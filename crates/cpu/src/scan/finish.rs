@@ -1,13 +1,14 @@
 //! What a pass knows of a row at its end, and the result that it makes of that.
 
-use crate::scan::row_state::{Best, InvalidLogit, RowState};
+use crate::scan::row_state::{Best, RowState};
+use flash_sampling_core::backend::RowSummary;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples};
+use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples, StagedError};
 
 /// What is known of a row at the end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Summary<'a> {
-    pub(crate) invalid: Option<InvalidLogit>,
+    pub(crate) invalid: Option<StagedError>,
     pub(crate) has_finite: bool,
     pub(crate) best: &'a Best,
     pub(crate) mass: Option<&'a MassHistogram>,
@@ -37,6 +38,18 @@ impl Summary<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Writes the draws, masses and largest logits of a row without filters to `out`, which has begun.
+    pub(crate) fn write(&self, row: &Row<'_>, out: &mut RowSummary) {
+        out.error = self.invalid;
+        if self.has_finite && self.invalid.is_none() {
+            out.draws.extend(self.best.draws(row));
+            if let (Some(_), Some(mass)) = (row.logprobs, self.mass) {
+                out.mass.clone_from(mass);
+                out.list.extend_from_slice(self.top);
+            }
+        }
     }
 
     /// Appends the row's result to `out`.

@@ -5,8 +5,6 @@
 //! candidate would burden the rows that do not ask. Where groups of tokens come one after another, it is computed as soon
 //! as the group's sample is taken, while the group's weights are there.
 
-use crate::scan::engine::{Engine, Rows};
-use crate::scan::tile::Source;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, Samples, TopList, Winner};
 
@@ -66,39 +64,5 @@ impl RawState {
         if let (true, Some(mass), Ok(_)) = (self.on, &self.mass, out.row(r)) {
             out.note_raw(r, mass, self.top.as_slice(), drawn);
         }
-    }
-}
-
-/// A drawn token whose raw logit is looked for. Ordered by token, so that one evaluation serves all rows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RawDraw {
-    token: u32,
-    row: usize,
-    draw: usize,
-    logit: f32,
-}
-
-impl Engine {
-    /// Gives the rows of `out` that ask for them their raw log-probabilities; `source` is that of the pass.
-    pub(crate) fn note_raw(&mut self, source: &Source<'_>, rows: &Rows<'_>, out: &mut Samples) {
-        let asks = |r: &usize| rows[*r].as_ref().is_ok_and(|planned| planned.row.raw_logprobs.is_some());
-        let mut draws = core::mem::take(&mut self.raw_draws);
-        draws.clear();
-        for row in (0..rows.len()).filter(asks) {
-            let Ok(sample) = out.row(row) else { continue };
-            let raw = |(draw, token)| RawDraw { token, row, draw, logit: 0.0 };
-            draws.extend(sample.draws.iter().map(|d| d.token).enumerate().map(raw));
-        }
-        draws.sort_unstable_by_key(|d| d.token);
-        for same in draws.chunk_by_mut(|a, b| a.token == b.token) {
-            let logits = self.workers[0].raw_logits(source, same[0].token);
-            same.iter_mut().for_each(|d| d.logit = logits(d.row));
-        }
-        draws.sort_unstable_by_key(|d| (d.row, d.draw));
-        for of_row in draws.chunk_by(|a, b| a.row == b.row) {
-            let r = of_row[0].row;
-            self.workers[0].rows[r].raw.note(r, of_row.iter().map(|d| d.logit), out);
-        }
-        self.raw_draws = draws;
     }
 }

@@ -4,31 +4,7 @@ use crate::scan::filter_state::{FilterState, ListBudget};
 use crate::scan::prefetch::prefetch;
 use crate::scan::raw_logprobs::RawState;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, MassHistogram, Plan, RowError, Stage, TopList};
-
-/// A bad logit. Raw ones come before those that a transform made, then the lowest token.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct InvalidLogit {
-    pub(crate) stage: Stage,
-    pub(crate) error: RowError,
-}
-
-impl InvalidLogit {
-    fn rank(&self) -> (Stage, u32) {
-        let token = match self.error {
-            RowError::NaN { token } | RowError::PositiveInfinity { token } => token,
-            _ => u32::MAX,
-        };
-        (self.stage, token)
-    }
-
-    pub(crate) fn first(a: Option<InvalidLogit>, b: Option<InvalidLogit>) -> Option<InvalidLogit> {
-        match (a, b) {
-            (Some(a), Some(b)) => Some(if b.rank() < a.rank() { b } else { a }),
-            (a, b) => a.or(b),
-        }
-    }
-}
+use flash_sampling_core::{Candidate, MassHistogram, Plan, StagedError, TopList};
 
 /// The best candidates of a row's draws, over some set of tokens.
 #[derive(Clone, Debug, Default)]
@@ -113,7 +89,7 @@ pub(crate) struct RowState {
     pub(crate) weighed: bool,
     /// The largest logits of a row without filters.
     pub(crate) top: TopList,
-    pub(crate) invalid: Option<InvalidLogit>,
+    pub(crate) invalid: Option<StagedError>,
     /// Whether any logit was finite.
     pub(crate) has_finite: bool,
     /// Whether the best score of all workers may spare this one work: draws have one winner each, of all tokens.
@@ -201,7 +177,7 @@ impl RowState {
 
     /// Adds what another worker has seen of the same row.
     pub(crate) fn merge(&mut self, other: &RowState) {
-        self.invalid = InvalidLogit::first(self.invalid, other.invalid);
+        self.invalid = StagedError::first(self.invalid, other.invalid);
         self.has_finite |= other.has_finite;
         self.best.merge(&other.best);
         if self.filtered {

@@ -152,7 +152,7 @@ impl TopKBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::scan::by_place;
+    use flash_sampling_core::backend::by_place;
     use proptest::prelude::*;
 
     proptest! {

@@ -1,9 +1,11 @@
 //! A sampler without its weight.
 
 use crate::error::CpuError;
-use crate::scan::engine::Engine;
+use crate::scan::engine::{CHUNK, Engine};
 use crate::scan::packed_input::PackedInput;
-use crate::variants::tiled::Tiled;
+use crate::scan::requests::HeadLogits;
+use crate::variants::tiled::{HeadScan, Tiled};
+use flash_sampling_core::backend::Driver;
 use flash_sampling_core::{DType, Head};
 
 /// What a [`Tiled`] sampler has planned, without the borrow of its weight.
@@ -14,6 +16,7 @@ use flash_sampling_core::{DType, Head};
 pub struct DetachedTiled {
     engine: Engine,
     hidden: PackedInput,
+    driver: Driver,
     weight: (usize, usize, DType),
 }
 
@@ -25,8 +28,8 @@ fn size(head: &Head<'_>) -> (usize, usize, DType) {
 impl Tiled<'_> {
     /// Gives the weight back and keeps the plan.
     pub fn park(self) -> DetachedTiled {
-        let (head, engine, hidden) = self.into_parts();
-        DetachedTiled { weight: size(&head), engine, hidden }
+        let Tiled { scan: HeadScan { engine, logits: HeadLogits { head, hidden }, .. }, driver } = self;
+        DetachedTiled { weight: size(&head), engine, hidden, driver }
     }
 }
 
@@ -42,7 +45,8 @@ impl DetachedTiled {
         if size(&head) != self.weight {
             return Err(CpuError::OtherWeight { planned: self.weight, found: size(&head) });
         }
-        Ok(Tiled::from_parts(head, self.engine, self.hidden))
+        let DetachedTiled { engine, hidden, driver, .. } = self;
+        Ok(Tiled { scan: HeadScan { engine, logits: HeadLogits { head, hidden }, chunk: CHUNK }, driver })
     }
 }
 

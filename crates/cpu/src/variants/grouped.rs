@@ -3,10 +3,10 @@
 use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::scan::best_group::BestGroup;
-use crate::scan::engine::{Call, Engine};
-use crate::scan::packed_input::PackedInput;
-use crate::scan::tile::Worker;
+use crate::scan::tile::{Planned, Worker};
 use crate::simd::SPAN;
+use crate::variants::tiled::HeadScan;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, Exactness, GroupDraw, Head, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples,
@@ -17,11 +17,9 @@ use flash_sampling_core::{
 /// absolute grid of multiples of their size, so they are the same in every shard.
 #[derive(Debug)]
 pub struct Grouped<'w> {
-    head: Head<'w>,
-    engine: Engine,
-    hidden: PackedInput,
-    group: u32,
+    scan: HeadScan<'w>,
     draw: GroupDraw,
+    driver: Driver,
 }
 
 impl<'w> Grouped<'w> {
@@ -43,13 +41,14 @@ impl<'w> Grouped<'w> {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
         let fresh = draw == GroupDraw::Fresh;
-        let mut engine = Engine::new(plan, head.weight().dtype(), options, fresh)?;
+        let mut scan = HeadScan::new(head, plan, options, fresh)?;
+        scan.chunk = group;
         if fresh {
-            for worker in &mut engine.workers {
+            for worker in &mut scan.engine.workers {
                 worker.chosen = (0..plan.max_rows).map(|_| BestGroup::new(&plan)).collect();
             }
         }
-        Ok(Grouped { hidden: PackedInput::new(&head, &plan), head, engine, group, draw })
+        Ok(Grouped { scan, draw, driver: Driver::default() })
     }
 }
 
@@ -64,29 +63,49 @@ impl PerturbedArgmax for Grouped<'_> {
             GroupDraw::Fresh => Exactness::InDistribution,
             GroupDraw::Reuse => Exactness::Pathwise,
         };
-        self.engine.capabilities(Variant::Grouped, exactness)
+        self.scan.engine.capabilities(Variant::Grouped, exactness)
     }
 
     fn shape(&self) -> Shape {
-        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
+        self.scan.shape()
     }
 
     fn plan(&self) -> Plan {
-        self.engine.plan
+        self.scan.engine.plan
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        check_call(&input, rows, &self.shape(), &self.plan())?;
-        let can = self.capabilities();
-        let Grouped { head, engine, hidden, group, draw } = self;
-        if *draw == GroupDraw::Reuse {
-            engine.sample_pathwise(head, hidden, *group, Call { input, rows, can }, out);
-            return Ok(());
+        let (can, shape, plan) = (self.capabilities(), self.shape(), self.plan());
+        check_call(&input, rows, &shape, &plan)?;
+        let sampler = (&can, &plan, shape.vocab_size);
+        match self.draw {
+            GroupDraw::Reuse => self.driver.sample(&mut self.scan, sampler, input, rows, out),
+            GroupDraw::Fresh => self.driver.sample(&mut GroupScan(&mut self.scan), sampler, input, rows, out),
         }
-        let dot = hidden.pack(engine, head.weight().dtype(), &input);
-        let adjustments = engine.adjustments(rows);
-        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size(), |_, _| 0.0);
+    }
+}
+
+/// A scan whose draws are those of a group that is drawn by its log-mass.
+struct GroupScan<'s, 'w>(&'s mut HeadScan<'w>);
+
+impl Scan for GroupScan<'_, '_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        let HeadScan { engine, logits, chunk: group } = &mut *self.0;
+        if !requests.iter().any(Request::is_overview) {
+            // Raw logits.
+            return self.0.scan(batch, requests, out);
+        }
+        let dot = logits.hidden.pack(engine.isa, logits.head.weight().dtype(), &batch.input);
+        let adjustments = engine.adjustments(batch.params);
+        let mut rows = engine.take_rows();
+        let planned = |(r, row)| Result::map(row, |row| Planned::new(&row, r, &adjustments));
+        rows.extend(batch.rows.iter().copied().enumerate().map(planned));
         let active = |r: usize| rows[r].as_ref().ok().map(|planned| planned.row);
         let begin = |worker: &mut Worker| {
             for (r, chosen) in worker.chosen[..rows.len()].iter_mut().enumerate() {
@@ -95,8 +114,8 @@ impl PerturbedArgmax for Grouped<'_> {
                 }
             }
         };
-        let source = hidden.source(head, dot);
-        engine.for_parts(head.tokens(), *group, begin, |worker, tokens, simd| {
+        let source = logits.packed(dot);
+        engine.for_parts(logits.head.tokens(), *group, begin, |worker, tokens, simd| {
             worker.begin(&rows, None, false);
             worker.evaluate(&source, &rows, tokens.clone(), simd);
             let k = tokens.start / *group;
@@ -107,18 +126,17 @@ impl PerturbedArgmax for Grouped<'_> {
             }
         });
         let Some((first, others)) = engine.workers.split_first_mut() else { return Ok(()) };
-        for (r, row) in rows.iter().enumerate() {
+        for (r, summary) in out.iter_mut().enumerate().take(rows.len()) {
+            let Some(row) = active(r) else { continue };
             let chosen = &mut first.chosen[r];
-            let outcome = row.and_then(|planned| {
-                others.iter().for_each(|other| chosen.merge(&other.chosen[r]));
-                chosen.summary().emit(&planned.row, out)
-            });
-            if let Err(error) = outcome {
-                out.push_error(error);
+            others.iter().for_each(|other| chosen.merge(&other.chosen[r]));
+            summary.begin(&row);
+            chosen.summary().write(&row, summary);
+            if let Some((mass, top)) = chosen.raw.kept() {
+                summary.raw_mass.get_or_insert_default().clone_from(mass);
+                summary.raw_top.merge(top);
             }
-            core::mem::swap(&mut chosen.raw, &mut first.rows[r].raw);
         }
-        engine.note_raw(&source, &rows, out);
         engine.end(rows);
         engine.keep(adjustments);
         Ok(())

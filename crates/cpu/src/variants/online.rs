@@ -6,7 +6,7 @@ use crate::scan::engine::{CHUNK, Engine, Rows};
 use crate::scan::finish::Summary;
 use crate::scan::packed_input::PackedInput;
 use crate::scan::raw_logprobs::RawState;
-use crate::scan::row_state::{Best, InvalidLogit, RowState};
+use crate::scan::row_state::{Best, RowState};
 use crate::scan::tile::Source;
 use crate::variants::grouped::check_group;
 use core::ops::Range;
@@ -14,7 +14,7 @@ use flash_sampling_core::params::Row;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Candidate, Capabilities, Exactness, GroupSummary, Head, Knob, LogMass, MassHistogram, Matrix, PerturbedArgmax,
-    Plan, RowParams, SampleError, Samples, Shape, TopList, Variant,
+    Plan, RowParams, SampleError, Samples, Shape, StagedError, TopList, Variant,
 };
 
 /// Groups of tokens one after another, merged by a coin (paper Alg. I.3). Exact in distribution; what is kept between
@@ -37,7 +37,7 @@ pub(crate) struct Running {
     draws: Vec<GroupSummary<Candidate>>,
     total: MassHistogram,
     top: TopList,
-    invalid: Option<InvalidLogit>,
+    invalid: Option<StagedError>,
     best: Best,
     raw: RawState,
     /// The raw logits of the draws, where they are asked for.
@@ -71,7 +71,7 @@ impl Running {
 
     /// Merges group `k`, of which `state` is the summary.
     fn add(&mut self, row: &Row<'_>, k: u32, state: &RowState) {
-        self.invalid = InvalidLogit::first(self.invalid, state.invalid);
+        self.invalid = StagedError::first(self.invalid, state.invalid);
         let mass = state.mass.as_ref().map_or(LogMass::EMPTY, MassHistogram::log_mass);
         if let (true, Some(mass)) = (row.logprobs.is_some(), &state.mass) {
             self.total.merge(mass);
@@ -122,7 +122,7 @@ pub(crate) fn merge_group(
     tokens: Range<u32>,
     running: &mut [Running],
 ) {
-    engine.pass(source, rows, tokens.clone(), CHUNK);
+    engine.pass(source, rows, tokens.clone(), CHUNK, |_, _| {});
     engine.gather(rows);
     let worker = &mut engine.workers[0];
     for (r, (planned, running)) in rows.iter().zip(running).enumerate() {
@@ -190,9 +190,9 @@ impl PerturbedArgmax for Online<'_> {
         check_call(&input, rows, &self.shape(), &self.plan())?;
         let can = self.capabilities();
         let Online { head, engine, hidden, group, running } = self;
-        let dot = hidden.pack(engine, head.weight().dtype(), &input);
+        let dot = hidden.pack(engine.isa, head.weight().dtype(), &input);
         let adjustments = engine.adjustments(rows);
-        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size(), |_, _| 0.0);
+        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size());
         begin_rows(&rows, running);
         let source = hidden.source(head, dot);
         for (k, tokens) in flash_sampling_core::reference::groups(head.tokens(), *group) {

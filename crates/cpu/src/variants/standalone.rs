@@ -3,8 +3,9 @@
 use crate::error::CpuError;
 use crate::options::CpuOptions;
 use crate::scan::engine::Engine;
-use crate::scan::finish::Summary;
-use crate::scan::tile::{LOGITS_TILE, Planned, Source};
+use crate::scan::requests::ExistingLogits;
+use crate::scan::tile::LOGITS_TILE;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, DType, Exactness, HeadError, Input, Knob, Matrix, PerturbedArgmax, Plan, RowParams, SampleError,
@@ -15,8 +16,27 @@ use flash_sampling_core::{
 /// Exact pathwise: the draws are those of [`Tiled`](crate::Tiled) on the same logits.
 #[derive(Debug)]
 pub struct Standalone {
-    vocab_size: u32,
+    scan: LogitsScan,
+    driver: Driver,
+}
+
+/// The scan of existing logits on all threads.
+#[derive(Debug)]
+struct LogitsScan {
     engine: Engine,
+    logits: ExistingLogits,
+}
+
+impl Scan for LogitsScan {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        self.engine.scan(&mut self.logits, LOGITS_TILE as u32, batch, requests, out);
+        Ok(())
+    }
 }
 
 impl Standalone {
@@ -34,48 +54,30 @@ impl Standalone {
             return Err(HeadError::Vocab { vocab_size, vocab_start: 0, vocab_end: vocab_size }.into());
         }
         let engine = Engine::new(plan, DType::F32, options, false)?;
-        Ok(Standalone { vocab_size: vocab_size as u32, engine })
+        let logits = ExistingLogits { vocab_size: vocab_size as u32 };
+        Ok(Standalone { scan: LogitsScan { engine, logits }, driver: Driver::default() })
     }
 }
 
 impl PerturbedArgmax for Standalone {
     fn capabilities(&self) -> Capabilities {
-        let can = self.engine.capabilities(Variant::Standalone, Exactness::Pathwise);
+        let can = self.scan.engine.capabilities(Variant::Standalone, Exactness::Pathwise);
         Capabilities { input: Input::Logits, canonical: false, ..can }
     }
 
     fn shape(&self) -> Shape {
-        Shape { tokens: 0..self.vocab_size, vocab_size: self.vocab_size, input: self.vocab_size as usize }
+        let vocab_size = self.scan.logits.vocab_size;
+        Shape { tokens: 0..vocab_size, vocab_size, input: vocab_size as usize }
     }
 
     fn plan(&self) -> Plan {
-        self.engine.plan
+        self.scan.engine.plan
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        check_call(&input, rows, &self.shape(), &self.plan())?;
-        let can = self.capabilities();
-        let (engine, vocab_size) = (&mut self.engine, self.vocab_size);
-        let adjustments = engine.adjustments(rows);
-        let rows = engine.begin(rows, &adjustments, &can, vocab_size, |_, _| 0.0);
-        let source = Source::Logits { logits: input, rows: None };
-        engine.pass(&source, &rows, 0..vocab_size, LOGITS_TILE as u32);
-        engine.settle(&rows, 0..vocab_size, LOGITS_TILE as u32, vocab_size, |members, run| {
-            run(&Source::Logits { logits: input, rows: Some(members) });
-        });
-        for (r, row) in rows.iter().enumerate() {
-            let outcome = row.and_then(|Planned { row, .. }| match &row.filters {
-                Some(_) => engine.emit_filtered(r, &row, vocab_size, out),
-                None => Summary::from(&engine.workers[0].rows[r]).emit(&row, out),
-            });
-            if let Err(error) = outcome {
-                out.push_error(error);
-            }
-        }
-        engine.note_raw(&source, &rows, out);
-        engine.end(rows);
-        engine.keep(adjustments);
-        Ok(())
+        let (can, shape, plan) = (self.capabilities(), self.shape(), self.plan());
+        check_call(&input, rows, &shape, &plan)?;
+        self.driver.sample(&mut self.scan, (&can, &plan, shape.vocab_size), input, rows, out)
     }
 }

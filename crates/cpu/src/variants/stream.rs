@@ -74,9 +74,9 @@ impl<'a> OnlineStream<'a> {
         let can = self.capabilities();
         let OnlineStream { head, engine, hidden, group, running, blocks } = self;
         let adjustments = engine.adjustments(rows);
-        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size as u32, |_, _| 0.0);
+        let rows = engine.begin(rows, &adjustments, &can, head.vocab_size as u32);
         begin_rows(&rows, running);
-        let dot = hidden.pack(engine, head.dtype, &input);
+        let dot = hidden.pack(engine.isa, head.dtype, &input);
         let row_bytes = head.hidden * head.dtype.size();
         let size = *group as usize;
         let [current, next] = blocks;

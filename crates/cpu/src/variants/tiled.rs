@@ -2,13 +2,13 @@
 
 use crate::error::CpuError;
 use crate::options::CpuOptions;
-use crate::scan::engine::{CHUNK, Call, Engine};
+use crate::scan::engine::{CHUNK, Engine};
 use crate::scan::packed_input::PackedInput;
+use crate::scan::requests::HeadLogits;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_scan};
 use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::scan::check_scan;
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, Request, RowParams, RowSummary, SampleError, Samples,
-    Scan, Shape, Variant,
+    Capabilities, Exactness, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Variant,
 };
 
 /// Draws inside the matmul: one pass over the weight for the whole batch, logits never leave their tile, one winner per
@@ -18,9 +18,43 @@ use flash_sampling_core::{
 /// hidden size; whole multiples of 64 tokens and 32 elements are fastest.
 #[derive(Debug)]
 pub struct Tiled<'w> {
-    head: Head<'w>,
-    engine: Engine,
-    hidden: PackedInput,
+    pub(super) scan: HeadScan<'w>,
+    pub(super) driver: Driver,
+}
+
+/// The scan of a head on all threads.
+#[derive(Debug)]
+pub(super) struct HeadScan<'w> {
+    pub(super) engine: Engine,
+    pub(super) logits: HeadLogits<'w>,
+    /// Tokens that a worker claims at a time.
+    pub(super) chunk: u32,
+}
+
+impl<'w> HeadScan<'w> {
+    /// `weigh`: rows keep masses always.
+    pub(super) fn new(head: Head<'w>, plan: Plan, options: &CpuOptions, weigh: bool) -> Result<Self, CpuError> {
+        let engine = Engine::new(plan, head.weight().dtype(), options, weigh)?;
+        Ok(HeadScan { logits: HeadLogits { hidden: PackedInput::new(&head, &plan), head }, engine, chunk: CHUNK })
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        let head = &self.logits.head;
+        Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() }
+    }
+}
+
+impl Scan for HeadScan<'_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        check_scan(batch, requests, out, &self.shape(), &self.engine.plan)?;
+        self.engine.scan(&mut self.logits, self.chunk, batch, requests, out);
+        Ok(())
+    }
 }
 
 impl<'w> Tiled<'w> {
@@ -30,61 +64,31 @@ impl<'w> Tiled<'w> {
     /// * [`CpuError::IsaUnavailable`], [`CpuError::ThreadCount`], [`CpuError::Threads`]: the options.
     /// * [`CpuError::EmptyPlan`], [`CpuError::PlanSize`]: the plan has no rows or no draws, or more than there can be.
     pub fn new(head: Head<'w>, plan: Plan, options: &CpuOptions) -> Result<Self, CpuError> {
-        let engine = Engine::new(plan, head.weight().dtype(), options, false)?;
-        Ok(Tiled { hidden: PackedInput::new(&head, &plan), head, engine })
-    }
-
-    pub(crate) fn into_parts(self) -> (Head<'w>, Engine, PackedInput) {
-        (self.head, self.engine, self.hidden)
-    }
-
-    pub(crate) fn parts_mut(&mut self) -> (&Head<'w>, &mut Engine, &mut PackedInput) {
-        (&self.head, &mut self.engine, &mut self.hidden)
-    }
-
-    pub(crate) fn from_parts(head: Head<'w>, engine: Engine, hidden: PackedInput) -> Self {
-        Tiled { head, engine, hidden }
+        Ok(Tiled { scan: HeadScan::new(head, plan, options, false)?, driver: Driver::default() })
     }
 }
 
 impl PerturbedArgmax for Tiled<'_> {
     fn capabilities(&self) -> Capabilities {
-        self.engine.capabilities(Variant::Tiled, Exactness::Pathwise)
+        self.scan.engine.capabilities(Variant::Tiled, Exactness::Pathwise)
     }
 
     fn shape(&self) -> Shape {
-        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
+        self.scan.shape()
     }
 
     fn plan(&self) -> Plan {
-        self.engine.plan
+        self.scan.engine.plan
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        check_call(&input, rows, &self.shape(), &self.plan())?;
-        let can = self.capabilities();
-        self.engine.sample_pathwise(&self.head, &mut self.hidden, CHUNK, Call { input, rows, can }, out);
-        Ok(())
+        let (can, shape, plan) = (self.capabilities(), self.shape(), self.plan());
+        check_call(&input, rows, &shape, &plan)?;
+        self.driver.sample(&mut self.scan, (&can, &plan, shape.vocab_size), input, rows, out)
     }
 
     fn scan(&mut self) -> Option<&mut dyn Scan> {
-        (!self.engine.plan.canonical).then_some(self as _)
-    }
-}
-
-impl Scan for Tiled<'_> {
-    fn scan(
-        &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        requests: &[Request<'_>],
-        out: &mut [RowSummary],
-    ) -> Result<(), SampleError> {
-        check_scan(&input, rows, requests, out, &self.shape(), &self.plan())?;
-        let can = self.capabilities();
-        let (head, engine, hidden) = self.parts_mut();
-        engine.scan(head, hidden, Call { input, rows, can }, requests, out);
-        Ok(())
+        (!self.scan.engine.plan.canonical).then_some(&mut self.scan)
     }
 }

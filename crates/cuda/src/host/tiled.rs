@@ -9,9 +9,9 @@ use crate::host::gathered::ROOM;
 use crate::host::resident::Resident;
 use crate::host::results::impl_sampler;
 use crate::host::staging::most_listed;
+use flash_sampling_core::backend::{Batch, Request, RowSummary};
 use flash_sampling_core::{
-    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, Request, RowParams, RowSummary, SampleError,
-    Samples, Scan, Variant,
+    Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Variant,
 };
 use std::sync::Arc;
 
@@ -182,19 +182,17 @@ impl_sampler!(
 impl Scan for CudaTiled<'_> {
     fn scan(
         &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
+        batch: &Batch<'_, '_>,
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        self.0.survey(input, rows, requests, out)?;
-        let (mut sampled, plan) = (core::mem::take(&mut self.0.sampled), self.0.plan());
-        let (can, vocab_size) = (self.0.capabilities(), self.0.shape().vocab_size);
+        self.0.survey(batch, requests, out)?;
+        let mut sampled = core::mem::take(&mut self.0.sampled);
         let params_of = |r: usize| {
-            let row = rows[r].check(&[], &can, &plan, vocab_size).ok()?;
-            (requests[r] == Request::Overview && row.filters.is_none()).then_some(rows[r])
+            let row = batch.rows[r].as_ref().ok()?;
+            (requests[r].is_overview() && row.filters.is_none()).then_some(batch.params[r])
         };
-        let filled = sampled.fill(self, input, rows.len(), params_of, out);
+        let filled = sampled.fill(self, batch.input, batch.rows.len(), params_of, out);
         self.0.sampled = sampled;
         filled
     }

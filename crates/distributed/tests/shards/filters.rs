@@ -1,10 +1,11 @@
 //! Filters over shards: every bit of a sampler without shards, whatever the world, and the cut of the whole row.
 
 use crate::common::*;
+use flash_sampling_core::backend::{Batch, Request, RowSummary};
 use flash_sampling_core::reference::Scheme;
 use flash_sampling_core::{
-    Capabilities, Draw, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, Request, RowError,
-    RowParams, RowSummary, SampleError, Samples, Scan, Shape,
+    Capabilities, Draw, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError, RowParams,
+    SampleError, Samples, Scan, Shape,
 };
 use flash_sampling_distributed::{Loopback, ShardMerge, ShardOptions, ShardSampler, Sharded};
 use std::thread;
@@ -164,17 +165,17 @@ impl PerturbedArgmax for CutsAlone<'_> {
 impl Scan for CutsAlone<'_> {
     fn scan(
         &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        inquiries: &[Request<'_>],
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
+        let (input, rows) = (batch.input, batch.params);
         let mut kept = Samples::new();
         let asking: Vec<_> = rows.iter().map(|row| RowParams { kept: row.temperature > 0.0, ..*row }).collect();
         self.0.sample(input, &asking, &mut kept)?;
-        self.0.scan().unwrap().scan(input, rows, inquiries, out)?;
+        self.0.scan().unwrap().scan(batch, requests, out)?;
         // Only what its own cut keeps is told.
-        for (r, survey) in out.iter_mut().enumerate().filter(|(r, _)| *r < rows.len() && inquiries[*r] != Request::Skip)
+        for (r, survey) in out.iter_mut().enumerate().filter(|(r, _)| *r < rows.len() && requests[*r] != Request::Skip)
         {
             let Ok(Some(kept)) = kept.row(r).map(|row| row.kept) else { continue };
             survey.list.retain(|c| kept.tokens[c.winner.token as usize / 32] >> (c.winner.token % 32) & 1 == 1);

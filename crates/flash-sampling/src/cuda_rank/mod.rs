@@ -5,10 +5,11 @@ mod asking;
 use crate::build::{BuildError, shard_starts};
 use core::mem::take;
 use core::time::Duration;
+use flash_sampling_core::backend::{Batch, Request, RowSummary};
 use flash_sampling_core::sampler::recycle;
 use flash_sampling_core::{
-    Candidate, Capabilities, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, Request, RowError, RowParams,
-    RowSummary, SampleError, Samples, Scan, Shape, Winner,
+    Candidate, Capabilities, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
+    Samples, Scan, Shape, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
 use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, Standing, Transport};
@@ -407,11 +408,10 @@ impl PerturbedArgmax for Shared<'_> {
 impl Scan for Shared<'_> {
     fn scan(
         &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        inquiries: &[Request<'_>],
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        self.with(|sampler| Scan::scan(sampler, input, rows, inquiries, out))
+        self.with(|sampler| Scan::scan(sampler, batch, requests, out))
     }
 }

@@ -4,19 +4,20 @@ use crate::dot::{DotScratch, TILE};
 use crate::isa::Isa;
 use crate::scan::best_group::BestGroup;
 use crate::scan::filter_state::{FilterState, ListBudget, PassKind};
-use crate::scan::granules::{BLOCKS, RoundKeys};
+use crate::scan::granules::{BLOCKS, RoundKeys, round_keys};
 use crate::scan::logit_cache::LogitCache;
 use crate::scan::mass_cutoff::{RowBounds, SharedBounds};
+use crate::scan::parallel_adjustments::ParallelAdjustments;
 use crate::scan::perturb::Keep;
 use crate::scan::prefetch::prefetch;
-use crate::scan::row_state::{InvalidLogit, RowState};
+use crate::scan::row_state::RowState;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx512::Avx512;
 use crate::simd::{Plain, SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::transform::{RowTransform, any_invalid, first_invalid};
-use flash_sampling_core::{Candidate, IndexedAdjustments, RowError, Stage};
+use flash_sampling_core::{Candidate, IndexedAdjustments, RowError, Stage, StagedError};
 pub(crate) use source::Source;
 use std::sync::Arc;
 use threshold_scan::{draw_tile, rank};
@@ -44,6 +45,23 @@ pub(crate) struct Planned<'a> {
     /// The index of the row in the source.
     pub(crate) at: usize,
     pub(crate) ask: PassKind,
+    /// Whether the pass is over the whole vocabulary, so that the row may be decided from it alone.
+    pub(crate) is_whole: bool,
+}
+
+impl<'a> Planned<'a> {
+    /// Row `r` of a call, for its summary, without a slack.
+    pub(crate) fn new(row: &Row<'a>, r: usize, adjustments: &'a ParallelAdjustments) -> Self {
+        Planned {
+            row: row.with_adjustments(adjustments.row(r)),
+            keys: round_keys(&row.noise),
+            adjustments: adjustments.indexed(r),
+            slack: 0.0,
+            at: r,
+            ask: PassKind::Summary,
+            is_whole: false,
+        }
+    }
 }
 
 /// The buffers of one worker.
@@ -77,7 +95,7 @@ impl Worker {
     pub(crate) fn begin(&mut self, rows: &[Result<Planned<'_>, RowError>], short: Option<ListBudget>, shares: bool) {
         for (state, row) in self.rows.iter_mut().zip(rows) {
             if let Ok(planned) = row {
-                state.begin(&planned.row, planned.slack, short, shares);
+                state.begin(&planned.row, planned.slack, short.filter(|_| planned.is_whole), shares);
             }
         }
     }
@@ -219,7 +237,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let row = &planned.row;
     let (token, end) = (first + at as u32, at + len);
     let tokens = token..token + len as u32;
-    let invalid = |stage, logits: &[f32]| first_invalid(token, logits).map(|error| InvalidLogit { stage, error });
+    let invalid = |stage, logits: &[f32]| first_invalid(token, logits).map(|error| StagedError { stage, error });
     let transform = RowTransform { adjustments: planned.adjustments.near(tokens.clone()), ..row.transform };
     let needs_raw = matches!(planned.ask, PassKind::Summary) && state.raw.is_on();
     let is_scaled = transform.mask.is_none() && transform.adjustments.is_empty() && !needs_raw;
@@ -229,7 +247,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         Some(spans) if is_raw => spans,
         Some(spans) => {
             if !scale(spans.as_flattened(), transform.inv_temperature, logits) {
-                state.invalid = InvalidLogit::first(state.invalid, invalid(Stage::Raw, spans.as_flattened()));
+                state.invalid = StagedError::first(state.invalid, invalid(Stage::Raw, spans.as_flattened()));
                 return;
             }
             logits[..len].as_chunks::<SPAN>().0
@@ -241,7 +259,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             }
             if !is_raw {
                 if any_invalid(&logits[at..end]) {
-                    state.invalid = InvalidLogit::first(state.invalid, invalid(Stage::Raw, &logits[at..end]));
+                    state.invalid = StagedError::first(state.invalid, invalid(Stage::Raw, &logits[at..end]));
                     return;
                 }
                 if needs_raw {
@@ -261,7 +279,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     // SAFETY: by this function's contract.
     let Some(top) = (unsafe { V::largest(spans, tops) }) else {
         let invalid = invalid(if is_raw { Stage::Raw } else { Stage::Transformed }, &spans.as_flattened()[at..end]);
-        state.invalid = InvalidLogit::first(state.invalid, invalid);
+        state.invalid = StagedError::first(state.invalid, invalid);
         return;
     };
     let tops = (top, &*tops);

@@ -16,8 +16,9 @@ use crate::device::stored_rows::StoredRows;
 use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
+use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::selection::{Before, Wants};
-use flash_sampling_core::{Filters, MassHistogram, Moments, Request, RowError, RowParams, RowSummary, params};
+use flash_sampling_core::{Filters, MassHistogram, Moments, RowParams, params};
 use std::sync::Arc;
 
 /// A row to be surveyed: its place in the call, itself, what is asked, and where the answer goes.
@@ -44,7 +45,7 @@ impl Member<'_> {
 
     /// What the first pass keeps, where that is asked.
     fn overview(&self) -> Option<(Wants, &Filters)> {
-        let filters = self.filters().filter(|_| self.request == Request::Overview)?;
+        let filters = self.filters().filter(|_| self.request.is_overview())?;
         Some((Wants::of(&self.row, filters), filters))
     }
 }
@@ -76,7 +77,7 @@ impl Finder {
             match member.row.filters {
                 Some(filters) if !filters.rescale.is_finite() => member.look(first, stored.read(i, stream)?, &[]),
                 None if member.row.raw_logprobs.is_none() && !matches!(member.request, Request::RawLogits(_)) => {
-                    member.out.error = Some(RowError::NoFiniteLogit);
+                    member.out.refuse();
                 }
                 _ => {}
             }
@@ -211,7 +212,7 @@ impl Finder {
         first: u32,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let is_overview = |member: &Member<'_>| member.out.error.is_none() && member.request == Request::Overview;
+        let is_overview = |member: &Member<'_>| member.out.error.is_none() && member.request.is_overview();
         if members.iter().any(|member| is_overview(member)) {
             let masses = stored.masses(members.len(), stream)?.chunks_exact(MassHistogram::WORDS);
             for (member, words) in members.iter_mut().zip(masses).filter(|(member, _)| is_overview(member)) {

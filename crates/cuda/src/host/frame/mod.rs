@@ -20,11 +20,11 @@ use crate::host::results::{note_tries, push_row};
 use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
 use finder::Finder;
+use flash_sampling_core::backend::SampledRows;
 use flash_sampling_core::near_ties::NearTies;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
-    Adjustments, Capabilities, Exactness, Head, Knobs, Matrix, Plan, RowParams, SampleError, SampledRows, Samples,
-    Shape, params,
+    Adjustments, Capabilities, Exactness, Head, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape, params,
 };
 use stage::adjusted;
 use std::sync::Arc;

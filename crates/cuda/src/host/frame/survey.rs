@@ -10,34 +10,31 @@ use crate::host::resident::Resident;
 use crate::host::results::candidate;
 use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::scan::check_scan;
-use flash_sampling_core::{Matrix, Request, RowError, RowParams, RowSummary, SampleError, Stage, params};
+use flash_sampling_core::backend::{Batch, Request, RowSummary, check_scan};
+use flash_sampling_core::{Matrix, RowError, RowParams, SampleError, Stage, StagedError, params};
 use std::sync::Arc;
 
 impl Frame<'_> {
     /// See [`Scan`](flash_sampling_core::Scan); not of a canonical plan.
     pub(crate) fn survey(
         &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
+        batch: &Batch<'_, '_>,
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        check_scan(&input, rows, requests, out, &self.shape(), &self.plan)?;
+        check_scan(batch, requests, out, &self.shape(), &self.plan)?;
+        let Batch { input, params: rows, .. } = *batch;
         self.adjustments.collect_within(rows, self.head.tokens());
         let (can, vocab_size, tokens) = (self.can, self.head.vocab_size(), self.head.tokens());
         let mut members = Vec::new();
         // There may be more entries than rows.
-        for (at, (params, (&request, out))) in rows.iter().zip(requests.iter().zip(out)).enumerate() {
-            if request == Request::Skip {
-                continue;
-            }
+        for (at, (row, (&request, out))) in batch.rows.iter().zip(requests.iter().zip(out)).enumerate() {
+            let (Ok(row), false) = (row, request == Request::Skip) else { continue };
             out.clear();
-            match params.check(self.adjustments.row(at), &can, &self.plan, vocab_size) {
-                // `SampledRows` draws rows without filters.
-                Ok(row) if row.filters.is_none() && row.raw_logprobs.is_none() && request == Request::Overview => {}
-                Ok(row) => members.push(Member { at, params, row, request, out }),
-                Err(error) => out.error = Some(error),
+            // `SampledRows` draws rows without filters.
+            if row.filters.is_some() || row.raw_logprobs.is_some() || !request.is_overview() {
+                let row = row.with_adjustments(self.adjustments.row(at));
+                members.push(Member { at, params: &rows[at], row, request, out });
             }
         }
         let Some(resident) = &mut self.resident else {
@@ -115,8 +112,8 @@ impl Store<'_> {
     fn note_errors<'m, 'a: 'm>(&self, members: impl Iterator<Item = &'m mut Member<'a>>) {
         for (member, draw) in members.zip(&*self.draws) {
             if let Err(error @ (RowError::NaN { .. } | RowError::PositiveInfinity { .. })) = candidate(draw) {
-                member.out.error = Some(error);
-                member.out.stage = if draw.score == 0.0 { Stage::Raw } else { Stage::Transformed };
+                let stage = if draw.score == 0.0 { Stage::Raw } else { Stage::Transformed };
+                member.out.error = Some(StagedError { stage, error });
             }
         }
     }

@@ -6,14 +6,14 @@
 //! checks    magic u32 | 4 u8 | results to compare                                      see `check`
 //! ```
 
+use crate::codec::wire::{Reader, WireError, put_items};
 use crate::error::ShardError;
-use crate::wire::{Reader, WireError, put_items};
 use core::time::Duration;
 use flash_sampling_core::digest::of_words;
 use flash_sampling_core::{DType, RowParams};
 
 /// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs08");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs09");
 
 const ROWS: u8 = 0;
 pub(crate) const FAILED: u8 = 1;

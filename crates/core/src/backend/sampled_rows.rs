@@ -1,11 +1,11 @@
 //! Row summaries from the samples of a sampler, for samplers that do not scan rows without filters themselves.
 
-use crate::error::{RowError, SampleError, Stage};
+use crate::backend::RowSummary;
+use crate::error::{RowError, SampleError, Stage, StagedError};
 use crate::matrix::Matrix;
 use crate::params::{LogprobsMode, RowParams};
 use crate::sampler::{PerturbedArgmax, recycle};
 use crate::samples::Samples;
-use crate::scan::RowSummary;
 
 /// Makes the summaries of rows without filters by calls of [`PerturbedArgmax::sample`]. Keeps its memory from call to call.
 ///
@@ -25,7 +25,7 @@ pub struct SampledRows {
 
 impl SampledRows {
     /// Fills the draws, masses and largest logits of the rows for which `params_of` returns parameters: raw
-    /// log-probabilities are left to a [`Scan`](crate::Scan).
+    /// log-probabilities are left to a [`Scan`](crate::backend::Scan).
     ///
     /// # Errors
     /// Those of [`sample`](PerturbedArgmax::sample).
@@ -47,7 +47,7 @@ impl SampledRows {
         let (mut short, mut bad) = (Vec::new(), Vec::new());
         for (at, &r) in self.members.iter().enumerate() {
             let summary = &mut out[r];
-            (summary.error, summary.stage) = (None, Stage::default());
+            summary.error = None;
             match self.samples.row(at) {
                 Ok(sample) => summary.set_sample(&sample),
                 Err(RowError::SupportTooSmall { available: draws @ 1.., .. }) => {
@@ -55,7 +55,8 @@ impl SampledRows {
                 }
                 Err(error) => {
                     summary.clear_sample();
-                    summary.error = Some(error).filter(|error| *error != RowError::NoFiniteLogit);
+                    let stage = Stage::Transformed;
+                    summary.error = (error != RowError::NoFiniteLogit).then_some(StagedError { stage, error });
                     if error.is_bad_logit() {
                         bad.push((r, RowParams { temperature: 0.0, ..RowParams::default() }));
                     }
@@ -67,7 +68,7 @@ impl SampledRows {
             for (at, &r) in self.members.iter().enumerate() {
                 match self.samples.row(at) {
                     Ok(sample) => out[r].set_sample(&sample),
-                    Err(error) => out[r].error = Some(error),
+                    Err(error) => out[r].error = Some(StagedError { stage: Stage::Transformed, error }),
                 }
             }
         }
@@ -75,7 +76,9 @@ impl SampledRows {
             self.sample(sampler, input, bad.into_iter())?;
             for (at, &r) in self.members.iter().enumerate() {
                 let is_raw = self.samples.row(at).is_err_and(|error| error.is_bad_logit());
-                out[r].stage = if is_raw { Stage::Raw } else { Stage::Transformed };
+                if let (true, Some(error)) = (is_raw, &mut out[r].error) {
+                    error.stage = Stage::Raw;
+                }
             }
         }
         Ok(())

@@ -1,114 +1,66 @@
-//! One pass over a shard of the vocabulary, and the row summaries that merge.
-//!
-//! Which tokens a filter keeps depends on the whole row, so a shard cannot draw for such a row alone. A scan summarizes the
-//! shard's tokens instead: the draws of a row without filters; first tokens, integer masses, moments and frontiers of a row
-//! with filters. All of these merge in any order. The merged summaries of shards equal the summary of the whole row, to the
-//! last bit, so [`Filtering`](crate::selection::Filtering) decides from them what a sampler without shards decides.
+//! The summary of a row over some of its tokens, and the merge of such summaries.
 
-use crate::error::{RowError, SampleError, Stage};
+use crate::backend::Request;
+use crate::error::{RowError, StagedError};
 use crate::frontier::Frontier;
 use crate::mass_histogram::MassHistogram;
-use crate::matrix::Matrix;
 use crate::moments::Moments;
 use crate::noise::Domain;
-use crate::params::{Row, RowParams};
-use crate::sampler::{Plan, Shape, check_call};
-use crate::samples::{Draw, RowSample};
-use crate::selection::{Before, Seen, Wants};
+use crate::params::Row;
+use crate::samples::RowSample;
+use crate::selection::{Answer, Before, Filtered, Filtering, Need, Seen, Wants};
 use crate::winner::{Candidate, TopList, Winner};
 use core::cmp::Ordering;
 
-/// What a scan computes of a row.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Request<'a> {
-    /// Nothing.
-    Skip,
-    /// The row's summary. Without filters: its draws, and masses and largest logits where the row asks for log-probabilities.
-    /// With filters: what [`Wants`] lists. In both cases the raw masses and the largest raw logits, where the row asks for
-    /// raw log-probabilities.
-    Overview,
-    /// The mass before these places, starting from zero.
-    Before(&'a [Before]),
-    /// Every token with a logit of at least `floor`.
-    List {
-        /// In nats; -inf: every token.
-        floor: f32,
-    },
-    /// The raw logits of these tokens, in order; tokens of other shards are skipped.
-    RawLogits(&'a [u32]),
+/// How far a scan came with a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Progress {
+    /// It summarized the row.
+    #[default]
+    Summarized,
+    /// It decided the row, which has filters: the result is in [`RowSummary::answer`]. Only for [`Request::Decide`].
+    Decided,
+    /// Its pass left too little to decide the row, or to summarize it: the row needs a [`Request::Overview`]. Only for
+    /// [`Request::Decide`].
+    Open,
 }
 
 /// The summary of a row over some of its tokens. Reusing one keeps its memory.
 #[derive(Clone, Debug, Default)]
 pub struct RowSummary {
-    /// Why the row cannot be drawn: invalid parameters, or its first bad logit, a raw one before a transformed one, then by
-    /// token. The rest is unspecified then. A row without a finite logit has no error but no draws and an empty list: other
-    /// shards may have one.
-    pub error: Option<RowError>,
-    /// Where the bad logit that `error` names was found.
-    pub stage: Stage,
-    /// The draws of a row without filters; without replacement at most as many as there are finite logits.
-    pub draws: Vec<Draw>,
+    /// How far the scan came. Of a row that is not summarized the fields below are unspecified.
+    pub progress: Progress,
+    /// The result of a decided row.
+    pub answer: Answer,
+    /// The row's first bad logit. The rest is unspecified then. A row without a finite logit has no error but no draws and an
+    /// empty list: other shards may have one.
+    pub error: Option<StagedError>,
+    /// The draws of a row without filters, in order; without replacement by falling scores, at most as many as there are
+    /// finite logits.
+    pub draws: Vec<Candidate>,
     /// The first tokens by falling logits, then rising tokens: as many as [`Wants::list`], or as the row asks
     /// log-probabilities for, or all from a floor on. Scores are logits.
     pub list: Vec<Candidate>,
     /// The masses, where [`Wants::mass`] or the row asks for log-probabilities; tokens that a filter dropped may be missing.
     pub mass: MassHistogram,
+    /// `ln sum e^l` in nats, of a row that was [sampled](RowSummary::set_sample) with log-probabilities.
+    pub log_mass: Option<f64>,
     /// The moments, where filters [need](crate::Filters::need_moments) them.
     pub moments: Moments,
-    /// Of a row that was [sampled](RowSummary::set_sample).
-    log_z: Option<f64>,
     /// The first `used` are the row's.
     frontiers: Vec<Frontier>,
     used: usize,
-    /// The masses that were asked for.
+    /// The requested masses.
     pub before: Vec<Before>,
     /// The masses of the raw logits, those of masked tokens too, where the row asks for raw log-probabilities; otherwise
     /// nothing, or empty ones.
     pub raw_mass: Option<MassHistogram>,
     /// The largest raw logits, as many as the row asks for; scores are logits.
     pub raw_top: TopList,
-    /// The raw logits that were asked for.
+    /// The requested raw logits.
     pub raw_logits: Vec<(u32, f32)>,
-}
-
-/// Samplers that summarize rows for a merge of shards; see [`PerturbedArgmax::scan`](crate::PerturbedArgmax::scan).
-///
-/// # Contract
-/// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary, whatever
-/// the shards, threads or neighbours. Errors do not merge: each names the shard's own token and stage. Which masses a filter
-/// has dropped may depend on the shards, so a row may take another number of passes to the same result. Logits and scores
-/// equal those that [`sample`](crate::PerturbedArgmax::sample) draws from.
-pub trait Scan {
-    /// Makes one pass over this sampler's tokens. `requests` and `out` have one entry for each row; entries of skipped rows
-    /// stay as they are. A row without filters gets [`RowError::NoFiniteLogit`] for a request that is only for filters.
-    ///
-    /// # Errors
-    /// Those of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few requests or entries.
-    fn scan(
-        &mut self,
-        input: Matrix<'_>,
-        rows: &[RowParams<'_>],
-        requests: &[Request<'_>],
-        out: &mut [RowSummary],
-    ) -> Result<(), SampleError>;
-}
-
-/// The checks of a scan that are the same for every implementer.
-///
-/// # Errors
-/// See [`Scan::scan`].
-pub fn check_scan(
-    input: &Matrix<'_>,
-    rows: &[RowParams<'_>],
-    requests: &[Request<'_>],
-    out: &[RowSummary],
-    shape: &Shape,
-    plan: &Plan,
-) -> Result<(), SampleError> {
-    check_call(input, rows, shape, plan)?;
-    let params = requests.len().min(out.len());
-    if params == rows.len() { Ok(()) } else { Err(SampleError::RowCount { rows: rows.len(), params }) }
+    /// The memory of merged lists.
+    spare: Vec<Candidate>,
 }
 
 /// The order of falling logits.
@@ -122,11 +74,44 @@ pub fn by_place(a: &Candidate, b: &Candidate) -> Ordering {
     }
 }
 
+/// The order of falling scores.
+fn by_score(a: &Candidate, b: &Candidate) -> Ordering {
+    b.winner.to_ordered_bits().cmp(&a.winner.to_ordered_bits())
+}
+
+/// Merges a sorted list into another of at most `limit` entries; `spare` keeps memory.
+fn merge_sorted(
+    list: &mut Vec<Candidate>,
+    other: &[Candidate],
+    limit: usize,
+    order: impl Fn(&Candidate, &Candidate) -> Ordering,
+    spare: &mut Vec<Candidate>,
+) {
+    if list.is_empty() {
+        return list.extend_from_slice(&other[..other.len().min(limit)]);
+    }
+    if other.is_empty() || (list.len() >= limit && list.last().is_some_and(|last| order(last, &other[0]).is_lt())) {
+        return;
+    }
+    spare.clear();
+    let (mut a, mut b) = (list.iter().peekable(), other.iter().peekable());
+    while spare.len() < limit {
+        let next = match (a.peek(), b.peek()) {
+            (Some(x), Some(y)) if order(x, y).is_gt() => b.next(),
+            (Some(_), _) => a.next(),
+            (None, _) => b.next(),
+        };
+        let Some(&next) = next else { break };
+        spare.push(next);
+    }
+    core::mem::swap(list, spare);
+}
+
 impl RowSummary {
     /// Empties it; keeps the memory.
     pub fn clear(&mut self) {
+        self.progress = Progress::Summarized;
         self.error = None;
-        self.stage = Stage::default();
         self.clear_sample();
         self.moments = Moments::default();
         self.used = 0;
@@ -170,18 +155,49 @@ impl RowSummary {
         }
     }
 
-    /// Adds the overview of other tokens, which has no error, for a row that wants `list` tokens: what a merge of shards,
-    /// which reads lists and masses as they lie, is to come to.
-    pub fn merge(&mut self, other: &RowSummary, list: usize) {
-        self.list.extend_from_slice(&other.list);
-        self.list.sort_by(by_place);
-        self.list.truncate(list);
-        self.mass.merge(&other.mass);
-        self.merge_points(other);
+    /// Adds the summary that a scan of other tokens made for the same request of the same row. The order of merges does not
+    /// matter.
+    pub fn merge(&mut self, row: &Row<'_>, request: &Request<'_>, other: &RowSummary) {
+        self.error = StagedError::first(self.error, other.error);
+        if other.error.is_some() {
+            return;
+        }
+        match request {
+            Request::Overview | Request::Decide => {
+                self.merge_draws(row, &other.draws);
+                self.merge_masses(row, other);
+            }
+            Request::Before(_) if self.before.is_empty() => self.before.extend_from_slice(&other.before),
+            Request::Before(_) => self.before.iter_mut().zip(&other.before).for_each(|(a, b)| a.merge(b)),
+            Request::List { .. } => {
+                merge_sorted(&mut self.list, &other.list, usize::MAX, by_place, &mut self.spare);
+            }
+            Request::RawLogits(_) => self.raw_logits.extend_from_slice(&other.raw_logits),
+            Request::Skip => {}
+        }
     }
 
-    /// Adds what the overview of other tokens says beside its list and its masses.
-    pub fn merge_points(&mut self, other: &RowSummary) {
+    /// Adds the draws of other tokens: the best score wins, ties to the lower token (paper Lemma D.5).
+    fn merge_draws(&mut self, row: &Row<'_>, other: &[Candidate]) {
+        let RowSummary { draws, spare, .. } = self;
+        if row.without_replacement {
+            merge_sorted(draws, other, row.draws as usize, by_score, spare);
+        } else if draws.is_empty() {
+            draws.extend_from_slice(other);
+        } else {
+            draws.iter_mut().zip(other).for_each(|(a, &b)| *a = a.merge(b));
+        }
+    }
+
+    /// Adds the overview of other tokens, all but its draws.
+    pub fn merge_masses(&mut self, row: &Row<'_>, other: &RowSummary) {
+        let RowSummary { list, spare, .. } = self;
+        let limit = match &row.filters {
+            Some(filters) => Wants::of(row, filters).list,
+            None => row.logprobs.unwrap_or(0) as usize,
+        };
+        merge_sorted(list, &other.list, limit, by_place, spare);
+        self.mass.merge(&other.mass);
         self.moments.merge(&other.moments);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
         if let (Some(a), Some(b)) = (&mut self.raw_mass, &other.raw_mass) {
@@ -190,15 +206,24 @@ impl RowSummary {
         self.raw_top.merge(&other.raw_top);
     }
 
-    /// What a list of the row's first `limit` tokens lets see.
-    pub fn seen(&self, limit: usize) -> Seen<'_> {
-        Seen::first(&self.list, limit, &self.mass, &self.moments)
+    /// Decides a row with filters from its overview, and from the mass before its places in doubt where that is known; what
+    /// it needs where these do not decide.
+    pub(crate) fn decide(
+        &mut self,
+        filtering: &mut Filtering,
+        of: &Filtered<'_>,
+        doubts: &mut Vec<Before>,
+    ) -> Option<Need> {
+        let limit = Wants::of(of.row, of.filters).list;
+        let RowSummary { list, mass, moments, frontiers, used, answer, .. } = self;
+        let seen = Seen::first(list, limit, mass, moments);
+        filtering.answer(of, &seen, &frontiers[..*used], doubts, answer)
     }
 
     /// Summarizes the raw logits of tokens `first ..` in the plain way. Follows [`RowSummary::of`], which empties the summary.
     pub fn of_raw(&mut self, row: &Row<'_>, request: Request<'_>, first: u32, raw: &[f32]) {
         match request {
-            Request::Overview if row.raw_logprobs.is_some() => {
+            Request::Overview | Request::Decide if row.raw_logprobs.is_some() => {
                 self.raw_mass.get_or_insert_default().extend_from_slice(raw);
                 let finite = (first..).zip(raw).filter(|(_, l)| **l > f32::NEG_INFINITY);
                 let listed = finite.map(|(token, &logit)| Candidate { winner: Winner::new(logit, token), logit });
@@ -212,41 +237,21 @@ impl RowSummary {
         }
     }
 
-    /// The result of a row without filters over these tokens; log Z only where the row was sampled.
-    ///
-    /// # Errors
-    /// The row's error; [`RowError::NoFiniteLogit`] where there are no draws.
-    pub fn sample(&self) -> Result<RowSample<'_>, RowError> {
-        self.error.map_or(Ok(()), Err)?;
-        if self.draws.is_empty() {
-            return Err(RowError::NoFiniteLogit);
-        }
-        let mass = Some(&self.mass).filter(|mass| !mass.is_empty());
-        Ok(RowSample {
-            draws: &self.draws,
-            log_z: self.log_z,
-            top: &self.list,
-            raw_logits: &[],
-            mass,
-            kept: None,
-            passes: 1,
-        })
-    }
-
     /// Removes the result of a row without filters.
-    pub fn clear_sample(&mut self) {
+    pub(super) fn clear_sample(&mut self) {
         self.draws.clear();
         self.list.clear();
         self.mass.clear();
-        self.log_z = None;
+        self.log_mass = None;
     }
 
     /// Takes over the result of a row without filters.
     pub fn set_sample(&mut self, sample: &RowSample<'_>) {
         self.clear_sample();
-        self.draws.extend_from_slice(sample.draws);
+        let candidate = |d: &crate::Draw| Candidate { winner: Winner::new(d.score, d.token), logit: d.logit };
+        self.draws.extend(sample.draws.iter().map(candidate));
         self.list.extend_from_slice(sample.top);
-        self.log_z = sample.log_z;
+        self.log_mass = sample.log_z;
         if let Some(mass) = sample.mass {
             self.mass.clone_from(mass);
         }
@@ -260,8 +265,8 @@ impl RowSummary {
         }
         let Some(filters) = &row.filters else {
             match request {
-                Request::Overview => self.draw(row, first, logits),
-                _ => self.error = Some(RowError::NoFiniteLogit),
+                Request::Overview | Request::Decide => self.draw(row, first, logits),
+                _ => self.refuse(),
             }
             return;
         };
@@ -270,7 +275,7 @@ impl RowSummary {
         let listed = |(token, logit)| Candidate { winner: Winner::new(logit, token), logit };
         match request {
             Request::Skip | Request::RawLogits(_) => {}
-            Request::Overview => {
+            Request::Overview | Request::Decide => {
                 self.list.extend(finite().map(listed));
                 self.list.sort_by(by_place);
                 self.list.truncate(wants.list);
@@ -300,6 +305,11 @@ impl RowSummary {
 }
 
 impl RowSummary {
+    /// Refuses a request that is only for rows with filters.
+    pub fn refuse(&mut self) {
+        self.error = Some(StagedError { stage: crate::error::Stage::Transformed, error: RowError::NoFiniteLogit });
+    }
+
     /// Draws for a row without filters.
     fn draw(&mut self, row: &Row<'_>, first: u32, logits: &[f32]) {
         let finite = || (first..).zip(logits.iter().copied()).filter(|(_, l)| *l > f32::NEG_INFINITY);
@@ -315,10 +325,10 @@ impl RowSummary {
         if row.without_replacement {
             let mut list = TopList::new(row.draws as usize, 0.0);
             scored(row.first_draw).for_each(|c| list.push(c));
-            self.draws.extend(list.as_slice().iter().copied().map(Draw::from));
+            self.draws.extend_from_slice(list.as_slice());
         } else {
             let draws = row.first_draw..row.first_draw + row.draws;
-            self.draws.extend(draws.map(|draw| Draw::from(scored(draw).fold(Candidate::NONE, Candidate::merge))));
+            self.draws.extend(draws.map(|draw| scored(draw).fold(Candidate::NONE, Candidate::merge)));
         }
         if let Some(most) = row.logprobs {
             self.mass.extend_from_slice(logits);
@@ -333,7 +343,7 @@ impl RowSummary {
 mod tests {
     use super::*;
     use crate::reference::{Reference, Scheme};
-    use crate::{Head, PerturbedArgmax};
+    use crate::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
     use proptest::prelude::*;
 
     const VOCAB: u32 = 90;
@@ -355,9 +365,10 @@ mod tests {
                 RowParams { top_p: 0.7, ..base },
                 RowParams { top_k: 5, logprobs: Some(3), ..base },
                 RowParams { top_n_sigma: 1.0, min_p: 0.1, ..base },
+                RowParams { logprobs: Some(3), ..base },
+                RowParams { without_replacement: true, draws: 3, ..base },
             ] {
                 let row = params.check(&[], &can, &plan, VOCAB).unwrap();
-                let list = Wants::of(&row, row.filters.as_ref().unwrap()).list;
                 let mut starts: Vec<u32> = [0].into_iter().chain(cuts.iter().copied()).chain([VOCAB]).collect();
                 starts.dedup();
                 let mut parts: Vec<_> = starts.windows(2).map(|w| w[0]..w[1]).collect();
@@ -369,9 +380,9 @@ mod tests {
                 for tokens in parts {
                     let own = &logits[tokens.start as usize..tokens.end as usize];
                     part.of(&row, Request::Overview, tokens.start, own);
-                    merged.merge(&part, list);
+                    merged.merge(&row, &Request::Overview, &part);
                 }
-                prop_assert_eq!(&merged.list, &whole.list);
+                prop_assert_eq!((&merged.draws, &merged.list), (&whole.draws, &whole.list));
                 prop_assert_eq!(&merged.mass, &whole.mass);
                 prop_assert_eq!(merged.moments, whole.moments);
                 prop_assert_eq!(merged.frontiers(), whole.frontiers());

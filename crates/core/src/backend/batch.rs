@@ -1,0 +1,32 @@
+//! The rows of a call, each checked once.
+
+use crate::error::RowError;
+use crate::matrix::Matrix;
+use crate::params::{Row, RowParams};
+use crate::sampler::{Capabilities, Plan};
+
+/// A row whose parameters were checked, or why they are invalid.
+pub type CheckedRow<'a> = Result<Row<'a>, RowError>;
+
+/// The input of a call and its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'c, 'a> {
+    /// `[rows, hidden]`, or `[rows, vocab]` of existing logits.
+    pub input: Matrix<'c>,
+    /// The parameters, one a row.
+    pub params: &'c [RowParams<'a>],
+    /// The same rows, checked against the whole sampler, without their adjustments of single tokens: each scan collects the
+    /// adjustments of its own tokens.
+    pub rows: &'c [CheckedRow<'a>],
+}
+
+/// Checks rows against what a sampler can do, what was planned, and the size of the vocabulary; appends them to `rows`.
+pub fn check_rows<'a>(
+    params: &[RowParams<'a>],
+    can: &Capabilities,
+    plan: &Plan,
+    vocab_size: u32,
+    rows: &mut Vec<CheckedRow<'a>>,
+) {
+    rows.extend(params.iter().map(|params| params.check(&[], can, plan, vocab_size)));
+}

@@ -1,0 +1,290 @@
+//! The draws of a call from the scans of a backend.
+//!
+//! ```text
+//! check each row once
+//! scan: a summary of every row                              Request::Decide
+//! while a row with filters is not decided:
+//!     scan: what the undecided rows need                    Request::Before, List or Overview
+//! write the results, row by row
+//! scan: the raw logits of the drawn tokens, on request      Request::RawLogits
+//! ```
+//!
+//! What is decided is a function of integers and of the row's logits. So a driver over several shards, whose scan merges
+//! their summaries, draws what a driver over the whole vocabulary draws.
+
+use crate::backend::{Batch, CheckedRow, Progress, Request, RowSummary, Scan, by_place, check_rows};
+use crate::error::{RowError, SampleError};
+use crate::matrix::Matrix;
+use crate::params::{Row, RowParams};
+use crate::sampler::{Capabilities, Plan, recycle};
+use crate::samples::Samples;
+use crate::selection::{Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, next_pass};
+use crate::winner::Candidate;
+use core::mem::{swap, take};
+
+/// How many tokens the list of one of `rows` rows may keep room for from call to call.
+pub fn kept_list(rows: usize) -> usize {
+    LIST_BYTES as usize / size_of::<Candidate>() / rows.max(1)
+}
+
+/// What a row needs of the next pass.
+#[derive(Clone, Copy, Debug)]
+enum FollowUp {
+    Filters(Need),
+    RawLogits,
+}
+
+/// A row of the call, beside its summary.
+#[derive(Clone, Debug, Default)]
+struct PendingRow {
+    /// The places in doubt, and the mass before them.
+    doubts: Vec<Before>,
+    follow_up: Option<FollowUp>,
+    passes: u32,
+    drawn: Vec<u32>,
+    raw_logits: Vec<f32>,
+}
+
+/// Draws for the rows of a call by a [`Scan`]. Keeps its memory from call to call.
+#[derive(Debug, Default)]
+pub struct Driver {
+    checked: Vec<CheckedRow<'static>>,
+    /// The overviews of the rows.
+    overviews: Vec<RowSummary>,
+    /// The summaries of a further pass.
+    further: Vec<RowSummary>,
+    pending: Vec<PendingRow>,
+    /// The undecided rows, and what they need.
+    needs: Vec<(usize, Need)>,
+    /// The rows of the next pass, ascending.
+    members: Vec<usize>,
+    requests: Vec<Request<'static>>,
+    filtering: Filtering,
+}
+
+impl Driver {
+    /// Draws for a call that [`check_call`](crate::sampler::check_call) has passed. `can`, `plan` and `vocab_size` are those of
+    /// the sampler that this driver and the scan make up.
+    ///
+    /// # Errors
+    /// Those of the scan; [`SampleError::Backend`] where a scan did not leave a raw logit. Then `out` is empty.
+    pub fn sample(
+        &mut self,
+        scan: &mut dyn Scan,
+        (can, plan, vocab_size): (&Capabilities, &Plan, u32),
+        input: Matrix<'_>,
+        params: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        out.clear();
+        let mut rows = recycle(take(&mut self.checked));
+        check_rows(params, can, plan, vocab_size, &mut rows);
+        let drawn = self.draw(scan, &Batch { input, params, rows: &rows }, vocab_size, out);
+        self.checked = recycle(rows);
+        if drawn.is_err() {
+            out.clear();
+        }
+        drawn
+    }
+
+    fn draw(
+        &mut self,
+        scan: &mut dyn Scan,
+        batch: &Batch<'_, '_>,
+        vocab_size: u32,
+        out: &mut Samples,
+    ) -> Result<(), SampleError> {
+        self.overview(scan, batch)?;
+        for (r, row) in batch.rows.iter().enumerate() {
+            self.decide(r, row, vocab_size);
+        }
+        while self.next_pass(vocab_size) {
+            self.pass(scan, batch)?;
+            for i in 0..self.members.len() {
+                let r = self.members[i];
+                self.settle(r, &batch.rows[r], vocab_size);
+            }
+            let most = kept_list(batch.rows.len());
+            self.further.iter_mut().for_each(|summary| summary.trim(most));
+        }
+        for (r, row) in batch.rows.iter().enumerate() {
+            if let Err(error) = row.and_then(|row| self.emit(r, &row, vocab_size, out)) {
+                out.push_error(error);
+            }
+        }
+        if self.request_raw_logits(batch.rows, out) {
+            self.pass(scan, batch)?;
+            self.write_raw_logits(out)?;
+        }
+        Ok(())
+    }
+
+    /// The first pass.
+    fn overview(&mut self, scan: &mut dyn Scan, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
+        let count = batch.rows.len();
+        self.needs.clear();
+        self.overviews.resize_with(count.max(self.overviews.len()), RowSummary::default);
+        self.pending.resize_with(count.max(self.pending.len()), PendingRow::default);
+        let mut requests = recycle(take(&mut self.requests));
+        let request = |row: &CheckedRow<'_>| if row.is_ok() { Request::Decide } else { Request::Skip };
+        requests.extend(batch.rows.iter().map(request));
+        let scanned = scan.scan(batch, &requests, &mut self.overviews);
+        self.requests = recycle(requests);
+        scanned
+    }
+
+    /// Decides a row with filters from its overview, unless the scan did.
+    fn decide(&mut self, r: usize, row: &CheckedRow<'_>, vocab_size: u32) {
+        let (summary, pending) = (&mut self.overviews[r], &mut self.pending[r]);
+        pending.passes = 1;
+        pending.doubts.clear();
+        let Ok(row) = row else { return };
+        let need = match (summary.progress, &row.filters) {
+            (_, None) | (Progress::Decided, _) => None,
+            (Progress::Open, Some(_)) => Some(Need::Overview),
+            (Progress::Summarized, Some(_)) => decide(summary, &mut self.filtering, row, pending, vocab_size),
+        };
+        self.needs.extend(need.map(|need| (r, need)));
+    }
+
+    /// Chooses the rows of the next pass, as many as their lists have room; false when all rows are decided.
+    fn next_pass(&mut self, vocab_size: u32) -> bool {
+        let Driver { pending, needs, members, .. } = self;
+        members.clear();
+        next_pass(needs, vocab_size.into(), |r, need| {
+            pending[r].follow_up = Some(FollowUp::Filters(need));
+            members.push(r);
+        });
+        members.sort_unstable();
+        !members.is_empty()
+    }
+
+    /// A further pass, for its rows alone.
+    fn pass(&mut self, scan: &mut dyn Scan, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
+        let Driver { pending, members, requests, further, .. } = self;
+        further.resize_with(batch.rows.len().max(further.len()), RowSummary::default);
+        let mut asked = recycle(take(requests));
+        asked.resize(batch.rows.len(), Request::Skip);
+        for &r in &*members {
+            asked[r] = match pending[r].follow_up {
+                Some(FollowUp::Filters(Need::Overview)) => Request::Overview,
+                Some(FollowUp::Filters(Need::Before)) => Request::Before(&pending[r].doubts),
+                Some(FollowUp::Filters(Need::List { floor, .. })) => Request::List { floor },
+                Some(FollowUp::RawLogits) => Request::RawLogits(&pending[r].drawn),
+                None => Request::Skip,
+            };
+        }
+        let scanned = scan.scan(batch, &asked, further);
+        *requests = recycle(asked);
+        scanned
+    }
+
+    /// Decides a row from its overview and what a further pass left.
+    fn settle(&mut self, r: usize, row: &CheckedRow<'_>, vocab_size: u32) {
+        let Ok(row @ Row { filters: Some(filters), .. }) = row else { return };
+        let Driver { overviews, further, pending, filtering, .. } = self;
+        let (overview, further, pending) = (&mut overviews[r], &mut further[r], &mut pending[r]);
+        pending.passes += 1;
+        let need = match pending.follow_up.take() {
+            Some(FollowUp::Filters(Need::Overview)) => {
+                swap(overview, further);
+                decide(overview, filtering, row, pending, vocab_size)
+            }
+            Some(FollowUp::Filters(Need::Before)) => {
+                pending.doubts.iter_mut().zip(&further.before).for_each(|(a, b)| a.merge(b));
+                decide(overview, filtering, row, pending, vocab_size)
+            }
+            Some(FollowUp::Filters(Need::List { floor, .. })) => {
+                debug_assert!(further.list.is_sorted_by(|a, b| by_place(a, b).is_lt()));
+                if further.list.is_empty() && floor == f32::NEG_INFINITY {
+                    // Shards that take back what they summarized.
+                    overview.answer.outcome = Some(Err(RowError::NoFiniteLogit));
+                    return;
+                }
+                let (mass, moments) = (&overview.mass, &overview.moments);
+                let seen = Seen { list: &further.list, floor, mass, below: Below::default(), moments };
+                let of = Filtered { row, filters, vocab_size, passes: pending.passes };
+                filtering.answer_listed(&of, &seen, &mut overview.answer)
+            }
+            Some(FollowUp::RawLogits) | None => None,
+        };
+        self.needs.extend(need.map(|need| (r, need)));
+    }
+
+    /// Appends the result of a row.
+    fn emit(&self, r: usize, row: &Row<'_>, vocab_size: u32, out: &mut Samples) -> Result<(), RowError> {
+        let (summary, passes) = (&self.overviews[r], self.pending[r].passes);
+        if let Some(error) = summary.error {
+            return Err(error.error);
+        }
+        if row.filters.is_some() {
+            return summary.answer.emit(passes, vocab_size, out);
+        }
+        let available = summary.draws.len() as u32;
+        if available == 0 {
+            return Err(RowError::NoFiniteLogit);
+        }
+        if row.without_replacement && available < row.draws {
+            return Err(RowError::SupportTooSmall { draws: row.draws, available });
+        }
+        let mass = row.logprobs.is_some().then_some(&summary.mass);
+        out.push_row(summary.draws.iter().copied(), mass, &summary.list);
+        Ok(())
+    }
+
+    /// Requests the raw logits of the drawn tokens, of rows with raw log-probabilities; false when there are none.
+    fn request_raw_logits(&mut self, rows: &[CheckedRow<'_>], out: &Samples) -> bool {
+        self.members.clear();
+        for (r, row) in rows.iter().enumerate() {
+            if let (Ok(Row { raw_logprobs: Some(_), .. }), Ok(sample)) = (row, out.row(r)) {
+                let pending = &mut self.pending[r];
+                pending.drawn.clear();
+                pending.drawn.extend(sample.draws.iter().map(|draw| draw.token));
+                pending.follow_up = Some(FollowUp::RawLogits);
+                self.members.push(r);
+            }
+        }
+        !self.members.is_empty()
+    }
+
+    fn write_raw_logits(&mut self, out: &mut Samples) -> Result<(), SampleError> {
+        for &r in &self.members {
+            let (pending, found) = (&mut self.pending[r], &self.further[r].raw_logits);
+            pending.raw_logits.clear();
+            for (i, &token) in pending.drawn.iter().enumerate() {
+                // One scan leaves them in order, shards do not.
+                let at = found.get(i).filter(|(own, _)| *own == token);
+                let Some((_, logit)) = at.or_else(|| found.iter().find(|(own, _)| *own == token)) else {
+                    let source = format!("no shard has the raw logit of token {token}, which row {r} drew");
+                    return Err(SampleError::Backend { backend: "driver", source: source.into() });
+                };
+                pending.raw_logits.push(*logit);
+            }
+            let RowSummary { raw_mass, raw_top, .. } = &self.overviews[r];
+            let Some(raw_mass) = raw_mass else { continue };
+            out.note_raw(r, raw_mass, raw_top.as_slice(), pending.raw_logits.iter().copied());
+        }
+        Ok(())
+    }
+}
+
+/// Decides a row from its overview and the mass before its places in doubt; what it needs where these do not decide.
+fn decide(
+    summary: &mut RowSummary,
+    filtering: &mut Filtering,
+    row: &Row<'_>,
+    pending: &mut PendingRow,
+    vocab_size: u32,
+) -> Option<Need> {
+    let filters = row.filters.as_ref()?;
+    if summary.error.is_some() {
+        return None;
+    }
+    summary.answer.begin();
+    if summary.list.is_empty() {
+        summary.answer.outcome = Some(Err(RowError::NoFiniteLogit));
+        return None;
+    }
+    let of = Filtered { row, filters, vocab_size, passes: pending.passes };
+    summary.decide(filtering, &of, &mut pending.doubts)
+}

@@ -1,0 +1,376 @@
+//! Serves the requests of a scan: one pass for rows of every kind, and the summaries of its rows.
+
+use crate::dot::Dot;
+use crate::isa::Isa;
+use crate::scan::engine::Engine;
+use crate::scan::filter_state::PassKind;
+use crate::scan::finish::Summary;
+use crate::scan::packed_input::PackedInput;
+use crate::scan::row_state::RowState;
+use crate::scan::tile::{Planned, Source};
+use core::ops::Range;
+use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, by_place};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::selection::{Before, LIST_BYTES, Wants};
+use flash_sampling_core::{Candidate, Head, Matrix, RowError};
+
+/// The logits of a call: those of a head and hidden states, or existing ones.
+pub(crate) trait Logits {
+    /// The tokens that have logits.
+    fn tokens(&self) -> Range<u32>;
+
+    /// Size of the whole vocabulary.
+    fn vocab_size(&self) -> u32;
+
+    /// The logits of some rows of the input, ascending.
+    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize]) -> Source<'s>;
+
+    /// How far canonical candidates of a row reach.
+    fn slack(&mut self, _row: &Row<'_>, _input: &Matrix<'_>, _r: usize) -> f32 {
+        0.0
+    }
+
+    /// Writes the result of a row without filters to `out`, which has begun.
+    fn write(&mut self, row: &Row<'_>, _input: &Matrix<'_>, _r: usize, summary: &Summary<'_>, out: &mut RowSummary) {
+        summary.write(row, out);
+    }
+}
+
+/// A head and its packed hidden states.
+#[derive(Debug)]
+pub(crate) struct HeadLogits<'w> {
+    pub(crate) head: Head<'w>,
+    pub(crate) hidden: PackedInput,
+}
+
+impl HeadLogits<'_> {
+    /// The matmul with packed hidden states.
+    pub(crate) fn packed(&self, dot: Dot) -> Source<'_> {
+        self.hidden.source(&self.head, dot)
+    }
+}
+
+impl Logits for HeadLogits<'_> {
+    fn tokens(&self) -> Range<u32> {
+        self.head.tokens()
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.head.vocab_size()
+    }
+
+    fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize]) -> Source<'s> {
+        let dot = self.hidden.pack_rows(isa, self.head.weight().dtype(), &input, rows);
+        self.packed(dot)
+    }
+
+    fn slack(&mut self, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
+        self.hidden.slack(&self.head, row, input, r)
+    }
+
+    fn write(&mut self, row: &Row<'_>, input: &Matrix<'_>, r: usize, summary: &Summary<'_>, out: &mut RowSummary) {
+        self.hidden.write_canonical(&self.head, row, input, r, summary, out);
+    }
+}
+
+/// Existing logits of so many columns.
+#[derive(Debug)]
+pub(crate) struct ExistingLogits {
+    pub(crate) vocab_size: u32,
+}
+
+impl Logits for ExistingLogits {
+    fn tokens(&self) -> Range<u32> {
+        0..self.vocab_size
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    fn source<'s>(&'s mut self, _: Isa, input: Matrix<'s>, rows: &'s [usize]) -> Source<'s> {
+        Source::Logits { logits: input, rows: Some(rows) }
+    }
+}
+
+/// A drawn token whose raw logit is requested. Ordered by token, so that one evaluation serves all rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawDraw {
+    token: u32,
+    row: usize,
+    /// Its place in the request.
+    at: usize,
+    logit: f32,
+}
+
+impl Engine {
+    /// One pass over the tokens for the rows with a request, a worker claiming `chunk` at a time.
+    pub(crate) fn scan(
+        &mut self,
+        logits: &mut impl Logits,
+        chunk: u32,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) {
+        let adjustments = self.adjustments(batch.params);
+        let mut rows = self.take_rows();
+        let mut members = core::mem::take(&mut self.members);
+        members.clear();
+        let mut lists = 0;
+        rows.extend(batch.rows.iter().zip(requests).enumerate().map(|(r, (row, request))| {
+            let row = (*row)?;
+            let ask = match request {
+                // Raw logits of single tokens take no pass.
+                Request::Skip | Request::RawLogits(_) => return Err(RowError::NoFiniteLogit),
+                Request::Overview | Request::Decide => PassKind::Summary,
+                _ if row.filters.is_none() => return Err(RowError::NoFiniteLogit),
+                Request::Before(_) => PassKind::Before,
+                Request::List { floor } => {
+                    lists += 1;
+                    PassKind::List { floor: *floor, slot: lists - 1 }
+                }
+            };
+            members.push(r);
+            let (slack, is_whole) = (logits.slack(&row, &batch.input, r), *request == Request::Decide);
+            Ok(Planned { slack, at: members.len() - 1, ask, is_whole, ..Planned::new(&row, r, &adjustments) })
+        }));
+        if !members.is_empty() {
+            for worker in &mut self.workers {
+                worker.lists.resize_with(lists.max(worker.lists.len()), Vec::new);
+                worker.lists.iter_mut().for_each(Vec::clear);
+            }
+            let begin_row = |r: usize, state: &mut RowState| {
+                if let Some(Request::Before(doubts)) = requests.get(r) {
+                    state.filter.doubts.clear();
+                    state.filter.doubts.extend(doubts.iter().map(|doubt| Before::new(doubt.place)));
+                }
+            };
+            let (tokens, vocab_size) = (logits.tokens(), logits.vocab_size());
+            let source = logits.source(self.isa, batch.input, &members);
+            self.pass(&source, &rows, tokens, chunk, begin_row);
+            self.gather_and_decide(&rows, vocab_size);
+        }
+        for (r, (summary, request)) in out.iter_mut().zip(requests).enumerate() {
+            match (request, &rows[r], &batch.rows[r]) {
+                (Request::Skip, ..) | (.., Err(_)) => {}
+                (Request::RawLogits(_), ..) => summary.clear(),
+                (_, Ok(planned), _) => self.write(r, planned, logits, &batch.input, summary),
+                (_, Err(_), Ok(row)) => {
+                    summary.begin(row);
+                    summary.refuse();
+                }
+            }
+        }
+        self.trim();
+        self.end(rows);
+        self.keep(adjustments);
+        self.write_raw_logits(logits, batch.input, requests, &mut members, out);
+        self.members = members;
+    }
+
+    /// Writes the raw logits of requested tokens, by the same kernel as a pass and so with the same bits.
+    fn write_raw_logits(
+        &mut self,
+        logits: &mut impl Logits,
+        input: Matrix<'_>,
+        requests: &[Request<'_>],
+        members: &mut Vec<usize>,
+        out: &mut [RowSummary],
+    ) {
+        let (own, mut draws) = (logits.tokens(), core::mem::take(&mut self.raw_draws));
+        draws.clear();
+        members.clear();
+        for (r, request) in requests.iter().enumerate() {
+            let Request::RawLogits(tokens) = request else { continue };
+            let tokens = tokens.iter().filter(|token| own.contains(token)).enumerate();
+            draws.extend(tokens.map(|(at, &token)| RawDraw { token, row: members.len(), at, logit: 0.0 }));
+            members.push(r);
+        }
+        if !draws.is_empty() {
+            let source = logits.source(self.isa, input, members);
+            draws.sort_unstable_by_key(|d| d.token);
+            for same in draws.chunk_by_mut(|a, b| a.token == b.token) {
+                let logits = self.workers[0].raw_logits(&source, same[0].token);
+                same.iter_mut().for_each(|d| d.logit = logits(d.row));
+            }
+            draws.sort_unstable_by_key(|d| (d.row, d.at));
+            draws.iter().for_each(|d| out[members[d.row]].raw_logits.push((d.token, d.logit)));
+        }
+        self.raw_draws = draws;
+    }
+
+    /// Writes the summary of a row after the pass.
+    fn write(
+        &mut self,
+        r: usize,
+        planned: &Planned<'_>,
+        logits: &mut impl Logits,
+        input: &Matrix<'_>,
+        summary: &mut RowSummary,
+    ) {
+        let row = &planned.row;
+        summary.begin(row);
+        let Some((first, others)) = self.workers.split_first_mut() else { return };
+        if first.rows[r].invalid.is_some() {
+            summary.error = first.rows[r].invalid;
+            return;
+        }
+        match planned.ask {
+            PassKind::Summary => {
+                let state = &mut first.rows[r];
+                if let Some((mass, top)) = state.raw.kept() {
+                    summary.raw_mass.get_or_insert_default().clone_from(mass);
+                    summary.raw_top.merge(top);
+                }
+                match &row.filters {
+                    None => logits.write(row, input, r, &Summary::from(&*state), summary),
+                    Some(filters) => {
+                        write_overview(planned, Wants::of(row, filters).prefix, state, summary);
+                    }
+                }
+            }
+            PassKind::Before => {
+                let filter = &mut first.rows[r].filter;
+                others.iter().for_each(|other| filter.merge_before(&other.rows[r].filter));
+                summary.before.extend_from_slice(&filter.doubts);
+            }
+            PassKind::List { slot, .. } => {
+                summary.list.append(&mut first.lists[slot]);
+                others.iter_mut().for_each(|other| summary.list.append(&mut other.lists[slot]));
+                summary.list.sort_unstable_by(by_place);
+            }
+        }
+    }
+
+    /// Gives the memory of lists back that are larger than those of one pass need be.
+    fn trim(&mut self) {
+        let bytes = |list: &Vec<Candidate>| (list.capacity() * size_of::<Candidate>()) as u64;
+        let held: u64 = self.workers.iter().flat_map(|worker| &worker.lists).map(bytes).sum();
+        if held > 4 * LIST_BYTES {
+            self.workers.iter_mut().for_each(|worker| worker.lists.clear());
+        }
+    }
+}
+
+/// Writes the result of a row with filters that was decided, or its overview; `is_prefix`: a pass that may decide it keeps a
+/// part of that.
+fn write_overview(planned: &Planned<'_>, is_prefix: bool, state: &mut RowState, summary: &mut RowSummary) {
+    let RowState { filter, mass, weighed, .. } = state;
+    if planned.is_whole && filter.need.is_none() {
+        summary.progress = Progress::Decided;
+        core::mem::swap(&mut summary.answer, &mut filter.answer);
+        return;
+    }
+    if planned.is_whole && is_prefix {
+        summary.progress = Progress::Open;
+        return;
+    }
+    filter.largest.finish();
+    summary.list.extend_from_slice(filter.largest.as_slice());
+    if let (true, Some(mass)) = (*weighed, mass) {
+        summary.mass.clone_from(mass);
+    }
+    summary.moments = filter.moments;
+    summary.frontiers_mut().iter_mut().zip(&filter.frontiers).for_each(|(a, b)| a.clone_from(b));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::CpuOptions;
+    use crate::variants::Tiled;
+    use flash_sampling_core::backend::check_rows;
+    use flash_sampling_core::reference::{Reference, Scheme};
+    use flash_sampling_core::{LogprobsMode, MassHistogram, Order, PerturbedArgmax, Plan, RowParams};
+
+    const VOCAB: usize = 3000;
+    const WIDTH: usize = 16;
+
+    fn integers(n: usize, salt: u64) -> Vec<f32> {
+        let mut state = salt;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % 7) as f32 - 3.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    fn raw(survey: &RowSummary) -> Option<&MassHistogram> {
+        survey.raw_mass.as_ref().filter(|mass| !mass.is_empty())
+    }
+
+    /// Integer inputs, so that dot products are exact and every bit must agree.
+    #[test]
+    fn a_scan_is_the_plain_one_of_the_reference() {
+        let weight = integers(VOCAB * WIDTH, 7);
+        let head = Head::new(Matrix::new(&weight, VOCAB, WIDTH).unwrap()).unwrap().with_scale(0.125).unwrap();
+        let base = RowParams { seed: 9, draws: 2, temperature: 0.75, ..RowParams::default() };
+        let bias = [(700, f32::NEG_INFINITY), (1503, 9.0)];
+        let rows = [
+            RowParams { top_p: 0.9, ..base },
+            base,
+            RowParams { top_k: 70, logprobs: Some(5), logit_bias: &bias, ..base },
+            RowParams { top_p: 0.99, top_n_sigma: 1.5, order: Order::LlamaCpp, ..base },
+            RowParams { temperature: -1.0, top_k: 3, ..base },
+            RowParams { kept: true, draws: 9, ..base },
+            RowParams { mask: Some(&[]), top_k: 3, ..base },
+            RowParams { mask: Some(&[]), logprobs: Some(4), logprobs_mode: LogprobsMode::Raw, ..base },
+            RowParams { top_p: 0.8, logprobs: Some(5), logprobs_mode: LogprobsMode::Raw, ..base },
+            RowParams { without_replacement: true, draws: 9, logprobs: Some(3), ..base },
+            RowParams { temperature: 0.0, draws: 3, logprobs: Some(5), ..base },
+        ];
+        let input = integers(rows.len() * WIDTH, 3);
+        let input = Matrix::new(&input, rows.len(), WIDTH).unwrap();
+        let plan = Plan { max_rows: rows.len(), max_draws: 9, max_logprobs: Some(5), canonical: false };
+        for tokens in [&[0u32][..], &[0, 1027, 2048, 2048]] {
+            for shard in head.split(tokens) {
+                let mut want = Reference::new(shard, plan, Scheme::Tiled);
+                let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };
+                let mut tiled = Tiled::new(shard, plan, &options).unwrap();
+                let mut ask = |requests: &[Request<'_>]| {
+                    let (mut a, mut b) =
+                        (vec![RowSummary::default(); rows.len()], vec![RowSummary::default(); rows.len()]);
+                    let mut checked = Vec::new();
+                    check_rows(&rows, &want.capabilities(), &plan, VOCAB as u32, &mut checked);
+                    let batch = Batch { input, params: &rows, rows: &checked };
+                    want.scan().unwrap().scan(&batch, requests, &mut a).unwrap();
+                    tiled.scan().unwrap().scan(&batch, requests, &mut b).unwrap();
+                    for (r, (a, b)) in a.iter().zip(&b).enumerate() {
+                        assert_eq!(a.error, b.error, "row {r}");
+                        if a.error.is_none() {
+                            assert_eq!((raw(a), a.raw_top.as_slice()), (raw(b), b.raw_top.as_slice()), "row {r}");
+                            assert_eq!(a.raw_logits, b.raw_logits, "row {r}");
+                            assert_eq!((&a.draws, &a.list, &a.mass), (&b.draws, &b.list, &b.mass), "row {r}");
+                            assert_eq!((a.moments.to_words(), &a.before), (b.moments.to_words(), &b.before), "row {r}");
+                            let finite = a.frontiers().iter().any(|f| !f.is_empty());
+                            assert!(!finite || a.frontiers() == b.frontiers(), "row {r}");
+                        }
+                    }
+                    b
+                };
+                let overview = ask(&[Request::Overview; 11]);
+                let draws = |r: usize| overview[r].draws.len();
+                assert_eq!(
+                    (overview[1].error, draws(0), draws(1)),
+                    (None, 0, if shard.tokens().is_empty() { 0 } else { 2 })
+                );
+                assert!(overview[6].list.is_empty());
+                let place = flash_sampling_core::Place { logit: 1.0, token: 1600 };
+                let before = [Before::new(place)];
+                let mut requests = [Request::Skip; 11];
+                requests[0] = Request::Before(&before);
+                requests[2] = Request::List { floor: 0.5 };
+                requests[5] = Request::List { floor: f32::NEG_INFINITY };
+                requests[8] = Request::RawLogits(&[2, 2999, 1027, 2]);
+                let told = ask(&requests);
+                assert_eq!(
+                    told[8].raw_logits.len(),
+                    [2, 2999, 1027, 2].iter().filter(|t| shard.tokens().contains(t)).count()
+                );
+                assert!(overview[7].raw_top.as_slice().len() == 4.min(shard.tokens().len()));
+                assert_eq!(told[5].list.len(), shard.tokens().len());
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The bytes of a further pass.
+//!
+//! ```text
+//! row        number u32 | masses: count u32 | u64 ...          as was requested: masses before places,
+//!            number u32 | list                                 tokens from a floor on,
+//!            number u32 | raw logits of own tokens, as a list  or raw logits
+//! ```
+//!
+//! An overview that is requested again has the bytes of [`summary`](crate::codec::summary).
+
+use crate::codec::call::{FAILED, MAGIC, PASS};
+use crate::codec::summary::{LISTED, Layout, decode_row, encode_row, is_mass, put_list, put_tokens, read_list};
+use crate::codec::wire::{Reader, WireError, put_text};
+use crate::error::ShardError;
+use core::ops::Range;
+use flash_sampling_core::backend::{Request, RowSummary};
+use flash_sampling_core::selection::Before;
+
+/// The message of a rank that failed.
+pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
+    bytes.clear();
+    bytes.extend_from_slice(&MAGIC.to_le_bytes());
+    bytes.push(FAILED);
+    put_text(bytes, reason);
+}
+
+/// Begins the message of a pass for `rows` rows.
+pub(crate) fn begin_pass(bytes: &mut Vec<u8>, rows: usize) {
+    bytes.clear();
+    bytes.extend_from_slice(&MAGIC.to_le_bytes());
+    bytes.push(PASS);
+    bytes.extend_from_slice(&(rows as u32).to_le_bytes());
+}
+
+/// Reads the head of another shard's message of a pass for `rows` rows.
+pub(crate) fn read_head(reader: &mut Reader<'_>, shard: usize, rows: usize) -> Result<(), ShardError> {
+    let failed = (|| {
+        if reader.u32()? != MAGIC {
+            return Err(reader.invalid("not a shard's pass"));
+        }
+        match reader.u8()? {
+            PASS if reader.u32()? as usize == rows => Ok(None),
+            PASS => Err(reader.invalid("another number of rows than requested")),
+            FAILED => Ok(Some(reader.text()?.to_owned())),
+            _ => Err(reader.invalid("an unknown status")),
+        }
+    })();
+    match failed {
+        Ok(None) => Ok(()),
+        Ok(Some(reason)) => Err(ShardError::Failed { shard, reason }),
+        Err(source) => Err(ShardError::Message { shard, source }),
+    }
+}
+
+/// Appends what a pass left of row `r`.
+pub(crate) fn encode_row_of_pass(
+    bytes: &mut Vec<u8>,
+    r: usize,
+    layout: Layout<'_, '_>,
+    request: &Request<'_>,
+    summary: &RowSummary,
+) {
+    bytes.extend_from_slice(&(r as u32).to_le_bytes());
+    match request {
+        Request::Skip => {}
+        Request::Overview | Request::Decide => encode_row(bytes, Some(layout), summary),
+        Request::Before(_) => {
+            bytes.extend_from_slice(&(summary.before.len() as u32).to_le_bytes());
+            summary.before.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
+        }
+        Request::RawLogits(_) => put_tokens(bytes, summary.raw_logits.iter().copied()),
+        Request::List { .. } => put_list(bytes, &summary.list),
+    }
+}
+
+/// Reads what a pass over the shard with `tokens` left of row `r`, which has begun in `out`; or why the shard has nothing that
+/// can be used.
+pub(crate) fn decode_row_of_pass(
+    reader: &mut Reader<'_>,
+    tokens: &Range<u32>,
+    r: usize,
+    layout: Layout<'_, '_>,
+    request: &Request<'_>,
+    out: &mut RowSummary,
+) -> Result<Result<(), String>, WireError> {
+    if reader.u32()? as usize != r {
+        return Err(reader.invalid("another row than requested"));
+    }
+    match request {
+        Request::Skip => {}
+        Request::Overview | Request::Decide => return decode_row(reader, tokens, Some(layout), out),
+        Request::Before(doubts) => {
+            if reader.u32()? as usize != doubts.len() {
+                return Err(reader.invalid("another number of places than requested"));
+            }
+            for doubt in *doubts {
+                let mass = reader.u64()?;
+                if !is_mass(mass, tokens.len()) {
+                    return Err(reader.invalid("a mass beyond that of the shard's tokens"));
+                }
+                out.before.push(Before::with_mass(doubt.place, mass));
+            }
+        }
+        Request::List { floor } => {
+            for c in read_list(reader, tokens, *floor, tokens.len())? {
+                out.list.push(c?);
+            }
+        }
+        Request::RawLogits(drawn) => {
+            let count = reader.count(LISTED)?;
+            let own = drawn.iter().filter(|token| tokens.contains(token));
+            if count != own.clone().count() {
+                return Err(reader.invalid("another number of raw logits than requested"));
+            }
+            for &token in own {
+                let (found, logit) = (reader.u32()?, reader.f32()?);
+                if found != token || !logit.is_finite() {
+                    return Err(reader.invalid("another raw logit than requested"));
+                }
+                out.raw_logits.push((token, logit));
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling_core::params::Row;
+    use flash_sampling_core::reference::{Reference, Scheme};
+    use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Place, Plan, RowParams};
+
+    const TOKENS: Range<u32> = 100..400;
+    const DRAWN: [u32; 3] = [250, 7, 399];
+
+    fn row() -> Row<'static> {
+        let (weight, plan) = ([0.0f32; 400], Plan { max_draws: 2, ..Plan::default() });
+        let head = Head::new(Matrix::new(&weight, 400, 1).unwrap()).unwrap();
+        let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
+        let params = RowParams { seed: 3, draws: 2, top_p: 0.8, temperature: 0.7, ..RowParams::default() };
+        params.check(&[], &can, &plan, 400).unwrap()
+    }
+
+    fn places() -> [Before; 2] {
+        [(6.0, 398), (2.5, 399)].map(|(logit, token)| Before::new(Place { logit, token }))
+    }
+
+    fn requests(places: &[Before]) -> [(usize, Request<'_>); 3] {
+        [(1, Request::Before(places)), (4, Request::List { floor: 9.0 }), (5, Request::RawLogits(&DRAWN))]
+    }
+
+    fn summary(request: Request<'_>) -> RowSummary {
+        let logits: Vec<f32> = TOKENS.map(|t| (t * 7919 % 97) as f32 / 8.0).collect();
+        let mut summary = RowSummary::default();
+        summary.of(&row(), request, TOKENS.start, &logits);
+        summary.of_raw(&row(), request, TOKENS.start, &logits);
+        summary
+    }
+
+    fn message(places: &[Before]) -> Vec<u8> {
+        let (mut bytes, row) = (Vec::new(), row());
+        begin_pass(&mut bytes, 3);
+        for (r, request) in requests(places) {
+            encode_row_of_pass(&mut bytes, r, Layout { row: &row, by_mass: false }, &request, &summary(request));
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8], places: &[Before]) -> Result<Vec<RowSummary>, ShardError> {
+        let (mut reader, row) = (Reader::new(bytes), row());
+        read_head(&mut reader, 1, 3)?;
+        let mut all = Vec::new();
+        for (r, request) in requests(places) {
+            let (mut out, layout) = (RowSummary::default(), Layout { row: &row, by_mass: false });
+            decode_row_of_pass(&mut reader, &TOKENS, r, layout, &request, &mut out)
+                .map_err(|source| ShardError::Message { shard: 1, source })?
+                .unwrap();
+            all.push(out);
+        }
+        reader.finish().map(|()| all).map_err(|source| ShardError::Message { shard: 1, source })
+    }
+
+    #[test]
+    fn bytes_carry_what_a_pass_left() {
+        let places = places();
+        let bytes = message(&places);
+        let (got, want) = (decode(&bytes, &places).unwrap(), requests(&places).map(|(_, request)| summary(request)));
+        assert!(got[0].before == want[0].before && got[0].before.iter().all(|before| before.mass() > 0));
+        assert!(got[1].list == want[1].list && !got[1].list.is_empty());
+        assert!(got[2].raw_logits == want[2].raw_logits && got[2].raw_logits.len() == 2);
+        // Another number of places than was requested.
+        assert!(decode(&bytes, &places[..1]).is_err());
+        for end in 0..bytes.len() {
+            assert!(decode(&bytes[..end], &places).is_err(), "{end} bytes");
+        }
+    }
+
+    #[test]
+    fn a_failure_keeps_its_words() {
+        let mut bytes = Vec::new();
+        encode_failure(&mut bytes, "out of memory");
+        let error = decode(&bytes, &places()).unwrap_err();
+        assert!(matches!(&error, ShardError::Failed { shard: 1, reason } if reason == "out of memory"));
+    }
+}

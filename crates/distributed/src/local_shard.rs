@@ -1,0 +1,65 @@
+//! One shard of this process, and its last summaries.
+
+use crate::merge::ShardMerge;
+use core::fmt;
+use flash_sampling_core::backend::driver::kept_list;
+use flash_sampling_core::backend::{Batch, Request, RowSummary, SampledRows};
+use flash_sampling_core::sampler::recycle;
+use flash_sampling_core::{PerturbedArgmax, SampleError};
+
+/// A shard and its last summaries; keeps its memory from call to call.
+pub(crate) struct LocalShard<'s> {
+    sampler: Box<dyn PerturbedArgmax + 's>,
+    summaries: Vec<RowSummary>,
+    sampled: SampledRows,
+    /// Only the memory lives from call to call.
+    requests: Vec<Request<'static>>,
+}
+
+impl<'s> LocalShard<'s> {
+    pub(crate) fn new(sampler: Box<dyn PerturbedArgmax + 's>) -> Self {
+        LocalShard { sampler, summaries: Vec::new(), sampled: SampledRows::default(), requests: Vec::new() }
+    }
+
+    /// Summarizes the shard's tokens in one scan, which reads the weight once. A merge by log-mass, and samplers without
+    /// scans, sample the rows instead, which have no filters then.
+    pub(crate) fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        merge: ShardMerge,
+    ) -> Result<(), SampleError> {
+        let LocalShard { sampler, summaries, sampled, requests: own } = self;
+        let rows = batch.rows.len();
+        summaries.iter_mut().for_each(|summary| summary.trim(kept_list(rows)));
+        summaries.resize_with(rows.max(summaries.len()), RowSummary::default);
+        match sampler.scan().filter(|_| merge == ShardMerge::Winners) {
+            Some(scan) => {
+                // Which tokens a filter keeps depends on the other shards, too.
+                let mut shard = recycle(core::mem::take(own));
+                let request = |request: &Request<'_>| *request != Request::Decide;
+                shard.extend(requests.iter().map(|r| if request(r) { *r } else { Request::Overview }));
+                let skips = shard.iter().all(|request| *request == Request::Skip);
+                let scanned = if skips { Ok(()) } else { scan.scan(batch, &shard, summaries) };
+                *own = recycle(shard);
+                scanned
+            }
+            None => {
+                let params_of = |r: usize| requests[r].is_overview().then(|| merge.shard_params(&batch.params[r]));
+                sampled.fill(&mut **sampler, batch.input, rows, params_of, summaries)
+            }
+        }
+    }
+
+    /// The summary of a row by the last scan.
+    pub(crate) fn summary(&self, row: usize) -> &RowSummary {
+        &self.summaries[row]
+    }
+}
+
+impl fmt::Debug for LocalShard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (can, shape) = (self.sampler.capabilities(), self.sampler.shape());
+        f.debug_struct("LocalShard").field("capabilities", &can).field("shape", &shape).finish_non_exhaustive()
+    }
+}
