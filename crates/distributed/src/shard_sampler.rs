@@ -12,7 +12,6 @@ use crate::tiling::{Description, Whole};
 use crate::transport::Transport;
 use crate::{check, differ};
 use core::ops::Range;
-use flash_sampling_core::backend::driver::kept_list;
 use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
@@ -231,16 +230,18 @@ impl<T: Transport> RankGroup<'_, T> {
             }
             for (shard, (reader, tokens)) in readers.iter_mut().zip(&*tokens).enumerate() {
                 let answer = |reason| ShardError::Answer { shard, row: r, reason };
-                if let Some(Layout { row, .. }) = layout {
+                let is_drawn = is_first && layout.is_some_and(|layout| layout.row.filters.is_none());
+                if let (true, Some(Layout { row, .. })) = (is_drawn, layout) {
                     received.begin(row);
                 }
+                let into = if is_drawn { &mut *received } else { &mut out[r] };
                 let read = match (is_first, layout, request) {
-                    (true, ..) => decode_row(reader, tokens, layout, received),
+                    (true, ..) => decode_row(reader, tokens, layout, into),
                     (false, _, Request::Skip) | (false, None, _) => continue,
-                    (false, Some(layout), _) => decode_row_of_pass(reader, tokens, r, layout, request, received),
+                    (false, Some(layout), _) => decode_row_of_pass(reader, tokens, r, layout, request, into),
                 };
                 read.map_err(|source| ShardError::Message { shard, source })?.map_err(answer)?;
-                if let Some(Layout { row, .. }) = layout {
+                if let (true, Some(Layout { row, .. })) = (is_drawn, layout) {
                     merger.add(*merge, row, request, (shard, &*received), &mut out[r]).map_err(answer)?;
                 }
             }
@@ -248,7 +249,6 @@ impl<T: Transport> RankGroup<'_, T> {
         for (shard, reader) in readers.into_iter().enumerate() {
             reader.finish().map_err(|source| ShardError::Message { shard, source })?;
         }
-        received.trim(kept_list(rows.len()));
         Ok(())
     }
 }

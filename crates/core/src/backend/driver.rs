@@ -140,7 +140,11 @@ impl Driver {
         pending.doubts.clear();
         let Ok(row) = row else { return };
         let need = match (summary.progress, &row.filters) {
-            (_, None) | (Progress::Decided, _) => None,
+            (_, None) => {
+                summary.merge_lists(row.logprobs.unwrap_or(0) as usize);
+                None
+            }
+            (Progress::Decided, _) => None,
             (Progress::Open, Some(_)) => Some(Need::Overview),
             (Progress::Summarized, Some(_)) => decide(summary, &mut self.filtering, row, pending, vocab_size),
         };
@@ -195,6 +199,7 @@ impl Driver {
                 decide(overview, filtering, row, pending, vocab_size)
             }
             Some(FollowUp::Filters(Need::List { floor, .. })) => {
+                further.merge_lists(usize::MAX);
                 debug_assert!(further.list.is_sorted_by(|a, b| by_place(a, b).is_lt()));
                 if further.list.is_empty() && floor == f32::NEG_INFINITY {
                     // Shards that take back what they summarized.
@@ -278,11 +283,6 @@ fn decide(
 ) -> Option<Need> {
     let filters = row.filters.as_ref()?;
     if summary.error.is_some() {
-        return None;
-    }
-    summary.answer.begin();
-    if summary.list.is_empty() {
-        summary.answer.outcome = Some(Err(RowError::NoFiniteLogit));
         return None;
     }
     let of = Filtered { row, filters, vocab_size, passes: pending.passes };

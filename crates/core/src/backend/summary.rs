@@ -10,7 +10,7 @@ use crate::params::Row;
 use crate::samples::RowSample;
 use crate::selection::{Answer, Before, Filtered, Filtering, Need, Seen, Wants};
 use crate::winner::{Candidate, TopList, Winner};
-use core::cmp::Ordering;
+use core::cmp::{Ordering, Reverse};
 
 /// How far a scan came with a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,52 +59,22 @@ pub struct RowSummary {
     pub raw_top: TopList,
     /// The requested raw logits.
     pub raw_logits: Vec<(u32, f32)>,
-    /// The memory of merged lists.
-    spare: Vec<Candidate>,
+    /// The lists of merged summaries, one after the other, until [`RowSummary::merge_lists`] makes one of them.
+    parts: Vec<Candidate>,
+    /// Where each of them ends.
+    ends: Vec<usize>,
+    /// Of each part its next token's key, and where that and the part's end are.
+    heads: Vec<(u64, usize, usize)>,
+}
+
+/// An integer that is larger the earlier a token comes in the order of falling logits. Zero has one sign there.
+fn place_key(c: &Candidate) -> u64 {
+    Winner::new(c.logit + 0.0, c.winner.token).to_ordered_bits()
 }
 
 /// The order of falling logits.
 pub fn by_place(a: &Candidate, b: &Candidate) -> Ordering {
-    if a.winner == b.winner {
-        Ordering::Equal
-    } else if a.place().reaches(&b.place()) {
-        Ordering::Less
-    } else {
-        Ordering::Greater
-    }
-}
-
-/// The order of falling scores.
-fn by_score(a: &Candidate, b: &Candidate) -> Ordering {
-    b.winner.to_ordered_bits().cmp(&a.winner.to_ordered_bits())
-}
-
-/// Merges a sorted list into another of at most `limit` entries; `spare` keeps memory.
-fn merge_sorted(
-    list: &mut Vec<Candidate>,
-    other: &[Candidate],
-    limit: usize,
-    order: impl Fn(&Candidate, &Candidate) -> Ordering,
-    spare: &mut Vec<Candidate>,
-) {
-    if list.is_empty() {
-        return list.extend_from_slice(&other[..other.len().min(limit)]);
-    }
-    if other.is_empty() || (list.len() >= limit && list.last().is_some_and(|last| order(last, &other[0]).is_lt())) {
-        return;
-    }
-    spare.clear();
-    let (mut a, mut b) = (list.iter().peekable(), other.iter().peekable());
-    while spare.len() < limit {
-        let next = match (a.peek(), b.peek()) {
-            (Some(x), Some(y)) if order(x, y).is_gt() => b.next(),
-            (Some(_), _) => a.next(),
-            (None, _) => b.next(),
-        };
-        let Some(&next) = next else { break };
-        spare.push(next);
-    }
-    core::mem::swap(list, spare);
+    place_key(b).cmp(&place_key(a))
 }
 
 impl RowSummary {
@@ -113,6 +83,8 @@ impl RowSummary {
         self.progress = Progress::Summarized;
         self.error = None;
         self.clear_sample();
+        self.parts.clear();
+        self.ends.clear();
         self.moments = Moments::default();
         self.used = 0;
         self.before.clear();
@@ -148,15 +120,17 @@ impl RowSummary {
         &mut self.frontiers[..self.used]
     }
 
-    /// Gives the memory of a list back that has room for more than so many tokens.
+    /// Gives the memory of lists back that have room for more than so many tokens.
     pub fn trim(&mut self, tokens: usize) {
-        if self.list.capacity() > tokens {
-            self.list = Vec::new();
+        for list in [&mut self.list, &mut self.parts] {
+            if list.capacity() > tokens {
+                *list = Vec::new();
+            }
         }
     }
 
     /// Adds the summary that a scan of other tokens made for the same request of the same row. The order of merges does not
-    /// matter.
+    /// matter. Lists are merged by [`RowSummary::merge_lists`], once all are added.
     pub fn merge(&mut self, row: &Row<'_>, request: &Request<'_>, other: &RowSummary) {
         self.error = StagedError::first(self.error, other.error);
         if other.error.is_some() {
@@ -169,9 +143,7 @@ impl RowSummary {
             }
             Request::Before(_) if self.before.is_empty() => self.before.extend_from_slice(&other.before),
             Request::Before(_) => self.before.iter_mut().zip(&other.before).for_each(|(a, b)| a.merge(b)),
-            Request::List { .. } => {
-                merge_sorted(&mut self.list, &other.list, usize::MAX, by_place, &mut self.spare);
-            }
+            Request::List { .. } => self.copy_list(&other.list),
             Request::RawLogits(_) => self.raw_logits.extend_from_slice(&other.raw_logits),
             Request::Skip => {}
         }
@@ -179,9 +151,11 @@ impl RowSummary {
 
     /// Adds the draws of other tokens: the best score wins, ties to the lower token (paper Lemma D.5).
     fn merge_draws(&mut self, row: &Row<'_>, other: &[Candidate]) {
-        let RowSummary { draws, spare, .. } = self;
+        let draws = &mut self.draws;
         if row.without_replacement {
-            merge_sorted(draws, other, row.draws as usize, by_score, spare);
+            draws.extend_from_slice(other);
+            draws.sort_by_key(|c| Reverse(c.winner.to_ordered_bits()));
+            draws.truncate(row.draws as usize);
         } else if draws.is_empty() {
             draws.extend_from_slice(other);
         } else {
@@ -191,12 +165,9 @@ impl RowSummary {
 
     /// Adds the overview of other tokens, all but its draws.
     pub fn merge_masses(&mut self, row: &Row<'_>, other: &RowSummary) {
-        let RowSummary { list, spare, .. } = self;
-        let limit = match &row.filters {
-            Some(filters) => Wants::of(row, filters).list,
-            None => row.logprobs.unwrap_or(0) as usize,
-        };
-        merge_sorted(list, &other.list, limit, by_place, spare);
+        if row.filters.is_some() || row.logprobs.is_some() {
+            self.copy_list(&other.list);
+        }
         self.mass.merge(&other.mass);
         self.moments.merge(&other.moments);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
@@ -204,6 +175,45 @@ impl RowSummary {
             a.merge(b);
         }
         self.raw_top.merge(&other.raw_top);
+    }
+
+    fn copy_list(&mut self, list: &[Candidate]) {
+        self.parts.extend_from_slice(list);
+        self.ends.push(self.parts.len());
+    }
+
+    /// Adds a list of other tokens, to be [merged](RowSummary::merge_lists); its first token.
+    ///
+    /// # Errors
+    /// The first of the list.
+    pub fn add_list<E>(&mut self, list: impl Iterator<Item = Result<Candidate, E>>) -> Result<Option<Candidate>, E> {
+        let begin = self.parts.len();
+        for c in list {
+            self.parts.push(c?);
+        }
+        self.ends.push(self.parts.len());
+        Ok(self.parts.get(begin).copied())
+    }
+
+    /// Sets the list to the first `limit` tokens of all merged lists; leaves it as it is where none was merged. It may be
+    /// called again with another limit.
+    pub fn merge_lists(&mut self, limit: usize) {
+        let RowSummary { list, parts, ends, heads, .. } = self;
+        if ends.is_empty() {
+            return;
+        }
+        let head = |at: usize, end: usize| (if at < end { place_key(&parts[at]) } else { 0 }, at, end);
+        list.clear();
+        heads.clear();
+        heads.extend(ends.iter().scan(0, |begin, &end| Some(head(core::mem::replace(begin, end), end))));
+        while list.len() < limit {
+            let Some(best) = heads.iter_mut().max_by_key(|head| head.0) else { break };
+            if best.0 == 0 {
+                break;
+            }
+            list.push(parts[best.1]);
+            *best = head(best.1 + 1, best.2);
+        }
     }
 
     /// Decides a row with filters from its overview, and from the mass before its places in doubt where that is known; what
@@ -214,7 +224,32 @@ impl RowSummary {
         of: &Filtered<'_>,
         doubts: &mut Vec<Before>,
     ) -> Option<Need> {
-        let limit = Wants::of(of.row, of.filters).list;
+        let wants = Wants::of(of.row, of.filters);
+        if wants.prefix && !self.ends.is_empty() && doubts.is_empty() {
+            // Most rows with top-p alone are decided by their masses and frontiers.
+            self.merge_lists(1);
+            let need = self.decide_from(filtering, of, 1, doubts);
+            if need.is_none() {
+                return None;
+            }
+            doubts.clear();
+        }
+        self.merge_lists(wants.list);
+        self.decide_from(filtering, of, wants.list, doubts)
+    }
+
+    fn decide_from(
+        &mut self,
+        filtering: &mut Filtering,
+        of: &Filtered<'_>,
+        limit: usize,
+        doubts: &mut Vec<Before>,
+    ) -> Option<Need> {
+        self.answer.begin();
+        if self.list.is_empty() {
+            self.answer.outcome = Some(Err(RowError::NoFiniteLogit));
+            return None;
+        }
         let RowSummary { list, mass, moments, frontiers, used, answer, .. } = self;
         let seen = Seen::first(list, limit, mass, moments);
         filtering.answer(of, &seen, &frontiers[..*used], doubts, answer)
@@ -369,6 +404,7 @@ mod tests {
                 RowParams { without_replacement: true, draws: 3, ..base },
             ] {
                 let row = params.check(&[], &can, &plan, VOCAB).unwrap();
+                let list = row.filters.map_or(row.logprobs.unwrap_or(0) as usize, |filters| Wants::of(&row, &filters).list);
                 let mut starts: Vec<u32> = [0].into_iter().chain(cuts.iter().copied()).chain([VOCAB]).collect();
                 starts.dedup();
                 let mut parts: Vec<_> = starts.windows(2).map(|w| w[0]..w[1]).collect();
@@ -382,6 +418,7 @@ mod tests {
                     part.of(&row, Request::Overview, tokens.start, own);
                     merged.merge(&row, &Request::Overview, &part);
                 }
+                merged.merge_lists(list);
                 prop_assert_eq!((&merged.draws, &merged.list), (&whole.draws, &whole.list));
                 prop_assert_eq!(&merged.mass, &whole.mass);
                 prop_assert_eq!(merged.moments, whole.moments);

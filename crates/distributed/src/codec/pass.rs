@@ -73,8 +73,8 @@ pub(crate) fn encode_row_of_pass(
     }
 }
 
-/// Reads what a pass over the shard with `tokens` left of row `r`, which has begun in `out`; or why the shard has nothing that
-/// can be used.
+/// Reads what a pass over the shard with `tokens` left of row `r`, which has filters or raw log-probabilities, and merges it
+/// into `out`; or why the shard has nothing that can be used.
 pub(crate) fn decode_row_of_pass(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,
@@ -93,18 +93,17 @@ pub(crate) fn decode_row_of_pass(
             if reader.u32()? as usize != doubts.len() {
                 return Err(reader.invalid("another number of places than requested"));
             }
-            for doubt in *doubts {
+            out.before.extend(doubts[out.before.len()..].iter().map(|doubt| Before::new(doubt.place)));
+            for (doubt, before) in doubts.iter().zip(&mut out.before) {
                 let mass = reader.u64()?;
                 if !is_mass(mass, tokens.len()) {
                     return Err(reader.invalid("a mass beyond that of the shard's tokens"));
                 }
-                out.before.push(Before::with_mass(doubt.place, mass));
+                before.merge(&Before::with_mass(doubt.place, mass));
             }
         }
         Request::List { floor } => {
-            for c in read_list(reader, tokens, *floor, tokens.len())? {
-                out.list.push(c?);
-            }
+            out.add_list(read_list(reader, tokens, *floor, tokens.len())?)?;
         }
         Request::RawLogits(drawn) => {
             let count = reader.count(LISTED)?;
@@ -176,6 +175,7 @@ mod tests {
             decode_row_of_pass(&mut reader, &TOKENS, r, layout, &request, &mut out)
                 .map_err(|source| ShardError::Message { shard: 1, source })?
                 .unwrap();
+            out.merge_lists(usize::MAX);
             all.push(out);
         }
         reader.finish().map(|()| all).map_err(|source| ShardError::Message { shard: 1, source })

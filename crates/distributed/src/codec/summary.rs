@@ -125,8 +125,8 @@ pub(super) fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Ite
     put_items(bytes, tokens.map(|(token, logit)| (u64::from(logit.to_bits()) << 32 | u64::from(token)).to_le_bytes()));
 }
 
-/// Reads the summary of a row, which has begun in `out`, from the shard with `tokens`; or why the shard has none that can be
-/// used.
+/// Reads the summary of a row from the shard with `tokens`; or why the shard has none that can be used. That of a row with
+/// filters is merged into `out`, that of another row becomes `out`, which has begun.
 pub(crate) fn decode_row(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,
@@ -150,7 +150,7 @@ pub(crate) fn decode_row(
             let token = read_token(reader, tokens)?;
             let stage = if reader.flag()? { Stage::Transformed } else { Stage::Raw };
             let error = if kind == NAN { RowError::NaN { token } } else { RowError::PositiveInfinity { token } };
-            out.error = Some(StagedError { stage, error });
+            out.error = StagedError::first(out.error, Some(StagedError { stage, error }));
         }
         SKIPPED => return Err(reader.invalid("no summary of valid parameters")),
         _ => return Err(reader.invalid("an unknown kind of summary")),
@@ -207,10 +207,7 @@ fn decode_overview(
     out: &mut RowSummary,
 ) -> Result<(), WireError> {
     let wants = Wants::of(row, filters);
-    for c in read_list(reader, tokens, f32::NEG_INFINITY, wants.list)? {
-        out.list.push(c?);
-    }
-    let Some(first) = out.list.first().map(Candidate::place) else {
+    let Some(first) = out.add_list(read_list(reader, tokens, f32::NEG_INFINITY, wants.list)?)? else {
         return Err(reader.invalid("no first token"));
     };
     if read_mass(reader, tokens.len(), &mut out.mass)? != wants.mass {
@@ -222,7 +219,7 @@ fn decode_overview(
             *word = reader.u64()?;
         }
         let moments = Moments::from_words(words, filters.temperature, tokens.len() as u64);
-        out.moments = moments.ok_or_else(|| reader.invalid("moments of no logits"))?;
+        out.moments.merge(&moments.ok_or_else(|| reader.invalid("moments of no logits"))?);
     }
     if reader.u32()? as usize != out.frontiers().len() {
         return Err(reader.invalid("another number of frontiers than draws"));
@@ -231,10 +228,10 @@ fn decode_overview(
         let mut largest = None;
         for _ in 0..reader.count(DRAW)? {
             let point = read_draw(reader, tokens)?;
-            largest.get_or_insert(point.place());
+            largest.get_or_insert(point);
             frontier.push(point);
         }
-        if largest != Some(first) {
+        if largest.is_none_or(|largest| largest.place() != first.place()) {
             return Err(reader.invalid("a frontier that does not begin with the first token"));
         }
     }
@@ -359,6 +356,7 @@ mod tests {
             let (row, mut out) = (checked(&params), RowSummary::default());
             row.as_ref().iter().for_each(|row| out.begin(row));
             decode_row(&mut reader, tokens, layout(&row), &mut out)?.unwrap();
+            out.merge_lists(usize::MAX);
             Ok(out)
         };
         let all = rows().into_iter().map(&mut read).collect::<Result<_, _>>()?;
