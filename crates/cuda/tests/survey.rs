@@ -122,7 +122,7 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         let mut above = found.kept();
         above.sort_by(flash_sampling_core::backend::by_place);
         assert_eq!(above, told(Request::List { floor }).list, "case {case}");
-        for before in told(Request::Before(&doubts)).before {
+        for before in told(Request::Before { places: &doubts, below: f32::NEG_INFINITY }).before {
             assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.place);
         }
         // Of |x| = 2^40 a + 2^20 b + c the products of two of them.

@@ -121,7 +121,7 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
             points.chain(listed).chain(others).map(Before::new).collect()
         })
         .collect();
-    let before: Vec<_> = places.iter().map(|places| Request::Before(places)).collect();
+    let before: Vec<_> = places.iter().map(|places| Request::Before { places, below: f32::NEG_INFINITY }).collect();
     let sums = same("masses before", rows, &before);
     assert!(sums.iter().flat_map(|survey| &survey.before).any(|before| before.mass() > 0));
 

@@ -165,14 +165,16 @@ impl Driver {
 
     /// A further pass, for its rows alone.
     fn pass(&mut self, scan: &mut dyn Scan, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
-        let Driver { pending, members, requests, further, .. } = self;
+        let Driver { pending, members, requests, further, overviews, .. } = self;
         further.resize_with(batch.rows.len().max(further.len()), RowSummary::default);
         let mut asked = recycle(take(requests));
         asked.resize(batch.rows.len(), Request::Skip);
         for &r in &*members {
             asked[r] = match pending[r].follow_up {
                 Some(FollowUp::Filters(Need::Overview)) => Request::Overview,
-                Some(FollowUp::Filters(Need::Before)) => Request::Before(&pending[r].doubts),
+                Some(FollowUp::Filters(Need::Before)) => {
+                    Request::Before { places: &pending[r].doubts, below: overviews[r].below.floor() }
+                }
                 Some(FollowUp::Filters(Need::List { floor, .. })) => Request::List { floor },
                 Some(FollowUp::RawLogits) => Request::RawLogits(&pending[r].drawn),
                 None => Request::Skip,
@@ -196,6 +198,11 @@ impl Driver {
             }
             Some(FollowUp::Filters(Need::Before)) => {
                 pending.doubts.iter_mut().zip(&further.before).for_each(|(a, b)| a.merge(b));
+                if overview.below.is_on() {
+                    overview.mass.clear_below(overview.below.floor());
+                    overview.mass.merge(&further.mass);
+                    overview.below = Below::default();
+                }
                 decide(overview, filtering, row, pending, vocab_size)
             }
             Some(FollowUp::Filters(Need::List { floor, .. })) => {

@@ -22,8 +22,13 @@ pub enum Request<'a> {
     /// As [`Overview`](Request::Overview), of a scan over the whole vocabulary: it may [decide](crate::backend::Progress) the
     /// row itself.
     Decide,
-    /// The mass before these places, starting from zero.
-    Before(&'a [Before]),
+    /// The mass before these places, starting from zero; and in [`RowSummary::mass`] that of all logits below `below`.
+    Before {
+        /// The places.
+        places: &'a [Before],
+        /// In nats; -inf: no masses, as of every scan that leaves none [below](RowSummary::below).
+        below: f32,
+    },
     /// Every token with a logit of at least `floor`.
     List {
         /// In nats; -inf: every token.

@@ -8,7 +8,7 @@ use crate::moments::Moments;
 use crate::noise::Domain;
 use crate::params::Row;
 use crate::samples::RowSample;
-use crate::selection::{Answer, Before, Filtered, Filtering, Need, Seen, Wants};
+use crate::selection::{Answer, Before, Below, Filtered, Filtering, Need, Seen, Wants};
 use crate::winner::{Candidate, TopList, Winner};
 use core::cmp::{Ordering, Reverse};
 
@@ -43,6 +43,10 @@ pub struct RowSummary {
     pub list: Vec<Candidate>,
     /// The masses, where [`Wants::mass`] or the row asks for log-probabilities; tokens that a filter dropped may be missing.
     pub mass: MassHistogram,
+    /// What of the mass is in no bin. Only for [`Request::Decide`].
+    pub below: Below,
+    /// The list has so many of the first tokens, if that is less than requested. Only for [`Request::Decide`].
+    pub listed: Option<usize>,
     /// `ln sum e^l` in nats, of a row that was [sampled](RowSummary::set_sample) with log-probabilities.
     pub log_mass: Option<f64>,
     /// The moments, where filters [need](crate::Filters::need_moments) them.
@@ -81,6 +85,7 @@ impl RowSummary {
     /// Empties it; keeps the memory.
     pub fn clear(&mut self) {
         self.progress = Progress::Summarized;
+        (self.below, self.listed) = (Below::default(), None);
         self.error = None;
         self.clear_sample();
         self.parts.clear();
@@ -141,8 +146,8 @@ impl RowSummary {
                 self.merge_draws(row, &other.draws);
                 self.merge_masses(row, other);
             }
-            Request::Before(_) if self.before.is_empty() => self.before.extend_from_slice(&other.before),
-            Request::Before(_) => self.before.iter_mut().zip(&other.before).for_each(|(a, b)| a.merge(b)),
+            Request::Before { .. } if self.before.is_empty() => self.before.extend_from_slice(&other.before),
+            Request::Before { .. } => self.before.iter_mut().zip(&other.before).for_each(|(a, b)| a.merge(b)),
             Request::List { .. } => self.copy_list(&other.list),
             Request::RawLogits(_) => self.raw_logits.extend_from_slice(&other.raw_logits),
             Request::Skip => {}
@@ -235,7 +240,7 @@ impl RowSummary {
             doubts.clear();
         }
         self.merge_lists(wants.list);
-        self.decide_from(filtering, of, wants.list, doubts)
+        self.decide_from(filtering, of, self.listed.unwrap_or(wants.list), doubts)
     }
 
     fn decide_from(
@@ -250,8 +255,8 @@ impl RowSummary {
             self.answer.outcome = Some(Err(RowError::NoFiniteLogit));
             return None;
         }
-        let RowSummary { list, mass, moments, frontiers, used, answer, .. } = self;
-        let seen = Seen::first(list, limit, mass, moments);
+        let RowSummary { list, mass, below, moments, frontiers, used, answer, .. } = self;
+        let seen = Seen { below: *below, ..Seen::first(list, limit, mass, moments) };
         filtering.answer(of, &seen, &frontiers[..*used], doubts, answer)
     }
 
@@ -327,8 +332,9 @@ impl RowSummary {
                     }
                 }
             }
-            Request::Before(doubts) => {
-                self.before.extend(doubts.iter().map(|doubt| Before::new(doubt.place)));
+            Request::Before { places, below } => {
+                self.mass.extend_below(logits, below);
+                self.before.extend(places.iter().map(|doubt| Before::new(doubt.place)));
                 self.before.iter_mut().for_each(|before| before.extend_from_slice(first, logits));
             }
             Request::List { floor } => {

@@ -28,7 +28,7 @@ const PARTIAL_PASSES: u32 = 2;
 pub enum Need {
     /// The whole overview, of a row whose first pass left a part of it.
     Overview,
-    /// The mass before the points in doubt.
+    /// The mass before the points in doubt, and the masses [below](super::Below) a floor in their bins.
     Before,
     /// A list of every token with a logit of at least `floor`, of which there are at most `bound`.
     List {
@@ -136,7 +136,7 @@ impl Filtering {
             }
         }
         if seen.below.is_on() {
-            return Some(Need::Overview);
+            return Some(Need::Before);
         }
         Some(self.need_list(&selection, seen, of.passes))
     }

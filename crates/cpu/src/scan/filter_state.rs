@@ -20,8 +20,8 @@ use flash_sampling_core::{Filters, Frontier, Moments};
 pub(crate) enum PassKind {
     /// Everything that it asks for.
     Summary,
-    /// The mass before the points in doubt.
-    Before,
+    /// The mass before the points in doubt, and that of all logits below `below`.
+    Before { below: f32 },
     /// Every token with a logit of at least `floor`, in this list of the worker.
     List { floor: f32, slot: usize },
 }

@@ -11,7 +11,7 @@ use crate::scan::tile::{Planned, Source};
 use core::ops::Range;
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, by_place};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::selection::{Before, LIST_BYTES, Wants};
+use flash_sampling_core::selection::{Before, LIST_BYTES};
 use flash_sampling_core::{Candidate, Head, Matrix, RowError};
 
 /// The logits of a call: those of a head and hidden states, or existing ones.
@@ -125,7 +125,7 @@ impl Engine {
                 Request::Skip | Request::RawLogits(_) => return Err(RowError::NoFiniteLogit),
                 Request::Overview | Request::Decide => PassKind::Summary,
                 _ if row.filters.is_none() => return Err(RowError::NoFiniteLogit),
-                Request::Before(_) => PassKind::Before,
+                Request::Before { below, .. } => PassKind::Before { below: *below },
                 Request::List { floor } => {
                     lists += 1;
                     PassKind::List { floor: *floor, slot: lists - 1 }
@@ -141,9 +141,9 @@ impl Engine {
                 worker.lists.iter_mut().for_each(Vec::clear);
             }
             let begin_row = |r: usize, state: &mut RowState| {
-                if let Some(Request::Before(doubts)) = requests.get(r) {
+                if let Some(Request::Before { places, .. }) = requests.get(r) {
                     state.filter.doubts.clear();
-                    state.filter.doubts.extend(doubts.iter().map(|doubt| Before::new(doubt.place)));
+                    state.filter.doubts.extend(places.iter().map(|doubt| Before::new(doubt.place)));
                 }
             };
             let (tokens, vocab_size) = (logits.tokens(), logits.vocab_size());
@@ -223,17 +223,16 @@ impl Engine {
                     summary.raw_mass.get_or_insert_default().clone_from(mass);
                     summary.raw_top.merge(top);
                 }
-                match &row.filters {
+                match row.filters {
                     None => logits.write(row, input, r, &Summary::from(&*state), summary),
-                    Some(filters) => {
-                        write_overview(planned, Wants::of(row, filters).prefix, state, summary);
-                    }
+                    Some(_) => write_overview(planned, state, summary),
                 }
             }
-            PassKind::Before => {
-                let filter = &mut first.rows[r].filter;
+            PassKind::Before { .. } => {
+                let RowState { filter, mass, .. } = &mut first.rows[r];
                 others.iter().for_each(|other| filter.merge_before(&other.rows[r].filter));
                 summary.before.extend_from_slice(&filter.doubts);
+                mass.iter().for_each(|mass| summary.mass.clone_from(mass));
             }
             PassKind::List { slot, .. } => {
                 summary.list.append(&mut first.lists[slot]);
@@ -253,18 +252,20 @@ impl Engine {
     }
 }
 
-/// Writes the result of a row with filters that was decided, or its overview; `is_prefix`: a pass that may decide it keeps a
-/// part of that.
-fn write_overview(planned: &Planned<'_>, is_prefix: bool, state: &mut RowState, summary: &mut RowSummary) {
+/// Writes the result of a row with filters that was decided, or its overview.
+fn write_overview(planned: &Planned<'_>, state: &mut RowState, summary: &mut RowSummary) {
     let RowState { filter, mass, weighed, .. } = state;
     if planned.is_whole && filter.need.is_none() {
         summary.progress = Progress::Decided;
         core::mem::swap(&mut summary.answer, &mut filter.answer);
         return;
     }
-    if planned.is_whole && is_prefix {
-        summary.progress = Progress::Open;
-        return;
+    if planned.is_whole {
+        if filter.missed {
+            summary.progress = Progress::Open;
+            return;
+        }
+        (summary.below, summary.listed) = (filter.floor.below, Some(filter.largest.limit()));
     }
     filter.largest.finish();
     summary.list.extend_from_slice(filter.largest.as_slice());
@@ -359,7 +360,7 @@ mod tests {
                 let place = flash_sampling_core::Place { logit: 1.0, token: 1600 };
                 let before = [Before::new(place)];
                 let mut requests = [Request::Skip; 11];
-                requests[0] = Request::Before(&before);
+                requests[0] = Request::Before { places: &before, below: 0.5 };
                 requests[2] = Request::List { floor: 0.5 };
                 requests[5] = Request::List { floor: f32::NEG_INFINITY };
                 requests[8] = Request::RawLogits(&[2, 2999, 1027, 2]);

@@ -64,7 +64,7 @@ pub(crate) fn encode_row_of_pass(
     match request {
         Request::Skip => {}
         Request::Overview | Request::Decide => encode_row(bytes, Some(layout), summary),
-        Request::Before(_) => {
+        Request::Before { .. } => {
             bytes.extend_from_slice(&(summary.before.len() as u32).to_le_bytes());
             summary.before.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
         }
@@ -89,7 +89,7 @@ pub(crate) fn decode_row_of_pass(
     match request {
         Request::Skip => {}
         Request::Overview | Request::Decide => return decode_row(reader, tokens, Some(layout), out),
-        Request::Before(doubts) => {
+        Request::Before { places: doubts, .. } => {
             if reader.u32()? as usize != doubts.len() {
                 return Err(reader.invalid("another number of places than requested"));
             }
@@ -146,7 +146,11 @@ mod tests {
     }
 
     fn requests(places: &[Before]) -> [(usize, Request<'_>); 3] {
-        [(1, Request::Before(places)), (4, Request::List { floor: 9.0 }), (5, Request::RawLogits(&DRAWN))]
+        [
+            (1, Request::Before { places, below: f32::NEG_INFINITY }),
+            (4, Request::List { floor: 9.0 }),
+            (5, Request::RawLogits(&DRAWN)),
+        ]
     }
 
     fn summary(request: Request<'_>) -> RowSummary {

@@ -294,11 +294,10 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             }
         }
         PassKind::Summary => {}
-        PassKind::Before => {
+        PassKind::Before { below } => {
             state.filter.add_before(first, spans, top);
-            let floor = state.filter.floor.below.floor();
-            if let (Some(mass), true) = (&mut state.mass, floor > f32::NEG_INFINITY) {
-                mass.extend_below(spans.as_flattened(), floor);
+            if let (Some(mass), true) = (&mut state.mass, below > f32::NEG_INFINITY) {
+                mass.extend_below(spans.as_flattened(), below);
             }
         }
         // SAFETY: by this function's contract.

@@ -185,7 +185,7 @@ impl Finder {
     ) -> Result<(), CudaError> {
         self.looks.clear();
         for (i, member) in part.iter().enumerate().filter(|(_, member)| member.filters().is_some()) {
-            let Request::Before(doubts) = member.request else { continue };
+            let Request::Before { places: doubts, .. } = member.request else { continue };
             let look = |doubt: &Before| {
                 let (token, value) = (doubt.place.token, doubt.place.logit);
                 Look { source: i as u32, token, value, padding: 0 }
@@ -197,7 +197,7 @@ impl Finder {
         }
         let mut masses = stored.masses_before(&self.looks, stream)?.iter();
         for member in part.iter_mut().filter(|member| member.filters().is_some()) {
-            let Request::Before(doubts) = member.request else { continue };
+            let Request::Before { places: doubts, .. } = member.request else { continue };
             let known = doubts.iter().zip(&mut masses).map(|(doubt, &mass)| Before::with_mass(doubt.place, mass));
             member.out.before.extend(known);
         }
