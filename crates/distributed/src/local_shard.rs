@@ -31,7 +31,6 @@ impl<'s> LocalShard<'s> {
     ) -> Result<(), SampleError> {
         let LocalShard { sampler, summaries, sampled, requests: own } = self;
         let rows = batch.rows.len();
-        summaries.iter_mut().for_each(|summary| summary.trim(kept_list(rows)));
         summaries.resize_with(rows.max(summaries.len()), RowSummary::default);
         match sampler.scan().filter(|_| merge == ShardMerge::Winners) {
             Some(scan) => {
@@ -49,6 +48,11 @@ impl<'s> LocalShard<'s> {
                 sampled.fill(&mut **sampler, batch.input, rows, params_of, summaries)
             }
         }
+    }
+
+    /// Gives the memory of a row's long lists back.
+    pub(crate) fn trim(&mut self, row: usize, rows: usize) {
+        self.summaries[row].trim(kept_list(rows));
     }
 
     /// The summary of a row by the last scan.

@@ -205,6 +205,7 @@ impl<T: Transport> RankGroup<'_, T> {
         for (r, (row, request)) in rows.iter().zip(requests).enumerate() {
             if let (Some(layout), false) = (layout(*merge, row), *request == Request::Skip) {
                 encode_row_of_pass(message, r, layout, request, local.summary(r));
+                local.trim(r, rows.len());
             }
         }
     }

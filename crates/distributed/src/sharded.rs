@@ -91,9 +91,10 @@ impl Scan for LocalGroup<'_> {
         for (r, (row, request)) in batch.rows.iter().zip(requests).enumerate() {
             let (Ok(row), false) = (row, *request == Request::Skip) else { continue };
             merger.begin(row, &mut out[r]);
-            for (number, shard) in shards.iter().enumerate() {
+            for (number, shard) in shards.iter_mut().enumerate() {
                 let added = merger.add(*merge, row, request, (number, shard.summary(r)), &mut out[r]);
                 added.map_err(|reason| ShardError::Answer { shard: number, row: r, reason })?;
+                shard.trim(r, batch.rows.len());
             }
         }
         Ok(())

@@ -200,14 +200,21 @@ impl RowSummary {
         Ok(self.parts.get(begin).copied())
     }
 
-    /// Sets the list to the first `limit` tokens of all merged lists; leaves it as it is where none was merged. It may be
-    /// called again with another limit.
+    /// Sets the list to the first `limit` tokens of all merged lists, or to all of them; leaves it as it is where none was
+    /// merged. It may be called again with a larger limit.
     pub fn merge_lists(&mut self, limit: usize) {
         let RowSummary { list, parts, ends, heads, .. } = self;
         if ends.is_empty() {
             return;
         }
         let head = |at: usize, end: usize| (if at < end { place_key(&parts[at]) } else { 0 }, at, end);
+        if limit >= parts.len() {
+            // All of them: one list in place of two.
+            core::mem::swap(list, parts);
+            list.sort_unstable_by(by_place);
+            ends.clear();
+            return;
+        }
         list.clear();
         heads.clear();
         heads.extend(ends.iter().scan(0, |begin, &end| Some(head(core::mem::replace(begin, end), end))));
