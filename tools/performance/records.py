@@ -36,7 +36,8 @@ def lines(name):
 
 def peers(name, head, rows):
     """Best times of other programs in seconds, by name."""
-    return {line["peer"]: line["min_us"] / 1e6 for line in lines(name) if (line.get("V"), line.get("D"), line.get("B")) == (*head, rows)}
+    found = [line for line in lines(name) if (line.get("V"), line.get("D"), line.get("B")) == (*head, rows)]
+    return {line["peer"]: line["min_us"] / 1e6 for line in found}
 
 
 def printed(name):
@@ -52,7 +53,7 @@ def printed(name):
             names.append(label[2])
         elif head and names and re.fullmatch(r"[ \d.]+", line) and line.strip():
             cells = line.split()
-            heads[head][int(cells[0])] = dict(zip(names, map(float, cells[1:]), strict=True))
+            heads[head][int(cells[0])] = dict(zip(names, map(float, cells[1:])))
     return heads
 
 

@@ -1,0 +1,78 @@
+"""The tables of processors and of whole models."""
+
+from markdown import DRAWS, HEADS, over_target, table
+from records import Bench, decode_steps
+
+
+def processors():
+    records = [
+        ("2 cores, AVX-512 BF16, hidden 4096", "2026-11-23-xeon-noise2-avx512bf16.json", 4096),
+        ("hidden 1024", "2026-11-23-xeon-noise2-avx512bf16.json", 1024),
+        ("2 cores, AMX, 1024", "2026-11-23-xeon-noise2-amx.json", 1024),
+        ("16 cores, AMX, 4096", "2026-11-23-xeon-16-amx-4096.json", 4096),
+        ("1024", "2026-11-23-xeon-16-amx-1024.json", 1024),
+    ]
+    body = []
+    for rows in [1, 16, 64, 256]:
+        cells = [rows]
+        for _, record, hidden in records:
+            best = Bench(record).best("matmul and draw", rows, (151936, hidden), missing=True)
+            cells.append(over_target([best[name] / best["greedy"] for name in DRAWS], 1.03) if best else "")
+        body.append(cells)
+    cells = ["speed over a plain read, at these rows"]
+    for _, record, hidden in records:
+        bests = [Bench(record).best("matmul and draw", rows, (151936, hidden), missing=True) for rows in [1, 16, 64, 256]]
+        cells.append(" / ".join(f"{best['read'] / max(best[name] for name in DRAWS):.2f}" for best in bests if best))
+    return table(["rows"] + [name for name, *_ in records], [*body, cells])
+
+
+def logits():
+    groups = [("2 cores", ["2026-11-23-xeon-noise2-avx512bf16.json", "2026-11-23-xeon-noise2-amx.json"]),
+              ("16 cores", ["2026-11-23-xeon-16-amx-4096.json", "2026-11-23-xeon-16-amx-1024.json"])]
+    sections = [[{entry["name"]: entry["best"] for entry in section["entries"]}
+                 for record in names for section in Bench(record).data["sections"] if section["what"] == "draw from logits"]
+                for _, names in groups]
+
+    def span(values, target):
+        low, high = (f"{value:.1f}" for value in (min(values), max(values)))
+        text = low if low == high else f"{low} to {high}"
+        return f"**{text}**" if max(values) > target else text
+
+    body = []
+    for label, entry, target in [("greedy", "greedy", 1.5), ("draw, peaked", "standalone, peaked", 3),
+                                 ("min-p 0.05", "min-p 0.05", 4), ("top-k 20", "top-k 20", 3),
+                                 ("top-p 0.95, peaked", "top-p 0.95", 13)]:
+        body.append([label] + [span([best[entry] / best["read"] for best in bests], target) for bests in sections] + [target])
+    body.append(["1000 draws of one row, us a draw"]
+                + [span([best["1000 draws"] * 1e3 for best in bests], 12) for bests in sections] + [12])
+    return table(["over a plain read"] + [name for name, _ in groups] + ["target"], body)
+
+
+def candle():
+    bench = Bench("2026-11-21-xeon-amx-candle.json")
+    body = []
+    for name, label in [("candle", "candle, a float32 copy of the weight"), ("candle, bf16 kept", "candle, the weight kept in bf16")]:
+        cells = [label]
+        for rows in [16, 64, 256]:
+            best = bench.best("matmul and draw", rows, HEADS[0])
+            cells.append(f"{best[name] / max(best[draw] for draw in DRAWS):.1f}")
+        body.append(cells)
+    return table(["over our draw", "16 rows", "64 rows", "256 rows"], body)
+
+
+def models():
+    body = []
+    for machine, model, record, sequences, ours in [
+            ("H200", "1.7b", "2026-11-21-h200-decode.txt", [1, 8, 64], "our fused head"),
+            ("H200", "8b", "2026-11-21-h200-decode.txt", [1, 8, 64], "our fused head"),
+            ("16 cores", "0.6b", "2026-11-21-xeon-decode.txt", [1, 8], "our fused head, weight kept in bf16")]:
+        steps = decode_steps(record)
+
+        def column(way, place, steps=steps, model=model, sequences=sequences):
+            return " / ".join(f"{steps[model, count, way][place]:.3g}" for count in sequences)
+
+        body.append([f"{machine}, Qwen3-{model.upper()}, {' / '.join(map(str, sequences))}", column(ours, "head"),
+                     column("candle's matmul, gumbel_softmax", "head"), column("candle's matmul, LogitsProcessor", "head"),
+                     column(ours, "step")])
+    return table(["machine, model, sequences", "our fused head", "candle's matmul + `gumbel_softmax`",
+                  "candle's matmul + `LogitsProcessor`", "whole step, ours"], body)
