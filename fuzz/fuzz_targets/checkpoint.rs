@@ -1,8 +1,8 @@
 //! `model.safetensors.index.json`, `config.json` and `generation_config.json`.
 #![no_main]
 
-use flash_sampling_cli::load::checkpoint::Index;
-use flash_sampling_cli::load::config::{HeadConfig, Scale};
+use flash_sampling_cli::input::config::{HeadConfig, Scale};
+use flash_sampling_cli::input::index::Index;
 use flash_sampling_models::ModelConfig;
 use libfuzzer_sys::fuzz_target;
 

@@ -1,8 +1,8 @@
 //! `--logit-bias`: what is accepted is what the library accepts.
 #![no_main]
 
-use flash_sampling_cli::load::TensorPath;
-use flash_sampling_cli::load::logit_bias;
+use flash_sampling_cli::input::TensorPath;
+use flash_sampling_cli::input::logit_bias;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -1,7 +1,7 @@
 //! A file of masks: every row that was asked for has a mask that decides every token.
 #![no_main]
 
-use flash_sampling_cli::load::mask::Masks;
+use flash_sampling_cli::input::mask::Masks;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

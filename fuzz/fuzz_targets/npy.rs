@@ -1,7 +1,7 @@
 //! A `.npy` file: what its header promises lies within it.
 #![no_main]
 
-use flash_sampling_cli::load::npy::NpyHeader;
+use flash_sampling_cli::input::npy::NpyHeader;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,8 +1,8 @@
 //! A safetensors file: the header, and every tensor that it names for each role.
 #![no_main]
 
-use flash_sampling_cli::load::safetensors::Header;
-use flash_sampling_cli::load::tensor::Role;
+use flash_sampling_cli::input::safetensors::Header;
+use flash_sampling_cli::input::tensor::Role;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

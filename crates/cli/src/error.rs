@@ -1,47 +1,48 @@
-//! What ends a command early, and the exit code that says so.
+//! Errors of the command: one line each, with an exit code.
 
-use crate::load::LoadError;
+use crate::input::LoadError;
+use crate::output::line;
 #[cfg(feature = "cuda")]
 use flash_sampling::cuda::CudaError;
 use flash_sampling::{BuildError, HeadError, SampleError, ShardError};
 use flash_sampling_models::ModelError;
 use std::error::Error;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// Why a command ended early. Its message is one line.
+/// Why a command ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// Flags that make no sense, alone or together.
+    /// Invalid flags.
     #[error("{0}")]
     Usage(String),
     /// A file that cannot be used.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A checkpoint that makes no model, or a model that cannot go on.
+    /// A checkpoint of an unsupported model, or an error of its layers.
     #[error("{}: {source}", folder.display())]
     Model {
         /// The checkpoint's folder.
         folder: PathBuf,
-        /// What is wrong.
+        /// The model's error.
         source: ModelError,
     },
-    /// A weight, bias or factor that makes no head.
+    /// A weight, bias or factor that fits no head.
     #[error(transparent)]
     Head(#[from] HeadError),
-    /// A sampler that this machine or build does not have.
+    /// A sampler that this machine or build lacks.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A backend failed at its work.
+    /// A backend failed.
     #[error(transparent)]
     Sample(#[from] SampleError),
     /// Results could not be written.
     #[error("cannot write {what}: {source}")]
     Write {
-        /// What was being written.
+        /// The output.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// Ctrl-C.
@@ -60,11 +61,12 @@ impl CommandError {
         move |source| CommandError::Write { what: what.into(), source }
     }
 
-    /// 2 for bad usage or files, 1 for work or an exchange that failed, 130 for Ctrl-C, and 0 when the reader of the output left.
+    /// 2 for bad usage or files, 1 for a failed backend or exchange, 130 for Ctrl-C, and 0 if the reader closed the
+    /// output.
     pub fn exit_code(&self) -> u8 {
         match self {
             CommandError::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => 0,
-            // A rank that is gone, when ranks meet as in a draw, or a transport that does not start.
+            // A rank is missing in the handshake, or the transport does not start.
             CommandError::Build(BuildError::Shard(ShardError::Transport(_))) => 1,
             #[cfg(feature = "cuda")]
             CommandError::Build(BuildError::Cuda(CudaError::LateRanks { .. })) => 1,
@@ -90,22 +92,28 @@ impl CommandError {
     }
 }
 
+/// Prints one line for an error on standard error, in one write, since other ranks print there too.
+pub(crate) fn print_error(message: &str) {
+    // A closed standard error is no reason to fail.
+    let _ = io::stderr().write_all(format!("error: {}\n", line::message(message)).as_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use flash_sampling::distributed::TransportError;
 
     #[test]
-    fn a_rank_that_is_gone_has_one_exit_code_whenever_it_went() {
-        let gone = || ShardError::from(TransportError::Broken);
-        let codes = [CommandError::from(BuildError::from(gone())), SampleError::from(gone()).into()];
+    fn a_missing_rank_has_the_same_exit_code_in_handshake_and_draw() {
+        let missing = || ShardError::from(TransportError::Broken);
+        let codes = [CommandError::from(BuildError::from(missing())), SampleError::from(missing()).into()];
         assert_eq!(codes.map(|error| error.exit_code()), [1, 1]);
         #[cfg(feature = "cuda")]
         {
             let late = CudaError::LateRanks { ranks: Vec::new(), limit: core::time::Duration::from_secs(60) };
             assert_eq!(CommandError::from(BuildError::from(late)).exit_code(), 1);
         }
-        // Ranks of other shards were called with other flags or files.
+        // Ranks with different flags or files are bad usage.
         assert_eq!(CommandError::from(BuildError::from(ShardError::NotPathwise { shard: 1 })).exit_code(), 2);
     }
 }

@@ -1,68 +1,67 @@
-//! Ctrl-C: finish what is in hand if that is soon, then stop.
+//! Ctrl-C: ends a short step of work normally, and a long one after a second.
 
-use crate::error::CommandError;
-use crate::run::tell;
+use crate::error::{CommandError, print_error};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long the work in hand may take to end of itself. No command leaves anything half done that would need more: results
-/// are flushed where they are whole, and files are written at the end.
+/// Time for the current step after Ctrl-C. A longer step is ended without harm: finished results are flushed, and files
+/// are written at the end.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Whether the user asked to stop. Clones share the answer.
+/// Whether the user pressed Ctrl-C. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Listens for Ctrl-C (and SIGTERM): the first asks to stop, and stops a second later whatever is in hand; another stops
-    /// at once. A call that is complete within that second ends as one without Ctrl-C.
+    /// Listens for Ctrl-C and SIGTERM. The first signal ends the process within a second, a second one at once. A call
+    /// that completes within that second ends normally.
     pub fn listen() -> Self {
         let interrupt = Interrupt::default();
-        let asked = interrupt.clone();
+        let signalled = interrupt.clone();
         let installed = ctrlc::set_handler(move || {
-            if asked.0.swap(true, Ordering::Relaxed) {
-                // Without a word: standard error may be what hangs.
+            if signalled.0.swap(true, Ordering::Relaxed) {
+                // No message: a blocked standard error may be the reason for the second signal.
                 exit();
             }
-            // A long call of a sampler looks at no flag. Without a thread there is the second Ctrl-C.
-            let late = || {
+            // A long call of a sampler does not check the state. If no thread starts, a second signal ends the process.
+            let exit_late = || {
                 std::thread::sleep(GRACE);
                 let _ = std::thread::Builder::new().spawn(|| {
                     std::thread::sleep(GRACE);
                     exit();
                 });
                 if std::io::stderr().is_terminal() {
-                    // The text or the progress bar of the work in hand stands in the line.
+                    // The line may hold text or a progress bar.
                     let _ = writeln!(std::io::stderr());
                 }
-                tell(&CommandError::Interrupted.to_string());
+                print_error(&CommandError::Interrupted.to_string());
                 exit();
             };
-            let _ = std::thread::Builder::new().spawn(late);
+            let _ = std::thread::Builder::new().spawn(exit_late);
         });
         if let Err(error) = installed {
-            tracing::warn!("Ctrl-C will stop at once, not cleanly: {error}");
+            tracing::warn!("Ctrl-C will end the process without cleanup: {error}");
         }
         interrupt
     }
 
-    /// Whether it is time to stop.
-    pub fn asked(&self) -> bool {
+    /// Whether a signal has arrived.
+    pub fn is_interrupted(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// To be called between steps of long work.
+    /// Ends long work between two steps.
     ///
     /// # Errors
-    /// [`CommandError::Interrupted`] when it is time to stop.
+    /// [`CommandError::Interrupted`] after a signal.
     pub fn check(&self) -> Result<(), CommandError> {
-        if self.asked() { Err(CommandError::Interrupted) } else { Ok(()) }
+        if self.is_interrupted() { Err(CommandError::Interrupted) } else { Ok(()) }
     }
 }
 
-/// Ends the process, whatever the other threads do.
+/// Ends the process, whatever its other threads do.
 fn exit() -> ! {
     std::process::exit(CommandError::Interrupted.exit_code().into())
 }

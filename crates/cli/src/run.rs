@@ -1,10 +1,9 @@
 //! From the command line to the exit code.
 
 use crate::args::{self, Cli, Command, MAX_THREADS};
-use crate::error::CommandError;
+use crate::error::{CommandError, print_error};
 use crate::interrupt::Interrupt;
-use crate::output::line;
-use crate::{bench, copies, generate, info, sample, verify};
+use crate::{bench, generate, info, mpirun_hint, sample, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::env;
@@ -13,25 +12,25 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
-/// The environment variable that says which notes are wanted.
+/// The environment variable of the log level.
 const LOG: &str = "FLASH_SAMPLING_LOG";
-/// The environment variable that says how many threads there are where `--threads` does not.
+/// The environment variable of the number of threads, for samplers without `--threads`.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// Runs the command: results on standard output, notes and one line for an error on standard error.
+/// Runs the command. Results go to standard output, log lines and one line for an error to standard error.
 ///
-/// The exit code is 0; 1 when a row or a law failed; 2 for bad usage or files; 130 after Ctrl-C.
+/// The exit code is 0 for success, 1 if a row or a law failed, 2 for bad usage or files, and 130 after Ctrl-C.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let said = env::var(LOG).unwrap_or_default();
-    let level = if said.is_empty() { "info" } else { &said };
+    let given = env::var(LOG).unwrap_or_default();
+    let level = if given.is_empty() { "info" } else { &given };
     let Ok(level) = level.parse::<LevelFilter>() else {
-        return fail(2, &format!("{LOG} is {said:?}; it may be off, error, warn, info, debug or trace"));
+        return fail(2, &format!("{LOG} is {given:?}; it may be off, error, warn, info, debug or trace"));
     };
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
-        // A note that cannot be written is dropped: to say so on standard error would panic.
+        // A log line that cannot be written is dropped; a report of it on standard error would panic.
         .log_internal_errors(false)
         .without_time()
         .with_target(false)
@@ -59,7 +58,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Refuses a number of threads that nobody means. 0 means as many as there are cores, as where it is not set.
+/// Refuses a number of threads out of range. 0 is one thread per processor, the default.
 fn check_threads() -> Result<(), CommandError> {
     let Some(text) = env::var_os(THREADS) else { return Ok(()) };
     match text.to_str().and_then(|text| text.parse().ok()) {
@@ -69,7 +68,7 @@ fn check_threads() -> Result<(), CommandError> {
 }
 
 fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    copies::tell(command);
+    mpirun_hint::warn(command);
     match command {
         Command::Generate(args) => generate::run(args, out, interrupt),
         Command::Sample(args) => sample::run(args, out, interrupt),
@@ -84,12 +83,6 @@ fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Re
 }
 
 fn fail(code: u8, message: &str) -> ExitCode {
-    tell(message);
+    print_error(message);
     ExitCode::from(code)
-}
-
-/// One line for an error on standard error, in one write, as other ranks write there too.
-pub(crate) fn tell(message: &str) {
-    // A closed standard error leaves nobody to tell.
-    let _ = io::stderr().write_all(format!("error: {}\n", line::message(message)).as_bytes());
 }

@@ -1,38 +1,38 @@
-//! Flags that say which tokens are kept.
+//! Flags of filters.
 
 use crate::args::values::float;
 use clap::{Args, ValueEnum};
 use flash_sampling::{Order, RowParams};
 
-/// Which tokens are kept.
+/// Filters.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Filters")]
 pub struct FilterArgs {
     /// Keep the K largest logits; 0 or -1 = all.
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = top_k, allow_negative_numbers = true)]
     pub top_k: u32,
-    /// Keep the smallest set of largest probabilities that reaches P; 1 = all.
+    /// Keep the most probable tokens up to a total probability of P; 1 = all.
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = float, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Keep probabilities of at least P times the largest; 0 = all.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub min_p: f32,
-    /// Keep logits of at least the largest less N standard deviations; 0 = all.
+    /// Keep logits within N standard deviations of the largest; 0 = all.
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub top_n_sigma: f32,
     /// Keep probabilities of at least P; 0 = all.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub epsilon_cutoff: f32,
-    /// Keep the tokens whose surprisal is nearest to the entropy until they reach P; 1 = all.
+    /// Keep the tokens with surprisal nearest to the entropy, up to a total probability of P; 1 = all.
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = float, allow_negative_numbers = true)]
     pub typical_p: f32,
-    /// Exclude top choices: drop all but the least probable of the tokens with at least this probability.
+    /// XTC (exclude top choices): drop all tokens with at least this probability except the least probable one.
     #[arg(long, value_name = "P", default_value_t = 0.1, value_parser = float, allow_negative_numbers = true)]
     pub xtc_threshold: f32,
-    /// How probable it is that top choices are excluded, by one coin a row.
+    /// Probability that XTC applies to a row; 0 = off.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub xtc_probability: f32,
-    /// The order of temperature and filters, by whose it is.
+    /// Order of temperature and filters, as in this engine.
     #[arg(long, value_enum, default_value_t = OrderArg::Vllm)]
     pub order: OrderArg,
 }
@@ -44,7 +44,7 @@ fn top_k(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Whose order of temperature and filters.
+/// Order of temperature and filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)] // the variants of `Order`
 pub enum OrderArg {

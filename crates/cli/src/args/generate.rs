@@ -2,23 +2,22 @@
 
 use super::rows::{LogitBias, Mode, logit_biases, temperature};
 use super::sequence::{Tokens, ascending, tokens};
-use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs, values};
+use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs, ineffective_flags, values};
 use crate::error::CommandError;
-use crate::idle;
 use clap::Args;
 use flash_sampling::{History, RowParams};
 use std::path::PathBuf;
 
-/// The most sequences of a batch.
+/// Maximum of sequences in a batch.
 const MAX_SEQUENCES: u32 = 4096;
 
 /// Flags of `generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// What is written, by which model.
+    /// Model and text.
     #[command(flatten)]
     pub text: TextArgs,
-    /// How tokens are drawn.
+    /// Draws.
     #[command(flatten)]
     pub draws: DrawArgs,
     /// Penalties.
@@ -27,118 +26,117 @@ pub struct GenerateArgs {
     /// Filters.
     #[command(flatten)]
     pub filters: FilterArgs,
-    /// Backend and variant of the head and the draw; the layers before it are always run on the CPU.
+    /// Backend and variant of head and draw; the layers always run on the CPU.
     #[command(flatten)]
     pub sampler: SamplerArgs,
-    /// How results are written: a text for people as it comes, or one JSON object for each sequence.
+    /// Output format: text as it is drawn, or one JSON object per sequence.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
-    /// Tell at the end how fast it was, which share of the time went into head and draw, and how many draws took more than
-    /// one pass.
+    /// Print at the end the speed, the share of head and draw in the time, and the number of draws with more than one pass.
     #[arg(long)]
     pub report: bool,
 }
 
-/// What is written, by which model.
+/// Model and text.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and text (without any: a built-in model that writes short stories)")]
 pub struct TextArgs {
-    /// A Hugging Face checkpoint folder of the Llama or Qwen3 family: config.json, tokenizer.json, safetensors in one file
-    /// or in shards.
+    /// Checkpoint folder in Hugging Face layout, of the Llama or Qwen3 family: config.json, tokenizer.json, and safetensors
+    /// in one file or in shards.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// The text to go on from, as it is: no chat template is applied.
+    /// The beginning of the text, verbatim: no chat template is applied.
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
     pub prompt: String,
-    /// Tokens to write, at most.
+    /// Maximum of tokens to generate per sequence.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = values::whole(1..=u32::MAX), allow_negative_numbers = true)]
     pub max_tokens: u32,
-    /// A text that ends a sequence, and is not written; may be given several times. The model's own end always ends it.
+    /// A text that ends a sequence and is not written; may be given several times. The model's end-of-sequence token always
+    /// ends a sequence.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = stop)]
     pub stop: Vec<String>,
-    /// A small model with the same tokens, which draws ahead: where the model draws the same tokens with the same noise, they
-    /// are had for one run of its layers. The text is the same as without.
+    /// Checkpoint folder of a draft model with the same tokenizer, for speculative decoding. The model verifies several draft
+    /// tokens in one run of its layers. The text does not change.
     #[arg(long, value_name = "DIR")]
     pub draft: Option<PathBuf>,
-    /// Tokens that it draws ahead (default 4); for --draft.
+    /// Draft tokens per step (default 4); for --draft.
     #[arg(long, value_name = "N", requires = "draft", value_parser = values::whole(1..=64_u32), allow_negative_numbers = true)]
     pub draft_tokens: Option<u32>,
-    /// Sequences, run as one batch; sequence i has seed SEED + i, and is what that seed gives alone.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole(1..=MAX_SEQUENCES), allow_negative_numbers = true)]
+    /// Number of sequences in the batch. Sequence i has seed SEED + i, and is the same as in a run of its own.
+    #[arg(long, short = 'n', alias = "n", value_name = "N", default_value_t = 1, value_parser = values::whole(1..=MAX_SEQUENCES), allow_negative_numbers = true)]
     pub num_sequences: u32,
 }
 
-/// How tokens are drawn.
+/// Draws.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Draws")]
 pub struct DrawArgs {
-    /// Divides the logits; 0 takes the largest logit.
+    /// Divides the logits; at 0 the draw is the largest logit.
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
     /// The seed of the first sequence; -1 is none (default 0).
     #[arg(long, value_name = "SEED", value_parser = values::seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
-    /// Decide near ties by a float64 sum in one fixed order.
+    /// Decide near ties by float64 sums in a fixed order.
     #[arg(long)]
     pub canonical: bool,
     /// Added to the logits of single tokens; -inf bans one.
     #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
     pub logit_bias: Option<LogitBias>,
-    /// Tell the log-probability of each token that was drawn, and the N largest beside it; -1 = all.
+    /// Print the log-probability of each drawn token and the N largest log-probabilities; -1 = all.
     #[arg(long, value_name = "N", value_parser = values::logprobs, allow_negative_numbers = true)]
     pub logprobs: Option<u32>,
-    /// Log-probabilities of which law: the one that is drawn from, or the model's own, before biases, penalties, temperature
-    /// and filters.
+    /// Log-probabilities of the distribution that is drawn from, or of the model's raw logits before biases, penalties,
+    /// temperature and filters.
     #[arg(long, value_enum, default_value_t = Mode::Processed, requires = "logprobs")]
     pub logprobs_mode: Mode,
-    /// Tokens that end a sequence, beside the model's own end, and are not written.
+    /// Further tokens that end a sequence and are not written.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub stop_token_ids: Option<Tokens>,
     /// The only tokens that may be drawn.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub allowed_token_ids: Option<Tokens>,
-    /// Tokens that are not drawn.
+    /// Tokens that must not be drawn.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub banned_token_ids: Option<Tokens>,
-    /// Tokens that no repetition contains, for --dry-multiplier.
+    /// Tokens that interrupt a repetition, for --dry-multiplier.
     #[arg(long, value_name = "A,B,...", value_parser = ascending, allow_hyphen_values = true)]
     pub dry_sequence_breakers: Option<Tokens>,
-    /// How tokens are drawn from a JSON file instead: one object for every sequence, or an array with one for each, with the
-    /// fields of vLLM's SamplingParams and their defaults (temperature 1). A seed in it is taken as it is.
-    #[arg(long, value_name = "FILE", conflicts_with_all = OF_THE_FILE)]
+    /// Read these parameters from a JSON file: one object for every sequence, or an array with one object per sequence. Fields
+    /// and defaults are those of vLLM's SamplingParams (temperature 1). A seed in the file is used as it is.
+    #[arg(long, value_name = "FILE", conflicts_with_all = EXCLUDED_BY_PARAMS)]
     pub params: Option<PathBuf>,
 }
 
 impl GenerateArgs {
-    /// Refuses values that mean nothing, alone or beside the others, as far as they are told without a model.
+    /// Refuses values out of range and flags without effect, before a model is read.
     ///
     /// # Errors
-    /// [`CommandError::Usage`], naming the flag.
+    /// [`CommandError::Usage`], which names the flag.
     pub fn check(&self) -> Result<(), CommandError> {
-        // What ends a sequence is the model's to say.
-        let row = self.row(idle::written(), &[0], None);
+        // The model has tokens that end a sequence.
+        let row = self.row(ineffective_flags::placeholder_history(), &[0], None);
         values::check(&row)?;
         let (least, most) = (self.penalties.min_tokens, self.text.max_tokens);
         if least > most {
             return Err(CommandError::usage(format!("--min-tokens is {least}, but --max-tokens is {most}")));
         }
-        values::refuse(&idle::knobs(&row))
+        ineffective_flags::refuse(&ineffective_flags::knobs(&row))
     }
 
-    /// Warns of flags that change nothing beside the others, once nothing is refused.
-    pub fn tell_idle(&self) {
-        values::tell(&idle::knobs(&self.row(idle::written(), &[0], None)));
-    }
-
-    /// Refuses flags that change nothing where `stops` end a sequence.
+    /// Refuses flags without effect if the tokens `stops` end a sequence, and warns of filters of greedy draws.
     ///
     /// # Errors
-    /// [`CommandError::Usage`], naming the flag.
+    /// [`CommandError::Usage`], which names the flag.
     pub fn check_stops(&self, stops: &[u32]) -> Result<(), CommandError> {
-        values::refuse(&idle::knobs(&self.row(idle::written(), stops, None)))
+        let row = self.row(ineffective_flags::placeholder_history(), stops, None);
+        let ineffective = ineffective_flags::knobs(&row);
+        ineffective_flags::refuse(&ineffective)?;
+        ineffective_flags::warn(&ineffective);
+        Ok(())
     }
 
-    /// What the flags say of the token after `history`; seed and position are the caller's.
+    /// The flags as parameters of the token after `history`; the caller sets seed and position.
     pub fn row<'a>(&'a self, history: &'a History, stops: &'a [u32], mask: Option<&'a [u32]>) -> RowParams<'a> {
         let draws = &self.draws;
         let row = RowParams {
@@ -157,8 +155,8 @@ impl GenerateArgs {
     }
 }
 
-/// What `--params` stands in place of.
-pub(crate) const OF_THE_FILE: [&str; 25] = [
+/// Flags that `--params` excludes.
+pub(super) const EXCLUDED_BY_PARAMS: [&str; 25] = [
     "temperature",
     "logit_bias",
     "logprobs",
@@ -187,5 +185,5 @@ pub(crate) const OF_THE_FILE: [&str; 25] = [
 ];
 
 fn stop(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("an empty text would stop before anything".into()) } else { Ok(text.into()) }
+    if text.is_empty() { Err("an empty text would end every sequence at once".into()) } else { Ok(text.into()) }
 }

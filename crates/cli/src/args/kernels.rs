@@ -5,14 +5,14 @@ use crate::args::values::whole;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
-/// What is done with compiled CUDA kernels.
+/// Subcommands of `kernels`.
 #[derive(Debug, Subcommand)]
 pub enum KernelsCommand {
-    /// Compile the CUDA kernels ahead of time, for hosts that have a driver and no compiler; needs NVRTC, but no GPU.
+    /// Compile the CUDA kernels ahead of time, for hosts with a driver and no compiler. Needs NVRTC and no GPU.
     Build(KernelsBuildArgs),
-    /// List the compiled kernels of the cache and of the folders that FLASH_SAMPLING_KERNELS names.
+    /// List the compiled kernels in the cache and in the folders of FLASH_SAMPLING_KERNELS.
     List {
-        /// How it is written.
+        /// Output format.
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
@@ -21,26 +21,26 @@ pub enum KernelsCommand {
 /// Flags of `kernels build`.
 #[derive(Debug, Args)]
 pub struct KernelsBuildArgs {
-    /// What to compile for; `a` after the number: for this compute capability alone, with all that it can do.
+    /// GPU architectures; `a` after the number means this compute capability only, with all its instructions.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', default_values_t = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(String::from))]
     pub arch: Vec<String>,
-    /// Files of kernels, as select.cu (default: all).
+    /// Source files, such as select.cu (default: all).
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     pub kernel: Vec<String>,
-    /// The folder to write to (default: the cache); the host names it in FLASH_SAMPLING_KERNELS.
+    /// Output folder (default: the cache). The host sets FLASH_SAMPLING_KERNELS to this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Kernels compiled at a time (default: one for each processor).
+    /// Number of parallel compilations (default: one per processor).
     #[arg(long, value_name = "N", value_parser = whole(1..=256_u16))]
     pub jobs: Option<u16>,
-    /// Compile what the folder has, too.
+    /// Compile all kernels, also those in the folder.
     #[arg(long, conflicts_with = "check")]
     pub force: bool,
-    /// Compile all and print what each kernel takes; exit with code 1 when a kernel that draws wait for spills registers, has
-    /// local memory, or serialises wgmma, and when any kernel has instructions that the assembler is known to encode wrongly.
+    /// Compile all kernels and print the resources of each. The exit code is 1 if a kernel on the hot path spills registers,
+    /// has local memory or serialises wgmma, or if any kernel has instructions that the assembler is known to encode wrongly.
     #[arg(long)]
     pub check: bool,
-    /// How the report is written.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
 }

@@ -4,6 +4,7 @@ mod bench;
 mod filters;
 mod generate;
 mod head;
+pub(crate) mod ineffective_flags;
 mod kernels;
 mod penalties;
 pub(crate) mod rows;
@@ -28,22 +29,20 @@ pub use verify::{Effort, Named, VerifyArgs};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// What `generate` exits with.
-const GENERATE_EXIT_CODES: &str = "Exit codes: 0 every sequence came to its end; 1 one failed, a line says why; 2 bad usage, or a file that cannot be \
-read; 130 Ctrl-C.";
-/// What `sample` exits with.
-const EXIT_CODES: &str = "Exit codes: 0 every row has its draws; 1 a row failed, its line says why, or ranks did; 2 bad usage, or a file that cannot be read or \
-written; 130 Ctrl-C.";
+const GENERATE_EXIT_CODES: &str = "Exit codes: 0 success; 1 a sequence failed, and its output has the error; 2 bad usage, or a file that cannot \
+be read; 130 Ctrl-C.";
+const SAMPLE_EXIT_CODES: &str = "Exit codes: 0 success; 1 a row failed, and its output has the error, or ranks failed; 2 bad usage, or a file \
+that cannot be read or written; 130 Ctrl-C.";
 
 /// Exact token sampling fused into the LM-head matmul.
 #[derive(Debug, Parser)]
 #[command(
     name = "flash-sampling",
     version,
-    after_help = "Notes go to standard error; FLASH_SAMPLING_LOG=warn silences them, FLASH_SAMPLING_LOG=debug says more."
+    after_help = "Log lines go to standard error; FLASH_SAMPLING_LOG=warn or debug sets their level."
 )]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -51,22 +50,23 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Write text: a language model of the Llama or Qwen3 family on the CPU, and the fused head after it.
+    /// Write text with a Llama or Qwen3 model on the CPU and the fused head after it.
     #[command(after_help = GENERATE_EXIT_CODES)]
     Generate(GenerateArgs),
     /// Draw tokens for rows of hidden states.
-    #[command(after_help = EXIT_CODES)]
+    #[command(after_help = SAMPLE_EXIT_CODES)]
     Sample(Box<SampleArgs>),
-    /// Check the laws of exact sampling on this machine; the exit code is 1 when one fails.
+    /// Check the laws of exact sampling on this machine; the exit code is 1 if one fails.
+    #[command(after_long_help = verify::list())]
     Verify(VerifyArgs),
-    /// Time the variants against the read bandwidth and the same kernel without noise.
+    /// Time the variants against the memory bandwidth and the kernel without noise.
     Bench(BenchArgs),
-    /// CUDA kernels compiled ahead of time (feature `cuda`).
+    /// Compile CUDA kernels ahead of time, or list them (feature `cuda`).
     #[command(subcommand)]
     Kernels(KernelsCommand),
-    /// Tell what this machine has and which kernels would run.
+    /// List the processor features, kernels, GPUs and libraries of this machine.
     Info {
-        /// How it is written.
+        /// Output format.
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
@@ -84,46 +84,46 @@ pub struct SampleArgs {
     /// Ranks.
     #[command(flatten)]
     pub transport: TransportArgs,
-    /// What is drawn.
+    /// Draws.
     #[command(flatten)]
     pub rows: RowArgs,
-    /// How results are written: a text for people, or one JSON object a line.
+    /// Output format: text, or one JSON object per row.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
 }
 
-/// How results are written.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people; long lists of draws are summarised.
+    /// Text; long lists of draws are summarised.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The message of a bad command line and what may have been meant, on one line.
+/// An error of clap with its suggestion, on one line.
 pub(crate) fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let mut parts = text.trim_start_matches("error: ").split("\n\n").map(words);
-    let mut said = parts.next().unwrap_or_default();
-    // The other kind, how a word with a dash is given as a value, no argument here takes.
+    let mut message = parts.next().unwrap_or_default();
+    // Other tips are about values that begin with a dash, which no flag takes.
     if let Some(similar) = parts.find(|part| part.starts_with("tip: ") && part.contains("similar")) {
-        said.push_str(&format!("; {}", &similar["tip: ".len()..]));
+        message.push_str(&format!("; {}", &similar["tip: ".len()..]));
     }
     let is_text = |arg: &ContextValue| matches!(arg, ContextValue::String(arg) if !arg.starts_with('-'));
     if error.kind() == ErrorKind::UnknownArgument
         && error.get(ContextKind::InvalidArg).is_some_and(is_text)
         && text.contains("Usage: flash-sampling generate ")
     {
-        said.push_str("; a prompt is given by --prompt <TEXT>");
+        message.push_str("; the flag of a prompt is --prompt <TEXT>");
     }
     if matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
-        said.push_str("; --help lists what there is");
+        message.push_str("; --help lists all");
     }
-    said
+    message
 }
 
-/// With one space between words.
+/// The words of a text, separated by single spaces.
 fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -133,13 +133,13 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    /// A flag of the filters or penalties that the list lacked would be dropped in silence.
+    /// `--params` would silently override a flag that the list lacks.
     #[test]
-    fn a_file_of_parameters_stands_in_place_of_all_flags_of_filters_and_penalties() {
+    fn params_excludes_all_flags_of_filters_and_penalties() {
         let all = Cli::command();
         for (command, groups, listed) in [
-            ("sample", &["FilterArgs", "PenaltyArgs", "SequenceArgs"][..], &rows::OF_THE_FILE[..]),
-            ("generate", &["FilterArgs", "PenaltyArgs"], &generate::OF_THE_FILE),
+            ("sample", &["FilterArgs", "PenaltyArgs", "SequenceArgs"][..], &rows::EXCLUDED_BY_PARAMS[..]),
+            ("generate", &["FilterArgs", "PenaltyArgs"], &generate::EXCLUDED_BY_PARAMS),
         ] {
             let command = all.find_subcommand(command).unwrap();
             let flags: Vec<_> = command.get_arguments().map(|flag| flag.get_id().as_str()).collect();

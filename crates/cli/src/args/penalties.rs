@@ -1,4 +1,4 @@
-//! Flags that penalise tokens by what was written before.
+//! Flags of penalties.
 
 use crate::args::values::{float, whole};
 use clap::Args;
@@ -8,17 +8,17 @@ use flash_sampling::RowParams;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Penalties")]
 pub struct PenaltyArgs {
-    /// Divides positive and multiplies other logits of the tokens so far, prompt included; 1 = off.
+    /// Divides positive logits and multiplies negative logits of tokens in prompt and output; 1 = off.
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = float, allow_negative_numbers = true)]
     pub repetition_penalty: f32,
-    /// Subtracted from a token's logit for each time it was written; 0 = off.
+    /// Subtracted from a token's logit for each occurrence in the output; 0 = off.
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub frequency_penalty: f32,
-    /// Subtracted from a token's logit if it was written; 0 = off.
+    /// Subtracted from the logits of tokens in the output; 0 = off.
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token that would continue a repetition of --dry-allowed-length tokens, and --dry-base
-    /// times as much for each token more; 0 = off.
+    /// DRY: subtracted from the logit of a token that would extend a repetition of --dry-allowed-length tokens, times
+    /// --dry-base for each further token; 0 = off.
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub dry_multiplier: f32,
     /// See --dry-multiplier.
@@ -27,16 +27,16 @@ pub struct PenaltyArgs {
     /// See --dry-multiplier.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
     pub dry_allowed_length: u32,
-    /// How many of the last tokens are looked at for repetitions, by --dry-multiplier; -1 = the whole sequence.
+    /// Number of last tokens that DRY searches for repetitions; -1 = the whole sequence.
     #[arg(long, value_name = "N", default_value_t = -1, value_parser = whole(-1..=i32::MAX), allow_negative_numbers = true)]
     pub dry_penalty_last_n: i32,
-    /// Tokens to write before the model may end the sequence.
+    /// Minimum of tokens before the sequence may end.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u32::MAX), allow_negative_numbers = true)]
     pub min_tokens: u32,
 }
 
 impl PenaltyArgs {
-    /// The row with these penalties; its history and the tokens that end a sequence are the caller's.
+    /// The row with these penalties; the caller sets history and stop tokens.
     pub fn apply<'a>(&self, row: RowParams<'a>) -> RowParams<'a> {
         RowParams {
             repetition_penalty: self.repetition_penalty,

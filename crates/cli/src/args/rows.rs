@@ -1,31 +1,31 @@
-//! Flags that say what is drawn.
+//! Flags of the draws of `sample`.
 
 use crate::args::filters::FilterArgs;
+use crate::args::ineffective_flags;
 use crate::args::penalties::PenaltyArgs;
 use crate::args::sequence::{SequenceArgs, Tokens, tokens};
 use crate::args::values;
 use crate::error::CommandError;
-use crate::idle;
-use crate::load::logit_bias;
+use crate::input::logit_bias;
 use clap::{Args, ValueEnum};
 use flash_sampling::noise::POSITION_MAX;
 use flash_sampling::{History, LogprobsMode, RowParams};
 use std::path::PathBuf;
 
-/// The most draws of a row.
+/// Maximum of draws of a row.
 pub(crate) const MAX_DRAWS: u32 = 10_000_000;
 
-/// What is drawn.
+/// The draws of every row.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Draws")]
 pub struct RowArgs {
-    /// Divides the logits; 0 takes the largest logit.
+    /// Divides the logits; at 0 the draw is the largest logit.
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
     /// The seed of all rows; -1 is none (default 0).
     #[arg(long, value_name = "SEED", value_parser = values::seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
-    /// Row r draws at position P + r of the one seed; with --seeds every row draws at P.
+    /// Position of the noise: row r draws at position P + r of the seed; with --seeds every row draws at P.
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = values::whole(0..=POSITION_MAX), allow_negative_numbers = true)]
     pub position: u64,
     /// A seed for each row.
@@ -37,32 +37,32 @@ pub struct RowArgs {
     /// Draw different tokens, best score first.
     #[arg(long)]
     pub without_replacement: bool,
-    /// Decide near ties by a float64 sum in one fixed order, so that the tokens are equal on every machine.
+    /// Decide near ties by float64 sums in a fixed order, so that every machine draws the same tokens.
     #[arg(long)]
     pub canonical: bool,
-    /// Bitmaps of allowed tokens: a .npy file of uint32 words, one row of them or one for each row, lowest bit first.
+    /// Bitmaps of allowed tokens: a .npy file of uint32 words, lowest bit first, with one row or one per hidden state.
     #[arg(long, value_name = "FILE")]
     pub mask: Option<PathBuf>,
-    /// The only tokens that may be drawn, of every row.
+    /// The only tokens that every row may draw.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true, conflicts_with = "mask")]
     pub allowed_token_ids: Option<Tokens>,
     /// Added to the logits of single tokens; -inf bans one.
     #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
     pub logit_bias: Option<LogitBias>,
-    /// How many of the largest log-probabilities to list, -1 = all; tokens that cannot be drawn are not listed.
+    /// Number of largest log-probabilities to list, -1 = all; tokens that cannot be drawn are not listed.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = values::logprobs, allow_negative_numbers = true)]
     pub logprobs: u32,
-    /// Log-probabilities of which law: the one that is drawn from, or the model's own, before masks, biases, penalties,
-    /// temperature and filters.
+    /// Log-probabilities of the distribution that is drawn from, or of the model's raw logits before masks, biases,
+    /// penalties, temperature and filters.
     #[arg(long, value_enum, default_value_t = Mode::Processed)]
     pub logprobs_mode: Mode,
-    /// Tell which tokens the filters kept, how many, and the logarithm of their mass; not of greedy rows.
+    /// List the tokens that the filters kept, with their number and log-mass; not for greedy rows.
     #[arg(long)]
     pub kept: bool,
-    /// All of this from a JSON file instead: one object for every row, or an array with one for each, with the fields of
-    /// vLLM's SamplingParams, and prompt_token_ids and output_token_ids. Row r draws at position P + r whether the seed is its
-    /// own or --seed.
-    #[arg(long, value_name = "FILE", conflicts_with_all = OF_THE_FILE)]
+    /// Read these parameters from a JSON file: one object for every row, or an array with one object per row. The fields
+    /// are those of vLLM's SamplingParams, prompt_token_ids and output_token_ids. Row r draws at position P + r, with its
+    /// own seed or with --seed.
+    #[arg(long, value_name = "FILE", conflicts_with_all = EXCLUDED_BY_PARAMS)]
     pub params: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -76,23 +76,18 @@ pub struct RowArgs {
 }
 
 impl RowArgs {
-    /// Refuses values that mean nothing, alone or beside the others, as far as they are told without a head.
+    /// Refuses values out of range and flags without effect, before a head is read.
     ///
     /// # Errors
-    /// [`CommandError::Usage`], naming the flag.
+    /// [`CommandError::Usage`], which names the flag.
     pub fn check(&self) -> Result<(), CommandError> {
         let history = self.sequence.history();
         let row = self.row(history.as_ref(), None);
         values::check(&row)?;
-        values::refuse(&[idle::knobs(&row), idle::lists(&row)].concat())
+        ineffective_flags::refuse(&[ineffective_flags::knobs(&row), ineffective_flags::lists(&row)].concat())
     }
 
-    /// Warns of flags that change nothing beside the others, once nothing is refused.
-    pub fn tell_idle(&self) {
-        values::tell(&idle::knobs(&self.row(self.sequence.history().as_ref(), None)));
-    }
-
-    /// What the flags say of every row; seed and position are the caller's.
+    /// The flags as parameters of a row; the caller sets seed and position.
     pub fn row<'a>(&'a self, history: Option<&'a History>, mask: Option<&'a [u32]>) -> RowParams<'a> {
         let params = RowParams {
             temperature: self.temperature,
@@ -108,8 +103,8 @@ impl RowArgs {
     }
 }
 
-/// What `--params` stands in place of.
-pub(crate) const OF_THE_FILE: [&str; 31] = [
+/// Flags that `--params` excludes.
+pub(super) const EXCLUDED_BY_PARAMS: [&str; 31] = [
     "temperature",
     "draws",
     "without_replacement",
@@ -143,12 +138,12 @@ pub(crate) const OF_THE_FILE: [&str; 31] = [
     "dry_sequence_breakers",
 ];
 
-/// Which law log-probabilities are of.
+/// The distribution of log-probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// The law that is drawn from.
+    /// The distribution that is drawn from.
     Processed,
-    /// The model's own.
+    /// The model's raw logits.
     Raw,
 }
 

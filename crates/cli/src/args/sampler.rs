@@ -9,33 +9,33 @@ use flash_sampling::{BuildError, Isa, MAX_SHARDS};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Backend and variant")]
 pub struct SamplerArgs {
-    /// Where the work is done.
+    /// Processor or GPU.
     #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
-    /// How the vocabulary is summarised.
+    /// Algorithm.
     #[arg(long, value_enum, default_value_t = VariantName::Tiled)]
     pub variant: VariantName,
-    /// Shards of the vocabulary (default 4); for --variant sharded.
+    /// Number of vocabulary shards (default 4); for --variant sharded.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SHARDS), allow_negative_numbers = true)]
     pub shards: Option<usize>,
-    /// What the shards exchange (default winners); for --variant sharded and --transport.
+    /// The summary that shards exchange (default winners); for --variant sharded and --transport.
     #[arg(long, value_enum)]
     pub merge: Option<Merge>,
-    /// Tokens of a group (default 512, or as many as make at most 300 groups); for --variant grouped or online.
+    /// Tokens per group (default 512, or more so that there are at most 300 groups); for --variant grouped or online.
     #[arg(long, value_name = "TOKENS", value_parser = group, allow_negative_numbers = true)]
     pub group: Option<u32>,
-    /// How a group is drawn (default fresh); for --variant grouped.
+    /// Noise of the draw between groups (default fresh); for --variant grouped.
     #[arg(long, value_enum)]
     pub group_draw: Option<Draw>,
-    /// Threads (default: one for each processor).
+    /// Number of threads (default: one per processor).
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_THREADS), allow_negative_numbers = true)]
     pub threads: Option<usize>,
-    /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest that there is).
+    /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest of this machine).
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
 }
 
-/// The most threads that the CPU backend takes.
+/// Maximum of threads of the CPU backend.
 pub(crate) const MAX_THREADS: usize = 1024;
 
 fn group(text: &str) -> Result<u32, String> {
@@ -43,7 +43,7 @@ fn group(text: &str) -> Result<u32, String> {
     size.ok_or_else(|| "it must be a multiple of 64, from 64 to 4294967232".into())
 }
 
-/// Where the work is done.
+/// Processor or GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendName {
     /// The processor.
@@ -53,10 +53,10 @@ pub enum BackendName {
 }
 
 impl BackendName {
-    /// Refuses a backend that this build does not have.
+    /// Refuses a backend that this build lacks.
     ///
     /// # Errors
-    /// [`CommandError::Build`], naming the feature.
+    /// [`CommandError::Build`], which names the feature.
     pub fn check_built(self) -> Result<(), CommandError> {
         match self {
             BackendName::Cuda if cfg!(not(feature = "cuda")) => Err(BuildError::NotBuilt { feature: "cuda" }.into()),
@@ -65,22 +65,22 @@ impl BackendName {
     }
 }
 
-/// How the vocabulary is summarised.
+/// Algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum VariantName {
-    /// One pass, one winner a tile; exact pathwise.
+    /// One pass, one winner per tile; exact pathwise.
     Tiled,
-    /// Log-mass and local sample per group, then a draw of the group; exact in distribution.
+    /// A log-mass and a local sample per group, then a draw between groups; exact in distribution.
     Grouped,
-    /// Groups streamed through the binary merge; exact in distribution.
+    /// Groups merged one by one; exact in distribution.
     Online,
     /// Shards of the vocabulary that exchange summaries.
     Sharded,
-    /// The slow float64 definition that all others are judged against.
+    /// The slow float64 definition, which judges all others.
     Reference,
 }
 
-/// What shards exchange.
+/// The summary that shards exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Merge {
     /// Winners: exact pathwise.
@@ -89,39 +89,39 @@ pub enum Merge {
     LogMass,
 }
 
-/// How a group is drawn.
+/// Noise of the draw between groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Draw {
-    /// By noise of its own.
+    /// New noise per group.
     Fresh,
-    /// By the maximum of its perturbed scores, which is such noise already.
+    /// The maximum of the group's perturbed scores.
     Reuse,
 }
 
-/// What the sampler is for, besides draws on one machine.
+/// The use of a sampler, which decides the flags with an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing.
+    /// Draws on one machine.
     Draws,
-    /// Draws over ranks, which exchange summaries.
+    /// Draws over ranks.
     Ranks,
-    /// Text, whose layers are the processor's.
+    /// Text; its layers run on the CPU.
     Text,
 }
 
 impl SamplerArgs {
-    /// Refuses a flag that the chosen backend and variant have no use for: no knob is dropped in silence.
+    /// Refuses a flag without effect on the chosen backend and variant.
     ///
     /// # Errors
-    /// [`CommandError::Usage`], naming the flag; [`CommandError::Build`] when this build does not have the backend.
+    /// [`CommandError::Usage`], which names the flag; [`CommandError::Build`] if this build lacks the backend.
     pub fn check_for(&self, work: Work) -> Result<(), CommandError> {
         let sharded = self.variant == VariantName::Sharded;
         let grouped = self.variant == VariantName::Grouped;
         let online = self.variant == VariantName::Online;
         let cpu = self.backend == BackendName::Cpu && self.variant != VariantName::Reference || work == Work::Text;
         let reference = self.variant == VariantName::Reference;
-        let elsewhere = if reference { "with --variant reference" } else { "with --backend cuda" };
-        let idle = [
+        let context = if reference { "with --variant reference" } else { "with --backend cuda" };
+        let ineffective = [
             ("--shards", self.shards.is_some() && !sharded, "without --variant sharded"),
             (
                 "--merge",
@@ -130,16 +130,16 @@ impl SamplerArgs {
             ),
             ("--group", self.group.is_some() && !(grouped || online), "without --variant grouped or online"),
             ("--group-draw", self.group_draw.is_some() && !grouped, "without --variant grouped"),
-            ("--threads", self.threads.is_some() && !cpu, elsewhere),
-            ("--isa", self.isa.is_some() && !cpu, elsewhere),
+            ("--threads", self.threads.is_some() && !cpu, context),
+            ("--isa", self.isa.is_some() && !cpu, context),
             (
                 "--backend cuda",
                 self.backend == BackendName::Cuda && reference,
                 "with --variant reference, which runs on the CPU",
             ),
         ];
-        match idle.into_iter().find(|(_, idle, _)| *idle) {
-            Some((flag, _, beside)) => Err(CommandError::usage(format!("{flag} means nothing {beside}"))),
+        match ineffective.into_iter().find(|(_, is_ineffective, _)| *is_ineffective) {
+            Some((flag, _, context)) => Err(CommandError::usage(format!("{flag} has no effect {context}"))),
             None => self.backend.check_built(),
         }
     }

@@ -1,4 +1,4 @@
-//! Flags that say which tokens came before, and which have a meaning of their own.
+//! Flags with lists of tokens: the sequence so far, and tokens with a special role.
 
 use clap::Args;
 use flash_sampling::{History, RowParams};
@@ -8,19 +8,19 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Tokens")]
 pub struct SequenceArgs {
-    /// The prompt of every row, for penalties.
+    /// Prompt of every row, for penalties.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub prompt_tokens: Option<Tokens>,
-    /// What every row has generated so far, for penalties and --min-tokens.
+    /// Output of every row so far, for penalties and --min-tokens.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub output_tokens: Option<Tokens>,
     /// Tokens that end a sequence, for --min-tokens.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub stop_token_ids: Option<Tokens>,
-    /// Tokens that are not drawn.
+    /// Tokens that must not be drawn.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub banned_token_ids: Option<Tokens>,
-    /// Tokens that no repetition contains, for --dry-multiplier.
+    /// Tokens that interrupt a repetition, for --dry-multiplier.
     #[arg(long, value_name = "A,B,...", value_parser = ascending, allow_hyphen_values = true)]
     pub dry_sequence_breakers: Option<Tokens>,
 }
@@ -40,7 +40,7 @@ pub(super) fn ascending(text: &str) -> Result<Tokens, String> {
 }
 
 impl SequenceArgs {
-    /// The sequence so far, if any of it was given.
+    /// The sequence so far; `None` without its flags.
     pub fn history(&self) -> Option<History> {
         let given = self.prompt_tokens.is_some() || self.output_tokens.is_some();
         given.then(|| {

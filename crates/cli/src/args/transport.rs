@@ -1,4 +1,4 @@
-//! Flags that spread the vocabulary over processes or GPUs.
+//! Flags of ranks: one shard of the vocabulary per process or GPU.
 
 use super::values::whole;
 use super::{BackendName, Merge, SamplerArgs, VariantName};
@@ -7,29 +7,29 @@ use clap::{Args, ValueEnum};
 use flash_sampling::BuildError;
 use std::time::Duration;
 
-/// Ranks, with one shard of the vocabulary each: processes, or GPUs of one process.
+/// Ranks: one shard of the vocabulary per process, or per GPU of one process.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Ranks")]
 pub struct TransportArgs {
-    /// How the ranks reach one another. With mpi this process is one of those that mpirun started, and draws from its shard of
-    /// the vocabulary (feature mpi); rank 0 alone writes results. With peers or nccl it draws on several GPUs.
+    /// Split the vocabulary over ranks. mpi: each process that mpirun starts is a rank, and rank 0 writes results (feature
+    /// mpi). peers, nccl: each rank is a GPU of this process.
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
-    /// How the ranks of --transport mpi exchange draws. By the host every rank is on the first GPU that it sees, or on the
-    /// processor; by peers or nccl each is on a GPU of its own, the first rank of a machine on the first (see --devices), or
-    /// on the only one that its process sees.
+    /// Exchange of draws between the ranks of --transport mpi. host: every rank runs on the processor, or on the first GPU
+    /// visible to it. peers, nccl: every rank runs on a GPU of its own, in the order of the ranks on its machine (see
+    /// --devices), or on the only GPU visible to it.
     #[arg(long, value_enum)]
     pub exchange: Option<ExchangeName>,
-    /// Number of ranks (default: as many as --devices); for --transport peers or nccl.
-    #[arg(long, value_name = "N", value_parser = whole(1..=MOST_GPUS), allow_negative_numbers = true)]
+    /// Number of ranks (default: the number of --devices); for --transport peers or nccl.
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_GPUS), allow_negative_numbers = true)]
     pub world: Option<usize>,
-    /// The GPU of each rank, another for each (default 0,1,2,...); for --transport or --exchange peers or nccl. With --exchange
-    /// these are of the ranks on one machine, by their processes' own numbers: where each sees one GPU (CUDA_VISIBLE_DEVICES),
-    /// that is 0 for all. By peers two may share a GPU.
+    /// The GPU of each rank (default 0,1,2,...); for --transport or --exchange peers or nccl. With --exchange the list is for
+    /// the ranks of one machine, by the numbers that each process sees: 0 for all ranks if CUDA_VISIBLE_DEVICES shows one GPU
+    /// to each. Only ranks with --exchange peers may share a GPU.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', value_parser = whole(0..=i32::MAX as usize))]
     pub devices: Vec<usize>,
-    /// Seconds within which a rank that does not come to an exchange, or was called otherwise, is named on the others, once all
-    /// have started (default 30); for --transport. Ranks on GPUs wait half of them there, and ask one another in the rest.
+    /// Time limit in seconds of an exchange, after all ranks have started (default 30); for --transport. An error names a rank
+    /// that is missing or has different parameters. Ranks on GPUs use half of the limit for the GPU, the rest for this check.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub time_limit: Option<Duration>,
     /// Compare hidden states, parameters and results of all ranks after each call; for --transport.
@@ -37,48 +37,48 @@ pub struct TransportArgs {
     pub check_tokens: bool,
 }
 
-/// How ranks reach one another.
+/// The kind of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportName {
     /// Processes that mpirun started.
     Mpi,
-    /// GPUs of this process, which store to one another's memory (feature cuda).
+    /// GPUs of this process, which store to each other's memory (feature cuda).
     Peers,
     /// GPUs of this process, by NCCL (feature nccl).
     Nccl,
 }
 
 impl TransportName {
-    /// Whether ranks are GPUs of this process.
+    /// Whether the ranks are GPUs of this process.
     pub fn is_of_gpus(self) -> bool {
         self != TransportName::Mpi
     }
 }
 
-/// How draws cross between ranks.
+/// The exchange of draws between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ExchangeName {
-    /// As summaries over the transport, by way of the host (the default).
+    /// Summaries over the transport, through the host (the default).
     #[default]
     Host,
-    /// GPUs of one machine store to one another's memory (feature cuda).
+    /// GPUs of one machine store to each other's memory (feature cuda).
     Peers,
-    /// GPUs by NCCL, also of several machines (feature nccl).
+    /// GPUs by NCCL, also on several machines (feature nccl).
     Nccl,
 }
 
-/// The most ranks of GPUs.
-const MOST_GPUS: usize = 32;
+/// Maximum of ranks on GPUs of one process.
+const MAX_GPUS: usize = 32;
 
-/// The flag by which ranks on GPUs were asked for.
-fn of_gpus(transport: TransportName) -> &'static str {
+/// The flag that selects ranks on GPUs.
+fn gpu_flag(transport: TransportName) -> &'static str {
     if transport == TransportName::Mpi { "--exchange" } else { "--transport" }
 }
 
-/// The first GPU that was named before.
-fn twice(devices: &[usize]) -> Option<usize> {
-    let again = devices.iter().enumerate().find(|(at, device)| devices[..*at].contains(device));
-    again.map(|(_, device)| *device)
+/// The first GPU that the list repeats.
+fn duplicate(devices: &[usize]) -> Option<usize> {
+    let duplicate = devices.iter().enumerate().find(|(at, device)| devices[..*at].contains(device));
+    duplicate.map(|(_, device)| *device)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -87,7 +87,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl TransportArgs {
-    /// How draws cross between ranks.
+    /// The exchange of draws between ranks.
     pub fn exchange(&self) -> ExchangeName {
         match self.transport {
             Some(TransportName::Peers) => ExchangeName::Peers,
@@ -96,15 +96,15 @@ impl TransportArgs {
         }
     }
 
-    /// The GPU of a rank of `--transport mpi`, the `rank`th of `world` on its machine, whose process sees so many GPUs. Of a
-    /// single one the launcher, or the machine, has left no choice.
+    /// The GPU of a rank of `--transport mpi`: rank `rank` of the `world` ranks on this machine, in a process with `visible`
+    /// GPUs.
     ///
     /// # Errors
-    /// [`CommandError::Usage`]: --devices that are not as many as the ranks on this machine.
-    pub fn gpu_on_host(&self, rank: usize, world: usize, sees: Option<usize>) -> Result<usize, CommandError> {
+    /// [`CommandError::Usage`]: a number of --devices other than the number of ranks on this machine.
+    pub fn gpu_on_host(&self, rank: usize, world: usize, visible: Option<usize>) -> Result<usize, CommandError> {
         let names = self.devices.len();
         match self.devices.get(rank) {
-            None if names == 0 && sees == Some(1) => Ok(0),
+            None if names == 0 && visible == Some(1) => Ok(0),
             None if names == 0 => Ok(rank),
             Some(&device) if names == world => Ok(device),
             _ => {
@@ -117,7 +117,7 @@ impl TransportArgs {
     /// The GPU of each rank.
     ///
     /// # Errors
-    /// [`CommandError::Usage`]: --world and --devices that do not fit together, too many, or neither.
+    /// [`CommandError::Usage`]: --world and --devices that contradict each other, too many GPUs, or no flag.
     pub fn gpus(&self) -> Result<Vec<usize>, CommandError> {
         match (self.world, self.devices.as_slice()) {
             (None, []) => Err(CommandError::usage("--transport peers or nccl needs --world or --devices")),
@@ -125,13 +125,13 @@ impl TransportArgs {
             (Some(world), devices) if devices.len() != world => {
                 Err(CommandError::usage(format!("--world {world}, but --devices names {}", devices.len())))
             }
-            (_, devices) if devices.len() > MOST_GPUS => Err(CommandError::usage(format!(
-                "--devices names {}, and there are {MOST_GPUS} at most",
+            (_, devices) if devices.len() > MAX_GPUS => Err(CommandError::usage(format!(
+                "--devices names {} GPUs, but the maximum is {MAX_GPUS}",
                 devices.len()
             ))),
             (_, devices) => {
-                // Two ranks of one process wait for each other on the GPU while its memory calls wait for both.
-                match twice(devices) {
+                // Deadlock: two ranks of one process wait for each other on the GPU, and its memory calls wait for both.
+                match duplicate(devices) {
                     Some(device) => Err(CommandError::usage(format!("--devices names GPU {device} twice"))),
                     None => Ok(devices.to_vec()),
                 }
@@ -139,20 +139,20 @@ impl TransportArgs {
         }
     }
 
-    /// Refuses a transport that this build does not have, before anything else is said of the flags.
+    /// Refuses a transport that this build lacks, before other checks.
     ///
     /// # Errors
-    /// [`CommandError::Build`], naming the features that the whole command needs.
+    /// [`CommandError::Build`], which names all features that the flags need.
     pub fn check_built(&self, backend: BackendName) -> Result<(), CommandError> {
         let [mpi, cuda, nccl] = [cfg!(feature = "mpi"), cfg!(feature = "cuda"), cfg!(feature = "nccl")];
-        // The feature of NCCL has cuda in it.
-        let of_gpus = match self.exchange() {
+        // Feature `nccl` includes `cuda`.
+        let of_gpu = match self.exchange() {
             ExchangeName::Nccl if !nccl => Some("nccl"),
             ExchangeName::Peers if !cuda => Some("cuda"),
             ExchangeName::Host if self.transport.is_some() && backend == BackendName::Cuda && !cuda => Some("cuda"),
             _ => None,
         };
-        let feature = match (self.transport, of_gpus) {
+        let feature = match (self.transport, of_gpu) {
             (None, _) => return Ok(()),
             (Some(TransportName::Mpi), Some("nccl")) if !mpi => "mpi,nccl",
             (Some(TransportName::Mpi), Some(_)) if !mpi => "mpi,cuda",
@@ -163,40 +163,40 @@ impl TransportArgs {
         Err(BuildError::NotBuilt { feature }.into())
     }
 
-    /// Refuses flags that mean nothing together.
+    /// Refuses flags that contradict each other or have no effect.
     ///
     /// # Errors
-    /// [`CommandError::Usage`], naming the flag.
+    /// [`CommandError::Usage`], which names the flag.
     pub fn check(&self, sampler: &SamplerArgs) -> Result<(), CommandError> {
         let usage = |what: &str| Err(CommandError::usage(what));
         match self.transport {
-            None if self.time_limit.is_some() => usage("--time-limit means nothing without --transport"),
-            None if self.check_tokens => usage("--check-tokens means nothing without --transport"),
-            None if self.exchange.is_some() => usage("--exchange means nothing without --transport mpi"),
-            None if self.world.is_some() => usage("--world means nothing without --transport"),
-            None if !self.devices.is_empty() => usage("--devices means nothing without --transport"),
+            None if self.time_limit.is_some() => usage("--time-limit has no effect without --transport"),
+            None if self.check_tokens => usage("--check-tokens has no effect without --transport"),
+            None if self.exchange.is_some() => usage("--exchange has no effect without --transport mpi"),
+            None if self.world.is_some() => usage("--world has no effect without --transport"),
+            None if !self.devices.is_empty() => usage("--devices has no effect without --transport"),
             None => Ok(()),
             Some(_) if sampler.variant == VariantName::Sharded => {
                 usage("--variant sharded has its shards in one process; --transport has one for each rank")
             }
-            Some(TransportName::Mpi) if self.world.is_some() => usage("--world means nothing to --transport mpi"),
+            Some(TransportName::Mpi) if self.world.is_some() => usage("--world has no effect with --transport mpi"),
             Some(TransportName::Mpi) if self.exchange() == ExchangeName::Host => match self.devices.is_empty() {
                 true => Ok(()),
-                false => usage("--devices means nothing to --transport mpi without --exchange peers or nccl"),
+                false => usage("--devices has no effect with --transport mpi without --exchange peers or nccl"),
             },
             Some(TransportName::Peers | TransportName::Nccl) if self.exchange.is_some() => {
                 usage("--exchange is for --transport mpi: --transport peers and nccl are exchanges themselves")
             }
             Some(transport) if (sampler.backend, sampler.variant) != (BackendName::Cuda, VariantName::Tiled) => {
-                usage(&format!("{} peers and nccl need --backend cuda and --variant tiled", of_gpus(transport)))
+                usage(&format!("{} peers and nccl need --backend cuda and --variant tiled", gpu_flag(transport)))
             }
             Some(transport) if sampler.merge == Some(Merge::LogMass) => {
-                usage(&format!("--merge log-mass is not what {} peers and nccl exchange", of_gpus(transport)))
+                usage(&format!("--merge log-mass is not supported with {} peers and nccl", gpu_flag(transport)))
             }
-            Some(TransportName::Mpi) => match twice(&self.devices) {
-                // GPU 0 may be another one in each process; whether it is, NCCL sees.
+            Some(TransportName::Mpi) => match duplicate(&self.devices) {
+                // GPU 0 may differ between processes; NCCL checks that.
                 Some(device) if device > 0 && self.exchange() == ExchangeName::Nccl => {
-                    usage(&format!("--devices names GPU {device} twice, but NCCL has one rank on a GPU"))
+                    usage(&format!("--devices names GPU {device} twice, but NCCL needs one GPU per rank"))
                 }
                 _ => Ok(()),
             },
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_take_the_gpus_of_their_machine_in_order_or_the_one_that_they_see() {
+    fn ranks_take_the_gpus_of_their_machine_in_order_or_the_only_visible_one() {
         let gpu = |devices: &[usize], rank, sees| {
             let args = TransportArgs { devices: devices.to_vec(), ..TransportArgs::default() };
             args.gpu_on_host(rank, 2, sees).map_err(|error| error.to_string())

@@ -1,14 +1,15 @@
-//! Numbers of flags, and values that mean nothing, refused by the flag's name before a head is read.
+//! Parsers of numbers in flags, and the check of their values before a head is read.
 
 use crate::error::CommandError;
-use crate::idle::Idle;
 use crate::output::line;
 use flash_sampling::{RowError, RowParams};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// A parser of whole numbers within a range.
+pub(super) use crate::input::number::float;
+
+/// A parser of whole numbers in a range.
 pub(super) fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
 where
     T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
@@ -19,10 +20,10 @@ where
     }
 }
 
-/// The seed where none is given.
+/// The seed of -1, which vLLM's requests use for "no seed".
 const NO_SEED: u64 = 0;
 
-/// A seed; -1 is none, as in a request.
+/// A seed, or -1 for none.
 pub(super) fn seed(text: &str) -> Result<u64, String> {
     match text.trim() {
         "-1" => Ok(NO_SEED),
@@ -30,7 +31,7 @@ pub(super) fn seed(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A number of log-probabilities; -1 is `u32::MAX`, which is all, as in a request.
+/// A number of log-probabilities, or -1 for all (`u32::MAX`).
 pub(super) fn logprobs(text: &str) -> Result<u32, String> {
     match text.trim() {
         "-1" => Ok(u32::MAX),
@@ -38,27 +39,17 @@ pub(super) fn logprobs(text: &str) -> Result<u32, String> {
     }
 }
 
-/// As many log-probabilities as `--logprobs` asks for, of a vocabulary.
+/// The number of `--logprobs`, where all is the vocabulary size.
 ///
 /// # Errors
-/// [`CommandError::Usage`]: more than there are tokens.
-pub(crate) fn known_logprobs(asked: u32, vocab_size: u32) -> Result<u32, CommandError> {
-    match asked {
+/// [`CommandError::Usage`]: more than the vocabulary has tokens.
+pub(crate) fn checked_logprobs(number: u32, vocab_size: u32) -> Result<u32, CommandError> {
+    match number {
         u32::MAX => Ok(vocab_size),
-        asked if asked > vocab_size => {
-            Err(CommandError::usage(format!("--logprobs {asked}, but {}", line::there_are(vocab_size, "token"))))
+        number if number > vocab_size => {
+            Err(CommandError::usage(format!("--logprobs {number}, but {}", line::there_are(vocab_size, "token"))))
         }
-        asked => Ok(asked),
-    }
-}
-
-/// A float32 that is 0 only where the text says so.
-pub(crate) fn float(text: &str) -> Result<f32, String> {
-    let number = text.parse().map_err(|_| "it is not a number")?;
-    let significand = text.split(['e', 'E']).next().unwrap_or_default();
-    match number == 0.0 && significand.contains(|digit: char| ('1'..='9').contains(&digit)) {
-        true => Err("it rounds to 0 as a float32".into()),
-        false => Ok(number),
+        number => Ok(number),
     }
 }
 
@@ -72,32 +63,17 @@ pub(crate) fn flag(field: &str) -> String {
     }
 }
 
-/// Refuses a row of flags that means nothing by itself, as far as it is told without a head.
+/// Refuses values that are out of range in any head.
 ///
 /// # Errors
-/// [`CommandError::Usage`], naming the flag.
+/// [`CommandError::Usage`], which names the flag.
 pub(super) fn check(row: &RowParams<'_>) -> Result<(), CommandError> {
-    let refusal = match row.check_values() {
+    match row.check_values() {
         Err(RowError::OutOfRange { knob, value, range }) => {
-            format!("{} is {value}, but must be {range}", flag(knob.name()))
+            Err(CommandError::usage(format!("{} is {value}, but must be {range}", flag(knob.name()))))
         }
-        Err(RowError::Invalid { knob, reason }) => format!("{} {reason}", flag(knob.name())),
-        // How many tokens there are is the head's to say.
-        Ok(()) | Err(_) => return Ok(()),
-    };
-    Err(CommandError::usage(refusal))
-}
-
-/// Refuses flags that change nothing, but for filters of a greedy row.
-///
-/// # Errors
-/// [`CommandError::Usage`], naming the first.
-pub(super) fn refuse(idle: &[Idle]) -> Result<(), CommandError> {
-    let refused = idle.iter().find(|idle| !idle.is_of_greedy());
-    refused.map_or(Ok(()), |idle| Err(CommandError::usage(idle.told(flag))))
-}
-
-/// Warns of filters of a greedy row: who sweeps the temperature leaves them as they are.
-pub(super) fn tell(idle: &[Idle]) {
-    idle.iter().filter(|idle| idle.is_of_greedy()).for_each(|idle| tracing::warn!("{}", idle.told(flag)));
+        Err(RowError::Invalid { knob, reason }) => Err(CommandError::usage(format!("{} {reason}", flag(knob.name())))),
+        // Other errors depend on the vocabulary.
+        Ok(()) | Err(_) => Ok(()),
+    }
 }

@@ -1,6 +1,7 @@
 //! Flags of `verify`.
 
 use crate::args::SamplerArgs;
+use crate::input::similar::similar;
 use clap::{Args, ValueEnum};
 use flash_sampling_conformance::{Law, laws};
 use std::path::PathBuf;
@@ -11,21 +12,21 @@ pub struct VerifyArgs {
     /// Backend and variant.
     #[command(flatten)]
     pub sampler: SamplerArgs,
-    /// How many draws the statistical laws take.
+    /// Number of draws of the statistical laws.
     #[arg(long, value_enum, default_value_t = Effort::Quick)]
     pub effort: Effort,
-    /// Only these laws (default: all).
+    /// Check only this law; may be given several times (default: all laws).
     #[arg(long = "law", value_name = "NAME", value_parser = law)]
     pub laws: Vec<Named>,
-    /// Print every check, not only each law's closest.
+    /// Print every check, not only the one of each law that is closest to failure.
     #[arg(long)]
     pub checks: bool,
-    /// Write the report with its plots as a page of HTML.
+    /// Write the report with plots as an HTML page.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
 
-/// How many draws the statistical laws take.
+/// Number of draws of the statistical laws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Effort {
     /// As many as the tests take.
@@ -38,9 +39,16 @@ pub enum Effort {
 #[derive(Clone, Copy, Debug)]
 pub struct Named(pub &'static Law);
 
+/// All laws for the help, each with its promise.
+pub(super) fn list() -> String {
+    let width = laws::ALL.iter().map(|law| law.name.len()).max().unwrap_or(0);
+    let lines = laws::ALL.iter().map(|law| format!("\n  {:<width$}  {}", law.name, law.promise));
+    format!("Laws:{}", lines.collect::<String>())
+}
+
 fn law(name: &str) -> Result<Named, String> {
-    laws::named(name).map(Named).ok_or_else(|| {
-        let names: Vec<_> = laws::ALL.iter().map(|law| law.name).collect();
-        format!("known are {}", names.join(", "))
+    laws::named(name).map(Named).ok_or_else(|| match similar(name, laws::ALL.iter().map(|law| law.name)) {
+        Some(near) => format!("no such law; did you mean '{near}'? `verify --help` lists all"),
+        None => format!("no such law; `verify --help` lists all {}", laws::ALL.len()),
     })
 }

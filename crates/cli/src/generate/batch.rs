@@ -1,40 +1,40 @@
-//! Sequences that are written side by side.
+//! Sequences that grow together in one batch.
 
 use super::draft::Draft;
 use super::engine::Engine;
-use super::load::Language;
 use super::report::Report;
 use super::requests::Requests;
 use super::sequence::{End, Sequence};
-use super::text::TextStream;
+use super::text_stream::TextStream;
+use super::tokenizer::TextTokenizer;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
-use crate::sampler::refusal;
+use crate::sampler::unsupported;
 use flash_sampling::{History, RowParams};
 use flash_sampling_models::{Cache, ModelConfig, ModelError, Run};
 use std::time::Instant;
 
-/// A batch in which sequences end one by one.
+/// A batch whose sequences end one by one.
 pub(super) struct Batch<'s> {
     args: &'s GenerateArgs,
-    language: &'s Language,
+    tokenizer: &'s TextTokenizer,
     engine: Engine<'s>,
     requests: &'s Requests<'s>,
     draft: Option<Draft<'s>>,
     sequences: Vec<Sequence<'s>>,
-    /// The sequences that go on, ascending, and the tokens that are proposed for each.
-    going: Vec<usize>,
+    /// The unfinished sequences, ascending, and the draft tokens of each.
+    active: Vec<usize>,
     proposed: Vec<Vec<u32>>,
-    /// What the next tokens are drawn from: for each sequence a row after its last token, and one after each that is
-    /// proposed, `[rows, hidden]`.
+    /// Hidden states `[rows, hidden]` of the next draws: for each active sequence a row after its last token, and a row
+    /// after each draft token.
     hidden: Vec<f32>,
 }
 
 impl<'s> Batch<'s> {
-    /// Runs the prompt once; every sequence goes on from there.
+    /// Runs the prompt once; all sequences share its cache.
     pub(super) fn start(
         args: &'s GenerateArgs,
-        language: &'s Language,
+        tokenizer: &'s TextTokenizer,
         (engine, requests): (Engine<'s>, &'s Requests<'s>),
         prompt: &[u32],
         report: &mut Report,
@@ -58,42 +58,42 @@ impl<'s> Batch<'s> {
         let sequences = (0..count).map(sequence).collect();
         report.prompt = at.elapsed();
         let hidden = hidden[hidden.len() - config.hidden..].repeat(count);
-        let (going, proposed) = ((0..count).collect(), vec![Vec::new(); count]);
-        Ok(Batch { args, language, engine, requests, draft: None, sequences, going, proposed, hidden })
+        let (active, proposed) = ((0..count).collect(), vec![Vec::new(); count]);
+        Ok(Batch { args, tokenizer, engine, requests, draft: None, sequences, active, proposed, hidden })
     }
 
-    /// Lets a small model draw ahead.
+    /// Adds a draft model.
     pub(super) fn with_draft(mut self, draft: Option<Draft<'s>>) -> Self {
         self.draft = draft;
         self
     }
 
-    /// Whether a sequence goes on.
-    pub(super) fn is_going(&self) -> bool {
-        !self.going.is_empty()
+    /// Whether a sequence is unfinished.
+    pub(super) fn is_active(&self) -> bool {
+        !self.active.is_empty()
     }
 
     pub(super) fn sequences(&self) -> &[Sequence<'s>] {
         &self.sequences
     }
 
-    /// A token for every sequence that goes on, and more where those proposed are the ones that are drawn.
+    /// Adds a token to every active sequence, and the draft tokens that the model draws too.
     pub(super) fn step(&mut self, report: &mut Report) -> Result<(), CommandError> {
         let at = Instant::now();
         self.draw()?;
         report.draw += at.elapsed();
-        self.take(report)?;
-        self.going.retain(|sequence| self.sequences[*sequence].end.is_none());
-        if self.is_going() {
-            self.go_on(report)?;
+        self.accept(report)?;
+        self.active.retain(|sequence| self.sequences[*sequence].end.is_none());
+        if self.is_active() {
+            self.forward(report)?;
         }
         Ok(())
     }
 
-    /// Draws after each sequence, and after each of its proposed tokens.
+    /// Draws after the last token and each draft token of every active sequence.
     fn draw(&mut self) -> Result<(), CommandError> {
-        // The sequences as they would be with what is proposed.
-        let longer: Vec<Vec<History>> = (self.going.iter().zip(&self.proposed))
+        // The histories with the draft tokens.
+        let longer: Vec<Vec<History>> = (self.active.iter().zip(&self.proposed))
             .map(|(&sequence, proposed)| {
                 let mut history = self.sequences[sequence].history.clone();
                 let with = |token: &u32| {
@@ -104,7 +104,7 @@ impl<'s> Batch<'s> {
             })
             .collect();
         let mut rows: Vec<RowParams<'_>> = Vec::new();
-        for (&at, longer) in self.going.iter().zip(&longer) {
+        for (&at, longer) in self.active.iter().zip(&longer) {
             let sequence = &self.sequences[at];
             let histories = [&sequence.history].into_iter().chain(longer);
             rows.extend(histories.map(|history| self.requests.row(at, sequence.seed, history)));
@@ -112,18 +112,19 @@ impl<'s> Batch<'s> {
         self.engine.draw(&self.hidden, &rows)
     }
 
-    /// Adds what was drawn, as far as it is what was proposed.
-    fn take(&mut self, report: &mut Report) -> Result<(), CommandError> {
+    /// Adds the drawn tokens up to the first that differs from its draft.
+    fn accept(&mut self, report: &mut Report) -> Result<(), CommandError> {
         let mut first = 0;
-        for (&at, proposed) in self.going.iter().zip(&self.proposed) {
+        for (&at, proposed) in self.active.iter().zip(&self.proposed) {
             let sequence = &mut self.sequences[at];
             report.proposed += proposed.len() as u64;
             for place in 0..=proposed.len() {
                 let row = match self.engine.samples.row(first + place) {
                     Ok(row) => row,
                     Err(error) => {
-                        // What the flags ask, they ask of every sequence.
-                        if let Some(refusal) = refusal(&self.args.sampler, self.args.draws.canonical, &error) {
+                        // Flags apply to every sequence.
+                        let canonical = self.args.draws.canonical;
+                        if let Some(refusal) = unsupported::refusal(&self.args.sampler, canonical, &error) {
                             return Err(refusal);
                         }
                         sequence.end = Some(End::Failed(error));
@@ -136,39 +137,39 @@ impl<'s> Batch<'s> {
                 let is_proposed = proposed.get(place) == Some(&row.token());
                 report.accepted += u64::from(is_proposed);
                 let stops = self.requests.stops(at, row.token());
-                sequence.end = end(self.args, self.language, self.engine.config(), sequence, (row.token(), stops))?;
+                sequence.end = end(self.args, self.tokenizer, self.engine.config(), sequence, (row.token(), stops))?;
                 if sequence.end.is_some() || !is_proposed {
                     break;
                 }
             }
             if sequence.end.is_some() {
-                sequence.stream.end(|tokens| self.language.decode(tokens))?;
+                sequence.stream.end(|tokens| self.tokenizer.decode(tokens))?;
             }
             first += proposed.len() + 1;
         }
         Ok(())
     }
 
-    /// The layers, for the last token of each sequence and what is proposed after it.
-    fn go_on(&mut self, report: &mut Report) -> Result<(), CommandError> {
+    /// Runs the layers for the last token of each active sequence and its next draft tokens.
+    fn forward(&mut self, report: &mut Report) -> Result<(), CommandError> {
         let at = Instant::now();
         self.proposed = match &mut self.draft {
-            Some(draft) => draft.propose(&self.sequences, &self.going)?,
-            None => vec![Vec::new(); self.going.len()],
+            Some(draft) => draft.propose(&self.sequences, &self.active)?,
+            None => vec![Vec::new(); self.active.len()],
         };
         let limit = self.engine.config().max_positions;
-        let mut tokens = Vec::with_capacity(self.going.len());
-        for (&sequence, proposed) in self.going.iter().zip(&mut self.proposed) {
+        let mut tokens = Vec::with_capacity(self.active.len());
+        for (&sequence, proposed) in self.active.iter().zip(&mut self.proposed) {
             let history = self.sequences[sequence].history.tokens();
             proposed.truncate(limit - history.len());
             tokens.push([&history[history.len() - 1..], proposed].concat());
         }
         let drafted = Instant::now();
         report.draft += drafted - at;
-        let going = self.sequences.iter_mut().filter(|sequence| sequence.end.is_none());
-        let mut runs: Vec<Run<'_>> = (going.zip(&tokens))
+        let active = self.sequences.iter_mut().filter(|sequence| sequence.end.is_none());
+        let mut runs: Vec<Run<'_>> = (active.zip(&tokens))
             .map(|(sequence, tokens)| {
-                // Of what was proposed before, only what was drawn stays.
+                // Drops rejected draft tokens.
                 sequence.cache.truncate(sequence.history.tokens().len() - 1);
                 Run { cache: &mut sequence.cache, tokens }
             })
@@ -179,15 +180,15 @@ impl<'s> Batch<'s> {
     }
 }
 
-/// Whether a sequence ends with the token that was drawn, which stops it or not. What stops it is not written.
+/// The end of a sequence, if the drawn token ends it. `stops` means a stop token, which is not written.
 fn end(
     args: &GenerateArgs,
-    language: &Language,
+    tokenizer: &TextTokenizer,
     config: &ModelConfig,
     sequence: &mut Sequence<'_>,
     (token, stops): (u32, bool),
 ) -> Result<Option<End>, CommandError> {
-    if stops || sequence.stream.push(token, |tokens| language.decode(tokens))? {
+    if stops || sequence.stream.push(token, |tokens| tokenizer.decode(tokens))? {
         return Ok(Some(End::Stop));
     }
     let written = sequence.history.output().len();

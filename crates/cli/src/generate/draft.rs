@@ -1,6 +1,6 @@
-//! Speculative decoding with shared noise: a small model draws ahead with the noise of the same (seed, place), and its
-//! tokens hold as far as the model itself draws the same ones. What is written is what the model would have written
-//! alone: every token is its own draw.
+//! Speculative decoding with shared noise. The draft model draws with the noise of the same (seed, position), and the model
+//! accepts its tokens up to the first difference from its own draws. Every written token is the model's own draw, so the
+//! text is the same as without a draft model.
 
 use super::engine::Engine;
 use super::requests::Requests;
@@ -10,18 +10,18 @@ use crate::error::CommandError;
 use flash_sampling::{History, RowParams};
 use flash_sampling_models::{Cache, ModelError, Run};
 
-/// The small model, and what it keeps of each sequence.
+/// The draft model with a cache per sequence.
 pub(super) struct Draft<'s> {
     args: &'s GenerateArgs,
     engine: Engine<'s>,
     requests: &'s Requests<'s>,
     caches: Vec<Cache>,
-    /// Tokens that are drawn ahead, at most.
+    /// Maximum of draft tokens per step.
     ahead: usize,
 }
 
 impl<'s> Draft<'s> {
-    /// Runs the prompt once; every sequence goes on from there.
+    /// Runs the prompt once; all sequences share its cache.
     pub(super) fn start(
         args: &'s GenerateArgs,
         engine: Engine<'s>,
@@ -34,7 +34,7 @@ impl<'s> Draft<'s> {
             return Err(engine.failed(ModelError::TooLong { length, limit }));
         }
         let mut cache = Cache::new(engine.config());
-        // The last token of the prompt comes with the first draw.
+        // The first draw runs the last token of the prompt.
         let before = &prompt[..prompt.len() - 1];
         if !before.is_empty() {
             engine.forward(&mut [Run { cache: &mut cache, tokens: before }])?;
@@ -42,53 +42,53 @@ impl<'s> Draft<'s> {
         Ok(Draft { args, engine, requests, caches: vec![cache; args.text.num_sequences as usize], ahead })
     }
 
-    /// Tokens that may follow the sequences `going`. Of what was proposed before, the sequences have kept the beginning.
+    /// Draft tokens for the active sequences.
     pub(super) fn propose(
         &mut self,
         sequences: &[Sequence<'_>],
-        going: &[usize],
+        active: &[usize],
     ) -> Result<Vec<Vec<u32>>, CommandError> {
-        let mut histories: Vec<History> = going.iter().map(|&at| sequences[at].history.clone()).collect();
-        let mut proposed = vec![Vec::new(); going.len()];
-        for &at in going {
+        let mut histories: Vec<History> = active.iter().map(|&at| sequences[at].history.clone()).collect();
+        let mut proposed = vec![Vec::new(); active.len()];
+        for &at in active {
             self.caches[at].truncate(sequences[at].len() - 1);
         }
         let (tokens, positions) = (self.args.text.max_tokens as usize, self.engine.config().max_positions);
-        // The last token of a sequence is the model's own draw: only those before it are of use.
+        // The model draws the last token of a sequence itself.
         let has_room = |history: &History| history.output().len() + 1 < tokens && history.tokens().len() < positions;
-        let mut open: Vec<usize> = (0..going.len()).filter(|&row| has_room(&histories[row])).collect();
+        let mut open: Vec<usize> = (0..active.len()).filter(|&row| has_room(&histories[row])).collect();
         for _ in 0..self.ahead {
             if open.is_empty() {
                 break;
             }
-            self.draw(sequences, going, &open, &histories)?;
-            let mut goes_on = Vec::with_capacity(open.len());
+            self.draw(sequences, active, &open, &histories)?;
+            let mut unfinished = Vec::with_capacity(open.len());
             for (drawn, &row) in open.iter().enumerate() {
-                // A row without a draw is for the model to tell of.
+                // The model reports errors of rows.
                 let Ok(sample) = self.engine.samples.row(drawn) else { continue };
                 let token = sample.token();
                 histories[row].push(token);
                 proposed[row].push(token);
-                if has_room(&histories[row]) && !self.requests.stops(going[row], token) {
-                    goes_on.push(row);
+                if has_room(&histories[row]) && !self.requests.stops(active[row], token) {
+                    unfinished.push(row);
                 }
             }
-            open = goes_on;
+            open = unfinished;
         }
         Ok(proposed)
     }
 
-    /// One token for each of the rows `open` of `going`.
+    /// Draws one token for each row `open` of `active`.
     fn draw(
         &mut self,
         sequences: &[Sequence<'_>],
-        going: &[usize],
+        active: &[usize],
         open: &[usize],
         histories: &[History],
     ) -> Result<(), CommandError> {
         let width = self.engine.config().hidden;
         let caches = self.caches.iter_mut().enumerate();
-        let mut of_rows = caches.filter_map(|(at, cache)| Some((going.binary_search(&at).ok()?, cache)));
+        let mut of_rows = caches.filter_map(|(at, cache)| Some((active.binary_search(&at).ok()?, cache)));
         let mut runs: Vec<Run<'_>> = Vec::with_capacity(open.len());
         for &row in open {
             if let Some((_, cache)) = of_rows.by_ref().find(|(found, _)| *found == row) {
@@ -104,7 +104,7 @@ impl<'s> Draft<'s> {
             hidden.extend_from_slice(&states[end - width..end]);
         }
         let row = |row: &usize| {
-            let row_params = self.requests.row(going[*row], sequences[going[*row]].seed, &histories[*row]);
+            let row_params = self.requests.row(active[*row], sequences[active[*row]].seed, &histories[*row]);
             RowParams { logprobs: None, ..row_params }
         };
         let rows: Vec<RowParams<'_>> = open.iter().map(row).collect();

@@ -1,6 +1,6 @@
-//! A model with the sampler of its head.
+//! A model and the sampler of its head.
 
-use super::load::Weights;
+use super::weights::Weights;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
 use crate::sampler;
@@ -8,18 +8,18 @@ use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_models::{Model, ModelConfig, Run};
 use rayon::ThreadPool;
 
-/// A model, its sampler, and what it drew last.
+/// A model, the sampler of its head, and the last draws.
 pub(super) struct Engine<'s> {
     weights: &'s Weights,
     model: &'s Model<'s>,
     sampler: Box<dyn PerturbedArgmax + 's>,
-    /// The threads that were asked for.
+    /// The threads of `--threads`.
     pool: Option<&'s ThreadPool>,
     pub(super) samples: Samples,
 }
 
 impl<'s> Engine<'s> {
-    /// Plans the draws.
+    /// Builds the sampler.
     pub(super) fn new(
         args: &GenerateArgs,
         (weights, model, head): (&'s Weights, &'s Model<'s>, Head<'s>),
@@ -35,7 +35,7 @@ impl<'s> Engine<'s> {
         self.model.config()
     }
 
-    /// The layers: hidden states `[tokens, hidden]` of all runs.
+    /// Runs the layers; the result is the hidden states `[tokens, hidden]` of all runs.
     pub(super) fn forward(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, CommandError> {
         let hidden = match self.pool {
             Some(pool) => pool.install(|| self.model.forward(runs)),
@@ -44,13 +44,13 @@ impl<'s> Engine<'s> {
         hidden.map_err(|source| self.weights.failed(source))
     }
 
-    /// Head and draw, for `hidden [rows, hidden]`; the outcome is in `samples`.
+    /// Draws from `hidden [rows, hidden]` into `samples`.
     pub(super) fn draw(&mut self, hidden: &[f32], rows: &[RowParams<'_>]) -> Result<(), CommandError> {
         let hidden = Matrix::new(hidden, rows.len(), self.config().hidden)?;
         Ok(self.sampler.sample(hidden, rows, &mut self.samples)?)
     }
 
-    /// An error of the model, with its folder.
+    /// An error of the model with its folder.
     pub(super) fn failed(&self, source: flash_sampling_models::ModelError) -> CommandError {
         self.weights.failed(source)
     }

@@ -1,4 +1,4 @@
-//! How fast it was.
+//! The speed of a batch (`--report`).
 
 use crate::output::line;
 use serde_json::json;
@@ -9,18 +9,18 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Report {
     prompt_tokens: usize,
-    /// The prompt through all layers.
+    /// Layers of the prompt.
     pub(super) prompt: Duration,
-    /// The written tokens through all layers.
+    /// Layers of the written tokens.
     pub(super) layers: Duration,
     /// Head and draw.
     pub(super) draw: Duration,
-    /// What a small model took to draw ahead.
+    /// The draft model.
     pub(super) draft: Duration,
     pub(super) tokens: u64,
-    /// Draws whose filters one pass could not decide.
+    /// Draws with more than one pass, because of filters.
     pub(super) more_passes: u64,
-    /// Tokens that were drawn ahead, and those of them that hold.
+    /// Draft tokens, and the accepted part of them.
     pub(super) proposed: u64,
     pub(super) accepted: u64,
 }
@@ -31,7 +31,7 @@ impl Report {
         Report { prompt_tokens, prompt, layers, draw, draft, tokens: 0, more_passes: 0, proposed: 0, accepted: 0 }
     }
 
-    /// Seconds after the prompt, never 0.
+    /// Seconds after the prompt, above 0.
     fn seconds(&self) -> f64 {
         (self.layers + self.draw + self.draft).as_secs_f64().max(1e-9)
     }

@@ -1,28 +1,28 @@
 //! One sequence of a batch.
 
-use super::text::TextStream;
+use super::text_stream::TextStream;
 use flash_sampling::{History, RowError, RowSample, log_prob};
 use flash_sampling_models::Cache;
 
-/// Why a sequence goes no further.
+/// Why a sequence ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum End {
-    /// The model's own end, or a text of `--stop`.
+    /// A stop token, or a text of `--stop`.
     Stop,
-    /// `--max-tokens`, or the model's last position.
+    /// `--max-tokens`, or the model's position limit.
     Length,
     /// No token could be drawn.
     Failed(RowError),
 }
 
-/// The log-probability of a drawn token, and the largest, in nats.
+/// The log-probability of a drawn token and the largest log-probabilities, in nats.
 #[derive(Clone, Debug)]
 pub(super) struct Logprobs {
     pub(super) drawn: f64,
     pub(super) top: Vec<(u32, f64)>,
 }
 
-/// A sequence: what it was begun with, what was written, and what its model keeps.
+/// A sequence: seed, tokens, cache of the layers, and text.
 #[derive(Debug)]
 pub(super) struct Sequence<'s> {
     pub(super) seed: u64,
@@ -34,18 +34,18 @@ pub(super) struct Sequence<'s> {
 }
 
 impl Sequence<'_> {
-    /// Tokens so far, prompt included: the place of the next one.
+    /// Tokens so far, prompt included; also the position of the next token.
     pub(super) fn len(&self) -> usize {
         self.history.tokens().len()
     }
 
-    /// Whether the model's last position ended it before it had as many tokens as it may.
+    /// Whether the model's position limit ended the sequence before `max_tokens`.
     pub(super) fn is_cut(&self, max_tokens: u32, positions: usize) -> bool {
         let is_short = self.history.output().len() < max_tokens as usize;
         self.end == Some(End::Length) && is_short && self.len() >= positions
     }
 
-    /// Adds a draw, with what was asked about it.
+    /// Adds a draw and its log-probabilities.
     pub(super) fn push(&mut self, row: &RowSample<'_>) {
         self.history.push(row.token());
         if let Some(log_z) = row.log_z {

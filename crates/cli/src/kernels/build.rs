@@ -1,10 +1,10 @@
-//! `flash-sampling kernels build`: every kernel compiled into a folder.
+//! `flash-sampling kernels build`: compiles all kernels into a folder.
 
 use super::write_json;
 use crate::args::{Format, KernelsBuildArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::progress;
+use crate::output::progress;
 use flash_sampling::BuildError;
 use flash_sampling::cuda::{Architecture, Resources, ahead, cache};
 use serde::Serialize;
@@ -15,22 +15,22 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// One instance in the report.
+/// One compiled kernel instance.
 #[derive(Debug, Serialize)]
 struct Line {
     architecture: String,
     kernel: &'static str,
     instance: String,
     path: PathBuf,
-    /// Whether it was compiled; else the folder had it.
+    /// Whether it was compiled now, or was in the folder.
     compiled: bool,
     errors: Vec<String>,
-    /// Of `--check` alone.
+    /// Only with `--check`.
     #[serde(flatten)]
     report: Option<Report>,
 }
 
-/// What `--check` tells of an instance.
+/// The result of `--check`.
 #[derive(Debug, Serialize)]
 struct Report {
     hot: bool,
@@ -50,11 +50,11 @@ struct Function {
 }
 
 impl Function {
-    /// Functions that are no entry have no registers of their own, and are told of when they have local memory.
+    /// Resources of an entry point, or of another function with local memory.
     fn of(resources: Resources) -> Option<Function> {
         let spilled_bytes = resources.spill_stores + resources.spill_loads;
-        let told = resources.entry || resources.stack + spilled_bytes > 0;
-        told.then_some(Function {
+        let is_listed = resources.entry || resources.stack + spilled_bytes > 0;
+        is_listed.then_some(Function {
             name: resources.function,
             registers: resources.registers,
             shared_bytes: resources.shared,
@@ -83,7 +83,7 @@ impl Line {
         }
     }
 
-    /// Why it must not be used.
+    /// Reasons not to use the instance.
     fn refused(&self) -> impl Iterator<Item = &String> {
         let hot = self.report.iter().filter(|report| report.hot);
         self.errors.iter().chain(hot.flat_map(|report| &report.faults))
@@ -95,7 +95,7 @@ impl Line {
     }
 }
 
-/// Compiles what the folder lacks, or all. The exit code is 1 when `--check` finds a fault in a hot kernel.
+/// Compiles missing kernels, or all. The exit code is 1 if `--check` finds a fault in a hot kernel.
 ///
 /// # Errors
 /// Bad flags, no compiler, a folder that cannot be used, Ctrl-C.
@@ -103,7 +103,7 @@ pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &In
     let architectures = architectures(args)?;
     let files = files(args)?;
     let folder = args.out.clone().or_else(cache::folder);
-    let folder = folder.ok_or_else(|| CommandError::usage("--out is needed: the environment names no cache"))?;
+    let folder = folder.ok_or_else(|| CommandError::usage("--out is needed: no environment variable names a cache"))?;
     let jobs = args.jobs.map_or_else(|| thread::available_parallelism().map_or(1, NonZero::get), usize::from);
     let anew = match (args.check, args.force) {
         (true, _) => ahead::Anew::Reported,
@@ -116,13 +116,13 @@ pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &In
         bar.set_message(format!("{} for {}", built.kernel, built.architecture));
         bar.inc(1);
         lines.push(Line::of(built));
-        if interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if interrupt.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let outcome = ahead::build(&architectures, &files, &folder, anew, jobs, &mut each);
     bar.finish_and_clear();
     outcome.map_err(BuildError::from)?;
     interrupt.check()?;
-    // Smaller numbers first: they make shorter names.
+    // Short names first, which have smaller numbers.
     lines.sort_by_cached_key(|line| {
         let [instance, architecture] = [&line.instance, &line.architecture].map(|name| (name.len(), name.clone()));
         (line.kernel, instance, architecture)
@@ -155,7 +155,7 @@ fn files(args: &KernelsBuildArgs) -> Result<Vec<&str>, CommandError> {
         None => Ok(files),
         Some(unknown) => {
             let known = ahead::kernels().collect::<Vec<_>>().join(", ");
-            Err(CommandError::usage(format!("--kernel: there is no '{unknown}'; there are {known}")))
+            Err(CommandError::usage(format!("--kernel: unknown file '{unknown}'; known are {known}")))
         }
     }
 }

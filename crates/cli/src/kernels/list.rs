@@ -1,4 +1,4 @@
-//! `flash-sampling kernels list`: what the folders of compiled kernels hold.
+//! `flash-sampling kernels list`: the compiled kernels of all folders.
 
 use super::write_json;
 use crate::args::Format;
@@ -17,11 +17,11 @@ struct Listed {
     architecture: String,
     compiler: String,
     bytes: usize,
-    /// Whether it is of this program's sources.
+    /// Whether this program's sources made it.
     current: bool,
 }
 
-/// Lists the folders that the environment names, then the cache.
+/// Lists the folders of `FLASH_SAMPLING_KERNELS`, then the cache.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -44,10 +44,8 @@ pub(super) fn list(format: Format, out: &mut dyn Write) -> Result<u8, CommandErr
     }
     if lines.is_empty() {
         let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-        let place = if folders.is_empty() { "no folder is named".into() } else { folders.join(", ") };
-        tracing::info!(
-            "no compiled kernels ({place}): `kernels build` compiles them, and so does the first use of a GPU"
-        );
+        let place = if folders.is_empty() { "no folder".into() } else { folders.join(", ") };
+        tracing::info!("no compiled kernels ({place}): `kernels build` or the first use of a GPU compiles them");
     }
     let written = match format {
         Format::Json => write_json(out, &lines),

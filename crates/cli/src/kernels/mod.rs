@@ -9,7 +9,7 @@ use crate::interrupt::Interrupt;
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// Does what is asked. The exit code is 1 when `build --check` finds a fault in a hot kernel.
+/// Runs a subcommand. The exit code is 1 if `build --check` finds a fault in a hot kernel.
 ///
 /// # Errors
 /// Bad flags, no compiler, a folder that cannot be used, Ctrl-C.

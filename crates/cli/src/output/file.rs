@@ -1,14 +1,14 @@
-//! Files that results are written to at the end.
+//! Output files.
 
 use crate::error::CommandError;
 use std::fs::OpenOptions;
 use std::path::Path;
 
-/// Opens a file for writing and leaves it as it is, so that a path that cannot be written is found before the work and
-/// not after it. A file that is not there is made, empty.
+/// Checks before the work that a file can be written. The content of an existing file stays; a missing file is created
+/// empty.
 ///
 /// # Errors
-/// [`CommandError::Write`], naming the file.
+/// [`CommandError::Write`], which names the file.
 pub fn try_path(path: &Path) -> Result<(), CommandError> {
     let opened = OpenOptions::new().create(true).append(true).open(path);
     opened.map(drop).map_err(CommandError::write(path.display().to_string()))

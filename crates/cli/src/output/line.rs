@@ -1,19 +1,19 @@
-//! Names from files, and counts, in a line on a terminal.
+//! Parts of messages: names from files, counts, rounded numbers.
 
 use std::fmt::Display;
 
-/// The most characters of a name in a message.
+/// Maximum of characters of a name in a message.
 const NAME: usize = 80;
-/// The most characters of a message.
+/// Maximum of characters of a message.
 const MESSAGE: usize = 2000;
 
-/// A name from a file, without its middle where it is long.
+/// A name from a file; a long name loses its middle.
 pub(crate) fn name(name: &str) -> String {
     cut(name, NAME)
 }
 
-/// A message on one line of bounded length. Control characters, and those that change the direction of text, are escaped:
-/// names from files are part of messages.
+/// A message on one line of bounded length. Control characters and bidirectional marks are escaped, since messages
+/// contain names from files.
 pub(crate) fn message(text: &str) -> String {
     let is_safe = |c: char| {
         !c.is_control() && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -25,7 +25,7 @@ pub(crate) fn message(text: &str) -> String {
     line
 }
 
-/// A number and its noun, in the singular for one.
+/// A number and its noun, such as "1 row" or "2 rows".
 pub(crate) fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
     let plural = if number == N::from(1) { "" } else { "s" };
     format!("{number} {noun}{plural}")
@@ -34,6 +34,11 @@ pub(crate) fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) ->
 /// "there is 1 token", "there are 2 tokens".
 pub(crate) fn there_are(number: u32, noun: &str) -> String {
     format!("there {} {}", if number == 1 { "is" } else { "are" }, count(number, noun))
+}
+
+/// A log-probability rounded to four decimals, without the sign of -0.
+pub(crate) fn rounded(logprob: f64) -> f64 {
+    (logprob * 1e4).round() / 1e4 + 0.0
 }
 
 fn cut(text: &str, most: usize) -> String {

@@ -1,7 +1,7 @@
 //! The report as one page without references to anything outside of it.
 
 use crate::output::line;
-use crate::plot::COLOURS;
+use crate::output::plot::COLOURS;
 use crate::verify::text::{decisive, is_agreed};
 use crate::verify::{Report, Verdict, plots};
 use flash_sampling_conformance::report::{Check, Criterion, SeriesKind};

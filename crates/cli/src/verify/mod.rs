@@ -11,8 +11,8 @@ pub use factory::Chosen;
 
 use crate::args::{Effort, VerifyArgs, Work};
 use crate::error::CommandError;
+use crate::info::machine::{Machine, utc_now};
 use crate::interrupt::Interrupt;
-use crate::machine::{Machine, utc_now};
 use crate::{output, progress};
 use flash_sampling_conformance::{Effort as LawEffort, Law, LawFailure, LawReport, SamplerFactory, Trial, laws};
 use std::cell::Cell;

@@ -1,6 +1,6 @@
 //! The plots of the report: empirical against expected.
 
-use crate::plot::{Area, COLOURS, Drawn, span, svg};
+use crate::output::plot::{Area, COLOURS, Drawn, span, svg};
 use flash_sampling_conformance::report::{Series, SeriesKind};
 use plotters::prelude::*;
 

@@ -11,11 +11,12 @@ fn refuse_weight(weight: &str, says: &str) {
 }
 
 #[test]
-fn files_that_are_not_there_are_named() {
+fn missing_files_are_named() {
     let files = Files::new();
     refuse_weight(&files.name("nothing.safetensors"), "nothing.safetensors: No such file");
     refuse_weight(files.folder().to_str().unwrap(), "is a directory");
-    run(&["sample", "--model", &files.name("none"), "--hidden", &files.name("h.npy")]).assert_refused("none");
+    run(&["sample", "--model", &files.name("none"), "--hidden", &files.name("h.npy")])
+        .assert_refused("none: there is no such directory");
     let head = small_head(&files);
     run(&with(&head, "--mask /nonexistent/mask.npy")).assert_refused("/nonexistent/mask.npy: No such file");
 }
@@ -43,10 +44,10 @@ fn texts_without_an_end_are_refused() {
 fn flags_of_ranks_mean_something_only_together() {
     let files = Files::new();
     let head = small_head(&files);
-    run(&with(&head, "--time-limit 3")).assert_refused("--time-limit means nothing without --transport");
-    run(&with(&head, "--check-tokens")).assert_refused("--check-tokens means nothing without --transport");
-    run(&with(&head, "--world 2")).assert_refused("--world means nothing without --transport");
-    run(&with(&head, "--devices 0")).assert_refused("--devices means nothing without --transport");
+    run(&with(&head, "--time-limit 3")).assert_refused("--time-limit has no effect without --transport");
+    run(&with(&head, "--check-tokens")).assert_refused("--check-tokens has no effect without --transport");
+    run(&with(&head, "--world 2")).assert_refused("--world has no effect without --transport");
+    run(&with(&head, "--devices 0")).assert_refused("--devices has no effect without --transport");
     run(&with(&head, "--transport peers --world 33")).assert_refused("it must be 1 to 32");
     if cfg!(feature = "cuda") {
         run(&with(&head, "--transport peers --world 2")).assert_refused("need --backend cuda and --variant tiled");
@@ -54,19 +55,19 @@ fn flags_of_ranks_mean_something_only_together() {
         run(&gpus).assert_refused("needs --world or --devices");
         run(&with(&gpus, "--world 3 --devices 0,1")).assert_refused("--world 3, but --devices names 2");
         run(&with(&gpus, "--devices 1,0,1")).assert_refused("--devices names GPU 1 twice");
-        run(&with(&gpus, "--world 2 --merge log-mass")).assert_refused("--merge log-mass is not what");
+        run(&with(&gpus, "--world 2 --merge log-mass")).assert_refused("--merge log-mass is not supported");
         run(&with(&gpus, "--world 2 --canonical --top-k 5"))
-            .assert_refused("top_k is not supported by this sampler; the draw without --canonical has it");
+            .assert_refused("--top-k is not supported with --canonical; leave out --canonical");
         run(&with(&gpus, "--world 2 --exchange peers")).assert_refused("--exchange is for --transport mpi");
     }
-    run(&with(&head, "--exchange host")).assert_refused("--exchange means nothing without --transport mpi");
+    run(&with(&head, "--exchange host")).assert_refused("--exchange has no effect without --transport mpi");
     run(&with(&head, "--transport mpi --exchange ring")).assert_refused("possible values: host, peers, nccl");
-    run(&with(&head, "--merge winners")).assert_refused("--merge means nothing");
+    run(&with(&head, "--merge winners")).assert_refused("--merge has no effect");
     run(&with(&head, "--transport mpi --time-limit 0")).assert_refused("0.001 to 86400 seconds");
     if cfg!(feature = "mpi") {
         run(&with(&head, "--transport mpi --variant sharded"))
             .assert_refused("--variant sharded has its shards in one process");
-        run(&with(&head, "--transport mpi --world 2")).assert_refused("--world means nothing to --transport mpi");
+        run(&with(&head, "--transport mpi --world 2")).assert_refused("--world has no effect with --transport mpi");
         run(&with(&head, "--transport mpi --devices 0")).assert_refused("without --exchange peers or nccl");
     }
     if cfg!(all(feature = "mpi", feature = "cuda")) {
@@ -74,13 +75,13 @@ fn flags_of_ranks_mean_something_only_together() {
         run(&peers).assert_refused("--exchange peers and nccl need --backend cuda and --variant tiled");
         let peers = with(&peers, "--backend cuda");
         run(&with(&peers, "--variant grouped")).assert_refused("--exchange peers and nccl need --backend cuda");
-        run(&with(&peers, "--merge log-mass")).assert_refused("not what --exchange peers and nccl exchange");
+        run(&with(&peers, "--merge log-mass")).assert_refused("not supported with --exchange peers and nccl");
         // Without mpirun there is one rank.
         run(&with(&peers, "--devices 0,1")).assert_refused("--devices names 2, but 1 rank is on this machine");
     }
     if cfg!(all(feature = "mpi", feature = "nccl")) {
         run(&with(&head, "--transport mpi --backend cuda --exchange nccl --devices 1,0,1"))
-            .assert_refused("--devices names GPU 1 twice, but NCCL has one rank on a GPU");
+            .assert_refused("--devices names GPU 1 twice, but NCCL needs one GPU per rank");
     }
 }
 
@@ -118,7 +119,7 @@ fn a_transport_names_at_once_the_features_that_it_lacks() {
 }
 
 #[test]
-fn tensors_that_are_not_there_are_named() {
+fn missing_tensors_are_named() {
     let files = Files::new();
     let two = files.safetensors(
         "two.safetensors",
@@ -127,8 +128,8 @@ fn tensors_that_are_not_there_are_named() {
             ("b", Dtype::F32, &[4, 32], f32_bytes(&values(128, 2))),
         ],
     );
-    refuse_weight(&two, "which tensor? Name one as FILE:TENSOR; it holds 2: a, b");
-    refuse_weight(&format!("{two}:lm_head.weight"), "no tensor \"lm_head.weight\"; it holds 2: a, b");
+    refuse_weight(&two, "which tensor? Name one as FILE:TENSOR; it has 2: a, b");
+    refuse_weight(&format!("{two}:lm_head.weight"), "no tensor \"lm_head.weight\"; it has 2: a, b");
     let array = files.npy("a.npy", &[4, 32], &values(128, 1));
     refuse_weight(&format!("{array}:x"), "no tensor \"x\"");
 }
@@ -218,7 +219,7 @@ fn masks_must_decide_every_token() {
 }
 
 #[test]
-fn flags_that_mean_nothing_are_refused() {
+fn invalid_flags_are_refused() {
     let files = Files::new();
     let head = small_head(&files);
     for (flags, says) in [
@@ -240,7 +241,7 @@ fn flags_that_mean_nothing_are_refused() {
         ("--top-p much", "'much' for '--top-p <P>': it is not a number"),
         (
             "--variant sharded --merge log-mass --top-p 0.9",
-            "top_p is not supported by this sampler; --merge winners has it",
+            "--top-p is not supported with --merge log-mass; use --merge winners",
         ),
         ("--draws 0", "it must be 1 to 10000000"),
         ("--draws 10000001", "it must be 1 to 10000000"),
@@ -250,7 +251,10 @@ fn flags_that_mean_nothing_are_refused() {
         ("--vocab-size 1 --logprobs 2", "--logprobs 2, but there is 1 token"),
         ("--seeds 1,2,x", "invalid value 'x' for '--seeds"),
         ("--seed 1 --seeds 1,2,3", "cannot be used with"),
-        ("--position 72057594037927934", "--position 72057594037927934 for 3 rows: the last row would pass 2^56 - 1"),
+        (
+            "--position 72057594037927934",
+            "--position 72057594037927934 for 3 rows: the position of the last row exceeds 2^56 - 1",
+        ),
         ("--soft-cap 0", "'0' for '--soft-cap <CAP>': it must be finite and above 0"),
         ("--scale -1", "'-1' for '--scale <FACTOR>': it must be finite and above 0"),
         ("--scale inf", "must be finite and above 0"),
@@ -267,9 +271,9 @@ fn flags_that_mean_nothing_are_refused() {
         ("--threads -2", "'-2' for '--threads <N>'"),
         ("--variant grouped --group -2", "'-2' for '--group <TOKENS>'"),
         ("--threads 0", "'0' for '--threads <N>': it must be 1 to 1024"),
-        ("--variant reference --backend cuda", "--backend cuda means nothing with --variant reference"),
+        ("--variant reference --backend cuda", "--backend cuda has no effect with --variant reference"),
         ("--threads 100000", "'100000' for '--threads <N>'"),
-        ("--shards 2", "--shards means nothing without --variant sharded"),
+        ("--shards 2", "--shards has no effect without --variant sharded"),
         ("--variant sharded --shards 0", "'0' for '--shards <N>': it must be 1 to 4096"),
         ("--variant sharded --shards 4097", "it must be 1 to 4096"),
         (
@@ -279,11 +283,14 @@ fn flags_that_mean_nothing_are_refused() {
         ("--variant online --group 1000", "'1000' for '--group <TOKENS>'"),
         (
             "--variant grouped --without-replacement",
-            "not possible with this variant; --variant grouped --group-draw reuse has it",
+            "--without-replacement is not supported with --variant grouped; use --variant tiled, or --group-draw reuse",
         ),
-        ("--variant grouped --canonical", "not supported by this variant; --variant grouped --group-draw reuse has it"),
-        ("--variant reference --isa portable", "--isa means nothing with --variant reference"),
-        ("--backend cuda --threads 2", "--threads means nothing with --backend cuda"),
+        (
+            "--variant grouped --canonical",
+            "--canonical is not supported with this variant; use --variant tiled, or --variant grouped --group-draw reuse",
+        ),
+        ("--variant reference --isa portable", "--isa has no effect with --variant reference"),
+        ("--backend cuda --threads 2", "--threads has no effect with --backend cuda"),
         ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
         ("--top-k five", "invalid value 'five' for '--top-k <K>': it must be -1, or 0 to 4294967295"),
         ("--top-k -2", "'-2' for '--top-k <K>': it must be -1"),
@@ -296,45 +303,50 @@ fn flags_that_mean_nothing_are_refused() {
         .assert_refused("--hidden and one of --model and --weight are needed together");
     run(&["sample", "--weight", &head[4]]).assert_refused("--hidden");
     run(&["sample", "--format", "xml"]).assert_refused("possible values: text, json");
-    run(&["draw"]).assert_refused("unrecognized subcommand 'draw'; --help lists what there is");
+    run(&["draw"]).assert_refused("unrecognized subcommand 'draw'; --help lists all");
     run(&["smaple"]).assert_refused("unrecognized subcommand 'smaple'; a similar subcommand exists: 'sample'");
     run(&["sample", "--top", "5"]).assert_refused("unexpected argument '--top' found; ");
 }
 
 #[test]
-fn what_groups_refuse_names_the_flags_that_take_it() {
+fn a_knob_that_a_variant_lacks_names_the_flag_and_an_alternative() {
     let files = Files::new();
     let head = small_head(&files);
-    let says = "is not supported by this sampler; --variant grouped --group-draw reuse has it";
-    for variant in ["--variant online", "--variant grouped", "--variant grouped --group-draw fresh"] {
-        for (flags, knob) in [("--top-k 5", "top_k"), ("--xtc-probability 0.5", "xtc_threshold")] {
+    let grouped = "is not supported with --variant grouped; use --variant tiled, or --group-draw reuse";
+    for (variant, says) in [
+        ("--variant online", "is not supported with --variant online; use --variant tiled"),
+        ("--variant grouped", grouped),
+        ("--variant grouped --group-draw fresh", grouped),
+    ] {
+        for flag in ["--top-k 5", "--top-p 0.9", "--xtc-probability 0.5"] {
             for command in [&head[..], &["generate".into()]] {
-                run(&with(command, &format!("{variant} {flags}"))).assert_refused(&format!("{knob} {says}"));
+                let name = flag.split(' ').next().unwrap();
+                run(&with(command, &format!("{variant} {flag}"))).assert_refused(&format!("{name} {says}"));
             }
         }
-        // What one row's object asks is that row's.
+        // A field of one row's object is an error of that row.
         let params = files.bytes("params.json", br#"[{}, {"top_k": 5}, {}]"#);
         let rows = run(&with(&head, &format!("{variant} --params {params}"))).rows();
         assert_eq!(rows[1]["error"], format!("top_k {says}"));
         assert!(rows[0]["error"].is_null() && rows[2]["error"].is_null(), "{rows:?}");
     }
     run(&with(&head, "--canonical --top-k 5"))
-        .assert_refused("top_k is not supported by this sampler; the draw without --canonical has it");
+        .assert_refused("--top-k is not supported with --canonical; leave out --canonical");
     run(&with(&head, "--canonical --logprobs 1 --logprobs-mode raw"))
-        .assert_refused("logprobs_mode is not supported by this sampler; the draw without --canonical has it");
+        .assert_refused("--logprobs-mode is not supported with --canonical; leave out --canonical");
     let taken = run(&with(&head, "--variant grouped --group-draw reuse --top-k 5"));
     assert_eq!(taken.tokens(), run(&with(&head, "--top-k 5")).tokens());
 }
 
 #[test]
-fn what_the_machine_does_not_have_is_refused() {
+fn a_backend_or_instruction_set_that_is_missing_is_refused() {
     let files = Files::new();
     let head = small_head(&files);
     #[cfg(not(feature = "cuda"))]
     {
         let says = "this build has no feature 'cuda': build with --features cuda";
         run(&with(&head, "--backend cuda")).assert_refused(says);
-        // Before anything is said of a head.
+        // Before any log line about a head.
         run_logging("info", &["sample", "--backend", "cuda"]).assert_refused(says);
     }
     let missing = flash_sampling::Isa::ALL.into_iter().find(|isa| !isa.is_available());
@@ -369,8 +381,17 @@ fn a_bad_row_fails_alone() {
     assert!(result.rows().iter().all(|row| row["error"] == says), "{result:#?}");
 }
 
+/// Log lines about a head would hide the error.
 #[test]
-fn a_level_of_notes_that_is_none_is_named() {
+fn an_error_has_no_log_lines_before_it() {
+    run_logging("info", &["sample", "--vocab-size", "0"]).assert_refused("--vocab-size 0: it must be 1 to 151936");
+    run_logging("info", &["sample", "--draws", "9", "--seeds", "1"]).assert_refused("--seeds has 1 number for 4 rows");
+    run_logging("info", &["generate", "--temperature", "0", "--top-k", "4", "--logit-bias", "9999:1"])
+        .assert_refused("--logit-bias names token 9999");
+}
+
+#[test]
+fn an_unknown_log_level_is_named() {
     let bogus = run_logging("bogus", &["info"]);
     assert_eq!((bogus.code, bogus.stdout.as_str()), (2, ""));
     assert!(bogus.stderr.contains("FLASH_SAMPLING_LOG is \"bogus\""), "{}", bogus.stderr);

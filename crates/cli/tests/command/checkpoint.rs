@@ -81,7 +81,7 @@ fn shards_are_found_through_the_index() {
 #[test]
 fn a_folder_without_a_model_is_refused() {
     let files = Files::new();
-    sample(&files, &[]).assert_refused("neither model.safetensors nor model.safetensors.index.json is there");
+    sample(&files, &[]).assert_refused("the directory has neither model.safetensors nor model.safetensors.index.json");
     files.safetensors("model.safetensors", &[("x", Dtype::BF16, &SHAPE, tensor(1))]);
     sample(&files, &[]).assert_refused("no tensor lm_head.weight");
     files.bytes("config.json", b"[]");

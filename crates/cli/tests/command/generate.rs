@@ -97,8 +97,15 @@ fn a_draft_changes_no_text() {
         assert!(proposed > 20 && (least..=most).contains(&hold), "{layers} layers: {report}");
     }
     let other = checkpoint("llama");
-    run(&["generate", "--draft", other.to_str().unwrap()]).assert_refused("other tokens");
+    run(&["generate", "--draft", other.to_str().unwrap()]).assert_refused("different tokens");
     run(&["generate", "--draft-tokens", "3"]).assert_refused("--draft");
+}
+
+#[test]
+fn n_is_another_name_of_num_sequences() {
+    let text = |flag| generate(&[flag, "2", "--max-tokens", "3"]);
+    let sequences = text("--num-sequences");
+    assert_eq!((sequences.len(), &text("-n"), &text("--n")), (2, &sequences, &sequences));
 }
 
 #[test]
@@ -121,7 +128,7 @@ fn a_stop_ends_the_text_before_it() {
 }
 
 #[test]
-fn a_text_that_the_models_last_position_ends_is_told_of() {
+fn a_text_cut_by_the_position_limit_is_a_warning() {
     let llama = checkpoint("llama");
     let prompt = "a".repeat(501); // as many tokens, where the model has 512 positions
     let args = ["generate", "--model", llama.to_str().unwrap(), "--prompt", &prompt, "--format", "json"];
@@ -187,9 +194,12 @@ fn bad_input_is_one_clear_line() {
     refused(&["--logit-bias", "1681:1"], "--logit-bias");
     refused(
         &["Once upon a time"],
-        "unexpected argument 'Once upon a time' found; a prompt is given by --prompt <TEXT>; ",
+        "unexpected argument 'Once upon a time' found; the flag of a prompt is --prompt <TEXT>; ",
     );
     refused(&["--shards", "2"], "--shards");
+    refused(&["--model", "/no/such/model"], "/no/such/model: there is no such directory");
+    refused(&["--model", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")], "Cargo.toml: it is not a directory");
+    refused(&["--num-sequence", "3"], "a similar argument exists: '--num-sequences'");
     refused(&["--threads", "0"], "--threads");
 
     let files = Files::new();
@@ -210,7 +220,7 @@ fn bad_input_is_one_clear_line() {
         config.replace(from, to).into_bytes()
     };
     for (name, bytes, says) in [
-        ("config.json", None, "config.json: it is not there"),
+        ("config.json", None, "config.json: there is no such file"),
         ("config.json", Some(&b"{"[..]), "config.json"),
         ("config.json", Some(&with("\"llama\"", "\"gpt2\"")), "model_type is \"gpt2\""),
         ("config.json", Some(&with("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3")), "model.layers.2."),
@@ -220,7 +230,7 @@ fn bad_input_is_one_clear_line() {
             Some(&with("eos_token_id\": 256", "eos_token_id\": 999")),
             ": config.json: eos_token_id names token 999",
         ),
-        ("tokenizer.json", None, "tokenizer.json: it is not there"),
+        ("tokenizer.json", None, "tokenizer.json: there is no such file"),
         ("tokenizer.json", Some(b"{}"), "tokenizer.json"),
         ("model.safetensors", None, "model.safetensors"),
         ("model.safetensors", Some(b"12345678"), "model.safetensors"),
@@ -290,12 +300,12 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
     listed("dry_sequence_breakers", "--dry-sequence-breakers", r#", "dry_multiplier": 4"#);
     for (json, word) in [
         (r#"{"n": 2}"#, "--num-sequences"),
-        (r#"{"output_token_ids": [1]}"#, "the sequence's own"),
+        (r#"{"output_token_ids": [1]}"#, "not supported by generate"),
         (r#"{"stop_token_ids": [5000]}"#, "5000"),
         (r#"{"temprature": 1}"#, "temprature"),
         (r#"{"temperature": "hot"}"#, "temperature: invalid type"),
-        (r#"{"max_tokens": 5}"#, "max_tokens is given by --max-tokens"),
-        (r#"{"stop": ["."]}"#, "stop is given by --stop"),
+        (r#"{"max_tokens": 5}"#, "max_tokens is set by --max-tokens"),
+        (r#"{"stop": ["."]}"#, "stop is set by --stop"),
         (r#"[{}, {}]"#, "it has 2 objects for 1 sequence (--num-sequences); one object without an array serves every"),
     ] {
         let file = files.bytes("wrong.json", json.as_bytes());
@@ -303,8 +313,8 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
     }
     run(&["generate", "--params", "p.json", "--top-k", "5"]).assert_refused("cannot be used with");
     let seeded = files.bytes("seeded.json", br#"{"seed": 3}"#);
-    run(&["generate", "--params", &seeded, "--seed", "4"]).assert_refused("--seed means nothing");
-    run(&["generate", "--params", &seeded, "--num-sequences", "2"]).assert_refused("sequences 0 and 1 would be one");
+    run(&["generate", "--params", &seeded, "--seed", "4"]).assert_refused("--seed has no effect");
+    run(&["generate", "--params", &seeded, "--num-sequences", "2"]).assert_refused("sequences 0 and 1 are equal");
     run(&["generate", "--allowed-token-ids", "7,5000"]).assert_refused("--allowed-token-ids names token 5000");
     run(&["generate", "--logprobs-mode", "raw"]).assert_refused("--logprobs");
     run(&["generate", "--banned-token-ids", "5000"]).assert_refused("--banned-token-ids names token 5000");

@@ -6,7 +6,7 @@ mod common;
 mod generate;
 #[cfg(feature = "cuda")]
 mod gpu;
-mod idle;
+mod ineffective_flags;
 mod kernels;
 mod params;
 mod process;

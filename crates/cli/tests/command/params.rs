@@ -49,7 +49,7 @@ fn a_file_gives_what_its_flags_give() {
     assert_eq!(seeded, run(&with(&head, "--draws 9 --seed 5")).tokens());
     let seeded = files.bytes("seeded.json", br#"{"seed": 3}"#);
     for flags in ["--seed 5", "--seeds 1,2,3"] {
-        let says = format!("{} means nothing: every object of --params has a seed", flags.split(' ').next().unwrap());
+        let says = format!("{} has no effect: every object of --params has a seed", flags.split(' ').next().unwrap());
         run(&with(&head, &format!("--params {seeded} {flags}"))).assert_refused(&says);
     }
 }
@@ -108,7 +108,7 @@ fn bad_parameters_are_one_clear_line() {
     refused(r#"[{}, {}, {"temperature": "hot"}]"#, "row 2: temperature: invalid type: string \"hot\"");
     refused("[{}]", "it has 1 object for 3 rows; one object without an array serves every row");
     refused(r#"{"n": 0}"#, "n is 0, but must be at least 1");
-    refused(r#"{"n": 20000000}"#, "row 0: n = 20000000, but a row has 10000000 draws at most");
+    refused(r#"{"n": 20000000}"#, "row 0: n = 20000000, but a row has at most 10000000 draws");
     refused(r#"{"logit_bias": {"300": 1}}"#, "logit_bias names token 300, but there are 300 tokens");
     refused(r#"[{}, {"allowed_token_ids": [1, 400]}, {}]"#, "row 1: allowed_token_ids names token 400");
     refused(r#"{"logprobs": 301}"#, "logprobs is 301, but there are 300 tokens");
@@ -122,7 +122,7 @@ fn bad_parameters_are_one_clear_line() {
 }
 
 #[test]
-fn the_kept_tokens_are_told_when_asked_for() {
+fn kept_lists_the_kept_tokens() {
     let files = Files::new();
     let head = small_head(&files);
     let first = |flags: &str| -> serde_json::Value {

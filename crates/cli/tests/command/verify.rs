@@ -52,7 +52,7 @@ impl SamplerFactory for Forgetful {
 }
 
 #[test]
-fn a_broken_sampler_is_found_out() {
+fn a_broken_sampler_fails() {
     let laws: Vec<_> =
         ["tokens_follow_the_softmax", "noise_has_the_reference_bits"].map(|l| laws::named(l).unwrap()).into();
     let report = Report::make(&Forgetful, &laws, Effort::Quick, &Interrupt::default()).unwrap();
@@ -61,11 +61,16 @@ fn a_broken_sampler_is_found_out() {
 }
 
 #[test]
-fn samplers_and_laws_that_are_not_there_are_refused() {
-    run(&["verify", "--law", "nothing_ever_fails"]).assert_refused("known are noise_has_the_reference_bits");
+fn unknown_laws_and_missing_samplers_are_refused() {
+    let unknown = run(&["verify", "--law", "nope"]);
+    unknown.assert_refused("'nope' for '--law <NAME>': no such law; `verify --help` lists all");
+    assert!(unknown.stderr.len() < 120, "{}", unknown.stderr);
+    run(&["verify", "--law", "tokens_follow_softmax"]).assert_refused("did you mean 'tokens_follow_the_softmax'?");
+    let help = run(&["verify", "--help"]).stdout;
+    assert!(laws::ALL.iter().all(|law| help.contains(law.name)), "{help}");
     #[cfg(not(feature = "cuda"))]
     run(&["verify", "--backend", "cuda"]).assert_refused("this build has no feature 'cuda'");
-    run(&["verify", "--shards", "3"]).assert_refused("--shards means nothing");
+    run(&["verify", "--shards", "3"]).assert_refused("--shards has no effect");
 }
 
 #[test]
@@ -80,23 +85,26 @@ fn laws_about_bits_count_what_differs() {
 }
 
 #[test]
-fn effort_that_no_law_takes_is_told_of() {
-    let told = |law: &str| run_logging("warn", &["verify", "--isa", "portable", "--effort", "full", "--law", law]);
-    let none = told("wrong_shapes_are_errors");
+fn effort_without_effect_is_a_warning() {
+    let warnings = |law: &str| run_logging("warn", &["verify", "--isa", "portable", "--effort", "full", "--law", law]);
+    let none = warnings("wrong_shapes_are_errors");
     assert!(none.code == 0 && none.stderr.contains("--effort full changes nothing"), "{none:#?}");
-    let some = told("lists_follow_plackett_luce");
+    let some = warnings("lists_follow_plackett_luce");
     assert!(some.code == 0 && some.stderr.is_empty(), "{some:#?}");
 }
 
 #[test]
-fn info_tells_kernels_and_what_was_looked_for() {
+fn info_lists_kernels_and_libraries() {
     let text = run(&["info"]);
     assert_eq!(text.code, 0);
     for says in
-        ["instruction set    portable   available", "weight bf16 x hidden bf16", "libcuda.so.1", "looked for in"]
+        ["instruction set    portable   available", "weight bf16 x hidden bf16", "libcuda.so.1", "were searched"]
     {
         assert!(text.stdout.contains(says), "{says}: {}", text.stdout);
     }
+    assert!(text.stdout.lines().all(|line| line.split_whitespace().count() > 1), "{}", text.stdout);
+    #[cfg(target_arch = "x86_64")]
+    assert!(text.stdout.contains("\nAMX                the processor "), "{}", text.stdout);
     let json = run(&["info", "--format", "json"]).rows();
     assert_eq!(json[0]["kernels"].as_array().unwrap().len(), 9);
     assert_eq!(json[0]["machine"]["instruction_sets"][0], "portable");

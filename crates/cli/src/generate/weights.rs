@@ -1,0 +1,126 @@
+//! The tensors and configuration of a checkpoint, or of the built-in model.
+
+use super::tokenizer::TextTokenizer;
+use crate::error::CommandError;
+use crate::input::checkpoint::Checkpoint;
+use crate::input::checkpoint_files::CheckpointFiles;
+use crate::input::loaded_head::{HeadOverrides, LoadedHead};
+use crate::input::tensor::{Role, Tensor};
+use crate::input::{LoadError, Problem};
+use crate::interrupt::Interrupt;
+use crate::output::progress;
+use crate::unknown_token;
+use flash_sampling::{CpuError, Head, Isa};
+use flash_sampling_models::{Model, ModelConfig, ModelError};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+macro_rules! stories {
+    ($name:literal) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories/", $name))
+    };
+}
+
+/// The folder of the built-in model in messages.
+const BUILT_IN: &str = "models/stories (built in)";
+
+fn built_in() -> Result<CheckpointFiles, LoadError> {
+    let texts: &'static [(&'static str, &'static [u8])] = &[
+        ("config.json", stories!("config.json")),
+        ("generation_config.json", stories!("generation_config.json")),
+        ("tokenizer.json", stories!("tokenizer.json")),
+    ];
+    CheckpointFiles::in_memory(BUILT_IN, stories!("model.safetensors"), texts)
+}
+
+/// All tensors of a checkpoint, mapped.
+#[derive(Debug)]
+pub(super) struct Weights {
+    files: CheckpointFiles,
+    config: ModelConfig,
+    /// Whether the end-of-sequence tokens are from `generation_config.json`.
+    has_generation_eos: bool,
+    tensors: HashMap<String, Tensor>,
+    head: LoadedHead,
+}
+
+impl Weights {
+    /// Opens a folder, or the built-in model.
+    pub(super) fn open(folder: Option<&Path>) -> Result<Self, CommandError> {
+        let files = folder.map_or_else(built_in, CheckpointFiles::open)?;
+        let failed = |source| CommandError::Model { folder: files.folder().into(), source };
+        let missing = || failed(ModelError::Config("there is no such file".into()));
+        let mut config = ModelConfig::parse(&files.text("config.json")?.ok_or_else(missing)?).map_err(failed)?;
+        let eos = config.eos.clone();
+        if let Some(bytes) = files.text("generation_config.json")? {
+            config = config.with_generation_config(&bytes).map_err(failed)?;
+        }
+        let has_generation_eos = config.eos != eos;
+        let head = LoadedHead::of_checkpoint(Checkpoint::of(&files)?, HeadOverrides::default());
+        let head = head.map_err(CommandError::Usage)?;
+        let mut tensors = HashMap::new();
+        for name in files.names() {
+            if name.starts_with("model.") && (name.ends_with(".weight") || name.ends_with(".bias")) {
+                let tensor = files.tensor(&name, Role::Layer)?;
+                tensors.insert(name, tensor);
+            }
+        }
+        tracing::debug!("{config:?}");
+        Ok(Weights { files, config, has_generation_eos, tensors, head })
+    }
+
+    /// Reads all mapped pages once, so that the first tokens do not wait for the disk.
+    pub(super) fn read(&self, interrupt: &Interrupt) -> Result<(), CommandError> {
+        let all = || self.tensors.values().chain([&self.head.weight]).map(Tensor::bytes);
+        let bar = progress::bar("loading", all().map(|bytes| bytes.len() as u64).sum());
+        for part in all().flat_map(|bytes| bytes.chunks(1 << 22)) {
+            interrupt.check()?;
+            std::hint::black_box(part.iter().step_by(4096).fold(0u8, |sum, byte| sum ^ byte));
+            bar.inc(part.len() as u64);
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// Logs what the files say about the head.
+    pub(super) fn log(&self) {
+        self.head.log();
+    }
+
+    /// The layers.
+    pub(super) fn model(&self, isa: Option<Isa>) -> Result<Model<'_>, CommandError> {
+        let tensor = |name: &str| match self.tensors.get(name) {
+            Some(tensor) => Ok(Some(tensor.matrix().map_err(CpuError::from)?)),
+            None => Ok(None),
+        };
+        Model::new(self.config.clone(), isa, tensor).map_err(|source| self.failed(source))
+    }
+
+    /// The head, without tokens that the tokenizer lacks or that a model with `embeddings` tokens cannot read as input.
+    pub(super) fn head(&self, tokenizer: &TextTokenizer, embeddings: usize) -> Result<Head<'_>, CommandError> {
+        let head = self.head.head()?;
+        Ok(head.with_vocab_size(tokenizer.tokens.min(embeddings).clamp(1, head.vocab_size() as usize))?)
+    }
+
+    /// Checks that the end-of-sequence tokens are in the vocabulary.
+    pub(super) fn check_eos(&self, vocab_size: u32) -> Result<(), CommandError> {
+        let Some(token) = self.config.eos.iter().find(|token| **token >= vocab_size) else { return Ok(()) };
+        let message = unknown_token::message("eos_token_id", *token, vocab_size);
+        let is_of = if self.has_generation_eos { ModelError::GenerationConfig } else { ModelError::Config };
+        Err(self.failed(is_of(message)))
+    }
+
+    /// A small file, which must exist.
+    pub(super) fn file(&self, name: &str) -> Result<(PathBuf, Cow<'static, [u8]>), LoadError> {
+        let path = self.files.path(name);
+        let missing = || Problem::Checkpoint("there is no such file".into()).at(&path);
+        let bytes = self.files.text(name)?.ok_or_else(missing)?;
+        Ok((path, bytes))
+    }
+
+    /// An error of the model with its folder.
+    pub(super) fn failed(&self, source: ModelError) -> CommandError {
+        CommandError::Model { folder: self.files.folder().into(), source }
+    }
+}

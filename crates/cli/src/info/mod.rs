@@ -1,0 +1,202 @@
+//! `flash-sampling info`: processor, kernels, GPUs and libraries of this machine.
+
+pub mod machine;
+mod processor;
+
+use crate::args::Format;
+use crate::error::CommandError;
+use flash_sampling::cuda::Probe;
+use flash_sampling::{DType, Isa};
+use machine::Machine;
+use serde::Serialize;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Libraries of backends and transports. `info` looks for the files and loads none.
+const LIBRARIES: [&str; 7] =
+    ["libcuda.so.1", "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnccl.so.2", "libmpi.so.40", "libmpi.so.12"];
+/// Folders of libraries besides `LD_LIBRARY_PATH`.
+const FOLDERS: [&str; 8] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/usr/local/cuda/lib64",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+];
+
+/// The output of `info`.
+#[derive(Debug, Serialize)]
+struct Info {
+    version: &'static str,
+    machine: Machine,
+    /// Processor features that kernels use, and whether the processor has them.
+    features: Vec<(&'static str, bool)>,
+    /// Whether AMX can be used.
+    amx: &'static str,
+    /// Weight type, type of the hidden states, and the instruction set of their kernel.
+    kernels: Vec<(&'static str, &'static str, &'static str)>,
+    /// The first GPU, or why the CUDA backend cannot run.
+    cuda_backend: String,
+    /// The run-time compiler.
+    cuda_compiler: String,
+    /// Folders of compiled kernels, with a summary of each.
+    cuda_kernels: Vec<(PathBuf, String)>,
+    cuda: String,
+    gpus: Vec<String>,
+    /// Library and its file, if there is one.
+    libraries: Vec<(&'static str, Option<PathBuf>)>,
+}
+
+/// The names of NVIDIA GPUs from their kernel driver.
+fn gpus() -> Vec<String> {
+    let cards = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let model = |card: fs::DirEntry| {
+        let text = fs::read_to_string(card.path().join("information")).ok()?;
+        Some(text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_owned())
+    };
+    cards.filter_map(model).collect()
+}
+
+/// The first GPU, or why the CUDA backend cannot run.
+#[cfg(feature = "cuda")]
+fn cuda_backend() -> String {
+    use flash_sampling::cuda::Device;
+    let described = Device::new(0).and_then(|device| {
+        let (major, minor) = device.capability();
+        let (name, units) = (device.name()?, device.multiprocessors());
+        let kernel = match (major, minor) {
+            (9, 0) => "runs the Hopper kernel",
+            (8.., _) => "runs the portable kernel",
+            _ => "is too old",
+        };
+        Ok(format!("{name}, compute capability {major}.{minor}, {units} multiprocessors; {kernel}"))
+    });
+    described.unwrap_or_else(|error| error.to_string())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_backend() -> String {
+    "this build has no feature 'cuda' (build with --features cuda)".to_owned()
+}
+
+/// The run-time compiler.
+#[cfg(feature = "cuda")]
+fn cuda_compiler() -> String {
+    let version = flash_sampling::cuda::compiler().map(|version| format!("NVRTC {version}"));
+    version.unwrap_or_else(|| "libnvrtc cannot be loaded: `kernels build` compiles ahead of time".to_owned())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_compiler() -> String {
+    cuda_backend()
+}
+
+/// Folders of compiled kernels, by priority.
+#[cfg(feature = "cuda")]
+fn cuda_kernels() -> Vec<(PathBuf, String)> {
+    use flash_sampling::cuda::{ahead, cache};
+    let summary = |folder: &PathBuf| match cache::list(folder) {
+        Err(error) => format!("not used: {error}"),
+        Ok(kept) => {
+            let current: Vec<_> = kept.iter().filter(|kept| ahead::is_current(&kept.label)).collect();
+            let mut names: Vec<_> = current.iter().map(|kept| &*kept.label.architecture).collect();
+            names.sort_unstable();
+            names.dedup();
+            let of = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+            format!("{} compiled kernels{of}, {} of other sources", current.len(), kept.len() - current.len())
+        }
+    };
+    let folders = cache::ahead().into_iter().chain(cache::folder());
+    folders.map(|folder| (folder.clone(), summary(&folder))).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_kernels() -> Vec<(PathBuf, String)> {
+    Vec::new()
+}
+
+fn find(library: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty());
+    folders.chain(FOLDERS.iter().map(PathBuf::from)).map(|folder| folder.join(library)).find(|p| Path::exists(p))
+}
+
+impl Info {
+    fn of_this_machine() -> Self {
+        let types = [DType::BF16, DType::F16, DType::F32];
+        let pairs = types.iter().flat_map(|&weight| types.map(|hidden| (weight, hidden)));
+        Info {
+            version: env!("CARGO_PKG_VERSION"),
+            machine: Machine::this(),
+            features: processor::features(),
+            amx: processor::amx(),
+            kernels: pairs.map(|(w, h)| (w.name(), h.name(), Isa::best_for(w, h).name())).collect(),
+            cuda_backend: cuda_backend(),
+            cuda_compiler: cuda_compiler(),
+            cuda_kernels: cuda_kernels(),
+            cuda: Probe::of_this_machine().to_string(),
+            gpus: gpus(),
+            libraries: LIBRARIES.iter().map(|library| (*library, find(library))).collect(),
+        }
+    }
+
+    fn write_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let list = |present: bool| {
+            let names: Vec<_> =
+                self.features.iter().filter(|(_, has)| *has == present).map(|(name, _)| *name).collect();
+            if names.is_empty() { "none".to_owned() } else { names.join(" ") }
+        };
+        writeln!(out, "flash-sampling {}", self.version)?;
+        writeln!(out, "processor          {}", self.machine)?;
+        if !self.features.is_empty() {
+            writeln!(out, "features           {}", list(true))?;
+            writeln!(out, "features missing   {}", list(false))?;
+            writeln!(out, "AMX                {}", self.amx)?;
+        }
+        for isa in Isa::ALL {
+            writeln!(
+                out,
+                "instruction set    {isa:<10} {}",
+                if isa.is_available() { "available" } else { "not available" }
+            )?;
+        }
+        for (weight, hidden, isa) in &self.kernels {
+            writeln!(out, "kernel             weight {weight:<4} x hidden {hidden:<4} runs on {isa}")?;
+        }
+        writeln!(out, "cuda               {}", self.cuda_backend)?;
+        if cfg!(feature = "cuda") {
+            writeln!(out, "cuda compiler      {}", self.cuda_compiler)?;
+        }
+        for (folder, summary) in &self.cuda_kernels {
+            writeln!(out, "cuda kernels       {}: {summary}", folder.display())?;
+        }
+        writeln!(out, "cuda devices       {}", self.cuda)?;
+        for gpu in &self.gpus {
+            writeln!(out, "gpu                {gpu}")?;
+        }
+        for (library, path) in &self.libraries {
+            match path {
+                Some(path) => writeln!(out, "library            {library:<14} at {}", path.display())?,
+                None => writeln!(out, "library            {library:<14} not found")?,
+            }
+        }
+        writeln!(out, "libraries were searched, not loaded, in LD_LIBRARY_PATH, {}", FOLDERS.join(", "))
+    }
+}
+
+/// Prints the list.
+///
+/// # Errors
+/// [`CommandError::Write`].
+pub fn run(format: Format, out: &mut dyn Write) -> Result<u8, CommandError> {
+    let info = Info::of_this_machine();
+    let written = match format {
+        Format::Text => info.write_text(out),
+        Format::Json => serde_json::to_writer(&mut *out, &info).map_err(io::Error::from).and_then(|()| writeln!(out)),
+    };
+    written.map_err(CommandError::write("to standard output")).map(|()| 0)
+}

@@ -1,0 +1,114 @@
+//! A head from files, with its transforms.
+
+use crate::input::checkpoint::Checkpoint;
+use crate::input::config::{HeadConfig, Scale};
+use crate::input::tensor::Tensor;
+use crate::output::line;
+use flash_sampling::{Head, HeadError};
+
+/// Parameters of a head that override `config.json`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeadOverrides {
+    /// Tokens of the vocabulary.
+    pub vocab_size: Option<usize>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
+    /// Factor of the logits, after the cap.
+    pub scale: Option<f32>,
+}
+
+/// A head's weight and transforms.
+#[derive(Debug)]
+pub struct LoadedHead {
+    pub(crate) weight: Tensor,
+    bias: Option<Vec<f32>>,
+    transforms: HeadOverrides,
+    /// Lines for the log: what the files say about the head.
+    notes: Vec<String>,
+}
+
+impl LoadedHead {
+    /// A weight with the transforms of the flags.
+    ///
+    /// # Errors
+    /// A vocabulary size outside of the weight.
+    pub(crate) fn new(weight: Tensor, transforms: HeadOverrides) -> Result<Self, String> {
+        let rows = weight.rows();
+        match transforms.vocab_size.filter(|size| !(1..=rows).contains(size)) {
+            Some(size) => Err(format!("--vocab-size {size}: it must be 1 to {rows}, the rows of the weight")),
+            None => Ok(LoadedHead { weight, bias: None, transforms, notes: Vec::new() }),
+        }
+    }
+
+    /// The head of a checkpoint, with the transforms of `config.json` that `overrides` lacks.
+    ///
+    /// # Errors
+    /// A bias or a scale that fits no head.
+    pub(crate) fn of_checkpoint(checkpoint: Checkpoint, overrides: HeadOverrides) -> Result<Self, String> {
+        let HeadConfig { vocab_size, soft_cap, scale, .. } = checkpoint.config;
+        let mut head = LoadedHead::new(checkpoint.weight, overrides)?;
+        let rows = head.weight.rows();
+        if let Some(bias) = checkpoint.bias {
+            if bias.cols() != rows {
+                let (values, rows) = (line::count(bias.cols(), "value"), line::count(rows, "row"));
+                return Err(format!("the head's bias has {values}, but its weight has {rows}"));
+            }
+            let mut values = vec![0.0; bias.cols()];
+            bias.matrix().map_err(|error| error.to_string())?.row_to_f32(0, &mut values);
+            head.notes.push("the head has a bias".into());
+            head.bias = Some(values);
+        }
+        if let (Some(size), None) = (vocab_size, overrides.vocab_size) {
+            if size < rows {
+                let padding = line::count(rows - size, "row");
+                head.notes.push(format!("config.json: vocab_size {size}; the weight has {padding} of padding"));
+                head.transforms.vocab_size = Some(size);
+            } else if size > rows {
+                let rows = line::count(rows, "row");
+                tracing::warn!("config.json: vocab_size {size}, but the weight has {rows}");
+            }
+        }
+        if let (Some(cap), None) = (soft_cap, overrides.soft_cap) {
+            head.notes.push(format!("config.json: final_logit_softcapping {cap}"));
+            head.transforms.soft_cap = Some(cap);
+        }
+        match scale.filter(|_| overrides.scale.is_none()) {
+            Some((key, Scale::Factor(factor))) => {
+                head.notes.push(format!("config.json: {key}; the logits are multiplied by {factor}"));
+                head.transforms.scale = Some(factor);
+            }
+            Some((key, Scale::Unclear)) => {
+                return Err(format!("the value of {key} in config.json is not a number or is ambiguous; give --scale"));
+            }
+            None => {}
+        }
+        Ok(head)
+    }
+
+    /// Logs what the files say about the head. Callers wait until nothing is refused.
+    pub(crate) fn log(&self) {
+        self.notes.iter().for_each(|note| tracing::info!("{note}"));
+    }
+
+    /// The head.
+    ///
+    /// # Errors
+    /// [`HeadError`]: a size, bias or factor that fits no head.
+    pub fn head(&self) -> Result<Head<'_>, HeadError> {
+        let HeadOverrides { vocab_size, soft_cap, scale } = self.transforms;
+        let mut head = Head::new(self.weight.matrix()?)?;
+        if let Some(bias) = &self.bias {
+            head = head.with_bias(bias)?;
+        }
+        if let Some(cap) = soft_cap {
+            head = head.with_soft_cap(cap)?;
+        }
+        if let Some(scale) = scale {
+            head = head.with_scale(scale)?;
+        }
+        if let Some(size) = vocab_size {
+            head = head.with_vocab_size(size)?;
+        }
+        Ok(head)
+    }
+}

@@ -1,0 +1,100 @@
+//! The header of a safetensors file.
+
+use crate::input::Problem;
+use crate::output::line;
+use flash_sampling::DType;
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors};
+use std::ops::Range;
+
+/// A tensor of a file: type, shape and byte range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// The bytes from the start of the file, in C order.
+    pub range: Range<usize>,
+}
+
+/// The parsed header of a file.
+#[derive(Debug)]
+pub struct Header {
+    metadata: Metadata,
+    data: Range<usize>,
+}
+
+impl Header {
+    /// Parses and validates the header at the start of `bytes`, which must be the whole file.
+    ///
+    /// # Errors
+    /// [`Problem::Format`] or [`Problem::Truncated`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Problem> {
+        let (header, metadata) = SafeTensors::read_metadata(bytes)?;
+        Ok(Header { metadata, data: header + 8..bytes.len() })
+    }
+
+    /// Whether the file has a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.metadata.info(name).is_some()
+    }
+
+    /// The names of all tensors.
+    pub fn names(&self) -> Vec<String> {
+        self.metadata.offset_keys()
+    }
+
+    /// The tensor `name`. Without a name, the only tensor.
+    ///
+    /// # Errors
+    /// [`Problem::MissingTensor`], [`Problem::WhichTensor`], or [`Problem::DType`] for a type other than bf16, f16 or
+    /// f32.
+    pub fn locate(&self, name: Option<&str>) -> Result<Located, Problem> {
+        let keys = self.metadata.offset_keys();
+        let name = match (name, &keys[..]) {
+            (Some(name), _) => name,
+            (None, [only]) => only,
+            (None, _) => return Err(Problem::WhichTensor { found: self.listing() }),
+        };
+        let info = self.metadata.info(name);
+        let info = info.ok_or_else(|| Problem::MissingTensor { wanted: format!("{name:?}"), found: self.listing() })?;
+        self.located(name, info)
+    }
+
+    fn located(&self, name: &str, info: &TensorInfo) -> Result<Located, Problem> {
+        let dtype = match info.dtype {
+            Dtype::BF16 => DType::BF16,
+            Dtype::F16 => DType::F16,
+            Dtype::F32 => DType::F32,
+            other => {
+                return Err(Problem::DType {
+                    tensor: line::name(name),
+                    found: other.to_string(),
+                    expected: "bf16, f16 or f32",
+                });
+            }
+        };
+        let (start, end) = info.data_offsets;
+        let place = |offset: usize| offset.checked_add(self.data.start).filter(|at| *at <= self.data.end);
+        match (place(start), place(end)) {
+            (Some(start), Some(end)) => {
+                Ok(Located { name: name.into(), dtype, shape: info.shape.clone(), range: start..end })
+            }
+            _ => Err(Problem::Truncated(format!("{} lies beyond its end", line::name(name)))),
+        }
+    }
+
+    /// Number and first names of the tensors, for messages.
+    fn listing(&self) -> String {
+        let keys = self.metadata.offset_keys();
+        let names = |keys: &[String]| keys.iter().map(|key| line::name(key)).collect::<Vec<_>>().join(", ");
+        match keys.len() {
+            0 => "no tensors".into(),
+            n @ 1..=4 => format!("{n}: {}", names(&keys)),
+            n => format!("{n}: {}, ...", names(&keys[..3])),
+        }
+    }
+}

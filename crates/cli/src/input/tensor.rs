@@ -1,0 +1,214 @@
+//! Matrices in memory-mapped files.
+
+use crate::input::npy::{self, NpyHeader};
+use crate::input::safetensors::Header;
+use crate::input::{LoadError, Problem};
+use crate::output::line;
+use flash_sampling::{DType, HeadError, Matrix};
+use memmap2::Mmap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// `FILE[:TENSOR]` of the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPath {
+    /// The file.
+    pub file: PathBuf,
+    /// The tensor's name in the file.
+    pub tensor: Option<String>,
+}
+
+impl TensorPath {
+    /// Splits at the last colon, unless the whole text is an existing file.
+    pub fn parse(text: &str) -> Self {
+        match text.rsplit_once(':') {
+            Some((file, tensor)) if !file.is_empty() && !tensor.is_empty() && !Path::new(text).exists() => {
+                TensorPath { file: file.into(), tensor: Some(tensor.into()) }
+            }
+            _ => TensorPath { file: text.into(), tensor: None },
+        }
+    }
+}
+
+/// The role of a tensor, which decides its possible shapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// An LM head, `[vocab, hidden]`.
+    Weight,
+    /// Hidden states, `[rows, hidden]`, or `[hidden]` for one row.
+    Hidden,
+    /// The bias of an LM head, `[vocab]`.
+    Bias,
+    /// A matrix of a layer, or a vector as a single row.
+    Layer,
+}
+
+impl Role {
+    /// The shape as rows and columns.
+    ///
+    /// # Errors
+    /// [`Problem::Shape`].
+    pub fn rows_cols(self, tensor: &str, shape: &[usize]) -> Result<(usize, usize), Problem> {
+        let expected = match (self, shape) {
+            (Role::Weight | Role::Hidden | Role::Layer, &[rows, cols]) if rows > 0 && cols > 0 => {
+                return Ok((rows, cols));
+            }
+            (Role::Hidden | Role::Bias | Role::Layer, &[cols]) if cols > 0 => return Ok((1, cols)),
+            (Role::Weight, _) => "[vocab, hidden], neither zero",
+            (Role::Hidden, _) => "[rows, hidden] or [hidden], neither zero",
+            (Role::Layer, _) => "[rows, cols] or [cols], neither zero",
+            (Role::Bias, _) => "[vocab], not zero",
+        };
+        Err(Problem::Shape { tensor: line::name(tensor), found: shape.to_vec(), expected: expected.into() })
+    }
+}
+
+/// A matrix in a mapped file.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    map: Arc<Mmap>,
+    range: Range<usize>,
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+}
+
+/// Maps a file into memory.
+///
+/// # Errors
+/// [`Problem::Io`] if it cannot be opened or mapped.
+pub fn map(path: &Path) -> Result<Mmap, LoadError> {
+    let map = || {
+        let file = File::open(path)?;
+        if file.metadata()?.is_dir() {
+            return Err(std::io::ErrorKind::IsADirectory.into());
+        }
+        // SAFETY: the map is read-only and private to this process, and every bit pattern is a valid byte. If another
+        // process truncates the file, a signal ends this process; if it rewrites the file, the floats change.
+        unsafe { Mmap::map(&file) }
+    };
+    map().map_err(|error| Problem::from(error).at(path))
+}
+
+impl Tensor {
+    /// The matrix of a safetensors or `.npy` file. Its values are not read yet.
+    ///
+    /// # Errors
+    /// An invalid file, or a tensor that does not fit the role.
+    pub fn open(path: &TensorPath, role: Role) -> Result<Self, LoadError> {
+        let map = Arc::new(map(&path.file)?);
+        let is_npy = map.starts_with(npy::MAGIC) || path.file.extension().is_some_and(|e| e == "npy");
+        let name = path.tensor.as_deref();
+        let tensor =
+            if is_npy { Tensor::from_npy(&map, name, role) } else { Tensor::from_safetensors(&map, name, role) };
+        tensor.map_err(|problem| problem.at(&path.file))
+    }
+
+    /// The tensor `name` of a safetensors file. Without a name, the only tensor.
+    ///
+    /// # Errors
+    /// An invalid file, or a tensor that does not fit the role.
+    pub fn from_safetensors(map: &Arc<Mmap>, name: Option<&str>, role: Role) -> Result<Self, Problem> {
+        Tensor::located(map, &Header::parse(map)?, name, role)
+    }
+
+    /// [`Tensor::from_safetensors`] with a parsed header.
+    ///
+    /// # Errors
+    /// As [`Tensor::from_safetensors`].
+    pub fn located(map: &Arc<Mmap>, header: &Header, name: Option<&str>, role: Role) -> Result<Self, Problem> {
+        let found = header.locate(name)?;
+        let (rows, cols) = role.rows_cols(&found.name, &found.shape)?;
+        Ok(Tensor { map: Arc::clone(map), range: found.range, dtype: found.dtype, rows, cols })
+    }
+
+    /// The array of a `.npy` file.
+    ///
+    /// # Errors
+    /// An invalid file, or an array that does not fit the role.
+    pub fn from_npy(map: &Arc<Mmap>, name: Option<&str>, role: Role) -> Result<Self, Problem> {
+        let header = NpyHeader::parse(map)?;
+        if let Some(name) = name {
+            return Err(Problem::MissingTensor {
+                wanted: format!("{name:?}"),
+                found: "one array without a name".into(),
+            });
+        }
+        let types = [("<f4", 4, DType::F32), ("<f2", 2, DType::F16)];
+        let (dtype, bytes) = header.data_as(map, &types, "little-endian float32 (<f4) or float16 (<f2)")?;
+        let (rows, cols) = role.rows_cols("the array", &header.shape)?;
+        Ok(Tensor { map: Arc::clone(map), range: header.data..header.data + bytes.len(), dtype, rows, cols })
+    }
+
+    /// A matrix `[rows, cols]` at the start of a map.
+    ///
+    /// # Errors
+    /// [`HeadError::Length`] or [`HeadError::Shape`] if the map is too short.
+    pub fn from_map(map: Mmap, dtype: DType, rows: usize, cols: usize) -> Result<Self, HeadError> {
+        let length = Matrix::from_bytes(&map, dtype, rows, cols, cols)?.bytes().len();
+        Ok(Tensor { map: Arc::new(map), range: 0..length, dtype, rows, cols })
+    }
+
+    /// The matrix.
+    ///
+    /// # Errors
+    /// [`HeadError`]: an unsupported shape.
+    pub fn matrix(&self) -> Result<Matrix<'_>, HeadError> {
+        Matrix::from_bytes(&self.map[self.range.clone()], self.dtype, self.rows, self.cols, self.cols)
+    }
+
+    /// Its bytes, in C order.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_colon_separates_the_tensor() {
+        let split = |text: &str| {
+            let path = TensorPath::parse(text);
+            (path.file.to_string_lossy().into_owned(), path.tensor)
+        };
+        assert_eq!(split("a.safetensors"), ("a.safetensors".into(), None));
+        assert_eq!(split("a.safetensors:lm_head.weight"), ("a.safetensors".into(), Some("lm_head.weight".into())));
+        assert_eq!(split("d:a.npy:x"), ("d:a.npy".into(), Some("x".into())));
+        assert_eq!(split("a:"), ("a:".into(), None));
+    }
+
+    #[test]
+    fn shapes_follow_the_role() {
+        assert_eq!(Role::Weight.rows_cols("w", &[3, 4]).unwrap(), (3, 4));
+        assert_eq!(Role::Hidden.rows_cols("h", &[4]).unwrap(), (1, 4));
+        for (role, shape) in [
+            (Role::Weight, &[4][..]),
+            (Role::Weight, &[0, 4]),
+            (Role::Weight, &[1, 2, 3]),
+            (Role::Hidden, &[0, 4]),
+            (Role::Hidden, &[]),
+            (Role::Bias, &[4, 1]),
+        ] {
+            assert!(role.rows_cols("t", shape).is_err(), "{role:?} {shape:?}");
+        }
+    }
+}

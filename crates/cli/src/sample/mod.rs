@@ -1,0 +1,41 @@
+//! `flash-sampling sample`: tokens for rows of hidden states.
+
+mod draw;
+#[cfg(feature = "cuda")]
+mod gpu_ranks;
+mod job;
+mod json;
+#[cfg(feature = "mpi")]
+mod mpi_ranks;
+mod row;
+mod source;
+mod text;
+
+use crate::args::{SampleArgs, Work};
+use crate::error::CommandError;
+use crate::interrupt::Interrupt;
+use crate::sampler::{self, unsupported};
+use draw::draw;
+use source::Source;
+use std::io::Write;
+
+/// Draws, and writes row by row. The exit code is 1 if a row failed.
+///
+/// # Errors
+/// Bad flags and files, a backend that fails, ranks that disagree or are missing, Ctrl-C.
+pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    args.transport.check_built(args.sampler.backend)?;
+    args.sampler.check_for(if args.transport.transport.is_some() { Work::Ranks } else { Work::Draws })?;
+    args.transport.check(&args.sampler)?;
+    args.rows.check()?;
+    unsupported::check(&args.sampler, args.rows.canonical, &args.rows.row(None, None))?;
+    match args.transport.transport {
+        #[cfg(feature = "cuda")]
+        Some(transport) if transport.is_of_gpus() => return gpu_ranks::run(args, out, interrupt),
+        #[cfg(feature = "mpi")]
+        Some(_) => return mpi_ranks::run(args, out, interrupt),
+        _ => {}
+    }
+    let source = Source::open(&args.head)?;
+    draw(args, &source, |head, plan| sampler::build(head, &args.sampler, plan), (out, 0), interrupt)
+}

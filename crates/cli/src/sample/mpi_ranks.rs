@@ -1,0 +1,68 @@
+//! `flash-sampling sample` as one of several processes of MPI.
+
+use super::draw::draw;
+use super::source::Source;
+use crate::args::SampleArgs;
+use crate::error::{CommandError, print_error};
+use crate::interrupt::Interrupt;
+use crate::sampler;
+use flash_sampling::distributed::{Mpi, ShardOptions, TIME_LIMIT, Transport, TransportError};
+use flash_sampling::{BuildError, ShardError, build_rank};
+#[cfg(feature = "cuda")]
+use flash_sampling::{GpuExchange, cuda::Device};
+use std::io::{self, Write};
+use tracing::subscriber::{NoSubscriber, with_default};
+
+/// Draws as this process's rank. Rank 0 writes results and log lines; every rank prints its own error.
+///
+/// # Errors
+/// As [`run`](super::run).
+pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
+    let failed = |error: TransportError| BuildError::from(ShardError::from(error));
+    let mut mpi = Mpi::start().map_err(failed)?.with_time_limit(args.transport.time_limit.unwrap_or(TIME_LIMIT));
+    let rank = mpi.rank();
+    tracing::debug!("{mpi:?}");
+    if mpi.world() == 1 {
+        tracing::info!("one rank draws from the whole vocabulary: mpirun -n N starts N ranks");
+    }
+    let merge = sampler::shard_merge(&args.sampler);
+    let options = ShardOptions { check_tokens: args.transport.check_tokens, ..ShardOptions::new(merge) };
+    let mut draw_rows = |out: &mut dyn Write| {
+        let source = Source::open(&args.head)?;
+        // Borrowed: MPI is shut down after all calls.
+        let transport = &mut mpi;
+        draw(
+            args,
+            &source,
+            |head, plan| {
+                #[cfg(feature = "cuda")]
+                if let Some(exchange) = super::gpu_ranks::exchange(&args.transport) {
+                    let (rank, world) = (transport.rank_on_host(), transport.world_on_host());
+                    if exchange == GpuExchange::Peers && world < transport.world() {
+                        return Err(CommandError::usage(
+                            "--exchange peers needs all ranks on one machine; use --exchange nccl for several machines",
+                        ));
+                    }
+                    let device = args.transport.gpu_on_host(rank, world, Device::count().ok())?;
+                    return super::gpu_ranks::build(head, plan, transport, device, exchange, &args.transport);
+                }
+                let config = sampler::config(&args.sampler, plan, head.vocab_size() as usize);
+                build_rank(head, &config, transport, options).map_err(sampler::named)
+            },
+            (out, rank),
+            interrupt,
+        )
+    };
+    let outcome = match rank {
+        0 => draw_rows(out),
+        _ => with_default(NoSubscriber::default(), || draw_rows(&mut io::sink())),
+    };
+    outcome.or_else(|error| {
+        // Printed before the shutdown of MPI, which waits for other ranks; mpirun may end this process meanwhile.
+        let code = error.exit_code();
+        if code != 0 {
+            print_error(&format!("rank {rank}: {}", error.one_line()));
+        }
+        Ok(code)
+    })
+}

@@ -1,0 +1,106 @@
+//! The draws of one row, or its failure.
+
+use crate::sampler::unsupported::Unsupported;
+use flash_sampling::{Candidate, Draw, Kept, Matrix, RowError, log_prob};
+
+/// All draws of one row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Drawn {
+    /// Tokens, in order.
+    pub(super) tokens: Vec<u32>,
+    /// Their scores.
+    pub(super) scores: Vec<f32>,
+    /// Their logits: transformed, or raw with `--logprobs-mode raw`.
+    pub(super) logits: Vec<f32>,
+    /// `ln sum e^l` over these logits, in nats.
+    pub(super) log_z: f64,
+    /// The largest of these logits, largest first.
+    pub(super) top: Vec<Candidate>,
+    /// The kept tokens, with `--kept`.
+    pub(super) kept: Option<KeptTokens>,
+}
+
+/// The tokens that the filters kept.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub(super) struct KeptTokens {
+    /// Number of tokens.
+    pub(super) count: u32,
+    /// `ln sum e^l` over their logits, in nats.
+    pub(super) log_mass: f64,
+    /// The tokens, ascending.
+    pub(super) tokens: Vec<u32>,
+}
+
+impl KeptTokens {
+    /// Lists the tokens of a bitmap.
+    pub(super) fn of(kept: Kept<'_>) -> Self {
+        let tokens = kept.tokens.iter().enumerate().flat_map(|(at, &word)| {
+            (0..32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| 32 * at as u32 + bit)
+        });
+        KeptTokens { count: kept.count, log_mass: kept.log_mass, tokens: tokens.collect() }
+    }
+}
+
+impl Drawn {
+    /// Appends draws. `raw_logits` is empty unless log-probabilities are of the raw logits.
+    pub(super) fn extend(&mut self, draws: &[Draw], raw_logits: &[f32]) {
+        self.tokens.extend(draws.iter().map(|d| d.token));
+        self.scores.extend(draws.iter().map(|d| d.score));
+        match raw_logits {
+            [] => self.logits.extend(draws.iter().map(|d| d.logit)),
+            raw => self.logits.extend_from_slice(raw),
+        }
+    }
+
+    /// The log-probability of a logit, in nats.
+    pub(super) fn log_prob(&self, logit: f32) -> f64 {
+        log_prob(logit, self.log_z)
+    }
+}
+
+/// Why a row has no draws.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub(super) enum RowFailure {
+    /// The sampler's error.
+    #[error(transparent)]
+    Row(#[from] RowError),
+    /// The sampler lacks a knob of the row.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// A mask that allows no token.
+    #[error("{0} (the mask allows none)")]
+    Mask(RowError),
+    /// A hidden state that is not finite.
+    #[error("hidden state {column} of the row is {value}: {error}")]
+    Hidden {
+        /// Its first column.
+        column: usize,
+        /// Its value.
+        value: f32,
+        /// The sampler's error.
+        error: RowError,
+    },
+}
+
+impl RowFailure {
+    /// Explains an error about logits by the row's mask or its hidden states.
+    pub(super) fn of(error: RowError, hidden: Matrix<'_>, row: usize, mask: Option<&[u32]>) -> Self {
+        let of_logits =
+            matches!(error, RowError::NaN { .. } | RowError::PositiveInfinity { .. } | RowError::NoFiniteLogit);
+        if !of_logits {
+            return error.into();
+        }
+        let mut values = vec![0.0; hidden.cols()];
+        hidden.row_to_f32(row, &mut values);
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(column) => RowFailure::Hidden { column, value: values[column], error },
+            None if error == RowError::NoFiniteLogit && mask.is_some_and(|mask| mask.iter().all(|&word| word == 0)) => {
+                RowFailure::Mask(error)
+            }
+            None => error.into(),
+        }
+    }
+}
+
+/// The draws of one row, or its failure.
+pub(super) type RowOutcome = Result<Drawn, RowFailure>;

@@ -1,0 +1,89 @@
+//! The head and the hidden states that the flags choose.
+
+use crate::args::HeadArgs;
+use crate::error::CommandError;
+use crate::input::checkpoint::Checkpoint;
+use crate::input::loaded_head::{HeadOverrides, LoadedHead};
+use crate::input::synthetic::{self, Logits};
+use crate::input::tensor::{Role, Tensor};
+use crate::output::line;
+use flash_sampling::{DType, Head, Matrix};
+
+/// Tokens and hidden size of the built-in head.
+const BUILT_IN: (usize, usize) = (151_936, 1024);
+/// Rows of its hidden states.
+const BUILT_IN_ROWS: usize = 4;
+
+/// A head, its transforms, and hidden states.
+#[derive(Debug)]
+pub(super) struct Source {
+    head: LoadedHead,
+    hidden: Tensor,
+    /// A line for the log: the origin of the head.
+    origin: Option<String>,
+}
+
+impl Source {
+    /// Opens the files of the flags. Without any, makes the built-in head.
+    ///
+    /// # Errors
+    /// Flags that contradict each other, and files that cannot be used.
+    pub(super) fn open(args: &HeadArgs) -> Result<Self, CommandError> {
+        let (flags, usage) = (args.overrides(), CommandError::Usage);
+        let source = match (&args.model, &args.weight, &args.hidden) {
+            (Some(folder), _, Some(hidden)) => {
+                let checkpoint = Checkpoint::open(folder)?;
+                let origin = Some(format!("the head is {} of {}", checkpoint.name, folder.display()));
+                let hidden = Tensor::open(hidden, Role::Hidden)?;
+                Source { head: LoadedHead::of_checkpoint(checkpoint, flags).map_err(usage)?, hidden, origin }
+            }
+            (None, Some(weight), Some(hidden)) => {
+                let head = LoadedHead::new(Tensor::open(weight, Role::Weight)?, flags).map_err(usage)?;
+                Source { head, hidden: Tensor::open(hidden, Role::Hidden)?, origin: None }
+            }
+            (None, None, None) => built_in(flags)?,
+            _ => return Err(CommandError::usage("--hidden and one of --model and --weight are needed together")),
+        };
+        if source.hidden.cols() != source.head.weight.cols() {
+            return Err(CommandError::usage(format!(
+                "{}the hidden states have {}, but the head has hidden size {}",
+                args.hidden.as_ref().map(|path| format!("{}: ", path.file.display())).unwrap_or_default(),
+                line::count(source.hidden.cols(), "column"),
+                source.head.weight.cols()
+            )));
+        }
+        Ok(source)
+    }
+
+    /// Logs the origin of the head and what its files say about it.
+    pub(super) fn log(&self) {
+        self.origin.iter().for_each(|origin| tracing::info!("{origin}"));
+        self.head.log();
+    }
+
+    /// The head.
+    ///
+    /// # Errors
+    /// A size, bias or factor that fits no head.
+    pub(super) fn head(&self) -> Result<Head<'_>, CommandError> {
+        Ok(self.head.head()?)
+    }
+
+    /// The hidden states, `[rows, hidden]`.
+    ///
+    /// # Errors
+    /// A shape that cannot be used.
+    pub(super) fn hidden(&self) -> Result<Matrix<'_>, CommandError> {
+        Ok(self.hidden.matrix()?)
+    }
+}
+
+fn built_in(flags: HeadOverrides) -> Result<Source, CommandError> {
+    let (vocab, hidden) = BUILT_IN;
+    let origin = format!("no --model or --weight: a built-in head of {vocab} tokens, hidden size {hidden}, bf16");
+    let failed = |error| CommandError::usage(format!("cannot make the built-in head: {error}"));
+    let weight = synthetic::weight(vocab, hidden, DType::BF16).map_err(failed)?;
+    let states = synthetic::hidden(weight.matrix()?, BUILT_IN_ROWS, DType::BF16, Logits::Peaked).map_err(failed)?;
+    let head = LoadedHead::new(weight, flags).map_err(CommandError::Usage)?;
+    Ok(Source { head, hidden: states, origin: Some(origin) })
+}
