@@ -1,4 +1,4 @@
-//! The sampler that the flags choose, as the suite wants it.
+//! The sampler that the flags choose, as a factory of the suite.
 
 use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
 use crate::error::CommandError;
@@ -10,16 +10,16 @@ use flash_sampling_conformance::{BuildError, SamplerFactory};
 
 /// The sampler that the flags choose.
 #[derive(Debug)]
-pub struct Chosen {
+pub struct FlagsFactory {
     args: SamplerArgs,
     name: String,
 }
 
-impl Chosen {
-    /// Makes sure that this machine has the sampler.
+impl FlagsFactory {
+    /// A factory, after a check that this machine has the sampler.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// The backend's error.
     pub fn new(args: SamplerArgs) -> Result<Self, CommandError> {
         let weight = [0f32; 4];
         let head = Head::new(Matrix::new(&weight, 4, 1)?)?;
@@ -36,11 +36,11 @@ impl Chosen {
         let (place, isa) =
             backend.split_once(" (").map_or((backend, None), |(p, isa)| (p, Some(isa.trim_end_matches(')'))));
         let name = [Some(place), Some(variant), isa].into_iter().flatten().collect::<Vec<_>>().join("/");
-        Ok(Chosen { args, name })
+        Ok(FlagsFactory { args, name })
     }
 
-    /// Where the library cuts a head: near-equal parts on the grid of its tiles. Were this another cut than the
-    /// library's, the laws that compare with the reference would fail.
+    /// First token of each shard: near-equal parts on the grid of the tiles, as in the library. With different shards, the
+    /// laws that compare with the reference would fail.
     fn shard_starts(&self, head: &Head<'_>) -> Vec<u32> {
         let (tokens, shards) = (head.tokens(), self.args.shards.unwrap_or(SHARDS) as u64);
         let cut = |shard| u64::from(tokens.start) + tokens.len() as u64 * shard / shards;
@@ -48,7 +48,7 @@ impl Chosen {
     }
 }
 
-impl SamplerFactory for Chosen {
+impl SamplerFactory for FlagsFactory {
     fn name(&self) -> String {
         self.name.clone()
     }

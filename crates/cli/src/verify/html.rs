@@ -1,13 +1,13 @@
-//! The report as one page without references to anything outside of it.
+//! The report as one self-contained HTML page.
 
 use crate::output::line;
 use crate::output::plot::COLOURS;
-use crate::verify::text::{decisive, is_agreed};
+use crate::verify::check::{agreement, decisive, figure, limit};
 use crate::verify::{Report, Verdict, plots};
-use flash_sampling_conformance::report::{Check, Criterion, SeriesKind};
+use flash_sampling_conformance::report::{Check, Criterion, Point, Series, SeriesKind};
 use std::fmt::Write;
 
-/// On a narrow screen each row of a table is a block, and each figure stands beside the name of its column.
+/// On a narrow screen a row of a table is a block, and each number has the name of its column.
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;color:#222}\
 h1,h3,code{overflow-wrap:anywhere}span{white-space:nowrap}table{border-collapse:collapse;width:100%;margin:.5rem 0 1.5rem}\
 th,td{text-align:left;vertical-align:top;padding:.25rem .6rem;border-bottom:1px solid #ddd}\
@@ -30,21 +30,20 @@ fn mark(passes: bool) -> &'static str {
     if passes { "<span class=pass>holds</span>" } else { "<span class=fail>FAILS</span>" }
 }
 
-/// The head of a table of checks, after its first columns.
+/// The head of a table of checks.
 fn head(first: &str) -> String {
     let columns: String = COLUMNS.iter().map(|column| format!("<th class=n>{column}")).collect();
     format!("<table><thead><tr>{first}{columns}<tbody>")
 }
 
-/// Cells of [`COLUMNS`]; of things that all agreed, one cell.
+/// Cells of [`COLUMNS`]; one cell for an agreement.
 fn cells(check: &Check) -> String {
-    if is_agreed(check) {
-        return format!("<td class=n colspan={} data-of=result>0 of {} differ", COLUMNS.len(), check.cases);
+    if let Some(agreement) = agreement(check) {
+        return format!("<td class=n colspan={} data-of=result>{agreement}", COLUMNS.len());
     }
     let (p, limit) = match check.criterion {
-        Criterion::PValue { p, alpha } => (format!("{p:.2e}"), format!("p &ge; {alpha:.0e}")),
-        Criterion::AtMost(limit) if limit < 1e-3 => (String::new(), format!("&le; {limit:e}")),
-        Criterion::AtMost(limit) => (String::new(), format!("&le; {limit}")),
+        Criterion::PValue { p, alpha } => (figure(p), format!("p &ge; {alpha:e}")),
+        Criterion::AtMost(most) => (String::new(), format!("&le; {}", limit(most))),
     };
     let cell = |(of, text): (&str, String)| match text.as_str() {
         "" => "<td>".into(),
@@ -52,17 +51,6 @@ fn cells(check: &Check) -> String {
     };
     let texts = [check.cases.to_string(), figure(check.statistic), p, limit];
     COLUMNS.into_iter().zip(texts).map(cell).collect()
-}
-
-/// A statistic to four digits.
-fn figure(value: f64) -> String {
-    match value.abs() {
-        0.0 => "0".into(),
-        size if (1e-3..1e6).contains(&size) => {
-            format!("{value:.*}", (3 - size.log10().floor() as i32).clamp(0, 6) as usize)
-        }
-        _ => format!("{value:.3e}"),
-    }
 }
 
 fn law_row(verdict: &Verdict) -> String {
@@ -75,7 +63,7 @@ fn law_row(verdict: &Verdict) -> String {
     )
 }
 
-/// What the colours of a plot are.
+/// Explains the colours of a plot.
 fn key(kind: SeriesKind) -> String {
     let of = |colour: usize, sign: &str| {
         let (red, green, blue) = (COLOURS[colour].0, COLOURS[colour].1, COLOURS[colour].2);
@@ -85,23 +73,35 @@ fn key(kind: SeriesKind) -> String {
         (of(plots::OBSERVED, "&#9679;"), of(plots::SPREAD, "&#9612;"), of(plots::EXPECTED, "&mdash;"));
     match kind {
         SeriesKind::ProbabilityDecades => format!(
-            "{dot} draws of the tokens of a decade of probability over the expected draws, \
-             {line} their ratio under the law, {bar} two standard deviations of it"
+            "{dot} draws over expected draws, for the tokens of one decade of probability; {line} their ratio under the \
+             law; {bar} two standard deviations"
         ),
         SeriesKind::GumbelQuantiles => {
-            format!("{dot} quantiles of the scores over those of the standard Gumbel, {line} equal quantiles")
+            format!("{dot} quantiles of the scores against quantiles of the standard Gumbel, {line} equal quantiles")
         }
     }
 }
 
 fn plots(page: &mut String, verdict: &Verdict) -> std::fmt::Result {
-    let series = &verdict.report.series;
-    for same in series.chunk_by(|a, b| a.kind == b.kind) {
-        let kind = same[0].kind;
-        writeln!(page, "<p>{}</p><div class=plots>", key(kind))?;
-        for series in same {
-            let caption = format!("{}: {}", plots::name(kind), escape(&series.name));
-            writeln!(page, "<figure><figcaption>{caption}</figcaption>{}</figure>", plots::plot(series))?;
+    for same in verdict.report.series.chunk_by(|a, b| a.kind == b.kind) {
+        let title = |series: &Series| format!("{}: {}", plots::name(series.kind), escape(&series.name));
+        let (points, curves): (Vec<_>, Vec<_>) = same.iter().partition(|series| series.points.len() == 1);
+        for series in points {
+            let Point { observed, expected, .. } = series.points[0];
+            let (ratio, spread) = (observed / expected, 2.0 / expected.sqrt());
+            writeln!(
+                page,
+                "<p>{}: {observed} draws, {} expected; ratio {ratio:.3}, two standard deviations {spread:.3}.</p>",
+                title(series),
+                figure(expected)
+            )?;
+        }
+        if curves.is_empty() {
+            continue;
+        }
+        writeln!(page, "<p>{}</p><div class=plots>", key(same[0].kind))?;
+        for series in curves {
+            writeln!(page, "<figure><figcaption>{}</figcaption>{}</figure>", title(series), plots::plot(series))?;
         }
         writeln!(page, "</div>")?;
     }
@@ -160,8 +160,8 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
     }
     writeln!(
         page,
-        "<p>Each law stands with the check that came closest to failing. A check counts the cases that differ, or \
-         compares a statistic, or its p-value, with a limit. Seeds are fixed: the same build gives the same statistics.</p>"
+        "<p>Each row shows a law and its check that is closest to failure. A check counts cases that differ, or compares \
+         a statistic or its p-value with a limit. Seeds are fixed, so the same build gives the same statistics.</p>"
     )?;
     writeln!(page, "{}", head("<th><th>law<th class=n>checks"))?;
     report.verdicts.iter().for_each(|verdict| page.push_str(&law_row(verdict)));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_that_agree_are_counted_and_statistics_have_their_limit() {
+    fn agreements_are_counted_and_statistics_have_a_limit() {
         assert_eq!(check(0.0, Criterion::AtMost(0.0)), "<td class=n colspan=4 data-of=result>0 of 112 differ");
         assert_eq!(
             check(0.5, Criterion::AtMost(2e-8)),
@@ -187,13 +187,7 @@ mod tests {
         );
         assert!(
             check(0.5, Criterion::PValue { p: 0.25, alpha: 1e-6 })
-                .ends_with(">2.50e-1<td class=n data-of=limit>p &ge; 1e-6")
+                .ends_with(">0.2500<td class=n data-of=limit>p &ge; 1e-6")
         );
-    }
-
-    #[test]
-    fn a_statistic_has_four_digits() {
-        let shown = [0.0, 0.001_56, 1.905_473, 1039.2, 123_456.7, 1.2e-9, 4e7].map(figure);
-        assert_eq!(shown, ["0", "0.001560", "1.905", "1039", "123457", "1.200e-9", "4.000e7"]);
     }
 }

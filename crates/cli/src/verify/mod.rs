@@ -1,13 +1,12 @@
-//! `flash-sampling verify`: the exactness report of a backend and variant on this machine.
-//!
-//! It runs the laws of the conformance suite, the ones that the tests run, on the sampler that the flags choose.
+//! `flash-sampling verify`: an exactness report of one sampler on this machine, by the laws of the conformance suite.
 
+mod check;
 mod factory;
 mod html;
 mod plots;
 mod text;
 
-pub use factory::Chosen;
+pub use factory::FlagsFactory;
 
 use crate::args::{Effort, VerifyArgs, Work};
 use crate::error::CommandError;
@@ -19,14 +18,14 @@ use std::cell::Cell;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// What came out of one law.
+/// The outcome of one law.
 #[derive(Debug)]
 pub struct Verdict {
     /// The law.
     pub law: &'static Law,
     /// Its report, complete or up to the failure.
     pub report: LawReport,
-    /// What broke the law, when it was no check.
+    /// Why the law failed without a failed check.
     pub reason: Option<String>,
     /// Whether the law holds.
     pub holds: bool,
@@ -34,14 +33,14 @@ pub struct Verdict {
     pub took: Duration,
 }
 
-/// What came out of all laws asked for.
+/// The outcomes of all selected laws.
 #[derive(Debug)]
 pub struct Report {
     /// The sampler, such as `cpu/tiled/avx512`.
     pub sampler: String,
     /// The machine.
     pub machine: Machine,
-    /// When it was made.
+    /// The time of the report.
     pub when: String,
     /// The verdicts, in the order of the laws.
     pub verdicts: Vec<Verdict>,
@@ -81,19 +80,19 @@ impl Report {
         }
         bar.finish_and_clear();
         if effort == LawEffort::Full && !depends.get() {
-            tracing::warn!("--effort full changes nothing: none of these laws takes more draws with it");
+            tracing::warn!("--effort full has no effect on these laws");
         }
         Ok(Report { sampler: factory.name(), machine: Machine::this(), when: utc_now(), verdicts })
     }
 }
 
-/// Runs the laws, prints the report, and writes the page that was asked for. The exit code is 1 when a law fails.
+/// Runs the laws, prints the report, and writes the page of `--report`. The exit code is 1 if a law fails.
 ///
 /// # Errors
-/// Bad flags, a sampler that this machine does not have, a page that cannot be written, Ctrl-C.
+/// Bad flags, a sampler that this machine lacks, a page that cannot be written, Ctrl-C.
 pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.sampler.check_for(Work::Draws)?;
-    let chosen = Chosen::new(args.sampler.clone())?;
+    let factory = FlagsFactory::new(args.sampler.clone())?;
     args.report.iter().try_for_each(|path| output::try_path(path))?;
     let all = || laws::ALL.iter().collect();
     let laws = if args.laws.is_empty() { all() } else { args.laws.iter().map(|law| law.0).collect::<Vec<_>>() };
@@ -101,7 +100,7 @@ pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
         Effort::Quick => LawEffort::Quick,
         Effort::Full => LawEffort::Full,
     };
-    let report = Report::make(&chosen, &laws, effort, interrupt)?;
+    let report = Report::make(&factory, &laws, effort, interrupt)?;
     text::write(out, &report, args.checks).map_err(CommandError::write("to standard output"))?;
     if let Some(path) = &args.report {
         std::fs::write(path, html::page(&report)).map_err(CommandError::write(path.display().to_string()))?;

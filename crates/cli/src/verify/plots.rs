@@ -1,21 +1,21 @@
-//! The plots of the report: empirical against expected.
+//! The plots of the report: observed against expected values.
 
 use crate::output::plot::{Area, COLOURS, Drawn, span, svg};
 use flash_sampling_conformance::report::{Series, SeriesKind};
 use plotters::prelude::*;
 
-/// Width and height in pixels: text stays readable on a phone.
+/// Width and height in pixels; text stays readable on a phone.
 const SIZE: (u32, u32) = (480, 340);
 /// Font and size of the labels.
 const LABELS: (&str, u32) = ("sans-serif", 14);
-/// The colour of what was seen, by its place in [`COLOURS`].
+/// Index in [`COLOURS`] of observed values.
 pub(super) const OBSERVED: usize = 0;
-/// The colour of two standard deviations.
+/// Index of two standard deviations.
 pub(super) const SPREAD: usize = 4;
-/// The colour of what the law demands.
+/// Index of the values under the law.
 pub(super) const EXPECTED: usize = 6;
 
-/// What a plot of a kind shows.
+/// The title of plots of a kind.
 pub(super) fn name(kind: SeriesKind) -> &'static str {
     match kind {
         SeriesKind::ProbabilityDecades => "Drawn over expected",
@@ -43,6 +43,7 @@ fn quantiles(area: &Area<'_>, series: &Series) -> Drawn {
     chart
         .configure_mesh()
         .label_style(LABELS)
+        .light_line_style(TRANSPARENT)
         .x_desc("quantile of the standard Gumbel")
         .y_desc("quantile of score - log-mass")
         .draw()?;
@@ -57,17 +58,19 @@ fn decades(area: &Area<'_>, series: &Series) -> Drawn {
     let (low, high) = span(points.iter().map(|p| p.x)).unwrap_or((-1.0, 0.0));
     let x = (low.round() - 0.5, high.round() + 0.5);
     let bars: Vec<_> = points.iter().map(|p| (p.x, p.observed / p.expected, 2.0 / p.expected.sqrt())).collect();
-    let reach = bars.iter().map(|(_, ratio, two)| (ratio - 1.0).abs().max(*two)).fold(0.01, f64::max).min(2.0) * 1.1;
+    let reach = 1.1 * bars.iter().map(|(_, ratio, two)| (ratio - 1.0).abs().max(two.min(2.0))).fold(0.01, f64::max);
+    let y = ((1.0 - reach).max(0.0), 1.0 + reach);
     let mut chart = ChartBuilder::on(area)
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(56)
-        .build_cartesian_2d(x.0..x.1, 1.0 - reach..1.0 + reach)?;
-    // A label where a decade ends, none between.
+        .build_cartesian_2d(x.0..x.1, y.0..y.1)?;
+    // Labels only at ends of decades.
     let label = |x: &f64| if (x - x.round()).abs() < 0.01 { format!("{x:.0}") } else { String::new() };
     chart
         .configure_mesh()
         .label_style(LABELS)
+        .light_line_style(TRANSPARENT)
         .x_desc("log10 of the token's probability (upper end of the decade)")
         .y_desc("draws / expected draws")
         .x_labels(2 * (x.1 - x.0) as usize + 1)
@@ -76,7 +79,8 @@ fn decades(area: &Area<'_>, series: &Series) -> Drawn {
     chart.draw_series(LineSeries::new([(x.0, 1.0), (x.1, 1.0)], COLOURS[EXPECTED]))?;
     chart.draw_series(
         bars.iter()
-            .map(|&(x, _, two)| PathElement::new([(x, 1.0 - two), (x, 1.0 + two)], COLOURS[SPREAD].stroke_width(4))),
+            .map(|&(x, _, two)| [(x, (1.0 - two).max(y.0)), (x, (1.0 + two).min(y.1))])
+            .map(|ends| PathElement::new(ends, COLOURS[SPREAD].stroke_width(4))),
     )?;
     chart.draw_series(bars.iter().map(|&(x, ratio, _)| Circle::new((x, ratio), 4, COLOURS[OBSERVED].filled())))?;
     Ok(())

@@ -1,42 +1,23 @@
-//! The report for the terminal.
+//! The report as text.
 
 use crate::output::line;
+use crate::verify::check::{self, decisive};
 use crate::verify::{Report, Verdict};
 use flash_sampling_conformance::report::{Check, Criterion};
 use std::io::{self, Write};
 
-/// How close a check is to failing: below 1 it passes.
-fn tension(check: &Check) -> f64 {
-    match check.criterion {
-        // On a log scale: p = 1 gives 0, p = alpha gives 1.
-        Criterion::PValue { p, alpha } => p.max(f64::MIN_POSITIVE).ln() / alpha.ln(),
-        Criterion::AtMost(limit) if check.statistic <= limit => {
-            if limit > 0.0 {
-                check.statistic / limit
-            } else {
-                0.0
-            }
-        }
-        Criterion::AtMost(_) => f64::INFINITY,
-    }
-}
-
-/// Whether a check counts things that differ, of which there are none.
-pub(super) fn is_agreed(check: &Check) -> bool {
-    check.criterion == Criterion::AtMost(0.0) && check.statistic == 0.0
-}
-
 /// A check on one line.
 fn described(check: &Check) -> String {
-    match is_agreed(check) {
-        true => format!("pass  {}: 0 of {} differ", check.what, check.cases),
-        false => check.to_string(),
+    let word = if check.passes() { "pass" } else { "FAIL" };
+    if let Some(agreement) = check::agreement(check) {
+        return format!("{word}  {}: {agreement}", check.what);
     }
-}
-
-/// The check of a law that came closest to failing, or failed.
-pub(super) fn decisive(verdict: &Verdict) -> Option<&Check> {
-    verdict.report.checks.iter().max_by(|a, b| tension(a).total_cmp(&tension(b)))
+    let (cases, statistic) = (line::count(check.cases, "case"), check::figure(check.statistic));
+    let limit = match check.criterion {
+        Criterion::PValue { p, alpha } => format!("p {}, alpha {alpha:e}", check::figure(p)),
+        Criterion::AtMost(limit) => format!("at most {}", check::limit(limit)),
+    };
+    format!("{word}  {}: {cases}, statistic {statistic}, {limit}", check.what)
 }
 
 fn write_verdict(out: &mut dyn Write, verdict: &Verdict, all: bool) -> io::Result<()> {
@@ -58,7 +39,7 @@ fn write_verdict(out: &mut dyn Write, verdict: &Verdict, all: bool) -> io::Resul
     }
 }
 
-/// Writes the report: for each law its verdict and the check that came closest to failing, or all checks.
+/// Writes the report: for each law its verdict and the check closest to failure, or all checks.
 pub(super) fn write(out: &mut dyn Write, report: &Report, all: bool) -> io::Result<()> {
     writeln!(out, "{} on {}, {}", report.sampler, report.machine, report.when)?;
     for verdict in &report.verdicts {
