@@ -50,6 +50,10 @@
 //! | `CudaRank` | one rank on a GPU | hidden states |
 //! | [`reference::Reference`] | anywhere, slow | hidden states |
 //!
+//! `CudaTiled` copies a weight from host memory once, and hidden states in every call. `CudaShared` reads both in place
+//! from the caller's device memory, and waits for the results. `DeviceTiled` launches one kernel on the caller's stream
+//! and leaves the draws in device memory, so a CUDA graph can capture it.
+//!
 //! # Features
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
@@ -121,3 +125,8 @@ pub use flash_sampling_distributed::{ShardError, ShardMerge};
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+/// The example of a plan, compiled and run by the doctests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../../docs/knobs.md")]
+mod knobs {}

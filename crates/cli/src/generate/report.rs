@@ -46,10 +46,10 @@ impl Report {
 
     pub(super) fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let prompt = line::count(self.prompt_tokens, "token");
-        writeln!(out, "\nprompt: {prompt} in {:.3} s", self.prompt.as_secs_f64())?;
+        writeln!(out, "\nprompt: {prompt} in {:.1} ms", 1e3 * self.prompt.as_secs_f64())?;
         writeln!(
             out,
-            "written: {}, {:.1} a second; {:.1}% of the time in head and draw; {} took more than one pass",
+            "output: {}, {:.1} per second; head and draw took {:.1}% of the time; {} took more than one pass",
             line::count(self.tokens, "token"),
             self.rate(),
             100.0 * self.share(),
@@ -58,7 +58,7 @@ impl Report {
         if self.proposed > 0 {
             let share = 100.0 * self.draft.as_secs_f64() / self.seconds();
             let (ahead, accepted) = (line::count(self.proposed, "token"), self.accepted);
-            writeln!(out, "drawn ahead: {ahead}, of which {accepted} accepted; {share:.1}% of the time")?;
+            writeln!(out, "draft: {ahead}, of which {accepted} accepted; it took {share:.1}% of the time")?;
         }
         Ok(())
     }

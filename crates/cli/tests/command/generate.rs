@@ -151,7 +151,7 @@ fn text_and_json_say_the_same() {
 #[test]
 fn a_report_of_one_token_is_singular() {
     let run = run(&["generate", "--max-tokens", "1", "--top-p", "0.9", "--report"]);
-    assert!(run.stdout.contains("prompt: 1 token in ") && run.stdout.contains("written: 1 token, "), "{run:#?}");
+    assert!(run.stdout.contains("prompt: 1 token in ") && run.stdout.contains("output: 1 token, "), "{run:#?}");
 }
 
 #[test]
