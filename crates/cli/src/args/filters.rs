@@ -11,7 +11,7 @@ pub struct FilterArgs {
     /// Keep the K largest logits; 0 or -1 = all.
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = top_k, allow_negative_numbers = true)]
     pub top_k: u32,
-    /// Keep the most probable tokens up to a total probability of P; 1 = all.
+    /// Keep the most probable tokens until their total probability reaches P; 1 = all.
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = float, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Keep probabilities of at least P times the largest; 0 = all.
@@ -23,7 +23,7 @@ pub struct FilterArgs {
     /// Keep probabilities of at least P; 0 = all.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub epsilon_cutoff: f32,
-    /// Keep the tokens with surprisal nearest to the entropy, up to a total probability of P; 1 = all.
+    /// Keep the tokens with surprisal nearest to the entropy until their total probability reaches P; 1 = all.
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = float, allow_negative_numbers = true)]
     pub typical_p: f32,
     /// XTC (exclude top choices): drop all tokens with at least this probability except the least probable one.

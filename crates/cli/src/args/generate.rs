@@ -30,10 +30,10 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub sampler: SamplerArgs,
     /// Output format: text as it is drawn, or one JSON object per sequence.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
+    #[arg(long, value_enum, default_value_t = Format::Text, help_heading = "Output")]
     pub format: Format,
     /// Print at the end the speed, the share of head and draw in the time, and the number of draws with more than one pass.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub report: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct TextArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Draws")]
 pub struct DrawArgs {
-    /// Divides the logits; at 0 the draw is the largest logit.
+    /// Divides the logits; 0 = draw the largest logit.
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
     /// The seed of the first sequence; -1 is none (default 0).

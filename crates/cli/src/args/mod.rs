@@ -88,7 +88,7 @@ pub struct SampleArgs {
     #[command(flatten)]
     pub rows: RowArgs,
     /// Output format: text, or one JSON object per row.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
+    #[arg(long, value_enum, default_value_t = Format::Text, help_heading = "Output")]
     pub format: Format,
 }
 

@@ -19,7 +19,7 @@ pub(crate) const MAX_DRAWS: u32 = 10_000_000;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Draws")]
 pub struct RowArgs {
-    /// Divides the logits; at 0 the draw is the largest logit.
+    /// Divides the logits; 0 = draw the largest logit.
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
     /// The seed of all rows; -1 is none (default 0).

@@ -13,16 +13,16 @@ pub struct VerifyArgs {
     #[command(flatten)]
     pub sampler: SamplerArgs,
     /// Number of draws of the statistical laws.
-    #[arg(long, value_enum, default_value_t = Effort::Quick)]
+    #[arg(long, value_enum, default_value_t = Effort::Quick, help_heading = "Laws")]
     pub effort: Effort,
     /// Check only this law; may be given several times (default: all laws).
-    #[arg(long = "law", value_name = "NAME", value_parser = law)]
+    #[arg(long = "law", value_name = "NAME", value_parser = law, help_heading = "Laws")]
     pub laws: Vec<Named>,
     /// Print every check, not only the one of each law that is closest to failure.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub checks: bool,
     /// Write the report with plots as an HTML page.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub report: Option<PathBuf>,
 }
 
@@ -41,9 +41,8 @@ pub struct Named(pub &'static Law);
 
 /// All laws for the help, each with its promise.
 pub(super) fn list() -> String {
-    let width = laws::ALL.iter().map(|law| law.name.len()).max().unwrap_or(0);
-    let lines = laws::ALL.iter().map(|law| format!("\n  {:<width$}  {}", law.name, law.promise));
-    format!("Laws:{}", lines.collect::<String>())
+    let laws = laws::ALL.iter().map(|law| format!("\n  {}\n      {}", law.name, law.promise));
+    format!("All laws:{}", laws.collect::<String>())
 }
 
 fn law(name: &str) -> Result<Named, String> {

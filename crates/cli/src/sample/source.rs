@@ -42,7 +42,7 @@ impl Source {
                 Source { head, hidden: Tensor::open(hidden, Role::Hidden)?, origin: None }
             }
             (None, None, None) => built_in(flags)?,
-            _ => return Err(CommandError::usage("--hidden and one of --model and --weight are needed together")),
+            _ => return Err(CommandError::usage("--hidden needs --model or --weight")),
         };
         if source.hidden.cols() != source.head.weight.cols() {
             return Err(CommandError::usage(format!(

@@ -157,16 +157,16 @@ fn a_report_of_one_token_is_singular() {
 #[test]
 fn log_probabilities_stand_beside_pieces_of_the_text() {
     let flags = ["generate", "--prompt", "Long ago", "--max-tokens", "12", "--logprobs", "1"];
-    let told = run(&flags);
-    let (text, listed) = told.stdout.split_once('\n').unwrap();
+    let listing = run(&flags);
+    let (text, listed) = listing.stdout.split_once('\n').unwrap();
     let pieces = |quote: usize| -> Vec<String> {
         listed
             .lines()
             .map(|line| serde_json::from_str(&format!("\"{}\"", line.split('"').nth(quote).unwrap())).unwrap())
             .collect()
     };
-    assert_eq!(format!("Long ago{}", pieces(1).concat()), text, "{told:#?}");
-    assert!(pieces(3).iter().any(|piece| piece.starts_with(' ')), "{told:#?}");
+    assert_eq!(format!("Long ago{}", pieces(1).concat()), text, "{listing:#?}");
+    assert!(pieces(3).iter().any(|piece| piece.starts_with(' ')), "{listing:#?}");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_file_of_parameters_gives_what_its_flags_give() {
     let found = of_file(json, &several);
     assert_eq!(found, of_flags(&[&flags[..], &several].concat()));
     assert_eq!(found[0]["logprobs"].as_array().unwrap().len(), tokens(&found[0]).len());
-    // One object a sequence: each is what it is alone, and only the first tells log-probabilities.
+    // One object per sequence: each equals its own run, and only the first has log-probabilities.
     let found =
         of_file(r#"[{"temperature": 0.5, "logprobs": 0}, {"seed": 77, "top_p": 0.5}]"#, &["--num-sequences", "2"]);
     assert_eq!(found[0], of_flags(&["--temperature", "0.5", "--logprobs", "0"])[0]);

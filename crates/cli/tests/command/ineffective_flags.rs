@@ -212,7 +212,7 @@ fn fields_without_effect_are_a_warning_and_change_no_draw() {
         ),
         (r#""xtc_probability": 0.5, "xtc_threshold": 0.6"#, "xtc_probability has no effect at xtc_threshold above 0.5"),
         (r#""order": "llama-cpp""#, "order has no effect without top_k or top_p or"),
-        // What only stands there asks for nothing.
+        // Defaults and unused lists are no warning.
         (r#""prompt_token_ids": [7], "output_token_ids": [8], "stop_token_ids": [9]"#, ""),
     ] {
         let found = of(&head, &format!(r#"[{{"n": 200}}, {{"n": 200, {fields}}}, {{"n": 200, {fields}}}]"#));

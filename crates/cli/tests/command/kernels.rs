@@ -45,9 +45,9 @@ mod with_cuda {
         let cut = files.bytes("ahead/cut-sm_80-0-13.0.kernel", b"flash-sampling kernel 1\n");
         let both = std::env::join_paths([&none, &ahead]).unwrap().into_string().unwrap();
         for args in [&["kernels", "list"][..], &["info"]] {
-            let told = run_in(&both, &files.name("cache"), args);
-            let lines: Vec<_> = told.stderr.lines().collect();
-            assert!(told.code == 0 && lines.len() == 2, "{told:#?}");
+            let listing = run_in(&both, &files.name("cache"), args);
+            let lines: Vec<_> = listing.stderr.lines().collect();
+            assert!(listing.code == 0 && lines.len() == 2, "{listing:#?}");
             assert!(lines[0].contains("names a folder that is not there") && lines[0].contains(&none), "{lines:?}");
             assert!(lines[1].contains(&cut) && lines[1].contains("damaged or cut short"), "{lines:?}");
         }
@@ -64,9 +64,9 @@ mod with_cuda {
             let output = command.env("FLASH_SAMPLING_LOG", "info").env("FLASH_SAMPLING_CACHE", cache).output().unwrap();
             let stderr = String::from_utf8(output.stderr).unwrap();
             assert!(output.status.success() && output.stdout.is_empty(), "{stderr}");
-            let is_told =
+            let is_named =
                 stderr.contains(&format!("no compiled kernels ({cache})")) && stderr.contains("kernels build");
-            assert!(is_told && stderr.lines().count() == 1, "{stderr}");
+            assert!(is_named && stderr.lines().count() == 1, "{stderr}");
         }
     }
 
@@ -97,9 +97,10 @@ mod with_cuda {
         let all = built.len();
         let one_line = |more: &[&str], end: &str| {
             let text = ["kernels", "build", "--arch", "sm_80", "--kernel", two, "--out", &ahead];
-            let told = run_in("", &cache, &[&text, more].concat());
-            let is_line = told.stdout.lines().count() == 1 && told.stdout.contains(end) && told.stderr.is_empty();
-            assert!(told.code == 0 && is_line, "{told:#?}");
+            let listing = run_in("", &cache, &[&text, more].concat());
+            let is_line =
+                listing.stdout.lines().count() == 1 && listing.stdout.contains(end) && listing.stderr.is_empty();
+            assert!(listing.code == 0 && is_line, "{listing:#?}");
         };
         one_line(&[], &format!("{all} kernels are in {ahead}: there before"));
         one_line(&["--force"], &format!("{all} kernels are in {ahead}: compiled in "));

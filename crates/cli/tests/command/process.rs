@@ -61,14 +61,14 @@ fn one_ctrl_c_ends_a_long_call() {
             .unwrap();
         std::thread::sleep(Duration::from_secs(3));
         assert!(child.try_wait().unwrap().is_none(), "{call} is no long call");
-        let asked = Instant::now();
+        let signalled = Instant::now();
         let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
         assert!(sent.success());
         let status = child.wait().unwrap();
         let mut stderr = String::new();
         child.stderr.unwrap().read_to_string(&mut stderr).unwrap();
         assert_eq!((status.code(), stderr.lines().last()), (Some(130), Some("error: interrupted")), "{call}");
-        assert!(asked.elapsed() < Duration::from_secs(5), "{call}: {:?}", asked.elapsed());
+        assert!(signalled.elapsed() < Duration::from_secs(5), "{call}: {:?}", signalled.elapsed());
     }
 }
 
