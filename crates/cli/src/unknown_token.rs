@@ -3,6 +3,7 @@
 use crate::error::CommandError;
 use crate::input::requests::Request;
 use crate::output::line;
+use flash_sampling::RowParams;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -11,15 +12,23 @@ pub(crate) fn message(name: &str, token: u32, vocab_size: u32) -> String {
     format!("{name} names token {token}, but {}", line::there_are(vocab_size, "token"))
 }
 
-/// Refuses tokens of a flag outside the vocabulary.
+/// Refuses tokens of flags outside the vocabulary.
 ///
 /// # Errors
 /// Bad usage, which names the first such token.
-pub(crate) fn check(flag: &str, tokens: impl IntoIterator<Item = u32>, vocab_size: u32) -> Result<(), CommandError> {
-    match tokens.into_iter().find(|token| *token >= vocab_size) {
-        Some(token) => Err(CommandError::usage(message(flag, token, vocab_size))),
-        None => Ok(()),
+pub(crate) fn check(row: &RowParams<'_>, allowed: Option<&[u32]>, vocab_size: u32) -> Result<(), CommandError> {
+    let biased: Vec<u32> = row.logit_bias.iter().map(|(token, _)| *token).collect();
+    for (flag, tokens) in [
+        ("--logit-bias", &biased[..]),
+        ("--banned-token-ids", row.banned),
+        ("--stop-token-ids", row.stop_token_ids),
+        ("--allowed-token-ids", allowed.unwrap_or_default()),
+    ] {
+        if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
+            return Err(CommandError::usage(message(flag, *token, vocab_size)));
+        }
     }
+    Ok(())
 }
 
 /// The warning about a token of a sequence. It is no error: engines number image placeholders in this way.

@@ -2,9 +2,9 @@
 
 use super::rows::{LogitBias, Mode, logit_biases, temperature};
 use super::sequence::{Tokens, ascending, tokens};
-use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs, ineffective_flags, values};
+use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs, flags_of, ineffective_flags, values};
 use crate::error::CommandError;
-use clap::Args;
+use clap::{Args, Id};
 use flash_sampling::{History, RowParams};
 use std::path::PathBuf;
 
@@ -104,7 +104,7 @@ pub struct DrawArgs {
     pub dry_sequence_breakers: Option<Tokens>,
     /// Read these parameters from a JSON file: one object for every sequence, or an array with one object per sequence. Fields
     /// and defaults are those of vLLM's SamplingParams (temperature 1). A seed in the file is used as it is.
-    #[arg(long, value_name = "FILE", conflicts_with_all = EXCLUDED_BY_PARAMS)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = excluded_by_params())]
     pub params: Option<PathBuf>,
 }
 
@@ -156,33 +156,19 @@ impl GenerateArgs {
 }
 
 /// Flags that `--params` excludes.
-pub(super) const EXCLUDED_BY_PARAMS: [&str; 25] = [
-    "temperature",
-    "logit_bias",
-    "logprobs",
-    "logprobs_mode",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "banned_token_ids",
-    "dry_sequence_breakers",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_n_sigma",
-    "epsilon_cutoff",
-    "typical_p",
-    "xtc_threshold",
-    "xtc_probability",
-    "order",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "min_tokens",
-];
+fn excluded_by_params() -> Vec<Id> {
+    let own = [
+        "temperature",
+        "allowed_token_ids",
+        "logit_bias",
+        "logprobs",
+        "logprobs_mode",
+        "stop_token_ids",
+        "banned_token_ids",
+        "dry_sequence_breakers",
+    ];
+    [own.map(Id::from).to_vec(), flags_of::<FilterArgs>(), flags_of::<PenaltyArgs>()].concat()
+}
 
 fn stop(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("an empty text would end every sequence at once".into()) } else { Ok(text.into()) }

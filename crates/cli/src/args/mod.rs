@@ -27,7 +27,7 @@ pub use transport::{ExchangeName, TransportArgs, TransportName};
 pub use verify::{Effort, Named, VerifyArgs};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Id, Parser, Subcommand, ValueEnum};
 
 const GENERATE_EXIT_CODES: &str = "Exit codes: 0 success; 1 a sequence failed, and its output has the error; 2 bad usage, or a file that cannot \
 be read; 130 Ctrl-C.";
@@ -128,28 +128,7 @@ fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    /// `--params` would silently override a flag that the list lacks.
-    #[test]
-    fn params_excludes_all_flags_of_filters_and_penalties() {
-        let all = Cli::command();
-        for (command, groups, listed) in [
-            ("sample", &["FilterArgs", "PenaltyArgs", "SequenceArgs"][..], &rows::EXCLUDED_BY_PARAMS[..]),
-            ("generate", &["FilterArgs", "PenaltyArgs"], &generate::EXCLUDED_BY_PARAMS),
-        ] {
-            let command = all.find_subcommand(command).unwrap();
-            let flags: Vec<_> = command.get_arguments().map(|flag| flag.get_id().as_str()).collect();
-            assert!(listed.iter().all(|flag| flags.contains(flag)), "{listed:?}");
-            for group in groups {
-                let group = command.get_groups().find(|g| g.get_id() == group).unwrap();
-                for flag in group.get_args() {
-                    assert!(listed.contains(&flag.as_str()), "--params does not exclude {flag}");
-                }
-            }
-        }
-    }
+/// The flags of a group.
+fn flags_of<T: Args>() -> Vec<Id> {
+    T::augment_args(clap::Command::new("")).get_arguments().map(|flag| flag.get_id().clone()).collect()
 }

@@ -4,10 +4,10 @@ use crate::args::filters::FilterArgs;
 use crate::args::ineffective_flags;
 use crate::args::penalties::PenaltyArgs;
 use crate::args::sequence::{SequenceArgs, Tokens, tokens};
-use crate::args::values;
+use crate::args::{flags_of, values};
 use crate::error::CommandError;
 use crate::input::logit_bias;
-use clap::{Args, ValueEnum};
+use clap::{Args, Id, ValueEnum};
 use flash_sampling::noise::POSITION_MAX;
 use flash_sampling::{History, LogprobsMode, RowParams};
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub struct RowArgs {
     /// Read these parameters from a JSON file: one object for every row, or an array with one object per row. The fields
     /// are those of vLLM's SamplingParams, prompt_token_ids and output_token_ids. Row r draws at position P + r, with its
     /// own seed or with --seed.
-    #[arg(long, value_name = "FILE", conflicts_with_all = EXCLUDED_BY_PARAMS)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = excluded_by_params())]
     pub params: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -104,39 +104,21 @@ impl RowArgs {
 }
 
 /// Flags that `--params` excludes.
-pub(super) const EXCLUDED_BY_PARAMS: [&str; 31] = [
-    "temperature",
-    "draws",
-    "without_replacement",
-    "mask",
-    "allowed_token_ids",
-    "logit_bias",
-    "logprobs",
-    "logprobs_mode",
-    "kept",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_n_sigma",
-    "epsilon_cutoff",
-    "typical_p",
-    "xtc_threshold",
-    "xtc_probability",
-    "order",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "min_tokens",
-    "prompt_tokens",
-    "output_tokens",
-    "stop_token_ids",
-    "banned_token_ids",
-    "dry_sequence_breakers",
-];
+fn excluded_by_params() -> Vec<Id> {
+    let own = [
+        "temperature",
+        "allowed_token_ids",
+        "logit_bias",
+        "logprobs",
+        "logprobs_mode",
+        "draws",
+        "without_replacement",
+        "mask",
+        "kept",
+    ];
+    [own.map(Id::from).to_vec(), flags_of::<FilterArgs>(), flags_of::<PenaltyArgs>(), flags_of::<SequenceArgs>()]
+        .concat()
+}
 
 /// The distribution of log-probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

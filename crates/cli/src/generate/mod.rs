@@ -108,10 +108,11 @@ fn open_draft(folder: &Path, tokenizer: &TextTokenizer, interrupt: &Interrupt) -
     Err(CommandError::usage(message))
 }
 
-/// Checks the tokens of `--logit-bias` and the last seed.
+/// Checks tokens of flags and the last seed.
 fn check(args: &GenerateArgs, vocab_size: u32) -> Result<(), CommandError> {
-    let biased = args.draws.logit_bias.iter().flat_map(|bias| bias.iter().map(|(token, _)| *token));
-    unknown_token::check("--logit-bias", biased, vocab_size)?;
+    let stops = args.draws.stop_token_ids.as_deref().unwrap_or_default();
+    let row = args.row(ineffective_flags::placeholder_history(), stops, None);
+    unknown_token::check(&row, args.draws.allowed_token_ids.as_deref(), vocab_size)?;
     match args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1) {
         Some(_) => Ok(()),
         None => Err(CommandError::usage("--seed and --num-sequences: the last seed exceeds 2^64 - 1")),

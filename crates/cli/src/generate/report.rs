@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 /// Times and counts of a batch.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Report {
     prompt_tokens: usize,
     /// Layers of the prompt.
@@ -27,8 +27,7 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(prompt_tokens: usize) -> Self {
-        let (prompt, layers, draw, draft) = Default::default();
-        Report { prompt_tokens, prompt, layers, draw, draft, tokens: 0, more_passes: 0, proposed: 0, accepted: 0 }
+        Report { prompt_tokens, ..Report::default() }
     }
 
     /// Seconds after the prompt, above 0.

@@ -6,7 +6,6 @@ use crate::error::CommandError;
 use crate::input::mask::Masks;
 use crate::input::requests::{self, RequestKind};
 use crate::sampler::unsupported;
-use crate::unknown_token;
 use flash_sampling::{History, RowParams, SamplingParams};
 
 /// The parameters of every sequence.
@@ -30,13 +29,6 @@ impl<'s> Requests<'s> {
     /// An invalid file, or fields that `generate` does not support.
     pub(super) fn open(args: &'s GenerateArgs, eos: &[u32], vocab_size: u32) -> Result<Self, CommandError> {
         let Some(path) = &args.draws.params else {
-            for (flag, tokens) in [
-                ("--banned-token-ids", &args.draws.banned_token_ids),
-                ("--stop-token-ids", &args.draws.stop_token_ids),
-                ("--allowed-token-ids", &args.draws.allowed_token_ids),
-            ] {
-                unknown_token::check(flag, tokens.iter().flat_map(|tokens| tokens.iter().copied()), vocab_size)?;
-            }
             let logprobs = args.draws.logprobs.map(|number| checked_logprobs(number, vocab_size)).transpose()?;
             let stops = [eos, args.draws.stop_token_ids.as_deref().unwrap_or_default()].concat();
             args.check_stops(&stops)?;

@@ -18,7 +18,7 @@ pub(super) struct TextTokenizer {
 
 impl TextTokenizer {
     pub(super) fn open(weights: &Weights) -> Result<Self, CommandError> {
-        let (path, bytes) = weights.file("tokenizer.json")?;
+        let (path, bytes) = (weights.files.path("tokenizer.json"), weights.files.required("tokenizer.json")?);
         let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| invalid(&error).at(&path))?;
         let tokens = tokenizer.get_vocab(true).into_values().max().map_or(0, |token| token as usize + 1);
         tracing::debug!("the tokenizer has {tokens} tokens");

@@ -2,19 +2,18 @@
 
 use super::tokenizer::TextTokenizer;
 use crate::error::CommandError;
+use crate::input::LoadError;
 use crate::input::checkpoint::Checkpoint;
 use crate::input::checkpoint_files::CheckpointFiles;
 use crate::input::loaded_head::{HeadOverrides, LoadedHead};
 use crate::input::tensor::{Role, Tensor};
-use crate::input::{LoadError, Problem};
 use crate::interrupt::Interrupt;
 use crate::output::progress;
 use crate::unknown_token;
 use flash_sampling::{CpuError, Head, Isa};
 use flash_sampling_models::{Model, ModelConfig, ModelError};
-use std::borrow::Cow;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 macro_rules! stories {
     ($name:literal) => {
@@ -37,7 +36,7 @@ fn built_in() -> Result<CheckpointFiles, LoadError> {
 /// All tensors of a checkpoint, mapped.
 #[derive(Debug)]
 pub(super) struct Weights {
-    files: CheckpointFiles,
+    pub(super) files: CheckpointFiles,
     config: ModelConfig,
     /// Whether the end-of-sequence tokens are from `generation_config.json`.
     has_generation_eos: bool,
@@ -50,8 +49,7 @@ impl Weights {
     pub(super) fn open(folder: Option<&Path>) -> Result<Self, CommandError> {
         let files = folder.map_or_else(built_in, CheckpointFiles::open)?;
         let failed = |source| CommandError::Model { folder: files.folder().into(), source };
-        let missing = || failed(ModelError::Config("there is no such file".into()));
-        let mut config = ModelConfig::parse(&files.text("config.json")?.ok_or_else(missing)?).map_err(failed)?;
+        let mut config = ModelConfig::parse(&files.required("config.json")?).map_err(failed)?;
         let eos = config.eos.clone();
         if let Some(bytes) = files.text("generation_config.json")? {
             config = config.with_generation_config(&bytes).map_err(failed)?;
@@ -109,14 +107,6 @@ impl Weights {
         let message = unknown_token::message("eos_token_id", *token, vocab_size);
         let is_of = if self.has_generation_eos { ModelError::GenerationConfig } else { ModelError::Config };
         Err(self.failed(is_of(message)))
-    }
-
-    /// A small file, which must exist.
-    pub(super) fn file(&self, name: &str) -> Result<(PathBuf, Cow<'static, [u8]>), LoadError> {
-        let path = self.files.path(name);
-        let missing = || Problem::Checkpoint("there is no such file".into()).at(&path);
-        let bytes = self.files.text(name)?.ok_or_else(missing)?;
-        Ok((path, bytes))
     }
 
     /// An error of the model with its folder.

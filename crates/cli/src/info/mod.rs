@@ -61,11 +61,11 @@ fn gpus() -> Vec<String> {
     cards.filter_map(model).collect()
 }
 
-/// The first GPU, or why the CUDA backend cannot run.
+/// The CUDA backend, the run-time compiler, and the folders of compiled kernels by priority.
 #[cfg(feature = "cuda")]
-fn cuda_backend() -> String {
-    use flash_sampling::cuda::Device;
-    let described = Device::new(0).and_then(|device| {
+fn cuda() -> (String, String, Vec<(PathBuf, String)>) {
+    use flash_sampling::cuda::{Device, ahead, cache, compiler};
+    let backend = Device::new(0).and_then(|device| {
         let (major, minor) = device.capability();
         let (name, units) = (device.name()?, device.multiprocessors());
         let kernel = match (major, minor) {
@@ -75,30 +75,10 @@ fn cuda_backend() -> String {
         };
         Ok(format!("{name}, compute capability {major}.{minor}, {units} multiprocessors; {kernel}"))
     });
-    described.unwrap_or_else(|error| error.to_string())
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_backend() -> String {
-    "this build has no feature 'cuda' (build with --features cuda)".to_owned()
-}
-
-/// The run-time compiler.
-#[cfg(feature = "cuda")]
-fn cuda_compiler() -> String {
-    let version = flash_sampling::cuda::compiler().map(|version| format!("NVRTC {version}"));
-    version.unwrap_or_else(|| "libnvrtc cannot be loaded: `kernels build` compiles ahead of time".to_owned())
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_compiler() -> String {
-    cuda_backend()
-}
-
-/// Folders of compiled kernels, by priority.
-#[cfg(feature = "cuda")]
-fn cuda_kernels() -> Vec<(PathBuf, String)> {
-    use flash_sampling::cuda::{ahead, cache};
+    let compiler = compiler().map_or_else(
+        || "libnvrtc cannot be loaded: `kernels build` compiles ahead of time".to_owned(),
+        |version| format!("NVRTC {version}"),
+    );
     let summary = |folder: &PathBuf| match cache::list(folder) {
         Err(error) => format!("not used: {error}"),
         Ok(kept) => {
@@ -111,12 +91,14 @@ fn cuda_kernels() -> Vec<(PathBuf, String)> {
         }
     };
     let folders = cache::ahead().into_iter().chain(cache::folder());
-    folders.map(|folder| (folder.clone(), summary(&folder))).collect()
+    let folders = folders.map(|folder| (folder.clone(), summary(&folder))).collect();
+    (backend.unwrap_or_else(|error| error.to_string()), compiler, folders)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_kernels() -> Vec<(PathBuf, String)> {
-    Vec::new()
+fn cuda() -> (String, String, Vec<(PathBuf, String)>) {
+    let lacks = "this build has no feature 'cuda' (build with --features cuda)";
+    (lacks.into(), lacks.into(), Vec::new())
 }
 
 fn find(library: &str) -> Option<PathBuf> {
@@ -129,15 +111,16 @@ impl Info {
     fn of_this_machine() -> Self {
         let types = [DType::BF16, DType::F16, DType::F32];
         let pairs = types.iter().flat_map(|&weight| types.map(|hidden| (weight, hidden)));
+        let (cuda_backend, cuda_compiler, cuda_kernels) = cuda();
         Info {
             version: env!("CARGO_PKG_VERSION"),
             machine: Machine::this(),
             features: processor::features(),
             amx: processor::amx(),
             kernels: pairs.map(|(w, h)| (w.name(), h.name(), Isa::best_for(w, h).name())).collect(),
-            cuda_backend: cuda_backend(),
-            cuda_compiler: cuda_compiler(),
-            cuda_kernels: cuda_kernels(),
+            cuda_backend,
+            cuda_compiler,
+            cuda_kernels,
             cuda: Probe::of_this_machine().to_string(),
             gpus: gpus(),
             libraries: LIBRARIES.iter().map(|library| (*library, find(library))).collect(),

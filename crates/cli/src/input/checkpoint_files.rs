@@ -122,6 +122,15 @@ impl CheckpointFiles {
         Ok(self.texts.iter().find(|(text, _)| *text == name).map(|(_, bytes)| Cow::Borrowed(*bytes)))
     }
 
+    /// The bytes of a small file that must exist.
+    ///
+    /// # Errors
+    /// The file is missing or cannot be read.
+    pub fn required(&self, name: &str) -> Result<Cow<'static, [u8]>, LoadError> {
+        let missing = || Problem::Checkpoint("there is no such file".into()).at(&self.path(name));
+        self.text(name)?.ok_or_else(missing)
+    }
+
     /// Whether there is a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         match &self.tensors {

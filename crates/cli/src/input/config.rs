@@ -33,36 +33,32 @@ const SCALE_KEYS: [(&str, bool); 3] = [
     ("logits_scaling", true),      // Granite
 ];
 
+fn invalid(reason: String) -> Problem {
+    Problem::Format { format: "config.json", reason }
+}
+
+/// The value of a key, if there is one.
+fn read<T>(key: &str, value: Option<&Value>, parse: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, Problem> {
+    let parse = |value| parse(value).ok_or_else(|| invalid(format!("{key} is {}", line::name(&value.to_string()))));
+    value.map(parse).transpose()
+}
+
 impl HeadConfig {
     /// Parses `config.json`. Keys are at the top level or in `text_config` (multimodal models).
     ///
     /// # Errors
     /// [`Problem::Format`]: not a JSON object, or a key with an invalid value.
     pub fn parse(bytes: &[u8]) -> Result<Self, Problem> {
-        let invalid = |reason: String| Problem::Format { format: "config.json", reason };
         let json: Value = serde_json::from_slice(bytes).map_err(|error| invalid(error.to_string()))?;
         if !json.is_object() {
             return Err(invalid("it is not an object".into()));
         }
         let find = |key: &str| json.get(key).or_else(|| json.get("text_config")?.get(key)).filter(|v| !v.is_null());
         let positive = |value: &Value| value.as_f64().map(|f| f as f32).filter(|f| f.is_finite() && *f > 0.0);
-        let wrong = |key: &str, value: &Value| invalid(format!("{key} is {}", line::name(&value.to_string())));
-
-        let vocab_size = match find("vocab_size") {
-            Some(value) => match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {
-                Some(n) => Some(n),
-                None => return Err(wrong("vocab_size", value)),
-            },
-            None => None,
-        };
-        let tied = match find("tie_word_embeddings") {
-            Some(value) => Some(value.as_bool().ok_or_else(|| wrong("tie_word_embeddings", value))?),
-            None => None,
-        };
-        let soft_cap = match find("final_logit_softcapping") {
-            Some(value) => Some(positive(value).ok_or_else(|| wrong("final_logit_softcapping", value))?),
-            None => None,
-        };
+        let size = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
+        let vocab_size = read("vocab_size", find("vocab_size"), size)?;
+        let tied = read("tie_word_embeddings", find("tie_word_embeddings"), Value::as_bool)?;
+        let soft_cap = read("final_logit_softcapping", find("final_logit_softcapping"), positive)?;
         let mut scale = None;
         for (key, divides) in SCALE_KEYS {
             let Some(value) = find(key) else { continue };

@@ -15,6 +15,10 @@ impl<'de> Deserialize<'de> for Unique {
     }
 }
 
+macro_rules! leaves {
+    ($($visit:ident $type:ty),*) => { $(fn $visit<E>(self, _: $type) -> Result<Unique, E> { Ok(Unique) })* };
+}
+
 impl<'de> Visitor<'de> for Unique {
     type Value = Unique;
 
@@ -22,25 +26,7 @@ impl<'de> Visitor<'de> for Unique {
         f.write_str("JSON")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Unique, E> {
-        Ok(Unique)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Unique, E> {
-        Ok(Unique)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Unique, E> {
-        Ok(Unique)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Unique, E> {
-        Ok(Unique)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Unique, E> {
-        Ok(Unique)
-    }
+    leaves!(visit_bool bool, visit_i64 i64, visit_u64 u64, visit_f64 f64, visit_str &str);
 
     fn visit_unit<E>(self) -> Result<Unique, E> {
         Ok(Unique)

@@ -65,15 +65,7 @@ impl<'a> Job<'a> {
             return Err(CommandError::usage(message));
         }
         let logprobs = checked_logprobs(flags.logprobs, vocab_size)?;
-        let biased = flags.logit_bias.iter().flat_map(|bias| bias.iter().map(|(token, _)| *token));
-        unknown_token::check("--logit-bias", biased, vocab_size)?;
-        for (flag, tokens) in [
-            ("--banned-token-ids", &flags.sequence.banned_token_ids),
-            ("--stop-token-ids", &flags.sequence.stop_token_ids),
-            ("--allowed-token-ids", &flags.allowed_token_ids),
-        ] {
-            unknown_token::check(flag, tokens.iter().flat_map(|tokens| tokens.iter().copied()), vocab_size)?;
-        }
+        unknown_token::check(&flags.row(None, None), flags.allowed_token_ids.as_deref(), vocab_size)?;
         let masks = match (&flags.mask, &flags.allowed_token_ids) {
             (Some(path), _) => Some(Masks::open(path, rows, vocab_size as usize)?),
             (None, Some(tokens)) => Some(Masks::of_tokens(tokens, vocab_size)),

@@ -1,18 +1,22 @@
 //! Rows as JSON, one object per line.
 
-use super::row::{Drawn, RowOutcome};
-use serde::ser::{SerializeMap, SerializeSeq};
+use super::row::{Drawn, KeptTokens, RowOutcome};
 use serde::{Serialize, Serializer};
 use std::io::{self, Write};
 
 /// A row with draws.
+#[derive(Serialize)]
 struct Row<'a> {
     row: usize,
+    tokens: &'a [u32],
+    scores: &'a [f32],
+    #[serde(rename = "logprobs", serialize_with = "logprobs")]
     drawn: &'a Drawn,
+    log_z: f64,
+    top: Vec<Top>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<&'a KeptTokens>,
 }
-
-/// Log-probabilities of the drawn tokens, computed during the output.
-struct LogProbs<'a>(&'a Drawn);
 
 #[derive(Serialize)]
 struct Top {
@@ -21,37 +25,14 @@ struct Top {
 }
 
 #[derive(Serialize)]
-struct Failed<'a> {
+struct Failed {
     row: usize,
-    error: &'a str,
+    error: String,
 }
 
-impl Serialize for LogProbs<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut seq = serializer.serialize_seq(Some(self.0.logits.len()))?;
-        for &logit in &self.0.logits {
-            seq.serialize_element(&self.0.log_prob(logit))?;
-        }
-        seq.end()
-    }
-}
-
-impl Serialize for Row<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let drawn = self.drawn;
-        let top = drawn.top.iter().map(|c| Top { token: c.winner.token, logprob: drawn.log_prob(c.logit) });
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("row", &self.row)?;
-        map.serialize_entry("tokens", &drawn.tokens)?;
-        map.serialize_entry("scores", &drawn.scores)?;
-        map.serialize_entry("logprobs", &LogProbs(drawn))?;
-        map.serialize_entry("log_z", &drawn.log_z)?;
-        map.serialize_entry("top", &top.collect::<Vec<_>>())?;
-        if let Some(kept) = &drawn.kept {
-            map.serialize_entry("kept", kept)?;
-        }
-        map.end()
-    }
+/// Log-probabilities of the drawn tokens, computed during the output.
+fn logprobs<S: Serializer>(drawn: &Drawn, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(drawn.logits.iter().map(|&logit| drawn.log_prob(logit)))
 }
 
 /// Writes one row as one line:
@@ -62,8 +43,13 @@ impl Serialize for Row<'_> {
 /// Errors of `out`.
 pub(super) fn write_json(out: &mut dyn Write, row: usize, outcome: &RowOutcome) -> io::Result<()> {
     match outcome {
-        Ok(drawn) => serde_json::to_writer(&mut *out, &Row { row, drawn })?,
-        Err(error) => serde_json::to_writer(&mut *out, &Failed { row, error: &error.to_string() })?,
+        Ok(drawn) => {
+            let (tokens, scores, log_z, kept) = (&drawn.tokens, &drawn.scores, drawn.log_z, drawn.kept.as_ref());
+            let top =
+                drawn.top.iter().map(|c| Top { token: c.winner.token, logprob: drawn.log_prob(c.logit) }).collect();
+            serde_json::to_writer(&mut *out, &Row { row, tokens, scores, drawn, log_z, top, kept })?;
+        }
+        Err(error) => serde_json::to_writer(&mut *out, &Failed { row, error: error.to_string() })?,
     }
     writeln!(out)
 }
