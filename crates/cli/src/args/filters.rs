@@ -1,7 +1,7 @@
 //! Flags of filters.
 
-use crate::args::values::float;
-use clap::{Args, ValueEnum};
+use crate::args::values::{choice, float};
+use clap::Args;
 use flash_sampling::{Order, RowParams};
 
 /// Filters.
@@ -33,24 +33,21 @@ pub struct FilterArgs {
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = float, allow_negative_numbers = true)]
     pub xtc_probability: f32,
     /// Order of temperature and filters, as in this engine.
-    #[arg(long, value_enum, default_value_t = OrderArg::Vllm)]
-    pub order: OrderArg,
+    #[arg(long, value_parser = choice(ORDERS), default_value = "vllm")]
+    pub order: Order,
 }
+
+const ORDERS: &[(&str, &str, Order)] = &[
+    ("vllm", "temperature, top-n-sigma, min-p, top-k, top-p, typical-p, epsilon, XTC", Order::Vllm),
+    ("hugging-face", "temperature, top-n-sigma, top-k, top-p, min-p, typical-p, epsilon, XTC", Order::HuggingFace),
+    ("llama-cpp", "top-n-sigma, top-k, typical-p, top-p, min-p, epsilon, XTC, temperature", Order::LlamaCpp),
+];
 
 fn top_k(text: &str) -> Result<u32, String> {
     match text.parse() {
         Err(_) if text == "-1" => Ok(0),
         number => number.map_err(|_| "it must be -1, or 0 to 4294967295".into()),
     }
-}
-
-/// Order of temperature and filters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)] // the variants of `Order`
-pub enum OrderArg {
-    Vllm,
-    HuggingFace,
-    LlamaCpp,
 }
 
 impl FilterArgs {
@@ -65,11 +62,7 @@ impl FilterArgs {
             typical_p: self.typical_p,
             xtc_threshold: self.xtc_threshold,
             xtc_probability: self.xtc_probability,
-            order: match self.order {
-                OrderArg::Vllm => Order::Vllm,
-                OrderArg::HuggingFace => Order::HuggingFace,
-                OrderArg::LlamaCpp => Order::LlamaCpp,
-            },
+            order: self.order,
             ..row
         }
     }

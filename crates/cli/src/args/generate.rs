@@ -1,11 +1,11 @@
 //! Flags of `generate`.
 
-use super::rows::{LogitBias, Mode, logit_biases, temperature};
+use super::rows::{LOGPROBS_MODES, LogitBias, logit_biases, temperature};
 use super::sequence::{Tokens, ascending, tokens};
 use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs, flags_of, ineffective_flags, values};
 use crate::error::CommandError;
 use clap::{Args, Id};
-use flash_sampling::{History, RowParams};
+use flash_sampling::{History, LogprobsMode, RowParams};
 use std::path::PathBuf;
 
 /// Maximum of sequences in a batch.
@@ -88,8 +88,8 @@ pub struct DrawArgs {
     pub logprobs: Option<u32>,
     /// Log-probabilities of the distribution that is drawn from, or of the model's raw logits before biases, penalties,
     /// temperature and filters.
-    #[arg(long, value_enum, default_value_t = Mode::Processed, requires = "logprobs")]
-    pub logprobs_mode: Mode,
+    #[arg(long, value_parser = values::choice(LOGPROBS_MODES), default_value = "processed", requires = "logprobs")]
+    pub logprobs_mode: LogprobsMode,
     /// Further tokens that end a sequence and are not written.
     #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
     pub stop_token_ids: Option<Tokens>,
@@ -142,7 +142,7 @@ impl GenerateArgs {
         let row = RowParams {
             temperature: draws.temperature,
             logprobs: draws.logprobs,
-            logprobs_mode: draws.logprobs_mode.into(),
+            logprobs_mode: draws.logprobs_mode,
             logit_bias: draws.logit_bias.as_deref().unwrap_or_default(),
             history: Some(history),
             stop_token_ids: stops,

@@ -15,16 +15,16 @@ pub(crate) mod values;
 mod verify;
 
 pub use bench::{BenchArgs, BenchSize, GpuTransport, HeadSize, Timed, Type};
-pub use filters::{FilterArgs, OrderArg};
+pub use filters::FilterArgs;
 pub use generate::{DrawArgs, GenerateArgs, TextArgs};
 pub use head::HeadArgs;
 pub use kernels::{KernelsBuildArgs, KernelsCommand};
 pub use penalties::PenaltyArgs;
 pub use rows::{LogitBias, RowArgs};
 pub(crate) use sampler::MAX_THREADS;
-pub use sampler::{BackendName, Draw, Merge, SamplerArgs, VariantName, Work};
+pub use sampler::{BackendName, SamplerArgs, VariantName, Work};
 pub use transport::{ExchangeName, TransportArgs, TransportName};
-pub use verify::{Effort, Named, VerifyArgs};
+pub use verify::{Named, VerifyArgs};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Id, Parser, Subcommand, ValueEnum};

@@ -4,10 +4,11 @@ use crate::args::filters::FilterArgs;
 use crate::args::ineffective_flags;
 use crate::args::penalties::PenaltyArgs;
 use crate::args::sequence::{SequenceArgs, Tokens, tokens};
+use crate::args::values::choice;
 use crate::args::{flags_of, values};
 use crate::error::CommandError;
 use crate::input::logit_bias;
-use clap::{Args, Id, ValueEnum};
+use clap::{Args, Id};
 use flash_sampling::noise::POSITION_MAX;
 use flash_sampling::{History, LogprobsMode, RowParams};
 use std::path::PathBuf;
@@ -54,8 +55,8 @@ pub struct RowArgs {
     pub logprobs: u32,
     /// Log-probabilities of the distribution that is drawn from, or of the model's raw logits before masks, biases,
     /// penalties, temperature and filters.
-    #[arg(long, value_enum, default_value_t = Mode::Processed)]
-    pub logprobs_mode: Mode,
+    #[arg(long, value_parser = choice(LOGPROBS_MODES), default_value = "processed")]
+    pub logprobs_mode: LogprobsMode,
     /// List the tokens that the filters kept, with their number and log-mass; not for greedy rows.
     #[arg(long)]
     pub kept: bool,
@@ -93,7 +94,7 @@ impl RowArgs {
             temperature: self.temperature,
             without_replacement: self.without_replacement,
             logprobs: Some(self.logprobs),
-            logprobs_mode: self.logprobs_mode.into(),
+            logprobs_mode: self.logprobs_mode,
             kept: self.kept,
             mask,
             logit_bias: self.logit_bias.as_deref().unwrap_or_default(),
@@ -120,23 +121,10 @@ fn excluded_by_params() -> Vec<Id> {
         .concat()
 }
 
-/// The distribution of log-probabilities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    /// The distribution that is drawn from.
-    Processed,
-    /// The model's raw logits.
-    Raw,
-}
-
-impl From<Mode> for LogprobsMode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Processed => LogprobsMode::Processed,
-            Mode::Raw => LogprobsMode::Raw,
-        }
-    }
-}
+pub(super) const LOGPROBS_MODES: &[(&str, &str, LogprobsMode)] = &[
+    ("processed", "the distribution that is drawn from", LogprobsMode::Processed),
+    ("raw", "the model's raw logits", LogprobsMode::Raw),
+];
 
 /// Biases by token, ascending.
 pub type LogitBias = std::sync::Arc<[(u32, f32)]>;

@@ -1,9 +1,9 @@
 //! Flags that choose backend and variant.
 
-use crate::args::values::whole;
+use crate::args::values::{choice, whole};
 use crate::error::CommandError;
 use clap::{Args, ValueEnum};
-use flash_sampling::{BuildError, Isa, MAX_SHARDS};
+use flash_sampling::{BuildError, GroupDraw, Isa, MAX_SHARDS, ShardMerge};
 
 /// Backend and variant.
 #[derive(Clone, Debug, Args)]
@@ -19,14 +19,14 @@ pub struct SamplerArgs {
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SHARDS), allow_negative_numbers = true)]
     pub shards: Option<usize>,
     /// The summary that shards exchange (default winners); for --variant sharded and --transport.
-    #[arg(long, value_enum)]
-    pub merge: Option<Merge>,
+    #[arg(long, value_parser = choice(MERGES))]
+    pub merge: Option<ShardMerge>,
     /// Tokens per group (default 512, or more so that there are at most 300 groups); for --variant grouped or online.
     #[arg(long, value_name = "TOKENS", value_parser = group, allow_negative_numbers = true)]
     pub group: Option<u32>,
     /// Noise of the draw between groups (default fresh); for --variant grouped.
-    #[arg(long, value_enum)]
-    pub group_draw: Option<Draw>,
+    #[arg(long, value_parser = choice(GROUP_DRAWS))]
+    pub group_draw: Option<GroupDraw>,
     /// Number of threads (default: one per processor).
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_THREADS), allow_negative_numbers = true)]
     pub threads: Option<usize>,
@@ -34,6 +34,14 @@ pub struct SamplerArgs {
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
 }
+
+const MERGES: &[(&str, &str, ShardMerge)] =
+    &[("winners", "exact pathwise", ShardMerge::Winners), ("log-mass", "exact in distribution", ShardMerge::LogMass)];
+
+const GROUP_DRAWS: &[(&str, &str, GroupDraw)] = &[
+    ("fresh", "new noise per group", GroupDraw::Fresh),
+    ("reuse", "the maximum of the group's perturbed scores", GroupDraw::Reuse),
+];
 
 /// Maximum of threads of the CPU backend.
 pub(crate) const MAX_THREADS: usize = 1024;
@@ -78,24 +86,6 @@ pub enum VariantName {
     Sharded,
     /// The slow float64 definition, which judges all others.
     Reference,
-}
-
-/// The summary that shards exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Merge {
-    /// Winners: exact pathwise.
-    Winners,
-    /// Log-mass and local sample: exact in distribution.
-    LogMass,
-}
-
-/// Noise of the draw between groups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Draw {
-    /// New noise per group.
-    Fresh,
-    /// The maximum of the group's perturbed scores.
-    Reuse,
 }
 
 /// The use of a sampler, which decides the flags with an effect.

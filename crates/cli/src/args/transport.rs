@@ -1,10 +1,10 @@
 //! Flags of ranks: one shard of the vocabulary per process or GPU.
 
 use super::values::whole;
-use super::{BackendName, Merge, SamplerArgs, VariantName};
+use super::{BackendName, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use clap::{Args, ValueEnum};
-use flash_sampling::BuildError;
+use flash_sampling::{BuildError, ShardMerge};
 use std::time::Duration;
 
 /// Ranks: one shard of the vocabulary per process, or per GPU of one process.
@@ -190,7 +190,7 @@ impl TransportArgs {
             Some(transport) if (sampler.backend, sampler.variant) != (BackendName::Cuda, VariantName::Tiled) => {
                 usage(&format!("{} peers and nccl need --backend cuda and --variant tiled", gpu_flag(transport)))
             }
-            Some(transport) if sampler.merge == Some(Merge::LogMass) => {
+            Some(transport) if sampler.merge == Some(ShardMerge::LogMass) => {
                 usage(&format!("--merge log-mass is not supported with {} peers and nccl", gpu_flag(transport)))
             }
             Some(TransportName::Mpi) => match duplicate(&self.devices) {

@@ -2,6 +2,7 @@
 
 use crate::error::CommandError;
 use crate::output::line;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use flash_sampling::{RowError, RowParams};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -18,6 +19,17 @@ where
         let number = text.trim().parse().ok().filter(|number| range.contains(number));
         number.ok_or_else(|| format!("it must be {} to {}", range.start(), range.end()))
     }
+}
+
+/// A parser of names: each with a line for the help, and its value.
+pub(super) fn choice<T: Copy + Send + Sync + 'static>(
+    choices: &'static [(&'static str, &'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    let names = choices.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(names).try_map(|text| {
+        let choice = choices.iter().find(|(name, ..)| *name == text);
+        choice.map(|(.., value)| *value).ok_or("it is not a known name")
+    })
 }
 
 /// The seed of -1, which vLLM's requests use for "no seed".

@@ -1,9 +1,10 @@
 //! Flags of `verify`.
 
 use crate::args::SamplerArgs;
+use crate::args::values::choice;
 use crate::input::similar::similar;
-use clap::{Args, ValueEnum};
-use flash_sampling_conformance::{Law, laws};
+use clap::Args;
+use flash_sampling_conformance::{Effort, Law, laws};
 use std::path::PathBuf;
 
 /// Flags of `verify`.
@@ -13,7 +14,7 @@ pub struct VerifyArgs {
     #[command(flatten)]
     pub sampler: SamplerArgs,
     /// Number of draws of the statistical laws.
-    #[arg(long, value_enum, default_value_t = Effort::Quick, help_heading = "Laws")]
+    #[arg(long, value_parser = choice(EFFORTS), default_value = "quick", help_heading = "Laws")]
     pub effort: Effort,
     /// Check only this law; may be given several times (default: all laws).
     #[arg(long = "law", value_name = "NAME", value_parser = law, help_heading = "Laws")]
@@ -26,14 +27,8 @@ pub struct VerifyArgs {
     pub report: Option<PathBuf>,
 }
 
-/// Number of draws of the statistical laws.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Effort {
-    /// As many as the tests take.
-    Quick,
-    /// Sixteen times as many.
-    Full,
-}
+const EFFORTS: &[(&str, &str, Effort)] =
+    &[("quick", "as many draws as the tests", Effort::Quick), ("full", "sixteen times as many", Effort::Full)];
 
 /// A law by its name.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 pub(crate) mod unsupported;
 
-use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
+use crate::args::{BackendName, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use flash_sampling::backend::group_size;
 use flash_sampling::cpu::CpuError;
@@ -24,13 +24,9 @@ pub fn config(args: &SamplerArgs, plan: Plan, vocab: usize) -> BackendConfig {
     };
     let variant = match args.variant {
         VariantName::Tiled | VariantName::Reference => VariantConfig::Tiled,
-        VariantName::Grouped => VariantConfig::Grouped {
-            size: group,
-            draw: match args.group_draw {
-                None | Some(Draw::Fresh) => GroupDraw::Fresh,
-                Some(Draw::Reuse) => GroupDraw::Reuse,
-            },
-        },
+        VariantName::Grouped => {
+            VariantConfig::Grouped { size: group, draw: args.group_draw.unwrap_or(GroupDraw::Fresh) }
+        }
         VariantName::Online => VariantConfig::Online { size: group },
         VariantName::Sharded => {
             VariantConfig::Sharded { shards: args.shards.unwrap_or(SHARDS), merge: shard_merge(args) }
@@ -41,10 +37,7 @@ pub fn config(args: &SamplerArgs, plan: Plan, vocab: usize) -> BackendConfig {
 
 /// The merge of shards and ranks.
 pub(crate) fn shard_merge(args: &SamplerArgs) -> ShardMerge {
-    match args.merge {
-        None | Some(Merge::Winners) => ShardMerge::Winners,
-        Some(Merge::LogMass) => ShardMerge::LogMass,
-    }
+    args.merge.unwrap_or(ShardMerge::Winners)
 }
 
 /// A build error with the flag that caused it.

@@ -2,9 +2,9 @@
 
 use super::shard_merge;
 use crate::args::values;
-use crate::args::{Draw, SamplerArgs, VariantName};
+use crate::args::{SamplerArgs, VariantName};
 use crate::error::CommandError;
-use flash_sampling::{Knob, Knobs, RowError, RowParams, ShardMerge};
+use flash_sampling::{GroupDraw, Knob, Knobs, RowError, RowParams, ShardMerge};
 
 /// A knob that the chosen sampler lacks.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -32,7 +32,7 @@ fn limits(args: &SamplerArgs, canonical: bool) -> [Option<(Knobs, &'static str, 
             Some((sampled.with(Knob::LogprobsMode), "--merge log-mass", "use --merge winners"))
         }
         VariantName::Online => Some((sampled, "--variant online", "use --variant tiled")),
-        VariantName::Grouped if args.group_draw != Some(Draw::Reuse) => {
+        VariantName::Grouped if args.group_draw != Some(GroupDraw::Reuse) => {
             Some((sampled, "--variant grouped", "use --variant tiled, or --group-draw reuse"))
         }
         _ => None,

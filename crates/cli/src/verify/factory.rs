@@ -1,11 +1,11 @@
 //! The sampler that the flags choose, as a factory of the suite.
 
-use crate::args::{BackendName, Draw, Merge, SamplerArgs, VariantName};
+use crate::args::{BackendName, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use crate::sampler::{self, SHARDS};
 use flash_sampling::backend::group_size;
 use flash_sampling::reference::Scheme;
-use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan};
+use flash_sampling::{GroupDraw, Head, Matrix, PerturbedArgmax, Plan, ShardMerge};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 
 /// The sampler that the flags choose.
@@ -25,8 +25,8 @@ impl FlagsFactory {
         let head = Head::new(Matrix::new(&weight, 4, 1)?)?;
         let backend = sampler::build(head, &args, Plan::default())?.capabilities().backend;
         let variant = match (args.variant, args.group_draw, args.merge) {
-            (VariantName::Grouped, Some(Draw::Reuse), _) => "grouped-reuse",
-            (VariantName::Sharded, _, Some(Merge::LogMass)) => "sharded-log-mass",
+            (VariantName::Grouped, Some(GroupDraw::Reuse), _) => "grouped-reuse",
+            (VariantName::Sharded, _, Some(ShardMerge::LogMass)) => "sharded-log-mass",
             (VariantName::Tiled | VariantName::Reference, ..) => "tiled",
             (VariantName::Grouped, ..) => "grouped",
             (VariantName::Online, ..) => "online",
@@ -56,9 +56,9 @@ impl SamplerFactory for FlagsFactory {
     fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
         let group = self.args.group.unwrap_or_else(|| group_size(head.vocab_size() as usize));
         match (self.args.variant, self.args.group_draw, self.args.merge) {
-            (VariantName::Grouped, None | Some(Draw::Fresh), _) => Some(Scheme::Grouped(group)),
+            (VariantName::Grouped, None | Some(GroupDraw::Fresh), _) => Some(Scheme::Grouped(group)),
             (VariantName::Online, ..) => Some(Scheme::Online(group)),
-            (VariantName::Sharded, _, Some(Merge::LogMass)) => Some(Scheme::Sharded(self.shard_starts(head))),
+            (VariantName::Sharded, _, Some(ShardMerge::LogMass)) => Some(Scheme::Sharded(self.shard_starts(head))),
             _ => Some(Scheme::Tiled),
         }
     }

@@ -8,12 +8,12 @@ mod text;
 
 pub use factory::FlagsFactory;
 
-use crate::args::{Effort, VerifyArgs, Work};
+use crate::args::{VerifyArgs, Work};
 use crate::error::CommandError;
 use crate::info::machine::{Machine, utc_now};
 use crate::interrupt::Interrupt;
 use crate::{output, progress};
-use flash_sampling_conformance::{Effort as LawEffort, Law, LawFailure, LawReport, SamplerFactory, Trial, laws};
+use flash_sampling_conformance::{Effort, Law, LawFailure, LawReport, SamplerFactory, Trial, laws};
 use std::cell::Cell;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ impl Report {
     pub fn make(
         factory: &dyn SamplerFactory,
         laws: &[&'static Law],
-        effort: LawEffort,
+        effort: Effort,
         interrupt: &Interrupt,
     ) -> Result<Self, CommandError> {
         const STEPS: f64 = 1000.0;
@@ -79,7 +79,7 @@ impl Report {
             verdicts.push(Verdict { law, report, reason, holds, took: start.elapsed() });
         }
         bar.finish_and_clear();
-        if effort == LawEffort::Full && !depends.get() {
+        if effort == Effort::Full && !depends.get() {
             tracing::warn!("--effort full has no effect on these laws");
         }
         Ok(Report { sampler: factory.name(), machine: Machine::this(), when: utc_now(), verdicts })
@@ -96,11 +96,7 @@ pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     args.report.iter().try_for_each(|path| output::try_path(path))?;
     let all = || laws::ALL.iter().collect();
     let laws = if args.laws.is_empty() { all() } else { args.laws.iter().map(|law| law.0).collect::<Vec<_>>() };
-    let effort = match args.effort {
-        Effort::Quick => LawEffort::Quick,
-        Effort::Full => LawEffort::Full,
-    };
-    let report = Report::make(&factory, &laws, effort, interrupt)?;
+    let report = Report::make(&factory, &laws, args.effort, interrupt)?;
     text::write(out, &report, args.checks).map_err(CommandError::write("to standard output"))?;
     if let Some(path) = &args.report {
         std::fs::write(path, html::page(&report)).map_err(CommandError::write(path.display().to_string()))?;
