@@ -50,14 +50,6 @@ pub enum CudaError {
         /// What the system says.
         reason: String,
     },
-    /// cuBLAS failed; only the benchmark's rivals use it.
-    #[error("cuBLAS failed to {action}: {name}")]
-    Cublas {
-        /// What was being done.
-        action: &'static str,
-        /// The library's code by name.
-        name: String,
-    },
     /// NCCL failed.
     #[error("NCCL failed to {action}: {name}")]
     Nccl {

@@ -42,8 +42,8 @@
 //! tokens, and evaluate near ties again in the canonical float64 order.
 //!
 //! # Features
-//! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system. `rivals` adds
-//! [`rivals`], what the benchmark compares with; `nccl` the exchange between GPUs by NCCL.
+//! `driver` is all of the above. Without it there is the [`Probe`] alone, which looks at the file system. `nccl` adds the
+//! exchange between GPUs by NCCL.
 //!
 //! ```
 //! # #[cfg(feature = "driver")] {
@@ -61,7 +61,7 @@
 //! ```
 #![deny(unsafe_code)]
 // Without the feature the documentation still tells of what it adds.
-#![cfg_attr(not(feature = "rivals"), allow(rustdoc::broken_intra_doc_links))]
+#![cfg_attr(not(feature = "nccl"), allow(rustdoc::broken_intra_doc_links))]
 
 mod probe;
 
@@ -78,8 +78,6 @@ mod emulated;
 mod error;
 #[cfg(feature = "driver")]
 mod host;
-#[cfg(feature = "rivals")]
-pub mod rivals;
 
 pub use probe::Probe;
 

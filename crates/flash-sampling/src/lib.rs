@@ -65,7 +65,6 @@
 //! | `nccl` | no | `GpuExchange::Nccl`, GPUs that reduce their draws by NCCL; needs no NCCL to build |
 //! | `cuda-probe` | no | `cuda::Probe`, what a machine offers to CUDA, without the backend |
 //! | `serde` | no | [`SamplingParamsBuilder`] and [`BackendConfig`] from and to JSON and its kin |
-//! | `cuda-rivals` | no | `cuda::rivals`, what the benchmark compares with: cuBLAS, plain reads, inverse CDF |
 //!
 //! Without any feature there remains the reference, which is exact and slow.
 #![forbid(unsafe_code)]

@@ -8,7 +8,7 @@ use crate::error::CommandError;
 use crate::load::Tensor;
 use crate::sampler::named;
 use crate::synthetic::{self, Logits};
-use flash_sampling::cpu::{Standalone, products};
+use flash_sampling::cpu::products;
 use flash_sampling::{
     Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples,
     VariantConfig, build,
@@ -22,49 +22,43 @@ pub struct Inputs {
     peaked: Tensor,
 }
 
-/// How our samplers are run.
+/// The samplers to time.
 #[derive(Clone, Debug)]
 pub struct Ours {
-    /// Instruction set and threads.
-    pub options: CpuOptions,
-    /// The variants to time, with their names.
+    /// Where they run.
+    pub backend: Backend,
+    /// The variants, with their names.
     pub variants: Vec<(String, VariantConfig)>,
+    /// Further instruction sets, for the tiled variant.
+    pub isas: Vec<Isa>,
 }
 
-impl Ours {
-    /// The number of threads.
-    pub fn threads(&self) -> usize {
-        self.options.threads.unwrap_or_else(rayon::current_num_threads)
-    }
-
-    /// A sampler of a variant.
-    ///
-    /// # Errors
-    /// What the backend refuses.
-    pub(super) fn build<'w>(
-        &self,
-        head: Head<'w>,
-        variant: &VariantConfig,
-        max_rows: usize,
-    ) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
-        let plan = Plan { max_rows, ..Plan::default() };
-        let config = BackendConfig { backend: Backend::Cpu(self.options), variant: variant.clone(), plan };
-        build(head, &config).map_err(named)
-    }
+/// The number of threads of samplers with these options.
+pub fn threads(options: &CpuOptions) -> usize {
+    options.threads.unwrap_or_else(rayon::current_num_threads)
 }
 
-/// One draw from the whole softmax.
-fn plain() -> RowParams<'static> {
-    RowParams::default()
+/// A sampler of a variant, planned for `max_rows` rows.
+///
+/// # Errors
+/// What the backend refuses.
+pub fn sampler<'w>(
+    head: Head<'w>,
+    backend: Backend,
+    variant: VariantConfig,
+    max_rows: usize,
+) -> Result<Box<dyn PerturbedArgmax + 'w>, CommandError> {
+    let plan = Plan { max_rows, ..Plan::default() };
+    build(head, &BackendConfig { backend, variant, plan }).map_err(named)
 }
 
-/// The argmax.
-fn greedy() -> RowParams<'static> {
-    RowParams { temperature: 0.0, ..plain() }
+/// Parameters of the argmax.
+pub fn argmax() -> RowParams<'static> {
+    RowParams { temperature: 0.0, ..RowParams::default() }
 }
 
-/// The draws of each row with these parameters, at a position of its own in each call.
-fn draw<'a>(
+/// Draws each row with these parameters; every call has its own position.
+pub fn draw<'a>(
     mut sampler: Box<dyn PerturbedArgmax + 'a>,
     input: Matrix<'a>,
     of_row: RowParams<'a>,
@@ -130,7 +124,7 @@ impl Inputs {
         Ok(states.matrix()?.row_range(0..rows))
     }
 
-    /// The two limits (the read, the products), the tiled kernel without noise, and the draws, for the first rows.
+    /// The read of the weight, the products on a CPU, the tiled kernel without noise, and the draws, for the first rows.
     ///
     /// # Errors
     /// What the backend refuses.
@@ -138,34 +132,48 @@ impl Inputs {
         let weight = self.weight()?;
         let head = Head::new(weight)?;
         let (gaussian, peaked) = (self.states(Logits::Gaussian, rows)?, self.states(Logits::Peaked, rows)?);
-        let threads = ours.threads();
-        let tiled = || ours.build(head, &VariantConfig::Tiled, rows);
-        let mut contenders = vec![
-            Contender::new(READ, move || {
-                read::stream(weight.bytes(), threads);
-                Ok(())
-            }),
-            Contender::new(PRODUCTS, {
-                let (isa, count) = (ours.options.isa, (rows * weight.rows() * weight.cols()) as u64);
-                move || multiply(isa, weight.dtype(), count, threads)
-            }),
-            Contender::new(GREEDY, draw(tiled()?, peaked, greedy())),
-        ];
-        for (name, variant) in &ours.variants {
-            let sampler = || ours.build(head, variant, rows);
-            if *variant == VariantConfig::Tiled {
-                contenders.push(Contender::new(format!("{name}, gaussian"), draw(sampler()?, gaussian, plain())));
+        let sampler = |variant: &VariantConfig| sampler(head, ours.backend.clone(), variant.clone(), rows);
+        let mut contenders = match &ours.backend {
+            Backend::Cpu(options) => {
+                let (isa, threads) = (options.isa, threads(options));
+                let count = (rows * weight.rows() * weight.cols()) as u64;
+                let read = move || {
+                    read::stream(weight.bytes(), threads);
+                    Ok(())
+                };
+                vec![
+                    Contender::new(READ, read),
+                    Contender::new(PRODUCTS, move || multiply(isa, weight.dtype(), count, threads)),
+                ]
             }
-            contenders.push(Contender::new(format!("{name}, peaked"), draw(sampler()?, peaked, plain())));
+            _ => on_gpu(weight)?,
+        };
+        contenders.push(Contender::new(GREEDY, draw(sampler(&VariantConfig::Tiled)?, peaked, argmax())));
+        for (name, variant) in &ours.variants {
+            if *variant == VariantConfig::Tiled {
+                let drawn = draw(sampler(variant)?, gaussian, RowParams::default());
+                contenders.push(Contender::new(format!("{name}, gaussian"), drawn));
+            }
+            let drawn = draw(sampler(variant)?, peaked, RowParams::default());
+            contenders.push(Contender::new(format!("{name}, peaked"), drawn));
+        }
+        if let Backend::Cpu(options) = &ours.backend {
+            for &isa in &ours.isas {
+                let backend = Backend::Cpu(CpuOptions { isa: Some(isa), ..*options });
+                let sampler = self::sampler(head, backend, VariantConfig::Tiled, rows)?;
+                let drawn = draw(sampler, peaked, RowParams::default());
+                contenders.push(Contender::new(format!("tiled, {isa}, peaked"), drawn));
+            }
         }
         Ok(contenders)
     }
 
-    /// The section that these contenders make.
+    /// The section for these contenders, without entries.
     pub fn section(&self, ours: &Ours, rows: usize, rounds: usize) -> Section {
         let size = [self.weight.rows(), self.weight.cols()];
         let section = Section::of_head("matmul and draw", rows, size, self.weight.dtype(), rounds);
-        Section { threads: Some(ours.threads()), ..section }
+        let threads = if let Backend::Cpu(options) = &ours.backend { Some(threads(options)) } else { None };
+        Section { threads, ..section }
     }
 
     /// Peak memory of planning the tiled variant and drawing once.
@@ -175,73 +183,20 @@ impl Inputs {
     pub fn memory(&self, ours: &Ours, rows: usize) -> Result<Memory, CommandError> {
         let head = Head::new(self.weight()?)?;
         let states = self.states(Logits::Peaked, rows)?;
-        let peak =
-            super::memory::peak_rise(|| draw(ours.build(head, &VariantConfig::Tiled, rows)?, states, plain())())?;
-        let logits = (rows * self.weight.rows() * size_of::<f32>()) as u64;
-        Ok(Memory { what: "tiled".into(), rows, peak, logits })
-    }
-}
-
-/// Peaked logits `[1, vocab]`, for the standalone sampler.
-#[derive(Debug)]
-pub struct Rows {
-    logits: Vec<f32>,
-}
-
-impl Rows {
-    /// The logits of a small synthetic head.
-    ///
-    /// # Errors
-    /// When there is not that much memory.
-    pub fn new(vocab: usize) -> Result<Self, CommandError> {
-        const HIDDEN: usize = 64;
-        let inputs = Inputs::new(vocab, HIDDEN, 1, DType::F32)?;
-        let (weight, states) = (inputs.weight()?, inputs.states(Logits::Peaked, 1)?);
-        let (mut w, mut h) = ([0f32; HIDDEN], [0f32; HIDDEN]);
-        states.row_to_f32(0, &mut h);
-        let dot = |token| {
-            weight.row_to_f32(token, &mut w);
-            w.iter().zip(&h).map(|(w, h)| w * h).sum()
+        let once = || {
+            let sampler = sampler(head, ours.backend.clone(), VariantConfig::Tiled, rows)?;
+            draw(sampler, states, RowParams::default())()
         };
-        Ok(Rows { logits: (0..vocab).map(dot).collect() })
+        let logits = (rows * self.weight.rows() * size_of::<f32>()) as u64;
+        Ok(Memory { what: "tiled".into(), rows, peak: super::memory::peak_rise(once)?, logits })
     }
+}
 
-    /// The logits.
-    pub fn logits(&self) -> &[f32] {
-        &self.logits
-    }
+#[cfg(feature = "cuda")]
+use crate::bench::cuda::reads as on_gpu;
 
-    /// The read, the argmax, the draw, and what filters, a temperature and many draws take, on one thread.
-    ///
-    /// # Errors
-    /// What the backend refuses.
-    pub fn contenders(&self, ours: &Ours) -> Result<Vec<Contender<'_>>, CommandError> {
-        let options = CpuOptions { threads: Some(1), ..ours.options };
-        let input = Matrix::new(&self.logits, 1, self.logits.len())?;
-        let bytes = input.bytes();
-        let mut contenders = vec![Contender::new(READ, move || {
-            std::hint::black_box(read::fold(bytes));
-            Ok(())
-        })];
-        for (name, of_row) in [
-            (GREEDY, greedy()),
-            ("standalone, peaked", plain()),
-            ("temperature 0.8", RowParams { temperature: 0.8, ..plain() }),
-            ("min-p 0.05", RowParams { min_p: 0.05, ..plain() }),
-            ("top-k 20", RowParams { top_k: 20, ..plain() }),
-            ("top-p 0.95", RowParams { top_p: 0.95, ..plain() }),
-            ("1000 draws", RowParams { draws: 1000, ..plain() }),
-        ] {
-            let plan = Plan { max_draws: of_row.draws, ..Plan::default() };
-            let sampler =
-                Standalone::new(self.logits.len(), plan, &options).map_err(flash_sampling::BuildError::from)?;
-            contenders.push(Contender::new(name, draw(Box::new(sampler), input, of_row)));
-        }
-        Ok(contenders)
-    }
-
-    /// The section that these contenders make.
-    pub fn section(&self, rounds: usize) -> Section {
-        Section::of_logits("draw from logits", self.logits.len(), rounds)
-    }
+/// Without the feature no call has this backend.
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(_: Matrix<'_>) -> Result<Vec<Contender<'static>>, CommandError> {
+    Ok(Vec::new())
 }

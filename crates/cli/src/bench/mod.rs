@@ -1,41 +1,37 @@
-//! `flash-sampling bench`: times the variants against the physical limit and the same kernel without noise.
+//! `flash-sampling bench`: which variant and instruction set is fastest on this machine.
 //!
-//! All figures that are compared come from one run, timed in turn, best of several. The comparison with candle is
-//! `cargo bench -p flash-sampling-candle --bench rival`, on the same parts.
+//! All figures that are compared come from one run, timed in turn, best of several. Comparisons with other programs, and
+//! the times of filters and ranks, are in the folder `benches`, on the same parts.
 //!
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`cases`] | what is timed |
 //! | [`timing`] | contenders in turn |
 //! | [`read`] | the plain streaming read |
-//! | `cuda` | the same on a GPU, against cuBLAS (feature `cuda`) |
-//! | [`pipeline`] | filters, penalties and masks against the plain draw |
+//! | `cuda` | the plain read on a GPU (feature `cuda`) |
 //! | [`memory`] | peak memory of a piece of work |
-//! | [`record`], [`table`], [`plots`] | the results as JSON, text and SVG |
+//! | [`record`], [`table`] | the results as JSON and text |
 
 pub mod cases;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod memory;
-pub mod pipeline;
-pub mod plots;
 pub mod read;
 pub mod record;
 pub mod table;
 pub mod timing;
 
-use crate::args::{BackendName, BenchArgs};
+use crate::args::{BenchArgs, BenchSize};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output::line;
 use crate::{output, progress};
-use cases::{Inputs, Ours, Rows};
+use cases::{Inputs, Ours};
+use flash_sampling::{Backend, DType};
 use record::{Record, Section};
 use std::io::{self, Write};
+use std::path::Path;
 use timing::{Contender, in_turn};
-
-/// Rounds of the standalone sampler for each round of the matmul: it takes a thousandth of the time.
-pub const STANDALONE_ROUNDS: usize = 20;
 
 /// Times contenders and fills their section.
 ///
@@ -80,68 +76,73 @@ pub fn tell(
     Ok(())
 }
 
-/// Writes the record and the picture where the flags say.
+/// Writes the record to a file, if a flag names one.
 ///
 /// # Errors
 /// [`CommandError::Write`].
-pub fn save(record: &Record, args: &BenchArgs) -> Result<(), CommandError> {
-    if let Some(path) = &args.json {
-        let mut text = serde_json::to_string_pretty(record).map_err(|error| CommandError::usage(error.to_string()))?;
-        text.push('\n');
-        std::fs::write(path, text).map_err(CommandError::write(path.display().to_string()))?;
-    }
-    if let Some(path) = &args.svg {
-        std::fs::write(path, plots::picture(record)).map_err(CommandError::write(path.display().to_string()))?;
-    }
-    Ok(())
+pub fn save(record: &Record, path: Option<&Path>) -> Result<(), CommandError> {
+    let Some(path) = path else { return Ok(()) };
+    let mut text = serde_json::to_string_pretty(record).map_err(|error| CommandError::usage(error.to_string()))?;
+    text.push('\n');
+    std::fs::write(path, text).map_err(CommandError::write(path.display().to_string()))
 }
 
-/// Times everything asked for, prints each part of the table as it is done, writes the record and the picture.
+/// Times the variants and the instruction sets, prints each part of the table as it is done, writes the record.
 ///
 /// # Errors
 /// Bad flags, what the backend refuses, files that cannot be written, Ctrl-C.
 pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.check()?;
     // A path that cannot be written is found now, not when all is measured.
-    args.json.iter().chain(&args.svg).try_for_each(|path| output::try_path(path))?;
-    if args.pipeline {
-        return pipeline::run(args, out, interrupt);
+    args.sizes.json.iter().try_for_each(|path| output::try_path(path))?;
+    let ours = args.ours();
+    let mut record = Record { quick: args.sizes.quick, ..Record::begin() };
+    #[cfg(feature = "cuda")]
+    if let Backend::Cuda { device } = ours.backend {
+        let device = flash_sampling::cuda::Device::new(device).map_err(cuda::failed)?;
+        record.gpu = Some(cuda::describe(&device)?);
+        record.protocol = Some("whole calls over host memory, by the host's clock".into());
     }
-    if args.backend == BackendName::Cuda {
-        return cuda(args, out, interrupt);
-    }
-    let ours = Ours { options: args.options(), variants: args.variants() };
-    let mut record = Record { quick: args.quick, ..Record::begin() };
     for size in args.sizes() {
-        let most = size.rows.iter().copied().max().unwrap_or(1);
-        let inputs = Inputs::new(size.vocab, size.hidden, most, args.dtype.into())?;
-        if !size.rows.is_empty() {
-            record.memory.push(inputs.memory(&ours, most)?);
-        }
-        for &rows in &size.rows {
-            let section = inputs.section(&ours, rows, size.rounds);
-            let section = time(section, inputs.contenders(&ours, rows)?, interrupt)?;
-            tell(&mut record, section, out, table::section)?;
-        }
-        let logits = Rows::new(size.vocab)?;
-        let section = logits.section(size.rounds * STANDALONE_ROUNDS);
-        let section = time(section, logits.contenders(&ours)?, interrupt)?;
-        tell(&mut record, section, out, table::section)?;
+        variants(&ours, &size, args.sizes.dtype.into(), &mut record, out, interrupt)?;
     }
-    show(out, table::columns)?;
-    show(out, |out| record.memory.iter().try_for_each(|memory| table::memory(out, memory)))?;
-    save(&record, args)?;
+    end(&record, args.sizes.json.as_deref(), out)?;
     Ok(0)
 }
 
-#[cfg(feature = "cuda")]
-fn cuda(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    cuda::run(args, out, interrupt)
+/// Times samplers over one head.
+///
+/// # Errors
+/// What the backend refuses, Ctrl-C.
+pub fn variants(
+    ours: &Ours,
+    size: &BenchSize,
+    dtype: DType,
+    record: &mut Record,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<(), CommandError> {
+    let most = size.rows.iter().copied().max().unwrap_or(1);
+    let inputs = Inputs::new(size.vocab, size.hidden, most, dtype)?;
+    if let Backend::Cpu(_) = ours.backend {
+        record.memory.push(inputs.memory(ours, most)?);
+    }
+    for &rows in &size.rows {
+        let section = inputs.section(ours, rows, size.rounds);
+        let section = time(section, inputs.contenders(ours, rows)?, interrupt)?;
+        tell(record, section, out, table::section)?;
+    }
+    Ok(())
 }
 
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: &BenchArgs, _: &mut dyn Write, _: &Interrupt) -> Result<u8, CommandError> {
-    Err(flash_sampling::BuildError::NotBuilt { feature: "cuda" }.into())
+/// Writes the legend and the memory, then the record.
+///
+/// # Errors
+/// [`CommandError::Write`].
+pub fn end(record: &Record, json: Option<&Path>, out: &mut dyn Write) -> Result<(), CommandError> {
+    show(out, table::legend)?;
+    show(out, |out| record.memory.iter().try_for_each(|memory| table::memory(out, memory)))?;
+    save(record, json)
 }
 
 #[cfg(test)]
@@ -169,9 +170,8 @@ mod tests {
     #[test]
     fn each_section_is_seen_when_it_is_done() {
         let (mut out, mut record) = (Shown::default(), Record::begin());
-        let logits = Rows::new(64).unwrap();
         for rounds in [3, 4] {
-            tell(&mut record, logits.section(rounds), &mut out, table::section).unwrap();
+            tell(&mut record, Section::of_logits("a section", 64, rounds), &mut out, table::section).unwrap();
         }
         let [begin, first, second] = &out.parts[..] else { panic!("{:?}", out.parts) };
         assert!(begin.contains(&record.when) && first.contains("best of 3") && second.contains("best of 4"));

@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 /// Exclusive-or of everything, in eight independent accumulators of eight words, so that no chain of operations is
 /// waited for and the loads alone take time.
-pub(super) fn fold(bytes: &[u8]) -> u64 {
+pub fn fold(bytes: &[u8]) -> u64 {
     let mut sums = [[0u64; 8]; 8];
     let (blocks, rest) = bytes.as_chunks::<512>();
     for block in blocks {

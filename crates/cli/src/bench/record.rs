@@ -145,6 +145,13 @@ pub struct Certified {
     pub passes: Passes,
 }
 
+impl Entry {
+    /// A contender without passes.
+    pub fn new(name: impl Into<String>, Timing { best, median }: Timing) -> Self {
+        Entry { name: name.into(), best, median, passes: None }
+    }
+}
+
 impl Passes {
     /// Counts a row.
     pub fn add(&mut self, passes: u32) {
@@ -209,13 +216,7 @@ impl Section {
 
     /// Puts names and times together.
     pub fn fill<'a>(&mut self, names: impl Iterator<Item = &'a str>, timings: &[Timing]) {
-        let entry = |(name, timing): (&str, &Timing)| Entry {
-            name: name.into(),
-            best: timing.best,
-            median: timing.median,
-            passes: None,
-        };
-        self.entries = names.zip(timings).map(entry).collect();
+        self.entries = names.zip(timings).map(|(name, timing)| Entry::new(name, *timing)).collect();
     }
 
     /// The time of the read, of the faster one where there are two.

@@ -21,25 +21,35 @@ pub const CUBLAS: &str = "cuBLAS";
 /// Those of `out`.
 pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))?;
+    if let Some(gpu) = &record.gpu {
+        let driver = gpu.driver.as_deref().unwrap_or("unknown");
+        writeln!(out, "{}, {} multiprocessors, driver {driver}", gpu.name, gpu.multiprocessors)?;
+    }
     if record.quick {
         writeln!(out, "--quick: small heads and few rounds show that everything runs; the times mean nothing")?;
     }
     Ok(())
 }
 
-/// Writes what the columns of a section are.
+/// Writes the meaning of the lines and the columns of a section.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn columns(out: &mut dyn Write) -> io::Result<()> {
+pub fn legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
-        "\ncolumns\n  \
+        "\nlines: with the fastest instruction set for the types, unless a line or --isa names another\n  \
+         read         plain reads of the weight (or of the logits), without a sampler\n  \
+         products     the multiplications alone, on cached data\n  \
+         greedy       the tiled variant at temperature 0, which adds no noise\n  \
+         gaussian     a draw at temperature 1 from Gaussian logits\n  \
+         peaked       a draw at temperature 1 from logits with a few tokens far above a Gaussian bulk\n\
+         columns\n  \
          ms           time of the shortest call\n  \
          GB/s         bytes of the weight, or of the logits, over this time\n  \
          of read      time of a plain read of these bytes over this time; 1 is the limit of the memory\n  \
-         of products  time of the multiplications alone, on cached data, over this time; 1 is the arithmetic limit\n  \
-         / greedy     this time over that of the same kernel without noise"
+         of products  time of the products over this time; 1 is the arithmetic limit\n  \
+         / greedy     this time over the greedy time"
     )
 }
 
@@ -59,11 +69,11 @@ pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> i
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(
         out,
-        "\n{}: {}, {size} {}, {}, best of {}",
+        "\n{}: {}, {size} {}{}, best of {}",
         section.what,
         line::count(section.rows, "row"),
         section.dtypes,
-        line::count(section.threads.unwrap_or(1), "thread"),
+        section.threads.map_or_else(String::new, |threads| format!(", {}", line::count(threads, "thread"))),
         section.rounds
     )?;
     let over = rival.map(|rival| format!("{rival} / time")).unwrap_or_default();
@@ -76,7 +86,7 @@ pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> i
     let best = |name: &str| section.entry(name).map(|entry| entry.best);
     let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |r| format!("{r:.3}"));
     for entry in &section.entries {
-        let of_read = ratio(best(READ).map(|read| read / entry.best));
+        let of_read = ratio(section.read().map(|read| read / entry.best));
         let of_products = ratio(best(PRODUCTS).map(|products| products / entry.best));
         let over_greedy = ratio(best(GREEDY).map(|greedy| entry.best / greedy));
         let over_rival = rival.and_then(best).map_or_else(String::new, |rival| format!("{:.2}", rival / entry.best));

@@ -27,7 +27,7 @@ const PEAKS: [f32; 4] = [16.0, 14.0, 19.0, 12.0];
 const BELOW: [f32; 6] = [0.0, 0.9, 1.7, 2.4, 3.3, 4.5];
 
 /// SplitMix64's finalizer (Steele et al. 2014).
-pub(crate) fn mix(x: u64) -> u64 {
+pub fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -104,19 +104,19 @@ pub fn weight(vocab: usize, hidden: usize, dtype: DType) -> io::Result<Tensor> {
 }
 
 /// The logits of row `r` above the bulk, in nats.
-pub(crate) fn heights(r: usize) -> impl Iterator<Item = f32> {
+pub fn heights(r: usize) -> impl Iterator<Item = f32> {
     BELOW.into_iter().map(move |below| PEAKS[r % PEAKS.len()] - below)
 }
 
 /// A normal variate of a key (Box and Muller 1958).
-pub(crate) fn normal(key: u64) -> f32 {
+pub fn normal(key: u64) -> f32 {
     let u01_open = |x: u64| ((x >> 12) as f64 + 0.5) / 2f64.powi(52);
     let (u, v) = (u01_open(mix(key)), u01_open(mix(mix(key) ^ 1)));
     ((-2.0 * u.ln()).sqrt() * (core::f64::consts::TAU * v).cos()) as f32
 }
 
 /// The hidden state of row `r` that gives a Gaussian bulk.
-pub(crate) fn bulk(r: usize, out: &mut [f32]) {
+pub fn bulk(r: usize, out: &mut [f32]) {
     let (key, levels) = (mix(2 ^ mix(r as u64)), levels());
     for (i, out) in (0u64..).zip(out) {
         *out = BULK * levels[(mix(key.wrapping_add(i)) & 255) as usize];
@@ -127,12 +127,7 @@ pub(crate) fn bulk(r: usize, out: &mut [f32]) {
 ///
 /// # Errors
 /// Out of memory.
-pub(crate) fn states(
-    cols: usize,
-    rows: usize,
-    dtype: DType,
-    mut make: impl FnMut(usize, &mut [f32]),
-) -> io::Result<Tensor> {
+pub fn states(cols: usize, rows: usize, dtype: DType, mut make: impl FnMut(usize, &mut [f32])) -> io::Result<Tensor> {
     let mut map = memory(rows * cols * dtype.size())?;
     let mut row = vec![0.0; cols];
     for (r, out) in map.chunks_exact_mut(cols * dtype.size()).enumerate() {

@@ -355,20 +355,3 @@ fn every_flag_of_a_row_has_an_effect_or_a_message() {
         }
     }
 }
-
-#[test]
-fn flags_of_bench_without_effect_are_refused() {
-    for (flags, says) in [
-        ("--backend cuda --isa portable", "--isa means nothing with --backend cuda"),
-        ("--sustained", "--sustained means nothing without --backend cuda"),
-        ("--transport peers", "--transport means nothing without --backend cuda"),
-        ("--backend cuda --pipeline --portable", "--portable means nothing with --pipeline"),
-        ("--backend cuda --transport peers --rounds 5", "--rounds means nothing with --transport"),
-        ("--backend cuda --transport peers --svg x.svg", "--svg means nothing with --transport"),
-        ("--backend cuda --transport peers --sustained", "--sustained means nothing with --transport"),
-        ("--backend cuda --transport peers --peers x.jsonl", "--peers means nothing with --transport"),
-        ("--world 2", "--transport"),
-    ] {
-        run(&with(&["bench".to_owned()], flags)).assert_refused(says);
-    }
-}

@@ -32,7 +32,7 @@ mod with_cuda {
             run(&["kernels", "build", "--arch", name]).assert_refused(known);
         }
         run(&["kernels", "build", "--jobs", "0"]).assert_refused("it must be 1 to 256");
-        for name in ["select", "select.cu,", "rivals/read.cu"] {
+        for name in ["select", "select.cu,"] {
             run(&["kernels", "build", "--kernel", name]).assert_refused("known are fused_hopper.cu, ");
         }
     }

@@ -1,6 +1,7 @@
 //! The command among other processes: Ctrl-C, a reader that leaves, the benchmark's smoke run.
 
 use crate::common::{Files, run};
+use flash_sampling::{DType, Isa};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -120,10 +121,10 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
-fn the_benchmark_leaves_a_table_a_record_and_a_picture() {
+fn the_benchmark_leaves_a_table_and_a_record() {
     let files = Files::new();
-    let (json, svg) = (files.name("record.json"), files.name("picture.svg"));
-    let result = run(&["bench", "--quick", "--dtype", "f32", "--json", &json, "--svg", &svg]);
+    let json = files.name("record.json");
+    let result = run(&["bench", "--quick", "--dtype", "f32", "--json", &json]);
     assert_eq!(result.code, 0, "{result:#?}");
     for says in [
         "of read",
@@ -134,10 +135,13 @@ fn the_benchmark_leaves_a_table_a_record_and_a_picture() {
         "  / greedy     this time over",
         "tiled, gaussian",
         "online, peaked",
-        "standalone, peaked",
         "memory beyond the inputs",
     ] {
         assert!(result.stdout.contains(says), "{says}: {}", result.stdout);
+    }
+    let best = Isa::best_for(DType::F32, DType::F32);
+    for isa in Isa::available().into_iter().filter(|isa| isa.for_types(DType::F32, DType::F32) == *isa) {
+        assert_eq!(result.stdout.contains(&format!("tiled, {isa}, peaked")), isa != best, "{isa}: {}", result.stdout);
     }
     let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     assert_eq!(record["quick"], true);
@@ -147,53 +151,26 @@ fn the_benchmark_leaves_a_table_a_record_and_a_picture() {
     assert!(
         record["machine"]["processor"].is_string() && record["command"].as_str().unwrap().contains("bench --quick")
     );
-    assert!(std::fs::read_to_string(svg).unwrap().starts_with("<svg"));
-}
-
-#[test]
-fn the_pipeline_leaves_times_and_passes_of_every_case() {
-    let files = Files::new();
-    let json = files.name("record.json");
-    let result = run(&["bench", "--quick", "--pipeline", "--dtype", "f32", "--json", &json]);
-    assert_eq!(result.code, 0, "{result:#?}");
-    for says in [
-        "/ plain",
-        "the times mean nothing",
-        "  one pass         share",
-        "top-k 50, top-p 0.9",
-        "penalties, 1000 tokens",
-        "LLM-like",
-        "best in one tile",
-        "decides",
-    ] {
-        assert!(result.stdout.contains(says), "{says}: {}", result.stdout);
-    }
-    let record: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
-    assert_eq!(record["sections"][0]["entries"].as_array().unwrap().len(), 7);
-    // A warming-up call and two rounds of one row.
-    assert_eq!(record["sections"][0]["entries"][4]["passes"]["rows"], 3);
-    assert!(record["certified"].as_array().unwrap().iter().any(|c| c["rows"] == "flat" && c["passes"]["one"] == 64));
 }
 
 #[test]
 fn bad_sizes_of_a_benchmark_are_refused() {
-    run(&["bench", "--vocab", "0"]).assert_refused("it must be 1 to 4294967295");
+    run(&["bench", "--heads", "0x8"]).assert_refused("tokens x hidden size");
+    run(&["bench", "--heads", "64,8"]).assert_refused("tokens x hidden size");
     run(&["bench", "--rows", "1,0"]).assert_refused("it must be 1 to 4096");
     run(&["bench", "--rows", "a"]).assert_refused("'a' for '--rows <A,B,...>': it must be 1 to 4096");
     run(&["bench", "--rounds", "0"]).assert_refused("1 to 10000");
-    run(&["bench", "--transport", "peers"]).assert_refused("--transport means nothing without --backend cuda");
-    run(&["bench", "--backend", "cuda", "--transport", "peers", "--world", "33"]).assert_refused("it must be 1 to 32");
     run(&["bench", "--quick", "--threads", "0"]).assert_refused("'0' for '--threads <N>': it must be 1 to 1024");
     run(&["bench", "--rows", "-1"]).assert_refused("'-1' for '--rows");
     run(&["bench", "--rows", "-1,2"]).assert_refused("'-1' for '--rows");
-    run(&["bench", "--vocab", "-1"]).assert_refused("'-1' for '--vocab");
-    run(&["bench", "--heads", "64,8"]).assert_refused("tokens x hidden size");
-    run(&["bench", "--heads", "64x8", "--vocab", "9"]).assert_refused("cannot be used with");
+    run(&["bench", "--backend", "cuda", "--threads", "2"])
+        .assert_refused("--threads means nothing with --backend cuda");
+    run(&["bench", "--backend", "cuda", "--isa", "avx2"]).assert_refused("--isa means nothing with --backend cuda");
 }
 
 #[test]
 fn a_quick_benchmark_takes_no_sizes() {
-    for flags in ["--vocab 64", "--hidden 64", "--heads 64x8", "--rows 2", "--rounds 3"] {
+    for flags in ["--heads 64x8", "--rows 2", "--rounds 3"] {
         let (flag, value) = flags.split_once(' ').unwrap();
         run(&["bench", "--quick", flag, value]).assert_refused(&format!("'--quick' cannot be used with '{flag} "));
     }
@@ -205,7 +182,6 @@ fn a_file_that_cannot_be_written_is_found_before_the_work() {
     let path = files.name("no/such/folder/file");
     let says = format!("cannot write {path}: No such file");
     run(&["bench", "--json", &path]).assert_refused(&says);
-    run(&["bench", "--svg", &path]).assert_refused(&says);
     // All laws would take minutes.
     let start = std::time::Instant::now();
     run(&["verify", "--effort", "full", "--report", &path]).assert_refused(&says);
@@ -240,17 +216,4 @@ fn help_tells_the_exit_codes() {
     let help = run(&["sample", "--help"]);
     let text = help.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(help.code == 0 && text.contains("Exit codes: 0") && text.contains("130 Ctrl-C"), "{text}");
-}
-
-#[test]
-fn flags_of_the_other_backend_are_refused() {
-    let cuda = |more: &[&str], why: &str| run(&[&["bench", "--backend", "cuda"], more].concat()).assert_refused(why);
-    cuda(&["--threads", "2"], "--threads means nothing with --backend cuda");
-    cuda(&["--variants", "tiled"], "--variants means nothing with --backend cuda");
-    cuda(&["--rows", "1,257"], "at most 256");
-    cuda(&["--heads", "64x9"], "multiples of 8");
-    cuda(&["--dtype", "f32"], "bf16 and f16");
-    cuda(&["--peers", "/no/such/file"], if cfg!(feature = "cuda") { "/no/such/file" } else { "'cuda'" });
-    run(&["bench", "--peers", "x"]).assert_refused("--peers means nothing without --backend cuda");
-    run(&["bench", "--sustained"]).assert_refused("--sustained means nothing without --backend cuda");
 }

@@ -43,7 +43,6 @@ mod tests {
             include_str!("reduction.rs"),
             include_str!("stored.rs"),
             include_str!("survey.rs"),
-            include_str!("../rivals/softmax.rs"),
         ];
         let here = stated(rust, "\nlayout!(");
         let there = stated(sources::texts(), "\nFS_LAYOUT(");

@@ -142,8 +142,8 @@ mod tests {
 
     #[test]
     fn what_is_sealed_is_opened() {
-        let below = Label { kernel: "rivals/read.cu".into(), ..label() };
-        assert!(below.file_name().starts_with("rivals.read-"));
+        let below = Label { kernel: "folder/read.cu".into(), ..label() };
+        assert!(below.file_name().starts_with("folder.read-"));
         for label in [label(), Label { instance: String::new(), ..label() }, below] {
             assert_eq!(open(&label.seal(b"\x7fELF\n\ncode")), Some((label.clone(), &b"\x7fELF\n\ncode"[..])));
             assert_eq!(of_file_name(&label.file_name()), Some((&*label.recipe, label.compiler)));

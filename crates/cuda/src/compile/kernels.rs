@@ -36,12 +36,6 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &survey_kernels::SOURCE,
 ];
 
-/// The benchmark's kernels; nothing is built of them ahead of time.
-#[cfg(all(test, feature = "rivals"))]
-static RIVALS: &[&KernelSource] = &[&crate::rivals::READ, &crate::rivals::SOFTMAX];
-#[cfg(all(test, not(feature = "rivals")))]
-static RIVALS: &[&KernelSource] = &[];
-
 /// A file of kernels and what is built of it.
 #[derive(Debug)]
 pub(crate) struct KernelSource {
@@ -104,15 +98,14 @@ mod tests {
 
     #[test]
     fn every_kernel_file_is_listed_once_and_its_instances_differ() {
-        let listed: Vec<_> = KERNELS.iter().chain(RIVALS).map(|kernel| kernel.file).collect();
+        let listed: Vec<_> = KERNELS.iter().map(|kernel| kernel.file).collect();
         let mut files: Vec<_> = sources::files().filter(|file| file.ends_with(".cu")).collect();
-        files.retain(|file| cfg!(feature = "rivals") || !file.starts_with("rivals/"));
         files.retain(|file| cfg!(feature = "nccl") || *file != "reduction.cu");
         files.sort_unstable();
         let mut sorted = listed.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, files);
-        for kernel in KERNELS.iter().chain(RIVALS) {
+        for kernel in KERNELS {
             let names: Vec<_> = (kernel.instances)().iter().map(Instance::to_string).collect();
             assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{}", kernel.file);
             assert!(!names.is_empty() && Architecture::ALL.into_iter().any(kernel.serves), "{}", kernel.file);
@@ -131,7 +124,7 @@ mod tests {
             let of_kernel = (kernel.instances)().into_iter().map(move |instance| (kernel, instance, architecture));
             of_kernel.collect::<Vec<_>>()
         };
-        let all: Vec<_> = KERNELS.iter().chain(RIVALS).flat_map(instances).collect();
+        let all: Vec<_> = KERNELS.iter().flat_map(instances).collect();
         let folders = Folders { ahead: cache::ahead(), cache: None };
         let compiles = |(kernel, instance, architecture): &(&'static KernelSource, Instance, Architecture)| {
             let request = Request { kernel, instance, architecture: *architecture };

@@ -105,8 +105,6 @@ const FILES: &[(&str, &str)] = &[
     file!("near_ties.cu"),
     file!("peers.cu"),
     file!("reduction.cu"),
-    file!("rivals/read.cu"),
-    file!("rivals/softmax.cu"),
     file!("select.cu"),
     file!("select_list.cu"),
     file!("select_mass.cu"),

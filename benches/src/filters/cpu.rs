@@ -1,0 +1,154 @@
+//! What is timed on the processor.
+
+use super::cases::{Case, Lists, Noted, draw, noted};
+use super::inputs::{Inputs, Kind};
+use super::table;
+use crate::args::CpuBench;
+use crate::cpu::STANDALONE_ROUNDS;
+use flash_sampling::cpu;
+use flash_sampling::{Backend, CpuOptions, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples, VariantConfig};
+use flash_sampling_cli::bench::cases::{sampler, threads};
+use flash_sampling_cli::bench::record::{Certified, Passes, Record, Section};
+use flash_sampling_cli::bench::timing::Contender;
+use flash_sampling_cli::bench::{show, tell, time};
+use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::interrupt::Interrupt;
+use std::cell::Cell;
+use std::io::Write;
+use std::rc::Rc;
+
+/// Rows of other logits for which passes are counted, and the draws of each.
+pub const ROWS: usize = 64;
+const POSITIONS: u64 = 16;
+
+/// Times every case on every kind of rows, and counts the rows that one pass decides.
+///
+/// # Errors
+/// What the backend refuses, Ctrl-C.
+pub fn run(
+    args: &CpuBench,
+    record: &mut Record,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<(), CommandError> {
+    let options = args.cpu.options();
+    for size in args.sizes() {
+        let (vocab, rounds) = (size.vocab, size.rounds);
+        let inputs = Inputs::new(size, args.sizes.dtype.into())?;
+        for &rows in &inputs.size.rows {
+            for (kind, states) in &inputs.states {
+                let (contenders, passes) = fused(&inputs, states.matrix()?.row_range(0..rows), options)?;
+                let section = inputs.section("fused pipeline", *kind, rows, rounds);
+                let section = time(Section { threads: Some(threads(&options)), ..section }, contenders, interrupt)?;
+                tell(record, noted(section, &passes), out, table::section)?;
+            }
+        }
+        for kind in Kind::ALL {
+            let standalone = Standalone::new(vocab, kind, &options);
+            let (contenders, passes) = standalone.contenders()?;
+            let section = time(standalone.section(rounds), contenders, interrupt)?;
+            tell(record, noted(section, &passes), out, table::section)?;
+            record.certified.extend(standalone.certified(if args.sizes.quick { 4 } else { ROWS }, interrupt)?);
+        }
+    }
+    show(out, |out| table::end(out, &record.certified))
+}
+
+/// Every case on these hidden states, and the passes of each.
+fn fused<'a>(
+    inputs: &'a Inputs,
+    states: Matrix<'a>,
+    options: CpuOptions,
+) -> Result<(Vec<Contender<'a>>, Noted), CommandError> {
+    let head = Head::new(inputs.weight.matrix()?)?;
+    let (mut contenders, mut noted) = (Vec::new(), Vec::new());
+    for case in Case::ALL {
+        let mut sampler = sampler(head, Backend::Cpu(options), VariantConfig::Tiled, states.rows())?;
+        let sample = move |params: &[RowParams<'_>], out: &mut Samples| sampler.sample(states, params, out);
+        let passes = Rc::new(Cell::default());
+        noted.push(passes.clone());
+        contenders.push(Contender::new(case.name(), draw(case, &inputs.lists, states.rows(), sample, passes)));
+    }
+    Ok((contenders, noted))
+}
+
+/// A row of existing logits, on one thread.
+#[derive(Debug)]
+pub struct Standalone {
+    kind: Kind,
+    logits: Vec<f32>,
+    lists: Lists,
+    options: CpuOptions,
+}
+
+impl Standalone {
+    /// One row of a kind.
+    pub fn new(vocab: usize, kind: Kind, options: &CpuOptions) -> Self {
+        let options = CpuOptions { threads: Some(1), ..*options };
+        Standalone { kind, logits: kind.logits(vocab, 0), lists: Lists::new(vocab, 1), options }
+    }
+
+    /// The logits.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// A sampler for such rows.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn sampler(&self) -> Result<cpu::Standalone, CommandError> {
+        let sampler = cpu::Standalone::new(self.logits.len(), Plan::default(), &self.options);
+        Ok(sampler.map_err(flash_sampling::BuildError::from)?)
+    }
+
+    /// Every case, and what each notes.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn contenders(&self) -> Result<(Vec<Contender<'_>>, Noted), CommandError> {
+        let input = Matrix::new(&self.logits, 1, self.logits.len())?;
+        let (mut contenders, mut noted) = (Vec::new(), Vec::new());
+        for case in Case::ALL {
+            let passes = Rc::new(Cell::default());
+            noted.push(passes.clone());
+            let mut sampler = self.sampler()?;
+            let sample = move |params: &[RowParams<'_>], out: &mut Samples| sampler.sample(input, params, out);
+            contenders.push(Contender::new(case.name(), draw(case, &self.lists, 1, sample, passes)));
+        }
+        Ok((contenders, noted))
+    }
+
+    /// The section that these contenders make.
+    pub fn section(&self, rounds: usize) -> Section {
+        let what = format!("pipeline from logits, {} rows", self.kind.name());
+        Section::of_logits(what, self.logits.len(), rounds * STANDALONE_ROUNDS)
+    }
+
+    /// How many of `rows` rows of other logits, drawn at several positions each, one pass decides, by case.
+    ///
+    /// # Errors
+    /// What the backend refuses; Ctrl-C.
+    pub fn certified(&self, rows: usize, interrupt: &Interrupt) -> Result<Vec<Certified>, CommandError> {
+        let filters = Case::ALL.into_iter().filter(|case| !matches!(case, Case::Plain | Case::Penalties | Case::Mask));
+        let mut counts: Vec<(Case, Passes)> = filters.map(|case| (case, Passes::default())).collect();
+        let (mut sampler, mut out) = (self.sampler()?, Samples::new());
+        for r in 0..rows {
+            let logits = self.kind.logits(self.logits.len(), r);
+            let input = Matrix::new(&logits, 1, logits.len())?;
+            for (case, passes) in &mut counts {
+                interrupt.check()?;
+                for position in 0..POSITIONS {
+                    sampler.sample(input, &[case.row(&self.lists, 0, r as u64, position)], &mut out)?;
+                    passes.add(out.row(0).map_or(0, |row| row.passes));
+                }
+            }
+        }
+        let named = |(case, passes): (Case, Passes)| Certified {
+            rows: self.kind.name().into(),
+            case: case.name().into(),
+            passes,
+        };
+        Ok(counts.into_iter().map(named).collect())
+    }
+}

@@ -1,0 +1,251 @@
+//! What is timed on a GPU: all inputs in device memory, events around calls that find a cold cache.
+
+use super::cases::{Case, Lists};
+use super::inputs::{Inputs, Kind};
+use super::{table, whole_calls};
+use crate::args::GpuArgs;
+use crate::gpu::head::copy;
+use crate::gpu::peers::Peers;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling::backend::{Adjustment, Adjustments};
+use flash_sampling::cuda::abi::{Draw, LogitBias, PENALISED, Penalty, Row, RowFilters, status};
+use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowKinds};
+use flash_sampling::{Capabilities, Exactness, Input, Knobs, Plan, RowParams, Variant};
+use flash_sampling_cli::bench::cuda::{driver, failed};
+use flash_sampling_cli::bench::record::{Passes, Record};
+use flash_sampling_cli::bench::timing::Contender;
+use flash_sampling_cli::bench::{show, tell};
+use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::interrupt::Interrupt;
+use std::io::Write;
+use std::sync::Arc;
+
+/// Calls of each case whose draws are looked at.
+const LOOKED_AT: usize = 16;
+
+/// What the checks of parameters need to know.
+const CAN: Capabilities = Capabilities {
+    backend: "cuda",
+    variant: Variant::Tiled,
+    exactness: Exactness::Pathwise,
+    input: Input::Hidden,
+    without_replacement: false,
+    knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS),
+    canonical: false,
+};
+
+/// A head in device memory, its sampler, and room for draws.
+struct Bench {
+    stream: Arc<CudaStream>,
+    tiled: DeviceTiled,
+    filters: DeviceFilters,
+    draws: CudaSlice<Draw>,
+}
+
+/// The parameters of all calls of a case, in device memory; a call takes the next ones.
+struct Calls {
+    rows: u64,
+    filters: Option<u64>,
+    is_listed: bool,
+    filter_kinds: FilterKinds,
+    kinds: RowKinds,
+    of_call: usize,
+    calls: usize,
+    next: usize,
+    _held: (CudaSlice<u64>, CudaSlice<Row>, CudaSlice<u8>),
+}
+
+impl Calls {
+    fn new(
+        case: Case,
+        lists: &Lists,
+        (rows, calls): (usize, usize),
+        vocab: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Calls, CommandError> {
+        let failed = driver("copy the parameters of the calls");
+        let params: Vec<RowParams<'_>> = (0..rows).map(|r| case.row(lists, r, r as u64, 0)).collect();
+        let mut adjustments = Adjustments::default();
+        adjustments.collect(&params);
+        // Offsets in words of eight bytes at first, addresses then.
+        let (mut words, mut all, mut filters) = (Vec::<u64>::new(), Vec::new(), Vec::new());
+        for (r, params) in params.iter().enumerate() {
+            let row = params.check(adjustments.row(r), &CAN, &Plan::default(), vocab as u32);
+            let row = row.map_err(|error| CommandError::usage(format!("a row of the benchmark: {error}")))?;
+            filters.push(row.filters.as_ref().and_then(RowFilters::of).unwrap_or(RowFilters::OFF));
+            let mut here = Row { seed: params.seed, inv_temperature: 1.0, ..Row::default() };
+            if let Some(mask) = row.transform.mask {
+                (here.mask, here.mask_words) = (8 * words.len() as u64 + 1, mask.len() as u32);
+                words.extend(mask.chunks(2).map(|w| u64::from(w[0]) | u64::from(w.get(1).copied().unwrap_or(0)) << 32));
+            }
+            let list = row.transform.adjustments;
+            if !list.is_empty() {
+                (here.bias, here.biases) = (8 * words.len() as u64 + 1, list.len() as u32 | PENALISED);
+                let pair = |low: u32, high: f32| u64::from(low) | u64::from(high.to_bits()) << 32;
+                let word = |p: Penalty| pair(p.repetition.to_bits(), p.subtract);
+                let penalty = |a: &Adjustment| Penalty { repetition: a.repetition, subtract: a.subtract };
+                let biases = list.iter().map(|a| LogitBias { token: a.token, value: a.bias });
+                words.extend(biases.map(|bias| pair(bias.token, bias.value)));
+                let none = Penalty { repetition: 1.0, subtract: 0.0 };
+                let least = list.iter().map(penalty).fold(none, |least, p| Penalty {
+                    repetition: least.repetition.min(p.repetition),
+                    subtract: least.subtract.min(p.subtract),
+                });
+                words.extend(std::iter::once(least).chain(list.iter().map(penalty)).map(word));
+                here.largest_bias = list.iter().fold(0.0, |largest, a| largest.max(a.bias));
+            }
+            all.push(here);
+        }
+        words.push(0);
+        let held_words = stream.clone_htod(&words).map_err(&failed)?;
+        let base = held_words.device_ptr(stream).0;
+        let place = |at: u64| if at == 0 { 0 } else { base + at - 1 };
+        let of_call = |call: u64| {
+            all.iter().map(move |row| Row { position: call, mask: place(row.mask), bias: place(row.bias), ..*row })
+        };
+        let held_rows = stream.clone_htod(&(0..calls as u64).flat_map(of_call).collect::<Vec<_>>()).map_err(&failed)?;
+        let bytes: Vec<u8> = filters.iter().flat_map(bytes_of).collect();
+        let held_filters = stream.clone_htod(&bytes).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        let (rows_at, filters_at) = (held_rows.device_ptr(stream).0, held_filters.device_ptr(stream).0);
+        let kinds = if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowKinds::Any } else { RowKinds::Bare };
+        Ok(Calls {
+            rows: rows_at,
+            filters: filters.iter().any(|f| *f != RowFilters::OFF).then_some(filters_at),
+            is_listed: filters.iter().any(RowFilters::is_listed),
+            filter_kinds: FilterKinds::of(&filters).with_rows(kinds),
+            kinds,
+            of_call: rows,
+            calls,
+            next: 0,
+            _held: (held_words, held_rows, held_filters),
+        })
+    }
+
+    fn advance(&mut self) -> u64 {
+        let at = self.next % self.calls * self.of_call;
+        self.next += 1;
+        self.rows + (at * size_of::<Row>()) as u64
+    }
+}
+
+/// The bytes of a row's filters as the device reads them.
+fn bytes_of(filters: &RowFilters) -> Vec<u8> {
+    let RowFilters { ln_min_p, top_p, top_k, rescale, min_p_last } = *filters;
+    let rest = [top_p.to_bits(), top_k, rescale.to_bits(), min_p_last].map(u32::to_le_bytes);
+    [&ln_min_p.to_le_bytes()[..], rest.as_flattened()].concat()
+}
+
+impl Bench {
+    fn new(
+        weight: DeviceMatrix,
+        most: usize,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CommandError> {
+        let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
+        // SAFETY: the weight is device memory of this size, which the caller holds and nothing writes to.
+        let tiled = unsafe { DeviceTiled::new(head, most, device) }.map_err(failed)?;
+        let filters = DeviceFilters::new(0..weight.rows as u32, most, device).map_err(failed)?;
+        let draws = stream.alloc_zeros(most).map_err(driver("allocate memory"))?;
+        Ok(Bench { stream: stream.clone(), tiled, filters, draws })
+    }
+
+    /// Enqueues one call.
+    fn call(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<(), CommandError> {
+        let (rows, draws) = (calls.advance(), self.draws.device_ptr(&self.stream).0);
+        let (stream, tiled) = (&self.stream, &mut self.tiled);
+        // SAFETY: hidden states, rows with their lists, filters and draws are device memory of at least `hidden.rows` rows,
+        // held by the caller; one stream; top-k is bounded by `RowFilters::of`.
+        let launched = unsafe {
+            match calls.filters {
+                Some(filters) => {
+                    let of_rows = (rows, filters);
+                    if !calls.is_listed {
+                        let kinds = calls.filter_kinds;
+                        return self.filters.launch_kinds(stream, tiled, hidden, of_rows, draws, kinds).map_err(failed);
+                    }
+                    // Other GPUs than Hopper have no lists.
+                    match self.filters.launch_listed(stream, tiled, hidden, of_rows, draws) {
+                        Ok(false) => self.filters.launch(stream, tiled, hidden, of_rows, draws),
+                        listed => listed.map(drop),
+                    }
+                }
+                None => tiled.launch(stream, hidden, rows, draws, calls.kinds),
+            }
+        };
+        launched.map_err(failed)
+    }
+
+    /// How many rows the GPU decides by itself.
+    fn passes(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<Passes, CommandError> {
+        let mut passes = Passes::default();
+        for _ in 0..LOOKED_AT {
+            self.call(hidden, calls)?;
+            let draws = self.stream.clone_dtoh(&self.draws.slice(..hidden.rows)).map_err(driver("copy the draws"))?;
+            for draw in draws {
+                match draw.status {
+                    status::DRAWN => passes.add(1),
+                    status::UNDECIDED => passes.add(2),
+                    other => return Err(CommandError::usage(format!("a row of the benchmark came to status {other}"))),
+                }
+            }
+        }
+        Ok(passes)
+    }
+}
+
+/// Times every case on every kind of rows; the passes say which rows the GPU decides by itself. Where it leaves most
+/// undecided, whole calls of these cases are timed too. The peers' times, if any, are those of the LLM-like rows.
+///
+/// # Errors
+/// No GPU, what the backend refuses, Ctrl-C.
+pub fn run(
+    args: &GpuArgs,
+    record: &mut Record,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<(), CommandError> {
+    let (device, mut clock) = crate::gpu::clock(args)?;
+    let stream = clock.stream().clone();
+    let peers = args.peers.as_deref().map(Peers::read).transpose()?;
+    record.protocol = Some(clock.describe());
+    for size in args.sizes() {
+        let (vocab, hidden_size, rounds) = (size.vocab, size.hidden, size.rounds);
+        let inputs = Inputs::new(size, args.sizes.dtype.into())?;
+        let (head, _held_weight) = copy(inputs.weight.matrix()?, &stream)?;
+        for (kind, states) in &inputs.states {
+            let (all, _held_states) = copy(states.matrix()?, &stream)?;
+            for &rows in &inputs.size.rows {
+                let hidden = DeviceMatrix { rows, ..all };
+                let empty = || inputs.section("fused pipeline", *kind, rows, rounds);
+                let mut section = empty();
+                let mut passes = Vec::new();
+                let mut contenders = Vec::new();
+                for case in Case::ALL {
+                    let mut bench = Bench::new(head, rows, &device, &stream)?;
+                    let count = clock.protocol().calls(rounds);
+                    let mut calls = Calls::new(case, &inputs.lists, (rows, count), vocab, &stream)?;
+                    passes.push(bench.passes(&hidden, &mut calls)?);
+                    contenders.push(Contender::new(case.name(), move || bench.call(&hidden, &mut calls)));
+                }
+                let timings = clock.time(&mut contenders, rounds, interrupt)?;
+                section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
+                section.entries.iter_mut().zip(passes).for_each(|(entry, passes)| entry.passes = Some(passes));
+                if let (Some(peers), Kind::LlmLike) = (&peers, kind) {
+                    section.peers = peers.of(vocab, hidden_size, rows);
+                }
+                drop(contenders);
+                let open = whole_calls::undecided(&section);
+                tell(record, section, out, table::of_one_pass)?;
+                if !open.is_empty() {
+                    let (cases, of) = ((&*open, &inputs.lists), (head, &hidden));
+                    let whole = whole_calls::time(empty(), cases, of, (&device, &stream), interrupt)?;
+                    tell(record, whole, out, table::section)?;
+                }
+            }
+        }
+    }
+    record.peers = peers.map(|peers| peers.source);
+    show(out, |out| table::end(out, &record.certified))
+}

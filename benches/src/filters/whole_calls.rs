@@ -1,0 +1,57 @@
+//! Whole calls over device memory by the host's clock: parameters go up and draws come down, and between them is the second
+//! pass of the rows that the first leaves undecided, which events around one pass do not see.
+
+use super::cases::{Case, Lists, draw, noted};
+use cudarc::driver::CudaStream;
+use flash_sampling::cuda::{CudaShared, Device, DeviceHead, DeviceMatrix};
+use flash_sampling::{Plan, RowParams, Samples};
+use flash_sampling_cli::bench::cuda::failed;
+use flash_sampling_cli::bench::record::{Passes, Section};
+use flash_sampling_cli::bench::timing::Contender;
+use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::interrupt::Interrupt;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Calls of each case, where not fewer are asked for.
+const CALLS: usize = 20;
+
+/// The cases of which one pass left most rows undecided. Where it leaves few, a call's second pass is of few rows or there is
+/// none, and what whole calls take says nothing of it.
+pub fn undecided(section: &Section) -> Vec<Case> {
+    let passes = |case: &Case| section.entry(case.name())?.passes;
+    Case::ALL.into_iter().filter(|case| passes(case).is_some_and(Passes::is_mostly_undecided)).collect()
+}
+
+/// Times whole calls of the plain draw and of `cases` by turns, and notes the passes of their rows. `section` is that of one
+/// pass, without entries.
+///
+/// # Errors
+/// What the backend refuses; Ctrl-C.
+pub fn time(
+    section: Section,
+    (cases, lists): (&[Case], &Lists),
+    (weight, hidden): (DeviceMatrix, &DeviceMatrix),
+    (device, stream): (&Arc<Device>, &Arc<CudaStream>),
+    interrupt: &Interrupt,
+) -> Result<Section, CommandError> {
+    let plan = Plan { max_rows: hidden.rows, ..Plan::default() };
+    let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
+    // SAFETY: the weight is device memory of this size, which the caller holds and nothing writes to.
+    let sampler = unsafe { CudaShared::new(head, weight.rows as u32, plan, device) }.map_err(failed)?;
+    let sampler = RefCell::new(sampler);
+    let (mut contenders, mut passes) = (Vec::new(), Vec::new());
+    for &case in [Case::Plain].iter().chain(cases) {
+        let sample = |params: &[RowParams<'_>], out: &mut Samples| {
+            // SAFETY: the hidden states are device memory of this size, held by the caller, and the stream captures nothing.
+            unsafe { sampler.borrow_mut().sample(stream, hidden, params, out) }
+        };
+        let of_case = Rc::new(Cell::default());
+        passes.push(of_case.clone());
+        contenders.push(Contender::new(case.name(), draw(case, lists, hidden.rows, sample, of_case)));
+    }
+    let what = format!("whole calls by the host's clock, by turns: {}", section.what);
+    let section = Section { what, rounds: section.rounds.min(CALLS), ..section };
+    Ok(noted(flash_sampling_cli::bench::time(section, contenders, interrupt)?, &passes))
+}

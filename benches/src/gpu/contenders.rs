@@ -1,0 +1,314 @@
+//! What is timed on a GPU.
+
+use super::clock::Clock;
+use super::head::{Calls, OnDevice};
+use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE};
+use crate::rivals::{InverseCdf, Matmul};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling::DType;
+use flash_sampling::cuda::abi::{Draw, status};
+use flash_sampling::cuda::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice, RowKinds};
+use flash_sampling_cli::bench::cuda::{Read, Way, driver, failed};
+use flash_sampling_cli::bench::record::{Entry, Section};
+use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
+use flash_sampling_cli::bench::timing::Contender;
+use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::interrupt::Interrupt;
+use flash_sampling_cli::synthetic::Logits;
+use std::sync::Arc;
+
+/// Sides of the product that tells the matrix ceiling.
+const SQUARE: usize = 8192;
+
+/// Everything that is timed over one head, planned once.
+#[derive(Debug)]
+pub struct Contenders<'h> {
+    head: &'h OnDevice,
+    stream: Arc<CudaStream>,
+    reads: Vec<(&'static str, Read)>,
+    /// `None` where cuBLAS is not found.
+    matmul: Option<Matmul>,
+    inverse: InverseCdf,
+    standalone: DeviceStandalone,
+    /// Greedy, a draw of each kind of logits, and the portable kernel's when asked for.
+    ours: Vec<Ours>,
+    /// `[rows, vocab]`, of the weight's type: what the rivals write and we never make.
+    logits: CudaSlice<u8>,
+    tokens: CudaSlice<u32>,
+    draws: CudaSlice<Draw>,
+    existing: Existing,
+}
+
+/// Logits that are in device memory before a call, and our sampler over them.
+#[derive(Debug)]
+struct Existing {
+    /// `[rows, vocab]`, those of the peaked hidden states.
+    logits: CudaSlice<f32>,
+    standalone: DeviceStandalone,
+    draws: CudaSlice<Draw>,
+}
+
+#[derive(Debug)]
+struct Ours {
+    name: &'static str,
+    states: Logits,
+    tiled: DeviceTiled,
+    draws: CudaSlice<Draw>,
+    /// `[rows, vocab]`, where they are kept.
+    kept: Option<CudaSlice<f32>>,
+    /// A float64 a row, where it tells log Z.
+    log_z: Option<CudaSlice<f64>>,
+}
+
+impl<'h> Contenders<'h> {
+    /// Plans for the head's rows; `portable` adds the portable kernel.
+    ///
+    /// # Errors
+    /// What the backend refuses, the driver's.
+    pub fn new(
+        head: &'h OnDevice,
+        portable: bool,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CommandError> {
+        let allocate = driver("allocate memory");
+        let (weight, most) = (head.weight(), head.rows());
+        let mut reads = Vec::new();
+        for (name, way) in [(READ, Way::Streaming), (BULK, Way::Bulk)] {
+            reads.extend(Read::new(way, device)?.map(|read| (name, read)));
+        }
+        let matmul = Matmul::new(stream)?;
+        let mut ours = Vec::new();
+        let mut plan = |name, states, choice, keeps| {
+            // SAFETY: the weight is device memory of this size, which `head` holds and nothing writes to.
+            let tiled = unsafe { DeviceTiled::with_kernels(head.head(), most, device, choice) }.map_err(failed)?;
+            let draws = stream.alloc_zeros(most).map_err(&allocate)?;
+            let kept = if keeps { Some(stream.alloc_zeros(most * weight.rows).map_err(&allocate)?) } else { None };
+            let log_z = if name == LOG_Z { Some(stream.alloc_zeros(most).map_err(&allocate)?) } else { None };
+            ours.push(Ours { name, states, tiled, draws, kept, log_z });
+            Ok::<_, CommandError>(())
+        };
+        plan(GREEDY, Logits::Peaked, KernelChoice::Fastest, false)?;
+        plan(OURS[0], Logits::Gaussian, KernelChoice::Fastest, false)?;
+        plan(OURS[1], Logits::Peaked, KernelChoice::Fastest, false)?;
+        plan(LOG_Z, Logits::Peaked, KernelChoice::Fastest, false)?;
+        if portable {
+            for name in PORTABLE {
+                plan(name, Logits::Peaked, KernelChoice::Portable, name == PORTABLE[2])?;
+            }
+        }
+        let existing = Existing::new(head, &mut ours[0].tiled, device, stream)?;
+        let tokens = 0..weight.rows as u32;
+        Ok(Contenders {
+            head,
+            stream: stream.clone(),
+            reads,
+            matmul,
+            inverse: InverseCdf::new(weight.dtype, most, device)?,
+            standalone: DeviceStandalone::new(tokens, weight.dtype, most, device).map_err(failed)?,
+            ours,
+            logits: stream.alloc_zeros(most * weight.rows * weight.dtype.size()).map_err(&allocate)?,
+            tokens: stream.alloc_zeros(most).map_err(&allocate)?,
+            draws: stream.alloc_zeros(most).map_err(&allocate)?,
+            existing,
+        })
+    }
+
+    /// cuBLAS's version, where it was found.
+    pub fn cublas_version(&self) -> Option<i32> {
+        self.matmul.as_ref().map(Matmul::version)
+    }
+
+    /// Bytes of device memory that one plan of ours holds.
+    pub fn scratch_bytes(&self) -> usize {
+        self.ours[0].tiled.scratch_bytes()
+    }
+
+    /// Times every contender on the first rows, fills the section, and looks at what was drawn.
+    ///
+    /// # Errors
+    /// A draw that failed; the driver's; Ctrl-C.
+    pub fn time(
+        &mut self,
+        section: &mut Section,
+        clock: &mut Clock,
+        interrupt: &Interrupt,
+    ) -> Result<(), CommandError> {
+        let (rows, rounds) = (section.rows, section.rounds);
+        let mut contenders = self.of(rows, clock.protocol().calls(rounds))?;
+        let timings = clock.time(&mut contenders, rounds, interrupt)?;
+        section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
+        drop(contenders);
+        self.look(rows)
+    }
+
+    /// Times the reads of the whole weight.
+    ///
+    /// # Errors
+    /// The driver's; Ctrl-C.
+    pub fn reads(&self, rounds: usize, clock: &mut Clock, interrupt: &Interrupt) -> Result<Vec<Entry>, CommandError> {
+        let (weight, stream) = (self.head.weight(), &self.stream);
+        let bytes = (weight.rows * weight.cols * weight.dtype.size()) as u64;
+        let mut list = Vec::new();
+        for (name, read) in &self.reads {
+            list.push(Contender::new(*name, move || {
+                // SAFETY: the whole weight, which `head` holds.
+                unsafe { read.launch(stream, weight.address, bytes) }
+            }));
+        }
+        let timings = clock.time(&mut list, rounds, interrupt)?;
+        Ok(list.iter().zip(timings).map(|(contender, timing)| Entry::new(&*contender.name, timing)).collect())
+    }
+
+    fn of(&mut self, rows: usize, calls: usize) -> Result<Vec<Contender<'_>>, CommandError> {
+        let (head, stream) = (self.head, &self.stream);
+        let weight = head.weight();
+        let mut list = Vec::new();
+        let peaked = head.states(Logits::Peaked, rows);
+        let (address, tokens) = (self.logits.device_ptr(&self.stream).0, self.tokens.device_ptr(&self.stream).0);
+        let logits = DeviceMatrix { address, dtype: weight.dtype, rows, cols: weight.rows, row_stride: weight.rows };
+        if let Some(matmul) = &self.matmul {
+            // SAFETY: operands that `head` holds, and room for `rows` rows of logits.
+            let product = move || unsafe { matmul.launch(&weight, &peaked, logits.address) };
+            list.push(Contender::new(CUBLAS, product));
+            let mut of_standalone = Calls::new(rows, calls, false, &self.stream)?;
+            let (standalone, draws) = (&mut self.standalone, self.draws.device_ptr(&self.stream).0);
+            list.push(Contender::new(STANDALONE, move || {
+                product()?;
+                let draws =
+                    DeviceDraws { count: rows, rows: of_standalone.advance().0, sources: None, draws, log_z: None };
+                // SAFETY: the logits just made, the parameters of this call, room for a draw a row.
+                unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
+            }));
+            // Rows of odd vocabularies do not begin where its loads need them.
+            if weight.rows.is_multiple_of(8) {
+                let mut calls = Calls::new(rows, calls, false, &self.stream)?;
+                let inverse = &mut self.inverse;
+                list.push(Contender::new(INVERSE, move || {
+                    product()?;
+                    // SAFETY: the logits just made, the positions of this call, room for a token a row.
+                    unsafe { inverse.launch(stream, &logits, 1.0, calls.advance().1, tokens) }
+                }));
+            }
+        }
+        for ours in &mut self.ours {
+            let mut calls = Calls::new(rows, calls, ours.is_greedy(), &self.stream)?;
+            list.push(Contender::new(
+                ours.name,
+                ours.call(head, stream, &self.stream, rows, move || calls.advance().0),
+            ));
+        }
+        let Existing { logits: existing, standalone, draws } = &mut self.existing;
+        let (address, draws) = (existing.device_ptr(&self.stream).0, draws.device_ptr(&self.stream).0);
+        let logits = DeviceMatrix { address, dtype: DType::F32, ..logits };
+        let mut calls = Calls::new(rows, calls, false, &self.stream)?;
+        list.push(Contender::new(EXISTING[0], move || {
+            let draws = DeviceDraws { count: rows, rows: calls.advance().0, sources: None, draws, log_z: None };
+            // SAFETY: logits that were made beforehand, the parameters of this call, room for a draw a row.
+            unsafe { standalone.launch(stream, &logits, &draws) }.map_err(failed)
+        }));
+        let (_, read) = &self.reads[0];
+        list.push(Contender::new(EXISTING[1], move || {
+            // SAFETY: the same logits.
+            unsafe { read.launch(stream, logits.address, (rows * logits.cols * size_of::<f32>()) as u64) }
+        }));
+        Ok(list)
+    }
+
+    /// Whether every row of the last calls was drawn, and is a token.
+    fn look(&self, rows: usize) -> Result<(), CommandError> {
+        let (failed, vocab) = (driver("copy the draws"), self.head.weight().rows as u32);
+        let wrong = |name: &str, row| CommandError::usage(format!("{name}: row {row} of the benchmark was not drawn"));
+        let draws = self.ours.iter().map(|ours| (ours.name, &ours.draws));
+        let rival = self.matmul.as_ref().map(|_| (STANDALONE, &self.draws));
+        for (name, draws) in draws.chain(rival).chain([(EXISTING[0], &self.existing.draws)]) {
+            let draws = self.stream.clone_dtoh(&draws.slice(..rows)).map_err(&failed)?;
+            let bad = draws.iter().position(|draw| draw.status != status::DRAWN || draw.token >= vocab);
+            bad.map_or(Ok(()), |row| Err(wrong(name, row)))?;
+        }
+        let tokens = self.stream.clone_dtoh(&self.tokens.slice(..rows)).map_err(&failed)?;
+        let bad = tokens.iter().position(|&token| token >= vocab);
+        bad.map_or(Ok(()), |row| Err(wrong(INVERSE, row)))
+    }
+
+    /// Operations a second of cuBLAS on a square product, its operands taken from the weight; `None` without cuBLAS or
+    /// where the weight is too small for that.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn matrix_flops(&self, clock: &mut Clock) -> Result<Option<f64>, CommandError> {
+        let weight = self.head.weight();
+        let side = SQUARE * SQUARE * weight.dtype.size();
+        let Some(matmul) = self.matmul.as_ref().filter(|_| weight.rows * weight.cols >= 2 * SQUARE * SQUARE) else {
+            return Ok(None);
+        };
+        let out: CudaSlice<u8> = self.stream.alloc_zeros(side).map_err(driver("allocate memory"))?;
+        let a = DeviceMatrix { rows: SQUARE, cols: SQUARE, row_stride: SQUARE, ..weight };
+        let b = DeviceMatrix { address: weight.address + side as u64, ..a };
+        let to = out.device_ptr(&self.stream).0;
+        // SAFETY: both operands lie in the weight, which is that large; `out` has room for the product.
+        let product = Contender::new(CUBLAS, move || unsafe { matmul.launch(&a, &b, to) });
+        let timing = clock.time(&mut [product], 20, &Interrupt::default())?;
+        Ok(Some(2.0 * (SQUARE as f64).powi(3) / timing[0].best))
+    }
+}
+
+impl Existing {
+    /// Makes the logits of all rows by a draw that stores them.
+    fn new(
+        head: &OnDevice,
+        tiled: &mut DeviceTiled,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CommandError> {
+        let allocate = driver("allocate memory");
+        let (vocab, rows) = (head.weight().rows, head.rows());
+        let logits = stream.alloc_zeros(rows * vocab).map_err(&allocate)?;
+        let draws = stream.alloc_zeros(rows).map_err(&allocate)?;
+        let mut calls = Calls::new(rows, 1, true, stream)?;
+        let (to, drawn) = (logits.device_ptr(stream).0, draws.device_ptr(stream).0);
+        // SAFETY: hidden states and parameters of these rows, room for a draw a row and for every logit.
+        unsafe {
+            let hidden = head.states(Logits::Peaked, rows);
+            tiled.launch_storing(stream, &hidden, calls.advance().0, drawn, to, vocab).map_err(failed)?;
+        }
+        stream.synchronize().map_err(driver("make logits"))?;
+        let standalone = DeviceStandalone::new(0..vocab as u32, DType::F32, rows, device).map_err(failed)?;
+        Ok(Existing { logits, standalone, draws })
+    }
+}
+
+impl Ours {
+    fn is_greedy(&self) -> bool {
+        [GREEDY, PORTABLE[1]].contains(&self.name)
+    }
+
+    /// One call on the first rows; `next` gives the address of its parameters.
+    fn call<'a>(
+        &'a mut self,
+        head: &'a OnDevice,
+        stream: &'a CudaStream,
+        owner: &Arc<CudaStream>,
+        rows: usize,
+        mut next: impl FnMut() -> u64 + 'a,
+    ) -> impl FnMut() -> Result<(), CommandError> + 'a {
+        let hidden = head.states(self.states, rows);
+        let draws = self.draws.device_ptr(owner).0;
+        let kept = self.kept.as_ref().map(|kept| kept.device_ptr(owner).0);
+        let log_z = self.log_z.as_ref().map(|log_z| log_z.device_ptr(owner).0);
+        let (tiled, vocab) = (&mut self.tiled, head.weight().rows);
+        move || {
+            let rows = next();
+            // SAFETY: hidden states, draws, log Z and kept logits of at least `rows` rows, held by `head` and this value; the
+            // parameters are as `Calls` lays them down; one stream, so launches follow each other.
+            unsafe {
+                match (kept, log_z) {
+                    (None, None) => tiled.launch(stream, &hidden, rows, draws, RowKinds::Bare),
+                    (None, Some(to)) => tiled.launch_with_log_z(stream, &hidden, rows, draws, to, RowKinds::Bare),
+                    (Some(logits), _) => tiled.launch_storing(stream, &hidden, rows, draws, logits, vocab),
+                }
+            }
+            .map_err(failed)
+        }
+    }
+}

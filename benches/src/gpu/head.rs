@@ -1,0 +1,114 @@
+//! A head in device memory, with hidden states of both kinds of logits and the parameters of every call.
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling::cuda::abi::Row;
+use flash_sampling::cuda::{DeviceHead, DeviceMatrix};
+use flash_sampling::{DType, Matrix};
+use flash_sampling_cli::args::BenchSize;
+use flash_sampling_cli::bench::cases::Inputs;
+use flash_sampling_cli::bench::cuda::driver;
+use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::synthetic::Logits;
+use std::sync::Arc;
+
+/// A weight `[vocab, hidden]` and the most rows of hidden states of each kind, made as for the CPU.
+#[derive(Debug)]
+pub struct OnDevice {
+    weight: DeviceMatrix,
+    gaussian: DeviceMatrix,
+    peaked: DeviceMatrix,
+    _held: [CudaSlice<u8>; 3],
+}
+
+impl OnDevice {
+    /// Makes the inputs on the host, by all processors, and copies them.
+    ///
+    /// # Errors
+    /// When there is not that much memory, here or there.
+    pub fn new(size: &BenchSize, rows: usize, dtype: DType, stream: &Arc<CudaStream>) -> Result<Self, CommandError> {
+        let inputs = Inputs::new(size.vocab, size.hidden, rows, dtype)?;
+        let (weight, held_weight) = copy(inputs.weight()?, stream)?;
+        let (gaussian, held_gaussian) = copy(inputs.states(Logits::Gaussian, rows)?, stream)?;
+        let (peaked, held_peaked) = copy(inputs.states(Logits::Peaked, rows)?, stream)?;
+        stream.synchronize().map_err(driver("copy the inputs"))?;
+        Ok(OnDevice { weight, gaussian, peaked, _held: [held_weight, held_gaussian, held_peaked] })
+    }
+
+    /// The weight.
+    pub fn weight(&self) -> DeviceMatrix {
+        self.weight
+    }
+
+    /// The weight as a head without bias, cap or scale.
+    pub fn head(&self) -> DeviceHead {
+        DeviceHead { weight: self.weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 }
+    }
+
+    /// The first rows of hidden states.
+    pub fn states(&self, logits: Logits, rows: usize) -> DeviceMatrix {
+        let all = match logits {
+            Logits::Gaussian => self.gaussian,
+            Logits::Peaked => self.peaked,
+        };
+        DeviceMatrix { rows: rows.min(all.rows), ..all }
+    }
+
+    /// The most rows.
+    pub fn rows(&self) -> usize {
+        self.peaked.rows
+    }
+}
+
+/// Copies a matrix to device memory; the second value owns this memory.
+///
+/// # Errors
+/// The driver's.
+pub fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, CudaSlice<u8>), CommandError> {
+    let held = stream.clone_htod(matrix.bytes()).map_err(driver("copy the inputs"))?;
+    let (rows, cols) = (matrix.rows(), matrix.cols());
+    let address = held.device_ptr(stream).0;
+    Ok((DeviceMatrix { address, dtype: matrix.dtype(), rows, cols, row_stride: cols }, held))
+}
+
+/// The parameters of successive calls, laid down beforehand: a call takes the next ones, so no call repeats the noise
+/// of another, and nothing but the call itself is timed.
+#[derive(Debug)]
+pub struct Calls {
+    rows: u64,
+    positions: u64,
+    of_call: usize,
+    calls: usize,
+    next: usize,
+    _held: (CudaSlice<Row>, CudaSlice<u64>),
+}
+
+impl Calls {
+    /// Parameters of `calls` calls of `rows` rows each: seed = row, position = call.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(rows: usize, calls: usize, greedy: bool, stream: &Arc<CudaStream>) -> Result<Self, CommandError> {
+        let row = |call: u64, seed: u64| Row {
+            seed,
+            position: call,
+            inv_temperature: 1.0,
+            greedy: greedy.into(),
+            ..Row::default()
+        };
+        let of_call = |call| (0..rows as u64).map(move |seed| row(call, seed));
+        let params: Vec<Row> = (0..calls as u64).flat_map(of_call).collect();
+        let positions: Vec<u64> = params.iter().map(|row| row.position).collect();
+        let failed = driver("copy the parameters of the calls");
+        let held = (stream.clone_htod(&params).map_err(&failed)?, stream.clone_htod(&positions).map_err(&failed)?);
+        let (rows_at, positions_at) = (held.0.device_ptr(stream).0, held.1.device_ptr(stream).0);
+        stream.synchronize().map_err(&failed)?;
+        Ok(Calls { rows: rows_at, positions: positions_at, of_call: rows, calls, next: 0, _held: held })
+    }
+
+    /// Device addresses of the next call's rows and of its positions; after the last call the first one again.
+    pub fn advance(&mut self) -> (u64, u64) {
+        let at = (self.next % self.calls * self.of_call) as u64;
+        self.next += 1;
+        (self.rows + at * size_of::<Row>() as u64, self.positions + at * size_of::<u64>() as u64)
+    }
+}

@@ -1,0 +1,78 @@
+//! The time that the processor takes to enqueue a call, the GPU idle.
+
+use super::head::{Calls, OnDevice};
+use super::{LOG_Z, OURS};
+use cudarc::driver::{CudaStream, DevicePtr};
+use flash_sampling::backend::group_size;
+use flash_sampling::cuda::abi::Draw;
+use flash_sampling::cuda::{
+    CudaError, Device, DeviceDraws, DeviceGroups, DeviceMatrix, DeviceStandalone, DeviceTiled, GroupRule, RowKinds,
+};
+use flash_sampling_cli::bench::cuda::{driver, failed};
+use flash_sampling_cli::bench::record::Call;
+use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::interrupt::Interrupt;
+use flash_sampling_cli::synthetic::Logits;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Times `calls` calls of every entry point: the draw, the draw with log Z, groups, and a draw from existing logits.
+///
+/// # Errors
+/// What the backend refuses, the driver's, Ctrl-C.
+pub fn times(
+    head: &OnDevice,
+    rows: usize,
+    calls: usize,
+    device: &Arc<Device>,
+    stream: &Arc<CudaStream>,
+    interrupt: &Interrupt,
+) -> Result<Vec<Call>, CommandError> {
+    let allocate = driver("allocate memory");
+    let weight = head.weight();
+    let (vocab, dtype) = (weight.rows, weight.dtype);
+    let hidden = head.states(Logits::Peaked, rows);
+    let held = stream.alloc_zeros::<Draw>(rows).map_err(&allocate)?;
+    let held_log_z = stream.alloc_zeros::<f64>(rows).map_err(&allocate)?;
+    let held_logits = stream.alloc_zeros::<u8>(rows * vocab * dtype.size()).map_err(&allocate)?;
+    let (draws, log_z) = (held.device_ptr(stream).0, held_log_z.device_ptr(stream).0);
+    let address = held_logits.device_ptr(stream).0;
+    let logits = DeviceMatrix { address, dtype, rows, cols: vocab, row_stride: vocab };
+    // SAFETY: the weight is device memory of this size, which `head` holds and nothing writes to.
+    let (mut tiled, mut groups) = unsafe {
+        let tiled = DeviceTiled::new(head.head(), rows, device).map_err(failed)?;
+        (tiled, DeviceGroups::new(head.head(), rows, group_size(vocab), GroupRule::Fresh, device).map_err(failed)?)
+    };
+    let mut standalone = DeviceStandalone::new(0..vocab as u32, dtype, rows, device).map_err(failed)?;
+    let mut params = Calls::new(rows, calls, false, stream)?;
+    let mut list = Vec::new();
+    let mut time = |what: &str, call: &mut dyn FnMut(u64) -> Result<(), CudaError>| {
+        // The first one may load kernels.
+        call(params.advance().0).map_err(failed)?;
+        let mut times = Vec::with_capacity(calls);
+        for _ in 0..calls {
+            interrupt.check()?;
+            stream.synchronize().map_err(driver("wait for a call"))?;
+            let next = params.advance().0;
+            let start = Instant::now();
+            call(next).map_err(failed)?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        stream.synchronize().map_err(driver("wait for a call"))?;
+        times.sort_by(f64::total_cmp);
+        let (hidden, median) = (weight.cols, times[calls / 2]);
+        list.push(Call { what: what.into(), vocab, hidden, rows, calls, median });
+        Ok::<_, CommandError>(())
+    };
+    // SAFETY: hidden states, logits, draws and log Z of `rows` rows, held by `head` and here; the parameters are as `Calls`
+    // lays them down; one stream, so launches follow each other.
+    unsafe {
+        time(OURS[1], &mut |next| tiled.launch(stream, &hidden, next, draws, RowKinds::Bare))?;
+        time(LOG_Z, &mut |next| tiled.launch_with_log_z(stream, &hidden, next, draws, log_z, RowKinds::Bare))?;
+        time("groups", &mut |next| groups.launch(stream, &hidden, next, draws, None))?;
+        let of = |rows_at, log_z| DeviceDraws { count: rows, rows: rows_at, sources: None, draws, log_z };
+        time("standalone", &mut |next| standalone.launch(stream, &logits, &of(next, None)))?;
+        time("standalone, log Z", &mut |next| standalone.launch(stream, &logits, &of(next, Some(log_z))))?;
+    }
+    Ok(list)
+}

@@ -1,0 +1,135 @@
+//! One GPU: the fused kernel against cuBLAS, samplers over its logits, and the ceilings.
+//!
+//! One process, one stream. Before each timed call 256 MiB are written, so that nothing of the weight is in the cache;
+//! events around the call time it. [`clock::Protocol`] says in which order contenders are called.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`clock`] | events, and the cold cache |
+//! | [`head`] | weight, hidden states and row parameters in device memory |
+//! | [`contenders`] | what is timed |
+//! | [`host`] | what a call costs the processor |
+//! | [`peers`] | times of other programs, from a file |
+//! | [`table`] | times and ratios as text |
+
+pub mod clock;
+pub mod contenders;
+pub mod head;
+pub mod host;
+pub mod peers;
+pub mod table;
+
+use crate::args::GpuArgs;
+use clock::{Cache, Clock, Protocol};
+use contenders::Contenders;
+use flash_sampling::DType;
+use flash_sampling::cuda::Device;
+use flash_sampling_cli::args::BenchSize;
+use flash_sampling_cli::bench::cuda::{describe, driver, failed};
+use flash_sampling_cli::bench::record::{Gpu, Memory, Record, Section};
+use flash_sampling_cli::bench::show;
+use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::interrupt::Interrupt;
+use flash_sampling_cli::progress;
+use head::OnDevice;
+use peers::Peers;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Ours, on logits that are one Gaussian, and as language models have them.
+pub const OURS: [&str; 2] = ["tiled, gaussian", "tiled, peaked"];
+/// cuBLAS, then softmax and inverse CDF.
+pub const INVERSE: &str = "cuBLAS + inverse CDF";
+
+/// How long the GPU rests before a block of calls.
+const REST: Duration = Duration::from_millis(250);
+
+/// cuBLAS, then our sampler over existing logits.
+pub const STANDALONE: &str = "cuBLAS + standalone";
+/// Our sampler over float32 logits, which exist before the call; and a plain read of those logits.
+pub const EXISTING: [&str; 2] = ["standalone, float32", "float32 logits, read"];
+/// The portable kernel; at temperature 0; and a draw that keeps the float32 logits.
+pub const PORTABLE: [&str; 3] = ["portable, peaked", "portable, greedy", "portable, logits kept"];
+
+/// The draw on peaked logits that tells log Z too.
+pub const LOG_Z: &str = "tiled, log Z";
+
+/// Calls whose host time is taken.
+const CALLS: usize = 1000;
+
+/// The first GPU, and a clock on a stream of this GPU.
+///
+/// # Errors
+/// No GPU; the compiler's, the driver's.
+pub fn clock(args: &GpuArgs) -> Result<(Arc<Device>, Clock), CommandError> {
+    let device = Device::new(0).map_err(failed)?;
+    let stream = device.context().new_stream().map_err(driver("make a stream"))?;
+    let protocol = match args.sustained {
+        true => Protocol::Sustained,
+        false => Protocol::Blocks { rest: if args.sizes.quick { Duration::ZERO } else { REST } },
+    };
+    let clock = Clock::new(protocol, Cache::new(args.clean_cache, &device)?, stream)?;
+    Ok((device, clock))
+}
+
+/// Times every head, and prints each head's table as it is done.
+///
+/// # Errors
+/// No GPU, what the backend refuses, files that cannot be read, Ctrl-C.
+pub fn run(
+    args: &GpuArgs,
+    record: &mut Record,
+    out: &mut dyn Write,
+    interrupt: &Interrupt,
+) -> Result<(), CommandError> {
+    let peers = args.peers.as_deref().map(Peers::read).transpose()?;
+    let (device, mut clock) = clock(args)?;
+    record.protocol = Some(clock.describe());
+    for size in args.sizes() {
+        let most = size.rows.iter().copied().max().unwrap_or(1);
+        let head = OnDevice::new(&size, most, args.sizes.dtype.into(), clock.stream())?;
+        let mut contenders = Contenders::new(&head, args.portable, &device, clock.stream())?;
+        let flops = match &record.gpu {
+            Some(gpu) => gpu.matrix_flops,
+            None => {
+                let (cublas, matrix_flops) = (contenders.cublas_version(), contenders.matrix_flops(&mut clock)?);
+                record.gpu = Some(Gpu { cublas, matrix_flops, ..describe(&device)? });
+                show(out, |out| table::begin(out, record))?;
+                matrix_flops
+            }
+        };
+        // A read is the same for any number of rows.
+        let reads = contenders.reads(size.rounds, &mut clock, interrupt)?;
+        let bar = progress::bar("timing", size.rows.len() as u64);
+        let first = record.sections.len();
+        for &rows in &size.rows {
+            bar.set_message(format!("{} x {}, rows {rows}", size.vocab, size.hidden));
+            let mut section = section(&size, rows, args.sizes.dtype.into());
+            contenders.time(&mut section, &mut clock, interrupt)?;
+            section.entries.splice(0..0, reads.iter().cloned());
+            if let Some(peers) = &peers {
+                section.peers = peers.of(size.vocab, size.hidden, rows);
+            }
+            record.sections.push(section);
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        show(out, |out| table::head(out, &record.sections[first..], flops))?;
+        let ends = [size.rows.iter().min(), size.rows.iter().max()];
+        for &rows in ends.into_iter().flatten() {
+            let count = if args.sizes.quick { 10 } else { CALLS };
+            record.calls.extend(host::times(&head, rows, count, &device, clock.stream(), interrupt)?);
+        }
+        let logits = (most * size.vocab * size_of::<f32>()) as u64;
+        let peak = Some(contenders.scratch_bytes() as u64);
+        record.memory.push(Memory { what: "tiled".into(), rows: most, peak, logits });
+    }
+    record.peers = peers.map(|peers| peers.source);
+    show(out, |out| table::end(out, record))
+}
+
+/// A section without entries.
+pub fn section(size: &BenchSize, rows: usize, dtype: DType) -> Section {
+    Section::of_head("matmul and draw", rows, [size.vocab, size.hidden], dtype, size.rounds)
+}

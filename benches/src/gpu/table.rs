@@ -1,0 +1,140 @@
+//! Times and ratios of a GPU as text, part by part.
+
+use super::{EXISTING, LOG_Z, OURS, PORTABLE};
+use flash_sampling_cli::bench::record::{Entry, Gpu, Record, Section};
+use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
+use std::io::{self, Write};
+
+/// Writes whose figures follow, and how they are taken.
+///
+/// # Errors
+/// Those of `out`.
+pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
+    flash_sampling_cli::bench::table::begin(out, record)?;
+    if let Some(gpu) = &record.gpu {
+        describe(out, gpu)?;
+    }
+    writeln!(out, "{}", record.protocol.as_deref().unwrap_or_default())
+}
+
+/// Writes a head, a section for each number of rows: times, then ratios. `flops` is the matrix ceiling.
+///
+/// # Errors
+/// Those of `out`.
+pub fn head(out: &mut dyn Write, sections: &[Section], flops: Option<f64>) -> io::Result<()> {
+    times(out, sections)?;
+    ratios(out, sections, flops)
+}
+
+/// Writes what calls cost the processor, and memory.
+///
+/// # Errors
+/// Those of `out`.
+pub fn end(out: &mut dyn Write, record: &Record) -> io::Result<()> {
+    writeln!(out)?;
+    for call in &record.calls {
+        let (us, size) = (call.median * 1e6, format!("{} x {}", call.vocab, call.hidden));
+        let (what, rows, calls) = (&call.what, call.rows, call.calls);
+        writeln!(out, "host time of a call, {what}, {size}, rows {rows}: {us:.1} us (median of {calls})")?;
+    }
+    for memory in &record.memory {
+        let scratch = memory.peak.unwrap_or_default();
+        let each = scratch as f64 / 1024.0 / memory.rows as f64 * 100.0;
+        writeln!(out, "scratch for {} rows: {scratch} bytes, {each:.0} KiB a hundred", memory.rows)?;
+    }
+    Ok(())
+}
+
+fn describe(out: &mut dyn Write, gpu: &Gpu) -> io::Result<()> {
+    match (gpu.cublas, gpu.matrix_flops) {
+        (Some(version), Some(flops)) => {
+            writeln!(out, "cuBLAS {version}, {:.0} TFLOP/s on a square product of 8192", flops * 1e-12)
+        }
+        (Some(version), None) => writeln!(out, "cuBLAS {version}"),
+        (None, _) => writeln!(out, "cuBLAS was not found: its contenders are left out"),
+    }
+}
+
+fn name(section: &Section) -> String {
+    format!("{} x {} {}", section.vocab, section.hidden.unwrap_or_default(), section.dtypes)
+}
+
+fn times(out: &mut dyn Write, head: &[Section]) -> io::Result<()> {
+    let Some(first) = head.first() else { return Ok(()) };
+    writeln!(out, "\n{}, microseconds, shortest (cold cache, {} rounds)", name(first), first.rounds)?;
+    let every = |section: &Section| -> Vec<Entry> { section.entries.iter().chain(&section.peers).cloned().collect() };
+    let all = every(first);
+    let own = first.entries.len();
+    let title = |i: usize, entry: &Entry| if i < own { entry.name.clone() } else { format!("peer: {}", entry.name) };
+    for (i, entry) in all.iter().enumerate() {
+        writeln!(out, "  {:>2}  {}", i + 1, title(i, entry))?;
+    }
+    write!(out, "  rows ")?;
+    (1..=all.len()).try_for_each(|i| write!(out, "{i:>9}"))?;
+    writeln!(out)?;
+    for section in head {
+        write!(out, "  {:>4} ", section.rows)?;
+        let here = every(section);
+        for entry in &all {
+            match here.iter().find(|other| other.name == entry.name) {
+                Some(entry) => write!(out, "{:>9.1}", entry.best * 1e6)?,
+                None => write!(out, "{:>9}", "-")?,
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// The bounds that a section cannot beat: the read, or the arithmetic where that is longer.
+fn ceiling(section: &Section, flops: Option<f64>) -> Option<f64> {
+    let operations = 2.0 * section.vocab as f64 * section.hidden? as f64 * section.rows as f64;
+    let arithmetic = flops.map_or(0.0, |flops| operations / flops);
+    section.read().map(|read| read.max(arithmetic))
+}
+
+fn ratios(out: &mut dyn Write, head: &[Section], flops: Option<f64>) -> io::Result<()> {
+    let Some(first) = head.first() else { return Ok(()) };
+    let best = |section: &Section, name: &str| section.entry(name).map(|entry| entry.best);
+    // Every rival that draws: its time over ours on the same logits, cuBLAS alone being no such rival.
+    let plain =
+        [READ, BULK, CUBLAS, GREEDY, OURS[0], OURS[1], LOG_Z, PORTABLE[1], PORTABLE[2], EXISTING[0], EXISTING[1]];
+    let rivals: Vec<&str> =
+        first.entries.iter().map(|entry| entry.name.as_str()).filter(|name| !plain.contains(name)).collect();
+    let peers: Vec<&str> = first.peers.iter().map(|entry| entry.name.as_str()).collect();
+    writeln!(
+        out,
+        "\n{}, ratios: share of the ceiling (read or arithmetic), time over cuBLAS's matmul alone, share of the noise\n\
+         (1 - greedy / time), each for {} and {}; then how many times as fast as a rival (peaked)",
+        name(first),
+        OURS[0],
+        OURS[1]
+    )?;
+    write!(out, "  rows   of ceiling      over cuBLAS     noise, %    ")?;
+    rivals.iter().chain(&peers).try_for_each(|rival| write!(out, "  {rival}"))?;
+    writeln!(out)?;
+    for section in head {
+        let both = |figure: &dyn Fn(f64) -> Option<f64>, digits: usize| {
+            OURS.map(|name| {
+                let value = best(section, name).and_then(figure);
+                value.map_or_else(|| format!("{:>7}", "-"), |value| format!("{value:>7.digits$}"))
+            })
+            .join(" ")
+        };
+        let of_ceiling = both(&|time| ceiling(section, flops).map(|ceiling| ceiling / time), 3);
+        let over_cublas = both(&|time| best(section, CUBLAS).map(|cublas| time / cublas), 3);
+        let noise = both(&|time| best(section, GREEDY).map(|greedy| 100.0 * (1.0 - greedy / time)), 1);
+        write!(out, "  {:>4} {of_ceiling} {over_cublas} {noise}", section.rows)?;
+        let peer = |name: &str| section.peers.iter().find(|entry| entry.name == name).map(|entry| entry.best);
+        let others = rivals.iter().map(|name| (*name, best(section, name)));
+        for (name, time) in others.chain(peers.iter().map(|name| (*name, peer(name)))) {
+            let width = name.len() + 2;
+            match time.zip(best(section, OURS[1])) {
+                Some((rival, ours)) => write!(out, "{:>width$.2}", rival / ours)?,
+                None => write!(out, "{:>width$}", "-")?,
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}

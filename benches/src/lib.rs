@@ -1,0 +1,24 @@
+//! Benchmarks against other programs, of filters, and of ranks. The program is `flash-sampling-bench`; docs/performance.md
+//! has its figures. Inputs, timing, records and tables are those of `flash-sampling bench`.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`args`] | the command line |
+//! | [`cpu`] | variants and a row of existing logits on the CPU |
+//! | [`filters`] | filters, penalties and masks against the plain draw |
+//! | `gpu` | one GPU: the fused kernel against cuBLAS and samplers over its logits (feature `cuda`) |
+//! | `ranks` | several GPUs (feature `cuda`) |
+//! | `rivals` | cuBLAS, softmax with inverse CDF, NCCL's all-gather (feature `cuda`) |
+//! | `candle` | candle on the CPU (feature `candle`) |
+
+pub mod args;
+#[cfg(feature = "candle")]
+pub mod candle;
+pub mod cpu;
+pub mod filters;
+#[cfg(feature = "cuda")]
+pub mod gpu;
+#[cfg(feature = "cuda")]
+pub mod ranks;
+#[cfg(feature = "cuda")]
+pub mod rivals;

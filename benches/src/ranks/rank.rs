@@ -1,0 +1,184 @@
+//! One rank: its shard of the head, its stream, and the clock that all ranks go by.
+
+use super::{GPU_LIMIT, Group, gather, slowest};
+use crate::gpu::head::copy;
+use cudarc::driver::sys::{CUevent_flags::CU_EVENT_DEFAULT, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling::cuda::abi::{Draw, Row, status};
+use flash_sampling::cuda::{CudaError, Device, DeviceHead, DeviceMatrix};
+use flash_sampling::distributed::{Loopback, Transport};
+use flash_sampling_cli::args::BenchSize;
+use flash_sampling_cli::bench::cases::Inputs;
+use flash_sampling_cli::bench::cuda::{driver, failed};
+use flash_sampling_cli::bench::timing::Timing;
+use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::synthetic::Logits;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Replays that are timed as one, and how many times.
+pub const REPLAYS: usize = 100;
+/// How many times.
+pub const TIMES: usize = 8;
+/// Replays before.
+const WARM: usize = 20;
+/// Idle time before each of the times, so that all steps find the GPU as cool, whichever was timed before.
+const REST: Duration = Duration::from_millis(100);
+
+/// What enqueues a step on a stream.
+pub type Step<'a> = dyn FnMut(&CudaStream) -> Result<(), CommandError> + 'a;
+
+/// One rank: its shard of the head, its stream, and the clock that all ranks go by.
+#[derive(Debug)]
+pub struct Rank {
+    transport: Loopback,
+    /// Its GPU.
+    pub device: Arc<Device>,
+    /// Its stream.
+    pub stream: Arc<CudaStream>,
+    /// Its shard.
+    pub shard: DeviceHead,
+    /// On rank 0 the whole head, of which its shard is a part.
+    pub whole: Option<DeviceHead>,
+    hidden: DeviceMatrix,
+    /// Parameters of a row each, of all ranks' rows: the rivals draw from every rank's logits.
+    pub rows: u64,
+    gathered: Vec<Vec<u8>>,
+    _held: (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<Row>),
+}
+
+impl Rank {
+    /// Copies the shard and the hidden states of the largest batch to the rank's GPU; the whole weight on rank 0.
+    ///
+    /// # Errors
+    /// The driver's; a vocabulary that the ranks cannot share out evenly.
+    pub fn new(transport: Loopback, group: &Group, size: &BenchSize, inputs: &Inputs) -> Result<Rank, CommandError> {
+        let (rank, world) = (transport.rank(), transport.world());
+        if !size.vocab.is_multiple_of(8 * world) {
+            return Err(CommandError::usage(format!("{} tokens cannot be shared out among {world} GPUs", size.vocab)));
+        }
+        let tokens = size.vocab / world;
+        let device = group.devices[rank].clone();
+        let stream = device.context().new_stream().map_err(driver("make a stream"))?;
+        let weight = inputs.weight()?;
+        let part = if rank == 0 { 0..size.vocab } else { rank * tokens..(rank + 1) * tokens };
+        let (there, held_weight) = copy(weight.row_range(part), &stream)?;
+        let most = size.rows.iter().copied().max().unwrap_or(1);
+        let (hidden, held_hidden) = copy(inputs.states(Logits::Peaked, most)?, &stream)?;
+        let head = |weight, first_token| DeviceHead { weight, first_token, bias: None, soft_cap: None, scale: 1.0 };
+        let row = |seed| Row { seed, position: 5, inv_temperature: 1.0, ..Row::default() };
+        let rows: Vec<_> = (0..world * most).map(|row_of| row((row_of % most) as u64)).collect();
+        let held_rows = stream.clone_htod(&rows).map_err(driver("copy the parameters"))?;
+        let rows_at = held_rows.device_ptr(&stream).0;
+        stream.synchronize().map_err(driver("copy the inputs"))?;
+        Ok(Rank {
+            transport,
+            device,
+            stream,
+            shard: head(DeviceMatrix { rows: tokens, ..there }, (rank * tokens) as u32),
+            whole: (rank == 0).then(|| head(there, 0)),
+            hidden,
+            rows: rows_at,
+            gathered: Vec::new(),
+            _held: (held_weight, held_hidden, held_rows),
+        })
+    }
+
+    /// This rank's number.
+    pub fn number(&self) -> usize {
+        self.transport.rank()
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.transport.world()
+    }
+
+    /// Rows of the largest batch.
+    pub fn most(&self) -> usize {
+        self.hidden.rows
+    }
+
+    /// The first rows of hidden states.
+    pub fn states(&self, rows: usize) -> DeviceMatrix {
+        DeviceMatrix { rows, ..self.hidden }
+    }
+
+    /// Every rank's bytes, in order.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub fn gather(&mut self, mine: &[u8]) -> Result<&[Vec<u8>], CommandError> {
+        gather(&mut self.transport, mine, &mut self.gathered)?;
+        Ok(&self.gathered)
+    }
+
+    /// Waits for the stream, as long as steps can take at most: a rank that is gone may leave the GPU waiting.
+    ///
+    /// # Errors
+    /// [`CudaError::LateRanks`]; the driver's.
+    pub fn finish(&self) -> Result<(), CommandError> {
+        let waiting = driver("wait for the steps");
+        let done = self.stream.record_event(None).map_err(&waiting)?;
+        let begun = Instant::now();
+        while !done.try_is_complete().map_err(&waiting)? {
+            if begun.elapsed() > GPU_LIMIT {
+                return Err(failed(CudaError::LateRanks { ranks: Vec::new(), limit: GPU_LIMIT }));
+            }
+            std::hint::spin_loop();
+        }
+        self.stream.synchronize().map_err(waiting)
+    }
+
+    /// Captures a step and times its replays on all ranks together; with no step, only takes part in the timing of the
+    /// others. The times are those of the slowest rank. In the end `draws` are those of one more replay: what was in their
+    /// place before it was none.
+    ///
+    /// # Errors
+    /// The step's, the driver's; a rank that is gone.
+    pub fn time(
+        &mut self,
+        step: Option<&mut Step<'_>>,
+        draws: Option<&mut CudaSlice<Draw>>,
+    ) -> Result<Timing, CommandError> {
+        let (failed, stream) = (driver("time a step"), self.stream.clone());
+        let graph = match step {
+            None => None,
+            Some(step) => {
+                // Whatever a first call does besides is not captured.
+                step(&stream)?;
+                self.finish()?;
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(&failed)?;
+                let captured = step(&stream);
+                let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(&failed)?;
+                captured?;
+                graph
+            }
+        };
+        let replay = |count: usize| match &graph {
+            Some(graph) => (0..count).try_for_each(|_| graph.launch()),
+            None => Ok(()),
+        };
+        replay(WARM).map_err(&failed)?;
+        let mut times = Vec::with_capacity(TIMES);
+        for _ in 0..TIMES {
+            self.finish()?;
+            std::thread::sleep(REST);
+            self.gather(&[])?;
+            let event = || stream.context().new_event(Some(CU_EVENT_DEFAULT));
+            let (start, end) = (event().map_err(&failed)?, event().map_err(&failed)?);
+            start.record(&stream).map_err(&failed)?;
+            replay(REPLAYS).map_err(&failed)?;
+            end.record(&stream).map_err(&failed)?;
+            self.finish()?;
+            times.push(f64::from(start.elapsed_ms(&end).map_err(&failed)?) * 1e-3 / REPLAYS as f64);
+        }
+        if let Some(draws) = draws {
+            let none = Draw { token: u32::MAX, score: f32::NAN, logit: f32::NAN, status: status::NO_FINITE_LOGIT };
+            stream.memcpy_htod(&vec![none; draws.len()], draws).map_err(&failed)?;
+            replay(1).map_err(&failed)?;
+            self.finish()?;
+        }
+        slowest(&mut self.transport, times, &mut self.gathered)
+    }
+}
