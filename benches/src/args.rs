@@ -116,13 +116,6 @@ mod cuda {
         /// Time filters, penalties and masks against the plain draw instead (default rows: 1,16,64).
         #[arg(long, conflicts_with = "portable")]
         pub filters: bool,
-        /// Time all contenders by turns without a pause: a GPU under sustained load, with the clocks of that load.
-        #[arg(long)]
-        pub sustained: bool,
-        /// Fill the cache by reads before each call, as the layers before the head do, instead of writes that are not
-        /// yet in memory.
-        #[arg(long)]
-        pub clean_cache: bool,
         /// Time the portable kernel too, and the draw that stores its logits.
         #[arg(long)]
         pub portable: bool,

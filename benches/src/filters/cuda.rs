@@ -4,6 +4,7 @@ use super::cases::{Case, Lists};
 use super::inputs::{Inputs, Kind};
 use super::{table, whole_calls};
 use crate::args::GpuArgs;
+use crate::gpu::clock::{PROTOCOL, calls};
 use crate::gpu::head::copy;
 use crate::gpu::peers::Peers;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
@@ -209,7 +210,7 @@ pub fn run(
     let (device, mut clock) = crate::gpu::clock(args)?;
     let stream = clock.stream().clone();
     let peers = args.peers.as_deref().map(Peers::read).transpose()?;
-    record.protocol = Some(clock.describe());
+    record.protocol = Some(PROTOCOL.into());
     for size in args.sizes() {
         let (vocab, hidden_size, rounds) = (size.vocab, size.hidden, size.rounds);
         let inputs = Inputs::new(size, args.sizes.dtype.into())?;
@@ -224,7 +225,7 @@ pub fn run(
                 let mut contenders = Vec::new();
                 for case in Case::ALL {
                     let mut bench = Bench::new(head, rows, &device, &stream)?;
-                    let count = clock.protocol().calls(rounds);
+                    let count = calls(rounds);
                     let mut calls = Calls::new(case, &inputs.lists, (rows, count), vocab, &stream)?;
                     passes.push(bench.passes(&hidden, &mut calls)?);
                     contenders.push(Contender::new(case.name(), move || bench.call(&hidden, &mut calls)));

@@ -1,6 +1,6 @@
 //! What is timed on a GPU.
 
-use super::clock::Clock;
+use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
 use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE};
 use crate::rivals::{InverseCdf, Matmul};
@@ -135,7 +135,7 @@ impl<'h> Contenders<'h> {
         interrupt: &Interrupt,
     ) -> Result<(), CommandError> {
         let (rows, rounds) = (section.rows, section.rounds);
-        let mut contenders = self.of(rows, clock.protocol().calls(rounds))?;
+        let mut contenders = self.of(rows, clock::calls(rounds))?;
         let timings = clock.time(&mut contenders, rounds, interrupt)?;
         section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
         drop(contenders);

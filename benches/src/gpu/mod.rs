@@ -1,7 +1,7 @@
 //! One GPU: the fused kernel against cuBLAS, samplers over its logits, and the ceilings.
 //!
 //! One process, one stream. Before each timed call 256 MiB are written, so that nothing of the weight is in the cache;
-//! events around the call time it. [`clock::Protocol`] says in which order contenders are called.
+//! events around the call time it.
 //!
 //! | module | what it holds |
 //! | --- | --- |
@@ -20,7 +20,7 @@ pub mod peers;
 pub mod table;
 
 use crate::args::GpuArgs;
-use clock::{Cache, Clock, Protocol};
+use clock::Clock;
 use contenders::Contenders;
 use flash_sampling::DType;
 use flash_sampling::cuda::Device;
@@ -65,11 +65,7 @@ const CALLS: usize = 1000;
 pub fn clock(args: &GpuArgs) -> Result<(Arc<Device>, Clock), CommandError> {
     let device = Device::new(0).map_err(failed)?;
     let stream = device.context().new_stream().map_err(driver("make a stream"))?;
-    let protocol = match args.sustained {
-        true => Protocol::Sustained,
-        false => Protocol::Blocks { rest: if args.sizes.quick { Duration::ZERO } else { REST } },
-    };
-    let clock = Clock::new(protocol, Cache::new(args.clean_cache, &device)?, stream)?;
+    let clock = Clock::new(if args.sizes.quick { Duration::ZERO } else { REST }, stream)?;
     Ok((device, clock))
 }
 
@@ -85,7 +81,7 @@ pub fn run(
 ) -> Result<(), CommandError> {
     let peers = args.peers.as_deref().map(Peers::read).transpose()?;
     let (device, mut clock) = clock(args)?;
-    record.protocol = Some(clock.describe());
+    record.protocol = Some(clock::PROTOCOL.into());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
         let head = OnDevice::new(&size, most, args.sizes.dtype.into(), clock.stream())?;
