@@ -207,7 +207,7 @@ pub fn run(
     out: &mut dyn Write,
     interrupt: &Interrupt,
 ) -> Result<(), CommandError> {
-    let (device, mut clock) = crate::gpu::clock(args)?;
+    let (device, mut clock) = crate::gpu::start(args)?;
     let stream = clock.stream().clone();
     let peers = args.peers.as_deref().map(Peers::read).transpose()?;
     record.protocol = Some(PROTOCOL.into());

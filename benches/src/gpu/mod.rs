@@ -62,7 +62,7 @@ const CALLS: usize = 1000;
 ///
 /// # Errors
 /// No GPU; the compiler's, the driver's.
-pub fn clock(args: &GpuArgs) -> Result<(Arc<Device>, Clock), CommandError> {
+pub fn start(args: &GpuArgs) -> Result<(Arc<Device>, Clock), CommandError> {
     let device = Device::new(0).map_err(failed)?;
     let stream = device.context().new_stream().map_err(driver("make a stream"))?;
     let clock = Clock::new(if args.sizes.quick { Duration::ZERO } else { REST }, stream)?;
@@ -80,7 +80,7 @@ pub fn run(
     interrupt: &Interrupt,
 ) -> Result<(), CommandError> {
     let peers = args.peers.as_deref().map(Peers::read).transpose()?;
-    let (device, mut clock) = clock(args)?;
+    let (device, mut clock) = start(args)?;
     record.protocol = Some(clock::PROTOCOL.into());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
