@@ -240,10 +240,7 @@ impl RowSummary {
         if wants.prefix && !self.ends.is_empty() && doubts.is_empty() {
             // Most rows with top-p alone are decided by their masses and frontiers.
             self.merge_lists(1);
-            let need = self.decide_from(filtering, of, 1, doubts);
-            if need.is_none() {
-                return None;
-            }
+            self.decide_from(filtering, of, 1, doubts)?;
             doubts.clear();
         }
         self.merge_lists(wants.list);
