@@ -67,7 +67,7 @@ impl<'s> TextStream<'s> {
         self.context = self.read;
         self.read = self.tokens.len();
         // A stop text may begin in the earlier text.
-        let from = self.text.floor_char_boundary(before.saturating_sub(self.longest()));
+        let from = char_boundary(&self.text, before.saturating_sub(self.longest()));
         let found = self.stops.iter().filter_map(|stop| self.text[from..].find(stop.as_str())).min();
         if let Some(at) = found {
             self.text.truncate(from + at);
@@ -86,10 +86,15 @@ impl<'s> TextStream<'s> {
             return &self.text;
         }
         let begins = |end: usize| self.stops.iter().any(|stop| stop.starts_with(&self.text[end..]));
-        let from = self.text.floor_char_boundary(self.text.len().saturating_sub(self.longest()));
+        let from = char_boundary(&self.text, self.text.len().saturating_sub(self.longest()));
         let held = (from..self.text.len()).find(|&end| self.text.is_char_boundary(end) && begins(end));
         &self.text[..held.unwrap_or(self.text.len())]
     }
+}
+
+/// The last boundary of characters at or before a byte.
+fn char_boundary(text: &str, at: usize) -> usize {
+    (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
 #[cfg(test)]

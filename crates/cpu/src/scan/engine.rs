@@ -214,7 +214,7 @@ impl Engine {
                 let claim = |k| {
                     Some(k + (u64::from(last).checked_sub(k)? / share).clamp(1, CLAIM)).filter(|_| k < u64::from(last))
                 };
-                while let Ok(k) = next.try_update(Ordering::Relaxed, Ordering::Relaxed, claim) {
+                while let Ok(k) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim) {
                     let end = claim(k).unwrap_or(k);
                     (k..end).for_each(|k| work(worker, part(k as u32), simd));
                 }

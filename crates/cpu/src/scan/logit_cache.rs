@@ -131,7 +131,7 @@ impl LogitCache {
         let mut next = run.last;
         let tiles = core::iter::from_fn(move || {
             let at = next as usize;
-            let [count, before] = *self.words.get(at..at + HEADER)?.as_array()?;
+            let [count, before] = *self.words.get(at..)?.first_chunk::<HEADER>()?;
             next = before;
             self.words.get(at + HEADER..at + HEADER + count as usize)
         });

@@ -1,18 +1,27 @@
 //! Whether AMX may be used: the processor, the operating system's state saving, and its permission.
 
 use core::arch::asm;
-use core::arch::x86_64::__cpuid_count;
+use core::arch::x86_64::{__cpuid_count, CpuidResult};
+
+/// What the processor says of itself.
+fn cpuid(leaf: u32) -> CpuidResult {
+    // SAFETY: every x86-64 processor has this instruction. Newer compilers know so.
+    #[allow(unused_unsafe)]
+    unsafe {
+        __cpuid_count(leaf, 0)
+    }
+}
 
 /// Whether the processor has AMX-BF16 and the operating system grants it.
 pub(crate) fn is_available() -> bool {
-    let leaf = __cpuid_count(7, 0);
+    let leaf = cpuid(7);
     let (bf16, tile) = (leaf.edx >> 22 & 1, leaf.edx >> 24 & 1);
     bf16 == 1 && tile == 1 && os_keeps_tiles() && request_permission()
 }
 
 /// Whether the operating system saves the tile state (XCR0 bits 17 and 18).
 fn os_keeps_tiles() -> bool {
-    if __cpuid_count(1, 0).ecx >> 27 & 1 == 0 {
+    if cpuid(1).ecx >> 27 & 1 == 0 {
         return false;
     }
     let low: u32;
