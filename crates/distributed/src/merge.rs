@@ -8,8 +8,8 @@ use flash_sampling_core::{Candidate, Domain, LogprobsMode, RowParams};
 /// How the draws of shards become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShardMerge {
-    /// The best score wins, then the smaller token: pathwise exact (paper Lemma D.5). The token, its score and, by the
-    /// [`MassHistogram`] merge, log Z have the very bits of a sampler without shards. The shards must be pathwise.
+    /// The best score wins, then the smaller token: pathwise exact (paper Lemma D.5). The token, its score and log Z have the
+    /// bits of a sampler without shards. The shards must be pathwise.
     Winners,
     /// A shard is drawn by its log-mass with fresh noise, and its local draw is kept: exact in distribution (paper
     /// Alg. I.4); another number of shards may give another token. The shards may be any exact samplers, planned with
