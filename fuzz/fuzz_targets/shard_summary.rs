@@ -5,7 +5,7 @@
 #![no_main]
 
 use flash_sampling::distributed::{ShardMerge, ShardSampler, Transport, TransportError};
-use flash_sampling::reference::{Reference, Scheme};
+use flash_sampling::reference::{Reference, ReferenceVariant};
 use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -52,7 +52,7 @@ impl Transport for Script {
 fn rank(rank: usize, merge: ShardMerge, others: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let weight: Vec<f32> = (0..VOCAB * 2).map(|i| (i % 23) as f32 / 8.0).collect();
     let head = Head::new(Matrix::new(&weight, VOCAB, 2).unwrap()).unwrap();
-    let local = Reference::new(head.split(&[0, 64])[rank], PLAN, Scheme::Tiled);
+    let local = Reference::new(head.split(&[0, 64])[rank], PLAN, ReferenceVariant::Tiled);
     let sent = Arc::new(Mutex::new(Vec::new()));
     let transport = Script { rank, others, sent: Arc::clone(&sent) };
     if let Ok(mut sampler) = ShardSampler::new(Box::new(local), transport, merge) {

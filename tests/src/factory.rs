@@ -1,7 +1,7 @@
 //! What a backend brings to the suite.
 
 use flash_sampling_core::canonical::canonical_logit;
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Capabilities, DType, Head, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
@@ -30,9 +30,9 @@ pub trait SamplerFactory: Sync {
         None
     }
 
-    /// The scheme of the [reference](flash_sampling_core::reference) that gives the same tokens for this head:
-    /// [`Scheme::Tiled`] for every pathwise sampler; `None` for a factorisation that the reference does not have.
-    fn scheme(&self, head: &Head<'_>) -> Option<Scheme>;
+    /// The variant of the [reference](flash_sampling_core::reference) that gives the same tokens for this head:
+    /// [`ReferenceVariant::Tiled`] for every pathwise sampler; `None` for a factorisation that the reference does not have.
+    fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant>;
 
     /// How many times more draws from large vocabularies the laws may take than they take from the reference, which
     /// draws about 30 million tokens' scores a second.

@@ -2,10 +2,10 @@
 //!
 //! # Adding a backend
 //! Implement [`PerturbedArgmax`](flash_sampling_core::PerturbedArgmax); the laws judge its contract. Implement
-//! [`SamplerFactory`] (a name, the scheme and `build`), and write one line in a test file:
+//! [`SamplerFactory`] (a name, the variant of the reference and `build`), and write one line in a test file:
 //! ```
 //! use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
-//! use flash_sampling_core::reference::{Reference, Scheme};
+//! use flash_sampling_core::reference::{Reference, ReferenceVariant};
 //! use flash_sampling_core::{Head, PerturbedArgmax, Plan};
 //!
 //! struct Mine;
@@ -14,11 +14,11 @@
 //!     fn name(&self) -> String {
 //!         "mine/tiled".into()
 //!     }
-//!     fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-//!         Some(Scheme::Tiled)
+//!     fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+//!         Some(ReferenceVariant::Tiled)
 //!     }
 //!     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-//!         Ok(Box::new(Reference::new(head, plan, Scheme::Tiled)))
+//!         Ok(Box::new(Reference::new(head, plan, ReferenceVariant::Tiled)))
 //!     }
 //! }
 //!

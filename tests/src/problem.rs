@@ -2,7 +2,7 @@
 
 use crate::data::{normal, small_integer};
 use crate::tensor::Tensor;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Head, Matrix, Plan};
 use half::bf16;
 
@@ -103,7 +103,7 @@ impl Problem {
 
     /// The raw logits of a row, in canonical arithmetic.
     pub fn raw_logits(&self, row: usize) -> Vec<f32> {
-        Reference::new(self.head(), Plan::default(), Scheme::Tiled).raw_logits(&self.hidden.row(row))
+        Reference::new(self.head(), Plan::default(), ReferenceVariant::Tiled).raw_logits(&self.hidden.row(row))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::factory::{BuildError, SamplerFactory};
 use crate::problem::Problem;
 use crate::report::Broken;
 use core::cell::Cell;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Capabilities, DType, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// How much work the statistical laws do.
@@ -63,7 +63,9 @@ impl<'a> Trial<'a> {
 
     /// The reference that must give the same tokens.
     pub fn reference<'w>(&self, head: Head<'w>, plan: Plan) -> Option<Reference<'w>> {
-        self.factory.scheme(&head).map(|scheme| Reference::new(head, Plan { canonical: false, ..plan }, scheme))
+        self.factory
+            .reference_variant(&head)
+            .map(|scheme| Reference::new(head, Plan { canonical: false, ..plan }, scheme))
     }
 
     /// What samplers of this factory can do.
@@ -170,15 +172,15 @@ impl RowBits {
     }
 }
 
-/// The groups of a scheme over a head's tokens; the whole head for a pathwise scheme.
-pub fn groups_of(scheme: &Scheme, head: &Head<'_>) -> Vec<core::ops::Range<u32>> {
+/// The groups of a variant over a head's tokens; the whole head for a pathwise variant.
+pub fn groups_of(scheme: &ReferenceVariant, head: &Head<'_>) -> Vec<core::ops::Range<u32>> {
     let tokens = head.tokens();
     match scheme {
-        Scheme::Tiled => vec![tokens],
-        Scheme::Grouped(size) | Scheme::Online(size) => {
+        ReferenceVariant::Tiled => vec![tokens],
+        ReferenceVariant::Grouped(size) | ReferenceVariant::Online(size) => {
             flash_sampling_core::reference::groups(tokens, *size).map(|(_, range)| range).collect()
         }
-        Scheme::Sharded(starts) => {
+        ReferenceVariant::Sharded(starts) => {
             let ends = starts.iter().skip(1).copied().chain([tokens.end]);
             starts.iter().zip(ends).map(|(&a, b)| a..b).collect()
         }

@@ -8,7 +8,7 @@ use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, History, Order, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cpu::Isa;
 use flash_sampling_distributed::ShardMerge;
@@ -27,7 +27,7 @@ fn outcome(out: &Samples) -> Vec<(RowBits, Option<Vec<u32>>)> {
 
 /// Compares the rows of calls with the reference, on any number of workers and over shards; the most passes that a row took.
 fn compare(name: &str, problem: &Problem, plan: Plan, calls: &[Vec<RowParams<'_>>]) -> u32 {
-    let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+    let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
     let factory = |threads| Cpu::new(Kind::Tiled, widest()).with_threads(threads);
     let alone =
         THREADS.map(|threads| (format!("{threads} threads"), factory(threads).build(problem.head(), plan).unwrap()));

@@ -5,7 +5,7 @@ use flash_sampling_conformance::suite::{alone, drop_alone, runs};
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -57,8 +57,8 @@ impl SamplerFactory for Cuda {
         Device::new(0).err().map(|error| error.to_string())
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-        Some(Scheme::Tiled)
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+        Some(ReferenceVariant::Tiled)
     }
 
     fn pace(&self) -> usize {
@@ -137,7 +137,9 @@ fn captured_call(choice: KernelChoice, kinds: RowKinds) {
         let found = stream.clone_dtoh(&draws_there).unwrap();
         stream.synchronize().unwrap();
         let plan = Plan { max_rows: 5, ..Plan::default() };
-        Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &params, &mut want).unwrap();
+        Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
+            .sample(problem.input(), &params, &mut want)
+            .unwrap();
         for (found, want) in found.iter().zip(want.iter()) {
             let want = want.unwrap().draws[0];
             assert_eq!((found.status, found.token), (abi::status::DRAWN, want.token));
@@ -176,7 +178,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
     let params: Vec<RowParams<'_>> = (0..5).map(|seed| RowParams { seed, ..RowParams::default() }).collect();
     let mut want = Samples::new();
     let plan = Plan { max_rows: 5, ..Plan::default() };
-    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &params, &mut want).unwrap();
+    Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(problem.input(), &params, &mut want).unwrap();
     for choice in CHOICES {
         // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
         let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
@@ -220,7 +222,9 @@ fn integer_inputs_have_the_reference_bits_for_every_tile_and_transform() {
                 .collect();
             let plan = Plan { max_rows: count, max_draws: 3, ..Plan::default() };
             let (mut want, mut found) = (Samples::new(), Samples::new());
-            Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+            Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
+                .sample(problem.input(), &rows, &mut want)
+                .unwrap();
             for choice in CHOICES {
                 let mut sampler = Cuda(choice).build(problem.head(), plan).unwrap();
                 // Twice: the scratch must be left as it was found.
@@ -285,7 +289,7 @@ fn invalid_weights_are_their_rows_errors_and_leave_nothing_behind() {
             // Times a negative number, infinity only forbids its token.
             let after = hidden(-0.5);
             let (mut out, mut want, mut want_after) = (Samples::new(), Samples::new(), Samples::new());
-            let mut reference = Reference::new(bad.head(), plan, Scheme::Tiled);
+            let mut reference = Reference::new(bad.head(), plan, ReferenceVariant::Tiled);
             reference.sample(bad.input().row_range(0..3), &rows[..3], &mut want).unwrap();
             reference.sample(after.matrix(), &rows, &mut want_after).unwrap();
             assert!(want.iter().all(|row| row.is_err()));

@@ -4,7 +4,7 @@ use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
-use flash_sampling_core::reference::{Reference, Scheme, log_mass};
+use flash_sampling_core::reference::{Reference, ReferenceVariant, log_mass};
 use flash_sampling_core::{DType, GroupDraw, Head, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -42,11 +42,11 @@ impl SamplerFactory for Cuda {
         Device::new(0).err().map(|error| error.to_string())
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
         Some(match self {
-            Cuda::Grouped(group) => Scheme::Grouped(*group),
-            Cuda::GroupedReuse => Scheme::Tiled,
-            Cuda::Online(group) => Scheme::Online(*group),
+            Cuda::Grouped(group) => ReferenceVariant::Grouped(*group),
+            Cuda::GroupedReuse => ReferenceVariant::Tiled,
+            Cuda::Online(group) => ReferenceVariant::Online(*group),
         })
     }
 
@@ -92,7 +92,7 @@ fn integer_inputs_have_the_reference_bits_for_every_group_and_batch() {
             for group in [64, 512, 16_384] {
                 for factory in [Cuda::Grouped(group), Cuda::Online(group)] {
                     let (mut want, mut found) = (Samples::new(), Samples::new());
-                    let scheme = factory.scheme(&problem.head()).unwrap();
+                    let scheme = factory.reference_variant(&problem.head()).unwrap();
                     Reference::new(problem.head(), plan, scheme).sample(problem.input(), &rows, &mut want).unwrap();
                     let mut sampler = factory.build(problem.head(), plan).unwrap();
                     // Twice: the scratch must be left as it was found.
@@ -176,9 +176,9 @@ fn captured_calls_draw_by_every_rule_and_tell_log_z() {
     let log_z_at = log_z_there.device_ptr(&stream).0;
     stream.synchronize().unwrap();
     let rules = [
-        (GroupRule::Fresh, Scheme::Grouped(256)),
-        (GroupRule::Online, Scheme::Online(256)),
-        (GroupRule::Maxima, Scheme::Tiled),
+        (GroupRule::Fresh, ReferenceVariant::Grouped(256)),
+        (GroupRule::Online, ReferenceVariant::Online(256)),
+        (GroupRule::Maxima, ReferenceVariant::Tiled),
     ];
     for (rule, scheme) in rules {
         // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.

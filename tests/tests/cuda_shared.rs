@@ -8,7 +8,7 @@ use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{SamplerFactory, suite};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Knobs, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{CudaTiled, Device};
 
@@ -131,7 +131,9 @@ fn rows_whose_lists_do_not_tell_have_the_reference_bits() {
         if with_mass {
             rows.iter_mut().skip(2).step_by(6).for_each(|row| row.top_p = 0.7);
         }
-        Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+        Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
+            .sample(problem.input(), &rows, &mut want)
+            .unwrap();
         shared.sample(problem.input(), &rows, &mut found).unwrap();
         for (r, (bits, want)) in RowBits::all(&found).iter().zip(&RowBits::all(&want)).enumerate() {
             assert_eq!(bits, want, "row {r}, rows with top-p alone: {with_mass}");

@@ -4,7 +4,7 @@ use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
     Capabilities, DType, Head, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape,
     StreamError, StreamHead,
@@ -38,8 +38,8 @@ impl SamplerFactory for Streamed {
         Device::new(0).err().map(|error| error.to_string())
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-        Some(if *self == Streamed::Online { Scheme::Online(GROUP) } else { Scheme::Tiled })
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+        Some(if *self == Streamed::Online { ReferenceVariant::Online(GROUP) } else { ReferenceVariant::Tiled })
     }
 
     fn pace(&self) -> usize {
@@ -126,7 +126,8 @@ fn streamed_weights_have_the_reference_bits_in_blocks_of_any_size() {
             for block_bytes in [1, 2000 * hidden * dtype.size(), usize::MAX] {
                 let online = CudaStreamed::online(described(&problem.head()), plan, 64, block_bytes, &device).unwrap();
                 let tiled = CudaStreamed::tiled(described(&problem.head()), plan, block_bytes, &device).unwrap();
-                for (mut sampler, scheme) in [(online, Scheme::Online(64)), (tiled, Scheme::Tiled)] {
+                for (mut sampler, scheme) in [(online, ReferenceVariant::Online(64)), (tiled, ReferenceVariant::Tiled)]
+                {
                     let (mut want, mut found) = (Samples::new(), Samples::new());
                     Reference::new(problem.head(), plan, scheme.clone())
                         .sample(problem.input(), &rows, &mut want)
@@ -221,7 +222,7 @@ fn a_stream_is_dropped_while_the_work_of_a_call_that_failed_is_under_way() {
     let plan = Plan { max_rows: 64, max_draws: 3, max_logprobs: Some(1), canonical: false };
     let asking: Vec<RowParams<'_>> = rows.iter().map(|row| RowParams { logprobs: Some(1), ..*row }).collect();
     let (mut want, mut out) = (Samples::new(), Samples::new());
-    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &asking, &mut want).unwrap();
+    Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(problem.input(), &asking, &mut want).unwrap();
     let want = RowBits::all(&want);
     let bytes = problem.weight.matrix().bytes();
     for share in [1, 3, 7, 12, 19] {

@@ -12,7 +12,7 @@ use flash_sampling::GpuExchange;
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::{SamplerFactory, laws};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
     Capabilities, DType, Exactness, GroupDraw, Head, Knob, Knobs, PerturbedArgmax, Plan, StreamHead,
 };
@@ -109,8 +109,8 @@ fn check_instead(name: &str, can: &Capabilities, plan: &Plan, plain: &Capabiliti
         return;
     }
     let cpu = |kind| of(&Cpu::new(kind, Isa::Portable)).0;
-    let instead = can.instead(plan);
-    let named = match instead {
+    let alternative = can.alternative(plan);
+    let named = match alternative {
         "a pathwise sampler (the tiled variant, or groups that reuse their maxima)" => {
             vec![cpu(Kind::Tiled), cpu(Kind::GroupedReuse)]
         }
@@ -123,7 +123,7 @@ fn check_instead(name: &str, can: &Capabilities, plan: &Plan, plain: &Capabiliti
         other => panic!("{name}: {other} has no sampler here"),
     };
     for of in named {
-        assert_eq!(lacks(&of), (Knobs::NONE, false), "{name}, {plan:?}: {instead} ({of:?})");
+        assert_eq!(lacks(&of), (Knobs::NONE, false), "{name}, {plan:?}: {alternative} ({of:?})");
     }
 }
 
@@ -151,10 +151,10 @@ fn the_page_says_what_samplers_without_a_gpu_take() {
     let cpu = |kind| of(&Cpu::new(kind, Isa::Portable));
     let shards = |merge| of(&Shards { name: "knobs", merge, shards: &[&PORTABLE], equal: Some(2) });
     let all = [
-        ("reference: tiled", reference(Scheme::Tiled)),
-        ("reference: grouped", reference(Scheme::Grouped(128))),
-        ("reference: online", reference(Scheme::Online(128))),
-        ("reference: sharded", reference(Scheme::Sharded(vec![0, 300]))),
+        ("reference: tiled", reference(ReferenceVariant::Tiled)),
+        ("reference: grouped", reference(ReferenceVariant::Grouped(128))),
+        ("reference: online", reference(ReferenceVariant::Online(128))),
+        ("reference: sharded", reference(ReferenceVariant::Sharded(vec![0, 300]))),
         ("CPU: `Tiled`", cpu(Kind::Tiled)),
         ("CPU: `Standalone`", cpu(Kind::Standalone)),
         ("CPU: `Grouped`, `Reuse`", cpu(Kind::GroupedReuse)),

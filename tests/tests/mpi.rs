@@ -8,7 +8,7 @@ mod backends;
 use backends::{Cpu, Kind, boxed};
 use flash_sampling_conformance::laws::{self, uneven_starts};
 use flash_sampling_conformance::{BuildError, SamplerFactory, Trial};
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Head, PerturbedArgmax, Plan};
 use flash_sampling_cpu::Isa;
 use flash_sampling_distributed::{Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport, TransportError};
@@ -172,11 +172,11 @@ impl SamplerFactory for Ranks {
         self.suite.name.into()
     }
 
-    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
+    fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant> {
         let is_control = self.suite.name == CONTROL.name && self.number == CONTROL.world - 1;
         match self.suite.merge {
-            ShardMerge::Winners if !is_control => Some(Scheme::Tiled),
-            _ => Some(Scheme::Sharded(self.starts(head))),
+            ShardMerge::Winners if !is_control => Some(ReferenceVariant::Tiled),
+            _ => Some(ReferenceVariant::Sharded(self.starts(head))),
         }
     }
 

@@ -1,11 +1,11 @@
-//! The suite on the float64 reference, in all four schemes: what judges the others obeys the laws itself.
+//! The suite on the float64 reference, in all four variants: what judges the others obeys the laws itself.
 
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Head, PerturbedArgmax, Plan};
 
-/// The scheme for a head, by name.
+/// The variant for a head, by name.
 struct Referee(&'static str);
 
 impl SamplerFactory for Referee {
@@ -13,12 +13,12 @@ impl SamplerFactory for Referee {
         format!("reference/{}", self.0)
     }
 
-    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
+    fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant> {
         Some(match self.0 {
-            "grouped" => Scheme::Grouped(512),
-            "online" => Scheme::Online(512),
-            "sharded" => Scheme::Sharded(uneven_starts(head.tokens().start, head.tokens().end)),
-            _ => Scheme::Tiled,
+            "grouped" => ReferenceVariant::Grouped(512),
+            "online" => ReferenceVariant::Online(512),
+            "sharded" => ReferenceVariant::Sharded(uneven_starts(head.tokens().start, head.tokens().end)),
+            _ => ReferenceVariant::Tiled,
         })
     }
 
@@ -28,7 +28,7 @@ impl SamplerFactory for Referee {
     }
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        let scheme = self.scheme(&head).ok_or(BuildError("no scheme".into()))?;
+        let scheme = self.reference_variant(&head).ok_or(BuildError("no variant".into()))?;
         Ok(Box::new(Reference::new(head, plan, scheme)))
     }
 }

@@ -99,12 +99,12 @@ pub enum RowError {
         reason: &'static str,
     },
     /// A knob that this backend or variant cannot do.
-    #[error("{knob} is not supported by this sampler; {instead} has it")]
+    #[error("{knob} is not supported by this sampler; {alternative} has it")]
     Unsupported {
         /// The knob.
         knob: Knob,
-        /// What can do it: [`Capabilities::instead`](crate::Capabilities::instead).
-        instead: &'static str,
+        /// What can do it: [`Capabilities::alternative`](crate::Capabilities::alternative).
+        alternative: &'static str,
     },
     /// A knob that needs room in the plan, which has none.
     #[error("{knob} must be planned for: Plan::max_{knob} is none")]

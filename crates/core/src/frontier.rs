@@ -1,10 +1,10 @@
 //! The winner above every threshold at once.
 
-use crate::winner::{Candidate, Place};
+use crate::winner::{Candidate, LogitRank};
 
-/// The candidates that no other candidate beats in both [`Place`] and score.
+/// The candidates that no other candidate beats in both [`LogitRank`] and score.
 ///
-/// For **every** place `p`, the winner among the tokens that [reach](Place::reaches) `p` lies on the frontier, and the
+/// For **every** place `p`, the winner among the tokens that [reach](LogitRank::is_at_or_before) `p` lies on the frontier, and the
 /// frontier of a union is the frontier of the merged frontiers. So a rule that keeps the first tokens in the order of
 /// falling logits may choose how many after the pass. (It is the record sequence of Cohen's bottom-1 sketch; its
 /// expected size is at most `1 + ln(1 / p_max)`.)
@@ -30,14 +30,14 @@ impl Clone for Frontier {
 impl Frontier {
     /// Whether `a` makes `b` superfluous: wherever `b` is admitted, `a` is admitted and wins.
     fn covers(a: &Candidate, b: &Candidate) -> bool {
-        a.place().reaches(&b.place()) && (a.winner == b.winner || a.winner.beats(&b.winner))
+        a.logit_rank().is_at_or_before(&b.logit_rank()) && (a.winner == b.winner || a.winner.beats(&b.winner))
     }
 
     /// Offers a candidate.
     pub fn push(&mut self, candidate: Candidate) {
-        let place = candidate.place();
+        let rank = candidate.logit_rank();
         // The last of the points before the candidate has the best score of all those.
-        let at = self.points.partition_point(|p| p.place().reaches(&place));
+        let at = self.points.partition_point(|p| p.logit_rank().is_at_or_before(&rank));
         if at > 0 && Frontier::covers(&self.points[at - 1], &candidate) {
             return;
         }
@@ -54,8 +54,8 @@ impl Frontier {
 
     /// The winner among the tokens that reach a place; [`Candidate::NONE`] when there is none.
     #[inline]
-    pub fn winner_from(&self, place: Place) -> Candidate {
-        let admitted = self.points.partition_point(|p| p.place().reaches(&place));
+    pub fn winner_from(&self, rank: LogitRank) -> Candidate {
+        let admitted = self.points.partition_point(|p| p.logit_rank().is_at_or_before(&rank));
         admitted.checked_sub(1).map_or(Candidate::NONE, |last| self.points[last])
     }
 
@@ -113,9 +113,9 @@ mod tests {
             let f = frontier(&c);
             for t in -5i8..6 {
                 for token in [0, 3, 11, u32::MAX] {
-                    let place = Place { logit: f32::from(t), token };
-                    let admitted = c.iter().filter(|c| c.place().reaches(&place));
-                    prop_assert_eq!(f.winner_from(place), admitted.fold(Candidate::NONE, |w, c| w.merge(*c)));
+                    let rank = LogitRank { logit: f32::from(t), token };
+                    let admitted = c.iter().filter(|c| c.logit_rank().is_at_or_before(&rank));
+                    prop_assert_eq!(f.winner_from(rank), admitted.fold(Candidate::NONE, |w, c| w.merge(*c)));
                 }
             }
         }

@@ -24,7 +24,7 @@
 //! | [`head`], [`params`], [`transform`] | the LM head, what differs per row, logits to scores | Alg. 1, line 3 |
 //! | [`sampler`], [`samples`] | [`PerturbedArgmax`], the trait of all variants, and its results | |
 //! | [`backend`] | [`Scan`]: one pass over a shard of the vocabulary; the row summaries that merge; the driver over scans | |
-//! | [`canonical`], [`near_ties`] | one dot product that every backend can agree on, and when it must decide | |
+//! | [`canonical`], [`error_bounds`] | one dot product that every backend can agree on, and when it must decide | |
 //! | [`speculation`] | drafts judged by shared noise, or by rejection | |
 //! | [`reference`](mod@reference) | the four variants, in float64, as short as they get | Alg. I.1 to I.4 |
 //!
@@ -37,6 +37,7 @@ pub mod backend;
 pub mod canonical;
 pub mod digest;
 pub mod error;
+pub mod error_bounds;
 pub mod filters;
 pub mod frontier;
 pub mod group_summary;
@@ -48,7 +49,6 @@ pub mod mass_histogram;
 pub mod math;
 pub mod matrix;
 pub mod moments;
-pub mod near_ties;
 pub mod noise;
 pub mod params;
 pub mod reference;
@@ -83,6 +83,6 @@ pub use params::{LogprobsMode, RowBuffer, RowParams};
 pub use sampler::{Capabilities, Exactness, GroupDraw, Input, PerturbedArgmax, Plan, Shape, Variant};
 pub use samples::{Draw, Kept, RowSample, Samples, log_prob};
 pub use sampling_params::{ParamsError, SamplingParams, SamplingParamsBuilder};
-pub use selection::{Band, Selection, Selector};
+pub use selection::{RankRange, Selection, Selector};
 pub use stream_head::{StreamError, StreamHead};
-pub use winner::{Candidate, Place, TopList, Winner};
+pub use winner::{Candidate, LogitRank, TopList, Winner};

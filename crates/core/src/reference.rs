@@ -22,7 +22,7 @@ use core::ops::Range;
 
 /// Which variant the reference follows.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Scheme {
+pub enum ReferenceVariant {
     /// The argmax of the whole perturbed row (Alg. I.1, and Alg. 1 for any tiles).
     Tiled,
     /// Groups of `n` tokens and a fresh draw of the group (Alg. I.2).
@@ -184,13 +184,13 @@ pub fn groups(tokens: Range<u32>, size: u32) -> impl Iterator<Item = (u32, Range
 pub struct Reference<'w> {
     head: Head<'w>,
     plan: Plan,
-    scheme: Scheme,
+    variant: ReferenceVariant,
 }
 
 impl<'w> Reference<'w> {
     /// A reference sampler for a head.
-    pub fn new(head: Head<'w>, plan: Plan, scheme: Scheme) -> Self {
-        Reference { head, plan, scheme }
+    pub fn new(head: Head<'w>, plan: Plan, variant: ReferenceVariant) -> Self {
+        Reference { head, plan, variant }
     }
 
     /// The raw logits of a hidden state (float32), for the head's tokens.
@@ -203,12 +203,12 @@ impl<'w> Reference<'w> {
         let tokens = self.head.tokens();
         let first = tokens.start;
         // Greedy is the argmax in every variant.
-        match &self.scheme {
+        match &self.variant {
             _ if row.greedy => tiled(row, draw, logits, first),
-            Scheme::Tiled => tiled(row, draw, logits, first),
-            Scheme::Grouped(n) => grouped(row, draw, logits, first, groups(tokens, *n), Domain::Group),
-            Scheme::Online(n) => online(row, draw, logits, first, groups(tokens, *n)),
-            Scheme::Sharded(starts) => {
+            ReferenceVariant::Tiled => tiled(row, draw, logits, first),
+            ReferenceVariant::Grouped(n) => grouped(row, draw, logits, first, groups(tokens, *n), Domain::Group),
+            ReferenceVariant::Online(n) => online(row, draw, logits, first, groups(tokens, *n)),
+            ReferenceVariant::Sharded(starts) => {
                 let ends = starts.iter().skip(1).copied().chain([tokens.end]);
                 let shards = (0..).zip(starts.iter().zip(ends).map(|(&a, b)| a..b));
                 grouped(row, draw, logits, first, shards, Domain::Shard)
@@ -226,7 +226,7 @@ impl<'w> Reference<'w> {
         let row = out.len() - 1;
         let draws = out.row(row).map_or(&[][..], |row| row.draws);
         let drawn: Vec<f32> = draws.iter().map(|d| raw[(d.token - first) as usize]).collect();
-        out.note_raw(row, &mass, top.as_slice(), drawn);
+        out.set_raw(row, &mass, top.as_slice(), drawn);
     }
 
     fn row(&self, row: &Row<'_>, raw: &[f32], out: &mut Samples) -> Result<(), RowError> {
@@ -258,7 +258,7 @@ impl<'w> Reference<'w> {
         }
         if row.kept {
             let kept = (first..).zip(&logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
-            out.note_kept(kept.map(|(token, _)| token), log_mass(&logits), self.head.vocab_size());
+            out.set_kept(kept.map(|(token, _)| token), log_mass(&logits), self.head.vocab_size());
         }
         Ok(())
     }
@@ -266,11 +266,11 @@ impl<'w> Reference<'w> {
 
 impl PerturbedArgmax for Reference<'_> {
     fn capabilities(&self) -> Capabilities {
-        let (variant, exactness) = match self.scheme {
-            Scheme::Tiled => (Variant::Tiled, Exactness::Pathwise),
-            Scheme::Grouped(_) => (Variant::Grouped, Exactness::InDistribution),
-            Scheme::Online(_) => (Variant::Online, Exactness::InDistribution),
-            Scheme::Sharded(_) => (Variant::Sharded, Exactness::InDistribution),
+        let (variant, exactness) = match self.variant {
+            ReferenceVariant::Tiled => (Variant::Tiled, Exactness::Pathwise),
+            ReferenceVariant::Grouped(_) => (Variant::Grouped, Exactness::InDistribution),
+            ReferenceVariant::Online(_) => (Variant::Online, Exactness::InDistribution),
+            ReferenceVariant::Sharded(_) => (Variant::Sharded, Exactness::InDistribution),
         };
         Capabilities {
             backend: "reference",
@@ -310,7 +310,7 @@ impl PerturbedArgmax for Reference<'_> {
     }
 
     fn scan(&mut self) -> Option<&mut dyn Scan> {
-        (self.scheme == Scheme::Tiled).then_some(self as _)
+        (self.variant == ReferenceVariant::Tiled).then_some(self as _)
     }
 }
 

@@ -77,7 +77,7 @@ impl Capabilities {
     /// What has the knobs that a sampler of these capabilities lacks, under its plan. It follows from the kind of the
     /// sampler, since one that is pathwise, has its whole head and no canonical plan can do all that a row may ask. Of two
     /// reasons it names the plan.
-    pub fn instead(&self, plan: &Plan) -> &'static str {
+    pub fn alternative(&self, plan: &Plan) -> &'static str {
         match (self.exactness, self.variant) {
             (Exactness::InDistribution, Variant::Sharded) if plan.canonical => {
                 "a merge of shards by winners, planned without `canonical`,"
@@ -230,7 +230,7 @@ pub fn check_call(input: &Matrix<'_>, rows: &[RowParams<'_>], shape: &Shape, pla
 
 /// Empties a list but keeps its memory, for elements of another lifetime: collecting from `into_iter` reuses it. What a
 /// sampler keeps of the rows of a call from call to call.
-pub fn recycle<A, B>(mut list: Vec<A>) -> Vec<B> {
+pub fn reuse_vec<A, B>(mut list: Vec<A>) -> Vec<B> {
     list.clear();
     list.into_iter().filter_map(|_| None).collect()
 }
@@ -243,7 +243,7 @@ mod tests {
     fn recycling_keeps_the_memory() {
         let params: Vec<RowParams<'_>> = vec![RowParams::default(); 100];
         let at = params.as_ptr() as usize;
-        let recycled: Vec<RowParams<'static>> = recycle(params);
+        let recycled: Vec<RowParams<'static>> = reuse_vec(params);
         assert!(recycled.is_empty() && recycled.capacity() >= 100);
         assert_eq!(recycled.as_ptr() as usize, at);
     }

@@ -190,14 +190,14 @@ impl Samples {
     }
 
     /// For implementers: says of the row appended last how many passes it took.
-    pub fn note_passes(&mut self, passes: u32) {
+    pub fn set_passes(&mut self, passes: u32) {
         if let Some(slot) = self.slots.last_mut() {
             slot.passes = passes;
         }
     }
 
     /// For implementers: says of the row appended last which tokens its filters kept, of a vocabulary of `vocab_size`.
-    pub fn note_kept(&mut self, tokens: impl Iterator<Item = u32>, log_mass: f64, vocab_size: u32) {
+    pub fn set_kept(&mut self, tokens: impl Iterator<Item = u32>, log_mass: f64, vocab_size: u32) {
         let Some(slot) = self.slots.last_mut() else { return };
         let from = self.kept.len();
         self.kept.resize(from + vocab_size.div_ceil(32) as usize, 0);
@@ -209,7 +209,7 @@ impl Samples {
 
     /// For implementers: gives a row that was appended without log-probabilities the raw ones: the masses and the largest
     /// of its raw logits, and the raw logit of each draw. Panics when there is no such row, like a slice.
-    pub fn note_raw(
+    pub fn set_raw(
         &mut self,
         row: usize,
         mass: &MassHistogram,
@@ -262,7 +262,7 @@ impl Samples {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::{Reference, Scheme};
+    use crate::reference::{Reference, ReferenceVariant};
     use crate::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
 
     #[test]
@@ -282,7 +282,7 @@ mod tests {
             let plan = Plan { max_logprobs: Some(1), ..Plan::default() };
             let mut samples = Samples::new();
             let row = RowParams { mask: Some(&[1]), logprobs: Some(1), ..RowParams::default() };
-            let mut reference = Reference::new(head, plan, Scheme::Tiled);
+            let mut reference = Reference::new(head, plan, ReferenceVariant::Tiled);
             reference.sample(Matrix::new(&[1f32], 1, 1).unwrap(), &[row], &mut samples).unwrap();
             let row = samples.row(0).unwrap();
             let log_probs = [row.draw_log_prob(0).unwrap(), row.log_prob(row.top[0].logit).unwrap()];

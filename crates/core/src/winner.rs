@@ -60,17 +60,17 @@ impl Winner {
 /// A token's place in the order of falling logits: a larger logit first, then the lower token id. Filters keep runs of
 /// this order, so that of equal logits the lower token is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Place {
+pub struct LogitRank {
     /// The logit that filters look at, in nats; never NaN.
     pub logit: f32,
     /// Global token id.
     pub token: u32,
 }
 
-impl Place {
+impl LogitRank {
     /// Whether `self` comes before `other` or is the same place.
     #[inline(always)]
-    pub fn reaches(&self, other: &Place) -> bool {
+    pub fn is_at_or_before(&self, other: &LogitRank) -> bool {
         self.logit > other.logit || (self.logit == other.logit && self.token <= other.token)
     }
 }
@@ -90,8 +90,8 @@ impl Candidate {
 
     /// Where the candidate stands in the order of falling logits.
     #[inline(always)]
-    pub fn place(&self) -> Place {
-        Place { logit: self.logit, token: self.winner.token }
+    pub fn logit_rank(&self) -> LogitRank {
+        LogitRank { logit: self.logit, token: self.winner.token }
     }
 
     /// The candidate of the union of two sets.

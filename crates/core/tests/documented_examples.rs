@@ -1,6 +1,6 @@
 //! The examples of docs/filters.md and docs/groups.md.
 
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
     Adjustments, Domain, GroupSummary, Head, History, LogMass, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams,
     Samples,
@@ -11,7 +11,7 @@ fn kept(logits: &[f32], row: RowParams<'_>) -> Vec<u32> {
     let head = Head::new(Matrix::new(logits, logits.len(), 1).unwrap()).unwrap();
     let mut out = Samples::new();
     let rows = [RowParams { kept: true, ..row }];
-    let mut reference = Reference::new(head, Plan::default(), Scheme::Tiled);
+    let mut reference = Reference::new(head, Plan::default(), ReferenceVariant::Tiled);
     reference.sample(Matrix::new(&[1f32], 1, 1).unwrap(), &rows, &mut out).unwrap();
     let words = out.row(0).unwrap().kept.unwrap().tokens;
     (0..logits.len() as u32).filter(|&token| words[(token / 32) as usize] >> (token % 32) & 1 == 1).collect()

@@ -3,7 +3,7 @@
 
 mod emulated;
 
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Head, Matrix, Order, PerturbedArgmax, Plan, RowParams, Samples};
 use std::path::Path;
 
@@ -41,7 +41,7 @@ fn wanted(params: RowParams<'_>, logits: &[f32]) -> Vec<Told> {
     let mut out = Samples::new();
     let hidden = [1.0f32];
     let input = Matrix::new(&hidden, 1, 1).unwrap();
-    Reference::new(head, plan, Scheme::Tiled).sample(input, &[params], &mut out).unwrap();
+    Reference::new(head, plan, ReferenceVariant::Tiled).sample(input, &[params], &mut out).unwrap();
     let draws = out.iter().next().unwrap().unwrap().draws;
     draws.iter().map(|draw| [0, draw.token, draw.score.to_bits(), draw.logit.to_bits()]).collect()
 }

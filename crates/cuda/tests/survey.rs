@@ -4,10 +4,11 @@
 mod emulated;
 
 use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::reference::{Reference, Scheme};
-use flash_sampling_core::selection::Before;
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
+use flash_sampling_core::selection::PrefixMass;
 use flash_sampling_core::{
-    Candidate, Domain, Frontier, Head, Matrix, Moments, Noise, Order, PerturbedArgmax, Place, Plan, RowParams, Winner,
+    Candidate, Domain, Frontier, Head, LogitRank, Matrix, Moments, Noise, Order, PerturbedArgmax, Plan, RowParams,
+    Winner,
 };
 use std::path::Path;
 
@@ -38,7 +39,7 @@ fn shifted(number: u64, by: u32) -> [u128; 2] {
     [u128::from(number) << by, high.into()]
 }
 
-fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &[Before], logits: &[f32]) -> Found {
+fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &[PrefixMass], logits: &[f32]) -> Found {
     let mut input = Vec::new();
     for word in [first, logits.len() as u32] {
         input.extend(word.to_le_bytes());
@@ -52,8 +53,8 @@ fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &
     }
     input.extend((doubts.len() as u32).to_le_bytes());
     for doubt in doubts {
-        input.extend(doubt.place.token.to_le_bytes());
-        input.extend(doubt.place.logit.to_le_bytes());
+        input.extend(doubt.rank.token.to_le_bytes());
+        input.extend(doubt.rank.logit.to_le_bytes());
     }
     input.extend(Moments::of_temperature(1.0).scale().to_le_bytes());
     logits.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
@@ -97,14 +98,14 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
             _ => 2.0 * normal(t),
         };
         let logits: Vec<f32> = (first..first + tokens).map(logit).collect();
-        let place = |t: u32| Place { logit: logits[(t % tokens) as usize], token: first + t % tokens };
-        let places = [place(0), place(17), place(99), Place { logit: 0.5, token: first }];
-        let doubts: Vec<_> = places.into_iter().filter(|place| place.logit.is_finite()).map(Before::new).collect();
+        let place = |t: u32| LogitRank { logit: logits[(t % tokens) as usize], token: first + t % tokens };
+        let places = [place(0), place(17), place(99), LogitRank { logit: 0.5, token: first }];
+        let doubts: Vec<_> = places.into_iter().filter(|place| place.logit.is_finite()).map(PrefixMass::new).collect();
         let floor = [f32::NEG_INFINITY, 1.0, 1e9][(case % 3) as usize];
 
         let weight = vec![0.0f32; (first + tokens) as usize];
         let head = Head::new(Matrix::new(&weight, weight.len(), 1).unwrap()).unwrap();
-        let can = Reference::new(head, Plan::default(), Scheme::Tiled).capabilities();
+        let can = Reference::new(head, Plan::default(), ReferenceVariant::Tiled).capabilities();
         let row = params.check(&[], &can, &Plan::default(), first + tokens).unwrap();
         let told = |inquiry| {
             let mut survey = RowSummary::default();
@@ -120,10 +121,10 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         assert!(points.len() <= frontier.len() + 60, "{} for {} points, case {case}", points.len(), frontier.len());
         most_points = most_points.max(frontier.len());
         let mut above = found.kept();
-        above.sort_by(flash_sampling_core::backend::by_place);
+        above.sort_by(flash_sampling_core::backend::by_logit_rank);
         assert_eq!(above, told(Request::List { floor }).list, "case {case}");
-        for before in told(Request::Before { places: &doubts, below: f32::NEG_INFINITY }).before {
-            assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.place);
+        for before in told(Request::PrefixMass { points: &doubts, below: f32::NEG_INFINITY }).prefix_masses {
+            assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.rank);
         }
         // Of |x| = 2^40 a + 2^20 b + c the products of two of them.
         let [count, high, low, products @ ..] = [(); 9].map(|()| found.u64());

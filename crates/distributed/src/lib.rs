@@ -19,7 +19,7 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `tiling` | what a shard says of itself, and the check that shards make up a vocabulary |
+//! | `shard_layout` | what a shard says of itself, and the check that shards make up a vocabulary |
 //! | `local_shard`, `merge` | a shard of this process, and the two merges of summaries |
 //! | `sharded`, `shard_sampler` | the two samplers: all shards in one process, and one rank of many |
 //! | `codec` | the bytes of messages: calls, summaries, further passes |
@@ -32,20 +32,20 @@
 
 mod check;
 mod codec;
-mod differ;
 mod error;
 mod local_shard;
 mod loopback;
 mod merge;
+mod mismatch;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod options;
+mod shard_layout;
 mod shard_sampler;
 mod sharded;
-mod tiling;
 mod transport;
 
-pub use codec::call::Standing;
+pub use codec::call::CallStatus;
 pub use codec::wire::WireError;
 pub use error::ShardError;
 pub use loopback::Loopback;

@@ -4,7 +4,7 @@ use crate::merge::ShardMerge;
 use core::fmt;
 use flash_sampling_core::backend::driver::kept_list;
 use flash_sampling_core::backend::{Batch, Request, RowSummary, SampledRows};
-use flash_sampling_core::sampler::recycle;
+use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{PerturbedArgmax, SampleError};
 
 /// A shard and its last summaries; keeps its memory from call to call.
@@ -35,12 +35,12 @@ impl<'s> LocalShard<'s> {
         match sampler.scan().filter(|_| merge == ShardMerge::Winners) {
             Some(scan) => {
                 // Which tokens a filter keeps depends on the other shards, too.
-                let mut shard = recycle(core::mem::take(own));
+                let mut shard = reuse_vec(core::mem::take(own));
                 let request = |request: &Request<'_>| *request != Request::Decide;
                 shard.extend(requests.iter().map(|r| if request(r) { *r } else { Request::Overview }));
                 let skips = shard.iter().all(|request| *request == Request::Skip);
                 let scanned = if skips { Ok(()) } else { scan.scan(batch, &shard, summaries) };
-                *own = recycle(shard);
+                *own = reuse_vec(shard);
                 scanned
             }
             None => {

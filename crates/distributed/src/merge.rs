@@ -117,7 +117,7 @@ fn check(merge: ShardMerge, row: &Row<'_>, summary: &RowSummary) -> Result<(), &
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::reference::{Reference, Scheme};
+    use flash_sampling_core::reference::{Reference, ReferenceVariant};
     use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan};
 
     const VOCAB: u32 = 40;
@@ -138,7 +138,7 @@ mod tests {
         let weight = [0.0f32; VOCAB as usize];
         let head = Head::new(Matrix::new(&weight, VOCAB as usize, 1).unwrap()).unwrap();
         let plan = Plan { max_draws: 6, max_logprobs: Some(5), ..Plan::default() };
-        let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
+        let can = Reference::new(head, plan, ReferenceVariant::Tiled).capabilities();
         params.check(&[], &can, &plan, VOCAB).unwrap()
     }
 

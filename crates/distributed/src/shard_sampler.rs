@@ -1,6 +1,6 @@
 //! One rank of a group of shards.
 
-use crate::codec::call::{Call, Standing, begin, encode_waited, header, is_same_call};
+use crate::codec::call::{Call, CallStatus, begin, encode_waited, header, is_same_call};
 use crate::codec::pass::{begin_pass, decode_row_of_pass, encode_failure, encode_row_of_pass, read_head};
 use crate::codec::summary::{Layout, decode_row, encode_row};
 use crate::codec::wire::Reader;
@@ -8,9 +8,9 @@ use crate::error::ShardError;
 use crate::local_shard::LocalShard;
 use crate::merge::{RowMerger, ShardMerge};
 use crate::options::ShardOptions;
-use crate::tiling::{Description, Whole};
+use crate::shard_layout::{ShardInfo, ShardedVocab};
 use crate::transport::Transport;
-use crate::{check, differ};
+use crate::{check, mismatch};
 use core::ops::Range;
 use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummary, Scan};
 use flash_sampling_core::sampler::check_call;
@@ -26,14 +26,14 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 /// for such rows alone: whether a raw logit was bad. All ranks merge the same bytes, so they agree to the last bit.
 ///
 /// ```
-/// use flash_sampling_core::reference::{Reference, Scheme};
+/// use flash_sampling_core::reference::{Reference, ReferenceVariant};
 /// use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 /// use flash_sampling_distributed::{Loopback, ShardMerge, ShardSampler};
 ///
 /// let weight: Vec<f32> = (0..600).map(|i| (i % 7) as f32).collect();
 /// let head = Head::new(Matrix::new(&weight, 300, 2)?)?;
 /// let rank = |(shard, transport)| {
-///     let local = Box::new(Reference::new(shard, Plan::default(), Scheme::Tiled));
+///     let local = Box::new(Reference::new(shard, Plan::default(), ReferenceVariant::Tiled));
 ///     let mut sampler = ShardSampler::new(local, transport, ShardMerge::Winners).unwrap();
 ///     let (mut out, rows) = (Samples::new(), [RowParams { seed: 7, ..Default::default() }]);
 ///     sampler.sample(Matrix::new(&[1.0f32, 0.5], 1, 2).unwrap(), &rows, &mut out).unwrap();
@@ -50,7 +50,7 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 #[derive(Debug)]
 pub struct ShardSampler<'s, T> {
     group: RankGroup<'s, T>,
-    whole: Whole,
+    vocab: ShardedVocab,
     driver: Driver,
     check_tokens: bool,
     /// Calls that were begun, whatever way they go.
@@ -91,25 +91,25 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         let options = options.into();
         let (mut message, mut messages) = (Vec::new(), Vec::new());
         let rank = (transport.rank(), transport.world());
-        Description::of(&mut *local, &options, rank).encode(&mut message);
+        ShardInfo::of(&mut *local, &options, rank).encode(&mut message);
         exchange(&mut transport, &message, &mut messages)?;
-        let description = |(shard, bytes): (usize, &Vec<u8>)| {
-            Description::decode(bytes).map_err(|source| ShardError::Message { shard, source })
+        let shard_info = |(shard, bytes): (usize, &Vec<u8>)| {
+            ShardInfo::decode(bytes).map_err(|source| ShardError::Message { shard, source })
         };
-        let descriptions = messages.iter().enumerate().map(description).collect::<Result<Vec<_>, _>>()?;
-        let whole = Whole::of(&descriptions, local.capabilities().backend)?;
+        let shards = messages.iter().enumerate().map(shard_info).collect::<Result<Vec<_>, _>>()?;
+        let vocab = ShardedVocab::of(&shards, local.capabilities().backend)?;
         let group = RankGroup {
             local: LocalShard::new(local),
             transport,
             merge: options.merge,
-            tokens: descriptions.into_iter().map(|d| d.tokens).collect(),
+            tokens: shards.into_iter().map(|d| d.tokens).collect(),
             call: None,
             message,
             messages,
             received: RowSummary::default(),
             merger: RowMerger::default(),
         };
-        Ok(ShardSampler { group, whole, driver: Driver::default(), check_tokens: options.check_tokens, calls: 0 })
+        Ok(ShardSampler { group, vocab, driver: Driver::default(), check_tokens: options.check_tokens, calls: 0 })
     }
 
     /// Restricts the plan, so that a row that asks for more is refused. Every rank must do the same.
@@ -117,7 +117,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// # Errors
     /// [`ShardError::BeyondShards`] when `plan` asks for more than the shards were planned for.
     pub fn with_plan(mut self, plan: Plan) -> Result<Self, ShardError> {
-        self.whole.restrict(plan).map(|()| self)
+        self.vocab.restrict(plan).map(|()| self)
     }
 
     /// The transport, whose exchanges are this sampler's.
@@ -142,17 +142,17 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
-        standing: Standing<'_>,
+        status: CallStatus<'_>,
     ) -> Result<(), ShardError> {
         let call = Call::of(self.calls, rows, input.dtype());
         let group = &mut self.group;
-        match standing {
-            Standing::Can => begin(&mut group.message, call),
-            Standing::Cannot(reason) => encode_failure(&mut group.message, reason),
-            Standing::Waited { ranks, limit } => encode_waited(&mut group.message, call, ranks, limit),
+        match status {
+            CallStatus::Ready => begin(&mut group.message, call),
+            CallStatus::Failed(reason) => encode_failure(&mut group.message, reason),
+            CallStatus::TimedOut { ranks, limit } => encode_waited(&mut group.message, call, ranks, limit),
         }
         group.exchange()?;
-        if matches!(standing, Standing::Cannot(_)) { Ok(()) } else { group.compare(call, rows) }
+        if matches!(status, CallStatus::Failed(_)) { Ok(()) } else { group.compare(call, rows) }
     }
 
     /// Compares a call and its results, which came by another way, with those of all other ranks. A collective call.
@@ -179,9 +179,9 @@ impl<T: Transport> RankGroup<'_, T> {
         if is_same_call(&self.messages, call)? {
             return Ok(());
         }
-        differ::encode(params, &mut self.message);
+        mismatch::encode(params, &mut self.message);
         self.exchange()?;
-        Err(differ::what(&self.message, &self.messages))
+        Err(mismatch::first_mismatch(&self.message, &self.messages))
     }
 
     /// Tells the other ranks that this one failed, in the exchange that is next.
@@ -278,27 +278,27 @@ impl<T: Transport> Scan for RankGroup<'_, T> {
 
 impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
     fn capabilities(&self) -> Capabilities {
-        self.whole.capabilities
+        self.vocab.capabilities
     }
 
     fn shape(&self) -> Shape {
-        self.whole.shape.clone()
+        self.vocab.shape.clone()
     }
 
     fn plan(&self) -> Plan {
-        self.whole.plan
+        self.vocab.plan
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
         self.calls += 1;
-        let ShardSampler { group, whole, driver, .. } = self;
-        if let Err(error) = check_call(&input, rows, &whole.shape, &whole.plan) {
+        let ShardSampler { group, vocab, driver, .. } = self;
+        if let Err(error) = check_call(&input, rows, &vocab.shape, &vocab.plan) {
             group.fail(&error).ok();
             return Err(error);
         }
         group.call = Some(Call::of(self.calls, rows, input.dtype()));
-        driver.sample(group, whole.driven(), input, rows, out)?;
+        driver.sample(group, vocab.driver_args(), input, rows, out)?;
         if self.check_tokens
             && let Err(error) = self.check_tokens(input, rows, out)
         {

@@ -4,7 +4,7 @@ use crate::error::ShardError;
 use crate::local_shard::LocalShard;
 use crate::merge::{RowMerger, ShardMerge};
 use crate::options::ShardOptions;
-use crate::tiling::{Description, Whole};
+use crate::shard_layout::{ShardInfo, ShardedVocab};
 use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
@@ -16,13 +16,13 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 /// every shard says so. A NaN or +inf on any shard is the row's error: that of a sampler without shards.
 ///
 /// ```
-/// use flash_sampling_core::reference::{Reference, Scheme};
+/// use flash_sampling_core::reference::{Reference, ReferenceVariant};
 /// use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 /// use flash_sampling_distributed::{ShardMerge, Sharded};
 ///
 /// let weight: Vec<f32> = (0..600).map(|i| (i % 7) as f32).collect();
 /// let head = Head::new(Matrix::new(&weight, 300, 2)?)?;
-/// let shard = |h| Box::new(Reference::new(h, Plan::default(), Scheme::Tiled)) as Box<dyn PerturbedArgmax + '_>;
+/// let shard = |h| Box::new(Reference::new(h, Plan::default(), ReferenceVariant::Tiled)) as Box<dyn PerturbedArgmax + '_>;
 /// let mut sharded = Sharded::new(head.split(&[0, 100, 250]).into_iter().map(shard).collect(), ShardMerge::Winners)?;
 /// let mut out = Samples::new();
 /// sharded.sample(Matrix::new(&[1.0f32, 0.5], 1, 2)?, &[RowParams { seed: 7, ..Default::default() }], &mut out)?;
@@ -32,7 +32,7 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 #[derive(Debug)]
 pub struct Sharded<'s> {
     group: LocalGroup<'s>,
-    whole: Whole,
+    vocab: ShardedVocab,
     driver: Driver,
 }
 
@@ -57,16 +57,16 @@ impl<'s> Sharded<'s> {
     pub fn new(mut shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {
         let (options, world) = (ShardOptions::new(merge), shards.len());
         let describe = |(rank, shard): (usize, &mut Box<dyn PerturbedArgmax + 's>)| {
-            Description::of(&mut **shard, &options, (rank, world))
+            ShardInfo::of(&mut **shard, &options, (rank, world))
         };
         let descriptions: Vec<_> = shards.iter_mut().enumerate().map(describe).collect();
         let mut backends = shards.iter().map(|s| s.capabilities().backend);
         let first = backends.next().ok_or(ShardError::NoShards)?;
         let backend = if backends.all(|b| b == first) { first } else { "mixed" };
-        let whole = Whole::of(&descriptions, backend)?;
+        let vocab = ShardedVocab::of(&descriptions, backend)?;
         let shards = shards.into_iter().map(LocalShard::new).collect();
         let group = LocalGroup { shards, merge, merger: RowMerger::default() };
-        Ok(Sharded { group, whole, driver: Driver::default() })
+        Ok(Sharded { group, vocab, driver: Driver::default() })
     }
 
     /// Restricts the plan, so that a row that asks for more is refused: [`ShardMerge::LogMass`] needs shards planned
@@ -75,7 +75,7 @@ impl<'s> Sharded<'s> {
     /// # Errors
     /// [`ShardError::BeyondShards`] when `plan` asks for more than the shards were planned for.
     pub fn with_plan(mut self, plan: Plan) -> Result<Self, ShardError> {
-        self.whole.restrict(plan).map(|()| self)
+        self.vocab.restrict(plan).map(|()| self)
     }
 }
 
@@ -103,21 +103,21 @@ impl Scan for LocalGroup<'_> {
 
 impl PerturbedArgmax for Sharded<'_> {
     fn capabilities(&self) -> Capabilities {
-        self.whole.capabilities
+        self.vocab.capabilities
     }
 
     fn shape(&self) -> Shape {
-        self.whole.shape.clone()
+        self.vocab.shape.clone()
     }
 
     fn plan(&self) -> Plan {
-        self.whole.plan
+        self.vocab.plan
     }
 
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         out.clear();
-        let Sharded { group, whole, driver } = self;
-        check_call(&input, rows, &whole.shape, &whole.plan)?;
-        driver.sample(group, whole.driven(), input, rows, out)
+        let Sharded { group, vocab, driver } = self;
+        check_call(&input, rows, &vocab.shape, &vocab.plan)?;
+        driver.sample(group, vocab.driver_args(), input, rows, out)
     }
 }

@@ -1,7 +1,7 @@
 //! From a configuration to a sampler.
 
 use crate::config::{Backend, BackendConfig, VariantConfig};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{GroupDraw, Head, PerturbedArgmax};
 #[cfg(feature = "cpu")]
 use flash_sampling_cpu::{Grouped, Online, Standalone, Tiled};
@@ -80,12 +80,12 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
     Ok(match (&config.backend, &config.variant) {
         #[cfg(feature = "distributed")]
         (_, VariantConfig::Sharded { shards, merge }) => sharded(head, config, *shards, *merge)?,
-        (Backend::Reference, VariantConfig::Tiled) => Box::new(Reference::new(head, plan, Scheme::Tiled)),
+        (Backend::Reference, VariantConfig::Tiled) => Box::new(Reference::new(head, plan, ReferenceVariant::Tiled)),
         (Backend::Reference, VariantConfig::Online { size }) => {
-            Box::new(Reference::new(head, plan, Scheme::Online(positive(*size)?)))
+            Box::new(Reference::new(head, plan, ReferenceVariant::Online(positive(*size)?)))
         }
         (Backend::Reference, VariantConfig::Grouped { size, draw: GroupDraw::Fresh }) => {
-            Box::new(Reference::new(head, plan, Scheme::Grouped(positive(*size)?)))
+            Box::new(Reference::new(head, plan, ReferenceVariant::Grouped(positive(*size)?)))
         }
         (Backend::Reference, VariantConfig::Grouped { draw: GroupDraw::Reuse, .. }) => {
             return Err(BuildError::Unsupported { backend: "reference", variant: "grouped (reusing maxima)" });

@@ -6,7 +6,7 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{DTYPES, RowBits, Trial};
 use flash_sampling_core::canonical::{dot_error_bound, largest_norm, norm};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
     DType, Domain, Draw, Exactness, History, Knob, Knobs, Noise, PerturbedArgmax, Plan, RowParams, SampleError,
     Samples, Winner,
@@ -213,7 +213,7 @@ pub(super) fn canonical_plans_have_the_reference_bits(trial: &Trial<'_>, report:
         }))
         .collect();
     for (name, problem) in &cases {
-        let scheme = trial.factory.scheme(&problem.head()).unwrap_or(Scheme::Tiled);
+        let scheme = trial.factory.reference_variant(&problem.head()).unwrap_or(ReferenceVariant::Tiled);
         let mut want = Samples::new();
         let part =
             Problem { hidden: problem.hidden.select(&(0..adjusted.len()).collect::<Vec<_>>()), ..problem.clone() };

@@ -4,7 +4,7 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::tensor::Tensor;
 use crate::trial::{RowBits, Trial};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Knob, Order, PerturbedArgmax, Plan, RowError, RowParams, Samples};
 
 const SIZE: Size = Size::new(12, 389, 24);
@@ -14,10 +14,10 @@ fn params(r: usize) -> RowParams<'static> {
     RowParams { seed: 900, position: r as u64, draws: 3, logprobs: Some(2), ..RowParams::default() }
 }
 
-/// Which error a row must give is the reference's answer; Scheme::Tiled, because errors do not depend on the scheme.
+/// Which error a row must give is the reference's answer; `Tiled`, because errors do not depend on the variant.
 fn reference(problem: &Problem, rows: &[RowParams<'_>]) -> Result<Vec<Option<RowError>>, Broken> {
     let mut out = Samples::new();
-    Reference::new(problem.head(), PLAN, Scheme::Tiled).sample(problem.input(), rows, &mut out)?;
+    Reference::new(problem.head(), PLAN, ReferenceVariant::Tiled).sample(problem.input(), rows, &mut out)?;
     Ok(out.iter().map(|row| row.err()).collect())
 }
 

@@ -15,7 +15,7 @@ pub(super) fn winning_scores_are_gumbel(trial: &Trial<'_>, report: &mut LawRepor
         let problem = Problem::of_logits(&shape.logits(1031, 200 + i as u64), 32);
         let logits = problem.raw_logits(0);
         let head = problem.head();
-        let Some(scheme) = trial.factory.scheme(&head) else {
+        let Some(scheme) = trial.factory.reference_variant(&head) else {
             report.note("this factorisation has no reference to name its groups");
             return Ok(());
         };

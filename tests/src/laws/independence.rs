@@ -51,7 +51,7 @@ fn compare(trial: &Trial<'_>, report: &mut LawReport, what: &str, a: &[Draw], b:
         report.p_value(format!("{what}: tokens, contingency table"), pairs.len(), outcome.statistic, outcome.p);
     }
     let head = problem.head();
-    if let Some(scheme) = trial.factory.scheme(&head) {
+    if let Some(scheme) = trial.factory.reference_variant(&head) {
         let groups = groups_of(&scheme, &head);
         let uniform = |d: &Draw| {
             let group = groups.iter().find(|g| g.contains(&d.token)).cloned().unwrap_or(head.tokens());

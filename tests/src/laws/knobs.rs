@@ -50,8 +50,9 @@ pub(super) fn refused_by_name(
     let out = trial.sample(&problem, plan, &rows)?;
     for (r, (knob, row)) in cases.iter().enumerate() {
         ensure!(row.enabled() == Knobs::of(&[*knob]), "a row with {knob} says that {:?} are on", row.enabled());
-        let instead = can.instead(&plan);
-        let want = if can.knobs.contains(*knob) { None } else { Some(RowError::Unsupported { knob: *knob, instead }) };
+        let alternative = can.alternative(&plan);
+        let want =
+            if can.knobs.contains(*knob) { None } else { Some(RowError::Unsupported { knob: *knob, alternative }) };
         let found = out.row(r).err();
         ensure!(found == want, "{knob}: {found:?}, but by the capabilities it must be {want:?}");
     }

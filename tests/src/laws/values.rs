@@ -4,7 +4,7 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::Trial;
 use crate::vectors;
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, Plan, RowParams};
 
 /// The head of `vectors/value_stability.txt`: line `i` of a scheme draws from row `i mod 8`.
@@ -13,8 +13,13 @@ pub fn stability_problem() -> Problem {
 }
 
 /// The schemes of the file.
-pub fn stability_schemes() -> [Scheme; 4] {
-    [Scheme::Tiled, Scheme::Grouped(512), Scheme::Online(512), Scheme::Sharded(uneven_starts(0, 5003))]
+pub fn stability_schemes() -> [ReferenceVariant; 4] {
+    [
+        ReferenceVariant::Tiled,
+        ReferenceVariant::Grouped(512),
+        ReferenceVariant::Online(512),
+        ReferenceVariant::Sharded(uneven_starts(0, 5003)),
+    ]
 }
 
 /// Four unequal shards of `tokens`, one of them empty, none aligned: the split of the suite's sharded samplers.
@@ -24,12 +29,12 @@ pub fn uneven_starts(start: u32, end: u32) -> Vec<u32> {
 }
 
 /// A scheme as the file writes it.
-pub fn scheme_name(scheme: &Scheme) -> String {
+pub fn scheme_name(scheme: &ReferenceVariant) -> String {
     match scheme {
-        Scheme::Tiled => "tiled".into(),
-        Scheme::Grouped(size) => format!("grouped/{size}"),
-        Scheme::Online(size) => format!("online/{size}"),
-        Scheme::Sharded(starts) => {
+        ReferenceVariant::Tiled => "tiled".into(),
+        ReferenceVariant::Grouped(size) => format!("grouped/{size}"),
+        ReferenceVariant::Online(size) => format!("online/{size}"),
+        ReferenceVariant::Sharded(starts) => {
             let starts: Vec<String> = starts.iter().map(u32::to_string).collect();
             format!("sharded/{}", starts.join(","))
         }
@@ -38,7 +43,7 @@ pub fn scheme_name(scheme: &Scheme) -> String {
 
 pub(super) fn values_are_stable(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
     let problem = stability_problem();
-    let Some(scheme) = trial.factory.scheme(&problem.head()) else {
+    let Some(scheme) = trial.factory.reference_variant(&problem.head()) else {
         report.note("this factorisation has no lines in vectors/value_stability.txt");
         return Ok(());
     };

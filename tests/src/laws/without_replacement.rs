@@ -5,7 +5,7 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
 use crate::trial::{RowBits, Trial};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Knob, PerturbedArgmax, Plan, RowError, RowParams, Samples};
 
 /// Whether the sampler draws lists; if not, it must say so for each row that asks.
@@ -97,7 +97,7 @@ pub(super) fn lists_extend_the_single_draw(trial: &Trial<'_>, report: &mut LawRe
         let lists = trial.sample(&problem, plan, &rows)?;
         let singles = trial.sample(&problem, plan, &singles)?;
         let mut want = Samples::new();
-        Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want)?;
+        Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(problem.input(), &rows, &mut want)?;
         for r in 0..5 {
             let list = lists.row(r)?.draws;
             ensure!(list.len() == draws as usize, "{} tokens instead of {draws}", list.len());

@@ -3,7 +3,7 @@
 use super::boxed;
 use flash_sampling_conformance::factory::FromLogits;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Head, PerturbedArgmax, Plan};
 use flash_sampling_cuda::{CudaStandalone, CudaTiled, Device, NoiseMath};
 
@@ -25,8 +25,8 @@ impl SamplerFactory for Gpu {
         Device::new(0).err().map(|error| error.to_string())
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-        Some(Scheme::Tiled)
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+        Some(ReferenceVariant::Tiled)
     }
 
     fn pace(&self) -> usize {

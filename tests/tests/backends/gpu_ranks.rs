@@ -4,7 +4,7 @@ use flash_sampling::distributed::{Loopback, TIME_LIMIT, Transport};
 use flash_sampling::{CudaRank, CudaRankOptions, GpuExchange};
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     Candidate, Capabilities, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape, Winner,
 };
@@ -69,8 +69,8 @@ impl SamplerFactory for GpuRanks {
         Device::new(last).err().map(|error: CudaError| error.to_string())
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-        Some(Scheme::Tiled)
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+        Some(ReferenceVariant::Tiled)
     }
 
     fn pace(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use super::boxed;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_cuda::{CudaError, CudaShared, CudaTiled, Device, DeviceHead, DeviceMatrix};
@@ -80,8 +80,8 @@ impl SamplerFactory for Shared {
         Device::new(0).err().map(|error| error.to_string())
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-        Some(Scheme::Tiled)
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+        Some(ReferenceVariant::Tiled)
     }
 
     fn pace(&self) -> usize {

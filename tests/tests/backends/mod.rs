@@ -9,7 +9,7 @@ pub(crate) mod ranks;
 use flash_sampling_conformance::factory::FromLogits;
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 use flash_sampling_cpu::{
     CpuOptions, GroupDraw, Grouped, Isa, Online, OnlineStream, Standalone, StreamError, StreamHead, Tiled,
@@ -70,11 +70,11 @@ impl SamplerFactory for Cpu {
         (!self.isa.is_available()).then(|| format!("this machine has no {}", self.isa))
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
         Some(match self.kind {
-            Kind::Tiled | Kind::Standalone | Kind::GroupedReuse => Scheme::Tiled,
-            Kind::Grouped => Scheme::Grouped(GROUP),
-            Kind::Online | Kind::Stream => Scheme::Online(GROUP),
+            Kind::Tiled | Kind::Standalone | Kind::GroupedReuse => ReferenceVariant::Tiled,
+            Kind::Grouped => ReferenceVariant::Grouped(GROUP),
+            Kind::Online | Kind::Stream => ReferenceVariant::Online(GROUP),
         })
     }
 
@@ -192,11 +192,11 @@ impl SamplerFactory for Shards<'_> {
         format!("sharded/{}", self.name)
     }
 
-    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
-        let pathwise = self.shards.iter().all(|f| f.scheme(head) == Some(Scheme::Tiled));
+    fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant> {
+        let pathwise = self.shards.iter().all(|f| f.reference_variant(head) == Some(ReferenceVariant::Tiled));
         match self.merge {
-            ShardMerge::Winners => Some(Scheme::Tiled),
-            _ => pathwise.then(|| Scheme::Sharded(self.starts(head))),
+            ShardMerge::Winners => Some(ReferenceVariant::Tiled),
+            _ => pathwise.then(|| ReferenceVariant::Sharded(self.starts(head))),
         }
     }
 
@@ -229,11 +229,11 @@ impl SamplerFactory for Referee {
         "reference/tiled".into()
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-        Some(Scheme::Tiled)
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+        Some(ReferenceVariant::Tiled)
     }
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
-        Ok(Box::new(Reference::new(head, plan, Scheme::Tiled)))
+        Ok(Box::new(Reference::new(head, plan, ReferenceVariant::Tiled)))
     }
 }

@@ -3,7 +3,7 @@
 use super::boxed;
 use flash_sampling_conformance::laws::uneven_starts;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
 use std::thread;
@@ -51,10 +51,10 @@ impl SamplerFactory for Ranks<'_> {
         self.local.unavailable().or_else(|| (self.transports)(world).err().map(|error| error.to_string()))
     }
 
-    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
+    fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant> {
         match self.merge {
-            ShardMerge::Winners => Some(Scheme::Tiled),
-            _ => Some(Scheme::Sharded(self.starts(head))),
+            ShardMerge::Winners => Some(ReferenceVariant::Tiled),
+            _ => Some(ReferenceVariant::Sharded(self.starts(head))),
         }
     }
 

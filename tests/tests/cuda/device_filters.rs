@@ -5,7 +5,7 @@ use flash_sampling_conformance::data::{hash, normal};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::alone;
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
     Capabilities, DType, Exactness, Input, Knobs, PerturbedArgmax, Plan, RowParams, Samples, Variant,
 };
@@ -315,7 +315,7 @@ fn captured(count: usize, choice: KernelChoice, way: Way) {
         (0..count).map(row).collect()
     };
     let plan = Plan { max_rows: count, ..Plan::default() };
-    let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+    let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
     let mut want = Samples::new();
     let mut there = There::new(&problem, choice);
     there.filters.prepare(&mut there.sampler).unwrap();

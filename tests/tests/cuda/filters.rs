@@ -6,7 +6,7 @@ use flash_sampling_conformance::logits::LogitShape;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, History, Order, PerturbedArgmax, Plan, RowParams, Samples};
 
 const VOCAB: usize = 30_011;
@@ -47,7 +47,7 @@ fn filtered_draws_of_long_rows_have_the_reference_bits() {
     }
     let mut wrong = Vec::new();
     for ((name, problem), samplers) in problems.iter().zip(&mut samplers) {
-        let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+        let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
         for (b, row) in bases.into_iter().enumerate() {
             let filters = [
                 RowParams { min_p: 0.05, ..row },
@@ -102,7 +102,7 @@ fn a_small_min_p_acts_on_the_list_of_a_top_k() {
     let base = RowParams { seed: 79, draws: 500, min_p: 3e-4, top_k: 50, ..RowParams::default() };
     let plan = Plan { max_rows: 3, max_draws: 500, ..Plan::default() };
     let (mut found, mut want) = (Samples::new(), Samples::new());
-    let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+    let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
     let mut samplers: Vec<_> =
         CHOICES[..2].iter().map(|&choice| Cuda(choice).build(problem.head(), plan).unwrap()).collect();
     for row in [base, RowParams { top_p: 0.999, ..base }]
@@ -151,7 +151,7 @@ fn a_small_call_takes_every_way_of_filters() {
     let beside = [small, both, base, small_last, both_last, base];
     let plan = Plan { max_rows: 6, ..Plan::default() };
     let (mut found, mut want) = (Samples::new(), Samples::new());
-    let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+    let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
     let build = |&choice| (choice, Cuda(choice).build(problem.head(), plan).unwrap());
     let mut samplers: Vec<_> = CHOICES[..2].iter().map(build).collect();
     for rows in [rows, alone, beside] {
@@ -188,7 +188,9 @@ fn filtered_draws_have_the_reference_bits_for_every_tile() {
         let params: Vec<_> = (0..rows).map(row).collect();
         let plan = Plan { max_rows: rows, ..Plan::default() };
         let (mut found, mut want) = (Samples::new(), Samples::new());
-        Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &params, &mut want).unwrap();
+        Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
+            .sample(problem.input(), &params, &mut want)
+            .unwrap();
         let mut sampler = Cuda(CHOICES[0]).build(problem.head(), plan).unwrap();
         for _ in 0..2 {
             sampler.sample(problem.input(), &params, &mut found).unwrap();
@@ -231,7 +233,7 @@ fn rows_of_one_call_have_the_reference_bits_whatever_the_others_ask_for() {
             let row = |r: usize| RowParams { position: r as u64, ..kinds[(r + shift) % kinds.len()] };
             let rows: Vec<_> = (0..count).map(row).collect();
             let input = problem.input().row_range(0..count);
-            Reference::new(problem.head(), plan, Scheme::Tiled).sample(input, &rows, &mut want).unwrap();
+            Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(input, &rows, &mut want).unwrap();
             for choice in &CHOICES[..2] {
                 let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
                 sampler.sample(input, &rows, &mut found).unwrap();
@@ -270,7 +272,7 @@ fn lists_of_the_largest_logits_have_the_reference_bits_at_full_size() {
     let rows: Vec<_> = (0..count).map(|r| RowParams { position: r as u64, ..kinds[r % kinds.len()] }).collect();
     let plan = Plan { max_rows: count, ..Plan::default() };
     let (mut found, mut want) = (Samples::new(), Samples::new());
-    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+    Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
     let want = RowBits::all(&want);
     let mut sampler = Cuda(CHOICES[0]).build(problem.head(), plan).unwrap();
     for count in [1, 8, 30, 70] {
@@ -312,7 +314,9 @@ fn an_invalid_logit_under_a_mask_is_its_rows_error() {
         for choice in &CHOICES[..2] {
             let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();
             for (i, rows) in calls.iter().enumerate() {
-                Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), rows, &mut want).unwrap();
+                Reference::new(problem.head(), plan, ReferenceVariant::Tiled)
+                    .sample(problem.input(), rows, &mut want)
+                    .unwrap();
                 assert!(want.iter().all(|row| row.is_err()));
                 sampler.sample(problem.input(), rows, &mut found).unwrap();
                 assert_eq!(RowBits::all(&found), RowBits::all(&want), "{poison}, call {i}, {choice:?}");

@@ -5,7 +5,7 @@ use super::{CHOICES, Cuda, runs_here};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Head, PerturbedArgmax, Plan, Samples};
 use flash_sampling_cuda::KernelChoice;
 
@@ -26,7 +26,7 @@ fn check(size: Size, counts: &[usize]) {
     let rows = rows(size.rows);
     let (mut want, mut out) = (Samples::new(), Samples::new());
     let judged = problem.input().row_range(0..JUDGED);
-    Reference::new(head, plan, Scheme::Tiled).sample(judged, &rows[..JUDGED], &mut want).unwrap();
+    Reference::new(head, plan, ReferenceVariant::Tiled).sample(judged, &rows[..JUDGED], &mut want).unwrap();
     let want = RowBits::all(&want);
     let mut all = Vec::new();
     for choice in [KernelChoice::Portable].into_iter().chain(CHOICES) {

@@ -4,7 +4,7 @@ use super::{CHOICES, Cuda, runs_here};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// 83 rows of these fit into the room for stored logits, and the logits of 8 draws come down one by one.
@@ -36,7 +36,7 @@ fn raw_logprobs_of_more_rows_than_are_stored_at_once_have_the_reference_bits() {
     let rows: Vec<_> = (0..count).map(row).collect();
     let plan = Plan { max_rows: count, max_draws: 9, max_logprobs: Some(3), canonical: false };
     let (mut found, mut want) = (Samples::new(), Samples::new());
-    Reference::new(problem.head(), plan, Scheme::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
+    Reference::new(problem.head(), plan, ReferenceVariant::Tiled).sample(problem.input(), &rows, &mut want).unwrap();
     let want = RowBits::all(&want);
     for choice in &CHOICES[..2] {
         let mut sampler = Cuda(*choice).build(problem.head(), plan).unwrap();

@@ -4,10 +4,10 @@ use super::runs_here;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::backend::{Batch, Request, RowSummary, check_rows};
-use flash_sampling_core::reference::{Reference, Scheme};
-use flash_sampling_core::selection::Before;
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
+use flash_sampling_core::selection::PrefixMass;
 use flash_sampling_core::{
-    DType, Domain, Head, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Place, Plan, RowParams, StagedError,
+    DType, Domain, Head, LogitRank, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams, StagedError,
 };
 use flash_sampling_cuda::{CudaTiled, Device};
 
@@ -53,7 +53,8 @@ fn told(row: &RowParams<'_>, survey: &RowSummary) -> Result<String, StagedError>
     let raw =
         is_raw.then(|| (survey.raw_mass.clone().unwrap_or_default(), survey.raw_top.as_slice(), &survey.raw_logits));
     // Every float as its shortest digits, which differ where bits do; the two zeros are equal logits.
-    let all = (&survey.draws, &survey.list, &survey.mass, survey.moments, survey.frontiers(), &survey.before, raw);
+    let all =
+        (&survey.draws, &survey.list, &survey.mass, survey.moments, survey.frontiers(), &survey.prefix_masses, raw);
     Ok([",", " ", ")", "}"]
         .iter()
         .fold(format!("{all:?}"), |all, end| all.replace(&format!("-0.0{end}"), &format!("0.0{end}"))))
@@ -80,7 +81,7 @@ fn survey(
 fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]) {
     let input = input.row_range(0..rows.len());
     let mut cuda = CudaTiled::new(head, PLAN, &Device::new(0).unwrap()).unwrap();
-    let mut reference = Reference::new(head, PLAN, Scheme::Tiled);
+    let mut reference = Reference::new(head, PLAN, ReferenceVariant::Tiled);
     let mut same = |what: &str, rows: &[RowParams<'_>], inquiries: &[Request<'_>]| {
         let want = survey(&mut reference, input, rows, inquiries);
         let found = survey(&mut cuda, input, rows, inquiries);
@@ -112,18 +113,18 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
     assert_ne!(told(&rows[0], &overview[0]), told(&fewer[0], &other[0]));
 
     let first = head.tokens().start;
-    let places: Vec<Vec<Before>> = overview
+    let places: Vec<Vec<PrefixMass>> = overview
         .iter()
         .map(|survey| {
-            let points = survey.frontiers().iter().flat_map(|frontier| frontier.iter().map(|c| c.place()));
-            let listed = survey.list.iter().take(3).map(|c| c.place());
-            let others = [Place { logit: 0.5, token: first }, Place { logit: -1e9, token: u32::MAX }];
-            points.chain(listed).chain(others).map(Before::new).collect()
+            let points = survey.frontiers().iter().flat_map(|frontier| frontier.iter().map(|c| c.logit_rank()));
+            let listed = survey.list.iter().take(3).map(|c| c.logit_rank());
+            let others = [LogitRank { logit: 0.5, token: first }, LogitRank { logit: -1e9, token: u32::MAX }];
+            points.chain(listed).chain(others).map(PrefixMass::new).collect()
         })
         .collect();
-    let before: Vec<_> = places.iter().map(|places| Request::Before { places, below: f32::NEG_INFINITY }).collect();
+    let before: Vec<_> = places.iter().map(|points| Request::PrefixMass { points, below: f32::NEG_INFINITY }).collect();
     let sums = same("masses before", rows, &before);
-    assert!(sums.iter().flat_map(|survey| &survey.before).any(|before| before.mass() > 0));
+    assert!(sums.iter().flat_map(|survey| &survey.prefix_masses).any(|before| before.mass() > 0));
 
     let floors = [f32::NEG_INFINITY, -1.0, 1.25, 4.0, 1e9];
     let floor_of = |r: usize| Request::List { floor: floors[r % floors.len()] };
@@ -192,7 +193,7 @@ fn a_frontier_of_all_tokens_finds_room() {
     let rows = vec![row; 12];
     let problem = Problem::of_logits(&logits, rows.len());
     let mut cuda = CudaTiled::new(problem.head(), PLAN, &Device::new(0).unwrap()).unwrap();
-    let mut reference = Reference::new(problem.head(), PLAN, Scheme::Tiled);
+    let mut reference = Reference::new(problem.head(), PLAN, ReferenceVariant::Tiled);
     let inquiries = vec![Request::Overview; rows.len()];
     let want = survey(&mut reference, problem.input(), &rows, &inquiries);
     assert!(want[0].frontiers()[0].len() > 6000, "{} points", want[0].frontiers()[0].len());

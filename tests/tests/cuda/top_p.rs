@@ -5,7 +5,7 @@ use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 
 const MOST: usize = 256;
@@ -30,7 +30,7 @@ fn rows_that_lose_their_plain_winner_have_the_reference_bits() {
         let (far, near) = (integers(110, 0.25), integers(120, 0.031_25));
         let equal = Problem::new(near.weight.clone(), Tensor::from_fn(DType::BF16, MOST, HIDDEN, |_, _| 0.0));
         for (what, problem) in [("far", far), ("near", near), ("equal", equal)] {
-            let mut reference = Reference::new(problem.head(), plan, Scheme::Tiled);
+            let mut reference = Reference::new(problem.head(), plan, ReferenceVariant::Tiled);
             let mut samplers: Vec<_> =
                 CHOICES[..2].iter().map(|&choice| Cuda(choice).build(problem.head(), plan).unwrap()).collect();
             let calls = [(1, 0.3, 1.0), (40, 0.05, 1.0), (70, 0.9, 0.7), (140, 0.5, 1.5), (256, 0.97, 1.0)];

@@ -7,7 +7,7 @@ use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_conformance::trial::RowBits;
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Head, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cuda::{KernelChoice, abi};
 
@@ -99,7 +99,7 @@ fn shards_that_begin_anywhere_have_the_reference_bits_with_top_p_alone() {
     let (mut lost, mut all) = (0, 0);
     for first in 4..8 {
         let head = Head::shard(problem.weight.matrix(), first, first + vocab).unwrap();
-        let mut reference = Reference::new(head, plan, Scheme::Tiled);
+        let mut reference = Reference::new(head, plan, ReferenceVariant::Tiled);
         let mut sampler = Cuda(KernelChoice::Fastest).build(head, plan).unwrap();
         for (top_p, temperature) in [(0.5, 1.0), (0.05, 1.0), (0.5, 2.0), (0.05, 2.0)] {
             let row = |r| RowParams { seed: 112, position: r, temperature, ..RowParams::default() };

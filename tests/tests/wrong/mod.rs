@@ -10,7 +10,7 @@ use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::noise::granule;
 use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::reference::{self, Reference, Scheme, groups, log_mass};
+use flash_sampling_core::reference::{self, Reference, ReferenceVariant, groups, log_mass};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::transform::first_invalid;
 use flash_sampling_core::winner::{Candidate, TopList, Winner};
@@ -23,11 +23,11 @@ use half::bf16;
 const TILE: usize = 128;
 
 impl Fault {
-    fn algorithm(self) -> Scheme {
+    fn algorithm(self) -> ReferenceVariant {
         match self {
-            Fault::NextCoin | Fault::RunningMassTooEarly | Fault::OneCoin => Scheme::Online(512),
-            Fault::ReuseCalledFresh => Scheme::Grouped(512),
-            _ => Scheme::Tiled,
+            Fault::NextCoin | Fault::RunningMassTooEarly | Fault::OneCoin => ReferenceVariant::Online(512),
+            Fault::ReuseCalledFresh => ReferenceVariant::Grouped(512),
+            _ => ReferenceVariant::Tiled,
         }
     }
 }
@@ -37,7 +37,7 @@ impl SamplerFactory for Fault {
         format!("wrong/{}/{self:?}", scheme_name(&self.algorithm()))
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
         Some(self.algorithm())
     }
 
@@ -155,7 +155,7 @@ impl Drawing<'_> {
     fn draw(&self, draw: u32) -> Candidate {
         let tokens = self.first..self.first + self.logits.len() as u32;
         match self.fault.algorithm() {
-            Scheme::Online(_) if !self.row.greedy => self.online(draw, tokens),
+            ReferenceVariant::Online(_) if !self.row.greedy => self.online(draw, tokens),
             _ => self.best(draw, tokens),
         }
     }
@@ -216,7 +216,7 @@ impl Wrong<'_> {
             _ => false,
         };
         if !float32_sums {
-            return Reference::new(self.seen, self.plan, Scheme::Tiled).raw_logits(&hidden);
+            return Reference::new(self.seen, self.plan, ReferenceVariant::Tiled).raw_logits(&hidden);
         }
         let mut weight = vec![0.0; hidden.len()];
         let dot = |token: u32| {
@@ -366,11 +366,11 @@ impl Wrong<'_> {
                 top.push(Candidate { winner: Winner::new(logit, token), logit });
             }
             let drawn: Vec<f32> = out.row(r)?.draws.iter().map(|d| of[(d.token - first) as usize]).collect();
-            out.note_raw(r, &mass, top.as_slice(), drawn);
+            out.set_raw(r, &mass, top.as_slice(), drawn);
         }
         if row.kept {
             let kept = (first..).zip(&drawing.logits).filter(|(_, l)| **l > f32::NEG_INFINITY).map(|(token, _)| token);
-            out.note_kept(kept, mass.log_z(), self.head.vocab_size());
+            out.set_kept(kept, mass.log_z(), self.head.vocab_size());
         }
         Ok(())
     }
@@ -378,7 +378,7 @@ impl Wrong<'_> {
 
 impl PerturbedArgmax for Wrong<'_> {
     fn capabilities(&self) -> Capabilities {
-        let pathwise = self.fault.algorithm() == Scheme::Tiled;
+        let pathwise = self.fault.algorithm() == ReferenceVariant::Tiled;
         let can = Reference::new(self.head, self.plan, self.fault.algorithm()).capabilities();
         Capabilities {
             knobs: if self.fault == Fault::FiltersDropped { Knobs::NONE } else { can.knobs },
@@ -389,7 +389,7 @@ impl PerturbedArgmax for Wrong<'_> {
     }
 
     fn shape(&self) -> Shape {
-        Reference::new(self.head, self.plan, Scheme::Tiled).shape()
+        Reference::new(self.head, self.plan, ReferenceVariant::Tiled).shape()
     }
 
     fn plan(&self) -> Plan {

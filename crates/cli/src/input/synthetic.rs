@@ -160,13 +160,14 @@ pub fn hidden(weight: Matrix<'_>, rows: usize, dtype: DType, logits: Logits) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling::reference::{Reference, Scheme};
+    use flash_sampling::reference::{Reference, ReferenceVariant};
     use flash_sampling::{Head, Plan};
 
     fn logits(kind: Logits, dtype: DType) -> Vec<Vec<f32>> {
         let weight = weight(20_000, 256, dtype).unwrap();
         let hidden = hidden(weight.matrix().unwrap(), 4, dtype, kind).unwrap();
-        let reference = Reference::new(Head::new(weight.matrix().unwrap()).unwrap(), Plan::default(), Scheme::Tiled);
+        let reference =
+            Reference::new(Head::new(weight.matrix().unwrap()).unwrap(), Plan::default(), ReferenceVariant::Tiled);
         let mut row = vec![0.0; 256];
         (0..4)
             .map(|r| {

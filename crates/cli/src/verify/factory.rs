@@ -4,7 +4,7 @@ use crate::args::{BackendName, SamplerArgs, VariantName};
 use crate::error::CommandError;
 use crate::sampler::{self, SHARDS};
 use flash_sampling::backend::group_size;
-use flash_sampling::reference::Scheme;
+use flash_sampling::reference::ReferenceVariant;
 use flash_sampling::{GroupDraw, Head, Matrix, PerturbedArgmax, Plan, ShardMerge};
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 
@@ -53,13 +53,15 @@ impl SamplerFactory for FlagsFactory {
         self.name.clone()
     }
 
-    fn scheme(&self, head: &Head<'_>) -> Option<Scheme> {
+    fn reference_variant(&self, head: &Head<'_>) -> Option<ReferenceVariant> {
         let group = self.args.group.unwrap_or_else(|| group_size(head.vocab_size() as usize));
         match (self.args.variant, self.args.group_draw, self.args.merge) {
-            (VariantName::Grouped, None | Some(GroupDraw::Fresh), _) => Some(Scheme::Grouped(group)),
-            (VariantName::Online, ..) => Some(Scheme::Online(group)),
-            (VariantName::Sharded, _, Some(ShardMerge::LogMass)) => Some(Scheme::Sharded(self.shard_starts(head))),
-            _ => Some(Scheme::Tiled),
+            (VariantName::Grouped, None | Some(GroupDraw::Fresh), _) => Some(ReferenceVariant::Grouped(group)),
+            (VariantName::Online, ..) => Some(ReferenceVariant::Online(group)),
+            (VariantName::Sharded, _, Some(ShardMerge::LogMass)) => {
+                Some(ReferenceVariant::Sharded(self.shard_starts(head)))
+            }
+            _ => Some(ReferenceVariant::Tiled),
         }
     }
 

@@ -1,7 +1,7 @@
 //! `verify` and `info`.
 
 use crate::common::{Files, run, run_logging};
-use flash_sampling::reference::{Reference, Scheme};
+use flash_sampling::reference::{Reference, ReferenceVariant};
 use flash_sampling::{Head, PerturbedArgmax, Plan};
 use flash_sampling_cli::interrupt::Interrupt;
 use flash_sampling_cli::verify::Report;
@@ -40,14 +40,14 @@ impl SamplerFactory for Forgetful {
         "broken/forgetful".into()
     }
 
-    fn scheme(&self, _: &Head<'_>) -> Option<Scheme> {
-        Some(Scheme::Tiled)
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+        Some(ReferenceVariant::Tiled)
     }
 
     fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
         let tokens = head.tokens();
         let head = if tokens.len() > 1 { head.slice(tokens.start..tokens.end - 1) } else { head };
-        Ok(Box::new(Reference::new(head, plan, Scheme::Tiled)))
+        Ok(Box::new(Reference::new(head, plan, ReferenceVariant::Tiled)))
     }
 }
 

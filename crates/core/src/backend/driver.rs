@@ -4,7 +4,7 @@
 //! check each row once
 //! scan: a summary of every row                              Request::Decide
 //! while a row with filters is not decided:
-//!     scan: what the undecided rows need                    Request::Before, List or Overview
+//!     scan: what the undecided rows need                    Request::PrefixMass, List or Overview
 //! write the results, row by row
 //! scan: the raw logits of the drawn tokens, on request      Request::RawLogits
 //! ```
@@ -12,13 +12,13 @@
 //! What is decided is a function of integers and of the row's logits. So a driver over several shards, whose scan merges
 //! their summaries, draws what a driver over the whole vocabulary draws.
 
-use crate::backend::{Batch, CheckedRow, Progress, Request, RowSummary, Scan, by_place, check_rows};
+use crate::backend::{Batch, CheckedRow, Progress, Request, RowSummary, Scan, by_logit_rank, check_rows};
 use crate::error::{RowError, SampleError};
 use crate::matrix::Matrix;
 use crate::params::{Row, RowParams};
-use crate::sampler::{Capabilities, Plan, recycle};
+use crate::sampler::{Capabilities, Plan, reuse_vec};
 use crate::samples::Samples;
-use crate::selection::{Before, Below, Filtered, Filtering, LIST_BYTES, Need, Seen, next_pass};
+use crate::selection::{FilterResolver, FilteredRow, FollowUp, LIST_BYTES, PrefixMass, RowView, TailMass, next_pass};
 use crate::winner::Candidate;
 use core::mem::{swap, take};
 
@@ -29,8 +29,8 @@ pub fn kept_list(rows: usize) -> usize {
 
 /// What a row needs of the next pass.
 #[derive(Clone, Copy, Debug)]
-enum FollowUp {
-    Filters(Need),
+enum RowFollowUp {
+    Filters(FollowUp),
     RawLogits,
 }
 
@@ -38,8 +38,8 @@ enum FollowUp {
 #[derive(Clone, Debug, Default)]
 struct PendingRow {
     /// The places in doubt, and the mass before them.
-    doubts: Vec<Before>,
-    follow_up: Option<FollowUp>,
+    doubts: Vec<PrefixMass>,
+    follow_up: Option<RowFollowUp>,
     passes: u32,
     drawn: Vec<u32>,
     raw_logits: Vec<f32>,
@@ -55,11 +55,11 @@ pub struct Driver {
     further: Vec<RowSummary>,
     pending: Vec<PendingRow>,
     /// The undecided rows, and what they need.
-    needs: Vec<(usize, Need)>,
+    undecided: Vec<(usize, FollowUp)>,
     /// The rows of the next pass, ascending.
     members: Vec<usize>,
     requests: Vec<Request<'static>>,
-    filtering: Filtering,
+    resolver: FilterResolver,
 }
 
 impl Driver {
@@ -77,10 +77,10 @@ impl Driver {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         out.clear();
-        let mut rows = recycle(take(&mut self.checked));
+        let mut rows = reuse_vec(take(&mut self.checked));
         check_rows(params, can, plan, vocab_size, &mut rows);
         let drawn = self.draw(scan, &Batch { input, params, rows: &rows }, vocab_size, out);
-        self.checked = recycle(rows);
+        self.checked = reuse_vec(rows);
         if drawn.is_err() {
             out.clear();
         }
@@ -122,14 +122,14 @@ impl Driver {
     /// The first pass.
     fn overview(&mut self, scan: &mut dyn Scan, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
         let count = batch.rows.len();
-        self.needs.clear();
+        self.undecided.clear();
         self.overviews.resize_with(count.max(self.overviews.len()), RowSummary::default);
         self.pending.resize_with(count.max(self.pending.len()), PendingRow::default);
-        let mut requests = recycle(take(&mut self.requests));
+        let mut requests = reuse_vec(take(&mut self.requests));
         let request = |row: &CheckedRow<'_>| if row.is_ok() { Request::Decide } else { Request::Skip };
         requests.extend(batch.rows.iter().map(request));
         let scanned = scan.scan(batch, &requests, &mut self.overviews);
-        self.requests = recycle(requests);
+        self.requests = reuse_vec(requests);
         scanned
     }
 
@@ -139,24 +139,24 @@ impl Driver {
         pending.passes = 1;
         pending.doubts.clear();
         let Ok(row) = row else { return };
-        let need = match (summary.progress, &row.filters) {
+        let follow_up = match (summary.progress, &row.filters) {
             (_, None) => {
                 summary.merge_lists(row.logprobs.unwrap_or(0) as usize);
                 None
             }
             (Progress::Decided, _) => None,
-            (Progress::Open, Some(_)) => Some(Need::Overview),
-            (Progress::Summarized, Some(_)) => decide(summary, &mut self.filtering, row, pending, vocab_size),
+            (Progress::Open, Some(_)) => Some(FollowUp::Overview),
+            (Progress::Summarized, Some(_)) => decide(summary, &mut self.resolver, row, pending, vocab_size),
         };
-        self.needs.extend(need.map(|need| (r, need)));
+        self.undecided.extend(follow_up.map(|follow_up| (r, follow_up)));
     }
 
     /// Chooses the rows of the next pass, as many as their lists have room; false when all rows are decided.
     fn next_pass(&mut self, vocab_size: u32) -> bool {
-        let Driver { pending, needs, members, .. } = self;
+        let Driver { pending, undecided, members, .. } = self;
         members.clear();
-        next_pass(needs, vocab_size.into(), |r, need| {
-            pending[r].follow_up = Some(FollowUp::Filters(need));
+        next_pass(undecided, vocab_size.into(), |r, follow_up| {
+            pending[r].follow_up = Some(RowFollowUp::Filters(follow_up));
             members.push(r);
         });
         members.sort_unstable();
@@ -167,60 +167,60 @@ impl Driver {
     fn pass(&mut self, scan: &mut dyn Scan, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
         let Driver { pending, members, requests, further, overviews, .. } = self;
         further.resize_with(batch.rows.len().max(further.len()), RowSummary::default);
-        let mut asked = recycle(take(requests));
+        let mut asked = reuse_vec(take(requests));
         asked.resize(batch.rows.len(), Request::Skip);
         for &r in &*members {
             asked[r] = match pending[r].follow_up {
-                Some(FollowUp::Filters(Need::Overview)) => Request::Overview,
-                Some(FollowUp::Filters(Need::Before)) => {
-                    Request::Before { places: &pending[r].doubts, below: overviews[r].below.floor() }
+                Some(RowFollowUp::Filters(FollowUp::Overview)) => Request::Overview,
+                Some(RowFollowUp::Filters(FollowUp::PrefixMass)) => {
+                    Request::PrefixMass { points: &pending[r].doubts, below: overviews[r].tail.floor() }
                 }
-                Some(FollowUp::Filters(Need::List { floor, .. })) => Request::List { floor },
-                Some(FollowUp::RawLogits) => Request::RawLogits(&pending[r].drawn),
+                Some(RowFollowUp::Filters(FollowUp::List { floor, .. })) => Request::List { floor },
+                Some(RowFollowUp::RawLogits) => Request::RawLogits(&pending[r].drawn),
                 None => Request::Skip,
             };
         }
         let scanned = scan.scan(batch, &asked, further);
-        *requests = recycle(asked);
+        *requests = reuse_vec(asked);
         scanned
     }
 
     /// Decides a row from its overview and what a further pass left.
     fn settle(&mut self, r: usize, row: &CheckedRow<'_>, vocab_size: u32) {
         let Ok(row @ Row { filters: Some(filters), .. }) = row else { return };
-        let Driver { overviews, further, pending, filtering, .. } = self;
+        let Driver { overviews, further, pending, resolver, .. } = self;
         let (overview, further, pending) = (&mut overviews[r], &mut further[r], &mut pending[r]);
         pending.passes += 1;
-        let need = match pending.follow_up.take() {
-            Some(FollowUp::Filters(Need::Overview)) => {
+        let follow_up = match pending.follow_up.take() {
+            Some(RowFollowUp::Filters(FollowUp::Overview)) => {
                 swap(overview, further);
-                decide(overview, filtering, row, pending, vocab_size)
+                decide(overview, resolver, row, pending, vocab_size)
             }
-            Some(FollowUp::Filters(Need::Before)) => {
-                pending.doubts.iter_mut().zip(&further.before).for_each(|(a, b)| a.merge(b));
-                if overview.below.is_on() {
-                    overview.mass.clear_below(overview.below.floor());
+            Some(RowFollowUp::Filters(FollowUp::PrefixMass)) => {
+                pending.doubts.iter_mut().zip(&further.prefix_masses).for_each(|(a, b)| a.merge(b));
+                if overview.tail.is_on() {
+                    overview.mass.clear_below(overview.tail.floor());
                     overview.mass.merge(&further.mass);
-                    overview.below = Below::default();
+                    overview.tail = TailMass::default();
                 }
-                decide(overview, filtering, row, pending, vocab_size)
+                decide(overview, resolver, row, pending, vocab_size)
             }
-            Some(FollowUp::Filters(Need::List { floor, .. })) => {
+            Some(RowFollowUp::Filters(FollowUp::List { floor, .. })) => {
                 further.merge_lists(usize::MAX);
-                debug_assert!(further.list.is_sorted_by(|a, b| by_place(a, b).is_lt()));
+                debug_assert!(further.list.is_sorted_by(|a, b| by_logit_rank(a, b).is_lt()));
                 if further.list.is_empty() && floor == f32::NEG_INFINITY {
                     // Shards that take back what they summarized.
-                    overview.answer.outcome = Some(Err(RowError::NoFiniteLogit));
+                    overview.result.outcome = Some(Err(RowError::NoFiniteLogit));
                     return;
                 }
                 let (mass, moments) = (&overview.mass, &overview.moments);
-                let seen = Seen { list: &further.list, floor, mass, below: Below::default(), moments };
-                let of = Filtered { row, filters, vocab_size, passes: pending.passes };
-                filtering.answer_listed(&of, &seen, &mut overview.answer)
+                let view = RowView { list: &further.list, floor, mass, tail: TailMass::default(), moments };
+                let of = FilteredRow { row, filters, vocab_size, passes: pending.passes };
+                resolver.resolve_list(&of, &view, &mut overview.result)
             }
-            Some(FollowUp::RawLogits) | None => None,
+            Some(RowFollowUp::RawLogits) | None => None,
         };
-        self.needs.extend(need.map(|need| (r, need)));
+        self.undecided.extend(follow_up.map(|follow_up| (r, follow_up)));
     }
 
     /// Appends the result of a row.
@@ -230,7 +230,7 @@ impl Driver {
             return Err(error.error);
         }
         if row.filters.is_some() {
-            return summary.answer.emit(passes, vocab_size, out);
+            return summary.result.emit(passes, vocab_size, out);
         }
         let available = summary.draws.len() as u32;
         if available == 0 {
@@ -252,7 +252,7 @@ impl Driver {
                 let pending = &mut self.pending[r];
                 pending.drawn.clear();
                 pending.drawn.extend(sample.draws.iter().map(|draw| draw.token));
-                pending.follow_up = Some(FollowUp::RawLogits);
+                pending.follow_up = Some(RowFollowUp::RawLogits);
                 self.members.push(r);
             }
         }
@@ -274,7 +274,7 @@ impl Driver {
             }
             let RowSummary { raw_mass, raw_top, .. } = &self.overviews[r];
             let Some(raw_mass) = raw_mass else { continue };
-            out.note_raw(r, raw_mass, raw_top.as_slice(), pending.raw_logits.iter().copied());
+            out.set_raw(r, raw_mass, raw_top.as_slice(), pending.raw_logits.iter().copied());
         }
         Ok(())
     }
@@ -283,15 +283,15 @@ impl Driver {
 /// Decides a row from its overview and the mass before its places in doubt; what it needs where these do not decide.
 fn decide(
     summary: &mut RowSummary,
-    filtering: &mut Filtering,
+    resolver: &mut FilterResolver,
     row: &Row<'_>,
     pending: &mut PendingRow,
     vocab_size: u32,
-) -> Option<Need> {
+) -> Option<FollowUp> {
     let filters = row.filters.as_ref()?;
     if summary.error.is_some() {
         return None;
     }
-    let of = Filtered { row, filters, vocab_size, passes: pending.passes };
-    summary.decide(filtering, &of, &mut pending.doubts)
+    let of = FilteredRow { row, filters, vocab_size, passes: pending.passes };
+    summary.decide(resolver, &of, &mut pending.doubts)
 }

@@ -17,4 +17,4 @@ pub use batch::{Batch, CheckedRow, check_rows};
 pub use driver::Driver;
 pub use sampled_rows::SampledRows;
 pub use scan::{Request, Scan, check_scan};
-pub use summary::{Progress, RowSummary, by_place};
+pub use summary::{Progress, RowSummary, by_logit_rank};

@@ -4,7 +4,7 @@ use crate::backend::RowSummary;
 use crate::error::{RowError, SampleError, Stage, StagedError};
 use crate::matrix::Matrix;
 use crate::params::{LogprobsMode, RowParams};
-use crate::sampler::{PerturbedArgmax, recycle};
+use crate::sampler::{PerturbedArgmax, reuse_vec};
 use crate::samples::Samples;
 
 /// Makes the summaries of rows without filters by calls of [`PerturbedArgmax::sample`]. Keeps its memory from call to call.
@@ -91,7 +91,7 @@ impl SampledRows {
         input: Matrix<'_>,
         rows: impl Iterator<Item = (usize, RowParams<'a>)>,
     ) -> Result<(), SampleError> {
-        let mut params = recycle(core::mem::take(&mut self.params));
+        let mut params = reuse_vec(core::mem::take(&mut self.params));
         self.members.clear();
         for (r, row) in rows {
             self.members.push(r);
@@ -111,7 +111,7 @@ impl SampledRows {
                 Err(source) => Err(SampleError::Backend { backend: "core", source: source.into() }),
             }
         };
-        self.params = recycle(params);
+        self.params = reuse_vec(params);
         sampled
     }
 }

@@ -8,7 +8,7 @@
 use crate::backend::{Batch, RowSummary};
 use crate::error::SampleError;
 use crate::sampler::{Plan, Shape, check_call};
-use crate::selection::Before;
+use crate::selection::PrefixMass;
 
 /// What a scan computes of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,17 +16,17 @@ pub enum Request<'a> {
     /// Nothing.
     Skip,
     /// The row's summary. Without filters: its draws, and masses and largest logits where the row asks for log-probabilities.
-    /// With filters: what [`Wants`](crate::selection::Wants) lists. In both cases the raw masses and the largest raw logits,
+    /// With filters: what [`SummarySpec`](crate::selection::SummarySpec) lists. In both cases the raw masses and the largest raw logits,
     /// where the row asks for raw log-probabilities.
     Overview,
     /// As [`Overview`](Request::Overview), of a scan over the whole vocabulary: it may [decide](crate::backend::Progress) the
     /// row itself.
     Decide,
     /// The mass before these places, starting from zero; and in [`RowSummary::mass`] that of all logits below `below`.
-    Before {
+    PrefixMass {
         /// The places.
-        places: &'a [Before],
-        /// In nats; -inf: no masses, as of every scan that leaves none [below](RowSummary::below).
+        points: &'a [PrefixMass],
+        /// In nats; -inf: no masses, as of every scan that leaves none [below](RowSummary::tail).
         below: f32,
     },
     /// Every token with a logit of at least `floor`.

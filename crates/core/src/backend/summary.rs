@@ -8,7 +8,7 @@ use crate::moments::Moments;
 use crate::noise::Domain;
 use crate::params::Row;
 use crate::samples::RowSample;
-use crate::selection::{Answer, Before, Below, Filtered, Filtering, Need, Seen, Wants};
+use crate::selection::{FilterResolver, FilteredRow, FollowUp, PrefixMass, RowResult, RowView, SummarySpec, TailMass};
 use crate::winner::{Candidate, TopList, Winner};
 use core::cmp::{Ordering, Reverse};
 
@@ -18,7 +18,7 @@ pub enum Progress {
     /// It summarized the row.
     #[default]
     Summarized,
-    /// It decided the row, which has filters: the result is in [`RowSummary::answer`]. Only for [`Request::Decide`].
+    /// It decided the row, which has filters: the result is in [`RowSummary::result`]. Only for [`Request::Decide`].
     Decided,
     /// Its pass left too little to decide the row, or to summarize it: the row needs a [`Request::Overview`]. Only for
     /// [`Request::Decide`].
@@ -31,20 +31,20 @@ pub struct RowSummary {
     /// How far the scan came. Of a row that is not summarized the fields below are unspecified.
     pub progress: Progress,
     /// The result of a decided row.
-    pub answer: Answer,
+    pub result: RowResult,
     /// The row's first bad logit. The rest is unspecified then. A row without a finite logit has no error but no draws and an
     /// empty list: other shards may have one.
     pub error: Option<StagedError>,
     /// The draws of a row without filters, in order; without replacement by falling scores, at most as many as there are
     /// finite logits.
     pub draws: Vec<Candidate>,
-    /// The first tokens by falling logits, then rising tokens: as many as [`Wants::list`], or as the row asks
+    /// The first tokens by falling logits, then rising tokens: as many as [`SummarySpec::list`], or as the row asks
     /// log-probabilities for, or all from a floor on. Scores are logits.
     pub list: Vec<Candidate>,
-    /// The masses, where [`Wants::mass`] or the row asks for log-probabilities; tokens that a filter dropped may be missing.
+    /// The masses, where [`SummarySpec::mass`] or the row asks for log-probabilities; tokens that a filter dropped may be missing.
     pub mass: MassHistogram,
     /// What of the mass is in no bin. Only for [`Request::Decide`].
-    pub below: Below,
+    pub tail: TailMass,
     /// The list has so many of the first tokens, if that is less than requested. Only for [`Request::Decide`].
     pub listed: Option<usize>,
     /// `ln sum e^l` in nats, of a row that was [sampled](RowSummary::set_sample) with log-probabilities.
@@ -55,7 +55,7 @@ pub struct RowSummary {
     frontiers: Vec<Frontier>,
     used: usize,
     /// The requested masses.
-    pub before: Vec<Before>,
+    pub prefix_masses: Vec<PrefixMass>,
     /// The masses of the raw logits, those of masked tokens too, where the row asks for raw log-probabilities; otherwise
     /// nothing, or empty ones.
     pub raw_mass: Option<MassHistogram>,
@@ -72,27 +72,27 @@ pub struct RowSummary {
 }
 
 /// An integer that is larger the earlier a token comes in the order of falling logits. Zero has one sign there.
-fn place_key(c: &Candidate) -> u64 {
+fn rank_key(c: &Candidate) -> u64 {
     Winner::new(c.logit + 0.0, c.winner.token).to_ordered_bits()
 }
 
 /// The order of falling logits.
-pub fn by_place(a: &Candidate, b: &Candidate) -> Ordering {
-    place_key(b).cmp(&place_key(a))
+pub fn by_logit_rank(a: &Candidate, b: &Candidate) -> Ordering {
+    rank_key(b).cmp(&rank_key(a))
 }
 
 impl RowSummary {
     /// Empties it; keeps the memory.
     pub fn clear(&mut self) {
         self.progress = Progress::Summarized;
-        (self.below, self.listed) = (Below::default(), None);
+        (self.tail, self.listed) = (TailMass::default(), None);
         self.error = None;
         self.clear_sample();
         self.parts.clear();
         self.ends.clear();
         self.moments = Moments::default();
         self.used = 0;
-        self.before.clear();
+        self.prefix_masses.clear();
         if let Some(mass) = &mut self.raw_mass {
             mass.clear();
         }
@@ -109,13 +109,13 @@ impl RowSummary {
         }
         if let Some(filters) = &row.filters {
             self.moments = filters.moments();
-            self.used = Wants::of(row, filters).frontiers;
+            self.used = SummarySpec::of(row, filters).frontiers;
             self.frontiers.resize_with(self.used.max(self.frontiers.len()), Frontier::default);
             self.frontiers_mut().iter_mut().for_each(Frontier::clear);
         }
     }
 
-    /// One frontier a draw, as many as [`Wants::frontiers`].
+    /// One frontier a draw, as many as [`SummarySpec::frontiers`].
     pub fn frontiers(&self) -> &[Frontier] {
         &self.frontiers[..self.used]
     }
@@ -146,8 +146,12 @@ impl RowSummary {
                 self.merge_draws(row, &other.draws);
                 self.merge_masses(row, other);
             }
-            Request::Before { .. } if self.before.is_empty() => self.before.extend_from_slice(&other.before),
-            Request::Before { .. } => self.before.iter_mut().zip(&other.before).for_each(|(a, b)| a.merge(b)),
+            Request::PrefixMass { .. } if self.prefix_masses.is_empty() => {
+                self.prefix_masses.extend_from_slice(&other.prefix_masses)
+            }
+            Request::PrefixMass { .. } => {
+                self.prefix_masses.iter_mut().zip(&other.prefix_masses).for_each(|(a, b)| a.merge(b))
+            }
             Request::List { .. } => self.copy_list(&other.list),
             Request::RawLogits(_) => self.raw_logits.extend_from_slice(&other.raw_logits),
             Request::Skip => {}
@@ -207,11 +211,11 @@ impl RowSummary {
         if ends.is_empty() {
             return;
         }
-        let head = |at: usize, end: usize| (if at < end { place_key(&parts[at]) } else { 0 }, at, end);
+        let head = |at: usize, end: usize| (if at < end { rank_key(&parts[at]) } else { 0 }, at, end);
         if limit >= parts.len() {
             // All of them: one list in place of two.
             core::mem::swap(list, parts);
-            list.sort_unstable_by(by_place);
+            list.sort_unstable_by(by_logit_rank);
             ends.clear();
             return;
         }
@@ -232,36 +236,36 @@ impl RowSummary {
     /// it needs where these do not decide.
     pub(crate) fn decide(
         &mut self,
-        filtering: &mut Filtering,
-        of: &Filtered<'_>,
-        doubts: &mut Vec<Before>,
-    ) -> Option<Need> {
-        let wants = Wants::of(of.row, of.filters);
-        if wants.prefix && !self.ends.is_empty() && doubts.is_empty() {
+        resolver: &mut FilterResolver,
+        of: &FilteredRow<'_>,
+        doubts: &mut Vec<PrefixMass>,
+    ) -> Option<FollowUp> {
+        let spec = SummarySpec::of(of.row, of.filters);
+        if spec.prefix && !self.ends.is_empty() && doubts.is_empty() {
             // Most rows with top-p alone are decided by their masses and frontiers.
             self.merge_lists(1);
-            self.decide_from(filtering, of, 1, doubts)?;
+            self.decide_from(resolver, of, 1, doubts)?;
             doubts.clear();
         }
-        self.merge_lists(wants.list);
-        self.decide_from(filtering, of, self.listed.unwrap_or(wants.list), doubts)
+        self.merge_lists(spec.list);
+        self.decide_from(resolver, of, self.listed.unwrap_or(spec.list), doubts)
     }
 
     fn decide_from(
         &mut self,
-        filtering: &mut Filtering,
-        of: &Filtered<'_>,
+        resolver: &mut FilterResolver,
+        of: &FilteredRow<'_>,
         limit: usize,
-        doubts: &mut Vec<Before>,
-    ) -> Option<Need> {
-        self.answer.begin();
+        doubts: &mut Vec<PrefixMass>,
+    ) -> Option<FollowUp> {
+        self.result.begin();
         if self.list.is_empty() {
-            self.answer.outcome = Some(Err(RowError::NoFiniteLogit));
+            self.result.outcome = Some(Err(RowError::NoFiniteLogit));
             return None;
         }
-        let RowSummary { list, mass, below, moments, frontiers, used, answer, .. } = self;
-        let seen = Seen { below: *below, ..Seen::first(list, limit, mass, moments) };
-        filtering.answer(of, &seen, &frontiers[..*used], doubts, answer)
+        let RowSummary { list, mass, tail, moments, frontiers, used, result, .. } = self;
+        let view = RowView { tail: *tail, ..RowView::first(list, limit, mass, moments) };
+        resolver.resolve(of, &view, &frontiers[..*used], doubts, result)
     }
 
     /// Summarizes the raw logits of tokens `first ..` in the plain way. Follows [`RowSummary::of`], which empties the summary.
@@ -314,16 +318,16 @@ impl RowSummary {
             }
             return;
         };
-        let wants = Wants::of(row, filters);
+        let spec = SummarySpec::of(row, filters);
         let finite = || (first..).zip(logits.iter().copied()).filter(|(_, l)| *l > f32::NEG_INFINITY);
         let listed = |(token, logit)| Candidate { winner: Winner::new(logit, token), logit };
         match request {
             Request::Skip | Request::RawLogits(_) => {}
             Request::Overview | Request::Decide => {
                 self.list.extend(finite().map(listed));
-                self.list.sort_by(by_place);
-                self.list.truncate(wants.list);
-                if wants.mass {
+                self.list.sort_by(by_logit_rank);
+                self.list.truncate(spec.list);
+                if spec.mass {
                     self.mass.extend_from_slice(logits);
                 }
                 if filters.need_moments() {
@@ -336,14 +340,14 @@ impl RowSummary {
                     }
                 }
             }
-            Request::Before { places, below } => {
+            Request::PrefixMass { points, below } => {
                 self.mass.extend_below(logits, below);
-                self.before.extend(places.iter().map(|doubt| Before::new(doubt.place)));
-                self.before.iter_mut().for_each(|before| before.extend_from_slice(first, logits));
+                self.prefix_masses.extend(points.iter().map(|doubt| PrefixMass::new(doubt.rank)));
+                self.prefix_masses.iter_mut().for_each(|before| before.extend_from_slice(first, logits));
             }
             Request::List { floor } => {
                 self.list.extend(finite().filter(|(_, logit)| *logit >= floor).map(listed));
-                self.list.sort_by(by_place);
+                self.list.sort_by(by_logit_rank);
             }
         }
     }
@@ -378,7 +382,7 @@ impl RowSummary {
         if let Some(most) = row.logprobs {
             self.mass.extend_from_slice(logits);
             self.list.extend(finite().map(|(token, logit)| Candidate { winner: Winner::new(logit, token), logit }));
-            self.list.sort_by(by_place);
+            self.list.sort_by(by_logit_rank);
             self.list.truncate(most as usize);
         }
     }
@@ -387,7 +391,7 @@ impl RowSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::{Reference, Scheme};
+    use crate::reference::{Reference, ReferenceVariant};
     use crate::{Head, Matrix, PerturbedArgmax, Plan, RowParams};
     use proptest::prelude::*;
 
@@ -404,7 +408,7 @@ mod tests {
             let weight = vec![0.0f32; VOCAB as usize];
             let head = Head::new(Matrix::new(&weight, VOCAB as usize, 1).unwrap()).unwrap();
             let plan = Plan { max_draws: 3, max_logprobs: Some(3), ..Plan::default() };
-            let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
+            let can = Reference::new(head, plan, ReferenceVariant::Tiled).capabilities();
             let base = RowParams { seed: 4, draws: 3, ..RowParams::default() };
             for params in [
                 RowParams { top_p: 0.7, ..base },
@@ -414,7 +418,7 @@ mod tests {
                 RowParams { without_replacement: true, draws: 3, ..base },
             ] {
                 let row = params.check(&[], &can, &plan, VOCAB).unwrap();
-                let list = row.filters.map_or(row.logprobs.unwrap_or(0) as usize, |filters| Wants::of(&row, &filters).list);
+                let list = row.filters.map_or(row.logprobs.unwrap_or(0) as usize, |filters| SummarySpec::of(&row, &filters).list);
                 let mut starts: Vec<u32> = [0].into_iter().chain(cuts.iter().copied()).chain([VOCAB]).collect();
                 starts.dedup();
                 let mut parts: Vec<_> = starts.windows(2).map(|w| w[0]..w[1]).collect();

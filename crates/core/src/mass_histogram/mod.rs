@@ -258,14 +258,14 @@ impl MassHistogram {
     /// The bins that hold mass, highest first: lower edge in nats, and mass relative to that edge
     /// (1 = one token exactly at the edge).
     pub fn bins(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
-        self.cells().map(|(edge, mass)| (f64::from(edge), mass as f64 / f64::from(UNIT)))
+        self.integer_bins().map(|(edge, mass)| (f64::from(edge), mass as f64 / f64::from(UNIT)))
     }
 
     /// One unit of mass, relative to its bin's edge.
     pub(crate) const ONE_UNIT: f64 = 1.0 / UNIT as f64;
 
     /// The bins that hold mass, highest first: lower edge in nats, and mass in units.
-    pub(crate) fn cells(&self) -> impl Iterator<Item = (f32, u64)> + '_ {
+    pub(crate) fn integer_bins(&self) -> impl Iterator<Item = (f32, u64)> + '_ {
         let small = self.falling_from().map(|top| {
             let (_, [low, high]) = self.run();
             let masses = high.iter().rev().chain(low.iter().rev());

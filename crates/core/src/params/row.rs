@@ -66,7 +66,7 @@ impl<'a> RowParams<'a> {
     ) -> Result<Row<'a>, RowError> {
         let enabled = self.check_values_for(vocab_size)?;
         if let Some(knob) = enabled.without(can.knobs).iter().next() {
-            return Err(RowError::Unsupported { knob, instead: can.instead(plan) });
+            return Err(RowError::Unsupported { knob, alternative: can.alternative(plan) });
         }
         self.check_plan(can, plan)?;
         let greedy = self.temperature == 0.0;
@@ -219,7 +219,7 @@ impl<'a> RowParams<'a> {
     /// What the plan has room for.
     fn check_plan(&self, can: &Capabilities, plan: &Plan) -> Result<(), RowError> {
         if self.without_replacement && !can.without_replacement {
-            return Err(RowError::Unsupported { knob: Knob::WithoutReplacement, instead: can.instead(plan) });
+            return Err(RowError::Unsupported { knob: Knob::WithoutReplacement, alternative: can.alternative(plan) });
         }
         let beyond = |knob, asked: u32, planned: u32| RowError::BeyondPlan {
             knob,
@@ -263,13 +263,13 @@ impl<'a> RowParams<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::{Reference, Scheme};
+    use crate::reference::{Reference, ReferenceVariant};
     use crate::{Head, Matrix, PerturbedArgmax};
 
     fn checked(params: RowParams<'_>) -> Result<Row<'_>, RowError> {
         let weight = [0.0f32; 8];
         let head = Head::new(Matrix::new(&weight, 8, 1).unwrap()).unwrap();
-        let reference = Reference::new(head, Plan::default(), Scheme::Tiled);
+        let reference = Reference::new(head, Plan::default(), ReferenceVariant::Tiled);
         params.check(&[], &reference.capabilities(), &Plan::default(), 8)
     }
 

@@ -1,7 +1,7 @@
 //! A list of row parameters that keeps its memory from step to step.
 
 use super::RowParams;
-use crate::sampler::recycle;
+use crate::sampler::reuse_vec;
 
 /// Row parameters borrow from requests and histories, which change from step to step. This buffer lends its memory to the
 /// rows of one call at a time.
@@ -15,10 +15,10 @@ impl RowBuffer {
         rows: impl IntoIterator<Item = RowParams<'a>>,
         call: impl FnOnce(&[RowParams<'a>]) -> R,
     ) -> R {
-        let mut list = recycle(core::mem::take(&mut self.0));
+        let mut list = reuse_vec(core::mem::take(&mut self.0));
         list.extend(rows);
         let result = call(&list);
-        self.0 = recycle(list);
+        self.0 = reuse_vec(list);
         result
     }
 }

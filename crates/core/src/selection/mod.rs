@@ -1,11 +1,11 @@
 //! Which tokens a row's filters keep, from a summary of one pass.
 //!
-//! Filters look at a row in the order of falling logits ([`Place`](crate::winner::Place)), and what they keep is one run
+//! Filters look at a row in the order of falling logits ([`LogitRank`](crate::winner::LogitRank)), and what they keep is one run
 //! of that order. A pass leaves the first places as a list, and the whole row as a
 //! [`MassHistogram`](crate::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
 //! inside the list the kept set is known. Where it ends below the list at a known logit, or where a
 //! [`Frontier`](crate::Frontier) point can be placed by the histogram alone, the winner is known. What remains takes a
-//! second pass: one that sums the mass before the few points in doubt ([`Before`]), or one that lists the row down to a
+//! second pass: one that sums the mass before the few points in doubt ([`PrefixMass`]), or one that lists the row down to a
 //! logit, and with that list the same walk ends inside it.
 //!
 //! Masses are the integers of the histogram, summed bin by bin from the top, so the answer is a function of the row's
@@ -14,27 +14,27 @@
 //! mass, a token's own mass its limit to within 2^-25 of that, or a cut of top-n-sigma a logit to within n times 2^-32
 //! nat. In a row of equal logits masses are equal, so it is that set for every limit.
 
-mod answer;
-mod band;
-mod before;
-mod below;
-mod cells;
-mod filtering;
+mod cumulative_mass;
+mod filter_resolver;
 mod passes;
-mod seen;
+mod prefix_mass;
+mod rank_range;
+mod row_result;
+mod row_view;
 mod selector;
+mod tail_mass;
 #[cfg(test)]
 mod tests;
 mod typical;
 
-pub use answer::Answer;
-pub use band::Band;
-pub use before::Before;
-pub use below::Below;
-pub use filtering::{Filtered, Filtering, Need, Wants, largest, winner};
+pub use filter_resolver::{FilterResolver, FilteredRow, FollowUp, SummarySpec, largest, winner};
 pub use passes::{LIST_BYTES, next_pass};
-pub use seen::Seen;
+pub use prefix_mass::PrefixMass;
+pub use rank_range::RankRange;
+pub use row_result::RowResult;
+pub use row_view::RowView;
 pub use selector::Selector;
+pub use tail_mass::TailMass;
 
 use core::ops::Range;
 
@@ -44,7 +44,7 @@ pub enum Selection {
     /// These entries of the list.
     Listed(Range<usize>),
     /// These tokens, more than the list has.
-    Band(Band),
+    RankRange(RankRange),
     /// The first tokens until their mass reaches a limit, more than the list has; the histogram tells for most tokens
     /// whether they are kept.
     Prefix,

@@ -1,12 +1,12 @@
 //! The walk of a row's filters.
 
-use super::cells::{Cells, round_up};
+use super::cumulative_mass::{CumulativeMass, round_up};
 use super::typical::typical;
-use super::{Band, Before, Seen, Selection};
+use super::{PrefixMass, RankRange, RowView, Selection};
 use crate::filters::{Filter, Filters};
 use crate::frontier::Frontier;
 use crate::mass_histogram::edge_of;
-use crate::winner::{Candidate, Place};
+use crate::winner::{Candidate, LogitRank};
 
 /// Where the run of kept tokens ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +22,7 @@ enum End {
 /// The walk of a row's filters. Keeps its memory from row to row.
 #[derive(Clone, Debug, Default)]
 pub struct Selector {
-    cells: Cells,
+    cumulative: CumulativeMass,
     /// The first kept entry of the list.
     from: usize,
     /// The limits between which a prefix's mass ends; the smallest logit that it may hold.
@@ -37,13 +37,13 @@ const NEVER: Selection = Selection::Unlisted { floor: f32::NEG_INFINITY };
 
 impl Selector {
     /// Which tokens the filters keep; at least one.
-    pub fn select(&mut self, filters: &Filters, seen: &Seen<'_>) -> Selection {
-        self.cells.load(seen.mass, seen.list[0].logit);
+    pub fn select(&mut self, filters: &Filters, view: &RowView<'_>) -> Selection {
+        self.cumulative.load(view.mass, view.list[0].logit);
         self.from = 0;
-        let mut end = if seen.floor == f32::NEG_INFINITY { End::At(seen.list.len()) } else { End::All };
+        let mut end = if view.floor == f32::NEG_INFINITY { End::At(view.list.len()) } else { End::All };
         for (i, &filter) in filters.steps().iter().enumerate() {
             let last = i + 1 == filters.steps().len();
-            end = match self.step(filter, seen, end, last) {
+            end = match self.step(filter, view, end, last) {
                 Ok(end) => end,
                 Err(selection) => return selection,
             };
@@ -51,12 +51,12 @@ impl Selector {
         match end {
             End::At(end) => Selection::Listed(self.from..end),
             _ => {
-                let first = if self.from == 0 { Band::ALL.first } else { seen.list[self.from].place() };
+                let first = if self.from == 0 { RankRange::ALL.first } else { view.list[self.from].logit_rank() };
                 let last = match end {
-                    End::Above(logit) => Place { logit, token: u32::MAX },
-                    _ => Band::ALL.last,
+                    End::Above(logit) => LogitRank { logit, token: u32::MAX },
+                    _ => RankRange::ALL.last,
                 };
-                Selection::Band(Band { first, last })
+                Selection::RankRange(RankRange { first, last })
             }
         }
     }
@@ -66,8 +66,8 @@ impl Selector {
     ///
     /// # Errors
     /// The smallest logit that a list must hold.
-    pub fn winner(&self, selection: &Selection, seen: &Seen<'_>, frontier: &Frontier) -> Result<Candidate, f32> {
-        self.winner_knowing(selection, seen, frontier, &[])
+    pub fn winner(&self, selection: &Selection, view: &RowView<'_>, frontier: &Frontier) -> Result<Candidate, f32> {
+        self.winner_knowing(selection, view, frontier, &[])
     }
 
     /// [`Selector::winner`], with the mass before some points of the frontier.
@@ -77,20 +77,22 @@ impl Selector {
     pub fn winner_knowing(
         &self,
         selection: &Selection,
-        seen: &Seen<'_>,
+        view: &RowView<'_>,
         frontier: &Frontier,
-        known: &[Before],
+        known: &[PrefixMass],
     ) -> Result<Candidate, f32> {
         match selection {
-            Selection::Listed(kept) if kept.start == 0 => Ok(frontier.winner_from(seen.list[kept.end - 1].place())),
-            Selection::Band(band) if self.from == 0 => Ok(frontier.winner_from(band.last)),
-            Selection::Listed(kept) => Err(seen.list[kept.end - 1].logit),
-            Selection::Band(band) => Err(band.last.logit),
+            Selection::Listed(kept) if kept.start == 0 => {
+                Ok(frontier.winner_from(view.list[kept.end - 1].logit_rank()))
+            }
+            Selection::RankRange(band) if self.from == 0 => Ok(frontier.winner_from(band.last)),
+            Selection::Listed(kept) => Err(view.list[kept.end - 1].logit),
+            Selection::RankRange(band) => Err(band.last.logit),
             Selection::Unlisted { floor } => Err(*floor),
-            Selection::Prefix if self.from > 0 => Err(self.cells.floor_of(self.limits.1)),
+            Selection::Prefix if self.from > 0 => Err(self.cumulative.floor_of(self.limits.1)),
             Selection::Prefix => {
                 for point in frontier.iter() {
-                    match self.prefix_keeps(seen, point.place(), known) {
+                    match self.prefix_keeps(view, point.logit_rank(), known) {
                         Some(true) => return Ok(*point),
                         Some(false) => {}
                         None => return Err(edge_of(point.logit)),
@@ -101,16 +103,16 @@ impl Selector {
         }
     }
 
-    /// Appends the points of a frontier for which it takes the [mass before](Before) them to tell the winner; none where
+    /// Appends the points of a frontier for which it takes the [mass before](PrefixMass) them to tell the winner; none where
     /// that does not help.
-    pub fn doubts(&self, selection: &Selection, seen: &Seen<'_>, frontier: &Frontier, doubts: &mut Vec<Before>) {
-        let exact = self.limits.0 == self.limits.1 || seen.below.is_on();
+    pub fn doubts(&self, selection: &Selection, view: &RowView<'_>, frontier: &Frontier, doubts: &mut Vec<PrefixMass>) {
+        let exact = self.limits.0 == self.limits.1 || view.tail.is_on();
         if *selection == Selection::Prefix && self.from == 0 && exact {
             for point in frontier.iter() {
-                match self.prefix_keeps(seen, point.place(), &[]) {
+                match self.prefix_keeps(view, point.logit_rank(), &[]) {
                     Some(true) => return,
                     Some(false) => {}
-                    None => doubts.push(Before::new(point.place())),
+                    None => doubts.push(PrefixMass::new(point.logit_rank())),
                 }
             }
         }
@@ -119,55 +121,55 @@ impl Selector {
     /// A number of tokens that those with a logit of at least `floor` cannot be more than, as far as the masses tell (and
     /// but for those that a filter dropped from the top).
     pub fn most_count(&self, floor: f32) -> u64 {
-        self.cells.most_count(floor)
+        self.cumulative.most_count(floor)
     }
 
     /// The floor of a list that holds all that the filters keep.
-    pub fn floor(&self, selection: &Selection, seen: &Seen<'_>) -> f32 {
+    pub fn floor(&self, selection: &Selection, view: &RowView<'_>) -> f32 {
         match selection {
-            Selection::Listed(kept) => seen.list[kept.end - 1].logit,
-            Selection::Band(band) if band.last == Band::ALL.last => f32::NEG_INFINITY,
-            Selection::Band(band) => band.last.logit,
-            Selection::Prefix => self.cells.floor_of(self.limits.1).max(self.prefix_floor),
+            Selection::Listed(kept) => view.list[kept.end - 1].logit,
+            Selection::RankRange(band) if band.last == RankRange::ALL.last => f32::NEG_INFINITY,
+            Selection::RankRange(band) => band.last.logit,
+            Selection::Prefix => self.cumulative.floor_of(self.limits.1).max(self.prefix_floor),
             Selection::Unlisted { floor } => *floor,
         }
     }
 
     /// One filter; `Err` is an answer that ends the walk.
-    fn step(&mut self, filter: Filter, seen: &Seen<'_>, end: End, last: bool) -> Result<End, Selection> {
-        let until = if let End::At(end) = end { end } else { seen.list.len() };
-        let first = f64::from(seen.list[self.from].logit);
+    fn step(&mut self, filter: Filter, view: &RowView<'_>, end: End, last: bool) -> Result<End, Selection> {
+        let until = if let End::At(end) = end { end } else { view.list.len() };
+        let first = f64::from(view.list[self.from].logit);
         match filter {
             Filter::TopK(k) => match (self.from + k as usize, end) {
                 (at, _) if at <= until => Ok(End::At(at)),
                 (_, End::At(_)) => Ok(end),
-                (_, End::Above(t)) => Err(Selection::Unlisted { floor: t.max(self.cells.floor_of_count(k)) }),
-                (_, End::All) => Err(Selection::Unlisted { floor: self.cells.floor_of_count(k) }),
+                (_, End::Above(t)) => Err(Selection::Unlisted { floor: t.max(self.cumulative.floor_of_count(k)) }),
+                (_, End::All) => Err(Selection::Unlisted { floor: self.cumulative.floor_of_count(k) }),
             },
-            Filter::MinP(p) => self.above(round_up(first + f64::from(p).ln()), seen, end),
-            Filter::TopNSigma(n) => self.above(round_up(first - f64::from(n) * seen.moments.deviation()), seen, end),
+            Filter::MinP(p) => self.above(round_up(first + f64::from(p).ln()), view, end),
+            Filter::TopNSigma(n) => self.above(round_up(first - f64::from(n) * view.moments.deviation()), view, end),
             Filter::Epsilon(epsilon) => {
-                let (low, high) = self.threshold(epsilon, seen, end);
-                let (a, b) = (self.above(low, seen, end)?, self.above(high, seen, end)?);
+                let (low, high) = self.threshold(epsilon, view, end);
+                let (a, b) = (self.above(low, view, end)?, self.above(high, view, end)?);
                 if a == b { Ok(a) } else { Err(Selection::Unlisted { floor: low }) }
             }
             Filter::Xtc(p) => {
-                let (low, high) = self.threshold(p, seen, end);
-                let (a, b) = (self.above(low, seen, end)?, self.above(high, seen, end)?);
+                let (low, high) = self.threshold(p, view, end);
+                let (a, b) = (self.above(low, view, end)?, self.above(high, view, end)?);
                 match (a, b) {
                     (End::At(a), End::At(b)) if a == b => {
-                        self.drop_first(seen, a - 1 - self.from);
+                        self.drop_first(view, a - 1 - self.from);
                         Ok(end)
                     }
                     _ => Err(Selection::Unlisted { floor: low }),
                 }
             }
-            Filter::TopP(p) => self.prefix(p, seen, end, last),
+            Filter::TopP(p) => self.prefix(p, view, end, last),
             Filter::TypicalP(p) => match end {
                 End::At(end) => {
-                    let kept = typical(&seen.list[self.from..end], f64::from(p));
+                    let kept = typical(&view.list[self.from..end], f64::from(p));
                     let end = self.from + kept.end;
-                    self.drop_first(seen, kept.start);
+                    self.drop_first(view, kept.start);
                     Ok(End::At(end))
                 }
                 End::Above(floor) => Err(Selection::Unlisted { floor }),
@@ -177,14 +179,14 @@ impl Selector {
     }
 
     /// The first tokens whose mass reaches `p` of the kept ones'.
-    fn prefix(&mut self, p: f32, seen: &Seen<'_>, end: End, last: bool) -> Result<End, Selection> {
-        let until = if let End::At(end) = end { end } else { seen.list.len() };
-        let (low, high) = self.total(seen, end);
+    fn prefix(&mut self, p: f32, view: &RowView<'_>, end: End, last: bool) -> Result<End, Selection> {
+        let until = if let End::At(end) = end { end } else { view.list.len() };
+        let (low, high) = self.total(view, end);
         let limits = (f64::from(p) * low, f64::from(p) * high);
         let reach = |limit| {
             let reached = match end {
-                End::At(_) => self.cells.reached(limit),
-                _ => self.cells.reach(&seen.list[self.from..until], limit),
+                End::At(_) => self.cumulative.reached(limit),
+                _ => self.cumulative.reach(&view.list[self.from..until], limit),
             };
             reached.map(|n| self.from + n)
         };
@@ -193,62 +195,62 @@ impl Selector {
         match (first, second, end) {
             (Some(a), Some(b), _) if a == b => Ok(End::At(a)),
             (_, _, End::At(_)) => Ok(end),
-            (a, b, _) if last && (seen.below.is_on() || a.is_none() && b.is_none()) => {
+            (a, b, _) if last && (view.tail.is_on() || a.is_none() && b.is_none()) => {
                 self.limits = limits;
                 self.holds_list = a.is_none() && b.is_none();
                 self.prefix_floor = if let End::Above(t) = end { t } else { f32::NEG_INFINITY };
                 Err(Selection::Prefix)
             }
             (_, _, End::Above(t)) => Err(Selection::Unlisted { floor: t }),
-            (_, _, End::All) => Err(Selection::Unlisted { floor: self.cells.floor_of(limits.1) }),
+            (_, _, End::All) => Err(Selection::Unlisted { floor: self.cumulative.floor_of(limits.1) }),
         }
     }
 
     /// Keeps logits of at least `t`, and one token always.
-    fn above(&self, t: f32, seen: &Seen<'_>, end: End) -> Result<End, Selection> {
-        let at = seen.list.partition_point(|c| c.logit >= t).max(self.from + 1);
+    fn above(&self, t: f32, view: &RowView<'_>, end: End) -> Result<End, Selection> {
+        let at = view.list.partition_point(|c| c.logit >= t).max(self.from + 1);
         Ok(match end {
             End::At(end) => End::At(end.min(at)),
-            _ if at < seen.list.len() || t >= seen.floor => End::At(at),
+            _ if at < view.list.len() || t >= view.floor => End::At(at),
             End::Above(s) => End::Above(s.max(t)),
             End::All => End::Above(t),
         })
     }
 
     /// The logits between which the least lies that has a probability of `p` among the kept tokens.
-    fn threshold(&mut self, p: f32, seen: &Seen<'_>, end: End) -> (f32, f32) {
-        let (low, high) = self.total(seen, end);
-        let logit = |mass: f64| self.cells.least_logit(f64::from(p) * mass);
+    fn threshold(&mut self, p: f32, view: &RowView<'_>, end: End) -> (f32, f32) {
+        let (low, high) = self.total(view, end);
+        let logit = |mass: f64| self.cumulative.least_logit(f64::from(p) * mass);
         (logit(low), logit(high))
     }
 
     /// Drops the first `n` of the kept tokens.
-    fn drop_first(&mut self, seen: &Seen<'_>, n: usize) {
-        self.cells.remove(&seen.list[self.from..self.from + n]);
+    fn drop_first(&mut self, view: &RowView<'_>, n: usize) {
+        self.cumulative.remove(&view.list[self.from..self.from + n]);
         self.from += n;
     }
 
     /// The mass of the kept tokens relative to the highest edge: not below the first, not above the second.
-    fn total(&mut self, seen: &Seen<'_>, end: End) -> (f64, f64) {
+    fn total(&mut self, view: &RowView<'_>, end: End) -> (f64, f64) {
         let both = |mass| (mass, mass);
         match end {
-            End::At(end) => both(self.cells.sum(&seen.list[self.from..end])),
-            End::All if seen.below.is_on() => seen.below.whole(self.cells.top, self.cells.whole()),
-            End::All => both(self.cells.whole()),
-            End::Above(t) => self.cells.above(t, &seen.list[self.from..]),
+            End::At(end) => both(self.cumulative.sum(&view.list[self.from..end])),
+            End::All if view.tail.is_on() => view.tail.whole(self.cumulative.top, self.cumulative.whole()),
+            End::All => both(self.cumulative.whole()),
+            End::Above(t) => self.cumulative.above(t, &view.list[self.from..]),
         }
     }
 
     /// Whether the prefix holds a token, as far as the masses tell: it does when the mass before it is below the limit.
-    fn prefix_keeps(&self, seen: &Seen<'_>, place: Place, known: &[Before]) -> Option<bool> {
-        if seen.list.last().is_some_and(|last| place.reaches(&last.place())) {
+    fn prefix_keeps(&self, view: &RowView<'_>, rank: LogitRank, known: &[PrefixMass]) -> Option<bool> {
+        if view.list.last().is_some_and(|last| rank.is_at_or_before(&last.logit_rank())) {
             return self.holds_list.then_some(true);
         }
         // Below the floor a pass may have left masses out: a bin can hold less there than the token itself weighs.
-        if place.logit < self.prefix_floor {
+        if rank.logit < self.prefix_floor {
             return Some(false);
         }
-        let (least, most) = self.cells.before(place, seen.below.floor(), seen.list, known);
+        let (least, most) = self.cumulative.before(rank, view.tail.floor(), view.list, known);
         if least >= self.limits.1 {
             Some(false)
         } else if most < self.limits.0 {

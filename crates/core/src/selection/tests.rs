@@ -36,16 +36,20 @@ impl Row {
             frontier.push(*c);
         }
         sorted.sort_by(|a, b| {
-            if a.place().reaches(&b.place()) { core::cmp::Ordering::Less } else { core::cmp::Ordering::Greater }
+            if a.logit_rank().is_at_or_before(&b.logit_rank()) {
+                core::cmp::Ordering::Less
+            } else {
+                core::cmp::Ordering::Greater
+            }
         });
         Row { sorted, mass, moments, frontier }
     }
 
     /// What a second pass lists.
-    fn list(&self, floor: f32) -> Seen<'_> {
+    fn list(&self, floor: f32) -> RowView<'_> {
         let n = self.sorted.partition_point(|c| c.logit >= floor).max(1);
         let floor = if n == self.sorted.len() { f32::NEG_INFINITY } else { floor };
-        Seen { list: &self.sorted[..n], floor, mass: &self.mass, below: Below::default(), moments: &self.moments }
+        RowView { list: &self.sorted[..n], floor, mass: &self.mass, tail: TailMass::default(), moments: &self.moments }
     }
 }
 
@@ -123,49 +127,49 @@ proptest! {
         let want = row.sorted[kept.clone()].iter().fold(Candidate::NONE, |w, c| w.merge(*c));
 
         let few = &row.sorted[..limit.min(row.sorted.len())];
-        let seen = Seen::first(few, limit, &row.mass, &row.moments);
-        let first = selector.select(&filters, &seen);
+        let view = RowView::first(few, limit, &row.mass, &row.moments);
+        let first = selector.select(&filters, &view);
         if let Selection::Listed(listed) = &first {
             prop_assert_eq!(listed, &kept);
         }
-        if let Selection::Band(band) = &first {
-            let inside: Vec<_> = (0..row.sorted.len()).filter(|&i| band.contains(row.sorted[i].place())).collect();
+        if let Selection::RankRange(band) = &first {
+            let inside: Vec<_> = (0..row.sorted.len()).filter(|&i| band.contains(row.sorted[i].logit_rank())).collect();
             prop_assert_eq!(inside, kept.clone().collect::<Vec<_>>());
         }
-        match selector.winner(&first, &seen, &row.frontier) {
+        match selector.winner(&first, &view, &row.frontier) {
             Ok(winner) => prop_assert_eq!(winner, want),
             Err(floor) => prop_assert!(floor < f32::INFINITY),
         }
         // What lies before the points in doubt tells, in two parts as well.
         let mut doubts = Vec::new();
-        selector.doubts(&first, &seen, &row.frontier, &mut doubts);
+        selector.doubts(&first, &view, &row.frontier, &mut doubts);
         if !doubts.is_empty() {
-            prop_assert!(selector.winner(&first, &seen, &row.frontier).is_err());
+            prop_assert!(selector.winner(&first, &view, &row.frontier).is_err());
             let (head, tail) = logits.split_at(logits.len() / 2);
             for doubt in &mut doubts {
-                let mut other = Before::new(doubt.place);
+                let mut other = PrefixMass::new(doubt.rank);
                 other.extend_from_slice(head.len() as u32, tail);
                 doubt.extend_from_slice(0, head);
                 doubt.merge(&other);
             }
-            prop_assert_eq!(selector.winner_knowing(&first, &seen, &row.frontier, &doubts), Ok(want));
+            prop_assert_eq!(selector.winner_knowing(&first, &view, &row.frontier, &doubts), Ok(want));
         }
         if !steps.iter().any(|f| matches!(f, Filter::Xtc(_) | Filter::TypicalP(_))) {
-            let floor = selector.floor(&first, &seen);
+            let floor = selector.floor(&first, &view);
             prop_assert!(selector.most_count(floor) >= row.sorted.partition_point(|c| c.logit >= floor) as u64);
         }
         // Masses are not looked at where they are said not to be needed.
         if !filters.need_mass_beyond(few.len()) {
-            let unweighed = Seen { mass: &MassHistogram::default(), ..seen };
+            let unweighed = RowView { mass: &MassHistogram::default(), ..view };
             prop_assert_eq!(&selector.select(&filters, &unweighed), &first);
         }
         // Longer lists tell, the whole row at the latest.
-        let (mut selection, mut seen) = (first, seen);
+        let (mut selection, mut view) = (first, view);
         for pass in 0..3 {
             if !matches!(selection, Selection::Listed(_)) {
-                let floor = if pass < 2 { selector.floor(&selection, &seen) } else { f32::NEG_INFINITY };
-                seen = row.list(floor);
-                selection = selector.select(&filters, &seen);
+                let floor = if pass < 2 { selector.floor(&selection, &view) } else { f32::NEG_INFINITY };
+                view = row.list(floor);
+                selection = selector.select(&filters, &view);
             }
         }
         prop_assert_eq!(selection, Selection::Listed(kept));
@@ -186,13 +190,13 @@ proptest! {
         let few = &row.sorted[..limit.min(row.sorted.len())];
         let answer = |mass| {
             let (mut selector, mut doubts) = (Selector::default(), Vec::new());
-            let seen = Seen::first(few, limit, mass, &row.moments);
-            let selection = selector.select(&filters, &seen);
-            selector.doubts(&selection, &seen, &row.frontier, &mut doubts);
+            let view = RowView::first(few, limit, mass, &row.moments);
+            let selection = selector.select(&filters, &view);
+            selector.doubts(&selection, &view, &row.frontier, &mut doubts);
             doubts.iter_mut().for_each(|doubt| doubt.extend_from_slice(0, &logits));
-            let first = selector.winner(&selection, &seen, &row.frontier);
-            let winner = selector.winner_knowing(&selection, &seen, &row.frontier, &doubts);
-            let floor = selector.floor(&selection, &seen);
+            let first = selector.winner(&selection, &view, &row.frontier);
+            let winner = selector.winner_knowing(&selection, &view, &row.frontier, &doubts);
+            let floor = selector.floor(&selection, &view);
             (selection, first, winner, doubts, floor, selector.most_count(floor))
         };
         prop_assert_eq!(answer(&less), answer(&row.mass));
@@ -205,9 +209,9 @@ proptest! {
     ) {
         let (row, filters) = (Row::new(&logits, seed), of(&[Filter::TopP(p)]));
         // Two workers, each with a floor after some of its tokens.
-        let (mut mass, mut below) = <(MassHistogram, Below)>::default();
+        let (mut mass, mut below) = <(MassHistogram, TailMass)>::default();
         for (half, ((floor, after), error)) in floors.into_iter().zip(errors).enumerate() {
-            let (mut own, mut rest) = <(MassHistogram, Below)>::default();
+            let (mut own, mut rest) = <(MassHistogram, TailMass)>::default();
             let part: Vec<f32> = logits.iter().copied().skip(half).step_by(2).collect();
             let (first, others) = part.split_at(after.min(part.len()));
             own.extend_from_slice(first);
@@ -232,38 +236,38 @@ proptest! {
         let reaching = row.sorted.iter().filter(|c| c.logit >= below.floor()).map(|c| f64::from(c.logit).exp()).sum::<f64>();
         prop_assert!(!below.is_spared(&mass, p) || row.sorted[kept.end - 1].logit >= below.floor());
         prop_assert!(below.is_spared(&mass, p) || reaching < f64::from(p) * whole * 1.001);
-        let seen = Seen { below, ..Seen::first(few, limit, &mass, &row.moments) };
-        let selection = selector.select(&filters, &seen);
+        let view = RowView { tail: below, ..RowView::first(few, limit, &mass, &row.moments) };
+        let selection = selector.select(&filters, &view);
         if let Selection::Listed(listed) = &selection {
             prop_assert_eq!(listed, &kept);
         }
-        if let Ok(winner) = selector.winner(&selection, &seen, &row.frontier) {
+        if let Ok(winner) = selector.winner(&selection, &view, &row.frontier) {
             prop_assert_eq!(winner, want);
             return Ok(());
         }
         // Another pass puts what is below the floor into bins.
-        selector.doubts(&selection, &seen, &row.frontier, &mut doubts);
+        selector.doubts(&selection, &view, &row.frontier, &mut doubts);
         doubts.iter_mut().for_each(|doubt| doubt.extend_from_slice(0, &logits));
         let mut mass = mass.clone();
         mass.clear_below(below.floor());
         mass.extend_below(&logits, below.floor());
         prop_assert_eq!(&mass, &row.mass);
-        let seen = Seen { mass: &mass, below: Below::default(), ..seen };
-        let selection = selector.select(&filters, &seen);
+        let view = RowView { mass: &mass, tail: TailMass::default(), ..view };
+        let selection = selector.select(&filters, &view);
         prop_assert!(!doubts.is_empty());
-        prop_assert_eq!(selector.winner_knowing(&selection, &seen, &row.frontier, &doubts), Ok(want));
+        prop_assert_eq!(selector.winner_knowing(&selection, &view, &row.frontier, &doubts), Ok(want));
     }
 
     #[test]
     fn a_guess_leaves_no_more_below_than_its_share(
         bulk in prop::collection::vec(-8f32..8.0, 64..400), peak in -8f32..20.0, share in 0.01f64..0.3, times in 1u64..40,
     ) {
-        let mut seen = MassHistogram::default();
-        seen.extend_from_slice(&bulk);
-        let mut below = Below::default();
+        let mut view = MassHistogram::default();
+        view.extend_from_slice(&bulk);
+        let mut below = TailMass::default();
         let tokens = bulk.len() as u64;
         let largest = bulk.iter().copied().fold(peak, f32::max);
-        if let Some(floor) = below.guess(&seen, tokens, tokens * times, largest, share) {
+        if let Some(floor) = below.guess(&view, tokens, tokens * times, largest, share) {
             let times = times as f64;
             let weight = |logit: &f32| f64::from(*logit).exp();
             let under: f64 = bulk.iter().filter(|&&logit| logit < floor).map(weight).sum();
@@ -272,7 +276,7 @@ proptest! {
             below.raise(floor);
             prop_assert_eq!(below.floor(), floor);
             // As much again is not left below it.
-            prop_assert!(below.guess(&seen, tokens, tokens, largest, share).is_none_or(|higher| higher > floor));
+            prop_assert!(below.guess(&view, tokens, tokens, largest, share).is_none_or(|higher| higher > floor));
         }
     }
 
@@ -318,8 +322,8 @@ fn a_mass_of_exactly_p_is_reached_among_many_equal_tokens() {
                 let whole = selector.select(&filters, &row.list(f32::NEG_INFINITY));
                 assert_eq!(whole, Selection::Listed(0..want), "{n} tokens of logit {logit}, p {p}");
                 // The first 64 alone, and the mass before the last kept token and before the next.
-                let seen = Seen::first(&row.sorted[..64], 64, &row.mass, &row.moments);
-                let first = selector.select(&filters, &seen);
+                let view = RowView::first(&row.sorted[..64], 64, &row.mass, &row.moments);
+                let first = selector.select(&filters, &view);
                 if want <= 64 {
                     assert_eq!(first, whole, "{n} tokens, p {p}");
                     continue;
@@ -328,10 +332,10 @@ fn a_mass_of_exactly_p_is_reached_among_many_equal_tokens() {
                     let Some(&point) = row.sorted.get(at) else { continue };
                     let mut frontier = Frontier::default();
                     frontier.push(point);
-                    let mut before = Before::new(point.place());
+                    let mut before = PrefixMass::new(point.logit_rank());
                     before.extend_from_slice(0, &vec![logit; n as usize]);
-                    let found = selector.winner_knowing(&first, &seen, &frontier, &[before]);
-                    assert_eq!(found.is_ok(), kept, "{n} tokens of logit {logit}, p {p}, place {at}");
+                    let found = selector.winner_knowing(&first, &view, &frontier, &[before]);
+                    assert_eq!(found.is_ok(), kept, "{n} tokens of logit {logit}, p {p}, rank {at}");
                 }
             }
         }
@@ -359,11 +363,12 @@ fn a_probability_of_exactly_the_limit_reaches_it_and_one_right_below_does_not() 
                     let whole = selector.select(&filters, &row.list(f32::NEG_INFINITY));
                     assert_eq!(whole, Selection::Listed(want.clone()), "{filter:?}, {n} of {logit}");
                     // The first two alone.
-                    let first = selector.select(&filters, &Seen::first(&row.sorted[..2], 2, &row.mass, &row.moments));
-                    let holds = |band: Band| row.sorted.iter().all(|c| band.contains(c.place()));
+                    let first =
+                        selector.select(&filters, &RowView::first(&row.sorted[..2], 2, &row.mass, &row.moments));
+                    let holds = |band: RankRange| row.sorted.iter().all(|c| band.contains(c.logit_rank()));
                     let agrees = match first {
                         Selection::Listed(listed) => listed == want,
-                        Selection::Band(band) => want.len() == n as usize && holds(band),
+                        Selection::RankRange(band) => want.len() == n as usize && holds(band),
                         _ => matches!(filter, Filter::Xtc(_)),
                     };
                     assert!(agrees, "{filter:?}, {n} of {logit}, from two");
@@ -379,9 +384,9 @@ fn half_of_any_number_of_equal_logits_is_half_of_them() {
         let filters = Filters::new([Some(filter), None, None, None, None, None, None], 1.0);
         for n in 1..400 {
             let row = Row::new(&vec![-7.3; n], 1);
-            let (want, seen) = (0..n.div_ceil(2), row.list(f32::NEG_INFINITY));
+            let (want, view) = (0..n.div_ceil(2), row.list(f32::NEG_INFINITY));
             assert_eq!(reference::kept(&filters, &row.sorted), want, "{filter:?}, the reference");
-            assert_eq!(Selector::default().select(&filters, &seen), Selection::Listed(want), "{filter:?}");
+            assert_eq!(Selector::default().select(&filters, &view), Selection::Listed(want), "{filter:?}");
         }
     }
 }

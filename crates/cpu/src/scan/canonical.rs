@@ -1,17 +1,17 @@
 //! The canonical option: near ties are decided by dot products that every machine computes alike.
 //!
-//! A pass keeps, beside the best candidate, all those within a slack of it ([`near_ties`](flash_sampling_core::near_ties));
+//! A pass keeps, beside the best candidate, all those within a slack of it ([`error_bounds`](flash_sampling_core::error_bounds));
 //! each is then evaluated again as the [reference](flash_sampling_core::reference) does.
 
 use flash_sampling_core::canonical::{canonical_logit, norm};
-use flash_sampling_core::near_ties::NearTies;
+use flash_sampling_core::error_bounds::ScoreBound;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Domain, Head, Matrix, TopList, Winner};
 
 /// What the canonical option needs of a head, found once.
 #[derive(Debug)]
 pub(crate) struct Canonical {
-    near_ties: NearTies,
+    error_bounds: ScoreBound,
     hidden: Vec<f32>,
     weight_row: Vec<f32>,
     list: TopList,
@@ -20,7 +20,7 @@ pub(crate) struct Canonical {
 impl Canonical {
     pub(crate) fn new(head: &Head<'_>) -> Self {
         Canonical {
-            near_ties: NearTies::new(head),
+            error_bounds: ScoreBound::new(head),
             hidden: vec![0.0; head.hidden()],
             weight_row: vec![0.0; head.hidden()],
             list: TopList::default(),
@@ -30,7 +30,7 @@ impl Canonical {
     /// The slack of a row; its hidden state is row `r` of `input`.
     pub(crate) fn slack(&mut self, head: &Head<'_>, row: &Row<'_>, input: &Matrix<'_>, r: usize) -> f32 {
         input.row_to_f32(r, &mut self.hidden);
-        self.near_ties.row(head, row, norm(&self.hidden)).slack()
+        self.error_bounds.row(head, row, norm(&self.hidden)).slack()
     }
 
     /// Sets the hidden state that [`Canonical::resolve`] works with.
@@ -63,7 +63,7 @@ impl Canonical {
             }
         }
         let last = list.as_slice().last().map_or(0.0, |c| c.winner.score);
-        if self.near_ties.row(head, row, norm(&self.hidden)).leaves_open(last) {
+        if self.error_bounds.row(head, row, norm(&self.hidden)).leaves_open(last) {
             list.reset(limit, 0.0);
             for token in head.tokens() {
                 let candidate = self.candidate(head, row, draw, token);

@@ -12,8 +12,8 @@ use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use flash_sampling_core::sampler::recycle;
-use flash_sampling_core::selection::Filtering;
+use flash_sampling_core::sampler::reuse_vec;
+use flash_sampling_core::selection::FilterResolver;
 use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, Variant};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub(crate) struct Engine {
     rows: Rows<'static>,
     adjustments: ParallelAdjustments,
     /// One a worker.
-    pub(crate) filtering: Vec<Filtering>,
+    pub(crate) resolver: Vec<FilterResolver>,
     /// The rows that take part in a pass, ascending.
     pub(crate) members: Vec<usize>,
     pub(crate) known: Arc<SharedBounds>,
@@ -93,7 +93,7 @@ impl Engine {
             })
             .collect();
         let rows = Vec::with_capacity(plan.max_rows);
-        let filtering = (0..threads.count()).map(|_| Filtering::default()).collect();
+        let resolver = (0..threads.count()).map(|_| FilterResolver::default()).collect();
         Ok(Engine {
             plan,
             weight,
@@ -103,7 +103,7 @@ impl Engine {
             workers,
             rows,
             adjustments: ParallelAdjustments::default(),
-            filtering,
+            resolver,
             known,
             members: Vec::new(),
             raw_draws: Vec::new(),
@@ -172,12 +172,12 @@ impl Engine {
 
     /// Takes the memory for a call's rows; [`Engine::end`] takes it back.
     pub(crate) fn take_rows<'a>(&mut self) -> Rows<'a> {
-        recycle(core::mem::take(&mut self.rows))
+        reuse_vec(core::mem::take(&mut self.rows))
     }
 
     /// Takes the memory of a call's rows back.
     pub(crate) fn end(&mut self, rows: Rows<'_>) {
-        self.rows = recycle(rows);
+        self.rows = reuse_vec(rows);
     }
 
     /// Takes the memory of a call's adjustments back.

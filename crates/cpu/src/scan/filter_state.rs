@@ -1,10 +1,10 @@
 //! What a pass keeps of rows with filters.
 //!
-//! The first pass leaves the largest logits, the masses and, per draw, a [`Frontier`]; [`Filtering`] decides from these. A
+//! The first pass leaves the largest logits, the masses and, per draw, a [`Frontier`]; [`FilterResolver`] decides from these. A
 //! row that they do not decide takes another pass: one that sums the mass before the few points of the frontier that are in
 //! doubt, one that lists the row down to a floor, or the first one again, without a mass cutoff.
 //!
-//! [`Filtering`]: flash_sampling_core::selection::Filtering
+//! [`FilterResolver`]: flash_sampling_core::selection::FilterResolver
 
 use crate::scan::logit_cache::CachedRow;
 use crate::scan::mass_cutoff::MassCutoff;
@@ -12,7 +12,7 @@ use crate::scan::prefetch::prefetch;
 use crate::scan::top_k_buffer::TopKBuffer;
 use crate::simd::SPAN;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::selection::{Answer, Before, Need, Wants};
+use flash_sampling_core::selection::{FollowUp, PrefixMass, RowResult, SummarySpec};
 use flash_sampling_core::{Filters, Frontier, Moments};
 
 /// What a row takes part in a pass for.
@@ -21,7 +21,7 @@ pub(crate) enum PassKind {
     /// Everything that it asks for.
     Summary,
     /// The mass before the points in doubt, and that of all logits below `below`.
-    Before { below: f32 },
+    PrefixMass { below: f32 },
     /// Every token with a logit of at least `floor`, in this list of the worker.
     List { floor: f32, slot: usize },
 }
@@ -53,10 +53,10 @@ pub(crate) struct FilterState {
     pub(crate) frontiers: Vec<Frontier>,
     pub(crate) used: usize,
     /// The mass before the points in doubt.
-    pub(crate) doubts: Vec<Before>,
-    pub(crate) answer: Answer,
+    pub(crate) doubts: Vec<PrefixMass>,
+    pub(crate) result: RowResult,
     /// What it takes to answer it, where that is not decided.
-    pub(crate) need: Option<Need>,
+    pub(crate) follow_up: Option<FollowUp>,
     /// Whether its floor was too high, so that the first pass is done again without one.
     pub(crate) missed: bool,
 }
@@ -65,21 +65,21 @@ impl FilterState {
     /// Empties it for a row's first pass; whether the row needs its masses. `short`: its list may be shorter, and masses have a
     /// floor, in rows where that decides as a rule.
     pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters, short: Option<ListBudget>) -> bool {
-        let wants = Wants::of(row, filters);
+        let spec = SummarySpec::of(row, filters);
         self.moments = filters.moments();
         self.largest_logit = f32::NEG_INFINITY;
-        self.used = wants.frontiers;
+        self.used = spec.frontiers;
         self.frontiers.resize_with(self.used.max(self.frontiers.len()), Frontier::default);
         self.frontiers.iter_mut().for_each(Frontier::clear);
-        let prefix = short.filter(|_| wants.prefix);
-        self.largest.begin(wants.list, prefix.map_or(wants.list, |short| short.list));
+        let prefix = short.filter(|_| spec.prefix);
+        self.largest.begin(spec.list, prefix.map_or(spec.list, |short| short.list));
         self.floor.begin(prefix.and_then(|_| filters.lone_top_p()));
         self.run.begin(prefix.is_some_and(|short| short.above));
         self.follows = short.is_some() && (self.floor.may_rise() || filters.hopeless(0.0) > f32::NEG_INFINITY);
         self.doubts.clear();
         self.missed = false;
-        self.answer.begin();
-        wants.mass
+        self.result.begin();
+        spec.mass
     }
 
     /// Fetches the frontiers, before [`FilterState::prefetch_points`] looks into them.
@@ -110,7 +110,7 @@ impl FilterState {
         self.moments.merge(&other.moments);
         self.largest.merge(&other.largest);
         self.largest_logit = self.largest_logit.max(other.largest_logit);
-        self.floor.below.merge(&other.floor.below);
+        self.floor.tail.merge(&other.floor.tail);
         self.floor.holds(other.floor.lowest);
         self.frontiers_mut().iter_mut().zip(other.frontiers()).for_each(|(a, b)| a.merge(b));
     }
@@ -118,7 +118,7 @@ impl FilterState {
     /// Adds a tile, `top` its largest logit, to the mass before the points in doubt.
     #[inline(always)]
     pub(crate) fn add_before(&mut self, first: u32, spans: &[[f32; SPAN]], top: f32) {
-        Before::extend_all(&mut self.doubts, first, spans.as_flattened(), top);
+        PrefixMass::extend_all(&mut self.doubts, first, spans.as_flattened(), top);
     }
 
     /// Adds the mass that another worker has seen before the points in doubt.

@@ -8,8 +8,8 @@
 
 use crate::simd::SPAN;
 use flash_sampling_core::MassHistogram;
-use flash_sampling_core::selection::Before;
-use flash_sampling_core::winner::Place;
+use flash_sampling_core::selection::PrefixMass;
+use flash_sampling_core::winner::LogitRank;
 
 /// Logits of a call that there is room for, of so many: rows as language models have them need 26%. Each worker has room
 /// for some more of a row: before its floor is well known, and where it takes more tiles than others.
@@ -142,10 +142,10 @@ impl LogitCache {
     /// `floor`; `None` where that does not tell.
     pub(crate) fn before<'a>(
         workers: impl Iterator<Item = (&'a LogitCache, CachedRow)> + Clone,
-        place: Place,
+        rank: LogitRank,
         floor: f32,
-    ) -> Option<Before> {
-        let edge = MassHistogram::edge(place.logit);
+    ) -> Option<PrefixMass> {
+        let edge = MassHistogram::edge(rank.logit);
         // Sizes at which a mass is that of its entry.
         if edge < floor || edge.abs() > 1e5 || !workers.clone().all(|(_, run)| run.complete) {
             return None;
@@ -153,13 +153,13 @@ impl LogitCache {
         let next = edge + 0.125;
         let (mut mass, mut equal) = (0, 0);
         for logit in workers.flat_map(|(above, run)| above.logits(run)) {
-            if logit > place.logit && logit < next {
+            if logit > rank.logit && logit < next {
                 mass += u64::from(MassHistogram::entry_of(logit) as u32);
             }
-            equal += u32::from(logit == place.logit);
+            equal += u32::from(logit == rank.logit);
         }
         // Of equal logits the lower token comes first, and tokens are not kept.
-        (equal == 1).then(|| Before::with_mass(place, mass))
+        (equal == 1).then(|| PrefixMass::with_mass(rank, mass))
     }
 }
 
@@ -178,8 +178,8 @@ mod tests {
             let at = at % logits.len();
             let (a, b) = (splits.0 % logits.len(), splits.1 % logits.len());
             let (a, b) = (a.min(b), a.max(b));
-            let place = Place { logit: logits[at], token: at as u32 };
-            let mut plain = Before::new(place);
+            let rank = LogitRank { logit: logits[at], token: at as u32 };
+            let mut plain = PrefixMass::new(rank);
             plain.extend_from_slice(0, &logits);
             // Two workers, one of them with two tiles, and a tile of another row between them.
             let mut workers = [LogitCache::default(), LogitCache::default()];
@@ -191,12 +191,12 @@ mod tests {
             workers[0].extend(&mut other, reaching(&logits));
             workers[0].extend(&mut runs[0], reaching(&logits[a..b]));
             workers[1].extend(&mut runs[1], reaching(&logits[b..]));
-            let told = LogitCache::before(workers.iter().zip(runs), place, floor);
-            let equal = logits.iter().filter(|&&logit| logit == place.logit).count();
-            let inside = MassHistogram::edge(place.logit) >= floor;
+            let told = LogitCache::before(workers.iter().zip(runs), rank, floor);
+            let equal = logits.iter().filter(|&&logit| logit == rank.logit).count();
+            let inside = MassHistogram::edge(rank.logit) >= floor;
             prop_assert_eq!(told, (inside && equal == 1).then_some(plain));
             runs[1].end();
-            prop_assert_eq!(LogitCache::before(workers.iter().zip(runs), place, floor), None);
+            prop_assert_eq!(LogitCache::before(workers.iter().zip(runs), rank, floor), None);
         }
     }
 

@@ -12,7 +12,7 @@
 
 use crate::scan::prefetch::prefetch;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use flash_sampling_core::selection::Below;
+use flash_sampling_core::selection::TailMass;
 use flash_sampling_core::{Candidate, MassHistogram};
 
 /// Tokens of a worker after which a row's floor is guessed first, and the binary logarithm of the factor by which they grow
@@ -195,7 +195,7 @@ impl SharedBounds {
 /// A row's floor, and the lowest bin that may hold anything.
 #[derive(Clone, Debug)]
 pub(crate) struct MassCutoff {
-    pub(crate) below: Below,
+    pub(crate) tail: TailMass,
     /// The `p` of rows that may have a floor.
     p: Option<f32>,
     tokens: u32,
@@ -205,7 +205,7 @@ pub(crate) struct MassCutoff {
 
 impl Default for MassCutoff {
     fn default() -> Self {
-        MassCutoff { below: Below::default(), p: None, tokens: 0, lowest: f32::NEG_INFINITY }
+        MassCutoff { tail: TailMass::default(), p: None, tokens: 0, lowest: f32::NEG_INFINITY }
     }
 }
 
@@ -223,22 +223,22 @@ impl MassCutoff {
 
     /// Whether the floor was too high: the row may keep tokens below it, and nothing is known of their scores.
     pub(crate) fn is_too_high(&self, mass: &MassHistogram) -> bool {
-        self.p.is_some_and(|p| !self.below.is_spared(mass, p))
+        self.p.is_some_and(|p| !self.tail.is_spared(mass, p))
     }
 
     /// Takes over the floor that a worker has guessed, if it is above this one.
     #[inline(always)]
     pub(crate) fn follow(&mut self, mass: &mut MassHistogram, known: &RowBounds) {
         let floor = of_ordered(known.floor.load(Ordering::Relaxed));
-        if floor > self.below.floor() {
+        if floor > self.tail.floor() {
             self.raise(mass, floor);
         }
     }
 
     #[cold]
     fn raise(&mut self, mass: &mut MassHistogram, floor: f32) {
-        self.below.raise(floor);
-        self.below.add(mass.take_below(floor, self.lowest));
+        self.tail.raise(floor);
+        self.tail.add(mass.take_below(floor, self.lowest));
         self.lowest = floor;
     }
 
@@ -276,7 +276,7 @@ impl MassCutoff {
             return;
         }
         let share = f64::from(share * (1.0 - CAUTION / (self.tokens as f32).sqrt())) * (1.0 - f64::from(p));
-        if let Some(floor) = self.below.guess(mass, u64::from(self.tokens), u64::from(of), largest, share) {
+        if let Some(floor) = self.tail.guess(mass, u64::from(self.tokens), u64::from(of), largest, share) {
             known.floor.fetch_max(ordered(floor), Ordering::Relaxed);
             self.raise(mass, floor);
         }

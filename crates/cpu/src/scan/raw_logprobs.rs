@@ -62,7 +62,7 @@ impl RawState {
     /// Gives row `r` of `out`, which asked for it, what was kept; `drawn` are the raw logits of its draws.
     pub(crate) fn note(&self, r: usize, drawn: impl Iterator<Item = f32>, out: &mut Samples) {
         if let (true, Some(mass), Ok(_)) = (self.on, &self.mass, out.row(r)) {
-            out.note_raw(r, mass, self.top.as_slice(), drawn);
+            out.set_raw(r, mass, self.top.as_slice(), drawn);
         }
     }
 }

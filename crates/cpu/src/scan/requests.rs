@@ -9,9 +9,9 @@ use crate::scan::packed_input::PackedInput;
 use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Source};
 use core::ops::Range;
-use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, by_place};
+use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, by_logit_rank};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::selection::{Before, LIST_BYTES};
+use flash_sampling_core::selection::{LIST_BYTES, PrefixMass};
 use flash_sampling_core::{Candidate, Head, Matrix, RowError};
 
 /// The logits of a call: those of a head and hidden states, or existing ones.
@@ -125,7 +125,7 @@ impl Engine {
                 Request::Skip | Request::RawLogits(_) => return Err(RowError::NoFiniteLogit),
                 Request::Overview | Request::Decide => PassKind::Summary,
                 _ if row.filters.is_none() => return Err(RowError::NoFiniteLogit),
-                Request::Before { below, .. } => PassKind::Before { below: *below },
+                Request::PrefixMass { below, .. } => PassKind::PrefixMass { below: *below },
                 Request::List { floor } => {
                     lists += 1;
                     PassKind::List { floor: *floor, slot: lists - 1 }
@@ -141,9 +141,9 @@ impl Engine {
                 worker.lists.iter_mut().for_each(Vec::clear);
             }
             let begin_row = |r: usize, state: &mut RowState| {
-                if let Some(Request::Before { places, .. }) = requests.get(r) {
+                if let Some(Request::PrefixMass { points, .. }) = requests.get(r) {
                     state.filter.doubts.clear();
-                    state.filter.doubts.extend(places.iter().map(|doubt| Before::new(doubt.place)));
+                    state.filter.doubts.extend(points.iter().map(|doubt| PrefixMass::new(doubt.rank)));
                 }
             };
             let (tokens, vocab_size) = (logits.tokens(), logits.vocab_size());
@@ -228,16 +228,16 @@ impl Engine {
                     Some(_) => write_overview(planned, state, summary),
                 }
             }
-            PassKind::Before { .. } => {
+            PassKind::PrefixMass { .. } => {
                 let RowState { filter, mass, .. } = &mut first.rows[r];
                 others.iter().for_each(|other| filter.merge_before(&other.rows[r].filter));
-                summary.before.extend_from_slice(&filter.doubts);
+                summary.prefix_masses.extend_from_slice(&filter.doubts);
                 mass.iter().for_each(|mass| summary.mass.clone_from(mass));
             }
             PassKind::List { slot, .. } => {
                 summary.list.append(&mut first.lists[slot]);
                 others.iter_mut().for_each(|other| summary.list.append(&mut other.lists[slot]));
-                summary.list.sort_unstable_by(by_place);
+                summary.list.sort_unstable_by(by_logit_rank);
             }
         }
     }
@@ -255,9 +255,9 @@ impl Engine {
 /// Writes the result of a row with filters that was decided, or its overview.
 fn write_overview(planned: &Planned<'_>, state: &mut RowState, summary: &mut RowSummary) {
     let RowState { filter, mass, weighed, .. } = state;
-    if planned.is_whole && filter.need.is_none() {
+    if planned.is_whole && filter.follow_up.is_none() {
         summary.progress = Progress::Decided;
-        core::mem::swap(&mut summary.answer, &mut filter.answer);
+        core::mem::swap(&mut summary.result, &mut filter.result);
         return;
     }
     if planned.is_whole {
@@ -265,7 +265,7 @@ fn write_overview(planned: &Planned<'_>, state: &mut RowState, summary: &mut Row
             summary.progress = Progress::Open;
             return;
         }
-        (summary.below, summary.listed) = (filter.floor.below, Some(filter.largest.limit()));
+        (summary.tail, summary.listed) = (filter.floor.tail, Some(filter.largest.limit()));
     }
     filter.largest.finish();
     summary.list.extend_from_slice(filter.largest.as_slice());
@@ -282,7 +282,7 @@ mod tests {
     use crate::options::CpuOptions;
     use crate::variants::Tiled;
     use flash_sampling_core::backend::check_rows;
-    use flash_sampling_core::reference::{Reference, Scheme};
+    use flash_sampling_core::reference::{Reference, ReferenceVariant};
     use flash_sampling_core::{LogprobsMode, MassHistogram, Order, PerturbedArgmax, Plan, RowParams};
 
     const VOCAB: usize = 3000;
@@ -326,7 +326,7 @@ mod tests {
         let plan = Plan { max_rows: rows.len(), max_draws: 9, max_logprobs: Some(5), canonical: false };
         for tokens in [&[0u32][..], &[0, 1027, 2048, 2048]] {
             for shard in head.split(tokens) {
-                let mut want = Reference::new(shard, plan, Scheme::Tiled);
+                let mut want = Reference::new(shard, plan, ReferenceVariant::Tiled);
                 let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };
                 let mut tiled = Tiled::new(shard, plan, &options).unwrap();
                 let mut ask = |requests: &[Request<'_>]| {
@@ -343,7 +343,11 @@ mod tests {
                             assert_eq!((raw(a), a.raw_top.as_slice()), (raw(b), b.raw_top.as_slice()), "row {r}");
                             assert_eq!(a.raw_logits, b.raw_logits, "row {r}");
                             assert_eq!((&a.draws, &a.list, &a.mass), (&b.draws, &b.list, &b.mass), "row {r}");
-                            assert_eq!((a.moments.to_words(), &a.before), (b.moments.to_words(), &b.before), "row {r}");
+                            assert_eq!(
+                                (a.moments.to_words(), &a.prefix_masses),
+                                (b.moments.to_words(), &b.prefix_masses),
+                                "row {r}"
+                            );
                             let finite = a.frontiers().iter().any(|f| !f.is_empty());
                             assert!(!finite || a.frontiers() == b.frontiers(), "row {r}");
                         }
@@ -357,10 +361,10 @@ mod tests {
                     (None, 0, if shard.tokens().is_empty() { 0 } else { 2 })
                 );
                 assert!(overview[6].list.is_empty());
-                let place = flash_sampling_core::Place { logit: 1.0, token: 1600 };
-                let before = [Before::new(place)];
+                let place = flash_sampling_core::LogitRank { logit: 1.0, token: 1600 };
+                let before = [PrefixMass::new(place)];
                 let mut requests = [Request::Skip; 11];
-                requests[0] = Request::Before { places: &before, below: 0.5 };
+                requests[0] = Request::PrefixMass { points: &before, below: 0.5 };
                 requests[2] = Request::List { floor: 0.5 };
                 requests[5] = Request::List { floor: f32::NEG_INFINITY };
                 requests[8] = Request::RawLogits(&[2, 2999, 1027, 2]);

@@ -158,7 +158,7 @@ impl RowState {
             self.filter.prefetch();
         }
         if let (true, Some(mass)) = (self.weighed, &self.mass) {
-            let floor = self.filter.floor.below.floor();
+            let floor = self.filter.floor.tail.floor();
             if self.filtered && floor > f32::NEG_INFINITY {
                 mass.upwards(floor, 6 * 8).into_iter().for_each(prefetch);
             } else {

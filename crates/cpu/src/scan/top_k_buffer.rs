@@ -152,7 +152,7 @@ impl TopKBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::backend::by_place;
+    use flash_sampling_core::backend::by_logit_rank;
     use proptest::prelude::*;
 
     proptest! {
@@ -191,7 +191,7 @@ mod tests {
                 .zip(&logits)
                 .map(|(token, &logit)| Candidate { winner: Winner::new(logit, token), logit })
                 .collect();
-            sorted.sort_by(by_place);
+            sorted.sort_by(by_logit_rank);
             sorted.truncate(limit);
             prop_assert_eq!(whole.as_slice(), &sorted[..]);
             prop_assert_eq!(merged.as_slice(), &sorted[..]);

@@ -7,7 +7,7 @@ use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
 use crate::error::CudaError;
 use crate::host::filtered::{Filtered, Question};
 use cudarc::driver::CudaStream;
-use flash_sampling_core::near_ties::RowNearTies;
+use flash_sampling_core::error_bounds::RowScoreBound;
 use flash_sampling_core::transform::RowTransform;
 use flash_sampling_core::{MassHistogram, RowError, RowParams, Samples, params};
 use std::sync::Arc;
@@ -20,12 +20,12 @@ pub(crate) struct Asking {
     /// Without its lists: what is stored was transformed by them.
     row: params::Row<'static>,
     /// Of a canonical plan.
-    near_ties: Option<RowNearTies>,
+    near_ties: Option<RowScoreBound>,
 }
 
 impl Asking {
     /// A checked row of these parameters; with bounds in a canonical plan.
-    pub(crate) fn new(params: &RowParams<'_>, row: &params::Row<'_>, near_ties: Option<RowNearTies>) -> Self {
+    pub(crate) fn new(params: &RowParams<'_>, row: &params::Row<'_>, near_ties: Option<RowScoreBound>) -> Self {
         let params::Row {
             noise,
             greedy,

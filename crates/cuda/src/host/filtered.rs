@@ -7,7 +7,7 @@ use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::selection::{Seen, largest as largest_kept, winner};
+use flash_sampling_core::selection::{RowView, largest as largest_kept, winner};
 use flash_sampling_core::{
     Candidate, Domain, Filters, MassHistogram, RowError, Samples, Selection, Selector, TopList, Winner, params,
 };
@@ -103,8 +103,8 @@ impl Filtered {
                 if filters.need_moments() {
                     stored.read(source, stream)?.iter().for_each(|&logit| moments.push(logit));
                 }
-                let seen = Seen::first(list, limit(&filters) as usize, mass, &moments);
-                if let Selection::Listed(kept) = self.selector.select(&filters, &seen) {
+                let view = RowView::first(list, limit(&filters) as usize, mass, &moments);
+                if let Selection::Listed(kept) = self.selector.select(&filters, &view) {
                     let from = self.tokens.len();
                     self.tokens.extend_from_slice(&list[kept]);
                     (row.tokens, row.is_open) = (from..self.tokens.len(), false);
@@ -156,9 +156,9 @@ impl Filtered {
         let mass = row.logprobs.is_some().then_some(&self.mass);
         out.push_row(self.draws.iter().copied(), mass, self.list.as_slice());
         if row.kept {
-            out.note_kept(kept.iter().map(|c| c.winner.token), self.mass.log_z(), vocab_size);
+            out.set_kept(kept.iter().map(|c| c.winner.token), self.mass.log_z(), vocab_size);
         }
-        out.note_passes(passes);
+        out.set_passes(passes);
         Ok(())
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn note(
         let (Some(mass), top) = answers.extras(i) else {
             return Err(CudaError::Corrupt { what: "masses" });
         };
-        out.note_raw(row, mass, top, logits.iter().copied());
+        out.set_raw(row, mass, top, logits.iter().copied());
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ pub(crate) fn push_row(
 pub(crate) fn note_tries(tries: u32, is_asked: bool, out: &mut Samples) {
     if tries > 0 {
         let last = out.row(out.len() - 1).map_or(0, |row| row.passes);
-        out.note_passes(if is_asked { tries + last } else { tries });
+        out.set_passes(if is_asked { tries + last } else { tries });
     }
 }
 

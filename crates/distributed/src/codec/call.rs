@@ -21,15 +21,15 @@ pub(crate) const PASS: u8 = 2;
 const WAITED: u8 = 3;
 const CHECKS: u8 = 4;
 
-/// What a rank tells the others of a call that goes another way than over the transport.
+/// A rank's status in a call that is exchanged outside the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing<'a> {
-    /// It can make the call, or asks what differs.
-    Can,
-    /// It cannot, and why.
-    Cannot(&'a str),
+pub enum CallStatus<'a> {
+    /// It can make the call, or looks for a mismatch.
+    Ready,
+    /// It cannot make the call, for this reason.
+    Failed(&'a str),
     /// It gave the call up.
-    Waited {
+    TimedOut {
         /// The ranks that did not come; none where it does not know which.
         ranks: &'a [usize],
         /// How long it waited for them.

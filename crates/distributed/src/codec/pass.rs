@@ -14,7 +14,7 @@ use crate::codec::wire::{Reader, WireError, put_text};
 use crate::error::ShardError;
 use core::ops::Range;
 use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::selection::Before;
+use flash_sampling_core::selection::PrefixMass;
 
 /// The message of a rank that failed.
 pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
@@ -64,9 +64,9 @@ pub(crate) fn encode_row_of_pass(
     match request {
         Request::Skip => {}
         Request::Overview | Request::Decide => encode_row(bytes, Some(layout), summary),
-        Request::Before { .. } => {
-            bytes.extend_from_slice(&(summary.before.len() as u32).to_le_bytes());
-            summary.before.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
+        Request::PrefixMass { .. } => {
+            bytes.extend_from_slice(&(summary.prefix_masses.len() as u32).to_le_bytes());
+            summary.prefix_masses.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
         }
         Request::RawLogits(_) => put_tokens(bytes, summary.raw_logits.iter().copied()),
         Request::List { .. } => put_list(bytes, &summary.list),
@@ -89,17 +89,17 @@ pub(crate) fn decode_row_of_pass(
     match request {
         Request::Skip => {}
         Request::Overview | Request::Decide => return decode_row(reader, tokens, Some(layout), out),
-        Request::Before { places: doubts, .. } => {
+        Request::PrefixMass { points: doubts, .. } => {
             if reader.u32()? as usize != doubts.len() {
-                return Err(reader.invalid("another number of places than requested"));
+                return Err(reader.invalid("another number of points than requested"));
             }
-            out.before.extend(doubts[out.before.len()..].iter().map(|doubt| Before::new(doubt.place)));
-            for (doubt, before) in doubts.iter().zip(&mut out.before) {
+            out.prefix_masses.extend(doubts[out.prefix_masses.len()..].iter().map(|doubt| PrefixMass::new(doubt.rank)));
+            for (doubt, before) in doubts.iter().zip(&mut out.prefix_masses) {
                 let mass = reader.u64()?;
                 if !is_mass(mass, tokens.len()) {
                     return Err(reader.invalid("a mass beyond that of the shard's tokens"));
                 }
-                before.merge(&Before::with_mass(doubt.place, mass));
+                before.merge(&PrefixMass::with_mass(doubt.rank, mass));
             }
         }
         Request::List { floor } => {
@@ -127,8 +127,8 @@ pub(crate) fn decode_row_of_pass(
 mod tests {
     use super::*;
     use flash_sampling_core::params::Row;
-    use flash_sampling_core::reference::{Reference, Scheme};
-    use flash_sampling_core::{Head, Matrix, PerturbedArgmax, Place, Plan, RowParams};
+    use flash_sampling_core::reference::{Reference, ReferenceVariant};
+    use flash_sampling_core::{Head, LogitRank, Matrix, PerturbedArgmax, Plan, RowParams};
 
     const TOKENS: Range<u32> = 100..400;
     const DRAWN: [u32; 3] = [250, 7, 399];
@@ -136,18 +136,18 @@ mod tests {
     fn row() -> Row<'static> {
         let (weight, plan) = ([0.0f32; 400], Plan { max_draws: 2, ..Plan::default() });
         let head = Head::new(Matrix::new(&weight, 400, 1).unwrap()).unwrap();
-        let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
+        let can = Reference::new(head, plan, ReferenceVariant::Tiled).capabilities();
         let params = RowParams { seed: 3, draws: 2, top_p: 0.8, temperature: 0.7, ..RowParams::default() };
         params.check(&[], &can, &plan, 400).unwrap()
     }
 
-    fn places() -> [Before; 2] {
-        [(6.0, 398), (2.5, 399)].map(|(logit, token)| Before::new(Place { logit, token }))
+    fn points() -> [PrefixMass; 2] {
+        [(6.0, 398), (2.5, 399)].map(|(logit, token)| PrefixMass::new(LogitRank { logit, token }))
     }
 
-    fn requests(places: &[Before]) -> [(usize, Request<'_>); 3] {
+    fn requests(points: &[PrefixMass]) -> [(usize, Request<'_>); 3] {
         [
-            (1, Request::Before { places, below: f32::NEG_INFINITY }),
+            (1, Request::PrefixMass { points, below: f32::NEG_INFINITY }),
             (4, Request::List { floor: 9.0 }),
             (5, Request::RawLogits(&DRAWN)),
         ]
@@ -161,20 +161,20 @@ mod tests {
         summary
     }
 
-    fn message(places: &[Before]) -> Vec<u8> {
+    fn message(points: &[PrefixMass]) -> Vec<u8> {
         let (mut bytes, row) = (Vec::new(), row());
         begin_pass(&mut bytes, 3);
-        for (r, request) in requests(places) {
+        for (r, request) in requests(points) {
             encode_row_of_pass(&mut bytes, r, Layout { row: &row, by_mass: false }, &request, &summary(request));
         }
         bytes
     }
 
-    fn decode(bytes: &[u8], places: &[Before]) -> Result<Vec<RowSummary>, ShardError> {
+    fn decode(bytes: &[u8], points: &[PrefixMass]) -> Result<Vec<RowSummary>, ShardError> {
         let (mut reader, row) = (Reader::new(bytes), row());
         read_head(&mut reader, 1, 3)?;
         let mut all = Vec::new();
-        for (r, request) in requests(places) {
+        for (r, request) in requests(points) {
             let (mut out, layout) = (RowSummary::default(), Layout { row: &row, by_mass: false });
             decode_row_of_pass(&mut reader, &TOKENS, r, layout, &request, &mut out)
                 .map_err(|source| ShardError::Message { shard: 1, source })?
@@ -187,16 +187,19 @@ mod tests {
 
     #[test]
     fn bytes_carry_what_a_pass_left() {
-        let places = places();
-        let bytes = message(&places);
-        let (got, want) = (decode(&bytes, &places).unwrap(), requests(&places).map(|(_, request)| summary(request)));
-        assert!(got[0].before == want[0].before && got[0].before.iter().all(|before| before.mass() > 0));
+        let points = points();
+        let bytes = message(&points);
+        let (got, want) = (decode(&bytes, &points).unwrap(), requests(&points).map(|(_, request)| summary(request)));
+        assert!(
+            got[0].prefix_masses == want[0].prefix_masses
+                && got[0].prefix_masses.iter().all(|before| before.mass() > 0)
+        );
         assert!(got[1].list == want[1].list && !got[1].list.is_empty());
         assert!(got[2].raw_logits == want[2].raw_logits && got[2].raw_logits.len() == 2);
         // Another number of places than was requested.
-        assert!(decode(&bytes, &places[..1]).is_err());
+        assert!(decode(&bytes, &points[..1]).is_err());
         for end in 0..bytes.len() {
-            assert!(decode(&bytes[..end], &places).is_err(), "{end} bytes");
+            assert!(decode(&bytes[..end], &points).is_err(), "{end} bytes");
         }
     }
 
@@ -204,7 +207,7 @@ mod tests {
     fn a_failure_keeps_its_words() {
         let mut bytes = Vec::new();
         encode_failure(&mut bytes, "out of memory");
-        let error = decode(&bytes, &places()).unwrap_err();
+        let error = decode(&bytes, &points()).unwrap_err();
         assert!(matches!(&error, ShardError::Failed { shard: 1, reason } if reason == "out of memory"));
     }
 }

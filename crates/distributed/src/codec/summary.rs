@@ -18,9 +18,9 @@
 
 use crate::codec::wire::{Reader, WireError, put_items, put_text};
 use core::ops::Range;
-use flash_sampling_core::backend::{RowSummary, by_place};
+use flash_sampling_core::backend::{RowSummary, by_logit_rank};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::selection::Wants;
+use flash_sampling_core::selection::SummarySpec;
 use flash_sampling_core::{Candidate, Filters, MassHistogram, Moments, RowError, Stage, StagedError, Winner};
 
 const SUMMARY: u8 = 0;
@@ -206,11 +206,11 @@ fn decode_overview(
     filters: &Filters,
     out: &mut RowSummary,
 ) -> Result<(), WireError> {
-    let wants = Wants::of(row, filters);
-    let Some(first) = out.add_list(read_list(reader, tokens, f32::NEG_INFINITY, wants.list)?)? else {
+    let spec = SummarySpec::of(row, filters);
+    let Some(first) = out.add_list(read_list(reader, tokens, f32::NEG_INFINITY, spec.list)?)? else {
         return Err(reader.invalid("no first token"));
     };
-    if read_mass(reader, tokens.len(), &mut out.mass)? != wants.mass {
+    if read_mass(reader, tokens.len(), &mut out.mass)? != spec.mass {
         return Err(reader.invalid("masses that were not requested, or none"));
     }
     if filters.need_moments() {
@@ -231,7 +231,7 @@ fn decode_overview(
             largest.get_or_insert(point);
             frontier.push(point);
         }
-        if largest.is_none_or(|largest| largest.place() != first.place()) {
+        if largest.is_none_or(|largest| largest.logit_rank() != first.logit_rank()) {
             return Err(reader.invalid("a frontier that does not begin with the first token"));
         }
     }
@@ -270,7 +270,7 @@ pub(super) fn read_list<'r>(
         let entry = u64::from_le_bytes(entry);
         let (token, logit) = (entry as u32, f32::from_bits((entry >> 32) as u32));
         let c = Candidate { winner: Winner::new(logit, token), logit };
-        let is_next = last.is_none_or(|last| by_place(&last, &c).is_lt());
+        let is_next = last.is_none_or(|last| by_logit_rank(&last, &c).is_lt());
         if !tokens.contains(&token) || !logit.is_finite() || logit < floor || !is_next {
             return Err(damaged);
         }
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
     use crate::codec::call::{Call, begin, is_same_call};
     use flash_sampling_core::backend::Request;
-    use flash_sampling_core::reference::{Reference, Scheme};
+    use flash_sampling_core::reference::{Reference, ReferenceVariant};
     use flash_sampling_core::{DType, Head, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams};
     use proptest::prelude::*;
 
@@ -324,7 +324,7 @@ mod tests {
         let plan = Plan { max_draws: 3, max_logprobs: Some(3), ..Plan::default() };
         let weight = [0.0f32; 400];
         let head = Head::new(Matrix::new(&weight, 400, 1).unwrap()).unwrap();
-        let can = Reference::new(head, plan, Scheme::Tiled).capabilities();
+        let can = Reference::new(head, plan, ReferenceVariant::Tiled).capabilities();
         params.check(&[], &can, &plan, 400)
     }
 
@@ -451,7 +451,7 @@ mod tests {
             let own = |c: &Candidate| TOKENS.contains(&c.winner.token) && c.logit.is_finite();
             for summary in decode(&bytes).into_iter().flatten() {
                 prop_assert!(summary.draws.iter().chain(&summary.list).all(own));
-                prop_assert!(summary.list.is_sorted_by(|a, b| by_place(a, b).is_lt()));
+                prop_assert!(summary.list.is_sorted_by(|a, b| by_logit_rank(a, b).is_lt()));
                 prop_assert!(!summary.mass.log_z().is_nan());
             }
         }

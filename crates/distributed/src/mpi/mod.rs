@@ -2,19 +2,19 @@
 //!
 //! Every exchange is a nonblocking collective of the MPI library, polled until it is done or the time limit is over. The
 //! limit says that something is wrong but not who: a rank that waits for long says so to the others by point-to-point
-//! messages, and asks them when the limit is over; those that are not heard are named (`roll_call`). An exchange that did not end keeps
+//! messages, and asks them when the limit is over; those that are not heard are named (`liveness`). An exchange that did not end keeps
 //! its buffers for good, since the library may still write to them, and the group is not shut down, which would wait for the
 //! ranks that are gone.
 
-mod pending;
-mod roll_call;
+mod collectives;
+mod liveness;
 
 use crate::transport::{TIME_LIMIT, Transport, TransportError};
+use collectives::Collectives;
 use core::time::Duration;
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::topology::{Communicator, SimpleCommunicator};
-use pending::Collectives;
 use std::time::Instant;
 
 /// One rank of a group of processes (`mpirun -n 4 ...`), over an MPI library.

@@ -1,6 +1,6 @@
 //! A head with exact dot products, its shards, and a comparison that looks at every bit.
 
-use flash_sampling_core::reference::{Reference, Scheme};
+use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
     Candidate, Draw, Head, MassHistogram, Matrix, PerturbedArgmax, Plan, RowError, RowParams, Samples,
 };
@@ -27,12 +27,12 @@ pub(crate) fn head(weight: &[f32]) -> Head<'_> {
     Head::new(Matrix::new(weight, weight.len() / HIDDEN, HIDDEN).unwrap()).unwrap().with_scale(0.125).unwrap()
 }
 
-pub(crate) fn reference<'w>(head: Head<'w>, plan: Plan, scheme: Scheme) -> Box<dyn PerturbedArgmax + 'w> {
+pub(crate) fn reference<'w>(head: Head<'w>, plan: Plan, scheme: ReferenceVariant) -> Box<dyn PerturbedArgmax + 'w> {
     Box::new(Reference::new(head, plan, scheme))
 }
 
 pub(crate) fn shards<'w>(head: &Head<'w>, starts: &[u32], plan: Plan) -> Vec<Box<dyn PerturbedArgmax + 'w>> {
-    head.split(starts).into_iter().map(|shard| reference(shard, plan, Scheme::Tiled)).collect()
+    head.split(starts).into_iter().map(|shard| reference(shard, plan, ReferenceVariant::Tiled)).collect()
 }
 
 /// One row of every kind; `mask` leaves tokens 2, 3 and 999.

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use core::error::Error;
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     Candidate, Capabilities, LogprobsMode, Matrix, PerturbedArgmax, RowError, RowParams, SampleError, Samples, Shape,
 };
@@ -87,7 +87,7 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
     let (head, (hidden, rows)) = (head(&weight), rows_with_bad_logits(&mask));
     let plan = flash_sampling_core::Plan { max_rows: rows.len(), ..PLAN };
     let errors = |samples: &Samples| samples.iter().map(|row| row.err()).collect::<Vec<_>>();
-    let want = errors(&sample(&mut *reference(head, plan, Scheme::Tiled), &hidden, &rows));
+    let want = errors(&sample(&mut *reference(head, plan, ReferenceVariant::Tiled), &hidden, &rows));
     for (r, error) in want.iter().enumerate() {
         let expected = match r % 5 {
             0 => None,
@@ -123,7 +123,7 @@ fn the_error_over_shards_is_that_of_a_sampler_without() {
     let lowest = |r: usize| {
         let (hidden, row) = (&hidden[r * HIDDEN..(r + 1) * HIDDEN], &rows[r..=r]);
         let of = |part: &flash_sampling_core::Head<'_>| {
-            errors(&sample(&mut *reference(*part, plan, Scheme::Tiled), hidden, row))[0]
+            errors(&sample(&mut *reference(*part, plan, ReferenceVariant::Tiled), hidden, row))[0]
         };
         parts.iter().find_map(of)
     };
@@ -138,7 +138,7 @@ fn errors_by_log_mass_are_those_of_a_sampler_without_shards() {
     // The first two ways: the others ask for what this merge does not do.
     let (hidden, rows) = (&hidden[..10 * HIDDEN], &rows[..10]);
     let errors = |samples: &Samples| samples.iter().map(|row| row.err()).collect::<Vec<_>>();
-    let want = errors(&sample(&mut *reference(head, PLAN, Scheme::Tiled), hidden, rows));
+    let want = errors(&sample(&mut *reference(head, PLAN, ReferenceVariant::Tiled), hidden, rows));
     for starts in [&[0, 400][..], &STARTS] {
         let mut sharded = Sharded::new(shards(&head, starts, PLAN), ShardMerge::LogMass).unwrap();
         assert_eq!(errors(&sample(&mut sharded, hidden, rows)), want, "{starts:?}");
@@ -219,7 +219,7 @@ fn an_answer_that_does_not_fit_is_an_error_and_not_a_panic() {
     let head = head(&weight);
     for merge in MERGES {
         let mut parts = shards(&head, &[0, 500], PLAN);
-        parts[1] = Box::new(Broken(reference(head.slice(500..1000), PLAN, Scheme::Tiled)));
+        parts[1] = Box::new(Broken(reference(head.slice(500..1000), PLAN, ReferenceVariant::Tiled)));
         let mut sharded = Sharded::new(parts, merge).unwrap();
         let mut call = |row| {
             let hidden = hidden(1);

@@ -4,7 +4,7 @@ use crate::common::*;
 use core::error::Error;
 use flash_sampling_core::{Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{
-    Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Standing, Transport, TransportError,
+    CallStatus, Loopback, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport, TransportError,
 };
 use std::sync::Barrier;
 use std::thread;
@@ -81,7 +81,7 @@ fn every_rank_learns_that_the_shards_do_not_fit() {
     let errors = ranks(|rank, transport| {
         // Rank 4 lacks its last tokens.
         let local = if rank == 4 { head.slice(4..490) } else { head.split(&STARTS).swap_remove(rank) };
-        let local = reference(local, PLAN, flash_sampling_core::reference::Scheme::Tiled);
+        let local = reference(local, PLAN, flash_sampling_core::reference::ReferenceVariant::Tiled);
         ShardSampler::new(local, transport, ShardMerge::Winners).unwrap_err()
     });
     for error in errors {
@@ -148,17 +148,17 @@ fn a_rank_that_cannot_call_tells_the_others() {
         let input = Matrix::new(&hidden, 1, HIDDEN).unwrap();
         let rows = |seed| [RowParams { seed, ..RowParams::default() }];
         // Another rank differs besides: all hear of the failure.
-        let standing = if rank == 2 { Standing::Cannot("no memory") } else { Standing::Can };
+        let standing = if rank == 2 { CallStatus::Failed("no memory") } else { CallStatus::Ready };
         let told = sampler.can_call(input, &rows((rank == 5).into()), standing);
         match told {
             Ok(()) => assert_eq!(rank, 2),
             Err(ShardError::Failed { shard, reason }) => assert_eq!((shard, reason.as_str()), (2, "no memory")),
             Err(error) => panic!("{error:?}"),
         }
-        let error = sampler.can_call(input, &rows((rank == 5).into()), Standing::Can).unwrap_err();
+        let error = sampler.can_call(input, &rows((rank == 5).into()), CallStatus::Ready).unwrap_err();
         assert!(matches!(error, ShardError::Params { row: 0, what: "seed", .. }), "{error:?}");
         // The group goes on.
-        sampler.can_call(input, &rows(1), Standing::Can).unwrap();
+        sampler.can_call(input, &rows(1), CallStatus::Ready).unwrap();
         call(sampler, &rows(1), HIDDEN).unwrap();
     });
 }
@@ -172,8 +172,8 @@ fn a_rank_without_results_is_not_taken_for_one_with_other_hidden_states() {
         let mut out = Samples::new();
         sampler.sample(input, &rows, &mut out).unwrap();
         if rank == 2 {
-            sampler.can_call(input, &rows, Standing::Cannot("no memory")).unwrap();
-            sampler.can_call(input, &rows, Standing::Can).unwrap_err();
+            sampler.can_call(input, &rows, CallStatus::Failed("no memory")).unwrap();
+            sampler.can_call(input, &rows, CallStatus::Ready).unwrap_err();
             return;
         }
         let error = sampler.check_tokens(input, &rows, &out).unwrap_err();

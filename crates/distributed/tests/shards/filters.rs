@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use flash_sampling_core::backend::{Batch, Request, RowSummary};
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{
     Capabilities, Draw, History, Knob, Knobs, LogprobsMode, Matrix, Order, PerturbedArgmax, Plan, RowError, RowParams,
     SampleError, Samples, Scan, Shape,
@@ -85,7 +85,7 @@ fn filters_give_every_bit_of_the_unsharded_sampler() {
         let head = head(weight);
         // The unsharded sampler with the same passes: one shard. Its draws are those of the reference.
         let mut want = Sharded::new(shards(&head, &[0], PLAN), ShardMerge::Winners).unwrap();
-        let mut reference = reference(head, PLAN, Scheme::Tiled);
+        let mut reference = reference(head, PLAN, ReferenceVariant::Tiled);
         for position in [0, 1_000_000] {
             let rows: Vec<_> = rows.iter().map(|row| RowParams { position, ..*row }).collect();
             let want = sample(&mut want, hidden, &rows);
@@ -219,7 +219,7 @@ fn what_cannot_be_merged_is_refused_by_name() {
         assert!(sharded.capabilities().knobs.intersection(Knobs::FILTERS).is_empty());
         let out = sample(&mut sharded, &hidden(4), &rows);
         let refusal = |r: usize| out.row(r).map(|row| row.draws.first().map(|d: &Draw| d.token)).err();
-        let unsupported = |knob| Some(RowError::Unsupported { knob, instead: "a merge of shards by winners" });
+        let unsupported = |knob| Some(RowError::Unsupported { knob, alternative: "a merge of shards by winners" });
         assert_eq!(refusal(0), unsupported(Knob::TopP));
         assert_eq!(refusal(1), unsupported(Knob::Kept));
         assert_eq!(refusal(2), None);
@@ -227,6 +227,6 @@ fn what_cannot_be_merged_is_refused_by_name() {
     };
     refused(Sharded::new(shards(&head, &STARTS, PLAN), ShardMerge::LogMass).unwrap());
     // Shards without surveys, of groups here.
-    let grouped = head.split(&[0, 500]).into_iter().map(|shard| reference(shard, PLAN, Scheme::Grouped(64)));
+    let grouped = head.split(&[0, 500]).into_iter().map(|shard| reference(shard, PLAN, ReferenceVariant::Grouped(64)));
     refused(Sharded::new(grouped.collect(), ShardMerge::LogMass).unwrap());
 }

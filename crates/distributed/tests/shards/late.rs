@@ -4,7 +4,7 @@ use crate::common::*;
 use core::error::Error;
 use core::time::Duration;
 use flash_sampling_core::{Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
-use flash_sampling_distributed::{Loopback, ShardError, ShardMerge, ShardSampler, Standing};
+use flash_sampling_distributed::{CallStatus, Loopback, ShardError, ShardMerge, ShardSampler};
 use std::thread;
 
 const LIMIT: Duration = Duration::from_secs(15);
@@ -34,9 +34,9 @@ fn next(sampler: &mut ShardSampler<'_, Loopback>, next: Next) -> ShardError {
     }
     let sampled = match next {
         Next::GaveUp(ranks) => {
-            return sampler.can_call(input, &row, Standing::Waited { ranks, limit: LIMIT }).unwrap_err();
+            return sampler.can_call(input, &row, CallStatus::TimedOut { ranks, limit: LIMIT }).unwrap_err();
         }
-        Next::Asks => return sampler.can_call(input, &row, Standing::Can).unwrap_err(),
+        Next::Asks => return sampler.can_call(input, &row, CallStatus::Ready).unwrap_err(),
         Next::Checks => {
             out.push_error(flash_sampling_core::RowError::NoFiniteLogit);
             return sampler.check_tokens(input, &row, &out).unwrap_err();

@@ -1,7 +1,7 @@
 //! Winners: the very samples of a sampler without shards. Log-mass: the very tokens of the reference of Alg. I.4.
 
 use crate::common::*;
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Exactness, Plan, RowError, RowParams};
 use flash_sampling_distributed::{ShardMerge, Sharded};
 
@@ -14,7 +14,7 @@ fn winners_give_every_bit_of_the_unsharded_sampler() {
     let (mask, none) = (mask_of(&[2, 3, 999]), mask_of(&[]));
     for rows in [rows(&mask, &none), lists(&mask)] {
         let hidden = hidden(rows.len());
-        let want = sample(&mut *reference(head, PLAN, Scheme::Tiled), &hidden, &rows);
+        let want = sample(&mut *reference(head, PLAN, ReferenceVariant::Tiled), &hidden, &rows);
         for starts in CUTS {
             let mut sharded = Sharded::new(shards(&head, starts, PLAN), ShardMerge::Winners).unwrap();
             assert_eq!(all(&sample(&mut sharded, &hidden, &rows)), all(&want), "shards at {starts:?}");
@@ -30,7 +30,7 @@ fn log_mass_gives_the_tokens_of_the_reference() {
     let rows = rows(&mask, &none);
     let hidden = hidden(rows.len());
     for starts in CUTS {
-        let mut want = reference(head, PLAN, Scheme::Sharded(starts.to_vec()));
+        let mut want = reference(head, PLAN, ReferenceVariant::Sharded(starts.to_vec()));
         let mut sharded = Sharded::new(shards(&head, starts, PLAN), ShardMerge::LogMass).unwrap();
         // Many positions: the shard is drawn anew at each.
         for position in 0..300 {
@@ -50,7 +50,7 @@ fn log_mass_says_what_it_is_and_refuses_lists() {
     let rows = lists(&mask);
     let knob = flash_sampling_core::Knob::WithoutReplacement;
     for row in sample(&mut sharded, &hidden(rows.len()), &rows).iter() {
-        assert_eq!(row.unwrap_err(), RowError::Unsupported { knob, instead: "a merge of shards by winners" });
+        assert_eq!(row.unwrap_err(), RowError::Unsupported { knob, alternative: "a merge of shards by winners" });
     }
 }
 
@@ -64,7 +64,8 @@ fn a_restricted_plan_refuses_what_the_shards_could_do() {
         RowParams::default(),
     ];
     let hidden = hidden(rows.len());
-    let want = sample(&mut *reference(head(&weight), narrow, Scheme::Sharded(STARTS.to_vec())), &hidden, &rows);
+    let want =
+        sample(&mut *reference(head(&weight), narrow, ReferenceVariant::Sharded(STARTS.to_vec())), &hidden, &rows);
     let sharded = Sharded::new(shards(&head(&weight), &STARTS, PLAN), ShardMerge::LogMass).unwrap();
     let got = sample(&mut sharded.with_plan(narrow).unwrap(), &hidden, &rows);
     assert_eq!(all(&got), all(&want));
@@ -75,7 +76,7 @@ fn other_groupings_inside_a_shard_are_merged_by_log_mass_only() {
     let weight = integers(VOCAB * HIDDEN, 6);
     let head = head(&weight);
     let mixed = || {
-        let schemes = [Scheme::Online(64), Scheme::Tiled, Scheme::Grouped(32)];
+        let schemes = [ReferenceVariant::Online(64), ReferenceVariant::Tiled, ReferenceVariant::Grouped(32)];
         let parts = head.split(&[0, 300, 600]).into_iter().zip(schemes);
         parts.map(|(shard, scheme)| reference(shard, PLAN, scheme)).collect::<Vec<_>>()
     };
@@ -83,7 +84,7 @@ fn other_groupings_inside_a_shard_are_merged_by_log_mass_only() {
     let mut sharded = Sharded::new(mixed(), ShardMerge::LogMass).unwrap();
     let row = RowParams { draws: 12, ..RowParams::default() };
     // The shard is drawn by the same noise and mass, so its number agrees with the reference; the token may not.
-    let mut want = reference(head, PLAN, Scheme::Sharded(vec![0, 300, 600]));
+    let mut want = reference(head, PLAN, ReferenceVariant::Sharded(vec![0, 300, 600]));
     let hidden = hidden(1);
     for position in 0..100 {
         let rows = [RowParams { position, ..row }];

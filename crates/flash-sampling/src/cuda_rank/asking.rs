@@ -4,7 +4,7 @@ use super::CudaRank;
 use core::time::Duration;
 use flash_sampling_core::{Matrix, RowParams, SampleError};
 use flash_sampling_cuda::CudaError;
-use flash_sampling_distributed::{ShardError, Standing, Transport, TransportError};
+use flash_sampling_distributed::{CallStatus, ShardError, Transport, TransportError};
 
 /// The part of the time limit for which a rank asks at least.
 const LEAST_ASKING: u32 = 8;
@@ -34,10 +34,10 @@ impl Told {
     }
 
     /// What the other ranks learn of it.
-    fn standing(&self) -> Standing<'_> {
+    fn standing(&self) -> CallStatus<'_> {
         match self {
-            Told::Late(ranks, limit) => Standing::Waited { ranks, limit: *limit },
-            _ => Standing::Can,
+            Told::Late(ranks, limit) => CallStatus::TimedOut { ranks, limit: *limit },
+            _ => CallStatus::Ready,
         }
     }
 
@@ -72,7 +72,7 @@ impl<T: Transport> CudaRank<'_, T> {
         if told == Told::Nothing {
             if self.check_tokens {
                 // The others wait to compare results.
-                let _ = self.by_host.can_call(input, rows, Standing::Cannot(&error.to_string()));
+                let _ = self.by_host.can_call(input, rows, CallStatus::Failed(&error.to_string()));
             }
             return error;
         }

@@ -6,13 +6,13 @@ use crate::build::{BuildError, shard_starts};
 use core::mem::take;
 use core::time::Duration;
 use flash_sampling_core::backend::{Batch, Request, RowSummary};
-use flash_sampling_core::sampler::recycle;
+use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{
     Candidate, Capabilities, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
     Samples, Scan, Shape, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
-use flash_sampling_distributed::{ShardError, ShardMerge, ShardOptions, ShardSampler, Standing, Transport};
+use flash_sampling_distributed::{CallStatus, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -273,7 +273,7 @@ where
         let prepared = loaded.and_then(|()| local.reserve_together(room));
         drop(local);
         let failure = prepared.as_ref().err().map(CudaError::to_string);
-        let standing = failure.as_deref().map_or(Standing::Can, Standing::Cannot);
+        let standing = failure.as_deref().map_or(CallStatus::Ready, CallStatus::Failed);
         // Nobody waits on a GPU for a rank that loads, nor for one that cannot.
         self.by_host.can_call(input, rows, standing)?;
         prepared.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
@@ -296,12 +296,12 @@ where
         }
         self.gathered.clear();
         self.open.iter().for_each(|&r| self.gathered.extend_from_slice(input.row_bytes(r)));
-        let mut asked = recycle(take(&mut self.asked));
+        let mut asked = reuse_vec(take(&mut self.asked));
         asked.extend(self.open.iter().map(|&r| rows[r]));
         let some = Matrix::from_bytes(&self.gathered, input.dtype(), asked.len(), input.cols(), input.cols());
         let some = some.map_err(|error| failed(error.into()))?;
         let drawn = self.by_host.sample(some, &asked, &mut self.rest);
-        self.asked = recycle(asked);
+        self.asked = reuse_vec(asked);
         drawn?;
         core::mem::swap(out, &mut self.decided);
         out.clear();
@@ -316,7 +316,7 @@ where
                     let candidate =
                         |draw: &Draw| Candidate { winner: Winner::new(draw.score, draw.token), logit: draw.logit };
                     out.push_row(row.draws.iter().map(candidate), None, &[]);
-                    out.note_passes(row.passes + tries);
+                    out.set_passes(row.passes + tries);
                 }
             }
         }

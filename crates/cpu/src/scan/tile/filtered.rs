@@ -11,7 +11,7 @@ use crate::scan::top_k_buffer::SEEDS;
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::winner::Place;
+use flash_sampling_core::winner::LogitRank;
 use flash_sampling_core::{Candidate, Filters, Frontier, MassHistogram};
 
 /// Adds a tile to the filter state of a row.
@@ -46,10 +46,10 @@ pub(super) unsafe fn add<V: Vector>(
         if floor.may_rise() {
             floor.follow(mass, known);
         }
-        if floor.below.is_on() {
+        if floor.tail.is_on() {
             let kept = (above, &mut filter.run);
             // SAFETY: by this function's contract.
-            floor.below.add(f64::from(unsafe { V::weigh_above(spans, tops, floor.below.floor(), mass, kept) }));
+            floor.tail.add(f64::from(unsafe { V::weigh_above(spans, tops, floor.tail.floor(), mass, kept) }));
         } else {
             if floor.may_rise() {
                 above.extend(&mut filter.run, spans.as_flattened().iter().copied());
@@ -62,7 +62,7 @@ pub(super) unsafe fn add<V: Vector>(
         }
     }
     // The pass drops tokens below the mass cutoff. If the cutoff proves too high, the row takes a second pass.
-    let floor = if filter.floor.may_rise() { filter.floor.below.floor() } else { f32::NEG_INFINITY };
+    let floor = if filter.floor.may_rise() { filter.floor.tail.floor() } else { f32::NEG_INFINITY };
     if filter.floor.may_rise() {
         if filter.largest.wants_one() {
             // The row needs one token. Some worker lists a token with the largest logit of all workers so far.
@@ -165,7 +165,7 @@ impl Keep for KeepFrontier<'_> {
             return self.best.0;
         }
         // Tokens arrive in ascending order, so a frontier point with a logit of at least `top` ranks before the spans.
-        let own = self.frontier.winner_from(Place { logit: top, token }).winner.score;
+        let own = self.frontier.winner_from(LogitRank { logit: top, token }).winner.score;
         own.max(self.known.map_or(f32::NEG_INFINITY, |known| known.rival(top)))
     }
 

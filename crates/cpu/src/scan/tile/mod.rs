@@ -294,7 +294,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
             }
         }
         PassKind::Summary => {}
-        PassKind::Before { below } => {
+        PassKind::PrefixMass { below } => {
             state.filter.add_before(first, spans, top);
             if let (Some(mass), true) = (&mut state.mass, below > f32::NEG_INFINITY) {
                 mass.extend_below(spans.as_flattened(), below);

@@ -60,14 +60,14 @@ impl Frame<'_> {
         let Some(resident) = self.resident.as_mut().filter(|_| !self.asking.is_empty()) else { return Ok(()) };
         let (tokens, most) = (self.head.tokens(), self.plan.max_rows);
         let stored = StoredRows::made_in(&mut self.stored, tokens.clone(), most, resident.device(), &self.stream)?;
-        self.hidden.resize(if self.near_ties.is_some() { input.cols() } else { 0 }, 0.0);
+        self.hidden.resize(if self.error_bounds.is_some() { input.cols() } else { 0 }, 0.0);
         for part in self.asking.chunks(stored.rows().min(resident.most())) {
             self.staging.clear();
             self.asked.clear();
             for &r in part {
                 let row = adjusted(&rows[r], &mut self.adjustments, &self.head, (&can, &self.plan));
                 self.staging.push_of(r, &rows[r], &row, [row.first_draw])?;
-                let near_ties = self.near_ties.as_ref().map(|bounds| {
+                let near_ties = self.error_bounds.as_ref().map(|bounds| {
                     input.row_to_f32(r, &mut self.hidden);
                     bounds.row(&self.head, &row, norm(&self.hidden))
                 });

@@ -17,7 +17,7 @@ use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::selection::{Before, Wants};
+use flash_sampling_core::selection::{PrefixMass, SummarySpec};
 use flash_sampling_core::{Filters, MassHistogram, Moments, RowParams, params};
 use std::sync::Arc;
 
@@ -44,9 +44,9 @@ impl Member<'_> {
     }
 
     /// What the first pass keeps, where that is asked.
-    fn overview(&self) -> Option<(Wants, &Filters)> {
+    fn overview(&self) -> Option<(SummarySpec, &Filters)> {
         let filters = self.filters().filter(|_| self.request.is_overview())?;
-        Some((Wants::of(&self.row, filters), filters))
+        Some((SummarySpec::of(&self.row, filters), filters))
     }
 }
 
@@ -185,9 +185,9 @@ impl Finder {
     ) -> Result<(), CudaError> {
         self.looks.clear();
         for (i, member) in part.iter().enumerate().filter(|(_, member)| member.filters().is_some()) {
-            let Request::Before { places: doubts, .. } = member.request else { continue };
-            let look = |doubt: &Before| {
-                let (token, value) = (doubt.place.token, doubt.place.logit);
+            let Request::PrefixMass { points: doubts, .. } = member.request else { continue };
+            let look = |doubt: &PrefixMass| {
+                let (token, value) = (doubt.rank.token, doubt.rank.logit);
                 Look { source: i as u32, token, value, padding: 0 }
             };
             self.looks.extend(doubts.iter().map(look));
@@ -197,9 +197,9 @@ impl Finder {
         }
         let mut masses = stored.masses_before(&self.looks, stream)?.iter();
         for member in part.iter_mut().filter(|member| member.filters().is_some()) {
-            let Request::Before { places: doubts, .. } = member.request else { continue };
-            let known = doubts.iter().zip(&mut masses).map(|(doubt, &mass)| Before::with_mass(doubt.place, mass));
-            member.out.before.extend(known);
+            let Request::PrefixMass { points: doubts, .. } = member.request else { continue };
+            let known = doubts.iter().zip(&mut masses).map(|(doubt, &mass)| PrefixMass::with_mass(doubt.rank, mass));
+            member.out.prefix_masses.extend(known);
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
 use finder::Finder;
 use flash_sampling_core::backend::SampledRows;
-use flash_sampling_core::near_ties::NearTies;
+use flash_sampling_core::error_bounds::ScoreBound;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Adjustments, Capabilities, Exactness, Head, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape, params,
@@ -48,7 +48,7 @@ pub(crate) struct Frame<'w> {
     results: Vec<Draw>,
     /// For the rows that ask for more, made when the first of them comes; and the bounds of a canonical plan.
     stored: Option<StoredRows>,
-    near_ties: Option<NearTies>,
+    error_bounds: Option<ScoreBound>,
     answers: Answers,
     /// For scans.
     finder: Finder,
@@ -98,7 +98,7 @@ impl<'w> Frame<'w> {
             draws: Vec::new(),
             results: Vec::new(),
             stored: None,
-            near_ties: plan.canonical.then(|| NearTies::new(&head)),
+            error_bounds: plan.canonical.then(|| ScoreBound::new(&head)),
             answers: Answers::default(),
             finder: Finder::default(),
             sampled: SampledRows::default(),

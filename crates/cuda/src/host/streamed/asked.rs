@@ -182,7 +182,7 @@ impl Asked {
         };
         if let (Some(stored), Ok(drawn)) = (place, out.row(row)) {
             let logits = stored.read_some(at, drawn.draws.iter().map(|draw| draw.token), stream)?;
-            out.note_raw(row, mass, top, logits.iter().copied());
+            out.set_raw(row, mass, top, logits.iter().copied());
         }
         Ok(())
     }

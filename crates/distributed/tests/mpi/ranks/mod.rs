@@ -9,7 +9,7 @@ use crate::LIMIT;
 use common::*;
 use core::error::Error;
 use faults::{Signal, Then, When};
-use flash_sampling_core::reference::Scheme;
+use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{DType, LogprobsMode, Matrix, PerturbedArgmax, RowParams, SampleError, Samples};
 use flash_sampling_distributed::{Mpi, ShardError, ShardMerge, ShardOptions, ShardSampler, Sharded, Transport};
 use std::time::{Duration, Instant};
@@ -112,7 +112,8 @@ fn differ(mpi: Mpi) {
     let weight = integers(VOCAB * HIDDEN, 1);
     let head = head(&weight);
     let slice = if is_last { head.slice(starts[last] + 5..1000) } else { head.split(&starts).swap_remove(rank) };
-    let error = ShardSampler::new(reference(slice, PLAN, Scheme::Tiled), &mut transport, options).unwrap_err();
+    let error =
+        ShardSampler::new(reference(slice, PLAN, ReferenceVariant::Tiled), &mut transport, options).unwrap_err();
     assert!(matches!(error, ShardError::Gap { shard, .. } if shard == last), "{error}");
 
     let weight_type = if is_last { DType::F16 } else { DType::BF16 };

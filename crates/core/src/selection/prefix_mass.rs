@@ -1,29 +1,29 @@
 //! The mass before one token, in its own bin: what the histogram cannot tell.
 
 use crate::mass_histogram::{MassHistogram, edge_of};
-use crate::winner::Place;
+use crate::winner::LogitRank;
 
 const SIDE_BY_SIDE: usize = 16;
 
 /// How much of the mass of a token's bin comes before it in the order of falling logits. Sums of integers, so that parts
 /// of a row may be added in any order.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Before {
+pub struct PrefixMass {
     /// The token.
-    pub place: Place,
+    pub rank: LogitRank,
     /// In units of the histogram.
     pub(super) mass: u64,
 }
 
-impl Before {
+impl PrefixMass {
     /// Nothing seen yet.
-    pub fn new(place: Place) -> Self {
-        Before { place, mass: 0 }
+    pub fn new(rank: LogitRank) -> Self {
+        PrefixMass { rank, mass: 0 }
     }
 
-    /// What another part of the row has seen: a mass of [`Before::mass`].
-    pub fn with_mass(place: Place, mass: u64) -> Self {
-        Before { place, mass }
+    /// What another part of the row has seen: a mass of [`PrefixMass::mass`].
+    pub fn with_mass(rank: LogitRank, mass: u64) -> Self {
+        PrefixMass { rank, mass }
     }
 
     /// The mass seen so far, in units of the histogram.
@@ -35,7 +35,7 @@ impl Before {
     /// logits took 3 ms.
     #[inline(always)]
     pub fn extend_from_slice(&mut self, first: u32, logits: &[f32]) {
-        let Place { logit: own, token: last } = self.place;
+        let LogitRank { logit: own, token: last } = self.rank;
         let edge = edge_of(own);
         let masses = |first: u32, logits: &[f32], sums: &mut [u64; SIDE_BY_SIDE]| {
             for ((sum, &logit), token) in sums.iter_mut().zip(logits).zip(first..) {
@@ -56,11 +56,11 @@ impl Before {
     /// equal logits, of which rows of many equal ones have a dozen, share a sum where these tokens are all before them, or
     /// all behind them: top-p of 151936 equal logits took 0.80 ms with a sum for each place, and takes 0.37 (medians).
     #[inline(always)]
-    pub fn extend_all(places: &mut [Before], first: u32, logits: &[f32], top: f32) {
+    pub fn extend_all(points: &mut [PrefixMass], first: u32, logits: &[f32], top: f32) {
         let end = u64::from(first) + logits.len() as u64;
         let mut shared = None;
-        for before in places {
-            let Place { logit, token } = before.place;
+        for before in points {
+            let LogitRank { logit, token } = before.rank;
             let (ahead, behind) = (token < first, u64::from(token) >= end);
             if top < logit || top == logit && ahead {
                 continue;
@@ -79,7 +79,7 @@ impl Before {
     }
 
     /// Adds what was seen of other tokens, for the same place.
-    pub fn merge(&mut self, other: &Before) {
+    pub fn merge(&mut self, other: &PrefixMass) {
         self.mass += other.mass;
     }
 }
@@ -103,10 +103,10 @@ mod tests {
             prop_assume!(logits[at] > f32::NEG_INFINITY);
             // The token of a place does not come before itself, even where its logit here is another.
             let token = first + (if other < 30 { other % logits.len() } else { at }) as u32;
-            let place = Place { logit: logits[at], token };
-            let (edge, mut plain, mut before) = (edge_of(place.logit), 0, Before::new(place));
+            let rank = LogitRank { logit: logits[at], token };
+            let (edge, mut plain, mut before) = (edge_of(rank.logit), 0, PrefixMass::new(rank));
             for (token, &logit) in (first..).zip(&logits) {
-                if token != place.token && (Place { logit, token }).reaches(&place) {
+                if token != rank.token && (LogitRank { logit, token }).is_at_or_before(&rank) {
                     let (own, mass) = MassHistogram::mass_of(logit);
                     plain += if own == edge { mass } else { 0 };
                 }
@@ -118,14 +118,14 @@ mod tests {
         #[test]
         fn many_places_have_the_sums_of_each(
             logits in prop::collection::vec((-2i8..3).prop_map(|n| f32::from(n) / 32.0), 1..90),
-            places in prop::collection::vec((-2i8..3, 0u32..200), 0..20), first in 0u32..100,
+            points in prop::collection::vec((-2i8..3, 0u32..200), 0..20), first in 0u32..100,
         ) {
-            let place = |(n, token): (i8, u32)| Before::new(Place { logit: f32::from(n) / 32.0, token });
-            let mut each: Vec<Before> = places.into_iter().map(place).collect();
+            let rank = |(n, token): (i8, u32)| PrefixMass::new(LogitRank { logit: f32::from(n) / 32.0, token });
+            let mut each: Vec<PrefixMass> = points.into_iter().map(rank).collect();
             let mut all = each.clone();
             each.iter_mut().for_each(|before| before.extend_from_slice(first, &logits));
             let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            Before::extend_all(&mut all, first, &logits, top);
+            PrefixMass::extend_all(&mut all, first, &logits, top);
             prop_assert_eq!(all, each);
         }
     }

@@ -25,7 +25,7 @@ const TANH: f64 = 4e-7;
 
 /// What the bounds need of a head, found once.
 #[derive(Clone, Debug)]
-pub struct NearTies {
+pub struct ScoreBound {
     largest_weight: f64,
     /// The largest bias of the head that is not negative.
     positive: f64,
@@ -35,7 +35,7 @@ pub struct NearTies {
 
 /// Bounds for one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RowNearTies {
+pub struct RowScoreBound {
     /// Of the difference of two scores of one token.
     error: f64,
     /// What a token without negative biases scores at least, whatever its noise. A winner above this shows that the
@@ -51,22 +51,22 @@ fn largest_below(sizes: &[f32], limit: f64) -> (f64, bool) {
     (within.checked_sub(1).map_or(0.0, |last| f64::from(sizes[last])), within < sizes.len())
 }
 
-impl NearTies {
+impl ScoreBound {
     /// Reads the head's weight once, for its norms.
     pub fn new(head: &Head<'_>) -> Self {
         let biases = head.bias().unwrap_or(&[]).iter().filter(|b| b.is_finite());
         let mut negative: Vec<f32> = biases.clone().filter(|b| **b < 0.0).map(|b| -b).collect();
         negative.sort_by(f32::total_cmp);
-        NearTies {
+        ScoreBound {
             largest_weight: largest_norm(&head.weight()),
             positive: f64::from(biases.fold(0.0, |m: f32, b| m.max(*b))),
             negative,
         }
     }
 
-    /// The bounds of a row whose hidden state has the Euclidean norm `hidden`; `head` is the one that [`NearTies::new`]
+    /// The bounds of a row whose hidden state has the Euclidean norm `hidden`; `head` is the one that [`ScoreBound::new`]
     /// read.
-    pub fn row(&self, head: &Head<'_>, row: &Row<'_>, hidden: f64) -> RowNearTies {
+    pub fn row(&self, head: &Head<'_>, row: &Row<'_>, hidden: f64) -> RowScoreBound {
         let (scale, inv_t) = (f64::from(head.scale()), f64::from(row.transform.inv_temperature));
         let dot = hidden * self.largest_weight;
         // With a negative bias beyond this size a token scores below `alive`.
@@ -82,7 +82,11 @@ impl NearTies {
         let rounding = UNIT * (4.0 * transformed + raw * inv_t + NOISE);
         let sum = dot_error_bound(head.hidden(), hidden, self.largest_weight) + UNIT * before;
         let error = (sum * scale + cap_error) * list.factor * inv_t + rounding;
-        RowNearTies { error, alive: -1.01 * (dot * scale * inv_t + error) - NOISE, coarse: head_coarse || list.coarse }
+        RowScoreBound {
+            error,
+            alive: -1.01 * (dot * scale * inv_t + error) - NOISE,
+            coarse: head_coarse || list.coarse,
+        }
     }
 }
 
@@ -120,7 +124,7 @@ impl AdjustmentBounds {
     }
 }
 
-impl RowNearTies {
+impl RowScoreBound {
     /// How far below the last score that is kept a candidate may lie, in nats; `f32::MAX`: every token is a candidate.
     pub fn slack(&self) -> f32 {
         let slack = 2.02 * self.error;

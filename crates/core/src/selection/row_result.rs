@@ -7,7 +7,7 @@ use crate::winner::Candidate;
 
 /// The draws of a row and what else it asked for.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct RowResult {
     /// `None`: not answered yet.
     pub outcome: Option<Result<(), RowError>>,
     /// The draws, in order.
@@ -17,20 +17,20 @@ pub struct Answer {
     /// The mass of the kept tokens, where it was asked for.
     pub mass: Option<MassHistogram>,
     /// Whether log-probabilities were asked for.
-    pub asks_logprobs: bool,
+    pub has_logprobs: bool,
     /// Whether the kept tokens were asked for.
-    pub asks_kept: bool,
+    pub has_kept: bool,
     /// The kept tokens as a bitmap.
     pub kept: Vec<u32>,
 }
 
-impl Answer {
+impl RowResult {
     /// Empties it for a row.
     pub fn begin(&mut self) {
         self.outcome = None;
         self.draws.clear();
         self.top.clear();
-        (self.asks_logprobs, self.asks_kept) = (false, false);
+        (self.has_logprobs, self.has_kept) = (false, false);
         self.kept.clear();
     }
 
@@ -55,14 +55,14 @@ impl Answer {
     /// The row's, and nothing is appended.
     pub fn emit(&self, passes: u32, vocab_size: u32, out: &mut Samples) -> Result<(), RowError> {
         self.outcome.unwrap_or(Err(RowError::NoFiniteLogit))?;
-        let mass = self.mass.as_ref().filter(|_| self.asks_logprobs || self.asks_kept);
-        out.push_row(self.draws.iter().copied(), mass.filter(|_| self.asks_logprobs), &self.top);
-        if let (true, Some(mass)) = (self.asks_kept, mass) {
+        let mass = self.mass.as_ref().filter(|_| self.has_logprobs || self.has_kept);
+        out.push_row(self.draws.iter().copied(), mass.filter(|_| self.has_logprobs), &self.top);
+        if let (true, Some(mass)) = (self.has_kept, mass) {
             let bits =
                 |(word, &bits): (u32, &u32)| (0..32).filter(move |i| bits >> i & 1 == 1).map(move |i| word * 32 + i);
-            out.note_kept((0..).zip(&self.kept).flat_map(bits), mass.log_z(), vocab_size);
+            out.set_kept((0..).zip(&self.kept).flat_map(bits), mass.log_z(), vocab_size);
         }
-        out.note_passes(passes);
+        out.set_passes(passes);
         Ok(())
     }
 }

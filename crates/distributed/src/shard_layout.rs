@@ -13,7 +13,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"FS07");
 
 /// What a shard says of itself.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Description {
+pub(crate) struct ShardInfo {
     /// The tokens it draws from.
     pub(crate) tokens: Range<u32>,
     pub(crate) vocab_size: u32,
@@ -37,11 +37,11 @@ pub(crate) struct Description {
     canonical: bool,
 }
 
-impl Description {
+impl ShardInfo {
     /// `rank`: the shard's number, and how many there are.
     pub(crate) fn of(sampler: &mut dyn PerturbedArgmax, options: &ShardOptions, rank: (usize, usize)) -> Self {
         let (shape, can) = (sampler.shape(), sampler.capabilities());
-        Description {
+        ShardInfo {
             tokens: shape.tokens,
             vocab_size: shape.vocab_size,
             input: shape.input,
@@ -106,7 +106,7 @@ impl Description {
         let rank = (reader.size()?, reader.size()?);
         let max_logprobs = reader.flag()?.then_some(logprobs);
         let plan = Plan { max_rows, max_draws, max_logprobs, canonical: reader.flag()? };
-        let mut description = Description {
+        let mut info = ShardInfo {
             tokens,
             vocab_size,
             input,
@@ -124,20 +124,20 @@ impl Description {
             surveys: reader.flag()?,
             canonical: reader.flag()?,
         };
-        description.weight = match reader.u8()? {
+        info.weight = match reader.u8()? {
             u8::MAX => None,
             number => Some(of_element(number).ok_or_else(|| reader.invalid("an unknown type"))?),
         };
         if reader.flag()? {
             let (bias, has_cap) = (reader.flag()?, reader.flag()?);
             let (cap, scale) = (f32::from_bits(reader.u32()?), f32::from_bits(reader.u32()?));
-            description.transforms = Some(Transforms { bias, soft_cap: has_cap.then_some(cap), scale });
+            info.transforms = Some(Transforms { bias, soft_cap: has_cap.then_some(cap), scale });
         }
-        reader.finish().map(|()| description)
+        reader.finish().map(|()| info)
     }
 
     /// Checks that this is shard number `shard` of `world`, can be one, and agrees with the first.
-    fn check_beside(&self, first: &Description, shard: usize, world: usize) -> Result<(), ShardError> {
+    fn check_beside(&self, first: &ShardInfo, shard: usize, world: usize) -> Result<(), ShardError> {
         let (found_rank, found_world) = self.rank;
         if self.rank != (shard, world) {
             return Err(ShardError::Rank { shard, world, found_rank, found_world });
@@ -172,7 +172,7 @@ impl Description {
 
 /// The vocabulary that shards make up.
 #[derive(Clone, Debug)]
-pub(crate) struct Whole {
+pub(crate) struct ShardedVocab {
     pub(crate) shape: Shape,
     pub(crate) plan: Plan,
     /// The shards' common plan.
@@ -180,10 +180,10 @@ pub(crate) struct Whole {
     pub(crate) capabilities: Capabilities,
 }
 
-impl Whole {
+impl ShardedVocab {
     /// Checks that the shards, in order, make up one vocabulary and can be merged; shard 0 sets what the others must
     /// agree with. `backend` names the sampler in its [`Capabilities`].
-    pub(crate) fn of(shards: &[Description], backend: &'static str) -> Result<Whole, ShardError> {
+    pub(crate) fn of(shards: &[ShardInfo], backend: &'static str) -> Result<ShardedVocab, ShardError> {
         let first = shards.first().ok_or(ShardError::NoShards)?;
         let (plan, merge) = (first.plan, first.merge);
         for (shard, s) in shards.iter().enumerate() {
@@ -207,11 +207,11 @@ impl Whole {
             canonical: shards.iter().all(|s| s.canonical),
         };
         let shape = Shape { tokens: 0..first.vocab_size, vocab_size: first.vocab_size, input: first.input };
-        Ok(Whole { shape, plan, shards_plan: plan, capabilities })
+        Ok(ShardedVocab { shape, plan, shards_plan: plan, capabilities })
     }
 
     /// What a driver needs to know of the sampler.
-    pub(crate) fn driven(&self) -> (&Capabilities, &Plan, u32) {
+    pub(crate) fn driver_args(&self) -> (&Capabilities, &Plan, u32) {
         (&self.capabilities, &self.plan, self.shape.vocab_size)
     }
 
@@ -232,7 +232,7 @@ impl Whole {
 
 /// What acts on single logits is every shard's own matter. Which tokens pass a filter depends on the other shards' tokens:
 /// it takes surveys of all, and a merge that draws as if there were no shards. So do the masses of raw logits.
-fn knobs(shards: &[Description], merge: ShardMerge) -> Knobs {
+fn knobs(shards: &[ShardInfo], merge: ShardMerge) -> Knobs {
     let adjustments = if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE };
     let filters = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
     let surveyed = merge == ShardMerge::Winners && shards.iter().all(|s| s.surveys);
@@ -240,7 +240,7 @@ fn knobs(shards: &[Description], merge: ShardMerge) -> Knobs {
 }
 
 /// Checks that the shards that state of what head they are are of one. A shard without tokens has no bias to tell of.
-fn check_heads(shards: &[Description]) -> Result<(), ShardError> {
+fn check_heads(shards: &[ShardInfo]) -> Result<(), ShardError> {
     let numbered = || shards.iter().enumerate();
     let mut weights = numbered().filter_map(|(shard, s)| Some((shard, s.weight?)));
     if let Some((_, expected)) = weights.next()
@@ -259,7 +259,7 @@ fn check_heads(shards: &[Description]) -> Result<(), ShardError> {
 }
 
 /// Shards without tokens may stand anywhere; the others follow one another from token 0 to the end.
-fn check_tiling(shards: &[Description], vocab_size: u32) -> Result<(), ShardError> {
+fn check_tiling(shards: &[ShardInfo], vocab_size: u32) -> Result<(), ShardError> {
     let mut end = 0;
     for (shard, s) in shards.iter().enumerate().filter(|(_, s)| !s.tokens.is_empty()) {
         if s.tokens.start > end {
@@ -283,8 +283,8 @@ fn check_tiling(shards: &[Description], vocab_size: u32) -> Result<(), ShardErro
 mod tests {
     use super::*;
 
-    fn description(tokens: Range<u32>) -> Description {
-        Description {
+    fn info(tokens: Range<u32>) -> ShardInfo {
+        ShardInfo {
             tokens,
             vocab_size: 10,
             input: 4,
@@ -305,47 +305,47 @@ mod tests {
     }
 
     #[test]
-    fn bytes_carry_the_description() {
+    fn bytes_carry_the_shard_info() {
         let mut bytes = Vec::new();
         for merge in [ShardMerge::Winners, ShardMerge::LogMass] {
             for max_logprobs in [None, Some(0), Some(7)] {
                 let weight = max_logprobs.map(|_| DType::F32);
-                let mut d = Description { merge, weight, rank: (3, 7), ..description(3..9) };
+                let mut d = ShardInfo { merge, weight, rank: (3, 7), ..info(3..9) };
                 d.transforms =
                     max_logprobs.map(|_| Transforms { bias: true, soft_cap: weight.map(|_| 5.0), scale: -1.0 });
                 d.check_tokens = weight.is_none();
                 d.plan.max_logprobs = max_logprobs;
                 d.encode(&mut bytes);
-                assert_eq!(Description::decode(&bytes), Ok(d));
+                assert_eq!(ShardInfo::decode(&bytes), Ok(d));
             }
         }
         for cut in 0..bytes.len() {
-            assert_eq!(Description::decode(&bytes[..cut]), Err(WireError::Truncated { at: cut }));
+            assert_eq!(ShardInfo::decode(&bytes[..cut]), Err(WireError::Truncated { at: cut }));
         }
         bytes.push(0);
-        assert!(matches!(Description::decode(&bytes), Err(WireError::Trailing { extra: 1, .. })));
+        assert!(matches!(ShardInfo::decode(&bytes), Err(WireError::Trailing { extra: 1, .. })));
         bytes[0] ^= 1;
-        assert!(matches!(Description::decode(&bytes), Err(WireError::Invalid { .. })));
+        assert!(matches!(ShardInfo::decode(&bytes), Err(WireError::Invalid { .. })));
     }
 
     /// Numbers the shards that do not say otherwise.
-    fn whole(shards: &[Description]) -> Result<Whole, ShardError> {
-        let number = |(r, d): (usize, &Description)| {
+    fn whole(shards: &[ShardInfo]) -> Result<ShardedVocab, ShardError> {
+        let number = |(r, d): (usize, &ShardInfo)| {
             let rank = if d.rank == (0, 1) { (r, shards.len()) } else { d.rank };
-            Description { rank, ..d.clone() }
+            ShardInfo { rank, ..d.clone() }
         };
-        Whole::of(&shards.iter().enumerate().map(number).collect::<Vec<_>>(), "test")
+        ShardedVocab::of(&shards.iter().enumerate().map(number).collect::<Vec<_>>(), "test")
     }
 
     #[test]
     fn unequal_and_empty_shards_make_up_a_vocabulary() {
-        let shards = [0..0, 0..7, 7..7, 7..8, 10..10, 8..10].map(description);
+        let shards = [0..0, 0..7, 7..7, 7..8, 10..10, 8..10].map(info);
         assert_eq!(whole(&shards).unwrap().shape.tokens, 0..10);
     }
 
     #[test]
     fn gaps_and_overlaps_are_named() {
-        let gap = |parts: [Range<u32>; 2]| whole(&parts.map(description)).unwrap_err();
+        let gap = |parts: [Range<u32>; 2]| whole(&parts.map(info)).unwrap_err();
         assert!(matches!(gap([0..4, 5..10]), ShardError::Gap { shard: 1, from: 4, to: 5 }));
         assert!(matches!(gap([1..4, 4..10]), ShardError::Gap { shard: 0, from: 0, to: 1 }));
         assert!(matches!(gap([0..4, 4..9]), ShardError::Gap { shard: 2, from: 9, to: 10 }));
@@ -357,10 +357,10 @@ mod tests {
 
     #[test]
     fn shards_that_differ_are_named() {
-        let with = |change: fn(&mut Description)| {
-            let mut other = description(5..10);
+        let with = |change: fn(&mut ShardInfo)| {
+            let mut other = info(5..10);
             change(&mut other);
-            whole(&[description(0..5), other]).unwrap_err()
+            whole(&[info(0..5), other]).unwrap_err()
         };
         assert!(matches!(with(|d| d.vocab_size = 11), ShardError::VocabSize { shard: 1, expected: 10, found: 11 }));
         assert!(matches!(with(|d| d.input = 5), ShardError::Hidden { shard: 1, expected: 4, found: 5 }));
@@ -376,12 +376,12 @@ mod tests {
             "shard 1 is of a head with a bias, no soft-cap, scale 2, shard 0 of one with no bias, soft-cap 30, scale 2";
         assert_eq!(error.to_string(), says);
         // A shard that states nothing, or has no tokens, is not what the others are compared with.
-        let silent = Description { weight: None, ..description(0..0) };
+        let silent = ShardInfo { weight: None, ..info(0..0) };
         let head = Transforms { bias: true, soft_cap: None, scale: 2.0 };
-        let others = [description(0..5), Description { transforms: Some(head), ..description(5..10) }];
+        let others = [info(0..5), ShardInfo { transforms: Some(head), ..info(5..10) }];
         let error = whole(&[&[silent.clone()][..], &others].concat()).unwrap_err();
         assert!(matches!(error, ShardError::Transforms { shard: 2, other: 1, found, .. } if found == head));
-        let others = [description(0..5), Description { weight: Some(DType::F16), ..description(5..10) }];
+        let others = [info(0..5), ShardInfo { weight: Some(DType::F16), ..info(5..10) }];
         let error = whole(&[&[silent][..], &others].concat()).unwrap_err();
         assert!(matches!(error, ShardError::Type { shard: 2, expected: DType::BF16, found: DType::F16, .. }));
         let error = with(|d| d.weight = Some(DType::F16));
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn the_merge_by_log_mass_takes_any_exact_sampler_that_knows_its_mass() {
-        let mut d = Description { merge: ShardMerge::LogMass, pathwise: false, ..description(0..10) };
+        let mut d = ShardInfo { merge: ShardMerge::LogMass, pathwise: false, ..info(0..10) };
         let w = whole(std::slice::from_ref(&d)).unwrap();
         assert_eq!(w.capabilities.exactness, Exactness::InDistribution);
         assert!(!w.capabilities.without_replacement);
@@ -401,13 +401,13 @@ mod tests {
     #[test]
     fn shards_that_draw_shards_are_refused() {
         // Both draws would use the same noise: rank r's of the inner and of the outer shards.
-        let d = Description { merge: ShardMerge::LogMass, pathwise: false, draws_shards: true, ..description(0..10) };
+        let d = ShardInfo { merge: ShardMerge::LogMass, pathwise: false, draws_shards: true, ..info(0..10) };
         assert!(matches!(whole(&[d]), Err(ShardError::Nested { shard: 0 })));
     }
 
     #[test]
     fn a_plan_can_be_restricted_but_not_widened() {
-        let mut w = whole(&[description(0..10)]).unwrap();
+        let mut w = whole(&[info(0..10)]).unwrap();
         let narrow = Plan { max_rows: 2, max_draws: 5, max_logprobs: None, canonical: false };
         w.restrict(narrow).unwrap();
         assert_eq!(w.plan, narrow);

@@ -1,13 +1,13 @@
 //! What a pass leaves of a row.
 
-use super::Below;
+use super::TailMass;
 use crate::mass_histogram::MassHistogram;
 use crate::moments::Moments;
 use crate::winner::Candidate;
 
 /// What is known of a row.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct RowView<'a> {
     /// The first tokens in the order of falling logits; not empty.
     pub list: &'a [Candidate],
     /// Every token with a logit of at least this is in the list; -inf when the list holds the whole row.
@@ -15,18 +15,18 @@ pub struct Seen<'a> {
     /// The masses of the whole row, where [`need_mass`](crate::Filters::need_mass).
     pub mass: &'a MassHistogram,
     /// What of the mass is in no bin, where a pass kept the sum alone.
-    pub below: Below,
+    pub tail: TailMass,
     /// The moments of the whole row, where [`need_moments`](crate::Filters::need_moments).
     pub moments: &'a Moments,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> RowView<'a> {
     /// The list of a row's first `limit` tokens: it holds the whole row when it is shorter than that.
     pub fn first(list: &'a [Candidate], limit: usize, mass: &'a MassHistogram, moments: &'a Moments) -> Self {
         let floor = match list.last() {
             Some(last) if list.len() >= limit => last.logit.next_up(),
             _ => f32::NEG_INFINITY,
         };
-        Seen { list, floor, mass, below: Below::default(), moments }
+        RowView { list, floor, mass, tail: TailMass::default(), moments }
     }
 }

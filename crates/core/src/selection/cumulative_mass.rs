@@ -1,12 +1,12 @@
 //! A row's masses as the walk sums them: bin by bin from the top, each weighted relative to the highest edge.
 
-use super::before::Before;
+use super::PrefixMass;
 use crate::mass_histogram::{MassHistogram, edge_below, edge_of, weight_of, weights};
-use crate::winner::{Candidate, Place, Winner};
+use crate::winner::{Candidate, LogitRank, Winner};
 
 /// One bin of the histogram, relative to the highest.
 #[derive(Clone, Copy, Debug)]
-struct Cell {
+struct Bin {
     edge: f32,
     /// `e^(edge - top)` a unit of mass.
     weight: f64,
@@ -17,9 +17,9 @@ struct Cell {
 
 /// The masses of the tokens that are still kept. Keeps its memory from row to row.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Cells {
-    cells: Vec<Cell>,
-    /// The mass through each of some listed tokens, of which [`Cells::sum`] was asked last.
+pub(super) struct CumulativeMass {
+    bins: Vec<Bin>,
+    /// The mass through each of some listed tokens, of which [`CumulativeMass::sum`] was asked last.
     through: Vec<f64>,
     /// The highest edge.
     pub(super) top: f32,
@@ -39,55 +39,55 @@ fn weight(edge: f32, top: f32) -> f64 {
     weight_of(edge, top) * MassHistogram::ONE_UNIT
 }
 
-fn sum_of(cells: &[Cell]) -> f64 {
-    cells.last().map_or(0.0, |last| last.through)
+fn sum_of(bins: &[Bin]) -> f64 {
+    bins.last().map_or(0.0, |last| last.through)
 }
 
 /// Sums the masses through each bin from the top down, in the one order in which they are ever summed.
-fn sum_through(cells: &mut [Cell], mut sum: f64) {
-    for cell in cells {
-        sum += cell.weight * cell.mass as f64;
-        cell.through = sum;
+fn sum_through(bins: &mut [Bin], mut sum: f64) {
+    for bin in bins {
+        sum += bin.weight * bin.mass as f64;
+        bin.through = sum;
     }
 }
 
-impl Cells {
+impl CumulativeMass {
     /// The masses of a whole row, whose largest logit is `largest`.
     pub(super) fn load(&mut self, mass: &MassHistogram, largest: f32) {
         self.top = edge_of(largest);
         let top = self.top;
-        self.cells.clear();
+        self.bins.clear();
         let (_, runs) = mass.run();
         if self.top != mass.top() || mass.falling_from().is_none() {
-            let cell = |(edge, mass)| Cell { edge, weight: weight(edge, top), mass, through: 0.0 };
-            self.cells.extend(mass.cells().map(cell));
+            let bin = |(edge, mass)| Bin { edge, weight: weight(edge, top), mass, through: 0.0 };
+            self.bins.extend(mass.integer_bins().map(bin));
         } else {
             // The same by index, in plain loops: by iterators this was a fifth of a rank's host for rows with top-p.
-            self.cells.reserve(runs[0].len() + runs[1].len());
+            self.bins.reserve(runs[0].len() + runs[1].len());
             let mut weights = weights().iter().enumerate();
             for run in runs.into_iter().rev() {
                 for (&mass, (below, weight)) in run.iter().rev().zip(&mut weights) {
                     if mass > 0 {
                         let edge = edge_below(top, below);
                         let weight = weight * MassHistogram::ONE_UNIT;
-                        self.cells.push(Cell { edge, weight, mass, through: 0.0 });
+                        self.bins.push(Bin { edge, weight, mass, through: 0.0 });
                     }
                 }
             }
         }
-        sum_through(&mut self.cells, 0.0);
+        sum_through(&mut self.bins, 0.0);
     }
 
     /// Takes the masses of tokens out.
     pub(super) fn remove(&mut self, tokens: &[Candidate]) {
         for c in tokens {
             let (edge, mass) = self.mass_of(c.logit);
-            if let Some(cell) = self.cells.iter_mut().find(|cell| cell.edge == edge) {
-                cell.mass = cell.mass.saturating_sub(mass);
+            if let Some(bin) = self.bins.iter_mut().find(|bin| bin.edge == edge) {
+                bin.mass = bin.mass.saturating_sub(mass);
             }
         }
         if !tokens.is_empty() {
-            sum_through(&mut self.cells, 0.0);
+            sum_through(&mut self.bins, 0.0);
         }
     }
 
@@ -99,34 +99,34 @@ impl Cells {
 
     /// The mass of all.
     pub(super) fn whole(&self) -> f64 {
-        sum_of(&self.cells)
+        sum_of(&self.bins)
     }
 
     /// The mass of the tokens with a logit of at least `t`: not below the first, not above the second. `listed`: those
     /// of them that are known.
     pub(super) fn above(&self, t: f32, listed: &[Candidate]) -> (f64, f64) {
         let edge = edge_of(t);
-        let cells = &self.cells[..self.cells.partition_point(|c| c.edge > edge)];
+        let bins = &self.bins[..self.bins.partition_point(|c| c.edge > edge)];
         let listed = listed.iter().filter(|c| edge_of(c.logit) == edge);
         let listed = listed.map(|c| self.mass_of(c.logit).1).sum::<u64>() as f64;
-        let partial = self.cells.get(cells.len()).filter(|c| c.edge == edge);
+        let partial = self.bins.get(bins.len()).filter(|c| c.edge == edge);
         let (weight, full) = partial.map_or((0.0, 0.0), |c| (c.weight, c.mass as f64));
-        let whole = sum_of(cells);
+        let whole = sum_of(bins);
         (whole + weight * listed, whole + weight * full)
     }
 
     /// The mass of the tokens before one that is not listed: not below the first, not above the second. `floor`: bins below
     /// this one are not complete; `listed`: those of the tokens that are known; `known`: what else is known of some places.
-    pub(super) fn before(&self, place: Place, floor: f32, listed: &[Candidate], known: &[Before]) -> (f64, f64) {
-        let (edge, own) = self.mass_of(place.logit);
+    pub(super) fn before(&self, rank: LogitRank, floor: f32, listed: &[Candidate], known: &[PrefixMass]) -> (f64, f64) {
+        let (edge, own) = self.mass_of(rank.logit);
         if edge < floor {
-            return (sum_of(&self.cells[..self.cells.partition_point(|c| c.edge > edge)]), f64::INFINITY);
+            return (sum_of(&self.bins[..self.bins.partition_point(|c| c.edge > edge)]), f64::INFINITY);
         }
-        let cells = self.cells.partition_point(|c| c.edge > edge);
-        let sum = sum_of(&self.cells[..cells]);
-        let cell = self.cells.get(cells).filter(|c| c.edge == edge);
-        let (weight, full) = cell.map_or((0.0, own), |c| (c.weight, c.mass));
-        if let Some(known) = known.iter().find(|known| known.place == place) {
+        let bins = self.bins.partition_point(|c| c.edge > edge);
+        let sum = sum_of(&self.bins[..bins]);
+        let bin = self.bins.get(bins).filter(|c| c.edge == edge);
+        let (weight, full) = bin.map_or((0.0, own), |c| (c.weight, c.mass));
+        if let Some(known) = known.iter().find(|known| known.rank == rank) {
             let mass = sum + weight * known.mass as f64;
             return (mass, mass);
         }
@@ -134,7 +134,7 @@ impl Cells {
         (sum + weight * listed.sum::<u64>() as f64, sum + weight * (full.saturating_sub(own) as f64))
     }
 
-    /// The mass of listed tokens, in the order in which the bins are summed; keeps what [`Cells::reached`] looks at.
+    /// The mass of listed tokens, in the order in which the bins are summed; keeps what [`CumulativeMass::reached`] looks at.
     pub(super) fn sum(&mut self, listed: &[Candidate]) -> f64 {
         let mut through = core::mem::take(&mut self.through);
         through.clear();
@@ -146,7 +146,7 @@ impl Cells {
         self.through.last().copied().unwrap_or(0.0)
     }
 
-    /// [`Cells::reach`] for the listed tokens that were summed last.
+    /// [`CumulativeMass::reach`] for the listed tokens that were summed last.
     pub(super) fn reached(&self, limit: f64) -> Option<usize> {
         self.through.iter().position(|mass| *mass >= limit).map(|i| i + 1)
     }
@@ -202,13 +202,13 @@ impl Cells {
 
     /// The edge of the bin in which the mass from the top reaches `limit`.
     pub(super) fn floor_of(&self, limit: f64) -> f32 {
-        self.cells.iter().find(|c| c.through >= limit).map_or(f32::NEG_INFINITY, |c| c.edge)
+        self.bins.iter().find(|c| c.through >= limit).map_or(f32::NEG_INFINITY, |c| c.edge)
     }
 
     /// The edge of a bin that has `k` tokens at or above it, as far as the masses tell.
     pub(super) fn floor_of_count(&self, k: u32) -> f32 {
         let mut count = 0;
-        let reached = self.cells.iter().find(|c| {
+        let reached = self.bins.iter().find(|c| {
             count += MassHistogram::least_count(c.mass);
             count >= u64::from(k)
         });
@@ -218,11 +218,11 @@ impl Cells {
     /// A number of tokens that those with a logit of at least `floor` cannot be more than, as far as the masses tell.
     pub(super) fn most_count(&self, floor: f32) -> u64 {
         let edge = edge_of(floor);
-        if floor == f32::NEG_INFINITY || self.cells.last().is_none_or(|last| last.edge > edge) {
+        if floor == f32::NEG_INFINITY || self.bins.last().is_none_or(|last| last.edge > edge) {
             return u64::MAX;
         }
-        let cells = self.cells.iter().take_while(|c| c.edge >= edge);
-        cells.map(|c| MassHistogram::most_count(c.mass)).sum()
+        let bins = self.bins.iter().take_while(|c| c.edge >= edge);
+        bins.map(|c| MassHistogram::most_count(c.mass)).sum()
     }
 }
 
@@ -239,17 +239,17 @@ mod tests {
             below in prop_oneof![0f64..60.0, 0f64..1e-3],
             above in 0u32..3,
         ) {
-            let (mut mass, mut cells) = <(MassHistogram, Cells)>::default();
+            let (mut mass, mut bins) = <(MassHistogram, CumulativeMass)>::default();
             mass.push(top);
-            cells.load(&mass, top);
+            bins.load(&mass, top);
             let weighed = |logit| {
                 let (edge, mass) = MassHistogram::mass_of(logit);
-                weight(edge, cells.top) * mass as f64
+                weight(edge, bins.top) * mass as f64
             };
             // What a logit weighs, or right above.
             let logit = (f64::from(top) - below) as f32;
             let limit = (0..above).fold(weighed(logit), |limit, _| limit.next_up());
-            let least = cells.least_logit(limit);
+            let least = bins.least_logit(limit);
             prop_assert!(weighed(least) >= limit && weighed(least.next_down()) < limit, "{} for {}", least, limit);
             prop_assert_eq!(least <= logit, above == 0);
         }

@@ -26,20 +26,20 @@ const WEIGHTS: [f64; READ] = {
 ///
 /// Sets of different floors may be merged; who has the higher floor adds up what the other has in bins.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Below {
+pub struct TailMass {
     /// Lower edge of a bin; -inf: nothing is below it.
     floor: f32,
     /// In units of `e^floor`, not further than 2^-15 of it from the sum of `e^l`.
     sum: f64,
 }
 
-impl Default for Below {
+impl Default for TailMass {
     fn default() -> Self {
-        Below { floor: f32::NEG_INFINITY, sum: 0.0 }
+        TailMass { floor: f32::NEG_INFINITY, sum: 0.0 }
     }
 }
 
-impl Below {
+impl TailMass {
     /// The floor.
     #[inline(always)]
     pub fn floor(&self) -> f32 {
@@ -68,7 +68,7 @@ impl Below {
     }
 
     /// Adds what was seen of other tokens.
-    pub fn merge(&mut self, other: &Below) {
+    pub fn merge(&mut self, other: &TailMass) {
         if other.is_on() {
             self.raise(other.floor);
             self.sum += other.sum * (f64::from(other.floor) - f64::from(self.floor)).exp();
@@ -93,7 +93,7 @@ impl Below {
             return true;
         }
         let none = (0.0, 0.0, f32::NEG_INFINITY);
-        let (above, all, top) = binned.cells().fold(none, |(above, all, top), (edge, mass)| {
+        let (above, all, top) = binned.integer_bins().fold(none, |(above, all, top), (edge, mass)| {
             // The first edge is the highest.
             let top = top.max(edge);
             let mass = weight_of(edge, top) * MassHistogram::ONE_UNIT * mass as f64;

@@ -4,7 +4,7 @@
 //! decide. A row that they do not decide takes another pass: one that sums the mass before the few points of the frontier
 //! that are in doubt, or one that lists the row down to a floor and draws from the list.
 
-use super::{Answer, Before, Seen, Selection, Selector};
+use super::{PrefixMass, RowResult, RowView, Selection, Selector};
 use crate::error::RowError;
 use crate::filters::{Filter, Filters};
 use crate::frontier::Frontier;
@@ -25,11 +25,11 @@ const PARTIAL_PASSES: u32 = 2;
 
 /// What an undecided row needs of another pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Need {
+pub enum FollowUp {
     /// The whole overview, of a row whose first pass left a part of it.
     Overview,
-    /// The mass before the points in doubt, and the masses [below](super::Below) a floor in their bins.
-    Before,
+    /// The mass before the points in doubt, and the masses [below](super::TailMass) a floor in their bins.
+    PrefixMass,
     /// A list of every token with a logit of at least `floor`, of which there are at most `bound`.
     List {
         /// In nats.
@@ -41,7 +41,7 @@ pub enum Need {
 
 /// What the first pass keeps of a row with filters, beside its moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wants {
+pub struct SummarySpec {
     /// How many of the largest logits are listed.
     pub list: usize,
     /// For how many draws frontiers are kept; none where the row is drawn from a list.
@@ -53,9 +53,9 @@ pub struct Wants {
     pub prefix: bool,
 }
 
-impl Wants {
+impl SummarySpec {
     /// What a row wants of its first pass.
-    pub fn of(row: &Row<'_>, filters: &Filters) -> Wants {
+    pub fn of(row: &Row<'_>, filters: &Filters) -> SummarySpec {
         let k = filters.smallest_k().filter(|&k| k <= LONG_LIST);
         let listed = k.is_some() || row.without_replacement || row.draws > FRONTIERS;
         let thresholds = filters.steps().iter().all(|f| matches!(f, Filter::MinP(_) | Filter::TopNSigma(_)));
@@ -68,13 +68,13 @@ impl Wants {
         };
         let frontiers = if listed { 0 } else { row.draws as usize };
         let prefix = filters.lone_top_p().is_some() && frontiers > 0 && row.logprobs.is_none() && !row.kept;
-        Wants { list, frontiers, mass: filters.need_mass_beyond(list), prefix }
+        SummarySpec { list, frontiers, mass: filters.need_mass_beyond(list), prefix }
     }
 }
 
 /// A row that is decided.
 #[derive(Clone, Copy, Debug)]
-pub struct Filtered<'a> {
+pub struct FilteredRow<'a> {
     /// The row.
     pub row: &'a Row<'a>,
     /// Its filters.
@@ -87,95 +87,100 @@ pub struct Filtered<'a> {
 
 /// Decides and draws rows with filters. Keeps its memory from call to call.
 #[derive(Clone, Debug, Default)]
-pub struct Filtering {
+pub struct FilterResolver {
     selector: Selector,
     list: TopList,
 }
 
-impl Filtering {
+impl FilterResolver {
     /// Answers a row from what the first pass left, or from that and the mass before the points in doubt; what it needs
     /// where these do not decide.
-    pub fn answer(
+    pub fn resolve(
         &mut self,
-        of: &Filtered<'_>,
-        seen: &Seen<'_>,
+        of: &FilteredRow<'_>,
+        view: &RowView<'_>,
         frontiers: &[Frontier],
-        doubts: &mut Vec<Before>,
-        answer: &mut Answer,
-    ) -> Option<Need> {
-        let Filtered { row, filters, .. } = *of;
-        let selection = self.selector.select(filters, seen);
+        doubts: &mut Vec<PrefixMass>,
+        result: &mut RowResult,
+    ) -> Option<FollowUp> {
+        let FilteredRow { row, filters, .. } = *of;
+        let selection = self.selector.select(filters, view);
         let from_list = row.logprobs.is_some() || row.kept || frontiers.is_empty();
         if let (true, Selection::Listed(kept)) = (from_list, &selection) {
-            self.draw(of, &seen.list[kept.clone()], answer);
+            self.draw(of, &view.list[kept.clone()], result);
             return None;
         }
         if !from_list {
-            answer.draws.clear();
+            result.draws.clear();
             // None: the frontier is not that of the list, as only damaged surveys have it.
             let winner =
-                |f| self.selector.winner_knowing(&selection, seen, f, doubts).ok().filter(|c| !c.winner.is_none());
+                |f| self.selector.winner_knowing(&selection, view, f, doubts).ok().filter(|c| !c.winner.is_none());
             let rescaled = |c: Candidate| Candidate { logit: c.logit * filters.rescale, ..c };
-            answer.draws.extend(frontiers.iter().map_while(winner).map(rescaled));
-            if answer.draws.len() == frontiers.len() {
+            result.draws.extend(frontiers.iter().map_while(winner).map(rescaled));
+            if result.draws.len() == frontiers.len() {
                 // Winners on a frontier belong to a run that begins with the row's first token.
-                answer.outcome = Some(filters.drawable(&seen.list[..1]).map(drop));
+                result.outcome = Some(filters.drawable(&view.list[..1]).map(drop));
                 return None;
             }
             if let Selection::Listed(kept) = &selection {
-                self.draw(of, &seen.list[kept.clone()], answer);
+                self.draw(of, &view.list[kept.clone()], result);
                 return None;
             }
             if doubts.is_empty() {
                 for frontier in frontiers {
-                    self.selector.doubts(&selection, seen, frontier, doubts);
+                    self.selector.doubts(&selection, view, frontier, doubts);
                 }
                 if !doubts.is_empty() {
-                    return Some(Need::Before);
+                    return Some(FollowUp::PrefixMass);
                 }
             }
         }
-        if seen.below.is_on() {
-            return Some(Need::Before);
+        if view.tail.is_on() {
+            return Some(FollowUp::PrefixMass);
         }
-        Some(self.need_list(&selection, seen, of.passes))
+        Some(self.list_follow_up(&selection, view, of.passes))
     }
 
     /// Answers a row from a list of every token with a logit of at least the floor; what it needs where that does not
     /// decide.
-    pub fn answer_listed(&mut self, of: &Filtered<'_>, seen: &Seen<'_>, answer: &mut Answer) -> Option<Need> {
-        if seen.list.is_empty() {
-            return Some(Need::List { floor: f32::NEG_INFINITY, bound: u64::MAX });
+    pub fn resolve_list(
+        &mut self,
+        of: &FilteredRow<'_>,
+        view: &RowView<'_>,
+        result: &mut RowResult,
+    ) -> Option<FollowUp> {
+        if view.list.is_empty() {
+            return Some(FollowUp::List { floor: f32::NEG_INFINITY, bound: u64::MAX });
         }
-        let selection = self.selector.select(of.filters, seen);
+        let selection = self.selector.select(of.filters, view);
         if let Selection::Listed(kept) = selection {
-            self.draw(of, &seen.list[kept], answer);
+            self.draw(of, &view.list[kept], result);
             return None;
         }
-        Some(self.need_list(&selection, seen, of.passes))
+        Some(self.list_follow_up(&selection, view, of.passes))
     }
 
     /// The list that an undecided row needs.
-    fn need_list(&self, selection: &Selection, seen: &Seen<'_>, passes: u32) -> Need {
-        let floor = if passes <= PARTIAL_PASSES { self.selector.floor(selection, seen) } else { f32::NEG_INFINITY };
-        Need::List { floor, bound: self.selector.most_count(floor) }
+    fn list_follow_up(&self, selection: &Selection, view: &RowView<'_>, passes: u32) -> FollowUp {
+        let floor = if passes <= PARTIAL_PASSES { self.selector.floor(selection, view) } else { f32::NEG_INFINITY };
+        FollowUp::List { floor, bound: self.selector.most_count(floor) }
     }
 
     /// Draws from the kept tokens.
-    fn draw(&mut self, of: &Filtered<'_>, kept: &[Candidate], answer: &mut Answer) {
-        let Filtered { row, filters, vocab_size, .. } = *of;
-        answer.begin();
+    fn draw(&mut self, of: &FilteredRow<'_>, kept: &[Candidate], result: &mut RowResult) {
+        let FilteredRow { row, filters, vocab_size, .. } = *of;
+        result.begin();
         let kept = match filters.drawable(kept) {
             Ok(kept) => kept,
             Err(error) => {
-                answer.outcome = Some(Err(error));
+                result.outcome = Some(Err(error));
                 return;
             }
         };
         if row.without_replacement {
             let available = kept.len() as u32;
             if available < row.draws {
-                answer.outcome = Some(Err(RowError::SupportTooSmall { draws: row.draws, available }));
+                result.outcome = Some(Err(RowError::SupportTooSmall { draws: row.draws, available }));
                 return;
             }
             self.list.reset(row.draws as usize, 0.0);
@@ -183,19 +188,19 @@ impl Filtering {
                 let word = granule_word(row, row.first_draw, c);
                 self.list.push(scored(row, row.first_draw, c, filters.rescale, word));
             }
-            answer.draws.extend_from_slice(self.list.as_slice());
+            result.draws.extend_from_slice(self.list.as_slice());
         } else {
             let draws = row.first_draw..row.first_draw + row.draws;
-            answer.draws.extend(draws.map(|draw| winner(row, draw, kept, filters.rescale)));
+            result.draws.extend(draws.map(|draw| winner(row, draw, kept, filters.rescale)));
         }
-        (answer.asks_logprobs, answer.asks_kept) = (row.logprobs.is_some(), row.kept);
+        (result.has_logprobs, result.has_kept) = (row.logprobs.is_some(), row.kept);
         if row.logprobs.is_some() || row.kept {
             let tokens = kept.iter().map(|c| (c.winner.token, c.logit * filters.rescale));
-            answer.keep(tokens, vocab_size, row.kept);
+            result.keep(tokens, vocab_size, row.kept);
         }
         largest(kept, filters.rescale, row.logprobs.unwrap_or(0), &mut self.list);
-        answer.top.extend_from_slice(self.list.as_slice());
-        answer.outcome = Some(Ok(()));
+        result.top.extend_from_slice(self.list.as_slice());
+        result.outcome = Some(Ok(()));
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::failed;
-use super::roll_call::{RollCall, Wait};
+use super::liveness::{Liveness, Wait};
 use crate::transport::TransportError;
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use std::time::Instant;
 /// The communicators of a group: one for collectives, one for calling the roll, so that neither meets the other's messages.
 pub(super) struct Collectives {
     of_exchanges: SimpleCommunicator,
-    roll_call: RollCall,
+    liveness: Liveness,
     /// Exchanges that were begun.
     step: u64,
 }
@@ -42,7 +42,7 @@ impl Collectives {
             // SAFETY: a live communicator and a constant of the library.
             check(unsafe { ffi::MPI_Comm_set_errhandler(communicator.as_raw(), ffi::RSMPI_ERRORS_RETURN) })?;
         }
-        Ok(Collectives { of_exchanges, roll_call: RollCall::new(of_roll_calls), step: 0 })
+        Ok(Collectives { of_exchanges, liveness: Liveness::new(of_roll_calls), step: 0 })
     }
 
     /// Every rank's `sent` one after the other in `received`, which holds as many bytes for each rank. `left` is what this rank
@@ -89,13 +89,13 @@ impl Collectives {
         let wait = Wait::new(self.step, left, limit);
         let alone = wait.begun.checked_add(ALONE.min(limit / ALONE_PART).min(left));
         let outcome = match request.wait_until(alone) {
-            Ok(false) => self.roll_call.wait_until(&wait, &mut request),
+            Ok(false) => self.liveness.wait_until(&wait, &mut request),
             Ok(true) => Ok(None),
             Err(error) => Err(error),
         };
         if let Ok(None) = outcome {
             if self.step.is_multiple_of(CATCH_UP) {
-                self.roll_call.catch_up()?;
+                self.liveness.catch_up()?;
             }
             return Ok(buffers);
         }

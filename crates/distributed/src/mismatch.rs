@@ -12,7 +12,7 @@ pub(crate) fn encode(rows: &[RowParams<'_>], bytes: &mut Vec<u8>) {
 }
 
 /// The first shard that differs from this rank, with the first row and group in which it does.
-pub(crate) fn what(mine: &[u8], all: &[Vec<u8>]) -> ShardError {
+pub(crate) fn first_mismatch(mine: &[u8], all: &[Vec<u8>]) -> ShardError {
     let (mine, groups) = (mine.as_chunks::<8>().0, RowParams::GROUPS);
     let first = |theirs: &Vec<u8>| mine.iter().zip(theirs.as_chunks::<8>().0).position(|(a, b)| a != b);
     let found = all.iter().enumerate().find_map(|(shard, theirs)| Some((shard, first(theirs)?)));
@@ -40,10 +40,10 @@ mod tests {
         };
         let mine = message(&[row, row]);
         let other = message(&[row, RowParams { position: 3, top_k: 1, ..row }]);
-        let said = what(&mine, &[mine.clone(), other.clone(), Vec::new()]);
+        let said = first_mismatch(&mine, &[mine.clone(), other.clone(), Vec::new()]);
         assert!(matches!(said, ShardError::Params { shard: 1, row: 1, what: "position" }), "{said}");
         for cut in [0, 7, mine.len() - 1, mine.len()] {
-            let said = what(&mine, &[mine.clone(), mine[..cut].to_vec()]);
+            let said = first_mismatch(&mine, &[mine.clone(), mine[..cut].to_vec()]);
             let shard = usize::from(cut < mine.len());
             let ShardError::Message { shard: found, source: WireError::Truncated { .. } } = said else {
                 panic!("{said}")
@@ -51,7 +51,7 @@ mod tests {
             assert_eq!(found, shard);
         }
         // What is there of a longer message is compared.
-        let said = what(&mine, &[[other, vec![1]].concat()]);
+        let said = first_mismatch(&mine, &[[other, vec![1]].concat()]);
         assert!(matches!(said, ShardError::Params { shard: 0, row: 1, .. }), "{said}");
     }
 }

@@ -1,7 +1,7 @@
 //! Who is there, when a collective does not end.
 #![allow(unsafe_code)]
 
-use super::pending::{Request, check, unbegun};
+use super::collectives::{Request, check, unbegun};
 use crate::transport::TransportError;
 use core::ffi::c_int;
 use core::time::Duration;
@@ -22,7 +22,7 @@ const TAG: c_int = 0;
 /// does not. One for which the exchange ends after it spoke says so; one for
 /// which it ended before, as nearly all do, says nothing, which would cost messages in every exchange: where it ends for that
 /// rank and not for others, and that rank stays away as long as they wait, they miss it too.
-pub(super) struct RollCall {
+pub(super) struct Liveness {
     communicator: SimpleCommunicator,
     /// Of every other rank; none before the first roll call.
     others: Vec<Other>,
@@ -99,9 +99,9 @@ struct Message {
     request: Request,
 }
 
-impl RollCall {
+impl Liveness {
     pub(super) fn new(communicator: SimpleCommunicator) -> Self {
-        RollCall { communicator, others: Vec::new() }
+        Liveness { communicator, others: Vec::new() }
     }
 
     /// Polls the request of an exchange until it is done, or the wait is over: then the ranks that are not there, without
@@ -284,7 +284,7 @@ impl Message {
     }
 }
 
-impl Drop for RollCall {
+impl Drop for Liveness {
     /// Takes back what is listened for, before the communicator goes; memory that the library may still know is left to it.
     fn drop(&mut self) {
         for mut other in self.others.drain(..) {
