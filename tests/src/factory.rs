@@ -1,6 +1,6 @@
 //! What a backend brings to the suite.
 
-use flash_sampling_core::canonical::canonical_logit;
+use flash_sampling_core::backend::canonical::canonical_logit;
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{

@@ -1,6 +1,6 @@
 //! What can go wrong, by whom: the head, the call, or one row of it.
 
-use crate::knob::Knob;
+use crate::params::knob::Knob;
 use core::fmt;
 
 /// Where a bad logit was found, in the order in which bad logits count.

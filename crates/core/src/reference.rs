@@ -1,23 +1,23 @@
 //! The four variants in float64, as short as they get. Every fast path is judged against this file.
 //!
-//! Dot products are [`canonical`](crate::canonical), log-masses are float64 sums, noise and transforms are the scalar
+//! Dot products are [`canonical`](crate::backend::canonical), log-masses are float64 sums, noise and transforms are the scalar
 //! definitions of this crate. It holds the whole row of logits, and is slow.
 
-use crate::adjustments::Adjustments;
+use crate::backend::canonical::canonical_logit;
 use crate::backend::{Batch, Request, RowSummary, Scan, check_scan};
-use crate::canonical::canonical_logit;
 use crate::error::{RowError, SampleError, Stage, StagedError};
-use crate::filters::{Filter, Filters};
 use crate::head::Head;
-use crate::knob::{Knob, Knobs};
-use crate::mass_histogram::MassHistogram;
 use crate::matrix::Matrix;
 use crate::noise::Domain;
+use crate::params::adjustments::Adjustments;
+use crate::params::filters::{Filter, Filters};
+use crate::params::knob::{Knob, Knobs};
+use crate::params::transform::first_invalid;
 use crate::params::{Row, RowParams};
+use crate::sampler::samples::Samples;
 use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Shape, Variant, check_call};
-use crate::samples::Samples;
-use crate::transform::first_invalid;
-use crate::winner::{Candidate, TopList, Winner};
+use crate::summary::mass_histogram::MassHistogram;
+use crate::summary::winner::{Candidate, TopList, Winner};
 use core::ops::Range;
 
 /// Which variant the reference follows.

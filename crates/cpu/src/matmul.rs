@@ -67,7 +67,7 @@ pub fn matmul(hidden: &Matrix<'_>, weight: &Matrix<'_>, isa: Option<Isa>, out: &
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::canonical::{canonical_dot, dot_error_bound, norm};
+    use flash_sampling_core::backend::canonical::{canonical_dot, dot_error_bound, norm};
     use half::bf16;
 
     fn values(count: usize, salt: usize) -> Vec<f32> {

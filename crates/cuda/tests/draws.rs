@@ -5,8 +5,8 @@ mod emulated;
 
 use flash_sampling_core::noise::{Domain, Noise};
 use flash_sampling_core::params::Row;
+use flash_sampling_core::params::transform::{RowTransform, first_invalid};
 use flash_sampling_core::reference::{grouped, groups, log_mass, online, tiled};
-use flash_sampling_core::transform::{RowTransform, first_invalid};
 use flash_sampling_core::{Adjustment, Candidate, Head, Matrix, RowError};
 use std::path::PathBuf;
 use std::sync::LazyLock;

@@ -4,7 +4,7 @@ mod emulated;
 
 use flash_sampling_core::noise::log::{ln, neg_ln_1m};
 use flash_sampling_core::noise::{Domain, Granule, Noise, uniform};
-use flash_sampling_core::transform::RowTransform;
+use flash_sampling_core::params::transform::RowTransform;
 use flash_sampling_core::{Adjustment, Head, MassHistogram, Matrix, Winner, math};
 
 /// Word `i` of the stream that both sides take their inputs from.

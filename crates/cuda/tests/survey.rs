@@ -3,9 +3,9 @@
 
 mod emulated;
 
+use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::selection::PrefixMass;
 use flash_sampling_core::{
     Candidate, Domain, Frontier, Head, LogitRank, Matrix, Moments, Noise, Order, PerturbedArgmax, Plan, RowParams,
     Winner,

@@ -3,7 +3,7 @@
 use crate::codec::call::{Head, begin_check, head, none_is_late};
 use crate::codec::wire::{Reader, WireError};
 use crate::error::ShardError;
-use flash_sampling_core::digest::{of_bytes, of_words};
+use flash_sampling_core::backend::digest::{of_bytes, of_words};
 use flash_sampling_core::{Matrix, RowParams, Samples};
 
 /// Of each row the digests of its hidden states, of its groups of parameters, and of its tokens and scores or its error.

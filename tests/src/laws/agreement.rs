@@ -5,7 +5,7 @@ use crate::logits::LogitShape;
 use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{DTYPES, RowBits, Trial};
-use flash_sampling_core::canonical::{dot_error_bound, largest_norm, norm};
+use flash_sampling_core::backend::canonical::{dot_error_bound, largest_norm, norm};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
     DType, Domain, Draw, Exactness, History, Knob, Knobs, Noise, PerturbedArgmax, Plan, RowParams, SampleError,

@@ -7,7 +7,7 @@ use crate::report::{Broken, LawReport, ensure};
 use crate::statistics::Bins;
 use crate::trial::{RowBits, Trial};
 use flash_sampling_core::noise::granule::{self, TOKENS};
-use flash_sampling_core::transform::allowed;
+use flash_sampling_core::params::transform::allowed;
 use flash_sampling_core::{DType, Domain, Head, Noise, PerturbedArgmax, Plan, RowParams, Samples};
 
 /// Five whole granules and three more tokens.

@@ -5,7 +5,7 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::tensor::Tensor;
 use crate::trial::{RowBits, Trial};
-use flash_sampling_core::transform::allowed;
+use flash_sampling_core::params::transform::allowed;
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
 
 const SIZE: Size = Size::new(6, 1003, 40);

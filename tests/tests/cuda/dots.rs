@@ -4,7 +4,7 @@ use super::{CHOICES, Cuda, runs_here};
 use flash_sampling_conformance::SamplerFactory;
 use flash_sampling_conformance::problem::Problem;
 use flash_sampling_conformance::tensor::Tensor;
-use flash_sampling_core::canonical::{canonical_dot, dot_error_bound, norm};
+use flash_sampling_core::backend::canonical::{canonical_dot, dot_error_bound, norm};
 use flash_sampling_core::{DType, Plan, RowParams, Samples};
 
 const VOCAB: usize = 70;

@@ -3,9 +3,9 @@
 use super::runs_here;
 use flash_sampling_conformance::data::normal;
 use flash_sampling_conformance::problem::{Problem, Size};
+use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Batch, Request, RowSummary, check_rows};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::selection::PrefixMass;
 use flash_sampling_core::{
     DType, Domain, Head, LogitRank, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams, StagedError,
 };

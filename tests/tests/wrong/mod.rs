@@ -10,10 +10,10 @@ use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::noise::granule;
 use flash_sampling_core::noise::log::ln;
 use flash_sampling_core::params::Row;
+use flash_sampling_core::params::transform::first_invalid;
 use flash_sampling_core::reference::{self, Reference, ReferenceVariant, groups, log_mass};
 use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::transform::first_invalid;
-use flash_sampling_core::winner::{Candidate, TopList, Winner};
+use flash_sampling_core::summary::winner::{Candidate, TopList, Winner};
 use flash_sampling_core::{
     Adjustments, Capabilities, Domain, Exactness, Head, Knob, Knobs, MassHistogram, Matrix, Noise, Order,
     PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, Shape,

@@ -12,14 +12,16 @@
 //! What is decided is a function of integers and of the row's logits. So a driver over several shards, whose scan merges
 //! their summaries, draws what a driver over the whole vocabulary draws.
 
+use crate::backend::selection::{
+    FilterResolver, FilteredRow, FollowUp, LIST_BYTES, PrefixMass, RowView, TailMass, next_pass,
+};
 use crate::backend::{Batch, CheckedRow, Progress, Request, RowSummary, Scan, by_logit_rank, check_rows};
 use crate::error::{RowError, SampleError};
 use crate::matrix::Matrix;
 use crate::params::{Row, RowParams};
+use crate::sampler::samples::Samples;
 use crate::sampler::{Capabilities, Plan, reuse_vec};
-use crate::samples::Samples;
-use crate::selection::{FilterResolver, FilteredRow, FollowUp, LIST_BYTES, PrefixMass, RowView, TailMass, next_pass};
-use crate::winner::Candidate;
+use crate::summary::winner::Candidate;
 use core::mem::{swap, take};
 
 /// How many tokens the list of one of `rows` rows may keep room for from call to call.

@@ -4,8 +4,8 @@ use crate::backend::RowSummary;
 use crate::error::{RowError, SampleError, Stage, StagedError};
 use crate::matrix::Matrix;
 use crate::params::{LogprobsMode, RowParams};
+use crate::sampler::samples::Samples;
 use crate::sampler::{PerturbedArgmax, reuse_vec};
-use crate::samples::Samples;
 
 /// Makes the summaries of rows without filters by calls of [`PerturbedArgmax::sample`]. Keeps its memory from call to call.
 ///

@@ -5,10 +5,10 @@
 //! with filters. All of these merge in any order. The merged summaries of shards equal the summary of the whole row, to the
 //! last bit, so a [`Driver`](crate::backend::Driver) decides from them what a sampler without shards decides.
 
+use crate::backend::selection::PrefixMass;
 use crate::backend::{Batch, RowSummary};
 use crate::error::SampleError;
 use crate::sampler::{Plan, Shape, check_call};
-use crate::selection::PrefixMass;
 
 /// What a scan computes of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,7 +16,7 @@ pub enum Request<'a> {
     /// Nothing.
     Skip,
     /// The row's summary. Without filters: its draws, and masses and largest logits where the row asks for log-probabilities.
-    /// With filters: what [`SummarySpec`](crate::selection::SummarySpec) lists. In both cases the raw masses and the largest raw logits,
+    /// With filters: what [`SummarySpec`](crate::backend::selection::SummarySpec) lists. In both cases the raw masses and the largest raw logits,
     /// where the row asks for raw log-probabilities.
     Overview,
     /// As [`Overview`](Request::Overview), of a scan over the whole vocabulary: it may [decide](crate::backend::Progress) the

@@ -15,7 +15,7 @@
 
 use super::log::ln;
 use super::uniform::{TAIL_WORDS, u01_open, u01_open_coarse};
-use crate::mass_histogram::weight_below;
+use crate::summary::mass_histogram::weight_below;
 
 /// Tokens per granule.
 pub const TOKENS: u32 = 16;

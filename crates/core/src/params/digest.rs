@@ -1,7 +1,7 @@
 //! What ranks compare of a row's parameters.
 
 use super::RowParams;
-use crate::digest::{of_list, of_words};
+use crate::backend::digest::{of_list, of_words};
 
 /// How many groups there are.
 const COUNT: usize = 11;

@@ -1,13 +1,29 @@
 //! All that differs from row to row.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | this one | [`RowParams`], the parameters of a row, and [`Row`], the same checked |
+//! | [`sampling_params`] | [`SamplingParams`](sampling_params::SamplingParams): the parameters of a request, owned, with vLLM's names |
+//! | [`knob`] | the knobs by name, and sets of them |
+//! | [`transform`] | masks and temperature: logits to scores (Alg. 1, line 3) |
+//! | [`filters`] | top-k, top-p and their kin |
+//! | [`history`], [`repetitions`], [`adjustments`] | a sequence's tokens, and the penalties, bans and biases of a row |
 
-use crate::filters::Order;
-use crate::history::History;
+use crate::params::filters::Order;
+use crate::params::history::History;
 pub use row::Row;
 pub use row_buffer::RowBuffer;
 
+pub mod adjustments;
 mod digest;
+pub mod filters;
+pub mod history;
+pub mod knob;
+pub mod repetitions;
 mod row;
 mod row_buffer;
+pub mod sampling_params;
+pub mod transform;
 
 /// Which law log-probabilities are of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -54,7 +70,7 @@ pub struct RowParams<'a> {
     pub logprobs: Option<u32>,
     /// Which law's log-probabilities `logprobs` asks for.
     pub logprobs_mode: LogprobsMode,
-    /// Return which tokens the filters kept ([`Kept`](crate::samples::Kept)); refused on a greedy row, which has no law.
+    /// Return which tokens the filters kept ([`Kept`](crate::sampler::samples::Kept)); refused on a greedy row, which has no law.
     pub kept: bool,
     /// Bitmap over global token ids, 1 = allowed: token `t` is bit `t % 32` of word `t / 32`, the least significant bit
     /// first. Tokens beyond its end are forbidden.

@@ -1,13 +1,13 @@
 //! A row's parameters, checked against a sampler, its plan and the vocabulary.
 
-use crate::adjustments::Adjustment;
 use crate::error::{KnobValue, RowError};
-use crate::filters::{Filter, Filters, Order};
-use crate::knob::{Knob, Knobs};
 use crate::noise::{Noise, POSITION_MAX};
+use crate::params::adjustments::Adjustment;
+use crate::params::filters::{Filter, Filters, Order};
+use crate::params::knob::{Knob, Knobs};
+use crate::params::transform::RowTransform;
 use crate::params::{LARGEST_PENALTY, LogprobsMode, RowParams};
 use crate::sampler::{Capabilities, Plan};
-use crate::transform::RowTransform;
 
 fn out_of_range(knob: Knob, value: impl Into<KnobValue>, range: &'static str) -> RowError {
     RowError::OutOfRange { knob, value: value.into(), range }

@@ -120,7 +120,7 @@ impl Dot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_sampling_core::canonical::{canonical_dot, dot_error_bound, norm};
+    use flash_sampling_core::backend::canonical::{canonical_dot, dot_error_bound, norm};
     use half::{bf16, f16};
 
     fn value(i: usize, j: usize) -> f32 {

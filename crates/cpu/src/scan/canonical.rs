@@ -1,10 +1,10 @@
 //! The canonical option: near ties are decided by dot products that every machine computes alike.
 //!
-//! A pass keeps, beside the best candidate, all those within a slack of it ([`error_bounds`](flash_sampling_core::error_bounds));
+//! A pass keeps, beside the best candidate, all those within a slack of it ([`error_bounds`](flash_sampling_core::backend::error_bounds));
 //! each is then evaluated again as the [reference](flash_sampling_core::reference) does.
 
-use flash_sampling_core::canonical::{canonical_logit, norm};
-use flash_sampling_core::error_bounds::ScoreBound;
+use flash_sampling_core::backend::canonical::{canonical_logit, norm};
+use flash_sampling_core::backend::error_bounds::ScoreBound;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Domain, Head, Matrix, TopList, Winner};
 

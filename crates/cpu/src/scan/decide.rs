@@ -9,8 +9,8 @@ use crate::scan::logit_cache::{CachedRow, LogitCache};
 use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Worker};
 use flash_sampling_core::RowError;
-use flash_sampling_core::selection::{FilterResolver, FilteredRow, FollowUp, PrefixMass, RowView};
-use flash_sampling_core::winner::LogitRank;
+use flash_sampling_core::backend::selection::{FilterResolver, FilteredRow, FollowUp, PrefixMass, RowView};
+use flash_sampling_core::summary::winner::LogitRank;
 use rayon::prelude::*;
 
 /// Points in doubt that kept logits are asked about, of one row: each is a scan of all that is kept of it by one thread,

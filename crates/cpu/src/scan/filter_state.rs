@@ -4,15 +4,15 @@
 //! row that they do not decide takes another pass: one that sums the mass before the few points of the frontier that are in
 //! doubt, one that lists the row down to a floor, or the first one again, without a mass cutoff.
 //!
-//! [`FilterResolver`]: flash_sampling_core::selection::FilterResolver
+//! [`FilterResolver`]: flash_sampling_core::backend::selection::FilterResolver
 
 use crate::scan::logit_cache::CachedRow;
 use crate::scan::mass_cutoff::MassCutoff;
 use crate::scan::prefetch::prefetch;
 use crate::scan::top_k_buffer::TopKBuffer;
 use crate::simd::SPAN;
+use flash_sampling_core::backend::selection::{FollowUp, PrefixMass, RowResult, SummarySpec};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::selection::{FollowUp, PrefixMass, RowResult, SummarySpec};
 use flash_sampling_core::{Filters, Frontier, Moments};
 
 /// What a row takes part in a pass for.

@@ -8,8 +8,8 @@
 
 use crate::simd::SPAN;
 use flash_sampling_core::MassHistogram;
-use flash_sampling_core::selection::PrefixMass;
-use flash_sampling_core::winner::LogitRank;
+use flash_sampling_core::backend::selection::PrefixMass;
+use flash_sampling_core::summary::winner::LogitRank;
 
 /// Logits of a call that there is room for, of so many: rows as language models have them need 26%. Each worker has room
 /// for some more of a row: before its floor is well known, and where it takes more tiles than others.

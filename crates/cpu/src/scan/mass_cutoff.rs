@@ -12,7 +12,7 @@
 
 use crate::scan::prefetch::prefetch;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use flash_sampling_core::selection::TailMass;
+use flash_sampling_core::backend::selection::TailMass;
 use flash_sampling_core::{Candidate, MassHistogram};
 
 /// Tokens of a worker after which a row's floor is guessed first, and the binary logarithm of the factor by which they grow

@@ -9,9 +9,9 @@ use crate::scan::packed_input::PackedInput;
 use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Source};
 use core::ops::Range;
+use flash_sampling_core::backend::selection::{LIST_BYTES, PrefixMass};
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, by_logit_rank};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::selection::{LIST_BYTES, PrefixMass};
 use flash_sampling_core::{Candidate, Head, Matrix, RowError};
 
 /// The logits of a call: those of a head and hidden states, or existing ones.

@@ -7,8 +7,8 @@ use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
 use crate::error::CudaError;
 use crate::host::filtered::{Filtered, Question};
 use cudarc::driver::CudaStream;
-use flash_sampling_core::error_bounds::RowScoreBound;
-use flash_sampling_core::transform::RowTransform;
+use flash_sampling_core::backend::error_bounds::RowScoreBound;
+use flash_sampling_core::params::transform::RowTransform;
 use flash_sampling_core::{MassHistogram, RowError, RowParams, Samples, params};
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use crate::device::peers::DevicePeers;
 use crate::error::CudaError;
 use crate::host::together::FiltersTogether;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::digest::of_words;
+use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, Order, RowParams};
 use std::sync::Arc;
 

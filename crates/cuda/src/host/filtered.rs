@@ -7,7 +7,7 @@ use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::selection::{RowView, largest as largest_kept, winner};
+use flash_sampling_core::backend::selection::{RowView, largest as largest_kept, winner};
 use flash_sampling_core::{
     Candidate, Domain, Filters, MassHistogram, RowError, Samples, Selection, Selector, TopList, Winner, params,
 };

@@ -9,7 +9,7 @@
 use crate::codec::wire::{Reader, WireError, put_items};
 use crate::error::ShardError;
 use core::time::Duration;
-use flash_sampling_core::digest::of_words;
+use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, RowParams};
 
 /// First bytes of a message; the last two digits are the version of the format.

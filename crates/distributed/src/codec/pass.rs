@@ -13,8 +13,8 @@ use crate::codec::summary::{LISTED, Layout, decode_row, encode_row, is_mass, put
 use crate::codec::wire::{Reader, WireError, put_text};
 use crate::error::ShardError;
 use core::ops::Range;
+use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::selection::PrefixMass;
 
 /// The message of a rank that failed.
 pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {

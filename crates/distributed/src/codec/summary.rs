@@ -18,9 +18,9 @@
 
 use crate::codec::wire::{Reader, WireError, put_items, put_text};
 use core::ops::Range;
+use flash_sampling_core::backend::selection::SummarySpec;
 use flash_sampling_core::backend::{RowSummary, by_logit_rank};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::selection::SummarySpec;
 use flash_sampling_core::{Candidate, Filters, MassHistogram, Moments, RowError, Stage, StagedError, Winner};
 
 const SUMMARY: u8 = 0;

@@ -11,7 +11,7 @@ use crate::scan::top_k_buffer::SEEDS;
 use crate::simd::{SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::winner::LogitRank;
+use flash_sampling_core::summary::winner::LogitRank;
 use flash_sampling_core::{Candidate, Filters, Frontier, MassHistogram};
 
 /// Adds a tile to the filter state of a row.

@@ -16,7 +16,7 @@ use crate::simd::avx512::Avx512;
 use crate::simd::{Plain, SPAN, Vector};
 use core::ops::Range;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::transform::{RowTransform, any_invalid, first_invalid};
+use flash_sampling_core::params::transform::{RowTransform, any_invalid, first_invalid};
 use flash_sampling_core::{Candidate, IndexedAdjustments, RowError, Stage, StagedError};
 pub(crate) use source::Source;
 use std::sync::Arc;

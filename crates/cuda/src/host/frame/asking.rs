@@ -9,7 +9,7 @@ use crate::host::answers::Asking;
 use crate::host::raw;
 use crate::host::resident::DecidedFrom;
 use crate::host::results::candidate;
-use flash_sampling_core::canonical::norm;
+use flash_sampling_core::backend::canonical::norm;
 use flash_sampling_core::{Matrix, RowParams, Samples};
 
 impl Frame<'_> {

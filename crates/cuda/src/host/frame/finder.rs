@@ -16,8 +16,8 @@ use crate::device::stored_rows::StoredRows;
 use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
+use flash_sampling_core::backend::selection::{PrefixMass, SummarySpec};
 use flash_sampling_core::backend::{Request, RowSummary};
-use flash_sampling_core::selection::{PrefixMass, SummarySpec};
 use flash_sampling_core::{Filters, MassHistogram, Moments, RowParams, params};
 use std::sync::Arc;
 

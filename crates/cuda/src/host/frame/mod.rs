@@ -21,7 +21,7 @@ use crate::host::staging::Staging;
 use cudarc::driver::CudaStream;
 use finder::Finder;
 use flash_sampling_core::backend::SampledRows;
-use flash_sampling_core::error_bounds::ScoreBound;
+use flash_sampling_core::backend::error_bounds::ScoreBound;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{
     Adjustments, Capabilities, Exactness, Head, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Shape, params,

@@ -1,14 +1,14 @@
 //! Short lists against whole rows, and both against the reference.
 
 use super::*;
-use crate::filters::{Filter, Filters};
-use crate::frontier::Frontier;
-use crate::mass_histogram::MassHistogram;
-use crate::moments::Moments;
 use crate::noise::{Domain, Noise};
+use crate::params::filters::{Filter, Filters};
 use crate::reference;
-use crate::winner::Candidate;
-use crate::winner::Winner;
+use crate::summary::frontier::Frontier;
+use crate::summary::mass_histogram::MassHistogram;
+use crate::summary::moments::Moments;
+use crate::summary::winner::Candidate;
+use crate::summary::winner::Winner;
 use proptest::prelude::*;
 
 /// A row in the order of falling logits, with scores, and its summaries.

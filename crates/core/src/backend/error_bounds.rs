@@ -1,7 +1,7 @@
 //! How far apart the scores of two passes can be, and so which tokens the canonical option must evaluate again.
 //!
 //! A pass in float32 keeps, beside the best candidate, all those within a slack of it. The slack is twice the largest
-//! difference between a score of the pass and the [canonical](crate::canonical) score of the same token, so the canonical
+//! difference between a score of the pass and the [canonical](crate::backend::canonical) score of the same token, so the canonical
 //! winner is among them.
 //!
 //! The difference is bounded by the rounding of the dot product ([`dot_error_bound`]), carried through the transforms
@@ -11,10 +11,10 @@
 //! the bound where they cannot win while any other token is alive (below a soft-cap: where its tangent is flat, and
 //! every rounding the same); when the winner's score says that none was, the whole row is evaluated canonically.
 
-use crate::adjustments::Adjustment;
-use crate::canonical::{dot_error_bound, largest_norm};
+use crate::backend::canonical::{dot_error_bound, largest_norm};
 use crate::head::Head;
 use crate::params::Row;
+use crate::params::adjustments::Adjustment;
 
 /// Unit of the roundings that are charged beside the dot product's: four half-ulps of float32.
 const UNIT: f64 = 1.0 / 4_194_304.0;

@@ -1,6 +1,6 @@
 //! The winner above every threshold at once.
 
-use crate::winner::{Candidate, LogitRank};
+use crate::summary::winner::{Candidate, LogitRank};
 
 /// The candidates that no other candidate beats in both [`LogitRank`] and score.
 ///
@@ -89,7 +89,7 @@ impl Frontier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::winner::Winner;
+    use crate::summary::winner::Winner;
     use proptest::prelude::*;
 
     fn candidates() -> impl Strategy<Value = Vec<Candidate>> {

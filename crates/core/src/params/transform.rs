@@ -1,7 +1,7 @@
 //! From raw logits to transformed logits, for what needs one row only.
 
-use crate::adjustments::Adjustment;
 use crate::error::RowError;
+use crate::params::adjustments::Adjustment;
 
 /// Mask, adjustments (bias, bans, penalties) and temperature of one row, in this order.
 #[derive(Clone, Copy, Debug)]

@@ -6,12 +6,12 @@
 
 use super::{PrefixMass, RowResult, RowView, Selection, Selector};
 use crate::error::RowError;
-use crate::filters::{Filter, Filters};
-use crate::frontier::Frontier;
 use crate::noise::Domain;
 use crate::noise::granule::{self, may_reach};
 use crate::params::Row;
-use crate::winner::{Candidate, TopList, Winner};
+use crate::params::filters::{Filter, Filters};
+use crate::summary::frontier::Frontier;
+use crate::summary::winner::{Candidate, TopList, Winner};
 
 /// The largest logits that a pass lists, and the largest top-k for which it lists more.
 const LIST: usize = 64;

@@ -1,6 +1,6 @@
 //! Locally typical sampling (Meister et al. 2023).
 
-use crate::winner::Candidate;
+use crate::summary::winner::Candidate;
 use core::ops::Range;
 
 /// The tokens whose surprisal is nearest to the entropy, until their probability reaches `p`: from the token at the
@@ -36,7 +36,7 @@ pub(super) fn typical(listed: &[Candidate], p: f64) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::winner::Winner;
+    use crate::summary::winner::Winner;
 
     #[test]
     fn equal_logits_are_kept_from_the_lowest_token_whatever_their_number_and_size() {

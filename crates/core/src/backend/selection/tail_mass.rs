@@ -1,6 +1,6 @@
 //! A mass that was summed without bins.
 
-use crate::mass_histogram::{MassHistogram, STEP, edge_below, edge_of, weight_of};
+use crate::summary::mass_histogram::{MassHistogram, STEP, edge_below, edge_of, weight_of};
 
 /// How far a sum of exponentials in float32 may be from the sum of the integer masses, relative to it.
 const ERROR: f64 = 1.0 / 32_768.0;

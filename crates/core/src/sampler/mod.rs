@@ -2,11 +2,14 @@
 
 use crate::backend::Scan;
 use crate::error::SampleError;
-use crate::knob::Knobs;
 use crate::matrix::Matrix;
 use crate::params::RowParams;
-use crate::samples::Samples;
+use crate::params::knob::Knobs;
+use crate::sampler::samples::Samples;
 use core::ops::Range;
+
+pub mod samples;
+pub mod speculation;
 
 /// The variants of the paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +107,7 @@ pub struct Plan {
     /// Largest `logprobs` of a row; `None` = no row will ask.
     pub max_logprobs: Option<u32>,
     /// Re-evaluate the candidates within the rounding bound of the winner in one fixed order, in float64
-    /// ([`canonical_dot`](crate::canonical::canonical_dot)), so that the token agrees across instruction sets and
+    /// ([`canonical_dot`](crate::backend::canonical::canonical_dot)), so that the token agrees across instruction sets and
     /// backends on real inputs too. Tokens, scores and logits are then those of the
     /// [reference](crate::reference); log Z still sums the logits of the pass.
     pub canonical: bool,
@@ -143,7 +146,7 @@ pub struct Shape {
 /// * **Bad rows** (NaN or +inf among the raw logits, no finite logit, an invalid or unsupported knob) get a
 ///   [`RowError`](crate::RowError), and the other rows are unaffected. A head without tokens gives every row
 ///   [`RowError::NoFiniteLogit`](crate::RowError::NoFiniteLogit).
-/// * **Filters** keep the set that [`Selector`](crate::selection::Selector) defines, a function of the row's transformed
+/// * **Filters** keep the set that [`Selector`](crate::backend::selection::Selector) defines, a function of the row's transformed
 ///   logits alone; how many passes that took is in [`RowSample::passes`](crate::RowSample::passes).
 /// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::MassHistogram).
 /// * A call empties `out` first, also one that fails.

@@ -1,6 +1,6 @@
 //! What a group of the vocabulary leaves behind, and the binary merge.
 
-use crate::log_mass::LogMass;
+use crate::summary::log_mass::LogMass;
 
 /// The log-mass of a group and an exact local sample from it (paper section D.1).
 ///

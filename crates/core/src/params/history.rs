@@ -1,6 +1,6 @@
 //! The tokens of a sequence, counted: what penalties and minimum lengths look at.
 
-use crate::digest::{of_list, of_words};
+use crate::backend::digest::{of_list, of_words};
 use core::ops::Range;
 
 /// How often a token stands in a sequence.

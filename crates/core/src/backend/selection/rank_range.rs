@@ -1,6 +1,6 @@
 //! Runs of the order of falling logits.
 
-use crate::winner::LogitRank;
+use crate::summary::winner::LogitRank;
 
 /// A run of the order of falling logits, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq)]

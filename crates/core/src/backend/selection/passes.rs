@@ -1,7 +1,7 @@
 //! Which rows with filters take the next pass together.
 
 use super::FollowUp;
-use crate::winner::Candidate;
+use crate::summary::winner::Candidate;
 use core::cmp::Reverse;
 
 /// Bytes that the lists of one pass may take; a longer list is alone in its pass.

@@ -1,8 +1,8 @@
 //! The filters of a row: rules that keep some tokens and drop the others by how probable they are.
 
 use crate::error::RowError;
-use crate::moments::Moments;
-use crate::winner::Candidate;
+use crate::summary::moments::Moments;
+use crate::summary::winner::Candidate;
 
 /// Where the filters stand, and in which order they run.
 ///

@@ -1,6 +1,6 @@
 //! Log-sum-exp that does not depend on the order: integer masses on an absolute grid of logits.
 
-use crate::log_mass::LogMass;
+use crate::summary::log_mass::LogMass;
 
 mod grid;
 #[cfg(test)]

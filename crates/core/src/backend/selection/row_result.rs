@@ -1,9 +1,9 @@
 //! What a row with filters gets, kept until the results of the call are written in the order of the rows.
 
 use crate::error::RowError;
-use crate::mass_histogram::MassHistogram;
-use crate::samples::Samples;
-use crate::winner::Candidate;
+use crate::sampler::samples::Samples;
+use crate::summary::mass_histogram::MassHistogram;
+use crate::summary::winner::Candidate;
 
 /// The draws of a row and what else it asked for.
 #[derive(Clone, Debug, Default)]

@@ -1,8 +1,8 @@
 //! What acts on single logits of a row: biases, bans and penalties, as one short list a row.
 
-use crate::history::Occurrence;
 use crate::params::RowParams;
-use crate::repetitions::Repetitions;
+use crate::params::history::Occurrence;
+use crate::params::repetitions::Repetitions;
 use core::ops::Range;
 
 /// What one token's logit goes through: `+ bias`, the repetition penalty, `- subtract`.
@@ -256,7 +256,7 @@ impl<'p> RowParams<'p> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::History;
+    use crate::params::history::History;
     use proptest::prelude::*;
 
     proptest! {

@@ -1,15 +1,17 @@
 //! The summary of a row over some of its tokens, and the merge of such summaries.
 
 use crate::backend::Request;
+use crate::backend::selection::{
+    FilterResolver, FilteredRow, FollowUp, PrefixMass, RowResult, RowView, SummarySpec, TailMass,
+};
 use crate::error::{RowError, StagedError};
-use crate::frontier::Frontier;
-use crate::mass_histogram::MassHistogram;
-use crate::moments::Moments;
 use crate::noise::Domain;
 use crate::params::Row;
-use crate::samples::RowSample;
-use crate::selection::{FilterResolver, FilteredRow, FollowUp, PrefixMass, RowResult, RowView, SummarySpec, TailMass};
-use crate::winner::{Candidate, TopList, Winner};
+use crate::sampler::samples::RowSample;
+use crate::summary::frontier::Frontier;
+use crate::summary::mass_histogram::MassHistogram;
+use crate::summary::moments::Moments;
+use crate::summary::winner::{Candidate, TopList, Winner};
 use core::cmp::{Ordering, Reverse};
 
 /// How far a scan came with a row.

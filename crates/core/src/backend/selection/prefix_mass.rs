@@ -1,7 +1,7 @@
 //! The mass before one token, in its own bin: what the histogram cannot tell.
 
-use crate::mass_histogram::{MassHistogram, edge_of};
-use crate::winner::LogitRank;
+use crate::summary::mass_histogram::{MassHistogram, edge_of};
+use crate::summary::winner::LogitRank;
 
 const SIDE_BY_SIDE: usize = 16;
 

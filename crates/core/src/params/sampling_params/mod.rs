@@ -17,9 +17,9 @@
 //! [`History`], which the caller keeps and [`SamplingParams::row`] takes.
 
 use crate::error::RowError;
-use crate::filters::Order;
-use crate::history::History;
-use crate::knob::Knob;
+use crate::params::filters::Order;
+use crate::params::history::History;
+use crate::params::knob::Knob;
 use crate::params::{LogprobsMode, RowParams};
 #[cfg(feature = "serde")]
 use number::{Number, Numbers};

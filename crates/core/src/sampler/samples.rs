@@ -1,8 +1,8 @@
 //! The results of a call.
 
 use crate::error::RowError;
-use crate::mass_histogram::MassHistogram;
-use crate::winner::Candidate;
+use crate::summary::mass_histogram::MassHistogram;
+use crate::summary::winner::Candidate;
 
 /// One drawn token.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! Which tokens a row's filters keep, from a summary of one pass.
 //!
-//! Filters look at a row in the order of falling logits ([`LogitRank`](crate::winner::LogitRank)), and what they keep is one run
+//! Filters look at a row in the order of falling logits ([`LogitRank`](crate::summary::winner::LogitRank)), and what they keep is one run
 //! of that order. A pass leaves the first places as a list, and the whole row as a
 //! [`MassHistogram`](crate::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
 //! inside the list the kept set is known. Where it ends below the list at a known logit, or where a

@@ -1,7 +1,7 @@
 //! What a request becomes, and what is refused.
 
 use super::*;
-use crate::transform::allowed;
+use crate::params::transform::allowed;
 #[cfg(feature = "serde")]
 use proptest::prelude::*;
 

@@ -1,9 +1,9 @@
 //! What a pass leaves of a row.
 
 use super::TailMass;
-use crate::mass_histogram::MassHistogram;
-use crate::moments::Moments;
-use crate::winner::Candidate;
+use crate::summary::mass_histogram::MassHistogram;
+use crate::summary::moments::Moments;
+use crate::summary::winner::Candidate;
 
 /// What is known of a row.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! How single fields of a request are read: null, -1, and what is no matter of the draw.
 
 use super::precise::{PRECISE, precise};
-use crate::filters::Order;
+use crate::params::filters::Order;
 use core::fmt;
 use serde::de::{Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};

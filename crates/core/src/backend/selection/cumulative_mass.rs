@@ -1,8 +1,8 @@
 //! A row's masses as the walk sums them: bin by bin from the top, each weighted relative to the highest edge.
 
 use super::PrefixMass;
-use crate::mass_histogram::{MassHistogram, edge_below, edge_of, weight_of, weights};
-use crate::winner::{Candidate, LogitRank, Winner};
+use crate::summary::mass_histogram::{MassHistogram, edge_below, edge_of, weight_of, weights};
+use crate::summary::winner::{Candidate, LogitRank, Winner};
 
 /// One bin of the histogram, relative to the highest.
 #[derive(Clone, Copy, Debug)]

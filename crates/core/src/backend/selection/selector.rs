@@ -3,10 +3,10 @@
 use super::cumulative_mass::{CumulativeMass, round_up};
 use super::typical::typical;
 use super::{PrefixMass, RankRange, RowView, Selection};
-use crate::filters::{Filter, Filters};
-use crate::frontier::Frontier;
-use crate::mass_histogram::edge_of;
-use crate::winner::{Candidate, LogitRank};
+use crate::params::filters::{Filter, Filters};
+use crate::summary::frontier::Frontier;
+use crate::summary::mass_histogram::edge_of;
+use crate::summary::winner::{Candidate, LogitRank};
 
 /// Where the run of kept tokens ends.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -14,16 +14,16 @@
 //! The acceptance test and the residual draw have noise of their own ([`Domain::Accept`], [`Domain::Residual`]): noise
 //! that the draft was drawn with says which tokens were not drawn, and would bend the law.
 
-use crate::adjustments::Adjustments;
 use crate::error::{RowError, SampleError};
-use crate::history::History;
-use crate::knob::Knobs;
 use crate::matrix::Matrix;
 use crate::noise::Domain;
+use crate::params::adjustments::Adjustments;
+use crate::params::history::History;
+use crate::params::knob::Knobs;
 use crate::params::{Row, RowParams};
 use crate::reference;
+use crate::sampler::samples::Samples;
 use crate::sampler::{Capabilities, Exactness, Input, PerturbedArgmax, Plan, Variant};
-use crate::samples::Samples;
 
 /// What became of a block of draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
