@@ -10,7 +10,7 @@ use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams,
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{
-    CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowKinds, abi,
+    CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures, abi,
 };
 
 #[path = "cuda/device_filters.rs"]
@@ -89,11 +89,11 @@ fn a_captured_call_draws_fresh_noise_when_positions_change() {
         return;
     }
     for choice in CHOICES {
-        [RowKinds::Bare, RowKinds::Any].into_iter().for_each(|kinds| captured_call(choice, kinds));
+        [RowFeatures::Bare, RowFeatures::Any].into_iter().for_each(|kinds| captured_call(choice, kinds));
     }
 }
 
-fn captured_call(choice: KernelChoice, kinds: RowKinds) {
+fn captured_call(choice: KernelChoice, kinds: RowFeatures) {
     let device = Device::new(0).unwrap();
     let problem = Problem::integers(Size::new(5, 3001, 136), DType::BF16, DType::BF16, 12);
     let stream = device.context().new_stream().unwrap();
@@ -185,7 +185,7 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
         let stream = &stream;
         let launch = move || {
             // SAFETY: hidden states, rows and draws are on this device and outlive the launch; one stream is used.
-            unsafe { sampler.launch(stream, &hidden, rows_at, draws_at, RowKinds::Unpenalised) }.unwrap();
+            unsafe { sampler.launch(stream, &hidden, rows_at, draws_at, RowFeatures::Unpenalised) }.unwrap();
             stream.synchronize().unwrap();
             drop_alone(sampler);
         };

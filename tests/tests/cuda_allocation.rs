@@ -18,7 +18,7 @@ use flash_sampling_core::{DType, GroupDraw, History, Matrix, PerturbedArgmax, Pl
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::{
     CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, DeviceDraws, DeviceHead, DeviceMatrix,
-    DeviceStandalone, DeviceTiled, RowKinds, abi,
+    DeviceStandalone, DeviceTiled, RowFeatures, abi,
 };
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ fn log_z(device: &Arc<Device>) -> usize {
     allocations("log Z", &[vec![], vec![]], |_| {
         // SAFETY: all of it is on this device until this function ends; one stream is used, and waited for.
         unsafe {
-            for kinds in [RowKinds::Bare, RowKinds::Any] {
+            for kinds in [RowFeatures::Bare, RowFeatures::Any] {
                 tiled.launch_with_log_z(&stream, &hidden, rows, draws, log_z, kinds).unwrap();
             }
             standalone.launch(&stream, &logits, &asked).unwrap();

@@ -204,7 +204,7 @@ fn the_page_says_what_samplers_on_a_gpu_take() {
     let rank = GpuRanks { exchange: GpuExchange::Peers, gpus: Gpus::One, equal: Some(1) };
     let all = [
         ("CUDA: `CudaTiled`", of(&Gpu::Tiled)),
-        ("CUDA: `CudaShared`", of(&Shared)),
+        ("CUDA: `DeviceSampler`", of(&Shared)),
         ("CUDA: `CudaStandalone`", of(&Gpu::Standalone)),
         ("CUDA: `CudaGrouped`, `Reuse`", grouped(GroupDraw::Reuse)),
         ("CUDA: `CudaGrouped`, `Fresh`", grouped(GroupDraw::Fresh)),

@@ -10,7 +10,7 @@ use crate::gpu::peers::Peers;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::backend::{Adjustment, Adjustments};
 use flash_sampling::cuda::abi::{Draw, LogitBias, PENALISED, Penalty, Row, RowFilters, status};
-use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowKinds};
+use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowFeatures};
 use flash_sampling::{Capabilities, Exactness, Input, Knobs, Plan, RowParams, Variant};
 use flash_sampling_cli::bench::cuda::{driver, failed};
 use flash_sampling_cli::bench::record::{Passes, Record};
@@ -49,7 +49,7 @@ struct Calls {
     filters: Option<u64>,
     is_listed: bool,
     filter_kinds: FilterKinds,
-    kinds: RowKinds,
+    kinds: RowFeatures,
     of_call: usize,
     calls: usize,
     next: usize,
@@ -109,7 +109,8 @@ impl Calls {
         let held_filters = stream.clone_htod(&bytes).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         let (rows_at, filters_at) = (held_rows.device_ptr(stream).0, held_filters.device_ptr(stream).0);
-        let kinds = if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowKinds::Any } else { RowKinds::Bare };
+        let kinds =
+            if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowFeatures::Any } else { RowFeatures::Bare };
         Ok(Calls {
             rows: rows_at,
             filters: filters.iter().any(|f| *f != RowFilters::OFF).then_some(filters_at),

@@ -3,7 +3,7 @@
 
 use super::cases::{Case, Lists, draw, noted};
 use cudarc::driver::CudaStream;
-use flash_sampling::cuda::{CudaShared, Device, DeviceHead, DeviceMatrix};
+use flash_sampling::cuda::{Device, DeviceHead, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Plan, RowParams, Samples};
 use flash_sampling_cli::bench::cuda::failed;
 use flash_sampling_cli::bench::record::{Passes, Section};
@@ -39,7 +39,7 @@ pub fn time(
     let plan = Plan { max_rows: hidden.rows, ..Plan::default() };
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
     // SAFETY: the weight is device memory of this size, which the caller holds and nothing writes to.
-    let sampler = unsafe { CudaShared::new(head, weight.rows as u32, plan, device) }.map_err(failed)?;
+    let sampler = unsafe { DeviceSampler::new(head, weight.rows as u32, plan, device) }.map_err(failed)?;
     let sampler = RefCell::new(sampler);
     let (mut contenders, mut passes) = (Vec::new(), Vec::new());
     for &case in [Case::Plain].iter().chain(cases) {

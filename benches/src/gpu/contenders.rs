@@ -7,7 +7,9 @@ use crate::rivals::{InverseCdf, Matmul};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::DType;
 use flash_sampling::cuda::abi::{Draw, status};
-use flash_sampling::cuda::{Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice, RowKinds};
+use flash_sampling::cuda::{
+    Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice, RowFeatures,
+};
 use flash_sampling_cli::bench::cuda::{Read, Way, driver, failed};
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
@@ -303,8 +305,8 @@ impl Ours {
             // parameters are as `Calls` lays them down; one stream, so launches follow each other.
             unsafe {
                 match (kept, log_z) {
-                    (None, None) => tiled.launch(stream, &hidden, rows, draws, RowKinds::Bare),
-                    (None, Some(to)) => tiled.launch_with_log_z(stream, &hidden, rows, draws, to, RowKinds::Bare),
+                    (None, None) => tiled.launch(stream, &hidden, rows, draws, RowFeatures::Bare),
+                    (None, Some(to)) => tiled.launch_with_log_z(stream, &hidden, rows, draws, to, RowFeatures::Bare),
                     (Some(logits), _) => tiled.launch_storing(stream, &hidden, rows, draws, logits, vocab),
                 }
             }

@@ -6,7 +6,7 @@ use cudarc::driver::{CudaStream, DevicePtr};
 use flash_sampling::backend::group_size;
 use flash_sampling::cuda::abi::Draw;
 use flash_sampling::cuda::{
-    CudaError, Device, DeviceDraws, DeviceGroups, DeviceMatrix, DeviceStandalone, DeviceTiled, GroupRule, RowKinds,
+    CudaError, Device, DeviceDraws, DeviceGroups, DeviceMatrix, DeviceStandalone, DeviceTiled, GroupRule, RowFeatures,
 };
 use flash_sampling_cli::bench::cuda::{driver, failed};
 use flash_sampling_cli::bench::record::Call;
@@ -67,8 +67,8 @@ pub fn times(
     // SAFETY: hidden states, logits, draws and log Z of `rows` rows, held by `head` and here; the parameters are as `Calls`
     // lays them down; one stream, so launches follow each other.
     unsafe {
-        time(OURS[1], &mut |next| tiled.launch(stream, &hidden, next, draws, RowKinds::Bare))?;
-        time(LOG_Z, &mut |next| tiled.launch_with_log_z(stream, &hidden, next, draws, log_z, RowKinds::Bare))?;
+        time(OURS[1], &mut |next| tiled.launch(stream, &hidden, next, draws, RowFeatures::Bare))?;
+        time(LOG_Z, &mut |next| tiled.launch_with_log_z(stream, &hidden, next, draws, log_z, RowFeatures::Bare))?;
         time("groups", &mut |next| groups.launch(stream, &hidden, next, draws, None))?;
         let of = |rows_at, log_z| DeviceDraws { count: rows, rows: rows_at, sources: None, draws, log_z };
         time("standalone", &mut |next| standalone.launch(stream, &logits, &of(next, None)))?;

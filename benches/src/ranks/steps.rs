@@ -6,7 +6,7 @@ use crate::args::GpuTransport;
 use crate::rivals::Matmul;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling::cuda::abi::{Draw, status};
-use flash_sampling::cuda::{DeviceDraws, DeviceMatrix, DevicePeers, DeviceStandalone, DeviceTiled, RowKinds};
+use flash_sampling::cuda::{DeviceDraws, DeviceMatrix, DevicePeers, DeviceStandalone, DeviceTiled, RowFeatures};
 use flash_sampling_cli::bench::cuda::{driver, failed};
 use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::timing::Timing;
@@ -141,7 +141,7 @@ impl Steps {
         let Some(whole) = &mut self.whole else { return self.rank.time(None, None) };
         let mut step = |stream: &CudaStream| {
             // SAFETY: hidden states, parameters and draws of as many rows, held by this value; one stream.
-            unsafe { whole.launch(stream, &hidden, params, draws, RowKinds::Bare) }.map_err(failed)
+            unsafe { whole.launch(stream, &hidden, params, draws, RowFeatures::Bare) }.map_err(failed)
         };
         self.rank.time(Some(&mut step), Some(&mut self.draws))
     }
@@ -158,10 +158,10 @@ impl Steps {
             unsafe {
                 if transport == Some(GpuTransport::Peers) {
                     return shard
-                        .launch_together(stream, &hidden, params, draws, RowKinds::Bare, peers)
+                        .launch_together(stream, &hidden, params, draws, RowFeatures::Bare, peers)
                         .map_err(failed);
                 }
-                shard.launch(stream, &hidden, params, draws, RowKinds::Bare).map_err(failed)?;
+                shard.launch(stream, &hidden, params, draws, RowFeatures::Bare).map_err(failed)?;
                 match transport {
                     None | Some(GpuTransport::Peers) => Ok(()),
                     #[cfg(feature = "nccl")]

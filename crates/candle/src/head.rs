@@ -47,7 +47,7 @@ impl HeadOptions {
 /// The weight is shared with the model and not copied, but for one whose rows do not lie one after another (the transpose of
 /// `[hidden, vocab]`), of which the head keeps a copy; it is locked for reading during a call. On a GPU (feature `cuda`) a
 /// call launches on candle's stream, behind what makes the hidden states, and waits for the draws; see
-/// `flash_sampling::cuda::CudaShared` for what it can do and at which cost.
+/// `flash_sampling::cuda::DeviceSampler` for what it can do and at which cost.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -4,13 +4,13 @@
 use crate::head::HeadOptions;
 use crate::{with_device_matrix, wrap};
 use candle_core::{DeviceLocation, Result, Tensor, bail};
-use flash_sampling::cuda::{CudaShared, Device, DeviceHead, DeviceMatrix};
+use flash_sampling::cuda::{Device, DeviceHead, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Plan, RowParams, Samples};
 
 /// A sampler over a weight that is a tensor's storage.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
-    sampler: CudaShared,
+    sampler: DeviceSampler,
     /// What the sampler reads, by its address.
     weight: DeviceMatrix,
     _held: (Tensor, Option<Tensor>),
@@ -41,7 +41,7 @@ impl OnDevice {
             wrap(stream.synchronize())?;
             // SAFETY: both are storage of tensors that this value holds and drops after the sampler; `sample` holds the
             // weight's lock during each call and sees that it did not move, and nobody else knows the bias.
-            let sampler = wrap(unsafe { CudaShared::new(head, vocab_size as u32, plan, &device) })?;
+            let sampler = wrap(unsafe { DeviceSampler::new(head, vocab_size as u32, plan, &device) })?;
             Ok(OnDevice { sampler, weight: matrix, _held: (weight.clone(), bias) })
         })
     }

@@ -8,7 +8,7 @@
 //! | type | inputs | a call |
 //! | --- | --- | --- |
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
-//! | [`CudaShared`] | weight and hidden states in device memory | copies row parameters up, launches on the caller's stream, copies the draws down, waits |
+//! | [`DeviceSampler`] | weight and hidden states in device memory | copies row parameters up, launches on the caller's stream, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
 //! | `DeviceNccl` (feature `nccl`) | the same | three launches: the same, by NCCL |
@@ -82,33 +82,33 @@ mod host;
 pub use probe::Probe;
 
 #[cfg(feature = "nccl")]
-pub use crate::device::nccl::{DeviceNccl, NcclId, NcclOffer, nccl_version};
+pub use crate::device::nccl::{DeviceNccl, NcclEndpoint, NcclId, nccl_version};
 #[cfg(feature = "driver")]
 pub use crate::{
     compile::{
         ahead,
         architecture::{Architecture, UnknownArchitecture},
         cache,
-        kept_kernel::{CompilerVersion, Label},
+        cached_kernel::{CompilerVersion, KernelHeader},
         nvrtc::version as compiler,
         resources::Resources,
     },
     device::{
-        choice::{KernelChoice, RowKinds},
         filtered::{DeviceFilters, FilterKinds},
         gpu::Device,
         groups::DeviceGroups,
         head::DeviceHead,
         matrix::DeviceMatrix,
         noise_math::NoiseMath,
-        peers::{DevicePeers, PeerOffer},
+        peers::{DevicePeers, PeerEndpoint},
+        row_features::{KernelChoice, RowFeatures},
         select::GroupRule,
         standalone::{DeviceDraws, DeviceStandalone},
         tiled::DeviceTiled,
     },
     error::CudaError,
     host::{
-        exchange::CudaExchange, grouped::CudaGrouped, online::CudaOnline, shared::CudaShared,
+        device_sampler::DeviceSampler, exchange::CudaExchange, grouped::CudaGrouped, online::CudaOnline,
         standalone::CudaStandalone, streamed::CudaStreamed, tiled::CudaTiled,
     },
 };

@@ -44,13 +44,13 @@
 //! | `cuda::CudaTiled`, `cuda::CudaGrouped`, `cuda::CudaOnline` | GPU, host memory in and out | hidden states |
 //! | `cuda::CudaStreamed` | GPU | hidden states, over a weight that arrives in blocks |
 //! | `cuda::CudaStandalone` | GPU | existing logits |
-//! | `cuda::CudaShared`, `cuda::DeviceTiled` | GPU, device memory | hidden states |
+//! | `cuda::DeviceSampler`, `cuda::DeviceTiled` | GPU, device memory | hidden states |
 //! | `distributed::Sharded` | shards in one process | that of the shards |
 //! | `distributed::ShardSampler` | one rank of a `distributed::Transport` | that of its shard |
 //! | `CudaRank` | one rank on a GPU | hidden states |
 //! | [`reference::Reference`] | anywhere, slow | hidden states |
 //!
-//! `CudaTiled` copies a weight from host memory once, and hidden states in every call. `CudaShared` reads both in place
+//! `CudaTiled` copies a weight from host memory once, and hidden states in every call. `DeviceSampler` reads both in place
 //! from the caller's device memory, and waits for the results. `DeviceTiled` launches one kernel on the caller's stream
 //! and leaves the draws in device memory, so a CUDA graph can capture it.
 //!

@@ -5,12 +5,12 @@ use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_cuda::{CudaError, CudaShared, CudaTiled, Device, DeviceHead, DeviceMatrix};
+use flash_sampling_cuda::{CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceSampler};
 use std::sync::Arc;
 
 /// A head copied to the first GPU, and a sampler that reads it there.
 pub(crate) struct Copied {
-    pub(crate) sampler: CudaShared,
+    pub(crate) sampler: DeviceSampler,
     pub(crate) stream: Arc<CudaStream>,
     _head: (CudaSlice<u8>, Option<CudaSlice<f32>>),
 }
@@ -43,7 +43,7 @@ impl Copied {
             scale: head.scale(),
         };
         // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are dropped after the sampler.
-        let sampler = unsafe { CudaShared::new(on_device, head.vocab_size(), plan, &device) }?;
+        let sampler = unsafe { DeviceSampler::new(on_device, head.vocab_size(), plan, &device) }?;
         Ok(Copied { sampler, stream, _head: (memory, bias) })
     }
 }

@@ -13,7 +13,7 @@ use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstrea
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_cuda::{
     CudaError, CudaTiled, Device, DeviceDraws, DeviceFilters, DeviceHead, DeviceMatrix, DeviceStandalone, DeviceTiled,
-    FilterKinds, KernelChoice, RowKinds, abi,
+    FilterKinds, KernelChoice, RowFeatures, abi,
 };
 use std::sync::{Arc, MutexGuard};
 
@@ -115,7 +115,7 @@ impl There {
                 ..abi::Row::default()
             });
         }
-        self.kinds = FilterKinds::of(&all).with_rows(RowKinds::Bare);
+        self.kinds = FilterKinds::of(&all).with_rows(RowFeatures::Bare);
         self.stream.memcpy_htod(&rows, &mut self.rows).unwrap();
         self.stream.memcpy_htod(&words, &mut self.row_filters).unwrap();
         self.stream.memcpy_htod(&vec![POISON; rows.len()], &mut self.draws).unwrap();
@@ -385,12 +385,12 @@ fn addresses_within_an_element_are_layout_errors() {
     // SAFETY: nothing is launched: each call is refused.
     let refused = unsafe {
         [
-            ("rows", sampler.launch(&stream, hidden, rows + 4, draws, RowKinds::Bare)),
-            ("draws", sampler.launch(&stream, hidden, rows, draws + 2, RowKinds::Any)),
+            ("rows", sampler.launch(&stream, hidden, rows + 4, draws, RowFeatures::Bare)),
+            ("draws", sampler.launch(&stream, hidden, rows, draws + 2, RowFeatures::Any)),
             ("rows", sampler.launch_storing(&stream, hidden, rows + 1, draws, matrix.address, 700)),
-            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, draws + 4, RowKinds::Bare)),
-            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, draws + 4, RowKinds::Any)),
-            ("draws", sampler.launch_with_log_z(&stream, hidden, rows, draws + 1, draws, RowKinds::Any)),
+            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, draws + 4, RowFeatures::Bare)),
+            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, draws + 4, RowFeatures::Any)),
+            ("draws", sampler.launch_with_log_z(&stream, hidden, rows, draws + 1, draws, RowFeatures::Any)),
             ("filters", selection.launch(&stream, sampler, hidden, (rows, filters + 4), draws)),
             ("rows", selection.launch(&stream, sampler, hidden, (rows + 4, filters), draws)),
             ("filters", selection.launch_listed(&stream, sampler, hidden, (rows, filters + 4), draws).map(drop)),

@@ -8,7 +8,7 @@ use flash_sampling_core::params::transform::RowTransform;
 use flash_sampling_core::{DType, HeadError};
 use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_cuda::{
-    CudaError, Device, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, RowKinds, abi,
+    CudaError, Device, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, RowFeatures, abi,
 };
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ fn draws(
         let out_at = out.device_ptr(stream).0;
         match logits {
             // SAFETY: all of it is memory of this device, of the stated sizes, and is freed after the stream was waited for.
-            None => unsafe { sampler.launch(stream, hidden, rows_at, out_at, RowKinds::Any) }.unwrap(),
+            None => unsafe { sampler.launch(stream, hidden, rows_at, out_at, RowFeatures::Any) }.unwrap(),
             Some(logits) => {
                 let stride = logits.len() / 4 / hidden.rows;
                 // SAFETY: as above.
@@ -226,7 +226,7 @@ fn nonsense_is_refused() {
     let mut sampler = unsafe { DeviceTiled::new(head(weight.matrix), 2, &device) }.unwrap();
     for wrong in [DeviceMatrix { cols: 8, ..hidden.matrix }, DeviceMatrix { row_stride: 3, ..hidden.matrix }] {
         // SAFETY: as above.
-        let refused = unsafe { sampler.launch(&stream, &wrong, 0, 0, RowKinds::Any) };
+        let refused = unsafe { sampler.launch(&stream, &wrong, 0, 0, RowFeatures::Any) };
         assert!(matches!(refused, Err(CudaError::Layout { what: "hidden states", .. })), "{wrong:?}");
     }
     // SAFETY: as above.

@@ -7,7 +7,7 @@ use flash_sampling_core::DType;
 use flash_sampling_core::reference::log_mass;
 use flash_sampling_cuda::cudarc::driver::DevicePtr;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flash_sampling_cuda::{Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowKinds, abi};
+use flash_sampling_cuda::{Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures, abi};
 
 /// Integers have exact dot products. Their logits are as far apart as those of a language model at this temperature.
 const INV_TEMPERATURE: [f32; 3] = [0.0625, 0.03125, 0.25];
@@ -29,7 +29,7 @@ fn row(r: usize) -> abi::Row {
 }
 
 /// The worst error of log Z over these rows, whose draws have the bits of those without it.
-fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoice, kinds: RowKinds) -> f64 {
+fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoice, kinds: RowFeatures) -> f64 {
     const FIRST_TOKEN: u32 = 6;
     let device = Device::new(0).unwrap();
     let stream = device.context().new_stream().unwrap();
@@ -61,7 +61,7 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     let mut sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
     // SAFETY: all of it is on this device, of the stated sizes, and outlives the graph; one stream is used.
     let call = |sampler: &mut DeviceTiled| unsafe {
-        sampler.launch(&stream, &hidden, rows_at, plain_at, RowKinds::Any)?;
+        sampler.launch(&stream, &hidden, rows_at, plain_at, RowFeatures::Any)?;
         sampler.launch_with_log_z(&stream, &hidden, rows_at, draws_at, log_z_at, kinds)
     };
     call(&mut sampler).unwrap();
@@ -126,11 +126,11 @@ fn right_for(sizes: &[(usize, usize, DType)]) {
         let mask: Vec<u32> = (0..vocab.div_ceil(32) as u32).map(|w| w.wrapping_mul(0x9e37_79b9) | 1 << 9).collect();
         // Exact logits, and larger ones that are rounded.
         for scale in [0.5, 3.15] {
-            of_bare = of_bare.max(worst(&problem, scale, None, KernelChoice::Fastest, RowKinds::Bare));
+            of_bare = of_bare.max(worst(&problem, scale, None, KernelChoice::Fastest, RowFeatures::Bare));
         }
         assert!(of_bare < 2e-6, "{rows} rows: log Z is {of_bare:.1e} off");
         for choice in CHOICES {
-            let exact = worst(&problem, 1.0, Some(&mask), choice, RowKinds::Any);
+            let exact = worst(&problem, 1.0, Some(&mask), choice, RowFeatures::Any);
             assert!(exact < 1e-8, "{choice:?}, {rows} rows: log Z is {exact:.1e} off");
         }
     }

@@ -26,7 +26,7 @@ impl<'w> Group<'w> {
     }
 
     fn of_shards(problem: &'w Problem, plan: Plan, devices: &[Arc<Device>], starts: &[u32]) -> Group<'w> {
-        let peers = DevicePeers::group(devices, CudaTiled::rows_together(&plan), Duration::from_secs(5)).unwrap();
+        let peers = DevicePeers::group(devices, CudaTiled::max_exchange_rows(&plan), Duration::from_secs(5)).unwrap();
         let shards = problem.head().split(starts);
         let mut ranks: Vec<_> = shards
             .into_iter()
@@ -34,17 +34,17 @@ impl<'w> Group<'w> {
             .zip(peers)
             .map(|((shard, device), peers)| {
                 let mut sampler = CudaTiled::new(shard, plan, device).unwrap();
-                sampler.prepare_together().unwrap();
+                sampler.prepare_sharded().unwrap();
                 (sampler, CudaExchange::from(peers))
             })
             .collect();
-        let told: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.tell_together()).collect();
+        let told: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.encode_support()).collect();
         ranks.iter_mut().for_each(|(_, exchange)| exchange.agree(&told).unwrap());
         Group { ranks }
     }
 
     fn decides(&self, rows: &[RowParams<'_>]) -> Vec<bool> {
-        self.ranks.iter().map(|(sampler, exchange)| sampler.decides_together(exchange, rows)).collect()
+        self.ranks.iter().map(|(sampler, exchange)| sampler.can_filter_sharded(exchange, rows)).collect()
     }
 
     /// What each rank comes to, of a call with hidden states and rows of its own.
@@ -54,7 +54,7 @@ impl<'w> Group<'w> {
             let sample = move |rank: usize, (sampler, exchange): &mut (CudaTiled<'w>, CudaExchange)| {
                 let (mut out, mut open) = (Samples::new(), Vec::new());
                 let (input, rows) = of(rank);
-                sampler.sample_filtered_together(exchange, input, &rows, &mut open, &mut out)?;
+                sampler.sample_sharded_filters(exchange, input, &rows, &mut open, &mut out)?;
                 Ok((out, open))
             };
             let ranks = self.ranks.iter_mut().enumerate();

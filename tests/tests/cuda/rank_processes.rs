@@ -4,7 +4,7 @@ use super::filtered_rows::{Mass, histories, rows};
 use super::rank_filters::drawn;
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_core::{DType, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, PeerOffer};
+use flash_sampling_cuda::{CudaExchange, CudaTiled, Device, PeerEndpoint};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -75,20 +75,20 @@ fn draw(rank: usize, folder: &Path) {
     let want: Vec<_> = calls.iter().map(want).collect();
     let shard = problem.head().split(&[0, 2504]).swap_remove(rank);
     let mut sampler = CudaTiled::new(shard, plan, &device).unwrap();
-    sampler.prepare_together().unwrap();
-    let offer = PeerOffer::new(rank, WORLD, CudaTiled::rows_together(&plan), &device).unwrap();
+    sampler.prepare_sharded().unwrap();
+    let offer = PeerEndpoint::new(rank, WORLD, CudaTiled::max_exchange_rows(&plan), &device).unwrap();
     let cards = meet("card", &offer.card());
     let mut exchange = CudaExchange::from(offer.connect(&cards, LIMIT).unwrap());
-    exchange.agree(&meet("told", &sampler.tell_together())).unwrap();
+    exchange.agree(&meet("told", &sampler.encode_support())).unwrap();
     let (mut found, mut open, mut left) = (Samples::new(), Vec::new(), 0);
     for ((count, rows), want) in calls.iter().zip(&want) {
         if device.capability().0 != 9 {
-            assert!(!sampler.decides_together(&exchange, rows));
+            assert!(!sampler.can_filter_sharded(&exchange, rows));
             continue;
         }
-        assert!(sampler.decides_together(&exchange, rows));
+        assert!(sampler.can_filter_sharded(&exchange, rows));
         let input = problem.input().row_range(0..*count);
-        sampler.sample_filtered_together(&mut exchange, input, rows, &mut open, &mut found).unwrap();
+        sampler.sample_sharded_filters(&mut exchange, input, rows, &mut open, &mut found).unwrap();
         for (r, (found, want)) in found.iter().zip(want.iter()).enumerate().filter(|(r, _)| !open.contains(r)) {
             assert_eq!(drawn(found), drawn(want), "rank {rank}, row {r} of {count}, {:?}", rows[r]);
         }

@@ -106,9 +106,9 @@ pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &In
     let folder = folder.ok_or_else(|| CommandError::usage("--out is needed: no environment variable names a cache"))?;
     let jobs = args.jobs.map_or_else(|| thread::available_parallelism().map_or(1, NonZero::get), usize::from);
     let anew = match (args.check, args.force) {
-        (true, _) => ahead::Anew::Reported,
-        (false, true) => ahead::Anew::All,
-        (false, false) => ahead::Anew::Missing,
+        (true, _) => ahead::RebuildPolicy::Reported,
+        (false, true) => ahead::RebuildPolicy::All,
+        (false, false) => ahead::RebuildPolicy::Missing,
     };
     let (bar, start) = (progress::bar("compiling", ahead::count(&architectures, &files) as u64), Instant::now());
     let mut lines = Vec::new();

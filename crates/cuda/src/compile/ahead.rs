@@ -1,9 +1,9 @@
 //! Every kernel compiled ahead of time, for hosts that have a driver and no compiler. Needs no GPU.
 
 use crate::compile::architecture::Architecture;
-use crate::compile::kept_kernel::CompilerVersion;
+use crate::compile::cached_kernel::CompilerVersion;
 use crate::compile::kernels::{Instance, KERNELS, KernelSource};
-use crate::compile::machine_code::Request;
+use crate::compile::loader::Request;
 use crate::compile::resources::{self, Resources};
 use crate::compile::{cache, instructions, nvrtc, sources};
 use crate::error::CudaError;
@@ -15,7 +15,7 @@ use std::thread;
 
 /// What [`build`] compiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Anew {
+pub enum RebuildPolicy {
     /// What the folder does not have of this compiler and these sources.
     Missing,
     /// All.
@@ -40,7 +40,7 @@ pub struct Built {
     pub compiled: bool,
     /// Instructions that the assembler encodes wrongly: what no kernel may have.
     pub errors: Vec<String>,
-    /// What it takes, of [`Anew::Reported`].
+    /// What it takes, of [`RebuildPolicy::Reported`].
     pub report: Option<Report>,
 }
 
@@ -94,7 +94,7 @@ pub fn build(
     architectures: &[Architecture],
     files: &[&str],
     folder: &Path,
-    anew: Anew,
+    anew: RebuildPolicy,
     threads: usize,
     each: &mut dyn FnMut(Built) -> ControlFlow<()>,
 ) -> Result<(), CudaError> {
@@ -132,7 +132,7 @@ pub fn build(
 }
 
 /// The file of one instance: the folder's, or compiled and kept there.
-fn made(part: &Part, folder: &Path, version: CompilerVersion, anew: Anew) -> Result<Built, CudaError> {
+fn made(part: &Part, folder: &Path, version: CompilerVersion, anew: RebuildPolicy) -> Result<Built, CudaError> {
     let (kernel, instance, architecture) = part;
     let request = Request { kernel, instance, architecture: *architecture };
     let label = request.label(version);
@@ -145,15 +145,15 @@ fn made(part: &Part, folder: &Path, version: CompilerVersion, anew: Anew) -> Res
         errors: instructions::faults(code),
         report,
     };
-    if anew == Anew::Missing
+    if anew == RebuildPolicy::Missing
         && let Some(code) = cache::find(folder, &label.recipe, Some(version))
     {
         return Ok(built(folder.join(label.file_name()), &code, false, None));
     }
-    let compiled = if anew == Anew::Reported { request.compile_reported()? } else { request.compile()? };
+    let compiled = if anew == RebuildPolicy::Reported { request.compile_reported()? } else { request.compile()? };
     let path = cache::keep(folder, &label, &compiled.code)
         .map_err(|error| CudaError::Folder { folder: folder.to_owned(), reason: error.to_string() })?;
-    let report = (anew == Anew::Reported).then(|| {
+    let report = (anew == RebuildPolicy::Reported).then(|| {
         let resources = resources::of_log(&compiled.log);
         Report {
             hot: instance.hot,
@@ -166,7 +166,7 @@ fn made(part: &Part, folder: &Path, version: CompilerVersion, anew: Anew) -> Res
 }
 
 /// Whether a kept file is of this program's kernels; others are of older or newer sources, and are never loaded by it.
-pub fn is_current(label: &crate::Label) -> bool {
+pub fn is_current(label: &crate::KernelHeader) -> bool {
     let Ok(architecture) = label.architecture.parse() else { return false };
     let of_kernel = KERNELS.iter().filter(|kernel| kernel.file == label.kernel);
     let mut recipes = of_kernel.flat_map(|kernel| {
@@ -214,14 +214,14 @@ mod tests {
             built.push(one);
             ControlFlow::Break(())
         };
-        build(&named(&["sm_80"]), &[], &folder.0, Anew::Reported, 1, &mut each).unwrap();
+        build(&named(&["sm_80"]), &[], &folder.0, RebuildPolicy::Reported, 1, &mut each).unwrap();
         let listed = cache::list(&folder.0).unwrap();
         assert_eq!(listed.len(), built.len());
         assert!(!built.is_empty() && built.len() <= count(&named(&["sm_80"]), &[]));
         for one in &built {
             let label = &listed.iter().find(|kept| kept.path == one.path).unwrap().label;
             assert!(is_current(label));
-            assert!(!is_current(&crate::Label { recipe: "0".into(), ..label.clone() }));
+            assert!(!is_current(&crate::KernelHeader { recipe: "0".into(), ..label.clone() }));
             let resources = &one.report.as_ref().unwrap().resources;
             assert!(resources.iter().any(|f| f.entry && f.registers > 0) && one.errors.is_empty(), "{one:?}");
         }
@@ -243,16 +243,16 @@ mod tests {
             built.sort_by(|a, b| a.path.cmp(&b.path));
             built
         };
-        let first = all(Anew::Missing);
+        let first = all(RebuildPolicy::Missing);
         assert!(first.len() == 2 && first.iter().all(|one| one.compiled && one.report.is_none()), "{first:?}");
-        let again = all(Anew::Missing);
+        let again = all(RebuildPolicy::Missing);
         assert!(again.iter().all(|one| !one.compiled && one.path.exists()), "{again:?}");
         assert!(first.iter().map(|one| &one.path).eq(again.iter().map(|one| &one.path)));
         // A damaged file is none.
         std::fs::write(&first[0].path, b"flash-sampling kernel 1\n").unwrap();
-        assert_eq!(all(Anew::Missing).iter().filter(|one| one.compiled).count(), 1);
-        assert_eq!(all(Anew::All), first);
-        assert!(all(Anew::Reported).iter().all(|one| one.compiled && one.report.is_some()));
+        assert_eq!(all(RebuildPolicy::Missing).iter().filter(|one| one.compiled).count(), 1);
+        assert_eq!(all(RebuildPolicy::All), first);
+        assert!(all(RebuildPolicy::Reported).iter().all(|one| one.compiled && one.report.is_some()));
     }
 
     #[test]
@@ -262,8 +262,9 @@ mod tests {
         }
         let file = Folder::new("ahead-file");
         std::fs::write(&file.0, b"").unwrap();
-        let refused =
-            build(&named(&["sm_80"]), &[], &file.0.join("x"), Anew::Missing, 1, &mut |_| ControlFlow::Break(()));
+        let refused = build(&named(&["sm_80"]), &[], &file.0.join("x"), RebuildPolicy::Missing, 1, &mut |_| {
+            ControlFlow::Break(())
+        });
         assert!(matches!(refused, Err(CudaError::Folder { .. })), "{refused:?}");
         std::fs::remove_file(&file.0).unwrap();
     }

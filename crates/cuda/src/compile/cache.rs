@@ -11,8 +11,8 @@
 //! folder. What cannot be read or written is passed over with a warning through `tracing`: the kernels are compiled
 //! again then.
 
-use crate::compile::kept_kernel::{self, CompilerVersion, Label};
-use crate::compile::trust;
+use crate::compile::cached_kernel::{self, CompilerVersion, KernelHeader};
+use crate::compile::permissions;
 use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -55,14 +55,14 @@ pub struct Kept {
     /// Where it is.
     pub path: PathBuf,
     /// What it was made of.
-    pub label: Label,
+    pub label: KernelHeader,
     /// Bytes of machine code.
     pub bytes: usize,
 }
 
 /// A file's label and machine code. Warns, once, of a file that is of no use.
-fn open(path: &Path) -> Option<(Label, Vec<u8>)> {
-    let opened = trust::read(path).and_then(|file| match kept_kernel::open(&file) {
+fn open(path: &Path) -> Option<(KernelHeader, Vec<u8>)> {
+    let opened = permissions::read(path).and_then(|file| match cached_kernel::open(&file) {
         Some((label, code)) => Ok((label, code.to_vec())),
         None => Err(io::Error::new(io::ErrorKind::InvalidData, "it is damaged or cut short")),
     });
@@ -74,12 +74,12 @@ fn open(path: &Path) -> Option<(Label, Vec<u8>)> {
 /// # Errors
 /// The folder cannot be read, or others may write to it.
 pub fn list(folder: &Path) -> io::Result<Vec<Kept>> {
-    match trust::folder(folder) {
+    match permissions::folder(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         trusted => trusted?,
     }
     let mut paths: Vec<_> = fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == kept_kernel::EXTENSION));
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == cached_kernel::EXTENSION));
     paths.sort();
     let kept = |path: PathBuf| {
         let (label, code) = open(&path)?;
@@ -90,7 +90,7 @@ pub fn list(folder: &Path) -> io::Result<Vec<Kept>> {
 
 /// Machine code of a recipe from a folder: of one compiler, or of the newest.
 pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion>) -> Option<Vec<u8>> {
-    match trust::folder(folder) {
+    match permissions::folder(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => {
             warn(folder, "compiled kernels are not taken from", &error);
@@ -100,7 +100,7 @@ pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion
     }
     let entries = fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let of_recipe = entries.filter_map(|name| {
-        let (found, version) = kept_kernel::of_file_name(&name)?;
+        let (found, version) = cached_kernel::of_file_name(&name)?;
         (found == recipe && compiler.is_none_or(|wanted| wanted == version)).then(|| (version, name.clone()))
     });
     let mut names: Vec<_> = of_recipe.collect();
@@ -121,13 +121,13 @@ pub(crate) fn find(folder: &Path, recipe: &str, compiler: Option<CompilerVersion
 ///
 /// # Errors
 /// What the system says; others may write to the folder.
-pub(crate) fn keep(folder: &Path, label: &Label, code: &[u8]) -> io::Result<PathBuf> {
-    trust::make_folder(folder)?;
-    trust::folder(folder)?;
+pub(crate) fn keep(folder: &Path, label: &KernelHeader, code: &[u8]) -> io::Result<PathBuf> {
+    permissions::make_folder(folder)?;
+    permissions::folder(folder)?;
     let path = folder.join(label.file_name());
     // Of a number that no other writer has: processes in containers may share the folder, and their own numbers.
     let written = path.with_extension(format!("{:016x}.part", RandomState::new().hash_one(())));
-    let result = trust::write(&written, &label.seal(code)).and_then(|()| fs::rename(&written, &path));
+    let result = permissions::write(&written, &label.seal(code)).and_then(|()| fs::rename(&written, &path));
     if result.is_err() {
         let _ = fs::remove_file(&written);
     }
@@ -163,8 +163,8 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn label(recipe: &str, major: u32, minor: u32) -> Label {
-        Label {
+    pub(crate) fn label(recipe: &str, major: u32, minor: u32) -> KernelHeader {
+        KernelHeader {
             kernel: "k.cu".into(),
             instance: "A=1".into(),
             architecture: "sm_80".into(),

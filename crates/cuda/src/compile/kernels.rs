@@ -92,7 +92,7 @@ impl fmt::Display for Instance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compile::machine_code::{Folders, Request};
+    use crate::compile::loader::{Folders, Request};
     use crate::compile::{cache, nvrtc, sources};
     use std::collections::HashSet;
 

@@ -9,11 +9,11 @@
 pub mod ahead;
 pub(crate) mod architecture;
 pub mod cache;
+pub(crate) mod cached_kernel;
 mod instructions;
-pub(crate) mod kept_kernel;
 pub(crate) mod kernels;
-pub(crate) mod machine_code;
+pub(crate) mod loader;
 pub(crate) mod nvrtc;
+mod permissions;
 pub(crate) mod resources;
 pub(crate) mod sources;
-mod trust;

@@ -1,7 +1,7 @@
 //! From a translation unit to machine code, by NVRTC.
 #![allow(unsafe_code)]
 
-use crate::compile::kept_kernel::CompilerVersion;
+use crate::compile::cached_kernel::CompilerVersion;
 use crate::compile::resources;
 use crate::error::CudaError;
 use core::ffi::{CStr, c_int};

@@ -6,7 +6,7 @@ use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
-use crate::device::told::{allow_shared, told};
+use crate::device::launch_config::{allow_shared, told};
 use crate::error::CudaError;
 use core::fmt::Display;
 use cudarc::driver::{CudaFunction, CudaStream};

@@ -6,7 +6,7 @@ use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
-use crate::device::told::{allow_shared, told};
+use crate::device::launch_config::{allow_shared, told};
 use crate::error::CudaError;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;

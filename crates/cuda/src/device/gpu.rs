@@ -3,7 +3,7 @@
 
 use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
-use crate::compile::machine_code::Request;
+use crate::compile::loader::Request;
 use crate::device::fused_hopper::{Loaded, Tile};
 use crate::device::fused_portable::{LoadedPortable, Portable};
 use crate::error::CudaError;

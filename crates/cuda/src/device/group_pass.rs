@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Call, Groups, Matrices, PARTIAL_BYTES, Selection, Summaries};
-use crate::device::address::{check_by_8, check_rows};
+use crate::device::alignment::{check_by_8, check_rows};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;

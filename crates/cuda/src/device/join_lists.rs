@@ -6,7 +6,7 @@ use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::fused_hopper;
 use crate::device::gpu::Device;
 use crate::device::launch::argument;
-use crate::device::told::ToldKernel;
+use crate::device::launch_config::ConfiguredKernel;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
@@ -20,12 +20,12 @@ fn instance() -> Instance {
 
 /// The kernel in a device.
 #[derive(Debug)]
-pub(crate) struct JoinLists(ToldKernel);
+pub(crate) struct JoinLists(ConfiguredKernel);
 
 impl JoinLists {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(JoinLists(ToldKernel::load(device, &SOURCE, &instance(), "join_lists")?))
+        Ok(JoinLists(ConfiguredKernel::load(device, &SOURCE, &instance(), "join_lists")?))
     }
 
     /// Puts the draws with filters in place of those without, or says that a row is undecided or which rank did not come.

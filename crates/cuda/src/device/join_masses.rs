@@ -6,8 +6,8 @@ use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::fused_hopper;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters};
+use crate::device::launch_config::{allow_shared, told};
 use crate::device::select_mass::blocks_of;
-use crate::device::told::{allow_shared, told};
 use crate::error::CudaError;
 use cudarc::driver::{CudaFunction, CudaStream};
 

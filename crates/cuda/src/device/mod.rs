@@ -10,8 +10,7 @@
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
 //! | `stored_rows`, for the samplers over host memory | `stored_kernels`, `survey_kernels` | `wishes`, `pinned` |
 
-pub(crate) mod address;
-pub(crate) mod choice;
+pub(crate) mod alignment;
 pub(crate) mod filtered;
 pub(crate) mod fused_hopper;
 pub(crate) mod fused_portable;
@@ -23,13 +22,16 @@ pub(crate) mod hopper;
 pub(crate) mod join_lists;
 pub(crate) mod join_masses;
 pub(crate) mod launch;
+pub(crate) mod launch_config;
 pub(crate) mod matrix;
 #[cfg(feature = "nccl")]
 pub(crate) mod nccl;
 pub(crate) mod noise_math;
 pub(crate) mod peers;
 pub(crate) mod pinned;
+pub(crate) mod queries;
 pub(crate) mod results;
+pub(crate) mod row_features;
 pub(crate) mod scratch;
 pub(crate) mod select;
 pub(crate) mod select_list;
@@ -41,5 +43,3 @@ pub(crate) mod stored_rows;
 pub(crate) mod survey_kernels;
 pub(crate) mod tensor_map;
 pub(crate) mod tiled;
-pub(crate) mod told;
-pub(crate) mod wishes;

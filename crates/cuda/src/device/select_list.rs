@@ -5,7 +5,7 @@ use crate::abi::SelectLists;
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::argument;
-use crate::device::told::ToldKernel;
+use crate::device::launch_config::ConfiguredKernel;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
@@ -19,12 +19,12 @@ fn instance() -> Instance {
 
 /// The kernel in a device.
 #[derive(Debug)]
-pub(crate) struct SelectList(ToldKernel);
+pub(crate) struct SelectList(ConfiguredKernel);
 
 impl SelectList {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(SelectList(ToldKernel::load(device, &SOURCE, &instance(), "select_list")?))
+        Ok(SelectList(ConfiguredKernel::load(device, &SOURCE, &instance(), "select_list")?))
     }
 
     /// Puts the draws with filters in place of those without, or says that a row is undecided.

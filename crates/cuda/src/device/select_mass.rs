@@ -5,7 +5,7 @@ use crate::abi::{OpenRows, SelectRows};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters, launch_resident};
-use crate::device::told::{allow_shared, told};
+use crate::device::launch_config::{allow_shared, told};
 use crate::error::CudaError;
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};

@@ -6,7 +6,7 @@ use crate::abi::SelectRows;
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::argument;
-use crate::device::told::ToldKernel;
+use crate::device::launch_config::ConfiguredKernel;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
@@ -20,12 +20,12 @@ fn instance() -> Instance {
 
 /// The kernel in a device.
 #[derive(Debug)]
-pub(crate) struct SelectRow(ToldKernel);
+pub(crate) struct SelectRow(ConfiguredKernel);
 
 impl SelectRow {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(SelectRow(ToldKernel::load(device, &SOURCE, &instance(), "select_row")?))
+        Ok(SelectRow(ConfiguredKernel::load(device, &SOURCE, &instance(), "select_row")?))
     }
 
     /// Puts the draws with filters in place of those without, but where top-p comes first.

@@ -3,7 +3,7 @@
 
 use crate::abi::{self, Call, Existing, HeadTransform, Masses};
 use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::address::{check_by_4, check_by_8, check_rows};
+use crate::device::alignment::{check_by_4, check_by_8, check_rows};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
 use crate::device::matrix::DeviceMatrix;

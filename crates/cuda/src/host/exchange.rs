@@ -7,18 +7,18 @@ use crate::device::gpu::Device;
 use crate::device::nccl::DeviceNccl;
 use crate::device::peers::DevicePeers;
 use crate::error::CudaError;
-use crate::host::together::FiltersTogether;
+use crate::host::sharded::FiltersTogether;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, Order, RowParams};
 use std::sync::Arc;
 
 /// How the draws of shards on several GPUs become those of the whole vocabulary, for
-/// [`CudaTiled::sample_together`](crate::CudaTiled::sample_together).
+/// [`CudaTiled::sample_sharded`](crate::CudaTiled::sample_sharded).
 #[derive(Debug)]
 pub struct CudaExchange {
     way: Way,
-    mark: Mark,
+    mark: CallFingerprint,
     /// What its ranks decide of rows with filters.
     filters: FiltersTogether,
     /// Rows and draws of a shard without tokens.
@@ -47,7 +47,7 @@ impl From<DeviceNccl> for CudaExchange {
 
 /// What tells the call that was begun from others.
 #[derive(Debug, Default)]
-pub(crate) struct Mark {
+pub(crate) struct CallFingerprint {
     /// Calls that were begun, those that failed before their exchange among them.
     calls: u64,
     /// The type of the hidden states.
@@ -56,7 +56,7 @@ pub(crate) struct Mark {
     known: Option<u64>,
 }
 
-impl Mark {
+impl CallFingerprint {
     /// The mark of the call with these rows. Launches that draw are under way before it is asked for: masks take the host a
     /// microsecond for 10^5 tokens, in which the GPU need not wait.
     pub(crate) fn of(&mut self, rows: &[RowParams<'_>]) -> u64 {
@@ -83,11 +83,11 @@ fn beyond_the_row(row: &RowParams<'_>) -> u64 {
 
 impl CudaExchange {
     fn new(way: Way) -> Self {
-        CudaExchange { way, mark: Mark::default(), filters: FiltersTogether::default(), empty: None }
+        CudaExchange { way, mark: CallFingerprint::default(), filters: FiltersTogether::default(), empty: None }
     }
 
     /// Agrees on which rows with filters the GPUs decide, from what each rank's sampler
-    /// [told](crate::CudaTiled::tell_together), in the order of ranks. Every rank of the group does so, before its next call.
+    /// [told](crate::CudaTiled::encode_support), in the order of ranks. Every rank of the group does so, before its next call.
     /// Allocates what a call takes in which a rank has no draws: what is allocated while another rank waits on the same GPU
     /// may stand behind it.
     ///
@@ -118,7 +118,7 @@ impl CudaExchange {
     }
 
     /// The exchange by peers, where it is one, and what its mark is found by.
-    pub(crate) fn peers(&mut self) -> Option<(&mut DevicePeers, &mut Mark)> {
+    pub(crate) fn peers(&mut self) -> Option<(&mut DevicePeers, &mut CallFingerprint)> {
         match &mut self.way {
             Way::Peers(peers) => Some((peers, &mut self.mark)),
             #[cfg(feature = "nccl")]
@@ -147,7 +147,7 @@ impl CudaExchange {
     /// Begins a call, before anything of it can fail: what the other ranks sent for a call that failed here is not taken for
     /// the next one's, nor one of hidden states of another type or of other parameters for this one's.
     pub(crate) fn begin(&mut self, dtype: DType) {
-        self.mark = Mark { calls: self.mark.calls + 1, dtype: number_of(dtype), known: None };
+        self.mark = CallFingerprint { calls: self.mark.calls + 1, dtype: number_of(dtype), known: None };
     }
 
     /// Enqueues the exchange of the draws that a launch on the stream makes, of a call with these parameters, and waits for it

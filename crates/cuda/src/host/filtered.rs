@@ -2,8 +2,8 @@
 //! draws from what it keeps. A list that is too short is followed by a longer one, at last by the whole row.
 
 use crate::abi::{Item, Row};
+use crate::device::queries::{Kind, Query, QueryResults};
 use crate::device::stored_rows::StoredRows;
-use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
@@ -21,7 +21,7 @@ const SECOND_LIST: u32 = 8192;
 
 /// A stored row with filters.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Question<'a> {
+pub(crate) struct FilterQuery<'a> {
     /// Its number among the stored rows.
     pub(crate) source: usize,
     pub(crate) filters: Filters,
@@ -43,8 +43,8 @@ pub(crate) struct Filtered {
     /// In the order of falling logits, row after row.
     tokens: Vec<Candidate>,
     selector: Selector,
-    wishes: Vec<Wish>,
-    lists: Granted,
+    wishes: Vec<Query>,
+    lists: QueryResults,
     mass: MassHistogram,
     draws: Vec<Candidate>,
     list: TopList,
@@ -56,9 +56,9 @@ fn list_len(filters: &Filters) -> u32 {
 }
 
 /// The largest `limit` logits of a stored row.
-fn largest(source: usize, limit: u32) -> Wish {
+fn largest(source: usize, limit: u32) -> Query {
     let noise = Row { inv_temperature: 1.0, greedy: 1, ..Row::default() };
-    Wish { item: Item { source: source as u32, limit, ..Item::default() }, noise }
+    Query { item: Item { source: source as u32, limit, ..Item::default() }, noise }
 }
 
 impl Filtered {
@@ -75,7 +75,7 @@ impl Filtered {
     /// Decides rows.
     pub(crate) fn decide<'a>(
         &mut self,
-        questions: impl Iterator<Item = Question<'a>> + Clone,
+        questions: impl Iterator<Item = FilterQuery<'a>> + Clone,
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
@@ -92,7 +92,7 @@ impl Filtered {
             self.lists.clear();
             stored.keep(Kind::Lists, &self.wishes, None, &mut self.lists, stream)?;
             let open = self.rows[first..].iter_mut().zip(questions.clone()).filter(|(row, _)| row.is_open);
-            for (i, (row, Question { source, filters, mass })) in open.enumerate() {
+            for (i, (row, FilterQuery { source, filters, mass })) in open.enumerate() {
                 let list = self.lists.get(i);
                 row.passes += 1;
                 row.is_open = !list.is_empty();

@@ -1,11 +1,11 @@
 //! The parallel-group variant over host memory (paper Alg. I.2).
 
-use crate::device::choice::KernelChoice;
 use crate::device::gpu::Device;
 use crate::device::group_pass::check_group;
+use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
-use crate::host::frame::Frame;
+use crate::host::host_sampler::HostSampler;
 use crate::host::results::impl_sampler;
 use crate::host::tiled::{CudaTiled, RAW_TOO};
 use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 ///
 /// Memory and log-probabilities are as [`CudaTiled`] has them.
 #[derive(Debug)]
-pub struct CudaGrouped<'w>(Frame<'w>);
+pub struct CudaGrouped<'w>(HostSampler<'w>);
 
 impl<'w> CudaGrouped<'w> {
     /// Plans a sampler with groups of `group` tokens: copies the weight, compiles and loads the kernels.
@@ -42,7 +42,7 @@ impl<'w> CudaGrouped<'w> {
             GroupDraw::Reuse => (can, None),
             GroupDraw::Fresh => (in_distribution(can), Some((group, GroupRule::Fresh))),
         };
-        Ok(CudaGrouped(Frame::new(head, plan, can, device, KernelChoice::default(), groups)?))
+        Ok(CudaGrouped(HostSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
     }
 }
 

@@ -6,22 +6,22 @@
 //! weight that comes in blocks. `shared` borrows weight and hidden states in device memory. `exchange` makes one draw of
 //! the draws of several GPUs; `together` says which rows with filters these decide.
 
-pub(crate) mod answers;
+pub(crate) mod device_sampler;
 pub(crate) mod exchange;
 pub(crate) mod filtered;
-pub(crate) mod frame;
-pub(crate) mod gathered;
 pub(crate) mod grouped;
+pub(crate) mod host_sampler;
 pub(crate) mod online;
+pub(crate) mod pinned_items;
 pub(crate) mod raw;
-pub(crate) mod resident;
 pub(crate) mod results;
-pub(crate) mod shared;
+pub(crate) mod sharded;
 pub(crate) mod staging;
 pub(crate) mod standalone;
+pub(crate) mod stored_results;
 pub(crate) mod streamed;
 pub(crate) mod tiled;
-pub(crate) mod together;
+pub(crate) mod uploaded_head;
 
 use crate::error::CudaError;
 use flash_sampling_core::{Knob, Plan};

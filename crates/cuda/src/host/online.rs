@@ -1,12 +1,12 @@
 //! The online variant over host memory (paper Alg. I.3): groups through the binary merge.
 
-use crate::device::choice::KernelChoice;
 use crate::device::gpu::Device;
 use crate::device::group_pass::check_group;
+use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
-use crate::host::frame::Frame;
 use crate::host::grouped::in_distribution;
+use crate::host::host_sampler::HostSampler;
 use crate::host::results::impl_sampler;
 use crate::host::tiled::CudaTiled;
 use flash_sampling_core::{Capabilities, Head, Plan, Variant};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// what was kept follows from a prefix sum. [`CudaStreamed`](crate::CudaStreamed) is the one that keeps nothing but the
 /// running state between blocks of a weight. Memory and log-probabilities are as [`CudaTiled`] has them.
 #[derive(Debug)]
-pub struct CudaOnline<'w>(Frame<'w>);
+pub struct CudaOnline<'w>(HostSampler<'w>);
 
 impl<'w> CudaOnline<'w> {
     /// Plans a sampler with groups of `group` tokens: copies the weight, compiles and loads the kernels.
@@ -32,7 +32,7 @@ impl<'w> CudaOnline<'w> {
         let can = in_distribution(Capabilities { variant: Variant::Online, ..CudaTiled::CAPABILITIES });
         let groups = Some((group, GroupRule::Online));
         check_group(group)?;
-        Ok(CudaOnline(Frame::new(head, plan, can, device, KernelChoice::default(), groups)?))
+        Ok(CudaOnline(HostSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
     }
 }
 

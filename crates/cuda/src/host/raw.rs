@@ -4,7 +4,7 @@
 
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
-use crate::host::answers::{Answers, Asking};
+use crate::host::stored_results::{StoredRequest, StoredResults};
 use cudarc::driver::CudaStream;
 use flash_sampling_core::{LogprobsMode, RowParams, Samples};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(crate) fn bare(row: &RowParams<'_>) -> Option<RowParams<'static>> {
 /// asked as `asked[i]`, a [`bare`] row.
 pub(crate) fn note(
     rows: impl Iterator<Item = usize>,
-    asked: &[Asking],
-    answers: &mut Answers,
+    asked: &[StoredRequest],
+    answers: &mut StoredResults,
     stored: &mut StoredRows,
     stream: &Arc<CudaStream>,
     out: &mut Samples,

@@ -1,4 +1,4 @@
-//! From what the kernels leave to what core says of a row, and the samplers that are a [`Frame`](crate::host::frame::Frame).
+//! From what the kernels leave to what core says of a row, and the samplers that are a [`HostSampler`](crate::host::host_sampler::HostSampler).
 
 use crate::abi::{Draw, status};
 use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples, Winner, params};
@@ -37,7 +37,7 @@ pub(crate) fn note_tries(tries: u32, is_asked: bool, out: &mut Samples) {
     }
 }
 
-/// Makes a public sampler of a [`Frame`] in a tuple struct.
+/// Makes a public sampler of a [`HostSampler`] in a tuple struct.
 macro_rules! impl_sampler {
     ($sampler:ident $(, $($more:item)*)?) => {
         impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {

@@ -1,14 +1,14 @@
 //! The tiled variant over host memory (paper Alg. 1).
 
-use crate::device::choice::KernelChoice;
 use crate::device::gpu::Device;
+use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
-use crate::host::frame::Frame;
-use crate::host::gathered::ROOM;
-use crate::host::resident::Resident;
+use crate::host::host_sampler::HostSampler;
+use crate::host::pinned_items::ROOM;
 use crate::host::results::impl_sampler;
 use crate::host::staging::most_listed;
+use crate::host::uploaded_head::UploadedHead;
 use flash_sampling_core::backend::{Batch, Request, RowSummary};
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Variant,
@@ -36,7 +36,7 @@ use std::sync::Arc;
 /// As a shard it [surveys](Scan) rows with filters and rows with raw log-probabilities from stored logits, on the GPU;
 /// summaries come down, some kilobytes a row, and lists where filters need them.
 #[derive(Debug)]
-pub struct CudaTiled<'w>(Frame<'w>);
+pub struct CudaTiled<'w>(HostSampler<'w>);
 
 /// What a pathwise sampler that can store logits does.
 pub(crate) const FILTERS_TOO: Knobs = RAW_TOO.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]));
@@ -74,12 +74,12 @@ impl<'w> CudaTiled<'w> {
         device: &Arc<Device>,
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
-        Ok(CudaTiled(Frame::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
+        Ok(CudaTiled(HostSampler::new(head, plan, CudaTiled::CAPABILITIES, device, choice, None)?))
     }
 
     /// Rows of an exchange that takes all draws of a launch of `plan`; ranks that draw together plan alike.
-    pub fn rows_together(plan: &Plan) -> usize {
-        Resident::most_of(plan)
+    pub fn max_exchange_rows(plan: &Plan) -> usize {
+        UploadedHead::most_of(plan)
     }
 
     /// Bytes of lists and masks of a call for which every sampler has room at first.
@@ -90,7 +90,7 @@ impl<'w> CudaTiled<'w> {
         most_listed(rows, self.0.shape().vocab_size)
     }
 
-    /// Makes room for calls whose lists and masks take as many bytes: [`CudaTiled::sample_together`] allocates nothing for them
+    /// Makes room for calls whose lists and masks take as many bytes: [`CudaTiled::sample_sharded`] allocates nothing for them
     /// then. What a rank allocates while another waits on the same GPU may stand behind it.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl<'w> CudaTiled<'w> {
     /// [`CudaError::NotTogether`] when a row asks for more than draws. A rank that fails before the exchange does not take
     /// part in it, and is late for the others; its next call is refused with [`CudaError::OtherCall`], as it finds what they
     /// sent for the one before.
-    pub fn sample_together(
+    pub fn sample_sharded(
         &mut self,
         exchange: &mut CudaExchange,
         input: Matrix<'_>,
@@ -128,33 +128,33 @@ impl<'w> CudaTiled<'w> {
 /// Rows with filters in an exchange.
 impl CudaTiled<'_> {
     /// What this sampler can do in an exchange with rows that have filters, for [`CudaExchange::agree`].
-    pub fn tell_together(&self) -> Vec<u8> {
-        self.0.tell_together()
+    pub fn encode_support(&self) -> Vec<u8> {
+        self.0.encode_support()
     }
 
-    /// Loads and allocates what [`CudaTiled::sample_filtered_together`] needs. Every rank does so before the first such call of
+    /// Loads and allocates what [`CudaTiled::sample_sharded_filters`] needs. Every rank does so before the first such call of
     /// any: what is loaded while another rank waits on the same GPU would stand behind it.
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
-    pub fn prepare_together(&mut self) -> Result<(), CudaError> {
-        self.0.prepare_together()
+    pub fn prepare_sharded(&mut self) -> Result<(), CudaError> {
+        self.0.prepare_sharded()
     }
 
     /// Whether the exchange decides all of these rows; rows that are invalid do not count. Every rank finds the same. It
     /// decides draws without filters, those with min-p first or a top-k of at most 128, and those with top-p alone where all
     /// shards begin at multiples of 4; on Hopper, by peers, where every shard has tokens.
-    pub fn decides_together(&self, exchange: &CudaExchange, rows: &[RowParams<'_>]) -> bool {
-        self.0.decides_together(exchange.filters(), rows)
+    pub fn can_filter_sharded(&self, exchange: &CudaExchange, rows: &[RowParams<'_>]) -> bool {
+        self.0.can_filter_sharded(exchange.filters(), rows)
     }
 
-    /// As [`CudaTiled::sample_together`], for rows that may have filters: such as the exchange
-    /// [decides](CudaTiled::decides_together). A few rows may stay open, the same on every rank; `open` gets their numbers, and
+    /// As [`CudaTiled::sample_sharded`], for rows that may have filters: such as the exchange
+    /// [decides](CudaTiled::can_filter_sharded). A few rows may stay open, the same on every rank; `open` gets their numbers, and
     /// an error stands in their place. All stay open where the hidden states of all ranks have another type than the weight.
     ///
     /// # Errors
-    /// As [`CudaTiled::sample_together`].
-    pub fn sample_filtered_together(
+    /// As [`CudaTiled::sample_sharded`].
+    pub fn sample_sharded_filters(
         &mut self,
         exchange: &mut CudaExchange,
         input: Matrix<'_>,

@@ -11,7 +11,7 @@ use flash_sampling_core::{
     Candidate, Capabilities, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
     Samples, Scan, Shape, Winner,
 };
-use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerOffer};
+use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerEndpoint};
 use flash_sampling_distributed::{CallStatus, ShardError, ShardMerge, ShardOptions, ShardSampler, Transport};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -49,7 +49,7 @@ pub struct CudaRankOptions {
 /// The draws of all ranks meet on the GPUs: a call launches the fused kernel and the exchange behind it, and copies the
 /// same draws down on every rank, which have token, score and logit of a sampler without shards. Rows with min-p, top-k and
 /// top-p that ask for draws alone are decided on the GPUs too, on Hopper by peers, where every shard has tokens: the largest
-/// logits of every shard, or sums of masses, cross as draws do ([`CudaTiled::decides_together`] says which rows; the few that
+/// logits of every shard, or sums of masses, cross as draws do ([`CudaTiled::can_filter_sharded`] says which rows; the few that
 /// stay open go the other way, and so do all where the hidden states have another type than the weight). The first such call
 /// loads what it needs, and ends with an error on every rank where one cannot.
 ///
@@ -113,7 +113,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
     pub fn new(shard: Head<'w>, plan: Plan, mut transport: T, options: &CudaRankOptions) -> Result<Self, BuildError> {
         let device = Device::new(options.device)?;
         let local = CudaTiled::new(shard, plan, &device)?;
-        let rows = CudaTiled::rows_together(&plan);
+        let rows = CudaTiled::max_exchange_rows(&plan);
         let exchange = CudaRank::meet(&mut transport, rows, &device, options)?;
         CudaRank::join(shard, local, transport, exchange, options)
     }
@@ -141,7 +141,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         exchange: CudaExchange,
         options: &CudaRankOptions,
     ) -> Result<Self, BuildError> {
-        let (found, limit) = (CudaTiled::rows_together(&plan), exchange.max_rows());
+        let (found, limit) = (CudaTiled::max_exchange_rows(&plan), exchange.max_rows());
         if found > limit {
             return Err(CudaError::TooLarge { what: "rows", found, limit }.into());
         }
@@ -165,7 +165,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         let limit = transport.time_limit() / ON_GPUS;
         Ok(match options.exchange {
             GpuExchange::Peers => {
-                let offer = PeerOffer::new(rank, world, rows, device)?;
+                let offer = PeerEndpoint::new(rank, world, rows, device)?;
                 let mut cards = Vec::new();
                 transport.all_gather(&offer.card(), &mut cards).map_err(ShardError::from)?;
                 CudaExchange::from(offer.connect(&cards, limit)?)
@@ -182,7 +182,7 @@ impl<'w, T: Transport + 'w> CudaRank<'w, T> {
         options: &CudaRankOptions,
     ) -> Result<Self, BuildError> {
         let mut told = Vec::new();
-        transport.all_gather(&local.tell_together(), &mut told).map_err(ShardError::from)?;
+        transport.all_gather(&local.encode_support(), &mut told).map_err(ShardError::from)?;
         exchange.agree(&told)?;
         let local = Arc::new(Mutex::new(local));
         let of_shards = ShardOptions {
@@ -215,10 +215,10 @@ fn by_nccl(
     device: &Arc<Device>,
     limit: Duration,
 ) -> Result<CudaExchange, BuildError> {
-    use flash_sampling_cuda::{NcclId, NcclOffer};
+    use flash_sampling_cuda::{NcclEndpoint, NcclId};
     let (rank, world) = (transport.rank(), transport.world());
     // A rank that cannot take part leaves before the others wait for it in the library.
-    let offer = NcclOffer::new(rank, world, rows, device)?;
+    let offer = NcclEndpoint::new(rank, world, rows, device)?;
     let id = if rank == 0 { Some(NcclId::new()) } else { None }.transpose();
     // The ranks that wait for the name learn, too, that there is none.
     let name = id.as_ref().ok().and_then(Option::as_ref).map_or([].as_slice(), NcclId::as_bytes);
@@ -256,7 +256,7 @@ where
     fn way(&self, rows: &[RowParams<'_>]) -> Way {
         match self.is_carried(rows) {
             true => Way::Draws,
-            false if lock(&self.local).decides_together(&self.exchange, rows) => Way::Filters,
+            false if lock(&self.local).can_filter_sharded(&self.exchange, rows) => Way::Filters,
             false => Way::Host,
         }
     }
@@ -269,7 +269,7 @@ where
             return Ok(());
         }
         let room = self.room.max(needed.next_power_of_two());
-        let loaded = if loads { local.prepare_together() } else { Ok(()) };
+        let loaded = if loads { local.prepare_sharded() } else { Ok(()) };
         let prepared = loaded.and_then(|()| local.reserve_together(room));
         drop(local);
         let failure = prepared.as_ref().err().map(CudaError::to_string);
@@ -290,7 +290,7 @@ where
     ) -> Result<(), SampleError> {
         let failed = |error| SampleError::Backend { backend: "cuda", source: error };
         let CudaRank { local, exchange, open, .. } = self;
-        lock(local).sample_filtered_together(exchange, input, rows, open, out)?;
+        lock(local).sample_sharded_filters(exchange, input, rows, open, out)?;
         if self.open.is_empty() {
             return Ok(());
         }
@@ -353,7 +353,7 @@ impl<T: Transport> PerturbedArgmax for CudaRank<'_, T> {
         let begun = Instant::now();
         let drawn = match way {
             Way::Host => Ok(()),
-            Way::Draws => lock(&self.local).sample_together(&mut self.exchange, input, rows, out),
+            Way::Draws => lock(&self.local).sample_sharded(&mut self.exchange, input, rows, out),
             Way::Filters => self.sample_filtered(input, rows, out),
         };
         if drawn.is_err() {

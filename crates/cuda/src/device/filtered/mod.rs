@@ -2,17 +2,17 @@
 //! selection, a block a row, or all blocks together for the few rows that top-p draws anew.
 #![allow(unsafe_code)]
 
-mod together;
+mod sharded_filters;
 
 use crate::abi::{
     LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, OPEN_ROWS_SUMMED, OpenRows, RowFilters, RowLists,
     SelectLists, SelectRows, tops_bytes,
 };
-use crate::device::address::check_by_8;
-use crate::device::choice::RowKinds;
+use crate::device::alignment::check_by_8;
 use crate::device::fused_hopper::{MAX_ROWS, More};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::RowFeatures;
 use crate::device::scratch::Scratch;
 use crate::device::select_list::SelectList;
 use crate::device::select_mass::SelectMass;
@@ -23,9 +23,9 @@ use core::ops::Range;
 use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::{DType, Knob};
+pub(crate) use sharded_filters::NOT_PREPARED;
+use sharded_filters::Together;
 use std::sync::Arc;
-pub(crate) use together::NOT_PREPARED;
-use together::Together;
 
 /// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two to four launches a call on the caller's
 /// stream, which wait for nothing and, but for the first of each kind, allocate nothing and load nothing
@@ -116,7 +116,7 @@ impl DeviceFilters {
     /// # Errors
     /// [`CudaError::Driver`], [`CudaError::Compile`].
     pub fn prepare(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
-        sampler.prepare(RowKinds::Any)?;
+        sampler.prepare(RowFeatures::Any)?;
         sampler.prepare_leaving(&More::Lists(RowLists::default()))?;
         if sampler.has_tops() {
             sampler.prepare_leaving(&More::Stores(LogitStore::default()))?;
@@ -213,7 +213,7 @@ impl DeviceFilters {
     /// * Those of [`DeviceTiled::launch`].
     ///
     /// # Safety
-    /// * As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), for the filters and for this value too.
+    /// * As [`DeviceTiled::launch`] with [`RowFeatures::Any`](crate::RowFeatures::Any), for the filters and for this value too.
     /// * No top-k is above [`abi::TOP_K_MAX`](crate::abi::TOP_K_MAX), and no row that has filters is greedy; greedy rows, as
     ///   all others without filters, have [`RowFilters::OFF`].
     pub unsafe fn launch(
@@ -305,13 +305,13 @@ pub struct FilterKinds {
     gathered: bool,
     /// Every row has top-p alone, or no filters.
     is_top_p_alone: bool,
-    rows: RowKinds,
+    rows: RowFeatures,
 }
 
 impl FilterKinds {
     /// Any rows, any filters.
     pub const ALL: FilterKinds =
-        FilterKinds { by_mass: true, gathered: true, is_top_p_alone: false, rows: RowKinds::Any };
+        FilterKinds { by_mass: true, gathered: true, is_top_p_alone: false, rows: RowFeatures::Any };
 
     /// What these filters need, of any rows.
     pub fn of(filters: &[RowFilters]) -> FilterKinds {
@@ -325,13 +325,13 @@ impl FilterKinds {
     }
 
     /// The same of rows of which more is known.
-    pub fn with_rows(self, rows: RowKinds) -> FilterKinds {
+    pub fn with_rows(self, rows: RowFeatures) -> FilterKinds {
         FilterKinds { rows, ..self }
     }
 
     /// Whether few logits decide, found by the largest of their granules.
     fn is_by_tops(&self) -> bool {
-        self.by_mass && self.is_top_p_alone && self.rows == RowKinds::Bare
+        self.by_mass && self.is_top_p_alone && self.rows == RowFeatures::Bare
     }
 }
 

@@ -8,7 +8,7 @@ mod tests;
 
 use crate::abi::{Draw, Reduction, status};
 use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::address::check_rows;
+use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
@@ -87,7 +87,7 @@ pub struct DeviceNccl {
 /// A rank that has made all that it needs for itself, and has not met the others. What can fail on one rank alone is done
 /// before the ranks meet, where the others would wait for it.
 #[derive(Debug)]
-pub struct NcclOffer {
+pub struct NcclEndpoint {
     rank: usize,
     world: usize,
     max_rows: usize,
@@ -97,14 +97,14 @@ pub struct NcclOffer {
     words: Scratch,
 }
 
-impl NcclOffer {
+impl NcclEndpoint {
     /// Rank `rank` of `world`, for calls of up to `max_rows` rows: loads the kernels and allocates.
     ///
     /// # Errors
     /// * [`CudaError::Unavailable`]: no library.
     /// * [`CudaError::TooLarge`]: more than 256 rows, or a rank beyond the world; [`CudaError::EmptyPlan`]: no rows.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
-    pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<NcclOffer, CudaError> {
+    pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<NcclEndpoint, CudaError> {
         if !is_present() {
             return Err(CudaError::unavailable("the library libnccl cannot be loaded"));
         }
@@ -125,7 +125,7 @@ impl NcclOffer {
         let size = 8 * (max_rows + REDUCED + OWN);
         let all_zero = 0..size;
         let words = Scratch::new(size, &[all_zero], device)?;
-        Ok(NcclOffer { rank, world, max_rows, to_words, from_words, device: device.clone(), words })
+        Ok(NcclEndpoint { rank, world, max_rows, to_words, from_words, device: device.clone(), words })
     }
 
     /// Meets the other ranks of the id, and reduces once with them, so that later calls find their connections. A
@@ -136,7 +136,7 @@ impl NcclOffer {
     /// # Errors
     /// [`CudaError::LateRanks`], without the ranks; [`CudaError::Nccl`], [`CudaError::Driver`].
     pub fn connect(self, id: &NcclId, limit: Duration) -> Result<DeviceNccl, CudaError> {
-        let NcclOffer { rank, world, max_rows, to_words, from_words, device, words } = self;
+        let NcclEndpoint { rank, world, max_rows, to_words, from_words, device, words } = self;
         let comm = Communicator::meet(id, rank, world, &device, limit)?;
         let mut nccl = DeviceNccl { comm, rank, world, max_rows, mark: 0, to_words, from_words, device, words };
         let stream = nccl.device.stream()?;
@@ -147,10 +147,10 @@ impl NcclOffer {
 }
 
 impl DeviceNccl {
-    /// Makes an [`NcclOffer`] and connects it: for ranks of which no other can fail alone.
+    /// Makes an [`NcclEndpoint`] and connects it: for ranks of which no other can fail alone.
     ///
     /// # Errors
-    /// Those of [`NcclOffer::new`] and [`NcclOffer::connect`].
+    /// Those of [`NcclEndpoint::new`] and [`NcclEndpoint::connect`].
     pub fn new(
         id: &NcclId,
         rank: usize,
@@ -159,7 +159,7 @@ impl DeviceNccl {
         device: &Arc<Device>,
         limit: Duration,
     ) -> Result<DeviceNccl, CudaError> {
-        NcclOffer::new(rank, world, max_rows, device)?.connect(id, limit)
+        NcclEndpoint::new(rank, world, max_rows, device)?.connect(id, limit)
     }
 
     /// This rank's number.

@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::abi::Row;
-use crate::device::choice::RowKinds;
 use crate::device::peers::tests::fan_out::{Part, rows};
 use crate::device::peers::tests::{alone, shard_draw, whole_draw};
+use crate::device::row_features::RowFeatures;
 use cudarc::driver::DevicePtr;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use std::io::Write;
@@ -114,7 +114,7 @@ fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Op
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         // SAFETY: as many rows and draws, held until the last replay is waited for; one stream; the rows are bare.
         let captured = unsafe {
-            let drawn = part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowKinds::Bare);
+            let drawn = part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowFeatures::Bare);
             drawn.and_then(|_| nccl.launch(&stream, rows_at, draws_at, count))
         };
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -131,7 +131,7 @@ fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Op
                 nccl.wait(&stream).unwrap();
             }
             // SAFETY: as above.
-            _ => unsafe { part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowKinds::Bare) }.unwrap(),
+            _ => unsafe { part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowFeatures::Bare) }.unwrap(),
         }
         let found = stream.clone_dtoh(&draws).unwrap();
         stream.synchronize().unwrap();

@@ -1,7 +1,7 @@
 //! The memory that ranks send to: made by the rank that receives, and opened by the others.
 #![allow(unsafe_code)]
 
-use super::card::{Card, HANDLE};
+use super::descriptor::{HANDLE, PeerDescriptor};
 use crate::abi::{PeerState, RECORD_BYTES, SLOT_BYTES};
 use crate::device::gpu::Device;
 use crate::error::CudaError;
@@ -102,7 +102,7 @@ impl Drop for Mailbox {
 
 /// A mailbox as another rank's device sees it.
 #[derive(Debug)]
-pub(crate) enum Opened {
+pub(crate) enum MappedMailbox {
     /// One of this process.
     Here(Arc<Mailbox>),
     /// One of another process, mapped into this one.
@@ -114,12 +114,12 @@ pub(crate) enum Opened {
     },
 }
 
-impl Opened {
+impl MappedMailbox {
     /// The mailbox of a card, for stores from `device`.
-    pub(crate) fn new(card: &Card, mine: &Mailbox, device: &Arc<Device>) -> Result<Opened, CudaError> {
+    pub(crate) fn new(card: &PeerDescriptor, mine: &Mailbox, device: &Arc<Device>) -> Result<MappedMailbox, CudaError> {
         let rank = card.rank as usize;
         device.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        if card.process == Card::this_process() {
+        if card.process == PeerDescriptor::this_process() {
             let all = MAILBOXES.lock().unwrap_or_else(PoisonError::into_inner);
             let found = all.as_ref().and_then(|all| all.get(&card.mailbox)).and_then(Weak::upgrade);
             let Some(mailbox) = found.filter(|mailbox| (mailbox.slots, mailbox.size) == (mine.slots, mine.size)) else {
@@ -129,7 +129,7 @@ impl Opened {
             if !Arc::ptr_eq(&mailbox.device, device) {
                 enable(device, &mailbox.device, rank)?;
             }
-            return Ok(Opened::Here(mailbox));
+            return Ok(MappedMailbox::Here(mailbox));
         }
         let handle = sys::CUipcMemHandle { reserved: card.handle.map(|byte| byte as core::ffi::c_char) };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
@@ -143,7 +143,7 @@ impl Opened {
         if code.result().is_err() {
             return Err(unreachable(code));
         }
-        let opened = Opened::There { address, device: device.clone() };
+        let opened = MappedMailbox::There { address, device: device.clone() };
         let (mut base, mut size) = (0, 0);
         // SAFETY: an address that was just mapped, and places to write to.
         let code = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address) };
@@ -158,15 +158,15 @@ impl Opened {
 
     pub(crate) fn address(&self) -> u64 {
         match self {
-            Opened::Here(mailbox) => mailbox.address,
-            Opened::There { address, .. } => *address,
+            MappedMailbox::Here(mailbox) => mailbox.address,
+            MappedMailbox::There { address, .. } => *address,
         }
     }
 }
 
-impl Drop for Opened {
+impl Drop for MappedMailbox {
     fn drop(&mut self) {
-        if let Opened::There { address, device } = self
+        if let MappedMailbox::There { address, device } = self
             && device.context().bind_to_thread().is_ok()
         {
             // SAFETY: mapped by `new`, unmapped once, after the launches that store there.

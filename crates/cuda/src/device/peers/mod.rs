@@ -3,24 +3,24 @@
 //! The GPUs are NVLink or PCIe peers of one machine. The ranks run in one process or in several.
 #![allow(unsafe_code)]
 
-mod card;
+mod descriptor;
 mod mailbox;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use crate::abi::{self, Draw, MAX_PEERS, PeerState, status};
 use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::address::check_rows;
+use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
 use crate::device::scratch::wait;
 use crate::error::CudaError;
-use card::Card;
 use core::time::Duration;
 use cudarc::driver::{CudaFunction, CudaStream, result};
+use descriptor::PeerDescriptor;
 use flash_sampling_core::Knob;
-use mailbox::{Mailbox, Opened, TURNS};
+use mailbox::{Mailbox, MappedMailbox, TURNS};
 use std::sync::Arc;
 
 /// Threads per block of the exchange's launch. Each thread handles a pair of row and rank.
@@ -36,17 +36,17 @@ fn instance() -> Instance {
 
 /// A rank that has allocated its mailbox and is not yet connected to the other ranks.
 ///
-/// Every rank sends its [`card`](PeerOffer::card) to every other rank over any channel, and then
-/// [`connects`](PeerOffer::connect).
+/// Every rank sends its [`card`](PeerEndpoint::card) to every other rank over any channel, and then
+/// [`connects`](PeerEndpoint::connect).
 #[derive(Debug)]
-pub struct PeerOffer {
-    card: Card,
+pub struct PeerEndpoint {
+    card: PeerDescriptor,
     mailbox: Arc<Mailbox>,
     kernel: CudaFunction,
     device: Arc<Device>,
 }
 
-impl PeerOffer {
+impl PeerEndpoint {
     /// Plans rank `rank` of `world` on a device, for calls of up to `max_rows` rows.
     ///
     /// Allocates the mailbox, 4192 bytes for each rank and row, and loads the kernel.
@@ -55,7 +55,7 @@ impl PeerOffer {
     /// * [`CudaError::TooLarge`]: more than 32 ranks, a rank that is not below `world`, or more than 256 rows.
     /// * [`CudaError::EmptyPlan`]: no rows.
     /// * [`CudaError::Compile`], [`CudaError::Driver`].
-    pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<PeerOffer, CudaError> {
+    pub fn new(rank: usize, world: usize, max_rows: usize, device: &Arc<Device>) -> Result<PeerEndpoint, CudaError> {
         let limits = [
             ("ranks", world, MAX_PEERS),
             ("ranks, this one counted,", rank.saturating_add(1), world),
@@ -69,21 +69,21 @@ impl PeerOffer {
         }
         let kernel = device.function(&SOURCE, &instance(), "join_peers")?;
         let mailbox = Mailbox::new(world, max_rows, device)?;
-        let card = Card {
-            process: Card::this_process(),
+        let card = PeerDescriptor {
+            process: PeerDescriptor::this_process(),
             mailbox: mailbox.id(),
             rank: rank as u32,
             world: world as u32,
             max_rows: max_rows as u64,
             handle: mailbox.handle(),
         };
-        Ok(PeerOffer { card, mailbox, kernel, device: device.clone() })
+        Ok(PeerEndpoint { card, mailbox, kernel, device: device.clone() })
     }
 
     /// Returns the bytes that the other ranks need in order to connect.
     ///
     /// After this call another process may hold the mailbox open, 4192 bytes for each rank and row. So the mailbox is
-    /// not freed before this process ends, unless all ranks of [`connect`](PeerOffer::connect) are in this process.
+    /// not freed before this process ends, unless all ranks of [`connect`](PeerEndpoint::connect) are in this process.
     pub fn card(&self) -> Vec<u8> {
         self.mailbox.set_shared(self.card.world > 1);
         self.card.encode()
@@ -98,12 +98,13 @@ impl PeerOffer {
     ///   cannot reach.
     /// * [`CudaError::Driver`].
     pub fn connect(self, cards: &[Vec<u8>], limit: Duration) -> Result<DevicePeers, CudaError> {
-        let PeerOffer { card, mailbox, kernel, device } = self;
+        let PeerEndpoint { card, mailbox, kernel, device } = self;
         let opened = card.decode_all(cards)?;
-        if opened.iter().all(|card| card.process == Card::this_process()) {
+        if opened.iter().all(|card| card.process == PeerDescriptor::this_process()) {
             mailbox.set_shared(false);
         }
-        let opened = opened.iter().map(|card| Opened::new(card, &mailbox, &device)).collect::<Result<Vec<_>, _>>()?;
+        let opened =
+            opened.iter().map(|card| MappedMailbox::new(card, &mailbox, &device)).collect::<Result<Vec<_>, _>>()?;
         let mut mailboxes = [0; MAX_PEERS];
         for (to, mailbox) in mailboxes.iter_mut().zip(&opened) {
             *to = mailbox.address();
@@ -159,7 +160,7 @@ pub struct DevicePeers {
     /// Whether launches may be pending.
     is_pending: bool,
     /// Keeps the mailboxes open, since the kernel has their addresses.
-    _opened: Vec<Opened>,
+    _opened: Vec<MappedMailbox>,
     mailbox: Arc<Mailbox>,
 }
 
@@ -170,11 +171,11 @@ impl DevicePeers {
     /// of the device (see `CUDA_DEVICE_MAX_CONNECTIONS`).
     ///
     /// # Errors
-    /// As [`PeerOffer::new`] and [`PeerOffer::connect`].
+    /// As [`PeerEndpoint::new`] and [`PeerEndpoint::connect`].
     pub fn group(devices: &[Arc<Device>], max_rows: usize, limit: Duration) -> Result<Vec<DevicePeers>, CudaError> {
-        let offer = |(rank, device)| PeerOffer::new(rank, devices.len(), max_rows, device);
+        let offer = |(rank, device)| PeerEndpoint::new(rank, devices.len(), max_rows, device);
         let offers = devices.iter().enumerate().map(offer).collect::<Result<Vec<_>, _>>()?;
-        let cards: Vec<_> = offers.iter().map(PeerOffer::card).collect();
+        let cards: Vec<_> = offers.iter().map(PeerEndpoint::card).collect();
         offers.into_iter().map(|offer| offer.connect(&cards, limit)).collect()
     }
 

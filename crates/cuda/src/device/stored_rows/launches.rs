@@ -4,9 +4,9 @@
 use super::StoredRows;
 use crate::abi::{self, Canonical, KeptTokens, NearTies, StoredLogits, SurveyTokens, TopLists};
 use crate::device::matrix::DeviceMatrix;
+use crate::device::queries::{CanonicalInputs, Kind, Query};
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, split};
-use crate::device::wishes::{CanonicalInputs, Kind, Wish};
 use crate::error::CudaError;
 use cudarc::driver::{CudaStream, DevicePtr};
 use flash_sampling_core::DType;
@@ -26,7 +26,7 @@ impl StoredRows {
     pub(super) fn launch(
         &mut self,
         kind: Kind,
-        wishes: &[Wish],
+        wishes: &[Query],
         canonical: Option<&CanonicalInputs>,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
@@ -59,7 +59,7 @@ impl StoredRows {
     }
 
     /// Enqueues the copy of noise, items and sources, and clears the count of kept tokens.
-    fn copy_up(&mut self, wishes: &[Wish], stream: &Arc<CudaStream>) -> Result<Items, CudaError> {
+    fn copy_up(&mut self, wishes: &[Query], stream: &Arc<CudaStream>) -> Result<Items, CudaError> {
         let failed = CudaError::driver("copy what is asked of stored logits");
         self.staged.clear();
         wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.noise)));

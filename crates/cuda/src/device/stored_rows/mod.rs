@@ -9,8 +9,8 @@
 //! ```
 #![allow(unsafe_code)]
 
-mod grants;
 mod launches;
+mod query_results;
 mod reads;
 mod sums;
 

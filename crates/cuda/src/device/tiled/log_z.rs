@@ -3,13 +3,13 @@
 
 use super::DeviceTiled;
 use crate::abi::Masses;
-use crate::device::address::check_by_8;
-use crate::device::choice::RowKinds;
+use crate::device::alignment::check_by_8;
 use crate::device::fused_hopper::More;
 use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::RowFeatures;
 use crate::device::scratch::Scratch;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
@@ -72,7 +72,7 @@ impl DeviceTiled {
     /// float64 a row, the logarithm of the row's mass, `ln sum e^l` over the transformed logits. The log-probability of
     /// the drawn token is its logit less that; of a row whose draw is an error it is not to be read.
     ///
-    /// Rows that are [bare](RowKinds::Bare), of a head without soft-cap, take one launch where the Hopper kernel serves them,
+    /// Rows that are [bare](RowFeatures::Bare), of a head without soft-cap, take one launch where the Hopper kernel serves them,
     /// and log Z is within 2e-6; if such a row has a mask or biases after all, NaN. Others take the two launches of
     /// [`DeviceGroups`](crate::DeviceGroups) by [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within 1e-8. The first
     /// call of either kind loads kernels and allocates scratch: make one before a capture.
@@ -89,10 +89,10 @@ impl DeviceTiled {
         rows: u64,
         draws: u64,
         log_z: u64,
-        kinds: RowKinds,
+        kinds: RowFeatures,
     ) -> Result<(), CudaError> {
         check_by_8("log Z", log_z)?;
-        if kinds == RowKinds::Bare && self.head.soft_cap.is_none() && self.is_hoppers(hidden) {
+        if kinds == RowFeatures::Bare && self.head.soft_cap.is_none() && self.is_hoppers(hidden) {
             let masses = self.log_z.masses(log_z, self.max_rows, &self.device)?;
             // SAFETY: the same contract; there is room for the masses of as many blocks as there are multiprocessors.
             return unsafe { self.launch_any(stream, hidden, rows, draws, More::LogZ(masses)) }.map(drop);

@@ -3,18 +3,18 @@
 #![allow(unsafe_code)]
 
 mod log_z;
+mod sharded_draw;
 mod storing;
-mod together;
 
 use crate::abi::{Call, LogitStore, Matrices};
-use crate::device::address::check_rows;
-use crate::device::choice::{KernelChoice, RowKinds};
+use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::{MAX_ROWS, More};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::hopper::Hopper;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::{KernelChoice, RowFeatures};
 use crate::device::scratch::Scratch;
 use crate::error::CudaError;
 use core::ops::Range;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// waits for nothing, so it can be captured into a graph; positions are read from device memory when the kernel runs.
 ///
 /// Planned are the kernels for hidden states of the weight's type that lie as well aligned as the weight, and on Hopper for rows
-/// of all kinds but [`RowKinds::Any`], which [`DeviceTiled::prepare`] adds. Other hidden states, and launches that leave logits
+/// of all kinds but [`RowFeatures::Any`], which [`DeviceTiled::prepare`] adds. Other hidden states, and launches that leave logits
 /// or log Z, take other kernels: the first such launch loads one (and compiles it when it is in no cache), which waits for the
 /// GPU and cannot be captured. Make one before.
 #[derive(Debug)]
@@ -124,9 +124,11 @@ impl DeviceTiled {
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
-    pub fn prepare(&mut self, kinds: RowKinds) -> Result<(), CudaError> {
+    pub fn prepare(&mut self, kinds: RowFeatures) -> Result<(), CudaError> {
         match &mut self.hopper {
-            Some(hopper) if kinds == RowKinds::Any => hopper.prepare(&More::Knobs(LogitStore::default()), &self.device),
+            Some(hopper) if kinds == RowFeatures::Any => {
+                hopper.prepare(&More::Knobs(LogitStore::default()), &self.device)
+            }
             _ => Ok(()),
         }
     }
@@ -168,7 +170,7 @@ impl DeviceTiled {
     ///
     /// `rows` is the device address of one [`abi::Row`](crate::abi::Row) a row, `draws` of room for one
     /// [`abi::Draw`](crate::abi::Draw) a row; `kinds` says what the rows may have. On Hopper those of
-    /// [`RowKinds::Any`] take a kernel of their own, which the first such launch loads.
+    /// [`RowFeatures::Any`] take a kernel of their own, which the first such launch loads.
     ///
     /// # Errors
     /// * [`CudaError::Layout`]: the hidden states' width, stride or address; rows whose address is not a multiple of 8, draws
@@ -188,9 +190,9 @@ impl DeviceTiled {
         hidden: &DeviceMatrix,
         rows: u64,
         draws: u64,
-        kinds: RowKinds,
+        kinds: RowFeatures,
     ) -> Result<(), CudaError> {
-        let more = if kinds == RowKinds::Any { More::Knobs(LogitStore::default()) } else { More::Nothing };
+        let more = if kinds == RowFeatures::Any { More::Knobs(LogitStore::default()) } else { More::Nothing };
         // SAFETY: the same contract.
         unsafe { self.launch_any(stream, hidden, rows, draws, more) }.map(drop)
     }

@@ -3,7 +3,7 @@
 
 use super::DeviceTiled;
 use crate::abi::{HeadTransform, LogitStore};
-use crate::device::address::check_rows;
+use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::More;
 use crate::device::matrix::DeviceMatrix;
 use crate::error::CudaError;
@@ -70,11 +70,11 @@ impl DeviceTiled {
         }
     }
 
-    /// As [`DeviceTiled::launch`] with [`RowKinds::Any`](crate::RowKinds::Any), and leaves
+    /// As [`DeviceTiled::launch`] with [`RowFeatures::Any`](crate::RowFeatures::Any), and leaves
     /// * with [`More::Knobs`]: the logits of all rows, by the fastest kernel;
     /// * with [`More::Lists`]: the largest logits of rows with filters, which are drawn as greedy ones where these tell all;
     /// * with [`More::Stores`]: the raw logits of all rows and the largest of each granule, of
-    ///   [`RowKinds::Bare`](crate::RowKinds::Bare) alone.
+    ///   [`RowFeatures::Bare`](crate::RowFeatures::Bare) alone.
     ///
     /// Returns whether stored logits are the transformed ones, and not the raw ones.
     ///

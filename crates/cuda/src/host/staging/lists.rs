@@ -2,7 +2,7 @@
 
 use crate::abi::{LogitBias, PENALISED, Penalty};
 use crate::error::CudaError;
-use crate::host::gathered::Gathered;
+use crate::host::pinned_items::PinnedItems;
 use flash_sampling_core::{Adjustment, RowParams};
 
 /// The list of a row's biases and penalties.
@@ -57,7 +57,7 @@ fn as_bias(a: &Adjustment) -> Option<LogitBias> {
 }
 
 /// Appends a row's adjustments: as biases where they are no more.
-pub(super) fn push(adjustments: &[Adjustment], lists: &mut Gathered) -> Result<List, CudaError> {
+pub(super) fn push(adjustments: &[Adjustment], lists: &mut PinnedItems) -> Result<List, CudaError> {
     let (at, len) = (lists.len(), adjustments.len());
     let (place, count) = (at as u64, len as u32);
     if len == 0 {

@@ -4,9 +4,9 @@
 mod lists;
 
 use crate::abi::{PENALISED, Row};
-use crate::device::choice::RowKinds;
+use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
-use crate::host::gathered::{Gathered, ITEM};
+use crate::host::pinned_items::{ITEM, PinnedItems};
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::{Matrix, RowParams, params};
@@ -28,7 +28,7 @@ pub(crate) struct Staging {
     last_mask: Option<(usize, usize, u64)>,
     /// What rows point to: biases, and where a row has penalties those behind its biases, which take eight bytes each; and masks,
     /// two words an item.
-    lists: Gathered,
+    lists: PinnedItems,
     /// Whether any row has a mask that forbids most tokens, or penalties.
     has_knobs: bool,
     /// For [`Staging::arrange`].
@@ -68,7 +68,7 @@ impl Staging {
 
     /// The same for a launch whose lists go up from page-locked memory: [`Staging::finish_rows`], and the lists behind.
     pub(crate) fn locked(tokens: Range<u32>, vocab_size: u32, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
-        Ok(Staging { lists: Gathered::locked(stream)?, ..Staging::of(tokens, vocab_size) })
+        Ok(Staging { lists: PinnedItems::locked(stream)?, ..Staging::of(tokens, vocab_size) })
     }
 
     pub(crate) fn clear(&mut self) {
@@ -80,11 +80,11 @@ impl Staging {
     }
 
     /// What the rows have: anything where one has a mask that forbids most tokens, or penalties that are more than biases.
-    pub(crate) fn kinds(&self) -> RowKinds {
+    pub(crate) fn kinds(&self) -> RowFeatures {
         match self.has_knobs {
-            true => RowKinds::Any,
-            false if self.rows.iter().all(|row| row.mask == 0 && row.biases == 0) => RowKinds::Bare,
-            false => RowKinds::Unpenalised,
+            true => RowFeatures::Any,
+            false if self.rows.iter().all(|row| row.mask == 0 && row.biases == 0) => RowFeatures::Bare,
+            false => RowFeatures::Unpenalised,
         }
     }
 
@@ -240,7 +240,7 @@ impl Staging {
     }
 
     /// Lists and masks, to be copied behind the rows where they are page-locked.
-    pub(crate) fn lists(&mut self) -> &mut Gathered {
+    pub(crate) fn lists(&mut self) -> &mut PinnedItems {
         &mut self.lists
     }
 

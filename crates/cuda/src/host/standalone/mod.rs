@@ -1,8 +1,8 @@
 //! The standalone sampler over logits in host memory (paper Alg. I.1).
 #![allow(unsafe_code)]
 
-mod asked;
 mod copies;
+mod stored_rows;
 
 use crate::abi::{self, Draw};
 use crate::device::gpu::Device;
@@ -13,10 +13,10 @@ use crate::device::standalone::{DeviceDraws, DeviceStandalone};
 use crate::device::stored_kernels::TransformKernel;
 use crate::device::stored_rows::{MAX_ROWS, StoredRows};
 use crate::error::CudaError;
-use crate::host::answers::{Answers, Asking};
 use crate::host::check_plan;
 use crate::host::results::push_row;
 use crate::host::staging::Staging;
+use crate::host::stored_results::{StoredRequest, StoredResults};
 use crate::host::tiled::FILTERS_TOO;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::sampler::check_call;
@@ -55,7 +55,7 @@ pub struct CudaStandalone {
     gathered: Vec<u8>,
     /// For the rows that ask for more.
     stored: Option<StoredRows>,
-    answers: Answers,
+    answers: StoredResults,
     work: Vec<(usize, u32)>,
     /// The biases of the call's rows.
     adjustments: Adjustments,
@@ -63,7 +63,7 @@ pub struct CudaStandalone {
     results: Vec<Draw>,
     /// Of a launch: the row of logits of each draw or asking row, the rows that ask, and their first invalid logits.
     sources_here: Vec<u32>,
-    asked: Vec<Asking>,
+    asked: Vec<StoredRequest>,
     faults: Vec<u64>,
 }
 
@@ -107,7 +107,7 @@ impl CudaStandalone {
             staging: Staging::of(0..vocab_size as u32, vocab_size as u32),
             gathered: Vec::new(),
             stored: None,
-            answers: Answers::default(),
+            answers: StoredResults::default(),
             work: Vec::new(),
             adjustments: Adjustments::default(),
             asking: Vec::new(),

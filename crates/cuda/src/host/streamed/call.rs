@@ -1,7 +1,7 @@
 //! A call over a streamed head: rows are staged, every block is multiplied by all launches, draws come down.
 #![allow(unsafe_code)]
 
-use super::asked::Asked;
+use super::stored_rows::Asked;
 use super::{CudaStreamed, hidden_stride};
 use crate::abi::{Draw, RUNNING_BYTES, Row};
 use crate::device::fused_hopper::MAX_ROWS;

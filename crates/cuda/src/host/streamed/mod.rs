@@ -3,10 +3,10 @@
 //! `call` is a call step by step, `blocks` moves the weight, `deal` says which launch makes which draw, `asked` has the rows
 //! that ask for log-probabilities.
 
-mod asked;
 mod blocks;
 mod call;
 mod deal;
+mod stored_rows;
 
 use crate::abi::{Draw, RUNNING_BYTES, Row, status};
 use crate::device::fused_hopper::MAX_ROWS;
@@ -23,7 +23,6 @@ use crate::host::raw;
 use crate::host::results::push_row;
 use crate::host::staging::Staging;
 use crate::host::tiled::{CudaTiled, RAW_TOO};
-use asked::Asked;
 use blocks::Blocks;
 use cudarc::driver::{CudaSlice, CudaStream};
 use deal::Deal;
@@ -33,6 +32,7 @@ use flash_sampling_core::{
 };
 use std::io::Read;
 use std::sync::Arc;
+use stored_rows::Asked;
 
 /// Tokens of a group of the tiled variant, whose draws do not depend on it.
 const TILED_GROUP: u32 = 1024;

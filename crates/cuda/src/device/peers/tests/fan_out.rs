@@ -2,9 +2,9 @@
 //! exchanges within the kernel or by a launch of its own. Only the Hopper kernel does; skipped on other GPUs.
 
 use super::*;
-use crate::device::choice::RowKinds;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::RowFeatures;
 use crate::device::tiled::DeviceTiled;
 use flash_sampling_core::DType;
 
@@ -64,7 +64,7 @@ impl Part {
         // SAFETY: the weight is held by this value, which nothing writes to.
         let mut tiled = unsafe { DeviceTiled::new(head, ROWS, device) }.unwrap();
         tiled.prepare_fan_out().unwrap();
-        tiled.prepare(RowKinds::Any).unwrap();
+        tiled.prepare(RowFeatures::Any).unwrap();
         stream.synchronize().unwrap();
         Part { tiled, hidden, states, _weight: held }
     }
@@ -95,7 +95,7 @@ impl Shard {
         let hidden = DeviceMatrix { rows: count, ..self.part.hidden };
         let (stream, peers) = (&self.rank.stream, &mut self.rank.peers);
         // Rows of any kind take a second launch.
-        let kinds = if is_within { RowKinds::Bare } else { RowKinds::Any };
+        let kinds = if is_within { RowFeatures::Bare } else { RowFeatures::Any };
         // SAFETY: all of it is held by this value, of as many rows; one stream; the rows are bare.
         unsafe { self.part.tiled.launch_together(stream, &hidden, rows, draws, kinds, peers) }.unwrap();
     }

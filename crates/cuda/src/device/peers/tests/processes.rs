@@ -52,7 +52,7 @@ fn rank_of_a_process(rank: usize, world: usize, folder: &Path) {
         (0..world).map(read).collect()
     };
     let device = Device::new(rank).or_else(|_| Device::new(0)).unwrap();
-    let offer = PeerOffer::new(rank, world, 64, &device).unwrap();
+    let offer = PeerEndpoint::new(rank, world, 64, &device).unwrap();
     let cards = meet("card", &offer.card());
     let counts: Vec<_> = (0..40).map(|step| [1, 64, 3, 17][step % 4]).collect();
     let mut rank = Rank::new(offer.connect(&cards, LIMIT).unwrap(), &counts);

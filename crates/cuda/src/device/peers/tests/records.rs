@@ -37,30 +37,30 @@ fn sample(
 ) -> Vec<Option<Steps>> {
     let plan = Plan { max_rows: ROWS, ..Plan::default() };
     let limit = Duration::from_secs(1);
-    let group = DevicePeers::group(devices, CudaTiled::rows_together(&plan), limit).unwrap();
+    let group = DevicePeers::group(devices, CudaTiled::max_exchange_rows(&plan), limit).unwrap();
     let mut ranks: Vec<_> = head
         .split(&STARTS)
         .into_iter()
         .zip(group)
         .map(|(shard, mut peers)| {
             let mut sampler = CudaTiled::new(shard, plan, &peers.device).unwrap();
-            sampler.prepare_together().unwrap();
+            sampler.prepare_sharded().unwrap();
             peers.call.turns = turns;
             peers.call.pause = if peers.rank() == 1 { 100_000 } else { 0 };
             (sampler, CudaExchange::from(peers))
         })
         .collect();
-    let told: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.tell_together()).collect();
+    let told: Vec<_> = ranks.iter().map(|(sampler, _)| sampler.encode_support()).collect();
     for (sampler, exchange) in &mut ranks {
         exchange.agree(&told).unwrap();
-        assert!(sampler.decides_together(exchange, &rows(row, 0)));
+        assert!(sampler.can_filter_sharded(exchange, &rows(row, 0)));
     }
     std::thread::scope(|scope| {
         let run = |(sampler, exchange): &mut (CudaTiled<'_>, CudaExchange)| {
             let (mut open, mut out) = (Vec::new(), Samples::new());
             let step = |step| {
                 let input = matrix(&hidden[step * ROWS * HIDDEN..][..ROWS * HIDDEN]);
-                sampler.sample_filtered_together(exchange, input, &rows(row, step), &mut open, &mut out).ok()?;
+                sampler.sample_sharded_filters(exchange, input, &rows(row, step), &mut open, &mut out).ok()?;
                 Some(draws(&out))
             };
             (0..steps).map(step).collect()

@@ -7,13 +7,13 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::device::scratch::Scratch;
 use crate::error::CudaError;
-use crate::host::resident::DecidedFrom;
-use crate::host::shared::{CudaShared, Way};
+use crate::host::device_sampler::{DeviceSampler, RowRoute};
+use crate::host::uploaded_head::FilterSource;
 use core::ops::Range;
 use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::RowParams;
 
-impl CudaShared {
+impl DeviceSampler {
     /// Stages rows for their draws of a number, counted from each row's first; what is not drawn `by` its way is drawn
     /// greedily, for nobody.
     pub(super) fn stage(
@@ -21,7 +21,7 @@ impl CudaShared {
         rows: &[RowParams<'_>],
         which: Range<usize>,
         number: u32,
-        by: fn(Way) -> bool,
+        by: fn(RowRoute) -> bool,
     ) -> Result<(), CudaError> {
         let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
         let idle = RowParams { temperature: 0.0, ..RowParams::default() };
@@ -50,7 +50,7 @@ impl CudaShared {
     /// every row of its part.
     ///
     /// # Safety
-    /// As [`CudaShared::sample`].
+    /// As [`DeviceSampler::sample`].
     pub(super) unsafe fn draw(
         &mut self,
         stream: &CudaStream,
@@ -69,11 +69,11 @@ impl CudaShared {
         for i in 0..self.parts.len() {
             let (part, draws) = self.parts[i].clone();
             for number in 0..draws {
-                self.stage(rows, part.clone(), number, |way| matches!(way, Way::Launched(_)))?;
+                self.stage(rows, part.clone(), number, |way| matches!(way, RowRoute::Launched(_)))?;
                 // SAFETY: this function's contract; there is room for the draws of all parts.
                 let launched =
-                    unsafe { self.launch(stream, hidden, (rows, number), part.clone(), to, DecidedFrom::Lists) };
-                self.listed.push(launched? == DecidedFrom::Lists);
+                    unsafe { self.launch(stream, hidden, (rows, number), part.clone(), to, FilterSource::Lists) };
+                self.listed.push(launched? == FilterSource::Lists);
                 to += (part.len() * size_of::<Draw>()) as u64;
             }
         }
@@ -88,7 +88,7 @@ impl CudaShared {
         for (part, draws) in &self.parts {
             for _ in 0..*draws {
                 let open = part.clone().zip(results.by_ref()).filter(|(_, draw)| draw.status == status::UNDECIDED);
-                open.for_each(|(r, _)| self.ways[r] = Way::Asked);
+                open.for_each(|(r, _)| self.ways[r] = RowRoute::Asked);
             }
         }
         Ok(())
@@ -97,7 +97,7 @@ impl CudaShared {
     /// Makes the draws again, from stored logits, that lists leave undecided, with those between them.
     ///
     /// # Safety
-    /// As [`CudaShared::sample`].
+    /// As [`DeviceSampler::sample`].
     unsafe fn decide_open(
         &mut self,
         stream: &CudaStream,
@@ -116,10 +116,10 @@ impl CudaShared {
                 let ends = drawn.iter().position(is_open).zip(drawn.iter().rposition(is_open));
                 let Some((first, last)) = ends.filter(|_| self.listed[launch - 1]) else { continue };
                 let some = part.start + first..part.start + last + 1;
-                self.stage(rows, some.clone(), number, |way| matches!(way, Way::Launched(_)))?;
+                self.stage(rows, some.clone(), number, |way| matches!(way, RowRoute::Launched(_)))?;
                 let to = self.poisoned_draws(some.len(), stream)?;
                 // SAFETY: the same contract; there is room for these draws.
-                unsafe { self.launch(stream, hidden, (rows, number), some.clone(), to, DecidedFrom::Logits) }?;
+                unsafe { self.launch(stream, hidden, (rows, number), some.clone(), to, FilterSource::Logits) }?;
                 self.of_row.clear();
                 self.of_row.resize(some.len(), Draw::default());
                 copy_down(&mut self.of_row, to, stream)?;
@@ -152,7 +152,7 @@ impl CudaShared {
     /// lists only where these may be used and may tell of each row; what they were decided from is returned.
     ///
     /// # Safety
-    /// As [`CudaShared::sample`]; there is room for the draws.
+    /// As [`DeviceSampler::sample`]; there is room for the draws.
     unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -160,20 +160,20 @@ impl CudaShared {
         (params, number): (&[RowParams<'_>], u32),
         part: Range<usize>,
         draws: u64,
-        from: DecidedFrom,
-    ) -> Result<DecidedFrom, CudaError> {
+        from: FilterSource,
+    ) -> Result<FilterSource, CudaError> {
         let rows = self.copy(stream)?;
         self.filters.clear();
         self.filters.extend(part.clone().map(|r| match self.ways[r] {
             // What is staged for nobody is greedy.
-            Way::Launched(filters) if number < params[r].draws => filters,
+            RowRoute::Launched(filters) if number < params[r].draws => filters,
             _ => RowFilters::OFF,
         }));
         if self.filters.iter().all(|filters| *filters == RowFilters::OFF) {
             let hidden = rows_of(hidden, part);
             // SAFETY: the caller's contract; the rows were just copied on the same stream.
             unsafe { self.fused.launch(stream, &hidden, rows, draws, self.staging.kinds()) }?;
-            return Ok(DecidedFrom::Logits);
+            return Ok(FilterSource::Logits);
         }
         let (tokens, most) = (self.fused.tokens(), self.most);
         let (selection, room) = match &mut self.selection {
@@ -186,7 +186,7 @@ impl CudaShared {
         let there = room.lend();
         copy_up(there, bytemuck::cast_slice(&self.filters), stream)?;
         let is_told = |filters: &RowFilters| *filters == RowFilters::OFF || filters.is_listed();
-        let by_lists = from == DecidedFrom::Lists && self.filters.iter().all(is_told) && self.fused.lists(hidden);
+        let by_lists = from == FilterSource::Lists && self.filters.iter().all(is_told) && self.fused.lists(hidden);
         let step = selection.max_rows();
         for first in (0..part.len()).step_by(step) {
             let some = first..(first + step).min(part.len());
@@ -203,7 +203,7 @@ impl CudaShared {
                 }
             }
         }
-        Ok(if by_lists { DecidedFrom::Lists } else { DecidedFrom::Logits })
+        Ok(if by_lists { FilterSource::Lists } else { FilterSource::Logits })
     }
 
     /// Every launch has run.

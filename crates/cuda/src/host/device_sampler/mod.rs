@@ -2,8 +2,8 @@
 //! are on the GPU already.
 #![allow(unsafe_code)]
 
-mod asked;
-mod launched;
+mod launch;
+mod stored_rows;
 
 use crate::abi::{Draw, Row, RowFilters};
 use crate::device::filtered::DeviceFilters;
@@ -15,10 +15,10 @@ use crate::device::scratch::{Scratch, wait};
 use crate::device::stored_rows::StoredRows;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
-use crate::host::answers::{Answers, Asking};
 use crate::host::check_plan;
 use crate::host::results::{note_tries, push_row};
 use crate::host::staging::Staging;
+use crate::host::stored_results::{StoredRequest, StoredResults};
 use crate::host::tiled::CudaTiled;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
@@ -37,7 +37,7 @@ use std::sync::Arc;
 /// beyond min-p, top-k and top-p, are then drawn from stored logits, as [`CudaTiled`] draws them. For calls that wait for
 /// nothing there is [`DeviceTiled`].
 #[derive(Debug)]
-pub struct CudaShared {
+pub struct DeviceSampler {
     fused: DeviceTiled,
     head: DeviceHead,
     shape: Shape,
@@ -51,7 +51,7 @@ pub struct CudaShared {
     inputs: Scratch,
     draws: Scratch,
     /// Of each row of the call; and the rows of each launch, with the most draws of a row of them.
-    ways: Vec<Way>,
+    ways: Vec<RowRoute>,
     parts: Vec<(Range<usize>, u32)>,
     results: Vec<Draw>,
     of_row: Vec<Draw>,
@@ -62,13 +62,13 @@ pub struct CudaShared {
     selection: Option<(DeviceFilters, Scratch)>,
     /// For the rows that ask, with a stream of their own, made when the first of them comes.
     stored: Option<(StoredRows, Arc<CudaStream>)>,
-    answers: Answers,
-    asked: Vec<Asking>,
+    answers: StoredResults,
+    asked: Vec<StoredRequest>,
 }
 
 /// How a row is drawn.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum RowRoute {
     /// Not at all: its parameters are wrong.
     Refused,
     /// By the fused kernel; filters, where it has any, on the GPU.
@@ -77,20 +77,20 @@ enum Way {
     Asked,
 }
 
-impl Way {
-    fn of(row: &params::Row<'_>) -> Way {
+impl RowRoute {
+    fn of(row: &params::Row<'_>) -> RowRoute {
         if row.kept || row.without_replacement || row.logprobs.is_some() {
-            return Way::Asked;
+            return RowRoute::Asked;
         }
         match row.filters.as_ref().map(RowFilters::of) {
-            None => Way::Launched(RowFilters::OFF),
-            Some(Some(filters)) => Way::Launched(filters),
-            Some(None) => Way::Asked,
+            None => RowRoute::Launched(RowFilters::OFF),
+            Some(Some(filters)) => RowRoute::Launched(filters),
+            Some(None) => RowRoute::Asked,
         }
     }
 }
 
-impl CudaShared {
+impl DeviceSampler {
     /// Plans for a head of a vocabulary of `vocab_size` tokens, compiles and loads the kernels. The weight is read where it
     /// lies.
     ///
@@ -114,7 +114,7 @@ impl CudaShared {
             return Err(HeadError::Vocab { vocab_size: vocab_size as usize, vocab_start, vocab_end }.into());
         }
         let shape = Shape { tokens, vocab_size, input: head.weight.cols };
-        Ok(CudaShared {
+        Ok(DeviceSampler {
             fused,
             head,
             plan,
@@ -133,7 +133,7 @@ impl CudaShared {
             filters: Vec::new(),
             selection: None,
             stored: None,
-            answers: Answers::default(),
+            answers: StoredResults::default(),
             asked: Vec::new(),
             device: device.clone(),
         })
@@ -198,7 +198,7 @@ impl CudaShared {
     }
 
     /// # Safety
-    /// As [`CudaShared::sample`].
+    /// As [`DeviceSampler::sample`].
     unsafe fn launch_and_wait(
         &mut self,
         stream: &CudaStream,
@@ -236,10 +236,10 @@ impl CudaShared {
             let mut draws = 0;
             for params in &rows[part.clone()] {
                 let way = match params.check(&[], &can, &self.plan, vocab_size) {
-                    Err(_) => Way::Refused,
-                    Ok(row) => Way::of(&row),
+                    Err(_) => RowRoute::Refused,
+                    Ok(row) => RowRoute::of(&row),
                 };
-                let is_launched = matches!(way, Way::Launched(_));
+                let is_launched = matches!(way, RowRoute::Launched(_));
                 if is_launched {
                     draws = draws.max(params.draws);
                 }
@@ -264,7 +264,7 @@ impl CudaShared {
                     }
                 };
                 let outcome = match self.ways[r] {
-                    Way::Asked => {
+                    RowRoute::Asked => {
                         asked += 1;
                         self.answers.emit(asked - 1, &row, vocab_size, out)
                     }
@@ -277,7 +277,7 @@ impl CudaShared {
                 };
                 match outcome {
                     Err(error) => out.push_error(error),
-                    Ok(()) => note_tries(self.tried[r], matches!(self.ways[r], Way::Asked), out),
+                    Ok(()) => note_tries(self.tried[r], matches!(self.ways[r], RowRoute::Asked), out),
                 }
             }
             launched += part.len() * *draws as usize;

@@ -12,8 +12,8 @@
 //! A row whose filters come before a temperature that takes logits beyond float32 is looked at by the host, which copies it.
 
 use crate::abi::{Item, Look, Row};
+use crate::device::queries::{Kind, Query, QueryResults};
 use crate::device::stored_rows::StoredRows;
-use crate::device::wishes::{Granted, Kind, Wish};
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::selection::{PrefixMass, SummarySpec};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// A row to be surveyed: its place in the call, itself, what is asked, and where the answer goes.
 #[derive(Debug)]
-pub(super) struct Member<'a> {
+pub(super) struct ScanRow<'a> {
     pub(super) at: usize,
     pub(super) params: &'a RowParams<'a>,
     pub(super) row: params::Row<'a>,
@@ -31,7 +31,7 @@ pub(super) struct Member<'a> {
     pub(super) out: &'a mut RowSummary,
 }
 
-impl Member<'_> {
+impl ScanRow<'_> {
     /// The plain survey, of logits that are here.
     pub(super) fn look(&mut self, first: u32, logits: &[f32], raw: &[f32]) {
         self.out.of(&self.row, self.request, first, logits);
@@ -52,23 +52,23 @@ impl Member<'_> {
 
 /// Finds what is asked. Keeps its memory from call to call.
 #[derive(Debug, Default)]
-pub(crate) struct Finder {
-    wishes: Vec<Wish>,
+pub(crate) struct StoredScan {
+    wishes: Vec<Query>,
     looks: Vec<Look>,
-    granted: Granted,
+    granted: QueryResults,
 }
 
 /// The largest `limit` logits of a stored row, or those of at least `floor`.
-fn listed(source: usize, limit: u32, floor: f32) -> Wish {
+fn listed(source: usize, limit: u32, floor: f32) -> Query {
     let noise = Row { inv_temperature: 1.0, greedy: 1, ..Row::default() };
-    Wish { item: Item { source: source as u32, limit, slack: floor, padding: 0 }, noise }
+    Query { item: Item { source: source as u32, limit, slack: floor, padding: 0 }, noise }
 }
 
-impl Finder {
+impl StoredScan {
     /// Surveys the transformed logits of the first stored rows, one for each member.
     pub(super) fn find(
         &mut self,
-        part: &mut [Member<'_>],
+        part: &mut [ScanRow<'_>],
         stored: &mut StoredRows,
         first: u32,
         stream: &Arc<CudaStream>,
@@ -91,12 +91,12 @@ impl Finder {
 
     fn find_lists(
         &mut self,
-        part: &mut [Member<'_>],
+        part: &mut [ScanRow<'_>],
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         for kind in [Kind::Lists, Kind::Above] {
-            let wish = |(i, member): (usize, &Member<'_>)| match (kind, member.request) {
+            let wish = |(i, member): (usize, &ScanRow<'_>)| match (kind, member.request) {
                 (Kind::Lists, _) => member.overview().map(|(wants, _)| listed(i, wants.list as u32, 0.0)),
                 (_, Request::List { floor }) => member.filters().map(|_| listed(i, u32::MAX, floor)),
                 _ => None,
@@ -111,11 +111,11 @@ impl Finder {
 
     fn find_masses(
         &mut self,
-        part: &mut [Member<'_>],
+        part: &mut [ScanRow<'_>],
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let wants = |member: &Member<'_>| member.overview().is_some_and(|(wants, _)| wants.mass);
+        let wants = |member: &ScanRow<'_>| member.overview().is_some_and(|(wants, _)| wants.mass);
         if !part.iter().any(wants) {
             return Ok(());
         }
@@ -128,7 +128,7 @@ impl Finder {
 
     fn find_moments(
         &mut self,
-        part: &mut [Member<'_>],
+        part: &mut [ScanRow<'_>],
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
@@ -155,17 +155,17 @@ impl Finder {
 
     fn find_frontiers(
         &mut self,
-        part: &mut [Member<'_>],
+        part: &mut [ScanRow<'_>],
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let draws = |(i, member): (usize, &Member<'_>)| {
+        let draws = |(i, member): (usize, &ScanRow<'_>)| {
             let (wants, filters) = member.overview()?;
             let (seed, position) = (member.params.seed, member.params.position);
             let noise = Row { seed, position, inv_temperature: filters.rescale, ..Row::default() };
             let item = Item { source: i as u32, limit: u32::MAX, ..Item::default() };
             let draws = member.row.first_draw..member.row.first_draw + wants.frontiers as u32;
-            Some(draws.map(move |draw| Wish { item, noise: Row { draw, ..noise } }))
+            Some(draws.map(move |draw| Query { item, noise: Row { draw, ..noise } }))
         };
         self.keep(Kind::Frontiers, part.iter().enumerate().filter_map(draws).flatten(), stored, stream)?;
         for (i, wish) in self.wishes.iter().enumerate() {
@@ -179,7 +179,7 @@ impl Finder {
 
     fn find_masses_before(
         &mut self,
-        part: &mut [Member<'_>],
+        part: &mut [ScanRow<'_>],
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
@@ -207,18 +207,18 @@ impl Finder {
     /// Surveys raw logits, those of the first stored rows, one for each member.
     pub(super) fn find_raw(
         &mut self,
-        members: &mut [&mut Member<'_>],
+        members: &mut [&mut ScanRow<'_>],
         stored: &mut StoredRows,
         first: u32,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let is_overview = |member: &Member<'_>| member.out.error.is_none() && member.request.is_overview();
+        let is_overview = |member: &ScanRow<'_>| member.out.error.is_none() && member.request.is_overview();
         if members.iter().any(|member| is_overview(member)) {
             let masses = stored.masses(members.len(), stream)?.chunks_exact(MassHistogram::WORDS);
             for (member, words) in members.iter_mut().zip(masses).filter(|(member, _)| is_overview(member)) {
                 assign(member.out.raw_mass.get_or_insert_default(), words)?;
             }
-            let wish = |(i, member): (usize, &&mut Member<'_>)| {
+            let wish = |(i, member): (usize, &&mut ScanRow<'_>)| {
                 let most = member.row.raw_logprobs.filter(|&most| most > 0 && is_overview(member))?;
                 Some(listed(i, most, 0.0))
             };
@@ -242,7 +242,7 @@ impl Finder {
     fn keep(
         &mut self,
         kind: Kind,
-        wishes: impl Iterator<Item = Wish>,
+        wishes: impl Iterator<Item = Query>,
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {

@@ -1,18 +1,18 @@
 //! The calls of ranks whose rows have filters that the GPUs decide together.
 
-use super::{Frame, of_call};
+use super::{HostSampler, of_call};
 use crate::abi::{Draw, RowFilters, status};
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
-use crate::host::resident::DecidedFrom;
 use crate::host::results::push_row;
-use crate::host::together::FiltersTogether;
+use crate::host::sharded::FiltersTogether;
+use crate::host::uploaded_head::FilterSource;
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Matrix, RowError, RowParams, SampleError, Samples, params};
 
 const NOT_DECIDED: CudaError = CudaError::NotTogether { reason: "its ranks do not decide the filters of a row" };
 
-impl Frame<'_> {
+impl HostSampler<'_> {
     /// What this head can do in an exchange by peers.
     pub(crate) fn filters_together(&self) -> FiltersTogether {
         let Some(resident) = self.resident.as_ref().filter(|_| !self.plan.canonical && self.draws_from_stored()) else {
@@ -23,17 +23,17 @@ impl Frame<'_> {
     }
 
     /// The same, for the other ranks.
-    pub(crate) fn tell_together(&self) -> Vec<u8> {
+    pub(crate) fn encode_support(&self) -> Vec<u8> {
         self.filters_together().encode(self.head.weight().dtype())
     }
 
     /// Loads and allocates all that such calls need.
-    pub(crate) fn prepare_together(&mut self) -> Result<(), CudaError> {
-        self.resident.as_mut().map_or(Ok(()), |resident| resident.prepare_together(&self.stream))
+    pub(crate) fn prepare_sharded(&mut self) -> Result<(), CudaError> {
+        self.resident.as_mut().map_or(Ok(()), |resident| resident.prepare_sharded(&self.stream))
     }
 
     /// Whether all valid rows of a call are drawn, or decided, together: a function of what all ranks know.
-    pub(crate) fn decides_together(&self, can: FiltersTogether, rows: &[RowParams<'_>]) -> bool {
+    pub(crate) fn can_filter_sharded(&self, can: FiltersTogether, rows: &[RowParams<'_>]) -> bool {
         let (own, plan, vocab_size) = (&self.can, &self.plan, self.head.vocab_size());
         let decides = |params: &RowParams<'_>| {
             let row = params.check(&[], own, plan, vocab_size);
@@ -47,7 +47,7 @@ impl Frame<'_> {
     }
 
     /// The filters of a row, and what decides it; `None` where nothing does together.
-    fn way(&self, can: FiltersTogether, row: &params::Row<'_>) -> Option<(RowFilters, DecidedFrom)> {
+    fn way(&self, can: FiltersTogether, row: &params::Row<'_>) -> Option<(RowFilters, FilterSource)> {
         let asks_more = row.without_replacement || row.kept || row.logprobs.is_some() || row.raw_logprobs.is_some();
         let filters = match row.filters {
             _ if asks_more => None,
@@ -58,7 +58,7 @@ impl Frame<'_> {
     }
 
     /// Draws together with the other ranks of an exchange, rows with filters too; every row is one that is
-    /// [decided together](Frame::decides_together). Rows that stay open are noted; an error stands in their place. All do where
+    /// [decided together](HostSampler::can_filter_sharded). Rows that stay open are noted; an error stands in their place. All do where
     /// the hidden states of all ranks have another type than the weight.
     pub(crate) fn sample_filtered_with(
         &mut self,
@@ -111,17 +111,17 @@ impl Frame<'_> {
             let Some(row) = self.checked(r, rows) else { continue };
             let (filters, from) = self.way(can, &row).ok_or(NOT_DECIDED)?;
             let from = (filters != RowFilters::OFF).then_some(from);
-            from.into_iter().for_each(|from| any[usize::from(from == DecidedFrom::Logits)] = true);
+            from.into_iter().for_each(|from| any[usize::from(from == FilterSource::Logits)] = true);
             for draw in row.first_draw..row.first_draw + row.draws {
                 filtering.push((r, draw, filters));
                 ways.push(from);
             }
         }
         self.filtering = filtering;
-        let of_plain = if any == [false, true] { DecidedFrom::Logits } else { DecidedFrom::Lists };
+        let of_plain = if any == [false, true] { FilterSource::Logits } else { FilterSource::Lists };
         self.filtered.clear();
         self.filtered.resize(self.filtering.len(), Draw { status: status::UNDECIDED, ..Draw::default() });
-        for from in [DecidedFrom::Lists, DecidedFrom::Logits] {
+        for from in [FilterSource::Lists, FilterSource::Logits] {
             self.open.clear();
             self.open.extend((0..ways.len()).filter(|&i| ways[i].unwrap_or(of_plain) == from));
             for first in (0..self.open.len()).step_by(can.most) {

@@ -1,11 +1,11 @@
 //! How the rows of a call come into a launch.
 
-use super::Frame;
+use super::HostSampler;
 use crate::error::CudaError;
 use core::ops::Range;
 use flash_sampling_core::{Adjustments, Capabilities, Head, Plan, RowParams, params};
 
-impl Frame<'_> {
+impl HostSampler<'_> {
     /// Stages draws with filters: these of the open ones.
     pub(super) fn stage_filtered(&mut self, part: Range<usize>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         self.staging.clear();

@@ -1,18 +1,18 @@
 //! The rows of a call that ask for more than draws.
 
-use super::Frame;
+use super::HostSampler;
 use super::stage::adjusted;
 use crate::abi::{Draw, RowFilters, status};
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
-use crate::host::answers::Asking;
 use crate::host::raw;
-use crate::host::resident::DecidedFrom;
 use crate::host::results::candidate;
+use crate::host::stored_results::StoredRequest;
+use crate::host::uploaded_head::FilterSource;
 use flash_sampling_core::backend::canonical::norm;
 use flash_sampling_core::{Matrix, RowParams, Samples};
 
-impl Frame<'_> {
+impl HostSampler<'_> {
     /// Makes the draws whose filters the GPU decides, from lists where they tell, then from stored logits; rows with one
     /// that is undecided then ask.
     pub(super) fn filter(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
@@ -23,8 +23,8 @@ impl Frame<'_> {
         let told = resident.lists(input) && self.filtering.iter().any(|(.., filters)| filters.is_listed());
         self.filtered.resize(self.filtering.len(), Draw { status: status::UNDECIDED, ..Draw::default() });
         self.tried.resize(self.filtering.len(), 0);
-        for from in [DecidedFrom::Lists, DecidedFrom::Logits] {
-            if from == DecidedFrom::Lists && !told {
+        for from in [FilterSource::Lists, FilterSource::Logits] {
+            if from == FilterSource::Lists && !told {
                 continue;
             }
             let is_open = |&i: &usize| self.filtered[i].status == status::UNDECIDED;
@@ -40,7 +40,7 @@ impl Frame<'_> {
                     self.filtered[i] = draw;
                     // Lists are not asked about the others.
                     let filters = self.filtering[i].2;
-                    let is_tried = from == DecidedFrom::Logits || filters.is_listed() || filters == RowFilters::OFF;
+                    let is_tried = from == FilterSource::Logits || filters.is_listed() || filters == RowFilters::OFF;
                     self.tried[i] += u32::from(is_tried);
                 }
             }
@@ -71,7 +71,7 @@ impl Frame<'_> {
                     input.row_to_f32(r, &mut self.hidden);
                     bounds.row(&self.head, &row, norm(&self.hidden))
                 });
-                self.asked.push(Asking::new(&rows[r], &row, near_ties));
+                self.asked.push(StoredRequest::new(&rows[r], &row, near_ties));
             }
             let (logits, stride) = stored.place(&self.stream);
             let inputs = resident.store(&mut self.staging, input, logits, stride, &mut self.draws, &self.stream)?;
@@ -103,7 +103,7 @@ impl Frame<'_> {
                 let row = bare.check(&[], &self.can, &self.plan, vocab_size);
                 let row = row.expect("log-probabilities of these rows were checked");
                 self.staging.push_of(r, &bare, &row, [row.first_draw])?;
-                self.asked.push(Asking::new(&bare, &row, None));
+                self.asked.push(StoredRequest::new(&bare, &row, None));
             }
             let (logits, stride) = stored.place(&self.stream);
             resident.store(&mut self.staging, input, logits, stride, &mut self.draws, &self.stream)?;

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Draw, Row, RowFilters};
-use crate::device::choice::KernelChoice;
 use crate::device::filtered::NOT_PREPARED;
 use crate::device::filtered::{DeviceFilters, FilterKinds, rows_within};
 use crate::device::fused_hopper::MAX_ROWS;
@@ -11,13 +10,14 @@ use crate::device::groups::DeviceGroups;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
+use crate::device::queries::CanonicalInputs;
 use crate::device::results;
+use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
 use crate::device::tiled::DeviceTiled;
-use crate::device::wishes::CanonicalInputs;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
-use crate::host::gathered::ROOM;
+use crate::host::pinned_items::ROOM;
 use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{Head, Matrix, Plan, RowParams};
@@ -28,7 +28,7 @@ const PART: usize = 64 << 20;
 
 /// What draws with filters are decided from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DecidedFrom {
+pub(crate) enum FilterSource {
     /// Lists of the largest logits.
     Lists,
     /// The stored logits.
@@ -37,7 +37,7 @@ pub(crate) enum DecidedFrom {
 
 /// A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #[derive(Debug)]
-pub(crate) struct Resident {
+pub(crate) struct UploadedHead {
     fused: DeviceTiled,
     /// Draws in place of `fused`, for the variants that have groups.
     groups: Option<DeviceGroups>,
@@ -58,7 +58,7 @@ pub(crate) struct Resident {
     _bias: Option<CudaSlice<f32>>,
 }
 
-impl Resident {
+impl UploadedHead {
     pub(crate) fn new(
         head: &Head<'_>,
         plan: &Plan,
@@ -88,7 +88,7 @@ impl Resident {
             soft_cap: head.soft_cap(),
             scale: head.scale(),
         };
-        let most = Resident::most_of(plan);
+        let most = UploadedHead::most_of(plan);
         // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are freed after the kernels.
         let new = |(size, rule)| unsafe { DeviceGroups::new(on_device, most, size, rule, device) };
         let groups = groups.map(new).transpose()?;
@@ -103,7 +103,7 @@ impl Resident {
         let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
         let (inputs, staged) = (stream.alloc_zeros(size + ROOM).map_err(&failed)?, Pinned::new(size, stream)?);
         let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
-        Ok(Resident {
+        Ok(UploadedHead {
             fused,
             groups,
             most,
@@ -134,7 +134,7 @@ impl Resident {
         self.most
     }
 
-    /// Draws what is staged, at most [`Resident::most`] draws, and waits; one result a draw is left in `draws`: of this
+    /// Draws what is staged, at most [`UploadedHead::most`] draws, and waits; one result a draw is left in `draws`: of this
     /// head, or by an exchange of the whole vocabulary, in a call with these parameters. `input` tells the hidden states' type
     /// and width.
     pub(crate) fn draw(
@@ -173,12 +173,12 @@ impl Resident {
         self.fused.lists(&DeviceMatrix { address: 0, dtype, rows: 1, cols: input.cols(), row_stride })
     }
 
-    /// Draws as [`Resident::draw`] does, with filters, one for each draw; at most [`Resident::most_filtered`] of them. From
-    /// lists only where [`Resident::lists`].
+    /// Draws as [`UploadedHead::draw`] does, with filters, one for each draw; at most [`UploadedHead::most_filtered`] of them. From
+    /// lists only where [`UploadedHead::lists`].
     pub(crate) fn draw_filtered(
         &mut self,
         staging: &mut Staging,
-        (filters, from): (&[RowFilters], DecidedFrom),
+        (filters, from): (&[RowFilters], FilterSource),
         input: &Matrix<'_>,
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
@@ -191,7 +191,7 @@ impl Resident {
         // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
         unsafe {
             match from {
-                DecidedFrom::Lists
+                FilterSource::Lists
                     if selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out)? => {}
                 _ => {
                     let kinds = FilterKinds::of(filters).with_rows(staging.kinds());
@@ -241,19 +241,19 @@ impl Resident {
         (lists, lists && self.head.first_token.is_multiple_of(4))
     }
 
-    /// Loads and allocates what [`Resident::draw_filtered_with`] needs.
-    pub(crate) fn prepare_together(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+    /// Loads and allocates what [`UploadedHead::draw_filtered_with`] needs.
+    pub(crate) fn prepare_sharded(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.selection(stream)?;
         let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
-        selection.prepare_together(&mut self.fused)
+        selection.prepare_sharded(&mut self.fused)
     }
 
-    /// Draws as [`Resident::draw_filtered`] does, by an exchange of the whole vocabulary: from lists or logits only where
-    /// [`Resident::can_together`], and from logits rows with top-p alone or no filters.
+    /// Draws as [`UploadedHead::draw_filtered`] does, by an exchange of the whole vocabulary: from lists or logits only where
+    /// [`UploadedHead::can_together`], and from logits rows with top-p alone or no filters.
     pub(crate) fn draw_filtered_with(
         &mut self,
         staging: &mut Staging,
-        (filters, from): (&[RowFilters], DecidedFrom),
+        (filters, from): (&[RowFilters], FilterSource),
         input: &Matrix<'_>,
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
@@ -272,8 +272,8 @@ impl Resident {
         // SAFETY: as for draws of this head alone; every rank of the group makes the same launches.
         unsafe {
             match from {
-                DecidedFrom::Lists => selection.launch_listed_together(stream, fused, &hidden, asked, out, peers),
-                DecidedFrom::Logits => {
+                FilterSource::Lists => selection.launch_listed_together(stream, fused, &hidden, asked, out, peers),
+                FilterSource::Logits => {
                     selection.launch_by_mass_together(stream, fused, &hidden, asked, (out, kinds), peers)
                 }
             }
@@ -282,7 +282,7 @@ impl Resident {
         exchange.check(draws)
     }
 
-    /// Stores the transformed logits of the rows that are staged, at most [`Resident::most`] rows, `row_stride` floats
+    /// Stores the transformed logits of the rows that are staged, at most [`UploadedHead::most`] rows, `row_stride` floats
     /// apart from the device address `logits` on, and waits. Each row's draw is left in `draws`, and tells of invalid
     /// rows. Returns what the logits were made of, for the canonical arithmetic.
     pub(crate) fn store(

@@ -3,8 +3,8 @@
 
 use super::{KEPT, KEPT_AT, MAX_ITEMS, StoredRows};
 use crate::abi::{Draw, KeptToken, status};
+use crate::device::queries::{CanonicalInputs, Kind, Query, QueryResults};
 use crate::device::results;
-use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
 use crate::error::CudaError;
 use core::cmp::Reverse;
 use cudarc::driver::{CudaStream, DevicePtr};
@@ -16,15 +16,15 @@ impl StoredRows {
     pub(crate) fn keep(
         &mut self,
         kind: Kind,
-        wishes: &[Wish],
+        wishes: &[Query],
         canonical: Option<&CanonicalInputs>,
-        granted: &mut Granted,
+        granted: &mut QueryResults,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let mut rest = wishes;
         while !rest.is_empty() {
             let mut room = self.capacity;
-            let fits = |wish: &&Wish| {
+            let fits = |wish: &&Query| {
                 let asked = if kind == Kind::Lists { (wish.item.limit as usize).min(self.tokens.len()) } else { 0 };
                 let fits = asked <= room;
                 room = room.saturating_sub(asked);
@@ -41,9 +41,9 @@ impl StoredRows {
     fn keep_part(
         &mut self,
         kind: Kind,
-        wishes: &[Wish],
+        wishes: &[Query],
         canonical: Option<&CanonicalInputs>,
-        granted: &mut Granted,
+        granted: &mut QueryResults,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         self.launch(kind, wishes, canonical, stream)?;
@@ -51,7 +51,7 @@ impl StoredRows {
             return self.grant_draws(wishes.len(), granted, stream);
         }
         // Of lists it is known how many there are at most.
-        let most = |wish: &Wish| (wish.item.limit as usize).min(self.tokens.len());
+        let most = |wish: &Query| (wish.item.limit as usize).min(self.tokens.len());
         let expected = match kind {
             Kind::Lists if canonical.is_none() => wishes.iter().map(most).sum(),
             _ => self.expected,
@@ -76,7 +76,12 @@ impl StoredRows {
     }
 
     /// Waits for the draws of a part and grants them.
-    fn grant_draws(&mut self, count: usize, granted: &mut Granted, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+    fn grant_draws(
+        &mut self,
+        count: usize,
+        granted: &mut QueryResults,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
         let failed = CudaError::driver("fetch draws from stored logits");
         self.draws_here.resize(count, Draw::default());
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.draws_here);
@@ -138,7 +143,7 @@ impl StoredRows {
     }
 
     /// The best of each item's tokens, which lie in the order of their items.
-    fn grant_kept(&mut self, wishes: &[Wish], granted: &mut Granted) {
+    fn grant_kept(&mut self, wishes: &[Query], granted: &mut QueryResults) {
         let mut from = 0;
         for (wish, &end) in wishes.iter().zip(&self.kept_ends) {
             let own = &mut self.kept_here[from..end];

@@ -1,20 +1,20 @@
 //! Surveys of a shard's rows for a merge of shards: the logits are stored on the GPU, and what is asked of them is found there
-//! ([`Finder`]). Only summaries come down.
+//! ([`StoredScan`]). Only summaries come down.
 
-use super::Frame;
-use super::finder::{Finder, Member};
+use super::HostSampler;
+use super::stored_scan::{ScanRow, StoredScan};
 use crate::abi::Draw;
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
-use crate::host::resident::Resident;
 use crate::host::results::candidate;
 use crate::host::staging::Staging;
+use crate::host::uploaded_head::UploadedHead;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::{Batch, Request, RowSummary, check_scan};
 use flash_sampling_core::{Matrix, RowError, RowParams, SampleError, Stage, StagedError, params};
 use std::sync::Arc;
 
-impl Frame<'_> {
+impl HostSampler<'_> {
     /// See [`Scan`](flash_sampling_core::Scan); not of a canonical plan.
     pub(crate) fn survey(
         &mut self,
@@ -34,7 +34,7 @@ impl Frame<'_> {
             // `SampledRows` draws rows without filters.
             if row.filters.is_some() || row.raw_logprobs.is_some() || !request.is_overview() {
                 let row = row.with_adjustments(self.adjustments.row(at));
-                members.push(Member { at, params: &rows[at], row, request, out });
+                members.push(ScanRow { at, params: &rows[at], row, request, out });
             }
         }
         let Some(resident) = &mut self.resident else {
@@ -48,7 +48,7 @@ impl Frame<'_> {
         // Rows without transforms, whose transformed logits are the raw ones.
         let raw = RowParams::default().check(&[], &can, &self.plan, vocab_size);
         let raw = raw.map_err(|error| SampleError::Backend { backend: "cuda", source: error.into() })?;
-        let Frame { staging, draws, stream, finder, .. } = self;
+        let HostSampler { staging, draws, stream, finder, .. } = self;
         let mut store = Store { resident, stored, staging, draws, stream, input: &input };
         let most = store.stored.rows().min(store.resident.most());
         members.chunks_mut(most).try_for_each(|part| store.survey(part, raw, finder, tokens.start)).map_err(failed)
@@ -57,7 +57,7 @@ impl Frame<'_> {
 
 /// What stores the logits of rows.
 struct Store<'a> {
-    resident: &'a mut Resident,
+    resident: &'a mut UploadedHead,
     stored: &'a mut StoredRows,
     staging: &'a mut Staging,
     draws: &'a mut Vec<Draw>,
@@ -69,9 +69,9 @@ impl Store<'_> {
     /// Surveys rows, as many as are stored at a time; `raw` is a row without transforms.
     fn survey(
         &mut self,
-        part: &mut [Member<'_>],
+        part: &mut [ScanRow<'_>],
         raw: params::Row<'_>,
-        finder: &mut Finder,
+        finder: &mut StoredScan,
         first: u32,
     ) -> Result<(), CudaError> {
         part.iter_mut().for_each(|member| member.out.begin(&member.row));
@@ -80,7 +80,7 @@ impl Store<'_> {
             self.note_errors(part.iter_mut());
             finder.find(part, self.stored, first, self.stream)?;
         }
-        let of_raw = |member: &Member<'_>| member.row.raw_logprobs.is_some() && member.out.error.is_none();
+        let of_raw = |member: &ScanRow<'_>| member.row.raw_logprobs.is_some() && member.out.error.is_none();
         let rows = part.iter().filter(|member| of_raw(member)).map(|member| (member.at, member.params, raw));
         if self.store(rows)? > 0 {
             let mut members: Vec<_> = part.iter_mut().filter(|member| of_raw(member)).collect();
@@ -109,7 +109,7 @@ impl Store<'_> {
     }
 
     /// Gives the rows that were stored their errors. `NoFiniteLogit` is none: other shards may have one.
-    fn note_errors<'m, 'a: 'm>(&self, members: impl Iterator<Item = &'m mut Member<'a>>) {
+    fn note_errors<'m, 'a: 'm>(&self, members: impl Iterator<Item = &'m mut ScanRow<'a>>) {
         for (member, draw) in members.zip(&*self.draws) {
             if let Err(error @ (RowError::NaN { .. } | RowError::PositiveInfinity { .. })) = candidate(draw) {
                 let stage = if draw.score == 0.0 { Stage::Raw } else { Stage::Transformed };

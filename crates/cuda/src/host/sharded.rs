@@ -3,7 +3,7 @@
 use crate::abi::{RECORD_WORDS, RowFilters};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::host::exchange::number_of;
-use crate::host::resident::DecidedFrom;
+use crate::host::uploaded_head::FilterSource;
 use flash_sampling_core::DType;
 
 /// The most tokens of a list that a rank sends for a row; their count goes before them.
@@ -50,16 +50,16 @@ impl FiltersTogether {
     }
 
     /// What draws with these filters are decided from; draws without filters go either way.
-    pub(crate) fn decides(&self, filters: &RowFilters) -> Option<DecidedFrom> {
+    pub(crate) fn decides(&self, filters: &RowFilters) -> Option<FilterSource> {
         // A shard may have all tokens that a top-k keeps, unless min-p leaves fewer.
         let is_long = filters.top_k > SENT && !filters.begins_with_min_p();
         if self.most == 0 || is_long {
             return None;
         }
         if *filters == RowFilters::OFF || filters.is_listed() {
-            return self.lists.then_some(DecidedFrom::Lists);
+            return self.lists.then_some(FilterSource::Lists);
         }
-        (self.masses && filters.is_top_p_alone()).then_some(DecidedFrom::Logits)
+        (self.masses && filters.is_top_p_alone()).then_some(FilterSource::Logits)
     }
 }
 
@@ -89,8 +89,8 @@ mod tests {
         let top_p = RowFilters { top_p: 0.9, ..RowFilters::OFF };
         let listed = RowFilters { top_k: 5, ..top_p };
         let of = |filters| can.decides(&filters);
-        assert_eq!([of(RowFilters::OFF), of(listed)], [Some(DecidedFrom::Lists); 2]);
-        assert_eq!(of(top_p), Some(DecidedFrom::Logits));
+        assert_eq!([of(RowFilters::OFF), of(listed)], [Some(FilterSource::Lists); 2]);
+        assert_eq!(of(top_p), Some(FilterSource::Logits));
         assert_eq!(of(RowFilters { rescale: 2.0, ..top_p }), None);
         assert_eq!(FiltersTogether { most: 0, ..can }.decides(&listed), None);
     }

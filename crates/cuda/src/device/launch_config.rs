@@ -34,13 +34,13 @@ pub(crate) fn allow_shared(function: &CudaFunction, bytes: u32) -> Result<(), Cu
 /// A kernel in a device, with the dynamic shared memory of a block, in bytes, and its threads: what the constant
 /// `NAME_launch` of its source says.
 #[derive(Debug)]
-pub(crate) struct ToldKernel {
+pub(crate) struct ConfiguredKernel {
     function: CudaFunction,
     shared_bytes: u32,
     threads: u32,
 }
 
-impl ToldKernel {
+impl ConfiguredKernel {
     /// Compiled and loaded at first use.
     pub(crate) fn load(
         device: &Device,
@@ -52,7 +52,7 @@ impl ToldKernel {
         let function = module.load_function(name).map_err(CudaError::driver("load a kernel"))?;
         let [shared_bytes, threads] = told(&module, &format!("{name}_launch"), device)?;
         allow_shared(&function, shared_bytes)?;
-        Ok(ToldKernel { function, shared_bytes, threads })
+        Ok(ConfiguredKernel { function, shared_bytes, threads })
     }
 
     /// Enqueues it.

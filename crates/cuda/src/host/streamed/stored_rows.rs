@@ -3,16 +3,16 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Draw, Row};
-use crate::device::choice::KernelChoice;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::KernelChoice;
 use crate::device::stored_rows::StoredRows;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
-use crate::host::answers::{Answers, Asking};
 use crate::host::staging::Staging;
+use crate::host::stored_results::{StoredRequest, StoredResults};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{Candidate, MassHistogram, Matrix, RowError, RowParams, Samples, params};
 use std::sync::Arc;
@@ -31,8 +31,8 @@ pub(super) struct Asked {
     /// Results of the storing launches, which nobody reads.
     draws: CudaSlice<u8>,
     hidden: Option<DeviceMatrix>,
-    asking: Vec<Asking>,
-    answers: Answers,
+    asking: Vec<StoredRequest>,
+    answers: StoredResults,
 }
 
 impl Asked {
@@ -58,7 +58,7 @@ impl Asked {
             draws: stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?,
             hidden: None,
             asking: Vec::new(),
-            answers: Answers::default(),
+            answers: StoredResults::default(),
         })
     }
 
@@ -80,7 +80,7 @@ impl Asked {
     ) -> Result<(), CudaError> {
         self.staging.push_hidden(hidden, stride);
         self.staging.push(params, row, [row.first_draw])?;
-        self.asking.push(Asking::new(params, row, None));
+        self.asking.push(StoredRequest::new(params, row, None));
         Ok(())
     }
 

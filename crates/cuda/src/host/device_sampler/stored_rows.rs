@@ -6,24 +6,24 @@ use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
-use crate::host::answers::Asking;
+use crate::host::device_sampler::launch::{copy_down, rows_of};
+use crate::host::device_sampler::{DeviceSampler, RowRoute};
 use crate::host::raw;
 use crate::host::results::candidate;
-use crate::host::shared::launched::{copy_down, rows_of};
-use crate::host::shared::{CudaShared, Way};
+use crate::host::stored_results::StoredRequest;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::{RowParams, Samples};
 use std::sync::Arc;
 
-impl CudaShared {
+impl DeviceSampler {
     /// Stores the logits of the rows that ask, some neighbours at a time, and asks them, on a stream of their own.
     ///
     /// # Safety
-    /// As [`CudaShared::sample`]; the hidden states are there.
+    /// As [`DeviceSampler::sample`]; the hidden states are there.
     pub(super) unsafe fn ask(&mut self, hidden: &DeviceMatrix, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
         self.answers.clear();
-        let asks = |way: &Way| matches!(way, Way::Asked);
+        let asks = |way: &RowRoute| matches!(way, RowRoute::Asked);
         if !self.ways.iter().any(asks) {
             return Ok(());
         }
@@ -47,7 +47,7 @@ impl CudaShared {
     /// The same with room for stored logits.
     ///
     /// # Safety
-    /// As [`CudaShared::ask`].
+    /// As [`DeviceSampler::ask`].
     unsafe fn ask_stored(
         &mut self,
         hidden: &DeviceMatrix,
@@ -55,7 +55,7 @@ impl CudaShared {
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let asks = |way: &Way| matches!(way, Way::Asked);
+        let asks = |way: &RowRoute| matches!(way, RowRoute::Asked);
         let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
         let most = stored.rows().min(self.most);
         let mut next = 0;
@@ -65,7 +65,7 @@ impl CudaShared {
             self.asked.clear();
             for (r, params) in rows.iter().enumerate().take(next).skip(from) {
                 let row = params.check(self.adjustments.row(r), &can, &self.plan, vocab_size);
-                self.asked.push(Asking::new(params, &row.expect("rows that ask were checked"), None));
+                self.asked.push(StoredRequest::new(params, &row.expect("rows that ask were checked"), None));
             }
             self.stage(rows, from..next, 0, |_| true)?;
             // SAFETY: the same contract; `most` rows are as many as there is room for.
@@ -79,7 +79,7 @@ impl CudaShared {
     /// Stores the logits of the rows `part`, which are staged, and waits; each row's draw is left in `of_row`.
     ///
     /// # Safety
-    /// As [`CudaShared::ask`]; they are no more than a launch takes and there is room for.
+    /// As [`DeviceSampler::ask`]; they are no more than a launch takes and there is room for.
     unsafe fn store(
         &mut self,
         hidden: &DeviceMatrix,
@@ -107,7 +107,7 @@ impl CudaShared {
     /// Gives the rows of `out` that ask for them their raw log-probabilities, some neighbours at a time.
     ///
     /// # Safety
-    /// As [`CudaShared::ask`].
+    /// As [`DeviceSampler::ask`].
     pub(super) unsafe fn note_raw(
         &mut self,
         hidden: &DeviceMatrix,
@@ -128,7 +128,7 @@ impl CudaShared {
     /// The same with room for stored logits.
     ///
     /// # Safety
-    /// As [`CudaShared::ask`].
+    /// As [`DeviceSampler::ask`].
     unsafe fn note_stored(
         &mut self,
         hidden: &DeviceMatrix,
@@ -149,7 +149,7 @@ impl CudaShared {
             for bare in rows[from..next].iter().filter_map(raw::bare) {
                 let row = bare.check(&[], &can, &self.plan, vocab_size);
                 let row = row.expect("log-probabilities of these rows were checked");
-                self.asked.push(Asking::new(&bare, &row, None));
+                self.asked.push(StoredRequest::new(&bare, &row, None));
             }
             // Rows staged for nobody have no transforms.
             self.stage(rows, from..next, 0, |_| false)?;

@@ -1,7 +1,7 @@
 //! Where the machine code of a kernel comes from: folders compiled ahead of time, the cache, the compiler.
 
 use crate::compile::architecture::Architecture;
-use crate::compile::kept_kernel::{self, CompilerVersion, Label};
+use crate::compile::cached_kernel::{self, CompilerVersion, KernelHeader};
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::compile::{cache, nvrtc, sources};
 use crate::error::CudaError;
@@ -30,8 +30,8 @@ pub(crate) struct Request<'a> {
 
 impl Request<'_> {
     /// What a kept file of it says.
-    pub(crate) fn label(&self, compiler: CompilerVersion) -> Label {
-        Label {
+    pub(crate) fn label(&self, compiler: CompilerVersion) -> KernelHeader {
+        KernelHeader {
             kernel: self.kernel.file.into(),
             instance: self.instance.to_string(),
             architecture: self.architecture.to_string(),
@@ -42,7 +42,7 @@ impl Request<'_> {
 
     pub(crate) fn recipe(&self, unit: &str) -> String {
         let options = self.instance.options(self.architecture).join(" ");
-        kept_kernel::hash(&[self.kernel.file.as_bytes(), options.as_bytes(), unit.as_bytes()])
+        cached_kernel::hash(&[self.kernel.file.as_bytes(), options.as_bytes(), unit.as_bytes()])
     }
 
     /// Compiles it.

@@ -46,7 +46,7 @@ fn version(text: &str) -> Option<CompilerVersion> {
 
 /// What a kept kernel was made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Label {
+pub struct KernelHeader {
     /// The file of its source.
     pub kernel: String,
     /// The macro definitions, as `COLUMNS=8 OPERAND=BF16`.
@@ -59,7 +59,7 @@ pub struct Label {
     pub recipe: String,
 }
 
-impl Label {
+impl KernelHeader {
     /// The file's name: the recipe and the compiler's version tell files apart, the rest is for people.
     pub(crate) fn file_name(&self) -> String {
         // A kernel may stand in a folder of its own; its code stands in no folder.
@@ -69,7 +69,7 @@ impl Label {
 
     /// The file's bytes.
     pub(crate) fn seal(&self, code: &[u8]) -> Vec<u8> {
-        let Label { kernel, instance, architecture, compiler, recipe } = self;
+        let KernelHeader { kernel, instance, architecture, compiler, recipe } = self;
         let (bytes, hash) = (code.len(), hash(&[code]));
         let text = format!(
             "{MAGIC}\nkernel {kernel}\ninstance {instance}\narchitecture {architecture}\ncompiler {compiler}\n\
@@ -86,7 +86,7 @@ pub(crate) fn of_file_name(name: &str) -> Option<(&str, CompilerVersion)> {
 }
 
 /// The parts of a file; `None` when it is not whole, or not of this layout.
-pub(crate) fn open(file: &[u8]) -> Option<(Label, &[u8])> {
+pub(crate) fn open(file: &[u8]) -> Option<(KernelHeader, &[u8])> {
     let end = file.windows(2).position(|pair| pair == b"\n\n")?;
     let (text, code) = (str::from_utf8(&file[..end]).ok()?, &file[end + 2..]);
     let mut lines = text.lines();
@@ -94,7 +94,7 @@ pub(crate) fn open(file: &[u8]) -> Option<(Label, &[u8])> {
         return None;
     }
     let mut field = |name| lines.next()?.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned);
-    let label = Label {
+    let label = KernelHeader {
         kernel: field("kernel")?,
         instance: field("instance")?,
         architecture: field("architecture")?,
@@ -122,8 +122,8 @@ pub(crate) fn hash(parts: &[&[u8]]) -> String {
 mod tests {
     use super::*;
 
-    fn label() -> Label {
-        Label {
+    fn label() -> KernelHeader {
+        KernelHeader {
             kernel: "fused_hopper.cu".into(),
             instance: "COLUMNS=8".into(),
             architecture: "sm_90a".into(),
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn what_is_sealed_is_opened() {
-        let below = Label { kernel: "folder/read.cu".into(), ..label() };
+        let below = KernelHeader { kernel: "folder/read.cu".into(), ..label() };
         assert!(below.file_name().starts_with("folder.read-"));
-        for label in [label(), Label { instance: String::new(), ..label() }, below] {
+        for label in [label(), KernelHeader { instance: String::new(), ..label() }, below] {
             assert_eq!(open(&label.seal(b"\x7fELF\n\ncode")), Some((label.clone(), &b"\x7fELF\n\ncode"[..])));
             assert_eq!(of_file_name(&label.file_name()), Some((&*label.recipe, label.compiler)));
         }

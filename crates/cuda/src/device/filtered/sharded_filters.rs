@@ -3,18 +3,18 @@
 
 use super::DeviceFilters;
 use crate::abi::{LogitStore, SelectLists, SelectRows};
-use crate::device::choice::RowKinds;
 use crate::device::fused_hopper::More;
 use crate::device::gpu::Device;
 use crate::device::join_lists::JoinLists;
 use crate::device::join_masses::JoinMasses;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::peers::DevicePeers;
+use crate::device::row_features::RowFeatures;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
-/// A call before [`DeviceFilters::prepare_together`], or the host's way to it.
+/// A call before [`DeviceFilters::prepare_sharded`], or the host's way to it.
 pub(crate) const NOT_PREPARED: CudaError = CudaError::NotTogether { reason: "filters are not prepared" };
 
 /// The kernels of ranks.
@@ -32,7 +32,7 @@ impl Together {
 
 impl DeviceFilters {
     /// Loads and allocates what launches of ranks need of `sampler`: none does so afterwards, while another rank waits.
-    pub(crate) fn prepare_together(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
+    pub(crate) fn prepare_sharded(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
         if self.together.is_none() {
             self.together = Some(Together::load(&self.device)?);
         }
@@ -92,7 +92,7 @@ impl DeviceFilters {
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
         (rows, filters): (u64, u64),
-        (draws, kinds): (u64, RowKinds),
+        (draws, kinds): (u64, RowFeatures),
         (peers, mark): (&mut DevicePeers, impl FnOnce() -> u64),
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
@@ -102,7 +102,7 @@ impl DeviceFilters {
         }
         let logits = self.room()?.lend();
         // Ranks may go different ways, where a bias is of one shard alone: sums and bins cross in the same records.
-        let by_tops = kinds == RowKinds::Bare && sampler.stores_tops(hidden);
+        let by_tops = kinds == RowFeatures::Bare && sampler.stores_tops(hidden);
         let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };
         let stored = LogitStore { logits, stride: self.stride as u64, tops };
         let more = if by_tops { More::Stores(stored) } else { More::Knobs(stored) };

@@ -7,8 +7,8 @@ use crate::abi::{self, Transform};
 use crate::device::matrix::DeviceMatrix;
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
-use crate::host::answers::Asking;
 use crate::host::raw;
+use crate::host::stored_results::StoredRequest;
 use cudarc::driver::DevicePtr;
 use flash_sampling_core::{Adjustments, PerturbedArgmax, RowParams, Samples};
 
@@ -34,7 +34,7 @@ impl CudaStandalone {
                 let row = rows[r].check(adjustments.row(r), &can, &self.plan, self.vocab_size);
                 let row = row.expect("rows that ask were checked");
                 self.staging.push(&rows[r], &row, [row.first_draw])?;
-                self.asked.push(Asking::new(&rows[r], &row, None));
+                self.asked.push(StoredRequest::new(&rows[r], &row, None));
             }
             self.transform(logits, part, &stored)?;
             let outcomes = self.faults.iter().copied().map(outcome);
@@ -65,7 +65,7 @@ impl CudaStandalone {
                     let row = bare.check(&[], &can, &self.plan, self.vocab_size);
                     let row = row.expect("log-probabilities of these rows were checked");
                     self.staging.push(&bare, &row, [row.first_draw])?;
-                    self.asked.push(Asking::new(&bare, &row, None));
+                    self.asked.push(StoredRequest::new(&bare, &row, None));
                 }
                 self.transform(logits, part, stored)?;
                 raw::note(part.iter().copied(), &self.asked, &mut self.answers, stored, &self.stream, out)?;

@@ -2,10 +2,10 @@
 //! canonical tokens. Their transformed logits are stored first, some rows at a time; here they are asked.
 
 use crate::abi::{Item, Row};
+use crate::device::queries::{CanonicalInputs, Kind, Query, QueryResults};
 use crate::device::stored_rows::StoredRows;
-use crate::device::wishes::{CanonicalInputs, Granted, Kind, Wish};
 use crate::error::CudaError;
-use crate::host::filtered::{Filtered, Question};
+use crate::host::filtered::{FilterQuery, Filtered};
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::error_bounds::RowScoreBound;
 use flash_sampling_core::params::transform::RowTransform;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// A row that asks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asking {
+pub(crate) struct StoredRequest {
     seed: u64,
     position: u64,
     /// Without its lists: what is stored was transformed by them.
@@ -23,7 +23,7 @@ pub(crate) struct Asking {
     near_ties: Option<RowScoreBound>,
 }
 
-impl Asking {
+impl StoredRequest {
     /// A checked row of these parameters; with bounds in a canonical plan.
     pub(crate) fn new(params: &RowParams<'_>, row: &params::Row<'_>, near_ties: Option<RowScoreBound>) -> Self {
         let params::Row {
@@ -52,7 +52,7 @@ impl Asking {
             kept,
             filters,
         };
-        Asking { seed: params.seed, position: params.position, row, near_ties }
+        StoredRequest { seed: params.seed, position: params.position, row, near_ties }
     }
 
     /// Its noise as the kernels take it, without the transforms, which are done.
@@ -66,12 +66,12 @@ impl Asking {
         self.row.logprobs.is_some() || self.row.filters.is_some()
     }
 
-    fn wish(&self, source: usize, limit: u32, draw: u32, greedy: bool) -> Wish {
+    fn wish(&self, source: usize, limit: u32, draw: u32, greedy: bool) -> Query {
         let slack = match self.near_ties.map_or(0.0, |bounds| bounds.slack()) {
             f32::MAX => f32::INFINITY,
             slack => slack,
         };
-        Wish { item: Item { source: source as u32, limit, slack, padding: 0 }, noise: self.noise(draw, greedy) }
+        Query { item: Item { source: source as u32, limit, slack, padding: 0 }, noise: self.noise(draw, greedy) }
     }
 
     /// Draws of a row that are made: of a greedy row they are all the same.
@@ -101,19 +101,19 @@ impl Answer {
 
 /// The answers of a call, in the order in which rows were asked.
 #[derive(Debug, Default)]
-pub(crate) struct Answers {
+pub(crate) struct StoredResults {
     answers: Vec<Answer>,
-    draws: Granted,
-    lists: Granted,
+    draws: QueryResults,
+    lists: QueryResults,
     /// The first `mass_count` are of this call.
     masses: Vec<MassHistogram>,
     mass_count: usize,
-    wishes: Vec<Wish>,
-    again: Granted,
+    wishes: Vec<Query>,
+    again: QueryResults,
     filtered: Filtered,
 }
 
-impl Answers {
+impl StoredResults {
     pub(crate) fn clear(&mut self) {
         self.answers.clear();
         self.draws.clear();
@@ -126,7 +126,7 @@ impl Answers {
     /// `draw` none is: log-probabilities alone.
     pub(crate) fn ask(
         &mut self,
-        asking: &[Asking],
+        asking: &[StoredRequest],
         outcomes: impl Iterator<Item = Result<(), RowError>>,
         draw: bool,
         canonical: Option<&CanonicalInputs>,
@@ -149,11 +149,11 @@ impl Answers {
     fn read_masses(
         &mut self,
         first: usize,
-        asking: &[Asking],
+        asking: &[StoredRequest],
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        if !asking.iter().any(Asking::needs_mass) {
+        if !asking.iter().any(StoredRequest::needs_mass) {
             return Ok(());
         }
         let words = stored.masses(asking.len(), stream)?.chunks_exact(MassHistogram::WORDS);
@@ -176,7 +176,7 @@ impl Answers {
     fn ask_draws(
         &mut self,
         first: usize,
-        asking: &[Asking],
+        asking: &[StoredRequest],
         canonical: Option<&CanonicalInputs>,
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
@@ -198,7 +198,7 @@ impl Answers {
     }
 
     /// Wishes for the lists of rows that no filter decides: draws without replacement, the largest logits.
-    fn ask_lists(&mut self, first: usize, asking: &[Asking], draw: bool) {
+    fn ask_lists(&mut self, first: usize, asking: &[StoredRequest], draw: bool) {
         for (r, (a, answer)) in asking.iter().zip(&mut self.answers[first..]).enumerate() {
             if !answer.is_open() {
                 continue;
@@ -220,11 +220,11 @@ impl Answers {
     fn filter(
         &mut self,
         first: usize,
-        asking: &[Asking],
+        asking: &[StoredRequest],
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let Answers { answers, filtered, masses, .. } = self;
+        let StoredResults { answers, filtered, masses, .. } = self;
         let mut decided = filtered.len();
         for (a, answer) in asking.iter().zip(&mut answers[first..]) {
             if a.row.filters.is_some() && answer.outcome.is_ok() {
@@ -233,9 +233,9 @@ impl Answers {
             }
         }
         let rows = asking.iter().zip(&answers[first..]).enumerate();
-        let question = |(source, (a, answer)): (usize, (&Asking, &Answer))| {
+        let question = |(source, (a, answer)): (usize, (&StoredRequest, &Answer))| {
             let (filters, mass) = (a.row.filters.filter(|_| answer.filtered.is_some())?, &masses[answer.mass?]);
-            Some(Question { source, filters, mass })
+            Some(FilterQuery { source, filters, mass })
         };
         filtered.decide(rows.filter_map(question), stored, stream)
     }
@@ -244,7 +244,7 @@ impl Answers {
     fn grant(
         &mut self,
         kind: Kind,
-        asking: &[Asking],
+        asking: &[StoredRequest],
         canonical: Option<&CanonicalInputs>,
         stored: &mut StoredRows,
         stream: &Arc<CudaStream>,
@@ -253,7 +253,7 @@ impl Answers {
         let before = out.len();
         stored.keep(kind, &self.wishes, canonical, out, stream)?;
         // Where the bounds left tokens out that may have won after all, every token is a candidate.
-        let open = |i: usize, out: &Granted| {
+        let open = |i: usize, out: &QueryResults| {
             let last = out.get(before + i).last().map_or(0.0, |c| c.winner.score);
             asking[self.wishes[i].item.source as usize].near_ties.is_some_and(|bounds| bounds.leaves_open(last))
         };
@@ -264,7 +264,7 @@ impl Answers {
             }
             for (i, wish) in self.wishes.iter().enumerate() {
                 if open(i, out) {
-                    let every = Wish { item: Item { slack: f32::INFINITY, ..wish.item }, ..*wish };
+                    let every = Query { item: Item { slack: f32::INFINITY, ..wish.item }, ..*wish };
                     stored.keep(kind, &[every], canonical, &mut self.again, stream)?;
                 } else {
                     self.again.push(out.get(before + i).iter().copied());

@@ -15,7 +15,7 @@ pub enum KernelChoice {
 
 /// What the rows of a launch may have. A promise of less lets a faster kernel draw on Hopper; the draws are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum RowKinds {
+pub enum RowFeatures {
     /// Anything.
     #[default]
     Any,

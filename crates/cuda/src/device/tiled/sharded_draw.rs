@@ -3,10 +3,10 @@
 
 use super::DeviceTiled;
 use crate::abi::Peers;
-use crate::device::choice::RowKinds;
 use crate::device::fused_hopper::More;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::peers::DevicePeers;
+use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
@@ -28,7 +28,7 @@ impl DeviceTiled {
     /// Draws from the whole vocabulary, with the same draws on every rank: [`DeviceTiled::launch`], then
     /// [`DevicePeers::launch`].
     ///
-    /// Both are one launch if the Hopper kernel draws and the rows are not [`RowKinds::Any`]: the last block makes the
+    /// Both are one launch if the Hopper kernel draws and the rows are not [`RowFeatures::Any`]: the last block makes the
     /// exchange. Each rank may use one launch or two, whatever the other ranks use.
     ///
     /// # Errors
@@ -42,12 +42,12 @@ impl DeviceTiled {
         hidden: &DeviceMatrix,
         rows: u64,
         draws: u64,
-        kinds: RowKinds,
+        kinds: RowFeatures,
         peers: &mut DevicePeers,
     ) -> Result<(), CudaError> {
         // SAFETY: the same contract; on one stream, the launch of the exchange follows the launch of the draws.
         unsafe {
-            if kinds != RowKinds::Any && self.is_hoppers(hidden) && self.head.weight.rows > 0 {
+            if kinds != RowFeatures::Any && self.is_hoppers(hidden) && self.head.weight.rows > 0 {
                 let call = peers.call_within(rows, draws, hidden.rows)?;
                 return self.launch_any(stream, hidden, rows, draws, More::FanOut(call)).map(drop);
             }

@@ -7,7 +7,7 @@ use flash_sampling_core::Candidate;
 
 /// What is asked of a stored row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct Query {
     pub(crate) item: Item,
     /// Seed, position and draw of the noise; greedy: by logit. The transforms are done.
     pub(crate) noise: Row,
@@ -39,12 +39,12 @@ pub(crate) struct CanonicalInputs {
 
 /// What wishes came to, in their order.
 #[derive(Debug, Default)]
-pub(crate) struct Granted {
+pub(crate) struct QueryResults {
     candidates: Vec<Candidate>,
     ends: Vec<usize>,
 }
 
-impl Granted {
+impl QueryResults {
     pub(crate) fn clear(&mut self) {
         self.candidates.clear();
         self.ends.clear();

@@ -1,25 +1,24 @@
 //! What the samplers over host memory share: checks, staging, launches, and results as core says them.
 
-mod asking;
-mod finder;
+mod sharded;
 mod stage;
+mod stored_rows;
+mod stored_scan;
 mod survey;
-mod together;
 
 use crate::abi::{Draw, RowFilters, status};
-use crate::device::choice::KernelChoice;
 use crate::device::gpu::Device;
+use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
-use crate::host::answers::{Answers, Asking};
 use crate::host::check_plan;
 use crate::host::exchange::CudaExchange;
-use crate::host::resident::Resident;
 use crate::host::results::{note_tries, push_row};
 use crate::host::staging::Staging;
+use crate::host::stored_results::{StoredRequest, StoredResults};
+use crate::host::uploaded_head::UploadedHead;
 use cudarc::driver::CudaStream;
-use finder::Finder;
 use flash_sampling_core::backend::SampledRows;
 use flash_sampling_core::backend::error_bounds::ScoreBound;
 use flash_sampling_core::sampler::check_call;
@@ -28,16 +27,17 @@ use flash_sampling_core::{
 };
 use stage::adjusted;
 use std::sync::Arc;
+use stored_scan::StoredScan;
 
 /// A call from host memory to host memory, whatever the variant: the public samplers are this, with what they can do.
 #[derive(Debug)]
-pub(crate) struct Frame<'w> {
+pub(crate) struct HostSampler<'w> {
     head: Head<'w>,
     plan: Plan,
     can: Capabilities,
     stream: Arc<CudaStream>,
     /// `None` for a head without tokens.
-    resident: Option<Resident>,
+    resident: Option<UploadedHead>,
     staging: Staging,
     /// Row and number of each draw of the call.
     work: Vec<(usize, u32)>,
@@ -49,13 +49,13 @@ pub(crate) struct Frame<'w> {
     /// For the rows that ask for more, made when the first of them comes; and the bounds of a canonical plan.
     stored: Option<StoredRows>,
     error_bounds: Option<ScoreBound>,
-    answers: Answers,
+    answers: StoredResults,
     /// For scans.
-    finder: Finder,
+    finder: StoredScan,
     pub(crate) sampled: SampledRows,
     /// The rows of the call that ask, those of a launch, and a hidden state of them.
     asking: Vec<usize>,
-    asked: Vec<Asking>,
+    asked: Vec<StoredRequest>,
     hidden: Vec<f32>,
     /// The draws whose filters the GPU decides: row, number, filters; and what they came to.
     filtering: Vec<(usize, u32, RowFilters)>,
@@ -67,7 +67,7 @@ pub(crate) struct Frame<'w> {
     open: Vec<usize>,
 }
 
-impl<'w> Frame<'w> {
+impl<'w> HostSampler<'w> {
     /// Checks the plan, copies the weight, compiles and loads the kernels. Without `groups`, tokens of a group and how they
     /// draw, the draws are the tiled kernel's.
     pub(crate) fn new(
@@ -84,9 +84,9 @@ impl<'w> Frame<'w> {
         let stream = device.stream()?;
         let resident = match head.tokens().is_empty() {
             true => None,
-            false => Some(Resident::new(&head, &plan, device, choice, groups, &stream)?),
+            false => Some(UploadedHead::new(&head, &plan, device, choice, groups, &stream)?),
         };
-        Ok(Frame {
+        Ok(HostSampler {
             staging: Staging::locked(head.tokens(), head.vocab_size(), &stream)?,
             head,
             plan,
@@ -99,8 +99,8 @@ impl<'w> Frame<'w> {
             results: Vec::new(),
             stored: None,
             error_bounds: plan.canonical.then(|| ScoreBound::new(&head)),
-            answers: Answers::default(),
-            finder: Finder::default(),
+            answers: StoredResults::default(),
+            finder: StoredScan::default(),
             sampled: SampledRows::default(),
             asking: Vec::new(),
             asked: Vec::new(),
@@ -160,7 +160,7 @@ impl<'w> Frame<'w> {
 
     /// Draws of one launch: as many on every rank of an exchange, with tokens or without.
     fn most_draws(&self, exchange: Option<&CudaExchange>) -> usize {
-        Resident::most_of(&self.plan).min(exchange.map_or(usize::MAX, CudaExchange::max_rows))
+        UploadedHead::most_of(&self.plan).min(exchange.map_or(usize::MAX, CudaExchange::max_rows))
     }
 
     /// What is done by this head alone, or by an exchange.
@@ -200,7 +200,7 @@ impl<'w> Frame<'w> {
     }
 }
 
-impl Frame<'_> {
+impl HostSampler<'_> {
     pub(crate) fn capabilities(&self) -> Capabilities {
         self.can
     }

@@ -13,43 +13,43 @@ pub(crate) const ROOM: usize = 1 << 18;
 
 /// The items of a launch. Keeps its memory from launch to launch.
 #[derive(Debug)]
-pub(crate) enum Gathered {
+pub(crate) enum PinnedItems {
     /// For a copy by way of the driver's own memory.
     Own(Vec<u64>),
     /// Page-locked, for one copy.
     Locked { memory: Pinned, len: usize, stream: Arc<CudaStream> },
 }
 
-impl Default for Gathered {
+impl Default for PinnedItems {
     fn default() -> Self {
-        Gathered::Own(Vec::new())
+        PinnedItems::Own(Vec::new())
     }
 }
 
-impl Gathered {
+impl PinnedItems {
     /// Page-locked.
     pub(crate) fn locked(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
-        Ok(Gathered::Locked { memory: Pinned::new(ROOM, stream)?, len: 0, stream: stream.clone() })
+        Ok(PinnedItems::Locked { memory: Pinned::new(ROOM, stream)?, len: 0, stream: stream.clone() })
     }
 
     pub(crate) fn clear(&mut self) {
         match self {
-            Gathered::Own(items) => items.clear(),
-            Gathered::Locked { len, .. } => *len = 0,
+            PinnedItems::Own(items) => items.clear(),
+            PinnedItems::Locked { len, .. } => *len = 0,
         }
     }
 
     /// Number of items.
     pub(crate) fn len(&self) -> usize {
         match self {
-            Gathered::Own(items) => items.len(),
-            Gathered::Locked { len, .. } => *len,
+            PinnedItems::Own(items) => items.len(),
+            PinnedItems::Locked { len, .. } => *len,
         }
     }
 
     /// Makes room for as many items, so that fewer allocate nothing.
     pub(crate) fn reserve(&mut self, items: usize) -> Result<(), CudaError> {
-        let Gathered::Locked { memory, len, stream } = self else { return Ok(()) };
+        let PinnedItems::Locked { memory, len, stream } = self else { return Ok(()) };
         if items * ITEM > memory.len() {
             let mut room = Pinned::new((items * ITEM).next_power_of_two(), stream)?;
             let old = &memory.bytes()?[..*len * ITEM];
@@ -63,11 +63,11 @@ impl Gathered {
     pub(crate) fn grow(&mut self, by: usize, from: usize) -> Result<&mut [u64], CudaError> {
         self.reserve(self.len() + by)?;
         match self {
-            Gathered::Own(items) => {
+            PinnedItems::Own(items) => {
                 items.resize(items.len() + by, 0);
                 Ok(&mut items[from..])
             }
-            Gathered::Locked { memory, len, .. } => {
+            PinnedItems::Locked { memory, len, .. } => {
                 *len += by;
                 Ok(bytemuck::cast_slice_mut(&mut memory.bytes()?[from * ITEM..*len * ITEM]))
             }
@@ -77,8 +77,8 @@ impl Gathered {
     /// The items of the host's own memory.
     pub(crate) fn own(&self) -> &[u64] {
         match self {
-            Gathered::Own(items) => items,
-            Gathered::Locked { .. } => &[],
+            PinnedItems::Own(items) => items,
+            PinnedItems::Locked { .. } => &[],
         }
     }
 
@@ -89,7 +89,7 @@ impl Gathered {
     pub(crate) unsafe fn copy_up(&mut self, to: u64, stream: &CudaStream) -> Result<(), CudaError> {
         match self {
             // SAFETY: the caller's contract.
-            Gathered::Locked { memory, len: len @ 1.., .. } => unsafe { memory.copy_up(to, *len * ITEM, stream) },
+            PinnedItems::Locked { memory, len: len @ 1.., .. } => unsafe { memory.copy_up(to, *len * ITEM, stream) },
             _ => Ok(()),
         }
     }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn items_stay_where_more_are_appended() {
-        let mut items = Gathered::default();
+        let mut items = PinnedItems::default();
         items.grow(2, 0).unwrap().copy_from_slice(&[5, 6]);
         items.grow(1, 2).unwrap()[0] = 7;
         assert_eq!(items.grow(1, 1).unwrap(), [6, 7, 0]);

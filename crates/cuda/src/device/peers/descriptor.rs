@@ -16,7 +16,7 @@ static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std
 
 /// A rank and its mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Card {
+pub(crate) struct PeerDescriptor {
     /// The process that holds the mailbox.
     pub(crate) process: u64,
     /// Its number there.
@@ -29,7 +29,7 @@ pub(crate) struct Card {
     pub(crate) handle: [u8; HANDLE],
 }
 
-impl Card {
+impl PeerDescriptor {
     /// The number of this process.
     pub(crate) fn this_process() -> u64 {
         *PROCESS
@@ -46,7 +46,7 @@ impl Card {
     }
 
     /// `None` where the bytes are no card.
-    fn decode(bytes: &[u8]) -> Option<Card> {
+    fn decode(bytes: &[u8]) -> Option<PeerDescriptor> {
         let bytes: &[u8; CARD] = bytes.try_into().ok()?;
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
         let (words, handle) = rest.split_last_chunk::<HANDLE>()?;
@@ -54,18 +54,18 @@ impl Card {
         let mut word = || words.next();
         let (process, mailbox, ranks, max_rows) = (word()?, word()?, word()?, word()?);
         let (rank, world) = (ranks as u32, (ranks >> 32) as u32);
-        (*magic == MAGIC).then_some(Card { process, mailbox, rank, world, max_rows, handle: *handle })
+        (*magic == MAGIC).then_some(PeerDescriptor { process, mailbox, rank, world, max_rows, handle: *handle })
     }
 
     /// The cards of all ranks, in order; checked against this rank's own.
-    pub(crate) fn decode_all(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>, CudaError> {
+    pub(crate) fn decode_all(&self, cards: &[Vec<u8>]) -> Result<Vec<PeerDescriptor>, CudaError> {
         let refused = |rank, what: String| Err(CudaError::Rank { rank, what });
         if cards.len() != self.world as usize {
             return refused(self.rank as usize, format!("got {} cards for {} ranks", cards.len(), self.world));
         }
         let mut all = Vec::with_capacity(cards.len());
         for (rank, bytes) in cards.iter().enumerate() {
-            let Some(card) = Card::decode(bytes) else {
+            let Some(card) = PeerDescriptor::decode(bytes) else {
                 return refused(rank, "sent no card of this version".into());
             };
             if (card.rank as usize, card.world) != (rank, self.world) {
@@ -88,29 +88,29 @@ impl Card {
 mod tests {
     use super::*;
 
-    fn card(rank: u32) -> Card {
-        Card { process: 7, mailbox: 9, rank, world: 3, max_rows: 64, handle: [rank as u8; HANDLE] }
+    fn card(rank: u32) -> PeerDescriptor {
+        PeerDescriptor { process: 7, mailbox: 9, rank, world: 3, max_rows: 64, handle: [rank as u8; HANDLE] }
     }
 
     #[test]
     fn bytes_carry_a_card() {
         let bytes = card(2).encode();
-        assert_eq!(Card::decode(&bytes), Some(card(2)));
+        assert_eq!(PeerDescriptor::decode(&bytes), Some(card(2)));
         for cut in 0..bytes.len() {
-            assert_eq!(Card::decode(&bytes[..cut]), None);
+            assert_eq!(PeerDescriptor::decode(&bytes[..cut]), None);
         }
-        assert_eq!(Card::decode(&[bytes.as_slice(), &[0]].concat()), None);
+        assert_eq!(PeerDescriptor::decode(&[bytes.as_slice(), &[0]].concat()), None);
         let mut other = bytes;
         other[3] ^= 1;
-        assert_eq!(Card::decode(&other), None);
+        assert_eq!(PeerDescriptor::decode(&other), None);
     }
 
     #[test]
     fn ranks_that_differ_are_named() {
-        let all = |change: fn(&mut Vec<Card>)| {
+        let all = |change: fn(&mut Vec<PeerDescriptor>)| {
             let mut cards: Vec<_> = (0..3).map(card).collect();
             change(&mut cards);
-            let bytes: Vec<_> = cards.iter().map(Card::encode).collect();
+            let bytes: Vec<_> = cards.iter().map(PeerDescriptor::encode).collect();
             card(0).decode_all(&bytes)
         };
         assert_eq!(all(|_| {}).unwrap(), [card(0), card(1), card(2)]);
