@@ -11,9 +11,9 @@ use counting::{Counting, counted, rows};
 use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::{SamplerFactory, Trial};
-use flash_sampling_core::{DType, History, Plan, RowParams, Samples};
-use flash_sampling_cpu::Isa;
-use flash_sampling_distributed::ShardMerge;
+use flash_sampling_core::{DType, History, PerturbedArgmax, Plan, RowParams, Samples};
+use flash_sampling_cpu::{CpuOptions, Isa, Tiled};
+use flash_sampling_distributed::{Loopback, ShardMerge, ShardSampler, Sharded};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -55,6 +55,31 @@ fn allocations(factory: &dyn SamplerFactory, canonical: bool) -> usize {
     counted
 }
 
+/// Calls of the allocator for lists of some hundred draws, over shards of one process and over a rank of one, on the caller's
+/// thread.
+fn allocations_of_long_lists() -> usize {
+    let problem = Problem::gaussian(Size::new(3, 1603, 64), DType::BF16, DType::BF16, 3);
+    let plan = Plan { max_rows: 3, max_draws: 500, ..Plan::default() };
+    let row = RowParams { draws: 500, without_replacement: true, ..RowParams::default() };
+    let top_p = RowParams { top_p: 0.9, ..RowParams::default() };
+    let shard = |head| {
+        let options = CpuOptions { threads: Some(1), isa: Some(Isa::Portable) };
+        Box::new(Tiled::new(head, plan, &options).expect("the plan is valid")) as Box<dyn PerturbedArgmax + '_>
+    };
+    let shards = problem.head().split(&[0, 400, 1000]).into_iter().map(shard).collect();
+    let sharded = Box::new(Sharded::new(shards, ShardMerge::Winners).expect("shards that fit"));
+    let transport = Loopback::group(1).remove(0);
+    let rank = ShardSampler::new(shard(problem.head()), transport, ShardMerge::Winners).expect("a world of one");
+    let samplers = [sharded as Box<dyn PerturbedArgmax + '_>, Box::new(rank)];
+    let of_each = samplers.into_iter().map(|mut sampler| {
+        let mut out = Samples::new();
+        let mut call = || sampler.sample(problem.input(), &[row, top_p, row], &mut out).expect("a planned call");
+        (0..3).for_each(|_| call());
+        counted(|| (0..20).for_each(|_| call())).1.calls
+    });
+    of_each.sum()
+}
+
 #[test]
 fn a_planned_call_allocates_nothing_after_the_first() {
     let (mut worst, mut pooled) = (0, 0);
@@ -76,6 +101,7 @@ fn a_planned_call_allocates_nothing_after_the_first() {
         let shards = Shards { name: "allocation", merge, shards: &[&tiled], equal: None };
         worst = worst.max(allocations(&shards, false));
     }
+    worst = worst.max(allocations_of_long_lists());
     // Last: the threads of a pool outlive it for a moment, and what they allocate when they end is counted too.
     for factory in &present {
         pooled = pooled.max(allocations(&factory.with_threads(2), false));

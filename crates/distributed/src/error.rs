@@ -210,14 +210,6 @@ pub enum ShardError {
         /// How long it waits.
         limit: Duration,
     },
-    /// No shard told the raw logit of a drawn token.
-    #[error("no shard told the raw logit of token {token}, which row {row} drew")]
-    RawLogit {
-        /// The row.
-        row: usize,
-        /// The token.
-        token: u32,
-    },
     /// The check of tokens found that a rank was called with another input.
     #[error("shard {shard} was called with other hidden states for row {row} than this one")]
     Inputs {

@@ -69,6 +69,8 @@ struct RankGroup<'s, T> {
     call: Option<Call>,
     message: Vec<u8>,
     messages: Vec<Vec<u8>>,
+    /// How far each message is read.
+    read: Vec<usize>,
     /// The summary of one row by one rank.
     received: RowSummary,
     merger: RowMerger,
@@ -106,6 +108,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
             call: None,
             message,
             messages,
+            read: Vec::new(),
             received: RowSummary::default(),
             merger: RowMerger::default(),
         };
@@ -218,37 +221,45 @@ impl<T: Transport> RankGroup<'_, T> {
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), ShardError> {
-        let RankGroup { merge, tokens, messages, received, merger, .. } = self;
-        let mut readers: Vec<_> = messages.iter().map(|bytes| Reader::new(bytes)).collect();
+        let RankGroup { merge, tokens, messages, read, received, merger, .. } = self;
         let count = requests.iter().filter(|request| **request != Request::Skip).count();
-        for (shard, reader) in readers.iter_mut().enumerate() {
-            if is_first { header(reader, shard).map(drop)? } else { read_head(reader, shard, count)? }
+        read.clear();
+        for (shard, bytes) in messages.iter().enumerate() {
+            let mut reader = Reader::new(bytes);
+            if is_first {
+                header(&mut reader, shard).map(drop)?
+            } else {
+                read_head(&mut reader, shard, count)?
+            }
+            read.push(reader.at());
         }
         for (r, (row, request)) in rows.iter().zip(requests).enumerate() {
             let layout = layout(*merge, row);
             if let Some(Layout { row, .. }) = layout {
                 merger.begin(row, &mut out[r]);
             }
-            for (shard, (reader, tokens)) in readers.iter_mut().zip(&*tokens).enumerate() {
+            for (shard, ((bytes, at), tokens)) in messages.iter().zip(&mut *read).zip(&*tokens).enumerate() {
                 let answer = |reason| ShardError::Answer { shard, row: r, reason };
                 let is_drawn = is_first && layout.is_some_and(|layout| layout.row.filters.is_none());
                 if let (true, Some(Layout { row, .. })) = (is_drawn, layout) {
                     received.begin(row);
                 }
-                let into = if is_drawn { &mut *received } else { &mut out[r] };
-                let read = match (is_first, layout, request) {
-                    (true, ..) => decode_row(reader, tokens, layout, into),
+                let (mut reader, into) =
+                    (Reader::from(bytes, *at), if is_drawn { &mut *received } else { &mut out[r] });
+                let decoded = match (is_first, layout, request) {
+                    (true, ..) => decode_row(&mut reader, tokens, layout, into),
                     (false, _, Request::Skip) | (false, None, _) => continue,
-                    (false, Some(layout), _) => decode_row_of_pass(reader, tokens, r, layout, request, into),
+                    (false, Some(layout), _) => decode_row_of_pass(&mut reader, tokens, r, layout, request, into),
                 };
-                read.map_err(|source| ShardError::Message { shard, source })?.map_err(answer)?;
+                decoded.map_err(|source| ShardError::Message { shard, source })?.map_err(answer)?;
+                *at = reader.at();
                 if let (true, Some(Layout { row, .. })) = (is_drawn, layout) {
                     merger.add(*merge, row, request, (shard, &*received), &mut out[r]).map_err(answer)?;
                 }
             }
         }
-        for (shard, reader) in readers.into_iter().enumerate() {
-            reader.finish().map_err(|source| ShardError::Message { shard, source })?;
+        for (shard, (bytes, at)) in messages.iter().zip(read).enumerate() {
+            Reader::from(bytes, *at).finish().map_err(|source| ShardError::Message { shard, source })?;
         }
         Ok(())
     }

@@ -264,18 +264,19 @@ impl Driver {
     fn write_raw_logits(&mut self, out: &mut Samples) -> Result<(), SampleError> {
         for &r in &self.members {
             let (pending, found) = (&mut self.pending[r], &self.further[r].raw_logits);
+            let missing = |what: String| {
+                let source = format!("no scan has {what}, of row {r}");
+                SampleError::Backend { backend: "driver", source: source.into() }
+            };
             pending.raw_logits.clear();
             for (i, &token) in pending.drawn.iter().enumerate() {
                 // One scan leaves them in order, shards do not.
                 let at = found.get(i).filter(|(own, _)| *own == token);
-                let Some((_, logit)) = at.or_else(|| found.iter().find(|(own, _)| *own == token)) else {
-                    let source = format!("no shard has the raw logit of token {token}, which row {r} drew");
-                    return Err(SampleError::Backend { backend: "driver", source: source.into() });
-                };
-                pending.raw_logits.push(*logit);
+                let logit = at.or_else(|| found.iter().find(|(own, _)| *own == token));
+                pending.raw_logits.push(logit.ok_or_else(|| missing(format!("the raw logit of token {token}")))?.1);
             }
             let RowSummary { raw_mass, raw_top, .. } = &self.overviews[r];
-            let Some(raw_mass) = raw_mass else { continue };
+            let raw_mass = raw_mass.as_ref().ok_or_else(|| missing("the mass of the raw logits".into()))?;
             out.set_raw(r, raw_mass, raw_top.as_slice(), pending.raw_logits.iter().copied());
         }
         Ok(())

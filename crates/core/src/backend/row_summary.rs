@@ -165,7 +165,7 @@ impl RowSummary {
         let draws = &mut self.draws;
         if row.without_replacement {
             draws.extend_from_slice(other);
-            draws.sort_by_key(|c| Reverse(c.winner.to_ordered_bits()));
+            draws.sort_unstable_by_key(|c| Reverse(c.winner.to_ordered_bits()));
             draws.truncate(row.draws as usize);
         } else if draws.is_empty() {
             draws.extend_from_slice(other);

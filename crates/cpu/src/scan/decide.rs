@@ -106,7 +106,9 @@ impl Engine {
                 look_up(resolver, row, state, above, kept(r), vocab_size);
             }
         }
-        self.known.note(states.iter().any(|state| state.filter.missed));
+        if rows.iter().flatten().any(|planned| planned.is_whole) {
+            self.known.note(states.iter().any(|state| state.filter.missed));
+        }
     }
 }
 

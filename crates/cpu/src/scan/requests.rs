@@ -113,6 +113,8 @@ impl Engine {
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) {
+        // There may be more entries than rows.
+        let requests = &requests[..batch.rows.len()];
         let adjustments = self.adjustments(batch.params);
         let mut rows = self.take_rows();
         let mut members = core::mem::take(&mut self.members);
@@ -165,7 +167,7 @@ impl Engine {
         self.trim();
         self.end(rows);
         self.keep(adjustments);
-        self.write_raw_logits(logits, batch.input, requests, &mut members, out);
+        self.write_raw_logits(logits, batch, requests, &mut members, out);
         self.members = members;
     }
 
@@ -173,7 +175,7 @@ impl Engine {
     fn write_raw_logits(
         &mut self,
         logits: &mut impl Logits,
-        input: Matrix<'_>,
+        batch: &Batch<'_, '_>,
         requests: &[Request<'_>],
         members: &mut Vec<usize>,
         out: &mut [RowSummary],
@@ -182,13 +184,13 @@ impl Engine {
         draws.clear();
         members.clear();
         for (r, request) in requests.iter().enumerate() {
-            let Request::RawLogits(tokens) = request else { continue };
+            let (Request::RawLogits(tokens), Ok(_)) = (request, &batch.rows[r]) else { continue };
             let tokens = tokens.iter().filter(|token| own.contains(token)).enumerate();
             draws.extend(tokens.map(|(at, &token)| RawDraw { token, row: members.len(), at, logit: 0.0 }));
             members.push(r);
         }
         if !draws.is_empty() {
-            let source = logits.source(self.isa, input, members);
+            let source = logits.source(self.isa, batch.input, members);
             draws.sort_unstable_by_key(|d| d.token);
             for same in draws.chunk_by_mut(|a, b| a.token == b.token) {
                 let logits = self.workers[0].raw_logits(&source, same[0].token);

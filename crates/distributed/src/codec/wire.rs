@@ -40,6 +40,11 @@ impl<'a> Reader<'a> {
         Reader { rest: bytes, length: bytes.len() }
     }
 
+    /// Goes on with a message at a byte.
+    pub(crate) fn from(bytes: &'a [u8], at: usize) -> Self {
+        Reader { rest: &bytes[at..], length: bytes.len() }
+    }
+
     /// The byte that is next.
     pub(crate) fn at(&self) -> usize {
         self.length - self.rest.len()
