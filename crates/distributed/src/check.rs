@@ -1,4 +1,4 @@
-//! The debug check that every rank was called with the same and came to the same results.
+//! A debug check that all ranks have the same call and the same results.
 
 use crate::codec::call::{Head, begin_check, head, none_is_late};
 use crate::codec::wire::{Reader, WireError};
@@ -6,7 +6,7 @@ use crate::error::ShardError;
 use flash_sampling_core::backend::digest::{of_bytes, of_words};
 use flash_sampling_core::{Matrix, RowParams, Samples};
 
-/// Of each row the digests of its hidden states, of its groups of parameters, and of its tokens and scores or its error.
+/// Encodes for each row the digests of its hidden states, of its groups of parameters, and of its result.
 pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Samples, bytes: &mut Vec<u8>) {
     begin_check(bytes);
     for (r, (params, row)) in rows.iter().zip(samples.iter()).enumerate() {
@@ -19,7 +19,7 @@ pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Sample
     }
 }
 
-/// Compares the digests of all ranks with this rank's. One that failed, or that gave the call up, may have said so in their
+/// Compares the digests of all ranks with this rank's. A rank that failed or gave the call up may send its status in their
 /// place.
 pub(crate) fn compare(mine: &[u8], all: &[Vec<u8>]) -> Result<(), ShardError> {
     let Some((shard, theirs)) = all.iter().enumerate().find(|(_, theirs)| *theirs != mine) else { return Ok(()) };

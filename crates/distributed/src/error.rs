@@ -1,4 +1,4 @@
-//! What can go wrong between shards.
+//! The errors of shards and ranks.
 
 use crate::codec::wire::WireError;
 use crate::merge::ShardMerge;
@@ -7,7 +7,7 @@ use crate::transport::{TransportError, named};
 use core::time::Duration;
 use flash_sampling_core::{DType, Plan, SampleError};
 
-/// Why shards cannot draw together. `shard` is the number of the shard, which is its rank.
+/// An error of shards or ranks. `shard` is the number of the shard, which is its rank.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
@@ -80,7 +80,7 @@ pub enum ShardError {
         /// The shard.
         shard: usize,
     },
-    /// [`ShardMerge::Winners`] compares scores, which only a pathwise sampler's scores stand for.
+    /// [`ShardMerge::Winners`] compares scores, and this shard's sampler is not pathwise.
     #[error("the scores of shard {shard} are not those of a pathwise sampler: merge by log-mass")]
     NotPathwise {
         /// The shard.
@@ -127,34 +127,34 @@ pub enum ShardError {
         /// The shard's.
         found: DType,
     },
-    /// Ranks have heads that do something else to their dot products.
+    /// Ranks have heads with different transforms.
     #[error("shard {shard} is of a head with {found}, shard {other} of one with {expected}")]
     Transforms {
         /// The shard.
         shard: usize,
         /// The first shard that has tokens.
         other: usize,
-        /// That one's.
+        /// The transforms of that shard.
         expected: Transforms,
         /// The shard's.
         found: Transforms,
     },
-    /// A rank says of itself that it is another one, or part of another world.
+    /// A rank reports another rank or world than its place in the group.
     #[error("shard {shard} says that it is rank {found_rank} of {found_world}, but there are {world} ranks")]
     Rank {
         /// The shard.
         shard: usize,
         /// Ranks here.
         world: usize,
-        /// What the shard holds itself for.
+        /// The rank that the shard reports.
         found_rank: usize,
-        /// How many ranks the shard sees.
+        /// The number of ranks that the shard reports.
         found_world: usize,
     },
-    /// A plan that asks for more than the shards were planned for.
+    /// A plan exceeds the plan of the shards.
     #[error("a plan with {} is beyond the shards', with {}", unlike(asked, &within(asked, planned)), unlike(&within(asked, planned), asked))]
     BeyondShards {
-        /// The plan asked for.
+        /// The requested plan.
         asked: Plan,
         /// The shards' plan.
         planned: Plan,
@@ -199,15 +199,15 @@ pub enum ShardError {
         /// The first of [`RowParams::GROUPS`](flash_sampling_core::RowParams::GROUPS) that does.
         what: &'static str,
     },
-    /// Ranks came to a call on the GPUs, and went on from it, after another had given it up; or failed it by themselves, and
-    /// came to the next.
+    /// Ranks came to a call on the GPUs, and passed it, after another rank had given it up; or they failed it without the
+    /// others, and came to the next.
     #[error("{} too late: shard {shard} had waited {limit:?}", came(ranks))]
     Late {
         /// The shard that waited.
         shard: usize,
-        /// Those that it waited for, ascending; where it did not know them, those that went on.
+        /// The ranks that it waited for, ascending; if unknown, the ranks that passed the call.
         ranks: Vec<usize>,
-        /// How long it waits.
+        /// Its time limit.
         limit: Duration,
     },
     /// The check of tokens found that a rank was called with another input.
@@ -234,19 +234,19 @@ pub enum ShardError {
         /// Its error, in words.
         reason: String,
     },
-    /// A shard's answer for a row does not fit what it was asked.
+    /// A shard's result for a row does not fit the request.
     #[error("shard {shard} gave no usable answer for row {row}: {reason}")]
     Answer {
         /// The shard.
         shard: usize,
         /// The row.
         row: usize,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }
 
-/// The fields of a plan that another has otherwise.
+/// The fields of a plan that differ from another plan.
 fn unlike(plan: &Plan, other: &Plan) -> String {
     let fields = |plan: &Plan| {
         let Plan { max_rows, max_draws, max_logprobs, canonical } = *plan;
@@ -258,7 +258,7 @@ fn unlike(plan: &Plan, other: &Plan) -> String {
     differing.map(|(field, _)| field).collect::<Vec<_>>().join(", ")
 }
 
-/// As much of a plan as another has.
+/// The part of a plan that another plan covers.
 fn within(plan: &Plan, other: &Plan) -> Plan {
     Plan {
         max_rows: plan.max_rows.min(other.max_rows),

@@ -1,30 +1,31 @@
 //! Vocabulary shards: one draw over an LM head whose rows are spread over several samplers.
 //!
-//! Each shard draws from its own tokens and leaves a small [`RowSummary`](flash_sampling_core::backend::RowSummary) per row: its draws, and on request its mass
-//! and its largest logits. The summaries are all that moves (paper Alg. I.4 and appendix L); the `[rows, vocab]` logits
-//! are never gathered. Two merges turn them into one draw:
+//! Each shard draws from its own tokens and makes a small [`RowSummary`](flash_sampling_core::backend::RowSummary) per row: its
+//! draws, and on request its mass and its largest logits. Ranks exchange only summaries (paper Alg. I.4 and appendix L), never
+//! `[rows, vocab]` logits. Two merges turn them into one draw:
 //!
-//! | merge | the draw is | what crosses in a call that asks for no more |
+//! | merge | the draw is | bytes of a call without further requests |
 //! | --- | --- | --- |
 //! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 5 a row, of each shard |
 //! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 13 a row, of each shard |
 //!
-//! A row with filters crosses as a survey instead of draws: first tokens, masses, moments and frontiers, some kilobytes of
-//! each shard, and every rank makes the cut of the whole row from these. One with raw log-probabilities crosses with the
-//! masses of its raw logits. Both take [`ShardMerge::Winners`].
+//! The summary of a row with filters has first tokens, masses, moments and frontiers in place of draws: some kilobytes per
+//! shard. Every rank decides the whole row from these. The summary of a row with raw log-probabilities also has the masses of
+//! its raw logits. Both need [`ShardMerge::Winners`].
 //!
 //! Two samplers perform the merges. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
 //! one rank of a group that exchanges summaries over a [`Transport`]; [`Loopback`] is the transport between the threads
-//! of a process. Both are samplers over the whole vocabulary like any other.
+//! of a process. Both are samplers over the whole vocabulary: core's [`Driver`](flash_sampling_core::backend::Driver) over the
+//! shards as one [`Scan`](flash_sampling_core::Scan).
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `shard_layout` | what a shard says of itself, and the check that shards make up a vocabulary |
+//! | `shard_layout` | the handshake, and the check that shards form a vocabulary |
 //! | `local_shard`, `merge` | a shard of this process, and the two merges of summaries |
 //! | `sharded`, `shard_sampler` | the two samplers: all shards in one process, and one rank of many |
 //! | `codec` | the bytes of messages: calls, summaries, further passes |
-//! | `options`, `check` | what ranks agree on, and the debug check that they agree on results |
-//! | `differ` | which parameter it is where ranks were called with different ones |
+//! | `options`, `check` | common options of ranks, and a debug check of their results |
+//! | `mismatch` | names a parameter that differs between ranks |
 //! | `transport`, `loopback` | the exchange |
 //!
 //! Shards are numbered in the order of their tokens; a shard's number is its rank.

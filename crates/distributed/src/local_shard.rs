@@ -7,12 +7,12 @@ use flash_sampling_core::backend::{Batch, Request, RowSummary, SampledRows};
 use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{PerturbedArgmax, SampleError};
 
-/// A shard and its last summaries; keeps its memory from call to call.
+/// A shard and its last summaries. Reuses its memory between calls.
 pub(crate) struct LocalShard<'s> {
     sampler: Box<dyn PerturbedArgmax + 's>,
     summaries: Vec<RowSummary>,
     sampled: SampledRows,
-    /// Only the memory lives from call to call.
+    /// Empty between calls; only its memory is reused.
     requests: Vec<Request<'static>>,
 }
 
@@ -21,8 +21,8 @@ impl<'s> LocalShard<'s> {
         LocalShard { sampler, summaries: Vec::new(), sampled: SampledRows::default(), requests: Vec::new() }
     }
 
-    /// Summarizes the shard's tokens in one scan, which reads the weight once. A merge by log-mass, and samplers without
-    /// scans, sample the rows instead, which have no filters then.
+    /// Summarizes the shard's tokens in one scan, which reads the weight once. For a merge by log-mass, and for a sampler
+    /// without a scan, it samples the rows, which then have no filters.
     pub(crate) fn scan(
         &mut self,
         batch: &Batch<'_, '_>,
@@ -34,7 +34,7 @@ impl<'s> LocalShard<'s> {
         summaries.resize_with(rows.max(summaries.len()), RowSummary::default);
         match sampler.scan().filter(|_| merge == ShardMerge::Winners) {
             Some(scan) => {
-                // Which tokens a filter keeps depends on the other shards, too.
+                // The tokens that a filter keeps depend on the other shards too.
                 let mut shard = reuse_vec(core::mem::take(own));
                 let request = |request: &Request<'_>| *request != Request::Decide;
                 shard.extend(requests.iter().map(|r| if request(r) { *r } else { Request::Overview }));
@@ -50,12 +50,12 @@ impl<'s> LocalShard<'s> {
         }
     }
 
-    /// Gives the memory of a row's long lists back.
+    /// Frees the memory of a row's long lists.
     pub(crate) fn trim(&mut self, row: usize, rows: usize) {
         self.summaries[row].trim(kept_list(rows));
     }
 
-    /// The summary of a row by the last scan.
+    /// The summary of a row from the last scan.
     pub(crate) fn summary(&self, row: usize) -> &RowSummary {
         &self.summaries[row]
     }

@@ -8,21 +8,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::yield_now;
 use std::time::Instant;
 
-/// How long a rank looks for the others before it sleeps: ranks in step come sooner than a sleeper wakes.
+/// How long a rank polls before it sleeps: ranks in step arrive sooner than a sleeping thread wakes.
 const LOOKS: Duration = Duration::from_micros(20);
-/// Looks after which it lets other threads have the core between two: with more ranks than cores these may be who it waits for.
+/// The number of polls before it yields the core between polls: with more ranks than cores, other ranks may need the core.
 const BUSY_LOOKS: usize = 64;
 
 /// One rank of a group of threads. Dropping it, also by a panic, releases the ranks that wait for it.
 ///
-/// Messages go through mailboxes, two per rank, used in turn. Two are enough: a rank writes its message of step `s` over
-/// that of step `s - 2`; it does so after step `s - 1`, for which every rank had sent a message, and a rank sends that
-/// message only when it has read all of step `s - 2`. So one wait per exchange keeps a fast rank from overtaking. Messages
-/// are written and read side by side, outside the lock of the state: of 64 rows with filters they are some hundred kilobytes.
+/// Messages go through mailboxes, two per rank, used alternately. Two are enough: a rank writes its message of step `s` over
+/// that of step `s - 2`. It does so after step `s - 1`, for which every rank has sent a message, and a rank sends that message
+/// only after it has read all of step `s - 2`. So one wait per exchange prevents a fast rank from overtaking. Messages are
+/// written and read concurrently, outside the lock of the state: 64 rows with filters take some hundred kilobytes.
 #[derive(Debug)]
 pub struct Loopback {
     rank: usize,
-    /// Exchanges that this rank has begun.
+    /// The number of exchanges that this rank has begun.
     step: usize,
     limit: Duration,
     is_broken: bool,
@@ -31,9 +31,11 @@ pub struct Loopback {
 
 #[derive(Debug)]
 struct Group {
-    /// The messages that each rank has sent so far. In one order for all: of two that send last at once, one sees that all have.
+    /// The number of messages that each rank has sent. Sequentially consistent: of two ranks that send last at the same time,
+    /// one sees that all have sent.
     sent: Vec<AtomicUsize>,
-    /// Whether each rank has left. Who sent last, or leaves, holds it to wake the others, so that none falls asleep meanwhile.
+    /// Whether each rank has left. The last sender, or a leaving rank, holds the lock while it wakes the others, so that none
+    /// falls asleep meanwhile.
     left: Mutex<Vec<bool>>,
     changed: Condvar,
     mailboxes: Vec<Mailboxes>,
@@ -96,7 +98,7 @@ impl Group {
         self.sent.iter().enumerate().filter(move |(_, sent)| sent.load(Ordering::SeqCst) < step).map(|(rank, _)| rank)
     }
 
-    /// Looks for the others for a short time; whether all came.
+    /// Polls for a short time; returns whether all ranks have sent.
     fn come_soon(&self, step: usize) -> bool {
         let until = Instant::now() + LOOKS;
         for look in 0.. {
@@ -114,7 +116,7 @@ impl Group {
         false
     }
 
-    /// Sleeps until all have come.
+    /// Sleeps until all ranks have sent.
     fn sleep(&self, step: usize, deadline: Option<Instant>, limit: Duration) -> Result<(), TransportError> {
         let mut left = self.lock();
         while self.absent(step).next().is_some() {

@@ -8,8 +8,9 @@ use flash_sampling_core::{Candidate, Domain, LogprobsMode, RowParams};
 /// How the draws of shards become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShardMerge {
-    /// The best score wins, then the smaller token: pathwise exact (paper Lemma D.5). The token, its score and log Z have the
-    /// bits of a sampler without shards. The shards must be pathwise.
+    /// The best score wins, then the smaller token: pathwise exact (paper Lemma D.5). Token, score and log Z (from merged
+    /// [`MassHistogram`](flash_sampling_core::MassHistogram)s) have the bits of a sampler without shards. The shards must be
+    /// pathwise.
     Winners,
     /// A shard is drawn by its log-mass with fresh noise, and its local draw is kept: exact in distribution (paper
     /// Alg. I.4); another number of shards may give another token. The shards may be any exact samplers, planned with
@@ -39,10 +40,10 @@ impl ShardMerge {
     }
 }
 
-/// Merges the summaries of a row, shard after shard; keeps its memory from row to row.
+/// Merges the summaries of a row, shard by shard. Reuses its memory between rows.
 #[derive(Debug, Default)]
 pub(crate) struct RowMerger {
-    /// Of each draw, the best score of a shard so far.
+    /// The best score of a shard so far, for each draw.
     scores: Vec<f64>,
 }
 
@@ -53,10 +54,10 @@ impl RowMerger {
         out.begin(row);
     }
 
-    /// Adds the summary of the next shard, of number `shard`.
+    /// Adds the summary of shard number `shard`; shards come in order.
     ///
     /// # Errors
-    /// Why the summary cannot be used.
+    /// The reason why the summary cannot be used.
     pub(crate) fn add(
         &mut self,
         merge: ShardMerge,
@@ -97,10 +98,10 @@ impl RowMerger {
     }
 }
 
-/// Whether the summary of a row without filters has what the merge takes from it.
+/// Checks that the summary of a row without filters has all parts that the merge needs.
 fn check(merge: ShardMerge, row: &Row<'_>, summary: &RowSummary) -> Result<(), &'static str> {
     let (found, expected) = (summary.draws.len(), row.draws as usize);
-    // A list without replacement may be short: then it is all that the shard has.
+    // A list without replacement may be short: it is then the whole support of the shard.
     let enough = if row.without_replacement { found <= expected } else { found == expected };
     if !enough {
         return Err("it has another number of draws than requested");

@@ -1,24 +1,24 @@
-//! Which parameter it is where ranks were called with different ones: the digests of each row's groups of parameters, which
-//! cross only then.
+//! Names the parameter that differs between ranks, from digests of each row's groups of parameters. Ranks exchange them only
+//! after a mismatch.
 
 use crate::codec::wire::WireError;
 use crate::error::ShardError;
 use flash_sampling_core::RowParams;
 
-/// Of each row the digests of its groups.
+/// Encodes the digests of each row's groups.
 pub(crate) fn encode(rows: &[RowParams<'_>], bytes: &mut Vec<u8>) {
     bytes.clear();
     rows.iter().flat_map(RowParams::digests).for_each(|digest| bytes.extend_from_slice(&digest.to_le_bytes()));
 }
 
-/// The first shard that differs from this rank, with the first row and group in which it does.
+/// The first shard that differs from this rank, with the first row and group that differ.
 pub(crate) fn first_mismatch(mine: &[u8], all: &[Vec<u8>]) -> ShardError {
     let (mine, groups) = (mine.as_chunks::<8>().0, RowParams::GROUPS);
     let first = |theirs: &Vec<u8>| mine.iter().zip(theirs.as_chunks::<8>().0).position(|(a, b)| a != b);
     let found = all.iter().enumerate().find_map(|(shard, theirs)| Some((shard, first(theirs)?)));
     match found {
         Some((shard, at)) => ShardError::Params { shard, row: at / groups.len(), what: groups[at % groups.len()] },
-        // Cut short or damaged on the way.
+        // A truncated or damaged message.
         None => {
             let shard = all.iter().position(|theirs| theirs.len() != size_of_val(mine)).unwrap_or(0);
             ShardError::Message { shard, source: WireError::Truncated { at: all.get(shard).map_or(0, Vec::len) } }

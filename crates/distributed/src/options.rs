@@ -1,22 +1,22 @@
-//! What ranks agree on before they draw.
+//! The options that all ranks must share.
 
 use crate::merge::ShardMerge;
 use core::fmt;
 use flash_sampling_core::{DType, Head};
 
-/// What a head does to its dot products.
+/// The transforms of a head after its dot products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transforms {
     /// Whether it has a bias.
     pub bias: bool,
     /// The soft-cap, in nats.
     pub soft_cap: Option<f32>,
-    /// What logits are multiplied by.
+    /// The factor of logits.
     pub scale: f32,
 }
 
 impl Transforms {
-    /// Those of a head.
+    /// The transforms of a head.
     pub fn of(head: &Head<'_>) -> Self {
         Transforms { bias: head.bias().is_some(), soft_cap: head.soft_cap(), scale: head.scale() }
     }
@@ -33,27 +33,27 @@ impl fmt::Display for Transforms {
     }
 }
 
-/// How ranks draw together. All ranks give the same, as the handshake checks.
+/// The options of a group of ranks. The handshake checks that all ranks have the same.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShardOptions {
-    /// How the draws of shards become one.
+    /// The merge of the shards' draws.
     pub merge: ShardMerge,
-    /// For debugging: one more exchange a call, in which every rank compares the hidden states that it was called with, the
-    /// parameters of the rows and its results with those of all others.
+    /// For debugging: each call makes one more exchange, in which every rank compares its hidden states, parameters and results
+    /// with those of all other ranks.
     pub check_tokens: bool,
     /// The element type of the weight, compared in the handshake; `None` = not stated.
     pub weight: Option<DType>,
-    /// What the head does, compared in the handshake between shards that have tokens; `None` = not stated.
+    /// The head's transforms, compared in the handshake between shards that have tokens; `None` = not stated.
     pub transforms: Option<Transforms>,
 }
 
 impl ShardOptions {
-    /// A merge, without the check of tokens and with nothing stated of a head.
+    /// The options of a merge, without the check of tokens, and without a stated head.
     pub fn new(merge: ShardMerge) -> Self {
         ShardOptions { merge, check_tokens: false, weight: None, transforms: None }
     }
 
-    /// States what the handshake compares of a head, or of a shard of it.
+    /// States the type and transforms of a head, or of a shard of it, for the handshake.
     pub fn of_head(self, head: &Head<'_>) -> Self {
         ShardOptions { weight: Some(head.weight().dtype()), transforms: Some(Transforms::of(head)), ..self }
     }

@@ -1,4 +1,4 @@
-//! What a shard says of itself, and the check that shards make up a vocabulary.
+//! The handshake: what each shard reports, and the check that the shards form one vocabulary.
 
 use crate::codec::call::{element, of_element};
 use crate::codec::wire::{Reader, WireError};
@@ -11,10 +11,10 @@ use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, Pe
 /// First bytes of a description; the last two digits are the version of the format.
 const MAGIC: u32 = u32::from_le_bytes(*b"FS07");
 
-/// What a shard says of itself.
+/// The report of a shard in the handshake.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ShardInfo {
-    /// The tokens it draws from.
+    /// The tokens of the shard.
     pub(crate) tokens: Range<u32>,
     pub(crate) vocab_size: u32,
     pub(crate) input: usize,
@@ -23,22 +23,22 @@ pub(crate) struct ShardInfo {
     check_tokens: bool,
     weight: Option<DType>,
     transforms: Option<Transforms>,
-    /// What it holds itself for: rank and world.
+    /// Its own rank and world.
     rank: (usize, usize),
     takes_hidden: bool,
     pathwise: bool,
-    /// It draws shards itself, with the noise of shards.
+    /// Whether it draws shards of its own, with the noise of shards.
     draws_shards: bool,
     without_replacement: bool,
-    /// It can do all of [`Knobs::ADJUSTMENTS`].
+    /// Whether it supports all of [`Knobs::ADJUSTMENTS`].
     adjusts: bool,
-    /// It can survey rows with filters or raw log-probabilities for a merge.
-    surveys: bool,
+    /// Whether it has a [`Scan`](flash_sampling_core::Scan), for rows with filters or raw log-probabilities.
+    scans: bool,
     canonical: bool,
 }
 
 impl ShardInfo {
-    /// `rank`: the shard's number, and how many there are.
+    /// The report of a sampler; `rank` is the shard's number, and the number of shards.
     pub(crate) fn of(sampler: &mut dyn PerturbedArgmax, options: &ShardOptions, rank: (usize, usize)) -> Self {
         let (shape, can) = (sampler.shape(), sampler.capabilities());
         ShardInfo {
@@ -56,7 +56,7 @@ impl ShardInfo {
             draws_shards: can.variant == Variant::Sharded && can.exactness == Exactness::InDistribution,
             without_replacement: can.without_replacement,
             adjusts: can.knobs.intersection(Knobs::ADJUSTMENTS) == Knobs::ADJUSTMENTS,
-            surveys: sampler.scan().is_some(),
+            scans: sampler.scan().is_some(),
             canonical: can.canonical,
         }
     }
@@ -80,7 +80,7 @@ impl ShardInfo {
             self.draws_shards,
             self.without_replacement,
             self.adjusts,
-            self.surveys,
+            self.scans,
             self.canonical,
         ];
         bytes.extend(flags.map(u8::from));
@@ -121,7 +121,7 @@ impl ShardInfo {
             draws_shards: reader.flag()?,
             without_replacement: reader.flag()?,
             adjusts: reader.flag()?,
-            surveys: reader.flag()?,
+            scans: reader.flag()?,
             canonical: reader.flag()?,
         };
         info.weight = match reader.u8()? {
@@ -170,7 +170,7 @@ impl ShardInfo {
     }
 }
 
-/// The vocabulary that shards make up.
+/// The sampler that the shards form.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardedVocab {
     pub(crate) shape: Shape,
@@ -181,8 +181,8 @@ pub(crate) struct ShardedVocab {
 }
 
 impl ShardedVocab {
-    /// Checks that the shards, in order, make up one vocabulary and can be merged; shard 0 sets what the others must
-    /// agree with. `backend` names the sampler in its [`Capabilities`].
+    /// Checks that the shards, in order, form one vocabulary and can be merged. The other shards must agree with shard 0.
+    /// `backend` names the sampler in its [`Capabilities`].
     pub(crate) fn of(shards: &[ShardInfo], backend: &'static str) -> Result<ShardedVocab, ShardError> {
         let first = shards.first().ok_or(ShardError::NoShards)?;
         let (plan, merge) = (first.plan, first.merge);
@@ -210,7 +210,7 @@ impl ShardedVocab {
         Ok(ShardedVocab { shape, plan, shards_plan: plan, capabilities })
     }
 
-    /// What a driver needs to know of the sampler.
+    /// The arguments of [`Driver::sample`](flash_sampling_core::backend::Driver::sample) that describe the sampler.
     pub(crate) fn driver_args(&self) -> (&Capabilities, &Plan, u32) {
         (&self.capabilities, &self.plan, self.shape.vocab_size)
     }
@@ -230,16 +230,16 @@ impl ShardedVocab {
     }
 }
 
-/// What acts on single logits is every shard's own matter. Which tokens pass a filter depends on the other shards' tokens:
-/// it takes surveys of all, and a merge that draws as if there were no shards. So do the masses of raw logits.
+/// The knobs of the sampler. A shard applies adjustments of single logits by itself. Filters and raw log-probabilities depend
+/// on all shards: they need a scan on every shard, and the merge by winners.
 fn knobs(shards: &[ShardInfo], merge: ShardMerge) -> Knobs {
     let adjustments = if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE };
     let filters = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
-    let surveyed = merge == ShardMerge::Winners && shards.iter().all(|s| s.surveys);
-    adjustments.union(if surveyed { filters } else { Knobs::NONE })
+    let has_scans = merge == ShardMerge::Winners && shards.iter().all(|s| s.scans);
+    adjustments.union(if has_scans { filters } else { Knobs::NONE })
 }
 
-/// Checks that the shards that state of what head they are are of one. A shard without tokens has no bias to tell of.
+/// Checks that all shards that state their head's type and transforms agree. Shards without tokens have no transforms.
 fn check_heads(shards: &[ShardInfo]) -> Result<(), ShardError> {
     let numbered = || shards.iter().enumerate();
     let mut weights = numbered().filter_map(|(shard, s)| Some((shard, s.weight?)));
@@ -258,7 +258,7 @@ fn check_heads(shards: &[ShardInfo]) -> Result<(), ShardError> {
     Ok(())
 }
 
-/// Shards without tokens may stand anywhere; the others follow one another from token 0 to the end.
+/// Checks that the shards cover the vocabulary in order. Shards without tokens may have any position.
 fn check_tiling(shards: &[ShardInfo], vocab_size: u32) -> Result<(), ShardError> {
     let mut end = 0;
     for (shard, s) in shards.iter().enumerate().filter(|(_, s)| !s.tokens.is_empty()) {
@@ -299,7 +299,7 @@ mod tests {
             draws_shards: false,
             without_replacement: true,
             adjusts: false,
-            surveys: true,
+            scans: true,
             canonical: true,
         }
     }

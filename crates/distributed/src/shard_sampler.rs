@@ -16,14 +16,14 @@ use flash_sampling_core::backend::{Batch, CheckedRow, Driver, Request, RowSummar
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
-/// One rank: a local shard, one exchange of summaries per call, and the merge that every rank makes for itself.
+/// One rank of a group: a local shard, one exchange of summaries per pass, and a merge on every rank.
 ///
 /// Every rank of the group makes the same calls with the same hidden states and row parameters, and gets the same
-/// samples, as [`Sharded`](crate::Sharded) would give them. Each call makes one [`all_gather`](Transport::all_gather) of
-/// summaries (and one more for each further pass that rows with filters take, one for raw log-probabilities, and one to
-/// name what differs where ranks were called with different parameters), whatever goes wrong on this rank, so that a failure
-/// here is an error on the other ranks and not a hang. A call with a row that has a bad logit asks the local shard once more,
-/// for such rows alone: whether a raw logit was bad. All ranks merge the same bytes, so they agree to the last bit.
+/// samples, equal to those of [`Sharded`](crate::Sharded). All ranks merge the same bytes, so they agree to the last bit.
+///
+/// Each call makes one [`all_gather`](Transport::all_gather) of summaries. Further exchanges follow for each further pass of
+/// rows with filters, for raw log-probabilities, and to name a mismatch of parameters. A rank that fails sends its failure in
+/// the next exchange, so the other ranks get an error and do not hang.
 ///
 /// ```
 /// use flash_sampling_core::reference::{Reference, ReferenceVariant};
@@ -53,7 +53,7 @@ pub struct ShardSampler<'s, T> {
     vocab: ShardedVocab,
     driver: Driver,
     check_tokens: bool,
-    /// Calls that were begun, whatever way they go.
+    /// The number of calls begun, on any transport.
     calls: u64,
 }
 
@@ -65,26 +65,28 @@ struct RankGroup<'s, T> {
     merge: ShardMerge,
     /// The tokens of each rank.
     tokens: Vec<Range<u32>>,
-    /// The call whose first pass is next.
+    /// The call, until its first pass.
     call: Option<Call>,
     message: Vec<u8>,
     messages: Vec<Vec<u8>>,
     /// How far each message is read.
     read: Vec<usize>,
-    /// The summary of one row by one rank.
+    /// The summary of one row from one rank.
     received: RowSummary,
     merger: RowMerger,
 }
 
 impl<'s, T: Transport> ShardSampler<'s, T> {
-    /// This rank's sampler, from its shard of the vocabulary; a [`ShardMerge`](crate::ShardMerge) alone stands for its
-    /// [`ShardOptions`]. A collective call: every rank of the group makes it, and in this handshake they learn one another's
-    /// ranks, tokens, plans, options and capabilities.
+    /// This rank's sampler, from its shard of the vocabulary. A [`ShardMerge`](crate::ShardMerge) converts to
+    /// [`ShardOptions`].
+    ///
+    /// A collective call: every rank of the group makes it. In this handshake, ranks exchange their ranks, tokens, plans,
+    /// options and capabilities.
     ///
     /// # Errors
     /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Merge`], [`ShardError::CheckTokens`],
-    /// [`ShardError::Type`] and [`ShardError::Rank`] when ranks differ in these, and what can go wrong in an exchange. Every
-    /// rank gets the same error about the shards.
+    /// [`ShardError::Type`] and [`ShardError::Rank`] if ranks differ in these; the errors of an exchange. Every rank gets the
+    /// same error about the shards.
     pub fn new(
         mut local: Box<dyn PerturbedArgmax + 's>,
         mut transport: T,
@@ -115,32 +117,34 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         Ok(ShardSampler { group, vocab, driver: Driver::default(), check_tokens: options.check_tokens, calls: 0 })
     }
 
-    /// Restricts the plan, so that a row that asks for more is refused. Every rank must do the same.
+    /// Restricts the plan, so that a row beyond it is refused. Every rank must do the same.
     ///
     /// # Errors
-    /// [`ShardError::BeyondShards`] when `plan` asks for more than the shards were planned for.
+    /// [`ShardError::BeyondShards`] if `plan` exceeds the plan of the shards.
     pub fn with_plan(mut self, plan: Plan) -> Result<Self, ShardError> {
         self.vocab.restrict(plan).map(|()| self)
     }
 
-    /// The transport, whose exchanges are this sampler's.
+    /// The transport of this sampler.
     pub fn transport(&mut self) -> &mut T {
         &mut self.group.transport
     }
 
-    /// Counts a call that goes another way. Every rank does so when it begins one: a rank that comes too late for a call, and
-    /// goes on to the next, is then told from one that was called with something else.
+    /// Counts a call that is exchanged outside the transport. Every rank does so at the begin of such a call. The count
+    /// distinguishes a rank that is late, and makes the next call, from a rank with other parameters.
     pub fn begin_elsewhere(&mut self) {
         self.calls += 1;
     }
 
-    /// Tells the other ranks, before or after a call that goes another way, how this one stands to it. A collective call.
-    /// After an error no rank makes the call; the one that cannot has its own.
+    /// Sends this rank's status to the other ranks, before or after a call that is exchanged outside the transport. A
+    /// collective call.
+    ///
+    /// After an error no rank makes the call. A rank that sends [`CallStatus::Failed`] gets no error here.
     ///
     /// # Errors
-    /// [`ShardError::Failed`] where another rank cannot; [`ShardError::Late`] where ranks went on from a call that another
-    /// gave up; [`ShardError::Type`], [`ShardError::Rows`] and [`ShardError::Params`] where ranks are called with different
-    /// parameters; what can go wrong in an exchange.
+    /// [`ShardError::Failed`] if another rank cannot make the call; [`ShardError::Late`] if ranks passed a call that another
+    /// rank gave up; [`ShardError::Type`], [`ShardError::Rows`] and [`ShardError::Params`] if ranks have different parameters;
+    /// the errors of an exchange.
     pub fn can_call(
         &mut self,
         input: Matrix<'_>,
@@ -158,11 +162,11 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         if matches!(status, CallStatus::Failed(_)) { Ok(()) } else { group.compare(call, rows) }
     }
 
-    /// Compares a call and its results, which came by another way, with those of all other ranks. A collective call.
+    /// Compares a call that was exchanged outside the transport, and its results, with all other ranks. A collective call.
     ///
     /// # Errors
     /// [`ShardError::Inputs`], [`ShardError::Params`], [`ShardError::Disagree`]; [`ShardError::Failed`] and
-    /// [`ShardError::Late`] where another rank failed the call or gave it up; what can go wrong in an exchange.
+    /// [`ShardError::Late`] if another rank failed the call or gave it up; the errors of an exchange.
     pub fn check_tokens(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &Samples) -> Result<(), ShardError> {
         let group = &mut self.group;
         check::encode(input, rows, out, &mut group.message);
@@ -177,7 +181,7 @@ impl<T: Transport> RankGroup<'_, T> {
         exchange(&mut self.transport, &self.message, &mut self.messages)
     }
 
-    /// Compares this rank's call with those of all messages, and names what differs.
+    /// Compares this rank's call with all messages, and names a mismatch.
     fn compare(&mut self, call: Call, params: &[RowParams<'_>]) -> Result<(), ShardError> {
         if is_same_call(&self.messages, call)? {
             return Ok(());
@@ -187,7 +191,7 @@ impl<T: Transport> RankGroup<'_, T> {
         Err(mismatch::first_mismatch(&self.message, &self.messages))
     }
 
-    /// Tells the other ranks that this one failed, in the exchange that is next.
+    /// Sends this rank's failure to the other ranks, in the next exchange.
     fn fail(&mut self, error: &SampleError) -> Result<(), ShardError> {
         self.call = None;
         encode_failure(&mut self.message, &error.to_string());
@@ -273,7 +277,7 @@ impl<T: Transport> Scan for RankGroup<'_, T> {
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
         if let Err(error) = self.local.scan(batch, requests, self.merge) {
-            // What this rank says to the others matters less than why.
+            // The caller gets the cause, even if the exchange fails too.
             self.fail(&error).ok();
             return Err(error);
         }
@@ -320,7 +324,7 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
     }
 }
 
-/// What the summary of a row holds; `None`: its parameters are invalid.
+/// The parts of a row's summary; `None` if its parameters are invalid.
 fn layout<'r, 'a>(merge: ShardMerge, row: &'r CheckedRow<'a>) -> Option<Layout<'r, 'a>> {
     row.as_ref().ok().map(|row| Layout { row, by_mass: merge.draws_by_mass(row) })
 }

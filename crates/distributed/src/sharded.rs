@@ -9,11 +9,11 @@ use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan};
 use flash_sampling_core::sampler::check_call;
 use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
 
-/// All shards of a vocabulary in one process, asked one after the other.
+/// All shards of a vocabulary in one process, scanned one after the other.
 ///
-/// Exact pathwise with [`ShardMerge::Winners`], in distribution with [`ShardMerge::LogMass`]. A shard that answers
-/// [`NoFiniteLogit`](flash_sampling_core::RowError::NoFiniteLogit) has no mass, which is an error of the row only if
-/// every shard says so. A NaN or +inf on any shard is the row's error: that of a sampler without shards.
+/// Exact pathwise with [`ShardMerge::Winners`], in distribution with [`ShardMerge::LogMass`]. A shard without a finite logit
+/// has no mass; the row is an error ([`NoFiniteLogit`](flash_sampling_core::RowError::NoFiniteLogit)) only if no shard has
+/// one. A NaN or +inf on any shard is the error of the row, as for a sampler without shards.
 ///
 /// ```
 /// use flash_sampling_core::reference::{Reference, ReferenceVariant};
@@ -22,7 +22,8 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 ///
 /// let weight: Vec<f32> = (0..600).map(|i| (i % 7) as f32).collect();
 /// let head = Head::new(Matrix::new(&weight, 300, 2)?)?;
-/// let shard = |h| Box::new(Reference::new(h, Plan::default(), ReferenceVariant::Tiled)) as Box<dyn PerturbedArgmax + '_>;
+/// let tiled = |h| Reference::new(h, Plan::default(), ReferenceVariant::Tiled);
+/// let shard = |h| Box::new(tiled(h)) as Box<dyn PerturbedArgmax + '_>;
 /// let mut sharded = Sharded::new(head.split(&[0, 100, 250]).into_iter().map(shard).collect(), ShardMerge::Winners)?;
 /// let mut out = Samples::new();
 /// sharded.sample(Matrix::new(&[1.0f32, 0.5], 1, 2)?, &[RowParams { seed: 7, ..Default::default() }], &mut out)?;
@@ -36,7 +37,7 @@ pub struct Sharded<'s> {
     driver: Driver,
 }
 
-/// All shards as one scan.
+/// The shards as one scan.
 #[derive(Debug)]
 struct LocalGroup<'s> {
     shards: Vec<LocalShard<'s>>,
@@ -45,15 +46,16 @@ struct LocalGroup<'s> {
 }
 
 impl<'s> Sharded<'s> {
-    /// A sampler over shards in the order of their tokens, which must cover the vocabulary; shards may be of unequal
-    /// size or empty. It is planned for what the shards were planned for.
+    /// A sampler over shards in the order of their tokens. The shards must cover the vocabulary; they may have unequal sizes or
+    /// be empty. The sampler has the plan of the shards.
     ///
     /// # Errors
-    /// * [`ShardError::NoShards`], [`ShardError::Gap`], [`ShardError::Overlap`], [`ShardError::Beyond`]: they are not a
-    ///   vocabulary.
-    /// * [`ShardError::VocabSize`], [`ShardError::Hidden`], [`ShardError::Plan`], [`ShardError::Input`]: they differ.
-    /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`], [`ShardError::Nested`]: the merge cannot be done with
-    ///   them.
+    /// * [`ShardError::NoShards`], [`ShardError::Gap`], [`ShardError::Overlap`], [`ShardError::Beyond`]: the shards do
+    ///   not form a vocabulary.
+    /// * [`ShardError::VocabSize`], [`ShardError::Hidden`], [`ShardError::Plan`], [`ShardError::Input`]: the shards
+    ///   differ.
+    /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`], [`ShardError::Nested`]: the shards do not support
+    ///   the merge.
     pub fn new(mut shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {
         let (options, world) = (ShardOptions::new(merge), shards.len());
         let describe = |(rank, shard): (usize, &mut Box<dyn PerturbedArgmax + 's>)| {
@@ -69,11 +71,11 @@ impl<'s> Sharded<'s> {
         Ok(Sharded { group, vocab, driver: Driver::default() })
     }
 
-    /// Restricts the plan, so that a row that asks for more is refused: [`ShardMerge::LogMass`] needs shards planned
-    /// with `max_logprobs` even where no row will ask for log-probabilities.
+    /// Restricts the plan, so that a row beyond it is refused. [`ShardMerge::LogMass`] needs shards with `max_logprobs` even if
+    /// no row requests log-probabilities.
     ///
     /// # Errors
-    /// [`ShardError::BeyondShards`] when `plan` asks for more than the shards were planned for.
+    /// [`ShardError::BeyondShards`] if `plan` exceeds the plan of the shards.
     pub fn with_plan(mut self, plan: Plan) -> Result<Self, ShardError> {
         self.vocab.restrict(plan).map(|()| self)
     }

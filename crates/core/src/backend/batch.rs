@@ -5,7 +5,7 @@ use crate::matrix::Matrix;
 use crate::params::{Row, RowParams};
 use crate::sampler::{Capabilities, Plan};
 
-/// A row whose parameters were checked, or why they are invalid.
+/// A row whose parameters are checked, or the error that makes them invalid.
 pub type CheckedRow<'a> = Result<Row<'a>, RowError>;
 
 /// The input of a call and its rows.
@@ -13,14 +13,14 @@ pub type CheckedRow<'a> = Result<Row<'a>, RowError>;
 pub struct Batch<'c, 'a> {
     /// `[rows, hidden]`, or `[rows, vocab]` of existing logits.
     pub input: Matrix<'c>,
-    /// The parameters, one a row.
+    /// The parameters of each row.
     pub params: &'c [RowParams<'a>],
-    /// The same rows, checked against the whole sampler, without their adjustments of single tokens: each scan collects the
-    /// adjustments of its own tokens.
+    /// The rows, checked against the whole sampler, without their adjustments of single tokens: each scan collects the
+    /// adjustments for its own tokens.
     pub rows: &'c [CheckedRow<'a>],
 }
 
-/// Checks rows against what a sampler can do, what was planned, and the size of the vocabulary; appends them to `rows`.
+/// Checks rows against a sampler's capabilities, plan and vocabulary, and appends them to `rows`.
 pub fn check_rows<'a>(
     params: &[RowParams<'a>],
     can: &Capabilities,

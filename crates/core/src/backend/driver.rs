@@ -24,22 +24,22 @@ use crate::sampler::{Capabilities, Plan, reuse_vec};
 use crate::summary::winner::Candidate;
 use core::mem::{swap, take};
 
-/// How many tokens the list of one of `rows` rows may keep room for from call to call.
+/// The most tokens for which the list of one of `rows` rows keeps its memory between calls.
 pub fn kept_list(rows: usize) -> usize {
     LIST_BYTES as usize / size_of::<Candidate>() / rows.max(1)
 }
 
-/// What a row needs of the next pass.
+/// What a row needs from the next pass.
 #[derive(Clone, Copy, Debug)]
 enum RowFollowUp {
     Filters(FollowUp),
     RawLogits,
 }
 
-/// A row of the call, beside its summary.
+/// The state of a row during a call, beside its summary.
 #[derive(Clone, Debug, Default)]
 struct PendingRow {
-    /// The places in doubt, and the mass before them.
+    /// The points in doubt, and the mass before each.
     doubts: Vec<PrefixMass>,
     follow_up: Option<RowFollowUp>,
     passes: u32,
@@ -47,16 +47,16 @@ struct PendingRow {
     raw_logits: Vec<f32>,
 }
 
-/// Draws for the rows of a call by a [`Scan`]. Keeps its memory from call to call.
+/// Draws the rows of a call with a [`Scan`]. Reuses its memory between calls.
 #[derive(Debug, Default)]
 pub struct Driver {
     checked: Vec<CheckedRow<'static>>,
-    /// The overviews of the rows.
+    /// The first summary of each row.
     overviews: Vec<RowSummary>,
-    /// The summaries of a further pass.
+    /// The summaries of the latest further pass.
     further: Vec<RowSummary>,
     pending: Vec<PendingRow>,
-    /// The undecided rows, and what they need.
+    /// The undecided rows, and the pass that each needs.
     undecided: Vec<(usize, FollowUp)>,
     /// The rows of the next pass, ascending.
     members: Vec<usize>,
@@ -65,11 +65,12 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Draws for a call that [`check_call`](crate::sampler::check_call) has passed. `can`, `plan` and `vocab_size` are those of
-    /// the sampler that this driver and the scan make up.
+    /// Draws a call that has passed [`check_call`](crate::sampler::check_call).
+    ///
+    /// `can`, `plan` and `vocab_size` describe the sampler that consists of this driver and the scan.
     ///
     /// # Errors
-    /// Those of the scan; [`SampleError::Backend`] where a scan did not leave a raw logit. Then `out` is empty.
+    /// The errors of the scan; [`SampleError::Backend`] if a scan lacks a requested raw logit. On an error `out` is empty.
     pub fn sample(
         &mut self,
         scan: &mut dyn Scan,
@@ -121,7 +122,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The first pass.
+    /// Makes the first pass.
     fn overview(&mut self, scan: &mut dyn Scan, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
         let count = batch.rows.len();
         self.undecided.clear();
@@ -153,7 +154,7 @@ impl Driver {
         self.undecided.extend(follow_up.map(|follow_up| (r, follow_up)));
     }
 
-    /// Chooses the rows of the next pass, as many as their lists have room; false when all rows are decided.
+    /// Selects the rows of the next pass, as many as their lists have room for; false if all rows are decided.
     fn next_pass(&mut self, vocab_size: u32) -> bool {
         let Driver { pending, undecided, members, .. } = self;
         members.clear();
@@ -165,14 +166,14 @@ impl Driver {
         !members.is_empty()
     }
 
-    /// A further pass, for its rows alone.
+    /// Makes a further pass for the selected rows.
     fn pass(&mut self, scan: &mut dyn Scan, batch: &Batch<'_, '_>) -> Result<(), SampleError> {
         let Driver { pending, members, requests, further, overviews, .. } = self;
         further.resize_with(batch.rows.len().max(further.len()), RowSummary::default);
-        let mut asked = reuse_vec(take(requests));
-        asked.resize(batch.rows.len(), Request::Skip);
+        let mut next = reuse_vec(take(requests));
+        next.resize(batch.rows.len(), Request::Skip);
         for &r in &*members {
-            asked[r] = match pending[r].follow_up {
+            next[r] = match pending[r].follow_up {
                 Some(RowFollowUp::Filters(FollowUp::Overview)) => Request::Overview,
                 Some(RowFollowUp::Filters(FollowUp::PrefixMass)) => {
                     Request::PrefixMass { points: &pending[r].doubts, below: overviews[r].tail.floor() }
@@ -182,12 +183,12 @@ impl Driver {
                 None => Request::Skip,
             };
         }
-        let scanned = scan.scan(batch, &asked, further);
-        *requests = reuse_vec(asked);
+        let scanned = scan.scan(batch, &next, further);
+        *requests = reuse_vec(next);
         scanned
     }
 
-    /// Decides a row from its overview and what a further pass left.
+    /// Decides a row from its overview and the summary of a further pass.
     fn settle(&mut self, r: usize, row: &CheckedRow<'_>, vocab_size: u32) {
         let Ok(row @ Row { filters: Some(filters), .. }) = row else { return };
         let Driver { overviews, further, pending, resolver, .. } = self;
@@ -211,7 +212,7 @@ impl Driver {
                 further.merge_lists(usize::MAX);
                 debug_assert!(further.list.is_sorted_by(|a, b| by_logit_rank(a, b).is_lt()));
                 if further.list.is_empty() && floor == f32::NEG_INFINITY {
-                    // Shards that take back what they summarized.
+                    // Only inconsistent shards: their overviews had a finite logit.
                     overview.result.outcome = Some(Err(RowError::NoFiniteLogit));
                     return;
                 }
@@ -246,7 +247,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Requests the raw logits of the drawn tokens, of rows with raw log-probabilities; false when there are none.
+    /// Requests the raw logits of drawn tokens for rows with raw log-probabilities; false if there are no such rows.
     fn request_raw_logits(&mut self, rows: &[CheckedRow<'_>], out: &Samples) -> bool {
         self.members.clear();
         for (r, row) in rows.iter().enumerate() {
@@ -261,6 +262,7 @@ impl Driver {
         !self.members.is_empty()
     }
 
+    /// Writes the raw log-probabilities of the selected rows.
     fn write_raw_logits(&mut self, out: &mut Samples) -> Result<(), SampleError> {
         for &r in &self.members {
             let (pending, found) = (&mut self.pending[r], &self.further[r].raw_logits);
@@ -283,7 +285,7 @@ impl Driver {
     }
 }
 
-/// Decides a row from its overview and the mass before its places in doubt; what it needs where these do not decide.
+/// Decides a row from its overview and the mass before its points in doubt; returns the pass that an open row needs.
 fn decide(
     summary: &mut RowSummary,
     resolver: &mut FilterResolver,

@@ -14,66 +14,67 @@ use crate::summary::moments::Moments;
 use crate::summary::winner::{Candidate, TopList, Winner};
 use core::cmp::{Ordering, Reverse};
 
-/// How far a scan came with a row.
+/// The state of a row after a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
-    /// It summarized the row.
+    /// The row is summarized.
     #[default]
     Summarized,
-    /// It decided the row, which has filters: the result is in [`RowSummary::result`]. Only for [`Request::Decide`].
+    /// The row, which has filters, is decided: [`RowSummary::result`] has the result. Only for [`Request::Decide`].
     Decided,
-    /// Its pass left too little to decide the row, or to summarize it: the row needs a [`Request::Overview`]. Only for
+    /// The pass skipped too many tokens to decide or summarize the row: it needs a [`Request::Overview`]. Only for
     /// [`Request::Decide`].
     Open,
 }
 
-/// The summary of a row over some of its tokens. Reusing one keeps its memory.
+/// The summary of a row over some of its tokens. A reused summary keeps its memory.
 #[derive(Clone, Debug, Default)]
 pub struct RowSummary {
-    /// How far the scan came. Of a row that is not summarized the fields below are unspecified.
+    /// The state of the row. Unless the row is summarized, all fields after `error` are unspecified.
     pub progress: Progress,
     /// The result of a decided row.
     pub result: RowResult,
-    /// The row's first bad logit. The rest is unspecified then. A row without a finite logit has no error but no draws and an
-    /// empty list: other shards may have one.
+    /// The row's first bad logit; all other fields are then unspecified. A row without a finite logit has no error, but no
+    /// draws and an empty list: other shards may have finite logits.
     pub error: Option<StagedError>,
-    /// The draws of a row without filters, in order; without replacement by falling scores, at most as many as there are
-    /// finite logits.
+    /// The draws of a row without filters, in order. Draws without replacement are sorted by falling scores, and are at most
+    /// as many as the finite logits.
     pub draws: Vec<Candidate>,
-    /// The first tokens by falling logits, then rising tokens: as many as [`SummarySpec::list`], or as the row asks
-    /// log-probabilities for, or all from a floor on. Scores are logits.
+    /// The first tokens by falling logits, then rising tokens: as many as [`SummarySpec::list`], as many as the
+    /// row requests log-probabilities of, or all down to a requested logit. Scores are logits.
     pub list: Vec<Candidate>,
-    /// The masses, where [`SummarySpec::mass`] or the row asks for log-probabilities; tokens that a filter dropped may be missing.
+    /// The masses, if [`SummarySpec::mass`] is set or the row requests log-probabilities. Tokens that a filter drops may be
+    /// missing.
     pub mass: MassHistogram,
-    /// What of the mass is in no bin. Only for [`Request::Decide`].
+    /// The mass that is in no bin. Only for [`Request::Decide`].
     pub tail: TailMass,
-    /// The list has so many of the first tokens, if that is less than requested. Only for [`Request::Decide`].
+    /// The length of the list, if it is shorter than requested. Only for [`Request::Decide`].
     pub listed: Option<usize>,
-    /// `ln sum e^l` in nats, of a row that was [sampled](RowSummary::set_sample) with log-probabilities.
+    /// `ln sum e^l` in nats, for a row that was [sampled](RowSummary::set_sample) with log-probabilities.
     pub log_mass: Option<f64>,
-    /// The moments, where filters [need](crate::Filters::need_moments) them.
+    /// The moments, if the filters [need](crate::Filters::need_moments) them.
     pub moments: Moments,
     /// The first `used` are the row's.
     frontiers: Vec<Frontier>,
     used: usize,
-    /// The requested masses.
+    /// The requested masses before points.
     pub prefix_masses: Vec<PrefixMass>,
-    /// The masses of the raw logits, those of masked tokens too, where the row asks for raw log-probabilities; otherwise
-    /// nothing, or empty ones.
+    /// The masses of the raw logits, masked tokens included, if the row requests raw log-probabilities; otherwise none, or
+    /// an empty histogram.
     pub raw_mass: Option<MassHistogram>,
-    /// The largest raw logits, as many as the row asks for; scores are logits.
+    /// The largest raw logits, as many as the row requests; scores are logits.
     pub raw_top: TopList,
     /// The requested raw logits.
     pub raw_logits: Vec<(u32, f32)>,
-    /// The lists of merged summaries, one after the other, until [`RowSummary::merge_lists`] makes one of them.
+    /// The concatenated lists of merged summaries; [`RowSummary::merge_lists`] makes one list of them.
     parts: Vec<Candidate>,
-    /// Where each of them ends.
+    /// The end of each list in `parts`.
     ends: Vec<usize>,
-    /// Of each part its next token's key, and where that and the part's end are.
+    /// For each list in `parts`: the key of its next token, the index of that token, and the end of the list.
     heads: Vec<(u64, usize, usize)>,
 }
 
-/// An integer that is larger the earlier a token comes in the order of falling logits. Zero has one sign there.
+/// An integer that falls in the order of falling logits. Both zeros have one key.
 fn rank_key(c: &Candidate) -> u64 {
     Winner::new(c.logit + 0.0, c.winner.token).to_ordered_bits()
 }
@@ -84,7 +85,7 @@ pub fn by_logit_rank(a: &Candidate, b: &Candidate) -> Ordering {
 }
 
 impl RowSummary {
-    /// Empties it; keeps the memory.
+    /// Empties the summary, and keeps its memory.
     pub fn clear(&mut self) {
         self.progress = Progress::Summarized;
         (self.tail, self.listed) = (TailMass::default(), None);
@@ -102,7 +103,7 @@ impl RowSummary {
         self.raw_logits.clear();
     }
 
-    /// Prepares it for a row of which overviews are merged.
+    /// Empties the summary, and prepares it to merge the overviews of a row.
     pub fn begin(&mut self, row: &Row<'_>) {
         self.clear();
         self.raw_top.reset(row.raw_logprobs.unwrap_or(0) as usize, 0.0);
@@ -117,7 +118,7 @@ impl RowSummary {
         }
     }
 
-    /// One frontier a draw, as many as [`SummarySpec::frontiers`].
+    /// One frontier per draw, as many as [`SummarySpec::frontiers`].
     pub fn frontiers(&self) -> &[Frontier] {
         &self.frontiers[..self.used]
     }
@@ -127,7 +128,7 @@ impl RowSummary {
         &mut self.frontiers[..self.used]
     }
 
-    /// Gives the memory of lists back that have room for more than so many tokens.
+    /// Frees the memory of each list that has room for more than `tokens`.
     pub fn trim(&mut self, tokens: usize) {
         for list in [&mut self.list, &mut self.parts] {
             if list.capacity() > tokens {
@@ -136,8 +137,9 @@ impl RowSummary {
         }
     }
 
-    /// Adds the summary that a scan of other tokens made for the same request of the same row. The order of merges does not
-    /// matter. Lists are merged by [`RowSummary::merge_lists`], once all are added.
+    /// Adds the summary of other tokens, from the same request for the same row. The order of merges does not matter.
+    ///
+    /// [`RowSummary::merge_lists`] merges the lists, after the last call.
     pub fn merge(&mut self, row: &Row<'_>, request: &Request<'_>, other: &RowSummary) {
         self.error = StagedError::first(self.error, other.error);
         if other.error.is_some() {
@@ -174,7 +176,7 @@ impl RowSummary {
         }
     }
 
-    /// Adds the overview of other tokens, all but its draws.
+    /// Adds the overview of other tokens, except its draws.
     pub fn merge_masses(&mut self, row: &Row<'_>, other: &RowSummary) {
         if row.filters.is_some() || row.logprobs.is_some() {
             self.copy_list(&other.list);
@@ -193,10 +195,10 @@ impl RowSummary {
         self.ends.push(self.parts.len());
     }
 
-    /// Adds a list of other tokens, to be [merged](RowSummary::merge_lists); its first token.
+    /// Adds a list of other tokens, to be [merged](RowSummary::merge_lists); returns its first token.
     ///
     /// # Errors
-    /// The first of the list.
+    /// The first error of the list.
     pub fn add_list<E>(&mut self, list: impl Iterator<Item = Result<Candidate, E>>) -> Result<Option<Candidate>, E> {
         let begin = self.parts.len();
         for c in list {
@@ -206,8 +208,8 @@ impl RowSummary {
         Ok(self.parts.get(begin).copied())
     }
 
-    /// Sets the list to the first `limit` tokens of all merged lists, or to all of them; leaves it as it is where none was
-    /// merged. It may be called again with a larger limit.
+    /// Sets the list to the first `limit` tokens of all added lists. Without added lists it changes nothing. A later call may
+    /// have a larger limit.
     pub fn merge_lists(&mut self, limit: usize) {
         let RowSummary { list, parts, ends, heads, .. } = self;
         if ends.is_empty() {
@@ -215,7 +217,7 @@ impl RowSummary {
         }
         let head = |at: usize, end: usize| (if at < end { rank_key(&parts[at]) } else { 0 }, at, end);
         if limit >= parts.len() {
-            // All of them: one list in place of two.
+            // All tokens: one sort, and no second list.
             core::mem::swap(list, parts);
             list.sort_unstable_by(by_logit_rank);
             ends.clear();
@@ -234,8 +236,8 @@ impl RowSummary {
         }
     }
 
-    /// Decides a row with filters from its overview, and from the mass before its places in doubt where that is known; what
-    /// it needs where these do not decide.
+    /// Decides a row with filters from its overview, and from the mass before its points in doubt, if known. Returns the
+    /// pass that an open row needs.
     pub(crate) fn decide(
         &mut self,
         resolver: &mut FilterResolver,
@@ -270,7 +272,8 @@ impl RowSummary {
         resolver.resolve(of, &view, &frontiers[..*used], doubts, result)
     }
 
-    /// Summarizes the raw logits of tokens `first ..` in the plain way. Follows [`RowSummary::of`], which empties the summary.
+    /// Summarizes the raw logits of tokens `first ..` without optimisation. Call it after [`RowSummary::of`], which empties
+    /// the summary.
     pub fn of_raw(&mut self, row: &Row<'_>, request: Request<'_>, first: u32, raw: &[f32]) {
         match request {
             Request::Overview | Request::Decide if row.raw_logprobs.is_some() => {
@@ -295,7 +298,7 @@ impl RowSummary {
         self.log_mass = None;
     }
 
-    /// Takes over the result of a row without filters.
+    /// Copies the result of a row without filters.
     pub fn set_sample(&mut self, sample: &RowSample<'_>) {
         self.clear_sample();
         let candidate = |d: &crate::Draw| Candidate { winner: Winner::new(d.score, d.token), logit: d.logit };
@@ -307,7 +310,7 @@ impl RowSummary {
         }
     }
 
-    /// Summarizes the transformed logits of tokens `first ..` in the plain way: every fast path is judged against this.
+    /// Summarizes the transformed logits of tokens `first ..` without optimisation: the definition for every fast path.
     pub fn of(&mut self, row: &Row<'_>, request: Request<'_>, first: u32, logits: &[f32]) {
         self.begin(row);
         if matches!(request, Request::RawLogits(_)) {
@@ -361,7 +364,7 @@ impl RowSummary {
         self.error = Some(StagedError { stage: crate::error::Stage::Transformed, error: RowError::NoFiniteLogit });
     }
 
-    /// Draws for a row without filters.
+    /// Makes the draws of a row without filters.
     fn draw(&mut self, row: &Row<'_>, first: u32, logits: &[f32]) {
         let finite = || (first..).zip(logits.iter().copied()).filter(|(_, l)| *l > f32::NEG_INFINITY);
         let scored = |draw: u32| {
@@ -420,7 +423,8 @@ mod tests {
                 RowParams { without_replacement: true, draws: 3, ..base },
             ] {
                 let row = params.check(&[], &can, &plan, VOCAB).unwrap();
-                let list = row.filters.map_or(row.logprobs.unwrap_or(0) as usize, |filters| SummarySpec::of(&row, &filters).list);
+                let limit = |filters| SummarySpec::of(&row, &filters).list;
+                let list = row.filters.map_or(row.logprobs.unwrap_or(0) as usize, limit);
                 let mut starts: Vec<u32> = [0].into_iter().chain(cuts.iter().copied()).chain([VOCAB]).collect();
                 starts.dedup();
                 let mut parts: Vec<_> = starts.windows(2).map(|w| w[0]..w[1]).collect();

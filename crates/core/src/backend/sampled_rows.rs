@@ -1,4 +1,4 @@
-//! Row summaries from the samples of a sampler, for samplers that do not scan rows without filters themselves.
+//! Row summaries from the samples of a sampler, for samplers whose scan does not summarize rows without filters.
 
 use crate::backend::RowSummary;
 use crate::error::{RowError, SampleError, Stage, StagedError};
@@ -7,28 +7,28 @@ use crate::params::{LogprobsMode, RowParams};
 use crate::sampler::samples::Samples;
 use crate::sampler::{PerturbedArgmax, reuse_vec};
 
-/// Makes the summaries of rows without filters by calls of [`PerturbedArgmax::sample`]. Keeps its memory from call to call.
+/// Summarizes rows without filters by calls of [`PerturbedArgmax::sample`]. Reuses its memory between calls.
 ///
-/// A row may take up to three samples: a list without replacement that is longer than the sampler has tokens is sampled
-/// again with as many draws as there are, and a row with a bad logit is sampled once without transforms, which shows the
-/// logit's [`Stage`].
+/// A row may take up to three samples. A list without replacement that is longer than the sampler's tokens is sampled once
+/// more with as many draws as tokens. A row with a bad logit is sampled once more without transforms, to find the logit's
+/// [`Stage`].
 #[derive(Debug, Default)]
 pub struct SampledRows {
     samples: Samples,
-    /// The rows of the sample.
+    /// The rows of the current sample.
     members: Vec<usize>,
-    /// Their input.
+    /// The input of these rows.
     gathered: Vec<u8>,
-    /// Only the memory lives from call to call.
+    /// Empty between calls; only its memory is reused.
     params: Vec<RowParams<'static>>,
 }
 
 impl SampledRows {
-    /// Fills the draws, masses and largest logits of the rows for which `params_of` returns parameters: raw
-    /// log-probabilities are left to a [`Scan`](crate::backend::Scan).
+    /// Fills the draws, masses and largest logits of the rows for which `params_of` returns parameters. Raw
+    /// log-probabilities take a [`Scan`](crate::backend::Scan).
     ///
     /// # Errors
-    /// Those of [`sample`](PerturbedArgmax::sample).
+    /// The errors of [`sample`](PerturbedArgmax::sample).
     pub fn fill<'a>(
         &mut self,
         sampler: &mut dyn PerturbedArgmax,

@@ -1,8 +1,8 @@
 //! One pass over a shard of the vocabulary.
 //!
-//! Which tokens a filter keeps depends on the whole row, so a shard cannot draw for such a row alone. A scan summarizes the
-//! shard's tokens instead: the draws of a row without filters; first tokens, integer masses, moments and frontiers of a row
-//! with filters. All of these merge in any order. The merged summaries of shards equal the summary of the whole row, to the
+//! The tokens that a filter keeps depend on the whole row, so a shard alone cannot draw for such a row. A scan summarizes the
+//! shard's tokens: the draws of a row without filters; first tokens, integer masses, moments and frontiers of a row with
+//! filters. All of these merge in any order. The merged summaries of shards equal the summary of the whole row, to the
 //! last bit, so a [`Driver`](crate::backend::Driver) decides from them what a sampler without shards decides.
 
 use crate::backend::selection::PrefixMass;
@@ -10,23 +10,25 @@ use crate::backend::{Batch, RowSummary};
 use crate::error::SampleError;
 use crate::sampler::{Plan, Shape, check_call};
 
-/// What a scan computes of a row.
+/// A request for one row of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Request<'a> {
     /// Nothing.
     Skip,
-    /// The row's summary. Without filters: its draws, and masses and largest logits where the row asks for log-probabilities.
-    /// With filters: what [`SummarySpec`](crate::backend::selection::SummarySpec) lists. In both cases the raw masses and the largest raw logits,
-    /// where the row asks for raw log-probabilities.
+    /// The row's summary.
+    ///
+    /// Without filters: the draws, and masses and largest logits if the row requests log-probabilities. With filters: the
+    /// parts that [`SummarySpec`](crate::backend::selection::SummarySpec) names. In both cases raw masses and the largest raw logits
+    /// if the row requests raw log-probabilities.
     Overview,
-    /// As [`Overview`](Request::Overview), of a scan over the whole vocabulary: it may [decide](crate::backend::Progress) the
-    /// row itself.
+    /// An [`Overview`](Request::Overview) over the whole vocabulary, which allows the scan to
+    /// [decide](crate::backend::Progress) the row.
     Decide,
-    /// The mass before these places, starting from zero; and in [`RowSummary::mass`] that of all logits below `below`.
+    /// The mass before these points, counted from zero; and in [`RowSummary::mass`] the masses of all logits below `below`.
     PrefixMass {
-        /// The places.
+        /// The points; their masses are ignored.
         points: &'a [PrefixMass],
-        /// In nats; -inf: no masses, as of every scan that leaves none [below](RowSummary::tail).
+        /// In nats; -inf: no masses. Only a scan that sets [`RowSummary::tail`] gets another value.
         below: f32,
     },
     /// Every token with a logit of at least `floor`.
@@ -39,26 +41,28 @@ pub enum Request<'a> {
 }
 
 impl Request<'_> {
-    /// Whether it is for the row's summary.
+    /// Whether the request is for the row's summary.
     pub fn is_overview(&self) -> bool {
         matches!(self, Request::Overview | Request::Decide)
     }
 }
 
-/// Passes over the tokens of a shard; see [`PerturbedArgmax::scan`](crate::PerturbedArgmax::scan).
+/// One pass over the tokens of a shard; see [`PerturbedArgmax::scan`](crate::PerturbedArgmax::scan).
 ///
 /// # Contract
 /// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary, whatever
-/// the shards, threads or neighbours. Errors do not merge: each names the shard's own token and stage. Which masses a filter
-/// has dropped may depend on the shards, so a row may take another number of passes to the same result. Logits and scores
-/// equal those that [`sample`](crate::PerturbedArgmax::sample) draws from.
+/// the shards, threads or other rows. An error names the shard's own token and stage; merged errors keep the first one. The
+/// masses that a filter drops may depend on the shards, so the number of passes may change, but not the result. Logits and
+/// scores equal those of [`sample`](crate::PerturbedArgmax::sample).
 pub trait Scan {
-    /// Makes one pass over this scan's tokens. `requests` and `out` have one entry for each row; entries of skipped rows and
-    /// of invalid ones stay as they are. A row without filters gets [`RowError::NoFiniteLogit`](crate::RowError) for a
-    /// request that is only for filters.
+    /// Makes one pass over this scan's tokens.
+    ///
+    /// `requests` and `out` have one entry per row. The entries of skipped and of invalid rows do not change. A row without
+    /// filters gets [`RowError::NoFiniteLogit`](crate::RowError) for a request that is only for filters.
     ///
     /// # Errors
-    /// Those of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few requests or entries.
+    /// The errors of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few requests or
+    /// entries.
     fn scan(
         &mut self,
         batch: &Batch<'_, '_>,
@@ -67,7 +71,7 @@ pub trait Scan {
     ) -> Result<(), SampleError>;
 }
 
-/// The checks of a scan that are the same for every implementer.
+/// Makes the checks that every scan needs.
 ///
 /// # Errors
 /// See [`Scan::scan`].

@@ -77,9 +77,10 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// What has the knobs that a sampler of these capabilities lacks, under its plan. It follows from the kind of the
-    /// sampler, since one that is pathwise, has its whole head and no canonical plan can do all that a row may ask. Of two
-    /// reasons it names the plan.
+    /// Names an alternative that supports the knobs which a sampler with these capabilities and this plan lacks.
+    ///
+    /// It follows from the kind of the sampler: a pathwise sampler with a whole head and no canonical plan supports every
+    /// knob. If both the kind and the plan are reasons, it names the plan.
     pub fn alternative(&self, plan: &Plan) -> &'static str {
         match (self.exactness, self.variant) {
             (Exactness::InDistribution, Variant::Sharded) if plan.canonical => {
@@ -231,8 +232,8 @@ pub fn check_call(input: &Matrix<'_>, rows: &[RowParams<'_>], shape: &Shape, pla
     Ok(())
 }
 
-/// Empties a list but keeps its memory, for elements of another lifetime: collecting from `into_iter` reuses it. What a
-/// sampler keeps of the rows of a call from call to call.
+/// Empties a list and reuses its memory for elements of another lifetime, by collecting from `into_iter`. Samplers reuse the
+/// memory of a call's rows in this way.
 pub fn reuse_vec<A, B>(mut list: Vec<A>) -> Vec<B> {
     list.clear();
     list.into_iter().filter_map(|_| None).collect()

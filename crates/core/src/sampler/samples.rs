@@ -189,14 +189,14 @@ impl Samples {
         });
     }
 
-    /// For implementers: says of the row appended last how many passes it took.
+    /// For implementers: sets the number of passes of the row appended last.
     pub fn set_passes(&mut self, passes: u32) {
         if let Some(slot) = self.slots.last_mut() {
             slot.passes = passes;
         }
     }
 
-    /// For implementers: says of the row appended last which tokens its filters kept, of a vocabulary of `vocab_size`.
+    /// For implementers: sets the tokens that the filters of the row appended last keep, in a vocabulary of `vocab_size`.
     pub fn set_kept(&mut self, tokens: impl Iterator<Item = u32>, log_mass: f64, vocab_size: u32) {
         let Some(slot) = self.slots.last_mut() else { return };
         let from = self.kept.len();
@@ -207,8 +207,8 @@ impl Samples {
         slot.kept = Some((count, log_mass, (from, self.kept.len())));
     }
 
-    /// For implementers: gives a row that was appended without log-probabilities the raw ones: the masses and the largest
-    /// of its raw logits, and the raw logit of each draw. Panics when there is no such row, like a slice.
+    /// For implementers: sets the raw log-probabilities of a row that was appended without log-probabilities: the masses and
+    /// the largest of its raw logits, and the raw logit of each draw. Panics if there is no such row, like a slice.
     pub fn set_raw(
         &mut self,
         row: usize,

@@ -57,18 +57,18 @@ impl Winner {
     }
 }
 
-/// A token's place in the order of falling logits: a larger logit first, then the lower token id. Filters keep runs of
-/// this order, so that of equal logits the lower token is kept.
+/// A token's rank in the order of falling logits: a larger logit first, then the lower token id. Filters keep runs of this
+/// order, so of equal logits the lower token is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitRank {
-    /// The logit that filters look at, in nats; never NaN.
+    /// The logit that filters compare, in nats; never NaN.
     pub logit: f32,
     /// Global token id.
     pub token: u32,
 }
 
 impl LogitRank {
-    /// Whether `self` comes before `other` or is the same place.
+    /// Whether `self` comes before `other` or equals it.
     #[inline(always)]
     pub fn is_at_or_before(&self, other: &LogitRank) -> bool {
         self.logit > other.logit || (self.logit == other.logit && self.token <= other.token)
@@ -88,7 +88,7 @@ impl Candidate {
     /// The candidate of the empty set.
     pub const NONE: Candidate = Candidate { winner: Winner::NONE, logit: f32::NEG_INFINITY };
 
-    /// Where the candidate stands in the order of falling logits.
+    /// The candidate's rank in the order of falling logits.
     #[inline(always)]
     pub fn logit_rank(&self) -> LogitRank {
         LogitRank { logit: self.logit, token: self.winner.token }

@@ -1,8 +1,8 @@
-//! The head of a message: what a rank was called with.
+//! The head of a message: the call of a rank, or its status.
 //!
 //! ```text
 //! call      magic u32 | 0 u8 | number u64 | rows u32 | type u8 | digest of the rows' parameters u64
-//! waited    magic u32 | 3 u8 | the same | nanoseconds u64 | ranks u32 | rank u32 ...   the call that a rank gave up
+//! waited    magic u32 | 3 u8 | the same | nanoseconds u64 | ranks u32 | rank u32 ...   a call that a rank gave up
 //! checks    magic u32 | 4 u8 | results to compare                                      see `check`
 //! ```
 
@@ -28,24 +28,24 @@ pub enum CallStatus<'a> {
     Ready,
     /// It cannot make the call, for this reason.
     Failed(&'a str),
-    /// It gave the call up.
+    /// It gave the call up after a timeout.
     TimedOut {
-        /// The ranks that did not come; none where it does not know which.
+        /// The ranks that did not come; empty if unknown.
         ranks: &'a [usize],
-        /// How long it waited for them.
+        /// How long it waited.
         limit: Duration,
     },
 }
 
-/// What every rank must have been called with.
+/// The parts of a call that must be the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// Which call of the rank it is, whatever way it goes.
+    /// The number of the call, whatever its transport.
     pub(crate) number: u64,
     pub(crate) rows: usize,
-    /// Of the hidden states.
+    /// The type of the hidden states.
     pub(crate) dtype: DType,
-    /// Of the parameters of all rows.
+    /// The digest of the parameters of all rows.
     pub(crate) digest: u64,
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn begin_check(bytes: &mut Vec<u8>) {
     begin_with(bytes, CHECKS);
 }
 
-/// The message of a call that this rank gave up.
+/// Encodes the message of a call that this rank gave up.
 pub(crate) fn encode_waited(bytes: &mut Vec<u8>, call: Call, ranks: &[usize], limit: Duration) {
     begin_with(bytes, WAITED);
     call.put(bytes);
@@ -112,14 +112,14 @@ pub(crate) fn of_element(number: u8) -> Option<DType> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Head<'m> {
     Call(Call),
-    /// A call that the rank gave up, after how long, and for which ranks.
+    /// A call that the rank gave up, its waiting time, and the ranks that did not come.
     Waited(Call, Duration, &'m [[u8; 4]]),
     /// Results to compare.
     Checks,
 }
 
 impl Head<'_> {
-    /// Whether the rank has gone on from a call.
+    /// Whether the rank has passed a call.
     fn is_beyond(&self, number: u64) -> bool {
         match self {
             Head::Call(call) | Head::Waited(call, ..) => call.number > number,
@@ -151,7 +151,7 @@ pub(crate) fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>
     }
 }
 
-/// What a shard was called with, before its rows.
+/// Reads the call of a shard, before its rows.
 pub(crate) fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, ShardError> {
     match head(reader, shard)? {
         Head::Call(call) | Head::Waited(call, ..) => Ok(call),
@@ -161,8 +161,8 @@ pub(crate) fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, Shar
     }
 }
 
-/// Finds ranks that came late to a call: one tells that it gave the call up, and others have gone on from it. All ranks find
-/// the same, as all have the same messages.
+/// Detects ranks that came late to a call: one rank reports that it gave the call up, and others have passed it. All ranks
+/// come to the same result, from the same messages.
 pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
     let heads = || messages.iter().enumerate().map(|(shard, bytes)| head(&mut Reader::new(bytes), shard));
     let mut first: Option<(u64, usize, Duration, &[[u8; 4]])> = None;
@@ -179,13 +179,13 @@ pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
     if beyond.is_empty() {
         return Ok(());
     }
-    let told = ranks.iter().map(|rank| u32::from_le_bytes(*rank) as usize);
-    let told: Vec<usize> = told.filter(|&rank| rank < messages.len()).collect();
-    Err(ShardError::Late { shard, ranks: if told.is_empty() { beyond } else { told }, limit })
+    let late = ranks.iter().map(|rank| u32::from_le_bytes(*rank) as usize);
+    let late: Vec<usize> = late.filter(|&rank| rank < messages.len()).collect();
+    Err(ShardError::Late { shard, ranks: if late.is_empty() { beyond } else { late }, limit })
 }
 
-/// Whether all shards were called with the parameters of this rank. Where it is an error or `false`, it is one or the other
-/// on every rank: all have the same messages, and of ranks that differ each differs from some other.
+/// Whether all shards have this rank's call. If one rank gets an error or `false`, every rank does: all have the same
+/// messages, and each rank of a mismatch differs from some other.
 pub(crate) fn is_same_call(messages: &[Vec<u8>], mine: Call) -> Result<bool, ShardError> {
     none_is_late(messages)?;
     let mut is_same = true;

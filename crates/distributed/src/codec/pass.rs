@@ -1,12 +1,12 @@
 //! The bytes of a further pass.
 //!
 //! ```text
-//! row        number u32 | masses: count u32 | u64 ...          as was requested: masses before places,
-//!            number u32 | list                                 tokens from a floor on,
+//! row        number u32 | masses: count u32 | u64 ...          by request: masses before points,
+//!            number u32 | list                                 tokens down to a logit,
 //!            number u32 | raw logits of own tokens, as a list  or raw logits
 //! ```
 //!
-//! An overview that is requested again has the bytes of [`summary`](crate::codec::summary).
+//! An overview in a further pass has the bytes of [`summary`](crate::codec::summary).
 
 use crate::codec::call::{FAILED, MAGIC, PASS};
 use crate::codec::summary::{LISTED, Layout, decode_row, encode_row, is_mass, put_list, put_tokens, read_list};
@@ -16,7 +16,7 @@ use core::ops::Range;
 use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Request, RowSummary};
 
-/// The message of a rank that failed.
+/// Encodes the message of a rank that failed.
 pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
     bytes.clear();
     bytes.extend_from_slice(&MAGIC.to_le_bytes());
@@ -52,7 +52,7 @@ pub(crate) fn read_head(reader: &mut Reader<'_>, shard: usize, rows: usize) -> R
     }
 }
 
-/// Appends what a pass left of row `r`.
+/// Appends the summary of row `r` from a further pass.
 pub(crate) fn encode_row_of_pass(
     bytes: &mut Vec<u8>,
     r: usize,
@@ -73,8 +73,8 @@ pub(crate) fn encode_row_of_pass(
     }
 }
 
-/// Reads what a pass over the shard with `tokens` left of row `r`, which has filters or raw log-probabilities, and merges it
-/// into `out`; or why the shard has nothing that can be used.
+/// Reads the summary of row `r` from a pass over the shard with `tokens`, and merges it into `out`. The row has filters or raw
+/// log-probabilities. The inner error is the reason why the shard's summary cannot be used.
 pub(crate) fn decode_row_of_pass(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,
@@ -196,7 +196,7 @@ mod tests {
         );
         assert!(got[1].list == want[1].list && !got[1].list.is_empty());
         assert!(got[2].raw_logits == want[2].raw_logits && got[2].raw_logits.len() == 2);
-        // Another number of places than was requested.
+        // Another number of points than requested.
         assert!(decode(&bytes, &points[..1]).is_err());
         for end in 0..bytes.len() {
             assert!(decode(&bytes[..end], &points).is_err(), "{end} bytes");

@@ -9,8 +9,8 @@
 //!   2 NAN           token u32 | stage u8: 0 of a raw logit, 1 of a transformed one
 //!   3 INFINITE      token u32 | stage u8
 //!   4 UNUSABLE      text: an error that no shard should give for a row with valid parameters
-//!   5 SKIPPED       the parameters are invalid, as every rank finds for itself
-//!                   behind 0 to 3, where raw log-probabilities are requested: mass | list
+//!   5 SKIPPED       the parameters are invalid on every rank
+//!                   after 0 to 3, if raw log-probabilities are requested: mass | list
 //! draws             count u32 | (token u32 | score f32 | logit f32) ...
 //! mass              top edge's bits u32 | bins u32 | u64 ..., from the lowest bin with mass up to the highest
 //! list              count u32 | (token u32 | logit f32) ..., by falling logits, then rising tokens
@@ -30,11 +30,11 @@ const INFINITE: u8 = 3;
 const UNUSABLE: u8 = 4;
 const SKIPPED: u8 = 5;
 
-/// Bytes of a draw, and of a listed token.
+/// The bytes of a draw, and of a listed token.
 const DRAW: usize = 12;
 pub(super) const LISTED: usize = 8;
 
-/// What the summary of a row holds.
+/// The parts of a row's summary.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout<'r, 'a> {
     pub(crate) row: &'r Row<'a>,
@@ -108,7 +108,7 @@ fn bytes_of(c: &Candidate) -> [u8; DRAW] {
     bytes
 }
 
-/// No mass: an empty histogram.
+/// Appends a mass; `None` is an empty histogram.
 fn put_mass(bytes: &mut Vec<u8>, mass: Option<&MassHistogram>) {
     let (top, runs) = mass.map_or((f32::NEG_INFINITY, [&[] as &[u64]; 2]), MassHistogram::run);
     bytes.extend_from_slice(&top.to_bits().to_le_bytes());
@@ -125,8 +125,10 @@ pub(super) fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Ite
     put_items(bytes, tokens.map(|(token, logit)| (u64::from(logit.to_bits()) << 32 | u64::from(token)).to_le_bytes()));
 }
 
-/// Reads the summary of a row from the shard with `tokens`; or why the shard has none that can be used. That of a row with
-/// filters is merged into `out`, that of another row becomes `out`, which has begun.
+/// Reads the summary of a row from the shard with `tokens`. The inner error is the reason why the shard's summary cannot be
+/// used.
+///
+/// The summary of a row with filters is merged into `out`. Otherwise it becomes `out`, which [`RowSummary::begin`] prepared.
 pub(crate) fn decode_row(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,
@@ -238,13 +240,13 @@ fn decode_overview(
     Ok(())
 }
 
-/// A token of the shard.
+/// Reads a token of the shard.
 fn read_token(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<u32, WireError> {
     let token = reader.u32()?;
     if tokens.contains(&token) { Ok(token) } else { Err(reader.invalid("a token of another shard")) }
 }
 
-/// A draw; its score may be infinite, as that of a filtered row whose temperature comes after the filters.
+/// Reads a draw. Its score may be infinite if the temperature follows the filters.
 fn read_draw(reader: &mut Reader<'_>, tokens: &Range<u32>) -> Result<Candidate, WireError> {
     let (token, score, logit) = (read_token(reader, tokens)?, reader.f32()?, reader.f32()?);
     if score.is_nan() || !logit.is_finite() {
@@ -279,10 +281,10 @@ pub(super) fn read_list<'r>(
     }))
 }
 
-/// Reads a mass histogram and adds it to `mass`; whether it has any.
+/// Reads a mass histogram and adds it to `mass`; returns whether it has any mass.
 fn read_mass(reader: &mut Reader<'_>, tokens: usize, mass: &mut MassHistogram) -> Result<bool, WireError> {
     let (top, run) = (reader.f32()?, reader.items()?);
-    // The bits of all are a bound that vectors find.
+    // The union of all bits is a bound that vector units compute.
     let bits = run.iter().fold(0, |bits, mass| bits | u64::from_le_bytes(*mass));
     if !is_mass(bits, tokens) && !run.iter().all(|mass| is_mass(u64::from_le_bytes(*mass), tokens)) {
         return Err(reader.invalid("a mass beyond that of the shard's tokens"));
@@ -290,7 +292,7 @@ fn read_mass(reader: &mut Reader<'_>, tokens: usize, mass: &mut MassHistogram) -
     if mass.add_run(top, run) { Ok(!run.is_empty()) } else { Err(reader.invalid("not a mass histogram")) }
 }
 
-/// Whether so many tokens can have a mass: each has less than 2^31 units, which keeps sums over shards from overflowing.
+/// Whether `tokens` tokens can have this mass. A token has less than 2^31 units, so sums over shards do not overflow.
 pub(super) fn is_mass(mass: u64, tokens: usize) -> bool {
     mass < ((tokens as u64) << 31).max(1)
 }

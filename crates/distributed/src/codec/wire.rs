@@ -10,7 +10,7 @@ pub enum WireError {
         /// Its length.
         at: usize,
     },
-    /// The message is longer than what it says.
+    /// The message is longer than its content.
     #[error("{extra} bytes follow its end at byte {at}")]
     Trailing {
         /// Where it ends.
@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
         Reader { rest: &bytes[at..], length: bytes.len() }
     }
 
-    /// The byte that is next.
+    /// The index of the next byte.
     pub(crate) fn at(&self) -> usize {
         self.length - self.rest.len()
     }
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         self.array().map(f64::from_le_bytes)
     }
 
-    /// A 64-bit size that this machine can count to.
+    /// Reads a 64-bit size that fits this machine's `usize`.
     pub(crate) fn size(&mut self) -> Result<usize, WireError> {
         let size = self.u64()?;
         usize::try_from(size).map_err(|_| self.invalid("a size beyond this machine's"))
@@ -90,14 +90,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A count of items of `size` bytes each, which must all be there.
+    /// Reads a count of items of `size` bytes each, and checks that the message has them.
     pub(crate) fn count(&mut self, size: usize) -> Result<usize, WireError> {
         let count = self.u32()? as usize;
         let needed = count.checked_mul(size).filter(|needed| *needed <= self.rest.len());
         needed.map(|_| count).ok_or(WireError::Truncated { at: self.length })
     }
 
-    /// Items of `N` bytes each, with their count in front, as they lie.
+    /// Borrows items of `N` bytes each, after their count.
     pub(crate) fn items<const N: usize>(&mut self) -> Result<&'a [[u8; N]], WireError> {
         let count = self.count(N)?;
         let (items, rest) = self.rest.split_at(count * N);
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         Ok(items.as_chunks().0)
     }
 
-    /// Text, with its length in front.
+    /// Borrows text, after its length.
     pub(crate) fn text(&mut self) -> Result<&'a str, WireError> {
         let count = self.count(1)?;
         let (text, rest) = self.rest.split_at(count);
@@ -125,13 +125,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends text with its length in front.
+/// Appends the length of a text, and the text.
 pub(crate) fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend_from_slice(&(text.len() as u32).to_le_bytes());
     bytes.extend_from_slice(text.as_bytes());
 }
 
-/// Appends items of `N` bytes each: side by side, as a vector that grows item by item asks each time for room.
+/// Appends items of `N` bytes each, after one allocation.
 pub(crate) fn put_items<const N: usize>(bytes: &mut Vec<u8>, items: impl ExactSizeIterator<Item = [u8; N]>) {
     let at = bytes.len();
     bytes.resize(at + N * items.len(), 0);

@@ -12,41 +12,41 @@ use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
 use std::time::Instant;
 
-/// The communicators of a group: one for collectives, one for calling the roll, so that neither meets the other's messages.
+/// The communicators of a group: one for collectives and one for liveness, so that their messages do not mix.
 pub(super) struct Collectives {
     of_exchanges: SimpleCommunicator,
     liveness: Liveness,
-    /// Exchanges that were begun.
+    /// The number of exchanges begun.
     step: u64,
 }
 
-/// How long a rank polls an exchange alone, and the part of the limit that this is at most; then it listens to the others too.
+/// How long a rank only polls an exchange, and the part of the limit that bounds this. Then it also exchanges heartbeats.
 const ALONE: Duration = Duration::from_millis(20);
 const ALONE_PART: u32 = 8;
 
-/// After one exchange of so many a rank takes what the others said, had it to wait or not: for one that always comes last it
-/// would pile up.
+/// The number of exchanges after which a rank receives pending heartbeats, even without a wait: they accumulate at a rank
+/// that always comes last.
 const CATCH_UP: u64 = 256;
 
 // SAFETY: the values are handles of a library that may be called from the thread that holds this value, which `Mpi::start`
-// asks of the library and `Mpi::over` of its caller.
+// requests from the library and `Mpi::over` requires from its caller.
 unsafe impl Send for Collectives {}
 
 impl Collectives {
-    /// Errors are returned rather than ending the process.
+    /// Makes MPI return errors rather than end the process.
     pub(super) fn new(
         of_exchanges: SimpleCommunicator,
-        of_roll_calls: SimpleCommunicator,
+        of_liveness: SimpleCommunicator,
     ) -> Result<Self, TransportError> {
-        for communicator in [&of_exchanges, &of_roll_calls] {
+        for communicator in [&of_exchanges, &of_liveness] {
             // SAFETY: a live communicator and a constant of the library.
             check(unsafe { ffi::MPI_Comm_set_errhandler(communicator.as_raw(), ffi::RSMPI_ERRORS_RETURN) })?;
         }
-        Ok(Collectives { of_exchanges, liveness: Liveness::new(of_roll_calls), step: 0 })
+        Ok(Collectives { of_exchanges, liveness: Liveness::new(of_liveness), step: 0 })
     }
 
-    /// Every rank's `sent` one after the other in `received`, which holds as many bytes for each rank. `left` is what this rank
-    /// has left of the `limit`, which all have alike.
+    /// Gathers every rank's `sent`, by rank, in `received`, which has room for equal sizes. `left` is what remains of the common
+    /// `limit` for this rank.
     pub(super) fn all_gather(
         &mut self,
         sent: Vec<u8>,
@@ -73,7 +73,7 @@ impl Collectives {
         self.wait(begun, request, (sent, received), left, limit)
     }
 
-    /// Polls a collective until it is done. One that is not keeps its buffers: the library may still use them.
+    /// Polls a collective until it is done. A collective that does not end keeps its buffers: the library may use them.
     fn wait<B>(
         &mut self,
         begun: c_int,
@@ -107,11 +107,11 @@ impl Collectives {
     }
 }
 
-/// An operation that was begun.
+/// An operation in progress.
 pub(super) struct Request(pub(super) ffi::MPI_Request);
 
 impl Request {
-    /// Whether it is done.
+    /// Whether the operation is done.
     pub(super) fn test(&mut self) -> Result<bool, TransportError> {
         let mut done: c_int = 0;
         // SAFETY: a request that was begun, or the null request that an earlier test left, which counts as done.
@@ -119,8 +119,8 @@ impl Request {
         Ok(done != 0)
     }
 
-    /// Polls until it is done, or the deadline is over. Others may need the processor to bring it about: ranks may be more
-    /// than processors.
+    /// Polls until the operation is done, or the deadline is over. Yields between polls: there may be more ranks than
+    /// processors.
     fn wait_until(&mut self, deadline: Option<Instant>) -> Result<bool, TransportError> {
         loop {
             if self.test()? {
@@ -142,7 +142,7 @@ fn count(length: usize) -> Result<c_int, TransportError> {
     c_int::try_from(length).map_err(|_| failed(format!("a message of {length} is more than MPI counts")))
 }
 
-/// A code of the library as a result.
+/// Converts a code of the library to a result.
 pub(super) fn check(code: c_int) -> Result<(), TransportError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());

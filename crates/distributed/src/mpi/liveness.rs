@@ -1,4 +1,4 @@
-//! Who is there, when a collective does not end.
+//! Finds the missing ranks when a collective does not end.
 #![allow(unsafe_code)]
 
 use super::collectives::{Request, check, unbegun};
@@ -10,43 +10,45 @@ use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
 use std::time::Instant;
 
-/// The one tag of the communicator of roll calls.
+/// The only tag of the liveness communicator.
 const TAG: c_int = 0;
 
-/// A rank that waits for long in an exchange tells every other rank the exchange's number, again and again, and listens to
-/// those that do so too. The ranks that are there began at about the same time and say so within the limit; one that came
-/// and died says it no more. What was said in an exchange that did end is heard later, and is of an earlier number. A rank that
-/// gives an exchange up says that too: it lives, and is not why a later one does not end, nor is one that goes on saying an
-/// earlier number, as a rank that is gone holds it up there. At the end of its limit a rank asks all others: a rank that waits
-/// answers at once, also one that has not waited long enough to say its number unasked, and one that was stopped a moment ago
-/// does not. One for which the exchange ends after it spoke says so; one for
-/// which it ended before, as nearly all do, says nothing, which would cost messages in every exchange: where it ends for that
-/// rank and not for others, and that rank stays away as long as they wait, they miss it too.
+/// Detects which ranks are missing, by heartbeats outside the collectives.
+///
+/// * A rank that waits long in an exchange sends the exchange's number to every other rank, at regular intervals, and
+///   receives theirs. Live ranks begin an exchange at about the same time, so their heartbeats arrive within the limit. A rank
+///   that died after it came to the exchange falls silent.
+/// * Heartbeats of an exchange that ended arrive later, with a lower number.
+/// * A rank that gives an exchange up reports it. This rank is alive, so it is not missing from a later exchange. Neither is a
+///   rank that still waits in an earlier exchange: a missing rank holds it up there.
+/// * At the end of its limit, a rank queries all others. Every waiting rank replies at once, even before its first
+///   heartbeat; a rank that was stopped a moment ago does not reply.
+/// * A rank whose exchange ends after a heartbeat reports the end. Most exchanges end before one, and then the rank sends
+///   nothing, since a message per exchange costs too much. If such an exchange does not end for other ranks, and this rank
+///   makes no other exchange while they wait, they count it as missing.
 pub(super) struct Liveness {
     communicator: SimpleCommunicator,
-    /// Of every other rank; none before the first roll call.
+    /// All other ranks; empty before the first long wait.
     others: Vec<Other>,
 }
 
-/// The bit of a number that was given up.
+/// The bit of the number of an exchange that was given up.
 const GIVEN_UP: u64 = 1 << 63;
-/// The bit of a number whose sender wants an answer at once: its limit is over.
-const ASKS: u64 = 1 << 62;
+/// The bit of a query: the limit of the sender is over, and it needs a reply at once.
+const QUERY: u64 = 1 << 62;
 
-/// How long a rank waits for answers after the end of its limit, and the part of the limit that this is at most. A rank that
-/// is there answers at once; this is what it may lack a processor for.
-const LAST_CALL: Duration = Duration::from_millis(350);
-const LAST_CALL_PART: u32 = 2;
+/// How long a rank waits for replies after the end of its limit, and the part of the limit that bounds this. A live rank
+/// replies at once, unless it lacks a processor.
+const REPLY_TIME: Duration = Duration::from_millis(350);
+const REPLY_PART: u32 = 2;
 
-/// The part of the limit in which a rank that waits says nothing unasked, and after which it says each time that it still
-/// waits.
-const AGAIN: u32 = 8;
+/// The interval between heartbeats, as a part of the limit.
+const HEARTBEATS_PER_LIMIT: u32 = 8;
 
-/// A rank that is not heard for so many times as long as it said that it would be silent is gone. One that is there may lack
-/// a processor for a while.
-const SILENT: u32 = 3;
+/// The silence, in intervals of the sender, after which a rank is missing. A live rank may lack a processor for a while.
+const MISSED_HEARTBEATS: u32 = 3;
 
-/// When a rank says the number again of an exchange that ended for it: never.
+/// The interval of a rank whose exchange ended: it sends no further heartbeat.
 const ENDED: Duration = Duration::from_nanos(u64::MAX);
 
 /// A wait for an exchange.
@@ -57,43 +59,45 @@ pub(super) struct Wait {
     pub(super) begun: Instant,
     /// When its limit is over; `None` = never.
     pub(super) end: Option<Instant>,
-    /// How long the answers of other ranks are waited for then.
-    pub(super) last_call: Duration,
-    /// After which time the number is said, and said again.
-    pub(super) again: Duration,
+    /// How long this rank then waits for replies.
+    pub(super) reply_time: Duration,
+    /// The interval between heartbeats.
+    pub(super) interval: Duration,
 }
 
 impl Wait {
-    /// A wait that begins now and ends when so much time is `left` of the limit of all ranks.
+    /// A wait that begins now and lasts for the time `left` of the common limit.
     pub(super) fn new(step: u64, left: Duration, limit: Duration) -> Wait {
         let begun = Instant::now();
-        let last_call = LAST_CALL.min(limit / LAST_CALL_PART);
-        Wait { step, begun, end: begun.checked_add(left), last_call, again: limit / AGAIN }
+        let reply_time = REPLY_TIME.min(limit / REPLY_PART);
+        Wait { step, begun, end: begun.checked_add(left), reply_time, interval: limit / HEARTBEATS_PER_LIMIT }
     }
 }
 
 /// Another rank.
 struct Other {
     rank: c_int,
-    /// The last number that it said; 0 before the first.
-    said: u64,
-    /// When that was heard.
-    heard: Instant,
-    /// In what time it says the number again, as it said.
-    again: Duration,
+    /// The number of its last heartbeat; 0 before the first.
+    step: u64,
+    /// When the last heartbeat arrived.
+    last_heard: Instant,
+    /// Its interval between heartbeats.
+    interval: Duration,
     /// Whether it gave that exchange up.
     has_given_up: bool,
-    /// Whether it waits for an answer.
-    asks: bool,
-    /// Whether it was told the number of the exchange that this rank waits in.
-    is_told: bool,
-    hearing: Message,
-    /// The number that it was told last, which it may not have taken yet: one that is gone never does.
-    telling: Option<Message>,
+    /// Whether it waits for a reply.
+    wants_reply: bool,
+    /// Whether it got a heartbeat of the current exchange.
+    is_notified: bool,
+    incoming: Message,
+    /// The last heartbeat to it, which may not be received yet: a dead rank never receives it.
+    outgoing: Option<Message>,
 }
 
-/// A number and the nanoseconds after which it comes again, on their way: the library knows their address until the request
-/// is done. A vector, as a box that moves says that nobody else knows what it owns.
+/// A heartbeat in flight: a number, and the interval in nanoseconds.
+///
+/// The library holds the address of the words until the request is done. They are in a vector, because moving a box asserts
+/// that no other pointer to its content exists.
 struct Message {
     words: Vec<u64>,
     request: Request,
@@ -104,39 +108,42 @@ impl Liveness {
         Liveness { communicator, others: Vec::new() }
     }
 
-    /// Polls the request of an exchange until it is done, or the wait is over: then the ranks that are not there, without
-    /// those that gave an earlier exchange up or wait in one where there are others. Says the number once in every
-    /// [`Wait::again`].
+    /// Polls the request of an exchange until it is done (`None`), or the wait is over: then returns the missing ranks.
+    ///
+    /// Ranks that gave an earlier exchange up, or still wait in one, are not missing if others are. Sends a heartbeat in every
+    /// [`Wait::interval`].
     pub(super) fn wait_until(
         &mut self,
         wait: &Wait,
         request: &mut Request,
     ) -> Result<Option<Vec<usize>>, TransportError> {
-        let Wait { step, again, .. } = *wait;
+        let Wait { step, interval, .. } = *wait;
         self.listen()?;
-        self.others.iter_mut().for_each(|other| other.is_told = false);
-        let mut next = wait.begun.checked_add(again);
-        let mut asked = None;
+        self.others.iter_mut().for_each(|other| other.is_notified = false);
+        let mut next = wait.begun.checked_add(interval);
+        let mut queried = None;
         loop {
             if request.test()? {
-                // A rank for which it does not end misses this one no more, whatever it does next and however long.
-                self.tell(step, ENDED, |other| other.is_told);
+                // A rank whose exchange does not end never counts this rank as missing.
+                self.send(step, ENDED, |other| other.is_notified);
                 return Ok(None);
             }
-            let now = self.hear()?;
-            self.tell(step, again, |other| core::mem::take(&mut other.asks));
-            match asked {
+            let now = self.receive()?;
+            self.send(step, interval, |other| core::mem::take(&mut other.wants_reply));
+            match queried {
                 None if wait.end.is_some_and(|end| now >= end) => {
-                    self.tell(step | ASKS, again, |_| true);
-                    asked = Some(now);
+                    self.send(step | QUERY, interval, |_| true);
+                    queried = Some(now);
                 }
                 None if next.is_some_and(|next| now >= next) => {
-                    self.tell(step, again, |_| true);
-                    next = now.checked_add(again);
+                    self.send(step, interval, |_| true);
+                    next = now.checked_add(interval);
                 }
-                Some(asked) if now >= asked + wait.last_call || self.others.iter().all(|o| o.answers(step, asked)) => {
-                    let missing = self.missing(step, asked, now);
-                    self.tell(step | GIVEN_UP, again, |_| true);
+                Some(queried)
+                    if now >= queried + wait.reply_time || self.others.iter().all(|o| o.has_replied(step, queried)) =>
+                {
+                    let missing = self.missing(step, queried, now);
+                    self.send(step | GIVEN_UP, interval, |_| true);
                     return Ok(Some(missing));
                 }
                 _ => {}
@@ -145,11 +152,11 @@ impl Liveness {
         }
     }
 
-    /// The ranks that are not there, of those that were asked then. Those that were silent for long before that come first: one
-    /// that lacks a processor for a moment is not among them.
-    fn missing(&self, step: u64, asked: Instant, now: Instant) -> Vec<usize> {
+    /// The missing ranks after the query at `queried`. Ranks that were silent long before the query come first; a rank that
+    /// lacks a processor for a moment is not among them.
+    fn missing(&self, step: u64, queried: Instant, now: Instant) -> Vec<usize> {
         let long = |other: &Other| !other.is_there(step, now) && !other.is_elsewhere(now);
-        let is_silent = |other: &Other| other.waits() && other.heard < asked;
+        let is_silent = |other: &Other| other.waits() && other.last_heard < queried;
         let mut ranks = self.ranks(long);
         if ranks.is_empty() {
             ranks = self.ranks(is_silent);
@@ -160,17 +167,17 @@ impl Liveness {
         ranks
     }
 
-    /// Takes what was said to this rank, without a wait.
+    /// Receives the heartbeats that have arrived, without waiting.
     pub(super) fn catch_up(&mut self) -> Result<(), TransportError> {
         self.listen()?;
-        self.hear().map(drop)
+        self.receive().map(drop)
     }
 
-    /// Takes what the others said, and says when.
-    fn hear(&mut self) -> Result<Instant, TransportError> {
+    /// Receives the heartbeats that have arrived; returns the time.
+    fn receive(&mut self) -> Result<Instant, TransportError> {
         let now = Instant::now();
         for other in &mut self.others {
-            other.hear(now, &self.communicator)?;
+            other.receive(now, &self.communicator)?;
         }
         Ok(now)
     }
@@ -179,40 +186,40 @@ impl Liveness {
         self.others.iter().filter(|other| which(other)).map(|other| other.rank as usize).collect()
     }
 
-    /// Begins to listen to every other rank.
+    /// Begins to receive from every other rank.
     fn listen(&mut self) -> Result<(), TransportError> {
         if self.others.is_empty() {
             let (mine, world) = (self.communicator.rank(), self.communicator.size());
             for rank in (0..world).filter(|&rank| rank != mine) {
-                let hearing = Message::hear(rank, &self.communicator)?;
+                let incoming = Message::receive(rank, &self.communicator)?;
                 self.others.push(Other {
                     rank,
-                    said: 0,
-                    heard: Instant::now(),
-                    again: Duration::ZERO,
+                    step: 0,
+                    last_heard: Instant::now(),
+                    interval: Duration::ZERO,
                     has_given_up: false,
-                    asks: false,
-                    is_told: false,
-                    hearing,
-                    telling: None,
+                    wants_reply: false,
+                    is_notified: false,
+                    incoming,
+                    outgoing: None,
                 });
             }
         }
         Ok(())
     }
 
-    /// Tells these ranks that this one waits in an exchange, or gives it up.
-    fn tell(&mut self, number: u64, again: Duration, to: impl Fn(&mut Other) -> bool) {
-        let words = [number, u64::try_from(again.as_nanos()).unwrap_or(u64::MAX)];
+    /// Sends a heartbeat to the selected ranks.
+    fn send(&mut self, number: u64, interval: Duration, to: impl Fn(&mut Other) -> bool) {
+        let words = [number, u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX)];
         for other in &mut self.others {
             if !to(other) {
                 continue;
             }
-            other.is_told = true;
-            // A library that knows that a rank is gone says so by an error; then nobody is told.
-            let telling = Message::tell(words, other.rank, &self.communicator).ok();
-            // A number that is not taken yet is not waited for: its memory stays the library's.
-            if let Some(mut earlier) = core::mem::replace(&mut other.telling, telling)
+            other.is_notified = true;
+            // The library may report a dead rank by an error; nothing is then sent.
+            let outgoing = Message::send(words, other.rank, &self.communicator).ok();
+            // Does not wait for an earlier heartbeat in flight: its memory stays with the library.
+            if let Some(mut earlier) = core::mem::replace(&mut other.outgoing, outgoing)
                 && !earlier.request.test().unwrap_or(false)
             {
                 core::mem::forget(earlier);
@@ -222,46 +229,47 @@ impl Liveness {
 }
 
 impl Other {
-    /// Takes what the rank said.
-    fn hear(&mut self, now: Instant, communicator: &SimpleCommunicator) -> Result<(), TransportError> {
-        // A library that knows that a rank is gone says so by an error.
-        while self.hearing.request.test().unwrap_or(false) {
-            let [number, again] = [0, 1].map(|at| self.hearing.words[at]);
-            (self.said, self.has_given_up) = (number & !(GIVEN_UP | ASKS), number & GIVEN_UP != 0);
-            self.asks = number & ASKS != 0;
-            (self.heard, self.again) = (now, Duration::from_nanos(again));
-            self.hearing = Message::hear(self.rank, communicator)?;
+    /// Receives the rank's heartbeats.
+    fn receive(&mut self, now: Instant, communicator: &SimpleCommunicator) -> Result<(), TransportError> {
+        // The library may report a dead rank by an error.
+        while self.incoming.request.test().unwrap_or(false) {
+            let [number, interval] = [0, 1].map(|at| self.incoming.words[at]);
+            (self.step, self.has_given_up) = (number & !(GIVEN_UP | QUERY), number & GIVEN_UP != 0);
+            self.wants_reply = number & QUERY != 0;
+            (self.last_heard, self.interval) = (now, Duration::from_nanos(interval));
+            self.incoming = Message::receive(self.rank, communicator)?;
         }
         Ok(())
     }
 
-    /// Whether it came to an exchange, and is still there or waited as long as it does.
+    /// Whether it came to an exchange, and is alive or gave the exchange up.
     fn is_there(&self, step: u64, now: Instant) -> bool {
-        self.said >= step && (self.has_given_up || self.is_heard(now))
+        self.step >= step && (self.has_given_up || self.is_heard(now))
     }
 
-    /// Whether the exchange of which it spoke last did not end for it: it gave that up, or waits in it.
+    /// Whether the exchange of its last heartbeat did not end for it: it gave that up, or waits in it.
     fn is_elsewhere(&self, now: Instant) -> bool {
         self.has_given_up || (self.waits() && self.is_heard(now))
     }
 
-    /// Whether it waits in the exchange of which it spoke last, as far as it said.
+    /// Whether it waits in the exchange of its last heartbeat, according to that heartbeat.
     fn waits(&self) -> bool {
-        self.said > 0 && self.again != ENDED && !self.has_given_up
+        self.step > 0 && self.interval != ENDED && !self.has_given_up
     }
 
-    /// Whether nothing more is to come of it for those who asked then.
-    fn answers(&self, step: u64, asked: Instant) -> bool {
-        self.has_given_up || (self.said >= step && (self.again == ENDED || self.heard >= asked))
+    /// Whether it has replied to the query at `queried`, or will not.
+    fn has_replied(&self, step: u64, queried: Instant) -> bool {
+        self.has_given_up || (self.step >= step && (self.interval == ENDED || self.last_heard >= queried))
     }
 
+    /// Whether its last heartbeat is recent.
     fn is_heard(&self, now: Instant) -> bool {
-        now.duration_since(self.heard) <= self.again.saturating_mul(SILENT)
+        now.duration_since(self.last_heard) <= self.interval.saturating_mul(MISSED_HEARTBEATS)
     }
 }
 
 impl Message {
-    fn tell(words: [u64; 2], rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
+    fn send(words: [u64; 2], rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
         let (words, mut request, raw) = (words.to_vec(), unbegun(), communicator.as_raw());
         // SAFETY: two words, which stay where they are until the request is done, or for good.
         let request = unsafe {
@@ -272,7 +280,7 @@ impl Message {
         Ok(Message { words, request })
     }
 
-    fn hear(rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
+    fn receive(rank: c_int, communicator: &SimpleCommunicator) -> Result<Message, TransportError> {
         let (mut words, mut request, raw) = (vec![0; 2], unbegun(), communicator.as_raw());
         // SAFETY: room for two words, which stays where it is until the request is done, or for good.
         let request = unsafe {
@@ -285,14 +293,14 @@ impl Message {
 }
 
 impl Drop for Liveness {
-    /// Takes back what is listened for, before the communicator goes; memory that the library may still know is left to it.
+    /// Cancels the receives before the communicator is freed. Memory that the library may still use is leaked.
     fn drop(&mut self) {
         for mut other in self.others.drain(..) {
             // SAFETY: a request that was begun and is not known to be done, which `MPI_Test` then ends.
-            let cancelled = unsafe { ffi::MPI_Cancel(&raw mut other.hearing.request.0) };
-            let is_done = check(cancelled).is_ok() && other.hearing.request.test().unwrap_or(false);
-            let is_told = other.telling.as_mut().is_none_or(|told| told.request.test().unwrap_or(false));
-            if !(is_done && is_told) {
+            let cancelled = unsafe { ffi::MPI_Cancel(&raw mut other.incoming.request.0) };
+            let is_done = check(cancelled).is_ok() && other.incoming.request.test().unwrap_or(false);
+            let is_notified = other.outgoing.as_mut().is_none_or(|message| message.request.test().unwrap_or(false));
+            if !(is_done && is_notified) {
                 core::mem::forget(other);
             }
         }

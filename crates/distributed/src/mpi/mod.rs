@@ -1,10 +1,10 @@
 //! The transport between processes that MPI started.
 //!
-//! Every exchange is a nonblocking collective of the MPI library, polled until it is done or the time limit is over. The
-//! limit says that something is wrong but not who: a rank that waits for long says so to the others by point-to-point
-//! messages, and asks them when the limit is over; those that are not heard are named (`liveness`). An exchange that did not end keeps
-//! its buffers for good, since the library may still write to them, and the group is not shut down, which would wait for the
-//! ranks that are gone.
+//! Every exchange is a nonblocking collective of the MPI library, polled until it is done or the time limit is over. A
+//! timeout alone does not name the missing rank. So a rank that waits long sends heartbeats to the others by point-to-point
+//! messages, and queries them when the limit is over. The error names the silent ranks (`liveness`). An exchange that does
+//! not end leaks its buffers, since the library may still write to them. Such a group is not shut down, since the shutdown
+//! waits for the missing ranks.
 
 mod collectives;
 mod liveness;
@@ -24,12 +24,12 @@ use std::time::Instant;
 pub struct Mpi {
     rank: usize,
     world: usize,
-    /// The number among the ranks of this host, and how many these are.
+    /// This rank's number among the ranks of this host, and the number of these ranks.
     on_host: (usize, usize),
     limit: Duration,
     is_broken: bool,
     /// Messages of at most this many bytes travel in one collective. Every rank has the same value: it follows from the
-    /// lengths of earlier messages, which all have seen.
+    /// lengths of earlier messages, which all ranks know.
     block: usize,
     sent: Vec<u8>,
     received: Vec<u8>,
@@ -38,16 +38,16 @@ pub struct Mpi {
     universe: Option<Universe>,
 }
 
-/// The smallest block of a gathering: what a few rows need.
+/// The smallest block of an all-gather: the size of a few rows.
 const SMALLEST_BLOCK: usize = 256;
-/// The largest block: what is longer takes a second collective each time.
+/// The largest block: a longer message always takes a second collective.
 const LARGEST_BLOCK: usize = 1 << 16;
 /// Bytes in front of a block, for the message's whole length.
 const LENGTH: usize = size_of::<u64>();
 
 impl Mpi {
-    /// Starts MPI; this process becomes a rank of all that were started together. The library waits in it for the others, and
-    /// has no limit: [`Mpi::with_time_limit`] is for what comes after.
+    /// Starts MPI; this process becomes a rank of all processes of the launch. The library waits here for the other ranks,
+    /// without a limit: [`Mpi::with_time_limit`] applies to later exchanges.
     ///
     /// # Errors
     /// [`TransportError::Failed`] when MPI has been started in this process before (see [`Mpi::over`]) or cannot be used
@@ -68,7 +68,7 @@ impl Mpi {
     /// One rank of a group that exists. A collective call: the communicator is duplicated, and split by hosts.
     ///
     /// # Errors
-    /// [`TransportError::Failed`], with what the library says.
+    /// [`TransportError::Failed`], with the error of the library.
     ///
     /// # Safety
     /// * MPI is not shut down while this value lives.
@@ -79,7 +79,7 @@ impl Mpi {
         Mpi::of(communicator)
     }
 
-    /// [`Mpi::over`], of whose contract the callers here take care.
+    /// [`Mpi::over`]; its contract is met by the callers in this module.
     fn of(communicator: &SimpleCommunicator) -> Result<Mpi, TransportError> {
         let (rank, world) = (communicator.rank(), communicator.size());
         let collectives = Collectives::new(communicator.duplicate(), communicator.duplicate())?;
@@ -98,7 +98,7 @@ impl Mpi {
         })
     }
 
-    /// This rank's number among those of its host, from 0, in their order: the GPU to take where each has one.
+    /// This rank's number among the ranks of its host, from 0: the number of its GPU if each rank has one.
     pub fn rank_on_host(&self) -> usize {
         self.on_host.0
     }
@@ -108,24 +108,24 @@ impl Mpi {
         self.on_host.1
     }
 
-    /// Sets the time that this rank waits for the other ranks in each exchange, in place of [`TIME_LIMIT`].
+    /// Sets the time limit of each exchange, in place of [`TIME_LIMIT`]. Every rank needs the same limit.
     ///
-    /// At the end of the limit the rank asks all others, and waits for their answers for 0.35 s, or half of the limit if that
-    /// is shorter. Then the exchange fails, and names the ranks that did not come, and those that came but were not heard for
-    /// three eighths of the limit (a rank that waits is heard in every eighth). Without any, it names those that did not
-    /// answer: a rank that was stopped a moment ago. So a rank is named at most half a second after the limit.
+    /// A waiting rank sends a heartbeat in every eighth of the limit. At the end of the limit it queries all other ranks, and
+    /// waits for replies for 0.35 s, or half of the limit if that is shorter. Then the exchange fails. The error names the
+    /// ranks that did not come, and those that came but were silent for three eighths of the limit. If there are none, it
+    /// names the ranks that did not reply, such as a rank that was stopped a moment ago. So a rank is named at most half a
+    /// second after the limit.
     ///
-    /// A rank for which an exchange ends within an eighth of the limit says nothing of it. If the exchange does not end for
-    /// others, and that rank makes no other while these wait, it is named beside the rank that is gone.
+    /// A rank whose exchange ends within an eighth of the limit sends no heartbeat. If the exchange does not end for other
+    /// ranks, and this rank makes no other exchange while they wait, the error names it beside the missing rank.
     ///
-    /// Neither starting MPI nor shutting it down is an exchange. Every rank needs the same limit: how soon a rank is heard, and
-    /// is missed, follows from it.
+    /// Neither starting MPI nor shutting it down is an exchange.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// One collective in which every rank gives a block; `sent` holds this rank's, `received` all of them.
+    /// Makes one collective over blocks; `sent` has this rank's block, `received` gets all blocks.
     fn gather_blocks(&mut self, collectives: &mut Collectives, left: Duration) -> Result<(), TransportError> {
         let (sent, received) = (core::mem::take(&mut self.sent), core::mem::take(&mut self.received));
         (self.sent, self.received) = collectives.all_gather(sent, received, left, self.limit)?;
@@ -154,7 +154,7 @@ impl Mpi {
             longest = longest.max(length);
             message.clear();
             message.extend_from_slice(&bytes[..length.min(block)]);
-            // The rest comes behind; meanwhile the length is kept.
+            // The second collective fills the rest.
             message.resize(length, 0);
         }
         if longest > block {
@@ -163,13 +163,13 @@ impl Mpi {
             self.sent.extend_from_slice(&mine[mine.len().min(block)..]);
             self.sent.resize(rest, 0);
             self.received.resize(rest * self.world, 0);
-            // Ranks that have more of the limit left answer at its end.
+            // Ranks with more time left reply at its end.
             self.gather_blocks(collectives, self.limit.saturating_sub(begun.elapsed()))?;
             for (message, part) in all.iter_mut().zip(self.received.chunks_exact(rest)) {
                 let length = message.len();
                 message.get_mut(block..).map(|end| end.copy_from_slice(&part[..length - block])).unwrap_or_default();
             }
-            // The next message may be as long. Longer ones are rare, and each call would pay for them.
+            // The next message may be as long. Longer messages are rare, and a larger block costs every call.
             self.block = longest.next_power_of_two().min(LARGEST_BLOCK);
         }
         Ok(())
@@ -209,7 +209,7 @@ impl Transport for Mpi {
 impl Drop for Mpi {
     fn drop(&mut self) {
         if self.is_broken {
-            // Freeing the group and shutting down wait for ranks that may be gone.
+            // Freeing the group and shutting down would wait for missing ranks.
             core::mem::forget(self.collectives.take());
             core::mem::forget(self.universe.take());
         }
@@ -229,7 +229,7 @@ impl core::fmt::Debug for Mpi {
     }
 }
 
-/// What MPI says of itself or of this process.
+/// An error with this text.
 fn failed(what: impl Into<String>) -> TransportError {
     TransportError::Failed { source: what.into().into() }
 }

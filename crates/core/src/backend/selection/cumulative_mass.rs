@@ -1,4 +1,4 @@
-//! A row's masses as the walk sums them: bin by bin from the top, each weighted relative to the highest edge.
+//! Cumulative masses of a row: bin by bin from the top, each bin weighted relative to the highest edge.
 
 use super::PrefixMass;
 use crate::summary::mass_histogram::{MassHistogram, edge_below, edge_of, weight_of, weights};
@@ -11,21 +11,21 @@ struct Bin {
     /// `e^(edge - top)` a unit of mass.
     weight: f64,
     mass: u64,
-    /// The mass of this bin and of all before it.
+    /// The mass of this bin and of all bins before it.
     through: f64,
 }
 
-/// The masses of the tokens that are still kept. Keeps its memory from row to row.
+/// The cumulative masses of the tokens that are still kept. Reuses its memory between rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CumulativeMass {
     bins: Vec<Bin>,
-    /// The mass through each of some listed tokens, of which [`CumulativeMass::sum`] was asked last.
+    /// The cumulative mass of each listed token, from the last call of [`CumulativeMass::sum`].
     through: Vec<f64>,
     /// The highest edge.
     pub(super) top: f32,
 }
 
-/// In nats, and more than the logarithm of a logit's mass is off, which is at most 2.13 times 2^-28.
+/// A bound in nats on the error of the logarithm of a logit's mass, which is at most 2.13 times 2^-28.
 const NEAR: f64 = 1.0 / (1u64 << 20) as f64;
 
 /// The smallest float that is not below `t`.
@@ -34,7 +34,7 @@ pub(super) fn round_up(t: f64) -> f32 {
     if f64::from(x) < t { x.next_up() } else { x }
 }
 
-/// What a unit of mass in a bin is worth: 1 is a token at the highest edge.
+/// The weight of a unit of mass in a bin: 1 is a token at the highest edge.
 fn weight(edge: f32, top: f32) -> f64 {
     weight_of(edge, top) * MassHistogram::ONE_UNIT
 }
@@ -43,7 +43,7 @@ fn sum_of(bins: &[Bin]) -> f64 {
     bins.last().map_or(0.0, |last| last.through)
 }
 
-/// Sums the masses through each bin from the top down, in the one order in which they are ever summed.
+/// Sums the masses through each bin from the top down. This is the only order of summation.
 fn sum_through(bins: &mut [Bin], mut sum: f64) {
     for bin in bins {
         sum += bin.weight * bin.mass as f64;
@@ -52,7 +52,7 @@ fn sum_through(bins: &mut [Bin], mut sum: f64) {
 }
 
 impl CumulativeMass {
-    /// The masses of a whole row, whose largest logit is `largest`.
+    /// Loads the masses of a whole row with the largest logit `largest`.
     pub(super) fn load(&mut self, mass: &MassHistogram, largest: f32) {
         self.top = edge_of(largest);
         let top = self.top;
@@ -62,7 +62,7 @@ impl CumulativeMass {
             let bin = |(edge, mass)| Bin { edge, weight: weight(edge, top), mass, through: 0.0 };
             self.bins.extend(mass.integer_bins().map(bin));
         } else {
-            // The same by index, in plain loops: by iterators this was a fifth of a rank's host for rows with top-p.
+            // The same by index: with iterators this took a fifth of a rank's host time for rows with top-p.
             self.bins.reserve(runs[0].len() + runs[1].len());
             let mut weights = weights().iter().enumerate();
             for run in runs.into_iter().rev() {
@@ -78,7 +78,7 @@ impl CumulativeMass {
         sum_through(&mut self.bins, 0.0);
     }
 
-    /// Takes the masses of tokens out.
+    /// Removes the masses of tokens.
     pub(super) fn remove(&mut self, tokens: &[Candidate]) {
         for c in tokens {
             let (edge, mass) = self.mass_of(c.logit);
@@ -97,13 +97,13 @@ impl CumulativeMass {
         (edge, if MassHistogram::in_window(self.top, edge) { mass } else { 0 })
     }
 
-    /// The mass of all.
+    /// The mass of all bins.
     pub(super) fn whole(&self) -> f64 {
         sum_of(&self.bins)
     }
 
-    /// The mass of the tokens with a logit of at least `t`: not below the first, not above the second. `listed`: those
-    /// of them that are known.
+    /// A lower and an upper bound of the mass of the tokens with a logit of at least `t`. `listed` has the known tokens among
+    /// them.
     pub(super) fn above(&self, t: f32, listed: &[Candidate]) -> (f64, f64) {
         let edge = edge_of(t);
         let bins = &self.bins[..self.bins.partition_point(|c| c.edge > edge)];
@@ -115,8 +115,9 @@ impl CumulativeMass {
         (whole + weight * listed, whole + weight * full)
     }
 
-    /// The mass of the tokens before one that is not listed: not below the first, not above the second. `floor`: bins below
-    /// this one are not complete; `listed`: those of the tokens that are known; `known`: what else is known of some places.
+    /// A lower and an upper bound of the mass before a token that is not listed.
+    ///
+    /// Bins below `floor` are incomplete. `listed` has the known tokens before it, `known` the masses before some tokens.
     pub(super) fn before(&self, rank: LogitRank, floor: f32, listed: &[Candidate], known: &[PrefixMass]) -> (f64, f64) {
         let (edge, own) = self.mass_of(rank.logit);
         if edge < floor {
@@ -134,7 +135,7 @@ impl CumulativeMass {
         (sum + weight * listed.sum::<u64>() as f64, sum + weight * (full.saturating_sub(own) as f64))
     }
 
-    /// The mass of listed tokens, in the order in which the bins are summed; keeps what [`CumulativeMass::reached`] looks at.
+    /// The mass of listed tokens, summed in the order of the bins. [`CumulativeMass::reached`] reads the partial sums.
     pub(super) fn sum(&mut self, listed: &[Candidate]) -> f64 {
         let mut through = core::mem::take(&mut self.through);
         through.clear();
@@ -146,12 +147,12 @@ impl CumulativeMass {
         self.through.last().copied().unwrap_or(0.0)
     }
 
-    /// [`CumulativeMass::reach`] for the listed tokens that were summed last.
+    /// [`CumulativeMass::reach`] for the listed tokens of the last [`CumulativeMass::sum`].
     pub(super) fn reached(&self, limit: f64) -> Option<usize> {
         self.through.iter().position(|mass| *mass >= limit).map(|i| i + 1)
     }
 
-    /// Calls `visit` with each token's number and the mass of the tokens through it, until it says true.
+    /// Calls `visit` with each token's index and cumulative mass, until `visit` returns true.
     fn run(&self, listed: &[Candidate], mut visit: impl FnMut(usize, f64) -> bool) {
         let (mut done, mut at, mut factor, mut mass) = (0.0, f32::INFINITY, 0.0, 0u64);
         for (i, c) in listed.iter().enumerate() {
@@ -183,7 +184,7 @@ impl CumulativeMass {
             let (edge, mass) = MassHistogram::mass_of(logit);
             weight(edge, self.top) * mass as f64 >= limit
         };
-        // By halves among the floats near its logarithm, as masses rise with the logits; the last needs no look.
+        // Bisects the floats near the logarithm of the limit, since masses rise with the logits. The last needs no test.
         let near = f64::from(self.top) + limit.ln();
         let bits = |t: f32| (Winner::new(t, 0).to_ordered_bits() >> 32) as u32;
         let logit = |bits: u32| Winner::from_ordered_bits(u64::from(bits) << 32).score;
@@ -205,7 +206,7 @@ impl CumulativeMass {
         self.bins.iter().find(|c| c.through >= limit).map_or(f32::NEG_INFINITY, |c| c.edge)
     }
 
-    /// The edge of a bin that has `k` tokens at or above it, as far as the masses tell.
+    /// The highest edge with certainly `k` tokens at or above it.
     pub(super) fn floor_of_count(&self, k: u32) -> f32 {
         let mut count = 0;
         let reached = self.bins.iter().find(|c| {
@@ -215,7 +216,7 @@ impl CumulativeMass {
         reached.map_or(f32::NEG_INFINITY, |c| c.edge)
     }
 
-    /// A number of tokens that those with a logit of at least `floor` cannot be more than, as far as the masses tell.
+    /// An upper bound of the number of tokens with a logit of at least `floor`.
     pub(super) fn most_count(&self, floor: f32) -> u64 {
         let edge = edge_of(floor);
         if floor == f32::NEG_INFINITY || self.bins.last().is_none_or(|last| last.edge > edge) {
@@ -246,7 +247,7 @@ mod tests {
                 let (edge, mass) = MassHistogram::mass_of(logit);
                 weight(edge, bins.top) * mass as f64
             };
-            // What a logit weighs, or right above.
+            // The mass of a logit, or the next floats above it.
             let logit = (f64::from(top) - below) as f32;
             let limit = (0..above).fold(weighed(logit), |limit, _| limit.next_up());
             let least = bins.least_logit(limit);

@@ -1,8 +1,8 @@
-//! Decides and draws rows with filters from what passes leave of them.
+//! Decides rows with filters from their summaries, and draws them.
 //!
-//! The first pass leaves the largest logits, the masses and, per draw, a [`Frontier`]; [`Selector`] says what they
-//! decide. A row that they do not decide takes another pass: one that sums the mass before the few points of the frontier
-//! that are in doubt, or one that lists the row down to a floor and draws from the list.
+//! The first pass lists the largest logits, sums the masses and makes a [`Frontier`] per draw; [`Selector`] decides most rows
+//! from these. An open row takes another pass. This pass sums the mass before the few frontier points in doubt, or lists the
+//! row down to a floor, and the row is drawn from the list.
 
 use super::{PrefixMass, RowResult, RowView, Selection, Selector};
 use crate::error::RowError;
@@ -13,22 +13,22 @@ use crate::params::filters::{Filter, Filters};
 use crate::summary::frontier::Frontier;
 use crate::summary::winner::{Candidate, TopList, Winner};
 
-/// The largest logits that a pass lists, and the largest top-k for which it lists more.
+/// The number of largest logits that a pass lists, and the largest top-k with a longer list.
 const LIST: usize = 64;
 const LONG_LIST: u32 = 1024;
-/// Draws of a row for which frontiers are kept; rows with more are drawn from lists.
+/// The most draws of a row with frontiers; rows with more draws are drawn from lists.
 const FRONTIERS: u32 = 8;
-/// Words that are made before any of them is used.
+/// Noise words that are computed before the first is used.
 const SIDE_BY_SIDE: usize = 8;
-/// Passes after the first that list a part of the row; one more lists all of it.
+/// Further passes that list a part of the row; the next lists all of it.
 const PARTIAL_PASSES: u32 = 2;
 
-/// What an undecided row needs of another pass.
+/// The pass that an undecided row needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FollowUp {
-    /// The whole overview, of a row whose first pass left a part of it.
+    /// The whole overview, for a row whose first pass skipped too many tokens.
     Overview,
-    /// The mass before the points in doubt, and the masses [below](super::TailMass) a floor in their bins.
+    /// The mass before the points in doubt, and in bins the masses [below a floor](super::TailMass).
     PrefixMass,
     /// A list of every token with a logit of at least `floor`, of which there are at most `bound`.
     List {
@@ -39,30 +39,30 @@ pub enum FollowUp {
     },
 }
 
-/// What the first pass keeps of a row with filters, beside its moments.
+/// The parts of the summary that a row with filters needs, beside its moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SummarySpec {
-    /// How many of the largest logits are listed.
+    /// The number of largest logits in the list.
     pub list: usize,
-    /// For how many draws frontiers are kept; none where the row is drawn from a list.
+    /// The number of draws with frontiers; 0 if the row is drawn from a list.
     pub frontiers: usize,
-    /// Whether its masses are needed.
+    /// Whether the masses are needed.
     pub mass: bool,
-    /// Whether its only filter is top-p and nothing but its draws is asked for: then the masses far below the limit need not
-    /// be in bins, and the list may be shorter.
+    /// Whether the only filter is top-p, and the row requests only draws. Then masses far below the limit need no bins, and
+    /// the list may be shorter.
     pub prefix: bool,
 }
 
 impl SummarySpec {
-    /// What a row wants of its first pass.
+    /// The parts that the first pass of a row needs.
     pub fn of(row: &Row<'_>, filters: &Filters) -> SummarySpec {
         let k = filters.smallest_k().filter(|&k| k <= LONG_LIST);
         let listed = k.is_some() || row.without_replacement || row.draws > FRONTIERS;
         let thresholds = filters.steps().iter().all(|f| matches!(f, Filter::MinP(_) | Filter::TopNSigma(_)));
         let list = match k {
-            // The largest logit and the frontier tell all.
+            // The largest logit and the frontier decide.
             None if thresholds && !listed && row.logprobs.is_none() && !row.kept => 1,
-            // What follows looks at these alone.
+            // Later filters read only these tokens.
             Some(k) if matches!(filters.steps().first(), Some(Filter::TopK(first)) if *first == k) => k as usize,
             k => LIST.max(k.unwrap_or(0) as usize).max(row.logprobs.unwrap_or(0) as usize),
         };
@@ -72,7 +72,7 @@ impl SummarySpec {
     }
 }
 
-/// A row that is decided.
+/// A row with filters, to be decided.
 #[derive(Clone, Copy, Debug)]
 pub struct FilteredRow<'a> {
     /// The row.
@@ -81,11 +81,11 @@ pub struct FilteredRow<'a> {
     pub filters: &'a Filters,
     /// Size of the vocabulary.
     pub vocab_size: u32,
-    /// Passes that it has taken.
+    /// The passes so far.
     pub passes: u32,
 }
 
-/// Decides and draws rows with filters. Keeps its memory from call to call.
+/// Decides and draws rows with filters. Reuses its memory between calls.
 #[derive(Clone, Debug, Default)]
 pub struct FilterResolver {
     selector: Selector,
@@ -93,8 +93,8 @@ pub struct FilterResolver {
 }
 
 impl FilterResolver {
-    /// Answers a row from what the first pass left, or from that and the mass before the points in doubt; what it needs
-    /// where these do not decide.
+    /// Decides a row from its first summary, and from the mass before the points in doubt, if known. Returns the pass that an
+    /// open row needs.
     pub fn resolve(
         &mut self,
         of: &FilteredRow<'_>,
@@ -112,7 +112,7 @@ impl FilterResolver {
         }
         if !from_list {
             result.draws.clear();
-            // None: the frontier is not that of the list, as only damaged surveys have it.
+            // None: frontier and list do not match, which only a damaged summary causes.
             let winner =
                 |f| self.selector.winner_knowing(&selection, view, f, doubts).ok().filter(|c| !c.winner.is_none());
             let rescaled = |c: Candidate| Candidate { logit: c.logit * filters.rescale, ..c };
@@ -141,8 +141,7 @@ impl FilterResolver {
         Some(self.list_follow_up(&selection, view, of.passes))
     }
 
-    /// Answers a row from a list of every token with a logit of at least the floor; what it needs where that does not
-    /// decide.
+    /// Decides a row from a list of every token with a logit of at least the floor. Returns the pass that an open row needs.
     pub fn resolve_list(
         &mut self,
         of: &FilteredRow<'_>,
@@ -160,7 +159,7 @@ impl FilterResolver {
         Some(self.list_follow_up(&selection, view, of.passes))
     }
 
-    /// The list that an undecided row needs.
+    /// The list pass that an undecided row needs.
     fn list_follow_up(&self, selection: &Selection, view: &RowView<'_>, passes: u32) -> FollowUp {
         let floor = if passes <= PARTIAL_PASSES { self.selector.floor(selection, view) } else { f32::NEG_INFINITY };
         FollowUp::List { floor, bound: self.selector.most_count(floor) }
@@ -204,7 +203,7 @@ impl FilterResolver {
     }
 }
 
-/// The word of a token's granule.
+/// The noise word of a token's granule.
 fn granule_word(row: &Row<'_>, draw: u32, c: &Candidate) -> u32 {
     row.noise.word(Domain::Granule, draw, granule::of(c.winner.token))
 }
@@ -217,8 +216,8 @@ fn scored(row: &Row<'_>, draw: u32, c: &Candidate, rescale: f32, word: u32) -> C
     Candidate { winner: Winner::new(logit + noise, token), logit }
 }
 
-/// Lists the `most` largest of kept tokens, which come by falling logits, with their logits times `rescale`. A temperature
-/// that comes last may make logits equal that were not: then the lower token comes first.
+/// Lists the `most` largest of kept tokens, which are sorted by falling logits, with logits times `rescale`. Distinct logits
+/// may become equal by a temperature after the filters; then the lower token comes first.
 pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) {
     list.reset(most as usize, 0.0);
     for c in kept {
@@ -230,16 +229,16 @@ pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) 
     }
 }
 
-/// The winner of a draw among kept tokens, as their logits times `rescale` score them:
+/// The winner of a draw among kept tokens, with scores from logits times `rescale`:
 ///
 /// ```text
 /// best = none;  for c in kept { best = best.merge(scored(c)) }
 /// ```
 ///
-/// 1. Words of granules are made some at a time, so that one does not wait for another.
-/// 2. A token whose granule's word [cannot](may_reach) lift it to the best score so far takes neither its own word nor
-///    logarithms: 8 in place of 70 ns (a virtual EPYC). The bound leaves room for the rounding of the sum, so the tokens
-///    that it spares score strictly below.
+/// 1. The words of several granules are computed at a time, to hide their latency.
+/// 2. A token whose granule's word [cannot](may_reach) lift it to the best score so far needs neither its own word nor
+///    logarithms: 8 ns in place of 70 ns (a virtual EPYC). The bound has a margin for the rounding of the sum, so a skipped
+///    token scores strictly below.
 pub fn winner(row: &Row<'_>, draw: u32, kept: &[Candidate], rescale: f32) -> Candidate {
     let mut best = Candidate::NONE;
     for part in kept.chunks(SIDE_BY_SIDE) {

@@ -1,10 +1,10 @@
-//! Which tokens a row's filters keep, from a summary of one pass.
+//! The tokens that a row's filters keep, decided from the summary of one pass.
 //!
-//! Filters look at a row in the order of falling logits ([`LogitRank`](crate::summary::winner::LogitRank)), and what they keep is one run
-//! of that order. A pass leaves the first places as a list, and the whole row as a
+//! Filters rank the tokens of a row by falling logits ([`LogitRank`](crate::summary::winner::LogitRank)), and keep one run of this
+//! order. A pass lists the first tokens, and summarizes the whole row as a
 //! [`MassHistogram`](crate::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
-//! inside the list the kept set is known. Where it ends below the list at a known logit, or where a
-//! [`Frontier`](crate::Frontier) point can be placed by the histogram alone, the winner is known. What remains takes a
+//! inside the list the kept set is known. Where it ends below the list at a known logit, or where the histogram alone
+//! decides on which side of the end a [`Frontier`](crate::Frontier) point lies, the winner is known. Other rows take a
 //! second pass: one that sums the mass before the few points in doubt ([`PrefixMass`]), or one that lists the row down to a
 //! logit, and with that list the same walk ends inside it.
 //!
@@ -38,17 +38,17 @@ pub use tail_mass::TailMass;
 
 use core::ops::Range;
 
-/// What the filters keep.
+/// The tokens that the filters keep, as far as a pass decides them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Selection {
-    /// These entries of the list.
+    /// These entries of the list are kept.
     Listed(Range<usize>),
-    /// These tokens, more than the list has.
+    /// These tokens are kept, more than the list has.
     RankRange(RankRange),
-    /// The first tokens until their mass reaches a limit, more than the list has; the histogram tells for most tokens
-    /// whether they are kept.
+    /// The first tokens are kept until their mass reaches a limit, more than the list has. The histogram decides most
+    /// tokens.
     Prefix,
-    /// A list of every token with a logit of at least `floor` will tell.
+    /// Undecided; a list of every token with a logit of at least `floor` decides.
     Unlisted {
         /// In nats.
         floor: f32,

@@ -1,14 +1,14 @@
-//! Which rows with filters take the next pass together.
+//! The rows with filters that share the next pass.
 
 use super::FollowUp;
 use crate::summary::winner::Candidate;
 use core::cmp::Reverse;
 
-/// Bytes that the lists of one pass may take; a longer list is alone in its pass.
+/// The limit of the lists of one pass, in bytes. A longer list has a pass of its own.
 pub const LIST_BYTES: u64 = 16 << 20;
 
 impl FollowUp {
-    /// Bytes of the list that it asks for, of a row of `tokens`.
+    /// The bytes of the list of this pass, for a row of `tokens`.
     fn list_bytes(&self, tokens: u64) -> u64 {
         match self {
             FollowUp::Overview | FollowUp::PrefixMass => 0,
@@ -17,8 +17,9 @@ impl FollowUp {
     }
 }
 
-/// Takes the rows of the next pass out of `needs`, the longest lists first, as many as their lists have [room](LIST_BYTES); rows
-/// of `tokens` each. Every row is taken by some pass.
+/// Removes the rows of the next pass from `undecided`, and calls `take` with each.
+///
+/// Rows have `tokens` each. The longest lists come first, as many as fit [`LIST_BYTES`]. Every row has its pass some time.
 pub fn next_pass(undecided: &mut Vec<(usize, FollowUp)>, tokens: u64, mut take: impl FnMut(usize, FollowUp)) {
     undecided.sort_unstable_by_key(|(r, follow_up)| (Reverse(follow_up.list_bytes(tokens)), *r));
     let (mut is_first, mut room) = (true, LIST_BYTES);

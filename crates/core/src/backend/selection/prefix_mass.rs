@@ -1,12 +1,13 @@
-//! The mass before one token, in its own bin: what the histogram cannot tell.
+//! The mass before one token within its own bin, which the histogram does not resolve.
 
 use crate::summary::mass_histogram::{MassHistogram, edge_of};
 use crate::summary::winner::LogitRank;
 
 const SIDE_BY_SIDE: usize = 16;
 
-/// How much of the mass of a token's bin comes before it in the order of falling logits. Sums of integers, so that parts
-/// of a row may be added in any order.
+/// The mass in a token's bin that comes before the token in the order of falling logits.
+///
+/// It is a sum of integers, so parts of a row may be added in any order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefixMass {
     /// The token.
@@ -16,22 +17,22 @@ pub struct PrefixMass {
 }
 
 impl PrefixMass {
-    /// Nothing seen yet.
+    /// The mass before a token, at zero.
     pub fn new(rank: LogitRank) -> Self {
         PrefixMass { rank, mass: 0 }
     }
 
-    /// What another part of the row has seen: a mass of [`PrefixMass::mass`].
+    /// The mass before a token in a part of the row, as [`PrefixMass::mass`] returns it.
     pub fn with_mass(rank: LogitRank, mass: u64) -> Self {
         PrefixMass { rank, mass }
     }
 
-    /// The mass seen so far, in units of the histogram.
+    /// The mass so far, in units of the histogram.
     pub fn mass(&self) -> u64 {
         self.mass
     }
 
-    /// Adds the tokens `first ..` with these logits: many side by side, for vectors. One by one, a row of 151936 equal
+    /// Adds the tokens `first ..` with these logits, 16 at a time for vector units. One at a time, a row of 151936 equal
     /// logits took 3 ms.
     #[inline(always)]
     pub fn extend_from_slice(&mut self, first: u32, logits: &[f32]) {
@@ -52,9 +53,10 @@ impl PrefixMass {
         self.mass += sums.iter().sum::<u64>();
     }
 
-    /// Adds the tokens `first ..` with these logits, `top` the largest of them, to what is known of several places. Those of
-    /// equal logits, of which rows of many equal ones have a dozen, share a sum where these tokens are all before them, or
-    /// all behind them: top-p of 151936 equal logits took 0.80 ms with a sum for each place, and takes 0.37 (medians).
+    /// Adds the tokens `first ..` with these logits to several points; `top` is the largest of the logits.
+    ///
+    /// Points of equal logits share a sum if all these tokens come before them, or all after them. With a sum for each point,
+    /// top-p of 151936 equal logits took 0.80 ms, and takes 0.37 ms now (medians).
     #[inline(always)]
     pub fn extend_all(points: &mut [PrefixMass], first: u32, logits: &[f32], top: f32) {
         let end = u64::from(first) + logits.len() as u64;
@@ -78,7 +80,7 @@ impl PrefixMass {
         }
     }
 
-    /// Adds what was seen of other tokens, for the same place.
+    /// Adds the mass of other tokens before the same token.
     pub fn merge(&mut self, other: &PrefixMass) {
         self.mass += other.mass;
     }
@@ -101,7 +103,7 @@ mod tests {
             let logits: Vec<f32> = logits.into_iter().map(|logit| logit + shift).collect();
             let at = at % logits.len();
             prop_assume!(logits[at] > f32::NEG_INFINITY);
-            // The token of a place does not come before itself, even where its logit here is another.
+            // A token does not come before itself, even if its logit differs here.
             let token = first + (if other < 30 { other % logits.len() } else { at }) as u32;
             let rank = LogitRank { logit: logits[at], token };
             let (edge, mut plain, mut before) = (edge_of(rank.logit), 0, PrefixMass::new(rank));

@@ -5,9 +5,9 @@ use crate::summary::winner::LogitRank;
 /// A run of the order of falling logits, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RankRange {
-    /// The first place.
+    /// The first token.
     pub first: LogitRank,
-    /// The last place.
+    /// The last token.
     pub last: LogitRank,
 }
 
@@ -18,7 +18,7 @@ impl RankRange {
         last: LogitRank { logit: f32::MIN, token: u32::MAX },
     };
 
-    /// Whether a token is in the band.
+    /// Whether a token is in the range.
     #[inline(always)]
     pub fn contains(&self, rank: LogitRank) -> bool {
         self.first.is_at_or_before(&rank) && rank.is_at_or_before(&self.last)

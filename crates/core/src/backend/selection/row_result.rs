@@ -1,31 +1,31 @@
-//! What a row with filters gets, kept until the results of the call are written in the order of the rows.
+//! The result of a row with filters, stored until the results of a call are written in the order of the rows.
 
 use crate::error::RowError;
 use crate::sampler::samples::Samples;
 use crate::summary::mass_histogram::MassHistogram;
 use crate::summary::winner::Candidate;
 
-/// The draws of a row and what else it asked for.
+/// The draws of a row, and the other results that it requests.
 #[derive(Clone, Debug, Default)]
 pub struct RowResult {
-    /// `None`: not answered yet.
+    /// `None`: not decided yet.
     pub outcome: Option<Result<(), RowError>>,
     /// The draws, in order.
     pub draws: Vec<Candidate>,
-    /// The largest of the kept logits, where they were asked for.
+    /// The largest logits of kept tokens, on request.
     pub top: Vec<Candidate>,
-    /// The mass of the kept tokens, where it was asked for.
+    /// The mass of the kept tokens, on request.
     pub mass: Option<MassHistogram>,
-    /// Whether log-probabilities were asked for.
+    /// Whether the row requests log-probabilities.
     pub has_logprobs: bool,
-    /// Whether the kept tokens were asked for.
+    /// Whether the row requests the kept tokens.
     pub has_kept: bool,
     /// The kept tokens as a bitmap.
     pub kept: Vec<u32>,
 }
 
 impl RowResult {
-    /// Empties it for a row.
+    /// Empties the result for a row.
     pub fn begin(&mut self) {
         self.outcome = None;
         self.draws.clear();
@@ -34,7 +34,7 @@ impl RowResult {
         self.kept.clear();
     }
 
-    /// Notes kept tokens, of a vocabulary of `vocab_size`, with the logits that are drawn with.
+    /// Sets the mass of the kept tokens from the logits of the draw, and with `kept` their bitmap over `vocab_size`.
     pub fn keep(&mut self, tokens: impl Iterator<Item = (u32, f32)>, vocab_size: u32, kept: bool) {
         let mass = self.mass.get_or_insert_default();
         mass.clear();
@@ -49,10 +49,10 @@ impl RowResult {
         }
     }
 
-    /// Appends it to `out`, with how many passes it took, for a vocabulary of `vocab_size`.
+    /// Appends the result and the number of its passes to `out`, for a vocabulary of `vocab_size`.
     ///
     /// # Errors
-    /// The row's, and nothing is appended.
+    /// The error of the row; nothing is then appended.
     pub fn emit(&self, passes: u32, vocab_size: u32, out: &mut Samples) -> Result<(), RowError> {
         self.outcome.unwrap_or(Err(RowError::NoFiniteLogit))?;
         let mass = self.mass.as_ref().filter(|_| self.has_logprobs || self.has_kept);

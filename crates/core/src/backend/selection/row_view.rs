@@ -1,27 +1,27 @@
-//! What a pass leaves of a row.
+//! The summary of a row, as the selector reads it.
 
 use super::TailMass;
 use crate::summary::mass_histogram::MassHistogram;
 use crate::summary::moments::Moments;
 use crate::summary::winner::Candidate;
 
-/// What is known of a row.
+/// The summary of a row, as the selector reads it.
 #[derive(Clone, Copy, Debug)]
 pub struct RowView<'a> {
     /// The first tokens in the order of falling logits; not empty.
     pub list: &'a [Candidate],
     /// Every token with a logit of at least this is in the list; -inf when the list holds the whole row.
     pub floor: f32,
-    /// The masses of the whole row, where [`need_mass`](crate::Filters::need_mass).
+    /// The masses of the whole row, if the filters [need them](crate::Filters::need_mass).
     pub mass: &'a MassHistogram,
-    /// What of the mass is in no bin, where a pass kept the sum alone.
+    /// The mass that is in no bin, if the pass has a mass cutoff.
     pub tail: TailMass,
-    /// The moments of the whole row, where [`need_moments`](crate::Filters::need_moments).
+    /// The moments of the whole row, if the filters [need them](crate::Filters::need_moments).
     pub moments: &'a Moments,
 }
 
 impl<'a> RowView<'a> {
-    /// The list of a row's first `limit` tokens: it holds the whole row when it is shorter than that.
+    /// The view of a list of a row's first `limit` tokens. A shorter list holds the whole row.
     pub fn first(list: &'a [Candidate], limit: usize, mass: &'a MassHistogram, moments: &'a Moments) -> Self {
         let floor = match list.last() {
             Some(last) if list.len() >= limit => last.logit.next_up(),

@@ -1,4 +1,4 @@
-//! The walk of a row's filters.
+//! Applies the filters of a row to its summary.
 
 use super::cumulative_mass::{CumulativeMass, round_up};
 use super::typical::typical;
@@ -8,7 +8,7 @@ use crate::summary::frontier::Frontier;
 use crate::summary::mass_histogram::edge_of;
 use crate::summary::winner::{Candidate, LogitRank};
 
-/// Where the run of kept tokens ends.
+/// The end of the run of kept tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     /// Before this entry of the list.
@@ -19,24 +19,25 @@ enum End {
     All,
 }
 
-/// The walk of a row's filters. Keeps its memory from row to row.
+/// Applies the filters of a row, one after the other. Reuses its memory between rows.
 #[derive(Clone, Debug, Default)]
 pub struct Selector {
     cumulative: CumulativeMass,
     /// The first kept entry of the list.
     from: usize,
-    /// The limits between which a prefix's mass ends; the smallest logit that it may hold.
+    /// Bounds of the mass at which a prefix ends.
     limits: (f64, f64),
+    /// The smallest logit that a prefix may hold.
     prefix_floor: f32,
     /// Whether a prefix holds the whole list.
     holds_list: bool,
 }
 
-/// A logit that is not reached by anything.
+/// Only a list of the whole row decides.
 const NEVER: Selection = Selection::Unlisted { floor: f32::NEG_INFINITY };
 
 impl Selector {
-    /// Which tokens the filters keep; at least one.
+    /// The tokens that the filters keep; at least one.
     pub fn select(&mut self, filters: &Filters, view: &RowView<'_>) -> Selection {
         self.cumulative.load(view.mass, view.list[0].logit);
         self.from = 0;
@@ -61,19 +62,19 @@ impl Selector {
         }
     }
 
-    /// The winner of a draw among the kept tokens, from the frontier of the row; `Err` with the floor of the list that
-    /// will tell. `selection` is the last answer of [`Selector::select`] for the same row.
+    /// The winner of a draw among the kept tokens, from the frontier of the row. `selection` is the last result of
+    /// [`Selector::select`] for the same row.
     ///
     /// # Errors
-    /// The smallest logit that a list must hold.
+    /// The smallest logit that a list must hold to decide the winner.
     pub fn winner(&self, selection: &Selection, view: &RowView<'_>, frontier: &Frontier) -> Result<Candidate, f32> {
         self.winner_knowing(selection, view, frontier, &[])
     }
 
-    /// [`Selector::winner`], with the mass before some points of the frontier.
+    /// [`Selector::winner`], with the known mass before some points of the frontier.
     ///
     /// # Errors
-    /// Those of [`Selector::winner`].
+    /// As [`Selector::winner`].
     pub fn winner_knowing(
         &self,
         selection: &Selection,
@@ -103,8 +104,8 @@ impl Selector {
         }
     }
 
-    /// Appends the points of a frontier for which it takes the [mass before](PrefixMass) them to tell the winner; none where
-    /// that does not help.
+    /// Appends the points of a frontier in doubt: the winner follows from the [mass before](PrefixMass) each. Appends none if
+    /// these masses do not decide.
     pub fn doubts(&self, selection: &Selection, view: &RowView<'_>, frontier: &Frontier, doubts: &mut Vec<PrefixMass>) {
         let exact = self.limits.0 == self.limits.1 || view.tail.is_on();
         if *selection == Selection::Prefix && self.from == 0 && exact {
@@ -118,13 +119,13 @@ impl Selector {
         }
     }
 
-    /// A number of tokens that those with a logit of at least `floor` cannot be more than, as far as the masses tell (and
-    /// but for those that a filter dropped from the top).
+    /// An upper bound of the number of tokens with a logit of at least `floor`, without tokens that a filter drops from the
+    /// top.
     pub fn most_count(&self, floor: f32) -> u64 {
         self.cumulative.most_count(floor)
     }
 
-    /// The floor of a list that holds all that the filters keep.
+    /// The smallest logit of a list that holds all kept tokens.
     pub fn floor(&self, selection: &Selection, view: &RowView<'_>) -> f32 {
         match selection {
             Selection::Listed(kept) => view.list[kept.end - 1].logit,
@@ -135,7 +136,7 @@ impl Selector {
         }
     }
 
-    /// One filter; `Err` is an answer that ends the walk.
+    /// Applies one filter; `Err` has the result if later filters cannot be applied.
     fn step(&mut self, filter: Filter, view: &RowView<'_>, end: End, last: bool) -> Result<End, Selection> {
         let until = if let End::At(end) = end { end } else { view.list.len() };
         let first = f64::from(view.list[self.from].logit);
@@ -178,7 +179,7 @@ impl Selector {
         }
     }
 
-    /// The first tokens whose mass reaches `p` of the kept ones'.
+    /// Keeps the first tokens until their mass reaches `p` of the mass of the kept tokens.
     fn prefix(&mut self, p: f32, view: &RowView<'_>, end: End, last: bool) -> Result<End, Selection> {
         let until = if let End::At(end) = end { end } else { view.list.len() };
         let (low, high) = self.total(view, end);
@@ -206,7 +207,7 @@ impl Selector {
         }
     }
 
-    /// Keeps logits of at least `t`, and one token always.
+    /// Keeps logits of at least `t`, and at least one token.
     fn above(&self, t: f32, view: &RowView<'_>, end: End) -> Result<End, Selection> {
         let at = view.list.partition_point(|c| c.logit >= t).max(self.from + 1);
         Ok(match end {
@@ -217,7 +218,7 @@ impl Selector {
         })
     }
 
-    /// The logits between which the least lies that has a probability of `p` among the kept tokens.
+    /// Bounds of the least logit with a probability of `p` among the kept tokens.
     fn threshold(&mut self, p: f32, view: &RowView<'_>, end: End) -> (f32, f32) {
         let (low, high) = self.total(view, end);
         let logit = |mass: f64| self.cumulative.least_logit(f64::from(p) * mass);
@@ -230,7 +231,7 @@ impl Selector {
         self.from += n;
     }
 
-    /// The mass of the kept tokens relative to the highest edge: not below the first, not above the second.
+    /// A lower and an upper bound of the mass of the kept tokens, relative to the highest edge.
     fn total(&mut self, view: &RowView<'_>, end: End) -> (f64, f64) {
         let both = |mass| (mass, mass);
         match end {
@@ -241,12 +242,13 @@ impl Selector {
         }
     }
 
-    /// Whether the prefix holds a token, as far as the masses tell: it does when the mass before it is below the limit.
+    /// Whether the prefix holds a token: it does if the mass before the token is below the limit. `None`: the masses do not
+    /// decide.
     fn prefix_keeps(&self, view: &RowView<'_>, rank: LogitRank, known: &[PrefixMass]) -> Option<bool> {
         if view.list.last().is_some_and(|last| rank.is_at_or_before(&last.logit_rank())) {
             return self.holds_list.then_some(true);
         }
-        // Below the floor a pass may have left masses out: a bin can hold less there than the token itself weighs.
+        // A pass may skip masses below the floor: a bin there can hold less than the mass of the token.
         if rank.logit < self.prefix_floor {
             return Some(false);
         }

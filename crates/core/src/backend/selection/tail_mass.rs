@@ -1,4 +1,4 @@
-//! A mass that was summed without bins.
+//! The mass below a cutoff, summed without bins.
 
 use crate::summary::mass_histogram::{MassHistogram, STEP, edge_below, edge_of, weight_of};
 
@@ -7,11 +7,11 @@ const ERROR: f64 = 1.0 / 32_768.0;
 /// The same, relative to a token at the highest edge, and to all masses: what bins cut off, and roundings in float64.
 const SLACK: f64 = 1.0 / (1u64 << 40) as f64;
 
-/// Bins that a guess looks at: 30 nats.
+/// Bins that a guess reads: 30 nats.
 const READ: usize = 240;
-/// The largest tokens, which a guess does not expect again in what was not seen.
+/// The largest tokens: a guess expects no more tokens of their size in the rest of the row.
 const OUT: u64 = 8;
-/// What they weigh, relative to the highest.
+/// The weights of the bins relative to the highest.
 const WEIGHTS: [f64; READ] = {
     let (mut weights, mut i) = ([1.0; READ], 1);
     while i < READ {
@@ -21,10 +21,10 @@ const WEIGHTS: [f64; READ] = {
     weights
 };
 
-/// The mass of logits below a floor, of which a pass kept the sum alone: to add each to its bin takes longer than all the
-/// rest of a row with top-p. What is above the floor is complete, bin by bin.
+/// The mass of logits below a floor, as one sum. Adding each logit to its bin takes longer than all other work for a row
+/// with top-p. Bins at and above the floor are complete.
 ///
-/// Sets of different floors may be merged; who has the higher floor adds up what the other has in bins.
+/// Masses of different floors merge. The higher floor applies; its owner sums the bins of the other below it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TailMass {
     /// Lower edge of a bin; -inf: nothing is below it.
@@ -67,7 +67,7 @@ impl TailMass {
         self.sum += sum;
     }
 
-    /// Adds what was seen of other tokens.
+    /// Adds the mass of other tokens.
     pub fn merge(&mut self, other: &TailMass) {
         if other.is_on() {
             self.raise(other.floor);
@@ -80,14 +80,14 @@ impl TailMass {
         if self.is_on() { self.sum * (f64::from(self.floor) - f64::from(logit)).exp() } else { 0.0 }
     }
 
-    /// Between which numbers the whole mass is, relative to `top`, the highest edge; `binned` is what bins have of it.
+    /// Bounds of the whole mass relative to `top`, the highest edge; `binned` is the mass in bins.
     pub(super) fn whole(&self, top: f32, binned: f64) -> (f64, f64) {
         let (mass, slack) = (self.mass(top), SLACK * (1.0 + binned));
         (binned + mass * (1.0 - ERROR) - slack, binned + mass * (1.0 + ERROR) + slack)
     }
 
-    /// Whether the tokens that reach the floor weigh `p` of the whole mass for certain, so that a prefix of this mass has no
-    /// token below it; `binned` has the bins from the floor up, and what is below the floor but not in this sum.
+    /// Whether the tokens at or above the floor certainly have the share `p` of the whole mass. A prefix of this share then
+    /// has no token below the floor. `binned` has the complete bins, and masses below the floor that are not in this sum.
     pub fn is_spared(&self, binned: &MassHistogram, p: f32) -> bool {
         if !self.is_on() {
             return true;
@@ -102,10 +102,10 @@ impl TailMass {
         above * (1.0 - SLACK) >= f64::from(p) * self.whole(top, all).1
     }
 
-    /// A logit that may become the floor of a row of which `tokens` in `of` were seen, so that at most `share` of the row's
-    /// mass is below it, if the rest is like these: the few largest count once, and `e^largest` at least is their mass.
+    /// Guesses a floor below which at most `share` of the row's mass lies, after `tokens` of `of` tokens.
     ///
-    /// A guess: a floor that is too high costs a second pass.
+    /// The guess extrapolates the masses so far. The few largest tokens count once, with a mass of at least `e^largest`. A
+    /// floor that is too high costs a second pass.
     pub fn guess(&self, seen: &MassHistogram, tokens: u64, of: u64, largest: f32, share: f64) -> Option<f32> {
         let top = seen.falling_from()?;
         let times = of as f64 / tokens.max(1) as f64;
@@ -121,7 +121,7 @@ impl TailMass {
             count += MassHistogram::most_count(*part);
             at += 1;
         }
-        // Four sums side by side: one would wait for itself.
+        // Four independent sums, to hide the latency of an addition.
         let mut sums = [0.0; 4];
         for (part, weights) in masses[at..].chunks(4).zip(WEIGHTS[at..].chunks(4)) {
             for (sum, (&mass, weight)) in sums.iter_mut().zip(part.iter().zip(weights)) {
@@ -137,7 +137,7 @@ impl TailMass {
         let mut under = few + rest;
         for (i, (&mass, weight)) in masses.iter().zip(&WEIGHTS).enumerate() {
             under -= weight * mass as f64;
-            // Above the few largest there may be tokens that were not seen, and nothing to gain.
+            // Above the few largest, unseen tokens are likely, and a floor gains nothing.
             if i + 1 >= at && under <= limit {
                 let edge = edge_below(top, i);
                 return (edge > self.floor).then_some(edge);
