@@ -120,7 +120,8 @@ pub enum ShardError {
     Type {
         /// The shard.
         shard: usize,
-        /// Whose type: the weight's (against the first shard that states one) or the hidden states' (against this rank's).
+        /// Whose type: the weight's (against the first shard that states one) or the hidden states' (against this
+        /// rank's).
         what: &'static str,
         /// The type expected.
         expected: DType,
@@ -199,8 +200,8 @@ pub enum ShardError {
         /// The first of [`RowParams::GROUPS`](flash_sampling_core::RowParams::GROUPS) that does.
         what: &'static str,
     },
-    /// Ranks came to a call on the GPUs, and passed it, after another rank had given it up; or they failed it without the
-    /// others, and came to the next.
+    /// Ranks came to a call on the GPUs, and passed it, after another rank had given it up; or they failed it without
+    /// the others, and came to the next.
     #[error("{} too late: shard {shard} had waited {limit:?}", came(ranks))]
     Late {
         /// The shard that waited.

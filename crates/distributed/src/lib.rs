@@ -1,22 +1,22 @@
 //! Vocabulary shards: one draw over an LM head whose rows are spread over several samplers.
 //!
-//! Each shard draws from its own tokens and makes a small [`RowSummary`](flash_sampling_core::backend::RowSummary) per row: its
-//! draws, and on request its mass and its largest logits. Ranks exchange only summaries (paper Alg. I.4 and appendix L), never
-//! `[rows, vocab]` logits. Two merges turn them into one draw:
+//! Each shard draws from its own tokens and makes a small [`RowSummary`](flash_sampling_core::backend::RowSummary) per
+//! row: its draws, and on request its mass and its largest logits. Ranks exchange only summaries (paper Alg. I.4 and
+//! appendix L), never `[rows, vocab]` logits. Two merges turn them into one draw:
 //!
 //! | merge | the draw is | bytes of a call without further requests |
 //! | --- | --- | --- |
 //! | [`ShardMerge::Winners`] | the argmax of the whole perturbed row, whatever the shards (Lemma D.5) | 12 bytes a draw and 5 a row, of each shard |
 //! | [`ShardMerge::LogMass`] | exact in distribution: a shard by its log-mass, then its local draw (Alg. I.4) | 12 bytes a draw and 13 a row, of each shard |
 //!
-//! The summary of a row with filters has first tokens, masses, moments and frontiers in place of draws: some kilobytes per
-//! shard. Every rank decides the whole row from these. The summary of a row with raw log-probabilities also has the masses of
-//! its raw logits. Both need [`ShardMerge::Winners`].
+//! The summary of a row with filters has first tokens, masses, moments and frontiers in place of draws: some kilobytes
+//! per shard. Every rank decides the whole row from these. The summary of a row with raw log-probabilities also has the
+//! masses of its raw logits. Both need [`ShardMerge::Winners`].
 //!
-//! Two samplers perform the merges. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`] is
-//! one rank of a group that exchanges summaries over a [`Transport`]; [`Loopback`] is the transport between the threads
-//! of a process. Both are samplers over the whole vocabulary: core's [`Driver`](flash_sampling_core::backend::Driver) over the
-//! shards as one [`Scan`](flash_sampling_core::Scan).
+//! Two samplers perform the merges. [`Sharded`] holds all shards in one process and needs no threads. [`ShardSampler`]
+//! is one rank of a group that exchanges summaries over a [`Transport`]; [`Loopback`] is the transport between the
+//! threads of a process. Both are samplers over the whole vocabulary: core's
+//! [`Driver`](flash_sampling_core::backend::Driver) over the shards as one [`Scan`](flash_sampling_core::Scan).
 //!
 //! | module | what it holds |
 //! | --- | --- |

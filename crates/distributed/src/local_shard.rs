@@ -21,8 +21,8 @@ impl<'s> LocalShard<'s> {
         LocalShard { sampler, summaries: Vec::new(), sampled: SampledRows::default(), requests: Vec::new() }
     }
 
-    /// Summarizes the shard's tokens in one scan, which reads the weight once. For a merge by log-mass, and for a sampler
-    /// without a scan, it samples the rows, which then have no filters.
+    /// Summarizes the shard's tokens in one scan, which reads the weight once. For a merge by log-mass, and for a
+    /// sampler without a scan, it samples the rows, which then have no filters.
     pub(crate) fn scan(
         &mut self,
         batch: &Batch<'_, '_>,

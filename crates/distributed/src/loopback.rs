@@ -10,15 +10,17 @@ use std::time::Instant;
 
 /// How long a rank polls before it sleeps: ranks in step arrive sooner than a sleeping thread wakes.
 const LOOKS: Duration = Duration::from_micros(20);
-/// The number of polls before it yields the core between polls: with more ranks than cores, other ranks may need the core.
+/// The number of polls before it yields the core between polls: with more ranks than cores, other ranks may need the
+/// core.
 const BUSY_LOOKS: usize = 64;
 
 /// One rank of a group of threads. Dropping it, also by a panic, releases the ranks that wait for it.
 ///
-/// Messages go through mailboxes, two per rank, used alternately. Two are enough: a rank writes its message of step `s` over
-/// that of step `s - 2`. It does so after step `s - 1`, for which every rank has sent a message, and a rank sends that message
-/// only after it has read all of step `s - 2`. So one wait per exchange prevents a fast rank from overtaking. Messages are
-/// written and read concurrently, outside the lock of the state: 64 rows with filters take some hundred kilobytes.
+/// Messages go through mailboxes, two per rank, used alternately. Two are enough: a rank writes its message of step `s`
+/// over that of step `s - 2`. It does so after step `s - 1`, for which every rank has sent a message, and a rank sends
+/// that message only after it has read all of step `s - 2`. So one wait per exchange prevents a fast rank from
+/// overtaking. Messages are written and read concurrently, outside the lock of the state: 64 rows with filters take
+/// some hundred kilobytes.
 #[derive(Debug)]
 pub struct Loopback {
     rank: usize,
@@ -31,11 +33,11 @@ pub struct Loopback {
 
 #[derive(Debug)]
 struct Group {
-    /// The number of messages that each rank has sent. Sequentially consistent: of two ranks that send last at the same time,
-    /// one sees that all have sent.
+    /// The number of messages that each rank has sent. Sequentially consistent: of two ranks that send last at the same
+    /// time, one sees that all have sent.
     sent: Vec<AtomicUsize>,
-    /// Whether each rank has left. The last sender, or a leaving rank, holds the lock while it wakes the others, so that none
-    /// falls asleep meanwhile.
+    /// Whether each rank has left. The last sender, or a leaving rank, holds the lock while it wakes the others, so
+    /// that none falls asleep meanwhile.
     left: Mutex<Vec<bool>>,
     changed: Condvar,
     mailboxes: Vec<Mailboxes>,

@@ -8,9 +8,9 @@ use flash_sampling_core::{Candidate, Domain, LogprobsMode, RowParams};
 /// How the draws of shards become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShardMerge {
-    /// The best score wins, then the smaller token: pathwise exact (paper Lemma D.5). Token, score and log Z (from merged
-    /// [`MassHistogram`](flash_sampling_core::MassHistogram)s) have the bits of a sampler without shards. The shards must be
-    /// pathwise.
+    /// The best score wins, then the smaller token: pathwise exact (paper Lemma D.5). Token, score and log Z (from
+    /// merged [`MassHistogram`](flash_sampling_core::MassHistogram)s) have the bits of a sampler without shards. The
+    /// shards must be pathwise.
     Winners,
     /// A shard is drawn by its log-mass with fresh noise, and its local draw is kept: exact in distribution (paper
     /// Alg. I.4); another number of shards may give another token. The shards may be any exact samplers, planned with
@@ -82,8 +82,8 @@ impl RowMerger {
         Ok(())
     }
 
-    /// Paper Alg. I.4, lines 3 to 5: the shard with the largest log-mass plus fresh Gumbel noise, ties to the lower shard,
-    /// and its local draw.
+    /// Paper Alg. I.4, lines 3 to 5: the shard with the largest log-mass plus fresh Gumbel noise, ties to the lower
+    /// shard, and its local draw.
     fn draw_shard(&mut self, row: &Row<'_>, shard: u32, summary: &RowSummary, out: &mut RowSummary) {
         self.scores.resize(row.draws as usize, f64::NEG_INFINITY);
         out.draws.resize(summary.draws.len().max(out.draws.len()), Candidate::NONE);

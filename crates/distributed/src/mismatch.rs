@@ -1,5 +1,5 @@
-//! Names the parameter that differs between ranks, from digests of each row's groups of parameters. Ranks exchange them only
-//! after a mismatch.
+//! Names the parameter that differs between ranks, from digests of each row's groups of parameters. Ranks exchange them
+//! only after a mismatch.
 
 use crate::codec::wire::WireError;
 use crate::error::ShardError;

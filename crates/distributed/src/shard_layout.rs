@@ -181,8 +181,8 @@ pub(crate) struct ShardedVocab {
 }
 
 impl ShardedVocab {
-    /// Checks that the shards, in order, form one vocabulary and can be merged. The other shards must agree with shard 0.
-    /// `backend` names the sampler in its [`Capabilities`].
+    /// Checks that the shards, in order, form one vocabulary and can be merged. The other shards must agree with shard
+    /// 0. `backend` names the sampler in its [`Capabilities`].
     pub(crate) fn of(shards: &[ShardInfo], backend: &'static str) -> Result<ShardedVocab, ShardError> {
         let first = shards.first().ok_or(ShardError::NoShards)?;
         let (plan, merge) = (first.plan, first.merge);
@@ -230,8 +230,8 @@ impl ShardedVocab {
     }
 }
 
-/// The knobs of the sampler. A shard applies adjustments of single logits by itself. Filters and raw log-probabilities depend
-/// on all shards: they need a scan on every shard, and the merge by winners.
+/// The knobs of the sampler. A shard applies adjustments of single logits by itself. Filters and raw log-probabilities
+/// depend on all shards: they need a scan on every shard, and the merge by winners.
 fn knobs(shards: &[ShardInfo], merge: ShardMerge) -> Knobs {
     let adjustments = if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE };
     let filters = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));

@@ -19,11 +19,12 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 /// One rank of a group: a local shard, one exchange of summaries per pass, and a merge on every rank.
 ///
 /// Every rank of the group makes the same calls with the same hidden states and row parameters, and gets the same
-/// samples, equal to those of [`Sharded`](crate::Sharded). All ranks merge the same bytes, so they agree to the last bit.
+/// samples, equal to those of [`Sharded`](crate::Sharded). All ranks merge the same bytes, so they agree to the last
+/// bit.
 ///
-/// Each call makes one [`all_gather`](Transport::all_gather) of summaries. Further exchanges follow for each further pass of
-/// rows with filters, for raw log-probabilities, and to name a mismatch of parameters. A rank that fails sends its failure in
-/// the next exchange, so the other ranks get an error and do not hang.
+/// Each call makes one [`all_gather`](Transport::all_gather) of summaries. Further exchanges follow for each further
+/// pass of rows with filters, for raw log-probabilities, and to name a mismatch of parameters. A rank that fails sends
+/// its failure in the next exchange, so the other ranks get an error and do not hang.
 ///
 /// ```
 /// use flash_sampling_core::reference::{Reference, ReferenceVariant};
@@ -80,13 +81,13 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// This rank's sampler, from its shard of the vocabulary. A [`ShardMerge`](crate::ShardMerge) converts to
     /// [`ShardOptions`].
     ///
-    /// A collective call: every rank of the group makes it. In this handshake, ranks exchange their ranks, tokens, plans,
-    /// options and capabilities.
+    /// A collective call: every rank of the group makes it. In this handshake, ranks exchange their ranks, tokens,
+    /// plans, options and capabilities.
     ///
     /// # Errors
     /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Merge`], [`ShardError::CheckTokens`],
-    /// [`ShardError::Type`] and [`ShardError::Rank`] if ranks differ in these; the errors of an exchange. Every rank gets the
-    /// same error about the shards.
+    /// [`ShardError::Type`] and [`ShardError::Rank`] if ranks differ in these; the errors of an exchange. Every rank
+    /// gets the same error about the shards.
     pub fn new(
         mut local: Box<dyn PerturbedArgmax + 's>,
         mut transport: T,
@@ -142,9 +143,9 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// After an error no rank makes the call. A rank that sends [`CallStatus::Failed`] gets no error here.
     ///
     /// # Errors
-    /// [`ShardError::Failed`] if another rank cannot make the call; [`ShardError::Late`] if ranks passed a call that another
-    /// rank gave up; [`ShardError::Type`], [`ShardError::Rows`] and [`ShardError::Params`] if ranks have different parameters;
-    /// the errors of an exchange.
+    /// [`ShardError::Failed`] if another rank cannot make the call; [`ShardError::Late`] if ranks passed a call that
+    /// another rank gave up; [`ShardError::Type`], [`ShardError::Rows`] and [`ShardError::Params`] if ranks have
+    /// different parameters; the errors of an exchange.
     pub fn can_call(
         &mut self,
         input: Matrix<'_>,
@@ -162,7 +163,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         if matches!(status, CallStatus::Failed(_)) { Ok(()) } else { group.compare(call, rows) }
     }
 
-    /// Compares a call that was exchanged outside the transport, and its results, with all other ranks. A collective call.
+    /// Compares a call that was exchanged outside the transport, and its results, with all other ranks. A collective
+    /// call.
     ///
     /// # Errors
     /// [`ShardError::Inputs`], [`ShardError::Params`], [`ShardError::Disagree`]; [`ShardError::Failed`] and

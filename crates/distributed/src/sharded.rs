@@ -11,9 +11,9 @@ use flash_sampling_core::{Capabilities, Matrix, PerturbedArgmax, Plan, RowParams
 
 /// All shards of a vocabulary in one process, scanned one after the other.
 ///
-/// Exact pathwise with [`ShardMerge::Winners`], in distribution with [`ShardMerge::LogMass`]. A shard without a finite logit
-/// has no mass; the row is an error ([`NoFiniteLogit`](flash_sampling_core::RowError::NoFiniteLogit)) only if no shard has
-/// one. A NaN or +inf on any shard is the error of the row, as for a sampler without shards.
+/// Exact pathwise with [`ShardMerge::Winners`], in distribution with [`ShardMerge::LogMass`]. A shard without a finite
+/// logit has no mass; the row is an error ([`NoFiniteLogit`](flash_sampling_core::RowError::NoFiniteLogit)) only if no
+/// shard has one. A NaN or +inf on any shard is the error of the row, as for a sampler without shards.
 ///
 /// ```
 /// use flash_sampling_core::reference::{Reference, ReferenceVariant};
@@ -46,8 +46,8 @@ struct LocalGroup<'s> {
 }
 
 impl<'s> Sharded<'s> {
-    /// A sampler over shards in the order of their tokens. The shards must cover the vocabulary; they may have unequal sizes or
-    /// be empty. The sampler has the plan of the shards.
+    /// A sampler over shards in the order of their tokens. The shards must cover the vocabulary; they may have unequal
+    /// sizes or be empty. The sampler has the plan of the shards.
     ///
     /// # Errors
     /// * [`ShardError::NoShards`], [`ShardError::Gap`], [`ShardError::Overlap`], [`ShardError::Beyond`]: the shards do
@@ -71,8 +71,8 @@ impl<'s> Sharded<'s> {
         Ok(Sharded { group, vocab, driver: Driver::default() })
     }
 
-    /// Restricts the plan, so that a row beyond it is refused. [`ShardMerge::LogMass`] needs shards with `max_logprobs` even if
-    /// no row requests log-probabilities.
+    /// Restricts the plan, so that a row beyond it is refused. [`ShardMerge::LogMass`] needs shards with `max_logprobs`
+    /// even if no row requests log-probabilities.
     ///
     /// # Errors
     /// [`ShardError::BeyondShards`] if `plan` exceeds the plan of the shards.

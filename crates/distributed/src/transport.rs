@@ -13,8 +13,8 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 ///   the ranks: a fast rank must not overwrite a message that another rank has not yet read.
 /// * Messages of [`all_gather`](Transport::all_gather) may have any length, 0 included, and different lengths on
 ///   different ranks.
-/// * A rank may leave, hang, or not make the call. The other ranks then get an error that names the rank, at most half a
-///   second after the transport's time limit. The other ranks neither hang nor get a result.
+/// * A rank may leave, hang, or not make the call. The other ranks then get an error that names the rank, at most half
+///   a second after the transport's time limit. The other ranks neither hang nor get a result.
 /// * A time limit of 0 allows one check for the messages. A limit beyond the range of the clock means no limit.
 /// * After an error the group is unusable: later calls fail with [`TransportError::Broken`] and wait for no rank.
 pub trait Transport: Send {
@@ -105,7 +105,8 @@ pub enum TransportError {
         /// The time limit of the exchange.
         limit: Duration,
     },
-    /// Every rank came to the exchange, but the exchange did not end: ranks make different calls, or the transport hangs.
+    /// Every rank came to the exchange, but the exchange did not end: ranks make different calls, or the transport
+    /// hangs.
     #[error("all ranks are there, but the exchange did not end within {limit:?}")]
     Stuck {
         /// The time limit of the exchange.

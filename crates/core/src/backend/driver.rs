@@ -9,8 +9,8 @@
 //! scan: the raw logits of the drawn tokens, on request      Request::RawLogits
 //! ```
 //!
-//! What is decided is a function of integers and of the row's logits. So a driver over several shards, whose scan merges
-//! their summaries, draws what a driver over the whole vocabulary draws.
+//! What is decided is a function of integers and of the row's logits. So a driver over several shards, whose scan
+//! merges their summaries, draws what a driver over the whole vocabulary draws.
 
 use crate::backend::selection::{
     FilterResolver, FilteredRow, FollowUp, LIST_BYTES, PrefixMass, RowView, TailMass, next_pass,
@@ -70,7 +70,8 @@ impl Driver {
     /// `can`, `plan` and `vocab_size` describe the sampler that consists of this driver and the scan.
     ///
     /// # Errors
-    /// The errors of the scan; [`SampleError::Backend`] if a scan lacks a requested raw logit. On an error `out` is empty.
+    /// The errors of the scan; [`SampleError::Backend`] if a scan lacks a requested raw logit. On an error `out` is
+    /// empty.
     pub fn sample(
         &mut self,
         scan: &mut dyn Scan,

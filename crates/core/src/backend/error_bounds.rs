@@ -1,8 +1,8 @@
 //! How far apart the scores of two passes can be, and so which tokens the canonical option must evaluate again.
 //!
 //! A pass in float32 keeps, beside the best candidate, all those within a slack of it. The slack is twice the largest
-//! difference between a score of the pass and the [canonical](crate::backend::canonical) score of the same token, so the canonical
-//! winner is among them.
+//! difference between a score of the pass and the [canonical](crate::backend::canonical) score of the same token, so the
+//! canonical winner is among them.
 //!
 //! The difference is bounded by the rounding of the dot product ([`dot_error_bound`]), carried through the transforms
 //! (bias, a soft-cap of slope at most 1 and its own error, scale, 1 / temperature), and a few roundings of each step.
@@ -64,8 +64,8 @@ impl ScoreBound {
         }
     }
 
-    /// The bounds of a row whose hidden state has the Euclidean norm `hidden`; `head` is the one that [`ScoreBound::new`]
-    /// read.
+    /// The bounds of a row whose hidden state has the Euclidean norm `hidden`; `head` is the one that
+    /// [`ScoreBound::new`] read.
     pub fn row(&self, head: &Head<'_>, row: &Row<'_>, hidden: f64) -> RowScoreBound {
         let (scale, inv_t) = (f64::from(head.scale()), f64::from(row.transform.inv_temperature));
         let dot = hidden * self.largest_weight;
@@ -131,8 +131,8 @@ impl RowScoreBound {
         if slack < f64::from(f32::MAX) { (slack as f32).max(f32::MIN_POSITIVE) } else { f32::MAX }
     }
 
-    /// Whether the last canonical score that is kept (0 where none is) leaves it open that a token which the bounds left
-    /// out is better: then every token must be evaluated.
+    /// Whether the last canonical score that is kept (0 where none is) leaves it open that a token which the bounds
+    /// left out is better: then every token must be evaluated.
     pub fn leaves_open(&self, last: f32) -> bool {
         self.coarse && f64::from(last) < self.alive
     }

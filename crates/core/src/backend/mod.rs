@@ -1,9 +1,9 @@
-//! What backends implement and share: one pass over a shard of the vocabulary, the row summaries that merge, and the driver
-//! that makes draws from them.
+//! What backends implement and share: one pass over a shard of the vocabulary, the row summaries that merge, and the
+//! driver that makes draws from them.
 //!
-//! A backend implements [`Scan`]. A [`Driver`] over it is a sampler: it checks the rows of a call once, requests summaries,
-//! decides rows with filters, requests further passes for rows that one pass does not decide, and writes the results. Shards
-//! are one more scan, which merges the summaries of others.
+//! A backend implements [`Scan`]. A [`Driver`] over it is a sampler: it checks the rows of a call once, requests
+//! summaries, decides rows with filters, requests further passes for rows that one pass does not decide, and writes the
+//! results. Shards are one more scan, which merges the summaries of others.
 //!
 //! | module | what it holds |
 //! | --- | --- |

@@ -34,17 +34,17 @@ pub struct RowSummary {
     pub progress: Progress,
     /// The result of a decided row.
     pub result: RowResult,
-    /// The row's first bad logit; all other fields are then unspecified. A row without a finite logit has no error, but no
-    /// draws and an empty list: other shards may have finite logits.
+    /// The row's first bad logit; all other fields are then unspecified. A row without a finite logit has no error, but
+    /// no draws and an empty list: other shards may have finite logits.
     pub error: Option<StagedError>,
-    /// The draws of a row without filters, in order. Draws without replacement are sorted by falling scores, and are at most
-    /// as many as the finite logits.
+    /// The draws of a row without filters, in order. Draws without replacement are sorted by falling scores, and are at
+    /// most as many as the finite logits.
     pub draws: Vec<Candidate>,
     /// The first tokens by falling logits, then rising tokens: as many as [`SummarySpec::list`], as many as the
     /// row requests log-probabilities of, or all down to a requested logit. Scores are logits.
     pub list: Vec<Candidate>,
-    /// The masses, if [`SummarySpec::mass`] is set or the row requests log-probabilities. Tokens that a filter drops may be
-    /// missing.
+    /// The masses, if [`SummarySpec::mass`] is set or the row requests log-probabilities. Tokens that a filter drops
+    /// may be missing.
     pub mass: MassHistogram,
     /// The mass that is in no bin. Only for [`Request::Decide`].
     pub tail: TailMass,
@@ -59,8 +59,8 @@ pub struct RowSummary {
     used: usize,
     /// The requested masses before points.
     pub prefix_masses: Vec<PrefixMass>,
-    /// The masses of the raw logits, masked tokens included, if the row requests raw log-probabilities; otherwise none, or
-    /// an empty histogram.
+    /// The masses of the raw logits, masked tokens included, if the row requests raw log-probabilities; otherwise none,
+    /// or an empty histogram.
     pub raw_mass: Option<MassHistogram>,
     /// The largest raw logits, as many as the row requests; scores are logits.
     pub raw_top: TopList,
@@ -208,8 +208,8 @@ impl RowSummary {
         Ok(self.parts.get(begin).copied())
     }
 
-    /// Sets the list to the first `limit` tokens of all added lists. Without added lists it changes nothing. A later call may
-    /// have a larger limit.
+    /// Sets the list to the first `limit` tokens of all added lists. Without added lists it changes nothing. A later
+    /// call may have a larger limit.
     pub fn merge_lists(&mut self, limit: usize) {
         let RowSummary { list, parts, ends, heads, .. } = self;
         if ends.is_empty() {
@@ -236,8 +236,8 @@ impl RowSummary {
         }
     }
 
-    /// Decides a row with filters from its overview, and from the mass before its points in doubt, if known. Returns the
-    /// pass that an open row needs.
+    /// Decides a row with filters from its overview, and from the mass before its points in doubt, if known. Returns
+    /// the pass that an open row needs.
     pub(crate) fn decide(
         &mut self,
         resolver: &mut FilterResolver,
@@ -272,8 +272,8 @@ impl RowSummary {
         resolver.resolve(of, &view, &frontiers[..*used], doubts, result)
     }
 
-    /// Summarizes the raw logits of tokens `first ..` without optimisation. Call it after [`RowSummary::of`], which empties
-    /// the summary.
+    /// Summarizes the raw logits of tokens `first ..` without optimisation. Call it after [`RowSummary::of`], which
+    /// empties the summary.
     pub fn of_raw(&mut self, row: &Row<'_>, request: Request<'_>, first: u32, raw: &[f32]) {
         match request {
             Request::Overview | Request::Decide if row.raw_logprobs.is_some() => {

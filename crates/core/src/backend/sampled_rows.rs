@@ -9,9 +9,9 @@ use crate::sampler::{PerturbedArgmax, reuse_vec};
 
 /// Summarizes rows without filters by calls of [`PerturbedArgmax::sample`]. Reuses its memory between calls.
 ///
-/// A row may take up to three samples. A list without replacement that is longer than the sampler's tokens is sampled once
-/// more with as many draws as tokens. A row with a bad logit is sampled once more without transforms, to find the logit's
-/// [`Stage`].
+/// A row may take up to three samples. A list without replacement that is longer than the sampler's tokens is sampled
+/// once more with as many draws as tokens. A row with a bad logit is sampled once more without transforms, to find the
+/// logit's [`Stage`].
 #[derive(Debug, Default)]
 pub struct SampledRows {
     samples: Samples,

@@ -1,9 +1,10 @@
 //! One pass over a shard of the vocabulary.
 //!
-//! The tokens that a filter keeps depend on the whole row, so a shard alone cannot draw for such a row. A scan summarizes the
-//! shard's tokens: the draws of a row without filters; first tokens, integer masses, moments and frontiers of a row with
-//! filters. All of these merge in any order. The merged summaries of shards equal the summary of the whole row, to the
-//! last bit, so a [`Driver`](crate::backend::Driver) decides from them what a sampler without shards decides.
+//! The tokens that a filter keeps depend on the whole row, so a shard alone cannot draw for such a row. A scan
+//! summarizes the shard's tokens: the draws of a row without filters; first tokens, integer masses, moments and
+//! frontiers of a row with filters. All of these merge in any order. The merged summaries of shards equal the summary
+//! of the whole row, to the last bit, so a [`Driver`](crate::backend::Driver) decides from them what a sampler without
+//! shards decides.
 
 use crate::backend::selection::PrefixMass;
 use crate::backend::{Batch, RowSummary};
@@ -17,14 +18,15 @@ pub enum Request<'a> {
     Skip,
     /// The row's summary.
     ///
-    /// Without filters: the draws, and masses and largest logits if the row requests log-probabilities. With filters: the
-    /// parts that [`SummarySpec`](crate::backend::selection::SummarySpec) names. In both cases raw masses and the largest raw logits
-    /// if the row requests raw log-probabilities.
+    /// Without filters: the draws, and masses and largest logits if the row requests log-probabilities. With filters:
+    /// the parts that [`SummarySpec`](crate::backend::selection::SummarySpec) names. In both cases raw masses and the largest
+    /// raw logits if the row requests raw log-probabilities.
     Overview,
     /// An [`Overview`](Request::Overview) over the whole vocabulary, which allows the scan to
     /// [decide](crate::backend::Progress) the row.
     Decide,
-    /// The mass before these points, counted from zero; and in [`RowSummary::mass`] the masses of all logits below `below`.
+    /// The mass before these points, counted from zero; and in [`RowSummary::mass`] the masses of all logits below
+    /// `below`.
     PrefixMass {
         /// The points; their masses are ignored.
         points: &'a [PrefixMass],
@@ -50,15 +52,15 @@ impl Request<'_> {
 /// One pass over the tokens of a shard; see [`PerturbedArgmax::scan`](crate::PerturbedArgmax::scan).
 ///
 /// # Contract
-/// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary, whatever
-/// the shards, threads or other rows. An error names the shard's own token and stage; merged errors keep the first one. The
-/// masses that a filter drops may depend on the shards, so the number of passes may change, but not the result. Logits and
-/// scores equal those of [`sample`](crate::PerturbedArgmax::sample).
+/// The summaries of shards, [merged](RowSummary::merge) in any order, equal the summary of the whole vocabulary,
+/// whatever the shards, threads or other rows. An error names the shard's own token and stage; merged errors keep the
+/// first one. The masses that a filter drops may depend on the shards, so the number of passes may change, but not the
+/// result. Logits and scores equal those of [`sample`](crate::PerturbedArgmax::sample).
 pub trait Scan {
     /// Makes one pass over this scan's tokens.
     ///
-    /// `requests` and `out` have one entry per row. The entries of skipped and of invalid rows do not change. A row without
-    /// filters gets [`RowError::NoFiniteLogit`](crate::RowError) for a request that is only for filters.
+    /// `requests` and `out` have one entry per row. The entries of skipped and of invalid rows do not change. A row
+    /// without filters gets [`RowError::NoFiniteLogit`](crate::RowError) for a request that is only for filters.
     ///
     /// # Errors
     /// The errors of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few requests or

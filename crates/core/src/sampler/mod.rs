@@ -68,9 +68,10 @@ pub struct Capabilities {
     pub input: Input,
     /// Whether it can draw lists without replacement.
     pub without_replacement: bool,
-    /// Filters, penalties and bans that it can do, and whether it tells the kept tokens ([`Knob::Kept`](crate::Knob::Kept))
-    /// and raw log-probabilities ([`Knob::LogprobsMode`](crate::Knob::LogprobsMode)). Temperature, mask, logit bias, draws
-    /// and log-probabilities of the law that is drawn from are every sampler's.
+    /// Filters, penalties and bans that it can do, and whether it tells the kept tokens
+    /// ([`Knob::Kept`](crate::Knob::Kept)) and raw log-probabilities
+    /// ([`Knob::LogprobsMode`](crate::Knob::LogprobsMode)). Temperature, mask, logit bias, draws and log-probabilities
+    /// of the law that is drawn from are every sampler's.
     pub knobs: Knobs,
     /// Whether [`Plan::canonical`] is done.
     pub canonical: bool,
@@ -79,8 +80,8 @@ pub struct Capabilities {
 impl Capabilities {
     /// Names an alternative that supports the knobs which a sampler with these capabilities and this plan lacks.
     ///
-    /// It follows from the kind of the sampler: a pathwise sampler with a whole head and no canonical plan supports every
-    /// knob. If both the kind and the plan are reasons, it names the plan.
+    /// It follows from the kind of the sampler: a pathwise sampler with a whole head and no canonical plan supports
+    /// every knob. If both the kind and the plan are reasons, it names the plan.
     pub fn alternative(&self, plan: &Plan) -> &'static str {
         match (self.exactness, self.variant) {
             (Exactness::InDistribution, Variant::Sharded) if plan.canonical => {
@@ -137,8 +138,8 @@ pub struct Shape {
 /// # Contract
 /// What an implementer owes, and what the conformance suite checks:
 /// * **Law.** P(token) is the softmax of the row's transformed logits, to within float32 rounding of the logits.
-/// * **Noise.** It comes from [`Noise`](crate::Noise) alone, keyed by (seed, position, draw, *global* token), so a row's
-///   result does not depend on its neighbours, on tiles, threads, or earlier calls.
+/// * **Noise.** It comes from [`Noise`](crate::Noise) alone, keyed by (seed, position, draw, *global* token), so a
+///   row's result does not depend on its neighbours, on tiles, threads, or earlier calls.
 /// * **Pathwise** samplers return the argmax of `logit + noise` over the row, ties to the lower token; the score is
 ///   that sum rounded once. Where dot products are exact the bits agree with the [reference](crate::reference).
 /// * **In distribution** samplers say so in [`Capabilities`]; score and logit are still those of the token.
@@ -147,12 +148,12 @@ pub struct Shape {
 /// * **Bad rows** (NaN or +inf among the raw logits, no finite logit, an invalid or unsupported knob) get a
 ///   [`RowError`](crate::RowError), and the other rows are unaffected. A head without tokens gives every row
 ///   [`RowError::NoFiniteLogit`](crate::RowError::NoFiniteLogit).
-/// * **Filters** keep the set that [`Selector`](crate::backend::selection::Selector) defines, a function of the row's transformed
-///   logits alone; how many passes that took is in [`RowSample::passes`](crate::RowSample::passes).
+/// * **Filters** keep the set that [`Selector`](crate::backend::selection::Selector) defines, a function of the row's
+///   transformed logits alone; how many passes that took is in [`RowSample::passes`](crate::RowSample::passes).
 /// * **log Z** does not depend on the order of evaluation: it comes from a [`MassHistogram`](crate::MassHistogram).
 /// * A call empties `out` first, also one that fails.
-/// * A call within the plan allocates nothing of its own, once `out` and the sampler have been through calls like it (the
-///   [reference](crate::reference), which plans nothing, is the exception).
+/// * A call within the plan allocates nothing of its own, once `out` and the sampler have been through calls like it
+///   (the [reference](crate::reference), which plans nothing, is the exception).
 pub trait PerturbedArgmax: Send {
     /// What this sampler can do.
     fn capabilities(&self) -> Capabilities;
@@ -232,8 +233,8 @@ pub fn check_call(input: &Matrix<'_>, rows: &[RowParams<'_>], shape: &Shape, pla
     Ok(())
 }
 
-/// Empties a list and reuses its memory for elements of another lifetime, by collecting from `into_iter`. Samplers reuse the
-/// memory of a call's rows in this way.
+/// Empties a list and reuses its memory for elements of another lifetime, by collecting from `into_iter`. Samplers
+/// reuse the memory of a call's rows in this way.
 pub fn reuse_vec<A, B>(mut list: Vec<A>) -> Vec<B> {
     list.clear();
     list.into_iter().filter_map(|_| None).collect()

@@ -65,8 +65,8 @@ impl RowSample<'_> {
         self.draws[0].token
     }
 
-    /// The log-probability of draw number `draw`, in nats, in the sense that was asked for; `None` when log Z was not, or
-    /// there is no such draw.
+    /// The log-probability of draw number `draw`, in nats, in the sense that was asked for; `None` when log Z was not,
+    /// or there is no such draw.
     pub fn draw_log_prob(&self, draw: usize) -> Option<f64> {
         let logit = self.raw_logits.get(draw).copied().or(Some(self.draws.get(draw)?.logit))?;
         self.log_prob(logit)
@@ -196,7 +196,8 @@ impl Samples {
         }
     }
 
-    /// For implementers: sets the tokens that the filters of the row appended last keep, in a vocabulary of `vocab_size`.
+    /// For implementers: sets the tokens that the filters of the row appended last keep, in a vocabulary of
+    /// `vocab_size`.
     pub fn set_kept(&mut self, tokens: impl Iterator<Item = u32>, log_mass: f64, vocab_size: u32) {
         let Some(slot) = self.slots.last_mut() else { return };
         let from = self.kept.len();
@@ -207,8 +208,9 @@ impl Samples {
         slot.kept = Some((count, log_mass, (from, self.kept.len())));
     }
 
-    /// For implementers: sets the raw log-probabilities of a row that was appended without log-probabilities: the masses and
-    /// the largest of its raw logits, and the raw logit of each draw. Panics if there is no such row, like a slice.
+    /// For implementers: sets the raw log-probabilities of a row that was appended without log-probabilities: the
+    /// masses and the largest of its raw logits, and the raw logit of each draw. Panics if there is no such row, like a
+    /// slice.
     pub fn set_raw(
         &mut self,
         row: usize,

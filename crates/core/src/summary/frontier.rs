@@ -4,10 +4,10 @@ use crate::summary::winner::{Candidate, LogitRank};
 
 /// The candidates that no other candidate beats in both [`LogitRank`] and score.
 ///
-/// For **every** rank `p`, the winner among the tokens [at or before](LogitRank::is_at_or_before) `p` lies on the frontier, and the
-/// frontier of a union is the frontier of the merged frontiers. So a rule that keeps the first tokens in the order of
-/// falling logits may choose how many after the pass. (It is the record sequence of Cohen's bottom-1 sketch; its
-/// expected size is at most `1 + ln(1 / p_max)`.)
+/// For **every** rank `p`, the winner among the tokens [at or before](LogitRank::is_at_or_before) `p` lies on the
+/// frontier, and the frontier of a union is the frontier of the merged frontiers. So a rule that keeps the first tokens
+/// in the order of falling logits may choose how many after the pass. (It is the record sequence of Cohen's bottom-1
+/// sketch; its expected size is at most `1 + ln(1 / p_max)`.)
 ///
 /// Merging is associative, commutative and idempotent; the identity is the empty frontier.
 #[derive(Debug, Default, PartialEq)]

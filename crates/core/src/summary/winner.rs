@@ -57,8 +57,8 @@ impl Winner {
     }
 }
 
-/// A token's rank in the order of falling logits: a larger logit first, then the lower token id. Filters keep runs of this
-/// order, so of equal logits the lower token is kept.
+/// A token's rank in the order of falling logits: a larger logit first, then the lower token id. Filters keep runs of
+/// this order, so of equal logits the lower token is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitRank {
     /// The logit that filters compare, in nats; never NaN.

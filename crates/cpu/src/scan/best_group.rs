@@ -6,7 +6,7 @@ use super::row_state::{Best, RowState};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Domain, MassHistogram, Plan, StagedError, TopList};
 
-/// The groups of one row that a worker has seen.
+/// The groups of one row on one worker so far.
 #[derive(Debug)]
 pub(crate) struct BestGroup {
     draws: Vec<GroupWinner>,
@@ -63,7 +63,7 @@ impl BestGroup {
         }
     }
 
-    /// Adds the groups that another worker has seen.
+    /// Adds another worker's groups.
     pub(crate) fn merge(&mut self, other: &BestGroup) {
         self.invalid = StagedError::first(self.invalid, other.invalid);
         self.has_finite |= other.has_finite;

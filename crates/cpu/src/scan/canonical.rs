@@ -1,14 +1,15 @@
-//! The canonical option: near ties are decided by dot products that every machine computes alike.
+//! The canonical option: decides near ties by dot products with the same bits on every machine.
 //!
-//! A pass keeps, beside the best candidate, all those within a slack of it ([`error_bounds`](flash_sampling_core::backend::error_bounds));
-//! each is then evaluated again as the [reference](flash_sampling_core::reference) does.
+//! A pass collects the best candidate and all candidates within a slack of it
+//! ([`error_bounds`](flash_sampling_core::backend::error_bounds)). Each is then re-evaluated as in the
+//! [reference](flash_sampling_core::reference).
 
 use flash_sampling_core::backend::canonical::{canonical_logit, norm};
 use flash_sampling_core::backend::error_bounds::ScoreBound;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Domain, Head, Matrix, TopList, Winner};
 
-/// What the canonical option needs of a head, found once.
+/// The error bounds of a head, computed once, and buffers.
 #[derive(Debug)]
 pub(crate) struct Canonical {
     error_bounds: ScoreBound,
@@ -45,7 +46,8 @@ impl Canonical {
         Candidate { winner: Winner::new(logit[0] + noise, token), logit: logit[0] }
     }
 
-    /// The `limit` canonically best of a pass's candidates, by score (`draw` is the noise's) or by logit (`None`).
+    /// The `limit` best of a pass's candidates by canonical score (`draw` selects the noise) or by canonical logit
+    /// (`None`).
     pub(crate) fn resolve(
         &mut self,
         head: &Head<'_>,

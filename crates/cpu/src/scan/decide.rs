@@ -1,7 +1,8 @@
 //! Decides rows with filters after a pass over the whole vocabulary, on all threads.
 //!
-//! Most rows are decided by what the pass left. Where a row with top-p has places in doubt, the logits that the threads cached
-//! above its cutoff (`logit_cache.rs`) may tell the mass before them. What remains is left to the driver.
+//! The summary of the pass decides most rows. For a row with top-p and points in doubt, the mass before the points may
+//! follow from the logits that the threads cached above the cutoff (`logit_cache.rs`). All other rows are left to the
+//! driver.
 
 use crate::scan::engine::{Engine, Rows};
 use crate::scan::filter_state::FilterState;
@@ -13,11 +14,12 @@ use flash_sampling_core::backend::selection::{FilterResolver, FilteredRow, Follo
 use flash_sampling_core::summary::winner::LogitRank;
 use rayon::prelude::*;
 
-/// Points in doubt that kept logits are asked about, of one row: each is a scan of all that is kept of it by one thread,
-/// and a pass, by all threads, sums before all points at once. A draw has one as a rule, so rows with more have many draws.
+/// The most points in doubt of a row that are decided from cached logits. Each point is a scan of the row's cached
+/// logits by one thread, while a pass sums before all points at once, on all threads. Most draws have one point in
+/// doubt.
 const DOUBTS: usize = 8;
 
-/// Answers a row from what it has, or notes what it needs.
+/// Decides a row from its state, or sets its follow-up.
 fn decide_row(
     resolver: &mut FilterResolver,
     row: &Result<Planned<'_>, RowError>,
@@ -42,18 +44,19 @@ fn decide_row(
     }
 }
 
-/// Takes what is told of every point in doubt; false, and nothing taken, where one is not told, or there are none or too many.
-fn take_told(doubts: &mut [PrefixMass], told: impl Fn(LogitRank) -> Option<PrefixMass>) -> bool {
+/// Sets the mass before every point in doubt from `lookup`. Returns false and changes nothing if a mass is unknown, or
+/// if there are no points or too many.
+fn set_doubts(doubts: &mut [PrefixMass], lookup: impl Fn(LogitRank) -> Option<PrefixMass>) -> bool {
     let mut known = (1..=DOUBTS).contains(&doubts.len());
-    known = known && doubts.iter_mut().all(|doubt| told(doubt.rank).map(|told| *doubt = told).is_some());
+    known = known && doubts.iter_mut().all(|doubt| lookup(doubt.rank).map(|known| *doubt = known).is_some());
     if !known {
         doubts.iter_mut().for_each(|doubt| *doubt = PrefixMass::new(doubt.rank));
     }
     known
 }
 
-/// Answers a row that was not decided for points in doubt, where the logits that the workers kept tell the mass before them:
-/// `own` are those of the worker whose `state` has what all have seen.
+/// Decides a row with points in doubt, if the mass before them follows from cached logits. `own` is the cache of the
+/// worker that has the merged `state`.
 fn look_up<'a>(
     resolver: &mut FilterResolver,
     row: &Result<Planned<'_>, RowError>,
@@ -68,14 +71,16 @@ fn look_up<'a>(
     }
     let (floor, run) = (floor.tail.floor(), *run);
     let workers = others.chain(core::iter::once((own, run)));
-    if take_told(doubts, |rank| LogitCache::before(workers.clone(), rank, floor)) {
+    if set_doubts(doubts, |rank| LogitCache::prefix_mass(workers.clone(), rank, floor)) {
         decide_row(resolver, row, state, vocab_size);
     }
 }
 
 impl Engine {
-    /// Gathers what a pass left in the first worker, and decides the rows with filters whose tokens are the whole vocabulary,
-    /// or notes what they need; where threads share that, each does both for some rows: to wake them twice took longer.
+    /// Merges the states of a pass into the first worker's, and decides rows with filters if their tokens are the whole
+    /// vocabulary.
+    ///
+    /// With several threads, each thread does both for some rows: waking the threads twice took longer.
     pub(crate) fn gather_and_decide(&mut self, rows: &Rows<'_>, vocab_size: u32) {
         let shared = self.shares_rows(rows);
         if !shared {
@@ -86,8 +91,8 @@ impl Engine {
         let (states, above, others) = (&mut states[..rows.len()], &*above, &*others);
         let kept = |r: usize| others.iter().map(move |other| (&other.above, other.rows[r].filter.run));
         if shared {
-            let each = rows.len().div_ceil(self.resolver.len());
-            let parts = states.par_chunks_mut(each).zip(rows.par_chunks(each)).zip(&mut self.resolver);
+            let each = rows.len().div_ceil(self.resolvers.len());
+            let parts = states.par_chunks_mut(each).zip(rows.par_chunks(each)).zip(&mut self.resolvers);
             self.threads.install(|| {
                 parts.enumerate().for_each(|(part, ((states, rows), resolver))| {
                     for (i, (state, row)) in states.iter_mut().zip(rows).enumerate() {
@@ -100,7 +105,7 @@ impl Engine {
                 });
             });
         } else {
-            let resolver = &mut self.resolver[0];
+            let resolver = &mut self.resolvers[0];
             for (r, (state, row)) in states.iter_mut().zip(rows).enumerate() {
                 decide_row(resolver, row, state, vocab_size);
                 look_up(resolver, row, state, above, kept(r), vocab_size);
@@ -117,14 +122,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_points_in_doubt_are_told_of_and_all_or_none_are_taken() {
+    fn a_few_points_in_doubt_are_set_all_or_none() {
         for (count, unknown) in [(0, 9), (1, 9), (DOUBTS, 9), (DOUBTS, 3), (DOUBTS + 1, 99), (1000, 9999)] {
             let points = (0..count).map(|i| LogitRank { logit: i as f32, token: i as u32 });
             let mut doubts: Vec<PrefixMass> = points.clone().map(PrefixMass::new).collect();
-            let told = |rank: LogitRank| (rank.token != unknown).then(|| PrefixMass::with_mass(rank, 7));
-            let taken = take_told(&mut doubts, told);
-            assert_eq!(taken, (1..=DOUBTS).contains(&count) && count as u32 <= unknown, "{count} {unknown}");
-            let want = |rank| if taken { PrefixMass::with_mass(rank, 7) } else { PrefixMass::new(rank) };
+            let lookup = |rank: LogitRank| (rank.token != unknown).then(|| PrefixMass::with_mass(rank, 7));
+            let is_set = set_doubts(&mut doubts, lookup);
+            assert_eq!(is_set, (1..=DOUBTS).contains(&count) && count as u32 <= unknown, "{count} {unknown}");
+            let want = |rank| if is_set { PrefixMass::with_mass(rank, 7) } else { PrefixMass::new(rank) };
             assert!(doubts.into_iter().eq(points.map(want)), "{count} {unknown}");
         }
     }

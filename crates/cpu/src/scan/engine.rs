@@ -1,4 +1,4 @@
-//! What the variants share: planning, the rows of a call, passes over tokens on all threads, and the results.
+//! The engine of all variants: threads, their scratch, and passes over tokens.
 
 use crate::dot::{Dot, TILE};
 use crate::error::CpuError;
@@ -18,23 +18,24 @@ use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, Pl
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Limits of a plan, so that a nonsensical one is an error rather than the end of memory: rows, draws of all rows
-/// together, log-probabilities of all rows together.
+/// Limits of a plan, so that an oversized plan is an error and does not exhaust memory: rows, the draws of all rows,
+/// the log-probabilities of all rows.
 const MAX_ROWS: u64 = 1 << 16;
 const MAX_DRAWS: u64 = 1 << 26;
 const MAX_LOGPROBS: u64 = 1 << 26;
-/// Tokens of a part, and how many parts a worker claims at a time at most; fewer towards the end, so that all end together:
-/// with 594 tiles and 16 workers claims of four left eleven of them without work for the last tenth.
+/// Tokens of a part, and the most parts that a worker claims at a time. Claims shrink towards the end, so that all
+/// workers end at about the same time: with 594 tiles and 16 workers, constant claims of four left eleven workers idle
+/// for the last tenth.
 pub(crate) const CHUNK: u32 = TILE as u32;
 const CLAIM: u64 = 4;
 
-/// States of rows, of all workers together, from which they are merged by all threads.
+/// The number of row states (rows times workers) from which all threads share the merge.
 const SHARED: usize = 256;
 
-/// Tokens of lists that may be shorter, of all workers together, and of one at least. With 16 workers each would keep 64 of
-/// its 9500 tokens, to find the 64 first ones of all. Where the logits above floors are kept they tell what a list would, and
-/// it is the first token alone: top-p took 1.081 in place of 1.101 of the plain draw by the median (64 rows, 16 cores of a
-/// Xeon with AMX). Rows of few tokens with ties, or with several draws, take a second pass more often.
+/// The length of short lists, summed over all workers, and the least of one worker. With full lists, 16 workers would
+/// each list 64 of 9500 tokens, to find the first 64 of the row. If the logits above the cutoff are cached, the list is
+/// the first token alone: top-p took 1.081x the plain draw rather than 1.101x (median, 64 rows, 16 cores of a Xeon with
+/// AMX). Rows of few tokens with ties, or with several draws, take a second pass more often.
 const SHORT: usize = 128;
 const SHORTEST: usize = 8;
 
@@ -50,11 +51,11 @@ pub(crate) struct Engine {
     simd: Simd,
     pub(crate) threads: Threads,
     pub(crate) workers: Vec<Worker>,
-    /// Keeps the memory of a call's rows.
+    /// Empty between calls; only its memory is reused.
     rows: Rows<'static>,
     adjustments: ParallelAdjustments,
-    /// One a worker.
-    pub(crate) resolver: Vec<FilterResolver>,
+    /// One per worker.
+    pub(crate) resolvers: Vec<FilterResolver>,
     /// The rows that take part in a pass, ascending.
     pub(crate) members: Vec<usize>,
     pub(crate) known: Arc<SharedBounds>,
@@ -93,7 +94,7 @@ impl Engine {
             })
             .collect();
         let rows = Vec::with_capacity(plan.max_rows);
-        let resolver = (0..threads.count()).map(|_| FilterResolver::default()).collect();
+        let resolvers = (0..threads.count()).map(|_| FilterResolver::default()).collect();
         Ok(Engine {
             plan,
             weight,
@@ -103,14 +104,14 @@ impl Engine {
             workers,
             rows,
             adjustments: ParallelAdjustments::default(),
-            resolver,
+            resolvers,
             known,
             members: Vec::new(),
             raw_draws: Vec::new(),
         })
     }
 
-    /// What a variant over hidden states can do.
+    /// The capabilities of a variant over hidden states.
     pub(crate) fn capabilities(&self, variant: Variant, exactness: Exactness) -> Capabilities {
         let pathwise = exactness == Exactness::Pathwise;
         Capabilities {
@@ -146,7 +147,7 @@ impl Engine {
         !matches!(self.threads, Threads::One)
     }
 
-    /// Takes the memory for the adjustments of a call's rows; [`Engine::end`] takes it back.
+    /// Collects the adjustments of a call's rows, in memory that [`Engine::keep`] takes back.
     pub(crate) fn adjustments(&mut self, rows: &[RowParams<'_>]) -> ParallelAdjustments {
         let mut adjustments = core::mem::take(&mut self.adjustments);
         adjustments.collect(rows, &self.threads);
@@ -185,9 +186,11 @@ impl Engine {
         self.adjustments = adjustments;
     }
 
-    /// Runs `work` for parts of `tokens` that begin at multiples of `chunk`, on all workers; which worker gets which
-    /// part is not defined. Each worker runs `begin` before: one thread that emptied the states of 64 rows for all of 16
-    /// threads took as long as a tenth of their work.
+    /// Runs `work` for parts of `tokens` that begin at multiples of `chunk`, on all workers. The assignment of parts to
+    /// workers is unspecified.
+    ///
+    /// Each worker first runs `begin`. On one thread, resetting the states of 64 rows for 16 workers took as long as a
+    /// tenth of their work.
     pub(crate) fn for_parts(
         &mut self,
         tokens: Range<u32>,
@@ -237,7 +240,7 @@ impl Engine {
         }
         self.known.begin(rows.len());
         let workers = self.workers.len();
-        // Existing logits are read again in less time than it takes to keep some of them.
+        // Rereading existing logits takes less time than caching some of them.
         let top_p = |row: &Planned<'_>| {
             row.is_whole && row.row.filters.as_ref().is_some_and(|filters| filters.lone_top_p().is_some())
         };
@@ -268,13 +271,13 @@ impl Engine {
         }
     }
 
-    /// Whether the states of a call's rows are worth merging by all threads.
+    /// Whether all threads share the merge of a call's row states.
     fn shares_merge(&self, rows: &Rows<'_>) -> bool {
         self.shares_rows(rows) || self.is_parallel() && rows.len() * self.workers.len() >= SHARED
     }
 
-    /// Whether the rows of a call are worth sharing out among the threads once the pass is over: those with filters are,
-    /// at about 15 microseconds for each and 16 workers.
+    /// Whether all threads share the merge and decision of a call's rows after the pass. Rows with filters take about
+    /// 15 microseconds each with 16 workers.
     pub(crate) fn shares_rows(&self, rows: &Rows<'_>) -> bool {
         let filtered = |row: &&Result<Planned<'_>, RowError>| row.is_ok_and(|planned| planned.row.filters.is_some());
         self.is_parallel() && rows.iter().filter(filtered).count() >= 4

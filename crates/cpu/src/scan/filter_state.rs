@@ -1,8 +1,8 @@
-//! What a pass keeps of rows with filters.
+//! The state of rows with filters during a pass.
 //!
-//! The first pass leaves the largest logits, the masses and, per draw, a [`Frontier`]; [`FilterResolver`] decides from these. A
-//! row that they do not decide takes another pass: one that sums the mass before the few points of the frontier that are in
-//! doubt, one that lists the row down to a floor, or the first one again, without a mass cutoff.
+//! The first pass collects the largest logits, the masses and, per draw, a [`Frontier`]; [`FilterResolver`] decides
+//! from these. An open row takes another pass: it sums the mass before the few frontier points in doubt, lists the row
+//! down to a floor, or repeats the first pass without a mass cutoff.
 //!
 //! [`FilterResolver`]: flash_sampling_core::backend::selection::FilterResolver
 
@@ -15,10 +15,10 @@ use flash_sampling_core::backend::selection::{FollowUp, PrefixMass, RowResult, S
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Filters, Frontier, Moments};
 
-/// What a row takes part in a pass for.
+/// The purpose of a pass for one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum PassKind {
-    /// Everything that it asks for.
+    /// The summary of the row.
     Summary,
     /// The mass before the points in doubt, and that of all logits below `below`.
     PrefixMass { below: f32 },
@@ -26,44 +26,45 @@ pub(crate) enum PassKind {
     List { floor: f32, slot: usize },
 }
 
-/// What the first pass of rows with top-p alone may spare, as a rule that decides.
+/// The reduced state of rows with top-p alone, which decides most of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ListBudget {
-    /// How long the list of a worker is.
+    /// The length of a worker's list.
     pub(crate) list: usize,
-    /// Whether the logits above the floor are kept.
+    /// Whether the logits above the mass cutoff are cached.
     pub(crate) above: bool,
 }
 
-/// What a row with filters keeps of a pass, beside its masses.
+/// The state of a row with filters, beside its masses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FilterState {
     pub(crate) moments: Moments,
     pub(crate) largest: TopKBuffer,
     /// The largest logit so far.
     pub(crate) largest_logit: f32,
-    /// The mass that is in no bin.
+    /// The mass cutoff, and the mass below it.
     pub(crate) floor: MassCutoff,
-    /// The logits that are in bins.
+    /// The row's cached logits.
     pub(crate) run: CachedRow,
-    /// Whether what other workers have seen may spare this one work: their logits say that tokens are dropped here, or the
-    /// row has a floor.
+    /// Whether bounds from other workers may prune tokens here: a filter drops tokens by the largest logit, or the row
+    /// may have a mass cutoff.
     pub(crate) follows: bool,
-    /// One a draw; none where the row is drawn from a list.
+    /// One per draw; none if the row is drawn from a list.
     pub(crate) frontiers: Vec<Frontier>,
     pub(crate) used: usize,
     /// The mass before the points in doubt.
     pub(crate) doubts: Vec<PrefixMass>,
     pub(crate) result: RowResult,
-    /// What it takes to answer it, where that is not decided.
+    /// The pass that the row needs; `None` if it is decided.
     pub(crate) follow_up: Option<FollowUp>,
-    /// Whether its floor was too high, so that the first pass is done again without one.
+    /// Whether the mass cutoff was too high, so that the row repeats the first pass without one.
     pub(crate) missed: bool,
 }
 
 impl FilterState {
-    /// Empties it for a row's first pass; whether the row needs its masses. `short`: its list may be shorter, and masses have a
-    /// floor, in rows where that decides as a rule.
+    /// Resets the state for a row's first pass; returns whether the row needs its masses.
+    ///
+    /// `short` allows a shorter list and a mass cutoff, for rows that these decide as a rule.
     pub(crate) fn begin(&mut self, row: &Row<'_>, filters: &Filters, short: Option<ListBudget>) -> bool {
         let spec = SummarySpec::of(row, filters);
         self.moments = filters.moments();
@@ -82,13 +83,13 @@ impl FilterState {
         spec.mass
     }
 
-    /// Fetches the frontiers, before [`FilterState::prefetch_points`] looks into them.
+    /// Prefetches the frontiers, before [`FilterState::prefetch_points`] reads them.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         prefetch(&self.frontiers[..self.used]);
     }
 
-    /// Fetches the first points of the frontiers, before a tile is added.
+    /// Prefetches the first points of the frontiers, before a tile is added.
     #[inline(always)]
     pub(crate) fn prefetch_points(&self) {
         for frontier in &self.frontiers[..self.used] {
@@ -105,7 +106,7 @@ impl FilterState {
         &self.frontiers[..self.used]
     }
 
-    /// Adds what another worker has seen in the first pass.
+    /// Adds another worker's state of the first pass.
     pub(crate) fn merge(&mut self, other: &FilterState) {
         self.moments.merge(&other.moments);
         self.largest.merge(&other.largest);
@@ -117,12 +118,12 @@ impl FilterState {
 
     /// Adds a tile, `top` its largest logit, to the mass before the points in doubt.
     #[inline(always)]
-    pub(crate) fn add_before(&mut self, first: u32, spans: &[[f32; SPAN]], top: f32) {
+    pub(crate) fn add_prefix_mass(&mut self, first: u32, spans: &[[f32; SPAN]], top: f32) {
         PrefixMass::extend_all(&mut self.doubts, first, spans.as_flattened(), top);
     }
 
-    /// Adds the mass that another worker has seen before the points in doubt.
-    pub(crate) fn merge_before(&mut self, other: &FilterState) {
+    /// Adds another worker's mass before the points in doubt.
+    pub(crate) fn merge_prefix_mass(&mut self, other: &FilterState) {
         self.doubts.iter_mut().zip(&other.doubts).for_each(|(a, b)| a.merge(b));
     }
 }

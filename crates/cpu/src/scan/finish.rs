@@ -1,11 +1,11 @@
-//! What a pass knows of a row at its end, and the result that it makes of that.
+//! The results of rows without filters at the end of a pass.
 
 use crate::scan::row_state::{Best, RowState};
 use flash_sampling_core::backend::RowSummary;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, RowError, Samples, StagedError};
 
-/// What is known of a row at the end.
+/// A row without filters at the end of a pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Summary<'a> {
     pub(crate) invalid: Option<StagedError>,
@@ -40,7 +40,7 @@ impl Summary<'_> {
         Ok(())
     }
 
-    /// Writes the draws, masses and largest logits of a row without filters to `out`, which has begun.
+    /// Writes draws, masses and largest logits to `out`, which [`RowSummary::begin`] prepared.
     pub(crate) fn write(&self, row: &Row<'_>, out: &mut RowSummary) {
         out.error = self.invalid;
         if self.has_finite && self.invalid.is_none() {

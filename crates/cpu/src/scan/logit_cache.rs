@@ -1,45 +1,46 @@
-//! The logits above a row's floor, as a worker's passes leave them: what bins do not tell of a row's top-p.
+//! A cache of the logits above a row's mass cutoff, for top-p.
 //!
-//! Bins tell the mass before a token but for what comes before it in its own bin. Where the winner lies in the bin in which
-//! the limit is, which happens to every 150th row with much mass in many tokens, a pass over the whole weight had to tell:
-//! with 64 rows every fourth call took one, for one row. So the logits that go into bins stay where they were
-//! gathered for that, as long as there is room: the rows of a worker one after another, each tile's with the way to the row's
-//! tile before.
+//! Bins give the mass before a token, except the mass before it in its own bin. If the winner lies in the bin of the
+//! limit, only a pass over the whole weight would decide the row. This happens to every 150th row with much mass in
+//! many tokens: with 64 rows, every fourth call took such a pass for one row. So each worker caches the logits that go
+//! into bins, while there is room. Each tile's logits follow a header, which points to the same row's logits of an
+//! earlier tile.
 
 use crate::simd::SPAN;
 use flash_sampling_core::MassHistogram;
 use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::summary::winner::LogitRank;
 
-/// Logits of a call that there is room for, of so many: rows as language models have them need 26%. Each worker has room
-/// for some more of a row: before its floor is well known, and where it takes more tiles than others.
+/// The room for logits of a call, as the fraction `KEPT / OF`: rows of language models need 26%. Each worker has room
+/// for `MORE` logits of a row beyond its share: before the cutoff is well known, and if it takes more tiles than other
+/// workers.
 const KEPT: u64 = 3;
 const OF: u64 = 10;
 const MORE: usize = 2048;
-/// A call that would keep more than these of its logits, 12 MiB, keeps none.
+/// A call that would cache more than these logits, 12 MiB, caches none.
 const WORTH: u64 = 3 << 20;
-/// Words of all workers together, 20 MiB, beyond what each gathers at a time: many workers with many rows have less room
-/// for more of a row, and rows without a floor, which would keep all, fill it.
+/// The most words of all workers, 20 MiB, without the words that each worker gathers at a time. It limits the extra
+/// room of many workers with many rows; rows without a cutoff fill it.
 const MOST: usize = 5 << 20;
-/// Logits that are gathered at a time, at most, and what a vector may write beyond them.
+/// The most logits that are gathered at a time, and the words that a vector store may write beyond them.
 pub(crate) const GATHERED: usize = 4 * SPAN;
 pub(crate) const VECTOR: usize = 16;
-/// Words before the logits of a tile: how many there are, and where the row's tile before begins.
+/// Words before the logits of a tile: their number, and the begin of the row's previous tile.
 const HEADER: usize = 2;
 const NONE: u32 = u32::MAX;
 
-/// The logits of a worker's rows.
+/// The cached logits of a worker's rows.
 #[derive(Debug, Default)]
 pub(crate) struct LogitCache {
     words: Vec<u32>,
     end: usize,
 }
 
-/// Where a row's logits are.
+/// The position of a row's logits in the cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CachedRow {
     last: u32,
-    /// Whether all are there that reach the floor of their time.
+    /// Whether the cache has all logits at or above the cutoff at the time of their tile.
     complete: bool,
 }
 
@@ -50,18 +51,18 @@ impl Default for CachedRow {
 }
 
 impl CachedRow {
-    /// The logits of a row of which none was seen; whether they are to be kept.
+    /// Resets the row; `keep`: its logits are to be cached.
     pub(crate) fn begin(&mut self, keep: bool) {
         *self = CachedRow { last: NONE, complete: keep };
     }
 
-    /// Whether all are kept.
+    /// Whether all logits are cached.
     #[cfg(test)]
     pub(crate) fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// Keeps no more of the row.
+    /// Caches no further logits of the row.
     #[inline(always)]
     pub(crate) fn end(&mut self) {
         self.complete = false;
@@ -69,21 +70,22 @@ impl CachedRow {
 }
 
 impl LogitCache {
-    /// Empties it for a call of `rows` with `tokens` each, one of so many workers; whether it is worth keeping any.
+    /// Empties the cache for a call of `rows` with `tokens` each, on one of `workers`; returns whether the call caches
+    /// logits.
     pub(crate) fn begin(&mut self, rows: usize, tokens: u32, workers: usize) -> bool {
         self.end = 0;
         let logits = rows as u64 * u64::from(tokens) / OF * KEPT;
         let room = logits.div_ceil(workers as u64) as usize + rows * MORE.min(tokens as usize);
         let room = room.min(MOST / workers) + 2 * GATHERED;
         if logits <= WORTH && self.words.len() < room {
-            // Both at once would be twice the memory.
+            // Frees the old memory first, to avoid twice the memory.
             self.words = Vec::new();
             self.words = vec![0; room];
         }
         logits <= WORTH
     }
 
-    /// Room for [`GATHERED`] logits of a row, and a vector more; none where they are not kept.
+    /// Room for [`GATHERED`] logits of a row and one vector more; `None` if the row is not cached.
     #[inline(always)]
     pub(crate) fn room(&mut self, run: &mut CachedRow) -> Option<&mut [u32]> {
         if run.complete {
@@ -94,7 +96,7 @@ impl LogitCache {
         None
     }
 
-    /// Keeps `count` logits, which were written to the [room](LogitCache::room) for them.
+    /// Appends `count` logits, which were written to [`LogitCache::room`].
     #[inline(always)]
     pub(crate) fn keep(&mut self, run: &mut CachedRow, count: usize) {
         if count > 0 {
@@ -105,7 +107,7 @@ impl LogitCache {
         }
     }
 
-    /// Keeps some logits: others than those that reach the floor do no harm.
+    /// Appends logits; logits below the cutoff are allowed.
     pub(crate) fn extend(&mut self, run: &mut CachedRow, logits: impl Iterator<Item = f32>) {
         let mut logits = logits.peekable();
         while logits.peek().is_some() {
@@ -119,14 +121,14 @@ impl LogitCache {
         }
     }
 
-    /// Where the next logits will be, for prefetching that.
+    /// The memory of the next logits, to be prefetched.
     #[inline(always)]
     pub(crate) fn next(&self) -> &[u32] {
         let from = self.end + GATHERED / 2;
         self.words.get(from..from + GATHERED / 2).unwrap_or_default()
     }
 
-    /// The logits of a row, in no order.
+    /// The logits of a row, in unspecified order.
     pub(crate) fn logits(&self, run: CachedRow) -> impl Iterator<Item = f32> + '_ {
         let mut next = run.last;
         let tiles = core::iter::from_fn(move || {
@@ -138,15 +140,15 @@ impl LogitCache {
         tiles.flatten().map(|&bits| f32::from_bits(bits))
     }
 
-    /// The mass before a token in its own bin, from what all workers keep of its row, where the highest of their floors is
-    /// `floor`; `None` where that does not tell.
-    pub(crate) fn before<'a>(
+    /// The mass before a token in its own bin, from the cached logits of all workers; `None` if they do not decide it.
+    /// `floor` is the highest of the workers' cutoffs.
+    pub(crate) fn prefix_mass<'a>(
         workers: impl Iterator<Item = (&'a LogitCache, CachedRow)> + Clone,
         rank: LogitRank,
         floor: f32,
     ) -> Option<PrefixMass> {
         let edge = MassHistogram::edge(rank.logit);
-        // Sizes at which a mass is that of its entry.
+        // Within this range, the mass of a logit equals the mass of its entry.
         if edge < floor || edge.abs() > 1e5 || !workers.clone().all(|(_, run)| run.complete) {
             return None;
         }
@@ -158,7 +160,7 @@ impl LogitCache {
             }
             equal += u32::from(logit == rank.logit);
         }
-        // Of equal logits the lower token comes first, and tokens are not kept.
+        // Of equal logits the lower token comes first, and the cache has no tokens.
         (equal == 1).then(|| PrefixMass::with_mass(rank, mass))
     }
 }
@@ -170,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_it_tells_is_what_a_pass_would(
+        fn cached_logits_give_the_mass_of_a_pass(
             logits in prop::collection::vec(prop_oneof![9 => -2f32..2.0, 1 => Just(0.25f32)], 1..900),
             splits in (0usize..900, 0usize..900), at in 0usize..900, floor in -3f32..2.0,
         ) {
@@ -191,12 +193,12 @@ mod tests {
             workers[0].extend(&mut other, reaching(&logits));
             workers[0].extend(&mut runs[0], reaching(&logits[a..b]));
             workers[1].extend(&mut runs[1], reaching(&logits[b..]));
-            let told = LogitCache::before(workers.iter().zip(runs), rank, floor);
+            let found = LogitCache::prefix_mass(workers.iter().zip(runs), rank, floor);
             let equal = logits.iter().filter(|&&logit| logit == rank.logit).count();
             let inside = MassHistogram::edge(rank.logit) >= floor;
-            prop_assert_eq!(told, (inside && equal == 1).then_some(plain));
+            prop_assert_eq!(found, (inside && equal == 1).then_some(plain));
             runs[1].end();
-            prop_assert_eq!(LogitCache::before(workers.iter().zip(runs), rank, floor), None);
+            prop_assert_eq!(LogitCache::prefix_mass(workers.iter().zip(runs), rank, floor), None);
         }
     }
 

@@ -1,39 +1,40 @@
-//! The floor below which the masses of a row with top-p are summed without bins, and what workers tell each other of rows.
+//! The mass cutoff of rows with top-p, and the bounds that workers share.
 //!
-//! A row that keeps the first tokens until their mass reaches `p` of the whole needs its bins where that limit lies, and
-//! above; what is below the limit counts as one number, and takes no noise. Where it lies is known only in the end, so the
-//! workers guess it, one for all, from what one has seen, and from the largest logit that any has seen: a floor, under
-//! which less than `1 - p` of the mass will lie. In the end the masses tell whether it does. A row whose floor was too high
-//! takes its pass again; guesses become more cautious after that, and bolder after calls without.
+//! Top-p keeps the first tokens until their mass reaches `p` of the whole. It needs bins at and above this limit. The
+//! mass below the limit is one number, and its tokens need no noise. The limit is known only at the end of the pass. So
+//! one worker guesses a cutoff (a *floor*) for all, below which less than `1 - p` of the mass will lie. The guess uses
+//! the worker's masses so far, and the largest logit of all workers. At the end, the masses show whether the guess
+//! holds. If not, the row repeats its pass; later guesses are more cautious, and become bolder after calls without a
+//! miss.
 //!
-//! Sixteen workers that each find out about 64 rows by themselves spent more on that than on all the rest of top-p: each
-//! guessed, each listed the largest of its own 9500 tokens, and each looked for points of the frontier among tokens that
-//! those of other workers beat.
+//! Without shared bounds, 16 workers with 64 rows spent more time on this than on all other work for top-p: each worker
+//! guessed, each listed the largest of its own 9500 tokens, and each added frontier points that tokens of other workers
+//! beat.
 
 use crate::scan::prefetch::prefetch;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use flash_sampling_core::backend::selection::TailMass;
 use flash_sampling_core::{Candidate, MassHistogram};
 
-/// Tokens of a worker after which a row's floor is guessed first, and the binary logarithm of the factor by which they grow
-/// until it is guessed again.
+/// Tokens of a worker before the first guess of a row's floor, and the binary logarithm of the growth of this number
+/// until the next guess.
 const FIRST: u32 = 256;
 const AGAIN: u32 = 2;
-/// Nats by which a row's largest logit must rise for another guess.
+/// The rise of a row's largest logit, in nats, that causes another guess.
 const RISE: f32 = 1.0;
-/// The share of `1 - p` that a guess may leave below: at most, and what it is multiplied by after a miss and after a call
-/// without one. Below the least there is no floor.
+/// The share of `1 - p` that a guess may leave below the floor: its maximum, its factors after a miss and after a call
+/// without a miss, and the least share with a floor.
 const BOLDEST: f32 = 0.9;
 const AFTER_MISS: f32 = 0.5;
 const AFTER_CALL: f32 = 1.02;
 const LEAST: f32 = 0.02;
 
-/// By which share guesses are more cautious, over the square root of the tokens that they are made from. Without it one of a
-/// thousand guesses from 256 tokens of a Gaussian of deviation 1 left 1.3 of what it asked for below, and none of 100000 with
-/// deviations 2 and 3 more than 1.001: the few largest, which say least of the rest, count once.
+/// The reduction of the share, divided by the square root of the number of tokens behind the guess. Without it, one in
+/// a thousand guesses from 256 Gaussian logits of deviation 1 left 1.3 times the share below the floor. With deviations
+/// 2 and 3, none of 100000 left more than 1.001 times the share: the few largest tokens count once.
 const CAUTION: f32 = 6.0;
 
-/// What workers know of each other's rows.
+/// The bounds of all rows, shared by all workers.
 #[derive(Debug)]
 pub(crate) struct SharedBounds {
     rows: Vec<RowBounds>,
@@ -41,25 +42,26 @@ pub(crate) struct SharedBounds {
     share: AtomicU32,
 }
 
-/// What workers know of a row; logits are integers in the same order. Whatever a worker reads here of another spares it
-/// work and decides nothing, so no order between workers is needed.
+/// The bounds of a row, shared by all workers. Logits are integers of the same order. Bounds only prune work and never
+/// change a result, so relaxed atomics suffice.
 #[derive(Debug)]
 #[repr(align(32))]
 pub(crate) struct RowBounds {
     largest: AtomicU32,
     /// The highest floor.
     floor: AtomicU32,
-    /// A logit that some worker has listed enough tokens from.
+    /// A logit at or above which some worker has listed enough tokens.
     cut: AtomicU32,
     /// The largest logit at the last guess.
     guessed: AtomicU32,
-    /// Guesses by number of tokens.
+    /// The number of guesses due to the number of tokens.
     guesses: AtomicU32,
-    /// A token of the first draw: its score, and its logit in the low half. Of rows without filters the best score alone.
+    /// A token of the first draw: its score, and its logit in the low half. For rows without filters only the best
+    /// score.
     rival: AtomicU64,
 }
 
-/// An integer that rises with a float; both zeros are one, as in the order of places.
+/// An integer that rises with a float. Both zeros have one value, as in the order of logits.
 fn ordered(logit: f32) -> u32 {
     let bits = (logit + 0.0).to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
@@ -69,8 +71,8 @@ fn of_ordered(bits: u32) -> f32 {
     f32::from_bits(if bits >> 31 == 1 { bits & !(1 << 31) } else { !bits })
 }
 
-/// Raises a logit to `own`, and returns the larger one. A store takes the line from all other workers, so it is the
-/// exception.
+/// Raises a logit to `own` if that is larger, and returns the larger logit. Stores are rare, since each takes the cache
+/// line from all other workers.
 #[inline(always)]
 fn raised(logit: &AtomicU32, own: f32) -> f32 {
     let known = of_ordered(logit.load(Ordering::Relaxed));
@@ -102,15 +104,16 @@ impl RowBounds {
         self.rival.store(0, Ordering::Relaxed);
     }
 
-    /// The score of a token of the first draw with a logit above `logit`, which some worker keeps: no token up to `logit`
-    /// with a lower score is ever drawn. -inf where none is known.
+    /// The score of a known token of the first draw with a logit above `logit`; -inf if none is known. No token up to
+    /// `logit` with a lower score is ever drawn.
     #[inline(always)]
     pub(crate) fn rival(&self, logit: f32) -> f32 {
         let rival = self.rival.load(Ordering::Relaxed);
         if rival as u32 > ordered(logit) { of_ordered((rival >> 32) as u32) } else { f32::NEG_INFINITY }
     }
 
-    /// Returns the best score of the first draw that workers share, and the logit of its token; -inf and +inf before any.
+    /// Returns the best score of the first draw that workers share, and the logit of its token; -inf and +inf before
+    /// any.
     #[inline(always)]
     pub(crate) fn best(&self) -> (f32, f32) {
         match self.rival.load(Ordering::Relaxed) {
@@ -119,14 +122,14 @@ impl RowBounds {
         }
     }
 
-    /// Makes a token of the first draw known: one with a large logit and a good score spares others most.
+    /// Shares a token of the first draw. Tokens with a large logit and a good score prune most.
     #[inline(always)]
-    pub(crate) fn tell(&self, token: &Candidate) {
+    pub(crate) fn share_token(&self, token: &Candidate) {
         let before = self.rival.load(Ordering::Relaxed);
         let sum = of_ordered((before >> 32) as u32) + of_ordered(before as u32);
         if before == 0 || token.winner.score + token.logit > sum {
             let rival = u64::from(ordered(token.winner.score)) << 32 | u64::from(ordered(token.logit));
-            // Where another worker was faster, its token is as good.
+            // If another worker was faster, its token is as good.
             let _ = self.rival.compare_exchange(before, rival, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -137,21 +140,22 @@ impl RowBounds {
         self.rival.fetch_max(u64::from(ordered(score)) << 32, Ordering::Relaxed);
     }
 
-    /// The largest logit that any worker has seen, `own` of one worker among them.
+    /// The largest logit of all workers, after `own` is included.
     #[inline(always)]
     pub(crate) fn largest(&self, own: f32) -> f32 {
         raised(&self.largest, own)
     }
 
-    /// A logit from which some worker has listed enough tokens, `own` of one worker among them; -inf where rows list none.
+    /// The highest logit at or above which some worker has listed enough tokens, after `own` is included; -inf if
+    /// unknown.
     #[inline(always)]
     pub(crate) fn cut(&self, own: f32) -> f32 {
         raised(&self.cut, own)
     }
 
-    /// Whether this worker, of `tokens` in this row, is the one that guesses.
+    /// Whether this worker, after `tokens` of the row, has to guess. At most one worker gets true for each guess.
     #[inline(always)]
-    fn is_asked(&self, tokens: u32, largest: f32) -> bool {
+    fn is_guess_due(&self, tokens: u32, largest: f32) -> bool {
         let guesses = self.guesses.load(Ordering::Relaxed);
         let enough = tokens >> (AGAIN * guesses).min(31) >= FIRST;
         let before = self.guessed.load(Ordering::Relaxed);
@@ -167,24 +171,24 @@ impl SharedBounds {
         SharedBounds { rows: (0..rows).map(|_| RowBounds::new()).collect(), share: AtomicU32::new(BOLDEST.to_bits()) }
     }
 
-    /// Forgets the rows of the call before.
+    /// Resets the bounds of the rows of a call.
     pub(crate) fn begin(&self, rows: usize) {
         self.rows[..rows].iter().for_each(RowBounds::begin);
     }
 
-    /// What is known of row `r`.
+    /// The bounds of row `r`.
     #[inline(always)]
     pub(crate) fn row(&self, r: usize) -> &RowBounds {
         &self.rows[r]
     }
 
-    /// Fetches what is known of row `r`.
+    /// Prefetches the bounds of row `r`.
     #[inline(always)]
     pub(crate) fn prefetch(&self, r: usize) {
         prefetch(&self.rows[r..=r]);
     }
 
-    /// Takes note of a call in which floors were too high for a row, or for none.
+    /// Adapts the share after a call; `missed`: the floor of some row was too high.
     pub(crate) fn note(&self, missed: bool) {
         let share = f32::from_bits(self.share.load(Ordering::Relaxed));
         let factor = if missed { AFTER_MISS } else { AFTER_CALL };
@@ -192,11 +196,11 @@ impl SharedBounds {
     }
 }
 
-/// A row's floor, and the lowest bin that may hold anything.
+/// A row's floor, the mass below it, and the lowest bin that may hold mass.
 #[derive(Clone, Debug)]
 pub(crate) struct MassCutoff {
     pub(crate) tail: TailMass,
-    /// The `p` of rows that may have a floor.
+    /// The `p` of a row that may have a floor.
     p: Option<f32>,
     tokens: u32,
     /// The bins below this edge are empty.
@@ -221,12 +225,12 @@ impl MassCutoff {
         self.p.is_some()
     }
 
-    /// Whether the floor was too high: the row may keep tokens below it, and nothing is known of their scores.
+    /// Whether the floor is too high: the row may keep tokens below it, whose scores are unknown.
     pub(crate) fn is_too_high(&self, mass: &MassHistogram) -> bool {
         self.p.is_some_and(|p| !self.tail.is_spared(mass, p))
     }
 
-    /// Takes over the floor that a worker has guessed, if it is above this one.
+    /// Adopts the floor that a worker has guessed, if it is above this one.
     #[inline(always)]
     pub(crate) fn follow(&mut self, mass: &mut MassHistogram, known: &RowBounds) {
         let floor = of_ordered(known.floor.load(Ordering::Relaxed));
@@ -242,13 +246,14 @@ impl MassCutoff {
         self.lowest = floor;
     }
 
-    /// Takes note that a tile went into the bins, its smallest finite logit in the bin of this edge or above.
+    /// Records that bins from this edge on may hold mass.
     #[inline(always)]
     pub(crate) fn holds(&mut self, edge: f32) {
         self.lowest = self.lowest.min(edge);
     }
 
-    /// Guesses, if there is reason to, after a tile of `tokens` in `of`; `largest` is the row's largest logit so far.
+    /// Counts a tile of `tokens` of `of`, and guesses a floor if one is due; `largest` is the row's largest logit so
+    /// far.
     #[inline(always)]
     pub(crate) fn learn(
         &mut self,
@@ -262,7 +267,7 @@ impl MassCutoff {
         if let Some(p) = self.p {
             self.tokens += tokens;
             let row = known.row(r);
-            if row.is_asked(self.tokens, largest) {
+            if row.is_guess_due(self.tokens, largest) {
                 let share = f32::from_bits(known.share.load(Ordering::Relaxed));
                 self.guess(mass, of, largest, share, p, row);
             }
@@ -301,14 +306,14 @@ mod tests {
         let row = RowBounds::new();
         let token = |logit, score| Candidate { winner: Winner::new(score, 9), logit };
         assert_eq!(row.rival(-5.0), f32::NEG_INFINITY);
-        row.tell(&token(0.0, 3.5));
+        row.share_token(&token(0.0, 3.5));
         assert_eq!(row.rival(-1.0), 3.5);
         // A token of the same logit may come before it, whatever its zero's sign.
         assert_eq!([row.rival(-0.0), row.rival(0.0), row.rival(1.0)], [f32::NEG_INFINITY; 3]);
         // A better score of a smaller logit spares less; a larger logit more.
-        row.tell(&token(-3.0, 4.0));
+        row.share_token(&token(-3.0, 4.0));
         assert_eq!(row.rival(-1.0), 3.5);
-        row.tell(&token(8.0, 7.5));
+        row.share_token(&token(8.0, 7.5));
         assert_eq!((row.rival(7.0), row.rival(8.0)), (7.5, f32::NEG_INFINITY));
         row.begin();
         assert_eq!(row.rival(-5.0), f32::NEG_INFINITY);

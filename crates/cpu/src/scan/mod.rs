@@ -1,15 +1,15 @@
-//! One pass over the tokens of a head or of existing logits, on all threads, and the results of its rows.
+//! One pass over the tokens of a head or of existing logits, on all threads, and the summaries of its rows.
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | [`engine`] | threads, their scratch, and the passes of a call |
+//! | [`engine`] | threads, their scratch, and a pass |
 //! | [`tile`] | a thread's work on a tile of logits |
-//! | [`row_state`], [`filter_state`] | what a thread keeps of a row, and of its filters |
-//! | [`best_group`] | what a thread keeps of a row's groups |
-//! | [`perturb`], [`granules`] | the draw within a tile: noise words, and bounds that spare logarithms |
-//! | [`mass_cutoff`], [`logit_cache`], [`top_k_buffer`] | what lets a pass skip tokens of rows with filters |
-//! | [`decide`] | rows with filters decided after a pass, on all threads |
-//! | [`requests`] | the requests of a scan: its pass, and the summaries of its rows |
+//! | [`row_state`], [`filter_state`] | a thread's state of a row, and of its filters |
+//! | [`best_group`] | a thread's state of a row's groups |
+//! | [`perturb`], [`granules`] | the draw within a tile: noise words, and bounds that avoid logarithms |
+//! | [`mass_cutoff`], [`logit_cache`], [`top_k_buffer`] | skip tokens of rows with filters |
+//! | [`decide`] | decides rows with filters after a pass, on all threads |
+//! | [`requests`] | serves the requests of a scan: its pass, and the summaries of its rows |
 //! | [`raw_logprobs`], [`finish`] | raw log-probabilities, and the results of rows without filters |
 //! | [`packed_input`], [`parallel_adjustments`], [`canonical`], [`prefetch`] | inputs, and helpers |
 

@@ -1,4 +1,4 @@
-//! The input of a call: packed hidden states, and the draws that are evaluated anew from them.
+//! The input of a call: packed hidden states, and the canonical re-evaluation of draws.
 
 use crate::dot::Dot;
 use crate::dot::pack::Packed;
@@ -10,7 +10,7 @@ use flash_sampling_core::backend::RowSummary;
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{DType, Head, Matrix, Plan};
 
-/// What is left of a head's input when the weight is set aside: packed hidden states and the canonical option.
+/// The packed hidden states of a call, and the canonical option. Independent of the weight.
 #[derive(Debug)]
 pub(crate) struct PackedInput {
     packed: Packed,
@@ -58,7 +58,7 @@ impl PackedInput {
         Source::Head { head, dot, hidden: &self.packed }
     }
 
-    /// Writes the canonical draws and largest logits of row `r` to `out`, which has begun.
+    /// Writes the canonical draws and largest logits of row `r` to `out`, which [`RowSummary::begin`] prepared.
     pub(crate) fn write_canonical(
         &mut self,
         head: &Head<'_>,

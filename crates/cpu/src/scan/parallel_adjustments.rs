@@ -1,25 +1,25 @@
-//! The adjustments of a call's rows, made by all threads.
+//! Collects the adjustments of a call's rows on all threads.
 //!
-//! Rows are dealt out in runs, one a thread. Penalties over 1000 tokens for each of 64 rows took one thread a tenth of the
-//! time that 16 threads took for all the rest.
+//! Each thread takes one run of rows. On one thread, penalties over 1000 tokens for each of 64 rows took a tenth of the
+//! time of the rest of the call on 16 threads.
 
 use crate::options::Threads;
 use flash_sampling_core::{Adjustment, Adjustments, IndexedAdjustments, RowParams};
 use rayon::prelude::*;
 
-/// Tokens of histories from which the work is dealt out.
+/// The number of history tokens from which all threads share the work.
 const MANY: usize = 4096;
 
-/// The adjustments of a call's rows. Reusing one keeps its memory.
+/// The adjustments of a call's rows. A reused value keeps its memory.
 #[derive(Debug, Default)]
 pub(crate) struct ParallelAdjustments {
     parts: Vec<Adjustments>,
-    /// Rows of a part.
+    /// The rows per part.
     each: usize,
 }
 
 impl ParallelAdjustments {
-    /// The adjustments of rows.
+    /// Collects the adjustments of rows.
     pub(crate) fn collect(&mut self, rows: &[RowParams<'_>], threads: &Threads) {
         let tokens: usize = rows.iter().map(|row| row.history.map_or(0, |history| history.occurrences().len())).sum();
         let parts = if tokens < MANY { 1 } else { threads.count() };
@@ -36,7 +36,7 @@ impl ParallelAdjustments {
         threads.install(|| work.for_each(collect));
     }
 
-    /// The adjustments of a row of those that were collected.
+    /// The adjustments of a collected row.
     pub(crate) fn row(&self, r: usize) -> &[Adjustment] {
         self.parts[r / self.each].row(r % self.each)
     }

@@ -1,9 +1,9 @@
-//! Memory that will be needed soon.
+//! Prefetches memory.
 //!
-//! A tile's weights push the states of the rows out of the second-level cache, so that each row waits for its own. With
-//! 64 rows on 16 cores they are fetched while the rows before them are at work.
+//! A tile's weights evict the states of the rows from the second-level cache, so each row would wait for its state. The
+//! state of a row is prefetched during the work on earlier rows.
 
-/// Fetches the lines of a slice into the cache.
+/// Prefetches the cache lines of a slice.
 #[inline(always)]
 pub(crate) fn prefetch<T>(slice: &[T]) {
     #[cfg(target_arch = "x86_64")]

@@ -1,24 +1,23 @@
-//! Log-probabilities of the model's own law: of the logits before anything that belongs to the row.
+//! Raw log-probabilities: log-probabilities of the model's logits, before all transforms of the row.
 //!
-//! A pass adds a row's raw logits to a second [`MassHistogram`] where they are asked for. The raw logit of a drawn token is
-//! computed again, by the same kernel and so to the same bits: a draw is one token, and to carry a second logit with every
-//! candidate would burden the rows that do not ask. Where groups of tokens come one after another, it is computed as soon
-//! as the group's sample is taken, while the group's weights are there.
+//! On request, a pass adds a row's raw logits to a second [`MassHistogram`]. The raw logit of a drawn token is
+//! recomputed by the same kernel, and so has the same bits. A second logit with every candidate would cost all rows. A
+//! stream of groups recomputes it right after the group's sample is taken, while the group's weights are available.
 
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, MassHistogram, Samples, TopList, Winner};
 
-/// What a row that asks keeps of its raw logits.
+/// The state of a row with raw log-probabilities.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RawState {
-    /// Made when the first such row comes.
+    /// Allocated by the first such row.
     mass: Option<MassHistogram>,
     top: TopList,
     on: bool,
 }
 
 impl RawState {
-    /// Empties it for a row.
+    /// Resets the state for a row.
     pub(crate) fn begin(&mut self, row: &Row<'_>) {
         self.on = row.raw_logprobs.is_some();
         if self.on {
@@ -46,7 +45,7 @@ impl RawState {
         }
     }
 
-    /// Adds what another worker, or another group of tokens, has of the same row.
+    /// Adds the state of other tokens of the same row.
     pub(crate) fn merge(&mut self, other: &RawState) {
         if let (true, Some(a), Some(b)) = (self.on, &mut self.mass, &other.mass) {
             a.merge(b);
@@ -54,12 +53,13 @@ impl RawState {
         }
     }
 
-    /// The masses and the largest of a row that asked, after the pass.
+    /// The masses and the largest raw logits of the row after the pass, if it requests them.
     pub(crate) fn kept(&self) -> Option<(&MassHistogram, &TopList)> {
         self.mass.as_ref().filter(|_| self.on).map(|mass| (mass, &self.top))
     }
 
-    /// Gives row `r` of `out`, which asked for it, what was kept; `drawn` are the raw logits of its draws.
+    /// Sets the raw log-probabilities of row `r` of `out`, if it requests them; `drawn` are the raw logits of its
+    /// draws.
     pub(crate) fn note(&self, r: usize, drawn: impl Iterator<Item = f32>, out: &mut Samples) {
         if let (true, Some(mass), Ok(_)) = (self.on, &self.mass, out.row(r)) {
             out.set_raw(r, mass, self.top.as_slice(), drawn);

@@ -14,7 +14,7 @@ use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, by_logi
 use flash_sampling_core::params::Row;
 use flash_sampling_core::{Candidate, Head, Matrix, RowError};
 
-/// The logits of a call: those of a head and hidden states, or existing ones.
+/// The source of a call's logits: a head and hidden states, or existing logits.
 pub(crate) trait Logits {
     /// The tokens that have logits.
     fn tokens(&self) -> Range<u32>;
@@ -25,12 +25,12 @@ pub(crate) trait Logits {
     /// The logits of some rows of the input, ascending.
     fn source<'s>(&'s mut self, isa: Isa, input: Matrix<'s>, rows: &'s [usize]) -> Source<'s>;
 
-    /// How far canonical candidates of a row reach.
+    /// The gap below the best score within which canonical candidates lie.
     fn slack(&mut self, _row: &Row<'_>, _input: &Matrix<'_>, _r: usize) -> f32 {
         0.0
     }
 
-    /// Writes the result of a row without filters to `out`, which has begun.
+    /// Writes the result of a row without filters to `out`, which [`RowSummary::begin`] prepared.
     fn write(&mut self, row: &Row<'_>, _input: &Matrix<'_>, _r: usize, summary: &Summary<'_>, out: &mut RowSummary) {
         summary.write(row, out);
     }
@@ -73,7 +73,7 @@ impl Logits for HeadLogits<'_> {
     }
 }
 
-/// Existing logits of so many columns.
+/// Existing logits with `vocab_size` columns.
 #[derive(Debug)]
 pub(crate) struct ExistingLogits {
     pub(crate) vocab_size: u32,
@@ -93,18 +93,18 @@ impl Logits for ExistingLogits {
     }
 }
 
-/// A drawn token whose raw logit is requested. Ordered by token, so that one evaluation serves all rows.
+/// A drawn token whose raw logit is requested. Sorted by token, so that one evaluation serves all rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawDraw {
     token: u32,
     row: usize,
-    /// Its place in the request.
+    /// Its index in the request.
     at: usize,
     logit: f32,
 }
 
 impl Engine {
-    /// One pass over the tokens for the rows with a request, a worker claiming `chunk` at a time.
+    /// Makes one pass over the tokens for the rows with a request. A worker claims `chunk` tokens at a time.
     pub(crate) fn scan(
         &mut self,
         logits: &mut impl Logits,
@@ -122,8 +122,8 @@ impl Engine {
         let mut lists = 0;
         rows.extend(batch.rows.iter().zip(requests).enumerate().map(|(r, (row, request))| {
             let row = (*row)?;
-            let ask = match request {
-                // Raw logits of single tokens take no pass.
+            let kind = match request {
+                // The raw logits of single tokens need no pass.
                 Request::Skip | Request::RawLogits(_) => return Err(RowError::NoFiniteLogit),
                 Request::Overview | Request::Decide => PassKind::Summary,
                 _ if row.filters.is_none() => return Err(RowError::NoFiniteLogit),
@@ -135,7 +135,7 @@ impl Engine {
             };
             members.push(r);
             let (slack, is_whole) = (logits.slack(&row, &batch.input, r), *request == Request::Decide);
-            Ok(Planned { slack, at: members.len() - 1, ask, is_whole, ..Planned::new(&row, r, &adjustments) })
+            Ok(Planned { slack, at: members.len() - 1, kind, is_whole, ..Planned::new(&row, r, &adjustments) })
         }));
         if !members.is_empty() {
             for worker in &mut self.workers {
@@ -171,7 +171,7 @@ impl Engine {
         self.members = members;
     }
 
-    /// Writes the raw logits of requested tokens, by the same kernel as a pass and so with the same bits.
+    /// Writes the raw logits of requested tokens. They have the bits of a pass, since the kernel is the same.
     fn write_raw_logits(
         &mut self,
         logits: &mut impl Logits,
@@ -218,7 +218,7 @@ impl Engine {
             summary.error = first.rows[r].invalid;
             return;
         }
-        match planned.ask {
+        match planned.kind {
             PassKind::Summary => {
                 let state = &mut first.rows[r];
                 if let Some((mass, top)) = state.raw.kept() {
@@ -232,7 +232,7 @@ impl Engine {
             }
             PassKind::PrefixMass { .. } => {
                 let RowState { filter, mass, .. } = &mut first.rows[r];
-                others.iter().for_each(|other| filter.merge_before(&other.rows[r].filter));
+                others.iter().for_each(|other| filter.merge_prefix_mass(&other.rows[r].filter));
                 summary.prefix_masses.extend_from_slice(&filter.doubts);
                 mass.iter().for_each(|mass| summary.mass.clone_from(mass));
             }
@@ -244,7 +244,7 @@ impl Engine {
         }
     }
 
-    /// Gives the memory of lists back that are larger than those of one pass need be.
+    /// Frees the lists if they hold more memory than one pass needs.
     fn trim(&mut self) {
         let bytes = |list: &Vec<Candidate>| (list.capacity() * size_of::<Candidate>()) as u64;
         let held: u64 = self.workers.iter().flat_map(|worker| &worker.lists).map(bytes).sum();
@@ -254,7 +254,7 @@ impl Engine {
     }
 }
 
-/// Writes the result of a row with filters that was decided, or its overview.
+/// Writes the result of a decided row with filters, or its overview.
 fn write_overview(planned: &Planned<'_>, state: &mut RowState, summary: &mut RowSummary) {
     let RowState { filter, mass, weighed, .. } = state;
     if planned.is_whole && filter.follow_up.is_none() {
@@ -299,8 +299,8 @@ mod tests {
         (0..n).map(|_| next()).collect()
     }
 
-    fn raw(survey: &RowSummary) -> Option<&MassHistogram> {
-        survey.raw_mass.as_ref().filter(|mass| !mass.is_empty())
+    fn raw(summary: &RowSummary) -> Option<&MassHistogram> {
+        summary.raw_mass.as_ref().filter(|mass| !mass.is_empty())
     }
 
     /// Integer inputs, so that dot products are exact and every bit must agree.
@@ -331,7 +331,7 @@ mod tests {
                 let mut want = Reference::new(shard, plan, ReferenceVariant::Tiled);
                 let options = CpuOptions { threads: Some(2), ..CpuOptions::default() };
                 let mut tiled = Tiled::new(shard, plan, &options).unwrap();
-                let mut ask = |requests: &[Request<'_>]| {
+                let mut scan_both = |requests: &[Request<'_>]| {
                     let (mut a, mut b) =
                         (vec![RowSummary::default(); rows.len()], vec![RowSummary::default(); rows.len()]);
                     let mut checked = Vec::new();
@@ -356,7 +356,7 @@ mod tests {
                     }
                     b
                 };
-                let overview = ask(&[Request::Overview; 11]);
+                let overview = scan_both(&[Request::Overview; 11]);
                 let draws = |r: usize| overview[r].draws.len();
                 assert_eq!(
                     (overview[1].error, draws(0), draws(1)),
@@ -370,13 +370,13 @@ mod tests {
                 requests[2] = Request::List { floor: 0.5 };
                 requests[5] = Request::List { floor: f32::NEG_INFINITY };
                 requests[8] = Request::RawLogits(&[2, 2999, 1027, 2]);
-                let told = ask(&requests);
+                let summaries = scan_both(&requests);
                 assert_eq!(
-                    told[8].raw_logits.len(),
+                    summaries[8].raw_logits.len(),
                     [2, 2999, 1027, 2].iter().filter(|t| shard.tokens().contains(t)).count()
                 );
                 assert!(overview[7].raw_top.as_slice().len() == 4.min(shard.tokens().len()));
-                assert_eq!(told[5].list.len(), shard.tokens().len());
+                assert_eq!(summaries[5].list.len(), shard.tokens().len());
             }
         }
     }

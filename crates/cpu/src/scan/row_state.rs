@@ -1,4 +1,4 @@
-//! What a pass keeps per row: small summaries, merged over workers.
+//! The state of a row during a pass: small summaries, merged over workers.
 
 use crate::scan::filter_state::{FilterState, ListBudget};
 use crate::scan::prefetch::prefetch;
@@ -11,16 +11,16 @@ use flash_sampling_core::{Candidate, MassHistogram, Plan, StagedError, TopList};
 pub(crate) struct Best {
     /// The winner of each draw; empty when lists are kept.
     pub(crate) winners: Vec<Candidate>,
-    /// One list a draw, with a slack, for canonical re-evaluation; or the one list of draws without replacement.
+    /// One list per draw with a slack, for canonical re-evaluation; or one list of draws without replacement.
     lists: Vec<TopList>,
     /// Lists in use.
     used: usize,
 }
 
 impl Best {
-    /// Empties it for a row. With a `slack` the draws keep lists instead of winners.
+    /// Resets it for a row. With a `slack`, each draw has a list in place of a winner.
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32) {
-        // A greedy row's draws are all the same, so one is kept; a list without replacement is one list.
+        // All draws of a greedy row are equal, so there is one winner. Draws without replacement are one list.
         let (draws, limit) = match (row.without_replacement, row.greedy) {
             (true, _) => (1, row.draws as usize),
             (false, true) => (1, 1),
@@ -37,7 +37,7 @@ impl Best {
         }
     }
 
-    /// Keeps nothing.
+    /// Removes all winners and lists.
     pub(crate) fn clear(&mut self) {
         self.winners.clear();
         self.used = 0;
@@ -63,7 +63,7 @@ impl Best {
         found.iter().flat_map(move |&c| core::iter::repeat_n(c, times))
     }
 
-    /// Adds what was best among other tokens.
+    /// Adds the best candidates of other tokens.
     pub(crate) fn merge(&mut self, other: &Best) {
         for (a, &b) in self.winners.iter_mut().zip(&other.winners) {
             *a = a.merge(b);
@@ -72,14 +72,14 @@ impl Best {
     }
 }
 
-/// The summary of one row over the tokens that a pass has seen.
+/// The summary of one row over the tokens of a worker so far.
 #[derive(Clone, Debug)]
 pub(crate) struct RowState {
     pub(crate) best: Best,
-    /// What filters look at, beside masses and largest logits.
+    /// The state of the row's filters.
     pub(crate) filter: FilterState,
     filtered: bool,
-    /// Raw logits, where they are asked for.
+    /// The state of raw log-probabilities.
     pub(crate) raw: RawState,
     /// Masses, when the plan allows log-probabilities, groups are weighed, or a row came with filters.
     pub(crate) mass: Option<MassHistogram>,
@@ -92,12 +92,12 @@ pub(crate) struct RowState {
     pub(crate) invalid: Option<StagedError>,
     /// Whether any logit was finite.
     pub(crate) has_finite: bool,
-    /// Whether the best score of all workers may spare this one work: draws have one winner each, of all tokens.
+    /// Whether the best score of all workers may prune tokens here: each draw has one winner of all tokens.
     pub(crate) shares: bool,
 }
 
 impl RowState {
-    /// Room for any row of a plan; `weigh`: keep masses even when no log-probabilities are asked for.
+    /// A state for any row of a plan; `weigh`: sum masses even without log-probabilities.
     pub(crate) fn new(plan: &Plan, weigh: bool) -> Self {
         let mut state = RowState {
             best: Best::default(),
@@ -118,8 +118,8 @@ impl RowState {
         state
     }
 
-    /// Empties the state for a row; `short` as for [`FilterState::begin`]. `shares`: workers share the best score of the first
-    /// draw.
+    /// Resets the state for a row; `short` as for [`FilterState::begin`]. `shares`: workers share the best score of the
+    /// first draw.
     pub(crate) fn begin(&mut self, row: &Row<'_>, slack: f32, short: Option<ListBudget>, shares: bool) {
         self.raw.begin(row);
         if let Some(mass) = &mut self.mass {
@@ -143,14 +143,13 @@ impl RowState {
         self.shares = shares;
     }
 
-    /// Fetches the state itself, before [`RowState::prefetch_parts`] looks into it.
+    /// Prefetches the state itself, before [`RowState::prefetch_parts`] reads it.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         prefetch(core::slice::from_ref(self));
     }
 
-    /// Fetches what a tile adds to: 24 nats of masses are most that a row reaches, and six are
-    /// most above a floor.
+    /// Prefetches the parts that a tile updates: the top 24 nats of masses, or six nats above a floor.
     #[inline(always)]
     pub(crate) fn prefetch_parts(&self) {
         prefetch(&self.best.winners[..self.best.winners.len().min(1)]);
@@ -167,7 +166,7 @@ impl RowState {
         }
     }
 
-    /// Fetches what [`RowState::prefetch_parts`] has fetched the way to.
+    /// Prefetches the frontier points, whose pointers [`RowState::prefetch_parts`] has prefetched.
     #[inline(always)]
     pub(crate) fn prefetch_points(&self) {
         if self.filtered {
@@ -175,7 +174,7 @@ impl RowState {
         }
     }
 
-    /// Adds what another worker has seen of the same row.
+    /// Adds another worker's state of the same row.
     pub(crate) fn merge(&mut self, other: &RowState) {
         self.invalid = StagedError::first(self.invalid, other.invalid);
         self.has_finite |= other.has_finite;

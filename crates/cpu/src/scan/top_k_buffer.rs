@@ -1,30 +1,30 @@
 //! The first tokens of a row in the order of falling logits.
 //!
-//! The plain version keeps a sorted list and inserts. Here tokens are appended, and only when twice as many have come as
-//! are wanted are the first ones picked: a token costs a store, and a comparison of the span that it stands in. They are
-//! kept as integers, which are picked without branches: with 16 workers that was a fifth of the time of top-p.
+//! The plain version inserts into a sorted list. This version appends tokens, and selects the first ones when it has
+//! twice as many as needed. So a token costs one store, and one comparison of its span. Tokens are integers, which are
+//! selected without branches: with 16 workers, branches took a fifth of the time of top-p.
 
 use flash_sampling_core::{Candidate, Winner};
 
-/// Tokens of a tile that are looked at for a first threshold: without it a worker's first tile of a row brought five times as
-/// many tokens as are wanted.
+/// Tokens of a tile that give a first threshold. Without it, a worker's first tile of a row appended five times as many
+/// tokens as needed.
 pub(crate) const SEEDS: usize = 16;
 
-/// The first `limit` tokens; more while they are collected.
+/// The first `limit` tokens of a row, and more during the collection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TopKBuffer {
     limit: usize,
-    /// How many are kept at least before others are merged: at most `limit`.
+    /// The number of first tokens that are complete before a merge; at most `limit`.
     own: usize,
     /// Keys of the tokens.
     keys: Vec<u64>,
-    /// Every token up to this one that was pushed is kept: the last of the first `own` when they were last picked.
+    /// All pushed tokens up to this one are in the buffer: the last of the first `own` at the last selection.
     last: Option<u64>,
-    /// The tokens once they are sorted.
+    /// The sorted tokens, after [`TopKBuffer::finish`].
     sorted: Vec<Candidate>,
 }
 
-/// An integer that is the smaller the earlier a token comes.
+/// An integer that rises in the order of falling logits.
 fn key(logit: f32, token: u32) -> u64 {
     !Winner::new(logit, token).to_ordered_bits()
 }
@@ -35,8 +35,8 @@ fn candidate(key: u64) -> Candidate {
 }
 
 impl TopKBuffer {
-    /// Empties it; at least one token is kept. Until others are merged it keeps `own` tokens; then all may be fewer than
-    /// `limit`, but there is no gap in them.
+    /// Empties the buffer. It collects `own` tokens, at least one, until others are merged. The merged tokens may be
+    /// fewer than `limit`, but have no gap.
     pub(crate) fn begin(&mut self, limit: usize, own: usize) {
         (self.limit, self.own, self.last) = (limit.max(1), own.clamp(1, limit.max(1)), None);
         self.sorted.clear();
@@ -44,7 +44,7 @@ impl TopKBuffer {
         self.keys.reserve(2 * self.limit);
     }
 
-    /// A logit below this is not among the first, in a token after `first`.
+    /// The least logit with which a token from `first` on may be among the first tokens.
     pub(crate) fn threshold(&self, first: u32) -> f32 {
         match self.last.map(candidate) {
             // Of equal logits the lower token comes first.
@@ -54,19 +54,19 @@ impl TopKBuffer {
         }
     }
 
-    /// Whether nothing is left out yet, and a [seed](TopKBuffer::seed) is worth looking for.
+    /// Whether no token is skipped yet, and a [seed](TopKBuffer::seed) is useful.
     #[inline(always)]
     pub(crate) fn wants_seed(&self) -> bool {
         self.last.is_none() && self.own <= SEEDS / 2
     }
 
-    /// Whether the first token alone is looked for.
+    /// Whether the buffer collects only the first token.
     #[inline(always)]
     pub(crate) fn wants_one(&self) -> bool {
         self.own == 1
     }
 
-    /// Leaves out every token with a logit below that of enough others, of which `largest` are some, before any is added.
+    /// Sets the first threshold from some logits of the row, before a token is added: enough tokens are at or above it.
     #[cold]
     pub(crate) fn seed(&mut self, mut largest: [f32; SEEDS]) {
         largest.sort_unstable_by(f32::total_cmp);
@@ -76,7 +76,7 @@ impl TopKBuffer {
         }
     }
 
-    /// Leaves out every token with a logit below `cut`, as somebody else has enough without them.
+    /// Skips tokens with a logit below `cut` from now on: another worker has enough tokens at or above it.
     #[inline(always)]
     pub(crate) fn bound(&mut self, cut: f32) {
         let last = key(cut, u32::MAX);
@@ -85,13 +85,13 @@ impl TopKBuffer {
         }
     }
 
-    /// The logit of the last token, where others were left out.
+    /// The logit of the last complete token; -inf if no token was skipped.
     #[inline(always)]
     pub(crate) fn last(&self) -> f32 {
         self.last.map_or(f32::NEG_INFINITY, |last| candidate(last).logit)
     }
 
-    /// Adds a token; true when the threshold has risen.
+    /// Adds a token; returns whether the threshold has risen.
     pub(crate) fn push(&mut self, logit: f32, token: u32) -> bool {
         self.add(key(logit, token))
     }
@@ -112,7 +112,7 @@ impl TopKBuffer {
         }
     }
 
-    /// Adds what another worker has found.
+    /// Adds another worker's tokens.
     pub(crate) fn merge(&mut self, other: &TopKBuffer) {
         self.own = self.limit;
         if let Some(last) = other.last.filter(|&theirs| self.last.is_none_or(|ours| theirs < ours)) {
@@ -126,7 +126,7 @@ impl TopKBuffer {
         }
     }
 
-    /// Sorts what there is; nothing may be added then.
+    /// Sorts the tokens. No token may be added afterwards.
     pub(crate) fn finish(&mut self) {
         if self.sorted.is_empty() {
             if let Some(last) = self.last {
@@ -138,12 +138,12 @@ impl TopKBuffer {
         }
     }
 
-    /// How many tokens there are if others were left out; how many were asked for otherwise.
+    /// The number of tokens if others were skipped; the requested number otherwise.
     pub(crate) fn limit(&self) -> usize {
         if self.last.is_some() { self.sorted.len() } else { self.limit }
     }
 
-    /// The tokens, sorted once it is finished.
+    /// The sorted tokens, after [`TopKBuffer::finish`].
     pub(crate) fn as_slice(&self) -> &[Candidate] {
         &self.sorted
     }

@@ -161,8 +161,8 @@ pub(crate) fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, Shar
     }
 }
 
-/// Detects ranks that came late to a call: one rank reports that it gave the call up, and others have passed it. All ranks
-/// come to the same result, from the same messages.
+/// Detects ranks that came late to a call: one rank reports that it gave the call up, and others have passed it. All
+/// ranks come to the same result, from the same messages.
 pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
     let heads = || messages.iter().enumerate().map(|(shard, bytes)| head(&mut Reader::new(bytes), shard));
     let mut first: Option<(u64, usize, Duration, &[[u8; 4]])> = None;

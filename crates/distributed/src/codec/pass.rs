@@ -73,8 +73,8 @@ pub(crate) fn encode_row_of_pass(
     }
 }
 
-/// Reads the summary of row `r` from a pass over the shard with `tokens`, and merges it into `out`. The row has filters or raw
-/// log-probabilities. The inner error is the reason why the shard's summary cannot be used.
+/// Reads the summary of row `r` from a pass over the shard with `tokens`, and merges it into `out`. The row has filters
+/// or raw log-probabilities. The inner error is the reason why the shard's summary cannot be used.
 pub(crate) fn decode_row_of_pass(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,

@@ -125,10 +125,11 @@ pub(super) fn put_tokens(bytes: &mut Vec<u8>, tokens: impl ExactSizeIterator<Ite
     put_items(bytes, tokens.map(|(token, logit)| (u64::from(logit.to_bits()) << 32 | u64::from(token)).to_le_bytes()));
 }
 
-/// Reads the summary of a row from the shard with `tokens`. The inner error is the reason why the shard's summary cannot be
-/// used.
+/// Reads the summary of a row from the shard with `tokens`. The inner error is the reason why the shard's summary
+/// cannot be used.
 ///
-/// The summary of a row with filters is merged into `out`. Otherwise it becomes `out`, which [`RowSummary::begin`] prepared.
+/// The summary of a row with filters is merged into `out`. Otherwise it becomes `out`, which [`RowSummary::begin`]
+/// prepared.
 pub(crate) fn decode_row(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,

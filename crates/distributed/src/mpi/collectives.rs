@@ -20,16 +20,17 @@ pub(super) struct Collectives {
     step: u64,
 }
 
-/// How long a rank only polls an exchange, and the part of the limit that bounds this. Then it also exchanges heartbeats.
+/// How long a rank only polls an exchange, and the part of the limit that bounds this. Then it also exchanges
+/// heartbeats.
 const ALONE: Duration = Duration::from_millis(20);
 const ALONE_PART: u32 = 8;
 
-/// The number of exchanges after which a rank receives pending heartbeats, even without a wait: they accumulate at a rank
-/// that always comes last.
+/// The number of exchanges after which a rank receives pending heartbeats, even without a wait: they accumulate at a
+/// rank that always comes last.
 const CATCH_UP: u64 = 256;
 
-// SAFETY: the values are handles of a library that may be called from the thread that holds this value, which `Mpi::start`
-// requests from the library and `Mpi::over` requires from its caller.
+// SAFETY: the values are handles of a library that may be called from the thread that holds this value, which
+// `Mpi::start` requests from the library and `Mpi::over` requires from its caller.
 unsafe impl Send for Collectives {}
 
 impl Collectives {
@@ -45,8 +46,8 @@ impl Collectives {
         Ok(Collectives { of_exchanges, liveness: Liveness::new(of_liveness), step: 0 })
     }
 
-    /// Gathers every rank's `sent`, by rank, in `received`, which has room for equal sizes. `left` is what remains of the common
-    /// `limit` for this rank.
+    /// Gathers every rank's `sent`, by rank, in `received`, which has room for equal sizes. `left` is what remains of
+    /// the common `limit` for this rank.
     pub(super) fn all_gather(
         &mut self,
         sent: Vec<u8>,

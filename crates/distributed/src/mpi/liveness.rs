@@ -16,16 +16,16 @@ const TAG: c_int = 0;
 /// Detects which ranks are missing, by heartbeats outside the collectives.
 ///
 /// * A rank that waits long in an exchange sends the exchange's number to every other rank, at regular intervals, and
-///   receives theirs. Live ranks begin an exchange at about the same time, so their heartbeats arrive within the limit. A rank
-///   that died after it came to the exchange falls silent.
+///   receives theirs. Live ranks begin an exchange at about the same time, so their heartbeats arrive within the limit.
+///   A rank that died after it came to the exchange falls silent.
 /// * Heartbeats of an exchange that ended arrive later, with a lower number.
-/// * A rank that gives an exchange up reports it. This rank is alive, so it is not missing from a later exchange. Neither is a
-///   rank that still waits in an earlier exchange: a missing rank holds it up there.
+/// * A rank that gives an exchange up reports it. This rank is alive, so it is not missing from a later exchange.
+///   Neither is a rank that still waits in an earlier exchange: a missing rank holds it up there.
 /// * At the end of its limit, a rank queries all others. Every waiting rank replies at once, even before its first
 ///   heartbeat; a rank that was stopped a moment ago does not reply.
-/// * A rank whose exchange ends after a heartbeat reports the end. Most exchanges end before one, and then the rank sends
-///   nothing, since a message per exchange costs too much. If such an exchange does not end for other ranks, and this rank
-///   makes no other exchange while they wait, they count it as missing.
+/// * A rank whose exchange ends after a heartbeat reports the end. Most exchanges end before one, and then the rank
+///   sends nothing, since a message per exchange costs too much. If such an exchange does not end for other ranks, and
+///   this rank makes no other exchange while they wait, they count it as missing.
 pub(super) struct Liveness {
     communicator: SimpleCommunicator,
     /// All other ranks; empty before the first long wait.
@@ -37,15 +37,16 @@ const GIVEN_UP: u64 = 1 << 63;
 /// The bit of a query: the limit of the sender is over, and it needs a reply at once.
 const QUERY: u64 = 1 << 62;
 
-/// How long a rank waits for replies after the end of its limit, and the part of the limit that bounds this. A live rank
-/// replies at once, unless it lacks a processor.
+/// How long a rank waits for replies after the end of its limit, and the part of the limit that bounds this. A live
+/// rank replies at once, unless it lacks a processor.
 const REPLY_TIME: Duration = Duration::from_millis(350);
 const REPLY_PART: u32 = 2;
 
 /// The interval between heartbeats, as a part of the limit.
 const HEARTBEATS_PER_LIMIT: u32 = 8;
 
-/// The silence, in intervals of the sender, after which a rank is missing. A live rank may lack a processor for a while.
+/// The silence, in intervals of the sender, after which a rank is missing. A live rank may lack a processor for a
+/// while.
 const MISSED_HEARTBEATS: u32 = 3;
 
 /// The interval of a rank whose exchange ended: it sends no further heartbeat.
@@ -96,8 +97,8 @@ struct Other {
 
 /// A heartbeat in flight: a number, and the interval in nanoseconds.
 ///
-/// The library holds the address of the words until the request is done. They are in a vector, because moving a box asserts
-/// that no other pointer to its content exists.
+/// The library holds the address of the words until the request is done. They are in a vector, because moving a box
+/// asserts that no other pointer to its content exists.
 struct Message {
     words: Vec<u64>,
     request: Request,
@@ -110,8 +111,8 @@ impl Liveness {
 
     /// Polls the request of an exchange until it is done (`None`), or the wait is over: then returns the missing ranks.
     ///
-    /// Ranks that gave an earlier exchange up, or still wait in one, are not missing if others are. Sends a heartbeat in every
-    /// [`Wait::interval`].
+    /// Ranks that gave an earlier exchange up, or still wait in one, are not missing if others are. Sends a heartbeat
+    /// in every [`Wait::interval`].
     pub(super) fn wait_until(
         &mut self,
         wait: &Wait,
@@ -152,8 +153,8 @@ impl Liveness {
         }
     }
 
-    /// The missing ranks after the query at `queried`. Ranks that were silent long before the query come first; a rank that
-    /// lacks a processor for a moment is not among them.
+    /// The missing ranks after the query at `queried`. Ranks that were silent long before the query come first; a rank
+    /// that lacks a processor for a moment is not among them.
     fn missing(&self, step: u64, queried: Instant, now: Instant) -> Vec<usize> {
         let long = |other: &Other| !other.is_there(step, now) && !other.is_elsewhere(now);
         let is_silent = |other: &Other| other.waits() && other.last_heard < queried;

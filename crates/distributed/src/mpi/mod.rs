@@ -1,10 +1,10 @@
 //! The transport between processes that MPI started.
 //!
 //! Every exchange is a nonblocking collective of the MPI library, polled until it is done or the time limit is over. A
-//! timeout alone does not name the missing rank. So a rank that waits long sends heartbeats to the others by point-to-point
-//! messages, and queries them when the limit is over. The error names the silent ranks (`liveness`). An exchange that does
-//! not end leaks its buffers, since the library may still write to them. Such a group is not shut down, since the shutdown
-//! waits for the missing ranks.
+//! timeout alone does not name the missing rank. So a rank that waits long sends heartbeats to the others by
+//! point-to-point messages, and queries them when the limit is over. The error names the silent ranks (`liveness`). An
+//! exchange that does not end leaks its buffers, since the library may still write to them. Such a group is not shut
+//! down, since the shutdown waits for the missing ranks.
 
 mod collectives;
 mod liveness;
@@ -19,8 +19,8 @@ use std::time::Instant;
 
 /// One rank of a group of processes (`mpirun -n 4 ...`), over an MPI library.
 ///
-/// Dropping it shuts MPI down when [`Mpi::start`] began it and no exchange has failed, which waits for the other ranks to
-/// do the same.
+/// Dropping it shuts MPI down when [`Mpi::start`] began it and no exchange has failed, which waits for the other ranks
+/// to do the same.
 pub struct Mpi {
     rank: usize,
     world: usize,
@@ -46,12 +46,12 @@ const LARGEST_BLOCK: usize = 1 << 16;
 const LENGTH: usize = size_of::<u64>();
 
 impl Mpi {
-    /// Starts MPI; this process becomes a rank of all processes of the launch. The library waits here for the other ranks,
-    /// without a limit: [`Mpi::with_time_limit`] applies to later exchanges.
+    /// Starts MPI; this process becomes a rank of all processes of the launch. The library waits here for the other
+    /// ranks, without a limit: [`Mpi::with_time_limit`] applies to later exchanges.
     ///
     /// # Errors
-    /// [`TransportError::Failed`] when MPI has been started in this process before (see [`Mpi::over`]) or cannot be used
-    /// from one thread after another.
+    /// [`TransportError::Failed`] when MPI has been started in this process before (see [`Mpi::over`]) or cannot be
+    /// used from one thread after another.
     pub fn start() -> Result<Mpi, TransportError> {
         let (universe, threading) = mpi::initialize_with_threading(Threading::Serialized)
             .ok_or_else(|| failed("MPI has been started in this process before"))?;
@@ -110,14 +110,14 @@ impl Mpi {
 
     /// Sets the time limit of each exchange, in place of [`TIME_LIMIT`]. Every rank needs the same limit.
     ///
-    /// A waiting rank sends a heartbeat in every eighth of the limit. At the end of the limit it queries all other ranks, and
-    /// waits for replies for 0.35 s, or half of the limit if that is shorter. Then the exchange fails. The error names the
-    /// ranks that did not come, and those that came but were silent for three eighths of the limit. If there are none, it
-    /// names the ranks that did not reply, such as a rank that was stopped a moment ago. So a rank is named at most half a
-    /// second after the limit.
+    /// A waiting rank sends a heartbeat in every eighth of the limit. At the end of the limit it queries all other
+    /// ranks, and waits for replies for 0.35 s, or half of the limit if that is shorter. Then the exchange fails. The
+    /// error names the ranks that did not come, and those that came but were silent for three eighths of the limit. If
+    /// there are none, it names the ranks that did not reply, such as a rank that was stopped a moment ago. So a rank
+    /// is named at most half a second after the limit.
     ///
-    /// A rank whose exchange ends within an eighth of the limit sends no heartbeat. If the exchange does not end for other
-    /// ranks, and this rank makes no other exchange while they wait, the error names it beside the missing rank.
+    /// A rank whose exchange ends within an eighth of the limit sends no heartbeat. If the exchange does not end for
+    /// other ranks, and this rank makes no other exchange while they wait, the error names it beside the missing rank.
     ///
     /// Neither starting MPI nor shutting it down is an exchange.
     pub fn with_time_limit(mut self, limit: Duration) -> Self {

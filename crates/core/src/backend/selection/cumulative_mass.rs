@@ -102,8 +102,8 @@ impl CumulativeMass {
         sum_of(&self.bins)
     }
 
-    /// A lower and an upper bound of the mass of the tokens with a logit of at least `t`. `listed` has the known tokens among
-    /// them.
+    /// A lower and an upper bound of the mass of the tokens with a logit of at least `t`. `listed` has the known tokens
+    /// among them.
     pub(super) fn above(&self, t: f32, listed: &[Candidate]) -> (f64, f64) {
         let edge = edge_of(t);
         let bins = &self.bins[..self.bins.partition_point(|c| c.edge > edge)];
@@ -117,7 +117,8 @@ impl CumulativeMass {
 
     /// A lower and an upper bound of the mass before a token that is not listed.
     ///
-    /// Bins below `floor` are incomplete. `listed` has the known tokens before it, `known` the masses before some tokens.
+    /// Bins below `floor` are incomplete. `listed` has the known tokens before it, `known` the masses before some
+    /// tokens.
     pub(super) fn before(&self, rank: LogitRank, floor: f32, listed: &[Candidate], known: &[PrefixMass]) -> (f64, f64) {
         let (edge, own) = self.mass_of(rank.logit);
         if edge < floor {
@@ -184,7 +185,8 @@ impl CumulativeMass {
             let (edge, mass) = MassHistogram::mass_of(logit);
             weight(edge, self.top) * mass as f64 >= limit
         };
-        // Bisects the floats near the logarithm of the limit, since masses rise with the logits. The last needs no test.
+        // Bisects the floats near the logarithm of the limit, since masses rise with the logits. The last needs no
+        // test.
         let near = f64::from(self.top) + limit.ln();
         let bits = |t: f32| (Winner::new(t, 0).to_ordered_bits() >> 32) as u32;
         let logit = |bits: u32| Winner::from_ordered_bits(u64::from(bits) << 32).score;

@@ -1,8 +1,8 @@
 //! Decides rows with filters from their summaries, and draws them.
 //!
-//! The first pass lists the largest logits, sums the masses and makes a [`Frontier`] per draw; [`Selector`] decides most rows
-//! from these. An open row takes another pass. This pass sums the mass before the few frontier points in doubt, or lists the
-//! row down to a floor, and the row is drawn from the list.
+//! The first pass lists the largest logits, sums the masses and makes a [`Frontier`] per draw; [`Selector`] decides
+//! most rows from these. An open row takes another pass. This pass sums the mass before the few frontier points in
+//! doubt, or lists the row down to a floor, and the row is drawn from the list.
 
 use super::{PrefixMass, RowResult, RowView, Selection, Selector};
 use crate::error::RowError;
@@ -48,8 +48,8 @@ pub struct SummarySpec {
     pub frontiers: usize,
     /// Whether the masses are needed.
     pub mass: bool,
-    /// Whether the only filter is top-p, and the row requests only draws. Then masses far below the limit need no bins, and
-    /// the list may be shorter.
+    /// Whether the only filter is top-p, and the row requests only draws. Then masses far below the limit need no bins,
+    /// and the list may be shorter.
     pub prefix: bool,
 }
 
@@ -93,8 +93,8 @@ pub struct FilterResolver {
 }
 
 impl FilterResolver {
-    /// Decides a row from its first summary, and from the mass before the points in doubt, if known. Returns the pass that an
-    /// open row needs.
+    /// Decides a row from its first summary, and from the mass before the points in doubt, if known. Returns the pass
+    /// that an open row needs.
     pub fn resolve(
         &mut self,
         of: &FilteredRow<'_>,
@@ -141,7 +141,8 @@ impl FilterResolver {
         Some(self.list_follow_up(&selection, view, of.passes))
     }
 
-    /// Decides a row from a list of every token with a logit of at least the floor. Returns the pass that an open row needs.
+    /// Decides a row from a list of every token with a logit of at least the floor. Returns the pass that an open row
+    /// needs.
     pub fn resolve_list(
         &mut self,
         of: &FilteredRow<'_>,
@@ -216,8 +217,8 @@ fn scored(row: &Row<'_>, draw: u32, c: &Candidate, rescale: f32, word: u32) -> C
     Candidate { winner: Winner::new(logit + noise, token), logit }
 }
 
-/// Lists the `most` largest of kept tokens, which are sorted by falling logits, with logits times `rescale`. Distinct logits
-/// may become equal by a temperature after the filters; then the lower token comes first.
+/// Lists the `most` largest of kept tokens, which are sorted by falling logits, with logits times `rescale`. Distinct
+/// logits may become equal by a temperature after the filters; then the lower token comes first.
 pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) {
     list.reset(most as usize, 0.0);
     for c in kept {
@@ -237,8 +238,8 @@ pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) 
 ///
 /// 1. The words of several granules are computed at a time, to hide their latency.
 /// 2. A token whose granule's word [cannot](may_reach) lift it to the best score so far needs neither its own word nor
-///    logarithms: 8 ns in place of 70 ns (a virtual EPYC). The bound has a margin for the rounding of the sum, so a skipped
-///    token scores strictly below.
+///    logarithms: 8 ns in place of 70 ns (a virtual EPYC). The bound has a margin for the rounding of the sum, so a
+///    skipped token scores strictly below.
 pub fn winner(row: &Row<'_>, draw: u32, kept: &[Candidate], rescale: f32) -> Candidate {
     let mut best = Candidate::NONE;
     for part in kept.chunks(SIDE_BY_SIDE) {

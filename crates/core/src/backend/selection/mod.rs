@@ -1,12 +1,12 @@
 //! The tokens that a row's filters keep, decided from the summary of one pass.
 //!
-//! Filters rank the tokens of a row by falling logits ([`LogitRank`](crate::summary::winner::LogitRank)), and keep one run of this
-//! order. A pass lists the first tokens, and summarizes the whole row as a
+//! Filters rank the tokens of a row by falling logits ([`LogitRank`](crate::summary::winner::LogitRank)), and keep one run of
+//! this order. A pass lists the first tokens, and summarizes the whole row as a
 //! [`MassHistogram`](crate::MassHistogram); [`Selector::select`] walks the filters over these two. Where the run ends
 //! inside the list the kept set is known. Where it ends below the list at a known logit, or where the histogram alone
 //! decides on which side of the end a [`Frontier`](crate::Frontier) point lies, the winner is known. Other rows take a
-//! second pass: one that sums the mass before the few points in doubt ([`PrefixMass`]), or one that lists the row down to a
-//! logit, and with that list the same walk ends inside it.
+//! second pass: one that sums the mass before the few points in doubt ([`PrefixMass`]), or one that lists the row down
+//! to a logit, and with that list the same walk ends inside it.
 //!
 //! Masses are the integers of the histogram, summed bin by bin from the top, so the answer is a function of the row's
 //! logits alone: the same for any tiles, threads, shards or backend, and whether or not a second pass was needed. It is

@@ -104,8 +104,8 @@ impl Selector {
         }
     }
 
-    /// Appends the points of a frontier in doubt: the winner follows from the [mass before](PrefixMass) each. Appends none if
-    /// these masses do not decide.
+    /// Appends the points of a frontier in doubt: the winner follows from the [mass before](PrefixMass) each. Appends
+    /// none if these masses do not decide.
     pub fn doubts(&self, selection: &Selection, view: &RowView<'_>, frontier: &Frontier, doubts: &mut Vec<PrefixMass>) {
         let exact = self.limits.0 == self.limits.1 || view.tail.is_on();
         if *selection == Selection::Prefix && self.from == 0 && exact {
@@ -119,8 +119,8 @@ impl Selector {
         }
     }
 
-    /// An upper bound of the number of tokens with a logit of at least `floor`, without tokens that a filter drops from the
-    /// top.
+    /// An upper bound of the number of tokens with a logit of at least `floor`, without tokens that a filter drops from
+    /// the top.
     pub fn most_count(&self, floor: f32) -> u64 {
         self.cumulative.most_count(floor)
     }
@@ -242,8 +242,8 @@ impl Selector {
         }
     }
 
-    /// Whether the prefix holds a token: it does if the mass before the token is below the limit. `None`: the masses do not
-    /// decide.
+    /// Whether the prefix holds a token: it does if the mass before the token is below the limit. `None`: the masses do
+    /// not decide.
     fn prefix_keeps(&self, view: &RowView<'_>, rank: LogitRank, known: &[PrefixMass]) -> Option<bool> {
         if view.list.last().is_some_and(|last| rank.is_at_or_before(&last.logit_rank())) {
             return self.holds_list.then_some(true);

@@ -21,8 +21,8 @@ const WEIGHTS: [f64; READ] = {
     weights
 };
 
-/// The mass of logits below a floor, as one sum. Adding each logit to its bin takes longer than all other work for a row
-/// with top-p. Bins at and above the floor are complete.
+/// The mass of logits below a floor, as one sum. Adding each logit to its bin takes longer than all other work for a
+/// row with top-p. Bins at and above the floor are complete.
 ///
 /// Masses of different floors merge. The higher floor applies; its owner sums the bins of the other below it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,8 +86,9 @@ impl TailMass {
         (binned + mass * (1.0 - ERROR) - slack, binned + mass * (1.0 + ERROR) + slack)
     }
 
-    /// Whether the tokens at or above the floor certainly have the share `p` of the whole mass. A prefix of this share then
-    /// has no token below the floor. `binned` has the complete bins, and masses below the floor that are not in this sum.
+    /// Whether the tokens at or above the floor certainly have the share `p` of the whole mass. A prefix of this share
+    /// then has no token below the floor. `binned` has the complete bins, and masses below the floor that are not in
+    /// this sum.
     pub fn is_spared(&self, binned: &MassHistogram, p: f32) -> bool {
         if !self.is_on() {
             return true;
@@ -104,8 +105,8 @@ impl TailMass {
 
     /// Guesses a floor below which at most `share` of the row's mass lies, after `tokens` of `of` tokens.
     ///
-    /// The guess extrapolates the masses so far. The few largest tokens count once, with a mass of at least `e^largest`. A
-    /// floor that is too high costs a second pass.
+    /// The guess extrapolates the masses so far. The few largest tokens count once, with a mass of at least
+    /// `e^largest`. A floor that is too high costs a second pass.
     pub fn guess(&self, seen: &MassHistogram, tokens: u64, of: u64, largest: f32, share: f64) -> Option<f32> {
         let top = seen.falling_from()?;
         let times = of as f64 / tokens.max(1) as f64;

@@ -232,7 +232,8 @@ proptest! {
         let kept = selector.select(&filters, &row.list(f32::NEG_INFINITY));
         let Selection::Listed(kept) = kept else { panic!("{kept:?}") };
         let want = row.sorted[kept.clone()].iter().fold(Candidate::NONE, |w, c| w.merge(*c));
-        // A floor that is spared is below all that is kept, and one that leaves a little more above it than that is spared.
+        // A floor that is spared is below all that is kept, and one that leaves a little more above it than that is
+        // spared.
         let reaching = row.sorted.iter().filter(|c| c.logit >= below.floor()).map(|c| f64::from(c.logit).exp()).sum::<f64>();
         prop_assert!(!below.is_spared(&mass, p) || row.sorted[kept.end - 1].logit >= below.floor());
         prop_assert!(below.is_spared(&mass, p) || reaching < f64::from(p) * whole * 1.001);

@@ -4,10 +4,11 @@ use crate::summary::winner::Candidate;
 use core::ops::Range;
 
 /// The tokens whose surprisal is nearest to the entropy, until their probability reaches `p`: from the token at the
-/// entropy outwards, the nearer side first. Of equal logits at the entropy or below it the lower tokens are kept, of others
-/// the higher.
+/// entropy outwards, the nearer side first. Of equal logits at the entropy or below it the lower tokens are kept, of
+/// others the higher.
 pub(super) fn typical(listed: &[Candidate], p: f64) -> Range<usize> {
-    // Surprisal and entropy, both less the first token's surprisal: equal logits are at the entropy, whatever their size.
+    // Surprisal and entropy, both less the first token's surprisal: equal logits are at the entropy, whatever their
+    // size.
     let fall = |i: usize| f64::from(listed[0].logit) - f64::from(listed[i].logit);
     let weight = |i: usize| (-fall(i)).exp();
     let sum: f64 = (0..listed.len()).map(weight).sum();

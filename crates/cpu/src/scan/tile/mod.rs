@@ -44,7 +44,7 @@ pub(crate) struct Planned<'a> {
     pub(crate) slack: f32,
     /// The index of the row in the source.
     pub(crate) at: usize,
-    pub(crate) ask: PassKind,
+    pub(crate) kind: PassKind,
     /// Whether the pass is over the whole vocabulary, so that the row may be decided from it alone.
     pub(crate) is_whole: bool,
 }
@@ -58,7 +58,7 @@ impl<'a> Planned<'a> {
             adjustments: adjustments.indexed(r),
             slack: 0.0,
             at: r,
-            ask: PassKind::Summary,
+            kind: PassKind::Summary,
             is_whole: false,
         }
     }
@@ -239,7 +239,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
     let tokens = token..token + len as u32;
     let invalid = |stage, logits: &[f32]| first_invalid(token, logits).map(|error| StagedError { stage, error });
     let transform = RowTransform { adjustments: planned.adjustments.near(tokens.clone()), ..row.transform };
-    let needs_raw = matches!(planned.ask, PassKind::Summary) && state.raw.is_on();
+    let needs_raw = matches!(planned.kind, PassKind::Summary) && state.raw.is_on();
     let is_scaled = transform.mask.is_none() && transform.adjustments.is_empty() && !needs_raw;
     // Without a transform, `V::largest` also detects invalid raw logits.
     let is_raw = is_scaled && transform.inv_temperature == 1.0;
@@ -283,7 +283,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         return;
     };
     let tops = (top, &*tops);
-    match planned.ask {
+    match planned.kind {
         PassKind::Summary if top > f32::NEG_INFINITY => {
             state.has_finite = true;
             // SAFETY: by this function's contract.
@@ -295,7 +295,7 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
         }
         PassKind::Summary => {}
         PassKind::PrefixMass { below } => {
-            state.filter.add_before(first, spans, top);
+            state.filter.add_prefix_mass(first, spans, top);
             if let (Some(mass), true) = (&mut state.mass, below > f32::NEG_INFINITY) {
                 mass.extend_below(spans.as_flattened(), below);
             }
