@@ -39,7 +39,7 @@ const SUITES: [Suite; 4] = [
     suite("mpi/log_mass/4", 4, ShardMerge::LogMass),
 ];
 
-/// The negative control: the last rank judges its draws by another scheme, and so finds a law broken that holds for all
+/// The negative control: the last rank judges its draws by another variant, and so finds a law broken that holds for all
 /// others.
 const CONTROL: Suite = suite("mpi/control", 4, ShardMerge::Winners);
 

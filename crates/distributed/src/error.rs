@@ -211,7 +211,7 @@ pub enum ShardError {
         /// Its time limit.
         limit: Duration,
     },
-    /// The check of tokens found that a rank was called with another input.
+    /// The token check found that a rank was called with another input.
     #[error("shard {shard} was called with other hidden states for row {row} than this one")]
     Inputs {
         /// The shard.
@@ -219,7 +219,7 @@ pub enum ShardError {
         /// The row.
         row: usize,
     },
-    /// The check of tokens found another result on a rank.
+    /// The check of tokens: a rank has another result.
     #[error("shard {shard} has another result for row {row} than this one")]
     Disagree {
         /// The shard.

@@ -177,7 +177,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    /// What rank `rank` sends at step `step`: contents and length tell both.
+    /// What rank `rank` sends at step `step`: contents and length depend on both.
     fn message(rank: usize, step: usize) -> Vec<u8> {
         vec![(rank * 31 + step * 7) as u8; (rank + step) % 5]
     }

@@ -9,8 +9,8 @@
 //! scan: the raw logits of the drawn tokens, on request      Request::RawLogits
 //! ```
 //!
-//! What is decided is a function of integers and of the row's logits. So a driver over several shards, whose scan
-//! merges their summaries, draws what a driver over the whole vocabulary draws.
+//! Decisions depend on integers and on the row's logits alone. So a driver over several shards, whose scan merges their
+//! summaries, makes the draws of a driver over the whole vocabulary.
 
 use crate::backend::selection::{
     FilterResolver, FilteredRow, FollowUp, LIST_BYTES, PrefixMass, RowView, TailMass, next_pass,

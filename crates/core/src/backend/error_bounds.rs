@@ -1,7 +1,7 @@
-//! How far apart the scores of two passes can be, and so which tokens the canonical option must evaluate again.
+//! Bounds on the difference between the scores of two passes, which select the tokens of a canonical re-evaluation.
 //!
-//! A pass in float32 keeps, beside the best candidate, all those within a slack of it. The slack is twice the largest
-//! difference between a score of the pass and the [canonical](crate::backend::canonical) score of the same token, so the
+//! A pass in float32 collects the best candidate, and all candidates within a slack of it. The slack is twice the
+//! largest difference between a score of the pass and the [canonical](crate::backend::canonical) score of the same token, so the
 //! canonical winner is among them.
 //!
 //! The difference is bounded by the rounding of the dot product ([`dot_error_bound`]), carried through the transforms
@@ -23,7 +23,7 @@ const NOISE: f64 = 46.0;
 /// A bound on the relative error of [`tanh`](crate::math::tanh).
 const TANH: f64 = 4e-7;
 
-/// What the bounds need of a head, found once.
+/// The parts of a head that the bounds need, computed once.
 #[derive(Clone, Debug)]
 pub struct ScoreBound {
     largest_weight: f64,
@@ -36,7 +36,7 @@ pub struct ScoreBound {
 /// Bounds for one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowScoreBound {
-    /// Of the difference of two scores of one token.
+    /// The bound of the difference between two scores of one token.
     error: f64,
     /// What a token without negative biases scores at least, whatever its noise. A winner above this shows that the
     /// tokens which were left out did not matter.

@@ -140,7 +140,7 @@ proptest! {
             Ok(winner) => prop_assert_eq!(winner, want),
             Err(floor) => prop_assert!(floor < f32::INFINITY),
         }
-        // What lies before the points in doubt tells, in two parts as well.
+        // The mass before the points in doubt decides, also as a sum of two parts.
         let mut doubts = Vec::new();
         selector.doubts(&first, &view, &row.frontier, &mut doubts);
         if !doubts.is_empty() {
@@ -163,7 +163,7 @@ proptest! {
             let unweighed = RowView { mass: &MassHistogram::default(), ..view };
             prop_assert_eq!(&selector.select(&filters, &unweighed), &first);
         }
-        // Longer lists tell, the whole row at the latest.
+        // Longer lists decide, at the latest the list of the whole row.
         let (mut selection, mut view) = (first, view);
         for pass in 0..3 {
             if !matches!(selection, Selection::Listed(_)) {

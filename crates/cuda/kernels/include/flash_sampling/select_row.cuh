@@ -143,7 +143,7 @@ struct SelectRow {
             }
             __syncthreads();
             if (threadIdx.x == 0) {
-                // In the order and the roundings of core's Cells.
+                // In the order and the roundings of core's CumulativeMass.
                 double done = 0.0, factor = 0.0;
                 float at = f32_infinity();
                 u64 mass = 0;
