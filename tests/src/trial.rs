@@ -4,6 +4,7 @@ use crate::factory::{BuildError, SamplerFactory};
 use crate::problem::Problem;
 use crate::report::Broken;
 use core::cell::Cell;
+use core::fmt;
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{Capabilities, DType, Draw, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
 
@@ -145,23 +146,51 @@ pub struct RowBits {
 
 #[derive(Clone, Debug, PartialEq)]
 struct Drawn {
-    /// token, score bits, logit bits
-    draws: Vec<(u32, u32, u32)>,
-    log_z: Option<u64>,
-    /// token, logit bits
-    top: Vec<(u32, u32)>,
-    /// raw logit bits of the draws
-    raw: Vec<u32>,
+    /// token, score, logit
+    draws: Vec<(u32, Bits, Bits)>,
+    log_z: Option<Bits>,
+    /// token, logit
+    top: Vec<(u32, Bits)>,
+    /// raw logits of the draws
+    raw: Vec<Bits>,
+}
+
+/// A float that equals another with the same bits alone, and prints both.
+#[derive(Clone, Copy, PartialEq)]
+enum Bits {
+    F32(u32),
+    F64(u64),
+}
+
+impl From<f32> for Bits {
+    fn from(x: f32) -> Self {
+        Bits::F32(x.to_bits())
+    }
+}
+
+impl From<f64> for Bits {
+    fn from(x: f64) -> Self {
+        Bits::F64(x.to_bits())
+    }
+}
+
+impl fmt::Debug for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Bits::F32(bits) => write!(f, "{} ({bits:08x})", f32::from_bits(bits)),
+            Bits::F64(bits) => write!(f, "{} ({bits:016x})", f64::from_bits(bits)),
+        }
+    }
 }
 
 impl RowBits {
     /// The bits of a row.
     pub fn of(out: &Samples, row: usize) -> Self {
         let outcome = out.row(row).map(|row| Drawn {
-            draws: row.draws.iter().map(|d| (d.token, d.score.to_bits(), d.logit.to_bits())).collect(),
-            log_z: row.log_z.map(f64::to_bits),
-            top: row.top.iter().map(|c| (c.winner.token, c.logit.to_bits())).collect(),
-            raw: row.raw_logits.iter().map(|logit| logit.to_bits()).collect(),
+            draws: row.draws.iter().map(|d| (d.token, d.score.into(), d.logit.into())).collect(),
+            log_z: row.log_z.map(Bits::from),
+            top: row.top.iter().map(|c| (c.winner.token, c.logit.into())).collect(),
+            raw: row.raw_logits.iter().map(|&logit| logit.into()).collect(),
         });
         RowBits { outcome }
     }
@@ -184,5 +213,19 @@ pub fn groups_of(scheme: &ReferenceVariant, head: &Head<'_>) -> Vec<core::ops::R
             let ends = starts.iter().skip(1).copied().chain([tokens.end]);
             starts.iter().zip(ends).map(|(&a, b)| a..b).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_print_beside_their_bits() {
+        assert_eq!(
+            format!("{:?} {:?}", Bits::from(1.25f32), Bits::from(-0.0f64)),
+            "1.25 (3fa00000) -0 (8000000000000000)"
+        );
+        assert_ne!(Bits::from(0.0f32), Bits::from(-0.0f32));
     }
 }
