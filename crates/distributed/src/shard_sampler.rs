@@ -78,7 +78,7 @@ struct RankGroup<'s, T> {
 }
 
 impl<'s, T: Transport> ShardSampler<'s, T> {
-    /// This rank's sampler, from its shard of the vocabulary. A [`ShardMerge`](crate::ShardMerge) converts to
+    /// This rank's sampler, from its shard of the vocabulary. A [`ShardMerge`] converts to
     /// [`ShardOptions`].
     ///
     /// A collective call: every rank of the group makes it. In this handshake, ranks exchange their ranks, tokens,
