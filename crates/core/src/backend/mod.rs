@@ -21,6 +21,7 @@ pub mod canonical;
 pub mod digest;
 pub mod driver;
 pub mod error_bounds;
+mod plain_summary;
 pub mod row_summary;
 pub mod sampled_rows;
 pub mod scan;
