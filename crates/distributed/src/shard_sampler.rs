@@ -1,7 +1,9 @@
 //! One rank of a group of shards.
 
-use crate::codec::call::{Call, CallStatus, begin, encode_waited, header, is_same_call};
-use crate::codec::pass::{begin_pass, decode_row_of_pass, encode_failure, encode_row_of_pass, read_head};
+use crate::codec::call::{
+    Call, CallStatus, begin, begin_pass, encode_failure, encode_waited, header, is_same_call, pass_header,
+};
+use crate::codec::pass::{decode_row_of_pass, encode_row_of_pass};
 use crate::codec::summary::{Layout, decode_row, encode_row};
 use crate::codec::wire::Reader;
 use crate::error::ShardError;
@@ -235,7 +237,7 @@ impl<T: Transport> RankGroup<'_, T> {
             if is_first {
                 header(&mut reader, shard).map(drop)?
             } else {
-                read_head(&mut reader, shard, count)?
+                pass_header(&mut reader, shard, count)?
             }
             read.push(reader.at());
         }

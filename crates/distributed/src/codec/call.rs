@@ -3,21 +3,23 @@
 //! ```text
 //! call      magic u32 | 0 u8 | number u64 | rows u32 | type u8 | digest of the rows' parameters u64
 //! waited    magic u32 | 3 u8 | the same | nanoseconds u64 | ranks u32 | rank u32 ...   a call that a rank gave up
+//! pass      magic u32 | 2 u8 | rows u32                                               see `pass`
+//! failed    magic u32 | 1 u8 | text
 //! checks    magic u32 | 4 u8 | results to compare                                      see `check`
 //! ```
 
-use crate::codec::wire::{Reader, WireError, put_items};
+use crate::codec::wire::{Reader, WireError, put_items, put_text};
 use crate::error::ShardError;
 use core::time::Duration;
 use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, RowParams};
 
 /// First bytes of a message; the last two digits are the version of the format.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"fs09");
+const MAGIC: u32 = u32::from_le_bytes(*b"fs09");
 
 const ROWS: u8 = 0;
-pub(crate) const FAILED: u8 = 1;
-pub(crate) const PASS: u8 = 2;
+const FAILED: u8 = 1;
+const PASS: u8 = 2;
 const WAITED: u8 = 3;
 const CHECKS: u8 = 4;
 
@@ -74,6 +76,18 @@ fn begin_with(bytes: &mut Vec<u8>, status: u8) {
     bytes.push(status);
 }
 
+/// The message of a rank that failed.
+pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
+    begin_with(bytes, FAILED);
+    put_text(bytes, reason);
+}
+
+/// Begins the message of a further pass for `rows` rows.
+pub(crate) fn begin_pass(bytes: &mut Vec<u8>, rows: usize) {
+    begin_with(bytes, PASS);
+    bytes.extend_from_slice(&(rows as u32).to_le_bytes());
+}
+
 /// Begins the message of a call.
 pub(crate) fn begin(bytes: &mut Vec<u8>, call: Call) {
     begin_with(bytes, ROWS);
@@ -112,6 +126,8 @@ pub(crate) fn of_element(number: u8) -> Option<DType> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Head<'m> {
     Call(Call),
+    /// A further pass of a call, for so many rows.
+    Pass(usize),
     /// A call that the rank gave up, its waiting time, and the ranks that did not come.
     Waited(Call, Duration, &'m [[u8; 4]]),
     /// Results to compare.
@@ -123,6 +139,7 @@ impl Head<'_> {
     fn is_beyond(&self, number: u64) -> bool {
         match self {
             Head::Call(call) | Head::Waited(call, ..) => call.number > number,
+            Head::Pass(_) => false,
             Head::Checks => true,
         }
     }
@@ -140,6 +157,7 @@ pub(crate) fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>
                 let (call, limit) = (Call::read(reader)?, Duration::from_nanos(reader.u64()?));
                 Ok(Ok(Head::Waited(call, limit, reader.items()?)))
             }
+            PASS => Ok(Ok(Head::Pass(reader.u32()? as usize))),
             CHECKS => Ok(Ok(Head::Checks)),
             FAILED => Ok(Err(reader.text()?.to_owned())),
             _ => Err(reader.invalid("an unknown status")),
@@ -155,8 +173,22 @@ pub(crate) fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>
 pub(crate) fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, ShardError> {
     match head(reader, shard)? {
         Head::Call(call) | Head::Waited(call, ..) => Ok(call),
-        Head::Checks => {
-            Err(ShardError::Message { shard, source: reader.invalid("results to compare, in place of a call") })
+        head => {
+            let what = match head {
+                Head::Pass(_) => "a further pass, in place of a call",
+                _ => "results to compare, in place of a call",
+            };
+            Err(ShardError::Message { shard, source: reader.invalid(what) })
+        }
+    }
+}
+
+/// Reads the head of a shard's message of a further pass for `rows` rows.
+pub(crate) fn pass_header(reader: &mut Reader<'_>, shard: usize, rows: usize) -> Result<(), ShardError> {
+    match head(reader, shard)? {
+        Head::Pass(found) if found == rows => Ok(()),
+        _ => {
+            Err(ShardError::Message { shard, source: reader.invalid("another call or number of rows than this pass") })
         }
     }
 }

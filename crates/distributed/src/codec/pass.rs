@@ -8,49 +8,11 @@
 //!
 //! An overview in a further pass has the bytes of [`summary`](crate::codec::summary).
 
-use crate::codec::call::{FAILED, MAGIC, PASS};
 use crate::codec::summary::{LISTED, Layout, decode_row, encode_row, is_mass, put_list, put_tokens, read_list};
-use crate::codec::wire::{Reader, WireError, put_text};
-use crate::error::ShardError;
+use crate::codec::wire::{Reader, WireError};
 use core::ops::Range;
 use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Request, RowSummary};
-
-/// Encodes the message of a rank that failed.
-pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
-    bytes.clear();
-    bytes.extend_from_slice(&MAGIC.to_le_bytes());
-    bytes.push(FAILED);
-    put_text(bytes, reason);
-}
-
-/// Begins the message of a pass for `rows` rows.
-pub(crate) fn begin_pass(bytes: &mut Vec<u8>, rows: usize) {
-    bytes.clear();
-    bytes.extend_from_slice(&MAGIC.to_le_bytes());
-    bytes.push(PASS);
-    bytes.extend_from_slice(&(rows as u32).to_le_bytes());
-}
-
-/// Reads the head of another shard's message of a pass for `rows` rows.
-pub(crate) fn read_head(reader: &mut Reader<'_>, shard: usize, rows: usize) -> Result<(), ShardError> {
-    let failed = (|| {
-        if reader.u32()? != MAGIC {
-            return Err(reader.invalid("not a shard's pass"));
-        }
-        match reader.u8()? {
-            PASS if reader.u32()? as usize == rows => Ok(None),
-            PASS => Err(reader.invalid("another number of rows than requested")),
-            FAILED => Ok(Some(reader.text()?.to_owned())),
-            _ => Err(reader.invalid("an unknown status")),
-        }
-    })();
-    match failed {
-        Ok(None) => Ok(()),
-        Ok(Some(reason)) => Err(ShardError::Failed { shard, reason }),
-        Err(source) => Err(ShardError::Message { shard, source }),
-    }
-}
 
 /// Appends the summary of row `r` from a further pass.
 pub(crate) fn encode_row_of_pass(
@@ -126,6 +88,8 @@ pub(crate) fn decode_row_of_pass(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::call::{begin_pass, encode_failure, pass_header};
+    use crate::error::ShardError;
     use flash_sampling_core::params::Row;
     use flash_sampling_core::reference::{Reference, ReferenceVariant};
     use flash_sampling_core::{Head, LogitRank, Matrix, PerturbedArgmax, Plan, RowParams};
@@ -172,7 +136,7 @@ mod tests {
 
     fn decode(bytes: &[u8], points: &[PrefixMass]) -> Result<Vec<RowSummary>, ShardError> {
         let (mut reader, row) = (Reader::new(bytes), row());
-        read_head(&mut reader, 1, 3)?;
+        pass_header(&mut reader, 1, 3)?;
         let mut all = Vec::new();
         for (r, request) in requests(points) {
             let (mut out, layout) = (RowSummary::default(), Layout { row: &row, by_mass: false });
