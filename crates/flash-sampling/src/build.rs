@@ -2,7 +2,7 @@
 
 use crate::config::{Backend, BackendConfig, VariantConfig};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
-use flash_sampling_core::{GroupDraw, Head, PerturbedArgmax};
+use flash_sampling_core::{Capabilities, GroupDraw, Head, Matrix, PerturbedArgmax, Plan, bf16};
 #[cfg(feature = "cpu")]
 use flash_sampling_cpu::{Grouped, Online, Standalone, Tiled};
 #[cfg(feature = "cuda")]
@@ -10,7 +10,6 @@ use flash_sampling_cuda::{CudaGrouped, CudaOnline, CudaStandalone, CudaTiled, De
 #[cfg(feature = "distributed")]
 use {
     core::ops::Range,
-    flash_sampling_core::Plan,
     flash_sampling_distributed::{ShardMerge, ShardOptions, ShardSampler, Sharded, Transport},
 };
 
@@ -113,6 +112,48 @@ pub fn build<'w>(head: Head<'w>, config: &BackendConfig) -> Result<Box<dyn Pertu
         #[cfg(not(feature = "cuda"))]
         (Backend::Cuda { .. }, _) => return Err(BuildError::NotBuilt { feature: "cuda" }),
     })
+}
+
+/// What the sampler of a configuration can do, without a head: an engine refuses a request early, or chooses another variant.
+/// [`Capabilities::backend`] names the instruction set for a bf16 weight.
+///
+/// ```
+/// # #[cfg(feature = "cpu")] {
+/// use flash_sampling::{BackendConfig, Knob, VariantConfig, capabilities_of};
+///
+/// let online = BackendConfig { variant: VariantConfig::Online { size: 512 }, ..BackendConfig::default() };
+/// assert!(capabilities_of(&BackendConfig::default())?.knobs.contains(Knob::TopP));
+/// assert!(!capabilities_of(&online)?.knobs.contains(Knob::TopP));
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`build`], but for what depends on the head.
+pub fn capabilities_of(config: &BackendConfig) -> Result<Capabilities, BuildError> {
+    match (&config.backend, &config.variant) {
+        #[cfg(feature = "cuda")]
+        (Backend::Cuda { .. }, VariantConfig::Tiled) => Ok(CudaTiled::capabilities_of(&config.plan)),
+        #[cfg(feature = "cuda")]
+        (Backend::Cuda { .. }, VariantConfig::Grouped { draw, .. }) => {
+            Ok(CudaGrouped::capabilities_of(*draw, &config.plan))
+        }
+        #[cfg(feature = "cuda")]
+        (Backend::Cuda { .. }, VariantConfig::Online { .. }) => Ok(CudaOnline::capabilities_of()),
+        #[cfg(all(feature = "cuda", feature = "distributed"))]
+        (Backend::Cuda { .. }, VariantConfig::Sharded { merge, .. }) => {
+            let backend = Backend::Reference;
+            let of_reference = capabilities_of(&BackendConfig { backend, ..config.clone() })?;
+            let of_shard = CudaTiled::capabilities_of(&shard_plan(*merge, config.plan));
+            let knobs = of_reference.knobs.intersection(of_shard.knobs);
+            Ok(Capabilities { backend: of_shard.backend, knobs, ..of_reference })
+        }
+        _ => {
+            let (weight, plan) = ([bf16::ZERO; 64], Plan { max_rows: config.plan.max_rows.min(1), ..config.plan });
+            let head = Head::new(Matrix::new(&weight, 64, 1)?)?;
+            Ok(build(head, &BackendConfig { plan, ..config.clone() })?.capabilities())
+        }
+    }
 }
 
 /// Makes a sampler of logits that already exist, `[rows, vocab_size]` in bf16, f16 or f32; its inputs are these logits. The

@@ -77,7 +77,7 @@ mod owned;
 
 #[cfg(feature = "distributed")]
 pub use build::build_rank;
-pub use build::{BuildError, MAX_SHARDS, build, build_from_logits};
+pub use build::{BuildError, MAX_SHARDS, build, build_from_logits, capabilities_of};
 pub use config::{Backend, BackendConfig, ParseConfigError, VariantConfig};
 #[cfg(all(feature = "cuda", feature = "distributed"))]
 pub use cuda_rank::{CudaRank, CudaRankOptions, GpuExchange};

@@ -4,7 +4,7 @@
 use flash_sampling::{
     Backend, BackendConfig, BuildError, CpuOptions, DType, Exactness, GroupDraw, Head, HeadError, HeadOwner, Isa,
     Matrix, OwnedWeight, PerturbedArgmax, Plan, RowParams, Samples, ShardError, ShardMerge, VariantConfig, build,
-    build_from_logits, build_owned,
+    build_from_logits, build_owned, capabilities_of,
 };
 
 const VOCAB: usize = 700;
@@ -181,4 +181,52 @@ fn a_sampler_that_owns_its_weight_draws_the_same_and_outlives_the_caller() {
     }
     let error = build_owned(owned(VOCAB + 1), &config(Backend::default(), VariantConfig::Tiled)).err().unwrap();
     assert!(matches!(error, BuildError::Head(_)), "{error}");
+}
+
+#[test]
+fn capabilities_are_known_without_a_head() {
+    let weight: Vec<_> = weight().into_iter().map(flash_sampling::bf16::from_f32).collect();
+    let grouped = |draw| VariantConfig::Grouped { size: 64, draw };
+    let variants = [
+        VariantConfig::Tiled,
+        grouped(GroupDraw::Fresh),
+        grouped(GroupDraw::Reuse),
+        VariantConfig::Online { size: 64 },
+        VariantConfig::Sharded { shards: 3, merge: ShardMerge::Winners },
+        VariantConfig::Sharded { shards: 3, merge: ShardMerge::LogMass },
+    ];
+    let mut seen = 0;
+    for backend in [Backend::Reference, Backend::Cpu(CpuOptions::default())] {
+        for (variant, canonical) in variants.iter().flat_map(|variant| [(variant, false), (variant, true)]) {
+            let plan = Plan { canonical, ..PLAN };
+            let config = BackendConfig { plan, ..config(backend.clone(), variant.clone()) };
+            let head = Head::new(Matrix::new(&weight, VOCAB, HIDDEN).unwrap()).unwrap();
+            match (build(head, &config), capabilities_of(&config)) {
+                (Ok(sampler), Ok(can)) => {
+                    seen += 1;
+                    assert_eq!(sampler.capabilities(), can, "{config:?}");
+                }
+                (Err(a), Err(b)) => assert_eq!(a.to_string(), b.to_string()),
+                (sampler, can) => panic!("{config:?}: {:?} and {can:?}", sampler.err()),
+            }
+        }
+    }
+    assert!(seen > 12, "{seen}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn capabilities_of_gpus_are_those_of_the_cpu() {
+    for variant in [
+        VariantConfig::Tiled,
+        VariantConfig::Grouped { size: 64, draw: GroupDraw::Reuse },
+        VariantConfig::Online { size: 64 },
+        VariantConfig::Sharded { shards: 3, merge: ShardMerge::Winners },
+        VariantConfig::Sharded { shards: 3, merge: ShardMerge::LogMass },
+    ] {
+        let of = |backend: Backend| capabilities_of(&config(backend, variant.clone())).unwrap();
+        let (gpu, cpu) = (of(Backend::Cuda { device: 0 }), of(Backend::Cpu(CpuOptions::default())));
+        assert_eq!((gpu.exactness, gpu.knobs), (cpu.exactness, cpu.knobs), "{variant:?}");
+        assert_eq!((gpu.variant, gpu.without_replacement), (cpu.variant, cpu.without_replacement), "{variant:?}");
+    }
 }

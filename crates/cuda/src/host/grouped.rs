@@ -5,7 +5,7 @@ use crate::device::group_pass::check_group;
 use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
-use crate::host::host_sampler::HostSampler;
+use crate::host::host_sampler::{HostSampler, planned};
 use crate::host::results::impl_sampler;
 use crate::host::tiled::{CudaTiled, RAW_TOO};
 use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
@@ -23,6 +23,16 @@ use std::sync::Arc;
 pub struct CudaGrouped<'w>(HostSampler<'w>);
 
 impl<'w> CudaGrouped<'w> {
+    /// The capabilities of a sampler of this plan, without a head or a GPU; with [`GroupDraw::Fresh`] it takes no canonical
+    /// plan.
+    pub fn capabilities_of(draw: GroupDraw, plan: &Plan) -> Capabilities {
+        let can = Capabilities { variant: Variant::Grouped, ..CudaTiled::CAPABILITIES };
+        match draw {
+            GroupDraw::Reuse => planned(can, plan),
+            GroupDraw::Fresh => in_distribution(can),
+        }
+    }
+
     /// Plans a sampler with groups of `group` tokens: copies the weight, compiles and loads the kernels.
     ///
     /// # Errors
@@ -37,11 +47,8 @@ impl<'w> CudaGrouped<'w> {
         device: &Arc<Device>,
     ) -> Result<Self, CudaError> {
         check_group(group)?;
-        let can = Capabilities { variant: Variant::Grouped, ..CudaTiled::CAPABILITIES };
-        let (can, groups) = match draw {
-            GroupDraw::Reuse => (can, None),
-            GroupDraw::Fresh => (in_distribution(can), Some((group, GroupRule::Fresh))),
-        };
+        let can = CudaGrouped::capabilities_of(draw, &plan);
+        let groups = (draw == GroupDraw::Fresh).then_some((group, GroupRule::Fresh));
         Ok(CudaGrouped(HostSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
     }
 }

@@ -22,6 +22,11 @@ use std::sync::Arc;
 pub struct CudaOnline<'w>(HostSampler<'w>);
 
 impl<'w> CudaOnline<'w> {
+    /// The capabilities of a sampler, without a head or a GPU; it takes no canonical plan.
+    pub fn capabilities_of() -> Capabilities {
+        in_distribution(Capabilities { variant: Variant::Online, ..CudaTiled::CAPABILITIES })
+    }
+
     /// Plans a sampler with groups of `group` tokens: copies the weight, compiles and loads the kernels.
     ///
     /// # Errors
@@ -29,7 +34,7 @@ impl<'w> CudaOnline<'w> {
     /// * [`CudaError::Unsupported`]: a canonical plan, as this variant is not pathwise.
     /// * Those of [`CudaTiled::new`].
     pub fn new(head: Head<'w>, plan: Plan, group: u32, device: &Arc<Device>) -> Result<Self, CudaError> {
-        let can = in_distribution(Capabilities { variant: Variant::Online, ..CudaTiled::CAPABILITIES });
+        let can = CudaOnline::capabilities_of();
         let groups = Some((group, GroupRule::Online));
         check_group(group)?;
         Ok(CudaOnline(HostSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))

@@ -4,7 +4,7 @@ use crate::device::gpu::Device;
 use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
-use crate::host::host_sampler::HostSampler;
+use crate::host::host_sampler::{HostSampler, planned};
 use crate::host::pinned_items::ROOM;
 use crate::host::results::impl_sampler;
 use crate::host::staging::most_listed;
@@ -53,6 +53,11 @@ impl<'w> CudaTiled<'w> {
         knobs: FILTERS_TOO,
         canonical: true,
     };
+
+    /// The capabilities of a sampler of this plan, without a head or a GPU.
+    pub fn capabilities_of(plan: &Plan) -> Capabilities {
+        planned(CudaTiled::CAPABILITIES, plan)
+    }
 
     /// Plans a sampler: copies the weight, compiles and loads the kernels.
     ///

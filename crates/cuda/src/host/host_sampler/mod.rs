@@ -29,6 +29,12 @@ use stage::adjusted;
 use std::sync::Arc;
 use stored_scan::StoredScan;
 
+/// The capabilities of a sampler under its plan.
+pub(crate) fn planned(can: Capabilities, plan: &Plan) -> Capabilities {
+    // Canonical logits are known of near ties alone.
+    if plan.canonical { Capabilities { knobs: Knobs::ADJUSTMENTS, ..can } } else { can }
+}
+
 /// A call from host memory to host memory, whatever the variant: the public samplers are this, with what they can do.
 #[derive(Debug)]
 pub(crate) struct HostSampler<'w> {
@@ -79,8 +85,7 @@ impl<'w> HostSampler<'w> {
         groups: Option<(u32, GroupRule)>,
     ) -> Result<Self, CudaError> {
         check_plan(&plan, can.canonical)?;
-        // Canonical logits are known of near ties alone.
-        let can = if plan.canonical { Capabilities { knobs: Knobs::ADJUSTMENTS, ..can } } else { can };
+        let can = planned(can, &plan);
         let stream = device.stream()?;
         let resident = match head.tokens().is_empty() {
             true => None,
