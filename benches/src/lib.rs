@@ -22,3 +22,8 @@ pub mod gpu;
 pub mod ranks;
 #[cfg(feature = "cuda")]
 pub mod rivals;
+
+/// The example of docs/knobs.md, compiled and run by the doctests: here, as the page is in no package.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/knobs.md")]
+mod knobs {}

@@ -124,8 +124,3 @@ pub use flash_sampling_distributed::{ShardError, ShardMerge};
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
-
-/// The example of a plan, compiled and run by the doctests.
-#[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../../docs/knobs.md")]
-mod knobs {}
