@@ -76,8 +76,8 @@ impl StoredScan {
         for (i, member) in part.iter_mut().enumerate().filter(|(_, member)| member.out.error.is_none()) {
             match member.row.filters {
                 Some(filters) if !filters.rescale.is_finite() => member.look(first, stored.read(i, stream)?, &[]),
-                None if member.row.raw_logprobs.is_none() && !matches!(member.request, Request::RawLogits(_)) => {
-                    member.out.refuse();
+                None if matches!(member.request, Request::PrefixMass { .. } | Request::List { .. }) => {
+                    member.out.refuse()
                 }
                 _ => {}
             }
