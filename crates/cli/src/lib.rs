@@ -11,10 +11,9 @@
 //! | `kernels` | `flash-sampling kernels` (feature `cuda`) |
 //! | [`info`] | `flash-sampling info`, and the machine in reports and records |
 //! | [`input`] | heads, hidden states, masks and parameters from files |
-//! | [`output`] | messages, files, progress bars and plots |
+//! | [`output`] | messages, files, progress bars |
 //! | [`sampler`] | the sampler that the flags choose |
 //! | [`error`], [`interrupt`] | errors on one line with exit codes, Ctrl-C |
-//! | `unknown_token`, `mpirun_hint` | checks of token ids, a hint to users of mpirun |
 
 pub mod args;
 pub mod bench;
@@ -41,4 +40,4 @@ pub use info::machine;
 #[doc(hidden)]
 pub use input::{self as load, synthetic};
 #[doc(hidden)]
-pub use output::{plot, progress};
+pub use output::progress;

@@ -1,8 +1,7 @@
-//! Output that all subcommands share: messages, files, progress bars, plots.
+//! Output that all subcommands share: messages, files, progress bars.
 
 mod file;
 pub(crate) mod line;
-pub mod plot;
 pub mod progress;
 
 pub use file::try_path;

@@ -1,6 +1,5 @@
 //! `flash-sampling verify`: an exactness report of one sampler on this machine, by the laws of the conformance suite.
 
-mod check;
 mod factory;
 mod html;
 mod plots;
@@ -97,7 +96,7 @@ pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     let all = || laws::ALL.iter().collect();
     let laws = if args.laws.is_empty() { all() } else { args.laws.iter().map(|law| law.0).collect::<Vec<_>>() };
     let report = Report::make(&factory, &laws, args.effort, interrupt)?;
-    text::write(out, &report, args.checks).map_err(CommandError::write("to standard output"))?;
+    write!(out, "{}", text::report(&report, args.checks)).map_err(CommandError::write("to standard output"))?;
     if let Some(path) = &args.report {
         std::fs::write(path, html::page(&report)).map_err(CommandError::write(path.display().to_string()))?;
         tracing::info!("the report is in {}", path.display());

@@ -1,19 +1,29 @@
-//! The plots of the report: observed against expected values.
+//! The plots of the report as SVG: observed against expected values.
 
-use crate::output::plot::{Area, COLOURS, Drawn, span, svg};
 use flash_sampling_conformance::report::{Series, SeriesKind};
+use plotters::coord::Shift;
 use plotters::prelude::*;
 
 /// Width and height in pixels; text stays readable on a phone.
 const SIZE: (u32, u32) = (480, 340);
 /// Font and size of the labels.
 const LABELS: (&str, u32) = ("sans-serif", 14);
-/// Index in [`COLOURS`] of observed values.
-pub(super) const OBSERVED: usize = 0;
-/// Index of two standard deviations.
-pub(super) const SPREAD: usize = 4;
-/// Index of the values under the law.
-pub(super) const EXPECTED: usize = 6;
+/// Colours that differ for colour-blind readers (Okabe & Ito 2008): of observed values, of two standard deviations, and
+/// of the values under the law.
+const OBSERVED: RGBColor = RGBColor(0, 114, 178);
+const SPREAD: RGBColor = RGBColor(230, 159, 0);
+const EXPECTED: RGBColor = RGBColor(60, 60, 60);
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+
+/// The range of all finite values, with a margin of 5%; `None` without finite values.
+fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    let finite = values.filter(|v| v.is_finite());
+    let (low, high) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+    let margin = ((high - low) * 0.05).max(1e-9);
+    (low <= high).then_some((low - margin, high + margin))
+}
 
 /// The title of plots of a kind.
 pub(super) fn name(kind: SeriesKind) -> &'static str {
@@ -23,12 +33,18 @@ pub(super) fn name(kind: SeriesKind) -> &'static str {
     }
 }
 
-/// The picture of a series.
+/// The picture of a series. If drawing fails, a paragraph with the error.
 pub(super) fn plot(series: &Series) -> String {
-    svg(SIZE, |area| match series.kind {
-        SeriesKind::ProbabilityDecades => decades(area, series),
-        SeriesKind::GumbelQuantiles => quantiles(area, series),
-    })
+    let mut text = String::new();
+    let outcome = {
+        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        let drawn = area.fill(&WHITE).and_then(|()| match series.kind {
+            SeriesKind::ProbabilityDecades => decades(&area, series),
+            SeriesKind::GumbelQuantiles => quantiles(&area, series),
+        });
+        drawn.and_then(|()| area.present())
+    };
+    outcome.map_or_else(|error| format!("<p>this plot could not be drawn: {error}</p>"), |()| text)
 }
 
 /// The Gumbel Q-Q plot: observed quantiles over expected ones, and the diagonal.
@@ -47,8 +63,8 @@ fn quantiles(area: &Area<'_>, series: &Series) -> Drawn {
         .x_desc("quantile of the standard Gumbel")
         .y_desc("quantile of score - log-mass")
         .draw()?;
-    chart.draw_series(LineSeries::new([(low, low), (high, high)], COLOURS[EXPECTED]))?;
-    chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, COLOURS[OBSERVED].filled())))?;
+    chart.draw_series(LineSeries::new([(low, low), (high, high)], EXPECTED))?;
+    chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, OBSERVED.filled())))?;
     Ok(())
 }
 
@@ -76,12 +92,12 @@ fn decades(area: &Area<'_>, series: &Series) -> Drawn {
         .x_labels(2 * (x.1 - x.0) as usize + 1)
         .x_label_formatter(&label)
         .draw()?;
-    chart.draw_series(LineSeries::new([(x.0, 1.0), (x.1, 1.0)], COLOURS[EXPECTED]))?;
+    chart.draw_series(LineSeries::new([(x.0, 1.0), (x.1, 1.0)], EXPECTED))?;
     chart.draw_series(
         bars.iter()
             .map(|&(x, _, two)| [(x, (1.0 - two).max(y.0)), (x, (1.0 + two).min(y.1))])
-            .map(|ends| PathElement::new(ends, COLOURS[SPREAD].stroke_width(4))),
+            .map(|ends| PathElement::new(ends, SPREAD.stroke_width(4))),
     )?;
-    chart.draw_series(bars.iter().map(|&(x, ratio, _)| Circle::new((x, ratio), 4, COLOURS[OBSERVED].filled())))?;
+    chart.draw_series(bars.iter().map(|&(x, ratio, _)| Circle::new((x, ratio), 4, OBSERVED.filled())))?;
     Ok(())
 }
