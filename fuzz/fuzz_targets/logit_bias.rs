@@ -7,8 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     if let Ok(entries) = logit_bias::parse(text) {
-        assert!(entries.windows(2).all(|pair| pair[0].0 < pair[1].0));
-        assert!(entries.iter().all(|(_, value)| *value < f32::INFINITY));
+        assert!(entries.values().all(|value| *value < f32::INFINITY));
     }
     let _ = TensorPath::parse(text);
 });

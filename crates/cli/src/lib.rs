@@ -14,6 +14,7 @@
 //! | [`output`] | messages, files, progress bars |
 //! | [`sampler`] | the sampler that the flags choose |
 //! | [`error`], [`interrupt`] | errors on one line with exit codes, Ctrl-C |
+//! | `mpirun_hint` | a hint to users of mpirun |
 
 pub mod args;
 pub mod bench;
@@ -29,7 +30,6 @@ pub mod output;
 mod run;
 pub mod sample;
 pub mod sampler;
-mod unknown_token;
 pub mod verify;
 
 pub use run::run;

@@ -1,11 +1,10 @@
 //! Flags of `generate`.
 
-use super::rows::{LOGPROBS_MODES, LogitBias, logit_biases, temperature};
-use super::sequence::{Tokens, ascending, tokens};
-use super::{FilterArgs, Format, PenaltyArgs, SamplerArgs, flags_of, ineffective_flags, values};
+use super::{Format, ParamArgs, SamplerArgs, flags_of, ineffective_flags, values};
 use crate::error::CommandError;
-use clap::{Args, Id};
-use flash_sampling::{History, LogprobsMode, RowParams};
+use crate::sampler::unsupported;
+use clap::Args;
+use flash_sampling::SamplingParamsBuilder;
 use std::path::PathBuf;
 
 /// Maximum of sequences in a batch.
@@ -20,12 +19,9 @@ pub struct GenerateArgs {
     /// Draws.
     #[command(flatten)]
     pub draws: DrawArgs,
-    /// Penalties.
+    /// Parameters of the draws.
     #[command(flatten)]
-    pub penalties: PenaltyArgs,
-    /// Filters.
-    #[command(flatten)]
-    pub filters: FilterArgs,
+    pub fields: ParamArgs,
     /// Backend and variant of head and draw; the layers always run on the CPU.
     #[command(flatten)]
     pub sampler: SamplerArgs,
@@ -71,103 +67,41 @@ pub struct TextArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Draws")]
 pub struct DrawArgs {
-    /// Divides the logits; 0 = draw the largest logit.
-    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
-    pub temperature: f32,
     /// The seed of the first sequence; -1 is none (default 0).
     #[arg(long, value_name = "SEED", value_parser = values::seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Decide near ties by float64 sums in a fixed order.
     #[arg(long)]
     pub canonical: bool,
-    /// Added to the logits of single tokens; -inf bans one.
-    #[arg(long, value_name = "ID:VALUE,...", value_parser = logit_biases, allow_hyphen_values = true)]
-    pub logit_bias: Option<LogitBias>,
-    /// Print the log-probability of each drawn token and the N largest log-probabilities; -1 = all.
-    #[arg(long, value_name = "N", value_parser = values::logprobs, allow_negative_numbers = true)]
-    pub logprobs: Option<u32>,
-    /// Log-probabilities of the distribution that is drawn from, or of the model's raw logits before biases, penalties,
-    /// temperature and filters.
-    #[arg(long, value_parser = values::choice(LOGPROBS_MODES), default_value = "processed", requires = "logprobs")]
-    pub logprobs_mode: LogprobsMode,
-    /// Further tokens that end a sequence and are not written.
-    #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
-    pub stop_token_ids: Option<Tokens>,
-    /// The only tokens that may be drawn.
-    #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
-    pub allowed_token_ids: Option<Tokens>,
-    /// Tokens that must not be drawn.
-    #[arg(long, value_name = "A,B,...", value_parser = tokens, allow_hyphen_values = true)]
-    pub banned_token_ids: Option<Tokens>,
-    /// Tokens that interrupt a repetition, for --dry-multiplier.
-    #[arg(long, value_name = "A,B,...", value_parser = ascending, allow_hyphen_values = true)]
-    pub dry_sequence_breakers: Option<Tokens>,
     /// Read these parameters from a JSON file: one object for every sequence, or an array with one object per sequence. Fields
     /// and defaults are those of vLLM's SamplingParams (temperature 1). A seed in the file is used as it is.
-    #[arg(long, value_name = "FILE", conflicts_with_all = excluded_by_params())]
+    #[arg(long, value_name = "FILE", conflicts_with_all = flags_of::<ParamArgs>())]
     pub params: Option<PathBuf>,
 }
 
 impl GenerateArgs {
-    /// Refuses values out of range and flags without effect, before a model is read.
+    /// Refuses values out of range, flags without effect and flags that the sampler lacks, before a model is read.
     ///
     /// # Errors
     /// [`CommandError::Usage`], which names the flag.
     pub fn check(&self) -> Result<(), CommandError> {
+        let mut fields = self.fields();
         // The model has tokens that end a sequence.
-        let row = self.row(ineffective_flags::placeholder_history(), &[0], None);
-        values::check(&row)?;
-        let (least, most) = (self.penalties.min_tokens, self.text.max_tokens);
+        fields.stop_token_ids.push(0);
+        let params = values::build(fields, None)?;
+        let row = params.row(0, 0, Some(ineffective_flags::placeholder_history()));
+        let (least, most) = (row.min_tokens, self.text.max_tokens);
         if least > most {
             return Err(CommandError::usage(format!("--min-tokens is {least}, but --max-tokens is {most}")));
         }
-        ineffective_flags::refuse(&ineffective_flags::knobs(&row))
+        ineffective_flags::refuse(&ineffective_flags::knobs(&row))?;
+        unsupported::check(&self.sampler, self.draws.canonical, &row)
     }
 
-    /// Refuses flags without effect if the tokens `stops` end a sequence, and warns of filters of greedy draws.
-    ///
-    /// # Errors
-    /// [`CommandError::Usage`], which names the flag.
-    pub fn check_stops(&self, stops: &[u32]) -> Result<(), CommandError> {
-        let row = self.row(ineffective_flags::placeholder_history(), stops, None);
-        let ineffective = ineffective_flags::knobs(&row);
-        ineffective_flags::refuse(&ineffective)?;
-        ineffective_flags::warn(&ineffective);
-        Ok(())
+    /// The fields of every sequence.
+    pub(crate) fn fields(&self) -> SamplingParamsBuilder {
+        self.fields.fields(0.8)
     }
-
-    /// The flags as parameters of the token after `history`; the caller sets seed and position.
-    pub fn row<'a>(&'a self, history: &'a History, stops: &'a [u32], mask: Option<&'a [u32]>) -> RowParams<'a> {
-        let draws = &self.draws;
-        let row = RowParams {
-            temperature: draws.temperature,
-            logprobs: draws.logprobs,
-            logprobs_mode: draws.logprobs_mode,
-            logit_bias: draws.logit_bias.as_deref().unwrap_or_default(),
-            history: Some(history),
-            stop_token_ids: stops,
-            mask,
-            banned: draws.banned_token_ids.as_deref().unwrap_or_default(),
-            dry_sequence_breakers: draws.dry_sequence_breakers.as_deref().unwrap_or_default(),
-            ..RowParams::default()
-        };
-        self.penalties.apply(self.filters.apply(row))
-    }
-}
-
-/// Flags that `--params` excludes.
-fn excluded_by_params() -> Vec<Id> {
-    let own = [
-        "temperature",
-        "allowed_token_ids",
-        "logit_bias",
-        "logprobs",
-        "logprobs_mode",
-        "stop_token_ids",
-        "banned_token_ids",
-        "dry_sequence_breakers",
-    ];
-    [own.map(Id::from).to_vec(), flags_of::<FilterArgs>(), flags_of::<PenaltyArgs>()].concat()
 }
 
 fn stop(text: &str) -> Result<String, String> {

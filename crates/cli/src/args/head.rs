@@ -2,7 +2,6 @@
 
 use crate::args::values::{float, whole};
 use crate::input::TensorPath;
-use crate::input::loaded_head::HeadOverrides;
 use clap::Args;
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -20,6 +19,15 @@ pub struct HeadArgs {
     /// Hidden states, rows x hidden or a single row, in bf16, f16 or f32: a safetensors or .npy file.
     #[arg(long, value_name = "FILE[:TENSOR]", value_parser = tensor_path)]
     pub hidden: Option<TensorPath>,
+    /// Transforms of the logits.
+    #[command(flatten)]
+    pub overrides: HeadOverrides,
+}
+
+/// Parameters of a head that override `config.json`.
+#[derive(Clone, Copy, Debug, Default, Args)]
+#[command(next_help_heading = "Head and hidden states (without any: a built-in head)")]
+pub struct HeadOverrides {
     /// Use only the first N rows of the weight as tokens; the other rows are padding. Overrides config.json.
     #[arg(long, value_name = "N", value_parser = whole(0..=u32::MAX as usize), allow_negative_numbers = true)]
     pub vocab_size: Option<usize>,
@@ -29,13 +37,6 @@ pub struct HeadArgs {
     /// Multiply the logits, after the cap. Overrides config.json.
     #[arg(long, value_name = "FACTOR", value_parser = factor, allow_negative_numbers = true)]
     pub scale: Option<f32>,
-}
-
-impl HeadArgs {
-    /// The parameters that override `config.json`.
-    pub fn overrides(&self) -> HeadOverrides {
-        HeadOverrides { vocab_size: self.vocab_size, soft_cap: self.soft_cap, scale: self.scale }
-    }
 }
 
 fn factor(text: &str) -> Result<f32, String> {

@@ -2,7 +2,8 @@
 
 use super::values::flag;
 use crate::error::CommandError;
-use crate::input::requests::{Request, RequestKind};
+use crate::input::requests::{RequestKind, Requests};
+use crate::output::line;
 use flash_sampling::{History, Knob, Knobs, RowParams};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,11 +27,6 @@ pub(crate) struct Ineffective {
 }
 
 impl Ineffective {
-    /// Whether a temperature of 0 is the only reason.
-    fn is_filter_of_greedy_row(&self) -> bool {
-        self.reason == GREEDY
-    }
-
     /// One line; `name` maps fields to the names that the user knows.
     fn message(&self, name: impl Fn(&str) -> String) -> String {
         let field = name(self.field);
@@ -49,30 +45,39 @@ impl Ineffective {
 ///
 /// # Errors
 /// [`CommandError::Usage`], which names the first flag.
-pub(super) fn refuse(ineffective: &[Ineffective]) -> Result<(), CommandError> {
-    let refused = ineffective.iter().find(|flag| !flag.is_filter_of_greedy_row());
+pub(crate) fn refuse(ineffective: &[Ineffective]) -> Result<(), CommandError> {
+    let refused = ineffective.iter().find(|flag| flag.reason != GREEDY);
     refused.map_or(Ok(()), |refused| Err(CommandError::usage(refused.message(flag))))
 }
 
-/// Warns of filters of a greedy row.
-pub(crate) fn warn(ineffective: &[Ineffective]) {
-    let filters = ineffective.iter().filter(|flag| flag.is_filter_of_greedy_row());
-    filters.for_each(|filter| tracing::warn!("{}", filter.message(flag)));
-}
-
-/// Warns of fields without effect in a parameter file, once per field. Rows with a knob of `unsupported` have an error
-/// instead.
-pub(crate) fn warn_in_file<'a>(
-    path: &Path,
-    kind: RequestKind,
+/// Warns of knobs without effect, and of tokens outside the vocabulary in a sequence, once per field. Such tokens are no
+/// error: engines number image placeholders in this way. Rows with a knob of `unsupported` have an error instead.
+/// `file` is the file of the rows, and the noun of one; without it, the rows are of flags.
+pub(crate) fn warn<'a>(
+    file: Option<(&Path, RequestKind)>,
     unsupported: Knobs,
+    vocab_size: u32,
     rows: impl IntoIterator<Item = RowParams<'a>>,
 ) {
     let mut warned = BTreeSet::new();
-    let is_supported = |row: &RowParams<'_>| row.enabled().intersection(unsupported).is_empty();
-    for (at, row) in rows.into_iter().enumerate().filter(|(_, row)| is_supported(row)) {
-        for field in knobs(&row).into_iter().filter(|ineffective| warned.insert(ineffective.field)) {
-            tracing::warn!("{}: {} {at}: {}", path.display(), kind.name(), field.message(str::to_owned));
+    for (at, row) in rows.into_iter().enumerate() {
+        let place = |(path, kind): (&Path, RequestKind)| format!("{}: {} {at}: ", path.display(), kind.name());
+        let place = file.map_or_else(String::new, place);
+        let name = |field: &str| if file.is_some() { field.to_owned() } else { flag(field) };
+        let mut warn = |field, message: String| {
+            if warned.insert(field) {
+                tracing::warn!("{place}{message}");
+            }
+        };
+        if row.enabled().intersection(unsupported).is_empty() {
+            knobs(&row).into_iter().for_each(|knob| warn(knob.field, knob.message(name)));
+        }
+        let Some(history) = row.history else { continue };
+        for (field, tokens) in [("prompt_token_ids", history.prompt()), ("output_token_ids", history.output())] {
+            if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
+                let message = line::unknown_token(&name(field), *token, vocab_size);
+                warn(field, format!("{message}: penalties ignore it"));
+            }
         }
     }
 }
@@ -81,7 +86,7 @@ pub(crate) fn warn_in_file<'a>(
 ///
 /// # Errors
 /// [`CommandError::Usage`], which names the flag.
-pub(crate) fn refuse_seed(flag: Option<&str>, requests: &[Request]) -> Result<(), CommandError> {
+pub(crate) fn refuse_seed(flag: Option<&str>, requests: &Requests) -> Result<(), CommandError> {
     match flag {
         Some(flag) if requests.iter().all(|request| request.params.fields().seed.is_some()) => {
             Err(CommandError::usage(format!("{flag} has no effect: every object of --params has a seed")))

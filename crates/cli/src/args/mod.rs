@@ -1,26 +1,23 @@
 //! The command line.
 
 mod bench;
-mod filters;
 mod generate;
 mod head;
 pub(crate) mod ineffective_flags;
 mod kernels;
-mod penalties;
+pub(crate) mod params;
 pub(crate) mod rows;
 mod sampler;
-mod sequence;
 mod transport;
 pub(crate) mod values;
 mod verify;
 
 pub use bench::{BenchArgs, BenchSize, CpuArgs, HEAD, HeadSize, SizeArgs, Timed, Type};
-pub use filters::FilterArgs;
 pub use generate::{DrawArgs, GenerateArgs, TextArgs};
-pub use head::HeadArgs;
+pub use head::{HeadArgs, HeadOverrides};
 pub use kernels::{KernelsBuildArgs, KernelsCommand};
-pub use penalties::PenaltyArgs;
-pub use rows::{LogitBias, RowArgs};
+pub use params::{FilterArgs, ParamArgs, PenaltyArgs};
+pub use rows::RowArgs;
 pub(crate) use sampler::MAX_THREADS;
 pub use sampler::{BackendName, SamplerArgs, VariantName, Work};
 pub use transport::{ExchangeName, TransportArgs, TransportName};

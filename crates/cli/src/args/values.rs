@@ -1,9 +1,8 @@
-//! Parsers of numbers in flags, and the check of their values before a head is read.
+//! Parsers of numbers in flags, and the check of their values.
 
 use crate::error::CommandError;
-use crate::output::line;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use flash_sampling::{RowError, RowParams};
+use flash_sampling::{SamplingParams, SamplingParamsBuilder};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -51,23 +50,10 @@ pub(super) fn logprobs(text: &str) -> Result<u32, String> {
     }
 }
 
-/// The number of `--logprobs`, where all is the vocabulary size.
-///
-/// # Errors
-/// [`CommandError::Usage`]: more than the vocabulary has tokens.
-pub(crate) fn checked_logprobs(number: u32, vocab_size: u32) -> Result<u32, CommandError> {
-    match number {
-        u32::MAX => Ok(vocab_size),
-        number if number > vocab_size => {
-            Err(CommandError::usage(format!("--logprobs {number}, but {}", line::there_are(vocab_size, "token"))))
-        }
-        number => Ok(number),
-    }
-}
-
-/// The flag of a field of row parameters.
+/// The flag of a field of a request.
 pub(crate) fn flag(field: &str) -> String {
     match field {
+        "n" => "--draws".into(),
         "banned" => "--banned-token-ids".into(),
         "prompt_token_ids" => "--prompt-tokens".into(),
         "output_token_ids" => "--output-tokens".into(),
@@ -75,17 +61,18 @@ pub(crate) fn flag(field: &str) -> String {
     }
 }
 
-/// Refuses values that are out of range in any head.
+/// The parameters of flags, checked for a vocabulary. Without its size, tokens are not checked.
 ///
 /// # Errors
 /// [`CommandError::Usage`], which names the flag.
-pub(super) fn check(row: &RowParams<'_>) -> Result<(), CommandError> {
-    match row.check_values() {
-        Err(RowError::OutOfRange { knob, value, range }) => {
-            Err(CommandError::usage(format!("{} is {value}, but must be {range}", flag(knob.name()))))
-        }
-        Err(RowError::Invalid { knob, reason }) => Err(CommandError::usage(format!("{} {reason}", flag(knob.name())))),
-        // Other errors depend on the vocabulary.
-        Ok(()) | Err(_) => Ok(()),
+pub(crate) fn build(
+    mut fields: SamplingParamsBuilder,
+    vocab_size: Option<u32>,
+) -> Result<SamplingParams, CommandError> {
+    if vocab_size.is_none() {
+        // The bitmap for all token ids would take 512 MiB.
+        fields.allowed_token_ids = None;
     }
+    let params = fields.build(vocab_size.unwrap_or(u32::MAX));
+    params.map_err(|error| CommandError::usage(format!("{} {}", flag(error.field), error.reason)))
 }

@@ -9,8 +9,7 @@ use super::text_stream::TextStream;
 use super::tokenizer::TextTokenizer;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
-use crate::sampler::unsupported;
-use flash_sampling::{History, RowParams};
+use flash_sampling::{History, RowError, RowParams};
 use flash_sampling_models::{Cache, ModelConfig, ModelError, Run};
 use std::time::Instant;
 
@@ -19,7 +18,7 @@ pub(super) struct Batch<'s> {
     args: &'s GenerateArgs,
     tokenizer: &'s TextTokenizer,
     engine: Engine<'s>,
-    requests: &'s Requests<'s>,
+    requests: &'s Requests,
     draft: Option<Draft<'s>>,
     sequences: Vec<Sequence<'s>>,
     /// The unfinished sequences, ascending, and the draft tokens of each.
@@ -35,7 +34,7 @@ impl<'s> Batch<'s> {
     pub(super) fn start(
         args: &'s GenerateArgs,
         tokenizer: &'s TextTokenizer,
-        (engine, requests): (Engine<'s>, &'s Requests<'s>),
+        (engine, requests): (Engine<'s>, &'s Requests),
         prompt: &[u32],
         report: &mut Report,
     ) -> Result<Self, CommandError> {
@@ -123,9 +122,8 @@ impl<'s> Batch<'s> {
                     Ok(row) => row,
                     Err(error) => {
                         // Flags apply to every sequence.
-                        let canonical = self.args.draws.canonical;
-                        if let Some(refusal) = unsupported::refusal(&self.args.sampler, canonical, &error) {
-                            return Err(refusal);
+                        if let RowError::Unsupported { .. } = error {
+                            return Err(CommandError::usage(error.to_string()));
                         }
                         sequence.end = Some(End::Failed(error));
                         break;

@@ -14,7 +14,7 @@ use flash_sampling_models::{Cache, ModelError, Run};
 pub(super) struct Draft<'s> {
     args: &'s GenerateArgs,
     engine: Engine<'s>,
-    requests: &'s Requests<'s>,
+    requests: &'s Requests,
     caches: Vec<Cache>,
     /// Maximum of draft tokens per step.
     ahead: usize,
@@ -25,7 +25,7 @@ impl<'s> Draft<'s> {
     pub(super) fn start(
         args: &'s GenerateArgs,
         engine: Engine<'s>,
-        requests: &'s Requests<'s>,
+        requests: &'s Requests,
         prompt: &[u32],
         ahead: usize,
     ) -> Result<Self, CommandError> {

@@ -16,12 +16,10 @@ mod tokenizer;
 mod weights;
 mod writer;
 
-use crate::args::{GenerateArgs, Work, ineffective_flags};
+use crate::args::{GenerateArgs, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output::line;
-use crate::sampler::unsupported;
-use crate::unknown_token;
 use batch::Batch;
 use draft::Draft;
 use engine::Engine;
@@ -45,13 +43,13 @@ const DRAFT_TOKENS: u32 = 4;
 pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     args.sampler.check_for(Work::Text)?;
     args.check()?;
-    let row = args.row(ineffective_flags::placeholder_history(), &[], None);
-    unsupported::check(&args.sampler, args.draws.canonical, &row)?;
     let weights = Weights::open(args.text.model.as_deref())?;
     let tokenizer = TextTokenizer::open(&weights)?;
     let model = weights.model(args.sampler.isa)?;
     let head = weights.head(&tokenizer, model.vocab_size())?;
-    check(args, head.vocab_size())?;
+    if args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1).is_none() {
+        return Err(CommandError::usage("--seed and --num-sequences: the last seed exceeds 2^64 - 1"));
+    }
     weights.check_eos(head.vocab_size())?;
     let requests = Requests::open(args, &model.config().eos, head.vocab_size())?;
     weights.read(interrupt)?;
@@ -106,15 +104,4 @@ fn open_draft(folder: &Path, tokenizer: &TextTokenizer, interrupt: &Interrupt) -
     }
     let message = format!("--draft {}: its tokenizer has different tokens from the model's", folder.display());
     Err(CommandError::usage(message))
-}
-
-/// Checks tokens of flags and the last seed.
-fn check(args: &GenerateArgs, vocab_size: u32) -> Result<(), CommandError> {
-    let stops = args.draws.stop_token_ids.as_deref().unwrap_or_default();
-    let row = args.row(ineffective_flags::placeholder_history(), stops, None);
-    unknown_token::check(&row, args.draws.allowed_token_ids.as_deref(), vocab_size)?;
-    match args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1) {
-        Some(_) => Ok(()),
-        None => Err(CommandError::usage("--seed and --num-sequences: the last seed exceeds 2^64 - 1")),
-    }
 }

@@ -1,15 +1,15 @@
 //! The tensors and configuration of a checkpoint, or of the built-in model.
 
 use super::tokenizer::TextTokenizer;
+use crate::args::HeadOverrides;
 use crate::error::CommandError;
 use crate::input::LoadError;
 use crate::input::checkpoint::Checkpoint;
 use crate::input::checkpoint_files::CheckpointFiles;
-use crate::input::loaded_head::{HeadOverrides, LoadedHead};
+use crate::input::loaded_head::LoadedHead;
 use crate::input::tensor::{Role, Tensor};
 use crate::interrupt::Interrupt;
-use crate::output::progress;
-use crate::unknown_token;
+use crate::output::{line, progress};
 use flash_sampling::{CpuError, Head, Isa};
 use flash_sampling_models::{Model, ModelConfig, ModelError};
 use std::collections::HashMap;
@@ -58,10 +58,10 @@ impl Weights {
         let head = LoadedHead::of_checkpoint(Checkpoint::of(&files)?, HeadOverrides::default());
         let head = head.map_err(CommandError::Usage)?;
         let mut tensors = HashMap::new();
-        for name in files.names() {
+        for name in files.index().keys() {
             if name.starts_with("model.") && (name.ends_with(".weight") || name.ends_with(".bias")) {
-                let tensor = files.tensor(&name, Role::Layer)?;
-                tensors.insert(name, tensor);
+                let tensor = files.tensor(name, Role::Layer)?;
+                tensors.insert(name.clone(), tensor);
             }
         }
         tracing::debug!("{config:?}");
@@ -104,7 +104,7 @@ impl Weights {
     /// Checks that the end-of-sequence tokens are in the vocabulary.
     pub(super) fn check_eos(&self, vocab_size: u32) -> Result<(), CommandError> {
         let Some(token) = self.config.eos.iter().find(|token| **token >= vocab_size) else { return Ok(()) };
-        let message = unknown_token::message("eos_token_id", *token, vocab_size);
+        let message = line::unknown_token("eos_token_id", *token, vocab_size);
         let is_of = if self.has_generation_eos { ModelError::GenerationConfig } else { ModelError::Config };
         Err(self.failed(is_of(message)))
     }

@@ -14,7 +14,7 @@ use std::io::{self, Write};
 pub(super) struct Writer<'o> {
     args: &'o GenerateArgs,
     tokenizer: &'o TextTokenizer,
-    requests: &'o Requests<'o>,
+    requests: &'o Requests,
     out: &'o mut dyn Write,
     /// The current sequence.
     at: usize,
@@ -26,7 +26,7 @@ impl<'o> Writer<'o> {
     pub(super) fn new(
         args: &'o GenerateArgs,
         tokenizer: &'o TextTokenizer,
-        requests: &'o Requests<'o>,
+        requests: &'o Requests,
         out: &'o mut dyn Write,
     ) -> Self {
         Writer { args, tokenizer, requests, out, at: 0, written: None }

@@ -63,7 +63,7 @@ impl Checkpoint {
             Some(bytes) => HeadConfig::parse(&bytes).map_err(|problem| problem.at(&files.path("config.json")))?,
             None => HeadConfig::default(),
         };
-        let first = |names: &[&'static str]| names.iter().copied().find(|name| files.contains(name));
+        let first = |names: &[&'static str]| names.iter().copied().find(|name| files.index().contains_key(*name));
         let name = match config.tied {
             Some(true) => first(&EMBEDDINGS).or_else(|| first(&HEADS)),
             Some(false) => first(&HEADS),
@@ -81,7 +81,8 @@ impl Checkpoint {
             .at(files.folder())
         })?;
         let weight = files.tensor(name, Role::Weight)?;
-        let bias = HEADS.iter().map(|head| head.replace(".weight", ".bias")).find(|bias| files.contains(bias));
+        let bias =
+            HEADS.iter().map(|head| head.replace(".weight", ".bias")).find(|bias| files.index().contains_key(bias));
         let bias = bias.map(|bias| files.tensor(&bias, Role::Bias)).transpose()?;
         Ok(Checkpoint { weight, name, bias, config })
     }

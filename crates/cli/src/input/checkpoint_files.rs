@@ -1,58 +1,47 @@
 //! The files of a Hugging Face checkpoint: tensors by name, and small files.
 
 use crate::input::bounded;
-use crate::input::index::Index;
 use crate::input::safetensors::Header;
 use crate::input::tensor::{self, Role, Tensor};
 use crate::input::{LoadError, Problem};
+use crate::output::line;
 use memmap2::{Mmap, MmapMut};
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+
+/// The index of a checkpoint in several files.
+const INDEX: &str = "model.safetensors.index.json";
+/// The file of a checkpoint without an index.
+const SINGLE: &str = "model.safetensors";
+
+/// The file of each tensor.
+pub type Index = BTreeMap<String, String>;
 
 /// A safetensors file, mapped.
 #[derive(Debug)]
 struct Shard {
-    path: PathBuf,
     map: Arc<Mmap>,
     header: Header,
 }
 
 impl Shard {
-    fn open(path: PathBuf) -> Result<Self, LoadError> {
-        let map = tensor::map(&path)?;
-        Shard::new(path, map)
+    fn new(path: &Path, map: Mmap) -> Result<Self, LoadError> {
+        let header = Header::parse(&map).map_err(|problem| problem.at(path))?;
+        Ok(Shard { map: Arc::new(map), header })
     }
-
-    fn new(path: PathBuf, map: Mmap) -> Result<Self, LoadError> {
-        let header = Header::parse(&map).map_err(|problem| problem.at(&path))?;
-        Ok(Shard { path, map: Arc::new(map), header })
-    }
-
-    fn tensor(&self, name: &str, role: Role) -> Result<Tensor, LoadError> {
-        Tensor::located(&self.map, &self.header, Some(name), role).map_err(|problem| problem.at(&self.path))
-    }
-}
-
-/// The tensors of a checkpoint.
-#[derive(Debug)]
-enum Tensors {
-    Single(Shard),
-    /// Shards with an index. A shard is opened when the first of its tensors is.
-    Sharded {
-        index: Index,
-        open: RefCell<BTreeMap<String, Shard>>,
-    },
 }
 
 /// A folder, or named files in memory.
 #[derive(Debug)]
 pub struct CheckpointFiles {
     folder: PathBuf,
-    tensors: Tensors,
+    index: Index,
+    /// Open files by name. A file is opened when the first of its tensors is.
+    shards: RefCell<BTreeMap<String, Shard>>,
     /// Files in memory, of a checkpoint without a folder.
     texts: &'static [(&'static str, &'static [u8])],
 }
@@ -67,18 +56,15 @@ impl CheckpointFiles {
         if !folder.is_dir() {
             return refused(if folder.exists() { "it is not a directory" } else { "there is no such directory" });
         }
-        let index = folder.join("model.safetensors.index.json");
-        let tensors = if let Some(bytes) = read_if_there(&index)? {
-            let index = Index::parse(&bytes).map_err(|problem| problem.at(&index))?;
-            Tensors::Sharded { index, open: RefCell::default() }
-        } else {
-            let path = folder.join("model.safetensors");
-            if !path.exists() {
-                return refused("the directory has neither model.safetensors nor model.safetensors.index.json");
-            }
-            Tensors::Single(Shard::open(path)?)
-        };
-        Ok(CheckpointFiles { folder: folder.into(), tensors, texts: &[] })
+        let (index, single) = (folder.join(INDEX), folder.join(SINGLE));
+        if let Some(bytes) = read_if_there(&index)? {
+            let index = parse_index(&bytes).map_err(|problem| problem.at(&index))?;
+            return Ok(CheckpointFiles { folder: folder.into(), index, shards: RefCell::default(), texts: &[] });
+        }
+        if !single.exists() {
+            return refused("the directory has neither model.safetensors nor model.safetensors.index.json");
+        }
+        Ok(CheckpointFiles::of_one(folder, Shard::new(&single, tensor::map(&single)?)?, &[]))
     }
 
     /// Files in memory: `name` is the folder in messages, `tensors` is a safetensors file.
@@ -90,15 +76,20 @@ impl CheckpointFiles {
         tensors: &[u8],
         texts: &'static [(&'static str, &'static [u8])],
     ) -> Result<Self, LoadError> {
-        let folder = PathBuf::from(name);
+        let folder = Path::new(name);
         let copy = || {
             let mut map = MmapMut::map_anon(tensors.len())?;
             map.copy_from_slice(tensors);
             map.make_read_only()
         };
-        let map = copy().map_err(|error| Problem::from(error).at(&folder))?;
-        let tensors = Tensors::Single(Shard::new(folder.join("model.safetensors"), map)?);
-        Ok(CheckpointFiles { folder, tensors, texts })
+        let map = copy().map_err(|error| Problem::from(error).at(folder))?;
+        Ok(CheckpointFiles::of_one(folder, Shard::new(&folder.join(SINGLE), map)?, texts))
+    }
+
+    fn of_one(folder: &Path, shard: Shard, texts: &'static [(&'static str, &'static [u8])]) -> Self {
+        let index = shard.header.names().into_iter().map(|name| (name, SINGLE.into())).collect();
+        let shards = RefCell::new(BTreeMap::from([(SINGLE.into(), shard)]));
+        CheckpointFiles { folder: folder.into(), index, shards, texts }
     }
 
     /// The folder.
@@ -131,20 +122,9 @@ impl CheckpointFiles {
         self.text(name)?.ok_or_else(missing)
     }
 
-    /// Whether there is a tensor of this name.
-    pub fn contains(&self, name: &str) -> bool {
-        match &self.tensors {
-            Tensors::Single(shard) => shard.header.contains(name),
-            Tensors::Sharded { index, .. } => index.file(name).is_some(),
-        }
-    }
-
-    /// The names of all tensors.
-    pub fn names(&self) -> Vec<String> {
-        match &self.tensors {
-            Tensors::Single(shard) => shard.header.names(),
-            Tensors::Sharded { index, .. } => index.names(),
-        }
+    /// The file of each tensor.
+    pub fn index(&self) -> &Index {
+        &self.index
     }
 
     /// The tensor of a name.
@@ -152,17 +132,32 @@ impl CheckpointFiles {
     /// # Errors
     /// An invalid file, or a tensor that does not fit the role.
     pub fn tensor(&self, name: &str, role: Role) -> Result<Tensor, LoadError> {
-        match &self.tensors {
-            Tensors::Single(shard) => shard.tensor(name, role),
-            Tensors::Sharded { index, open } => {
-                let file = index.file(name).unwrap_or_default();
-                let mut open = open.borrow_mut();
-                if !open.contains_key(file) {
-                    open.insert(file.into(), Shard::open(self.path(file))?);
-                }
-                open[file].tensor(name, role)
-            }
+        let file = self.index.get(name).map(String::as_str).unwrap_or_default();
+        let (path, mut shards) = (self.path(file), self.shards.borrow_mut());
+        if !shards.contains_key(file) {
+            shards.insert(file.into(), Shard::new(&path, tensor::map(&path)?)?);
         }
+        let Shard { map, header } = &shards[file];
+        Tensor::located(map, header, Some(name), role).map_err(|problem| problem.at(&path))
+    }
+}
+
+/// Parses `model.safetensors.index.json`.
+///
+/// # Errors
+/// [`Problem::Format`]: not an index, or a file outside of its folder.
+pub fn parse_index(bytes: &[u8]) -> Result<Index, Problem> {
+    #[derive(serde::Deserialize)]
+    struct Json {
+        weight_map: Index,
+    }
+    let invalid = |reason| Problem::Format { format: "safetensors index", reason };
+    let json: Json = serde_json::from_slice(bytes).map_err(|error| invalid(error.to_string()))?;
+    // `components` drops parts of `a/` and `a/.`, so the name must equal the whole text.
+    let is_name = |file: &str| matches!(Path::new(file).components().collect::<Vec<_>>()[..], [Component::Normal(name)] if name == file);
+    match json.weight_map.values().find(|file| !is_name(file)) {
+        Some(file) => Err(invalid(format!("{:?} is not the name of a file in the same folder", line::name(file)))),
+        None => Ok(json.weight_map),
     }
 }
 
@@ -173,5 +168,21 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
         Ok(bytes) => Ok(Some(bytes)),
         Err(Problem::Io(error)) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(problem) => Err(problem.at(path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_stays_in_its_folder() {
+        let index = parse_index(br#"{"metadata": {}, "weight_map": {"a": "x.safetensors"}}"#).unwrap();
+        assert_eq!(index, Index::from([("a".into(), "x.safetensors".into())]));
+        for file in ["../x", "/etc/x", "a/b", "a/", "a/.", "./a", "", "..", "."] {
+            let text = format!(r#"{{"weight_map": {{"a": "{file}"}}}}"#);
+            assert!(parse_index(text.as_bytes()).is_err(), "{file}");
+        }
+        assert!(parse_index(b"{}").is_err());
     }
 }

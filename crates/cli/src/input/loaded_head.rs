@@ -1,21 +1,11 @@
 //! A head from files, with its transforms.
 
+use crate::args::HeadOverrides;
 use crate::input::checkpoint::Checkpoint;
 use crate::input::config::{HeadConfig, Scale};
 use crate::input::tensor::Tensor;
 use crate::output::line;
 use flash_sampling::{Head, HeadError};
-
-/// Parameters of a head that override `config.json`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HeadOverrides {
-    /// Tokens of the vocabulary.
-    pub vocab_size: Option<usize>,
-    /// Logits become `cap * tanh(logit / cap)`.
-    pub soft_cap: Option<f32>,
-    /// Factor of the logits, after the cap.
-    pub scale: Option<f32>,
-}
 
 /// A head's weight and transforms.
 #[derive(Debug)]

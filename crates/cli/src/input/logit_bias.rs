@@ -1,27 +1,26 @@
 //! The syntax of `--logit-bias`: `ID:VALUE,...`.
 
 use super::number::float;
+use std::collections::BTreeMap;
 
-/// Parses `ID:VALUE,...` and sorts it by token. Values are nats; `-inf` bans a token.
+/// Parses `ID:VALUE,...`. Values are nats; `-inf` bans a token.
 ///
 /// # Errors
 /// One line that names the entry: bad syntax, a value that is NaN or +inf, or a duplicate token.
-pub fn parse(text: &str) -> Result<Vec<(u32, f32)>, String> {
-    let mut entries = Vec::new();
+pub fn parse(text: &str) -> Result<BTreeMap<u32, f32>, String> {
+    let mut entries = BTreeMap::new();
     for entry in text.split(',') {
         let (token, value) = entry.split_once(':').ok_or_else(|| format!("{entry:?} is not ID:VALUE"))?;
         let token: u32 = token.trim().parse().map_err(|_| format!("{token:?} in {entry:?} is not a token id"))?;
-        let number: f32 = float(value.trim()).map_err(|reason| format!("{value:?} in {entry:?}: {reason}"))?;
+        let number = float(value.trim()).map_err(|reason| format!("{value:?} in {entry:?}: {reason}"))?;
         if number.is_nan() || number == f32::INFINITY {
             return Err(format!("{value:?} in {entry:?} cannot be added to a logit"));
         }
-        entries.push((token, number));
+        if entries.insert(token, number).is_some() {
+            return Err(format!("token {token} is named twice"));
+        }
     }
-    entries.sort_by_key(|&(token, _)| token);
-    match entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        Some(pair) => Err(format!("token {} is named twice", pair[0].0)),
-        None => Ok(entries),
-    }
+    Ok(entries)
 }
 
 #[cfg(test)]
@@ -29,8 +28,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_sorted_by_token() {
-        assert_eq!(parse("7:-1.5, 3:2,9:-inf").unwrap(), [(3, 2.0), (7, -1.5), (9, f32::NEG_INFINITY)]);
+    fn entries_may_come_in_any_order() {
+        let entries = [(3, 2.0), (7, -1.5), (9, f32::NEG_INFINITY)];
+        assert_eq!(parse("7:-1.5, 3:2,9:-inf").unwrap(), BTreeMap::from(entries));
     }
 
     #[test]

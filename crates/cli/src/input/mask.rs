@@ -15,16 +15,6 @@ pub struct Masks {
 }
 
 impl Masks {
-    /// The mask for all rows that allows these tokens. Tokens outside the vocabulary are ignored.
-    pub fn of_tokens(tokens: &[u32], vocab_size: u32) -> Self {
-        let width = vocab_size.div_ceil(32) as usize;
-        let mut words = vec![0; width];
-        for &token in tokens.iter().filter(|token| **token < vocab_size) {
-            words[(token >> 5) as usize] |= 1 << (token & 31);
-        }
-        Masks { words, width, shared: true }
-    }
-
     /// Reads the masks of `rows` rows from a `.npy` file.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 //! | [`tensor`] | `FILE[:TENSOR]`, safetensors or `.npy`, as a mapped matrix |
 //! | [`safetensors`], [`npy`] | headers of tensor files |
 //! | [`checkpoint`] | the LM head of a Hugging Face checkpoint folder |
-//! | [`checkpoint_files`], [`index`] | tensors and small files of such a folder; which shard has which tensor |
+//! | [`checkpoint_files`] | tensors and small files of such a folder |
 //! | [`config`] | the head's parameters in `config.json` |
 //! | [`loaded_head`] | a head from files with its transforms |
 //! | [`synthetic`] | deterministic heads and hidden states of any size, without a file |
@@ -16,7 +16,7 @@
 //! | [`requests`] | parameters of rows as JSON |
 //! | [`logit_bias`] | `ID:VALUE,...` |
 //! | `bounded` | whole files up to a size limit |
-//! | `number`, `similar`, `unique` | checks of JSON: underflow, misspelt names, duplicate keys |
+//! | `number`, `similar` | underflow, misspelt names |
 
 #[cfg(target_endian = "big")]
 compile_error!("tensor files are little-endian and are mapped as they are");
@@ -26,7 +26,6 @@ pub mod checkpoint;
 pub mod checkpoint_files;
 pub mod config;
 mod error;
-pub mod index;
 pub mod loaded_head;
 pub mod logit_bias;
 pub mod mask;
@@ -37,7 +36,6 @@ pub mod safetensors;
 pub(crate) mod similar;
 pub mod synthetic;
 pub mod tensor;
-mod unique;
 
 pub use error::{LoadError, Problem};
 pub use tensor::{Tensor, TensorPath};

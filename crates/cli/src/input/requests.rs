@@ -1,16 +1,17 @@
 //! Parameter files: the JSON of [`SamplingParamsBuilder`], with the tokens of the sequence so far.
 
 use crate::input::bounded;
-use crate::input::number::underflow;
+use crate::input::number::{self, UNDERFLOW};
 use crate::input::similar::similar;
-use crate::input::unique::Unique;
 use crate::input::{LoadError, Problem};
 use crate::output::line;
 use flash_sampling::{History, SamplingParams, SamplingParamsBuilder};
 use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
 
 /// The parameters of one row.
@@ -18,8 +19,29 @@ use std::path::Path;
 pub struct Request {
     /// The parameters.
     pub params: SamplingParams,
-    /// The sequence so far, if the file has one.
+    /// The sequence so far, if there is one.
     pub history: Option<History>,
+}
+
+/// One request for every row, or one for each row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Requests(Vec<Request>);
+
+impl Requests {
+    /// One request for every row.
+    pub fn shared(request: Request) -> Self {
+        Requests(vec![request])
+    }
+
+    /// The request of a row.
+    pub fn of(&self, row: usize) -> &Request {
+        self.0.get(row).unwrap_or(&self.0[0])
+    }
+
+    /// The different requests.
+    pub fn iter(&self) -> impl Iterator<Item = &Request> {
+        self.0.iter()
+    }
 }
 
 /// The meaning of an object in a parameter file.
@@ -48,24 +70,33 @@ impl RequestKind {
         format!("it has {objects} for {rows}{flag}; one object without an array serves every {name}")
     }
 
-    /// A field with a value that `generate` takes by a flag instead, and this flag.
-    fn field_with_flag(self, fields: &Map<String, Value>) -> Option<(&'static str, &'static str)> {
-        let has_value = |field: &str| match fields.get(field) {
-            None | Some(Value::Null) => false,
-            Some(Value::Array(all)) => !all.is_empty(),
-            Some(Value::String(text)) => !text.is_empty(),
-            Some(_) => true,
-        };
-        let flags = [("max_tokens", "--max-tokens"), ("stop", "--stop")];
-        flags.into_iter().find(|(field, _)| self == RequestKind::Sequence && has_value(field))
+    /// The error of a field with an invalid value, or of an unknown field.
+    fn wrong_field(self, field: &str, error: &serde_json::Error) -> String {
+        match (self, field) {
+            (RequestKind::Sequence, "max_tokens") => "max_tokens is set by --max-tokens".into(),
+            (RequestKind::Sequence, "stop") => "stop is set by --stop".into(),
+            _ => suggestion(field).filter(|_| is_unknown(error)).unwrap_or_else(|| error.to_string()),
+        }
     }
+}
+
+fn is_unknown(error: &serde_json::Error) -> bool {
+    error.to_string().starts_with("unknown field")
+}
+
+/// The error of an unknown field with a similar known name.
+fn suggestion(field: &str) -> Option<String> {
+    let all = serde_json::to_value(SamplingParamsBuilder::default()).ok()?;
+    let of_sequence = ["prompt_token_ids", "output_token_ids"];
+    let meant = similar(field, all.as_object()?.keys().map(String::as_str).chain(of_sequence))?;
+    Some(format!("unknown field `{}`; did you mean `{meant}`?", line::name(field)))
 }
 
 /// Reads the parameters of `rows` rows.
 ///
 /// # Errors
 /// [`LoadError`], which names the file, the row and the field.
-pub fn open(path: &Path, kind: RequestKind, rows: usize, vocab_size: u32) -> Result<Vec<Request>, LoadError> {
+pub fn open(path: &Path, kind: RequestKind, rows: usize, vocab_size: u32) -> Result<Requests, LoadError> {
     let read = || {
         let bytes = bounded::read(path, bounded::PARAMETERS)?;
         let text = str::from_utf8(&bytes)
@@ -80,14 +111,13 @@ pub fn open(path: &Path, kind: RequestKind, rows: usize, vocab_size: u32) -> Res
 ///
 /// # Errors
 /// [`Problem::Format`], which names the row, the field, and the line and column of its value.
-pub fn parse(text: &str, kind: RequestKind, rows: usize, vocab_size: u32) -> Result<Vec<Request>, Problem> {
+pub fn parse(text: &str, kind: RequestKind, rows: usize, vocab_size: u32) -> Result<Requests, Problem> {
     let invalid = |reason| Problem::Format { format: "parameter", reason };
     let broken = |error: serde_json::Error| invalid(error.to_string());
     let located = |row: &str, wrong: Wrong<'_>| invalid(format!("{row}{} ({})", wrong.reason, place(text, wrong.at)));
-    serde_json::from_str::<Unique>(text).map_err(broken)?;
     let whole: &RawValue = serde_json::from_str(text).map_err(broken)?;
     if !whole.get().starts_with('[') {
-        return Ok(vec![request(whole, kind, vocab_size).map_err(|wrong| located("", wrong))?; rows]);
+        return Ok(Requests::shared(request(whole, kind, vocab_size).map_err(|wrong| located("", wrong))?));
     }
     let all: Vec<&RawValue> = serde_json::from_str(whole.get()).map_err(broken)?;
     if all.len() != rows {
@@ -96,7 +126,7 @@ pub fn parse(text: &str, kind: RequestKind, rows: usize, vocab_size: u32) -> Res
     let of_row = |(row, object)| {
         request(object, kind, vocab_size).map_err(|wrong| located(&format!("{} {row}: ", kind.name()), wrong))
     };
-    all.into_iter().enumerate().map(of_row).collect()
+    all.into_iter().enumerate().map(of_row).collect::<Result<_, _>>().map(Requests)
 }
 
 /// An error of an object, and its place in the text.
@@ -112,55 +142,98 @@ fn place(text: &str, part: &RawValue) -> String {
     format!("line {} column {}", 1 + before.matches('\n').count(), 1 + before.len() - line)
 }
 
+/// The keys and values of an object. serde_json's maps drop values of duplicate keys.
+struct Entries<'t>(Vec<(String, &'t RawValue)>);
+
+impl<'de> Deserialize<'de> for Entries<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Entries<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
+    }
+}
+
+impl<'t> Entries<'t> {
+    fn of(value: &'t RawValue) -> Option<Self> {
+        serde_json::from_str(value.get()).ok()
+    }
+
+    /// A duplicate key with its second value.
+    fn duplicate(&self) -> Option<Wrong<'t>> {
+        let mut seen = BTreeSet::new();
+        let (key, at) = self.0.iter().find(|(key, _)| !seen.insert(key))?;
+        Some(Wrong { reason: format!("duplicate field `{}`", line::name(key)), at })
+    }
+}
+
+/// What serde_json accepts, but changes: a duplicate key, or a number that is too small for a float64.
+fn changed(value: &RawValue) -> Option<String> {
+    match Entries::of(value) {
+        Some(entries) => match entries.duplicate() {
+            Some(wrong) => Some(wrong.reason),
+            None => entries.0.iter().find_map(|(_, value)| changed(value)),
+        },
+        None => {
+            (number::float(value.get()) == Err(UNDERFLOW)).then(|| format!("{} rounds to 0 as a float32", value.get()))
+        }
+    }
+}
+
 fn request(object: &RawValue, kind: RequestKind, vocab_size: u32) -> Result<Request, Wrong<'_>> {
-    let of_object = |reason: String| Wrong { reason, at: object };
-    let Ok(parts) = serde_json::from_str::<BTreeMap<String, &RawValue>>(object.get()) else {
-        return Err(of_object("it is not an object".into()));
+    let Some(entries) = Entries::of(object) else {
+        return Err(Wrong { reason: "it is not an object".into(), at: object });
     };
-    let of_field = |field: &str, reason: String| Wrong { reason, at: parts.get(field).copied().unwrap_or(object) };
-    let mut fields: Map<String, Value> =
-        serde_json::from_str(object.get()).map_err(|error| of_object(error.to_string()))?;
-    if let Some((field, flag)) = kind.field_with_flag(&fields) {
-        return Err(of_field(field, format!("{field} is set by {flag}")));
+    if let Some(wrong) = entries.duplicate() {
+        return Err(wrong);
     }
-    for (field, value) in &parts {
-        if let Some(number) = underflow(value.get()) {
-            return Err(of_field(field, format!("{field}: {number} rounds to 0 as a float32")));
+    let read = |fields: Map<String, Value>| SamplingParamsBuilder::deserialize(Value::Object(fields));
+    let (mut prompt, mut output, mut fields) = (None, None, Map::new());
+    for (field, at) in &entries.0 {
+        let wrong = |reason: String| Wrong { reason, at };
+        let of_field = |reason: &dyn fmt::Display| wrong(format!("{field}: {reason}"));
+        if let Some(reason) = changed(at) {
+            return Err(of_field(&reason));
+        }
+        let value: Value = serde_json::from_str(at.get()).map_err(|error| of_field(&error))?;
+        let tokens = |value| Option::<Vec<u32>>::deserialize(value).map_err(|error| of_field(&error));
+        match field.as_str() {
+            "prompt_token_ids" => prompt = tokens(value)?,
+            "output_token_ids" => output = tokens(value)?,
+            _ => {
+                // Alone, since an error does not always name its field.
+                let alone = read(Map::from_iter([(field.clone(), value.clone())]));
+                alone.map_err(|error| wrong(kind.wrong_field(field, &error)))?;
+                fields.insert(field.clone(), value);
+            }
         }
     }
-    let mut tokens = |field: &str| match fields.remove(field) {
-        None | Some(Value::Null) => Ok(None),
-        Some(list) => {
-            let tokens = Vec::<u32>::deserialize(list).map(Some);
-            tokens.map_err(|error| of_field(field, format!("{field}: {error}")))
-        }
-    };
-    let (prompt, output) = (tokens("prompt_token_ids")?, tokens("output_token_ids")?);
     let history = (prompt.is_some() || output.is_some()).then(|| {
         let mut history = History::new(&prompt.unwrap_or_default());
         history.extend(output.unwrap_or_default());
         history
     });
-    let read = |fields: Map<String, Value>| SamplingParamsBuilder::deserialize(Value::Object(fields));
-    let whole = read(fields.clone()).map_err(|error| {
-        // The error does not name the field, so each field is parsed alone.
-        let alone = |(field, value): (String, Value)| {
-            let error = read(Map::from_iter([(field.clone(), value)])).err()?.to_string();
-            let suggestion = if error.starts_with("unknown field") { suggestion(&field) } else { None };
-            Some(of_field(&field, suggestion.unwrap_or(error)))
-        };
-        fields.into_iter().find_map(alone).unwrap_or_else(|| of_object(error.to_string()))
+    let fields = read(fields).map_err(|error| Wrong { reason: error.to_string(), at: object })?;
+    let params = fields.build(vocab_size).map_err(|error| {
+        let at = entries.0.iter().find(|(field, _)| field == error.field).map_or(object, |(_, at)| at);
+        Wrong { reason: error.to_string(), at }
     })?;
-    let params = whole.build(vocab_size).map_err(|error| of_field(error.field, error.to_string()))?;
     Ok(Request { params, history })
-}
-
-/// The error of an unknown field with a similar known name.
-fn suggestion(field: &str) -> Option<String> {
-    let all = serde_json::to_value(SamplingParamsBuilder::default()).ok()?;
-    let of_sequence = ["prompt_token_ids", "output_token_ids"];
-    let meant = similar(field, all.as_object()?.keys().map(String::as_str).chain(of_sequence))?;
-    Some(format!("unknown field `{}`; did you mean `{meant}`?", line::name(field)))
 }
 
 #[cfg(test)]
@@ -169,15 +242,14 @@ mod tests {
 
     #[test]
     fn one_object_stands_for_every_row_and_an_array_for_one_each() {
-        let same =
-            parse(r#"{"top_k": 5, "prompt_token_ids": [1, 2], "output_token_ids": [3]}"#, RequestKind::Row, 3, 100)
-                .unwrap();
-        assert_eq!(same.len(), 3);
-        assert_eq!(same[2].params.fields().top_k, 5);
-        assert_eq!(same[2].history.as_ref().unwrap().tokens(), [1, 2, 3]);
+        let text = r#"{"top_k": 5, "prompt_token_ids": [1, 2], "output_token_ids": [3]}"#;
+        let same = parse(text, RequestKind::Row, 3, 100).unwrap();
+        assert_eq!(same.of(2).params.fields().top_k, 5);
+        assert_eq!(same.of(2).history.as_ref().unwrap().tokens(), [1, 2, 3]);
         let each = parse(r#"[{"n": 1}, {"n": 2, "logit_bias": {"7": -1}}]"#, RequestKind::Row, 2, 100).unwrap();
-        assert_eq!((each[1].params.fields().n, each[1].params.row(0, 0, None).logit_bias), (2, &[(7, -1.0)][..]));
-        assert!(each[1].history.is_none());
+        let second = &each.of(1).params;
+        assert_eq!((second.fields().n, second.row(0, 0, None).logit_bias), (2, &[(7, -1.0)][..]));
+        assert!(each.of(1).history.is_none());
     }
 
     #[test]
@@ -187,8 +259,8 @@ mod tests {
             ("7", "it is not an object"),
             ("[{}]", "it has 1 object for 2 rows; one object without an array serves every row"),
             (r#"[{}, {"top_p": 0}]"#, "row 1: top_p is 0.0, but must be above 0 and at most 1"),
-            (r#"[{}, {"n": 1, "n": 2}]"#, "duplicate field `n` at line 1 column"),
-            (r#"{"logit_bias": {"1": 1, "1": 2}}"#, "duplicate field `1`"),
+            (r#"[{}, {"n": 1, "n": 2}]"#, "row 1: duplicate field `n` (line 1 column 20)"),
+            (r#"{"logit_bias": {"1": 1, "1": 2}}"#, "logit_bias: duplicate field `1` (line 1 column 16)"),
             (r#"{"prompt_token_ids": [1], "prompt_token_ids": [1]}"#, "duplicate field `prompt_token_ids`"),
             (r#"{"max_tokens": 7}"#, "max_tokens is no matter of the draw: only null is taken here"),
             (r#"[{}, {"seed": "one"}]"#, "row 1: seed: invalid type: string \"one\""),

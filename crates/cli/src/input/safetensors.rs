@@ -3,7 +3,7 @@
 use crate::input::Problem;
 use crate::output::line;
 use flash_sampling::DType;
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use std::ops::Range;
 
@@ -24,7 +24,8 @@ pub struct Located {
 #[derive(Debug)]
 pub struct Header {
     metadata: Metadata,
-    data: Range<usize>,
+    /// Offset of the data in bytes.
+    data: usize,
 }
 
 impl Header {
@@ -34,12 +35,7 @@ impl Header {
     /// [`Problem::Format`] or [`Problem::Truncated`].
     pub fn parse(bytes: &[u8]) -> Result<Self, Problem> {
         let (header, metadata) = SafeTensors::read_metadata(bytes)?;
-        Ok(Header { metadata, data: header + 8..bytes.len() })
-    }
-
-    /// Whether the file has a tensor of this name.
-    pub fn contains(&self, name: &str) -> bool {
-        self.metadata.info(name).is_some()
+        Ok(Header { metadata, data: header + 8 })
     }
 
     /// The names of all tensors.
@@ -61,30 +57,18 @@ impl Header {
         };
         let info = self.metadata.info(name);
         let info = info.ok_or_else(|| Problem::MissingTensor { wanted: format!("{name:?}"), found: self.listing() })?;
-        self.located(name, info)
-    }
-
-    fn located(&self, name: &str, info: &TensorInfo) -> Result<Located, Problem> {
         let dtype = match info.dtype {
             Dtype::BF16 => DType::BF16,
             Dtype::F16 => DType::F16,
             Dtype::F32 => DType::F32,
             other => {
-                return Err(Problem::DType {
-                    tensor: line::name(name),
-                    found: other.to_string(),
-                    expected: "bf16, f16 or f32",
-                });
+                let (tensor, found) = (line::name(name), other.to_string());
+                return Err(Problem::DType { tensor, found, expected: "bf16, f16 or f32" });
             }
         };
-        let (start, end) = info.data_offsets;
-        let place = |offset: usize| offset.checked_add(self.data.start).filter(|at| *at <= self.data.end);
-        match (place(start), place(end)) {
-            (Some(start), Some(end)) => {
-                Ok(Located { name: name.into(), dtype, shape: info.shape.clone(), range: start..end })
-            }
-            _ => Err(Problem::Truncated(format!("{} lies beyond its end", line::name(name)))),
-        }
+        // The metadata was checked against the length of the file.
+        let range = self.data + info.data_offsets.0..self.data + info.data_offsets.1;
+        Ok(Located { name: name.into(), dtype, shape: info.shape.clone(), range })
     }
 
     /// Number and first names of the tensors, for messages.

@@ -31,9 +31,9 @@ pub(crate) fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) ->
     format!("{number} {noun}{plural}")
 }
 
-/// "there is 1 token", "there are 2 tokens".
-pub(crate) fn there_are(number: u32, noun: &str) -> String {
-    format!("there {} {}", if number == 1 { "is" } else { "are" }, count(number, noun))
+/// One line that names the flag (or field) with a token outside the vocabulary.
+pub(crate) fn unknown_token(name: &str, token: u32, vocab_size: u32) -> String {
+    format!("{name} names token {token}, but there are {vocab_size} tokens")
 }
 
 /// A log-probability rounded to four decimals, without the sign of -0.

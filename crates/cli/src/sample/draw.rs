@@ -2,14 +2,13 @@
 
 use super::job::Job;
 use super::json::write_json;
-use super::row::{RowFailure, RowOutcome};
+use super::row::RowOutcome;
 use super::source::Source;
 use super::text::write_text;
 use crate::args::{Format, SampleArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output::{line, progress};
-use crate::sampler::unsupported;
 use flash_sampling::{Head, PerturbedArgmax, Plan};
 use indicatif::ProgressBar;
 use std::io::Write;
@@ -59,13 +58,6 @@ fn write(
 ) -> Result<usize, CommandError> {
     let mut failed = 0;
     for (row, outcome) in batch.zip(outcomes) {
-        // A flag applies to every row, so no row is written yet.
-        if let (None, Err(RowFailure::Row(error))) = (&args.rows.params, &outcome)
-            && let Some(refusal) = unsupported::refusal(&args.sampler, args.rows.canonical, error)
-        {
-            return Err(refusal);
-        }
-        let outcome = outcome.map_err(|failure| with_alternative(failure, args));
         failed += usize::from(outcome.is_err());
         let written = match args.format {
             Format::Text => write_text(out, row, &outcome, job.without_replacement(row)),
@@ -76,13 +68,4 @@ fn write(
     // Ctrl-C may end a long call, but must not lose finished rows.
     out.flush().map_err(CommandError::write("to standard output"))?;
     Ok(failed)
-}
-
-/// A row's failure. If the sampler lacks a knob, the failure names flags that have it.
-fn with_alternative(failure: RowFailure, args: &SampleArgs) -> RowFailure {
-    let RowFailure::Row(error) = &failure else { return failure };
-    match unsupported::of_error(&args.sampler, args.rows.canonical, error) {
-        Some(unsupported) => RowFailure::Unsupported(unsupported),
-        None => failure,
-    }
 }

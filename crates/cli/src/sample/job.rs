@@ -1,18 +1,18 @@
 //! Rows and draws of one call of the command, in portions of bounded memory.
 
-use super::row::{Drawn, KeptTokens, RowFailure, RowOutcome};
+use super::row::{Drawn, KeptTokens, RowOutcome, explain};
 use crate::args::rows::MAX_DRAWS;
-use crate::args::values::checked_logprobs;
 use crate::args::{ExchangeName, SampleArgs, ineffective_flags};
 use crate::error::CommandError;
 use crate::input::mask::Masks;
-use crate::input::requests::{self, Request, RequestKind};
+use crate::input::requests::{self, RequestKind, Requests};
 use crate::interrupt::Interrupt;
 use crate::output::line;
 use crate::sampler::unsupported;
-use crate::unknown_token;
 use flash_sampling::noise::POSITION_MAX;
-use flash_sampling::{History, LogprobsMode, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples};
+use flash_sampling::{
+    LogprobsMode, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError, Samples, SamplingParamsBuilder,
+};
 use indicatif::ProgressBar;
 use std::ops::Range;
 
@@ -33,12 +33,8 @@ pub(super) struct Job<'a> {
     args: &'a SampleArgs,
     hidden: Matrix<'a>,
     masks: Option<Masks>,
-    /// `--logprobs`, where -1 is resolved to the vocabulary size.
-    logprobs: u32,
-    /// The sequence of `--prompt-tokens` and `--output-tokens`.
-    history: Option<History>,
-    /// Parameters from `--params`, one per row.
-    requests: Option<Vec<Request>>,
+    /// The parameters of the rows, from the flags or from `--params`.
+    requests: Requests,
     /// GPUs exchange only draws, so log-probabilities take a call of their own.
     on_gpus: bool,
 }
@@ -60,25 +56,20 @@ impl<'a> Job<'a> {
             )));
         }
         if flags.without_replacement && flags.draws > vocab_size {
-            let there_are = line::there_are(vocab_size, "token");
-            let message = format!("--draws {} without replacement, but {there_are}", flags.draws);
+            let message = format!("--draws {} without replacement, but there are {vocab_size} tokens", flags.draws);
             return Err(CommandError::usage(message));
         }
-        let logprobs = checked_logprobs(flags.logprobs, vocab_size)?;
-        unknown_token::check(&flags.row(None, None), flags.allowed_token_ids.as_deref(), vocab_size)?;
-        let masks = match (&flags.mask, &flags.allowed_token_ids) {
-            (Some(path), _) => Some(Masks::open(path, rows, vocab_size as usize)?),
-            (None, Some(tokens)) => Some(Masks::of_tokens(tokens, vocab_size)),
-            (None, None) => None,
+        let masks = flags.mask.as_ref().map(|path| Masks::open(path, rows, vocab_size as usize)).transpose()?;
+        let requests = match &flags.params {
+            None => Requests::shared(flags.request(Some(vocab_size))?),
+            Some(path) => {
+                let requests = requests::open(path, RequestKind::Row, rows, vocab_size)?;
+                let seed = flags.seed.map(|_| "--seed").or(flags.seeds.as_ref().map(|_| "--seeds"));
+                ineffective_flags::refuse_seed(seed, &requests)?;
+                requests
+            }
         };
-        let requests = flags.params.as_ref().map(|path| requests::open(path, RequestKind::Row, rows, vocab_size));
-        let requests = requests.transpose()?;
-        if let Some(requests) = &requests {
-            let seed = flags.seed.map(|_| "--seed").or(flags.seeds.as_ref().map(|_| "--seeds"));
-            ineffective_flags::refuse_seed(seed, requests)?;
-        }
-        let (history, on_gpus) = (flags.sequence.history(), args.transport.exchange() != ExchangeName::Host);
-        let job = Job { args, hidden, masks, logprobs, history, requests, on_gpus };
+        let job = Job { args, hidden, masks, requests, on_gpus: args.transport.exchange() != ExchangeName::Host };
         match (0..rows).find(|row| job.draws(*row) > MAX_DRAWS) {
             Some(row) => {
                 let message = format!("row {row}: n = {}, but a row has at most {MAX_DRAWS} draws", job.draws(row));
@@ -91,37 +82,30 @@ impl<'a> Job<'a> {
     /// Warns of parameters without effect, and of tokens of the sequence outside the vocabulary.
     pub(super) fn warn(&self, vocab_size: u32) {
         let flags = &self.args.rows;
-        ineffective_flags::warn(&ineffective_flags::knobs(&flags.row(self.history.as_ref(), None)));
-        for (flag, tokens) in
-            [("--prompt-tokens", &flags.sequence.prompt_tokens), ("--output-tokens", &flags.sequence.output_tokens)]
-        {
-            unknown_token::warn(flag, tokens.as_deref().unwrap_or_default(), vocab_size);
-        }
-        if let (Some(path), Some(requests)) = (&flags.params, &self.requests) {
-            // The output always has log-probabilities of the drawn tokens, so `logprobs_mode` has an effect.
-            let rows = requests
-                .iter()
-                .map(|request| RowParams { logprobs: Some(0), ..request.params.row(0, 0, request.history.as_ref()) });
-            let lacks = unsupported::knobs(&self.args.sampler, flags.canonical);
-            ineffective_flags::warn_in_file(path, RequestKind::Row, lacks, rows);
-            unknown_token::warn_in_file(path, requests, vocab_size);
-        }
+        // The output always has log-probabilities of the drawn tokens, so `logprobs_mode` has an effect.
+        let rows = self.requests.iter();
+        let rows = rows.map(|r| RowParams { logprobs: Some(0), ..r.params.row(0, 0, r.history.as_ref()) });
+        let file = flags.params.as_deref().map(|path| (path, RequestKind::Row));
+        let lacks = unsupported::knobs(&self.args.sampler, flags.canonical);
+        ineffective_flags::warn(file, lacks, vocab_size, rows);
+    }
+
+    fn fields(&self, row: usize) -> &SamplingParamsBuilder {
+        self.requests.of(row).params.fields()
     }
 
     /// Draws of a row.
     pub(super) fn draws(&self, row: usize) -> u32 {
-        self.requests.as_ref().map_or(self.args.rows.draws, |requests| requests[row].params.fields().n)
+        self.fields(row).n
     }
 
     pub(super) fn without_replacement(&self, row: usize) -> bool {
-        let in_file = |requests: &Vec<Request>| requests[row].params.fields().without_replacement;
-        self.requests.as_ref().map_or(self.args.rows.without_replacement, in_file)
+        self.fields(row).without_replacement
     }
 
     /// Listed log-probabilities of a row.
     fn logprobs(&self, row: usize) -> u32 {
-        let in_file = |requests: &Vec<Request>| requests[row].params.fields().logprobs.unwrap_or(0);
-        self.requests.as_ref().map_or(self.logprobs, in_file)
+        self.fields(row).logprobs.unwrap_or(0)
     }
 
     /// The largest value over all rows.
@@ -167,14 +151,9 @@ impl<'a> Job<'a> {
             Some(seeds) => (seeds[row], flags.position),
             None => (flags.seed.unwrap_or(0), flags.position + row as u64),
         };
-        let params = match &self.requests {
-            Some(requests) => requests[row].params.row(seed, position, requests[row].history.as_ref()),
-            None => {
-                let mask = self.masks.as_ref().map(|masks| masks.row(row));
-                let row = flags.row(self.history.as_ref(), mask);
-                RowParams { seed, position, logprobs: Some(self.logprobs), ..row }
-            }
-        };
+        let request = self.requests.of(row);
+        let params = request.params.row(seed, position, request.history.as_ref());
+        let mask = self.masks.as_ref().map_or(params.mask, |masks| Some(masks.row(row)));
         // Every portion of a row's draws has the same log Z and largest logits, but other raw logits.
         let logprobs = match params.logprobs_mode {
             _ if self.has_separate_logprobs(&params) => None,
@@ -186,7 +165,28 @@ impl<'a> Job<'a> {
         let count = draws.end.min(self.draws(row)).saturating_sub(draws.start).max(1);
         // Every portion keeps the same tokens.
         let kept = params.kept && draws.start == 0;
-        RowParams { first_draw: draws.start, draws: count, logprobs, kept, ..params }
+        RowParams { first_draw: draws.start, draws: count, logprobs, kept, mask, ..params }
+    }
+
+    /// The error of a row on one line. If it is about a flag, it applies to every row and ends the command.
+    fn failure(
+        &self,
+        error: &RowError,
+        hidden: Matrix<'_>,
+        row: usize,
+        mask: Option<&[u32]>,
+    ) -> Result<String, CommandError> {
+        match error {
+            RowError::Unsupported { .. } if self.args.rows.params.is_none() => {
+                Err(CommandError::usage(error.to_string()))
+            }
+            RowError::Unsupported { knob, .. } => {
+                let alternative =
+                    unsupported::message(&self.args.sampler, self.args.rows.canonical, *knob, str::to_owned);
+                Ok(alternative.unwrap_or_else(|| error.to_string()))
+            }
+            _ => Ok(explain(error, hidden, row, mask)),
+        }
     }
 
     /// Whether a row's log-probabilities take a call of their own.
@@ -254,7 +254,7 @@ impl<'a> Job<'a> {
                         drawn.top.extend_from_slice(row.top);
                         drawn.kept = row.kept.map(KeptTokens::of).or(drawn.kept.take());
                     }
-                    (Ok(_), Err(error)) => *outcome = Err(RowFailure::of(error, input, at, params[at].mask)),
+                    (Ok(_), Err(error)) => *outcome = Err(self.failure(&error, input, at, params[at].mask)?),
                     (Err(_), _) => {}
                 }
             }

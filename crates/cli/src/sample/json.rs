@@ -25,9 +25,9 @@ struct Top {
 }
 
 #[derive(Serialize)]
-struct Failed {
+struct Failed<'a> {
     row: usize,
-    error: String,
+    error: &'a str,
 }
 
 /// Log-probabilities of the drawn tokens, computed during the output.
@@ -49,7 +49,7 @@ pub(super) fn write_json(out: &mut dyn Write, row: usize, outcome: &RowOutcome) 
                 drawn.top.iter().map(|c| Top { token: c.winner.token, logprob: drawn.log_prob(c.logit) }).collect();
             serde_json::to_writer(&mut *out, &Row { row, tokens, scores, drawn, log_z, top, kept })?;
         }
-        Err(error) => serde_json::to_writer(&mut *out, &Failed { row, error: error.to_string() })?,
+        Err(error) => serde_json::to_writer(&mut *out, &Failed { row, error })?,
     }
     writeln!(out)
 }

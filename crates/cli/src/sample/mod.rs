@@ -14,7 +14,7 @@ mod text;
 use crate::args::{SampleArgs, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::sampler::{self, unsupported};
+use crate::sampler;
 use draw::draw;
 use source::Source;
 use std::io::Write;
@@ -27,8 +27,7 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     args.transport.check_built(args.sampler.backend)?;
     args.sampler.check_for(if args.transport.transport.is_some() { Work::Ranks } else { Work::Draws })?;
     args.transport.check(&args.sampler)?;
-    args.rows.check()?;
-    unsupported::check(&args.sampler, args.rows.canonical, &args.rows.row(None, None))?;
+    args.rows.check(&args.sampler)?;
     match args.transport.transport {
         #[cfg(feature = "cuda")]
         Some(transport) if transport.is_of_gpus() => return gpu_ranks::run(args, out, interrupt),

@@ -1,6 +1,5 @@
-//! The draws of one row, or its failure.
+//! The draws of one row, or its error.
 
-use crate::sampler::unsupported::Unsupported;
 use flash_sampling::{Candidate, Draw, Kept, Matrix, RowError, log_prob};
 
 /// All draws of one row.
@@ -58,49 +57,20 @@ impl Drawn {
     }
 }
 
-/// Why a row has no draws.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(super) enum RowFailure {
-    /// The sampler's error.
-    #[error(transparent)]
-    Row(#[from] RowError),
-    /// The sampler lacks a knob of the row.
-    #[error(transparent)]
-    Unsupported(#[from] Unsupported),
-    /// A mask that allows no token.
-    #[error("{0} (the mask allows none)")]
-    Mask(RowError),
-    /// A hidden state that is not finite.
-    #[error("hidden state {column} of the row is {value}: {error}")]
-    Hidden {
-        /// Its first column.
-        column: usize,
-        /// Its value.
-        value: f32,
-        /// The sampler's error.
-        error: RowError,
-    },
-}
-
-impl RowFailure {
-    /// Explains an error about logits by the row's mask or its hidden states.
-    pub(super) fn of(error: RowError, hidden: Matrix<'_>, row: usize, mask: Option<&[u32]>) -> Self {
-        let of_logits =
-            matches!(error, RowError::NaN { .. } | RowError::PositiveInfinity { .. } | RowError::NoFiniteLogit);
-        if !of_logits {
-            return error.into();
-        }
+/// Explains an error about logits by the row's hidden states or its mask.
+pub(super) fn explain(error: &RowError, hidden: Matrix<'_>, row: usize, mask: Option<&[u32]>) -> String {
+    if matches!(error, RowError::NaN { .. } | RowError::PositiveInfinity { .. } | RowError::NoFiniteLogit) {
         let mut values = vec![0.0; hidden.cols()];
         hidden.row_to_f32(row, &mut values);
-        match values.iter().position(|value| !value.is_finite()) {
-            Some(column) => RowFailure::Hidden { column, value: values[column], error },
-            None if error == RowError::NoFiniteLogit && mask.is_some_and(|mask| mask.iter().all(|&word| word == 0)) => {
-                RowFailure::Mask(error)
-            }
-            None => error.into(),
+        if let Some((column, value)) = values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+            return format!("hidden state {column} of the row is {value}: {error}");
+        }
+        if *error == RowError::NoFiniteLogit && mask.is_some_and(|mask| mask.iter().all(|&word| word == 0)) {
+            return format!("{error} (the mask allows none)");
         }
     }
+    error.to_string()
 }
 
-/// The draws of one row, or its failure.
-pub(super) type RowOutcome = Result<Drawn, RowFailure>;
+/// The draws of one row, or its error on one line.
+pub(super) type RowOutcome = Result<Drawn, String>;

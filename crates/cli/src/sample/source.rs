@@ -1,9 +1,9 @@
 //! The head and the hidden states that the flags choose.
 
-use crate::args::HeadArgs;
+use crate::args::{HeadArgs, HeadOverrides};
 use crate::error::CommandError;
 use crate::input::checkpoint::Checkpoint;
-use crate::input::loaded_head::{HeadOverrides, LoadedHead};
+use crate::input::loaded_head::LoadedHead;
 use crate::input::synthetic::{self, Logits};
 use crate::input::tensor::{Role, Tensor};
 use crate::output::line;
@@ -29,7 +29,7 @@ impl Source {
     /// # Errors
     /// Flags that contradict each other, and files that cannot be used.
     pub(super) fn open(args: &HeadArgs) -> Result<Self, CommandError> {
-        let (flags, usage) = (args.overrides(), CommandError::Usage);
+        let (flags, usage) = (args.overrides, CommandError::Usage);
         let source = match (&args.model, &args.weight, &args.hidden) {
             (Some(folder), _, Some(hidden)) => {
                 let checkpoint = Checkpoint::open(folder)?;

@@ -170,6 +170,6 @@ mod tests {
     #[test]
     fn a_failed_row_is_one_line() {
         let says = "row 3: error: no token can be drawn: each is masked, banned or has logit -inf\n";
-        assert_eq!(text(&Err(RowError::NoFiniteLogit.into()), false), says);
+        assert_eq!(text(&Err(RowError::NoFiniteLogit.to_string()), false), says);
     }
 }

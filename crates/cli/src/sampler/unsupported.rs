@@ -4,22 +4,10 @@ use super::shard_merge;
 use crate::args::values;
 use crate::args::{SamplerArgs, VariantName};
 use crate::error::CommandError;
-use flash_sampling::{GroupDraw, Knob, Knobs, RowError, RowParams, ShardMerge};
+use flash_sampling::{GroupDraw, Knob, Knobs, RowParams, ShardMerge};
 
-/// A knob that the chosen sampler lacks.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{name} is not supported with {cause}; {alternative}")]
-pub(crate) struct Unsupported {
-    /// The knob's flag, or its field in a file.
-    name: String,
-    /// The flags that chose the sampler.
-    cause: &'static str,
-    /// Flags to use instead.
-    alternative: String,
-}
-
-/// Why the chosen sampler lacks some knobs, and what to use instead; `None` if the sampler has every knob.
-fn limits(args: &SamplerArgs, canonical: bool) -> [Option<(Knobs, &'static str, &'static str)>; 2] {
+/// Why the chosen sampler lacks some knobs, and what to use instead.
+fn limits(args: &SamplerArgs, canonical: bool) -> impl Iterator<Item = (Knobs, &'static str, &'static str)> {
     let kept = Knobs::FILTERS.with(Knob::Kept);
     let sampled = kept.with(Knob::WithoutReplacement);
     let of_plan = (canonical && args.variant != VariantName::Reference).then_some((
@@ -37,27 +25,30 @@ fn limits(args: &SamplerArgs, canonical: bool) -> [Option<(Knobs, &'static str, 
         }
         _ => None,
     };
-    [of_variant, of_plan]
+    of_variant.into_iter().chain(of_plan)
 }
 
 /// The knobs that the chosen sampler lacks.
 pub(crate) fn knobs(args: &SamplerArgs, canonical: bool) -> Knobs {
-    limits(args, canonical).iter().flatten().fold(Knobs::NONE, |all, (knobs, ..)| all.union(*knobs))
+    limits(args, canonical).fold(Knobs::NONE, |all, (knobs, ..)| all.union(knobs))
 }
 
-fn find(args: &SamplerArgs, canonical: bool, knob: Knob, name: impl Fn(&str) -> String) -> Option<Unsupported> {
-    let limits = limits(args, canonical).into_iter().flatten();
-    let mut limits = limits.filter(|(knobs, ..)| knobs.contains(knob)).peekable();
-    let cause = limits.peek()?.1;
-    let alternative = limits.map(|(.., alternative)| alternative).collect::<Vec<_>>().join(" and ");
+/// A line with the knob, the flags that chose a sampler without it, and flags to use instead. `name` maps the knob to
+/// the name that the user knows.
+pub(crate) fn message(
+    args: &SamplerArgs,
+    canonical: bool,
+    knob: Knob,
+    name: impl Fn(&str) -> String,
+) -> Option<String> {
+    let (causes, alternatives): (Vec<_>, Vec<_>) = limits(args, canonical)
+        .filter(|(knobs, ..)| knobs.contains(knob))
+        .map(|(_, cause, alternative)| (cause, alternative))
+        .unzip();
     // The capability is named after XTC's threshold; the probability switches XTC on.
     let knob = if knob == Knob::XtcThreshold { Knob::XtcProbability } else { knob };
-    Some(Unsupported { name: name(knob.name()), cause, alternative })
-}
-
-fn of_flag(args: &SamplerArgs, canonical: bool, knob: Knob) -> Option<CommandError> {
-    let unsupported = find(args, canonical, knob, values::flag)?;
-    Some(CommandError::usage(unsupported.to_string()))
+    let (name, alternative) = (name(knob.name()), alternatives.join(" and "));
+    Some(format!("{name} is not supported with {}; {alternative}", causes.first()?))
 }
 
 /// Refuses flags that the chosen sampler lacks, before a head is read.
@@ -67,26 +58,6 @@ fn of_flag(args: &SamplerArgs, canonical: bool, knob: Knob) -> Option<CommandErr
 pub(crate) fn check(args: &SamplerArgs, canonical: bool, row: &RowParams<'_>) -> Result<(), CommandError> {
     let list = if row.without_replacement { Knobs::of(&[Knob::WithoutReplacement]) } else { Knobs::NONE };
     let lacked = row.enabled().union(list).intersection(knobs(args, canonical)).iter().next();
-    lacked.and_then(|knob| of_flag(args, canonical, knob)).map_or(Ok(()), Err)
-}
-
-/// A row's error as a knob that the chosen sampler lacks, by its field.
-pub(crate) fn of_error(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<Unsupported> {
-    let RowError::Unsupported { knob, .. } = error else { return None };
-    find(args, canonical, *knob, str::to_owned)
-}
-
-/// A row's error as a refusal of the flags, if it applies to every row.
-pub(crate) fn refusal(args: &SamplerArgs, canonical: bool, error: &RowError) -> Option<CommandError> {
-    match error {
-        RowError::Unsupported { knob, .. } => {
-            Some(of_flag(args, canonical, *knob).unwrap_or_else(|| CommandError::usage(error.to_string())))
-        }
-        RowError::OutOfRange { .. }
-        | RowError::UnknownToken { .. }
-        | RowError::Invalid { .. }
-        | RowError::Unplanned { .. }
-        | RowError::BeyondPlan { .. } => Some(CommandError::usage(error.to_string())),
-        _ => None,
-    }
+    let refusal = lacked.and_then(|knob| message(args, canonical, knob, values::flag));
+    refusal.map_or(Ok(()), |refusal| Err(CommandError::usage(refusal)))
 }

@@ -331,7 +331,7 @@ fn every_flag_of_a_row_has_an_effect_or_a_message() {
     ];
     let cli = Cli::command();
     let sample = cli.find_subcommand("sample").unwrap();
-    for group in ["RowArgs", "FilterArgs", "PenaltyArgs", "SequenceArgs"] {
+    for group in ["RowArgs", "ParamArgs", "FilterArgs", "PenaltyArgs"] {
         for flag in sample.get_groups().find(|g| g.get_id() == group).unwrap().get_args() {
             let flag = flag.as_str().replace('_', "-");
             let is_known = VALUES.iter().any(|(name, _)| *name == flag) || OTHERS.contains(&flag.as_str());
