@@ -1,12 +1,22 @@
 //! The header of a `.npy` file (numpy's format 1.0 to 3.0).
 //!
-//! The header is a Python dictionary. The parser accepts only the output of numpy for a plain array: three keys with a type
-//! string, a boolean, and a tuple of integers. So it needs no recursion and no unchecked products.
+//! The header is a Python dictionary. For a plain array, it differs from JSON only in quotes, brackets, booleans and
+//! trailing commas.
 
 use crate::input::Problem;
+use serde::Deserialize;
 
 /// numpy refuses longer headers too.
 const MAX_HEADER: usize = 10_000;
+
+/// The dictionary of a header.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Dictionary {
+    descr: String,
+    fortran_order: bool,
+    shape: Vec<usize>,
+}
 
 /// The content of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,36 +58,16 @@ impl NpyHeader {
         let data = bytes.len() - text.len() + length;
         let text = text.get(..length).ok_or_else(truncated)?;
         let text = str::from_utf8(text).map_err(|_| invalid("the header is not UTF-8"))?;
-        let mut parser = Parser { rest: text };
-        let near = |rest: &str| format!("near {:?}", rest.chars().take(24).collect::<String>());
-        let dictionary = parser.dictionary();
-        let (descr, fortran_order, shape) =
-            dictionary.ok_or_else(|| invalid(format!("cannot read the header {}", near(parser.rest))))?;
-        if !parser.rest.trim_start().is_empty() {
-            return Err(invalid(format!("its header goes on after the dictionary {}", near(parser.rest))));
-        }
+        let broken = |error| invalid(format!("cannot read the header as JSON: {error}"));
+        let Dictionary { descr, fortran_order, shape } = serde_json::from_str(&json(text)).map_err(broken)?;
         Ok(NpyHeader { descr, fortran_order, shape, data })
-    }
-
-    /// The array's bytes, for elements of `size` bytes.
-    ///
-    /// # Errors
-    /// [`Problem::Truncated`] if the file has another length, [`Problem::Format`] if their number overflows.
-    pub fn data<'a>(&self, bytes: &'a [u8], size: usize) -> Result<&'a [u8], Problem> {
-        let needed = self.shape.iter().try_fold(size, |n, &d| n.checked_mul(d));
-        let needed = needed.ok_or_else(|| invalid("its size overflows"))?;
-        let found = bytes.get(self.data..).unwrap_or_default();
-        if found.len() == needed {
-            return Ok(found);
-        }
-        let (shape, found) = (&self.shape, found.len());
-        Err(Problem::Truncated(format!("an array of shape {shape:?} needs {needed} bytes, found {found}")))
     }
 
     /// The array's bytes in C order, for a type string of `descrs`.
     ///
     /// # Errors
-    /// [`Problem::DType`], [`Problem::Shape`] for an array in Fortran order, or the errors of [`NpyHeader::data`].
+    /// [`Problem::DType`], [`Problem::Shape`] for an array in Fortran order, or [`Problem::Truncated`] for a file of
+    /// another length.
     pub fn data_as<'a, T: Copy>(
         &self,
         bytes: &'a [u8],
@@ -94,72 +84,27 @@ impl NpyHeader {
                 expected: "C order, not Fortran order (numpy.ascontiguousarray)".into(),
             });
         }
-        Ok((kind, self.data(bytes, size)?))
+        let needed = self.shape.iter().try_fold(size, |n, &d| n.checked_mul(d));
+        let needed = needed.ok_or_else(|| invalid("its size overflows"))?;
+        let data = bytes.get(self.data..).unwrap_or_default();
+        if data.len() == needed {
+            return Ok((kind, data));
+        }
+        let (shape, found) = (&self.shape, data.len());
+        Err(Problem::Truncated(format!("an array of shape {shape:?} needs {needed} bytes, found {found}")))
     }
 }
 
-/// The rest of the header. Each method reads one item, or returns `None`.
-struct Parser<'a> {
-    rest: &'a str,
-}
-
-impl<'a> Parser<'a> {
-    fn token(&mut self, token: &str) -> Option<()> {
-        self.rest = self.rest.trim_start().strip_prefix(token)?;
-        Some(())
+/// The dictionary as JSON.
+fn json(dictionary: &str) -> String {
+    let mut json = String::new();
+    for (at, part) in dictionary.split(',').enumerate() {
+        let is_trailing = part.trim_start().starts_with([')', '}']);
+        json.push_str(if at == 0 || is_trailing { "" } else { "," });
+        json.push_str(part);
     }
-
-    fn string(&mut self) -> Option<&'a str> {
-        let rest = self.rest.trim_start();
-        let quote = rest.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
-        let (string, rest) = rest[1..].split_once(quote)?;
-        self.rest = rest;
-        (!string.contains('\\')).then_some(string)
-    }
-
-    fn boolean(&mut self) -> Option<bool> {
-        self.token("True").map(|()| true).or_else(|| self.token("False").map(|()| false))
-    }
-
-    fn tuple(&mut self) -> Option<Vec<usize>> {
-        let mut items = Vec::new();
-        self.token("(")?;
-        while self.token(")").is_none() {
-            let rest = self.rest.trim_start();
-            let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-            items.push(rest[..digits].parse().ok()?);
-            self.rest = &rest[digits..];
-            if self.token(",").is_none() {
-                self.token(")")?;
-                return Some(items);
-            }
-        }
-        Some(items)
-    }
-
-    fn dictionary(&mut self) -> Option<(String, bool, Vec<usize>)> {
-        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
-        self.token("{")?;
-        while self.token("}").is_none() {
-            let key = self.string()?;
-            self.token(":")?;
-            match key {
-                // A value would be dropped.
-                "descr" if descr.is_some() => return None,
-                "fortran_order" if fortran_order.is_some() => return None,
-                "shape" if shape.is_some() => return None,
-                "descr" => descr = Some(self.string()?.to_owned()),
-                "fortran_order" => fortran_order = Some(self.boolean()?),
-                "shape" => shape = Some(self.tuple()?),
-                _ => return None,
-            }
-            if self.token(",").is_none() {
-                self.token("}")?;
-                break;
-            }
-        }
-        Some((descr?, fortran_order?, shape?))
-    }
+    let pairs = [("'", "\""), ("(", "["), (")", "]"), ("True", "true"), ("False", "false")];
+    pairs.into_iter().fold(json, |json, (python, name)| json.replace(python, name))
 }
 
 #[cfg(test)]
@@ -180,9 +125,10 @@ mod tests {
         let bytes = file("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n", 48);
         let header = NpyHeader::parse(&bytes).unwrap();
         assert_eq!((header.descr.as_str(), header.fortran_order, &*header.shape), ("<f4", false, &[3, 4][..]));
-        assert_eq!(header.data(&bytes, 4).unwrap().len(), 48);
-        assert!(matches!(header.data(&bytes[..bytes.len() - 1], 4), Err(Problem::Truncated(_))));
-        assert!(matches!(header.data(&[&bytes[..], &[0]].concat(), 4), Err(Problem::Truncated(_))));
+        let length = |bytes: &[u8]| header.data_as(bytes, &[("<f4", 4, ())], "").map(|((), data)| data.len());
+        assert_eq!(length(&bytes).unwrap(), 48);
+        assert!(matches!(length(&bytes[..bytes.len() - 1]), Err(Problem::Truncated(_))));
+        assert!(matches!(length(&[&bytes[..], &[0]].concat()), Err(Problem::Truncated(_))));
         for (text, shape) in [("()", vec![]), ("(7,)", vec![7]), ("(1,2,3)", vec![1, 2, 3])] {
             let bytes = file(&format!("{{\"shape\":{text},'fortran_order':True,'descr':'|u1'}}"), 0);
             assert_eq!(NpyHeader::parse(&bytes).unwrap().shape, shape);
@@ -212,6 +158,6 @@ mod tests {
             assert!(NpyHeader::parse(&whole[..end]).is_err());
         }
         let overflow = file("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999, 9999999999)}", 0);
-        assert!(NpyHeader::parse(&overflow).unwrap().data(&overflow, 4).is_err());
+        assert!(NpyHeader::parse(&overflow).unwrap().data_as(&overflow, &[("<f4", 4, ())], "").is_err());
     }
 }
