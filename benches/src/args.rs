@@ -106,7 +106,7 @@ impl Command {
 mod cuda {
     use super::{FILTER_ROWS, ROWS};
     use clap::{Args, ValueEnum};
-    use flash_sampling_cli::args::{BenchSize, HEAD, HeadSize, SizeArgs, Type};
+    use flash_sampling_cli::args::{BenchSize, HEAD, HeadSize, SizeArgs};
     use flash_sampling_cli::error::CommandError;
     use std::path::PathBuf;
 
@@ -192,7 +192,7 @@ mod cuda {
     /// Refuses sizes that the fused kernel does not take.
     pub(super) fn check(args: &SizeArgs) -> Result<(), CommandError> {
         let refused = [
-            ("--dtype f32: the fused kernel takes bf16 and f16", args.dtype == Type::F32),
+            ("--dtype f32: the fused kernel takes bf16 and f16", args.dtype == flash_sampling::DType::F32),
             ("--rows: one launch takes at most 256", args.rows.iter().any(|&rows| rows > 256)),
             ("--heads: the hidden size must be a multiple of 8", args.heads.iter().any(|head| head.hidden % 8 != 0)),
         ];

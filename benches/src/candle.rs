@@ -18,8 +18,7 @@ use crate::filters::inputs::Kind;
 use crate::filters::table as filter_table;
 use candle_core::{DType as CandleType, Device, Tensor};
 use candle_transformers::generation::{LogitsProcessor, Sampling};
-use flash_sampling::{Backend, Matrix, PerturbedArgmax, RowParams, Samples, VariantConfig};
-use flash_sampling_cli::args::Type;
+use flash_sampling::{Backend, DType, Matrix, PerturbedArgmax, RowParams, Samples, VariantConfig};
 use flash_sampling_cli::bench::cases::{Inputs, Ours};
 use flash_sampling_cli::bench::record::{Record, Section};
 use flash_sampling_cli::bench::timing::Contender;
@@ -38,11 +37,11 @@ fn failed(error: candle_core::Error) -> CommandError {
 }
 
 /// A copy as a candle tensor of the same type.
-fn tensor(matrix: Matrix<'_>, dtype: Type) -> Result<Tensor, CommandError> {
+fn tensor(matrix: Matrix<'_>, dtype: DType) -> Result<Tensor, CommandError> {
     let dtype = match dtype {
-        Type::Bf16 => CandleType::BF16,
-        Type::F16 => CandleType::F16,
-        Type::F32 => CandleType::F32,
+        DType::BF16 => CandleType::BF16,
+        DType::F16 => CandleType::F16,
+        DType::F32 => CandleType::F32,
     };
     Tensor::from_raw_buffer(matrix.bytes(), dtype, &[matrix.rows(), matrix.cols()], &Device::Cpu).map_err(failed)
 }
@@ -176,10 +175,10 @@ pub fn run(
         return filtered(args, record, out, interrupt);
     }
     let (size, options) = (args.sizes().remove(0), args.cpu.options());
-    let variants = vec![("tiled".into(), VariantConfig::Tiled)];
+    let variants = vec![VariantConfig::Tiled];
     let ours = Ours { backend: Backend::Cpu(options), variants, isas: Vec::new() };
     let most = size.rows.iter().copied().max().unwrap_or(1);
-    let inputs = Inputs::new(size.vocab, size.hidden, most, args.sizes.dtype.into())?;
+    let inputs = Inputs::new(size.vocab, size.hidden, most, args.sizes.dtype)?;
     let weight = tensor(inputs.weight()?, args.sizes.dtype)?;
     let against = |out: &mut dyn Write, section: &Section| table::against(out, section, Some(RIVAL));
     for &rows in &size.rows {

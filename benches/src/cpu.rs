@@ -2,8 +2,8 @@
 
 use crate::args::CpuBench;
 use flash_sampling::cpu::Standalone;
-use flash_sampling::{CpuOptions, DType, Matrix, Plan, RowParams};
-use flash_sampling_cli::args::{BackendName, BenchArgs};
+use flash_sampling::{Backend, CpuOptions, DType, Matrix, Plan, RowParams};
+use flash_sampling_cli::args::VARIANTS;
 use flash_sampling_cli::bench::cases::{Inputs, Ours, argmax, draw};
 use flash_sampling_cli::bench::record::{Record, Section};
 use flash_sampling_cli::bench::table::{GREEDY, READ};
@@ -27,11 +27,10 @@ pub fn run(
     out: &mut dyn Write,
     interrupt: &Interrupt,
 ) -> Result<(), CommandError> {
-    let (cpu, sizes) = (args.cpu.clone(), args.sizes.clone());
-    let ours = BenchArgs { backend: BackendName::Cpu, variants: Vec::new(), cpu, sizes }.ours();
-    let ours = Ours { isas: Vec::new(), ..ours };
+    let all = VARIANTS.iter().filter_map(|variant| variant.parse().ok()).collect();
+    let ours = Ours { backend: Backend::Cpu(args.cpu.options()), variants: all, isas: Vec::new() };
     for size in args.sizes() {
-        variants(&ours, &size, args.sizes.dtype.into(), record, out, interrupt)?;
+        variants(&ours, &size, args.sizes.dtype, record, out, interrupt)?;
         let logits = Rows::new(size.vocab)?;
         let section = time(logits.section(size.rounds), logits.contenders(&args.cpu.options())?, interrupt)?;
         tell(record, section, out, table::section)?;

@@ -34,7 +34,7 @@ pub fn run(
     let options = args.cpu.options();
     for size in args.sizes() {
         let (vocab, rounds) = (size.vocab, size.rounds);
-        let inputs = Inputs::new(size, args.sizes.dtype.into())?;
+        let inputs = Inputs::new(size, args.sizes.dtype)?;
         for &rows in &inputs.size.rows {
             for (kind, states) in &inputs.states {
                 let (contenders, passes) = fused(&inputs, states.matrix()?.row_range(0..rows), options)?;

@@ -214,7 +214,7 @@ pub fn run(
     record.protocol = Some(PROTOCOL.into());
     for size in args.sizes() {
         let (vocab, hidden_size, rounds) = (size.vocab, size.hidden, size.rounds);
-        let inputs = Inputs::new(size, args.sizes.dtype.into())?;
+        let inputs = Inputs::new(size, args.sizes.dtype)?;
         let (head, _held_weight) = copy(inputs.weight.matrix()?, &stream)?;
         for (kind, states) in &inputs.states {
             let (all, _held_states) = copy(states.matrix()?, &stream)?;

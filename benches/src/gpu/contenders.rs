@@ -121,11 +121,6 @@ impl<'h> Contenders<'h> {
         self.matmul.as_ref().map(Matmul::version)
     }
 
-    /// Bytes of device memory that one plan of ours holds.
-    pub fn scratch_bytes(&self) -> usize {
-        self.ours[0].tiled.scratch_bytes()
-    }
-
     /// Times every contender on the first rows, fills the section, and looks at what was drawn.
     ///
     /// # Errors

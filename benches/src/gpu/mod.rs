@@ -26,7 +26,7 @@ use flash_sampling::DType;
 use flash_sampling::cuda::Device;
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cuda::{describe, driver, failed};
-use flash_sampling_cli::bench::record::{Gpu, Memory, Record, Section};
+use flash_sampling_cli::bench::record::{Gpu, Record, Section};
 use flash_sampling_cli::bench::show;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;
@@ -84,7 +84,7 @@ pub fn run(
     record.protocol = Some(clock::PROTOCOL.into());
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
-        let head = OnDevice::new(&size, most, args.sizes.dtype.into(), clock.stream())?;
+        let head = OnDevice::new(&size, most, args.sizes.dtype, clock.stream())?;
         let mut contenders = Contenders::new(&head, args.portable, &device, clock.stream())?;
         let flops = match &record.gpu {
             Some(gpu) => gpu.matrix_flops,
@@ -101,7 +101,7 @@ pub fn run(
         let first = record.sections.len();
         for &rows in &size.rows {
             bar.set_message(format!("{} x {}, rows {rows}", size.vocab, size.hidden));
-            let mut section = section(&size, rows, args.sizes.dtype.into());
+            let mut section = section(&size, rows, args.sizes.dtype);
             contenders.time(&mut section, &mut clock, interrupt)?;
             section.entries.splice(0..0, reads.iter().cloned());
             if let Some(peers) = &peers {
@@ -117,9 +117,6 @@ pub fn run(
             let count = if args.sizes.quick { 10 } else { CALLS };
             record.calls.extend(host::times(&head, rows, count, &device, clock.stream(), interrupt)?);
         }
-        let logits = (most * size.vocab * size_of::<f32>()) as u64;
-        let peak = Some(contenders.scratch_bytes() as u64);
-        record.memory.push(Memory { what: "tiled".into(), rows: most, peak, logits });
     }
     record.peers = peers.map(|peers| peers.source);
     show(out, |out| table::end(out, record))

@@ -26,7 +26,7 @@ pub fn head(out: &mut dyn Write, sections: &[Section], flops: Option<f64>) -> io
     ratios(out, sections, flops)
 }
 
-/// Writes what calls cost the processor, and memory.
+/// Writes what calls cost the processor.
 ///
 /// # Errors
 /// Those of `out`.
@@ -36,11 +36,6 @@ pub fn end(out: &mut dyn Write, record: &Record) -> io::Result<()> {
         let (us, size) = (call.median * 1e6, format!("{} x {}", call.vocab, call.hidden));
         let (what, rows, calls) = (&call.what, call.rows, call.calls);
         writeln!(out, "host time of a call, {what}, {size}, rows {rows}: {us:.1} us (median of {calls})")?;
-    }
-    for memory in &record.memory {
-        let scratch = memory.peak.unwrap_or_default();
-        let each = scratch as f64 / 1024.0 / memory.rows as f64 * 100.0;
-        writeln!(out, "scratch for {} rows: {scratch} bytes, {each:.0} KiB a hundred", memory.rows)?;
     }
     Ok(())
 }

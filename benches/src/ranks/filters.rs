@@ -40,7 +40,7 @@ pub fn run(
 ) -> Result<(), CommandError> {
     record.protocol = Some("whole calls by the host's clock, a thread for each rank; slowest rank, best of 20".into());
     for size in args.sizes() {
-        let inputs = Inputs::new(size, args.sizes.dtype.into())?;
+        let inputs = Inputs::new(size, args.sizes.dtype)?;
         for &transport in &args.transport {
             for section in group(&inputs, transport, usize::from(args.world), interrupt)? {
                 tell(record, section, out, table::section)?;

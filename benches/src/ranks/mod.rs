@@ -91,7 +91,7 @@ pub fn run(
     };
     for size in args.sizes() {
         let most = size.rows.iter().copied().max().unwrap_or(1);
-        let inputs = Inputs::new(size.vocab, size.hidden, most, args.sizes.dtype.into())?;
+        let inputs = Inputs::new(size.vocab, size.hidden, most, args.sizes.dtype)?;
         record.sections.extend(head(&size, &inputs, &group, args, interrupt)?);
     }
     let mut gpu = describe(&group.devices[0])?;
@@ -119,7 +119,7 @@ fn head(
                 let mut sections = Vec::new();
                 for &rows in &size.rows {
                     interrupt.check()?;
-                    let mut section = section(size, rows, args.sizes.dtype.into());
+                    let mut section = section(size, rows, args.sizes.dtype);
                     section.what = format!("a step on {} GPUs", args.world);
                     section.rounds = rank::TIMES * rank::REPLAYS;
                     steps.time(&mut section)?;

@@ -2,17 +2,16 @@
 
 use super::BackendName;
 use super::sampler::MAX_THREADS;
-use super::values::whole;
+use super::values::{choice, whole};
 use crate::bench::cases::Ours;
 use crate::error::CommandError;
-use crate::sampler::SHARDS;
-use clap::{Args, ValueEnum};
-use flash_sampling::{Backend, CpuOptions, DType, GroupDraw, Isa, ShardMerge, VariantConfig};
+use clap::Args;
+use flash_sampling::{Backend, CpuOptions, DType, Isa, VariantConfig};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Tokens of a group.
-const GROUP: u32 = 512;
+/// The variants without `--variants`.
+pub const VARIANTS: [&str; 4] = ["tiled", "grouped:512", "online:512", "sharded:4"];
 
 /// Flags of `bench`.
 #[derive(Clone, Debug, Args)]
@@ -20,9 +19,9 @@ pub struct BenchArgs {
     /// Where the variants are timed.
     #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
-    /// The variants to time (default: all).
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub variants: Vec<Timed>,
+    /// The variants to time: tiled, grouped:TOKENS, online:TOKENS, sharded:SHARDS.
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',', default_values = VARIANTS)]
+    pub variants: Vec<VariantConfig>,
     /// Threads and instruction set.
     #[command(flatten)]
     pub cpu: CpuArgs,
@@ -33,11 +32,13 @@ pub struct BenchArgs {
 
 /// Threads and instruction set of the CPU.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Backend and variant")]
 pub struct CpuArgs {
-    /// Threads (default: one for each processor); for the CPU.
+    /// Number of threads (default: one for each processor); for the CPU.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_THREADS), allow_negative_numbers = true)]
     pub threads: Option<usize>,
-    /// Instruction set (default: the fastest; without this flag, `bench` also times the others); for the CPU.
+    /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest of this machine; without this
+    /// flag, `bench` also times the others); for the CPU.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
 }
@@ -58,8 +59,8 @@ pub struct SizeArgs {
     )]
     pub rows: Vec<u32>,
     /// Element type of the weight and the hidden states.
-    #[arg(long, value_enum, default_value_t = Type::Bf16)]
-    pub dtype: Type,
+    #[arg(long, value_parser = choice(DTYPES), default_value = "bf16")]
+    pub dtype: DType,
     /// Rounds; the best of them counts.
     #[arg(long, value_name = "N", value_parser = whole(1..=10_000_usize), allow_negative_numbers = true)]
     pub rounds: Option<usize>,
@@ -71,39 +72,11 @@ pub struct SizeArgs {
     pub json: Option<PathBuf>,
 }
 
-/// Element types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Type {
-    /// bfloat16.
-    Bf16,
-    /// IEEE half precision.
-    F16,
-    /// IEEE single precision.
-    F32,
-}
-
-impl From<Type> for DType {
-    fn from(dtype: Type) -> Self {
-        match dtype {
-            Type::Bf16 => DType::BF16,
-            Type::F16 => DType::F16,
-            Type::F32 => DType::F32,
-        }
-    }
-}
-
-/// A variant to time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Timed {
-    /// Fused tiled.
-    Tiled,
-    /// Groups of 512 with fresh outer noise.
-    Grouped,
-    /// Groups of 512 through the binary merge.
-    Online,
-    /// Four shards merged by winners.
-    Sharded,
-}
+const DTYPES: &[(&str, &str, DType)] = &[
+    ("bf16", "bfloat16", DType::BF16),
+    ("f16", "IEEE half precision", DType::F16),
+    ("f32", "IEEE single precision", DType::F32),
+];
 
 /// The size of a head, `VxD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,30 +160,15 @@ impl BenchArgs {
     /// The samplers to time: the variants by the fastest or the given instruction set; without a given one, the tiled
     /// variant by every other instruction set of this machine.
     pub fn ours(&self) -> Ours {
-        let variants = self.variants();
+        let (dtype, variants) = (self.sizes.dtype, self.variants.clone());
         if self.backend == BackendName::Cuda {
             return Ours { backend: Backend::Cuda { device: 0 }, variants, isas: Vec::new() };
         }
-        let dtype = self.sizes.dtype.into();
         let is_other = |isa: &Isa| isa.for_types(dtype, dtype) == *isa && *isa != Isa::best_for(dtype, dtype);
         let isas = match self.cpu.isa {
             None => Isa::available().into_iter().filter(is_other).collect(),
             Some(_) => Vec::new(),
         };
         Ours { backend: Backend::Cpu(self.cpu.options()), variants, isas }
-    }
-
-    /// The variants, with the names that tables show.
-    fn variants(&self) -> Vec<(String, VariantConfig)> {
-        let config = |variant: &Timed| match variant {
-            Timed::Tiled => ("tiled".into(), VariantConfig::Tiled),
-            Timed::Grouped => ("grouped".into(), VariantConfig::Grouped { size: GROUP, draw: GroupDraw::Fresh }),
-            Timed::Online => ("online".into(), VariantConfig::Online { size: GROUP }),
-            Timed::Sharded => {
-                (format!("{SHARDS} shards"), VariantConfig::Sharded { shards: SHARDS, merge: ShardMerge::Winners })
-            }
-        };
-        let all = [Timed::Tiled, Timed::Grouped, Timed::Online, Timed::Sharded];
-        if self.variants.is_empty() { all.iter() } else { self.variants.iter() }.map(config).collect()
     }
 }

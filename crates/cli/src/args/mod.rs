@@ -12,7 +12,7 @@ mod transport;
 pub(crate) mod values;
 mod verify;
 
-pub use bench::{BenchArgs, BenchSize, CpuArgs, HEAD, HeadSize, SizeArgs, Timed, Type};
+pub use bench::{BenchArgs, BenchSize, CpuArgs, HEAD, HeadSize, SizeArgs, VARIANTS};
 pub use generate::{DrawArgs, GenerateArgs, TextArgs};
 pub use head::{HeadArgs, HeadOverrides};
 pub use kernels::{KernelsBuildArgs, KernelsCommand};

@@ -1,9 +1,10 @@
 //! Flags that choose backend and variant.
 
+use crate::args::CpuArgs;
 use crate::args::values::{choice, whole};
 use crate::error::CommandError;
 use clap::{Args, ValueEnum};
-use flash_sampling::{BuildError, GroupDraw, Isa, MAX_SHARDS, ShardMerge};
+use flash_sampling::{BuildError, GroupDraw, MAX_SHARDS, ShardMerge};
 
 /// Backend and variant.
 #[derive(Clone, Debug, Args)]
@@ -27,12 +28,9 @@ pub struct SamplerArgs {
     /// Noise of the draw between groups (default fresh); for --variant grouped.
     #[arg(long, value_parser = choice(GROUP_DRAWS))]
     pub group_draw: Option<GroupDraw>,
-    /// Number of threads (default: one per processor).
-    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_THREADS), allow_negative_numbers = true)]
-    pub threads: Option<usize>,
-    /// Instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the fastest of this machine).
-    #[arg(long, value_name = "ISA")]
-    pub isa: Option<Isa>,
+    /// Threads and instruction set.
+    #[command(flatten)]
+    pub cpu: CpuArgs,
 }
 
 const MERGES: &[(&str, &str, ShardMerge)] =
@@ -120,8 +118,8 @@ impl SamplerArgs {
             ),
             ("--group", self.group.is_some() && !(grouped || online), "without --variant grouped or online"),
             ("--group-draw", self.group_draw.is_some() && !grouped, "without --variant grouped"),
-            ("--threads", self.threads.is_some() && !cpu, context),
-            ("--isa", self.isa.is_some() && !cpu, context),
+            ("--threads", self.cpu.threads.is_some() && !cpu, context),
+            ("--isa", self.cpu.isa.is_some() && !cpu, context),
             (
                 "--backend cuda",
                 self.backend == BackendName::Cuda && reference,

@@ -1,7 +1,7 @@
 //! What is timed.
 
 use crate::bench::read;
-use crate::bench::record::{Memory, Section};
+use crate::bench::record::Section;
 use crate::bench::table::{GREEDY, PRODUCTS, READ};
 use crate::bench::timing::Contender;
 use crate::error::CommandError;
@@ -27,8 +27,8 @@ pub struct Inputs {
 pub struct Ours {
     /// Where they run.
     pub backend: Backend,
-    /// The variants, with their names.
-    pub variants: Vec<(String, VariantConfig)>,
+    /// The variants.
+    pub variants: Vec<VariantConfig>,
     /// Further instruction sets, for the tiled variant.
     pub isas: Vec<Isa>,
 }
@@ -149,13 +149,13 @@ impl Inputs {
             _ => on_gpu(weight)?,
         };
         contenders.push(Contender::new(GREEDY, draw(sampler(&VariantConfig::Tiled)?, peaked, argmax())));
-        for (name, variant) in &ours.variants {
+        for variant in &ours.variants {
             if *variant == VariantConfig::Tiled {
                 let drawn = draw(sampler(variant)?, gaussian, RowParams::default());
-                contenders.push(Contender::new(format!("{name}, gaussian"), drawn));
+                contenders.push(Contender::new(format!("{variant}, gaussian"), drawn));
             }
             let drawn = draw(sampler(variant)?, peaked, RowParams::default());
-            contenders.push(Contender::new(format!("{name}, peaked"), drawn));
+            contenders.push(Contender::new(format!("{variant}, peaked"), drawn));
         }
         if let Backend::Cpu(options) = &ours.backend {
             for &isa in &ours.isas {
@@ -174,21 +174,6 @@ impl Inputs {
         let section = Section::of_head("matmul and draw", rows, size, self.weight.dtype(), rounds);
         let threads = if let Backend::Cpu(options) = &ours.backend { Some(threads(options)) } else { None };
         Section { threads, ..section }
-    }
-
-    /// Peak memory of planning the tiled variant and drawing once.
-    ///
-    /// # Errors
-    /// What the backend refuses.
-    pub fn memory(&self, ours: &Ours, rows: usize) -> Result<Memory, CommandError> {
-        let head = Head::new(self.weight()?)?;
-        let states = self.states(Logits::Peaked, rows)?;
-        let once = || {
-            let sampler = sampler(head, ours.backend.clone(), VariantConfig::Tiled, rows)?;
-            draw(sampler, states, RowParams::default())()
-        };
-        let logits = (rows * self.weight.rows() * size_of::<f32>()) as u64;
-        Ok(Memory { what: "tiled".into(), rows, peak: super::memory::peak_rise(once)?, logits })
     }
 }
 

@@ -9,13 +9,11 @@
 //! | [`timing`] | contenders in turn |
 //! | [`read`] | the plain streaming read |
 //! | `cuda` | the plain read on a GPU (feature `cuda`) |
-//! | [`memory`] | peak memory of a piece of work |
 //! | [`record`], [`table`] | the results as JSON and text |
 
 pub mod cases;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-pub mod memory;
 pub mod read;
 pub mod record;
 pub mod table;
@@ -27,7 +25,9 @@ use crate::interrupt::Interrupt;
 use crate::output::line;
 use crate::{output, progress};
 use cases::{Inputs, Ours};
-use flash_sampling::{Backend, DType};
+#[cfg(feature = "cuda")]
+use flash_sampling::Backend;
+use flash_sampling::DType;
 use record::{Record, Section};
 use std::io::{self, Write};
 use std::path::Path;
@@ -104,7 +104,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
         record.protocol = Some("whole calls over host memory, by the host's clock".into());
     }
     for size in args.sizes() {
-        variants(&ours, &size, args.sizes.dtype.into(), &mut record, out, interrupt)?;
+        variants(&ours, &size, args.sizes.dtype, &mut record, out, interrupt)?;
     }
     end(&record, args.sizes.json.as_deref(), out)?;
     Ok(0)
@@ -124,9 +124,6 @@ pub fn variants(
 ) -> Result<(), CommandError> {
     let most = size.rows.iter().copied().max().unwrap_or(1);
     let inputs = Inputs::new(size.vocab, size.hidden, most, dtype)?;
-    if let Backend::Cpu(_) = ours.backend {
-        record.memory.push(inputs.memory(ours, most)?);
-    }
     for &rows in &size.rows {
         let section = inputs.section(ours, rows, size.rounds);
         let section = time(section, inputs.contenders(ours, rows)?, interrupt)?;
@@ -135,13 +132,12 @@ pub fn variants(
     Ok(())
 }
 
-/// Writes the legend and the memory, then the record.
+/// Writes the legend, then the record.
 ///
 /// # Errors
 /// [`CommandError::Write`].
 pub fn end(record: &Record, json: Option<&Path>, out: &mut dyn Write) -> Result<(), CommandError> {
     show(out, table::legend)?;
-    show(out, |out| record.memory.iter().try_for_each(|memory| table::memory(out, memory)))?;
     save(record, json)
 }
 

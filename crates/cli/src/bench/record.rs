@@ -32,8 +32,6 @@ pub struct Record {
     pub protocol: Option<String>,
     /// The sections, in order.
     pub sections: Vec<Section>,
-    /// Memory beyond the inputs.
-    pub memory: Vec<Memory>,
     /// How many rows of each kind one pass decides, by what they ask for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub certified: Vec<Certified>,
@@ -171,19 +169,6 @@ impl Passes {
     }
 }
 
-/// Peak memory of planning and drawing once, beyond the inputs.
-#[derive(Clone, Debug, Serialize)]
-pub struct Memory {
-    /// What was done.
-    pub what: String,
-    /// Rows of the batch.
-    pub rows: usize,
-    /// Bytes; `None` where the system does not tell.
-    pub peak: Option<u64>,
-    /// Bytes of float32 logits for these rows, which are never made.
-    pub logits: u64,
-}
-
 impl Section {
     /// Of draws from hidden states by a weight of `[vocab, hidden]`, without entries yet.
     pub fn of_head(
@@ -243,7 +228,6 @@ impl Record {
             gpu: None,
             protocol: None,
             sections: Vec::new(),
-            memory: Vec::new(),
             certified: Vec::new(),
             calls: Vec::new(),
             peers: None,

@@ -1,6 +1,6 @@
 //! The table of ratios, part by part.
 
-use crate::bench::record::{Memory, Record, Section};
+use crate::bench::record::{Record, Section};
 use crate::output::line;
 use std::io::{self, Write};
 
@@ -98,23 +98,4 @@ pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> i
         )?;
     }
     Ok(())
-}
-
-/// Writes what memory a piece of work took.
-///
-/// # Errors
-/// Those of `out`.
-pub fn memory(out: &mut dyn Write, memory: &Memory) -> io::Result<()> {
-    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-    let Memory { what, rows, peak, logits } = memory;
-    match peak {
-        Some(peak) => writeln!(
-            out,
-            "\nmemory beyond the inputs, {what}, {}: {:.1} MiB at most (the logits would take {:.1} MiB)",
-            line::count(*rows, "row"),
-            mib(*peak),
-            mib(*logits)
-        ),
-        None => writeln!(out, "\nmemory beyond the inputs: this system does not tell"),
-    }
 }

@@ -45,7 +45,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     args.check()?;
     let weights = Weights::open(args.text.model.as_deref())?;
     let tokenizer = TextTokenizer::open(&weights)?;
-    let model = weights.model(args.sampler.isa)?;
+    let model = weights.model(args.sampler.cpu.isa)?;
     let head = weights.head(&tokenizer, model.vocab_size())?;
     if args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1).is_none() {
         return Err(CommandError::usage("--seed and --num-sequences: the last seed exceeds 2^64 - 1"));
@@ -56,13 +56,13 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let (max_logprobs, canonical) = (requests.max_logprobs(), args.draws.canonical);
     let plan = |max_rows| Plan { max_rows, max_logprobs, canonical, ..Plan::default() };
     let prompt = tokenizer.encode(&args.text.prompt, model.config())?;
-    let pool = args.sampler.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
+    let pool = args.sampler.cpu.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
     let pool = pool.transpose().map_err(|error| CommandError::usage(format!("--threads: {error}")))?;
     let (rows, ahead) = (args.text.num_sequences as usize, args.text.draft_tokens.unwrap_or(DRAFT_TOKENS) as usize);
 
     let draft_weights =
         args.text.draft.as_deref().map(|folder| open_draft(folder, &tokenizer, interrupt)).transpose()?;
-    let draft_model = draft_weights.as_ref().map(|weights| weights.model(args.sampler.isa)).transpose()?;
+    let draft_model = draft_weights.as_ref().map(|weights| weights.model(args.sampler.cpu.isa)).transpose()?;
     let mut draft = None;
     if let (Some(weights), Some(draft_model)) = (&draft_weights, &draft_model) {
         // It proposes only tokens that both models can read.

@@ -1,13 +1,12 @@
 //! `flash-sampling info`: processor, kernels, GPUs and libraries of this machine.
 
 pub mod machine;
-mod processor;
 
 use crate::args::Format;
 use crate::error::CommandError;
 use flash_sampling::cuda::Probe;
 use flash_sampling::{DType, Isa};
-use machine::Machine;
+use machine::{Machine, proc_value};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};
@@ -33,8 +32,6 @@ const FOLDERS: [&str; 8] = [
 struct Info {
     version: &'static str,
     machine: Machine,
-    /// Processor features that kernels use, and whether the processor has them.
-    features: Vec<(&'static str, bool)>,
     /// Whether AMX can be used.
     amx: &'static str,
     /// Weight type, type of the hidden states, and the instruction set of their kernel.
@@ -49,6 +46,17 @@ struct Info {
     gpus: Vec<String>,
     /// Library and its file, if there is one.
     libraries: Vec<(&'static str, Option<PathBuf>)>,
+}
+
+/// Whether AMX can be used: Linux grants its registers to a process on request.
+fn amx() -> &'static str {
+    let flags = proc_value("/proc/cpuinfo", "flags").unwrap_or_default();
+    let is_present = ["amx_tile", "amx_bf16"].iter().all(|amx| flags.split(' ').any(|flag| flag == *amx));
+    match (is_present, Isa::Amx.is_available()) {
+        (_, true) => "the processor has it, and Linux permits its use",
+        (true, false) => "the processor has it, but Linux does not permit its use",
+        (false, false) => "the processor does not have it",
+    }
 }
 
 /// The names of NVIDIA GPUs from their kernel driver.
@@ -115,8 +123,7 @@ impl Info {
         Info {
             version: env!("CARGO_PKG_VERSION"),
             machine: Machine::this(),
-            features: processor::features(),
-            amx: processor::amx(),
+            amx: amx(),
             kernels: pairs.map(|(w, h)| (w.name(), h.name(), Isa::best_for(w, h).name())).collect(),
             cuda_backend,
             cuda_compiler,
@@ -128,18 +135,9 @@ impl Info {
     }
 
     fn write_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let list = |present: bool| {
-            let names: Vec<_> =
-                self.features.iter().filter(|(_, has)| *has == present).map(|(name, _)| *name).collect();
-            if names.is_empty() { "none".to_owned() } else { names.join(" ") }
-        };
         writeln!(out, "flash-sampling {}", self.version)?;
         writeln!(out, "processor          {}", self.machine)?;
-        if !self.features.is_empty() {
-            writeln!(out, "features           {}", list(true))?;
-            writeln!(out, "features missing   {}", list(false))?;
-            writeln!(out, "AMX                {}", self.amx)?;
-        }
+        writeln!(out, "AMX                {}", self.amx)?;
         for isa in Isa::ALL {
             writeln!(
                 out,

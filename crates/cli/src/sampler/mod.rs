@@ -7,8 +7,8 @@ use crate::error::CommandError;
 use flash_sampling::backend::group_size;
 use flash_sampling::cpu::CpuError;
 use flash_sampling::{
-    Backend, BackendConfig, BuildError, CpuOptions, GroupDraw, Head, Knob, PerturbedArgmax, Plan, ShardError,
-    ShardMerge, VariantConfig, build as build_config,
+    Backend, BackendConfig, BuildError, GroupDraw, Head, Knob, PerturbedArgmax, Plan, ShardError, ShardMerge,
+    VariantConfig, build as build_config,
 };
 
 /// Number of shards without `--shards`.
@@ -19,7 +19,7 @@ pub fn config(args: &SamplerArgs, plan: Plan, vocab: usize) -> BackendConfig {
     let group = args.group.unwrap_or_else(|| group_size(vocab));
     let backend = match (args.variant, args.backend) {
         (VariantName::Reference, _) => Backend::Reference,
-        (_, BackendName::Cpu) => Backend::Cpu(CpuOptions { isa: args.isa, threads: args.threads }),
+        (_, BackendName::Cpu) => Backend::Cpu(args.cpu.options()),
         (_, BackendName::Cuda) => Backend::Cuda { device: 0 },
     };
     let variant = match args.variant {

@@ -24,18 +24,11 @@ impl FlagsFactory {
         let weight = [0f32; 4];
         let head = Head::new(Matrix::new(&weight, 4, 1)?)?;
         let backend = sampler::build(head, &args, Plan::default())?.capabilities().backend;
-        let variant = match (args.variant, args.group_draw, args.merge) {
-            (VariantName::Grouped, Some(GroupDraw::Reuse), _) => "grouped-reuse",
-            (VariantName::Sharded, _, Some(ShardMerge::LogMass)) => "sharded-log-mass",
-            (VariantName::Tiled | VariantName::Reference, ..) => "tiled",
-            (VariantName::Grouped, ..) => "grouped",
-            (VariantName::Online, ..) => "online",
-            (VariantName::Sharded, ..) => "sharded",
-        };
-        // "cpu (avx512)" becomes "cpu/tiled/avx512".
+        let variant = sampler::config(&args, Plan::default(), 4).variant.to_string();
+        // "cpu (avx512)" becomes "cpu/grouped:512/avx512".
         let (place, isa) =
             backend.split_once(" (").map_or((backend, None), |(p, isa)| (p, Some(isa.trim_end_matches(')'))));
-        let name = [Some(place), Some(variant), isa].into_iter().flatten().collect::<Vec<_>>().join("/");
+        let name = [Some(place), Some(&*variant), isa].into_iter().flatten().collect::<Vec<_>>().join("/");
         Ok(FlagsFactory { args, name })
     }
 

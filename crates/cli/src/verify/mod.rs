@@ -35,7 +35,7 @@ pub struct Verdict {
 /// The outcomes of all selected laws.
 #[derive(Debug)]
 pub struct Report {
-    /// The sampler, such as `cpu/tiled/avx512`.
+    /// The sampler, such as `cpu/grouped:512/avx512`.
     pub sampler: String,
     /// The machine.
     pub machine: Machine,

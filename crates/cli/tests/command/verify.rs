@@ -17,7 +17,7 @@ fn laws_that_hold_make_a_report_with_plots() {
     let flags = ["verify", "--variant", "sharded", "--shards", "3", "--isa", "portable", "--report", &page];
     let result = run(&[&flags[..], &laws.each_ref().map(String::as_str)].concat());
     assert_eq!(result.code, 0, "{result:#?}");
-    assert!(result.stdout.starts_with("cpu/sharded/portable on "), "{}", result.stdout);
+    assert!(result.stdout.starts_with("cpu/sharded:3/portable on "), "{}", result.stdout);
     assert!(result.stdout.contains("alpha 1e-6") && result.stdout.ends_with("checks)\n"), "{}", result.stdout);
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() >= 2);
