@@ -4,95 +4,36 @@ use super::write_json;
 use crate::args::{Format, KernelsBuildArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::output::progress;
+use crate::output::{line, progress};
 use flash_sampling::BuildError;
-use flash_sampling::cuda::{Architecture, Resources, ahead, cache};
-use serde::Serialize;
+use flash_sampling::cuda::ahead::{self, Built, Report};
+use flash_sampling::cuda::{Architecture, Resources, cache};
+use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// One compiled kernel instance.
-#[derive(Debug, Serialize)]
-struct Line {
-    architecture: String,
-    kernel: &'static str,
-    instance: String,
-    path: PathBuf,
-    /// Whether it was compiled now, or was in the folder.
-    compiled: bool,
-    errors: Vec<String>,
-    /// Only with `--check`.
-    #[serde(flatten)]
-    report: Option<Report>,
+/// Reasons not to use an instance.
+fn refused(built: &Built) -> impl Iterator<Item = &String> {
+    let hot = built.report.iter().filter(|report| report.hot);
+    built.errors.iter().chain(hot.flat_map(|report| &report.faults))
 }
 
-/// The result of `--check`.
-#[derive(Debug, Serialize)]
-struct Report {
-    hot: bool,
-    functions: Vec<Function>,
-    warnings: Vec<String>,
-    faults: Vec<String>,
+/// Kernel, instance and architecture.
+fn name(built: &Built) -> String {
+    format!("{} for {}", format!("{} {}", built.kernel, built.instance).trim_end(), built.architecture)
 }
 
-/// One function of an instance.
-#[derive(Debug, Serialize)]
-struct Function {
-    name: String,
-    registers: u32,
-    shared_bytes: u32,
-    local_bytes: u32,
-    spilled_bytes: u32,
+/// The functions of a report: entry points, and other functions with local memory.
+fn functions(report: &Report) -> impl Iterator<Item = &Resources> {
+    report.resources.iter().filter(|function| function.entry || function.stack + spilled(function) > 0)
 }
 
-impl Function {
-    /// Resources of an entry point, or of another function with local memory.
-    fn of(resources: Resources) -> Option<Function> {
-        let spilled_bytes = resources.spill_stores + resources.spill_loads;
-        let is_listed = resources.entry || resources.stack + spilled_bytes > 0;
-        is_listed.then_some(Function {
-            name: resources.function,
-            registers: resources.registers,
-            shared_bytes: resources.shared,
-            local_bytes: resources.stack,
-            spilled_bytes,
-        })
-    }
-}
-
-impl Line {
-    fn of(built: ahead::Built) -> Line {
-        let report = built.report.map(|report| Report {
-            hot: report.hot,
-            functions: report.resources.into_iter().filter_map(Function::of).collect(),
-            warnings: report.warnings,
-            faults: report.faults,
-        });
-        Line {
-            architecture: built.architecture.to_string(),
-            kernel: built.kernel,
-            instance: built.instance,
-            path: built.path,
-            compiled: built.compiled,
-            errors: built.errors,
-            report,
-        }
-    }
-
-    /// Reasons not to use the instance.
-    fn refused(&self) -> impl Iterator<Item = &String> {
-        let hot = self.report.iter().filter(|report| report.hot);
-        self.errors.iter().chain(hot.flat_map(|report| &report.faults))
-    }
-
-    /// Kernel and instance.
-    fn name(&self) -> String {
-        format!("{} {}", self.kernel, self.instance).trim_end().to_owned()
-    }
+fn spilled(function: &Resources) -> u32 {
+    function.spill_stores + function.spill_loads
 }
 
 /// Compiles missing kernels, or all. The exit code is 1 if `--check` finds a fault in a hot kernel.
@@ -112,10 +53,10 @@ pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &In
     };
     let (bar, start) = (progress::bar("compiling", ahead::count(&architectures, &files) as u64), Instant::now());
     let mut lines = Vec::new();
-    let mut each = |built: ahead::Built| {
+    let mut each = |built: Built| {
         bar.set_message(format!("{} for {}", built.kernel, built.architecture));
         bar.inc(1);
-        lines.push(Line::of(built));
+        lines.push(built);
         if interrupt.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let outcome = ahead::build(&architectures, &files, &folder, anew, jobs, &mut each);
@@ -123,25 +64,20 @@ pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &In
     outcome.map_err(BuildError::from)?;
     interrupt.check()?;
     // Short names first, which have smaller numbers.
-    lines.sort_by_cached_key(|line| {
-        let [instance, architecture] = [&line.instance, &line.architecture].map(|name| (name.len(), name.clone()));
-        (line.kernel, instance, architecture)
-    });
-    for line in &lines {
-        for fault in line.refused() {
-            tracing::warn!("{} for {}: {fault}", line.name(), line.architecture);
-        }
+    lines.sort_by_cached_key(|built| (built.kernel, built.instance.len(), built.instance.clone(), built.architecture));
+    for built in &lines {
+        refused(built).for_each(|fault| tracing::warn!("{}: {fault}", name(built)));
     }
     let summary = summary(&lines, &folder, start.elapsed());
     let written = match args.format {
         Format::Text => write_text(out, &lines, &summary),
         Format::Json => {
             tracing::info!("{summary}");
-            write_json(out, &lines)
+            write_json(out, lines.iter().map(json))
         }
     };
     written.map_err(CommandError::write("to standard output"))?;
-    Ok(u8::from(args.check && lines.iter().any(|line| line.refused().next().is_some())))
+    Ok(u8::from(args.check && lines.iter().any(|built| refused(built).next().is_some())))
 }
 
 fn architectures(args: &KernelsBuildArgs) -> Result<Vec<Architecture>, CommandError> {
@@ -161,56 +97,58 @@ fn files(args: &KernelsBuildArgs) -> Result<Vec<&str>, CommandError> {
 }
 
 /// What was done, in a line.
-fn summary(lines: &[Line], folder: &Path, took: Duration) -> String {
-    let are = if lines.len() == 1 { "kernel is" } else { "kernels are" };
-    let compiled = lines.iter().filter(|line| line.compiled).count();
+fn summary(lines: &[Built], folder: &Path, took: Duration) -> String {
+    let compiled = lines.iter().filter(|built| built.compiled).count();
     let how = match lines.len() - compiled {
         0 => format!("compiled in {:.1} s", took.as_secs_f64()),
         _ if compiled == 0 => "there before".to_owned(),
         there => format!("{compiled} compiled in {:.1} s, {there} there before", took.as_secs_f64()),
     };
-    format!("{} {are} in {}: {how}", lines.len(), folder.display())
+    format!("{} in {}: {how}", line::count(lines.len(), "kernel"), folder.display())
 }
 
-fn write_text(out: &mut dyn Write, lines: &[Line], summary: &str) -> io::Result<()> {
-    let reported: Vec<_> = lines.iter().filter_map(|line| Some((line, line.report.as_ref()?))).collect();
-    if !reported.is_empty() {
-        write_table(out, &reported)?;
+/// With `--check`, also the resources and the report of each instance.
+fn json(built: &Built) -> Value {
+    let mut json = json!({
+        "architecture": built.architecture.to_string(),
+        "kernel": built.kernel,
+        "instance": built.instance,
+        "path": built.path,
+        "compiled": built.compiled,
+        "errors": built.errors,
+    });
+    if let Some(report) = &built.report {
+        let function = |function: &Resources| {
+            json!({
+                "name": function.function,
+                "registers": function.registers,
+                "shared_bytes": function.shared,
+                "local_bytes": function.stack,
+                "spilled_bytes": spilled(function),
+            })
+        };
+        json["hot"] = report.hot.into();
+        json["functions"] = functions(report).map(function).collect();
+        json["warnings"] = report.warnings.clone().into();
+        json["faults"] = report.faults.clone().into();
     }
-    writeln!(out, "{summary}")
+    json
 }
 
-fn write_table(out: &mut dyn Write, reported: &[(&Line, &Report)]) -> io::Result<()> {
-    let rows = || reported.iter().flat_map(|(line, report)| report.functions.iter().map(move |f| (line, report, f)));
-    let instances = reported.iter().map(|(line, _)| line.name().len()).max().unwrap_or(0);
-    let functions = rows().map(|(.., function)| function.name.len()).max().unwrap_or(0).max(8);
-    writeln!(
-        out,
-        "{:<instances$}  {:<7}  {:<functions$}  {:>9}  {:>6}  {:>5}  {:>7}  verdict",
-        "kernel", "arch", "function", "registers", "shared", "local", "spilled"
-    )?;
-    for (line, report, function) in rows() {
-        let verdict = match (line.refused().next(), report.faults.is_empty()) {
+fn write_text(out: &mut dyn Write, lines: &[Built], summary: &str) -> io::Result<()> {
+    for (built, report) in lines.iter().filter_map(|built| Some((built, built.report.as_ref()?))) {
+        let verdict = match (refused(built).next(), report.faults.is_empty()) {
             (Some(_), _) => "FAULTY",
             (None, true) => "good",
             (None, false) => "good enough: not hot",
         };
-        writeln!(
-            out,
-            "{:<instances$}  {:<7}  {:<functions$}  {:>9}  {:>6}  {:>5}  {:>7}  {verdict}",
-            line.name(),
-            line.architecture,
-            function.name,
-            function.registers,
-            function.shared_bytes,
-            function.local_bytes,
-            function.spilled_bytes,
-        )?;
-    }
-    for (line, report) in reported {
-        for warning in &report.warnings {
-            writeln!(out, "{} for {}: {warning}", line.name(), line.architecture)?;
+        writeln!(out, "{}: {verdict}", name(built))?;
+        for function in functions(report) {
+            let Resources { function: name, registers, shared, stack, .. } = function;
+            let spilled = spilled(function);
+            writeln!(out, "  {name}: {registers} registers, bytes {shared} shared, {stack} local, {spilled} spilled")?;
         }
+        report.warnings.iter().try_for_each(|warning| writeln!(out, "  {warning}"))?;
     }
-    Ok(())
+    writeln!(out, "{summary}")
 }

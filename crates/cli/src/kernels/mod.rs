@@ -6,7 +6,7 @@ mod list;
 use crate::args::KernelsCommand;
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use serde::Serialize;
+use serde_json::Value;
 use std::io::{self, Write};
 
 /// Runs a subcommand. The exit code is 1 if `build --check` finds a fault in a hot kernel.
@@ -20,10 +20,6 @@ pub fn run(command: &KernelsCommand, out: &mut dyn Write, interrupt: &Interrupt)
     }
 }
 
-fn write_json<T: Serialize>(out: &mut dyn Write, lines: &[T]) -> io::Result<()> {
-    for line in lines {
-        serde_json::to_writer(&mut *out, line)?;
-        writeln!(out)?;
-    }
-    Ok(())
+fn write_json(out: &mut dyn Write, lines: impl IntoIterator<Item = Value>) -> io::Result<()> {
+    lines.into_iter().try_for_each(|line| writeln!(out, "{line}"))
 }

@@ -102,8 +102,8 @@ mod with_cuda {
                 listing.stdout.lines().count() == 1 && listing.stdout.contains(end) && listing.stderr.is_empty();
             assert!(listing.code == 0 && is_line, "{listing:#?}");
         };
-        one_line(&[], &format!("{all} kernels are in {ahead}: there before"));
-        one_line(&["--force"], &format!("{all} kernels are in {ahead}: compiled in "));
+        one_line(&[], &format!("{all} kernels in {ahead}: there before"));
+        one_line(&["--force"], &format!("{all} kernels in {ahead}: compiled in "));
         std::fs::remove_file(built[0]["path"].as_str().unwrap()).unwrap();
         one_line(&[], &format!("{} there before", all - 1));
         run(&["kernels", "build", "--force", "--check"]).assert_refused("'--force' cannot be used with '--check'");
