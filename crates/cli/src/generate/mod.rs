@@ -7,7 +7,6 @@
 mod batch;
 mod draft;
 mod engine;
-mod progress;
 mod report;
 mod requests;
 mod sequence;
@@ -24,7 +23,6 @@ use batch::Batch;
 use draft::Draft;
 use engine::Engine;
 use flash_sampling::Plan;
-use progress::Progress;
 use report::Report;
 use requests::Requests;
 use std::io::Write;
@@ -52,7 +50,6 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     }
     weights.check_eos(head.vocab_size())?;
     let requests = Requests::open(args, &model.config().eos, head.vocab_size())?;
-    weights.read(interrupt)?;
     let (max_logprobs, canonical) = (requests.max_logprobs(), args.draws.canonical);
     let plan = |max_rows| Plan { max_rows, max_logprobs, canonical, ..Plan::default() };
     let prompt = tokenizer.encode(&args.text.prompt, model.config())?;
@@ -60,8 +57,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let pool = pool.transpose().map_err(|error| CommandError::usage(format!("--threads: {error}")))?;
     let (rows, ahead) = (args.text.num_sequences as usize, args.text.draft_tokens.unwrap_or(DRAFT_TOKENS) as usize);
 
-    let draft_weights =
-        args.text.draft.as_deref().map(|folder| open_draft(folder, &tokenizer, interrupt)).transpose()?;
+    let draft_weights = args.text.draft.as_deref().map(|folder| open_draft(folder, &tokenizer)).transpose()?;
     let draft_model = draft_weights.as_ref().map(|weights| weights.model(args.sampler.cpu.isa)).transpose()?;
     let mut draft = None;
     if let (Some(weights), Some(draft_model)) = (&draft_weights, &draft_model) {
@@ -78,14 +74,11 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let mut writer = Writer::new(args, &tokenizer, &requests, out);
     let mut batch = Batch::start(args, &tokenizer, (engine, &requests), &prompt, &mut report)?.with_draft(draft);
     let limit = model.config().max_positions;
-    let progress = Progress::new(args, limit - prompt.len());
     while batch.is_active() {
         let step = interrupt.check().and_then(|()| batch.step(&mut report));
         step.inspect_err(|_| writer.end_line())?;
-        progress.suspend(|| writer.write_new(batch.sequences()))?;
-        progress.update(batch.sequences());
+        writer.write_new(batch.sequences())?;
     }
-    progress.end();
     let cut = batch.sequences().iter().filter(|sequence| sequence.is_cut(args.text.max_tokens, limit)).count();
     if cut > 0 {
         let (all, limit) = (line::count(args.text.num_sequences, "sequence"), line::count(limit, "position"));
@@ -96,10 +89,9 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
 }
 
 /// Opens the model of `--draft`, which must have the same tokens.
-fn open_draft(folder: &Path, tokenizer: &TextTokenizer, interrupt: &Interrupt) -> Result<Weights, CommandError> {
+fn open_draft(folder: &Path, tokenizer: &TextTokenizer) -> Result<Weights, CommandError> {
     let weights = Weights::open(Some(folder))?;
     if TextTokenizer::open(&weights)?.has_tokens_of(tokenizer) {
-        weights.read(interrupt)?;
         return Ok(weights);
     }
     let message = format!("--draft {}: its tokenizer has different tokens from the model's", folder.display());

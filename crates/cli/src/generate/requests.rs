@@ -17,9 +17,6 @@ pub(super) struct Requests {
 
 impl Requests {
     /// Reads `--params` or the flags, and checks tokens against the vocabulary.
-    ///
-    /// # Errors
-    /// An invalid file, fields that `generate` does not support, flags without effect.
     pub(super) fn open(args: &GenerateArgs, eos: &[u32], vocab_size: u32) -> Result<Self, CommandError> {
         let file = args.draws.params.as_deref().map(|path| (path, RequestKind::Sequence));
         let placeholder = ineffective_flags::placeholder_history();
@@ -45,11 +42,11 @@ impl Requests {
                 let mut fields = args.fields();
                 fields.stop_token_ids.extend_from_slice(eos);
                 let params = values::build(fields, Some(vocab_size))?;
-                ineffective_flags::refuse(&ineffective_flags::knobs(&params.row(0, 0, Some(placeholder))))?;
+                ineffective_flags::refuse(&ineffective_flags::knobs(&params.row(0, 0, Some(&placeholder))))?;
                 vec![params]
             }
         };
-        let rows = each.iter().map(|params| params.row(0, 0, Some(placeholder)));
+        let rows = each.iter().map(|params| params.row(0, 0, Some(&placeholder)));
         rows.clone().try_for_each(|row| unsupported::check(&args.sampler, args.draws.canonical, &row))?;
         ineffective_flags::warn(file, unsupported::knobs(&args.sampler, args.draws.canonical), vocab_size, rows);
         Ok(Requests { seed: args.draws.seed.unwrap_or(0), each })

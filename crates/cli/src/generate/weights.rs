@@ -8,8 +8,7 @@ use crate::input::checkpoint::Checkpoint;
 use crate::input::checkpoint_files::CheckpointFiles;
 use crate::input::loaded_head::LoadedHead;
 use crate::input::tensor::{Role, Tensor};
-use crate::interrupt::Interrupt;
-use crate::output::{line, progress};
+use crate::output::line;
 use flash_sampling::{CpuError, Head, Isa};
 use flash_sampling_models::{Model, ModelConfig, ModelError};
 use std::collections::HashMap;
@@ -66,19 +65,6 @@ impl Weights {
         }
         tracing::debug!("{config:?}");
         Ok(Weights { files, config, has_generation_eos, tensors, head })
-    }
-
-    /// Reads all mapped pages once, so that the first tokens do not wait for the disk.
-    pub(super) fn read(&self, interrupt: &Interrupt) -> Result<(), CommandError> {
-        let all = || self.tensors.values().chain([&self.head.weight]).map(Tensor::bytes);
-        let bar = progress::bar("loading", all().map(|bytes| bytes.len() as u64).sum());
-        for part in all().flat_map(|bytes| bytes.chunks(1 << 22)) {
-            interrupt.check()?;
-            std::hint::black_box(part.iter().step_by(4096).fold(0u8, |sum, byte| sum ^ byte));
-            bar.inc(part.len() as u64);
-        }
-        bar.finish_and_clear();
-        Ok(())
     }
 
     /// Logs what the files say about the head.

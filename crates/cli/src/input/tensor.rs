@@ -47,9 +47,6 @@ pub enum Role {
 
 impl Role {
     /// The shape as rows and columns.
-    ///
-    /// # Errors
-    /// [`Problem::Shape`].
     pub fn rows_cols(self, tensor: &str, shape: &[usize]) -> Result<(usize, usize), Problem> {
         let expected = match (self, shape) {
             (Role::Weight | Role::Hidden | Role::Layer, &[rows, cols]) if rows > 0 && cols > 0 => {
@@ -76,9 +73,6 @@ pub struct Tensor {
 }
 
 /// Maps a file into memory.
-///
-/// # Errors
-/// [`Problem::Io`] if it cannot be opened or mapped.
 pub fn map(path: &Path) -> Result<Mmap, LoadError> {
     let map = || {
         let file = File::open(path)?;
@@ -115,9 +109,6 @@ impl Tensor {
     }
 
     /// [`Tensor::from_safetensors`] with a parsed header.
-    ///
-    /// # Errors
-    /// As [`Tensor::from_safetensors`].
     pub fn located(map: &Arc<Mmap>, header: &Header, name: Option<&str>, role: Role) -> Result<Self, Problem> {
         let found = header.locate(name)?;
         let (rows, cols) = role.rows_cols(&found.name, &found.shape)?;
@@ -152,16 +143,8 @@ impl Tensor {
     }
 
     /// The matrix.
-    ///
-    /// # Errors
-    /// [`HeadError`]: an unsupported shape.
     pub fn matrix(&self) -> Result<Matrix<'_>, HeadError> {
         Matrix::from_bytes(&self.map[self.range.clone()], self.dtype, self.rows, self.cols, self.cols)
-    }
-
-    /// Its bytes, in C order.
-    pub fn bytes(&self) -> &[u8] {
-        &self.map[self.range.clone()]
     }
 
     /// Number of rows.
