@@ -89,7 +89,8 @@ impl GenerateArgs {
         // The model has tokens that end a sequence.
         fields.stop_token_ids.push(0);
         let params = values::build(fields, None)?;
-        let row = params.row(0, 0, Some(ineffective_flags::placeholder_history()));
+        let history = ineffective_flags::placeholder_history();
+        let row = params.row(0, 0, Some(&history));
         let (least, most) = (row.min_tokens, self.text.max_tokens);
         if least > most {
             return Err(CommandError::usage(format!("--min-tokens is {least}, but --max-tokens is {most}")));

@@ -7,44 +7,27 @@ use crate::output::line;
 use flash_sampling::{History, Knob, Knobs, RowParams};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::LazyLock;
-
-/// Why a field has no effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reason {
-    /// It needs one of these fields.
-    Without(&'static [&'static str]),
-    /// Another field has this value.
-    At(&'static str, &'static str),
-}
 
 /// A field without effect beside the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ineffective {
     /// The field's name in parameter files.
     field: &'static str,
-    reason: Reason,
+    /// The reason, with `$` before names of fields.
+    reason: &'static str,
 }
 
 impl Ineffective {
     /// One line; `name` maps fields to the names that the user knows.
     fn message(&self, name: impl Fn(&str) -> String) -> String {
-        let field = name(self.field);
-        match self.reason {
-            Reason::Without(others) => {
-                let others: Vec<_> = others.iter().map(|other| name(other)).collect();
-                format!("{field} has no effect without {}", others.join(" or "))
-            }
-            Reason::At(other, value) => format!("{field} has no effect at {} {value}", name(other)),
-        }
+        let word = |word: &str| word.strip_prefix('$').map_or_else(|| word.to_owned(), &name);
+        let reason: Vec<_> = self.reason.split(' ').map(word).collect();
+        format!("{} has no effect {}", name(self.field), reason.join(" "))
     }
 }
 
 /// Refuses flags without effect. Filters of a greedy row are no error, since users sweep the temperature and leave the
 /// filters.
-///
-/// # Errors
-/// [`CommandError::Usage`], which names the first flag.
 pub(crate) fn refuse(ineffective: &[Ineffective]) -> Result<(), CommandError> {
     let refused = ineffective.iter().find(|flag| flag.reason != GREEDY);
     refused.map_or(Ok(()), |refused| Err(CommandError::usage(refused.message(flag))))
@@ -83,9 +66,6 @@ pub(crate) fn warn<'a>(
 }
 
 /// Refuses a flag for seeds if every object of a parameter file has its own seed.
-///
-/// # Errors
-/// [`CommandError::Usage`], which names the flag.
 pub(crate) fn refuse_seed(flag: Option<&str>, requests: &Requests) -> Result<(), CommandError> {
     match flag {
         Some(flag) if requests.iter().all(|request| request.params.fields().seed.is_some()) => {
@@ -96,64 +76,53 @@ pub(crate) fn refuse_seed(flag: Option<&str>, requests: &Requests) -> Result<(),
 }
 
 /// A stand-in for the sequence of `generate`, which will have a prompt and an output.
-pub(crate) fn placeholder_history() -> &'static History {
-    static PLACEHOLDER: LazyLock<History> = LazyLock::new(|| {
-        let mut history = History::new(&[0]);
-        history.push(0);
-        history
-    });
-    &PLACEHOLDER
+pub(crate) fn placeholder_history() -> History {
+    let mut history = History::new(&[0]);
+    history.push(0);
+    history
 }
 
-const TOKENS: Reason = Reason::Without(&["prompt_token_ids", "output_token_ids"]);
-const OUTPUT: Reason = Reason::Without(&["output_token_ids"]);
-const DRY: Reason = Reason::Without(&["dry_multiplier"]);
-const GREEDY: Reason = Reason::At("temperature", "0");
-const FILTERS: Reason =
-    Reason::Without(&["top_k", "top_p", "min_p", "top_n_sigma", "epsilon_cutoff", "typical_p", "xtc_probability"]);
+const TOKENS: &str = "without $prompt_token_ids or $output_token_ids";
+const OUTPUT: &str = "without $output_token_ids";
+const DRY: &str = "without $dry_multiplier";
+const GREEDY: &str = "at $temperature 0";
+const XTC: &str = "without $xtc_probability";
+const OUTPUT_KNOBS: &str =
+    "without $repetition_penalty or $frequency_penalty or $presence_penalty or $dry_multiplier or $min_tokens";
+const FILTERS: &str =
+    "without $top_k or $top_p or $min_p or $top_n_sigma or $epsilon_cutoff or $typical_p or $xtc_probability";
 
 /// The knobs of a row that differ from their defaults without effect. (A greedy row refuses filters that may drop the
 /// largest logit.)
 pub(crate) fn knobs(row: &RowParams<'_>) -> Vec<Ineffective> {
     let (off, on) = (RowParams::default(), row.enabled());
-    let tokens = row.history.map_or(0, |history| history.tokens().len());
-    let output = row.history.map_or(0, |history| history.output().len());
+    let has_tokens = row.history.is_some_and(|history| !history.tokens().is_empty());
+    let has_output = row.history.is_some_and(|history| !history.output().is_empty());
     let has_dry = row.dry_multiplier != 0.0;
-    let greedy = |knob| row.temperature == 0.0 && on.contains(knob);
     let has_filter = !on.intersection(Knobs::FILTERS).is_empty();
+    let without_dry = |is_set: bool| is_set && !has_dry;
+    let greedy = |knob| row.temperature == 0.0 && on.contains(knob);
     collect([
-        ("min_tokens", row.min_tokens > 0 && row.stop_token_ids.is_empty(), Reason::Without(&["stop_token_ids"])),
-        ("repetition_penalty", on.contains(Knob::RepetitionPenalty) && tokens == 0, TOKENS),
-        ("frequency_penalty", on.contains(Knob::FrequencyPenalty) && output == 0, OUTPUT),
-        ("presence_penalty", on.contains(Knob::PresencePenalty) && output == 0, OUTPUT),
-        ("dry_multiplier", has_dry && tokens == 0, TOKENS),
-        ("dry_multiplier", has_dry && row.dry_penalty_last_n == 0, Reason::At("dry_penalty_last_n", "0")),
-        ("dry_base", row.dry_base != off.dry_base && !has_dry, DRY),
-        ("dry_allowed_length", row.dry_allowed_length != off.dry_allowed_length && !has_dry, DRY),
-        ("dry_penalty_last_n", row.dry_penalty_last_n != off.dry_penalty_last_n && !has_dry, DRY),
-        ("dry_sequence_breakers", !row.dry_sequence_breakers.is_empty() && !has_dry, DRY),
+        ("min_tokens", row.min_tokens > 0 && row.stop_token_ids.is_empty(), "without $stop_token_ids"),
+        ("repetition_penalty", on.contains(Knob::RepetitionPenalty) && !has_tokens, TOKENS),
+        ("frequency_penalty", on.contains(Knob::FrequencyPenalty) && !has_output, OUTPUT),
+        ("presence_penalty", on.contains(Knob::PresencePenalty) && !has_output, OUTPUT),
+        ("dry_multiplier", has_dry && !has_tokens, TOKENS),
+        ("dry_multiplier", has_dry && row.dry_penalty_last_n == 0, "at $dry_penalty_last_n 0"),
+        ("dry_base", without_dry(row.dry_base != off.dry_base), DRY),
+        ("dry_allowed_length", without_dry(row.dry_allowed_length != off.dry_allowed_length), DRY),
+        ("dry_penalty_last_n", without_dry(row.dry_penalty_last_n != off.dry_penalty_last_n), DRY),
+        ("dry_sequence_breakers", without_dry(!row.dry_sequence_breakers.is_empty()), DRY),
         ("top_k", greedy(Knob::TopK), GREEDY),
         ("top_p", greedy(Knob::TopP), GREEDY),
         ("min_p", greedy(Knob::MinP), GREEDY),
         ("top_n_sigma", greedy(Knob::TopNSigma), GREEDY),
         ("epsilon_cutoff", greedy(Knob::EpsilonCutoff), GREEDY),
-        (
-            "xtc_threshold",
-            row.xtc_threshold != off.xtc_threshold && row.xtc_probability == 0.0,
-            Reason::Without(&["xtc_probability"]),
-        ),
+        ("xtc_threshold", row.xtc_threshold != off.xtc_threshold && row.xtc_probability == 0.0, XTC),
         // Two tokens cannot both have more than half of the mass.
-        (
-            "xtc_probability",
-            row.xtc_probability != 0.0 && row.xtc_threshold > 0.5,
-            Reason::At("xtc_threshold", "above 0.5"),
-        ),
+        ("xtc_probability", row.xtc_probability != 0.0 && row.xtc_threshold > 0.5, "at $xtc_threshold above 0.5"),
         ("order", row.order != off.order && !has_filter, FILTERS),
-        (
-            "logprobs_mode",
-            row.logprobs_mode != off.logprobs_mode && row.logprobs.is_none(),
-            Reason::Without(&["logprobs"]),
-        ),
+        ("logprobs_mode", row.logprobs_mode != off.logprobs_mode && row.logprobs.is_none(), "without $logprobs"),
     ])
 }
 
@@ -163,26 +132,16 @@ pub(super) fn lists(row: &RowParams<'_>) -> Vec<Ineffective> {
     let of_all = on.contains(Knob::RepetitionPenalty) || on.contains(Knob::DryMultiplier);
     let of_output =
         [Knob::FrequencyPenalty, Knob::PresencePenalty, Knob::MinTokens].into_iter().any(|k| on.contains(k));
-    let prompt = row.history.map_or(0, |history| history.prompt().len());
-    let output = row.history.map_or(0, |history| history.output().len());
+    let has_prompt = row.history.is_some_and(|history| !history.prompt().is_empty());
+    let has_output = row.history.is_some_and(|history| !history.output().is_empty());
     collect([
-        ("prompt_token_ids", prompt > 0 && !of_all, Reason::Without(&["repetition_penalty", "dry_multiplier"])),
-        (
-            "output_token_ids",
-            output > 0 && !of_all && !of_output,
-            Reason::Without(&[
-                "repetition_penalty",
-                "frequency_penalty",
-                "presence_penalty",
-                "dry_multiplier",
-                "min_tokens",
-            ]),
-        ),
-        ("stop_token_ids", !row.stop_token_ids.is_empty() && row.min_tokens == 0, Reason::Without(&["min_tokens"])),
+        ("prompt_token_ids", has_prompt && !of_all, "without $repetition_penalty or $dry_multiplier"),
+        ("output_token_ids", has_output && !of_all && !of_output, OUTPUT_KNOBS),
+        ("stop_token_ids", !row.stop_token_ids.is_empty() && row.min_tokens == 0, "without $min_tokens"),
     ])
 }
 
-fn collect<const N: usize>(table: [(&'static str, bool, Reason); N]) -> Vec<Ineffective> {
+fn collect<const N: usize>(table: [(&'static str, bool, &'static str); N]) -> Vec<Ineffective> {
     let ineffective = table.into_iter().filter(|(_, is_ineffective, _)| *is_ineffective);
     ineffective.map(|(field, _, reason)| Ineffective { field, reason }).collect()
 }

@@ -70,11 +70,6 @@ pub enum ExchangeName {
 /// Maximum of ranks on GPUs of one process.
 const MAX_GPUS: usize = 32;
 
-/// The flag that selects ranks on GPUs.
-fn gpu_flag(transport: TransportName) -> &'static str {
-    if transport == TransportName::Mpi { "--exchange" } else { "--transport" }
-}
-
 /// The first GPU that the list repeats.
 fn duplicate(devices: &[usize]) -> Option<usize> {
     let duplicate = devices.iter().enumerate().find(|(at, device)| devices[..*at].contains(device));
@@ -168,39 +163,45 @@ impl TransportArgs {
     /// # Errors
     /// [`CommandError::Usage`], which names the flag.
     pub fn check(&self, sampler: &SamplerArgs) -> Result<(), CommandError> {
-        let usage = |what: &str| Err(CommandError::usage(what));
-        match self.transport {
-            None if self.time_limit.is_some() => usage("--time-limit has no effect without --transport"),
-            None if self.check_tokens => usage("--check-tokens has no effect without --transport"),
-            None if self.exchange.is_some() => usage("--exchange has no effect without --transport mpi"),
-            None if self.world.is_some() => usage("--world has no effect without --transport"),
-            None if !self.devices.is_empty() => usage("--devices has no effect without --transport"),
-            None => Ok(()),
-            Some(_) if sampler.variant == VariantName::Sharded => {
-                usage("--variant sharded has its shards in one process; --transport has one for each rank")
-            }
-            Some(TransportName::Mpi) if self.world.is_some() => usage("--world has no effect with --transport mpi"),
-            Some(TransportName::Mpi) if self.exchange() == ExchangeName::Host => match self.devices.is_empty() {
-                true => Ok(()),
-                false => usage("--devices has no effect with --transport mpi without --exchange peers or nccl"),
-            },
-            Some(TransportName::Peers | TransportName::Nccl) if self.exchange.is_some() => {
-                usage("--exchange is for --transport mpi: --transport peers and nccl are exchanges themselves")
-            }
-            Some(transport) if (sampler.backend, sampler.variant) != (BackendName::Cuda, VariantName::Tiled) => {
-                usage(&format!("{} peers and nccl need --backend cuda and --variant tiled", gpu_flag(transport)))
-            }
-            Some(transport) if sampler.merge == Some(ShardMerge::LogMass) => {
-                usage(&format!("--merge log-mass is not supported with {} peers and nccl", gpu_flag(transport)))
-            }
-            Some(TransportName::Mpi) => match duplicate(&self.devices) {
-                // GPU 0 may differ between processes; NCCL checks that.
-                Some(device) if device > 0 && self.exchange() == ExchangeName::Nccl => {
-                    usage(&format!("--devices names GPU {device} twice, but NCCL needs one GPU per rank"))
-                }
-                _ => Ok(()),
-            },
-            Some(TransportName::Peers | TransportName::Nccl) => self.gpus().map(drop),
+        let (none, mpi) = (self.transport.is_none(), self.transport == Some(TransportName::Mpi));
+        let (of_gpus, flag) = (self.exchange() != ExchangeName::Host, if mpi { "--exchange" } else { "--transport" });
+        // GPU 0 may differ between processes; NCCL checks that.
+        let shared = duplicate(&self.devices).filter(|device| *device > 0 && self.exchange() == ExchangeName::Nccl);
+        let is_tiled_on_gpu = (sampler.backend, sampler.variant) == (BackendName::Cuda, VariantName::Tiled);
+        let without = |flag: &str| format!("{flag} has no effect without --transport");
+        let wrong = [
+            (none && self.time_limit.is_some(), without("--time-limit")),
+            (none && self.check_tokens, without("--check-tokens")),
+            (none && self.exchange.is_some(), without("--exchange") + " mpi"),
+            (none && self.world.is_some(), without("--world")),
+            (none && !self.devices.is_empty(), without("--devices")),
+            (
+                !none && sampler.variant == VariantName::Sharded,
+                "--variant sharded has its shards in one process; --transport has one for each rank".into(),
+            ),
+            (mpi && self.world.is_some(), "--world has no effect with --transport mpi".into()),
+            (
+                mpi && !of_gpus && !self.devices.is_empty(),
+                "--devices has no effect with --transport mpi without --exchange peers or nccl".into(),
+            ),
+            (
+                !mpi && self.exchange.is_some(),
+                "--exchange is for --transport mpi: --transport peers and nccl are exchanges themselves".into(),
+            ),
+            (of_gpus && !is_tiled_on_gpu, format!("{flag} peers and nccl need --backend cuda and --variant tiled")),
+            (
+                of_gpus && sampler.merge == Some(ShardMerge::LogMass),
+                format!("--merge log-mass is not supported with {flag} peers and nccl"),
+            ),
+            (
+                mpi && shared.is_some(),
+                format!("--devices names GPU {} twice, but NCCL needs one GPU per rank", shared.unwrap_or_default()),
+            ),
+        ];
+        match wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
+            Some((_, message)) => Err(CommandError::usage(message)),
+            None if none || mpi => Ok(()),
+            None => self.gpus().map(drop),
         }
     }
 }

@@ -62,9 +62,6 @@ pub(crate) fn flag(field: &str) -> String {
 }
 
 /// The parameters of flags, checked for a vocabulary. Without its size, tokens are not checked.
-///
-/// # Errors
-/// [`CommandError::Usage`], which names the flag.
 pub(crate) fn build(
     mut fields: SamplingParamsBuilder,
     vocab_size: Option<u32>,

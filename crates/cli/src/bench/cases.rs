@@ -39,9 +39,6 @@ pub fn threads(options: &CpuOptions) -> usize {
 }
 
 /// A sampler of a variant, planned for `max_rows` rows.
-///
-/// # Errors
-/// What the backend refuses.
 pub fn sampler<'w>(
     head: Head<'w>,
     backend: Backend,
@@ -94,9 +91,6 @@ fn multiply(isa: Option<Isa>, dtype: DType, count: u64, threads: usize) -> Resul
 
 impl Inputs {
     /// A weight `[vocab, hidden]` and `rows` hidden states of each kind.
-    ///
-    /// # Errors
-    /// When there is not that much memory.
     pub fn new(vocab: usize, hidden: usize, rows: usize, dtype: DType) -> Result<Self, CommandError> {
         let failed = |error| CommandError::usage(format!("cannot make a head of {vocab} x {hidden}: {error}"));
         let weight = synthetic::weight(vocab, hidden, dtype).map_err(failed)?;
@@ -105,17 +99,11 @@ impl Inputs {
     }
 
     /// The weight.
-    ///
-    /// # Errors
-    /// A shape that cannot be used.
     pub fn weight(&self) -> Result<Matrix<'_>, CommandError> {
         Ok(self.weight.matrix()?)
     }
 
     /// The first rows of the hidden states.
-    ///
-    /// # Errors
-    /// A shape that cannot be used.
     pub fn states(&self, logits: Logits, rows: usize) -> Result<Matrix<'_>, CommandError> {
         let states = match logits {
             Logits::Gaussian => &self.gaussian,
@@ -125,9 +113,6 @@ impl Inputs {
     }
 
     /// The read of the weight, the products on a CPU, the tiled kernel without noise, and the draws, for the first rows.
-    ///
-    /// # Errors
-    /// What the backend refuses.
     pub fn contenders<'a>(&'a self, ours: &Ours, rows: usize) -> Result<Vec<Contender<'a>>, CommandError> {
         let weight = self.weight()?;
         let head = Head::new(weight)?;

@@ -25,9 +25,6 @@ pub fn driver(action: &'static str) -> impl Fn(DriverError) -> CommandError {
 }
 
 /// The GPU, for records.
-///
-/// # Errors
-/// [`CudaError::Driver`].
 pub fn describe(device: &Device) -> Result<Gpu, CommandError> {
     let (major, minor) = device.capability();
     Ok(Gpu {
@@ -104,9 +101,6 @@ pub struct Read {
 
 impl Read {
     /// Compiles and loads the kernel; `None` if the GPU lacks the instructions.
-    ///
-    /// # Errors
-    /// As [`module`].
     pub fn new(way: Way, device: &Device) -> Result<Option<Read>, CommandError> {
         if way == Way::Bulk && device.capability().0 < 9 {
             return Ok(None);
@@ -157,9 +151,6 @@ impl Read {
 }
 
 /// The reads of a weight by the first GPU, each with a wait for its end.
-///
-/// # Errors
-/// As [`Read::new`].
 pub(super) fn reads(weight: Matrix<'_>) -> Result<Vec<Contender<'static>>, CommandError> {
     let device = Device::new(0).map_err(failed)?;
     let stream = device.context().new_stream().map_err(driver("make a stream"))?;

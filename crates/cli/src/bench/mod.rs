@@ -34,9 +34,6 @@ use std::path::Path;
 use timing::{Contender, in_turn};
 
 /// Times contenders and fills their section.
-///
-/// # Errors
-/// Those of [`in_turn`].
 pub fn time(
     mut section: Section,
     mut contenders: Vec<Contender<'_>>,
@@ -51,17 +48,11 @@ pub fn time(
 }
 
 /// Writes a part of the table, to be seen at once: the next may take minutes.
-///
-/// # Errors
-/// [`CommandError::Write`].
 pub fn show(out: &mut dyn Write, part: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), CommandError> {
     part(out).and_then(|()| out.flush()).map_err(CommandError::write("to standard output"))
 }
 
 /// Adds a section that is done to the record, and writes it as `table` does; before the first, whose figures follow.
-///
-/// # Errors
-/// [`CommandError::Write`].
 pub fn tell(
     record: &mut Record,
     section: Section,
@@ -77,9 +68,6 @@ pub fn tell(
 }
 
 /// Writes the record to a file, if a flag names one.
-///
-/// # Errors
-/// [`CommandError::Write`].
 pub fn save(record: &Record, path: Option<&Path>) -> Result<(), CommandError> {
     let Some(path) = path else { return Ok(()) };
     let mut text = serde_json::to_string_pretty(record).map_err(|error| CommandError::usage(error.to_string()))?;
@@ -111,9 +99,6 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Resu
 }
 
 /// Times samplers over one head.
-///
-/// # Errors
-/// What the backend refuses, Ctrl-C.
 pub fn variants(
     ours: &Ours,
     size: &BenchSize,
@@ -133,9 +118,6 @@ pub fn variants(
 }
 
 /// Writes the legend, then the record.
-///
-/// # Errors
-/// [`CommandError::Write`].
 pub fn end(record: &Record, json: Option<&Path>, out: &mut dyn Write) -> Result<(), CommandError> {
     show(out, table::legend)?;
     save(record, json)

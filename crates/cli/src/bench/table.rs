@@ -16,9 +16,6 @@ pub const BULK: &str = "read, bulk copies";
 pub const CUBLAS: &str = "cuBLAS";
 
 /// Writes whose figures follow, and since when.
-///
-/// # Errors
-/// Those of `out`.
 pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
     writeln!(out, "{}; {}; commit {}", record.machine, record.when, record.commit.as_deref().unwrap_or("unknown"))?;
     if let Some(gpu) = &record.gpu {
@@ -32,9 +29,6 @@ pub fn begin(out: &mut dyn Write, record: &Record) -> io::Result<()> {
 }
 
 /// Writes the meaning of the lines and the columns of a section.
-///
-/// # Errors
-/// Those of `out`.
 pub fn legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
@@ -54,17 +48,11 @@ pub fn legend(out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Writes a section.
-///
-/// # Errors
-/// Those of `out`.
 pub fn section(out: &mut dyn Write, section: &Section) -> io::Result<()> {
     against(out, section, None)
 }
 
 /// Writes a section. `rival` is a contender that the last column compares with: how many times as fast.
-///
-/// # Errors
-/// Those of `out`.
 pub fn against(out: &mut dyn Write, section: &Section, rival: Option<&str>) -> io::Result<()> {
     let size = section.hidden.map_or_else(|| format!("{}", section.vocab), |h| format!("{} x {h}", section.vocab));
     writeln!(

@@ -44,9 +44,6 @@ impl Timing {
 }
 
 /// Runs every contender once to warm up, then all of them in turn for `rounds` rounds.
-///
-/// # Errors
-/// A contender's error; [`CommandError::Interrupted`] between two runs.
 pub fn in_turn(
     contenders: &mut [Contender<'_>],
     rounds: usize,

@@ -170,9 +170,6 @@ impl Info {
 }
 
 /// Prints the list.
-///
-/// # Errors
-/// [`CommandError::Write`].
 pub fn run(format: Format, out: &mut dyn Write) -> Result<u8, CommandError> {
     let info = Info::of_this_machine();
     let written = match format {

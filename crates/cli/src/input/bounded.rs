@@ -11,9 +11,6 @@ pub(crate) const PARAMETERS: u64 = 64;
 pub(crate) const TOKENIZER: u64 = 256;
 
 /// Reads a file of at most `limit` MiB. Reading an endless device or pipe stops at the limit.
-///
-/// # Errors
-/// [`Problem::Io`], or [`Problem::TooLarge`].
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Problem> {
     let (mut bytes, most) = (Vec::new(), limit << 20);
     File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;

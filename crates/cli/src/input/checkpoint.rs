@@ -55,9 +55,6 @@ impl Checkpoint {
     }
 
     /// [`Checkpoint::open`] for files that are open.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::open`].
     pub fn of(files: &CheckpointFiles) -> Result<Self, LoadError> {
         let config = match files.text("config.json")? {
             Some(bytes) => HeadConfig::parse(&bytes).map_err(|problem| problem.at(&files.path("config.json")))?,

@@ -68,9 +68,6 @@ impl CheckpointFiles {
     }
 
     /// Files in memory: `name` is the folder in messages, `tensors` is a safetensors file.
-    ///
-    /// # Errors
-    /// As [`CheckpointFiles::open`].
     pub fn in_memory(
         name: &str,
         tensors: &[u8],
@@ -103,9 +100,6 @@ impl CheckpointFiles {
     }
 
     /// A small file's bytes; `None` without such a file.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn text(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, LoadError> {
         if self.texts.is_empty() {
             return Ok(read_if_there(&self.path(name))?.map(Cow::Owned));

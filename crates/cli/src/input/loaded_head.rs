@@ -19,9 +19,6 @@ pub struct LoadedHead {
 
 impl LoadedHead {
     /// A weight with the transforms of the flags.
-    ///
-    /// # Errors
-    /// A vocabulary size outside of the weight.
     pub(crate) fn new(weight: Tensor, transforms: HeadOverrides) -> Result<Self, String> {
         let rows = weight.rows();
         match transforms.vocab_size.filter(|size| !(1..=rows).contains(size)) {
@@ -31,9 +28,6 @@ impl LoadedHead {
     }
 
     /// The head of a checkpoint, with the transforms of `config.json` that `overrides` lacks.
-    ///
-    /// # Errors
-    /// A bias or a scale that fits no head.
     pub(crate) fn of_checkpoint(checkpoint: Checkpoint, overrides: HeadOverrides) -> Result<Self, String> {
         let HeadConfig { vocab_size, soft_cap, scale, .. } = checkpoint.config;
         let mut head = LoadedHead::new(checkpoint.weight, overrides)?;
@@ -81,9 +75,6 @@ impl LoadedHead {
     }
 
     /// The head.
-    ///
-    /// # Errors
-    /// [`HeadError`]: a size, bias or factor that fits no head.
     pub fn head(&self) -> Result<Head<'_>, HeadError> {
         let HeadOverrides { vocab_size, soft_cap, scale } = self.transforms;
         let mut head = Head::new(self.weight.matrix()?)?;

@@ -75,13 +75,13 @@ impl RequestKind {
         match (self, field) {
             (RequestKind::Sequence, "max_tokens") => "max_tokens is set by --max-tokens".into(),
             (RequestKind::Sequence, "stop") => "stop is set by --stop".into(),
-            _ => suggestion(field).filter(|_| is_unknown(error)).unwrap_or_else(|| error.to_string()),
+            _ => {
+                let error = error.to_string();
+                let is_unknown = error.starts_with("unknown field");
+                is_unknown.then(|| suggestion(field)).flatten().unwrap_or(error)
+            }
         }
     }
-}
-
-fn is_unknown(error: &serde_json::Error) -> bool {
-    error.to_string().starts_with("unknown field")
 }
 
 /// The error of an unknown field with a similar known name.

@@ -80,9 +80,6 @@ fn memory(length: usize) -> io::Result<MmapMut> {
 }
 
 /// A weight `[vocab, hidden]`, filled by all processors.
-///
-/// # Errors
-/// Out of memory.
 pub fn weight(vocab: usize, hidden: usize, dtype: DType) -> io::Result<Tensor> {
     let scale = 1.0 / (hidden as f32).sqrt();
     let levels = levels().map(|level| encode(level * scale, dtype));
@@ -124,9 +121,6 @@ pub fn bulk(r: usize, out: &mut [f32]) {
 }
 
 /// Hidden states `[rows, cols]`; `make` gets the number of a row and fills it.
-///
-/// # Errors
-/// Out of memory.
 pub fn states(cols: usize, rows: usize, dtype: DType, mut make: impl FnMut(usize, &mut [f32])) -> io::Result<Tensor> {
     let mut map = memory(rows * cols * dtype.size())?;
     let mut row = vec![0.0; cols];
@@ -140,9 +134,6 @@ pub fn states(cols: usize, rows: usize, dtype: DType, mut make: impl FnMut(usize
 }
 
 /// Hidden states `[rows, hidden]` for a weight of [`weight`].
-///
-/// # Errors
-/// Out of memory.
 pub fn hidden(weight: Matrix<'_>, rows: usize, dtype: DType, logits: Logits) -> io::Result<Tensor> {
     let mut token = vec![0.0; weight.cols()];
     states(weight.cols(), rows, dtype, |r, row| {

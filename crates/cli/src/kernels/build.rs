@@ -37,9 +37,6 @@ fn spilled(function: &Resources) -> u32 {
 }
 
 /// Compiles missing kernels, or all. The exit code is 1 if `--check` finds a fault in a hot kernel.
-///
-/// # Errors
-/// Bad flags, no compiler, a folder that cannot be used, Ctrl-C.
 pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     let architectures = architectures(args)?;
     let files = files(args)?;

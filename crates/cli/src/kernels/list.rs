@@ -10,9 +10,6 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 /// Lists the folders of `FLASH_SAMPLING_KERNELS`, then the cache.
-///
-/// # Errors
-/// Standard output cannot be written.
 pub(super) fn list(format: Format, out: &mut dyn Write) -> Result<u8, CommandError> {
     let mut lines = Vec::new();
     let folders: Vec<_> = cache::ahead().into_iter().chain(cache::folder()).collect();

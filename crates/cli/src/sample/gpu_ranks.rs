@@ -16,9 +16,6 @@ use std::thread;
 use tracing::subscriber::{NoSubscriber, with_default};
 
 /// Draws on the GPUs that the flags name, which exchange their draws directly. Rank 0 writes results and log lines.
-///
-/// # Errors
-/// As [`run`](super::run).
 pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     let devices = args.transport.gpus()?;
     let Some(exchange) = exchange(&args.transport) else {

@@ -38,9 +38,6 @@ fn logprobs<S: Serializer>(drawn: &Drawn, serializer: S) -> Result<S::Ok, S::Err
 /// Writes one row as one line:
 /// `{"row":0,"tokens":[..],"scores":[..],"logprobs":[..],"log_z":..,"top":[{"token":..,"logprob":..}]}`, with `--kept` also
 /// `"kept":{"count":..,"log_mass":..,"tokens":[..]}`. A failed row is `{"row":0,"error":"..."}`.
-///
-/// # Errors
-/// Errors of `out`.
 pub(super) fn write_json(out: &mut dyn Write, row: usize, outcome: &RowOutcome) -> io::Result<()> {
     match outcome {
         Ok(drawn) => {

@@ -14,9 +14,6 @@ use std::io::{self, Write};
 use tracing::subscriber::{NoSubscriber, with_default};
 
 /// Draws as this process's rank. Rank 0 writes results and log lines; every rank prints its own error.
-///
-/// # Errors
-/// As [`run`](super::run).
 pub(super) fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
     let failed = |error: TransportError| BuildError::from(ShardError::from(error));
     let mut mpi = Mpi::start().map_err(failed)?.with_time_limit(args.transport.time_limit.unwrap_or(TIME_LIMIT));

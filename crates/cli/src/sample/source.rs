@@ -25,9 +25,6 @@ pub(super) struct Source {
 
 impl Source {
     /// Opens the files of the flags. Without any, makes the built-in head.
-    ///
-    /// # Errors
-    /// Flags that contradict each other, and files that cannot be used.
     pub(super) fn open(args: &HeadArgs) -> Result<Self, CommandError> {
         let (flags, usage) = (args.overrides, CommandError::Usage);
         let source = match (&args.model, &args.weight, &args.hidden) {
@@ -62,17 +59,11 @@ impl Source {
     }
 
     /// The head.
-    ///
-    /// # Errors
-    /// A size, bias or factor that fits no head.
     pub(super) fn head(&self) -> Result<Head<'_>, CommandError> {
         Ok(self.head.head()?)
     }
 
     /// The hidden states, `[rows, hidden]`.
-    ///
-    /// # Errors
-    /// A shape that cannot be used.
     pub(super) fn hidden(&self) -> Result<Matrix<'_>, CommandError> {
         Ok(self.hidden.matrix()?)
     }

@@ -12,9 +12,6 @@ const MOST: usize = 10;
 
 /// Writes one row. Up to 32 draws are listed. Of more draws without replacement (`ordered`), the first 32 are listed and
 /// the rest is counted. Of more independent draws, the most frequent tokens are listed with frequency and probability.
-///
-/// # Errors
-/// Errors of `out`.
 pub(super) fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome, ordered: bool) -> io::Result<()> {
     let drawn = match outcome {
         Ok(drawn) => drawn,

@@ -59,9 +59,6 @@ fn not_canonical() -> CommandError {
 }
 
 /// Builds the sampler.
-///
-/// # Errors
-/// The backend's error.
 pub fn build<'w>(
     head: Head<'w>,
     args: &SamplerArgs,

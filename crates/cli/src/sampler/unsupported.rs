@@ -52,9 +52,6 @@ pub(crate) fn message(
 }
 
 /// Refuses flags that the chosen sampler lacks, before a head is read.
-///
-/// # Errors
-/// Bad usage, which names the flag and an alternative.
 pub(crate) fn check(args: &SamplerArgs, canonical: bool, row: &RowParams<'_>) -> Result<(), CommandError> {
     let list = if row.without_replacement { Knobs::of(&[Knob::WithoutReplacement]) } else { Knobs::NONE };
     let lacked = row.enabled().union(list).intersection(knobs(args, canonical)).iter().next();

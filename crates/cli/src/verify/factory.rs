@@ -17,9 +17,6 @@ pub struct FlagsFactory {
 
 impl FlagsFactory {
     /// A factory, after a check that this machine has the sampler.
-    ///
-    /// # Errors
-    /// The backend's error.
     pub fn new(args: SamplerArgs) -> Result<Self, CommandError> {
         let weight = [0f32; 4];
         let head = Head::new(Matrix::new(&weight, 4, 1)?)?;

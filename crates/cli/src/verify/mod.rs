@@ -52,9 +52,6 @@ impl Report {
     }
 
     /// Runs laws on a sampler.
-    ///
-    /// # Errors
-    /// [`CommandError::Interrupted`] between two laws.
     pub fn make(
         factory: &dyn SamplerFactory,
         laws: &[&'static Law],
