@@ -24,8 +24,8 @@ use flash_sampling_cli::bench::record::{Record, Section};
 use flash_sampling_cli::bench::timing::Contender;
 use flash_sampling_cli::bench::{show, table, tell, time};
 use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
-use flash_sampling_cli::synthetic::Logits;
 use std::hint::black_box;
 use std::io::Write;
 

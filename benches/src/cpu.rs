@@ -10,8 +10,8 @@ use flash_sampling_cli::bench::table::{GREEDY, READ};
 use flash_sampling_cli::bench::timing::Contender;
 use flash_sampling_cli::bench::{end, read, table, tell, time, variants};
 use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
-use flash_sampling_cli::synthetic::Logits;
 use std::io::Write;
 
 /// Rounds of the standalone sampler for each round of the matmul: it takes a thousandth of the time.

@@ -4,7 +4,7 @@
 use flash_sampling::{History, RowParams, SampleError, Samples};
 use flash_sampling_cli::bench::record::{Passes, Section};
 use flash_sampling_cli::error::CommandError;
-use flash_sampling_cli::synthetic::mix;
+use flash_sampling_cli::input::synthetic::mix;
 use std::cell::Cell;
 use std::rc::Rc;
 

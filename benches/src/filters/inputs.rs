@@ -6,8 +6,8 @@ use flash_sampling::{DType, Matrix};
 use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::record::Section;
 use flash_sampling_cli::error::CommandError;
-use flash_sampling_cli::load::Tensor;
-use flash_sampling_cli::synthetic::{self, Logits, mix};
+use flash_sampling_cli::input::Tensor;
+use flash_sampling_cli::input::synthetic::{self, Logits, mix};
 use std::io;
 
 /// A head with hidden states and lists of all kinds of rows.

@@ -15,8 +15,8 @@ use flash_sampling_cli::bench::record::{Entry, Section};
 use flash_sampling_cli::bench::table::{BULK, CUBLAS, GREEDY, READ};
 use flash_sampling_cli::bench::timing::Contender;
 use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
-use flash_sampling_cli::synthetic::Logits;
 use std::sync::Arc;
 
 /// Sides of the product that tells the matrix ceiling.

@@ -8,7 +8,7 @@ use flash_sampling_cli::args::BenchSize;
 use flash_sampling_cli::bench::cases::Inputs;
 use flash_sampling_cli::bench::cuda::driver;
 use flash_sampling_cli::error::CommandError;
-use flash_sampling_cli::synthetic::Logits;
+use flash_sampling_cli::input::synthetic::Logits;
 use std::sync::Arc;
 
 /// A weight `[vocab, hidden]` and the most rows of hidden states of each kind, made as for the CPU.

@@ -11,8 +11,8 @@ use flash_sampling::cuda::{
 use flash_sampling_cli::bench::cuda::{driver, failed};
 use flash_sampling_cli::bench::record::Call;
 use flash_sampling_cli::error::CommandError;
+use flash_sampling_cli::input::synthetic::Logits;
 use flash_sampling_cli::interrupt::Interrupt;
-use flash_sampling_cli::synthetic::Logits;
 use std::sync::Arc;
 use std::time::Instant;
 

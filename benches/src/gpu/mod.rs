@@ -30,7 +30,7 @@ use flash_sampling_cli::bench::record::{Gpu, Record, Section};
 use flash_sampling_cli::bench::show;
 use flash_sampling_cli::error::CommandError;
 use flash_sampling_cli::interrupt::Interrupt;
-use flash_sampling_cli::progress;
+use flash_sampling_cli::output::bar;
 use head::OnDevice;
 use peers::Peers;
 use std::io::Write;
@@ -97,7 +97,7 @@ pub fn run(
         };
         // A read is the same for any number of rows.
         let reads = contenders.reads(size.rounds, &mut clock, interrupt)?;
-        let bar = progress::bar("timing", size.rows.len() as u64);
+        let bar = bar("timing", size.rows.len() as u64);
         let first = record.sections.len();
         for &rows in &size.rows {
             bar.set_message(format!("{} x {}, rows {rows}", size.vocab, size.hidden));

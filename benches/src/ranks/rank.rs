@@ -12,7 +12,7 @@ use flash_sampling_cli::bench::cases::Inputs;
 use flash_sampling_cli::bench::cuda::{driver, failed};
 use flash_sampling_cli::bench::timing::Timing;
 use flash_sampling_cli::error::CommandError;
-use flash_sampling_cli::synthetic::Logits;
+use flash_sampling_cli::input::synthetic::Logits;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -33,11 +33,3 @@ pub mod sampler;
 pub mod verify;
 
 pub use run::run;
-
-// The paths that `bench` uses.
-#[doc(hidden)]
-pub use info::machine;
-#[doc(hidden)]
-pub use input::{self as load, synthetic};
-#[doc(hidden)]
-pub use output::progress;

@@ -5,9 +5,9 @@ use crate::bench::record::Section;
 use crate::bench::table::{GREEDY, PRODUCTS, READ};
 use crate::bench::timing::Contender;
 use crate::error::CommandError;
-use crate::load::Tensor;
+use crate::input::Tensor;
+use crate::input::synthetic::{self, Logits};
 use crate::sampler::named;
-use crate::synthetic::{self, Logits};
 use flash_sampling::cpu::products;
 use flash_sampling::{
     Backend, BackendConfig, CpuOptions, DType, Head, Isa, Matrix, PerturbedArgmax, Plan, RowParams, Samples,

@@ -23,7 +23,7 @@ use crate::args::{BenchArgs, BenchSize};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
 use crate::output::line;
-use crate::{output, progress};
+use crate::output::{self, bar};
 use cases::{Inputs, Ours};
 #[cfg(feature = "cuda")]
 use flash_sampling::Backend;
@@ -39,7 +39,7 @@ pub fn time(
     mut contenders: Vec<Contender<'_>>,
     interrupt: &Interrupt,
 ) -> Result<Section, CommandError> {
-    let bar = progress::bar("timing", ((section.rounds + 1) * contenders.len()) as u64);
+    let bar = bar("timing", ((section.rounds + 1) * contenders.len()) as u64);
     bar.set_message(line::count(section.rows, "row"));
     let timings = in_turn(&mut contenders, section.rounds, &bar, interrupt)?;
     bar.finish_and_clear();

@@ -2,7 +2,7 @@
 
 use crate::bench::table::{BULK, READ};
 use crate::bench::timing::Timing;
-use crate::machine::{Machine, utc_now};
+use crate::info::machine::{Machine, utc_now};
 use flash_sampling::DType;
 use serde::Serialize;
 use std::process::Command;

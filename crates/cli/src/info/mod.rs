@@ -135,36 +135,25 @@ impl Info {
     }
 
     fn write_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "flash-sampling {}", self.version)?;
-        writeln!(out, "processor          {}", self.machine)?;
-        writeln!(out, "AMX                {}", self.amx)?;
-        for isa in Isa::ALL {
-            writeln!(
-                out,
-                "instruction set    {isa:<10} {}",
-                if isa.is_available() { "available" } else { "not available" }
-            )?;
-        }
-        for (weight, hidden, isa) in &self.kernels {
-            writeln!(out, "kernel             weight {weight:<4} x hidden {hidden:<4} runs on {isa}")?;
-        }
-        writeln!(out, "cuda               {}", self.cuda_backend)?;
+        let available = |isa: Isa| if isa.is_available() { "available" } else { "not available" };
+        let found =
+            |path: &Option<PathBuf>| path.as_ref().map_or("not found".into(), |p| format!("at {}", p.display()));
+        let mut lines = vec![("processor", self.machine.to_string()), ("AMX", self.amx.into())];
+        lines.extend(Isa::ALL.map(|isa| ("instruction set", format!("{isa:<10} {}", available(isa)))));
+        let kernel = |(weight, hidden, isa): &_| format!("weight {weight:<4} x hidden {hidden:<4} runs on {isa}");
+        lines.extend(self.kernels.iter().map(|kernel_of| ("kernel", kernel(kernel_of))));
+        lines.push(("cuda", self.cuda_backend.clone()));
         if cfg!(feature = "cuda") {
-            writeln!(out, "cuda compiler      {}", self.cuda_compiler)?;
+            lines.push(("cuda compiler", self.cuda_compiler.clone()));
         }
-        for (folder, summary) in &self.cuda_kernels {
-            writeln!(out, "cuda kernels       {}: {summary}", folder.display())?;
-        }
-        writeln!(out, "cuda devices       {}", self.cuda)?;
-        for gpu in &self.gpus {
-            writeln!(out, "gpu                {gpu}")?;
-        }
-        for (library, path) in &self.libraries {
-            match path {
-                Some(path) => writeln!(out, "library            {library:<14} at {}", path.display())?,
-                None => writeln!(out, "library            {library:<14} not found")?,
-            }
-        }
+        let folders = self.cuda_kernels.iter();
+        lines.extend(folders.map(|(folder, summary)| ("cuda kernels", format!("{}: {summary}", folder.display()))));
+        lines.push(("cuda devices", self.cuda.clone()));
+        lines.extend(self.gpus.iter().map(|gpu| ("gpu", gpu.clone())));
+        let libraries = self.libraries.iter();
+        lines.extend(libraries.map(|(library, path)| ("library", format!("{library:<14} {}", found(path)))));
+        writeln!(out, "flash-sampling {}", self.version)?;
+        lines.iter().try_for_each(|(what, text)| writeln!(out, "{what:<18} {text}"))?;
         writeln!(out, "libraries were searched, not loaded, in LD_LIBRARY_PATH, {}", FOLDERS.join(", "))
     }
 }

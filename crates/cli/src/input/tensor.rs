@@ -95,20 +95,14 @@ impl Tensor {
         let map = Arc::new(map(&path.file)?);
         let is_npy = map.starts_with(npy::MAGIC) || path.file.extension().is_some_and(|e| e == "npy");
         let name = path.tensor.as_deref();
-        let tensor =
-            if is_npy { Tensor::from_npy(&map, name, role) } else { Tensor::from_safetensors(&map, name, role) };
-        tensor.map_err(|problem| problem.at(&path.file))
+        let tensor = || match is_npy {
+            true => Tensor::from_npy(&map, name, role),
+            false => Tensor::located(&map, &Header::parse(&map)?, name, role),
+        };
+        tensor().map_err(|problem| problem.at(&path.file))
     }
 
     /// The tensor `name` of a safetensors file. Without a name, the only tensor.
-    ///
-    /// # Errors
-    /// An invalid file, or a tensor that does not fit the role.
-    pub fn from_safetensors(map: &Arc<Mmap>, name: Option<&str>, role: Role) -> Result<Self, Problem> {
-        Tensor::located(map, &Header::parse(map)?, name, role)
-    }
-
-    /// [`Tensor::from_safetensors`] with a parsed header.
     pub fn located(map: &Arc<Mmap>, header: &Header, name: Option<&str>, role: Role) -> Result<Self, Problem> {
         let found = header.locate(name)?;
         let (rows, cols) = role.rows_cols(&found.name, &found.shape)?;

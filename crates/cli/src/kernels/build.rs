@@ -4,7 +4,7 @@ use super::write_json;
 use crate::args::{Format, KernelsBuildArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::output::{line, progress};
+use crate::output::{bar, line};
 use flash_sampling::BuildError;
 use flash_sampling::cuda::ahead::{self, Built, Report};
 use flash_sampling::cuda::{Architecture, Resources, cache};
@@ -48,7 +48,7 @@ pub(super) fn build(args: &KernelsBuildArgs, out: &mut dyn Write, interrupt: &In
         (false, true) => ahead::RebuildPolicy::All,
         (false, false) => ahead::RebuildPolicy::Missing,
     };
-    let (bar, start) = (progress::bar("compiling", ahead::count(&architectures, &files) as u64), Instant::now());
+    let (bar, start) = (bar("compiling", ahead::count(&architectures, &files) as u64), Instant::now());
     let mut lines = Vec::new();
     let mut each = |built: Built| {
         bar.set_message(format!("{} for {}", built.kernel, built.architecture));

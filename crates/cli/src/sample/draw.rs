@@ -8,7 +8,7 @@ use super::text::write_text;
 use crate::args::{Format, SampleArgs};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::output::{line, progress};
+use crate::output::{bar, line};
 use flash_sampling::{Head, PerturbedArgmax, Plan};
 use indicatif::ProgressBar;
 use std::io::Write;
@@ -30,7 +30,7 @@ pub(super) fn draw<'s>(
     job.warn(vocab_size);
     tracing::debug!("{:?}", sampler.capabilities());
     let bar = match rank {
-        0 => progress::bar("drawing", (0..hidden.rows()).map(|row| u64::from(job.draws(row))).sum()),
+        0 => bar("drawing", (0..hidden.rows()).map(|row| u64::from(job.draws(row))).sum()),
         _ => ProgressBar::hidden(),
     };
     let mut failed = 0;

@@ -11,7 +11,7 @@ use crate::args::{VerifyArgs, Work};
 use crate::error::CommandError;
 use crate::info::machine::{Machine, utc_now};
 use crate::interrupt::Interrupt;
-use crate::{output, progress};
+use crate::output::{self, bar};
 use flash_sampling_conformance::{Effort, Law, LawFailure, LawReport, SamplerFactory, Trial, laws};
 use std::cell::Cell;
 use std::io::Write;
@@ -59,7 +59,7 @@ impl Report {
         interrupt: &Interrupt,
     ) -> Result<Self, CommandError> {
         const STEPS: f64 = 1000.0;
-        let bar = progress::bar("laws", laws.len() as u64 * STEPS as u64);
+        let bar = bar("laws", laws.len() as u64 * STEPS as u64);
         let mut verdicts = Vec::new();
         let depends = Cell::new(false);
         for (done, law) in (0u64..).zip(laws) {
