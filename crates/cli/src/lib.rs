@@ -14,7 +14,6 @@
 //! | [`output`] | messages, files, progress bars |
 //! | [`sampler`] | the sampler that the flags choose |
 //! | [`error`], [`interrupt`] | errors on one line with exit codes, Ctrl-C |
-//! | `mpirun_hint` | a hint to users of mpirun |
 
 pub mod args;
 pub mod bench;
@@ -25,7 +24,6 @@ pub mod input;
 pub mod interrupt;
 #[cfg(feature = "cuda")]
 pub mod kernels;
-mod mpirun_hint;
 pub mod output;
 mod run;
 pub mod sample;

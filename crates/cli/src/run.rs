@@ -1,9 +1,9 @@
 //! From the command line to the exit code.
 
-use crate::args::{self, Cli, Command, MAX_THREADS};
+use crate::args::{self, Cli, Command, MAX_THREADS, TransportName};
 use crate::error::{CommandError, print_error};
 use crate::interrupt::Interrupt;
-use crate::{bench, generate, info, mpirun_hint, sample, verify};
+use crate::{bench, generate, info, sample, verify};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::env;
@@ -68,7 +68,7 @@ fn check_threads() -> Result<(), CommandError> {
 }
 
 fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Result<u8, CommandError> {
-    mpirun_hint::warn(command);
+    warn_of_mpirun(command);
     match command {
         Command::Generate(args) => generate::run(args, out, interrupt),
         Command::Sample(args) => sample::run(args, out, interrupt),
@@ -85,4 +85,24 @@ fn dispatch(command: &Command, out: &mut dyn Write, interrupt: &Interrupt) -> Re
 fn fail(code: u8, message: &str) -> ExitCode {
     print_error(message);
     ExitCode::from(code)
+}
+
+/// Environment variables with the number of processes and the rank: of Open MPI, and of MPICH and its relatives.
+const LAUNCHERS: [(&str, &str); 2] = [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")];
+
+/// Warns once, in rank 0, that every process does the whole work, if a launcher started several processes that share no work.
+fn warn_of_mpirun(command: &Command) {
+    let expects_ranks = match command {
+        Command::Sample(args) => args.transport.transport == Some(TransportName::Mpi),
+        Command::Kernels(_) | Command::Info { .. } => true,
+        Command::Generate(_) | Command::Verify(_) | Command::Bench(_) => false,
+    };
+    let number = |name: &str| env::var(name).ok()?.parse::<usize>().ok();
+    let started = LAUNCHERS.iter().find_map(|(size, rank)| Some((number(size)?, number(rank)?)));
+    if let Some((world @ 2.., 0)) = started.filter(|_| !expects_ranks) {
+        tracing::warn!(
+            "mpirun started {world} processes, and each does the whole work; `sample --transport mpi` gives each a shard \
+             of the vocabulary"
+        );
+    }
 }

@@ -1,6 +1,6 @@
 //! Bad input: one clear line on standard error, exit code 2, and no output. A bad row: its own error, exit code 1.
 
-use crate::common::{Files, bf16_bytes, f32_bytes, run, run_logging, small_head, values, with};
+use crate::common::{Files, assert_refusals, bf16_bytes, f32_bytes, run, run_logging, small_head, values, with};
 use safetensors::tensor::Dtype;
 
 /// A file for `--weight`, with hidden states that would fit a hidden size of 32.
@@ -12,21 +12,20 @@ fn refuse_weight(weight: &str, says: &str) {
 
 #[test]
 fn missing_files_are_named() {
-    let files = Files::new();
+    let (files, head) = small_head();
     refuse_weight(&files.name("nothing.safetensors"), "nothing.safetensors: No such file");
     refuse_weight(files.folder().to_str().unwrap(), "is a directory");
     run(&["sample", "--model", &files.name("none"), "--hidden", &files.name("h.npy")])
         .assert_refused("none: there is no such directory");
-    let head = small_head(&files);
     run(&with(&head, "--mask /nonexistent/mask.npy")).assert_refused("/nonexistent/mask.npy: No such file");
 }
 
 #[test]
 #[cfg(unix)]
 fn texts_without_an_end_are_refused() {
-    let files = Files::new();
+    let (files, head) = small_head();
     let says = |name: &str, limit: u64| format!("{name}: the file is larger than the limit of {limit} MiB");
-    run(&with(&small_head(&files), "--params /dev/zero")).assert_refused(&says("/dev/zero", 64));
+    run(&with(&head, "--params /dev/zero")).assert_refused(&says("/dev/zero", 64));
     let folder = files.folder().to_str().unwrap();
     files.safetensors("model.safetensors", &[("model.norm.weight", Dtype::F32, &[4], f32_bytes(&values(4, 1)))]);
     for name in ["config.json", "generation_config.json", "model.safetensors.index.json"] {
@@ -42,42 +41,52 @@ fn texts_without_an_end_are_refused() {
 
 #[test]
 fn flags_of_ranks_mean_something_only_together() {
-    let files = Files::new();
-    let head = small_head(&files);
-    run(&with(&head, "--time-limit 3")).assert_refused("--time-limit has no effect without --transport");
-    run(&with(&head, "--check-tokens")).assert_refused("--check-tokens has no effect without --transport");
-    run(&with(&head, "--world 2")).assert_refused("--world has no effect without --transport");
-    run(&with(&head, "--devices 0")).assert_refused("--devices has no effect without --transport");
-    run(&with(&head, "--transport peers --world 33")).assert_refused("it must be 1 to 32");
+    let (_files, head) = small_head();
+    assert_refusals(
+        &head,
+        "
+        --time-limit 3 => --time-limit has no effect without --transport
+        --check-tokens => --check-tokens has no effect without --transport
+        --world 2 => --world has no effect without --transport
+        --devices 0 => --devices has no effect without --transport
+        --transport peers --world 33 => it must be 1 to 32
+        --exchange host => --exchange has no effect without --transport mpi
+        --transport mpi --exchange ring => possible values: host, peers, nccl
+        --merge winners => --merge has no effect
+        --transport mpi --time-limit 0 => 0.001 to 86400 seconds",
+    );
     if cfg!(feature = "cuda") {
         run(&with(&head, "--transport peers --world 2")).assert_refused("need --backend cuda and --variant tiled");
-        let gpus = with(&head, "--transport peers --backend cuda");
-        run(&gpus).assert_refused("needs --world or --devices");
-        run(&with(&gpus, "--world 3 --devices 0,1")).assert_refused("--world 3, but --devices names 2");
-        run(&with(&gpus, "--devices 1,0,1")).assert_refused("--devices names GPU 1 twice");
-        run(&with(&gpus, "--world 2 --merge log-mass")).assert_refused("--merge log-mass is not supported");
-        run(&with(&gpus, "--world 2 --canonical --top-k 5"))
-            .assert_refused("--top-k is not supported with --canonical; leave out --canonical");
-        run(&with(&gpus, "--world 2 --exchange peers")).assert_refused("--exchange is for --transport mpi");
+        assert_refusals(
+            &with(&head, "--transport peers --backend cuda"),
+            "
+            --seed 1 => needs --world or --devices
+            --world 3 --devices 0,1 => --world 3, but --devices names 2
+            --devices 1,0,1 => --devices names GPU 1 twice
+            --world 2 --merge log-mass => --merge log-mass is not supported
+            --world 2 --canonical --top-k 5 => --top-k is not supported with --canonical; leave out --canonical
+            --world 2 --exchange peers => --exchange is for --transport mpi",
+        );
     }
-    run(&with(&head, "--exchange host")).assert_refused("--exchange has no effect without --transport mpi");
-    run(&with(&head, "--transport mpi --exchange ring")).assert_refused("possible values: host, peers, nccl");
-    run(&with(&head, "--merge winners")).assert_refused("--merge has no effect");
-    run(&with(&head, "--transport mpi --time-limit 0")).assert_refused("0.001 to 86400 seconds");
     if cfg!(feature = "mpi") {
-        run(&with(&head, "--transport mpi --variant sharded"))
-            .assert_refused("--variant sharded has its shards in one process");
-        run(&with(&head, "--transport mpi --world 2")).assert_refused("--world has no effect with --transport mpi");
-        run(&with(&head, "--transport mpi --devices 0")).assert_refused("without --exchange peers or nccl");
+        assert_refusals(
+            &with(&head, "--transport mpi"),
+            "
+            --variant sharded => --variant sharded has its shards in one process
+            --world 2 => --world has no effect with --transport mpi
+            --devices 0 => without --exchange peers or nccl",
+        );
     }
     if cfg!(all(feature = "mpi", feature = "cuda")) {
-        let peers = with(&head, "--transport mpi --exchange peers");
-        run(&peers).assert_refused("--exchange peers and nccl need --backend cuda and --variant tiled");
-        let peers = with(&peers, "--backend cuda");
-        run(&with(&peers, "--variant grouped")).assert_refused("--exchange peers and nccl need --backend cuda");
-        run(&with(&peers, "--merge log-mass")).assert_refused("not supported with --exchange peers and nccl");
         // Without mpirun there is one rank.
-        run(&with(&peers, "--devices 0,1")).assert_refused("--devices names 2, but 1 rank is on this machine");
+        assert_refusals(
+            &with(&head, "--transport mpi --exchange peers"),
+            "
+            --seed 1 => --exchange peers and nccl need --backend cuda and --variant tiled
+            --backend cuda --variant grouped => --exchange peers and nccl need --backend cuda
+            --backend cuda --merge log-mass => not supported with --exchange peers and nccl
+            --backend cuda --devices 0,1 => --devices names 2, but 1 rank is on this machine",
+        );
     }
     if cfg!(all(feature = "mpi", feature = "nccl")) {
         run(&with(&head, "--transport mpi --backend cuda --exchange nccl --devices 1,0,1"))
@@ -87,8 +96,7 @@ fn flags_of_ranks_mean_something_only_together() {
 
 #[test]
 fn a_transport_names_at_once_the_features_that_it_lacks() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let refused = |flags: &str, features: &str| {
         run(&with(&head, flags)).assert_refused(&format!("no feature '{features}': build with --features {features}"));
     };
@@ -136,11 +144,10 @@ fn missing_tensors_are_named() {
 
 #[test]
 fn names_of_files_are_escaped_and_cut() {
-    let files = Files::new();
+    let (files, head) = small_head();
     let tensor = |name: &str| files.safetensors("x.safetensors", &[(name, Dtype::I8, &[4, 32], vec![0; 128])]);
     refuse_weight(&tensor("red\x1b[31m\r\u{9b}"), "red\\u{1b}[31m\\r\\u{9b} has dtype I8");
     refuse_weight(&tensor(&"long".repeat(2500)), "long...glonglong");
-    let head = small_head(&files);
     for key in ["red\\u001b[31m", &"long".repeat(2500)] {
         let file = files.bytes("p.json", format!(r#"{{"{key}": 1, "{key}": 1}}"#).as_bytes());
         let twice = run(&with(&head, &format!("--params {file}")));
@@ -171,7 +178,7 @@ fn types_that_cannot_be_read_are_named() {
 
 #[test]
 fn shapes_that_make_no_head_are_named() {
-    let files = Files::new();
+    let (files, head) = small_head();
     refuse_weight(&files.npy("v.npy", &[32], &values(32, 1)), "has shape [32], expected [vocab, hidden]");
     refuse_weight(&files.npy("c.npy", &[2, 2, 32], &values(128, 1)), "has shape [2, 2, 32]");
     refuse_weight(&files.npy("z.npy", &[0, 32], &[0f32; 0]), "has shape [0, 32]");
@@ -180,7 +187,6 @@ fn shapes_that_make_no_head_are_named() {
         &files.npy("n.npy", &[4, 16], &values(64, 1)),
         "h.npy: the hidden states have 32 columns, but the head has hidden size 16",
     );
-    let head = small_head(&files);
     let no_rows = files.npy("h0.npy", &[0, 32], &[0f32; 0]);
     run(&[&head[..6], &[no_rows]].concat()).assert_refused("has shape [0, 32], expected [rows, hidden] or [hidden]");
     let text = b"{'descr': '<f4', 'fortran_order': True, 'shape': (1, 32)}";
@@ -209,8 +215,7 @@ fn truncated_and_damaged_files_are_refused() {
 
 #[test]
 fn masks_must_decide_every_token() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let mask = |path: String, says: &str| run(&with(&head, &format!("--mask {path}"))).assert_refused(says);
     mask(files.npy("short.npy", &[9], &[u32::MAX; 9]), "9 words a row, for 288 tokens; the vocabulary has 300");
     mask(files.npy("rows.npy", &[2, 10], &[u32::MAX; 20]), "has shape [2, 10], expected [words] or [3, words]");
@@ -220,85 +225,69 @@ fn masks_must_decide_every_token() {
 
 #[test]
 fn invalid_flags_are_refused() {
-    let files = Files::new();
-    let head = small_head(&files);
-    for (flags, says) in [
-        ("--logit-bias 3", "\"3\" is not ID:VALUE"),
-        ("--logit-bias 3:x", "is not a number"),
-        ("--logit-bias 3:1,3:2", "token 3 is named twice"),
-        ("--logit-bias 300:1", "--logit-bias names token 300, but there are 300 tokens"),
-        ("--vocab-size 290 --logit-bias 290:1", "there are 290 tokens"),
-        ("--vocab-size 301", "--vocab-size 301: it must be 1 to 300, the rows of the weight"),
-        ("--vocab-size 0", "--vocab-size 0: it must be 1 to 300"),
-        ("--isa sse9", "'sse9' is no instruction set"),
-        ("--temperature nan", "must be finite and not negative"),
-        ("--temperature -0.5", "must be finite and not negative"),
-        ("--temperature warm", "not a number"),
-        ("--temperature 1e-50", "'1e-50' for '--temperature <T>': it rounds to 0 as a float32"),
-        ("--top-p 1e-60", "'1e-60' for '--top-p <P>': it rounds to 0"),
-        ("--min-p 0.1e-400", "'0.1e-400' for '--min-p <P>': it rounds to 0"),
-        ("--presence-penalty 1e-60", "'1e-60' for '--presence-penalty <X>': it rounds to 0"),
-        ("--top-p much", "'much' for '--top-p <P>': it is not a number"),
-        (
-            "--variant sharded --merge log-mass --top-p 0.9",
-            "--top-p is not supported with --merge log-mass; use --merge winners",
-        ),
-        ("--draws 0", "it must be 1 to 10000000"),
-        ("--draws 10000001", "it must be 1 to 10000000"),
-        ("--draws 301 --without-replacement", "there are 300 tokens"),
-        ("--seeds 1,2", "--seeds has 2 numbers for 3 rows"),
-        ("--seeds 1", "--seeds has 1 number for 3 rows"),
-        ("--vocab-size 1 --logprobs 2", "--logprobs is 2, but there are 1 tokens"),
-        ("--seeds 1,2,x", "invalid value 'x' for '--seeds"),
-        ("--seed 1 --seeds 1,2,3", "cannot be used with"),
-        (
-            "--position 72057594037927934",
-            "--position 72057594037927934 for 3 rows: the position of the last row exceeds 2^56 - 1",
-        ),
-        ("--soft-cap 0", "'0' for '--soft-cap <CAP>': it must be finite and above 0"),
-        ("--scale -1", "'-1' for '--scale <FACTOR>': it must be finite and above 0"),
-        ("--scale inf", "must be finite and above 0"),
-        ("--draws -1", "'-1' for '--draws <N>': it must be 1 to 10000000"),
-        ("--seed -2", "'-2' for '--seed <SEED>': it must be 0 to 18446744073709551615, or -1 for none"),
-        ("--position -1", "'-1' for '--position <P>'"),
-        ("--seeds -1", "'-1' for '--seeds <A,B,...>': it must be 0 to 18446744073709551615"),
-        ("--seeds -1,2,3", "'-1' for '--seeds"),
-        ("--logit-bias -1:1", "'--logit-bias <ID:VALUE,...>': \"-1\" in \"-1:1\" is not a token id"),
-        ("--logprobs -2", "'-2' for '--logprobs <N>': it must be 0 to 4294967295, or -1 for all"),
-        ("--logprobs 301", "--logprobs is 301, but there are 300 tokens"),
-        ("--vocab-size 290 --logprobs 291", "there are 290 tokens"),
-        ("--vocab-size -1", "'-1' for '--vocab-size <N>'"),
-        ("--threads -2", "'-2' for '--threads <N>'"),
-        ("--variant grouped --group -2", "'-2' for '--group <TOKENS>'"),
-        ("--threads 0", "'0' for '--threads <N>': it must be 1 to 1024"),
-        ("--variant reference --backend cuda", "--backend cuda has no effect with --variant reference"),
-        ("--threads 100000", "'100000' for '--threads <N>'"),
-        ("--shards 2", "--shards has no effect without --variant sharded"),
-        ("--variant sharded --shards 0", "'0' for '--shards <N>': it must be 1 to 4096"),
-        ("--variant sharded --shards 4097", "it must be 1 to 4096"),
-        (
-            "--variant grouped --group 0",
-            "'0' for '--group <TOKENS>': it must be a multiple of 64, from 64 to 4294967232",
-        ),
-        ("--variant online --group 1000", "'1000' for '--group <TOKENS>'"),
-        (
-            "--variant grouped --without-replacement",
-            "--without-replacement is not supported with --variant grouped; use --variant tiled, or --group-draw reuse",
-        ),
-        (
-            "--variant grouped --canonical",
-            "--canonical is not supported with this variant; use --variant tiled, or --variant grouped --group-draw reuse",
-        ),
-        ("--variant reference --isa portable", "--isa has no effect with --variant reference"),
-        ("--backend cuda --threads 2", "--threads has no effect with --backend cuda"),
-        ("--variant fast", "possible values: tiled, grouped, online, sharded, reference"),
-        ("--top-k five", "invalid value 'five' for '--top-k <K>': it must be -1 to 2147483647"),
-        ("--top-k -2", "'-2' for '--top-k <K>': it must be -1"),
-        ("--top-p 2", "--top-p is 2.0, but must be above 0 and at most 1"),
-        ("--kept --temperature 0", "--kept is not defined for a greedy row"),
-    ] {
-        run(&with(&head, flags)).assert_refused(says);
-    }
+    let (_files, head) = small_head();
+    assert_refusals(
+        &head,
+        r#"
+        --logit-bias 3 => "3" is not ID:VALUE
+        --logit-bias 3:x => is not a number
+        --logit-bias 3:1,3:2 => token 3 is named twice
+        --logit-bias 300:1 => --logit-bias names token 300, but there are 300 tokens
+        --vocab-size 290 --logit-bias 290:1 => there are 290 tokens
+        --vocab-size 301 => --vocab-size 301: it must be 1 to 300, the rows of the weight
+        --vocab-size 0 => --vocab-size 0: it must be 1 to 300
+        --isa sse9 => 'sse9' is no instruction set
+        --temperature nan => must be finite and not negative
+        --temperature -0.5 => must be finite and not negative
+        --temperature warm => not a number
+        --temperature 1e-50 => '1e-50' for '--temperature <T>': it rounds to 0 as a float32
+        --top-p 1e-60 => '1e-60' for '--top-p <P>': it rounds to 0
+        --min-p 0.1e-400 => '0.1e-400' for '--min-p <P>': it rounds to 0
+        --presence-penalty 1e-60 => '1e-60' for '--presence-penalty <X>': it rounds to 0
+        --top-p much => 'much' for '--top-p <P>': it is not a number
+        --variant sharded --merge log-mass --top-p 0.9 => --top-p is not supported with --merge log-mass; use --merge winners
+        --draws 0 => it must be 1 to 10000000
+        --draws 10000001 => it must be 1 to 10000000
+        --draws 301 --without-replacement => there are 300 tokens
+        --seeds 1,2 => --seeds has 2 numbers for 3 rows
+        --seeds 1 => --seeds has 1 number for 3 rows
+        --vocab-size 1 --logprobs 2 => --logprobs is 2, but there are 1 tokens
+        --seeds 1,2,x => invalid value 'x' for '--seeds
+        --seed 1 --seeds 1,2,3 => cannot be used with
+        --position 72057594037927934 => --position 72057594037927934 for 3 rows: the position of the last row exceeds 2^56 - 1
+        --soft-cap 0 => '0' for '--soft-cap <CAP>': it must be finite and above 0
+        --scale -1 => '-1' for '--scale <FACTOR>': it must be finite and above 0
+        --scale inf => must be finite and above 0
+        --draws -1 => '-1' for '--draws <N>': it must be 1 to 10000000
+        --seed -2 => '-2' for '--seed <SEED>': it must be 0 to 18446744073709551615, or -1 for none
+        --position -1 => '-1' for '--position <P>'
+        --seeds -1 => '-1' for '--seeds <A,B,...>': it must be 0 to 18446744073709551615
+        --seeds -1,2,3 => '-1' for '--seeds
+        --logit-bias -1:1 => '--logit-bias <ID:VALUE,...>': "-1" in "-1:1" is not a token id
+        --logprobs -2 => '-2' for '--logprobs <N>': it must be 0 to 4294967295, or -1 for all
+        --logprobs 301 => --logprobs is 301, but there are 300 tokens
+        --vocab-size 290 --logprobs 291 => there are 290 tokens
+        --vocab-size -1 => '-1' for '--vocab-size <N>'
+        --threads -2 => '-2' for '--threads <N>'
+        --variant grouped --group -2 => '-2' for '--group <TOKENS>'
+        --threads 0 => '0' for '--threads <N>': it must be 1 to 1024
+        --variant reference --backend cuda => --backend cuda has no effect with --variant reference
+        --threads 100000 => '100000' for '--threads <N>'
+        --shards 2 => --shards has no effect without --variant sharded
+        --variant sharded --shards 0 => '0' for '--shards <N>': it must be 1 to 4096
+        --variant sharded --shards 4097 => it must be 1 to 4096
+        --variant grouped --group 0 => '0' for '--group <TOKENS>': it must be a multiple of 64, from 64 to 4294967232
+        --variant online --group 1000 => '1000' for '--group <TOKENS>'
+        --variant grouped --without-replacement => --without-replacement is not supported with --variant grouped; use --variant tiled, or --group-draw reuse
+        --variant grouped --canonical => --canonical is not supported with this variant; use --variant tiled, or --variant grouped --group-draw reuse
+        --variant reference --isa portable => --isa has no effect with --variant reference
+        --backend cuda --threads 2 => --threads has no effect with --backend cuda
+        --variant fast => possible values: tiled, grouped, online, sharded, reference
+        --top-k five => invalid value 'five' for '--top-k <K>': it must be -1 to 2147483647
+        --top-k -2 => '-2' for '--top-k <K>': it must be -1
+        --top-p 2 => --top-p is 2.0, but must be above 0 and at most 1
+        --kept --temperature 0 => --kept is not defined for a greedy row"#,
+    );
     run(&["sample", "--hidden", &head[6]]).assert_refused("--hidden needs --model or --weight");
     run(&["sample", "--weight", &head[4]]).assert_refused("--hidden");
     run(&["sample", "--format", "xml"]).assert_refused("possible values: text, json");
@@ -309,8 +298,7 @@ fn invalid_flags_are_refused() {
 
 #[test]
 fn a_knob_that_a_variant_lacks_names_the_flag_and_an_alternative() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let grouped = "is not supported with --variant grouped; use --variant tiled, or --group-draw reuse";
     for (variant, says) in [
         ("--variant online", "is not supported with --variant online; use --variant tiled"),
@@ -339,8 +327,7 @@ fn a_knob_that_a_variant_lacks_names_the_flag_and_an_alternative() {
 
 #[test]
 fn a_backend_or_instruction_set_that_is_missing_is_refused() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     #[cfg(not(feature = "cuda"))]
     {
         let says = "this build has no feature 'cuda': build with --features cuda";
@@ -357,8 +344,7 @@ fn a_backend_or_instruction_set_that_is_missing_is_refused() {
 
 #[test]
 fn a_bad_row_fails_alone() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let good = run(&head).rows();
     for (bad, says) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
         let mut hidden = values(3 * 32, 2);

@@ -40,7 +40,8 @@ pub(crate) fn run_ranks<S: AsRef<std::ffi::OsStr>>(world: usize, args: &[S]) -> 
     )
 }
 
-fn run_command(command: &mut Command, log: &str) -> Run {
+/// Runs a command with this level of the log.
+pub(crate) fn run_command(command: &mut Command, log: &str) -> Run {
     let output = command.env("FLASH_SAMPLING_LOG", log).output().expect("the command starts");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Run { code: output.status.code().expect("no signal"), stdout: text(output.stdout), stderr: text(output.stderr) }
@@ -65,6 +66,14 @@ impl Run {
         let tokens =
             |row: &serde_json::Value| row["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
         self.rows().iter().map(tokens).collect()
+    }
+}
+
+/// Runs `base` with the flags of each line `FLAGS => ERROR`, and asserts that they are refused with this error.
+pub(crate) fn assert_refusals(base: &[String], lines: &str) {
+    for line in lines.trim().lines() {
+        let (flags, says) = line.trim().split_once(" => ").expect("FLAGS => ERROR");
+        run(&with(base, flags)).assert_refused(says);
     }
 }
 
@@ -125,12 +134,14 @@ pub(crate) fn bf16_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()
 }
 
-/// A head `[300, 32]` in bf16 and hidden states `[3, 32]` in f32; answers the flags that name them.
-pub(crate) fn small_head(files: &Files) -> Vec<String> {
+/// A head `[300, 32]` in bf16 and hidden states `[3, 32]` in f32 in a folder, and the flags that name them.
+pub(crate) fn small_head() -> (Files, Vec<String>) {
+    let files = Files::new();
     let weight =
         files.safetensors("w.safetensors", &[("w", Dtype::BF16, &[300, 32], bf16_bytes(&values(300 * 32, 1)))]);
     let hidden = files.npy("h.npy", &[3, 32], &values(3 * 32, 2));
-    ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec()
+    let flags = ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec();
+    (files, flags)
 }
 
 /// `base` and more flags, separated by spaces.

@@ -1,6 +1,6 @@
 //! Flags without effect and values out of range: refused by name, before a head is read.
 
-use crate::common::{Files, run, run_logging, small_head, with};
+use crate::common::{Files, assert_refusals, run, run_logging, small_head, with};
 use clap::CommandFactory;
 use flash_sampling_cli::args::Cli;
 
@@ -10,57 +10,38 @@ fn unreadable(files: &Files) -> Vec<String> {
     ["sample", "--format", "json", "--weight", &name, "--hidden", &name].map(str::to_owned).to_vec()
 }
 
-/// Flags without effect, their error, and flags that give them an effect.
+/// Flags of which the first has no effect, the reason, and flags that give it an effect.
 const INEFFECTIVE: [(&str, &str, &str); 17] = [
-    ("--min-tokens 4", "--min-tokens has no effect without --stop-token-ids", "--stop-token-ids 7"),
-    ("--stop-token-ids 7", "--stop-token-ids has no effect without --min-tokens", "--min-tokens 4"),
-    (
-        "--repetition-penalty 1.5",
-        "--repetition-penalty has no effect without --prompt-tokens or --output-tokens",
-        "--prompt-tokens 7",
-    ),
-    ("--frequency-penalty 1", "--frequency-penalty has no effect without --output-tokens", "--output-tokens 7"),
-    ("--presence-penalty 1", "--presence-penalty has no effect without --output-tokens", "--output-tokens 7"),
-    (
-        "--presence-penalty 1 --prompt-tokens 7",
-        "--presence-penalty has no effect without --output-tokens",
-        "--output-tokens 7 --repetition-penalty 1.5",
-    ),
-    ("--dry-multiplier 1", "--dry-multiplier has no effect without --prompt-tokens or", "--output-tokens 7,7,7"),
-    (
-        "--dry-multiplier 1 --dry-penalty-last-n 0 --output-tokens 7,7,7",
-        "--dry-multiplier has no effect at --dry-penalty-last-n 0",
-        "",
-    ),
-    ("--dry-base 2", "--dry-base has no effect without --dry-multiplier", "--dry-multiplier 1 --output-tokens 7,7"),
-    (
-        "--dry-allowed-length 3",
-        "--dry-allowed-length has no effect without --dry-multiplier",
-        "--dry-multiplier 1 --output-tokens 7,7,7",
-    ),
-    (
-        "--dry-penalty-last-n 9",
-        "--dry-penalty-last-n has no effect without --dry-multiplier",
-        "--dry-multiplier 1 --output-tokens 7,7,7",
-    ),
-    (
-        "--dry-sequence-breakers 9",
-        "--dry-sequence-breakers has no effect without --dry-multiplier",
-        "--dry-multiplier 1 --output-tokens 7,7,7",
-    ),
-    ("--prompt-tokens 7", "--prompt-tokens has no effect without --repetition-penalty or", "--repetition-penalty 2"),
-    ("--output-tokens 7", "--output-tokens has no effect without --repetition-penalty or", "--presence-penalty 1"),
-    ("--xtc-threshold 0.2", "--xtc-threshold has no effect without --xtc-probability", "--xtc-probability 0.5"),
-    ("--xtc-threshold 0.6 --xtc-probability 0.5", "--xtc-probability has no effect at --xtc-threshold above 0.5", ""),
-    ("--order llama-cpp", "--order has no effect without --top-k or --top-p or", "--top-p 0.5"),
+    ("--min-tokens 4", "without --stop-token-ids", "--stop-token-ids 7"),
+    ("--stop-token-ids 7", "without --min-tokens", "--min-tokens 4"),
+    ("--repetition-penalty 1.5", "without --prompt-tokens or --output-tokens", "--prompt-tokens 7"),
+    ("--frequency-penalty 1", "without --output-tokens", "--output-tokens 7"),
+    ("--presence-penalty 1", "without --output-tokens", "--output-tokens 7"),
+    ("--presence-penalty 1 --prompt-tokens 7", "without --output-tokens", "--output-tokens 7 --repetition-penalty 1.5"),
+    ("--dry-multiplier 1", "without --prompt-tokens or --output-tokens", "--output-tokens 7,7,7"),
+    ("--dry-multiplier 1 --dry-penalty-last-n 0 --output-tokens 7,7,7", "at --dry-penalty-last-n 0", ""),
+    ("--dry-base 2", "without --dry-multiplier", "--dry-multiplier 1 --output-tokens 7,7"),
+    ("--dry-allowed-length 3", "without --dry-multiplier", "--dry-multiplier 1 --output-tokens 7,7,7"),
+    ("--dry-penalty-last-n 9", "without --dry-multiplier", "--dry-multiplier 1 --output-tokens 7,7,7"),
+    ("--dry-sequence-breakers 9", "without --dry-multiplier", "--dry-multiplier 1 --output-tokens 7,7,7"),
+    ("--prompt-tokens 7", "without --repetition-penalty or", "--repetition-penalty 2"),
+    ("--output-tokens 7", "without --repetition-penalty or", "--presence-penalty 1"),
+    ("--xtc-threshold 0.2", "without --xtc-probability", "--xtc-probability 0.5"),
+    ("--xtc-probability 0.5 --xtc-threshold 0.6", "at --xtc-threshold above 0.5", ""),
+    ("--order llama-cpp", "without --top-k or --top-p or", "--top-p 0.5"),
 ];
+
+/// The error of the first of these flags.
+fn no_effect(flags: &str, reason: &str) -> String {
+    format!("{} has no effect {reason}", flags.split(' ').next().unwrap())
+}
 
 #[test]
 fn a_flag_without_effect_names_the_flags_that_it_needs() {
-    let files = Files::new();
-    let (head, unreadable) = (small_head(&files), unreadable(&files));
-    for (flags, says, beside) in INEFFECTIVE {
-        run(&with(&unreadable, flags)).assert_refused(says);
+    let (files, head) = small_head();
+    let unreadable = unreadable(&files);
+    for (flags, reason, beside) in INEFFECTIVE {
+        run(&with(&unreadable, flags)).assert_refused(&no_effect(flags, reason));
         if !beside.is_empty() {
             let taken = run(&with(&head, &format!("{flags} {beside}")));
             assert_eq!(taken.code, 0, "{flags} {beside}: {taken:#?}");
@@ -73,8 +54,7 @@ fn a_flag_without_effect_names_the_flags_that_it_needs() {
 /// Users sweep the temperature and leave the filters.
 #[test]
 fn filters_of_a_greedy_row_are_a_warning() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let text = ["generate", "--max-tokens", "5"].map(str::to_owned);
     for filter in ["--top-k 5", "--top-p 0.5", "--min-p 0.5", "--top-n-sigma 1", "--epsilon-cutoff 0.1"] {
         let flag = filter.split(' ').next().unwrap();
@@ -95,8 +75,7 @@ fn filters_of_a_greedy_row_are_a_warning() {
 /// An unsupported filter is an error, without a second message that it has no effect.
 #[test]
 fn filters_of_a_greedy_row_that_a_sampler_lacks_are_refused_without_a_warning() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let text = ["generate", "--max-tokens", "5"].map(str::to_owned);
     for base in [&head[..], &text] {
         run_logging("warn", &with(base, "--variant grouped --temperature 0 --top-k 5")).assert_refused("--top-k");
@@ -115,8 +94,7 @@ fn filters_of_a_greedy_row_that_a_sampler_lacks_are_refused_without_a_warning() 
 /// Engines number image placeholders outside the vocabulary.
 #[test]
 fn tokens_of_a_history_outside_the_vocabulary_are_a_warning() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     for flag in ["--prompt-tokens", "--output-tokens"] {
         let of = |tokens: &str| run_logging("warn", &with(&head, &format!("--repetition-penalty 1.5 {flag} {tokens}")));
         let (inside, beyond) = (of("1"), of("1,999999"));
@@ -145,24 +123,25 @@ fn values_out_of_range_are_refused_before_a_head_is_read() {
     let files = Files::new();
     let unreadable = unreadable(&files);
     let folder = files.name("none");
-    for (flags, says) in [
-        ("--temperature 1e-45", "--temperature is 1e-45, but must be large enough to divide by"),
-        ("--top-p 0", "--top-p is 0.0, but must be above 0 and at most 1"),
-        ("--min-p 1.5", "--min-p is 1.5, but must be between 0 and 1"),
-        ("--top-n-sigma -1", "--top-n-sigma is -1.0, but must be finite and not negative"),
-        ("--epsilon-cutoff nan", "--epsilon-cutoff is NaN"),
-        ("--typical-p 2", "--typical-p is 2.0"),
-        ("--typical-p 0.5 --temperature 0", "--typical-p can drop the largest logit, which a greedy row takes"),
-        ("--xtc-threshold 0", "--xtc-threshold is 0.0"),
-        ("--xtc-probability 2", "--xtc-probability is 2.0"),
-        ("--repetition-penalty 0", "--repetition-penalty is 0.0, but must be finite and above 0"),
-        ("--frequency-penalty inf", "--frequency-penalty is inf"),
-        ("--presence-penalty 1e30", "--presence-penalty is 1e30, but must be between -2^64 and 2^64"),
-        ("--dry-multiplier -1", "--dry-multiplier is -1.0"),
-        ("--dry-base 0.5", "--dry-base is 0.5, but must be finite and at least 1"),
-    ] {
-        run(&with(&unreadable, flags)).assert_refused(says);
-        run(&with(&["generate", "--model", &folder].map(str::to_owned), flags)).assert_refused(says);
+    for base in [&unreadable[..], &["generate", "--model", &folder].map(str::to_owned)] {
+        assert_refusals(
+            base,
+            "
+            --temperature 1e-45 => --temperature is 1e-45, but must be large enough to divide by
+            --top-p 0 => --top-p is 0.0, but must be above 0 and at most 1
+            --min-p 1.5 => --min-p is 1.5, but must be between 0 and 1
+            --top-n-sigma -1 => --top-n-sigma is -1.0, but must be finite and not negative
+            --epsilon-cutoff nan => --epsilon-cutoff is NaN
+            --typical-p 2 => --typical-p is 2.0
+            --typical-p 0.5 --temperature 0 => --typical-p can drop the largest logit, which a greedy row takes
+            --xtc-threshold 0 => --xtc-threshold is 0.0
+            --xtc-probability 2 => --xtc-probability is 2.0
+            --repetition-penalty 0 => --repetition-penalty is 0.0, but must be finite and above 0
+            --frequency-penalty inf => --frequency-penalty is inf
+            --presence-penalty 1e30 => --presence-penalty is 1e30, but must be between -2^64 and 2^64
+            --dry-multiplier -1 => --dry-multiplier is -1.0
+            --dry-base 0.5 => --dry-base is 0.5, but must be finite and at least 1",
+        );
     }
     run(&with(&unreadable, "--kept --temperature 0")).assert_refused("--kept is not defined for a greedy row");
 }
@@ -172,13 +151,12 @@ fn a_flag_of_generate_that_changes_nothing_names_what_it_lacks() {
     let files = Files::new();
     let folder = files.name("none");
     let base = ["generate", "--model", &folder].map(str::to_owned);
-    for (flags, says, _) in INEFFECTIVE.into_iter().filter(|(flags, ..)| {
-        // The sequence is its own, and the model ends it.
-        ["--dry-base", "--dry-al", "--dry-pe", "--dry-se", "--top", "--min-p", "--eps", "--xtc", "--order"]
-            .iter()
-            .any(|flag| flags.starts_with(flag))
-    }) {
-        run(&with(&base, flags)).assert_refused(says);
+    // The sequence is its own, and the model ends it.
+    let own = ["--min", "--stop", "--rep", "--freq", "--pres", "--dry-multiplier", "--prompt", "--output"];
+    for (flags, reason, _) in
+        INEFFECTIVE.into_iter().filter(|(flags, ..)| !own.iter().any(|own| flags.starts_with(own)))
+    {
+        run(&with(&base, flags)).assert_refused(&no_effect(flags, reason));
     }
     run(&with(&base, "--frequency-penalty 1 --min-tokens 4 --stop-token-ids 7")).assert_refused("none");
     run(&with(&base, "--min-tokens 11 --max-tokens 10")).assert_refused("--min-tokens is 11, but --max-tokens is 10");
@@ -190,8 +168,7 @@ fn a_flag_of_generate_that_changes_nothing_names_what_it_lacks() {
 
 #[test]
 fn fields_without_effect_are_a_warning_and_change_no_draw() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let of = |base: &[String], json: &str| {
         let file = files.bytes("p.json", json.as_bytes());
         let run = run_logging("warn", &with(base, &format!("--params {file}")));
@@ -233,8 +210,8 @@ fn fields_without_effect_are_a_warning_and_change_no_draw() {
 /// The same knob in a file is an error of its row.
 #[test]
 fn flags_that_a_sampler_lacks_are_refused_before_a_head_is_read() {
-    let files = Files::new();
-    let (head, unreadable) = (small_head(&files), unreadable(&files));
+    let (files, head) = small_head();
+    let unreadable = unreadable(&files);
     let folder = files.name("none");
     let text = ["generate", "--model", &folder].map(str::to_owned);
     let (mut refused, mut taken) = (0, 0);
@@ -338,8 +315,7 @@ fn every_flag_of_a_row_has_an_effect_or_a_message() {
             assert!(is_known || flag == "rows", "--{flag} of {group}");
         }
     }
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     // A greedy draw has no noise.
     for (base, silent) in
         [("--draws 400", &["draws"][..]), ("--temperature 0", &["temperature", "seed", "position", "seeds"])]

@@ -12,17 +12,14 @@ fn a_build_without_the_feature_says_so() {
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use super::run;
-    use crate::common::{Files, Run};
+    use crate::common::{Files, Run, run_command};
     use std::process::Command;
 
     /// Runs `flash-sampling` with folders of kernels in its environment.
     fn run_in(ahead: &str, cache: &str, args: &[&str]) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_flash-sampling"));
-        command.args(args).env("FLASH_SAMPLING_LOG", "warn");
-        command.env("FLASH_SAMPLING_KERNELS", ahead).env("FLASH_SAMPLING_CACHE", cache);
-        let output = command.output().unwrap();
-        let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-        Run { code: output.status.code().unwrap(), stdout, stderr }
+        command.args(args).env("FLASH_SAMPLING_KERNELS", ahead).env("FLASH_SAMPLING_CACHE", cache);
+        run_command(&mut command, "warn")
     }
 
     #[test]
@@ -61,9 +58,8 @@ mod with_cuda {
         for cache in [&none, &empty] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_flash-sampling"));
             command.args(["kernels", "list", "--format", "json"]).env_remove("FLASH_SAMPLING_KERNELS");
-            let output = command.env("FLASH_SAMPLING_LOG", "info").env("FLASH_SAMPLING_CACHE", cache).output().unwrap();
-            let stderr = String::from_utf8(output.stderr).unwrap();
-            assert!(output.status.success() && output.stdout.is_empty(), "{stderr}");
+            let Run { code, stdout, stderr } = run_command(command.env("FLASH_SAMPLING_CACHE", cache), "info");
+            assert!(code == 0 && stdout.is_empty(), "{stderr}");
             let is_named =
                 stderr.contains(&format!("no compiled kernels ({cache})")) && stderr.contains("kernels build");
             assert!(is_named && stderr.lines().count() == 1, "{stderr}");

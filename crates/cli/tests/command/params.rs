@@ -1,11 +1,10 @@
 //! `sample --params`, and the flags that it stands in place of.
 
-use crate::common::{Files, run, small_head, with};
+use crate::common::{assert_refusals, run, small_head, with};
 
 #[test]
 fn a_file_gives_what_its_flags_give() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let same = |json: &str, flags: &str| {
         let file = files.bytes("p.json", json.as_bytes());
         let (of_file, of_flags) = (run(&with(&head, &format!("--params {file}"))), run(&with(&head, flags)));
@@ -56,8 +55,7 @@ fn a_file_gives_what_its_flags_give() {
 
 #[test]
 fn an_array_has_one_object_for_each_row() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let json = r#"[{"n": 3}, {"temperature": 0, "n": 1}, {"n": 700, "allowed_token_ids": [5, 299], "seed": 9}]"#;
     let file = files.bytes("p.json", json.as_bytes());
     let rows = run(&with(&head, &format!("--params {file}"))).tokens();
@@ -69,8 +67,7 @@ fn an_array_has_one_object_for_each_row() {
 
 #[test]
 fn raw_log_probabilities_do_not_know_the_temperature() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let of = |flags: &str| run(&with(&head, &format!("--draws 300 --logprobs 2 {flags}"))).rows();
     let (plain, raw) = (of(""), of("--logprobs-mode raw --temperature 0.3 --top-k 4"));
     for (plain, raw) in plain.iter().zip(&raw) {
@@ -85,46 +82,43 @@ fn raw_log_probabilities_do_not_know_the_temperature() {
 
 #[test]
 fn bad_parameters_are_one_clear_line() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let refused = |json: &str, says: &str| {
         let file = files.bytes("bad.json", json.as_bytes());
-        let result = run(&with(&head, &format!("--params {file}")));
-        result.assert_refused(says);
+        run(&with(&head, &format!("--params {file}"))).assert_refused(says);
     };
     refused("", "bad.json: not a valid parameter file: EOF");
-    refused(
-        r#"{"top_p": 1.5}"#,
-        "bad.json: not a valid parameter file: top_p is 1.5, but must be above 0 and at most 1",
+    refused("{\n \"top_k\": 5,\n \"top_p\": 0\n}", "must be above 0 and at most 1 (line 3 column 11)");
+    let lines = r#"{"top_p": 1.5} => bad.json: not a valid parameter file: top_p is 1.5, but must be above 0 and at most 1
+        {"temprature": 5} => unknown field `temprature`; did you mean `temperature`? (line 1 column 16)
+        {"prompt_tokens_ids": []} => did you mean `prompt_token_ids`?
+        {"a_field_that_none_is_like": 5} => unknown field `a_field_that_none_is_like`, expected one of `
+        {"max_tokens": 5} => max_tokens is no matter of the draw
+        [{}, {}, {"temperature": "hot"}] => row 2: temperature: invalid type: string "hot"
+        [{}] => it has 1 object for 3 rows; one object without an array serves every row
+        {"n": 0} => n is 0, but must be at least 1
+        {"n": 20000000} => row 0: n = 20000000, but a row has at most 10000000 draws
+        {"logit_bias": {"300": 1}} => logit_bias names token 300, but there are 300 tokens
+        [{}, {"allowed_token_ids": [1, 400]}, {}] => row 1: allowed_token_ids names token 400
+        {"logprobs": 301} => logprobs is 301, but there are 300 tokens"#;
+    for line in lines.lines() {
+        let (json, says) = line.trim().split_once(" => ").unwrap();
+        refused(json, says);
+    }
+    assert_refusals(
+        &head,
+        "
+        --params /nonexistent/p.json => /nonexistent/p.json: No such file
+        --params p.json --top-k 5 => '--params <FILE>' cannot be used with '--top-k <K>'
+        --allowed-token-ids 4,300 => --allowed-token-ids names token 300
+        --dry-penalty-last-n -2 => --dry-penalty-last-n
+        --prompt-tokens 1,x => \"x\" is not a token id",
     );
-    refused(r#"{"temprature": 5}"#, "unknown field `temprature`; did you mean `temperature`? (line 1 column 16)");
-    refused(r#"{"prompt_tokens_ids": []}"#, "did you mean `prompt_token_ids`?");
-    refused(r#"{"a_field_that_none_is_like": 5}"#, "unknown field `a_field_that_none_is_like`, expected one of `");
-    refused(
-        "{\n \"top_k\": 5,\n \"top_p\": 0\n}",
-        "top_p is 0.0, but must be above 0 and at most 1 (line 3 column 11)",
-    );
-    refused(r#"{"max_tokens": 5}"#, "max_tokens is no matter of the draw");
-    refused(r#"[{}, {}, {"temperature": "hot"}]"#, "row 2: temperature: invalid type: string \"hot\"");
-    refused("[{}]", "it has 1 object for 3 rows; one object without an array serves every row");
-    refused(r#"{"n": 0}"#, "n is 0, but must be at least 1");
-    refused(r#"{"n": 20000000}"#, "row 0: n = 20000000, but a row has at most 10000000 draws");
-    refused(r#"{"logit_bias": {"300": 1}}"#, "logit_bias names token 300, but there are 300 tokens");
-    refused(r#"[{}, {"allowed_token_ids": [1, 400]}, {}]"#, "row 1: allowed_token_ids names token 400");
-    refused(r#"{"logprobs": 301}"#, "logprobs is 301, but there are 300 tokens");
-    run(&with(&head, "--params /nonexistent/p.json")).assert_refused("/nonexistent/p.json: No such file");
-    let file = files.bytes("p.json", b"{}");
-    run(&with(&head, &format!("--params {file} --top-k 5")))
-        .assert_refused("'--params <FILE>' cannot be used with '--top-k <K>'");
-    run(&with(&head, "--allowed-token-ids 4,300")).assert_refused("--allowed-token-ids names token 300");
-    run(&with(&head, "--dry-penalty-last-n -2")).assert_refused("--dry-penalty-last-n");
-    run(&with(&head, "--prompt-tokens 1,x")).assert_refused("\"x\" is not a token id");
 }
 
 #[test]
 fn kept_lists_the_kept_tokens() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let first = |flags: &str| -> serde_json::Value {
         let run = run(&with(&head, flags));
         assert_eq!(run.code, 0, "{run:#?}");

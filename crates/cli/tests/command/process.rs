@@ -1,9 +1,9 @@
 //! The command among other processes: Ctrl-C, a reader that leaves, the benchmark's smoke run.
 
-use crate::common::{Files, run};
+use crate::common::{Files, assert_refusals, run};
 use flash_sampling::{DType, Isa};
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn command(args: &[&str]) -> Command {
@@ -12,25 +12,34 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
+/// Sends the signal of Ctrl-C.
+#[cfg(unix)]
+fn interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Waits for the end, and gives the exit code and the rest of standard error.
+fn end(mut child: Child, mut stderr: impl Read) -> (Option<i32>, String) {
+    let (status, mut text) = (child.wait().unwrap(), String::new());
+    stderr.read_to_string(&mut text).unwrap();
+    (status.code(), text)
+}
+
+/// The exit code and the standard error of a call.
+fn outcome(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
 #[test]
 #[cfg(unix)]
 fn ctrl_c_ends_cleanly() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_flash-sampling"))
-        .args(["sample", "--draws", "10000000"])
-        .env("FLASH_SAMPLING_LOG", "info")
-        .stderr(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = command(&["sample", "--draws", "10000000"]).env("FLASH_SAMPLING_LOG", "info").spawn().unwrap();
     // The first note comes after the handler is in place.
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     stderr.read_line(&mut String::new()).unwrap();
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
-    let status = child.wait().unwrap();
-    let mut rest = String::new();
-    stderr.read_to_string(&mut rest).unwrap();
-    assert_eq!((status.code(), rest.as_str()), (Some(130), "error: interrupted\n"));
+    interrupt(&child);
+    assert_eq!(end(child, stderr), (Some(130), "error: interrupted\n".into()));
 }
 
 #[test]
@@ -42,7 +51,7 @@ fn ctrl_c_ends_the_line_of_a_text() {
     // The line of the first seed, and some of its text.
     stdout.read_line(&mut text).unwrap();
     stdout.read_exact(&mut [0; 8]).unwrap();
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    interrupt(&child);
     stdout.read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(text.ends_with('\n'), "{text:?}");
@@ -53,22 +62,14 @@ fn ctrl_c_ends_the_line_of_a_text() {
 #[cfg(unix)]
 fn one_ctrl_c_ends_a_long_call() {
     for call in ["sample --draws 2000 --variant reference", "generate --num-sequences 4096"] {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_flash-sampling"))
-            .args(call.split(' '))
-            .env("FLASH_SAMPLING_LOG", "info")
-            .stderr(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = command(&call.split(' ').collect::<Vec<_>>()).spawn().unwrap();
         std::thread::sleep(Duration::from_secs(3));
         assert!(child.try_wait().unwrap().is_none(), "{call} is no long call");
         let signalled = Instant::now();
-        let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-        let status = child.wait().unwrap();
-        let mut stderr = String::new();
-        child.stderr.unwrap().read_to_string(&mut stderr).unwrap();
-        assert_eq!((status.code(), stderr.lines().last()), (Some(130), Some("error: interrupted")), "{call}");
+        interrupt(&child);
+        let stderr = child.stderr.take().unwrap();
+        let (code, stderr) = end(child, stderr);
+        assert_eq!((code, stderr.lines().last()), (Some(130), Some("error: interrupted")), "{call}");
         assert!(signalled.elapsed() < Duration::from_secs(5), "{call}: {:?}", signalled.elapsed());
     }
 }
@@ -76,14 +77,8 @@ fn one_ctrl_c_ends_a_long_call() {
 #[test]
 fn threads_that_nobody_means_are_refused() {
     for threads in ["99999", "-1", "many"] {
-        let command = Command::new(env!("CARGO_BIN_EXE_flash-sampling"))
-            .arg("sample")
-            .env("RAYON_NUM_THREADS", threads)
-            .output()
-            .unwrap();
-        let stderr = String::from_utf8(command.stderr).unwrap();
-        assert_eq!(command.status.code(), Some(2), "{stderr}");
-        assert!(stderr.contains("RAYON_NUM_THREADS"), "{stderr}");
+        let (code, stderr) = outcome(command(&["sample"]).env("RAYON_NUM_THREADS", threads));
+        assert!(code == Some(2) && stderr.contains("RAYON_NUM_THREADS"), "{stderr}");
     }
 }
 
@@ -93,9 +88,8 @@ fn processes_of_mpirun_without_a_transport_get_one_warning() {
     let of = |launcher: &str, size: &str, rank: &str, args: &[&str]| {
         let mut command = command(args);
         let [of_size, of_rank] = ["SIZE", "RANK"].map(|what| format!("{launcher}_{what}"));
-        let output = command.env("FLASH_SAMPLING_LOG", "warn").env(of_size, size).env(of_rank, rank).output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        let (code, stderr) = outcome(command.env("FLASH_SAMPLING_LOG", "warn").env(of_size, size).env(of_rank, rank));
+        assert_eq!(code, Some(0), "{stderr}");
         stderr
     };
     let (sample, generate) = (&["sample"][..], &["generate", "--max-tokens", "2"][..]);
@@ -114,10 +108,8 @@ fn processes_of_mpirun_without_a_transport_get_one_warning() {
 fn a_reader_that_leaves_is_no_error() {
     let mut child = command(&["sample", "--draws", "3000", "--format", "json"]).spawn().unwrap();
     drop(child.stdout.take());
-    let status = child.wait().unwrap();
-    let mut stderr = String::new();
-    child.stderr.unwrap().read_to_string(&mut stderr).unwrap();
-    assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
+    let stderr = child.stderr.take().unwrap();
+    assert_eq!(end(child, stderr), (Some(0), String::new()));
 }
 
 #[test]
@@ -154,25 +146,24 @@ fn the_benchmark_leaves_a_table_and_a_record() {
 
 #[test]
 fn bad_sizes_of_a_benchmark_are_refused() {
-    run(&["bench", "--heads", "0x8"]).assert_refused("tokens x hidden size");
-    run(&["bench", "--heads", "64,8"]).assert_refused("tokens x hidden size");
-    run(&["bench", "--rows", "1,0"]).assert_refused("it must be 1 to 4096");
-    run(&["bench", "--rows", "a"]).assert_refused("'a' for '--rows <A,B,...>': it must be 1 to 4096");
-    run(&["bench", "--rounds", "0"]).assert_refused("1 to 10000");
-    run(&["bench", "--quick", "--threads", "0"]).assert_refused("'0' for '--threads <N>': it must be 1 to 1024");
-    run(&["bench", "--rows", "-1"]).assert_refused("'-1' for '--rows");
-    run(&["bench", "--rows", "-1,2"]).assert_refused("'-1' for '--rows");
-    run(&["bench", "--backend", "cuda", "--threads", "2"])
-        .assert_refused("--threads means nothing with --backend cuda");
-    run(&["bench", "--backend", "cuda", "--isa", "avx2"]).assert_refused("--isa means nothing with --backend cuda");
-}
-
-#[test]
-fn a_quick_benchmark_takes_no_sizes() {
-    for flags in ["--heads 64x8", "--rows 2", "--rounds 3"] {
-        let (flag, value) = flags.split_once(' ').unwrap();
-        run(&["bench", "--quick", flag, value]).assert_refused(&format!("'--quick' cannot be used with '{flag} "));
-    }
+    assert_refusals(
+        &["bench".to_owned()],
+        "
+        --heads 0x8 => tokens x hidden size
+        --heads 64,8 => tokens x hidden size
+        --rows 1,0 => it must be 1 to 4096
+        --rows a => 'a' for '--rows <A,B,...>': it must be 1 to 4096
+        --rounds 0 => 1 to 10000
+        --quick --threads 0 => '0' for '--threads <N>': it must be 1 to 1024
+        --rows -1 => '-1' for '--rows
+        --rows -1,2 => '-1' for '--rows
+        --variants sharded => sharded:SHARDS
+        --backend cuda --threads 2 => --threads means nothing with --backend cuda
+        --backend cuda --isa avx2 => --isa means nothing with --backend cuda
+        --quick --heads 64x8 => '--quick' cannot be used with '--heads 
+        --quick --rows 2 => '--quick' cannot be used with '--rows 
+        --quick --rounds 3 => '--quick' cannot be used with '--rounds ",
+    );
 }
 
 #[test]
@@ -191,12 +182,8 @@ fn a_file_that_cannot_be_written_is_found_before_the_work() {
 #[cfg(target_os = "linux")]
 fn an_output_without_room_is_refused_with_the_code_of_files() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let output = command(&["info"]).stdout(full).output().unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        output.status.code() == Some(2) && stderr.starts_with("error: cannot write to standard output"),
-        "{stderr}"
-    );
+    let (code, stderr) = outcome(command(&["info"]).stdout(full));
+    assert!(code == Some(2) && stderr.starts_with("error: cannot write to standard output"), "{stderr}");
 }
 
 #[test]

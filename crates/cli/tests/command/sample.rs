@@ -5,8 +5,7 @@ use safetensors::tensor::Dtype;
 
 #[test]
 fn a_row_of_json_has_the_promised_shape() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let rows = run(&with(&head, "--draws 5 --logprobs 3")).rows();
     assert_eq!(rows.len(), 3);
     for (r, row) in rows.iter().enumerate() {
@@ -26,8 +25,7 @@ fn a_row_of_json_has_the_promised_shape() {
 
 #[test]
 fn the_same_flags_give_the_same_output() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let flags = with(&head, "--draws 50 --logprobs 2 --seed 9 --temperature 0.7");
     let first = run(&flags);
     assert_eq!(first.code, 0);
@@ -39,8 +37,7 @@ fn the_same_flags_give_the_same_output() {
 
 #[test]
 fn pathwise_variants_give_the_same_tokens() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let want = run(&with(&head, "--draws 200")).tokens();
     for variant in [
         "sharded",
@@ -66,8 +63,7 @@ fn pathwise_variants_give_the_same_tokens() {
 
 #[test]
 fn a_position_is_a_row_under_one_seed() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let rows = run(&with(&head, "--draws 20 --seed 5 --position 100")).tokens();
     for (r, row) in rows.iter().enumerate() {
         let seeds = run(&with(&head, &format!("--draws 20 --seeds 5,5,5 --position {}", 100 + r))).tokens();
@@ -80,8 +76,7 @@ fn a_position_is_a_row_under_one_seed() {
 
 #[test]
 fn draws_made_in_portions_equal_draws_made_at_once() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let few = run(&with(&head, "--draws 1000")).tokens();
     // Several portions: 8192 draws of all rows are made at a time.
     let many = run(&with(&head, "--draws 50000")).tokens();
@@ -95,8 +90,7 @@ fn draws_made_in_portions_equal_draws_made_at_once() {
 
 #[test]
 fn draws_without_replacement_are_different_tokens_best_first() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let first = run(&head).tokens();
     let rows = run(&with(&head, "--draws 300 --without-replacement")).rows();
     for (row, first) in rows.iter().zip(first) {
@@ -111,8 +105,7 @@ fn draws_without_replacement_are_different_tokens_best_first() {
 
 #[test]
 fn a_long_list_without_replacement_is_a_list_for_people_too() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (_files, head) = small_head();
     let flags = "--draws 300 --without-replacement";
     let tokens = run(&with(&head, flags)).tokens();
     // Without `--format json`.
@@ -129,8 +122,8 @@ fn a_long_list_without_replacement_is_a_list_for_people_too() {
 
 #[test]
 fn temperature_zero_takes_the_largest_logit() {
-    let files = Files::new();
-    let rows = run(&with(&small_head(&files), "--temperature 0 --logprobs 1 --seed 77")).rows();
+    let (_files, head) = small_head();
+    let rows = run(&with(&head, "--temperature 0 --logprobs 1 --seed 77")).rows();
     for row in rows {
         assert_eq!(row["tokens"][0], row["top"][0]["token"]);
     }
@@ -138,8 +131,7 @@ fn temperature_zero_takes_the_largest_logit() {
 
 #[test]
 fn masks_and_biases_decide_what_is_drawn() {
-    let files = Files::new();
-    let head = small_head(&files);
+    let (files, head) = small_head();
     let even = files.npy("even.npy", &[10], &[0x5555_5555u32; 10]);
     let tokens = run(&with(&head, &format!("--draws 300 --mask {even}"))).tokens();
     assert!(tokens.iter().flatten().all(|token| token % 2 == 0));
