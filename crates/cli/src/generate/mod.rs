@@ -44,7 +44,7 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let weights = Weights::open(args.text.model.as_deref())?;
     let tokenizer = TextTokenizer::open(&weights)?;
     let model = weights.model(args.sampler.cpu.isa)?;
-    let head = weights.head(&tokenizer, model.vocab_size())?;
+    let head = weights.sampled_head(&tokenizer, model.vocab_size())?;
     if args.draws.seed.unwrap_or(0).checked_add(u64::from(args.text.num_sequences) - 1).is_none() {
         return Err(CommandError::usage("--seed and --num-sequences: the last seed exceeds 2^64 - 1"));
     }
@@ -63,13 +63,13 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     if let (Some(weights), Some(draft_model)) = (&draft_weights, &draft_model) {
         // It proposes only tokens that both models can read.
         let embeddings = model.vocab_size().min(draft_model.vocab_size());
-        let parts = (weights, draft_model, weights.head(&tokenizer, embeddings)?);
+        let parts = (weights, draft_model, weights.sampled_head(&tokenizer, embeddings)?);
         let engine = Engine::new(args, parts, plan(rows), pool.as_ref())?;
         draft = Some(Draft::start(args, engine, &requests, &prompt, ahead)?);
     }
     let rows = if draft.is_some() { rows * (1 + ahead) } else { rows };
     let engine = Engine::new(args, (&weights, &model, head), plan(rows), pool.as_ref())?;
-    weights.log();
+    weights.head.log();
     let mut report = Report::new(prompt.len());
     let mut writer = Writer::new(args, &tokenizer, &requests, out);
     let mut batch = Batch::start(args, &tokenizer, (engine, &requests), &prompt, &mut report)?.with_draft(draft);

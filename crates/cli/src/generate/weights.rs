@@ -40,7 +40,7 @@ pub(super) struct Weights {
     /// Whether the end-of-sequence tokens are from `generation_config.json`.
     has_generation_eos: bool,
     tensors: HashMap<String, Tensor>,
-    head: LoadedHead,
+    pub(super) head: LoadedHead,
 }
 
 impl Weights {
@@ -67,11 +67,6 @@ impl Weights {
         Ok(Weights { files, config, has_generation_eos, tensors, head })
     }
 
-    /// Logs what the files say about the head.
-    pub(super) fn log(&self) {
-        self.head.log();
-    }
-
     /// The layers.
     pub(super) fn model(&self, isa: Option<Isa>) -> Result<Model<'_>, CommandError> {
         let tensor = |name: &str| match self.tensors.get(name) {
@@ -82,7 +77,7 @@ impl Weights {
     }
 
     /// The head, without tokens that the tokenizer lacks or that a model with `embeddings` tokens cannot read as input.
-    pub(super) fn head(&self, tokenizer: &TextTokenizer, embeddings: usize) -> Result<Head<'_>, CommandError> {
+    pub(super) fn sampled_head(&self, tokenizer: &TextTokenizer, embeddings: usize) -> Result<Head<'_>, CommandError> {
         let head = self.head.head()?;
         Ok(head.with_vocab_size(tokenizer.tokens.min(embeddings).clamp(1, head.vocab_size() as usize))?)
     }

@@ -71,11 +71,8 @@ impl Checkpoint {
                 Some(false) => "lm_head.weight (config.json says that the embedding is not tied)",
                 _ => "lm_head.weight, model.embed_tokens.weight or one of their other names",
             };
-            Problem::MissingTensor {
-                wanted: wanted.into(),
-                found: "others (`sample` and `bench` take --weight FILE:TENSOR)".into(),
-            }
-            .at(files.folder())
+            Problem::Unusable(format!("no tensor {wanted}; it has others (`sample` takes --weight FILE:TENSOR)"))
+                .at(files.folder())
         })?;
         let weight = files.tensor(name, Role::Weight)?;
         let bias =

@@ -52,7 +52,7 @@ impl CheckpointFiles {
     /// # Errors
     /// The folder or both files are missing, or a file is invalid.
     pub fn open(folder: &Path) -> Result<Self, LoadError> {
-        let refused = |reason: &str| Err(Problem::Checkpoint(reason.into()).at(folder));
+        let refused = |reason: &str| Err(Problem::Unusable(reason.into()).at(folder));
         if !folder.is_dir() {
             return refused(if folder.exists() { "it is not a directory" } else { "there is no such directory" });
         }
@@ -112,7 +112,7 @@ impl CheckpointFiles {
     /// # Errors
     /// The file is missing or cannot be read.
     pub fn required(&self, name: &str) -> Result<Cow<'static, [u8]>, LoadError> {
-        let missing = || Problem::Checkpoint("there is no such file".into()).at(&self.path(name));
+        let missing = || Problem::Unusable("there is no such file".into()).at(&self.path(name));
         self.text(name)?.ok_or_else(missing)
     }
 

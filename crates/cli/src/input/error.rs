@@ -1,6 +1,5 @@
 //! Errors of input files.
 
-use crate::output::line;
 use safetensors::SafeTensorError;
 use std::path::{Path, PathBuf};
 
@@ -38,20 +37,6 @@ pub enum Problem {
     /// The file is shorter or longer than its header says.
     #[error("the file is truncated or damaged: {0}")]
     Truncated(String),
-    /// No tensor of the required names.
-    #[error("no tensor {wanted}; it has {found}")]
-    MissingTensor {
-        /// The required names.
-        wanted: String,
-        /// The tensors of the file.
-        found: String,
-    },
-    /// No tensor is named, and the file has several.
-    #[error("which tensor? Name one as FILE:TENSOR; it has {found}")]
-    WhichTensor {
-        /// The tensors of the file.
-        found: String,
-    },
     /// An unsupported element type.
     #[error("{tensor} has dtype {found}, expected {expected}")]
     DType {
@@ -72,19 +57,9 @@ pub enum Problem {
         /// The supported shapes.
         expected: String,
     },
-    /// A mask with fewer bits than the vocabulary has tokens.
-    #[error("the mask has {} a row, for {tokens} tokens; the vocabulary has {vocab_size}", line::count(*words, "word"))]
-    MaskTooShort {
-        /// Words per row.
-        words: usize,
-        /// Bits per row.
-        tokens: usize,
-        /// Tokens of the vocabulary.
-        vocab_size: usize,
-    },
-    /// A checkpoint with a missing file or with contradictions.
+    /// A missing tensor or file, or parts that contradict each other.
     #[error("{0}")]
-    Checkpoint(String),
+    Unusable(String),
 }
 
 impl Problem {

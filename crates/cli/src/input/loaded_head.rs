@@ -69,6 +69,12 @@ impl LoadedHead {
         Ok(head)
     }
 
+    /// Puts a line about the origin of the head before the other lines for the log.
+    pub(crate) fn noted(mut self, origin: String) -> Self {
+        self.notes.insert(0, origin);
+        self
+    }
+
     /// Logs what the files say about the head. Callers wait until nothing is refused.
     pub(crate) fn log(&self) {
         self.notes.iter().for_each(|note| tracing::info!("{note}"));

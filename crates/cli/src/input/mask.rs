@@ -2,6 +2,7 @@
 
 use crate::input::npy::NpyHeader;
 use crate::input::{LoadError, Problem, tensor};
+use crate::output::line;
 use std::path::Path;
 
 /// Masks of some rows: least significant bit first, 1 = allowed.
@@ -47,7 +48,9 @@ impl Masks {
         };
         let tokens = width.saturating_mul(32);
         if tokens < vocab_size {
-            return Err(Problem::MaskTooShort { words: width, tokens, vocab_size });
+            let words = line::count(width, "word");
+            let message = format!("the mask has {words} a row, for {tokens} tokens; the vocabulary has {vocab_size}");
+            return Err(Problem::Unusable(message));
         }
         let words = data.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
         Ok(Masks { words, width, shared })

@@ -46,17 +46,20 @@ impl Header {
     /// The tensor `name`. Without a name, the only tensor.
     ///
     /// # Errors
-    /// [`Problem::MissingTensor`], [`Problem::WhichTensor`], or [`Problem::DType`] for a type other than bf16, f16 or
+    /// [`Problem::Unusable`] without the tensor, or [`Problem::DType`] for a type other than bf16, f16 or
     /// f32.
     pub fn locate(&self, name: Option<&str>) -> Result<Located, Problem> {
         let keys = self.metadata.offset_keys();
         let name = match (name, &keys[..]) {
             (Some(name), _) => name,
             (None, [only]) => only,
-            (None, _) => return Err(Problem::WhichTensor { found: self.listing() }),
+            (None, _) => {
+                let found = self.listing();
+                return Err(Problem::Unusable(format!("which tensor? Name one as FILE:TENSOR; it has {found}")));
+            }
         };
         let info = self.metadata.info(name);
-        let info = info.ok_or_else(|| Problem::MissingTensor { wanted: format!("{name:?}"), found: self.listing() })?;
+        let info = info.ok_or_else(|| Problem::Unusable(format!("no tensor {name:?}; it has {}", self.listing())))?;
         let dtype = match info.dtype {
             Dtype::BF16 => DType::BF16,
             Dtype::F16 => DType::F16,

@@ -116,10 +116,7 @@ impl Tensor {
     pub fn from_npy(map: &Arc<Mmap>, name: Option<&str>, role: Role) -> Result<Self, Problem> {
         let header = NpyHeader::parse(map)?;
         if let Some(name) = name {
-            return Err(Problem::MissingTensor {
-                wanted: format!("{name:?}"),
-                found: "one array without a name".into(),
-            });
+            return Err(Problem::Unusable(format!("no tensor {name:?}; it has one array without a name")));
         }
         let types = [("<f4", 4, DType::F32), ("<f2", 2, DType::F16)];
         let (dtype, bytes) = header.data_as(map, &types, "little-endian float32 (<f4) or float16 (<f2)")?;

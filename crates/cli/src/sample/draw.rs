@@ -22,11 +22,11 @@ pub(super) fn draw<'s>(
     (out, rank): (&mut dyn Write, usize),
     interrupt: &Interrupt,
 ) -> Result<u8, CommandError> {
-    let (head, hidden) = (source.head()?, source.hidden()?);
+    let (head, hidden) = (source.head.head()?, source.hidden.matrix()?);
     let vocab_size = head.vocab_size();
     let job = Job::new(args, hidden, vocab_size)?;
     let mut sampler = build(head, job.plan())?;
-    source.log();
+    source.head.log();
     job.warn(vocab_size);
     tracing::debug!("{:?}", sampler.capabilities());
     let bar = match rank {

@@ -108,13 +108,8 @@ impl<'a> Job<'a> {
         self.fields(row).logprobs.unwrap_or(0)
     }
 
-    /// The largest value over all rows.
-    fn max_of(&self, value: impl Fn(usize) -> u32) -> u32 {
-        (0..self.hidden.rows()).map(value).max().unwrap_or(0)
-    }
-
     fn max_draws(&self) -> u32 {
-        self.max_of(|row| self.draws(row))
+        self.requests.iter().map(|request| request.params.fields().n).max().unwrap_or(0)
     }
 
     fn rows_per_call(&self) -> usize {
@@ -123,11 +118,8 @@ impl<'a> Job<'a> {
 
     fn draws_per_call(&self) -> u32 {
         // A list without replacement is one draw of the noise.
-        let most = if (0..self.hidden.rows()).any(|row| self.without_replacement(row)) {
-            usize::MAX
-        } else {
-            (DRAWS_PER_CALL / self.rows_per_call()).max(LEAST_DRAWS)
-        };
+        let has_list = self.requests.iter().any(|request| request.params.fields().without_replacement);
+        let most = if has_list { usize::MAX } else { (DRAWS_PER_CALL / self.rows_per_call()).max(LEAST_DRAWS) };
         most.min(self.max_draws() as usize) as u32
     }
 
@@ -135,7 +127,7 @@ impl<'a> Job<'a> {
         Plan {
             max_rows: self.rows_per_call(),
             max_draws: self.draws_per_call(),
-            max_logprobs: Some(self.max_of(|row| self.logprobs(row))),
+            max_logprobs: Some((0..self.hidden.rows()).map(|row| self.logprobs(row)).max().unwrap_or(0)),
             canonical: self.args.rows.canonical,
         }
     }

@@ -7,7 +7,7 @@ use crate::input::loaded_head::LoadedHead;
 use crate::input::synthetic::{self, Logits};
 use crate::input::tensor::{Role, Tensor};
 use crate::output::line;
-use flash_sampling::{DType, Head, Matrix};
+use flash_sampling::DType;
 
 /// Tokens and hidden size of the built-in head.
 const BUILT_IN: (usize, usize) = (151_936, 1024);
@@ -17,10 +17,9 @@ const BUILT_IN_ROWS: usize = 4;
 /// A head, its transforms, and hidden states.
 #[derive(Debug)]
 pub(super) struct Source {
-    head: LoadedHead,
-    hidden: Tensor,
-    /// A line for the log: the origin of the head.
-    origin: Option<String>,
+    pub(super) head: LoadedHead,
+    /// `[rows, hidden]`.
+    pub(super) hidden: Tensor,
 }
 
 impl Source {
@@ -30,13 +29,13 @@ impl Source {
         let source = match (&args.model, &args.weight, &args.hidden) {
             (Some(folder), _, Some(hidden)) => {
                 let checkpoint = Checkpoint::open(folder)?;
-                let origin = Some(format!("the head is {} of {}", checkpoint.name, folder.display()));
+                let origin = format!("the head is {} of {}", checkpoint.name, folder.display());
                 let hidden = Tensor::open(hidden, Role::Hidden)?;
-                Source { head: LoadedHead::of_checkpoint(checkpoint, flags).map_err(usage)?, hidden, origin }
+                Source { head: LoadedHead::of_checkpoint(checkpoint, flags).map_err(usage)?.noted(origin), hidden }
             }
             (None, Some(weight), Some(hidden)) => {
                 let head = LoadedHead::new(Tensor::open(weight, Role::Weight)?, flags).map_err(usage)?;
-                Source { head, hidden: Tensor::open(hidden, Role::Hidden)?, origin: None }
+                Source { head, hidden: Tensor::open(hidden, Role::Hidden)? }
             }
             (None, None, None) => built_in(flags)?,
             _ => return Err(CommandError::usage("--hidden needs --model or --weight")),
@@ -51,22 +50,6 @@ impl Source {
         }
         Ok(source)
     }
-
-    /// Logs the origin of the head and what its files say about it.
-    pub(super) fn log(&self) {
-        self.origin.iter().for_each(|origin| tracing::info!("{origin}"));
-        self.head.log();
-    }
-
-    /// The head.
-    pub(super) fn head(&self) -> Result<Head<'_>, CommandError> {
-        Ok(self.head.head()?)
-    }
-
-    /// The hidden states, `[rows, hidden]`.
-    pub(super) fn hidden(&self) -> Result<Matrix<'_>, CommandError> {
-        Ok(self.hidden.matrix()?)
-    }
 }
 
 fn built_in(flags: HeadOverrides) -> Result<Source, CommandError> {
@@ -75,6 +58,6 @@ fn built_in(flags: HeadOverrides) -> Result<Source, CommandError> {
     let failed = |error| CommandError::usage(format!("cannot make the built-in head: {error}"));
     let weight = synthetic::weight(vocab, hidden, DType::BF16).map_err(failed)?;
     let states = synthetic::hidden(weight.matrix()?, BUILT_IN_ROWS, DType::BF16, Logits::Peaked).map_err(failed)?;
-    let head = LoadedHead::new(weight, flags).map_err(CommandError::Usage)?;
-    Ok(Source { head, hidden: states, origin: Some(origin) })
+    let head = LoadedHead::new(weight, flags).map_err(CommandError::Usage)?.noted(origin);
+    Ok(Source { head, hidden: states })
 }
