@@ -72,7 +72,7 @@ impl Run {
 /// Runs `base` with the flags of each line `FLAGS => ERROR`, and asserts that they are refused with this error.
 pub(crate) fn assert_refusals(base: &[String], lines: &str) {
     for line in lines.trim().lines() {
-        let (flags, says) = line.trim().split_once(" => ").expect("FLAGS => ERROR");
+        let (flags, says) = line.trim_start().split_once(" => ").expect("FLAGS => ERROR");
         run(&with(base, flags)).assert_refused(says);
     }
 }
@@ -140,11 +140,15 @@ pub(crate) fn small_head() -> (Files, Vec<String>) {
     let weight =
         files.safetensors("w.safetensors", &[("w", Dtype::BF16, &[300, 32], bf16_bytes(&values(300 * 32, 1)))]);
     let hidden = files.npy("h.npy", &[3, 32], &values(3 * 32, 2));
-    let flags = ["sample", "--format", "json", "--weight", &weight, "--hidden", &hidden].map(str::to_owned).to_vec();
-    (files, flags)
+    (files, words(&format!("sample --format json --weight {weight} --hidden {hidden}")))
+}
+
+/// Words separated by spaces; `~` is a space within a word.
+pub(crate) fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(|word| word.replace('~', " ")).collect()
 }
 
 /// `base` and more flags, separated by spaces.
 pub(crate) fn with(base: &[String], more: &str) -> Vec<String> {
-    base.iter().cloned().chain(more.split_whitespace().map(str::to_owned)).collect()
+    [base, &words(more)].concat()
 }

@@ -1,6 +1,6 @@
 //! `sample --backend cuda` on a GPU: to the last bit what the processor draws, where the products are exact.
 
-use crate::common::{Files, bf16_bytes, run, run_ranks, values, with};
+use crate::common::{Files, bf16_bytes, run, run_ranks, values, with, words};
 use flash_sampling::cuda::Device;
 use flash_sampling_conformance::suite::runs;
 use safetensors::tensor::Dtype;
@@ -40,7 +40,7 @@ fn hidden(files: &Files) -> String {
 
 /// The words of a command that draws from these files.
 fn sample(weight: &str, hidden: &str) -> Vec<String> {
-    ["sample", "--format", "json", "--weight", weight, "--hidden", hidden].map(str::to_owned).to_vec()
+    words(&format!("sample --format json --weight {weight} --hidden {hidden}"))
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Flags without effect and values out of range: refused by name, before a head is read.
 
-use crate::common::{Files, assert_refusals, run, run_logging, small_head, with};
+use crate::common::{Files, assert_refusals, run, run_logging, small_head, with, words};
 use clap::CommandFactory;
 use flash_sampling_cli::args::Cli;
 
 /// `sample` of a missing head, whose error shows that the flags are valid.
 fn unreadable(files: &Files) -> Vec<String> {
     let name = files.name("none.npy");
-    ["sample", "--format", "json", "--weight", &name, "--hidden", &name].map(str::to_owned).to_vec()
+    words(&format!("sample --format json --weight {name} --hidden {name}"))
 }
 
 /// Flags of which the first has no effect, the reason, and flags that give it an effect.
@@ -55,7 +55,7 @@ fn a_flag_without_effect_names_the_flags_that_it_needs() {
 #[test]
 fn filters_of_a_greedy_row_are_a_warning() {
     let (_files, head) = small_head();
-    let text = ["generate", "--max-tokens", "5"].map(str::to_owned);
+    let text = words("generate --max-tokens 5");
     for filter in ["--top-k 5", "--top-p 0.5", "--min-p 0.5", "--top-n-sigma 1", "--epsilon-cutoff 0.1"] {
         let flag = filter.split(' ').next().unwrap();
         for base in [&head[..], &text] {
@@ -76,7 +76,7 @@ fn filters_of_a_greedy_row_are_a_warning() {
 #[test]
 fn filters_of_a_greedy_row_that_a_sampler_lacks_are_refused_without_a_warning() {
     let (files, head) = small_head();
-    let text = ["generate", "--max-tokens", "5"].map(str::to_owned);
+    let text = words("generate --max-tokens 5");
     for base in [&head[..], &text] {
         run_logging("warn", &with(base, "--variant grouped --temperature 0 --top-k 5")).assert_refused("--top-k");
     }
@@ -123,7 +123,7 @@ fn values_out_of_range_are_refused_before_a_head_is_read() {
     let files = Files::new();
     let unreadable = unreadable(&files);
     let folder = files.name("none");
-    for base in [&unreadable[..], &["generate", "--model", &folder].map(str::to_owned)] {
+    for base in [&unreadable[..], &words(&format!("generate --model {folder}"))] {
         assert_refusals(
             base,
             "
@@ -150,7 +150,7 @@ fn values_out_of_range_are_refused_before_a_head_is_read() {
 fn a_flag_of_generate_that_changes_nothing_names_what_it_lacks() {
     let files = Files::new();
     let folder = files.name("none");
-    let base = ["generate", "--model", &folder].map(str::to_owned);
+    let base = words(&format!("generate --model {folder}"));
     // The sequence is its own, and the model ends it.
     let own = ["--min", "--stop", "--rep", "--freq", "--pres", "--dry-multiplier", "--prompt", "--output"];
     for (flags, reason, _) in
@@ -162,7 +162,7 @@ fn a_flag_of_generate_that_changes_nothing_names_what_it_lacks() {
     run(&with(&base, "--min-tokens 11 --max-tokens 10")).assert_refused("--min-tokens is 11, but --max-tokens is 10");
     run(&with(&base, "--min-tokens 10 --max-tokens 10")).assert_refused("none");
     // The layers are the processor's whatever draws.
-    let layers = run(&with(&["generate".to_owned()], "--max-tokens 2 --variant reference --threads 1 --isa portable"));
+    let layers = run(&words("generate --max-tokens 2 --variant reference --threads 1 --isa portable"));
     assert_eq!(layers.code, 0, "{layers:#?}");
 }
 
@@ -200,7 +200,7 @@ fn fields_without_effect_are_a_warning_and_change_no_draw() {
             says => assert!(lines.len() == 1 && lines[0].contains(&format!("p.json: row 1: {says}")), "{lines:?}"),
         }
     }
-    let text = ["generate", "--max-tokens", "9"].map(str::to_owned);
+    let text = words("generate --max-tokens 9");
     let (greedy, filtered) = (of(&text, r#"{"temperature": 0}"#), of(&text, r#"{"temperature": 0, "top_p": 0.9}"#));
     assert_eq!((&filtered.stdout, greedy.stderr.as_str()), (&greedy.stdout, ""));
     assert!(filtered.stderr.contains("p.json: sequence 0: top_p has no effect at temperature 0"), "{filtered:#?}");
@@ -213,7 +213,7 @@ fn flags_that_a_sampler_lacks_are_refused_before_a_head_is_read() {
     let (files, head) = small_head();
     let unreadable = unreadable(&files);
     let folder = files.name("none");
-    let text = ["generate", "--model", &folder].map(str::to_owned);
+    let text = words(&format!("generate --model {folder}"));
     let (mut refused, mut taken) = (0, 0);
     for variant in [
         "tiled",

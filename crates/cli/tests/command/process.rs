@@ -1,6 +1,6 @@
 //! The command among other processes: Ctrl-C, a reader that leaves, the benchmark's smoke run.
 
-use crate::common::{Files, assert_refusals, run};
+use crate::common::{Files, assert_refusals, run, words};
 use flash_sampling::{DType, Isa};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -147,7 +147,7 @@ fn the_benchmark_leaves_a_table_and_a_record() {
 #[test]
 fn bad_sizes_of_a_benchmark_are_refused() {
     assert_refusals(
-        &["bench".to_owned()],
+        &words("bench"),
         "
         --heads 0x8 => tokens x hidden size
         --heads 64,8 => tokens x hidden size
