@@ -22,18 +22,14 @@ impl Interrupt {
         let signalled = interrupt.clone();
         let installed = ctrlc::set_handler(move || {
             if signalled.0.swap(true, Ordering::Relaxed) {
-                // No message: a blocked standard error may be the reason for the second signal.
+                // Standard error may be blocked.
                 exit();
             }
             // A long call of a sampler does not check the state. If no thread starts, a second signal ends the process.
             let exit_late = || {
                 std::thread::sleep(GRACE);
-                let _ = std::thread::Builder::new().spawn(|| {
-                    std::thread::sleep(GRACE);
-                    exit();
-                });
                 if std::io::stderr().is_terminal() {
-                    // The line may hold text or a progress bar.
+                    // The line may have text or a progress bar.
                     let _ = writeln!(std::io::stderr());
                 }
                 print_error(&CommandError::Interrupted.to_string());

@@ -21,7 +21,7 @@ pub use rows::RowArgs;
 pub(crate) use sampler::MAX_THREADS;
 pub use sampler::{BackendName, SamplerArgs, VariantName, Work};
 pub use transport::{ExchangeName, TransportArgs, TransportName};
-pub use verify::{Named, VerifyArgs};
+pub use verify::VerifyArgs;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Id, Parser, Subcommand, ValueEnum};

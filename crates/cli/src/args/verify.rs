@@ -18,7 +18,7 @@ pub struct VerifyArgs {
     pub effort: Effort,
     /// Check only this law; may be given several times (default: all laws).
     #[arg(long = "law", value_name = "NAME", value_parser = law, help_heading = "Laws")]
-    pub laws: Vec<Named>,
+    pub laws: Vec<&'static Law>,
     /// Print every check, not only the one of each law that is closest to failure.
     #[arg(long, help_heading = "Output")]
     pub checks: bool,
@@ -30,18 +30,14 @@ pub struct VerifyArgs {
 const EFFORTS: &[(&str, &str, Effort)] =
     &[("quick", "as many draws as the tests", Effort::Quick), ("full", "sixteen times as many", Effort::Full)];
 
-/// A law by its name.
-#[derive(Clone, Copy, Debug)]
-pub struct Named(pub &'static Law);
-
 /// All laws for the help, each with its promise.
 pub(super) fn list() -> String {
     let laws = laws::ALL.iter().map(|law| format!("\n  {}\n      {}", law.name, law.promise));
     format!("All laws:{}", laws.collect::<String>())
 }
 
-fn law(name: &str) -> Result<Named, String> {
-    laws::named(name).map(Named).ok_or_else(|| match similar(name, laws::ALL.iter().map(|law| law.name)) {
+fn law(name: &str) -> Result<&'static Law, String> {
+    laws::named(name).ok_or_else(|| match similar(name, laws::ALL.iter().map(|law| law.name)) {
         Some(near) => format!("no such law; did you mean '{near}'? `verify --help` lists all"),
         None => format!("no such law; `verify --help` lists all {}", laws::ALL.len()),
     })

@@ -90,8 +90,7 @@ pub fn run(args: &VerifyArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     args.sampler.check_for(Work::Draws)?;
     let factory = FlagsFactory::new(args.sampler.clone())?;
     args.report.iter().try_for_each(|path| output::try_path(path))?;
-    let all = || laws::ALL.iter().collect();
-    let laws = if args.laws.is_empty() { all() } else { args.laws.iter().map(|law| law.0).collect::<Vec<_>>() };
+    let laws = if args.laws.is_empty() { laws::ALL.iter().collect() } else { args.laws.clone() };
     let report = Report::make(&factory, &laws, args.effort, interrupt)?;
     write!(out, "{}", text::report(&report, args.checks)).map_err(CommandError::write("to standard output"))?;
     if let Some(path) = &args.report {
