@@ -48,13 +48,6 @@ pub enum TransportName {
     Nccl,
 }
 
-impl TransportName {
-    /// Whether the ranks are GPUs of this process.
-    pub fn is_of_gpus(self) -> bool {
-        self != TransportName::Mpi
-    }
-}
-
 /// The exchange of draws between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ExchangeName {

@@ -19,11 +19,12 @@ pub mod record;
 pub mod table;
 pub mod timing;
 
+pub use timing::time;
+
 use crate::args::{BenchArgs, BenchSize};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use crate::output::line;
-use crate::output::{self, bar};
+use crate::output;
 use cases::{Inputs, Ours};
 #[cfg(feature = "cuda")]
 use flash_sampling::Backend;
@@ -31,21 +32,6 @@ use flash_sampling::DType;
 use record::{Record, Section};
 use std::io::{self, Write};
 use std::path::Path;
-use timing::{Contender, in_turn};
-
-/// Times contenders and fills their section.
-pub fn time(
-    mut section: Section,
-    mut contenders: Vec<Contender<'_>>,
-    interrupt: &Interrupt,
-) -> Result<Section, CommandError> {
-    let bar = bar("timing", ((section.rounds + 1) * contenders.len()) as u64);
-    bar.set_message(line::count(section.rows, "row"));
-    let timings = in_turn(&mut contenders, section.rounds, &bar, interrupt)?;
-    bar.finish_and_clear();
-    section.fill(contenders.iter().map(|contender| contender.name.as_str()), &timings);
-    Ok(section)
-}
 
 /// Writes a part of the table, to be seen at once: the next may take minutes.
 pub fn show(out: &mut dyn Write, part: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), CommandError> {

@@ -1,8 +1,9 @@
 //! Timing in turn, so that what the machine does meanwhile hits every contender alike.
 
+use crate::bench::record::{Entry, Section};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
-use indicatif::ProgressBar;
+use crate::output::{bar, line};
 use std::time::Instant;
 
 /// Something to be timed.
@@ -43,15 +44,17 @@ impl Timing {
     }
 }
 
-/// Runs every contender once to warm up, then all of them in turn for `rounds` rounds.
-pub fn in_turn(
-    contenders: &mut [Contender<'_>],
-    rounds: usize,
-    bar: &ProgressBar,
+/// Times contenders and fills their section: runs every contender once to warm up, then all of them in turn, round by
+/// round.
+pub fn time(
+    mut section: Section,
+    mut contenders: Vec<Contender<'_>>,
     interrupt: &Interrupt,
-) -> Result<Vec<Timing>, CommandError> {
-    let mut times = vec![Vec::with_capacity(rounds); contenders.len()];
-    for round in 0..=rounds {
+) -> Result<Section, CommandError> {
+    let bar = bar("timing", ((section.rounds + 1) * contenders.len()) as u64);
+    bar.set_message(line::count(section.rows, "row"));
+    let mut times = vec![Vec::with_capacity(section.rounds); contenders.len()];
+    for round in 0..=section.rounds {
         for (contender, times) in contenders.iter_mut().zip(&mut times) {
             interrupt.check()?;
             let start = Instant::now();
@@ -63,5 +66,9 @@ pub fn in_turn(
             bar.inc(1);
         }
     }
-    Ok(times.into_iter().map(Timing::of).collect())
+    bar.finish_and_clear();
+    let entries =
+        contenders.into_iter().zip(times).map(|(contender, times)| Entry::new(contender.name, Timing::of(times)));
+    section.entries = entries.collect();
+    Ok(section)
 }

@@ -11,6 +11,8 @@ mod row;
 mod source;
 mod text;
 
+#[cfg(feature = "cuda")]
+use crate::args::TransportName;
 use crate::args::{SampleArgs, Work};
 use crate::error::CommandError;
 use crate::interrupt::Interrupt;
@@ -30,7 +32,7 @@ pub fn run(args: &SampleArgs, out: &mut dyn Write, interrupt: &Interrupt) -> Res
     args.rows.check(&args.sampler)?;
     match args.transport.transport {
         #[cfg(feature = "cuda")]
-        Some(transport) if transport.is_of_gpus() => return gpu_ranks::run(args, out, interrupt),
+        Some(TransportName::Peers | TransportName::Nccl) => return gpu_ranks::run(args, out, interrupt),
         #[cfg(feature = "mpi")]
         Some(_) => return mpi_ranks::run(args, out, interrupt),
         _ => {}
