@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::process::Command;
 
 /// The whole run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Record {
     /// The command line.
     pub command: String,
@@ -81,7 +81,7 @@ pub struct Call {
 }
 
 /// Contenders that were timed in turn on the same input.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Section {
     /// What was done.
     pub what: String,
@@ -189,13 +189,11 @@ impl Section {
             what: what.into(),
             rows: 1,
             vocab,
-            hidden: None,
             dtypes: DType::F32.name().into(),
             threads: Some(1),
             bytes: vocab * DType::F32.size(),
             rounds,
-            entries: Vec::new(),
-            peers: Vec::new(),
+            ..Section::default()
         }
     }
 
@@ -223,14 +221,8 @@ impl Record {
             when: utc_now(),
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("FLASH_SAMPLING_COMMIT").map(str::to_owned).or_else(commit),
-            quick: false,
             machine: Machine::this(),
-            gpu: None,
-            protocol: None,
-            sections: Vec::new(),
-            certified: Vec::new(),
-            calls: Vec::new(),
-            peers: None,
+            ..Record::default()
         }
     }
 }

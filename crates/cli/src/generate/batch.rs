@@ -10,7 +10,7 @@ use super::tokenizer::TextTokenizer;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
 use flash_sampling::{History, RowError, RowParams};
-use flash_sampling_models::{Cache, ModelConfig, ModelError, Run};
+use flash_sampling_models::{Cache, ModelConfig, Run};
 use std::time::Instant;
 
 /// A batch whose sequences end one by one.
@@ -34,15 +34,13 @@ impl<'s> Batch<'s> {
     pub(super) fn start(
         args: &'s GenerateArgs,
         tokenizer: &'s TextTokenizer,
-        (engine, requests): (Engine<'s>, &'s Requests),
+        (engine, draft, requests): (Engine<'s>, Option<Draft<'s>>, &'s Requests),
         prompt: &[u32],
         report: &mut Report,
     ) -> Result<Self, CommandError> {
         let at = Instant::now();
         let config = engine.config();
-        if prompt.len() >= config.max_positions {
-            return Err(engine.failed(ModelError::TooLong { length: prompt.len() + 1, limit: config.max_positions }));
-        }
+        engine.check_length(prompt)?;
         let mut cache = Cache::new(config);
         let hidden = engine.forward(&mut [Run { cache: &mut cache, tokens: prompt }])?;
         let count = args.text.num_sequences as usize;
@@ -58,13 +56,7 @@ impl<'s> Batch<'s> {
         report.prompt = at.elapsed();
         let hidden = hidden[hidden.len() - config.hidden..].repeat(count);
         let (active, proposed) = ((0..count).collect(), vec![Vec::new(); count]);
-        Ok(Batch { args, tokenizer, engine, requests, draft: None, sequences, active, proposed, hidden })
-    }
-
-    /// Adds a draft model.
-    pub(super) fn with_draft(mut self, draft: Option<Draft<'s>>) -> Self {
-        self.draft = draft;
-        self
+        Ok(Batch { args, tokenizer, engine, requests, draft, sequences, active, proposed, hidden })
     }
 
     /// Whether a sequence is unfinished.

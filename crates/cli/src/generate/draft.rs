@@ -8,7 +8,7 @@ use super::sequence::Sequence;
 use crate::args::GenerateArgs;
 use crate::error::CommandError;
 use flash_sampling::{History, RowParams};
-use flash_sampling_models::{Cache, ModelError, Run};
+use flash_sampling_models::{Cache, Run};
 
 /// The draft model with a cache per sequence.
 pub(super) struct Draft<'s> {
@@ -29,10 +29,7 @@ impl<'s> Draft<'s> {
         prompt: &[u32],
         ahead: usize,
     ) -> Result<Self, CommandError> {
-        let (length, limit) = (prompt.len() + 1, engine.config().max_positions);
-        if length > limit {
-            return Err(engine.failed(ModelError::TooLong { length, limit }));
-        }
+        engine.check_length(prompt)?;
         let mut cache = Cache::new(engine.config());
         // The first draw runs the last token of the prompt.
         let before = &prompt[..prompt.len() - 1];

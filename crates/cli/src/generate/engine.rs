@@ -5,16 +5,13 @@ use crate::args::GenerateArgs;
 use crate::error::CommandError;
 use crate::sampler;
 use flash_sampling::{Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_models::{Model, ModelConfig, Run};
-use rayon::ThreadPool;
+use flash_sampling_models::{Model, ModelConfig, ModelError, Run};
 
 /// A model, the sampler of its head, and the last draws.
 pub(super) struct Engine<'s> {
     weights: &'s Weights,
     model: &'s Model<'s>,
     sampler: Box<dyn PerturbedArgmax + 's>,
-    /// The threads of `--threads`.
-    pool: Option<&'s ThreadPool>,
     pub(super) samples: Samples,
 }
 
@@ -24,11 +21,10 @@ impl<'s> Engine<'s> {
         args: &GenerateArgs,
         (weights, model, head): (&'s Weights, &'s Model<'s>, Head<'s>),
         plan: Plan,
-        pool: Option<&'s ThreadPool>,
     ) -> Result<Self, CommandError> {
         let sampler = sampler::build(head, &args.sampler, plan)?;
         tracing::debug!("{:?}", sampler.capabilities());
-        Ok(Engine { weights, model, sampler, pool, samples: Samples::new() })
+        Ok(Engine { weights, model, sampler, samples: Samples::new() })
     }
 
     pub(super) fn config(&self) -> &'s ModelConfig {
@@ -37,11 +33,7 @@ impl<'s> Engine<'s> {
 
     /// Runs the layers; the result is the hidden states `[tokens, hidden]` of all runs.
     pub(super) fn forward(&self, runs: &mut [Run<'_>]) -> Result<Vec<f32>, CommandError> {
-        let hidden = match self.pool {
-            Some(pool) => pool.install(|| self.model.forward(runs)),
-            None => self.model.forward(runs),
-        };
-        hidden.map_err(|source| self.weights.failed(source))
+        self.model.forward(runs).map_err(|source| self.weights.failed(source))
     }
 
     /// Draws from `hidden [rows, hidden]` into `samples`.
@@ -50,8 +42,9 @@ impl<'s> Engine<'s> {
         Ok(self.sampler.sample(hidden, rows, &mut self.samples)?)
     }
 
-    /// An error of the model with its folder.
-    pub(super) fn failed(&self, source: flash_sampling_models::ModelError) -> CommandError {
-        self.weights.failed(source)
+    /// Refuses a prompt that leaves no position for a token.
+    pub(super) fn check_length(&self, prompt: &[u32]) -> Result<(), CommandError> {
+        let (length, limit) = (prompt.len() + 1, self.config().max_positions);
+        if length > limit { Err(self.weights.failed(ModelError::TooLong { length, limit })) } else { Ok(()) }
     }
 }

@@ -53,8 +53,10 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
     let (max_logprobs, canonical) = (requests.max_logprobs(), args.draws.canonical);
     let plan = |max_rows| Plan { max_rows, max_logprobs, canonical, ..Plan::default() };
     let prompt = tokenizer.encode(&args.text.prompt, model.config())?;
-    let pool = args.sampler.cpu.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
-    let pool = pool.transpose().map_err(|error| CommandError::usage(format!("--threads: {error}")))?;
+    if let Some(threads) = args.sampler.cpu.threads {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+        pool.map_err(|error| CommandError::usage(format!("--threads: {error}")))?;
+    }
     let (rows, ahead) = (args.text.num_sequences as usize, args.text.draft_tokens.unwrap_or(DRAFT_TOKENS) as usize);
 
     let draft_weights = args.text.draft.as_deref().map(|folder| open_draft(folder, &tokenizer)).transpose()?;
@@ -64,15 +66,15 @@ pub fn run(args: &GenerateArgs, out: &mut dyn Write, interrupt: &Interrupt) -> R
         // It proposes only tokens that both models can read.
         let embeddings = model.vocab_size().min(draft_model.vocab_size());
         let parts = (weights, draft_model, weights.sampled_head(&tokenizer, embeddings)?);
-        let engine = Engine::new(args, parts, plan(rows), pool.as_ref())?;
+        let engine = Engine::new(args, parts, plan(rows))?;
         draft = Some(Draft::start(args, engine, &requests, &prompt, ahead)?);
     }
     let rows = if draft.is_some() { rows * (1 + ahead) } else { rows };
-    let engine = Engine::new(args, (&weights, &model, head), plan(rows), pool.as_ref())?;
+    let engine = Engine::new(args, (&weights, &model, head), plan(rows))?;
     weights.head.log();
     let mut report = Report::new(prompt.len());
     let mut writer = Writer::new(args, &tokenizer, &requests, out);
-    let mut batch = Batch::start(args, &tokenizer, (engine, &requests), &prompt, &mut report)?.with_draft(draft);
+    let mut batch = Batch::start(args, &tokenizer, (engine, draft, &requests), &prompt, &mut report)?;
     let limit = model.config().max_positions;
     while batch.is_active() {
         let step = interrupt.check().and_then(|()| batch.step(&mut report));

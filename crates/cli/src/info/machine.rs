@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 /// Processor, memory and platform.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// The processor's name.
     pub processor: String,
