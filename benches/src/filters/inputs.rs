@@ -104,7 +104,7 @@ impl Kind {
         if self == Kind::Flat {
             return vec![0.0; vocab];
         }
-        let mut logits: Vec<f32> = (0..vocab).map(|i| synthetic::normal(mix(r as u64) ^ i as u64) * 2.0).collect();
+        let mut logits: Vec<f32> = (0..vocab).map(|i| normal(mix(r as u64) ^ i as u64) * 2.0).collect();
         if self == Kind::OneTile {
             let first = first(vocab);
             for (i, logit) in logits[first..].iter_mut().take(TOGETHER).enumerate() {
@@ -122,4 +122,11 @@ impl Kind {
 /// Where the tokens that stand together begin: with a tile of any size up to 256.
 fn first(vocab: usize) -> usize {
     (vocab / 2 / 256 * 256).min(vocab.saturating_sub(TOGETHER))
+}
+
+/// A normal variate of a key (Box and Muller 1958).
+fn normal(key: u64) -> f32 {
+    let u01_open = |x: u64| ((x >> 12) as f64 + 0.5) / 2f64.powi(52);
+    let (u, v) = (u01_open(mix(key)), u01_open(mix(mix(key) ^ 1)));
+    ((-2.0 * u.ln()).sqrt() * (core::f64::consts::TAU * v).cos()) as f32
 }

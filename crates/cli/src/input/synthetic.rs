@@ -105,13 +105,6 @@ pub fn heights(r: usize) -> impl Iterator<Item = f32> {
     BELOW.into_iter().map(move |below| PEAKS[r % PEAKS.len()] - below)
 }
 
-/// A normal variate of a key (Box and Muller 1958).
-pub fn normal(key: u64) -> f32 {
-    let u01_open = |x: u64| ((x >> 12) as f64 + 0.5) / 2f64.powi(52);
-    let (u, v) = (u01_open(mix(key)), u01_open(mix(mix(key) ^ 1)));
-    ((-2.0 * u.ln()).sqrt() * (core::f64::consts::TAU * v).cos()) as f32
-}
-
 /// The hidden state of row `r` that gives a Gaussian bulk.
 pub fn bulk(r: usize, out: &mut [f32]) {
     let (key, levels) = (mix(2 ^ mix(r as u64)), levels());
