@@ -207,10 +207,11 @@ fn request(object: &RawValue, kind: RequestKind, vocab_size: u32) -> Result<Requ
     for (field, at) in &entries.0 {
         let wrong = |reason: String| Wrong { reason, at };
         let of_field = |reason: &dyn fmt::Display| wrong(format!("{field}: {reason}"));
+        // Also refuses a nesting that is too deep for `changed`.
+        let value: Value = serde_json::from_str(at.get()).map_err(|error| of_field(&error))?;
         if let Some(reason) = changed(at) {
             return Err(of_field(&reason));
         }
-        let value: Value = serde_json::from_str(at.get()).map_err(|error| of_field(&error))?;
         let tokens = |value| Option::<Vec<u32>>::deserialize(value).map_err(|error| of_field(&error));
         match field.as_str() {
             "prompt_token_ids" => prompt = tokens(value)?,
@@ -286,6 +287,10 @@ mod tests {
         ] {
             let error = parse(text, RequestKind::Row, 2, 100).unwrap_err().to_string();
             assert!(error.contains(says), "{text}: {error}");
+        }
+        let deep = |open: &str, close: &str| format!("{}1{}", open.repeat(200_000), close.repeat(200_000));
+        for text in [deep("{\"seed\":", "}"), deep("[", "]"), format!("{{\"logit_bias\": {}}}", deep("{\"1\":", "}"))] {
+            assert!(parse(&text, RequestKind::Row, 1, 100).is_err());
         }
     }
 }
