@@ -64,7 +64,7 @@ pub enum Command {
     /// Compile CUDA kernels ahead of time, or list them (feature `cuda`).
     #[command(subcommand)]
     Kernels(KernelsCommand),
-    /// List the processor features, kernels, GPUs and libraries of this machine.
+    /// List the instruction sets, kernels, GPUs and libraries of this machine.
     Info {
         /// Output format.
         #[arg(long, value_enum, default_value_t = Format::Text)]
