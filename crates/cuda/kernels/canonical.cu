@@ -1,8 +1,8 @@
 // The canonical arithmetic of core's canonical.rs: a warp evaluates a token again in float64, lane j summing the
 // products whose place is j modulo 32, in ascending order; then the lanes are halved.
 #include "flash_sampling/element.cuh"
-#include "flash_sampling/noise.cuh"
-#include "flash_sampling/stored.cuh"
+#include "flash_sampling/noise/noise.cuh"
+#include "flash_sampling/scan/stored.cuh"
 
 using namespace flash_sampling;
 

@@ -10,7 +10,7 @@
 #ifndef FS_KNOBS
 #define FS_NO_PENALTIES
 #endif
-#include "flash_sampling/kernels/fused_hopper.cuh"
+#include "flash_sampling/fused_hopper/kernel.cuh"
 
 using namespace flash_sampling;
 using fused_hopper::Extra;

@@ -2,7 +2,7 @@
 // and FS_EPILOGUE are given by the build.
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
-#include "flash_sampling/kernels/fused_portable.cuh"
+#include "flash_sampling/fused_portable.cuh"
 #include "flash_sampling/mainloop/plain.cuh"
 
 using namespace flash_sampling;

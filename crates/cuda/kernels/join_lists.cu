@@ -8,9 +8,9 @@
 // A token that is not sent is kept by no filter: k tokens of its shard alone come before it, or one that min-p sets far above.
 // Every rank has the same lists, and so the same draw. The draw of a listed row without filters is its largest logit; so where
 // min-p is all there is, what it keeps of a shard is known, and only the best of that is sent, however much it is.
-#include "flash_sampling/peer_records.cuh"
-#include "flash_sampling/select_lists.cuh"
-#include "flash_sampling/select_row.cuh"
+#include "flash_sampling/exchange/peer_records.cuh"
+#include "flash_sampling/selection/select_lists.cuh"
+#include "flash_sampling/selection/select_row.cuh"
 
 using namespace flash_sampling;
 

@@ -3,8 +3,8 @@
 // are of a shard, with an exchange of the sums of each row, and then of the bins of each row that is open. The first pass leaves
 // the transformed logits of rows with masks or biases in place of the raw ones. Every rank adds up the same sums in the order
 // of ranks, so that all decide alike. Rows that the bins leave in doubt are left to the host.
-#include "flash_sampling/join_by_tops.cuh"
-#include "flash_sampling/select_open.cuh"
+#include "flash_sampling/exchange/join_by_tops.cuh"
+#include "flash_sampling/selection/select_open.cuh"
 
 using namespace flash_sampling;
 

@@ -1,7 +1,7 @@
 // The masses of stored logits: the twin of core's MassHistogram, integer for integer. First the largest logit of each row,
 // then the sums: what a bin holds does not depend on the order, so any number of blocks may share a row.
-#include "flash_sampling/mass_histogram.cuh"
-#include "flash_sampling/stored.cuh"
+#include "flash_sampling/summary/mass_histogram.cuh"
+#include "flash_sampling/scan/stored.cuh"
 
 using namespace flash_sampling;
 

@@ -1,6 +1,6 @@
 // The tokens of stored rows whose score is within a slack of the winner's: one draw a blockIdx.y, its winner known.
-#include "flash_sampling/scan.cuh"
-#include "flash_sampling/stored.cuh"
+#include "flash_sampling/scan/scan.cuh"
+#include "flash_sampling/scan/stored.cuh"
 
 using namespace flash_sampling;
 

@@ -1,5 +1,5 @@
 // The entry point of the exchange over NVLink: 256 pairs of row and rank a block.
-#include "flash_sampling/peers.cuh"
+#include "flash_sampling/exchange/peers.cuh"
 
 using namespace flash_sampling;
 

@@ -1,5 +1,5 @@
 // The entry points around a max all-reduce: this rank's words, and the draws of all ranks.
-#include "flash_sampling/reduction.cuh"
+#include "flash_sampling/exchange/reduction.cuh"
 
 using namespace flash_sampling;
 

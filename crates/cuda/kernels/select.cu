@@ -1,5 +1,5 @@
 // The entry point of the selection: one block a row.
-#include "flash_sampling/select.cuh"
+#include "flash_sampling/selection/groups.cuh"
 
 using namespace flash_sampling;
 

@@ -1,6 +1,6 @@
 // The entry point of the draws with filters from lists of the largest logits: one block a row.
-#include "flash_sampling/select_lists.cuh"
-#include "flash_sampling/select_row.cuh"
+#include "flash_sampling/selection/select_lists.cuh"
+#include "flash_sampling/selection/select_row.cuh"
 
 using namespace flash_sampling;
 

@@ -3,7 +3,7 @@
 // hold, and one a draw at least. In place of both `select_by_tops` takes calls whose rows have top-p alone, if any filter, and
 // neither masks nor biases, where GranuleTops lie beside the logits and the first token is a multiple of 4: in a cooperative launch
 // of as many blocks as multiprocessors hold. Open rows are read by RowLines alone.
-#include "flash_sampling/select_by_tops.cuh"
+#include "flash_sampling/selection/select_by_tops.cuh"
 
 using namespace flash_sampling;
 

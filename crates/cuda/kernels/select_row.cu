@@ -1,5 +1,5 @@
 // The entry point of the draws with min-p or top-k first, from all logits: one block a draw.
-#include "flash_sampling/select_row.cuh"
+#include "flash_sampling/selection/select_row.cuh"
 
 using namespace flash_sampling;
 

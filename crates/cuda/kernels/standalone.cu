@@ -2,8 +2,8 @@
 // FS_ELEMENT (BF16, F16 or F32) is given by the build, for fast-math FS_FAST_MATH, and FS_LOG_Z for the instance that tells
 // log Z too.
 #include "flash_sampling/ptx/ordered.cuh"
-#include "flash_sampling/row_mass.cuh"
-#include "flash_sampling/scan.cuh"
+#include "flash_sampling/summary/row_mass.cuh"
+#include "flash_sampling/scan/scan.cuh"
 
 using namespace flash_sampling;
 

@@ -8,9 +8,9 @@
 //   moments        count, sum and squares of the logits on the grid of core's Moments
 //
 // All sums are of integers, so blocks add to them in any order.
-#include "flash_sampling/mass_histogram.cuh"
-#include "flash_sampling/noise.cuh"
-#include "flash_sampling/stored.cuh"
+#include "flash_sampling/summary/mass_histogram.cuh"
+#include "flash_sampling/noise/noise.cuh"
+#include "flash_sampling/scan/stored.cuh"
 
 using namespace flash_sampling;
 

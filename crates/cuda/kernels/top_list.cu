@@ -4,9 +4,9 @@
 // The plain version sorts all tokens by (score, then lower token) and cuts. Here the key of the last one that is kept is
 // found digit by digit, from the top: a histogram of the next 11 bits among the keys that agree with the digits so far.
 // Keys are 64 bits and differ, so the cut is exact, ties and all; most often the digits of the score decide.
-#include "flash_sampling/digit.cuh"
-#include "flash_sampling/noise.cuh"
-#include "flash_sampling/stored.cuh"
+#include "flash_sampling/selection/digit.cuh"
+#include "flash_sampling/noise/noise.cuh"
+#include "flash_sampling/scan/stored.cuh"
 
 using namespace flash_sampling;
 

@@ -5,14 +5,14 @@
 
 #include "emulator.hpp"
 
-#include "flash_sampling/digit.cuh"
+#include "flash_sampling/selection/digit.cuh"
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/ptx/ordered.cuh"
-#include "flash_sampling/row_mass.cuh"
-#include "flash_sampling/scan.cuh"
-#include "flash_sampling/select.cuh"
-#include "flash_sampling/stored.cuh"
+#include "flash_sampling/summary/row_mass.cuh"
+#include "flash_sampling/scan/scan.cuh"
+#include "flash_sampling/selection/groups.cuh"
+#include "flash_sampling/scan/stored.cuh"
 
 namespace f32 {
 #define FS_ELEMENT F32

@@ -14,12 +14,12 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) { return value; }
 unsigned atomicOr(unsigned* at, unsigned value);  // never called
 
 #define FS_EMULATED "../../../tests/hopper_ptx.hpp"
-#include "flash_sampling/noise_bound.cuh"
+#include "flash_sampling/noise/bound.cuh"
 
 // The negative control makes the noise bounds smaller than the noise.
 static float bound_factor;
 #define noise_bound(word) (bound_factor * (noise_bound)(word))
-#include "flash_sampling/kernels/fused_hopper.cuh"
+#include "flash_sampling/fused_hopper/kernel.cuh"
 
 using namespace flash_sampling;
 using fused_hopper::Extra;

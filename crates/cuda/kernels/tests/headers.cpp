@@ -8,18 +8,18 @@
 using std::min;
 
 #include "flash_sampling/abi.cuh"
-#include "flash_sampling/dot_tile.cuh"
-#include "flash_sampling/granule_tops.cuh"
-#include "flash_sampling/row_lists.cuh"
-#include "flash_sampling/group_summary.cuh"
-#include "flash_sampling/kernels/fused_hopper/schedule.cuh"
+#include "flash_sampling/mainloop/dot_tile.cuh"
+#include "flash_sampling/selection/granule_tops.cuh"
+#include "flash_sampling/selection/row_lists.cuh"
+#include "flash_sampling/summary/group_summary.cuh"
+#include "flash_sampling/fused_hopper/schedule.cuh"
 #include "flash_sampling/mainloop/swizzle.cuh"
-#include "flash_sampling/mass_histogram.cuh"
-#include "flash_sampling/noise.cuh"
-#include "flash_sampling/open_rows.cuh"
-#include "flash_sampling/peers.cuh"
+#include "flash_sampling/summary/mass_histogram.cuh"
+#include "flash_sampling/noise/noise.cuh"
+#include "flash_sampling/selection/open_rows.cuh"
+#include "flash_sampling/exchange/peers.cuh"
 #include "flash_sampling/perturb.cuh"
-#include "flash_sampling/noise_bound.cuh"
+#include "flash_sampling/noise/bound.cuh"
 
 using namespace flash_sampling;
 

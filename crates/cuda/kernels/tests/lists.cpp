@@ -2,7 +2,7 @@
 // asked of it from standard input, writes its draws to standard output. crates/cuda/tests/lists.rs compares with the reference.
 #include "emulator.hpp"
 
-#include "flash_sampling/select_row.cuh"
+#include "flash_sampling/selection/select_row.cuh"
 
 using namespace flash_sampling;
 

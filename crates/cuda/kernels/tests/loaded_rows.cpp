@@ -7,7 +7,7 @@
 // CUDA has it without a namespace.
 using std::min;
 
-#include "flash_sampling/kernels/fused_hopper/schedule.cuh"
+#include "flash_sampling/fused_hopper/schedule.cuh"
 
 using namespace flash_sampling;
 

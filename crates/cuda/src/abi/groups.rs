@@ -61,7 +61,7 @@ layout!(Selection 80:
 /// Bytes that a block leaves of a group and row: `Partial` of partial.cuh.
 pub(crate) const PARTIAL_BYTES: usize = 24;
 
-/// Bytes that are kept of a row between the launches of a head in parts: `Running` of select.cuh.
+/// Bytes that are kept of a row between the launches of a head in parts: `Running` of groups.cuh.
 pub(crate) const RUNNING_BYTES: usize = 40;
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ impl SelectKernel {
     /// Launches it.
     ///
     /// # Safety
-    /// * Every pointer of `selection` is device memory of this kernel's device, of the sizes that select.cuh states, and
+    /// * Every pointer of `selection` is device memory of this kernel's device, of the sizes that groups.cuh states, and
     ///   stays so until the stream has passed the launch.
     /// * The partial summaries are those of a launch over the same groups with as many blocks, earlier on the stream.
     pub(crate) unsafe fn launch(&self, stream: &CudaStream, selection: &Selection) -> Result<(), CudaError> {

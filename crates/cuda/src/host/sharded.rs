@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_record_has_as_many_words_as_the_kernels_send() {
-        let kernels = include_str!("../../kernels/include/flash_sampling/peer_records.cuh");
+        let kernels = include_str!("../../kernels/include/flash_sampling/exchange/peer_records.cuh");
         assert!(kernels.contains(&format!("u32 WORDS = {RECORD_WORDS};")));
     }
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "abi.cuh"
-#include "noise.cuh"
-#include "noise_bound.cuh"
-#include "winner.cuh"
+#include "noise/noise.cuh"
+#include "noise/bound.cuh"
+#include "summary/winner.cuh"
 
 namespace flash_sampling {
 

@@ -5,10 +5,10 @@
 // the best score.
 #pragma once
 
-#include "../dot_tile.cuh"
-#include "../noise.cuh"
-#include "../noise_bound.cuh"
-#include "../winner.cuh"
+#include "../mainloop/dot_tile.cuh"
+#include "../noise/noise.cuh"
+#include "../noise/bound.cuh"
+#include "../summary/winner.cuh"
 
 namespace flash_sampling {
 

@@ -15,8 +15,8 @@
 // 2. Few tokens are scored: see sample.cuh.
 #pragma once
 
-#include "../mass_histogram.cuh"
-#include "../partial.cuh"
+#include "../summary/mass_histogram.cuh"
+#include "partial.cuh"
 #include "../perturb.cuh"
 #include "sample.cuh"
 

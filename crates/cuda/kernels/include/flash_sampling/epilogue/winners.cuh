@@ -2,7 +2,7 @@
 // leaves the scratch as it found it.
 #pragma once
 
-#include "../dot_tile.cuh"
+#include "../mainloop/dot_tile.cuh"
 #include "../perturb.cuh"
 
 namespace flash_sampling {

@@ -1,7 +1,7 @@
 // From device memory into slabs, whatever the layout.
 #pragma once
 
-#include "../matrices.cuh"
+#include "matrices.cuh"
 #include "../ptx/cp_async.cuh"
 #include "swizzle.cuh"
 

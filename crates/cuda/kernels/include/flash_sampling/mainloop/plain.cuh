@@ -2,8 +2,8 @@
 // fused multiply-add a step.
 #pragma once
 
-#include "../dot_tile.cuh"
-#include "../matrices.cuh"
+#include "dot_tile.cuh"
+#include "matrices.cuh"
 
 namespace flash_sampling {
 

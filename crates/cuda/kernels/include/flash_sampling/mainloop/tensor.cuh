@@ -19,7 +19,7 @@
 //    that all warps hold a share of each part.
 #pragma once
 
-#include "../dot_tile.cuh"
+#include "dot_tile.cuh"
 #include "../ptx/mma.cuh"
 #include "load_slab.cuh"
 #include "memory.cuh"

@@ -1,0 +1,131 @@
+// A block's first thresholds, before anything has been scored. For each row each block publishes a bound on the score of one
+// token of its first tile that is likely to have the tile's best score; the best of these bounds by the time that a block
+// looks is near the best score of all first tiles.
+//
+// Until then `losing` holds bounds on the noise of granules, with the places of their leaders in the last four bits.
+#pragma once
+
+#include "../ptx/arithmetic.cuh"
+#include "filter.cuh"
+#include "halve.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// A block whose guesses are published, in the launch's count of finished blocks: these are in the low half.
+constexpr u32 GUESSED = 1u << 16;
+
+// How often an early block looks for the guesses of others at most.
+constexpr u32 MOST_LOOKS = 16;
+
+// A bound, rounded up to make room for a leader's place.
+__device__ __forceinline__ float with_leader(float bound, u32 leader) {
+    return bits_to_f32(((f32_to_bits(bound) | 15) + 1) | leader);
+}
+
+// The dot product of a unit of noise. Zero, so that no token is likelier for its noise, for rows without noise, and where a
+// consumer's sixteen tokens are of two granules.
+__device__ __forceinline__ float nat_of(const Call& call, const Row& row) {
+    const float nat = 1.0f / (row.inv_temperature * call.head.scale);
+    return !row.greedy && call.first_token % Granule::TOKENS == 0 && nat < 1e28f ? nat : 0.0f;
+}
+
+// Leaves the likeliest token of each row's first tile in `largest`: the largest dot product, with a leader's noise added, and
+// the token's number in the last bits. Eight lanes hold the tokens of a column.
+template <class T>
+__device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
+                                            const Consumer<T>& self) {
+    constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
+    constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
+    // NOTE: opaque, or the compiler looks at products before they have ended, and serialises them.
+    const u32 kept = ptx::opaque<~(T::TOKENS - 1u)>();
+#pragma unroll
+    for (int first = 0; first < HELD; first += AT_ONCE) {
+        float m[AT_ONCE];
+#pragma unroll
+        for (int at = 2 * first; at < 2 * (first + AT_ONCE); at += 4) {
+            const float2 bounds = self.pair(self.shared.losing[self.warp], at / 4), nats = self.pair(self.shared.nat, at / 4);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float bound = e & 1 ? bounds.y : bounds.x, bonus = bound * (e & 1 ? nats.y : nats.x);
+                const u32 place = self.lane / 4 + (e & 2 ? 8 : 0);
+                const float likely = f32_to_bits(bound) % T::GRANULE == place ? d[at + e] + bonus : d[at + e];
+                // Without masks the bits of all accumulators of a token are alike.
+                const bool counts = counted[at / T::WORD_BITS] >> (T::KNOBS ? at % T::WORD_BITS + e : e) & 1;
+                const float tagged = counts ? ptx::tagged(likely, kept, self.slab() + place) : -f32_infinity();
+                float& largest = m[at / 2 - first + e % 2];
+                largest = e & 2 ? fmaxf(largest, tagged) : tagged;
+            }
+        }
+        u32 column = first / 2 * 8 + self.lane % 4 * 2;
+        const bool owns = reduce_by_halves<2, 4>(m, self.lane, column, [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (owns) atomicMax(&self.shared.largest[column + i], to_monotone_bits(m[i]));
+    }
+}
+
+// The guess of a row: a score that the likeliest token's own is not below, as a winner; 0 where there is none. The block
+// scores the token later, since its dot product passes every threshold that comes of a score not above its own. So no guess
+// stays a row's winner unless the token's score is the same.
+template <class T>
+__device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& shared, u32 first, u32 column) {
+    const float largest = from_monotone_bits(shared.largest[column]);
+    if (!is_finite(largest)) return 0;
+    const Row& row = shared.rows[column];
+    const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
+    const float bound = shared.losing[m / T::GRANULE][column];
+    const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
+    // Lower by more than the change by the token's number and the bonus, of the smallest floats too, and by more than the
+    // rounding of a soft-cap.
+    const float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
+    const float logit = row.apply(lowered(call.head.apply(dot, 0.0f, false)), token);
+    if (!is_finite(logit)) return 0;
+    const Noise noise{row.seed, row.position};
+    const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
+    return to_ordered_bits(Winner::of(score, token));
+}
+
+// The best guess of a row. A block that is early looks again until half of the blocks have published theirs: by its own
+// guesses alone, many tokens of flat logits would pass.
+template <class T>
+__device__ __forceinline__ u64 best_guess(const Call& call, u32 column) {
+    u64 best;
+    u32 guessed, looks = 0;
+    do {
+        best = ptx::load_relaxed(&call.best[column]);
+        guessed = T::AWAITS_GUESSES ? *const_cast<volatile u32*>(call.arrived) / GUESSED : gridDim.x;
+    } while (guessed < gridDim.x / 2 && ++looks < MOST_LOOKS);
+    return best;
+}
+
+// Publishes the guesses of a block's first tile, and turns the bounds into thresholds. A thread has a row.
+template <class T>
+__device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
+                                      const Consumer<T>& self) {
+    static_assert(T::COLUMNS <= T::CONSUMERS, "a thread has a row");
+    const Call& call = self.call;
+    Shared<T>& shared = self.shared;
+    find_likely(d, counted, self);
+    self.barrier();
+    const u32 column = self.thread;
+    u64 best = 0;
+    if (column < call.row_count) {
+        const u64 key = guess_of(call, shared, self.first, column);
+        if (key) atomicMax(&call.best[column], key);
+        if constexpr (T::LISTS) post(shared, column, key);
+    }
+    if (T::AWAITS_GUESSES && self.thread == 0) atomicAdd(call.arrived, GUESSED);
+    if (column < call.row_count) {
+        best = best_guess<T>(call, column);
+        if constexpr (T::LISTS) guess_cut(call, shared, column, self.size);
+    }
+    if (column < T::COLUMNS) {
+        const LosingLine line = thresholds_of(call, shared, column, best, call.first_token + self.first);
+#pragma unroll 1
+        for (u32 g = 0; g < T::GRANULES; ++g)
+            shared.losing[g][column] = line.losing_dot(shared.losing[g][column], call.head);
+    }
+    self.barrier();
+}
+
+}  // namespace flash_sampling::fused_hopper

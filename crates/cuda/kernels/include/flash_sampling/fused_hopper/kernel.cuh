@@ -1,0 +1,111 @@
+// Fused tiled sampling on Hopper (paper Alg. 1): the weight streams once past the tensor cores, and every tile of logits
+// dies in registers.
+//
+// The plain version:
+//
+//   for each tile of tokens (units of 64 weight rows)
+//       D[tokens, rows] = weight[tokens, hidden] x hidden[rows, hidden]^T
+//       for each (token, row) of D
+//           best[row] = max(best[row], transform(D) + gumbel(seed, position, draw, token))
+//
+// The deviations from it, and why each keeps the result:
+//
+// 1. One noise word bounds the noise of a granule of sixteen tokens, and a consumer warp holds a granule of each tile. While a
+//    tile's products run, three *scout* warps turn these bounds into thresholds, one for each granule and row: a dot product at
+//    or below `losing_dot(best, bound)` cannot win. A shard that begins within a granule has two granules a warp, and takes the
+//    larger bound.
+// 2. At the end of a tile the consumers compare each element with its threshold and queue what passes. The scouts score the
+//    queue exactly while the next tile's products run. `best` may be old: an older best only scores more tokens.
+// 3. A block's first tile has no best yet. For each row the blocks publish a bound on the score of one likely token; the best
+//    of these guesses makes the first thresholds.
+// 4. Winners are merged by integer maxima, so neither blocks nor order matter.
+// 5. Dot products are one accumulator over hidden in ascending order, whatever the number of rows: a row's bits do not
+//    depend on its neighbours.
+#pragma once
+
+#include "consume.cuh"
+#include "load.cuh"
+#include "publish.cuh"
+#include "scout.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// Clears, in all stages, the columns that no load fills: old bytes may be NaN, which passes every filter.
+template <class T>
+__device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 hand, u32 hands) {
+    const u32 loaded = T::CLUSTER * T::loaded_rows(call.row_count) * T::ROW_BYTES;
+    if (loaded >= T::HIDDEN_BYTES) return;
+    for (u32 slab = 0; slab < Ring<T>::STAGES * T::SLABS; ++slab) {
+        u8* const hidden = stages + slab * T::SLAB_BYTES + T::WEIGHT_BYTES;
+        for (u32 at = loaded + hand * 16; at < T::HIDDEN_BYTES; at += hands * 16)
+            *reinterpret_cast<uint4*>(hidden + at) = uint4{0, 0, 0, 0};
+    }
+    ptx::shared_writes_fence();
+}
+
+// Scouts and consumers fill in their shared memory; the first loads are under way meanwhile.
+template <class T>
+__device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, u8* stages, Shared<T>& shared) {
+    constexpr u32 HANDS = T::THREADS - 32;
+    const u32 hand = threadIdx.x - 32;
+    clear_rest<T>(call, stages, hand, HANDS);
+    for (u32 i = hand; i < T::COLUMNS; i += HANDS) {
+        shared.best[i] = {0, 0.0f, 0};
+        shared.largest[i] = 0;
+        shared.nat[i] = i < call.row_count ? nat_of(call, call.rows[i]) : 0.0f;
+    }
+    const u32 words = call.row_count * (sizeof(Row) / 8);
+    for (u32 i = hand; i < words; i += HANDS)
+        reinterpret_cast<u64*>(shared.rows)[i] = reinterpret_cast<const u64*>(call.rows)[i];
+    if constexpr (T::LISTS) {
+        ptx::named_barrier(PREPARED_BARRIER, HANDS);
+        prepare_lists(call, lists, shared, hand, HANDS);
+    }
+    if constexpr (T::LOG_Z) prepare_masses(call, shared, hand, HANDS);
+    ptx::named_barrier(PREPARED_BARRIER, HANDS);
+}
+
+// A block of the kernel, with `memory` as Ring<T>::SHARED_BYTES of shared memory.
+template <class T, ptx::Operand OPERAND>
+__device__ __forceinline__ void block(const Call& call, const Maps& maps, const LogitStore& stored, const RowLists& lists,
+                                      const Masses& masses, const Peers& peers, u8* memory) {
+    u8* const stages = memory + (Ring<T>::ALIGNMENT - ptx::shared_address(memory) % Ring<T>::ALIGNMENT) % Ring<T>::ALIGNMENT;
+    Shared<T>& shared = *reinterpret_cast<Shared<T>*>(stages + Ring<T>::STAGES * T::STAGE_BYTES);
+    const u32 rank = T::CLUSTER == 2 ? __shfl_sync(0xffffffffu, ptx::cluster_rank(), 0) : 0;
+    const Schedule<T> schedule(call.tokens, Schedule<T>::by_turns(call), blockIdx.x / T::CLUSTER, gridDim.x / T::CLUSTER,
+                               rank);
+
+    if (threadIdx.x == 0) {
+        ptx::prefetch_map(&maps.weight);
+        ptx::prefetch_map(&maps.hidden);
+        for (int s = 0; s < Ring<T>::STAGES; ++s) {
+            ptx::mbarrier_init(&shared.full[s], 1);
+            ptx::mbarrier_init(&shared.empty[s], T::CONSUMER_WARPS * T::CLUSTER);
+        }
+        ptx::mbarrier_init(&shared.scouted, T::SCOUTS);
+        ptx::mbarrier_init(&shared.filtered, T::CONSUMERS);
+        ptx::mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (T::CLUSTER == 2) ptx::cluster_sync();
+
+    if (threadIdx.x >= 32) prepare(call, lists, stages, shared);
+    // The same in every lane, and known to be: the compiler serialises wgmma behind branches that may diverge.
+    const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (warpgroup < T::FIRST_CONSUMER / 128) {
+        ptx::lower_registers<T::SCOUT_REGISTERS>();
+        if (threadIdx.x == 0) load(call, maps, stages, shared, schedule);
+        if (threadIdx.x >= 32) scout(call, shared, schedule);
+    } else {
+        ptx::raise_registers<T::CONSUMER_REGISTERS>();
+        consume<T, OPERAND>(call, stored, stages, shared, schedule);
+        publish(call, masses, peers, shared);
+    }
+    // No block leaves while its peer may still write here or arrive here.
+    if (T::CLUSTER == 2) {
+        __syncwarp();
+        ptx::cluster_sync();
+    }
+}
+
+}  // namespace flash_sampling::fused_hopper

@@ -1,0 +1,104 @@
+// The instance for rows with all knobs: it keeps the raw logits of a tile on request, and applies masks
+// before anything is scored, so that forbidden tokens cost nothing however many there are.
+#pragma once
+
+#include "../epilogue/store.cuh"
+#include "../ptx/arithmetic.cuh"
+#include "filter.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// Stores the raw logits of a thread's elements. Eight lanes hold tokens side by side: whole sectors.
+template <class T, bool PLAIN>
+__device__ __forceinline__ void store_raw_of(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
+                                             const Consumer<T>& self) {
+    float* to = stored.logits + self.column(0) * stored.stride + self.first + self.slab() + self.lane / 4;
+#pragma unroll
+    for (int j = 0; j < T::ACCUMULATORS / 4; ++j, to += 8 * stored.stride) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (self.column(j) + e % 2 >= self.call.row_count || !(real >> e & 1)) continue;
+            const float dot = d[4 * j + e];
+            to[(e & 1 ? stored.stride : 0) + (e & 2 ? 8 : 0)] = PLAIN ? dot : self.call.head.apply(dot, 0.0f, false);
+        }
+    }
+}
+
+// The same. Two loops: with the head's transform between them, the stores of one are more than the instruction cache holds.
+template <class T>
+__device__ __forceinline__ void store_raw(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
+                                          const Consumer<T>& self) {
+    if (self.call.head.scale == 1.0f && self.call.head.soft_cap == 0.0f)
+        store_raw_of<T, true>(d, real, stored, self);
+    else
+        store_raw_of<T, false>(d, real, stored, self);
+}
+
+// Whether any row has a mask; read each time, which takes no register.
+template <class T>
+__device__ __forceinline__ bool has_masks(const Consumer<T>& self) {
+    bool any = false;
+    for (u32 r = self.lane; r < self.call.row_count; r += 32) any |= self.shared.rows[r].mask != nullptr;
+    return __any_sync(0xffffffffu, any);
+}
+
+// The mask of sixteen tokens from `at` on in the low bits; ones where there is none.
+__device__ __forceinline__ u32 mask_of_slab(const Row& row, u32 at) {
+    if (!row.mask) return ~0u;
+    const u32 word = at >> 5, shift = at & 31;
+    const u32 low = word < row.mask_words ? row.mask[word] : 0;
+    const u32 high = shift > 16 && word + 1 < row.mask_words ? row.mask[word + 1] : 0;
+    return __funnelshift_r(low, high, shift);
+}
+
+// Clears, in `counted`, the bits of the elements that a mask forbids. Each lane reads its warp's sixteen tokens in the columns
+// 32 apart, and the lanes pass on what they read: a load for 16 elements. All lanes call it.
+template <class T>
+__device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Consumer<T>& self) {
+    constexpr int AT_ONCE = T::WORD_BITS < 16 ? T::WORD_BITS : 16;  // accumulators of 32 columns
+    constexpr int HALVES = T::WORD_BITS / AT_ONCE;
+    // All loads are under way before the first is needed.
+    u32 slabs[T::WORDS];
+#pragma unroll
+    for (int w = 0; w < T::WORDS; ++w) {
+        slabs[w] = 0;
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half) {
+            const u32 column = w * 2 * T::WORD_BITS + half * 32 + self.lane, at = self.call.first_token + self.first + self.slab();
+            const u32 slab = column < self.call.row_count ? mask_of_slab(self.shared.rows[column], at) : ~0u;
+            slabs[w] |= (slab & 0xffff) << half * 16;
+        }
+    }
+#pragma unroll
+    for (int w = 0; w < T::WORDS; ++w) {
+        u32 bits = 0;
+        // Unrolled it spills.
+#pragma unroll 1
+        for (int half = 0; half < HALVES; ++half) {
+            const u32 slab = slabs[w] >> half * 16 & 0xffff;
+            // Where a mask allows little, few slabs have anything.
+            if (!__any_sync(0xffffffffu, slab)) continue;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE / 2; ++i) {
+                const u32 own = __shfl_sync(0xffffffffu, slab, self.column(i / 2) + i % 2) >> self.lane / 4;
+                bits |= ((own & 1) | (own >> 6 & 4)) << (half * 16 + i / 2 * 4 + i % 2);
+            }
+        }
+        counted[w] &= bits;
+    }
+}
+
+// Dot products below the first are finite, and after a scale of at most the second still.
+constexpr float SURELY_VALID = 1e18f, LARGEST_SCALE = 1e20f;
+
+// Whether a warp's elements may have an invalid logit, which is its row's error under a mask as well. Then masks are applied to
+// each element as it is scored. All lanes call it.
+template <class T>
+__device__ __forceinline__ bool may_be_invalid(const float (&d)[T::ACCUMULATORS], const Consumer<T>& self) {
+    float largest = d[0];
+#pragma unroll
+    for (int i = 0; i < T::ACCUMULATORS; ++i) largest = max_or_nan(largest, d[i]);
+    return __any_sync(0xffffffffu, !(largest < SURELY_VALID && self.call.head.scale <= LARGEST_SCALE));
+}
+
+}  // namespace flash_sampling::fused_hopper

@@ -1,0 +1,99 @@
+// The instance for rows with filters: the tokens that min-p or top-k may keep leave as a short list a row,
+// in place of the row's logits.
+//
+// A listed row runs as a greedy one: its best is the largest logit that any block has found, and it has no noise. Its
+// threshold lies below the best by the cut of min-p, or at a cut for its top-k, which is a guess from the first tiles. Every
+// token that passes the filter is listed, once.
+//
+// No cut can make a result wrong: the largest cut that a block has used is noted, and the selection takes a row only when
+// the kept tokens end above it. Every token above it is listed then.
+#pragma once
+
+#include "../perturb.cuh"
+#include "../selection/row_filters.cuh"
+#include "../selection/row_lists.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// The threshold of a row that takes no more tokens, the largest finite float: no finite dot product is above it.
+constexpr u32 LOSES_ALWAYS = 0x7f7fffffu;
+
+// The kinds of rows in the shared copy's `greedy`.
+[[maybe_unused]] constexpr u32 LISTED_BY_MIN_P = 2, LISTED_BY_TOP_K = 3;
+
+// The shared memory for lists.
+template <int COLUMNS, bool LISTS>
+struct ListShared {};
+template <int COLUMNS>
+struct ListShared<COLUMNS, true> {
+    float cut[COLUMNS];  // min-p: how far below the best; top-k: a logit
+    RowLists lists;
+};
+
+// Sets the kinds of the rows, whose copies are there; a barrier must follow.
+template <class Shared>
+__device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& lists, Shared& shared, u32 hand, u32 hands) {
+    if (hand == 0) shared.lists = lists;
+    for (u32 i = hand; i < call.row_count; i += hands) {
+        const RowFilters& filters = lists.filters[i];
+        if (shared.rows[i].greedy) continue;
+        if (filters.is_listed_by_min_p()) {
+            shared.rows[i].greedy = LISTED_BY_MIN_P;
+            shared.cut[i] = filters.min_p_cut();
+        } else if (filters.top_k) {
+            shared.rows[i].greedy = LISTED_BY_TOP_K;
+            shared.cut[i] = -f32_infinity();
+        }
+    }
+}
+
+// The threshold of a listed row, but for the head's soft-cap. A list that has lost a token decides nothing, and takes no more.
+template <class Shared>
+__device__ __forceinline__ float listed_losing_capped(const Call& call, const Shared& shared, u32 column, u64 key) {
+    const Row& row = shared.rows[column];
+    const u32 count = *const_cast<volatile u32*>(&shared.lists.counters[column].count);
+    if (count > RowLists::ROOM) return bits_to_f32(LOSES_ALWAYS);
+    if (row.greedy == LISTED_BY_TOP_K) return losing_capped(shared.cut[column], 0.0f, call.head, row);
+    return key ? losing_capped(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
+}
+
+// Some blocks post the largest logit of their first tiles, or a little less: the score of `key`. One thread for each row.
+template <class Shared>
+__device__ __forceinline__ void post(const Shared& shared, u32 column, u64 key) {
+    const u32 every = gridDim.x / RowLists::POSTS, at = every ? blockIdx.x / every : RowLists::POSTS;
+    if (shared.rows[column].greedy != LISTED_BY_TOP_K || at >= RowLists::POSTS || blockIdx.x % every) return;
+    // 1: nothing finite.
+    const u32 largest = key ? static_cast<u32>(key >> 32) : 1;
+    *const_cast<volatile u32*>(&shared.lists.posted[column * RowLists::POSTS + at]) = largest;
+}
+
+// Sets the cut of a row from the posts. One thread for each row; waits a little for late ones.
+template <class Shared>
+__device__ __forceinline__ void guess_cut(const Call& call, Shared& shared, u32 column, u32 tile_tokens) {
+    if (shared.rows[column].greedy != LISTED_BY_TOP_K) return;
+    // Where all tokens fit, or few blocks are there, all are listed.
+    if (call.tokens <= RowLists::ROOM || gridDim.x < RowLists::POSTS) return;
+    const u32 k = shared.lists.filters[column].top_k;
+    const volatile u32* const posted = shared.lists.posted + column * RowLists::POSTS;
+    u32 cut = 0;
+#pragma unroll 1
+    for (u32 turn = 0; turn < 64 && cut == 0; ++turn) {
+        u32 seen[RowLists::POSTS];
+#pragma unroll
+        for (u32 i = 0; i < RowLists::POSTS; ++i) seen[i] = posted[i];
+        cut = guessed_cut(seen, k, tile_tokens, call.tokens);
+    }
+    if (cut <= 1) return;
+    shared.cut[column] = from_monotone_bits(cut);
+    atomicMax(&shared.lists.counters[column].cut, cut);
+}
+
+// Lists a token of a listed row.
+template <class Shared>
+__device__ __forceinline__ void list(Shared& shared, u32 column, u32 token, float logit) {
+    const u32 at = atomicAdd(&shared.lists.counters[column].count, 1u);
+    if (at < RowLists::ROOM)
+        shared.lists.keys[static_cast<u64>(column) * RowLists::ROOM + at] = RowLists::key_of(logit, token);
+}
+
+}  // namespace flash_sampling::fused_hopper

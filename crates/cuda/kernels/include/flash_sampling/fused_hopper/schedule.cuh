@@ -1,0 +1,99 @@
+// Which tokens a block works on. A cluster's blocks halve each tile. Clusters share the granules evenly, either in one run
+// each, or tile by tile in turn with one last tile each that shares the rest. A short run is dealt evenly to its tiles where
+// the reads are the limit: a tile of few tokens keeps few loads under way.
+#pragma once
+
+#include "../abi.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// The rows of the batch that each block of a cluster loads, of which the host makes boxes (fused_hopper.rs): as few groups of
+// eight, the swizzle's, as hold the batch. The copy engine takes longer to fill rows beyond it with zeros than to read rows.
+// Measured, of all columns loaded: 151936 x 4096, 130 of 192 columns 0.89, 100 of 128 0.97, 40 of 64 0.97; with 256 columns,
+// 240 rows of 37984 x 4096 1.05.
+FS_FUNCTION u32 loaded_rows(u32 columns, u32 cluster, u32 row_count) {
+    const bool loads_all = columns == 256;
+    return loads_all ? columns / cluster : (row_count + 8 * cluster - 1) / (8 * cluster) * 8;
+}
+
+template <class T>
+struct Schedule {
+    static constexpr u32 FULL = T::CLUSTER * T::TILE_UNITS * T::UNIT_GRANULES;  // granules of a whole tile
+    u32 tokens, group, groups, rank, tiles;
+    u32 waves;       // whole tiles by turns
+    u32 begin, end;  // granules of the run after them
+
+    FS_FUNCTION Schedule(u32 tokens, bool in_turn, u32 group, u32 groups, u32 rank)
+        : tokens(tokens), group(group), groups(groups), rank(rank) {
+        const u32 granules = (tokens + T::GRANULE - 1) / T::GRANULE;
+        waves = in_turn ? granules / (groups * FULL) : 0;
+        const u32 whole = waves * groups * FULL;
+        begin = whole + share(granules - whole, group);
+        end = whole + share(granules - whole, group + 1);
+        tiles = waves + (end - begin + FULL - 1) / FULL;
+    }
+
+    // The first token of a tile, and how many there are.
+    FS_FUNCTION void tile(u32 t, u32& start, u32& size) const { tile_of(rank, t, start, size); }
+    FS_FUNCTION void tile_of(u32 rank, u32 t, u32& start, u32& size) const {
+        const bool in_turn = t < waves;
+        const u32 from = in_turn ? (t * groups + group) * FULL : edge(t - waves);
+        const u32 to = in_turn ? from + FULL : edge(t - waves + 1);
+        const u32 half = T::CLUSTER == 2 ? (to - from + 1) / 2 : to - from;
+        start = (from + (rank ? half : 0)) * T::GRANULE;
+        size = min((rank ? to - from - half : half) * T::GRANULE, tokens - min(start, tokens));
+    }
+
+    // Whether a warpgroup takes part in a tile of a block. One without tokens does not; only a block's last tile is that
+    // short. The first always does: somebody must wait for what is loaded.
+    static FS_FUNCTION bool has_tokens(u32 warpgroup, u32 size) { return warpgroup == 0 || warpgroup * T::UNIT < size; }
+
+    // The consumer warps of all blocks of the cluster that take no part in a tile.
+    FS_FUNCTION u32 absent(u32 t) const {
+        u32 warps = 0;
+        for (u32 of = 0; of < T::CLUSTER; ++of) {
+            u32 start, size;
+            tile_of(of, t, start, size);
+            warps += has_tokens(1, size) ? 0 : T::CONSUMER_WARPS / 2;
+        }
+        return warps;
+    }
+
+    // The block that works on a token.
+    static FS_FUNCTION u32 owner(u32 tokens, bool in_turn, u32 groups, u32 token) {
+        const u32 granules = (tokens + T::GRANULE - 1) / T::GRANULE, granule = token / T::GRANULE;
+        const u32 whole = in_turn ? granules / (groups * FULL) * groups * FULL : 0;
+        const u32 group = granule < whole
+                              ? granule / FULL % groups
+                              : static_cast<u32>(((granule - whole + 1ull) * groups - 1) / (granules - whole));
+        if (T::CLUSTER == 1) return group;
+        const Schedule schedule(tokens, in_turn, group, groups, 1);
+        u32 start, size;
+        schedule.tile(granule < whole ? granule / FULL / groups : schedule.waves + schedule.part(granule), start, size);
+        return 2 * group + (token >= start);
+    }
+
+    // Measured: rows of the weight of 16 KiB stream faster by turns, of 8 KiB in runs.
+    static FS_FUNCTION bool by_turns(const Call& call) { return call.hidden >= 8192; }
+
+  private:
+    // Measured: 37984 x 4096 in three such tiles at 1 / 16 / 64 rows 0.95 / 0.95 / 0.93 of two whole ones and a quarter; with
+    // five tiles no gain.
+    FS_FUNCTION bool is_even() const { return T::EVEN && tiles - waves <= 3; }
+
+    // Where tile i of the run begins, and the tile of the run that a granule is in.
+    FS_FUNCTION u32 edge(u32 i) const {
+        return is_even() ? begin + (end - begin) * i / (tiles - waves) : min(begin + i * FULL, end);
+    }
+    FS_FUNCTION u32 part(u32 granule) const {
+        const u32 at = granule - begin;
+        return is_even() ? ((at + 1) * (tiles - waves) - 1) / (end - begin) : at / FULL;
+    }
+
+    // The granules of `rest` before a group's own.
+    FS_FUNCTION u32 share(u32 rest, u32 of) const {
+        return static_cast<u32>(static_cast<u64>(rest) * of / groups);
+    }
+};
+
+}  // namespace flash_sampling::fused_hopper

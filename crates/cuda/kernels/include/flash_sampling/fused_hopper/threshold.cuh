@@ -1,0 +1,74 @@
+// Thresholds: bounds on the dot products of a tile, from the best that all blocks have found.
+#pragma once
+
+#include "../ptx/atomic.cuh"
+#include "tile.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// The thresholds of a row, by the bound on a granule's noise, from its best winner so far, for tokens from `next_token` on.
+template <class T>
+__device__ __forceinline__ LosingLine thresholds_of(const Call& call, const Shared<T>& shared, u32 column, u64 key,
+                                                    u32 next_token) {
+    if (column >= call.row_count) return LosingLine::flat(bits_to_f32(LOSES_ALWAYS));
+    const Row& row = shared.rows[column];
+    if constexpr (T::LISTS) {
+        if (row.greedy > 1) return LosingLine::flat(listed_losing_capped(call, shared, column, key));
+    }
+    return LosingLine::of_best(key, next_token, call.head, row);
+}
+
+// Whether a row has noise: it is in the batch, and neither greedy nor listed.
+template <class T>
+__device__ __forceinline__ bool has_noise(const Call& call, const Shared<T>& shared, u32 column) {
+    return column < call.row_count && !shared.rows[column].greedy;
+}
+
+// The best winner of a row that any block has found, of which the others learn here.
+template <class T>
+__device__ __forceinline__ u64 exchange_best(const Call& call, const Shared<T>& shared, u32 column) {
+    if (column >= call.row_count) return 0;
+    const u64 mine = *const_cast<volatile const u64*>(&shared.best[column].key);
+    const u64 theirs = ptx::load_relaxed(&call.best[column]);
+    if (mine > theirs) atomicMax(&call.best[column], mine);
+    return mine > theirs ? mine : theirs;
+}
+
+// Takes the candidate where it is better. A key never stands beside another's logit: the exchange is one access. The first
+// exchange only reads, in all rows that have a best.
+__device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
+    u64 old_key = 0, old_logit = 0;
+    while (key > old_key) {
+        const u64 expected = old_key;
+        ptx::exchange_if(best, old_key, old_logit, key, f32_to_bits(logit));
+        if (old_key == expected) return;
+    }
+}
+
+// Scores one token exactly, and offers or lists it. `dot` has the head's bias already.
+template <class T>
+__device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 column, u32 token, float dot) {
+    // A column beyond the batch is all zeros; its products with an infinite or NaN weight are NaN.
+    if (column >= call.row_count) return;
+    const Row& row = shared.rows[column];
+    const float raw = call.head.apply(dot, 0.0f, false);
+    float logit = 0.0f;
+    if (!check_logit(raw, row, token, &call.invalid[column], logit) || logit == -f32_infinity()) return;
+    if constexpr (T::LISTS) {
+        if (row.greedy > 1) list(shared, column, token, logit);
+    }
+    const Noise noise{row.seed, row.position};
+    const float score = row.greedy ? logit : add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
+    improve(&shared.best[column], to_ordered_bits(Winner::of(score, token)), logit);
+}
+
+// Scores a queue of a tile that begins with token `first`, by hands that each take every `hands`-th entry.
+template <class T>
+__device__ __forceinline__ void score(const Call& call, Shared<T>& shared, u32 queue, u32 queued, u32 first, u32 hand, u32 hands) {
+    for (u32 slot = hand; slot < queued; slot += hands) {
+        const Contender contender = shared.queue[queue][slot];
+        offer(call, shared, contender.place & 0xffff, call.first_token + first + (contender.place >> 16), contender.dot);
+    }
+}
+
+}  // namespace flash_sampling::fused_hopper

@@ -1,0 +1,146 @@
+// A tile of the kernel: its sizes, and the shared memory of a block.
+#pragma once
+
+#include "../noise/noise.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "lists.cuh"
+#include "schedule.cuh"
+
+namespace flash_sampling::fused_hopper {
+
+// The work of an instance beside the plain draw: see knobs.cuh, lists.cuh (with knobs), masses.cuh, fan_out.cuh, stores.cuh.
+enum class Extra { Nothing, Knobs, Lists, LogZ, FanOut, Stores };
+
+// COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS slabs of 64 hidden
+// elements a stage, CLUSTER blocks that share the hidden states.
+template <int COLUMNS_, int SLABS_, int CLUSTER_, Extra EXTRA = Extra::Nothing>
+struct Tile {
+    static constexpr bool LISTS = EXTRA == Extra::Lists;
+    static constexpr bool KNOBS = EXTRA == Extra::Knobs || LISTS;
+    static constexpr bool LOG_Z = EXTRA == Extra::LogZ;
+    static constexpr bool FAN_OUT = EXTRA == Extra::FanOut;
+    static constexpr bool STORES = EXTRA == Extra::Stores;
+    static constexpr int COLUMNS = COLUMNS_;
+    static constexpr int SLABS = SLABS_;
+    static constexpr int CLUSTER = CLUSTER_;
+
+    static constexpr int UNIT = 64;
+    static constexpr int GRANULE = 16;  // tokens are shared out among blocks in granules; a consumer warp has one of a tile
+    static constexpr int DEPTH = 64;    // hidden elements of a slab: one 128-byte swizzle row
+    static constexpr int TILE_UNITS = 2;
+    static constexpr int UNIT_GRANULES = UNIT / GRANULE;
+    static constexpr int GRANULES = TILE_UNITS * UNIT_GRANULES;
+    static constexpr int TOKENS = TILE_UNITS * UNIT;
+    static_assert(GRANULE == Granule::TOKENS, "a slab of a shard that begins with a granule is a granule of the noise");
+    static constexpr bool EVEN = COLUMNS <= 96;    // see schedule.cuh
+    static constexpr bool SKIPS = COLUMNS >= 192;  // see schedule.cuh
+    // Steps of products under way when the next one begins. With none a stage is free for loads a step sooner, which counts
+    // where loads are the limit. Measured: 37984 x 4096, 64 and 128 rows, 0.97 and 0.94 of the time, with one step ahead 0.975
+    // and 0.95.
+    static constexpr u32 AHEAD = COLUMNS == 256;
+    // Whether early blocks wait a little for the guesses of others. Measured at 37984 x 4096, logits of deviation 2.2, noise
+    // version 1: 256 rows 1.08 without it, 192 rows 1.07, 128 rows 1.00 and 1.09 on two GPUs.
+    static constexpr bool AWAITS_GUESSES = COLUMNS >= 64;
+
+    static constexpr int UNIT_BYTES = UNIT * DEPTH * 2;
+    static constexpr int GRANULE_BYTES = UNIT_BYTES / UNIT_GRANULES;
+    static constexpr int WEIGHT_BYTES = TILE_UNITS * UNIT_BYTES;
+    static constexpr int HIDDEN_BYTES = COLUMNS * DEPTH * 2;
+    static constexpr int SLAB_BYTES = WEIGHT_BYTES + HIDDEN_BYTES;
+    static constexpr int STAGE_BYTES = SLABS * SLAB_BYTES;
+
+    static FS_FUNCTION u32 loaded_rows(u32 row_count) { return fused_hopper::loaded_rows(COLUMNS, CLUSTER, row_count); }
+    static constexpr u32 ROW_BYTES = DEPTH * 2;
+
+    // A thread's accumulators, and the words that hold a bit of each; the words are alike.
+    static constexpr int ACCUMULATORS = COLUMNS / 2;
+    static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : ACCUMULATORS % 32 ? 16 : 32;
+    static constexpr int WORDS = ACCUMULATORS / WORD_BITS;
+    static_assert(WORDS * WORD_BITS == ACCUMULATORS, "every accumulator has a bit");
+
+    // One loading warp, three scouts, two warpgroups of consumers.
+    static constexpr int FIRST_CONSUMER = 128;
+    static constexpr int CONSUMERS = 256;
+    static constexpr int CONSUMER_WARPS = CONSUMERS / 32;
+    static constexpr int SCOUTS = FIRST_CONSUMER - 32;
+    static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
+    static_assert(CONSUMER_WARPS == GRANULES, "a consumer warp has a granule of a tile");
+
+    // A block gets the same number of registers for every thread at its start; then they are dealt out again.
+    static constexpr int SCOUT_REGISTERS = 72;
+    static constexpr int CONSUMER_REGISTERS = 216;
+    static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
+                  "raise_registers would wait for ever");
+};
+
+// The best candidate of a row within the block.
+struct alignas(16) Best {
+    u64 key;  // ordered bits of the winner; 0 = none
+    float logit;
+    u32 zero;
+};
+
+// A token that may win.
+struct Contender {
+    float dot;
+    u32 place;  // row of the batch, then token within the tile
+};
+constexpr int QUEUE = 64;
+
+// The shared memory for log Z.
+template <class T, bool LOG_Z>
+struct MassShared {};
+template <class T>
+struct MassShared<T, true> {
+    float inv_temperature[T::COLUMNS];
+    float high[T::CONSUMER_WARPS][T::COLUMNS];  // the logit that a warp's sums are relative to
+    double sum[T::CONSUMER_WARPS][T::COLUMNS];
+    float scale;
+};
+
+template <class T>
+struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
+    Best best[T::COLUMNS];
+    Row rows[T::COLUMNS];
+    // For each granule of a tile and each row the dot product up to which a token surely loses. Before a block's first
+    // thresholds a bound on the granule's noise instead: see guess.cuh.
+    float losing[T::GRANULES][T::COLUMNS];
+    float nat[T::COLUMNS];    // the dot product that counts as much as noise of 1; 0 where no noise is known
+    u32 largest[T::COLUMNS];  // the first tile's likeliest token, as monotone bits
+    Contender queue[T::CONSUMER_WARPS][QUEUE];
+    u32 queued[T::CONSUMER_WARPS];
+    u64 full[8];
+    u64 empty[8];
+    u64 scouted;
+    u64 filtered;
+    u32 last;
+};
+
+// The rest of shared memory is the ring of stages.
+template <class T>
+struct Ring {
+    static constexpr int LIMIT = 227 * 1024;
+    static constexpr int ALIGNMENT = 1024;
+    static constexpr int FIT = (LIMIT - ALIGNMENT - static_cast<int>(sizeof(Shared<T>))) / T::STAGE_BYTES;
+    static constexpr int STAGES = FIT < 8 ? FIT : 8;
+    static constexpr int SHARED_BYTES = ALIGNMENT + STAGES * T::STAGE_BYTES + static_cast<int>(sizeof(Shared<T>));
+    static_assert(STAGES >= 3, "loads must run ahead of the products");
+
+    // The next stage, and the parity of its barriers.
+    u32 stage = 0, phase = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    __device__ __forceinline__ u32 before() const { return stage == 0 ? STAGES - 1 : stage - 1; }
+};
+
+// Barriers of part of a block; 0 is the whole block's.
+constexpr u32 CONSUMERS_BARRIER = 1;
+constexpr u32 PREPARED_BARRIER = 2;
+constexpr u32 SCOUTS_BARRIER = 3;
+
+}  // namespace flash_sampling::fused_hopper

@@ -1,0 +1,59 @@
+// Transformed logits that were stored, and what is asked of them: the types of top_list.cu, near_ties.cu, canonical.cu
+// and mass_histogram.cu. The host's module abi holds the same ones.
+#pragma once
+
+#include "../abi.cuh"
+#include "../summary/winner.cuh"
+
+namespace flash_sampling {
+
+// Transformed logits, float32; -inf where a token is forbidden.
+struct StoredLogits {
+    const float* logits;  // [rows, tokens]
+    u64 row_stride;       // elements
+    u32 first_token;
+    u32 tokens;
+
+    FS_FUNCTION const float* row(u32 r) const { return logits + r * row_stride; }
+};
+FS_LAYOUT(StoredLogits, 24, FS_AT(logits, 0) && FS_AT(row_stride, 8) && FS_AT(first_token, 16) && FS_AT(tokens, 20));
+
+// Something asked of a stored row: the `limit` best by score under the noise of a Row (greedy: by logit), and all within
+// `slack` of the last of those.
+struct Item {
+    u32 source;  // row of the stored logits
+    u32 limit;
+    float slack;  // 0 = none, infinite = every token
+    u32 padding;
+};
+FS_LAYOUT(Item, 16, FS_AT(source, 0) && FS_AT(limit, 4) && FS_AT(slack, 8) && FS_AT(padding, 12));
+
+// A token that an item keeps; in no order.
+struct KeptToken {
+    u64 key;  // ordered bits of score and token
+    float logit;
+    u32 item;
+};
+FS_LAYOUT(KeptToken, 16, FS_AT(key, 0) && FS_AT(logit, 8) && FS_AT(item, 12));
+
+// What items keep.
+struct KeptTokens {
+    KeptToken* tokens;  // [capacity]
+    u64* count;         // how many there are; more than `capacity` = the rest was dropped
+    u64 capacity;
+
+#ifdef __CUDACC__
+    // Any set of lanes may call it.
+    __device__ __forceinline__ void push(const KeptToken& token) const {
+        const u32 active = __activemask();
+        const u32 lane = threadIdx.x % 32, leader = __ffs(static_cast<int>(active)) - 1;
+        u64 at = 0;
+        if (lane == leader) at = atomicAdd(count, static_cast<u64>(__popc(active)));
+        at = __shfl_sync(active, at, leader) + __popc(active & ((1u << lane) - 1));
+        if (at < capacity) tokens[at] = token;
+    }
+#endif
+};
+FS_LAYOUT(KeptTokens, 24, FS_AT(tokens, 0) && FS_AT(count, 8) && FS_AT(capacity, 16));
+
+}  // namespace flash_sampling

@@ -1,0 +1,111 @@
+// The largest logits of a row, gathered in shared memory by one block while it streams past: every token with a logit of
+// at least `cut` is there, and the cut rises as more is known.
+//
+// A key is the order of falling logits as an integer: monotone bits of the logit above, the token inverted below.
+#pragma once
+
+#include "../abi.cuh"
+#include "digit.cuh"
+#include "../summary/winner.cuh"
+
+#ifdef __CUDACC__
+
+namespace flash_sampling {
+
+template <u32 THREADS, u32 CAPACITY>
+struct Candidates {
+    u64 keys[CAPACITY];
+    u32 histogram[1 << DIGIT_BITS];
+    u32 count;      // more than CAPACITY: some were dropped
+    u32 cut;        // monotone bits; what is not below it is gathered
+    u32 largest;    // monotone bits of the largest logit so far
+    u32 settled;    // how many there were after the last compaction
+    u32 digit, above, within;  // see find_digit
+
+    static __device__ __forceinline__ u64 key_of(float logit, u32 token) {
+        return static_cast<u64>(to_monotone_bits(add_rn(logit, 0.0f))) << 32 | static_cast<u32>(~token);
+    }
+    static __device__ __forceinline__ float logit_of(u64 key) { return from_monotone_bits(static_cast<u32>(key >> 32)); }
+    static __device__ __forceinline__ u32 token_of(u64 key) { return ~static_cast<u32>(key); }
+
+    // All threads; a barrier must follow.
+    __device__ __forceinline__ void begin() {
+        if (threadIdx.x == 0) {
+            count = settled = 0;
+            cut = largest = to_monotone_bits(-f32_infinity()) + 1;
+        }
+    }
+
+    __device__ __forceinline__ void push(u64 key) {
+        const u32 at = atomicAdd(&count, 1u);
+        if (at < CAPACITY) keys[at] = key;
+    }
+
+    // Keeps the keys of at least `least`. All threads, between barriers of its own.
+    __device__ __noinline__ void compact(u64 least) {
+        const u32 length = count;
+        __syncthreads();
+        if (threadIdx.x == 0) count = 0;
+        // What is written lies at or before what was read.
+#pragma unroll 1
+        for (u32 base = 0; base < length; base += THREADS) {
+            const u32 at = base + threadIdx.x;
+            const u64 key = at < length ? keys[at] : 0;
+            __syncthreads();
+            if (key >= least && key) push(key);
+            __syncthreads();
+        }
+        if (threadIdx.x == 0) settled = count;
+        __syncthreads();
+    }
+
+    // The key that `need` of the keys reach; there are more of them. All threads, between barriers of its own.
+    __device__ __noinline__ u64 find(u32 need) {
+        const u32 length = count;
+        u64 found = 0;
+        // The bits above `known` are found; the digit below them is next.
+        for (u32 known = 64; known > 0;) {
+            const u32 low = known > DIGIT_BITS ? known - DIGIT_BITS : 0, mask = (1u << (known - low)) - 1;
+            for (u32 b = threadIdx.x; b < 1u << DIGIT_BITS; b += THREADS) histogram[b] = 0;
+            __syncthreads();
+            for (u32 i = threadIdx.x; i < length; i += THREADS) {
+                const u64 key = keys[i];
+                if (known == 64 || key >> known == found >> known)
+                    atomicAdd(&histogram[static_cast<u32>(key >> low) & mask], 1u);
+            }
+            __syncthreads();
+            if (threadIdx.x < 32) find_digit(*this, need);
+            __syncthreads();
+            found |= static_cast<u64>(digit) << low;
+            need -= above;
+            const bool whole = within == need;
+            __syncthreads();
+            if (whole) break;
+            known = low;
+        }
+        return found;
+    }
+
+    // Sorts the first `count` keys, largest first; `size` is a power of two, at least `count` and at most CAPACITY.
+    __device__ __noinline__ void sort(u32 size) {
+        for (u32 i = count + threadIdx.x; i < size; i += THREADS) keys[i] = 0;
+        __syncthreads();
+        for (u32 run = 2; run <= size; run *= 2) {
+            for (u32 apart = run / 2; apart > 0; apart /= 2) {
+                for (u32 pair = threadIdx.x; pair < size / 2; pair += THREADS) {
+                    const u32 i = pair / apart * 2 * apart + pair % apart, j = i + apart;
+                    const u64 a = keys[i], b = keys[j];
+                    if ((a < b) == ((i & run) == 0)) {
+                        keys[i] = b;
+                        keys[j] = a;
+                    }
+                }
+                __syncthreads();
+            }
+        }
+    }
+};
+
+}  // namespace flash_sampling
+
+#endif

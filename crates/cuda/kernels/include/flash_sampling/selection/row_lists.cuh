@@ -1,0 +1,60 @@
+// Lists of the largest logits of rows, from the fused kernel to the selection.
+#pragma once
+
+#include "row_filters.cuh"
+#include "../summary/winner.cuh"
+
+namespace flash_sampling {
+
+// What is counted of a row; zeros between launches.
+struct ListCounters {
+    u32 count;  // listed tokens; more than ROOM: some were dropped
+    u32 cut;    // monotone bits of the largest cut that a block has used; 0 = none
+};
+FS_LAYOUT(ListCounters, 8, FS_AT(count, 0) && FS_AT(cut, 4));
+
+struct RowLists {
+    static constexpr u32 ROOM = 4096;
+    static constexpr u32 POSTS = 16;
+
+    const RowFilters* filters;  // [row_count]
+    ListCounters* counters;     // [row_count]
+    u32* posted;                // [row_count, POSTS] monotone bits of some blocks' largest logits; zeros between launches
+    u64* keys;                  // [row_count, ROOM]
+
+    // The order of falling logits as an integer.
+    FS_FUNCTION static u64 key_of(float logit, u32 token) {
+        return static_cast<u64>(to_monotone_bits(add_rn(logit, 0.0f))) << 32 | static_cast<u32>(~token);
+    }
+};
+FS_LAYOUT(RowLists, 32, FS_AT(filters, 0) && FS_AT(counters, 8) && FS_AT(posted, 16) && FS_AT(keys, 24));
+
+// The least of the largest of the whole groups of SIZE posts.
+template <u32 SIZE>
+FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
+    u32 least = ~0u;
+    for (u32 i = 0; i + SIZE <= RowLists::POSTS; i += SIZE) {
+        u32 largest = 0;
+        for (u32 j = 0; j < SIZE; ++j) largest = posted[i + j] > largest ? posted[i + j] : largest;
+        least = largest < least ? largest : least;
+    }
+    return least;
+}
+
+// A guess at a logit that `k` of `tokens` tokens reach and few more, from the largest logits of 16 parts of `part` tokens:
+// the least of the largest of some groups, or of all parts where a group would hold too many of the k. 0 while too few
+// have been posted. What is not posted (0) makes a group's largest smaller.
+//
+// Of tokens in no order, all of G groups of S parts hold one of the k with probability (S part k / tokens)^G at most; then the
+// guess is too high, and the selection sees it. Four groups of four, or five of three for a larger k: at 50 of 151936 tokens
+// and parts of 128 that is 3e-5 in place of 8e-4, for a list half as long again. Where four groups would hold too many, eight of two
+// do while they hold a quarter of the k each at most, 2e-5: of half as many tokens the least of all parts makes a list beyond ROOM
+// in one row of 60.
+FS_FUNCTION u32 guessed_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
+    u32 of_all = ~0u;
+    for (u32 i = 0; i < RowLists::POSTS; ++i) of_all = posted[i] < of_all ? posted[i] : of_all;
+    if (16ull * part * k > tokens) return 8ull * part * k > tokens ? of_all : least_of_groups<2>(posted);
+    return k > 32 ? least_of_groups<3>(posted) : least_of_groups<4>(posted);
+}
+
+}  // namespace flash_sampling

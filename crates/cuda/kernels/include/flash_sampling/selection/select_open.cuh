@@ -1,0 +1,292 @@
+// The draws of the rows that FirstPass leaves open, by all blocks of a launch together.
+//
+//   1. Blocks are shared out evenly among the open rows; each reads its share of a row once.
+//   2. Only tokens before the plain winner's place can be the draw. They fall into bins by their place: above all the largest
+//      logits, below them those equal to the winner's, by token. Bins are narrow where top-p is likely to end. A bin has a
+//      mass, and the best of its tokens' scores. Every thread has its own column of masses, so that none waits. The mass of all
+//      is summed too: what tells whether the plain winner is kept, where the first pass did not read enough for that.
+//   3. The last block of a row adds up the bins from the largest logits on. A bin's best token is surely kept if the mass to
+//      the bin's end, its own left out, is below the limit, and surely lost if the mass to the bin's beginning is beyond.
+//   4. If the best of those surely kept beats all in doubt, it is the draw. Else the block draws as SelectMass does, alone,
+//      and tries the best in doubt first: about one open row of a hundred.
+#pragma once
+
+#include "first_pass.cuh"
+#include "../ptx/ordered.cuh"
+
+#ifdef __CUDACC__
+
+namespace flash_sampling {
+
+// All tokens are this GPU's.
+struct NoRanks {
+    // Whether a block can decide alone what bins leave in doubt.
+    static constexpr bool DRAWS_ALONE = true;
+
+    // The first token of the vocabulary.
+    __device__ __forceinline__ u32 first_token(const SelectRows& call) const { return call.first_token; }
+    // From a shard's bins, of which each lane of a warp has one, its mass, its best token and the logit of that, to those of the
+    // vocabulary; false where a rank did not come, of which the draw then tells.
+    __device__ __forceinline__ bool bins(u32, double&, u64&, float&, double&, double&) const { return true; }
+};
+
+// `Ranks`: what makes bins of a shard those of the vocabulary.
+template <class Ranks>
+struct SelectOpen {
+    static constexpr u32 THREADS = SelectMass::THREADS, WARPS = SelectMass::WARPS;
+    static constexpr u32 TIES = 8, BINS = OpenRows::BINS;
+    // Rows that a block loads before it knows which is its own.
+    static constexpr u32 GUESSED = OpenRows::LEAST;
+    using Lines = RowLines<2, true>;
+    static_assert(BINS == 32 && TIES == 8, "a lane each, and four of either side where equal logits end");
+    // No score and token have these bits.
+    static constexpr u64 DECIDED = ~0ull;
+
+    struct Shared {
+        float masses[BINS][THREADS];
+        u64 best[BINS];
+        float all[WARPS];
+        OpenRow rows[GUESSED];
+        SelectMass::Shared select;
+        u32 is_last;
+    };
+    static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
+
+    // The bins of the tokens before a place: monotone in the place, so that rounding moves edges, and no token past another;
+    // one and the same wherever it is compiled.
+    struct Bins {
+        float place, per_nat, per_tie;
+        u32 token, shift;
+
+        __device__ __forceinline__ Bins(const OpenRow& row, u32 first_token) : place(row.place), token(row.token) {
+            // How much of the mass before the place is lost: the more, the further from the place top-p ends.
+            const float lost = static_cast<float>((row.before - row.top_p * row.all) / row.before);
+            // What is 1 at the place falls into four bins for each of six doublings, into eight for each of three, or evenly. By
+            // simulation of a normal bulk that leaves no more rows in doubt than square roots do, of a top-p of 0.95, 0.5 and 0.05.
+            const bool is_near = lost < 0.1f, is_far = lost >= 0.8f;
+            static_assert(BINS - TIES == 24, "6 * 4 = 3 * 8 = 0.75 * 32");
+            shift = is_near ? 21 : is_far ? 18 : 20;
+            // No logit is above the logarithm of the mass of all, of which `all` has the largest at least.
+            per_nat = (is_near ? 63.0f : is_far ? 0.75f : 7.0f) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
+            // If equal logits make all the mass before the place, and lie evenly, so many tokens from there top-p ends.
+            per_tie = 1.0f / fmaxf(lost * static_cast<float>(token - first_token), 1.0f);
+        }
+        // Of a token above the place. Infinite products too are in the last bin.
+        __device__ __forceinline__ u32 of_above(float l) const {
+            const u32 bin = (f32_to_bits(fma_rn(sub_rn(l, place), per_nat, 1.0f)) - f32_to_bits(1.0f)) >> shift;
+            return min(TIES + bin, BINS - 1);
+        }
+        // Of one at the place.
+        __device__ __forceinline__ u32 of_tie(u32 t) const {
+            const float beyond = fma_rn(static_cast<float>(token - t), per_tie, -1.0f), far = fabsf(beyond);
+            const u32 steps = (far >= 0.0625f) + (far >= 0.25f) + (far >= 0.5625f);
+            return beyond < 0.0f ? TIES / 2 - 1 - steps : TIES / 2 + steps;
+        }
+        __device__ __forceinline__ u32 of(float l, u32 t) const { return l == place ? of_tie(t) : of_above(l); }
+    };
+
+    const SelectRows& call;
+    const OpenRows& open;
+    const Ranks& ranks;
+    Shared& shared;
+
+    // Decides what a launch before it has listed.
+    __device__ __forceinline__ void run() {
+        const u32 count = prepare();
+        if (count == 0) return;
+        // NOTE: as many blocks as rows at least, which the launch sees to.
+        const u32 at = blockIdx.x % count, share = blockIdx.x / count, shares = gridDim.x / count;
+        if (share >= shares) return;
+        const OpenRow row = at < GUESSED ? shared.rows[at] : open.rows[at];
+        if (!decide(row, at, share, shares) || threadIdx.x != 0) return;
+        if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
+    }
+
+    // Decides a row together with other blocks, one of `shares`; `at`: which of the open rows it is. Bins are empty. Returns
+    // whether this block was the row's last. All threads call it.
+    __device__ __forceinline__ bool decide(const OpenRow& row, u32 at, u32 share, u32 shares) {
+        Lines lines(call.row(row.index), share * WARPS + threadIdx.x / 32, shares * WARPS);
+        const Bins bins(row, ranks.first_token(call));
+        const SelectMass::Weights weights(row.place, row.token);
+        // The tokens that are kept have p of the mass at least. A score below the cut is of no use.
+        const float cut = row.place + logf(row.top_p * static_cast<float>(row.all)) - SelectMass::BELOW_MASS;
+        __syncthreads();
+        float all = 0.0f;
+        lines.each(row.inv_temperature, [&](const float(&l)[4], u32 first) { survey(l, first, row, bins, weights, cut, all); });
+        const float of_warp = sum_of_warp(all);
+        if (threadIdx.x % 32 == 0) shared.all[threadIdx.x / 32] = of_warp;
+        __syncthreads();
+        publish(at);
+        __syncthreads();
+        if (threadIdx.x == 0) shared.is_last = ptx::add_ordered(&open.arrived[at], 1) == shares - 1;
+        __syncthreads();
+        if (!shared.is_last) return false;
+        if (threadIdx.x < 32) conclude(at, row, weights, SelectMass::error_of(lines.most() + WARPS + 2 * 5));
+        __syncthreads();
+        if constexpr (Ranks::DRAWS_ALONE) {
+            if (shared.best[0] != DECIDED) draw_alone(call, shared.select, row.index, shared.best[0]);
+        }
+        if (threadIdx.x == 0) open.arrived[at] = 0;
+        return true;
+    }
+
+    // Empties all bins, for threads after a barrier.
+    __device__ __forceinline__ void empty() {
+#pragma unroll
+        for (u32 b = 0; b < BINS; ++b) shared.masses[b][threadIdx.x] = 0.0f;
+        if (threadIdx.x < BINS) shared.best[threadIdx.x] = 0;
+    }
+
+  private:
+    // How many rows are open. The first of them are then in shared memory, and all bins are empty.
+    __device__ __forceinline__ u32 prepare() {
+        const u32 count = __ldcg(&open.counters[0]);
+        constexpr u32 PIECES = sizeof(OpenRow) / 16;
+        uint4 piece{};
+        const bool has_piece = threadIdx.x < GUESSED * PIECES;
+        if (has_piece) piece = __ldcg(reinterpret_cast<const uint4*>(open.rows) + threadIdx.x);
+        empty();
+        if (has_piece) reinterpret_cast<uint4*>(shared.rows)[threadIdx.x] = piece;
+        __syncthreads();
+        return count;
+    }
+
+    // Masses and best scores of four tokens.
+    __device__ __forceinline__ void survey(const float (&l)[4], u32 first, const OpenRow& row, const Bins& bins,
+                                           const SelectMass::Weights& weights, float cut, float& all) {
+        float mass[4];
+        u32 bin[4], hits = 0;
+        bool is_tie = false;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            mass[i] = weights.mass_of(l[i]);
+            all += mass[i];
+            if (l[i] > bins.place) hits |= 1u << i;
+            is_tie |= l[i] == bins.place;
+        }
+        if (!__any_sync(0xffffffffu, hits | is_tie)) return;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) bin[i] = bins.of_above(l[i]);
+        if (is_tie) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i)
+                if (l[i] == bins.place && first + i < bins.token) bin[i] = bins.of_tie(first + i), hits |= 1u << i;
+        }
+        if (!__any_sync(0xffffffffu, hits)) return;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i)
+            if (hits >> i & 1) shared.masses[bin[i]][threadIdx.x] += mass[i];
+        const Noise noise{row.seed, row.position};
+        const u32 word = noise.word(Domain::Granule, row.draw, first / Granule::TOKENS);
+        const float losing = losing_logit(cut, noise_bound(Granule::minimum_bits(word)));
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i)
+            if (!(l[i] > losing)) hits &= ~(1u << i);
+#pragma unroll 1
+        for (; hits; hits &= hits - 1) {
+            const u32 i = __ffs(static_cast<int>(hits)) - 1, token = first + i;
+            const float logit = SelectMass::Weights::pick_of(l, i);
+            const Granule granule = noise.granule(Domain::Token, row.draw, token, word);
+            const float score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, row.draw, token));
+            if (score >= cut) atomicMax(&shared.best[bins.of(logit, token)], to_ordered_bits(Winner::of(score, token)));
+        }
+    }
+
+    // The block's bins, and its warps' sums of all, join those of the others. All threads call it.
+    __device__ __forceinline__ void publish(u32 at) {
+        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        constexpr u32 EACH = BINS / WARPS;
+        float sums[EACH + 1]{};
+#pragma unroll
+        for (u32 e = 0; e < EACH; ++e)
+#pragma unroll
+            for (u32 i = 0; i < THREADS; i += 32) sums[e] += shared.masses[warp + e * WARPS][i + lane];
+        // One warp's more.
+        const bool has_all = warp == WARPS - 1;
+        sums[EACH] = lane < WARPS ? shared.all[lane] : 0.0f;
+#pragma unroll
+        for (u32 e = 0; e <= EACH; ++e) sums[e] = sum_of_warp(sums[e]);
+        if (lane != 0) return;
+#pragma unroll
+        for (u32 e = 0; e < EACH; ++e) {
+            const u32 b = at * BINS + warp + e * WARPS;
+            const u64 best = shared.best[warp + e * WARPS];
+            if (sums[e] > 0.0f) atomicAdd(&open.masses[b], static_cast<double>(sums[e]));
+            if (best) atomicMax(&open.best[b], best);
+        }
+        if (has_all) atomicAdd(&open.all[at], static_cast<double>(sums[EACH]));
+    }
+    static __device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+        for (u32 distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+        return x;
+    }
+
+    // The draw, if it is sure; else the best token that may be kept goes to shared.best[0], 0 if there is none. Leaves zeros. One
+    // warp calls it.
+    __device__ __forceinline__ void conclude(u32 at, const OpenRow& row, const SelectMass::Weights& weights, double own_error) {
+        const u32 lane = threadIdx.x;
+        double mass = __ldcg(&open.masses[at * BINS + lane]), all = __ldcg(&open.all[at]);
+        u64 best = __ldcg(&open.best[at * BINS + lane]);
+        const ExistingRow logits = call.row(row.index);
+        float logit = 0.0f;
+        if (best)
+            logit = mul_rn(static_cast<const float*>(logits.logits)[from_ordered_bits(best).token - logits.first_token],
+                           row.inv_temperature);
+        __syncwarp();
+        open.masses[at * BINS + lane] = 0.0, open.best[at * BINS + lane] = 0;
+        if (lane == 0) open.all[at] = 0.0;
+        if (!ranks.bins(row.index, mass, best, logit, all, own_error)) {
+            if (lane == 0) shared.best[0] = DECIDED;
+            return;
+        }
+        double upto = mass;  // of this bin and of all above
+#pragma unroll
+        for (u32 distance = 1; distance < 32; distance *= 2) {
+            const double more = __shfl_down_sync(0xffffffffu, upto, distance);
+            if (lane + distance < 32) upto += more;
+        }
+        const Winner winner = from_ordered_bits(best);
+        const double own = best ? weights.mass_of(logit) : 0.0;
+        const double limit = row.top_p * all;
+        const double least = limit * (1.0 - own_error), most = limit * (1.0 + own_error);
+        const bool is_kept = upto * (1.0 + own_error) - own * (1.0 - own_error) < least;
+        const bool is_lost = (upto - mass) * (1.0 - own_error) > most;
+        const u64 kept = largest_of_warp(is_kept ? best : 0);
+        const u64 perhaps = largest_of_warp(!is_kept && !is_lost ? best : 0);
+        if (!(row.before * (1.0 - row.error) > most)) {
+            // The plain winner is kept, or in doubt, which the host decides.
+            if (lane == 0 && !(row.before * (1.0 + row.error) < least))
+                call.draws[row.index] = {0, 0.0f, 0.0f, Status::Undecided};
+            if (lane == 0) shared.best[0] = DECIDED;
+            return;
+        }
+        const bool is_decided = kept > perhaps;
+        // One lane's: scores have their tokens beside them.
+        if (is_decided && best == kept) call.draws[row.index] = {winner.token, winner.score, logit, Status::Drawn};
+        if (lane == 0) shared.best[0] = is_decided ? DECIDED : perhaps;
+        if constexpr (!Ranks::DRAWS_ALONE) {
+            // The host decides it.
+            if (lane == 0 && !is_decided) call.draws[row.index] = {0, 0.0f, 0.0f, Status::Undecided};
+            if (lane == 0) shared.best[0] = DECIDED;
+        }
+    }
+
+    // A block decides the row, from the best token on that may be kept, or from the plain winner.
+    // NOTE: no function of an object: it would be kept in memory, and what it points to would not be known to be shared.
+    static __device__ __noinline__ void draw_alone(const SelectRows& call, SelectMass::Shared& shared, u32 i, u64 best) {
+        const RowFilters filters = call.filters[i];
+        call.begin(i, shared.row);
+        SelectMass select{filters, call.row(i), shared};
+        Draw start = call.draws[i];
+        if (best) start.token = from_ordered_bits(best).token, start.score = from_ordered_bits(best).score;
+        if (best) start.logit = select.logit_of(start.token);
+        const Draw draw = select.draw(start);
+        __syncthreads();
+        if (threadIdx.x == 0) call.draws[i] = draw;
+    }
+};
+
+}  // namespace flash_sampling
+
+#endif

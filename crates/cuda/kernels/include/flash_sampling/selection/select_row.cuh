@@ -1,0 +1,349 @@
+// The draw of a row where min-p comes first or there is a top-k, from its logits in memory. One block a row.
+//
+// Few tokens are kept, a run of the order of falling logits from its first place on: they are gathered while the row streams
+// past once, sorted, walked as core's Selector does, and drawn from. Rows with more tokens than there is room for are
+// left to the host. (Where top-p comes first: select_mass.cuh.)
+#pragma once
+
+#include "candidates.cuh"
+#include "../summary/mass_histogram.cuh"
+#include "row_lists.cuh"
+#include "select_rows.cuh"
+
+#ifdef __CUDACC__
+
+namespace flash_sampling {
+
+struct SelectRow {
+    static constexpr u32 THREADS = 512;
+    static constexpr u32 WARPS = THREADS / 32;
+    // Tokens that the block takes at a time, and the most that it gathers.
+    static constexpr u32 STEP = WARPS * SCAN_TOKENS;
+    static constexpr u32 KEPT = 2048;
+    static constexpr u32 CAPACITY = STEP + KEPT;
+
+    struct Shared {
+        Candidates<THREADS, CAPACITY> candidates;
+        u32 units[KEPT];
+        float edges[KEPT];
+        Row row;
+        WarpScan<32, 4> scans[WARPS];
+        u64 best;
+        u64 invalid;
+        u32 cut;
+        u32 end;
+    };
+
+    // The double words of the walk lie where candidates were gathered: at most KEPT are left by then.
+    static_assert(CAPACITY >= 3 * KEPT, "two doubles for each that is kept, after the keys");
+    static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
+    __device__ __forceinline__ double* cumulative() const { return reinterpret_cast<double*>(shared.candidates.keys + KEPT); }
+    __device__ __forceinline__ double* weights() const { return cumulative() + KEPT; }
+
+    const RowFilters& filters;
+    const ExistingRow logits;
+    Shared& shared;
+
+    // Visits every transformed logit once; those of one call are a lane's eight of 256 tokens from `first` on. All threads
+    // visit equally often. `between` is called by all threads after each step of STEP tokens.
+    template <class Visit, class Between>
+    __device__ __forceinline__ void stream(Visit visit, Between between) {
+        const u32 lane = threadIdx.x % 32, begin = logits.first_token / SCAN_TOKENS;
+        const u32 end = (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1;
+        const RowParts<Element::F32> parts(logits);
+        const Row& row = shared.row;
+        const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
+        Raw<Element::F32> next{};
+        u32 part = begin + threadIdx.x / 32;
+        if (part < end) next = parts.load(part);
+#pragma unroll 1
+        for (u32 step = begin; step < end; step += WARPS, part += WARPS) {
+            if (part < end) {
+                float l[8];
+#pragma unroll
+                for (u32 i = 0; i < 8; ++i) l[i] = next.logit(i);
+                if (part + WARPS < end) next = parts.load(part + WARPS);
+                if (transforms) transform_lane<Element::F32>(row.transform(), part * SCAN_TOKENS, lane, l);
+                visit(part * SCAN_TOKENS, l);
+            }
+            between();
+        }
+    }
+
+    static __device__ __forceinline__ u32 token_of(u32 first, u32 i) {
+        return first + group_offset<Element::F32>(threadIdx.x % 32, i / 4) + i % 4;
+    }
+
+    // Gathers the tokens that min-p and top-k may keep.
+    __device__ __noinline__ void gather() {
+        auto& c = shared.candidates;
+        const u32 k = filters.top_k;
+        c.begin();
+        __syncthreads();
+        stream(
+            [&](u32 first, const float (&l)[8]) {
+                float top = l[0];
+#pragma unroll
+                for (u32 i = 1; i < 8; ++i) top = fmaxf(top, l[i]);
+                const u32 cut = *static_cast<volatile u32*>(&c.cut);
+                if (to_monotone_bits(add_rn(top, 0.0f)) < cut) return;
+#pragma unroll 1
+                for (u32 i = 0; i < 8; ++i) {
+                    const u64 key = Candidates<THREADS, CAPACITY>::key_of(pick(l, i), token_of(first, i));
+                    if (static_cast<u32>(key >> 32) >= cut) c.push(key);
+                }
+                atomicMax(&c.largest, to_monotone_bits(add_rn(top, 0.0f)));
+            },
+            [&] {
+                __syncthreads();
+                const u32 count = c.count, settled = c.settled;
+                // All decide alike, before anybody gathers more.
+                __syncthreads();
+                const bool is_full = count > KEPT && count > settled;
+                if (!is_full && !(settled == 0 && count > 0)) return;
+                u64 least = least_by_min_p(from_monotone_bits(c.largest));
+                if (k && is_full && count <= CAPACITY) {
+                    const u64 kth = c.find(k);
+                    least = kth > least ? kth : least;
+                }
+                if (count <= CAPACITY) c.compact(least);
+                // Tokens that come later lose against an equal logit; min-p keeps equals.
+                if (threadIdx.x == 0) {
+                    const u32 above_kth = k && c.count >= k && static_cast<u32>(least >> 32) > 1 && static_cast<u32>(least);
+                    c.cut = max(c.cut, static_cast<u32>(least >> 32) + (above_kth ? 1 : 0));
+                }
+                __syncthreads();
+            });
+        __syncthreads();
+        u64 least = least_by_min_p(from_monotone_bits(c.largest));
+        if (c.count > CAPACITY) return;
+        if (k && c.count > k) {
+            const u64 kth = c.find(k);
+            least = kth > least ? kth : least;
+        }
+        c.compact(least);
+    }
+
+    // Walks the filters over the sorted candidates; how many of them are kept.
+    __device__ __noinline__ u32 walk() {
+        auto& c = shared.candidates;
+        u32 size = 32;
+        while (size < c.count) size *= 2;
+        c.sort(size);
+        const float largest = Candidates<THREADS, CAPACITY>::logit_of(c.keys[0]), least = filters.least(largest);
+        u32 length = c.count;
+        if (filters.top_k && filters.top_k < length) length = filters.top_k;
+        if (filters.has_top_p()) {
+            const float top = mass_edge(largest);
+            for (u32 i = threadIdx.x; i < length; i += THREADS) {
+                const float logit = Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]), edge = mass_edge(logit);
+                shared.edges[i] = edge;
+                shared.units[i] = sub_rn(top, edge) < MASS_WINDOW ? static_cast<u32>(mass_units(logit, edge)) : 0;
+                weights()[i] = mul_rn(::exp(static_cast<double>(edge) - static_cast<double>(top)), 1.0 / 1073741824.0);
+            }
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                // In the order and the roundings of core's CumulativeMass.
+                double done = 0.0, factor = 0.0;
+                float at = f32_infinity();
+                u64 mass = 0;
+                for (u32 i = 0; i < length; ++i) {
+                    if (shared.edges[i] != at) {
+                        done = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
+                        at = shared.edges[i];
+                        factor = weights()[i];
+                        mass = 0;
+                    }
+                    mass += shared.units[i];
+                    cumulative()[i] = add_rn(done, mul_rn(factor, static_cast<double>(mass)));
+                }
+                shared.end = length;
+            }
+            __syncthreads();
+            const double limit = mul_rn(static_cast<double>(filters.top_p), cumulative()[length - 1]);
+            for (u32 i = threadIdx.x; i < length; i += THREADS)
+                if (cumulative()[i] >= limit) atomicMin(&shared.end, i + 1);
+            __syncthreads();
+            length = shared.end;
+            // All have read it, before min-p puts its own there.
+            __syncthreads();
+        }
+        if (filters.has_min_p() && filters.min_p_last) {
+            if (threadIdx.x == 0) shared.end = 1;
+            __syncthreads();
+            for (u32 i = threadIdx.x; i < length; i += THREADS)
+                if (Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]) >= least) atomicMax(&shared.end, i + 1);
+            __syncthreads();
+            length = shared.end;
+        }
+        return length;
+    }
+
+    // The best of the first `length` candidates.
+    __device__ __noinline__ u64 best_of(u32 length) {
+        auto& c = shared.candidates;
+        const Row& row = shared.row;
+        const Noise noise{row.seed, row.position};
+        if (threadIdx.x == 0) shared.best = 0;
+        __syncthreads();
+        u64 best = 0;
+        for (u32 i = threadIdx.x; i < length; i += THREADS) {
+            const u32 token = Candidates<THREADS, CAPACITY>::token_of(c.keys[i]);
+            const float logit = mul_rn(Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]), filters.rescale);
+            const float score = add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
+            best = max(best, to_ordered_bits(Winner::of(score, token)));
+        }
+        if (best) atomicMax(&shared.best, best);
+        __syncthreads();
+        return shared.best;
+    }
+
+    // The transformed logit of a token, as it is drawn with.
+    __device__ __forceinline__ float logit_of(u32 token) const {
+        const float raw = static_cast<const float*>(logits.logits)[token - logits.first_token];
+        const float logit = shared.row.transform().apply(raw, token);
+        return filters.rescale != 1.0f ? mul_rn(logit, filters.rescale) : logit;
+    }
+
+    // The best token before a place, as ordered bits; 0 = there is none.
+    __device__ __noinline__ u64 best_before(float limit, u32 token_limit) {
+        if (threadIdx.x == 0) {
+            shared.best = 0;
+            shared.cut = to_monotone_bits(-bits_to_f32(0x7f7fffffu));
+        }
+        __syncthreads();
+        KeepBefore keep{&shared.cut, limit, token_limit, 0};
+        const u32 begin = logits.first_token / SCAN_TOKENS + threadIdx.x / 32;
+        const u32 end = (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1;
+        const RowParts<Element::F32> parts(logits);
+        Raw<Element::F32> start{};
+        if (begin < end) start = parts.load(begin);
+        scan(parts, shared.row, shared.scans[threadIdx.x / 32], begin, end, WARPS, start, &shared.invalid, keep);
+        if (keep.best) atomicMax(&shared.best, keep.best);
+        __syncthreads();
+        const u64 best = shared.best;
+        __syncthreads();
+        return best;
+    }
+
+    // Puts the keys of a list among the candidates. All threads call it.
+    __device__ __forceinline__ void take(const u64* list, u32 count) {
+        auto& c = shared.candidates;
+        c.begin();
+        __syncthreads();
+        u32 top = 0;
+        for (u32 i = threadIdx.x; i < count; i += THREADS) {
+            const u64 key = list[i];
+            c.keys[i] = key;
+            top = max(top, static_cast<u32>(key >> 32));
+        }
+        took(top, count);
+    }
+
+    // There are `count` candidates, of which this thread's have these monotone bits at most. All threads call it.
+    __device__ __forceinline__ void took(u32 top, u32 count) {
+        auto& c = shared.candidates;
+        top = __reduce_max_sync(0xffffffffu, top);
+        if (threadIdx.x % 32 == 0) atomicMax(&c.largest, top);
+        if (threadIdx.x == 0) c.count = count;
+        __syncthreads();
+    }
+
+    // The least key that a min-p in the first place keeps.
+    __device__ __forceinline__ u64 least_by_min_p(float largest) const {
+        return filters.is_min_p_first() ? static_cast<u64>(to_monotone_bits(filters.least(largest))) << 32 : 1;
+    }
+
+    // Of the list of a shard, what the row may keep of it whatever other shards have, among the candidates; `largest`: of
+    // all the row's logits. Returns what to tell the others: how many, and the list's cut. Where they do not fit, none, and
+    // a cut that leaves the row undecided. All threads call it.
+    __device__ __forceinline__ ListCounters shorten(const u64* list, const ListCounters& counters, float largest, u32 room) {
+        const ListCounters lost{0, 0xffffffffu};
+        if (counters.count > RowLists::ROOM) return lost;
+        take(list, counters.count);
+        auto& c = shared.candidates;
+        // A list by top-k that had fewer than k would decide nothing: there min-p waits until all lists are one.
+        u64 least = filters.is_listed_by_min_p() ? least_by_min_p(largest) : 1;
+        if (filters.top_k && counters.count > filters.top_k) {
+            const u64 kth = c.find(filters.top_k);
+            least = kth > least ? kth : least;
+        }
+        c.compact(least);
+        return c.count > room ? lost : ListCounters{c.count, counters.cut};
+    }
+
+    // The draw of a listed row from its list: undecided where the list may miss a token that is kept. All threads call it;
+    // `row` is there.
+    __device__ __forceinline__ Draw draw_listed(const u64* list, const ListCounters& counters) {
+        if (counters.count == 0 || counters.count > RowLists::ROOM) return {0, 0.0f, 0.0f, Status::Undecided};
+        take(list, counters.count);
+        return draw_taken(counters.cut);
+    }
+
+    // The same from the candidates, of which there is one at least: all tokens whose monotone bits reach the cut are there.
+    __device__ __forceinline__ Draw draw_taken(u32 cut) {
+        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+        auto& c = shared.candidates;
+        const u32 count = c.count;
+        u64 least = least_by_min_p(from_monotone_bits(c.largest));
+        if (filters.top_k && count >= filters.top_k) {
+            // The least key is one that all reach where there are no more than k.
+            const u64 kth = count > filters.top_k ? c.find(filters.top_k) : 1;
+            const u64 reached = count > filters.top_k ? kth : smallest();
+            if (static_cast<u32>(reached >> 32) < cut) return undecided;
+            least = kth > least ? kth : least;
+        } else if (cut > 0) {
+            return undecided;
+        }
+        c.compact(least);
+        if (c.count == 0 || c.count > KEPT) return undecided;
+        const u64 best = best_of(walk());
+        if (best == 0) return undecided;
+        const Winner winner = from_ordered_bits(best);
+        for (u32 i = threadIdx.x; i < c.count; i += THREADS)
+            if (Candidates<THREADS, CAPACITY>::token_of(c.keys[i]) == winner.token)
+                shared.cut = f32_to_bits(Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]));
+        __syncthreads();
+        const float found = bits_to_f32(shared.cut), logit = filters.rescale != 1.0f ? mul_rn(found, filters.rescale) : found;
+        // The host names what a temperature after the filters makes infinite.
+        if (!is_finite(logit)) return undecided;
+        return {winner.token, winner.score, logit, Status::Drawn};
+    }
+
+    // The smallest of the candidates. All threads call it.
+    __device__ __noinline__ u64 smallest() {
+        const auto& c = shared.candidates;
+        if (threadIdx.x == 0) shared.best = ~0ull;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < c.count; i += THREADS) atomicMin(&shared.best, c.keys[i]);
+        __syncthreads();
+        const u64 found = shared.best;
+        __syncthreads();
+        return found;
+    }
+
+    // The draw of the row. All threads call it; the row is in shared memory.
+    __device__ __forceinline__ Draw draw() {
+        const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
+        gather();
+        const auto& c = shared.candidates;
+        u64 best = 0;
+        if (c.count > CAPACITY || c.count > KEPT) {
+            // More than there is room for: where min-p is all there is, they are drawn from in one more pass.
+            if (filters.top_k || filters.has_top_p() || filters.rescale != 1.0f) return undecided;
+            best = best_before(filters.least(from_monotone_bits(c.largest)), 0xffffffffu);
+        } else {
+            best = best_of(walk());
+        }
+        if (best == 0) return undecided;
+        const Winner winner = from_ordered_bits(best);
+        const float logit = logit_of(winner.token);
+        // The host names what a temperature after the filters makes infinite.
+        if (!is_finite(logit)) return undecided;
+        return {winner.token, winner.score, logit, Status::Drawn};
+    }
+};
+
+}  // namespace flash_sampling
+
+#endif

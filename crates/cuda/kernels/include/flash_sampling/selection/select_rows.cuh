@@ -1,0 +1,69 @@
+// What select_row.cu and select_mass.cu are given: each takes the draws whose filters are its own.
+#pragma once
+
+#include "granule_tops.cuh"
+#include "row_filters.cuh"
+#include "../scan/scan.cuh"
+
+namespace flash_sampling {
+
+struct SelectRows {
+    const float* logits;        // [rows, tokens] raw
+    u64 row_stride;             // elements
+    const u32* sources;         // [draws] the row of each draw; null = draw i takes row i
+    const Row* rows;            // [draws]
+    const RowFilters* filters;  // [draws]; all off: the draw stays
+    Draw* draws;                // [draws] without filters, and then with them
+    u32 first_token;
+    u32 tokens;
+    u32 is_transformed;         // the logits are not raw
+    u32 count;                  // of draws
+    const u16* tops;            // GranuleTops of the rows, for select_by_tops, where draw i takes row i
+
+#ifdef __CUDACC__
+    __device__ __forceinline__ ExistingRow row(u32 i) const {
+        const u32 source = sources ? sources[i] : i;
+        return {logits + source * row_stride, first_token, tokens};
+    }
+
+    // Copies the row of draw i. All threads call it.
+    __device__ __forceinline__ void begin(u32 i, Row& row) const {
+        copy_row(&row, rows + i);
+        __syncthreads();
+        if (is_transformed && threadIdx.x == 0) {
+            row.mask = nullptr;
+            row.biases = 0;
+            row.inv_temperature = 1.0f;
+        }
+        __syncthreads();
+    }
+#endif
+};
+FS_LAYOUT(SelectRows, 72,
+          FS_AT(logits, 0) && FS_AT(row_stride, 8) && FS_AT(sources, 16) && FS_AT(rows, 24) && FS_AT(filters, 32) &&
+          FS_AT(draws, 40) && FS_AT(first_token, 48) && FS_AT(tokens, 52) && FS_AT(is_transformed, 56) && FS_AT(count, 60) &&
+          FS_AT(tops, 64));
+
+#ifdef __CUDACC__
+
+// The best of the tokens before a place, for scan(). Other tokens' scores say nothing of it.
+struct KeepBefore {
+    static constexpr bool RAISES = false;
+    u32* shared_cut;
+    float limit;
+    u32 token_limit;
+    u64 best;
+
+    __device__ __forceinline__ float cut() const { return from_monotone_bits(*static_cast<volatile u32*>(shared_cut)); }
+    __device__ __forceinline__ void offer(float score, u32 token, float logit) {
+        if (!(logit > limit || (logit == limit && token < token_limit))) return;
+        const u64 key = to_ordered_bits(Winner::of(score, token));
+        if (key <= best) return;
+        best = key;
+        atomicMax(shared_cut, static_cast<u32>(key >> 32));
+    }
+};
+
+#endif
+
+}  // namespace flash_sampling

@@ -1,0 +1,97 @@
+// The log-mass of a row beside its draw (paper App. L), for kernels that see every logit anyway: fast exponentials in
+// float32, added up in float64. log Z of it is within 2e-6: an exponential of a logit that is x away from the reference is off by
+// at most 2.5e-7 + 2^-23 |x|, and what lies further down than the logarithm of the tokens' number has no share. LogMass and the
+// integer masses of mass_histogram.cuh are for what must be closer, or the same everywhere.
+#pragma once
+
+#include "../math.cuh"
+
+namespace flash_sampling {
+
+// Where masses go: the last parameter of the kernels that tell log Z.
+struct Masses {
+    float2* parts;  // the blocks' masses: high and sum
+    double* log_z;  // one for each draw
+};
+FS_LAYOUT(Masses, 16, FS_AT(parts, 0) && FS_AT(log_z, 8));
+
+#ifdef __CUDACC__
+
+// e^x; 0 for -inf.
+__device__ __forceinline__ float exp_fast(float x) {
+    x = mul_rn(x, 1.44269504088896340736f);
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+// A set of logits: the sum of e^(logit - high) is `sum`. Without finite logits high is -inf and sum 0.
+struct RowMass {
+    float high;
+    double sum;
+
+    static __device__ __forceinline__ RowMass empty() { return {-f32_infinity(), 0.0}; }
+
+    // The sum relative to a logit that is no smaller. Scaled again and again, so by the exact exponential.
+    __device__ __forceinline__ double sum_at(float to) const {
+        return high == to ? sum : sum * static_cast<double>(exp(sub_rn(high, to)));
+    }
+
+    // Adds eight logits of which `top` is the largest. The reference rises in steps of at least 5, so that few roundings add up.
+    __device__ __forceinline__ void add(const float (&logits)[8], float top) {
+        if (top == -f32_infinity()) return;
+        const float to = top > high + 5.0f ? top : high;
+        float e[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) e[i] = exp_fast(sub_rn(logits[i], to));
+        const float more = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
+        sum = sum_at(to) + static_cast<double>(more);
+        high = to;
+    }
+
+    __device__ __forceinline__ RowMass merge(RowMass other) const {
+        const float to = fmaxf(high, other.high);
+        if (to == -f32_infinity()) return empty();
+        return {to, sum_at(to) + other.sum_at(to)};
+    }
+
+    // This mass and those of some parts.
+    template <int COUNT>
+    __device__ __forceinline__ RowMass with(const float2 (&parts)[COUNT]) const {
+        static_assert(COUNT % 2 == 0, "two parts are added in float32");
+        float to = high;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) to = fmaxf(to, parts[i].x);
+        if (to == -f32_infinity()) return empty();
+        double all = sum_at(to);
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 2)
+            all += static_cast<double>(parts[i].y * exp_fast(parts[i].x - to) + parts[i + 1].y * exp_fast(parts[i + 1].x - to));
+        return {to, all};
+    }
+
+    // That of all lanes, in every lane.
+    __device__ __forceinline__ RowMass of_warp() const {
+        RowMass mass = *this;
+#pragma unroll
+        for (u32 apart = 16; apart; apart /= 2)
+            mass = mass.merge({__shfl_xor_sync(0xffffffffu, mass.high, apart), __shfl_xor_sync(0xffffffffu, mass.sum, apart)});
+        return mass;
+    }
+
+    __device__ __forceinline__ float2 part() const { return {high, static_cast<float>(sum)}; }
+    static __device__ __forceinline__ RowMass of_part(float2 part) { return {part.x, static_cast<double>(part.y)}; }
+
+    // -inf of nothing.
+    __device__ __forceinline__ double log_z() const {
+        return sum == 0.0 ? -static_cast<double>(f32_infinity()) : static_cast<double>(high) + ::log(sum);
+    }
+};
+
+#endif
+
+}  // namespace flash_sampling
