@@ -8,9 +8,9 @@
 using namespace flash_sampling;
 
 #ifdef FS_LOG_Z
-constexpr bool TELLS_LOG_Z = true;
+constexpr bool HAS_LOG_Z = true;
 #else
-constexpr bool TELLS_LOG_Z = false;
+constexpr bool HAS_LOG_Z = false;
 #endif
 constexpr u32 WARPS = 4;
 // Blocks of a multiprocessor, by registers.
@@ -62,7 +62,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     __shared__ WarpScan<64> scans[WARPS];
     __shared__ u64 bests[WARPS];
     __shared__ u32 cut;
-    __shared__ RowMass weights[TELLS_LOG_Z ? WARPS : 1];
+    __shared__ RowMass weights[HAS_LOG_Z ? WARPS : 1];
     const u32 draw = blockIdx.x / existing.blocks, block = blockIdx.x % existing.blocks;
     float2* const parts = masses.parts + static_cast<u64>(draw) * existing.blocks;
     // The first logits are on their way while the row is read.
@@ -84,30 +84,30 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     }
     __syncthreads();
     KeepBest keep{&cut, 0, RowMass::empty()};
-    scan<TYPE, TELLS_LOG_Z>(of_row, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
+    scan<TYPE, HAS_LOG_Z>(of_row, row, scans[warp], begin, end, WARPS, start, call.invalid + draw, keep);
 
     // The block's best.
     u64 best = largest_of_warp(keep.best);
     if (threadIdx.x % 32 == 0) bests[warp] = best;
-    if constexpr (TELLS_LOG_Z) {
+    if constexpr (HAS_LOG_Z) {
         const RowMass of_warp = keep.mass.of_warp();
         if (threadIdx.x % 32 == 0) weights[warp] = of_warp;
     }
     __syncthreads();
     // One thread goes on, or one warp, which adds up the masses.
-    if (threadIdx.x >= (TELLS_LOG_Z ? 32 : 1)) return;
+    if (threadIdx.x >= (HAS_LOG_Z ? 32 : 1)) return;
     for (u32 w = 1; w < WARPS; ++w) best = max(best, bests[w]);
     u32 arrived = 0;
     if (threadIdx.x == 0) {
         if (best) atomicMax(call.best + draw, best);
-        if constexpr (TELLS_LOG_Z) {
+        if constexpr (HAS_LOG_Z) {
             RowMass mass = weights[0];
             for (u32 w = 1; w < WARPS; ++w) mass = mass.merge(weights[w]);
             parts[block] = mass.part();
         }
         arrived = ptx::add_ordered(call.arrived + draw, 1u);
     }
-    if (TELLS_LOG_Z) {
+    if (HAS_LOG_Z) {
         arrived = __shfl_sync(0xffffffffu, arrived, 0);
         // What the first lane has seen, all have.
         __syncwarp();
@@ -115,7 +115,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     if (arrived != existing.blocks - 1) return;
 
     // The draw's last block concludes, and leaves the scratch as it was found.
-    if constexpr (TELLS_LOG_Z) {
+    if constexpr (HAS_LOG_Z) {
         RowMass mass = RowMass::empty();
         for (u32 b = threadIdx.x; b < existing.blocks; b += 32) mass = mass.merge(RowMass::of_part(__ldcg(parts + b)));
         mass = mass.of_warp();

@@ -10,7 +10,7 @@ use flash_sampling_core::reference::tiled;
 use flash_sampling_core::{Adjustment, Head, Matrix, RowError};
 
 const PLAIN: u32 = 0;
-const KNOBS: u32 = 1;
+const MASKS_PENALTIES: u32 = 1;
 const LISTS: u32 = 2;
 const ROOM: usize = 4096;
 
@@ -32,7 +32,7 @@ struct RowCase {
 
 struct Launch {
     columns: u32,
-    extra: u32,
+    variant: u32,
     tokens: u32,
     first: u32,
     hidden: u32,
@@ -48,7 +48,7 @@ struct Launch {
 
 impl Launch {
     /// Rows of every kind, integer inputs whose dot products are exact.
-    fn new(at: u32, [columns, rows, tokens, first, hidden, blocks]: [u32; 6], extra: u32) -> Launch {
+    fn new(at: u32, [columns, rows, tokens, first, hidden, blocks]: [u32; 6], variant: u32) -> Launch {
         let small = |i: u32| (input(at * 1_000_003 + i) % 5) as f32 - 2.0;
         let mut states: Vec<_> = (0..rows * hidden).map(|i| small(i + (1 << 28))).collect();
         let row = |r: u32| RowCase {
@@ -56,8 +56,8 @@ impl Launch {
             inv_temperature: [1.0, 0.0625, 0.25, 0.001, 0.02, 0.11, 4.0][r as usize % 7],
             draw: r % 3,
             greedy: r % 8 == 7,
-            top_k: if extra == LISTS && r % 4 == 1 { 20 } else { 0 },
-            ln_min_p: if extra == LISTS && r % 4 == 2 { -2.0 - f64::from(r % 40) / 8.0 } else { f64::NEG_INFINITY },
+            top_k: if variant == LISTS && r % 4 == 1 { 20 } else { 0 },
+            ln_min_p: if variant == LISTS && r % 4 == 2 { -2.0 - f64::from(r % 40) / 8.0 } else { f64::NEG_INFINITY },
             mask: match r % 6 {
                 4 => (0..(first + tokens).div_ceil(32)).map(|w| input(w + r) & input(w + r + 99)).collect(),
                 5 if r % 12 == 5 => vec![1 << 9; (first + tokens) as usize / 33],
@@ -70,7 +70,7 @@ impl Launch {
         }
         Launch {
             columns,
-            extra,
+            variant,
             tokens,
             first,
             hidden,
@@ -88,7 +88,7 @@ impl Launch {
     fn write(&self, bound_factor: f32, out: &mut Vec<u8>) {
         let mut word = |x: u32| out.extend_from_slice(&x.to_le_bytes());
         let header =
-            [self.columns, self.extra, self.is_backwards.into(), self.rows.len() as u32, self.tokens, self.first];
+            [self.columns, self.variant, self.is_backwards.into(), self.rows.len() as u32, self.tokens, self.first];
         header.into_iter().chain([self.hidden, self.blocks]).for_each(&mut word);
         let floats = [bound_factor, self.soft_cap, self.scale];
         floats.into_iter().chain(self.bias.iter().copied()).for_each(|x| word(x.to_bits()));
@@ -201,10 +201,10 @@ fn launches() -> Vec<Launch> {
         [256, 200, 200, 37, 40, 1],
         [8, 8, 3000, 64, 8192, 2],
     ];
-    let every = |extra| (0..).zip(shapes).map(move |(at, shape)| Launch::new(at + 20 * extra, shape, extra));
+    let every = |variant| (0..).zip(shapes).map(move |(at, shape)| Launch::new(at + 20 * variant, shape, variant));
     // So many tokens and blocks that top-k has a cut.
     let more = (0..2).map(|at| Launch::new(70 + at, [16, 12, 5000, 48 + at, 40, 16], LISTS));
-    [PLAIN, KNOBS, LISTS].into_iter().flat_map(every).chain(more).collect()
+    [PLAIN, MASKS_PENALTIES, LISTS].into_iter().flat_map(every).chain(more).collect()
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn the_blocks_draw_and_list_what_the_reference_does() {
         for (at, launch) in launches.iter().enumerate() {
             for r in 0..launch.rows.len() {
                 let (draw, want) = ([word(), word(), word(), word()], launch.expected(r));
-                if launch.extra == LISTS {
+                if launch.variant == LISTS {
                     let (count, cut) = (word() as usize, word());
                     let keys: Vec<_> =
                         (0..count.min(ROOM)).map(|_| u64::from(word()) | u64::from(word()) << 32).collect();

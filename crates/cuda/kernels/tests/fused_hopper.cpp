@@ -22,7 +22,7 @@ static float bound_factor;
 #include "flash_sampling/fused_hopper/kernel.cuh"
 
 using namespace flash_sampling;
-using fused_hopper::Extra;
+using fused_hopper::FusedVariant;
 
 template <class T>
 static T get() {
@@ -81,9 +81,9 @@ struct Launch {
         call.rows = rows.data();
     }
 
-    template <int COLUMNS, Extra EXTRA>
+    template <int COLUMNS, FusedVariant VARIANT>
     void run() {
-        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 192 ? 1 : 2, 1, EXTRA>;
+        using T = fused_hopper::Tile<COLUMNS, COLUMNS >= 192 ? 1 : 2, 1, VARIANT>;
         std::vector<u64> best(call.row_count), invalid(call.row_count, ~0ull);
         std::vector<float> logits(call.row_count * blocks);
         std::vector<Draw> draws(call.row_count);
@@ -111,31 +111,31 @@ struct Launch {
         for (u32 r = 0; r < call.row_count; ++r) {
             if (best[r] != 0 || invalid[r] != ~0ull || arrived != 0) abort();
             fwrite(&draws[r], sizeof(Draw), 1, stdout);
-            if (EXTRA != Extra::Lists) continue;
+            if (VARIANT != FusedVariant::Lists) continue;
             fwrite(&counters[r], sizeof(ListCounters), 1, stdout);
             fwrite(&keys[r * RowLists::ROOM], sizeof(u64), min(counters[r].count, RowLists::ROOM), stdout);
         }
     }
 
-    template <Extra EXTRA>
+    template <FusedVariant VARIANT>
     void run(u32 columns) {
-        if (columns == 8) run<8, EXTRA>();
-        if (columns == 16) run<16, EXTRA>();
-        if (columns == 32) run<32, EXTRA>();
-        if (columns == 96) run<96, EXTRA>();
-        if (columns == 192) run<192, EXTRA>();
-        if (columns == 256) run<256, EXTRA>();
+        if (columns == 8) run<8, VARIANT>();
+        if (columns == 16) run<16, VARIANT>();
+        if (columns == 32) run<32, VARIANT>();
+        if (columns == 96) run<96, VARIANT>();
+        if (columns == 192) run<192, VARIANT>();
+        if (columns == 256) run<256, VARIANT>();
     }
 };
 
 int main() {
     for (u32 launches = get<u32>(); launches > 0; --launches) {
-        const u32 columns = get<u32>(), extra = get<u32>();
+        const u32 columns = get<u32>(), variant = get<u32>();
         emulator::is_backwards = get<u32>();
         Launch launch;
-        if (extra == 0) launch.run<Extra::Nothing>(columns);
-        if (extra == 1) launch.run<Extra::Knobs>(columns);
-        if (extra == 2) launch.run<Extra::Lists>(columns);
+        if (variant == 0) launch.run<FusedVariant::Plain>(columns);
+        if (variant == 1) launch.run<FusedVariant::MasksPenalties>(columns);
+        if (variant == 2) launch.run<FusedVariant::Lists>(columns);
     }
     return 0;
 }

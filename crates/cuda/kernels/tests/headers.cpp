@@ -9,14 +9,14 @@ using std::min;
 
 #include "flash_sampling/abi.cuh"
 #include "flash_sampling/mainloop/dot_tile.cuh"
-#include "flash_sampling/selection/granule_tops.cuh"
+#include "flash_sampling/selection/block_maxima.cuh"
 #include "flash_sampling/selection/row_lists.cuh"
 #include "flash_sampling/summary/group_summary.cuh"
 #include "flash_sampling/fused_hopper/schedule.cuh"
 #include "flash_sampling/mainloop/swizzle.cuh"
 #include "flash_sampling/summary/mass_histogram.cuh"
 #include "flash_sampling/noise/noise.cuh"
-#include "flash_sampling/selection/open_rows.cuh"
+#include "flash_sampling/selection/undecided_rows.cuh"
 #include "flash_sampling/exchange/peers.cuh"
 #include "flash_sampling/perturb.cuh"
 #include "flash_sampling/noise/bound.cuh"
@@ -54,7 +54,7 @@ static float to_f16(float x) {
 }
 
 // No granule that has a raw logit may be passed over, and what counts of the others is no more than they have.
-static u32 broken_tops() {
+static u32 broken_block_maxima() {
     u32 broken = to_f16(65519.996f) != 65504.0f || to_f16(65520.0f) != f32_infinity() || to_f16(-65520.0f) != -f32_infinity();
     broken += to_f16(0x1p-25f) != 0.0f || to_f16(0x1.8p-24f) != 0x1p-23f || to_f16(2049.0f) != 2048.0f;
     const float edges[] = {0.0f,    0x1p-149f, 0x1p-126f, 0x1p-25f, 0x1.8p-24f, 0x1p-14f, 0x1.ffcp-15f, 1.0f,
@@ -67,12 +67,12 @@ static u32 broken_tops() {
         const float stored = to_f16(t);
         const float below = nextafterf(t, -f32_infinity()), lower = t - fabsf(t) * 0x1p-11f;
         const float raws[] = {t, below, lower, t - 0x1p-25f, -f32_infinity()};
-        for (float raw : raws) broken += !(stored >= GranuleTops::least_top(raw));
+        for (float raw : raws) broken += !(stored >= BlockMaxima::least_maximum(raw));
         // The control: some granules are passed over, by little.
-        passed += stored < GranuleTops::least_top(t + fabsf(t) * 0x1p-8f + 0x1p-22f);
+        passed += stored < BlockMaxima::least_maximum(t + fabsf(t) * 0x1p-8f + 0x1p-22f);
         if (!(stored <= 65000.0f)) continue;
-        broken += !(GranuleTops::lower_bound(stored) <= t);
-        bounds += GranuleTops::lower_bound(stored) >= t - fabsf(t) * 0x1p-8f - 0x1p-22f;
+        broken += !(BlockMaxima::lower_bound(stored) <= t);
+        bounds += BlockMaxima::lower_bound(stored) >= t - fabsf(t) * 0x1p-8f - 0x1p-22f;
     }
     return broken + (passed < 100000) + (bounds < 100000);
 }
@@ -399,6 +399,6 @@ int main() {
     put(keys_broken());
     put(broken_min_p_cuts());
     put(broken_top_k_cuts());
-    put(broken_tops());
+    put(broken_block_maxima());
     return 0;
 }

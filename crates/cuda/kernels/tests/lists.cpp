@@ -2,11 +2,11 @@
 // asked of it from standard input, writes its draws to standard output. crates/cuda/tests/lists.rs compares with the reference.
 #include "emulator.hpp"
 
-#include "flash_sampling/selection/select_row.cuh"
+#include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
 
-static SelectRow::Shared shared;
+static FilterRow::Shared shared;
 
 template <class T>
 static T get() {
@@ -30,29 +30,29 @@ static List list_of(const std::vector<float>& logits, u32 first, u32 end, float 
 }
 
 // One block on a row of these filters.
-static void run(const RowFilters& filters, const std::function<void(SelectRow&)>& body) {
-    emulator::run(SelectRow::THREADS, [&] {
-        SelectRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
+static void run(const RowFilters& filters, const std::function<void(FilterRow&)>& body) {
+    emulator::run(FilterRow::THREADS, [&] {
+        FilterRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
         body(select);
     });
 }
 
-// As join_lists.cu does, without the way between: each shard shortens its list, and the row is drawn from all.
+// As filter_list_ranks.cu does, without the way between: each shard shortens its list, and the row is drawn from all.
 static Draw draw_joined(const RowFilters& filters, const std::vector<List>& lists, float largest, u32 room) {
     List all{{}, {0, 0}};
     for (const List& list : lists) {
-        ListCounters told{};
-        run(filters, [&](SelectRow& select) {
+        ListCounters received{};
+        run(filters, [&](FilterRow& select) {
             const ListCounters mine = select.shorten(list.keys.data(), list.counters, largest, room);
-            if (threadIdx.x == 0) told = mine;
+            if (threadIdx.x == 0) received = mine;
         });
-        for (u32 i = 0; i < told.count; ++i) all.keys.push_back(shared.candidates.keys[i]);
-        all.counters.cut = max(all.counters.cut, told.cut);
+        for (u32 i = 0; i < received.count; ++i) all.keys.push_back(shared.candidates.keys[i]);
+        all.counters.cut = max(all.counters.cut, received.cut);
     }
     all.counters.count = static_cast<u32>(all.keys.size());
     Draw draw{0, 0.0f, 0.0f, Status::Undecided};
     if (all.counters.count == 0) return draw;
-    run(filters, [&](SelectRow& select) {
+    run(filters, [&](FilterRow& select) {
         select.take(all.keys.data(), all.counters.count);
         const Draw found = select.draw_taken(all.counters.cut);
         if (threadIdx.x == 0) draw = found;
@@ -80,7 +80,7 @@ int main() {
         if (shards > 1) {
             draw = draw_joined(filters, lists, largest, room);
         } else {
-            run(filters, [&](SelectRow& select) {
+            run(filters, [&](FilterRow& select) {
                 const Draw found = select.draw_listed(lists[0].keys.data(), lists[0].counters);
                 if (threadIdx.x == 0) draw = found;
             });

@@ -1,4 +1,4 @@
-//! The filters that the selection on the GPU knows, and its arguments.
+//! The filters that the GPU supports, and the arguments of their kernels.
 
 use crate::abi::layout::layout;
 use bytemuck::{Pod, Zeroable};
@@ -17,7 +17,7 @@ pub struct RowFilters {
     pub top_p: f32,
     /// 0 = off; at most [`TOP_K_MAX`].
     pub top_k: u32,
-    /// From a logit that filters look at to the logit drawn with; 1 where filters come after the temperature.
+    /// Factor from the logits of the filters to the logits of the draw; 1 if filters come after the temperature.
     pub rescale: f32,
     /// 0: min-p, top-k, top-p. 1: top-k, top-p, min-p.
     pub min_p_last: u32,
@@ -29,12 +29,12 @@ impl RowFilters {
     pub const OFF: RowFilters =
         RowFilters { ln_min_p: f64::NEG_INFINITY, top_p: 1.0, top_k: 0, rescale: 1.0, min_p_last: 0 };
 
-    /// Whether what they keep is among a row's few largest logits: a min-p first, of e^-8 at least, or a top-k.
+    /// Whether the kept tokens are a row's few largest logits: a min-p first, of at least e^-8, or a top-k.
     pub fn is_listed(&self) -> bool {
         self.begins_with_min_p() || self.top_k > 0
     }
 
-    /// Whether a min-p comes first, of e^-8 at least.
+    /// Whether a min-p of at least e^-8 comes first.
     pub(crate) fn begins_with_min_p(&self) -> bool {
         self.ln_min_p > -8.0 && self.min_p_last == 0
     }
@@ -50,7 +50,7 @@ impl RowFilters {
         *self == RowFilters { top_p: self.top_p, ..off } || *self == RowFilters { rescale: self.rescale, ..off }
     }
 
-    /// These filters, where the selection knows them all in this order.
+    /// These filters, if the GPU supports them in this order.
     pub fn of(filters: &Filters) -> Option<RowFilters> {
         let mut all = RowFilters { rescale: filters.rescale, ..RowFilters::OFF };
         for (i, step) in filters.steps().iter().enumerate() {
@@ -68,11 +68,11 @@ impl RowFilters {
     }
 }
 
-/// Tokens of a row's list, and the posts of a row: `RowLists::ROOM` and `RowLists::POSTS`.
+/// `RowLists::ROOM` and `RowLists::POSTS`.
 pub(crate) const LIST_ROOM: usize = 4096;
 pub(crate) const LIST_POSTS: usize = 16;
 
-/// What is counted of a row's list.
+/// The counters of a row's list.
 #[repr(C)]
 pub(crate) struct ListCounters {
     count: u32,
@@ -96,20 +96,20 @@ pub(crate) struct RowLists {
 }
 layout!(RowLists 32: filters 0, counters 8, posted 16, keys 24);
 
-/// The argument of select_list.cu.
+/// The argument of filter_list.cu and filter_list_ranks.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SelectLists {
+pub(crate) struct FilterListCall {
     pub(crate) lists: RowLists,
     pub(crate) rows: u64,
     pub(crate) draws: u64,
 }
-layout!(SelectLists 48: lists 0, rows 32, draws 40);
+layout!(FilterListCall 48: lists 0, rows 32, draws 40);
 
-/// The argument of select_row.cu and select_mass.cu.
+/// The argument of filter_row.cu, top_p.cu and top_p_ranks.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SelectRows {
+pub(crate) struct FilterCall {
     pub(crate) logits: u64,
     pub(crate) row_stride: u64,
     pub(crate) sources: u64,
@@ -120,24 +120,23 @@ pub(crate) struct SelectRows {
     pub(crate) tokens: u32,
     pub(crate) is_transformed: u32,
     pub(crate) count: u32,
-    pub(crate) tops: u64,
+    pub(crate) block_maxima: u64,
 }
-layout!(SelectRows 72:
+layout!(FilterCall 72:
     logits 0, row_stride 8, sources 16, rows 24, filters 32, draws 40, first_token 48, tokens 52, is_transformed 56,
-    count 60, tops 64
+    count 60, block_maxima 64
 );
 
-/// Bytes of an `OpenRow`, for how many of them there is room at least, the bins of each, and for how many rows there are sums:
-/// open_rows.cuh.
-const OPEN_ROW_BYTES: usize = 64;
-const OPEN_ROWS_LEAST: usize = 32;
+/// Bytes of an `UndecidedRow`, the fewest rows with room, the bins of a row, and the rows with sums (undecided_rows.cuh).
+const UNDECIDED_ROW_BYTES: usize = 64;
+const UNDECIDED_ROWS_LEAST: usize = 32;
 const OPEN_BINS: usize = 32;
-pub(crate) const OPEN_ROWS_SUMMED: usize = 256;
+pub(crate) const UNDECIDED_ROWS_SUMMED: usize = 256;
 
-/// Where open rows are listed and decided: device addresses of what is zeros before the first call.
+/// Where rows that the first pass leaves undecided are listed and decided: device memory, zeros before the first call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OpenRows {
+pub(crate) struct UndecidedRows {
     pub(crate) counters: u64,
     pub(crate) arrived: u64,
     pub(crate) masses: u64,
@@ -147,24 +146,24 @@ pub(crate) struct OpenRows {
     pub(crate) sums: u64,
     pub(crate) barrier: u64,
 }
-layout!(OpenRows 64: counters 0, arrived 8, masses 16, all 24, best 32, rows 40, sums 48, barrier 56);
+layout!(UndecidedRows 64: counters 0, arrived 8, masses 16, all 24, best 32, rows 40, sums 48, barrier 56);
 
-impl OpenRows {
+impl UndecidedRows {
     /// Bytes for up to `draws` draws.
     pub(crate) fn bytes(draws: usize) -> usize {
-        let sums = 2 * 2 * 8 * OPEN_ROWS_SUMMED;
-        OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST) + sums + draws * (2 * 8 * OPEN_BINS + 8 + 4) + 16
+        let sums = 2 * 2 * 8 * UNDECIDED_ROWS_SUMMED;
+        UNDECIDED_ROW_BYTES * draws.max(UNDECIDED_ROWS_LEAST) + sums + draws * (2 * 8 * OPEN_BINS + 8 + 4) + 16
     }
 
     /// In memory that begins at `base`, a multiple of 16.
-    pub(crate) fn at(base: u64, draws: usize) -> OpenRows {
-        let sums = base + (OPEN_ROW_BYTES * draws.max(OPEN_ROWS_LEAST)) as u64;
-        let masses = sums + (2 * 2 * 8 * OPEN_ROWS_SUMMED) as u64;
+    pub(crate) fn at(base: u64, draws: usize) -> UndecidedRows {
+        let sums = base + (UNDECIDED_ROW_BYTES * draws.max(UNDECIDED_ROWS_LEAST)) as u64;
+        let masses = sums + (2 * 2 * 8 * UNDECIDED_ROWS_SUMMED) as u64;
         let bins = (8 * OPEN_BINS * draws) as u64;
         let (best, all) = (masses + bins, masses + 2 * bins);
         let counters = all + 8 * draws as u64;
         let (barrier, arrived) = (counters + 8, counters + 16);
-        OpenRows { counters, arrived, masses, all, best, rows: base, sums, barrier }
+        UndecidedRows { counters, arrived, masses, all, best, rows: base, sums, barrier }
     }
 }
 
@@ -179,29 +178,30 @@ mod tests {
     }
 
     #[test]
-    fn what_the_selection_does_not_know_is_none() {
+    fn unsupported_filters_are_none() {
         let (k, p, m) = (Filter::TopK(50), Filter::TopP(0.9), Filter::MinP(0.5));
         let ln_min_p = 0.5f64.ln();
         assert_eq!(of(&[k, p]), Some(RowFilters { top_k: 50, top_p: 0.9, ..RowFilters::OFF }));
         assert_eq!(of(&[m, k, p]), Some(RowFilters { ln_min_p, top_k: 50, top_p: 0.9, ..RowFilters::OFF }));
         assert_eq!(of(&[k, m]), Some(RowFilters { ln_min_p, top_k: 50, min_p_last: 1, ..RowFilters::OFF }));
-        // The selection's min-p that is not first is last.
+        // A min-p that is not first is last.
         for unknown in [&[p, k][..], &[k, m, p], &[Filter::TopK(TOP_K_MAX + 1)], &[k, Filter::Epsilon(0.1)], &[]] {
             assert_eq!(of(unknown), None);
         }
     }
 
     #[test]
-    fn what_open_rows_need_lies_apart_within_its_memory() {
+    fn the_parts_of_undecided_rows_do_not_overlap() {
         for draws in [1, 31, 32, 33, 256] {
-            let OpenRows { counters, arrived, masses, all, best, rows, sums, barrier } = OpenRows::at(4096, draws);
+            let UndecidedRows { counters, arrived, masses, all, best, rows, sums, barrier } =
+                UndecidedRows::at(4096, draws);
             assert_eq!((rows, sums % 16, counters % 8), (4096, 0, 0));
             assert!(sums - rows >= (64 * draws.max(32)) as u64, "{draws}");
             assert_eq!(
                 [masses - sums, best - masses, all - best, counters - all, barrier - counters, arrived - barrier],
                 [8192, 256 * draws as u64, 256 * draws as u64, 8 * draws as u64, 8, 8]
             );
-            assert_eq!(arrived + 4 * draws as u64 - rows, OpenRows::bytes(draws) as u64);
+            assert_eq!(arrived + 4 * draws as u64 - rows, UndecidedRows::bytes(draws) as u64);
         }
     }
 }

@@ -68,13 +68,13 @@ pub(crate) struct LogitStore {
     pub(crate) logits: u64,
     /// Floats from one row to the next.
     pub(crate) stride: u64,
-    /// Where the instance that stores the largest logits of granules too leaves them: granule_tops.cuh.
-    pub(crate) tops: u64,
+    /// The largest logit of each granule, if the kernel stores it: block_maxima.cuh.
+    pub(crate) block_maxima: u64,
 }
-layout!(LogitStore 24: logits 0, stride 8, tops 16);
+layout!(LogitStore 24: logits 0, stride 8, block_maxima 16);
 
 /// Bytes of the largest logits of granules, `[octets of rows, granules, 8]` of 16 bits.
-pub(crate) fn tops_bytes(rows: usize, tokens: usize) -> usize {
+pub(crate) fn block_maxima_bytes(rows: usize, tokens: usize) -> usize {
     2 * rows.next_multiple_of(8) * tokens.div_ceil(16)
 }
 

@@ -42,7 +42,7 @@ mod tests {
             include_str!("peers.rs"),
             include_str!("reduction.rs"),
             include_str!("stored.rs"),
-            include_str!("survey.rs"),
+            include_str!("stored_scan.rs"),
         ];
         let here = stated(rust, "\nlayout!(");
         let there = stated(sources::texts(), "\nFS_LAYOUT(");

@@ -12,13 +12,16 @@ mod peers;
 #[cfg(any(test, feature = "nccl"))]
 mod reduction;
 mod stored;
-mod survey;
+mod stored_scan;
 
 pub(crate) use filters::{
-    LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, OPEN_ROWS_SUMMED, OpenRows, RowLists, SelectLists, SelectRows,
+    FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, RowLists, UNDECIDED_ROWS_SUMMED,
+    UndecidedRows,
 };
 pub use filters::{RowFilters, TOP_K_MAX};
-pub(crate) use fused::{Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, element, element_name, tops_bytes};
+pub(crate) use fused::{
+    Call, HeadTransform, LogitStore, Maps, Matrices, TensorMap, block_maxima_bytes, element, element_name,
+};
 pub(crate) use groups::{Groups, PARTIAL_BYTES, RUNNING_BYTES, Selection, Summaries};
 pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, RECORD_WORDS, SLOT_BYTES};
 #[cfg(feature = "nccl")]
@@ -26,7 +29,7 @@ pub(crate) use reduction::Reduction;
 pub(crate) use stored::{
     Canonical, Existing, Item, KeptToken, KeptTokens, Masses, NearTies, StoredLogits, TopLists, Transform,
 };
-pub(crate) use survey::{Look, SurveySums, SurveyTokens};
+pub(crate) use stored_scan::{ScanSums, ScanTokens, SumQuery};
 
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::{DeviceRepr, ValidAsZeroBits};

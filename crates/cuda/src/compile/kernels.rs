@@ -8,8 +8,8 @@ use crate::compile::architecture::Architecture;
 #[cfg(feature = "nccl")]
 use crate::device::nccl;
 use crate::device::{
-    fused_hopper, fused_portable, join_lists, join_masses, peers, select, select_list, select_mass, select_row,
-    standalone, stored_kernels, survey_kernels,
+    filter_list, filter_list_ranks, filter_row, fused_hopper, fused_portable, peers, select, standalone,
+    stored_kernels, stored_scan, top_p, top_p_ranks,
 };
 use core::fmt;
 
@@ -19,11 +19,11 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &fused_portable::TENSOR,
     &fused_portable::PLAIN,
     &select::SOURCE,
-    &select_row::SOURCE,
-    &select_mass::SOURCE,
-    &select_list::SOURCE,
-    &join_lists::SOURCE,
-    &join_masses::SOURCE,
+    &filter_row::SOURCE,
+    &top_p::SOURCE,
+    &filter_list::SOURCE,
+    &filter_list_ranks::SOURCE,
+    &top_p_ranks::SOURCE,
     &peers::SOURCE,
     #[cfg(feature = "nccl")]
     &nccl::SOURCE,
@@ -33,7 +33,7 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &stored_kernels::NEAR_TIES,
     &stored_kernels::CANONICAL,
     &stored_kernels::TRANSFORM,
-    &survey_kernels::SOURCE,
+    &stored_scan::SOURCE,
 ];
 
 /// A file of kernels and what is built of it.

@@ -6,63 +6,70 @@ use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
-use crate::device::launch_config::{allow_shared, told};
+use crate::device::launch_config::{allow_shared, launch_words};
 use crate::error::CudaError;
 use core::fmt::Display;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
 
-/// Six instances for each tile and operand type, on Hopper alone: without and with what few calls need.
+/// Six variants for each tile and operand type, on Hopper alone.
 pub(crate) static SOURCE: KernelSource = KernelSource {
     file: "fused_hopper.cu",
     serves,
     instances: || {
-        let tiles = |extra| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, extra));
-        [Extra::Nothing, Extra::Knobs, Extra::Lists, Extra::LogZ, Extra::FanOut, Extra::Stores]
-            .into_iter()
-            .flat_map(tiles)
-            .flatten()
-            .map(Tile::instance)
-            .collect()
+        let tiles = |variant| [DType::BF16, DType::F16].map(|dtype| Tile::up_to(MAX_ROWS, dtype, variant));
+        [
+            FusedVariant::Plain,
+            FusedVariant::MasksPenalties,
+            FusedVariant::Lists,
+            FusedVariant::LogZ,
+            FusedVariant::FanOut,
+            FusedVariant::StoreLogits,
+        ]
+        .into_iter()
+        .flat_map(tiles)
+        .flatten()
+        .map(Tile::instance)
+        .collect()
     },
 };
 
-/// Whether an architecture runs it, and with it what ranks decide from what it leaves.
+/// Whether this architecture supports the kernel and the multi-GPU filters built on it.
 pub(crate) fn serves(architecture: Architecture) -> bool {
     architecture == Architecture::HOPPER
 }
 
-/// Tokens are shared out among blocks in granules of this many.
+/// Tokens of a granule, the unit in which tokens are divided among blocks.
 const GRANULE: u32 = 16;
 
 /// The most rows of a launch.
 pub(crate) const MAX_ROWS: usize = 256;
 
-/// What an instance does besides the plain draw.
+/// What an instance computes besides the plain draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Extra {
+pub(crate) enum FusedVariant {
     /// Nothing.
-    Nothing,
-    /// It takes rows with penalties, is fast for any mask, and keeps the raw logits on request.
-    Knobs,
-    /// It takes the same rows, and lists the largest logits of rows with filters.
+    Plain,
+    /// Takes rows with penalties, applies masks before it scores, and stores raw logits on request.
+    MasksPenalties,
+    /// Takes the same rows, and lists the largest logits of rows with filters.
     Lists,
-    /// It tells log Z of rows with neither masks nor biases.
+    /// Computes log Z of rows with neither masks nor biases.
     LogZ,
-    /// Its draws leave for the other ranks.
+    /// Sends its draws to the other ranks.
     FanOut,
-    /// It keeps the raw logits, and the largest of each granule, of rows with neither masks nor biases.
-    Stores,
+    /// Stores the raw logits, and the largest of each granule, of rows with neither masks nor biases.
+    StoreLogits,
 }
 
-/// Where an instance with extras leaves them.
-#[allow(clippy::large_enum_variant)] // it lives as long as a launch, and goes by reference
+/// The output of a variant besides the draws.
+#[allow(clippy::large_enum_variant)] // one per launch, passed by reference
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum More {
-    /// Nothing is left.
-    Nothing,
-    /// With knobs: raw logits, or nowhere.
-    Knobs(LogitStore),
+pub(crate) enum FusedOutput {
+    /// Nothing.
+    Plain,
+    /// Raw logits, or nothing.
+    MasksPenalties(LogitStore),
     /// The largest logits of rows with filters.
     Lists(RowLists),
     /// Masses and log Z.
@@ -70,18 +77,18 @@ pub(crate) enum More {
     /// The mailboxes of the other ranks.
     FanOut(Peers),
     /// Raw logits, and the largest of each granule.
-    Stores(LogitStore),
+    StoreLogits(LogitStore),
 }
 
-impl More {
-    fn extra(&self) -> Extra {
+impl FusedOutput {
+    fn variant(&self) -> FusedVariant {
         match self {
-            More::Nothing => Extra::Nothing,
-            More::Knobs(_) => Extra::Knobs,
-            More::Lists(_) => Extra::Lists,
-            More::LogZ(_) => Extra::LogZ,
-            More::FanOut(_) => Extra::FanOut,
-            More::Stores(_) => Extra::Stores,
+            FusedOutput::Plain => FusedVariant::Plain,
+            FusedOutput::MasksPenalties(_) => FusedVariant::MasksPenalties,
+            FusedOutput::Lists(_) => FusedVariant::Lists,
+            FusedOutput::LogZ(_) => FusedVariant::LogZ,
+            FusedOutput::FanOut(_) => FusedVariant::FanOut,
+            FusedOutput::StoreLogits(_) => FusedVariant::StoreLogits,
         }
     }
 }
@@ -94,7 +101,7 @@ pub(crate) struct Tile {
     slabs: u32,
     pub(crate) cluster: u32,
     pub(crate) dtype: DType,
-    extra: Extra,
+    variant: FusedVariant,
 }
 
 /// Columns, slabs and cluster, for up to 8, 16, ... 256 rows: two slabs a stage read weight rows in runs of 256
@@ -104,9 +111,9 @@ const TILES: [[u32; 3]; 9] =
 
 impl Tile {
     /// The tiles that calls of up to `rows` rows use, smallest first.
-    pub(crate) fn up_to(rows: usize, dtype: DType, extra: Extra) -> impl Iterator<Item = Tile> {
+    pub(crate) fn up_to(rows: usize, dtype: DType, variant: FusedVariant) -> impl Iterator<Item = Tile> {
         let largest = TILES.iter().position(|tile| tile[0] as usize >= rows).unwrap_or(TILES.len() - 1);
-        let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, extra };
+        let made = move |[columns, slabs, cluster]: [u32; 3]| Tile { columns, slabs, cluster, dtype, variant };
         TILES[..=largest].iter().copied().map(made)
     }
 
@@ -117,9 +124,9 @@ impl Tile {
         rows.div_ceil(8 * self.cluster) * 8
     }
 
-    /// The same tile with what a launch needs.
-    pub(crate) fn with(self, more: &More) -> Tile {
-        Tile { extra: more.extra(), ..self }
+    /// The same tile in the variant that has an output.
+    pub(crate) fn with(self, output: &FusedOutput) -> Tile {
+        Tile { variant: output.variant(), ..self }
     }
 
     fn instance(self) -> Instance {
@@ -127,13 +134,13 @@ impl Tile {
         let plain: [(_, &dyn Display); 4] =
             [("COLUMNS", &self.columns), ("SLABS", &self.slabs), ("CLUSTER", &self.cluster), ("OPERAND", &operand)];
         let with = |name| Instance::new(&[&plain[..], &[(name, &1 as &dyn Display)]].concat());
-        match self.extra {
-            Extra::Nothing => Instance::new(&plain),
-            Extra::Knobs => with("KNOBS"),
-            Extra::Lists => with("LISTS"),
-            Extra::LogZ => with("LOG_Z"),
-            Extra::FanOut => with("FAN_OUT"),
-            Extra::Stores => with("STORES"),
+        match self.variant {
+            FusedVariant::Plain => Instance::new(&plain),
+            FusedVariant::MasksPenalties => with("MASKS_PENALTIES"),
+            FusedVariant::Lists => with("LISTS"),
+            FusedVariant::LogZ => with("LOG_Z"),
+            FusedVariant::FanOut => with("FAN_OUT"),
+            FusedVariant::StoreLogits => with("STORE_LOGITS"),
         }
     }
 
@@ -141,7 +148,7 @@ impl Tile {
     pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
         let module = device.module(&SOURCE, &self.instance())?;
         let function = module.load_function("fused_hopper").map_err(CudaError::driver("load a kernel"))?;
-        let [shared_bytes, threads] = told(&module, "fused_hopper_launch", device)?;
+        let [shared_bytes, threads] = launch_words(&module, "fused_hopper_launch", device)?;
         allow_shared(&function, shared_bytes)?;
         Ok(Loaded { tile: self, function, shared_bytes, threads })
     }
@@ -170,27 +177,31 @@ impl Loaded {
     ///   abi.cuh states for `blocks` blocks, and stays so until the stream has passed the launch.
     /// * `call.row_count` is at most the tile's columns, and at least 1; `call.tokens` is at least 1.
     /// * The scratch is as abi.cuh states between launches, and no other launch uses it at the same time.
-    /// * `more` is what this tile is [with](Tile::with).
+    /// * `output` is of this tile's variant ([`Tile::with`]).
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
         blocks: u32,
         call: &Call,
         maps: &Maps,
-        more: &More,
+        output: &FusedOutput,
     ) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: the kernel takes a Call and Maps by value, with knobs and where it stores a LogitStore, with lists RowLists,
-        // with log Z Masses and with ranks Peers too, whose layouts abi asserts; the rest is the caller's.
+        // SAFETY: the kernel takes a Call, Maps and its variant's output by value, whose layouts abi asserts; the rest is the
+        // caller's.
         unsafe {
-            match more {
-                More::Nothing => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
-                More::Knobs(to) | More::Stores(to) => {
+            match output {
+                FusedOutput::Plain => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
+                FusedOutput::MasksPenalties(to) | FusedOutput::StoreLogits(to) => {
                     launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
                 }
-                More::Lists(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
-                More::LogZ(to) => launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)]),
-                More::FanOut(to) => {
+                FusedOutput::Lists(to) => {
+                    launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
+                }
+                FusedOutput::LogZ(to) => {
+                    launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
+                }
+                FusedOutput::FanOut(to) => {
                     launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
                 }
             }
@@ -205,7 +216,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_a_plan() {
-        let columns = |rows| Tile::up_to(rows, DType::BF16, Extra::Nothing).map(|t| t.columns).collect::<Vec<_>>();
+        let columns = |rows| Tile::up_to(rows, DType::BF16, FusedVariant::Plain).map(|t| t.columns).collect::<Vec<_>>();
         assert_eq!(columns(1), [8]);
         assert_eq!(columns(17), [8, 16, 32]);
         assert_eq!([65, 97, 129, 193].map(|rows| columns(rows).last().copied()), [96, 128, 192, 224].map(Some));
@@ -214,7 +225,7 @@ mod tests {
     }
 
     fn tiles() -> impl Iterator<Item = Tile> {
-        Tile::up_to(256, DType::BF16, Extra::Nothing)
+        Tile::up_to(256, DType::BF16, FusedVariant::Plain)
     }
 
     /// Whole groups of eight, as the swizzle has them: all rows of the batch, and none beyond the tile.

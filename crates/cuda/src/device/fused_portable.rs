@@ -6,7 +6,7 @@ use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
-use crate::device::launch_config::{allow_shared, told};
+use crate::device::launch_config::{allow_shared, launch_words};
 use crate::error::CudaError;
 use cudarc::driver::{CudaFunction, CudaStream};
 use flash_sampling_core::DType;
@@ -110,7 +110,7 @@ impl Portable {
             Some(_) => module.load_function("fused_unaligned").map_err(&failed)?,
             None => function.clone(),
         };
-        let [shared_bytes, threads, blocks] = told(&module, "fused_launch", device)?;
+        let [shared_bytes, threads, blocks] = launch_words(&module, "fused_launch", device)?;
         allow_shared(&function, shared_bytes)?;
         allow_shared(&unaligned, shared_bytes)?;
         let blocks = blocks.clamp(1, MAX_BLOCKS as u32) * device.multiprocessors();

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Call, Maps, TensorMap};
-use crate::device::fused_hopper::{Extra, Loaded, More, Tile};
+use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::tensor_map;
@@ -14,18 +14,18 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Hopper {
     kernels: Vec<Arc<Loaded>>,
-    /// Those with more, each when the first such launch comes.
-    with_more: Vec<Arc<Loaded>>,
+    /// Other variants, each loaded at its first launch.
+    variants: Vec<Arc<Loaded>>,
     weight: TensorMap,
     granule: TensorMap,
 }
 
 impl Hopper {
     pub(crate) fn new(weight: &DeviceMatrix, max_rows: usize, device: &Device) -> Result<Self, CudaError> {
-        let tiles = Tile::up_to(max_rows, weight.dtype, Extra::Nothing);
+        let tiles = Tile::up_to(max_rows, weight.dtype, FusedVariant::Plain);
         Ok(Hopper {
             kernels: tiles.map(|tile| device.kernel(tile)).collect::<Result<Vec<_>, _>>()?,
-            with_more: Vec::new(),
+            variants: Vec::new(),
             weight: tensor_map::encode(weight, 64)?,
             granule: tensor_map::encode(weight, 16)?,
         })
@@ -34,45 +34,45 @@ impl Hopper {
     /// Launches the kernel for these rows, within the plan.
     ///
     /// # Safety
-    /// As [`Loaded::launch`], for `call`, `hidden`, `more` and the weight, which are device memory.
+    /// As [`Loaded::launch`], for `call`, `hidden`, `output` and the weight, which are device memory.
     pub(crate) unsafe fn launch(
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
         call: &Call,
-        more: &More,
+        output: &FusedOutput,
         device: &Device,
     ) -> Result<(), CudaError> {
         let (weight, granule) = (self.weight, self.granule);
-        let kernel = self.kernel(hidden.rows, more, device)?;
+        let kernel = self.kernel(hidden.rows, output, device)?;
         let map = tensor_map::encode(hidden, kernel.tile.loaded_rows(hidden.rows))?;
         let maps = Maps { weight, granule, hidden: map };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
-        // SAFETY: the caller's; the kernel is the one for these rows and for `more`.
-        unsafe { kernel.launch(stream, blocks, call, &maps, more) }
+        // SAFETY: the caller's; the kernel is the one for these rows and for `output`.
+        unsafe { kernel.launch(stream, blocks, call, &maps, output) }
     }
 
-    /// Loads the kernels with `more`, for every planned number of rows.
-    pub(crate) fn prepare(&mut self, more: &More, device: &Device) -> Result<(), CudaError> {
+    /// Loads the kernels of this variant, for every planned number of rows.
+    pub(crate) fn prepare(&mut self, output: &FusedOutput, device: &Device) -> Result<(), CudaError> {
         let columns: Vec<usize> = self.kernels.iter().map(|kernel| kernel.tile.columns as usize).collect();
-        columns.into_iter().try_for_each(|rows| self.kernel(rows, more, device).map(drop))
+        columns.into_iter().try_for_each(|rows| self.kernel(rows, output, device).map(drop))
     }
 
     /// The kernel for a call of `rows` rows, within the plan.
-    fn kernel(&mut self, rows: usize, more: &More, device: &Device) -> Result<&Loaded, CudaError> {
+    fn kernel(&mut self, rows: usize, output: &FusedOutput, device: &Device) -> Result<&Loaded, CudaError> {
         let fits = |kernel: &&Arc<Loaded>| kernel.tile.columns as usize >= rows;
         let planned = self.kernels.iter().find(fits).expect("the planned tiles reach the planned rows");
-        if matches!(more, More::Nothing) {
+        if matches!(output, FusedOutput::Plain) {
             return Ok(planned);
         }
-        let tile = planned.tile.with(more);
-        let at = match self.with_more.iter().position(|kernel| kernel.tile == tile) {
+        let tile = planned.tile.with(output);
+        let at = match self.variants.iter().position(|kernel| kernel.tile == tile) {
             Some(at) => at,
             None => {
-                self.with_more.push(device.kernel(tile)?);
-                self.with_more.len() - 1
+                self.variants.push(device.kernel(tile)?);
+                self.variants.len() - 1
             }
         };
-        Ok(&self.with_more[at])
+        Ok(&self.variants[at])
     }
 }

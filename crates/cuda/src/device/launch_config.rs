@@ -1,4 +1,4 @@
-//! What kernels tell the host of their launches.
+//! The launch configuration that a kernel exports, and a kernel loaded with it.
 #![allow(unsafe_code)]
 
 use crate::compile::kernels::{Instance, KernelSource};
@@ -10,8 +10,8 @@ use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream};
 use std::sync::Arc;
 
-/// The words of a constant by which a source tells of its kernels' launches.
-pub(crate) fn told<const N: usize>(
+/// Reads the words of a module's exported launch-configuration constant.
+pub(crate) fn launch_words<const N: usize>(
     module: &Arc<CudaModule>,
     constant: &str,
     device: &Device,
@@ -25,14 +25,14 @@ pub(crate) fn told<const N: usize>(
     Ok(words)
 }
 
-/// Lets the blocks of a kernel have so many bytes of dynamic shared memory.
+/// Raises the limit on dynamic shared memory per block to `bytes`.
 pub(crate) fn allow_shared(function: &CudaFunction, bytes: u32) -> Result<(), CudaError> {
     let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     function.set_attribute(attribute, bytes as i32).map_err(CudaError::driver("load a kernel"))
 }
 
-/// A kernel in a device, with the dynamic shared memory of a block, in bytes, and its threads: what the constant
-/// `NAME_launch` of its source says.
+/// A kernel in a device, with the dynamic shared memory of a block, in bytes, and its threads, as the constant
+/// `NAME_launch` of its source states.
 #[derive(Debug)]
 pub(crate) struct ConfiguredKernel {
     function: CudaFunction,
@@ -50,7 +50,7 @@ impl ConfiguredKernel {
     ) -> Result<Self, CudaError> {
         let module = device.module(source, instance)?;
         let function = module.load_function(name).map_err(CudaError::driver("load a kernel"))?;
-        let [shared_bytes, threads] = told(&module, &format!("{name}_launch"), device)?;
+        let [shared_bytes, threads] = launch_words(&module, &format!("{name}_launch"), device)?;
         allow_shared(&function, shared_bytes)?;
         Ok(ConfiguredKernel { function, shared_bytes, threads })
     }

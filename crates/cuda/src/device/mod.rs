@@ -2,15 +2,18 @@
 //!
 //! | entry points | kernels | shared |
 //! | --- | --- | --- |
-//! | `tiled` | `hopper` over `fused_hopper`, `fused_portable` | `choice`, `gpu`, `matrix`, `head`, `tensor_map` |
-//! | `filtered`, after `tiled` | `select_list`, `select_row`, `select_mass` | `scratch`, `told` |
-//! | `filtered/together`, with `peers` | `join_lists`, `join_masses` | `scratch`, `told` |
+//! | `tiled` | `hopper` over `fused_hopper`, `fused_portable` | `row_features`, `gpu`, `matrix`, `head`, `tensor_map` |
+//! | `filtered`, after `tiled` | `filter_list`, `filter_row`, `top_p` | `scratch`, `launch_config` |
+//! | `filtered/sharded_filters`, with `peers` | `filter_list_ranks`, `top_p_ranks` | `scratch`, `launch_config` |
 //! | `groups` over `group_pass` | `fused_portable`, then `select` | `launch`, `scratch` |
 //! | `standalone` | its own | |
 //! | `peers`, `nccl`, after any of these | their own | `scratch` |
-//! | `stored_rows`, for the samplers over host memory | `stored_kernels`, `survey_kernels` | `wishes`, `pinned` |
+//! | `stored_rows`, for the samplers over host memory | `stored_kernels`, `stored_scan` | `queries`, `pinned` |
 
 pub(crate) mod alignment;
+pub(crate) mod filter_list;
+pub(crate) mod filter_list_ranks;
+pub(crate) mod filter_row;
 pub(crate) mod filtered;
 pub(crate) mod fused_hopper;
 pub(crate) mod fused_portable;
@@ -19,8 +22,6 @@ pub(crate) mod group_pass;
 pub(crate) mod groups;
 pub(crate) mod head;
 pub(crate) mod hopper;
-pub(crate) mod join_lists;
-pub(crate) mod join_masses;
 pub(crate) mod launch;
 pub(crate) mod launch_config;
 pub(crate) mod matrix;
@@ -34,12 +35,11 @@ pub(crate) mod results;
 pub(crate) mod row_features;
 pub(crate) mod scratch;
 pub(crate) mod select;
-pub(crate) mod select_list;
-pub(crate) mod select_mass;
-pub(crate) mod select_row;
 pub(crate) mod standalone;
 pub(crate) mod stored_kernels;
 pub(crate) mod stored_rows;
-pub(crate) mod survey_kernels;
+pub(crate) mod stored_scan;
 pub(crate) mod tensor_map;
 pub(crate) mod tiled;
+pub(crate) mod top_p;
+pub(crate) mod top_p_ranks;

@@ -5,19 +5,19 @@
 mod sharded_filters;
 
 use crate::abi::{
-    LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, OPEN_ROWS_SUMMED, OpenRows, RowFilters, RowLists,
-    SelectLists, SelectRows, tops_bytes,
+    FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, RowFilters, RowLists,
+    UNDECIDED_ROWS_SUMMED, UndecidedRows, block_maxima_bytes,
 };
 use crate::device::alignment::check_by_8;
-use crate::device::fused_hopper::{MAX_ROWS, More};
+use crate::device::filter_list::FilterList;
+use crate::device::filter_row::FilterRow;
+use crate::device::fused_hopper::{FusedOutput, MAX_ROWS};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::RowFeatures;
 use crate::device::scratch::Scratch;
-use crate::device::select_list::SelectList;
-use crate::device::select_mass::SelectMass;
-use crate::device::select_row::SelectRow;
 use crate::device::tiled::DeviceTiled;
+use crate::device::top_p::TopP;
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::sys::CUstreamCaptureStatus;
@@ -36,15 +36,15 @@ use std::sync::Arc;
 /// such rows on the host.
 #[derive(Debug)]
 pub struct DeviceFilters {
-    kernel: SelectRow,
-    by_mass: SelectMass,
+    kernel: FilterRow,
+    by_mass: TopP,
     tokens: Range<u32>,
     stride: usize,
     max_rows: usize,
     device: Arc<Device>,
     /// Room for the logits of `max_rows` rows, and then for the largest of their granules, once they are needed.
     logits: Option<Scratch>,
-    listed: SelectList,
+    listed: FilterList,
     /// The keys of lists, then their counters and posts; these are zeros but after a launch that failed half-way.
     lists: Scratch,
     are_zeros: bool,
@@ -76,10 +76,10 @@ impl DeviceFilters {
         let stride = tokens.len().next_multiple_of(8);
         let zeros = 8 * LIST_ROOM * max_rows..(8 * LIST_ROOM + LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * max_rows;
         let lists = Scratch::new(zeros.end, &[zeros], device)?;
-        let bytes = OpenRows::bytes(max_rows);
+        let bytes = UndecidedRows::bytes(max_rows);
         let open = Scratch::new(bytes, std::slice::from_ref(&(0..bytes)), device)?;
-        let (kernel, listed) = (SelectRow::load(device)?, SelectList::load(device)?);
-        let by_mass = SelectMass::load(device)?;
+        let (kernel, listed) = (FilterRow::load(device)?, FilterList::load(device)?);
+        let by_mass = TopP::load(device)?;
         Ok(DeviceFilters {
             kernel,
             by_mass,
@@ -117,9 +117,9 @@ impl DeviceFilters {
     /// [`CudaError::Driver`], [`CudaError::Compile`].
     pub fn prepare(&mut self, sampler: &mut DeviceTiled) -> Result<(), CudaError> {
         sampler.prepare(RowFeatures::Any)?;
-        sampler.prepare_leaving(&More::Lists(RowLists::default()))?;
-        if sampler.has_tops() {
-            sampler.prepare_leaving(&More::Stores(LogitStore::default()))?;
+        sampler.prepare_leaving(&FusedOutput::Lists(RowLists::default()))?;
+        if sampler.has_block_maxima() {
+            sampler.prepare_leaving(&FusedOutput::StoreLogits(LogitStore::default()))?;
         }
         self.room().map(drop)
     }
@@ -131,7 +131,7 @@ impl DeviceFilters {
 
     /// Where logits are stored.
     fn room(&mut self) -> Result<&mut Scratch, CudaError> {
-        let bytes = self.logits_bytes() + tops_bytes(self.max_rows, self.tokens.len());
+        let bytes = self.logits_bytes() + block_maxima_bytes(self.max_rows, self.tokens.len());
         match &mut self.logits {
             Some(room) => Ok(room),
             none => Ok(none.insert(Scratch::new(bytes, &[], &self.device)?)),
@@ -173,9 +173,9 @@ impl DeviceFilters {
         }
         let (lists, are_zeros) = self.begin_lists(stream, filters)?;
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the selection leaves zeros.
-        unsafe { sampler.launch_leaving(stream, hidden, rows, draws, More::Lists(lists)) }?;
+        unsafe { sampler.launch_leaving(stream, hidden, rows, draws, FusedOutput::Lists(lists)) }?;
         if hidden.rows > 0 {
-            let call = SelectLists { lists, rows, draws };
+            let call = FilterListCall { lists, rows, draws };
             // SAFETY: this function's contract; the lists were left on the same stream.
             unsafe { self.listed.launch(stream, &call, hidden.rows as u32) }?;
         }
@@ -196,11 +196,11 @@ impl DeviceFilters {
     }
 
     /// The same of where open rows go.
-    fn begin_open(&mut self, stream: &CudaStream) -> Result<(OpenRows, bool), CudaError> {
+    fn begin_open(&mut self, stream: &CudaStream) -> Result<(UndecidedRows, bool), CudaError> {
         let (base, size) = (self.open.lend(), self.open.len());
         // SAFETY: the memory is this value's, and one launch follows the other.
         let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || unsafe { clear(stream, base, size) }?;
-        Ok((OpenRows::at(base, self.max_rows), are_zeros))
+        Ok((UndecidedRows::at(base, self.max_rows), are_zeros))
     }
 
     /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch`] does, with filters: `filters` is the device
@@ -247,16 +247,17 @@ impl DeviceFilters {
     ) -> Result<(), CudaError> {
         self.check(hidden, sampler, filters)?;
         let logits = self.room()?.lend();
-        let by_tops = kinds.is_by_tops() && self.by_mass.takes_tops() && sampler.stores_tops(hidden);
-        let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };
-        let stored = LogitStore { logits, stride: self.stride as u64, tops };
-        let more = if by_tops { More::Stores(stored) } else { More::Knobs(stored) };
-        // SAFETY: this function's contract; there is room for the logits of as many rows, and for their tops.
+        let by_block_maxima =
+            kinds.is_by_block_maxima() && self.by_mass.takes_block_maxima() && sampler.stores_block_maxima(hidden);
+        let block_maxima = if by_block_maxima { logits + self.logits_bytes() as u64 } else { 0 };
+        let stored = LogitStore { logits, stride: self.stride as u64, block_maxima };
+        let more = if by_block_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };
+        // SAFETY: this function's contract; there is room for the logits of as many rows, and for their block maxima.
         let is_transformed = unsafe { sampler.launch_leaving(stream, hidden, rows, draws, more) }?;
         if hidden.rows == 0 {
             return Ok(());
         }
-        let call = SelectRows {
+        let call = FilterCall {
             logits,
             row_stride: self.stride as u64,
             sources: 0,
@@ -267,7 +268,7 @@ impl DeviceFilters {
             tokens: self.tokens.len() as u32,
             is_transformed: is_transformed.into(),
             count: hidden.rows as u32,
-            tops,
+            block_maxima,
         };
         if kinds.by_mass {
             let (open, are_zeros) = self.begin_open(stream)?;
@@ -330,12 +331,12 @@ impl FilterKinds {
     }
 
     /// Whether few logits decide, found by the largest of their granules.
-    fn is_by_tops(&self) -> bool {
+    fn is_by_block_maxima(&self) -> bool {
         self.by_mass && self.is_top_p_alone && self.rows == RowFeatures::Bare
     }
 }
 
-const _: () = assert!(MAX_ROWS <= OPEN_ROWS_SUMMED, "there is room for the sums of every row");
+const _: () = assert!(MAX_ROWS <= UNDECIDED_ROWS_SUMMED, "there is room for the sums of every row");
 
 /// Bytes of logits that are stored for a launch with filters, beyond the first row.
 const FILTER_BYTES: usize = 256 << 20;

@@ -2,15 +2,15 @@
 //! need of every shard.
 
 use super::DeviceFilters;
-use crate::abi::{LogitStore, SelectLists, SelectRows};
-use crate::device::fused_hopper::More;
+use crate::abi::{FilterCall, FilterListCall, LogitStore};
+use crate::device::filter_list_ranks::FilterListRanks;
+use crate::device::fused_hopper::FusedOutput;
 use crate::device::gpu::Device;
-use crate::device::join_lists::JoinLists;
-use crate::device::join_masses::JoinMasses;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::peers::DevicePeers;
 use crate::device::row_features::RowFeatures;
 use crate::device::tiled::DeviceTiled;
+use crate::device::top_p_ranks::TopPRanks;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
@@ -20,13 +20,13 @@ pub(crate) const NOT_PREPARED: CudaError = CudaError::NotTogether { reason: "fil
 /// The kernels of ranks.
 #[derive(Debug)]
 pub(super) struct Together {
-    lists: JoinLists,
-    masses: JoinMasses,
+    lists: FilterListRanks,
+    masses: TopPRanks,
 }
 
 impl Together {
     fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(Together { lists: JoinLists::load(device)?, masses: JoinMasses::load(device)? })
+        Ok(Together { lists: FilterListRanks::load(device)?, masses: TopPRanks::load(device)? })
     }
 }
 
@@ -68,12 +68,12 @@ impl DeviceFilters {
         let (lists, are_zeros) = self.begin_lists(stream, filters)?;
         // SAFETY: this function's contract; there is room for the lists of as many rows, and the last launch leaves zeros.
         unsafe {
-            sampler.launch_leaving(stream, hidden, rows, draws, More::Lists(lists))?;
+            sampler.launch_leaving(stream, hidden, rows, draws, FusedOutput::Lists(lists))?;
             peers.set_mark(mark());
             peers.launch(stream, rows, draws, hidden.rows)?;
         }
         if hidden.rows > 0 {
-            let call = SelectLists { lists, rows, draws };
+            let call = FilterListCall { lists, rows, draws };
             // SAFETY: as above; the lists were left on the same stream.
             unsafe { self.together()?.lists.launch(stream, &call, &peers.records(), hidden.rows as u32) }?;
         }
@@ -102,11 +102,11 @@ impl DeviceFilters {
         }
         let logits = self.room()?.lend();
         // Ranks may go different ways, where a bias is of one shard alone: sums and bins cross in the same records.
-        let by_tops = kinds == RowFeatures::Bare && sampler.stores_tops(hidden);
-        let tops = if by_tops { logits + self.logits_bytes() as u64 } else { 0 };
-        let stored = LogitStore { logits, stride: self.stride as u64, tops };
-        let more = if by_tops { More::Stores(stored) } else { More::Knobs(stored) };
-        // SAFETY: this function's contract; there is room for the logits of as many rows, and for their tops.
+        let by_block_maxima = kinds == RowFeatures::Bare && sampler.stores_block_maxima(hidden);
+        let block_maxima = if by_block_maxima { logits + self.logits_bytes() as u64 } else { 0 };
+        let stored = LogitStore { logits, stride: self.stride as u64, block_maxima };
+        let more = if by_block_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };
+        // SAFETY: this function's contract; there is room for the logits of as many rows, and for their block maxima.
         let is_transformed = unsafe {
             let is_transformed = sampler.launch_leaving(stream, hidden, rows, draws, more)?;
             peers.set_mark(mark());
@@ -116,9 +116,9 @@ impl DeviceFilters {
         if hidden.rows == 0 {
             return Ok(());
         }
-        let call = SelectRows {
+        let call = FilterCall {
             is_transformed: is_transformed.into(),
-            ..self.select_rows(stored, (rows, filters), draws, hidden.rows)
+            ..self.filter_call(stored, (rows, filters), draws, hidden.rows)
         };
         let (open, are_zeros) = self.begin_open(stream)?;
         // SAFETY: this function's contract; the logits were stored on the same stream; there is room for the open rows of as many
@@ -129,8 +129,8 @@ impl DeviceFilters {
     }
 
     /// The argument of the selections over raw logits that were just stored.
-    fn select_rows(&self, stored: LogitStore, (rows, filters): (u64, u64), draws: u64, count: usize) -> SelectRows {
-        SelectRows {
+    fn filter_call(&self, stored: LogitStore, (rows, filters): (u64, u64), draws: u64, count: usize) -> FilterCall {
+        FilterCall {
             logits: stored.logits,
             row_stride: stored.stride,
             sources: 0,
@@ -141,7 +141,7 @@ impl DeviceFilters {
             tokens: self.tokens.len() as u32,
             is_transformed: 0,
             count: count as u32,
-            tops: stored.tops,
+            block_maxima: stored.block_maxima,
         }
     }
 }

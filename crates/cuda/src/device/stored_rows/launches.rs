@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::StoredRows;
-use crate::abi::{self, Canonical, KeptTokens, NearTies, StoredLogits, SurveyTokens, TopLists};
+use crate::abi::{self, Canonical, KeptTokens, NearTies, ScanTokens, StoredLogits, TopLists};
 use crate::device::matrix::DeviceMatrix;
 use crate::device::queries::{CanonicalInputs, Kind, Query};
 use crate::device::results;
@@ -31,7 +31,7 @@ impl StoredRows {
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         if matches!(kind, Kind::Frontiers | Kind::Above) {
-            self.survey_kernels()?;
+            self.stored_scan()?;
         }
         let items = self.copy_up(wishes, stream)?;
         let stored = self.logits(stream);
@@ -44,7 +44,7 @@ impl StoredRows {
             Kind::Draws => self.launch_draws(stored, items, canonical.map(|_| out), stream)?,
             Kind::Lists => self.launch_lists(stored, items, out, stream)?,
             Kind::Frontiers | Kind::Above => {
-                let call = SurveyTokens { stored, out, rows: items.rows, items: items.items };
+                let call = ScanTokens { stored, out, rows: items.rows, items: items.items };
                 let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
                 // SAFETY: logits, items and room for tokens are this value's, sized by `new`; one stream is used.
                 unsafe {

@@ -19,7 +19,7 @@ use crate::device::gpu::Device;
 use crate::device::pinned::Pinned;
 use crate::device::standalone::DeviceStandalone;
 use crate::device::stored_kernels::StoredKernels;
-use crate::device::survey_kernels::SurveyKernels;
+use crate::device::stored_scan::StoredScanKernels;
 use crate::error::CudaError;
 use core::ops::Range;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
@@ -45,7 +45,7 @@ pub(crate) struct StoredRows {
     stride: usize,
     kernels: StoredKernels,
     /// Loaded when a shard is surveyed.
-    surveys: Option<SurveyKernels>,
+    surveys: Option<StoredScanKernels>,
     draw: DeviceStandalone,
     logits: CudaSlice<f32>,
     tops: CudaSlice<u32>,

@@ -1,8 +1,8 @@
 //! Sums over stored logits for a shard's survey: masses before places, moments.
 
 use super::{MAX_ITEMS, StoredRows};
-use crate::abi::{Look, SurveySums};
-use crate::device::survey_kernels::{MOMENTS, SurveyKernels};
+use crate::abi::{ScanSums, SumQuery};
+use crate::device::stored_scan::{MOMENTS, StoredScanKernels};
 use crate::error::CudaError;
 use cudarc::driver::{CudaStream, DevicePtr};
 use flash_sampling_core::Moments;
@@ -14,56 +14,66 @@ const MOST_SUMMED: usize = 1 << 23;
 /// What is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sum {
-    MassesBefore,
+    PrefixMasses,
     Moments,
 }
 
 impl StoredRows {
     /// The kernels of surveys, loaded at first use.
-    pub(super) fn survey_kernels(&mut self) -> Result<&SurveyKernels, CudaError> {
+    pub(super) fn stored_scan(&mut self) -> Result<&StoredScanKernels, CudaError> {
         match &mut self.surveys {
             Some(kernels) => Ok(kernels),
-            empty => Ok(empty.insert(SurveyKernels::load(&self.device)?)),
+            empty => Ok(empty.insert(StoredScanKernels::load(&self.device)?)),
         }
     }
 
     /// The mass before each of these places, in its bin. Waits.
-    pub(crate) fn masses_before(&mut self, looks: &[Look], stream: &Arc<CudaStream>) -> Result<&[u64], CudaError> {
-        self.sum(Sum::MassesBefore, looks, 1, stream)
+    pub(crate) fn prefix_masses(
+        &mut self,
+        queries: &[SumQuery],
+        stream: &Arc<CudaStream>,
+    ) -> Result<&[u64], CudaError> {
+        self.sum(Sum::PrefixMasses, queries, 1, stream)
     }
 
-    /// The moments of rows whose logits are multiplied by the looks' values, as [`Moments::from_words`] takes them. Waits.
+    /// The moments of rows whose logits are multiplied by the queries' values, as [`Moments::from_words`] takes them. Waits.
     pub(crate) fn moments(
         &mut self,
-        looks: &[Look],
+        queries: &[SumQuery],
         stream: &Arc<CudaStream>,
     ) -> Result<impl Iterator<Item = [u64; Moments::WORDS]>, CudaError> {
         let (found, limit) = (self.tokens.len(), MOST_SUMMED);
         if found > limit {
             return Err(CudaError::TooLarge { what: "tokens whose moments are summed", found, limit });
         }
-        let sums = self.sum(Sum::Moments, looks, MOMENTS, stream)?;
+        let sums = self.sum(Sum::Moments, queries, MOMENTS, stream)?;
         Ok(sums.as_chunks::<MOMENTS>().0.iter().map(|&sums| words_of(sums)))
     }
 
     /// `each` words for each look, in their order.
     #[allow(unsafe_code)]
-    fn sum(&mut self, what: Sum, looks: &[Look], each: usize, stream: &Arc<CudaStream>) -> Result<&[u64], CudaError> {
+    fn sum(
+        &mut self,
+        what: Sum,
+        queries: &[SumQuery],
+        each: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<&[u64], CudaError> {
         let failed = CudaError::driver("sum over stored logits");
-        self.survey_kernels()?;
+        self.stored_scan()?;
         self.words_here.clear();
-        for part in looks.chunks(MAX_ITEMS.min(self.words.len() / each)) {
+        for part in queries.chunks(MAX_ITEMS.min(self.words.len() / each)) {
             let bytes: &[u8] = bytemuck::cast_slice(part);
             stream.memcpy_htod(bytes, &mut self.inputs.slice_mut(..bytes.len())).map_err(&failed)?;
             let count = part.len() * each;
             stream.memset_zeros(&mut self.words.slice_mut(..count)).map_err(&failed)?;
-            let (looks, sums) = (self.inputs.device_ptr(stream).0, self.words.device_ptr(stream).0);
-            let call = SurveySums { stored: self.logits(stream), looks, sums };
+            let (queries, sums) = (self.inputs.device_ptr(stream).0, self.words.device_ptr(stream).0);
+            let call = ScanSums { stored: self.logits(stream), queries, sums };
             let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
-            // SAFETY: logits, looks and sums are this value's, sized by `new`; the last were just cleared.
+            // SAFETY: logits, queries and sums are this value's, sized by `new`; the last were just cleared.
             unsafe {
                 match what {
-                    Sum::MassesBefore => kernels.masses_before(stream, &call, part.len() as u32),
+                    Sum::PrefixMasses => kernels.prefix_masses(stream, &call, part.len() as u32),
                     Sum::Moments => kernels.moments(stream, &call, part.len() as u32),
                 }
             }?;

@@ -4,7 +4,7 @@
 use super::DeviceTiled;
 use crate::abi::Masses;
 use crate::device::alignment::check_by_8;
-use crate::device::fused_hopper::More;
+use crate::device::fused_hopper::FusedOutput;
 use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
 use crate::device::head::DeviceHead;
@@ -95,7 +95,7 @@ impl DeviceTiled {
         if kinds == RowFeatures::Bare && self.head.soft_cap.is_none() && self.is_hoppers(hidden) {
             let masses = self.log_z.masses(log_z, self.max_rows, &self.device)?;
             // SAFETY: the same contract; there is room for the masses of as many blocks as there are multiprocessors.
-            return unsafe { self.launch_any(stream, hidden, rows, draws, More::LogZ(masses)) }.map(drop);
+            return unsafe { self.launch_any(stream, hidden, rows, draws, FusedOutput::LogZ(masses)) }.map(drop);
         }
         // SAFETY: the head is the one of `new`, whose contract it is.
         let groups = unsafe { self.log_z.groups(&self.head, self.max_rows, &self.device) }?;

@@ -8,7 +8,7 @@ mod storing;
 
 use crate::abi::{Call, LogitStore, Matrices};
 use crate::device::alignment::check_rows;
-use crate::device::fused_hopper::{MAX_ROWS, More};
+use crate::device::fused_hopper::{FusedOutput, MAX_ROWS};
 use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
@@ -127,7 +127,7 @@ impl DeviceTiled {
     pub fn prepare(&mut self, kinds: RowFeatures) -> Result<(), CudaError> {
         match &mut self.hopper {
             Some(hopper) if kinds == RowFeatures::Any => {
-                hopper.prepare(&More::Knobs(LogitStore::default()), &self.device)
+                hopper.prepare(&FusedOutput::MasksPenalties(LogitStore::default()), &self.device)
             }
             _ => Ok(()),
         }
@@ -192,9 +192,13 @@ impl DeviceTiled {
         draws: u64,
         kinds: RowFeatures,
     ) -> Result<(), CudaError> {
-        let more = if kinds == RowFeatures::Any { More::Knobs(LogitStore::default()) } else { More::Nothing };
+        let output = if kinds == RowFeatures::Any {
+            FusedOutput::MasksPenalties(LogitStore::default())
+        } else {
+            FusedOutput::Plain
+        };
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, more) }.map(drop)
+        unsafe { self.launch_any(stream, hidden, rows, draws, output) }.map(drop)
     }
 
     /// Whether the Hopper kernel takes these hidden states.
@@ -205,7 +209,7 @@ impl DeviceTiled {
     /// Returns whether it was the portable kernel.
     ///
     /// # Safety
-    /// As [`DeviceTiled::launch`]; with knobs or lists rows may be [`PENALISED`](crate::abi::PENALISED). What `more` names
+    /// As [`DeviceTiled::launch`]; with knobs or lists rows may be [`PENALISED`](crate::abi::PENALISED). What `output` names
     /// is device memory too. Lists only where [`DeviceTiled::lists`].
     unsafe fn launch_any(
         &mut self,
@@ -213,7 +217,7 @@ impl DeviceTiled {
         hidden: &DeviceMatrix,
         rows: u64,
         draws: u64,
-        more: More,
+        output: FusedOutput,
     ) -> Result<bool, CudaError> {
         // A thread may have no current context, and the driver encodes maps by it.
         self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
@@ -224,13 +228,13 @@ impl DeviceTiled {
         let call = self.call(hidden, rows, draws);
         let takes = self.is_hoppers(hidden);
         let Some(hopper) = self.hopper.as_mut().filter(|_| takes) else {
-            let stored = if let More::Knobs(stored) = more { stored } else { LogitStore::default() };
+            let stored = if let FusedOutput::MasksPenalties(stored) = output { stored } else { LogitStore::default() };
             // SAFETY: the same contract.
             return unsafe { self.launch_portable(stream, hidden, &call, stored) }.map(|()| true);
         };
         // SAFETY: head and inputs by this function's and `new`'s contract; the scratch is this value's, sized by `new`
         // for every multiprocessor, and the kernel leaves it as it found it.
-        unsafe { hopper.launch(stream, hidden, &call, &more, &self.device) }.map(|()| false)
+        unsafe { hopper.launch(stream, hidden, &call, &output, &self.device) }.map(|()| false)
     }
 
     fn call(&mut self, hidden: &DeviceMatrix, rows: u64, draws: u64) -> Call {

@@ -3,7 +3,7 @@
 
 use super::DeviceTiled;
 use crate::abi::Peers;
-use crate::device::fused_hopper::More;
+use crate::device::fused_hopper::FusedOutput;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::peers::DevicePeers;
 use crate::device::row_features::RowFeatures;
@@ -20,7 +20,7 @@ impl DeviceTiled {
     /// [`CudaError::Compile`], [`CudaError::Driver`].
     pub fn prepare_fan_out(&mut self) -> Result<(), CudaError> {
         match &mut self.hopper {
-            Some(hopper) => hopper.prepare(&More::FanOut(Peers::default()), &self.device),
+            Some(hopper) => hopper.prepare(&FusedOutput::FanOut(Peers::default()), &self.device),
             None => Ok(()),
         }
     }
@@ -49,7 +49,7 @@ impl DeviceTiled {
         unsafe {
             if kinds != RowFeatures::Any && self.is_hoppers(hidden) && self.head.weight.rows > 0 {
                 let call = peers.call_within(rows, draws, hidden.rows)?;
-                return self.launch_any(stream, hidden, rows, draws, More::FanOut(call)).map(drop);
+                return self.launch_any(stream, hidden, rows, draws, FusedOutput::FanOut(call)).map(drop);
             }
             peers.check_call(rows, draws, hidden.rows)?;
             self.launch(stream, hidden, rows, draws, kinds)?;

@@ -4,7 +4,7 @@
 use super::DeviceTiled;
 use crate::abi::{HeadTransform, LogitStore};
 use crate::device::alignment::check_rows;
-use crate::device::fused_hopper::More;
+use crate::device::fused_hopper::FusedOutput;
 use crate::device::matrix::DeviceMatrix;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
@@ -39,18 +39,22 @@ impl DeviceTiled {
         let call = self.call(hidden, rows, draws);
         // SAFETY: the same contract.
         unsafe {
-            self.launch_portable(stream, hidden, &call, LogitStore { logits, stride: row_stride as u64, tops: 0 })
+            self.launch_portable(
+                stream,
+                hidden,
+                &call,
+                LogitStore { logits, stride: row_stride as u64, block_maxima: 0 },
+            )
         }
     }
 
     /// Whether calls with these hidden states can leave the largest logits of granules beside the logits.
-    pub(crate) fn stores_tops(&self, hidden: &DeviceMatrix) -> bool {
-        self.has_tops() && self.is_hoppers(hidden)
+    pub(crate) fn stores_block_maxima(&self, hidden: &DeviceMatrix) -> bool {
+        self.has_block_maxima() && self.is_hoppers(hidden)
     }
 
-    /// Whether `select_by_tops` takes rows of this head: those that it leaves open are read by fours of tokens that share a
-    /// block of random words.
-    pub(crate) fn has_tops(&self) -> bool {
+    /// Whether `top_p_block_max` supports this head: it reads undecided rows by fours of tokens that share a Philox block.
+    pub(crate) fn has_block_maxima(&self) -> bool {
         self.head.first_token.is_multiple_of(4) && self.head.transform() == HeadTransform::NONE
     }
 
@@ -63,17 +67,17 @@ impl DeviceTiled {
     ///
     /// # Errors
     /// [`CudaError::Compile`], [`CudaError::Driver`].
-    pub(crate) fn prepare_leaving(&mut self, more: &More) -> Result<(), CudaError> {
+    pub(crate) fn prepare_leaving(&mut self, output: &FusedOutput) -> Result<(), CudaError> {
         match &mut self.hopper {
-            Some(hopper) => hopper.prepare(more, &self.device),
+            Some(hopper) => hopper.prepare(output, &self.device),
             None => Ok(()),
         }
     }
 
     /// As [`DeviceTiled::launch`] with [`RowFeatures::Any`](crate::RowFeatures::Any), and leaves
-    /// * with [`More::Knobs`]: the logits of all rows, by the fastest kernel;
-    /// * with [`More::Lists`]: the largest logits of rows with filters, which are drawn as greedy ones where these tell all;
-    /// * with [`More::Stores`]: the raw logits of all rows and the largest of each granule, of
+    /// * with [`FusedOutput::MasksPenalties`]: the logits of all rows, by the fastest kernel;
+    /// * with [`FusedOutput::Lists`]: the largest logits of rows with filters, which are drawn as greedy ones where these tell all;
+    /// * with [`FusedOutput::StoreLogits`]: the raw logits of all rows and the largest of each granule, of
     ///   [`RowFeatures::Bare`](crate::RowFeatures::Bare) alone.
     ///
     /// Returns whether stored logits are the transformed ones, and not the raw ones.
@@ -82,18 +86,18 @@ impl DeviceTiled {
     /// As [`DeviceTiled::launch`].
     ///
     /// # Safety
-    /// As [`DeviceTiled::launch`]; what `more` names too is device memory of this device until the launch has run, as row_lists.cuh
-    /// and [`tops_bytes`](crate::abi::tops_bytes) state. Lists where [`DeviceTiled::lists`] is true of the hidden states, stores
-    /// with tops where [`DeviceTiled::stores_tops`] is.
+    /// As [`DeviceTiled::launch`]; what `output` names too is device memory of this device until the launch has run, as row_lists.cuh
+    /// and [`block_maxima_bytes`](crate::abi::block_maxima_bytes) state. Lists where [`DeviceTiled::lists`] is true of the hidden states, stores
+    /// with block maxima where [`DeviceTiled::stores_block_maxima`] is.
     pub(crate) unsafe fn launch_leaving(
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
         rows: u64,
         draws: u64,
-        more: More,
+        output: FusedOutput,
     ) -> Result<bool, CudaError> {
         // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, more) }
+        unsafe { self.launch_any(stream, hidden, rows, draws, output) }
     }
 }

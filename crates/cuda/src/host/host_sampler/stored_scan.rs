@@ -3,15 +3,15 @@
 //! | of a row | is found by | and comes down as |
 //! | --- | --- | --- |
 //! | first tokens | `top_list.cu`, by logit | 16 bytes each |
-//! | tokens from a floor on | `survey.cu` | 16 bytes each |
+//! | tokens from a floor on | `stored_scan.cu` | 16 bytes each |
 //! | masses, of raw logits too | `mass_histogram.cu` | 513 words of 8 bytes |
-//! | moments | `survey.cu` | 9 words |
-//! | frontier of a draw | `survey.cu`: a few tokens of each 4096, of which the host makes the frontier | 16 bytes each |
-//! | mass before a place | `survey.cu` | one word |
+//! | moments | `stored_scan.cu` | 9 words |
+//! | frontier of a draw | `stored_scan.cu`: a few tokens of each 4096, of which the host makes the frontier | 16 bytes each |
+//! | mass before a place | `stored_scan.cu` | one word |
 //!
 //! A row whose filters come before a temperature that takes logits beyond float32 is looked at by the host, which copies it.
 
-use crate::abi::{Item, Look, Row};
+use crate::abi::{Item, Row, SumQuery};
 use crate::device::queries::{Kind, Query, QueryResults};
 use crate::device::stored_rows::StoredRows;
 use crate::error::CudaError;
@@ -54,7 +54,7 @@ impl ScanRow<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct StoredScan {
     wishes: Vec<Query>,
-    looks: Vec<Look>,
+    looks: Vec<SumQuery>,
     granted: QueryResults,
 }
 
@@ -135,8 +135,11 @@ impl StoredScan {
         self.looks.clear();
         for (i, member) in part.iter().enumerate() {
             let filters = member.overview().map(|(_, filters)| filters).filter(|filters| filters.need_moments());
-            let look =
-                |filters: &Filters| Look { source: i as u32, value: filters.moments().scale(), ..Look::default() };
+            let look = |filters: &Filters| SumQuery {
+                source: i as u32,
+                value: filters.moments().scale(),
+                ..SumQuery::default()
+            };
             self.looks.extend(filters.map(look));
         }
         if self.looks.is_empty() {
@@ -188,14 +191,14 @@ impl StoredScan {
             let Request::PrefixMass { points: doubts, .. } = member.request else { continue };
             let look = |doubt: &PrefixMass| {
                 let (token, value) = (doubt.rank.token, doubt.rank.logit);
-                Look { source: i as u32, token, value, padding: 0 }
+                SumQuery { source: i as u32, token, value, padding: 0 }
             };
             self.looks.extend(doubts.iter().map(look));
         }
         if self.looks.is_empty() {
             return Ok(());
         }
-        let mut masses = stored.masses_before(&self.looks, stream)?.iter();
+        let mut masses = stored.prefix_masses(&self.looks, stream)?.iter();
         for member in part.iter_mut().filter(|member| member.filters().is_some()) {
             let Request::PrefixMass { points: doubts, .. } = member.request else { continue };
             let known = doubts.iter().zip(&mut masses).map(|(doubt, &mass)| PrefixMass::with_mass(doubt.rank, mass));

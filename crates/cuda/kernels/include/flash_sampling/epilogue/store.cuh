@@ -9,9 +9,9 @@ namespace flash_sampling {
 struct LogitStore {
     float* logits;  // null = nowhere
     u64 stride;     // floats from one row to the next
-    u16* tops;      // where the instance that stores GranuleTops leaves them; there the rows have room for whole octets
+    u16* block_maxima;      // where the instance that stores BlockMaxima leaves them; there the rows have room for whole octets
 };
-FS_LAYOUT(LogitStore, 24, FS_AT(logits, 0) && FS_AT(stride, 8) && FS_AT(tops, 16));
+FS_LAYOUT(LogitStore, 24, FS_AT(logits, 0) && FS_AT(stride, 8) && FS_AT(block_maxima, 16));
 
 // A warp stores row `column + c` of a tile.
 __device__ __forceinline__ void store_row(const Call& call, const LogitStore& stored, const DotTile& tile, u32 c) {

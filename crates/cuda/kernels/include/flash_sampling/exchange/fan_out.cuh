@@ -38,8 +38,8 @@ struct Sender {
     __device__ __forceinline__ void join(const u32* digests, u32 thread, u32 threads) const {
 #pragma unroll 1
         for (u32 first = thread / 32 * 32; first < peers.row_count * peers.lanes; first += threads) {
-            const Meeting meeting(peers, step, missed, first + thread % 32);
-            meeting.receive(meeting.takes_part ? digests[meeting.row] : 0);
+            const PeerPair pair(peers, step, missed, first + thread % 32);
+            pair.receive(pair.takes_part ? digests[pair.row] : 0);
         }
         if (thread == 0) peers.state->step = step;
     }

@@ -168,7 +168,7 @@ __device__ __forceinline__ Draw draw_or_blame(u64 key, float logit, u32 late, u3
 
 // A lane's part of a step: a pair of row and rank. Consecutive lanes of a warp have consecutive pairs, so the ranks of
 // a row are neighbours.
-struct Meeting {
+struct PeerPair {
     const Peers& peers;
     const u32 step, missed, row, other;
     const bool takes_part;
@@ -176,7 +176,7 @@ struct Meeting {
     // `missed` has the ranks that are already late, with one value for all lanes of a warp, and thus of a row. Separate
     // loads could differ, since another block may set a bit at any time. A row with only some of its lanes would then
     // look complete.
-    __device__ __forceinline__ Meeting(const Peers& peers, u32 step, u32 missed, u32 pair)
+    __device__ __forceinline__ PeerPair(const Peers& peers, u32 step, u32 missed, u32 pair)
         : peers(peers), step(step), missed(missed), row(pair / peers.lanes), other(pair % peers.lanes),
           takes_part(row < peers.row_count && other < peers.world && !missed) {}
 
@@ -229,13 +229,13 @@ struct JoinPeers {
     __device__ __forceinline__ void block() const {
         const u32 step = step_after(peers.state->step);
         const u32 missed = __shfl_sync(0xffffffffu, load_late(peers.state), 0);
-        const Meeting meeting(peers, step, missed, blockIdx.x * THREADS + threadIdx.x);
+        const PeerPair pair(peers, step, missed, blockIdx.x * THREADS + threadIdx.x);
         u32 digest = 0;
-        if (meeting.takes_part) {
-            digest = digest_of(peers.rows[meeting.row], peers.row_count, peers.mark);
-            meeting.send(peers.draws[meeting.row], digest);
+        if (pair.takes_part) {
+            digest = digest_of(peers.rows[pair.row], peers.row_count, peers.mark);
+            pair.send(peers.draws[pair.row], digest);
         }
-        meeting.receive(digest);
+        pair.receive(digest);
         end_step(peers.state, step);
     }
 };

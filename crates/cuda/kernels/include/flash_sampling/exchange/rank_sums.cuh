@@ -1,30 +1,30 @@
 // From sums over a shard to those of the vocabulary, by records that ranks send one another.
 #pragma once
 
-#include "../selection/open_rows.cuh"
+#include "../selection/undecided_rows.cuh"
 #include "peer_records.cuh"
-#include "../selection/select_mass.cuh"
+#include "../selection/top_p.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
-struct JoinSums {
+struct RankSums {
     static constexpr bool DRAWS_ALONE = false;
     // Words of a record: of a row's sums; of a row's bins, three for each lane, and then two.
-    static constexpr u32 SUMS = 3, BINS = OpenRows::BINS;
+    static constexpr u32 SUMS = 3, BINS = UndecidedRows::BINS;
     static_assert(3 * BINS + 2 <= PeerRecords::WORDS, "a record has room");
 
     const RecordsStep step;
     Draw* const draws;
 
-    __device__ __forceinline__ u32 first_token(const SelectRows&) const { return 0; }
+    __device__ __forceinline__ u32 first_token(const FilterCall&) const { return 0; }
 
     // One thread.
     __device__ __forceinline__ bool sums(u32 row, double& before, double& all, double& error) const {
         u32 late = step.missed;
         if (!late) {
-            const u64 mine[SUMS] = {SelectMass::bits_of(before), SelectMass::bits_of(all), SelectMass::bits_of(error)};
+            const u64 mine[SUMS] = {TopPSearch::bits_of(before), TopPSearch::bits_of(all), TopPSearch::bits_of(error)};
             for (u32 to = 0; to < step.world(); ++to)
 #pragma unroll
                 for (u32 at = 0; at < SUMS; ++at) step.send(to, row, at, mine[at]);
@@ -35,9 +35,9 @@ struct JoinSums {
 #pragma unroll
                 for (u32 at = 0; at < SUMS; ++at) is_there = is_there && step.receive(from, row, at, theirs[at]);
                 if (!is_there) late |= 1u << from;
-                before += SelectMass::of_bits(theirs[0]);
-                all += SelectMass::of_bits(theirs[1]);
-                error = fmax(error, SelectMass::of_bits(theirs[2]));
+                before += TopPSearch::of_bits(theirs[0]);
+                all += TopPSearch::of_bits(theirs[1]);
+                error = fmax(error, TopPSearch::of_bits(theirs[2]));
             }
         }
         if (late) draws[row] = step.blame(late);
@@ -49,8 +49,8 @@ struct JoinSums {
         const u32 lane = threadIdx.x % 32;
         u32 late = __shfl_sync(0xffffffffu, step.missed, 0);
         if (!late) {
-            const u64 mine[3] = {SelectMass::bits_of(mass), best, f32_to_bits(logit)};
-            const u64 last = lane == 0 ? SelectMass::bits_of(all) : SelectMass::bits_of(error);
+            const u64 mine[3] = {TopPSearch::bits_of(mass), best, f32_to_bits(logit)};
+            const u64 last = lane == 0 ? TopPSearch::bits_of(all) : TopPSearch::bits_of(error);
             for (u32 to = 0; to < step.world(); ++to) {
 #pragma unroll
                 for (u32 at = 0; at < 3; ++at) step.send(to, row, 3 * lane + at, mine[at]);
@@ -64,10 +64,10 @@ struct JoinSums {
                 for (u32 at = 0; at < 5; ++at)
                     is_there = is_there && step.receive(from, row, at < 3 ? 3 * lane + at : 3 * BINS + at - 3, theirs[at]);
                 if (!is_there) late |= 1u << from;
-                mass += SelectMass::of_bits(theirs[0]);
+                mass += TopPSearch::of_bits(theirs[0]);
                 if (theirs[1] > best) best = theirs[1], logit = bits_to_f32(static_cast<u32>(theirs[2]));
-                all += SelectMass::of_bits(theirs[3]);
-                error = fmax(error, SelectMass::of_bits(theirs[4]));
+                all += TopPSearch::of_bits(theirs[3]);
+                error = fmax(error, TopPSearch::of_bits(theirs[4]));
             }
             late = __reduce_or_sync(0xffffffffu, late);
         }

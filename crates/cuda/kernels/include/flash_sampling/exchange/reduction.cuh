@@ -44,9 +44,9 @@ struct ReduceWinners {
     __device__ __forceinline__ void to_words(u64 (&of_warp)[THREADS / 32]) const {
         u64 share = 0;
         for (u32 row = threadIdx.x; row < call.max_rows; row += THREADS) {
-            const bool is_asked = row < call.row_count;
-            call.words[row] = is_asked ? key_of(call.draws[row]) : 0;
-            if (is_asked) share ^= share_of_digest(digest_of(call.rows[row], call.row_count, call.mark), row);
+            const bool is_in_call = row < call.row_count;
+            call.words[row] = is_in_call ? key_of(call.draws[row]) : 0;
+            if (is_in_call) share ^= share_of_digest(digest_of(call.rows[row], call.row_count, call.mark), row);
         }
         __syncwarp();
         const u32 high = __reduce_xor_sync(0xffffffffu, static_cast<u32>(share >> 32));

@@ -1,10 +1,10 @@
 // The consumers: two warpgroups that multiply and filter. The scouts score what passes.
 #pragma once
 
-#include "guess.cuh"
-#include "knobs.cuh"
+#include "initial_threshold.cuh"
+#include "masks_penalties.cuh"
 #include "masses.cuh"
-#include "stores.cuh"
+#include "store_logits.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -22,10 +22,10 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         const bool has_tokens = !T::SKIPS || __any_sync(0xffffffffu, schedule.has_tokens(self.group, self.size));
         multiply<T, OPERAND>(d, stages, ring, has_tokens ? steps : 0, self);
         const u32 real = add_bias(d, self);
-        if constexpr (T::KNOBS) {
+        if constexpr (T::MASKS_PENALTIES) {
             if (stored.logits) store_raw(d, real, stored, self);
         }
-        if constexpr (T::STORES) store_with_tops(d, real, stored, self);
+        if constexpr (T::STORE_LOGITS) store_with_maxima(d, real, stored, self);
         if constexpr (T::LOG_Z) {
             hide_absent<T>(d, real);
             weigh(d, self);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
             for (int w = 0; w < T::WORDS; ++w) counted[w] = real;
         };
         count_all();
-        const bool is_masked = T::KNOBS && has_masks(self);
+        const bool is_masked = T::MASKS_PENALTIES && has_masks(self);
         if (is_masked) apply_masks(counted, self);
         ptx::mbarrier_wait(&shared.scouted, t & 1);
         if (t == 0) guess(d, counted, self);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../exchange/fan_out.cuh"
-#include "guess.cuh"
+#include "initial_threshold.cuh"
 #include "masses.cuh"
 
 namespace flash_sampling::fused_hopper {

@@ -2,7 +2,7 @@
 // After the last tile's queues the consumers conclude.
 #pragma once
 
-#include "guess.cuh"
+#include "initial_threshold.cuh"
 
 namespace flash_sampling::fused_hopper {
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Tak
     }
 }
 
-// Fills `losing` for a tile: thresholds, in a block's first tile the bounds that guess.cuh takes.
+// Fills `losing` for a tile: thresholds, in a block's first tile the bounds that initial_threshold.cuh takes.
 template <class T>
 __device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& shared, u32 t, u32 base, u32 hand) {
     for (u32 column = hand; column < T::COLUMNS; column += T::SCOUTS) {

@@ -9,18 +9,18 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The work of an instance beside the plain draw: see knobs.cuh, lists.cuh (with knobs), masses.cuh, fan_out.cuh, stores.cuh.
-enum class Extra { Nothing, Knobs, Lists, LogZ, FanOut, Stores };
+// The work of an instance beside the plain draw: see masks_penalties.cuh, lists.cuh (with knobs), masses.cuh, fan_out.cuh, store_logits.cuh.
+enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits };
 
 // COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS slabs of 64 hidden
 // elements a stage, CLUSTER blocks that share the hidden states.
-template <int COLUMNS_, int SLABS_, int CLUSTER_, Extra EXTRA = Extra::Nothing>
+template <int COLUMNS_, int SLABS_, int CLUSTER_, FusedVariant VARIANT = FusedVariant::Plain>
 struct Tile {
-    static constexpr bool LISTS = EXTRA == Extra::Lists;
-    static constexpr bool KNOBS = EXTRA == Extra::Knobs || LISTS;
-    static constexpr bool LOG_Z = EXTRA == Extra::LogZ;
-    static constexpr bool FAN_OUT = EXTRA == Extra::FanOut;
-    static constexpr bool STORES = EXTRA == Extra::Stores;
+    static constexpr bool LISTS = VARIANT == FusedVariant::Lists;
+    static constexpr bool MASKS_PENALTIES = VARIANT == FusedVariant::MasksPenalties || LISTS;
+    static constexpr bool LOG_Z = VARIANT == FusedVariant::LogZ;
+    static constexpr bool FAN_OUT = VARIANT == FusedVariant::FanOut;
+    static constexpr bool STORE_LOGITS = VARIANT == FusedVariant::StoreLogits;
     static constexpr int COLUMNS = COLUMNS_;
     static constexpr int SLABS = SLABS_;
     static constexpr int CLUSTER = CLUSTER_;
@@ -104,7 +104,7 @@ struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
     // For each granule of a tile and each row the dot product up to which a token surely loses. Before a block's first
-    // thresholds a bound on the granule's noise instead: see guess.cuh.
+    // thresholds a bound on the granule's noise instead: see initial_threshold.cuh.
     float losing[T::GRANULES][T::COLUMNS];
     float nat[T::COLUMNS];    // the dot product that counts as much as noise of 1; 0 where no noise is known
     u32 largest[T::COLUMNS];  // the first tile's likeliest token, as monotone bits

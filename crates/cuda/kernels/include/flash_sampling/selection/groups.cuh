@@ -82,7 +82,7 @@ struct Select {
     }
 
     // The masses of all threads before this one, after `before`; and all of them.
-    __device__ __forceinline__ LogMass masses_before(LogMass mine, LogMass before, LogMass& all) {
+    __device__ __forceinline__ LogMass prefix_masses(LogMass mine, LogMass before, LogMass& all) {
         const u32 thread = threadIdx.x;
         if (thread == 0) mine = before.merge(mine);
         shared.mass[thread] = mine;
@@ -142,7 +142,7 @@ struct Select {
             if (offer > score) score = offer, chosen = first + i;
         }
         LogMass all;
-        LogMass before = masses_before(mine, running.summary.mass, all);
+        LogMass before = prefix_masses(mine, running.summary.mass, all);
         if (rule == Rule::Online) {
             for (u32 i = from; i < to; ++i) {
                 const LogMass mass = mass_of(first + i);

@@ -17,7 +17,7 @@ struct RowFilters {
     FS_FUNCTION bool has_top_p() const { return top_p < 1.0f; }
     FS_FUNCTION bool is_min_p_first() const { return has_min_p() && !min_p_last; }
     FS_FUNCTION bool is_any() const { return has_min_p() || has_top_p() || top_k; }
-    // Whether top-p comes first, so that masses decide: select_mass.cuh.
+    // Whether top-p comes first, so that masses decide: top_p.cuh.
     FS_FUNCTION bool is_by_mass() const { return has_top_p() && !top_k && !is_min_p_first(); }
     // Whether what they keep lies a few nats at most below the largest logit.
     FS_FUNCTION bool is_listed_by_min_p() const { return ln_min_p > -8.0 && !min_p_last; }

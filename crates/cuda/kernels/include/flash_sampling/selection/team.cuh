@@ -12,15 +12,15 @@ struct Team {
     static __device__ __forceinline__ u32 size() { return ptx::cluster_size(); }
     static __device__ __forceinline__ u32 rank() { return ptx::cluster_rank(); }
     // All threads of all blocks: what was stored before, in shared memory too, all have stored afterwards.
-    static __device__ __forceinline__ void meet() { ptx::cluster_sync(); }
+    static __device__ __forceinline__ void sync() { ptx::cluster_sync(); }
     // The same, for reads alone.
-    static __device__ __forceinline__ void part() { ptx::cluster_sync_relaxed(); }
+    static __device__ __forceinline__ void sync_relaxed() { ptx::cluster_sync_relaxed(); }
     static __device__ __forceinline__ u64 load(const u64* pointer, u32 of) { return ptx::load_cluster(pointer, of); }
 #else
     static __device__ __forceinline__ u32 size() { return 1; }
     static __device__ __forceinline__ u32 rank() { return 0; }
-    static __device__ __forceinline__ void meet() { __syncthreads(); }
-    static __device__ __forceinline__ void part() {}
+    static __device__ __forceinline__ void sync() { __syncthreads(); }
+    static __device__ __forceinline__ void sync_relaxed() {}
     static __device__ __forceinline__ u64 load(const u64* pointer, u32) { return *static_cast<const volatile u64*>(pointer); }
 #endif
 };

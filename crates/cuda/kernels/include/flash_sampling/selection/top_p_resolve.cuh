@@ -1,4 +1,4 @@
-// The draws of the rows that FirstPass leaves open, by all blocks of a launch together.
+// The draws of the rows that TopPFirstPass leaves open, by all blocks of a launch together.
 //
 //   1. Blocks are shared out evenly among the open rows; each reads its share of a row once.
 //   2. Only tokens before the plain winner's place can be the draw. They fall into bins by their place: above all the largest
@@ -7,11 +7,11 @@
 //      is summed too: what tells whether the plain winner is kept, where the first pass did not read enough for that.
 //   3. The last block of a row adds up the bins from the largest logits on. A bin's best token is surely kept if the mass to
 //      the bin's end, its own left out, is below the limit, and surely lost if the mass to the bin's beginning is beyond.
-//   4. If the best of those surely kept beats all in doubt, it is the draw. Else the block draws as SelectMass does, alone,
+//   4. If the best of those surely kept beats all in doubt, it is the draw. Else the block draws as TopPSearch does, alone,
 //      and tries the best in doubt first: about one open row of a hundred.
 #pragma once
 
-#include "first_pass.cuh"
+#include "top_p_first_pass.cuh"
 #include "../ptx/ordered.cuh"
 
 #ifdef __CUDACC__
@@ -24,7 +24,7 @@ struct NoRanks {
     static constexpr bool DRAWS_ALONE = true;
 
     // The first token of the vocabulary.
-    __device__ __forceinline__ u32 first_token(const SelectRows& call) const { return call.first_token; }
+    __device__ __forceinline__ u32 first_token(const FilterCall& call) const { return call.first_token; }
     // From a shard's bins, of which each lane of a warp has one, its mass, its best token and the logit of that, to those of the
     // vocabulary; false where a rank did not come, of which the draw then tells.
     __device__ __forceinline__ bool bins(u32, double&, u64&, float&, double&, double&) const { return true; }
@@ -32,11 +32,11 @@ struct NoRanks {
 
 // `Ranks`: what makes bins of a shard those of the vocabulary.
 template <class Ranks>
-struct SelectOpen {
-    static constexpr u32 THREADS = SelectMass::THREADS, WARPS = SelectMass::WARPS;
-    static constexpr u32 TIES = 8, BINS = OpenRows::BINS;
+struct TopPResolve {
+    static constexpr u32 THREADS = TopPSearch::THREADS, WARPS = TopPSearch::WARPS;
+    static constexpr u32 TIES = 8, BINS = UndecidedRows::BINS;
     // Rows that a block loads before it knows which is its own.
-    static constexpr u32 GUESSED = OpenRows::LEAST;
+    static constexpr u32 GUESSED = UndecidedRows::LEAST;
     using Lines = RowLines<2, true>;
     static_assert(BINS == 32 && TIES == 8, "a lane each, and four of either side where equal logits end");
     // No score and token have these bits.
@@ -46,8 +46,8 @@ struct SelectOpen {
         float masses[BINS][THREADS];
         u64 best[BINS];
         float all[WARPS];
-        OpenRow rows[GUESSED];
-        SelectMass::Shared select;
+        UndecidedRow rows[GUESSED];
+        TopPSearch::Shared select;
         u32 is_last;
     };
     static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
@@ -58,7 +58,7 @@ struct SelectOpen {
         float place, per_nat, per_tie;
         u32 token, shift;
 
-        __device__ __forceinline__ Bins(const OpenRow& row, u32 first_token) : place(row.place), token(row.token) {
+        __device__ __forceinline__ Bins(const UndecidedRow& row, u32 first_token) : place(row.place), token(row.token) {
             // How much of the mass before the place is lost: the more, the further from the place top-p ends.
             const float lost = static_cast<float>((row.before - row.top_p * row.all) / row.before);
             // What is 1 at the place falls into four bins for each of six doublings, into eight for each of three, or evenly. By
@@ -85,8 +85,8 @@ struct SelectOpen {
         __device__ __forceinline__ u32 of(float l, u32 t) const { return l == place ? of_tie(t) : of_above(l); }
     };
 
-    const SelectRows& call;
-    const OpenRows& open;
+    const FilterCall& call;
+    const UndecidedRows& open;
     const Ranks& ranks;
     Shared& shared;
 
@@ -97,22 +97,22 @@ struct SelectOpen {
         // NOTE: as many blocks as rows at least, which the launch sees to.
         const u32 at = blockIdx.x % count, share = blockIdx.x / count, shares = gridDim.x / count;
         if (share >= shares) return;
-        const OpenRow row = at < GUESSED ? shared.rows[at] : open.rows[at];
+        const UndecidedRow row = at < GUESSED ? shared.rows[at] : open.rows[at];
         if (!decide(row, at, share, shares) || threadIdx.x != 0) return;
         if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
     }
 
     // Decides a row together with other blocks, one of `shares`; `at`: which of the open rows it is. Bins are empty. Returns
     // whether this block was the row's last. All threads call it.
-    __device__ __forceinline__ bool decide(const OpenRow& row, u32 at, u32 share, u32 shares) {
+    __device__ __forceinline__ bool decide(const UndecidedRow& row, u32 at, u32 share, u32 shares) {
         Lines lines(call.row(row.index), share * WARPS + threadIdx.x / 32, shares * WARPS);
         const Bins bins(row, ranks.first_token(call));
-        const SelectMass::Weights weights(row.place, row.token);
+        const TopPSearch::Weights weights(row.place, row.token);
         // The tokens that are kept have p of the mass at least. A score below the cut is of no use.
-        const float cut = row.place + logf(row.top_p * static_cast<float>(row.all)) - SelectMass::BELOW_MASS;
+        const float cut = row.place + logf(row.top_p * static_cast<float>(row.all)) - TopPSearch::BELOW_MASS;
         __syncthreads();
         float all = 0.0f;
-        lines.each(row.inv_temperature, [&](const float(&l)[4], u32 first) { survey(l, first, row, bins, weights, cut, all); });
+        lines.each(row.inv_temperature, [&](const float(&l)[4], u32 first) { add_to_bins(l, first, row, bins, weights, cut, all); });
         const float of_warp = sum_of_warp(all);
         if (threadIdx.x % 32 == 0) shared.all[threadIdx.x / 32] = of_warp;
         __syncthreads();
@@ -121,7 +121,7 @@ struct SelectOpen {
         if (threadIdx.x == 0) shared.is_last = ptx::add_ordered(&open.arrived[at], 1) == shares - 1;
         __syncthreads();
         if (!shared.is_last) return false;
-        if (threadIdx.x < 32) conclude(at, row, weights, SelectMass::error_of(lines.most() + WARPS + 2 * 5));
+        if (threadIdx.x < 32) conclude(at, row, weights, TopPSearch::error_of(lines.most() + WARPS + 2 * 5));
         __syncthreads();
         if constexpr (Ranks::DRAWS_ALONE) {
             if (shared.best[0] != DECIDED) draw_alone(call, shared.select, row.index, shared.best[0]);
@@ -141,7 +141,7 @@ struct SelectOpen {
     // How many rows are open. The first of them are then in shared memory, and all bins are empty.
     __device__ __forceinline__ u32 prepare() {
         const u32 count = __ldcg(&open.counters[0]);
-        constexpr u32 PIECES = sizeof(OpenRow) / 16;
+        constexpr u32 PIECES = sizeof(UndecidedRow) / 16;
         uint4 piece{};
         const bool has_piece = threadIdx.x < GUESSED * PIECES;
         if (has_piece) piece = __ldcg(reinterpret_cast<const uint4*>(open.rows) + threadIdx.x);
@@ -152,8 +152,8 @@ struct SelectOpen {
     }
 
     // Masses and best scores of four tokens.
-    __device__ __forceinline__ void survey(const float (&l)[4], u32 first, const OpenRow& row, const Bins& bins,
-                                           const SelectMass::Weights& weights, float cut, float& all) {
+    __device__ __forceinline__ void add_to_bins(const float (&l)[4], u32 first, const UndecidedRow& row, const Bins& bins,
+                                           const TopPSearch::Weights& weights, float cut, float& all) {
         float mass[4];
         u32 bin[4], hits = 0;
         bool is_tie = false;
@@ -185,7 +185,7 @@ struct SelectOpen {
 #pragma unroll 1
         for (; hits; hits &= hits - 1) {
             const u32 i = __ffs(static_cast<int>(hits)) - 1, token = first + i;
-            const float logit = SelectMass::Weights::pick_of(l, i);
+            const float logit = TopPSearch::Weights::pick_of(l, i);
             const Granule granule = noise.granule(Domain::Token, row.draw, token, word);
             const float score = add_rn(logit, noise.gumbel_in(granule, Domain::Token, row.draw, token));
             if (score >= cut) atomicMax(&shared.best[bins.of(logit, token)], to_ordered_bits(Winner::of(score, token)));
@@ -224,7 +224,7 @@ struct SelectOpen {
 
     // The draw, if it is sure; else the best token that may be kept goes to shared.best[0], 0 if there is none. Leaves zeros. One
     // warp calls it.
-    __device__ __forceinline__ void conclude(u32 at, const OpenRow& row, const SelectMass::Weights& weights, double own_error) {
+    __device__ __forceinline__ void conclude(u32 at, const UndecidedRow& row, const TopPSearch::Weights& weights, double own_error) {
         const u32 lane = threadIdx.x;
         double mass = __ldcg(&open.masses[at * BINS + lane]), all = __ldcg(&open.all[at]);
         u64 best = __ldcg(&open.best[at * BINS + lane]);
@@ -274,10 +274,10 @@ struct SelectOpen {
 
     // A block decides the row, from the best token on that may be kept, or from the plain winner.
     // NOTE: no function of an object: it would be kept in memory, and what it points to would not be known to be shared.
-    static __device__ __noinline__ void draw_alone(const SelectRows& call, SelectMass::Shared& shared, u32 i, u64 best) {
+    static __device__ __noinline__ void draw_alone(const FilterCall& call, TopPSearch::Shared& shared, u32 i, u64 best) {
         const RowFilters filters = call.filters[i];
         call.begin(i, shared.row);
-        SelectMass select{filters, call.row(i), shared};
+        TopPSearch select{filters, call.row(i), shared};
         Draw start = call.draws[i];
         if (best) start.token = from_ordered_bits(best).token, start.score = from_ordered_bits(best).score;
         if (best) start.logit = select.logit_of(start.token);

@@ -63,7 +63,7 @@ fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &
 
 #[test]
 fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
-    let Some(program) = emulated::program("survey") else { return };
+    let Some(program) = emulated::program("stored_scan") else { return };
     let noise = Noise::new(9, 4).unwrap();
     let normal = |i: u32| {
         let unit = |i| (f64::from(noise.word(Domain::Generator, 1, i)) + 0.5) * 2f64.powi(-32);

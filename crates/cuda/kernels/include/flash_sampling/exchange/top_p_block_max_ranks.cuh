@@ -1,50 +1,50 @@
-// The first pass over a shard's part of rows with top-p alone, from the largest logits of their granules: what TopsSums sums of the
+// The first pass over a shard's part of rows with top-p alone, from the largest logits of their granules: what BlockMaxSums sums of the
 // shard is joined with the sums of the other ranks by the last block, which lists the rows that stay open.
 #pragma once
 
 #include "rank_sums.cuh"
 #include "../ptx/ordered.cuh"
-#include "../selection/tops_sums.cuh"
+#include "../selection/block_max_sums.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
-struct JoinByTops {
-    static constexpr u32 THREADS = TopsSums::THREADS;
+struct TopPBlockMaxRanks {
+    static constexpr u32 THREADS = BlockMaxSums::THREADS;
 
     struct Shared {
-        TopsSums::Shared pass;
-        OpenRow rows[OpenRows::ROOM];
+        BlockMaxSums::Shared pass;
+        UndecidedRow rows[UndecidedRows::ROOM];
         u32 is_last;
     };
     // A block takes 1 KiB beside its own.
     static_assert(2 * (sizeof(Shared) + 1024) <= 228 * 1024, "a multiprocessor of Hopper holds two blocks");
 
-    const SelectRows& call;
-    const OpenRows& open;
-    const JoinSums& ranks;
+    const FilterCall& call;
+    const UndecidedRows& open;
+    const RankSums& ranks;
     Shared& shared;
 
     __device__ __forceinline__ void run() {
-        TopsSums pass{call, shared.rows, shared.pass};
+        BlockMaxSums pass{call, shared.rows, shared.pass};
         // The first sums of bins, which are zeros again below: no row is open yet.
         double* const sums = open.masses;
         pass.add_to(sums, [&, own = pass.row_of_thread(0.0f)] {
-            if (threadIdx.x < OpenRows::ROOM) shared.rows[threadIdx.x] = own;
+            if (threadIdx.x < UndecidedRows::ROOM) shared.rows[threadIdx.x] = own;
         });
         __syncthreads();
         if (threadIdx.x == 0) shared.is_last = ptx::add_ordered(&open.arrived[0], 1) == gridDim.x - 1;
         __syncthreads();
         if (!shared.is_last) return;
         if (threadIdx.x == 0) open.arrived[0] = 0;
-        if (threadIdx.x < call.count) conclude(threadIdx.x, sums + 2 * threadIdx.x, SelectMass::error_of(pass.most()));
+        if (threadIdx.x < call.count) conclude(threadIdx.x, sums + 2 * threadIdx.x, TopPSearch::error_of(pass.most()));
     }
 
   private:
     // Lists the row, unless its winner is surely kept.
     __device__ __forceinline__ void conclude(u32 i, double* sums, double error) const {
-        OpenRow& row = shared.rows[i];
+        UndecidedRow& row = shared.rows[i];
         double before = __ldcg(sums), all = __ldcg(sums + 1);
         sums[0] = sums[1] = 0.0;
         if (!(row.top_p < 1.0f) || !ranks.sums(i, before, all, error)) return;

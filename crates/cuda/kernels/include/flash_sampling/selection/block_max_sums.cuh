@@ -7,15 +7,15 @@
 //
 // 1. A granule whose largest logit is below the winner's has no token before it. It is not read, and only its largest logit
 //    counts, rounded down: what is summed of `all` is a lower bound. So a row that is kept by it is kept.
-// 2. A block has eight rows, whose tops lie together, and a part of their granules. A warp has its own of these: a lane looks at one
+// 2. A block has eight rows, whose maxima lie together, and a part of their granules. A warp has its own of these: a lane looks at one
 //    granule for all eight rows, and what is to be read is listed. Rows differ in it by far, warps with all eight hardly.
 // 3. What is listed is read without regard to rows: every thread has its own column of sums for each row, so that none waits.
 //
-// The first token of all rows is a multiple of 4: SelectOpen reads rows by lines (RowLines::takes).
+// The first token of all rows is a multiple of 4: TopPResolve reads rows by lines (RowLines::takes).
 #pragma once
 
-#include "open_rows.cuh"
-#include "select_mass.cuh"
+#include "undecided_rows.cuh"
+#include "top_p.cuh"
 
 #ifdef __CUDACC__
 
@@ -26,27 +26,27 @@ __device__ __forceinline__ u32 small_quotient(u32 a, u32 b) {
     return static_cast<u32>(__fdividef(u32_to_f32(a) + 0.5f, u32_to_f32(b)));
 }
 
-struct TopsSums {
-    static constexpr u32 THREADS = 512, WARPS = THREADS / 32, ROWS = GranuleTops::ROWS;
+struct BlockMaxSums {
+    static constexpr u32 THREADS = 512, WARPS = THREADS / 32, ROWS = BlockMaxima::ROWS;
     // Granules that a lane looks at in a round, and a warp.
     static constexpr u32 TURNS = 3, ROUND = 32 * TURNS;
     // A lane's tokens of a granule, lanes that share one, granules that a warp reads at a time, and how often before it looks
     // at what it has read.
-    static constexpr u32 EACH = 4, LANES = GranuleTops::TOKENS / EACH, AT_ONCE = 32 / LANES, LOADS = 4;
+    static constexpr u32 EACH = 4, LANES = BlockMaxima::TOKENS / EACH, AT_ONCE = 32 / LANES, LOADS = 4;
     static_assert(ROWS == 8 && ROUND <= 0x10000 / ROWS, "a row and a granule of a round are 16 bits");
 
-    struct Asked {
-        float least_top, scale, shift, place, inv_temperature;
+    struct RowTerms {
+        float least_maximum, scale, shift, place, inv_temperature;
         u32 token;
     };
     struct Shared {
         float before[ROWS][THREADS], all[ROWS][THREADS];
         u16 lists[WARPS][ROUND * ROWS];
-        Asked rows[ROWS];
+        RowTerms rows[ROWS];
     };
 
-    const SelectRows& call;
-    const OpenRow* rows;  // of all draws, those that are not asked about with a top-p of 1
+    const FilterCall& call;
+    const UndecidedRow* rows;  // of all draws, those that are not asked about with a top-p of 1
     Shared& shared;
 
     // The granules of a warp's part of eight rows.
@@ -56,23 +56,23 @@ struct TopsSums {
 
     // What a pass must know of the row of draw `threadIdx.x`, up to its sums; a top-p of 1 where it is not asked about, as what is
     // invalid stays so. Before draws change.
-    __device__ __forceinline__ OpenRow row_of_thread(float error) const {
+    __device__ __forceinline__ UndecidedRow row_of_thread(float error) const {
         const u32 i = threadIdx.x, at = min(i, call.count - 1);
         const Draw plain = call.draws[at];
         const Row& row = call.rows[at];
-        const bool is_asked = (i < call.count) & (plain.status == Status::Drawn);
+        const bool is_summed = (i < call.count) & (plain.status == Status::Drawn);
         return {0.0, 0.0, row.seed, row.position, plain.logit, plain.token, row.inv_temperature,
-                is_asked ? call.filters[at].top_p : 1.0f, error, row.draw, i, 0};
+                is_summed ? call.filters[at].top_p : 1.0f, error, row.draw, i, 0};
     }
 
     // How many blocks share eight rows.
     __device__ __forceinline__ u32 slices() const {
-        return max(1u, min(small_quotient(gridDim.x, octets()), GranuleTops::granules_of(call.tokens) / 64));
+        return max(1u, min(small_quotient(gridDim.x, octets()), BlockMaxima::granules_of(call.tokens) / 64));
     }
     __device__ __forceinline__ u32 octets() const { return (call.count + ROWS - 1) / ROWS; }
     // Tokens that a thread adds up at most. Parts differ by as much as floats round their edges.
     __device__ __forceinline__ u32 most() const {
-        const u32 granules = GranuleTops::granules_of(call.tokens);
+        const u32 granules = BlockMaxima::granules_of(call.tokens);
         const u32 each = static_cast<u32>(share()) + 3 + granules / (1u << 20);
         return (each + ROUND - 1) / ROUND * (TURNS + EACH * (ROUND / AT_ONCE + 1)) + WARPS;
     }
@@ -101,7 +101,7 @@ struct TopsSums {
 #pragma unroll 1
         for (u32 unit = blockIdx.x; unit < units;) {
             empty();
-            if (threadIdx.x / ROWS == part.octet) shared.rows[threadIdx.x % ROWS] = asked(rows[threadIdx.x]);
+            if (threadIdx.x / ROWS == part.octet) shared.rows[threadIdx.x % ROWS] = terms_of(rows[threadIdx.x]);
             __syncthreads();
             sum(part, bits);
             __syncthreads();
@@ -110,7 +110,7 @@ struct TopsSums {
             float of_lane = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < THREADS; i += 32) of_lane += columns[i + lane];
-            const double of_row = SelectMass::sum_of_warp(of_lane);
+            const double of_row = TopPSearch::sum_of_warp(of_lane);
             // Rows that are not asked about have no sums.
             if (lane == 0 && shared.rows[row].scale != 0.0f) atomicAdd(&sums[2 * (part.octet * ROWS + row) + is_all], of_row);
             unit += gridDim.x;
@@ -124,10 +124,10 @@ struct TopsSums {
   private:
     // Granules of a part, and where one begins.
     __device__ __forceinline__ float share() const {
-        return __fdividef(u32_to_f32(GranuleTops::granules_of(call.tokens)), u32_to_f32(slices() * WARPS));
+        return __fdividef(u32_to_f32(BlockMaxima::granules_of(call.tokens)), u32_to_f32(slices() * WARPS));
     }
     __device__ __forceinline__ u32 edge(u32 part) const {
-        const u32 granules = GranuleTops::granules_of(call.tokens);
+        const u32 granules = BlockMaxima::granules_of(call.tokens);
         return part == slices() * WARPS ? granules : min(granules, static_cast<u32>(mul_rn(u32_to_f32(part), share())));
     }
 
@@ -145,26 +145,26 @@ struct TopsSums {
         }
     }
 
-    static __device__ __forceinline__ Asked asked(const OpenRow& row) {
+    static __device__ __forceinline__ RowTerms terms_of(const UndecidedRow& row) {
         // No top reaches NaN.
         if (!(row.top_p < 1.0f)) return {bits_to_f32(0x7fc00000u), 0.0f, 0.0f, 0.0f, 0.0f, 0};
         // What a temperature takes to the place, or a little less; where it may have taken a number to zero, anything.
         const float raw = fabsf(row.place) > 1e-30f ? row.place / row.inv_temperature : -f32_infinity();
-        return {GranuleTops::least_top(raw - fabsf(raw) * 1e-6f),
-                row.inv_temperature * SelectMass::Weights::LOG2_E,
-                -row.place * SelectMass::Weights::LOG2_E,
+        return {BlockMaxima::least_maximum(raw - fabsf(raw) * 1e-6f),
+                row.inv_temperature * TopPSearch::Weights::LOG2_E,
+                -row.place * TopPSearch::Weights::LOG2_E,
                 row.place,
                 row.inv_temperature,
                 row.token};
     }
 
-    // A lane's tops of a round, of eight rows.
+    // A lane's maxima of a round, of eight rows.
     __device__ __forceinline__ void load(u32 (&bits)[TURNS][4], const Part& part, u32 at) const {
-        const u16* const tops = call.tops + GranuleTops::octet(part.octet, GranuleTops::granules_of(call.tokens));
+        const u16* const maxima = call.block_maxima + BlockMaxima::octet(part.octet, BlockMaxima::granules_of(call.tokens));
 #pragma unroll
         for (u32 k = 0; k < TURNS; ++k) {
             const u32 granule = at + 32 * k + threadIdx.x % 32;
-            if (granule < part.end) load_16_bytes(tops + static_cast<u64>(granule) * ROWS, bits[k]);
+            if (granule < part.end) load_16_bytes(maxima + static_cast<u64>(granule) * ROWS, bits[k]);
         }
     }
 
@@ -192,14 +192,14 @@ struct TopsSums {
     __device__ __forceinline__ void list_of(const u32 (&bits)[TURNS][4], u32 r, u32 which, u32 at, u32 end, u32& count) {
         const u32 lane = threadIdx.x % 32;
         u16* const listed = shared.lists[threadIdx.x / 32];
-        const Asked& row = shared.rows[r];
-        const float least = row.least_top, scale = row.scale, shift = row.shift;
+        const RowTerms& row = shared.rows[r];
+        const float least = row.least_maximum, scale = row.scale, shift = row.shift;
         float all = 0.0f;
 #pragma unroll
         for (u32 k = 0; k < USED; ++k) {
             const float top = widen_f16(static_cast<u16>(which % 2 ? bits[k][which / 2] >> 16 : bits[k][which / 2]));
             const bool is_there = at + 32 * k + lane < end, is_read = is_there && top >= least;
-            if (is_there && !is_read) all += SelectMass::Weights::exp2(fma_rn(GranuleTops::lower_bound(top), scale, shift));
+            if (is_there && !is_read) all += TopPSearch::Weights::exp2(fma_rn(BlockMaxima::lower_bound(top), scale, shift));
             const u32 ballot = __ballot_sync(0xffffffffu, is_read);
             if (is_read) listed[count + __popc(ballot & ((1u << lane) - 1))] = static_cast<u16>((32 * k + lane) * ROWS + r);
             count += __popc(ballot);
@@ -220,7 +220,7 @@ struct TopsSums {
                 // Lanes without a granule of their own read the last again: no branch. Measured, with what follows: 2 us at 64
                 // rows and 3 at 256.
                 codes[k] = listed[min(first + k * AT_ONCE + lane / LANES, count - 1)];
-                const u32 token = (begin + codes[k] / ROWS) * GranuleTops::TOKENS + own;
+                const u32 token = (begin + codes[k] / ROWS) * BlockMaxima::TOKENS + own;
                 const float* const from = logits + codes[k] % ROWS * call.row_stride;
                 // A row has room for whole 16 bytes; where there is no token, its last are read.
                 load_16_bytes(from + min(token, (call.tokens - 1) / EACH * EACH), words[k]);
@@ -228,8 +228,8 @@ struct TopsSums {
 #pragma unroll
             for (u32 k = 0; k < LOADS; ++k) {
                 if (k > 0 && first + k * AT_ONCE >= count) break;
-                const u32 r = codes[k] % ROWS, token = (begin + codes[k] / ROWS) * GranuleTops::TOKENS + own;
-                const Asked& row = shared.rows[r];
+                const u32 r = codes[k] % ROWS, token = (begin + codes[k] / ROWS) * BlockMaxima::TOKENS + own;
+                const RowTerms& row = shared.rows[r];
                 const float place = row.place, inv_temperature = row.inv_temperature;
                 float l[EACH], before = 0.0f, all = 0.0f;
                 bool is_rare = token + EACH > call.tokens;
@@ -253,11 +253,11 @@ struct TopsSums {
             }
         }
     }
-    static __device__ __forceinline__ float mass_of(float l, const Asked& row) {
-        return SelectMass::Weights::exp2(fma_rn(l, SelectMass::Weights::LOG2_E, row.shift));
+    static __device__ __forceinline__ float mass_of(float l, const RowTerms& row) {
+        return TopPSearch::Weights::exp2(fma_rn(l, TopPSearch::Weights::LOG2_E, row.shift));
     }
     // The mass of tokens from `token` on that are as good as the winner and before it.
-    static __device__ __forceinline__ float equal_before(const float (&l)[EACH], u32 token, const Asked& row) {
+    static __device__ __forceinline__ float equal_before(const float (&l)[EACH], u32 token, const RowTerms& row) {
         float before = 0.0f;
         const float each = mass_of(row.place, row);
 #pragma unroll
@@ -266,12 +266,12 @@ struct TopsSums {
         return before;
     }
     // Masses where the row ends.
-    __device__ __forceinline__ void weigh_some(const float (&l)[EACH], u32 token, const Asked& row, float& before,
+    __device__ __forceinline__ void weigh_some(const float (&l)[EACH], u32 token, const RowTerms& row, float& before,
                                                float& all) const {
         before = all = 0.0f;
 #pragma unroll 1
         for (u32 e = 0; e < EACH && token + e < call.tokens; ++e) {
-            const float at = SelectMass::Weights::pick_of(l, e), mass = mass_of(at, row);
+            const float at = TopPSearch::Weights::pick_of(l, e), mass = mass_of(at, row);
             all += mass;
             if (at > row.place || (at == row.place && call.first_token + token + e < row.token)) before += mass;
         }

@@ -14,14 +14,14 @@
 #pragma once
 
 #include "../scan/row_lines.cuh"
-#include "select_rows.cuh"
+#include "filter_call.cuh"
 #include "team.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
-struct SelectMass {
+struct TopPSearch {
     static constexpr u32 THREADS = 512;
     static constexpr u32 WARPS = THREADS / 32;
     // Tokens that a block takes at a time.
@@ -59,14 +59,14 @@ struct SelectMass {
     const RowFilters& filters;
     const ExistingRow logits;
     Shared& shared;
-    u32 meetings = 0;
+    u32 exchanges = 0;
 
     // The shares of all blocks: lane r has block r's, other lanes nothing. All threads of all blocks call it, after this
     // block's share was stored by its first thread.
-    __device__ __forceinline__ Share meet() {
-        Team::meet();
-        const Share* const own = &shared.shares[meetings % 2];
-        ++meetings;
+    __device__ __forceinline__ Share gather_shares() {
+        Team::sync();
+        const Share* const own = &shared.shares[exchanges % 2];
+        ++exchanges;
         const u32 lane = threadIdx.x % 32;
         if (lane >= Team::size()) return {0, 0, 0};
         return {Team::load(&own->before, lane), Team::load(&own->all, lane), Team::load(&own->best, lane)};
@@ -171,9 +171,9 @@ struct SelectMass {
             const bool is_one = threadIdx.x < WARPS;
             const double before = sum_of_warp(is_one ? shared.before[threadIdx.x] : 0.0);
             const double all = sum_of_warp(is_one ? shared.all[threadIdx.x] : 0.0);
-            if (threadIdx.x == 0) shared.shares[meetings % 2] = {bits_of(before), bits_of(all), shared.best};
+            if (threadIdx.x == 0) shared.shares[exchanges % 2] = {bits_of(before), bits_of(all), shared.best};
         }
-        const Share share = meet();
+        const Share share = gather_shares();
         return {sum_of_warp(of_bits(share.before)), sum_of_warp(of_bits(share.all)),
                 from_monotone_bits(static_cast<u32>(largest_of_warp(share.best)))};
     }
@@ -197,8 +197,8 @@ struct SelectMass {
         scan(parts, shared.row, shared.scans[threadIdx.x / 32], begin, end, part_step(), start, &shared.invalid, keep);
         if (keep.best) atomicMax(&shared.best, keep.best);
         __syncthreads();
-        if (threadIdx.x == 0) shared.shares[meetings % 2] = {0, 0, shared.best};
-        return largest_of_warp(meet().best);
+        if (threadIdx.x == 0) shared.shares[exchanges % 2] = {0, 0, shared.best};
+        return largest_of_warp(gather_shares().best);
     }
 
     // The transformed logit of a token.

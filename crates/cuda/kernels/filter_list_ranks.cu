@@ -3,36 +3,36 @@
 //
 //   list = what the row may keep of this shard's list: its first k, or what min-p keeps
 //   send list to all ranks; lists = those of all ranks
-//   draw = the draw of select_list.cu from all lists as one, and the largest of their cuts
+//   draw = the draw of filter_list.cu from all lists as one, and the largest of their cuts
 //
 // A token that is not sent is kept by no filter: k tokens of its shard alone come before it, or one that min-p sets far above.
 // Every rank has the same lists, and so the same draw. The draw of a listed row without filters is its largest logit; so where
 // min-p is all there is, what it keeps of a shard is known, and only the best of that is sent, however much it is.
 #include "flash_sampling/exchange/peer_records.cuh"
-#include "flash_sampling/selection/select_lists.cuh"
-#include "flash_sampling/selection/select_row.cuh"
+#include "flash_sampling/selection/filter_list_call.cuh"
+#include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
 
 // What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
 extern "C" {
-__constant__ u32 join_lists_launch[2] = {sizeof(SelectRow::Shared), SelectRow::THREADS};
+__constant__ u32 filter_list_ranks_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
 }
 
 // Tokens that a rank sends; their count stands before them.
 constexpr u32 SENT = PeerRecords::WORDS - 1;
-static_assert(MAX_PEERS * SENT <= SelectRow::CAPACITY, "the lists of all ranks are candidates");
+static_assert(MAX_PEERS * SENT <= FilterRow::CAPACITY, "the lists of all ranks are candidates");
 
-struct Told {
+struct ReceivedCounters {
     u32 counts[MAX_PEERS];
     u32 cuts[MAX_PEERS];
     u32 late;
 };
 
 // Sends the candidates, and takes those of all ranks in their place; the largest cut. Ranks that do not come are noted.
-static __device__ u32 exchange(SelectRow& select, Told& told, const RecordsStep& step, u32 row, const ListCounters& mine) {
+static __device__ u32 exchange(FilterRow& select, ReceivedCounters& received, const RecordsStep& step, u32 row, const ListCounters& mine) {
     auto& c = select.shared.candidates;
-    for (u32 i = threadIdx.x; i < step.world() * (1 + mine.count); i += SelectRow::THREADS) {
+    for (u32 i = threadIdx.x; i < step.world() * (1 + mine.count); i += FilterRow::THREADS) {
         const u32 to = i / (1 + mine.count), at = i % (1 + mine.count);
         step.send(to, row, at, at ? c.keys[at - 1] : static_cast<u64>(mine.count) << 32 | mine.cut);
     }
@@ -41,32 +41,32 @@ static __device__ u32 exchange(SelectRow& select, Told& told, const RecordsStep&
     c.begin();
     if (threadIdx.x < step.world()) {
         u64 head = 0;
-        if (!step.receive(threadIdx.x, row, 0, head)) atomicOr(&told.late, 1u << threadIdx.x);
-        told.counts[threadIdx.x] = min(static_cast<u32>(head >> 32), SENT);
-        told.cuts[threadIdx.x] = static_cast<u32>(head);
+        if (!step.receive(threadIdx.x, row, 0, head)) atomicOr(&received.late, 1u << threadIdx.x);
+        received.counts[threadIdx.x] = min(static_cast<u32>(head >> 32), SENT);
+        received.cuts[threadIdx.x] = static_cast<u32>(head);
     }
     __syncthreads();
     u32 count = 0, cut = 0, top = 0;
     for (u32 from = 0; from < step.world(); ++from) {
         // Ranks are shared out among the warps.
-        const u32 first = (threadIdx.x + SelectRow::THREADS - from * SENT % SelectRow::THREADS) % SelectRow::THREADS;
-        for (u32 at = first; at < told.counts[from]; at += SelectRow::THREADS) {
+        const u32 first = (threadIdx.x + FilterRow::THREADS - from * SENT % FilterRow::THREADS) % FilterRow::THREADS;
+        for (u32 at = first; at < received.counts[from]; at += FilterRow::THREADS) {
             u64 key = 0;
-            if (!step.receive(from, row, 1 + at, key)) atomicOr(&told.late, 1u << from);
+            if (!step.receive(from, row, 1 + at, key)) atomicOr(&received.late, 1u << from);
             c.keys[count + at] = key;
             top = max(top, static_cast<u32>(key >> 32));
         }
-        count += told.counts[from];
-        cut = max(cut, told.cuts[from]);
+        count += received.counts[from];
+        cut = max(cut, received.cuts[from]);
     }
     select.took(top, count);
     return cut;
 }
 
 // The draw of a row with min-p alone; `largest`: of all its logits. In the first thread; all threads call it.
-static __device__ Draw draw_by_min_p(SelectRow& select, const RecordsStep& step, u32 row, const u64* list,
+static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step, u32 row, const u64* list,
                                      const ListCounters& counters, float largest) {
-    using Keys = Candidates<SelectRow::THREADS, SelectRow::CAPACITY>;
+    using Keys = Candidates<FilterRow::THREADS, FilterRow::CAPACITY>;
     // No score and token have these bits.
     constexpr u64 LOST = ~0ull;
     auto& shared = select.shared;
@@ -76,7 +76,7 @@ static __device__ Draw draw_by_min_p(SelectRow& select, const RecordsStep& step,
         select.take(list, counters.count);
         c.compact(static_cast<u64>(to_monotone_bits(select.filters.least(largest))) << 32);
         best = select.best_of(c.count);
-        for (u32 i = threadIdx.x; i < c.count; i += SelectRow::THREADS)
+        for (u32 i = threadIdx.x; i < c.count; i += FilterRow::THREADS)
             if (best && Keys::token_of(c.keys[i]) == from_ordered_bits(best).token)
                 shared.cut = f32_to_bits(Keys::logit_of(c.keys[i]));
         __syncthreads();
@@ -106,11 +106,11 @@ static __device__ Draw draw_by_min_p(SelectRow& select, const RecordsStep& step,
     return {winner.token, winner.score, found, Status::Drawn};
 }
 
-extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2)
-    join_lists(const __grid_constant__ SelectLists call, const __grid_constant__ PeerRecords records) {
+extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
+    filter_list_ranks(const __grid_constant__ FilterListCall call, const __grid_constant__ PeerRecords records) {
     extern __shared__ __align__(16) u8 memory[];
-    __shared__ Told told;
-    SelectRow::Shared& shared = *reinterpret_cast<SelectRow::Shared*>(memory);
+    __shared__ ReceivedCounters received;
+    FilterRow::Shared& shared = *reinterpret_cast<FilterRow::Shared*>(memory);
     const RecordsStep step(records, RecordKind::First);
     const u32 i = blockIdx.x;
     const RowFilters filters = call.lists.filters[i];
@@ -120,10 +120,10 @@ extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2)
     const bool is_greedy = given->greedy;
     copy_row(&shared.row, given);
     // One answer for all threads: another block may note a late rank at this moment.
-    if (threadIdx.x == 0) told.late = step.missed;
+    if (threadIdx.x == 0) received.late = step.missed;
     // All have read; the scratch is left as it was found.
     __syncthreads();
-    const u32 missed = told.late;
+    const u32 missed = received.late;
     if (threadIdx.x == 0) call.lists.counters[i] = {0, 0};
     if (threadIdx.x < RowLists::POSTS) call.lists.posted[i * RowLists::POSTS + threadIdx.x] = 0;
     // What is invalid stays so.
@@ -132,14 +132,14 @@ extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2)
         if (missed) {
             draw = step.blame(missed);
         } else if (filters.is_listed()) {
-            SelectRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
+            FilterRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
             const u64* const list = call.lists.keys + static_cast<u64>(i) * RowLists::ROOM;
             if (filters.is_min_p_alone()) {
                 draw = draw_by_min_p(select, step, i, list, counters, plain.logit);
             } else {
                 const ListCounters mine = select.shorten(list, counters, plain.logit, SENT);
-                const u32 cut = exchange(select, told, step, i, mine);
-                if (told.late) draw = step.blame(told.late);
+                const u32 cut = exchange(select, received, step, i, mine);
+                if (received.late) draw = step.blame(received.late);
                 else if (shared.candidates.count > 0) draw = select.draw_taken(cut);
             }
         }

@@ -1,28 +1,28 @@
-//! The draws with top-p first from logits in device memory, after the draws without filters: its kernels and their launches.
+//! Draws with top-p first, from logits in device memory and the draws without filters.
 #![allow(unsafe_code)]
 
-use crate::abi::{OpenRows, SelectRows};
+use crate::abi::{FilterCall, UndecidedRows};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters, launch_resident};
-use crate::device::launch_config::{allow_shared, told};
+use crate::device::launch_config::{allow_shared, launch_words};
 use crate::error::CudaError;
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 
 pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "select_mass.cu", serves: kernels::any, instances: || vec![instance()] };
+    KernelSource { file: "top_p.cu", serves: kernels::any, instances: || vec![instance()] };
 
-/// Its functions that are called seldom are calls, which keep registers in memory.
+/// Cold: functions that run seldom are not inlined, and keep registers in local memory.
 fn instance() -> Instance {
     Instance::new(&[]).cold()
 }
 
-/// The most blocks of a draw: what a cluster may have on every GPU that has clusters.
+/// The most blocks of a draw: the largest portable cluster.
 const MAX_BLOCKS: u32 = 8;
 
-/// How many blocks share a draw of `tokens` tokens, of which each block takes `step` at a time: as many as there are
-/// multiprocessors for, and two at least while there is one for each draw.
+/// Returns the number of blocks per draw of `tokens` tokens, of which each block reads `step` at a time. The blocks fill the
+/// multiprocessors; a draw has at least two if there is a multiprocessor for each draw.
 pub(crate) fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
     let least = if draws <= multiprocessors { 2 } else { 1 };
     let most = (multiprocessors / draws.max(1)).clamp(least, MAX_BLOCKS).min(tokens / step).max(1);
@@ -31,42 +31,42 @@ pub(crate) fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32
 
 /// The kernels in a device.
 #[derive(Debug)]
-pub(crate) struct SelectMass {
+pub(crate) struct TopP {
     function: CudaFunction,
-    by_tops: CudaFunction,
+    by_maxima: CudaFunction,
     open: CudaFunction,
     open_bytes: u32,
-    tops_bytes: u32,
-    /// How many blocks of `by_tops` the device holds; 0 where it may not hold them at the same time.
-    tops_blocks: u32,
+    by_maxima_bytes: u32,
+    /// Blocks of `by_maxima` that the device holds at once; 0 without cooperative launches.
+    maxima_blocks: u32,
     threads: u32,
     step: u32,
     has_clusters: bool,
     multiprocessors: u32,
 }
 
-impl SelectMass {
+impl TopP {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         let failed = CudaError::driver("load a kernel");
         let module = device.module(&SOURCE, &instance())?;
-        let function = module.load_function("select_mass").map_err(&failed)?;
-        let by_tops = module.load_function("select_by_tops").map_err(&failed)?;
-        let open = module.load_function("select_open").map_err(&failed)?;
-        let [threads, step, open_bytes, tops_bytes] = told(&module, "select_mass_launch", device)?;
+        let function = module.load_function("top_p").map_err(&failed)?;
+        let by_maxima = module.load_function("top_p_block_max").map_err(&failed)?;
+        let open = module.load_function("top_p_resolve").map_err(&failed)?;
+        let [threads, step, open_bytes, by_maxima_bytes] = launch_words(&module, "top_p_launch", device)?;
         allow_shared(&open, open_bytes)?;
-        allow_shared(&by_tops, tops_bytes)?;
+        allow_shared(&by_maxima, by_maxima_bytes)?;
         let may_wait = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
         let may_wait = device.context().attribute(may_wait).map_err(&failed)? != 0;
-        let of_one = by_tops.occupancy_max_active_blocks_per_multiprocessor(threads, tops_bytes as usize, None);
+        let of_one = by_maxima.occupancy_max_active_blocks_per_multiprocessor(threads, by_maxima_bytes as usize, None);
         let of_one = of_one.map_err(&failed)?;
-        Ok(SelectMass {
+        Ok(TopP {
             function,
-            by_tops,
+            by_maxima,
             open,
             open_bytes,
-            tops_bytes,
-            tops_blocks: if may_wait { of_one * device.multiprocessors() } else { 0 },
+            by_maxima_bytes,
+            maxima_blocks: if may_wait { of_one * device.multiprocessors() } else { 0 },
             threads,
             step,
             has_clusters: device.capability().0 >= 9,
@@ -74,45 +74,45 @@ impl SelectMass {
         })
     }
 
-    /// Whether calls may come with tops.
-    pub(crate) fn takes_tops(&self) -> bool {
-        self.tops_blocks > 0
+    /// Whether calls may have block maxima.
+    pub(crate) fn takes_block_maxima(&self) -> bool {
+        self.maxima_blocks > 0
     }
 
-    /// Puts the draws with filters in place of those without, where top-p comes first.
+    /// Replaces the draws of rows that have top-p first by draws with filters.
     ///
     /// # Safety
-    /// * Every pointer is device memory of this kernel's device, of the sizes that select_rows.cuh and open_rows.cuh state for
+    /// * Every pointer is device memory of this kernel's device, of the sizes that filter_call.cuh and undecided_rows.cuh state for
     ///   `draws` draws, until the stream has passed the launches.
     /// * What `open` points to is zeros, or what the launch before left; no other launch uses it at the same time.
-    /// * Tops where [`SelectMass::takes_tops`]; the draws are then `call.count`, at most
-    ///   [`OPEN_ROWS_SUMMED`](crate::abi::OPEN_ROWS_SUMMED), of rows with neither masks nor biases, and with top-p alone or
+    /// * Block maxima only if [`TopP::takes_block_maxima`]; the draws are then `call.count`, at most
+    ///   [`UNDECIDED_ROWS_SUMMED`](crate::abi::UNDECIDED_ROWS_SUMMED), of rows with neither masks nor biases, and with top-p alone or
     ///   no filter; the first token is a multiple of 4.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
-        call: &SelectRows,
-        open: &OpenRows,
+        call: &FilterCall,
+        open: &UndecidedRows,
         draws: u32,
     ) -> Result<(), CudaError> {
         let arguments = [argument(call), argument(open)];
-        if call.tops != 0 {
-            debug_assert!(self.takes_tops());
-            let grid = Grid { shared_bytes: self.tops_bytes, ..Grid::of(self.tops_blocks, self.threads) };
+        if call.block_maxima != 0 {
+            debug_assert!(self.takes_block_maxima());
+            let grid = Grid { shared_bytes: self.by_maxima_bytes, ..Grid::of(self.maxima_blocks, self.threads) };
             // SAFETY: as below.
-            return unsafe { launch_resident(&self.by_tops, stream, grid, arguments) };
+            return unsafe { launch_resident(&self.by_maxima, stream, grid, arguments) };
         }
         if self.has_clusters {
             let blocks = blocks_of(call.tokens, self.step, draws, self.multiprocessors);
             let grid = Grid::of(draws * blocks, self.threads);
-            // SAFETY: the kernels take a SelectRows and an OpenRows by value, whose layouts abi asserts; the rest is the
+            // SAFETY: the kernels take a FilterCall and an UndecidedRows by value, whose layouts abi asserts; the rest is the
             // caller's.
             unsafe { launch_clusters(&self.function, stream, grid, blocks, arguments) }?;
         } else {
             // SAFETY: as above.
             unsafe { launch(&self.function, stream, Grid::of(draws, self.threads), arguments) }?;
         }
-        // Two blocks a multiprocessor, and one a draw at least: each open row has one.
+        // Two blocks per multiprocessor, and at least one per draw, so that each undecided row has a block.
         let blocks = (2 * self.multiprocessors).max(draws);
         let grid = Grid { shared_bytes: self.open_bytes, ..Grid::of(blocks, self.threads) };
         // SAFETY: as above.

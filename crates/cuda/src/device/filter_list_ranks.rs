@@ -1,7 +1,7 @@
-//! The draws with filters from lists of the largest logits of several ranks: its kernel and its launch.
+//! Draws with filters, from the lists of the largest logits of several ranks.
 #![allow(unsafe_code)]
 
-use crate::abi::{PeerRecords, SelectLists};
+use crate::abi::{FilterListCall, PeerRecords};
 use crate::compile::kernels::{Instance, KernelSource};
 use crate::device::fused_hopper;
 use crate::device::gpu::Device;
@@ -11,36 +11,36 @@ use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
 pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "join_lists.cu", serves: fused_hopper::serves, instances: || vec![instance()] };
+    KernelSource { file: "filter_list_ranks.cu", serves: fused_hopper::serves, instances: || vec![instance()] };
 
-/// Its functions that are called seldom are calls, which keep registers in memory.
+/// Cold: functions that run seldom are not inlined, and keep registers in local memory.
 fn instance() -> Instance {
     Instance::new(&[]).cold()
 }
 
 /// The kernel in a device.
 #[derive(Debug)]
-pub(crate) struct JoinLists(ConfiguredKernel);
+pub(crate) struct FilterListRanks(ConfiguredKernel);
 
-impl JoinLists {
+impl FilterListRanks {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(JoinLists(ConfiguredKernel::load(device, &SOURCE, &instance(), "join_lists")?))
+        Ok(FilterListRanks(ConfiguredKernel::load(device, &SOURCE, &instance(), "filter_list_ranks")?))
     }
 
-    /// Puts the draws with filters in place of those without, or says that a row is undecided or which rank did not come.
+    /// Replaces the draws of rows with filters by draws with filters, by `UNDECIDED`, or by the rank that is late.
     ///
     /// # Safety
-    /// As [`SelectList::launch`](crate::device::select_list::SelectList::launch); and the exchange of the draws of the same
+    /// As [`FilterList::launch`](crate::device::filter_list::FilterList::launch); and the exchange of the draws of the same
     /// rows stands before it on the stream, with the same peers.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
-        call: &SelectLists,
+        call: &FilterListCall,
         records: &PeerRecords,
         draws: u32,
     ) -> Result<(), CudaError> {
-        // SAFETY: the kernel takes a SelectLists and a PeerRecords by value, whose layouts abi asserts; mailboxes and state are
+        // SAFETY: the kernel takes a FilterListCall and a PeerRecords by value, whose layouts abi asserts; mailboxes and state are
         // the peers', with room for as many rows; the rest is the caller's.
         unsafe { self.0.launch(stream, draws, [argument(call), argument(records)]) }
     }

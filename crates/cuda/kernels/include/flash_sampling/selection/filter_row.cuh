@@ -2,19 +2,19 @@
 //
 // Few tokens are kept, a run of the order of falling logits from its first place on: they are gathered while the row streams
 // past once, sorted, walked as core's Selector does, and drawn from. Rows with more tokens than there is room for are
-// left to the host. (Where top-p comes first: select_mass.cuh.)
+// left to the host. (Where top-p comes first: top_p.cuh.)
 #pragma once
 
 #include "candidates.cuh"
 #include "../summary/mass_histogram.cuh"
 #include "row_lists.cuh"
-#include "select_rows.cuh"
+#include "filter_call.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
-struct SelectRow {
+struct FilterRow {
     static constexpr u32 THREADS = 512;
     static constexpr u32 WARPS = THREADS / 32;
     // Tokens that the block takes at a time, and the most that it gathers.

@@ -1,13 +1,13 @@
-// What select_row.cu and select_mass.cu are given: each takes the draws whose filters are its own.
+// What filter_row.cu and top_p.cu are given: each takes the draws whose filters are its own.
 #pragma once
 
-#include "granule_tops.cuh"
+#include "block_maxima.cuh"
 #include "row_filters.cuh"
 #include "../scan/scan.cuh"
 
 namespace flash_sampling {
 
-struct SelectRows {
+struct FilterCall {
     const float* logits;        // [rows, tokens] raw
     u64 row_stride;             // elements
     const u32* sources;         // [draws] the row of each draw; null = draw i takes row i
@@ -18,7 +18,7 @@ struct SelectRows {
     u32 tokens;
     u32 is_transformed;         // the logits are not raw
     u32 count;                  // of draws
-    const u16* tops;            // GranuleTops of the rows, for select_by_tops, where draw i takes row i
+    const u16* block_maxima;            // BlockMaxima of the rows, for top_p_block_max, where draw i takes row i
 
 #ifdef __CUDACC__
     __device__ __forceinline__ ExistingRow row(u32 i) const {
@@ -39,10 +39,10 @@ struct SelectRows {
     }
 #endif
 };
-FS_LAYOUT(SelectRows, 72,
+FS_LAYOUT(FilterCall, 72,
           FS_AT(logits, 0) && FS_AT(row_stride, 8) && FS_AT(sources, 16) && FS_AT(rows, 24) && FS_AT(filters, 32) &&
           FS_AT(draws, 40) && FS_AT(first_token, 48) && FS_AT(tokens, 52) && FS_AT(is_transformed, 56) && FS_AT(count, 60) &&
-          FS_AT(tops, 64));
+          FS_AT(block_maxima, 64));
 
 #ifdef __CUDACC__
 

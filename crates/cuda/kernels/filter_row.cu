@@ -1,23 +1,23 @@
 // The entry point of the draws with min-p or top-k first, from all logits: one block a draw.
-#include "flash_sampling/selection/select_row.cuh"
+#include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
 
 // What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
 extern "C" {
-__constant__ u32 select_row_launch[2] = {sizeof(SelectRow::Shared), SelectRow::THREADS};
+__constant__ u32 filter_row_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
 }
 
-extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2) select_row(const __grid_constant__ SelectRows call) {
+extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_row(const __grid_constant__ FilterCall call) {
     extern __shared__ __align__(16) u8 memory[];
-    SelectRow::Shared& shared = *reinterpret_cast<SelectRow::Shared*>(memory);
+    FilterRow::Shared& shared = *reinterpret_cast<FilterRow::Shared*>(memory);
     const u32 i = blockIdx.x;
     const RowFilters filters = call.filters[i];
     const Draw plain = call.draws[i];
     // What is invalid stays so.
     if (plain.status != Status::Drawn || !filters.is_any() || filters.is_by_mass()) return;
     call.begin(i, shared.row);
-    SelectRow select{filters, call.row(i), shared};
+    FilterRow select{filters, call.row(i), shared};
     const Draw draw = select.draw();
     if (threadIdx.x == 0) call.draws[i] = draw;
 }

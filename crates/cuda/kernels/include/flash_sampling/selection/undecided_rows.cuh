@@ -2,12 +2,12 @@
 // them.
 #pragma once
 
-#include "select_rows.cuh"
+#include "filter_call.cuh"
 
 namespace flash_sampling {
 
 // All that is needed to decide such a row, so that a block waits for one load. Sums are relative to `place`.
-struct alignas(16) OpenRow {
+struct alignas(16) UndecidedRow {
     double before;  // the mass before the winner
     double all;     // of all, or less
     u64 seed;
@@ -22,7 +22,7 @@ struct alignas(16) OpenRow {
     u32 padding;
 };
 
-struct OpenRows {
+struct UndecidedRows {
     static constexpr u32 BINS = 32, LEAST = 32, ROOM = 256;
 
     u32* counters;   // how many rows are open, and how many of them are decided; zeros between calls
@@ -30,17 +30,17 @@ struct OpenRows {
     double* masses;  // [draws, BINS] zeros between calls
     double* all;     // [draws] zeros between calls
     u64* best;       // [draws, BINS] ordered bits; zeros between calls
-    OpenRow* rows;   // [draws], and LEAST at least
-    double* sums;    // [2, ROOM, 2] of the rows of SelectByTops; zeros before the first call
+    UndecidedRow* rows;   // [draws], and LEAST at least
+    double* sums;    // [2, ROOM, 2] of the rows of TopPBlockMax; zeros before the first call
     u32* barrier;    // how many blocks of it have arrived, zero between calls, and how often all have
 
 #ifdef __CUDACC__
-    __device__ __forceinline__ void add(const OpenRow& row) const { rows[atomicAdd(&counters[0], 1u)] = row; }
+    __device__ __forceinline__ void add(const UndecidedRow& row) const { rows[atomicAdd(&counters[0], 1u)] = row; }
 #endif
 };
-FS_LAYOUT(OpenRows, 64,
+FS_LAYOUT(UndecidedRows, 64,
           FS_AT(counters, 0) && FS_AT(arrived, 8) && FS_AT(masses, 16) && FS_AT(all, 24) && FS_AT(best, 32) && FS_AT(rows, 40) &&
           FS_AT(sums, 48) && FS_AT(barrier, 56));
-static_assert(sizeof(OpenRow) == 64 && OpenRows::BINS == 32 && OpenRows::LEAST == 32, "the host has room for these");
+static_assert(sizeof(UndecidedRow) == 64 && UndecidedRows::BINS == 32 && UndecidedRows::LEAST == 32, "the host has room for these");
 
 }  // namespace flash_sampling

@@ -1,8 +1,8 @@
 // The kernels of a shard's survey on the processor: reads a stored row and what is asked of it from standard input, writes
-// what the kernels find to standard output. crates/cuda/tests/survey.rs compares with core's plain survey.
+// what the kernels find to standard output. crates/cuda/tests/stored_scan.rs compares with core's plain survey.
 #include "emulator.hpp"
 
-#include "../survey.cu"
+#include "../stored_scan.cu"
 
 template <class T>
 static T get() {
@@ -29,9 +29,9 @@ int main() {
     row.draw = get<u32>();
     row.inv_temperature = get<float>();
     const float floor = get<float>();
-    std::vector<Look> places(get<u32>());
-    for (Look& place : places) place = {1, get<u32>(), get<float>(), 0};
-    const Look scale{1, 0, get<float>(), 0};
+    std::vector<SumQuery> places(get<u32>());
+    for (SumQuery& place : places) place = {1, get<u32>(), get<float>(), 0};
+    const SumQuery scale{1, 0, get<float>(), 0};
     // Row 1 of two; the other one is not to be read.
     const u64 stride = (tokens + 3) / 4 * 4;
     std::vector<float> logits(2 * stride, NAN);
@@ -41,7 +41,7 @@ int main() {
     u64 count = 0;
     std::vector<KeptToken> kept(tokens);
     const Item item{1, 0xffffffffu, floor, 0};
-    const SurveyTokens of_tokens{stored, {kept.data(), &count, kept.size()}, &row, &item};
+    const ScanTokens of_tokens{stored, {kept.data(), &count, kept.size()}, &row, &item};
     emulator::launch((first + tokens - first / TILE * TILE + TOKENS - 1) / TOKENS, 1, THREADS, [&] { frontiers(of_tokens); });
     put_kept(kept, count);
     count = 0;
@@ -49,11 +49,11 @@ int main() {
     emulator::launch(blocks, 1, THREADS, [&] { tokens_above(of_tokens); });
     put_kept(kept, count);
     std::vector<u64> sums(places.size(), 0);
-    const SurveySums of_places{stored, places.data(), sums.data()};
-    if (!places.empty()) emulator::launch(blocks, static_cast<u32>(places.size()), THREADS, [&] { masses_before(of_places); });
+    const ScanSums of_places{stored, places.data(), sums.data()};
+    if (!places.empty()) emulator::launch(blocks, static_cast<u32>(places.size()), THREADS, [&] { prefix_masses(of_places); });
     for (const u64 sum : sums) put(sum);
     u64 words[9] = {};
-    const SurveySums of_row{stored, &scale, words};
+    const ScanSums of_row{stored, &scale, words};
     emulator::launch(blocks, 1, THREADS, [&] { moments(of_row); });
     for (const u64 word : words) put(word);
 }

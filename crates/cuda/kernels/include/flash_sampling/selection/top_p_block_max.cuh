@@ -1,44 +1,44 @@
-// The draws of rows with top-p alone, in one launch whose blocks are all resident: TopsSums sums what decides most rows, and after
-// a barrier all blocks decide the others together, as SelectOpen does.
+// The draws of rows with top-p alone, in one launch whose blocks are all resident: BlockMaxSums sums what decides most rows, and after
+// a barrier all blocks decide the others together, as TopPResolve does.
 //
 // Every block finds by itself which rows are open, from the same sums: none waits for a list. Sums of two launches take turns, so
 // that each launch clears those of the one before.
 #pragma once
 
-#include "select_open.cuh"
-#include "tops_sums.cuh"
+#include "top_p_resolve.cuh"
+#include "block_max_sums.cuh"
 
 #ifdef __CUDACC__
 
 namespace flash_sampling {
 
-struct SelectByTops {
-    using Select = SelectOpen<NoRanks>;
-    static constexpr u32 THREADS = TopsSums::THREADS, ROOM = OpenRows::ROOM;
+struct TopPBlockMax {
+    using Select = TopPResolve<NoRanks>;
+    static constexpr u32 THREADS = BlockMaxSums::THREADS, ROOM = UndecidedRows::ROOM;
     static_assert(THREADS == Select::THREADS && 2 * ROOM <= THREADS, "a thread each for the sums of all rows");
 
     struct Shared {
         union {
-            TopsSums::Shared pass;
+            BlockMaxSums::Shared pass;
             Select::Shared open;
         };
-        OpenRow rows[ROOM];
+        UndecidedRow rows[ROOM];
         u32 opened[ROOM / 32];
         u32 chosen;
     };
     static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
 
-    const SelectRows& call;
-    const OpenRows& open;
+    const FilterCall& call;
+    const UndecidedRows& open;
     Shared& shared;
 
     __device__ __forceinline__ void run() {
         const u32 launch = __ldcg(&open.barrier[1]);
         double* const sums = open.sums + launch % 2 * (2 * ROOM);
         if (blockIdx.x == 0 && threadIdx.x < 2 * ROOM) open.sums[(launch + 1) % 2 * (2 * ROOM) + threadIdx.x] = 0.0;
-        TopsSums pass{call, shared.rows, shared.pass};
-        const double error = SelectMass::error_of(pass.most());
-        const OpenRow own = pass.row_of_thread(static_cast<float>(error) * 1.000001f);
+        BlockMaxSums pass{call, shared.rows, shared.pass};
+        const double error = TopPSearch::error_of(pass.most());
+        const UndecidedRow own = pass.row_of_thread(static_cast<float>(error) * 1.000001f);
         pass.add_to(sums, [&] { if (threadIdx.x < ROOM) shared.rows[threadIdx.x] = own; });
         __syncthreads();
         constexpr u32 WAITS = THREADS - 1;
@@ -53,7 +53,7 @@ struct SelectByTops {
         bool is_open = false;
         if (i < ROOM && shared.rows[i].top_p < 1.0f) {
             const double2 of_row = __ldcg(reinterpret_cast<const double2*>(sums) + i);
-            OpenRow& row = shared.rows[i];
+            UndecidedRow& row = shared.rows[i];
             row.before = of_row.x, row.all = of_row.y * (1.0 - error);
             is_open = !(of_row.x * (1.0 + error) < row.top_p * row.all);
         }

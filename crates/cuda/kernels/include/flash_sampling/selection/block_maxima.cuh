@@ -8,7 +8,7 @@
 namespace flash_sampling {
 
 // Bits of f16, rounded to the nearest: [octets of rows][granules][8].
-struct GranuleTops {
+struct BlockMaxima {
     static constexpr u32 TOKENS = 16, ROWS = 8;
 
     static FS_FUNCTION u32 granules_of(u32 tokens) { return (tokens + TOKENS - 1) / TOKENS; }
@@ -20,7 +20,7 @@ struct GranuleTops {
 
     // No token of a granule whose top, as it is stored, is below this has a raw logit of `raw` or above. What is stored as
     // infinite may have been finite, beyond the largest f16, 65504.
-    static FS_FUNCTION float least_top(float raw) {
+    static FS_FUNCTION float least_maximum(float raw) {
         if (!(raw > -65000.0f)) return -f32_infinity();
         return fminf(raw - fma_rn(fabsf(raw), 2.0f * SLACK, 2.0f * LEAST_SLACK), 65000.0f);
     }

@@ -4,7 +4,7 @@
 //   frontiers      of each draw the tokens that no other token of the same part of the row beats in logit and score:
 //                  the row's frontier is among them, as a frontier of parts is that of the row
 //   tokens_above   the tokens with a logit of at least a floor
-//   masses_before  the mass in the bin of a place that comes before it
+//   prefix_masses  the mass in the bin of a place that comes before it
 //   moments        count, sum and squares of the logits on the grid of core's Moments
 //
 // All sums are of integers, so blocks add to them in any order.
@@ -22,29 +22,29 @@ constexpr u32 TOKENS = 4096;
 // Points that a block can compare once more. Those that find no room are handed on as they are.
 constexpr u32 POINTS = 512;
 
-struct SurveyTokens {
+struct ScanTokens {
     StoredLogits stored;
     KeptTokens out;
     const Row* rows;    // [items] the noise; `inv_temperature` is what logits are multiplied by for scores
     const Item* items;  // [items] `slack` is the floor of tokens_above
 };
-FS_LAYOUT(SurveyTokens, 64, FS_AT(stored, 0) && FS_AT(out, 24) && FS_AT(rows, 48) && FS_AT(items, 56));
+FS_LAYOUT(ScanTokens, 64, FS_AT(stored, 0) && FS_AT(out, 24) && FS_AT(rows, 48) && FS_AT(items, 56));
 
 // A place in a stored row, or what its logits are multiplied by.
-struct Look {
+struct SumQuery {
     u32 source;
     u32 token;
     float value;
     u32 padding;
 };
-FS_LAYOUT(Look, 16, FS_AT(source, 0) && FS_AT(token, 4) && FS_AT(value, 8) && FS_AT(padding, 12));
+FS_LAYOUT(SumQuery, 16, FS_AT(source, 0) && FS_AT(token, 4) && FS_AT(value, 8) && FS_AT(padding, 12));
 
-struct SurveySums {
+struct ScanSums {
     StoredLogits stored;
-    const Look* looks;
+    const SumQuery* queries;
     u64* sums;  // zero before
 };
-FS_LAYOUT(SurveySums, 40, FS_AT(stored, 0) && FS_AT(looks, 24) && FS_AT(sums, 32));
+FS_LAYOUT(ScanSums, 40, FS_AT(stored, 0) && FS_AT(queries, 24) && FS_AT(sums, 32));
 
 // The place of a token in the order of falling logits: larger comes first. Zero has one sign here.
 struct PlaceKey {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void frontier_of_warp(const OfferOf& offer, const Tak
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) frontiers(const __grid_constant__ SurveyTokens call) {
+extern "C" __global__ void __launch_bounds__(THREADS) frontiers(const __grid_constant__ ScanTokens call) {
     __shared__ Candidate points[POINTS];
     __shared__ u32 count;
     const u32 i = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) frontiers(const __grid_con
         [&](const Candidate& point) { call.out.push({to_ordered_bits(point.winner), point.logit, i}); });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) tokens_above(const __grid_constant__ SurveyTokens call) {
+extern "C" __global__ void __launch_bounds__(THREADS) tokens_above(const __grid_constant__ ScanTokens call) {
     const u32 i = blockIdx.y;
     const StoredLogits& stored = call.stored;
     const Item item = call.items[i];
@@ -160,18 +160,18 @@ __device__ __forceinline__ void add_warp(u64* to, u64 sum) {
     if (threadIdx.x % 32 == 0 && sum) atomicAdd(to, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) masses_before(const __grid_constant__ SurveySums call) {
+extern "C" __global__ void __launch_bounds__(THREADS) prefix_masses(const __grid_constant__ ScanSums call) {
     const u32 i = blockIdx.y;
     const StoredLogits& stored = call.stored;
-    const Look look = call.looks[i];
-    const float* const logits = stored.row(look.source);
-    const float edge = mass_edge(look.value);
+    const SumQuery query = call.queries[i];
+    const float* const logits = stored.row(query.source);
+    const float edge = mass_edge(query.value);
     u64 sum = 0;
     for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < stored.tokens; t += gridDim.x * THREADS) {
         const float logit = logits[t];
         const u32 token = stored.first_token + t;
-        const bool is_before = logit > look.value || (logit == look.value && token < look.token);
-        if (is_before && token != look.token && mass_edge(logit) == edge) sum += mass_units(logit, edge);
+        const bool is_before = logit > query.value || (logit == query.value && token < query.token);
+        if (is_before && token != query.token && mass_edge(logit) == edge) sum += mass_units(logit, edge);
     }
     __syncwarp();
     add_warp(call.sums + i, sum);
@@ -179,17 +179,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) masses_before(const __grid
 
 // Nine words: count; of x = 2^30 h + l the sums of h, in two's complement, and of l; of |x| = 2^40 a + 2^20 b + c the sums of
 // a a, a b, a c, b b, b c and c c. Sizes are at most 2^60, and rows of at most 2^23 tokens, so that none overflows.
-extern "C" __global__ void __launch_bounds__(THREADS) moments(const __grid_constant__ SurveySums call) {
+extern "C" __global__ void __launch_bounds__(THREADS) moments(const __grid_constant__ ScanSums call) {
     const u32 i = blockIdx.y;
     const StoredLogits& stored = call.stored;
-    const Look look = call.looks[i];
-    const float* const logits = stored.row(look.source);
+    const SumQuery query = call.queries[i];
+    const float* const logits = stored.row(query.source);
     constexpr float LIMIT = 1152921504606846976.0f;
     u64 sums[9] = {};
     for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < stored.tokens; t += gridDim.x * THREADS) {
         const float logit = logits[t];
         if (!(logit > -f32_infinity())) continue;
-        const float rounded = fminf(fmaxf(rintf(mul_rn(logit, look.value)), -LIMIT), LIMIT);
+        const float rounded = fminf(fmaxf(rintf(mul_rn(logit, query.value)), -LIMIT), LIMIT);
         const long long x = static_cast<long long>(rounded);
         const u64 size = static_cast<u64>(x < 0 ? -x : x);
         const u64 a = size >> 40, b = size >> 20 & 0xfffffu, c = size & 0xfffffu;

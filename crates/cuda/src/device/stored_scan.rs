@@ -1,7 +1,7 @@
-//! The kernels of a shard's survey of stored logits, and their launches.
+//! Scans of stored logits for rows with filters.
 #![allow(unsafe_code)]
 
-use crate::abi::{StoredLogits, SurveySums, SurveyTokens};
+use crate::abi::{ScanSums, ScanTokens, StoredLogits};
 use crate::compile::kernels::{self, Instance, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
@@ -10,13 +10,13 @@ use cudarc::driver::{CudaFunction, CudaStream};
 
 /// One instance, for every GPU.
 pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "survey.cu", serves: kernels::any, instances: || vec![instance()] };
+    KernelSource { file: "stored_scan.cu", serves: kernels::any, instances: || vec![instance()] };
 
 fn instance() -> Instance {
     Instance::new(&[])
 }
 
-/// What survey.cu has as constants of the same names.
+/// Constants of stored_scan.cu with the same names.
 const THREADS: u32 = 256;
 const TILE: u32 = 128;
 const TOKENS: u32 = 4096;
@@ -25,10 +25,10 @@ pub(crate) const MOMENTS: usize = 9;
 
 /// The kernels in a device.
 #[derive(Debug)]
-pub(crate) struct SurveyKernels {
+pub(crate) struct StoredScanKernels {
     frontiers: CudaFunction,
     tokens_above: CudaFunction,
-    masses_before: CudaFunction,
+    prefix_masses: CudaFunction,
     moments: CudaFunction,
 }
 
@@ -38,28 +38,23 @@ fn blocks_of(stored: &StoredLogits) -> u32 {
 }
 
 // SAFETY (of all launches): the kernels take these arguments by value, whose layouts abi asserts; the rest is the caller's.
-impl SurveyKernels {
+impl StoredScanKernels {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         let function = |name| device.function(&SOURCE, &instance(), name);
-        Ok(SurveyKernels {
+        Ok(StoredScanKernels {
             frontiers: function("frontiers")?,
             tokens_above: function("tokens_above")?,
-            masses_before: function("masses_before")?,
+            prefix_masses: function("prefix_masses")?,
             moments: function("moments")?,
         })
     }
 
-    /// Keeps, of each of `items` draws, tokens among which the frontier is.
+    /// Keeps tokens that contain the frontier of each of `items` draws.
     ///
     /// # Safety
-    /// Every pointer is device memory of the sizes that survey.cu states until the stream has passed the launch.
-    pub(crate) unsafe fn frontiers(
-        &self,
-        stream: &CudaStream,
-        call: &SurveyTokens,
-        items: u32,
-    ) -> Result<(), CudaError> {
+    /// Every pointer is device memory of the sizes that stored_scan.cu states until the stream has passed the launch.
+    pub(crate) unsafe fn frontiers(&self, stream: &CudaStream, call: &ScanTokens, items: u32) -> Result<(), CudaError> {
         let stored = &call.stored;
         let from = stored.first_token / TILE * TILE;
         let blocks = (stored.first_token + stored.tokens - from).div_ceil(TOKENS);
@@ -68,14 +63,14 @@ impl SurveyKernels {
         unsafe { launch(&self.frontiers, stream, grid, [argument(call)]) }
     }
 
-    /// Keeps, of each of `items` rows, the tokens with a logit of at least its floor.
+    /// Keeps the tokens of each of `items` rows with a logit of at least the row's cutoff.
     ///
     /// # Safety
-    /// As [`SurveyKernels::frontiers`].
+    /// As [`StoredScanKernels::frontiers`].
     pub(crate) unsafe fn tokens_above(
         &self,
         stream: &CudaStream,
-        call: &SurveyTokens,
+        call: &ScanTokens,
         items: u32,
     ) -> Result<(), CudaError> {
         let grid = Grid { blocks: (blocks_of(&call.stored), items), threads: THREADS, shared_bytes: 0 };
@@ -83,27 +78,27 @@ impl SurveyKernels {
         unsafe { launch(&self.tokens_above, stream, grid, [argument(call)]) }
     }
 
-    /// Sums the masses before `looks` places, a word each.
+    /// Sums the masses before `queries` logit ranks, a word each.
     ///
     /// # Safety
-    /// As [`SurveyKernels::frontiers`]; the sums are zeros.
-    pub(crate) unsafe fn masses_before(
+    /// As [`StoredScanKernels::frontiers`]; the sums are zeros.
+    pub(crate) unsafe fn prefix_masses(
         &self,
         stream: &CudaStream,
-        call: &SurveySums,
-        looks: u32,
+        call: &ScanSums,
+        queries: u32,
     ) -> Result<(), CudaError> {
-        let grid = Grid { blocks: (blocks_of(&call.stored), looks), threads: THREADS, shared_bytes: 0 };
+        let grid = Grid { blocks: (blocks_of(&call.stored), queries), threads: THREADS, shared_bytes: 0 };
         // SAFETY: as above.
-        unsafe { launch(&self.masses_before, stream, grid, [argument(call)]) }
+        unsafe { launch(&self.prefix_masses, stream, grid, [argument(call)]) }
     }
 
-    /// Sums the moments of `looks` rows, [`MOMENTS`] words each.
+    /// Sums the moments of `queries` rows, [`MOMENTS`] words each.
     ///
     /// # Safety
-    /// As [`SurveyKernels::masses_before`].
-    pub(crate) unsafe fn moments(&self, stream: &CudaStream, call: &SurveySums, looks: u32) -> Result<(), CudaError> {
-        let grid = Grid { blocks: (blocks_of(&call.stored), looks), threads: THREADS, shared_bytes: 0 };
+    /// As [`StoredScanKernels::prefix_masses`].
+    pub(crate) unsafe fn moments(&self, stream: &CudaStream, call: &ScanSums, queries: u32) -> Result<(), CudaError> {
+        let grid = Grid { blocks: (blocks_of(&call.stored), queries), threads: THREADS, shared_bytes: 0 };
         // SAFETY: as above.
         unsafe { launch(&self.moments, stream, grid, [argument(call)]) }
     }

@@ -50,7 +50,7 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
                 const u32 place = self.lane / 4 + (e & 2 ? 8 : 0);
                 const float likely = f32_to_bits(bound) % T::GRANULE == place ? d[at + e] + bonus : d[at + e];
                 // Without masks the bits of all accumulators of a token are alike.
-                const bool counts = counted[at / T::WORD_BITS] >> (T::KNOBS ? at % T::WORD_BITS + e : e) & 1;
+                const bool counts = counted[at / T::WORD_BITS] >> (T::MASKS_PENALTIES ? at % T::WORD_BITS + e : e) & 1;
                 const float tagged = counts ? ptx::tagged(likely, kept, self.slab() + place) : -f32_infinity();
                 float& largest = m[at / 2 - first + e % 2];
                 largest = e & 2 ? fmaxf(largest, tagged) : tagged;

@@ -1,30 +1,30 @@
 // The entry points of the draws with top-p alone over shards on several ranks, after the exchange of the draws without filters, the
-// plain winners of the vocabulary: JoinByTops, or the first pass of `select_mass`, and `select_open` of select_mass.cu, whose sums
+// plain winners of the vocabulary: TopPBlockMaxRanks, or the first pass of `top_p`, and `top_p_resolve` of top_p.cu, whose sums
 // are of a shard, with an exchange of the sums of each row, and then of the bins of each row that is open. The first pass leaves
 // the transformed logits of rows with masks or biases in place of the raw ones. Every rank adds up the same sums in the order
 // of ranks, so that all decide alike. Rows that the bins leave in doubt are left to the host.
-#include "flash_sampling/exchange/join_by_tops.cuh"
-#include "flash_sampling/selection/select_open.cuh"
+#include "flash_sampling/exchange/top_p_block_max_ranks.cuh"
+#include "flash_sampling/selection/top_p_resolve.cuh"
 
 using namespace flash_sampling;
 
-using Select = SelectOpen<JoinSums>;
+using Select = TopPResolve<RankSums>;
 
 // What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and the
-// bytes of shared memory of the last one and of `join_by_tops`.
+// bytes of shared memory of the last one and of `top_p_block_max_ranks`.
 extern "C" {
-__constant__ u32 join_masses_launch[4] = {SelectMass::THREADS, SelectMass::STEP, sizeof(Select::Shared), sizeof(JoinByTops::Shared)};
+__constant__ u32 top_p_ranks_launch[4] = {TopPSearch::THREADS, TopPSearch::STEP, sizeof(Select::Shared), sizeof(TopPBlockMaxRanks::Shared)};
 }
-static_assert(JoinByTops::THREADS == SelectMass::THREADS && Select::THREADS == SelectMass::THREADS,
+static_assert(TopPBlockMaxRanks::THREADS == TopPSearch::THREADS && Select::THREADS == TopPSearch::THREADS,
               "the host launches all with as many threads");
 
 // A thread's share of a row's sums; where the row has masks or biases its logits are transformed in place. Returns the tokens that
 // a thread adds up.
-static __device__ u32 weigh(SelectMass::Weights& weights, const ExistingRow& row, float* logits, const Row& asked) {
-    const u32 warp = Team::rank() * SelectMass::WARPS + threadIdx.x / 32, warps = Team::size() * SelectMass::WARPS;
-    if (!asked.mask && !asked.biases) {
-        SelectMass::Lines lines(row, warp, warps);
-        lines.each(asked.inv_temperature, [&](const float(&l)[4], u32 first) { weights.add(l, first); });
+static __device__ u32 weigh(TopPSearch::Weights& weights, const ExistingRow& row, float* logits, const Row& parameters) {
+    const u32 warp = Team::rank() * TopPSearch::WARPS + threadIdx.x / 32, warps = Team::size() * TopPSearch::WARPS;
+    if (!parameters.mask && !parameters.biases) {
+        TopPSearch::Lines lines(row, warp, warps);
+        lines.each(parameters.inv_temperature, [&](const float(&l)[4], u32 first) { weights.add(l, first); });
         return lines.most();
     }
     const u32 lane = threadIdx.x % 32, begin = row.first_token / SCAN_TOKENS;
@@ -45,7 +45,7 @@ static __device__ u32 weigh(SelectMass::Weights& weights, const ExistingRow& row
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) l[4 * g + i] = at[g] < row.tokens && at[g] + i < row.tokens ? of[i] : -f32_infinity();
         }
-        transform_lane<Element::F32>(asked.transform(), first, lane, l);
+        transform_lane<Element::F32>(parameters.transform(), first, lane, l);
 #pragma unroll
         for (u32 g = 0; g < 2; ++g) {
             const float of[4] = {l[4 * g], l[4 * g + 1], l[4 * g + 2], l[4 * g + 3]};
@@ -56,11 +56,11 @@ static __device__ u32 weigh(SelectMass::Weights& weights, const ExistingRow& row
     return 8 * ((end - begin) / warps + 2);
 }
 
-extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
-    join_masses(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
+extern "C" __global__ void __launch_bounds__(TopPSearch::THREADS, 2)
+    top_p_ranks(const __grid_constant__ FilterCall call, const __grid_constant__ UndecidedRows open,
                 const __grid_constant__ PeerRecords records) {
-    __shared__ SelectMass::Shared shared;
-    const JoinSums ranks{RecordsStep(records, RecordKind::First), call.draws};
+    __shared__ TopPSearch::Shared shared;
+    const RankSums ranks{RecordsStep(records, RecordKind::First), call.draws};
     const u32 i = blockIdx.x / Team::size();
     const RowFilters filters = call.filters[i];
     const Draw plain = call.draws[i];
@@ -68,10 +68,10 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
     if (plain.status == Status::Drawn && filters.is_by_mass()) {
         call.begin(i, shared.row);
         const Row& row = shared.row;
-        SelectMass::Weights weights(plain.logit, plain.token);
-        double error = SelectMass::error_of(weigh(weights, call.row(i), const_cast<float*>(call.logits) + i * call.row_stride, row));
-        const SelectMass::Masses sums = FirstPass::masses_of(shared, weights);
-        Team::part();
+        TopPSearch::Weights weights(plain.logit, plain.token);
+        double error = TopPSearch::error_of(weigh(weights, call.row(i), const_cast<float*>(call.logits) + i * call.row_stride, row));
+        const TopPSearch::Masses sums = TopPFirstPass::masses_of(shared, weights);
+        Team::sync_relaxed();
         double before = sums.before, all = sums.all;
         if (threadIdx.x == 0 && Team::rank() == 0 && ranks.sums(i, before, all, error) &&
             !(before * (1.0 + error) < filters.top_p * all * (1.0 - error))) {
@@ -82,18 +82,18 @@ extern "C" __global__ void __launch_bounds__(SelectMass::THREADS, 2)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(JoinByTops::THREADS, 2)
-    join_by_tops(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
+extern "C" __global__ void __launch_bounds__(TopPBlockMaxRanks::THREADS, 2)
+    top_p_block_max_ranks(const __grid_constant__ FilterCall call, const __grid_constant__ UndecidedRows open,
                  const __grid_constant__ PeerRecords records) {
     extern __shared__ __align__(16) u8 memory[];
-    const JoinSums ranks{RecordsStep(records, RecordKind::First), call.draws};
-    JoinByTops{call, open, ranks, *reinterpret_cast<JoinByTops::Shared*>(memory)}.run();
+    const RankSums ranks{RecordsStep(records, RecordKind::First), call.draws};
+    TopPBlockMaxRanks{call, open, ranks, *reinterpret_cast<TopPBlockMaxRanks::Shared*>(memory)}.run();
 }
 
 extern "C" __global__ void __launch_bounds__(Select::THREADS, 2)
-    join_open(const __grid_constant__ SelectRows call, const __grid_constant__ OpenRows open,
+    top_p_resolve_ranks(const __grid_constant__ FilterCall call, const __grid_constant__ UndecidedRows open,
               const __grid_constant__ PeerRecords records) {
     extern __shared__ __align__(16) u8 memory[];
-    const JoinSums ranks{RecordsStep(records, RecordKind::Second), call.draws};
+    const RankSums ranks{RecordsStep(records, RecordKind::Second), call.draws};
     Select{call, open, ranks, *reinterpret_cast<Select::Shared*>(memory)}.run();
 }

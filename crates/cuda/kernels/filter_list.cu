@@ -1,17 +1,17 @@
 // The entry point of the draws with filters from lists of the largest logits: one block a row.
-#include "flash_sampling/selection/select_lists.cuh"
-#include "flash_sampling/selection/select_row.cuh"
+#include "flash_sampling/selection/filter_list_call.cuh"
+#include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
 
 // What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
 extern "C" {
-__constant__ u32 select_list_launch[2] = {sizeof(SelectRow::Shared), SelectRow::THREADS};
+__constant__ u32 filter_list_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
 }
 
-extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2) select_list(const __grid_constant__ SelectLists call) {
+extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_list(const __grid_constant__ FilterListCall call) {
     extern __shared__ __align__(16) u8 memory[];
-    SelectRow::Shared& shared = *reinterpret_cast<SelectRow::Shared*>(memory);
+    FilterRow::Shared& shared = *reinterpret_cast<FilterRow::Shared*>(memory);
     const u32 i = blockIdx.x;
     const RowFilters filters = call.lists.filters[i];
     const ListCounters counters = call.lists.counters[i];
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(SelectRow::THREADS, 2) select_list(
     if (plain.status != Status::Drawn || is_greedy || !filters.is_any()) return;
     Draw draw{0, 0.0f, 0.0f, Status::Undecided};
     if (filters.is_listed()) {
-        SelectRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
+        FilterRow select{filters, ExistingRow{nullptr, 0, 0}, shared};
         draw = select.draw_listed(call.lists.keys + static_cast<u64>(i) * RowLists::ROOM, counters);
     }
     if (threadIdx.x == 0) call.draws[i] = draw;

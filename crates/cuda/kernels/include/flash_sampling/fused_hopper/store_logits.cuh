@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../epilogue/store.cuh"
-#include "../selection/granule_tops.cuh"
+#include "../selection/block_maxima.cuh"
 #include "../ptx/arithmetic.cuh"
 #include "halve.cuh"
 #include "multiply.cuh"
@@ -17,10 +17,10 @@ __device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u3
                                            const Consumer<T>& self) {
 #pragma unroll
     for (int j = 0; j < T::ACCUMULATORS / 4; ++j, to += 8 * stride) {
-        if (GranuleTops::ROWS * j >= self.call.row_count) continue;
+        if (BlockMaxima::ROWS * j >= self.call.row_count) continue;
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            if ((T::COLUMNS > GranuleTops::ROWS || self.column(j) + e % 2 < self.call.row_count) && (FULL || (real >> e & 1)))
+            if ((T::COLUMNS > BlockMaxima::ROWS || self.column(j) + e % 2 < self.call.row_count) && (FULL || (real >> e & 1)))
                 to[(e & 1 ? stride : 0) + (e & 2 ? 8 : 0)] = d[4 * j + e];
     }
 }
@@ -28,45 +28,45 @@ __device__ __forceinline__ void store_slab(const float (&d)[T::ACCUMULATORS], u3
 // Stores the largest of a warp's 16 tokens for each row, two rows a word. Lanes halve the octets among themselves while they
 // hold more than one. All lanes call it.
 template <class T, bool FULL>
-__device__ __forceinline__ void store_tops(const float (&d)[T::ACCUMULATORS], u32 real, u32* to, u64 octet_step,
+__device__ __forceinline__ void store_block_maxima(const float (&d)[T::ACCUMULATORS], u32 real, u32* to, u64 octet_step,
                                            const Consumer<T>& self) {
     constexpr int OCTETS = T::ACCUMULATORS / 4;
     constexpr int AT_ONCE = OCTETS < 8 ? OCTETS : OCTETS % 8 ? 4 : 8;
 #pragma unroll
     for (int first = 0; first < OCTETS; first += AT_ONCE) {
-        u32 tops[AT_ONCE];
+        u32 maxima[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const float* const at = d + 4 * (first + i);
             float even = FULL || (real & 1) ? at[0] : -f32_infinity(), odd = FULL || (real & 1) ? at[1] : -f32_infinity();
             if (FULL || (real & 4)) even = fmaxf(even, at[2]), odd = fmaxf(odd, at[3]);
-            tops[i] = ptx::pair_of_halves(even, odd);
+            maxima[i] = ptx::pair_of_halves(even, odd);
         }
         u32 octet = first;
-        const bool owns = reduce_by_halves<1, 1>(tops, self.lane, octet, ptx::max_of_pairs);
-        if (owns && GranuleTops::ROWS * octet < self.call.row_count) to[octet * octet_step] = tops[0];
+        const bool owns = reduce_by_halves<1, 1>(maxima, self.lane, octet, ptx::max_of_pairs);
+        if (owns && BlockMaxima::ROWS * octet < self.call.row_count) to[octet * octet_step] = maxima[0];
     }
 }
 
 template <class T>
-__device__ __forceinline__ void store_with_tops(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
+__device__ __forceinline__ void store_with_maxima(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
                                                 Consumer<T> self) {
-    static_assert(T::GRANULE == GranuleTops::TOKENS, "a warp has a granule of each unit");
+    static_assert(T::GRANULE == BlockMaxima::TOKENS, "a warp has a granule of each unit");
     // NOTE: addresses of its own: those that it shared with the filter would be kept in registers.
     asm volatile("" : "+r"(self.lane), "+r"(self.warp));
     if (!__any_sync(0xffffffffu, real)) return;
     const u32 slab = self.first + self.slab();
     float* const to = stored.logits + self.column(0) * stored.stride + slab + self.lane / 4;
     // The words of an octet's granule are its pairs of rows, a lane of four each.
-    constexpr u32 WORDS = GranuleTops::ROWS / 2;
-    u32* const tops = reinterpret_cast<u32*>(stored.tops) + slab / T::GRANULE * WORDS + self.lane % 4;
-    const u64 octet_step = static_cast<u64>(GranuleTops::granules_of(self.call.tokens)) * WORDS;
+    constexpr u32 WORDS = BlockMaxima::ROWS / 2;
+    u32* const maxima = reinterpret_cast<u32*>(stored.block_maxima) + slab / T::GRANULE * WORDS + self.lane % 4;
+    const u64 octet_step = static_cast<u64>(BlockMaxima::granules_of(self.call.tokens)) * WORDS;
     if (__all_sync(0xffffffffu, real == ~0u)) {
         store_slab<T, true>(d, real, to, stored.stride, self);
-        store_tops<T, true>(d, real, tops, octet_step, self);
+        store_block_maxima<T, true>(d, real, maxima, octet_step, self);
     } else {
         store_slab<T, false>(d, real, to, stored.stride, self);
-        store_tops<T, false>(d, real, tops, octet_step, self);
+        store_block_maxima<T, false>(d, real, maxima, octet_step, self);
     }
 }
 
