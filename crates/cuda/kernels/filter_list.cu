@@ -1,5 +1,4 @@
 // The entry point of the draws with filters from lists of the largest logits: one block a row.
-#include "flash_sampling/selection/filter_list_call.cuh"
 #include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;

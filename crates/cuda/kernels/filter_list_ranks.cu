@@ -9,7 +9,6 @@
 // Every rank has the same lists, and so the same draw. The draw of a listed row without filters is its largest logit; so where
 // min-p is all there is, what it keeps of a shard is known, and only the best of that is sent, however much it is.
 #include "flash_sampling/exchange/peer_records.cuh"
-#include "flash_sampling/selection/filter_list_call.cuh"
 #include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
@@ -66,7 +65,6 @@ static __device__ u32 exchange(FilterRow& select, ReceivedCounters& received, co
 // The draw of a row with min-p alone; `largest`: of all its logits. In the first thread; all threads call it.
 static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step, u32 row, const u64* list,
                                      const ListCounters& counters, float largest) {
-    using Keys = Candidates<FilterRow::THREADS, FilterRow::CAPACITY>;
     // No score and token have these bits.
     constexpr u64 LOST = ~0ull;
     auto& shared = select.shared;
@@ -77,8 +75,8 @@ static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step,
         c.compact(static_cast<u64>(to_monotone_bits(select.filters.least(largest))) << 32);
         best = select.best_of(c.count);
         for (u32 i = threadIdx.x; i < c.count; i += FilterRow::THREADS)
-            if (best && Keys::token_of(c.keys[i]) == from_ordered_bits(best).token)
-                shared.cut = f32_to_bits(Keys::logit_of(c.keys[i]));
+            if (best && from_ordered_bits(c.keys[i]).token == from_ordered_bits(best).token)
+                shared.cut = f32_to_bits(from_ordered_bits(c.keys[i]).score);
         __syncthreads();
     }
     if (threadIdx.x >= 32) return {};

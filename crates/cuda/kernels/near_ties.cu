@@ -44,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) near_ties(const __grid_
     const StoredLogits& stored = call.stored;
     KeepNear keep{call.out, sub_rn(draw.score, item.slack), i};
     const ExistingRow logits{stored.row(item.source), stored.first_token, stored.tokens};
-    const u32 first = stored.first_token / SCAN_TOKENS + block * call.parts_of_block, begin = first + warp;
-    const u32 end = min(first + call.parts_of_block, (stored.first_token + stored.tokens - 1) / SCAN_TOKENS + 1);
+    const u32 first = logits.begin_part() + block * call.parts_of_block, begin = first + warp;
+    const u32 end = min(first + call.parts_of_block, logits.end_part());
     const RowParts<Element::F32> parts(logits);
     Raw<Element::F32> start{};
     if (begin < end) start = parts.load(begin);

@@ -27,8 +27,7 @@ static __device__ u32 weigh(TopPSearch::Weights& weights, const ExistingRow& row
         lines.each(parameters.inv_temperature, [&](const float(&l)[4], u32 first) { weights.add(l, first); });
         return lines.most();
     }
-    const u32 lane = threadIdx.x % 32, begin = row.first_token / SCAN_TOKENS;
-    const u32 end = (row.first_token + row.tokens - 1) / SCAN_TOKENS + 1;
+    const u32 lane = threadIdx.x % 32, begin = row.begin_part(), end = row.end_part();
 #pragma unroll 1
     for (u32 part = begin + warp; part < end; part += warps) {
         const u32 first = part * SCAN_TOKENS;

@@ -44,6 +44,12 @@ static float any_float(u32 word) {
     return is_finite(x) ? x : 1.0f;
 }
 
+// A float below x, nothing but -0 or +0 in between; -inf stays.
+static float next_below(float x) {
+    if (x == 0.0f) return bits_to_f32(0x80000001u);
+    return x == -f32_infinity() ? x : from_monotone_bits(to_monotone_bits(x) - 1);
+}
+
 // The nearest number of f16, of two the even one; beyond the largest, infinity.
 static float to_f16(float x) {
     if (!is_finite(x) || x == 0.0f) return x;

@@ -24,7 +24,7 @@ struct List {
 static List list_of(const std::vector<float>& logits, u32 first, u32 end, float cut) {
     List list{{}, {0, cut == -f32_infinity() ? 0 : to_monotone_bits(cut)}};
     for (u32 t = first; t < end; ++t)
-        if (logits[t] >= cut) list.keys.push_back(RowLists::key_of(logits[t], t));
+        if (logits[t] >= cut) list.keys.push_back(to_ordered_bits(Winner::of(logits[t], t)));
     list.counters.count = static_cast<u32>(list.keys.size());
     return list;
 }

@@ -85,7 +85,6 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/selection/candidates.cuh"),
     file!("include/flash_sampling/selection/digit.cuh"),
     file!("include/flash_sampling/selection/filter_call.cuh"),
-    file!("include/flash_sampling/selection/filter_list_call.cuh"),
     file!("include/flash_sampling/selection/filter_row.cuh"),
     file!("include/flash_sampling/selection/groups.cuh"),
     file!("include/flash_sampling/selection/row_filters.cuh"),

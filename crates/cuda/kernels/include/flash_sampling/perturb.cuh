@@ -15,12 +15,6 @@ FS_FUNCTION u64 invalid_key(float logit, u32 token, u32 stage) {
     return static_cast<u64>(stage) << 33 | static_cast<u64>(token) << 1 | static_cast<u64>(!is_nan(logit));
 }
 
-// A float below x, nothing but -0 or +0 in between; -inf stays.
-FS_FUNCTION float next_below(float x) {
-    if (x == 0.0f) return bits_to_f32(0x80000001u);
-    return x == -f32_infinity() ? x : from_monotone_bits(to_monotone_bits(x) - 1);
-}
-
 // Below `l`, which is finite or an overflow, by more than the rounding of it and of what was `added`. What is too small for
 // a normal number, or for any, rounds by more than a share of it.
 FS_FUNCTION float lowered(float l, float added = 0.0f) {

@@ -93,7 +93,7 @@ template <class Shared>
 __device__ __forceinline__ void list(Shared& shared, u32 column, u32 token, float logit) {
     const u32 at = atomicAdd(&shared.lists.counters[column].count, 1u);
     if (at < RowLists::ROOM)
-        shared.lists.keys[static_cast<u64>(column) * RowLists::ROOM + at] = RowLists::key_of(logit, token);
+        shared.lists.keys[static_cast<u64>(column) * RowLists::ROOM + at] = to_ordered_bits(Winner::of(logit, token));
 }
 
 }  // namespace flash_sampling::fused_hopper

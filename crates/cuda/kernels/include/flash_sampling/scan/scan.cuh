@@ -51,6 +51,10 @@ struct ExistingRow {
     const void* logits;  // `tokens` elements
     u32 first_token;
     u32 tokens;
+
+    // The parts of the vocabulary that the row overlaps.
+    __device__ __forceinline__ u32 begin_part() const { return first_token / SCAN_TOKENS; }
+    __device__ __forceinline__ u32 end_part() const { return (first_token + tokens - 1) / SCAN_TOKENS + 1; }
 };
 
 // The eight logits of a lane, in the element type of the row.

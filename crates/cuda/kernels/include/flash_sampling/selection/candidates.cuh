@@ -22,12 +22,6 @@ struct Candidates {
     u32 settled;    // how many there were after the last compaction
     u32 digit, above, within;  // see find_digit
 
-    static __device__ __forceinline__ u64 key_of(float logit, u32 token) {
-        return static_cast<u64>(to_monotone_bits(add_rn(logit, 0.0f))) << 32 | static_cast<u32>(~token);
-    }
-    static __device__ __forceinline__ float logit_of(u64 key) { return from_monotone_bits(static_cast<u32>(key >> 32)); }
-    static __device__ __forceinline__ u32 token_of(u64 key) { return ~static_cast<u32>(key); }
-
     // All threads; a barrier must follow.
     __device__ __forceinline__ void begin() {
         if (threadIdx.x == 0) {

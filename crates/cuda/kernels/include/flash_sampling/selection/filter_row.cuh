@@ -48,8 +48,7 @@ struct FilterRow {
     // visit equally often. `between` is called by all threads after each step of STEP tokens.
     template <class Visit, class Between>
     __device__ __forceinline__ void stream(Visit visit, Between between) {
-        const u32 lane = threadIdx.x % 32, begin = logits.first_token / SCAN_TOKENS;
-        const u32 end = (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1;
+        const u32 lane = threadIdx.x % 32, begin = logits.begin_part(), end = logits.end_part();
         const RowParts<Element::F32> parts(logits);
         const Row& row = shared.row;
         const bool transforms = row.mask || row.biases || row.inv_temperature != 1.0f;
@@ -89,7 +88,7 @@ struct FilterRow {
                 if (to_monotone_bits(add_rn(top, 0.0f)) < cut) return;
 #pragma unroll 1
                 for (u32 i = 0; i < 8; ++i) {
-                    const u64 key = Candidates<THREADS, CAPACITY>::key_of(pick(l, i), token_of(first, i));
+                    const u64 key = to_ordered_bits(Winner::of(pick(l, i), token_of(first, i)));
                     if (static_cast<u32>(key >> 32) >= cut) c.push(key);
                 }
                 atomicMax(&c.largest, to_monotone_bits(add_rn(top, 0.0f)));
@@ -130,13 +129,13 @@ struct FilterRow {
         u32 size = 32;
         while (size < c.count) size *= 2;
         c.sort(size);
-        const float largest = Candidates<THREADS, CAPACITY>::logit_of(c.keys[0]), least = filters.least(largest);
+        const float largest = from_ordered_bits(c.keys[0]).score, least = filters.least(largest);
         u32 length = c.count;
         if (filters.top_k && filters.top_k < length) length = filters.top_k;
         if (filters.has_top_p()) {
             const float top = mass_edge(largest);
             for (u32 i = threadIdx.x; i < length; i += THREADS) {
-                const float logit = Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]), edge = mass_edge(logit);
+                const float logit = from_ordered_bits(c.keys[i]).score, edge = mass_edge(logit);
                 shared.edges[i] = edge;
                 shared.units[i] = sub_rn(top, edge) < MASS_WINDOW ? static_cast<u32>(mass_units(logit, edge)) : 0;
                 weights()[i] = mul_rn(::exp(static_cast<double>(edge) - static_cast<double>(top)), 1.0 / 1073741824.0);
@@ -172,7 +171,7 @@ struct FilterRow {
             if (threadIdx.x == 0) shared.end = 1;
             __syncthreads();
             for (u32 i = threadIdx.x; i < length; i += THREADS)
-                if (Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]) >= least) atomicMax(&shared.end, i + 1);
+                if (from_ordered_bits(c.keys[i]).score >= least) atomicMax(&shared.end, i + 1);
             __syncthreads();
             length = shared.end;
         }
@@ -188,8 +187,8 @@ struct FilterRow {
         __syncthreads();
         u64 best = 0;
         for (u32 i = threadIdx.x; i < length; i += THREADS) {
-            const u32 token = Candidates<THREADS, CAPACITY>::token_of(c.keys[i]);
-            const float logit = mul_rn(Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]), filters.rescale);
+            const u32 token = from_ordered_bits(c.keys[i]).token;
+            const float logit = mul_rn(from_ordered_bits(c.keys[i]).score, filters.rescale);
             const float score = add_rn(logit, noise.gumbel(Domain::Token, row.draw, token));
             best = max(best, to_ordered_bits(Winner::of(score, token)));
         }
@@ -213,8 +212,7 @@ struct FilterRow {
         }
         __syncthreads();
         KeepBefore keep{&shared.cut, limit, token_limit, 0};
-        const u32 begin = logits.first_token / SCAN_TOKENS + threadIdx.x / 32;
-        const u32 end = (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1;
+        const u32 begin = logits.begin_part() + threadIdx.x / 32, end = logits.end_part();
         const RowParts<Element::F32> parts(logits);
         Raw<Element::F32> start{};
         if (begin < end) start = parts.load(begin);
@@ -301,8 +299,8 @@ struct FilterRow {
         if (best == 0) return undecided;
         const Winner winner = from_ordered_bits(best);
         for (u32 i = threadIdx.x; i < c.count; i += THREADS)
-            if (Candidates<THREADS, CAPACITY>::token_of(c.keys[i]) == winner.token)
-                shared.cut = f32_to_bits(Candidates<THREADS, CAPACITY>::logit_of(c.keys[i]));
+            if (from_ordered_bits(c.keys[i]).token == winner.token)
+                shared.cut = f32_to_bits(from_ordered_bits(c.keys[i]).score);
         __syncthreads();
         const float found = bits_to_f32(shared.cut), logit = filters.rescale != 1.0f ? mul_rn(found, filters.rescale) : found;
         // The host names what a temperature after the filters makes infinite.

@@ -21,13 +21,16 @@ struct RowLists {
     ListCounters* counters;     // [row_count]
     u32* posted;                // [row_count, POSTS] monotone bits of some blocks' largest logits; zeros between launches
     u64* keys;                  // [row_count, ROOM]
-
-    // The order of falling logits as an integer.
-    FS_FUNCTION static u64 key_of(float logit, u32 token) {
-        return static_cast<u64>(to_monotone_bits(add_rn(logit, 0.0f))) << 32 | static_cast<u32>(~token);
-    }
 };
 FS_LAYOUT(RowLists, 32, FS_AT(filters, 0) && FS_AT(counters, 8) && FS_AT(posted, 16) && FS_AT(keys, 24));
+
+// The argument of filter_list.cu and filter_list_ranks.cu.
+struct FilterListCall {
+    RowLists lists;   // of the fused kernel; leaves its counters and posts zeros
+    const Row* rows;  // [rows]
+    Draw* draws;      // [rows] in: of the fused kernel; out: with filters, Undecided if the list does not decide the row
+};
+FS_LAYOUT(FilterListCall, 48, FS_AT(lists, 0) && FS_AT(rows, 32) && FS_AT(draws, 40));
 
 // The least of the largest of the whole groups of SIZE posts.
 template <u32 SIZE>
