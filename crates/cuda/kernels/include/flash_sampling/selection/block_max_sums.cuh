@@ -1,17 +1,18 @@
-// The masses of rows with top-p alone before the winner of the plain draw and of all, from the largest logits of their granules and
-// few of their logits.
+// For rows with top-p alone: the mass before the winner of the plain draw, and the total mass, from the largest logit of each
+// granule (block_maxima.cuh) and a few logits.
 //
 // The plain version:
 //
-//   before, all = masses before the winner's place and of all
+//   before, all = mass of the tokens before the winner's place, mass of all tokens
 //
-// 1. A granule whose largest logit is below the winner's has no token before it. It is not read, and only its largest logit
-//    counts, rounded down: what is summed of `all` is a lower bound. So a row that is kept by it is kept.
-// 2. A block has eight rows, whose maxima lie together, and a part of their granules. A warp has its own of these: a lane looks at one
-//    granule for all eight rows, and what is to be read is listed. Rows differ in it by far, warps with all eight hardly.
-// 3. What is listed is read without regard to rows: every thread has its own column of sums for each row, so that none waits.
+// 1. A granule whose largest logit is below the winner's has no token before the winner. It is not read, and only its largest
+//    logit counts, rounded down. So `all` is a lower bound, and a row that keeps its winner by it keeps it.
+// 2. A thread block handles an octet of rows, whose maxima are adjacent in memory, and a range of their granules, divided among
+//    its warps. A lane checks one granule for all eight rows, and the warp lists the granules to read. Rows need very
+//    different numbers of reads; sums over eight rows differ little.
+// 3. The warp reads the list regardless of rows: each thread has its own column of sums for each row, so no thread waits.
 //
-// The first token of all rows is a multiple of 4: TopPResolve reads rows by lines (RowLines::takes).
+// The first token of all rows is a multiple of 4, because TopPResolve reads rows by lines (RowLines::takes).
 #pragma once
 
 #include "undecided_rows.cuh"
@@ -21,17 +22,16 @@
 
 namespace flash_sampling {
 
-// a / b of numbers below 2^20, in few instructions: (a + 1/2) / b is further from any whole number than the rounding takes it.
+// Returns a / b of numbers below 2^20, in few instructions: (a + 1/2) / b is further from any integer than the rounding error.
 __device__ __forceinline__ u32 small_quotient(u32 a, u32 b) {
     return static_cast<u32>(__fdividef(u32_to_f32(a) + 0.5f, u32_to_f32(b)));
 }
 
 struct BlockMaxSums {
     static constexpr u32 THREADS = 512, WARPS = THREADS / 32, ROWS = BlockMaxima::ROWS;
-    // Granules that a lane looks at in a round, and a warp.
+    // Granules per round of a lane, and of a warp.
     static constexpr u32 TURNS = 3, ROUND = 32 * TURNS;
-    // A lane's tokens of a granule, lanes that share one, granules that a warp reads at a time, and how often before it looks
-    // at what it has read.
+    // A lane's tokens of a granule, lanes per granule, granules that a warp reads at once, and such reads in flight.
     static constexpr u32 EACH = 4, LANES = BlockMaxima::TOKENS / EACH, AT_ONCE = 32 / LANES, LOADS = 4;
     static_assert(ROWS == 8 && ROUND <= 0x10000 / ROWS, "a row and a granule of a round are 16 bits");
 
@@ -46,16 +46,16 @@ struct BlockMaxSums {
     };
 
     const FilterCall& call;
-    const UndecidedRow* rows;  // of all draws, those that are not asked about with a top-p of 1
+    const UndecidedRow* rows;  // of all draws; top-p is 1 if the row has no sums
     Shared& shared;
 
-    // The granules of a warp's part of eight rows.
+    // A warp's range of granules of an octet of rows.
     struct Part {
         u32 octet, begin, end;
     };
 
-    // What a pass must know of the row of draw `threadIdx.x`, up to its sums; a top-p of 1 where it is not asked about, as what is
-    // invalid stays so. Before draws change.
+    // Returns the row of draw `threadIdx.x`, without sums. Invalid rows get a top-p of 1, and stay as they are. Call this before
+    // draws change.
     __device__ __forceinline__ UndecidedRow row_of_thread(float error) const {
         const u32 i = threadIdx.x, at = min(i, call.count - 1);
         const Draw plain = call.draws[at];
@@ -65,32 +65,32 @@ struct BlockMaxSums {
                 is_summed ? call.filters[at].top_p : 1.0f, error, row.draw, i, 0};
     }
 
-    // How many blocks share eight rows.
+    // Returns the number of thread blocks per octet of rows.
     __device__ __forceinline__ u32 slices() const {
         return max(1u, min(small_quotient(gridDim.x, octets()), BlockMaxima::granules_of(call.tokens) / 64));
     }
     __device__ __forceinline__ u32 octets() const { return (call.count + ROWS - 1) / ROWS; }
-    // Tokens that a thread adds up at most. Parts differ by as much as floats round their edges.
+    // Returns the most tokens that a thread adds up. Float rounding of the edges makes parts differ.
     __device__ __forceinline__ u32 most() const {
         const u32 granules = BlockMaxima::granules_of(call.tokens);
         const u32 each = static_cast<u32>(share()) + 3 + granules / (1u << 20);
         return (each + ROUND - 1) / ROUND * (TURNS + EACH * (ROUND / AT_ONCE + 1)) + WARPS;
     }
 
-    // The part of this block's warp of a unit, one of octets() * slices().
+    // Returns this warp's part of a unit, of octets() * slices() units.
     __device__ __forceinline__ Part part(u32 unit) const {
         const u32 slice = small_quotient(unit, octets()), part = slice * WARPS + threadIdx.x / 32;
         return {unit - slice * octets(), edge(part), edge(part + 1)};
     }
 
-    // Empties the sums of this thread.
+    // Clears the sums of this thread.
     __device__ __forceinline__ void empty() {
 #pragma unroll
         for (u32 r = 0; r < ROWS; ++r) shared.before[r][threadIdx.x] = shared.all[r][threadIdx.x] = 0.0f;
     }
 
-    // Adds the masses of this block's units to sums[row][2], before and all. `keep` is called while loads are under way: thread
-    // i stores rows[i], which it alone reads before a barrier. All threads call it, and pass a barrier after it.
+    // Adds the masses of this block's units to sums[row][2], before and all. Calls `keep` while loads are in flight: thread i
+    // stores rows[i], which no other thread reads before a barrier. All threads call this; a barrier must follow.
     template <class Keep>
     __device__ __forceinline__ void add_to(double* sums, Keep keep) {
         const u32 units = octets() * slices();
@@ -111,7 +111,7 @@ struct BlockMaxSums {
 #pragma unroll
             for (u32 i = 0; i < THREADS; i += 32) of_lane += columns[i + lane];
             const double of_row = TopPSearch::sum_of_warp(of_lane);
-            // Rows that are not asked about have no sums.
+            // A scale of 0: the row has no sums.
             if (lane == 0 && shared.rows[row].scale != 0.0f) atomicAdd(&sums[2 * (part.octet * ROWS + row) + is_all], of_row);
             unit += gridDim.x;
             if (unit >= units) break;
@@ -122,7 +122,7 @@ struct BlockMaxSums {
     }
 
   private:
-    // Granules of a part, and where one begins.
+    // The granules of a part, and the first granule of a part.
     __device__ __forceinline__ float share() const {
         return __fdividef(u32_to_f32(BlockMaxima::granules_of(call.tokens)), u32_to_f32(slices() * WARPS));
     }
@@ -146,9 +146,9 @@ struct BlockMaxSums {
     }
 
     static __device__ __forceinline__ RowTerms terms_of(const UndecidedRow& row) {
-        // No top reaches NaN.
+        // No maximum reaches NaN.
         if (!(row.top_p < 1.0f)) return {bits_to_f32(0x7fc00000u), 0.0f, 0.0f, 0.0f, 0.0f, 0};
-        // What a temperature takes to the place, or a little less; where it may have taken a number to zero, anything.
+        // The raw logit of the place, lowered a little; -inf if the temperature may have rounded it to zero.
         const float raw = fabsf(row.place) > 1e-30f ? row.place / row.inv_temperature : -f32_infinity();
         return {BlockMaxima::least_maximum(raw - fabsf(raw) * 1e-6f),
                 row.inv_temperature * TopPSearch::Weights::LOG2_E,
@@ -158,7 +158,7 @@ struct BlockMaxSums {
                 row.token};
     }
 
-    // A lane's maxima of a round, of eight rows.
+    // Loads a lane's maxima of a round, of eight rows.
     __device__ __forceinline__ void load(u32 (&bits)[TURNS][4], const Part& part, u32 at) const {
         const u16* const maxima = call.block_maxima + BlockMaxima::octet(part.octet, BlockMaxima::granules_of(call.tokens));
 #pragma unroll
@@ -168,15 +168,15 @@ struct BlockMaxSums {
         }
     }
 
-    // Lists the granules of all rows from `at` on that may have a token before the place or at it, and returns how many. The
-    // others count by their largest logits.
+    // Lists the granules from `at` on that may have a token at or before the place, for all rows, and returns their number.
+    // Other granules count by their largest logits.
     __device__ __forceinline__ u32 list(const u32 (&bits)[TURNS][4], u32 at, u32 end) {
         u32 count = 0;
         if (end - at > 32) {
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r) list_of<TURNS>(bits, r, r, at, end, count);
         } else {
-            // NOTE: a loop, as every instruction is fetched anew, which takes longer here than the instructions do: 1 us.
+            // NOTE: a loop, because fetching unrolled instructions takes longer here than executing the loop: 1 us.
             u32 words[TURNS][4] = {{bits[0][0], bits[0][1], bits[0][2], bits[0][3]}};
 #pragma unroll 1
             for (u32 pair = 0; pair < ROWS; pair += 2) {
@@ -187,7 +187,7 @@ struct BlockMaxSums {
         }
         return count;
     }
-    // Those of one row, the `which` of what the words hold.
+    // Lists the granules of one row, whose maxima are the `which`-th halves of the words.
     template <u32 USED>
     __device__ __forceinline__ void list_of(const u32 (&bits)[TURNS][4], u32 r, u32 which, u32 at, u32 end, u32& count) {
         const u32 lane = threadIdx.x % 32;
@@ -207,7 +207,7 @@ struct BlockMaxSums {
         shared.all[r][threadIdx.x] += all;
     }
 
-    // Weighs the tokens of what the warp has listed.
+    // Adds the masses of the tokens in the warp's list.
     __device__ __forceinline__ void read(const float* logits, u32 begin, u32 count) {
         if (count == 0) return;
         const u32 lane = threadIdx.x % 32, own = lane % LANES * EACH;
@@ -217,12 +217,12 @@ struct BlockMaxSums {
             u32 words[LOADS][EACH], codes[LOADS];
 #pragma unroll
             for (u32 k = 0; k < LOADS; ++k) {
-                // Lanes without a granule of their own read the last again: no branch. Measured, with what follows: 2 us at 64
-                // rows and 3 at 256.
+                // Lanes without a granule read the last one again, without a branch. This and the next clamp save 2 us at 64
+                // rows and 3 us at 256.
                 codes[k] = listed[min(first + k * AT_ONCE + lane / LANES, count - 1)];
                 const u32 token = (begin + codes[k] / ROWS) * BlockMaxima::TOKENS + own;
                 const float* const from = logits + codes[k] % ROWS * call.row_stride;
-                // A row has room for whole 16 bytes; where there is no token, its last are read.
+                // A row has room for whole 16 bytes; beyond its end the last ones are read.
                 load_16_bytes(from + min(token, (call.tokens - 1) / EACH * EACH), words[k]);
             }
 #pragma unroll
@@ -256,7 +256,7 @@ struct BlockMaxSums {
     static __device__ __forceinline__ float mass_of(float l, const RowTerms& row) {
         return TopPSearch::Weights::exp2(fma_rn(l, TopPSearch::Weights::LOG2_E, row.shift));
     }
-    // The mass of tokens from `token` on that are as good as the winner and before it.
+    // Returns the mass of the tokens from `token` on with the winner's logit and a lower id.
     static __device__ __forceinline__ float equal_before(const float (&l)[EACH], u32 token, const RowTerms& row) {
         float before = 0.0f;
         const float each = mass_of(row.place, row);
@@ -265,7 +265,7 @@ struct BlockMaxSums {
             if (l[e] == row.place && token + e < row.token) before += each;
         return before;
     }
-    // Masses where the row ends.
+    // Computes the masses at the row's end.
     __device__ __forceinline__ void weigh_some(const float (&l)[EACH], u32 token, const RowTerms& row, float& before,
                                                float& all) const {
         before = all = 0.0f;

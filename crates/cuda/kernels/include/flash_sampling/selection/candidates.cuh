@@ -1,7 +1,5 @@
-// The largest logits of a row, gathered in shared memory by one block while it streams past: every token with a logit of
-// at least `cut` is there, and the cut rises as more is known.
-//
-// A key is the order of falling logits as an integer: monotone bits of the logit above, the token inverted below.
+// The largest logits of a row, which one block gathers in shared memory in a pass over the row: every token with a logit of at
+// least the cutoff, which rises during the pass. The keys are the ordered bits of winners, with logits as scores.
 #pragma once
 
 #include "../abi.cuh"
@@ -17,9 +15,9 @@ struct Candidates {
     u64 keys[CAPACITY];
     u32 histogram[1 << DIGIT_BITS];
     u32 count;      // more than CAPACITY: some were dropped
-    u32 cut;        // monotone bits; what is not below it is gathered
+    u32 cut;        // the cutoff, as monotone bits
     u32 largest;    // monotone bits of the largest logit so far
-    u32 settled;    // how many there were after the last compaction
+    u32 settled;    // the count after the last compaction
     u32 digit, above, within;  // see find_digit
 
     // All threads; a barrier must follow.
@@ -35,12 +33,12 @@ struct Candidates {
         if (at < CAPACITY) keys[at] = key;
     }
 
-    // Keeps the keys of at least `least`. All threads, between barriers of its own.
+    // Keeps the keys of at least `least`. All threads call this; it has the barriers that it needs.
     __device__ __noinline__ void compact(u64 least) {
         const u32 length = count;
         __syncthreads();
         if (threadIdx.x == 0) count = 0;
-        // What is written lies at or before what was read.
+        // Writes only positions that have been read.
 #pragma unroll 1
         for (u32 base = 0; base < length; base += THREADS) {
             const u32 at = base + threadIdx.x;
@@ -53,11 +51,11 @@ struct Candidates {
         __syncthreads();
     }
 
-    // The key that `need` of the keys reach; there are more of them. All threads, between barriers of its own.
+    // Returns the `need`-th largest key, of more keys than that. All threads call this; it has the barriers that it needs.
     __device__ __noinline__ u64 find(u32 need) {
         const u32 length = count;
         u64 found = 0;
-        // The bits above `known` are found; the digit below them is next.
+        // The bits above `known` are found. The next digit lies below them.
         for (u32 known = 64; known > 0;) {
             const u32 low = known > DIGIT_BITS ? known - DIGIT_BITS : 0, mask = (1u << (known - low)) - 1;
             for (u32 b = threadIdx.x; b < 1u << DIGIT_BITS; b += THREADS) histogram[b] = 0;

@@ -1,5 +1,4 @@
-// A step of the search for the key that a number of keys reach, counted from the largest: its digits are found from the top, each
-// from how many keys there are of every digit.
+// A step of radix select: finds the next digit of the n-th largest key from a histogram of digits.
 #pragma once
 
 #include "../platform.cuh"
@@ -10,8 +9,8 @@ namespace flash_sampling {
 
 constexpr u32 DIGIT_BITS = 11;
 
-// One warp finds the digit that `need` keys reach, by search.histogram of 1 << DIGIT_BITS words: search.digit, with search.above
-// keys above it and search.within that have it.
+// Finds the digit of the `need`-th largest key, from search.histogram with 1 << DIGIT_BITS words. Writes search.digit,
+// search.above (keys with larger digits) and search.within (keys with this digit). One warp calls this.
 template <class Search>
 __device__ __forceinline__ void find_digit(Search& search, u32 need) {
     constexpr u32 SHARE = (1 << DIGIT_BITS) / 32;

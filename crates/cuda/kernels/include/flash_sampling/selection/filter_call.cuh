@@ -1,4 +1,4 @@
-// What filter_row.cu and top_p.cu are given: each takes the draws whose filters are its own.
+// The argument of filter_row.cu, top_p.cu and top_p_ranks.cu. Each kernel handles the draws whose filters it supports.
 #pragma once
 
 #include "block_maxima.cuh"
@@ -13,11 +13,11 @@ struct FilterCall {
     const u32* sources;         // [draws] the row of each draw; null = draw i takes row i
     const Row* rows;            // [draws]
     const RowFilters* filters;  // [draws]; all off: the draw stays
-    Draw* draws;                // [draws] without filters, and then with them
+    Draw* draws;                // [draws] in: without filters; out: with filters
     u32 first_token;
     u32 tokens;
-    u32 is_transformed;         // the logits are not raw
-    u32 count;                  // of draws
+    u32 is_transformed;         // 1 = the logits are transformed, not raw
+    u32 count;                  // draws
     const u16* block_maxima;            // BlockMaxima of the rows, for top_p_block_max, where draw i takes row i
 
 #ifdef __CUDACC__
@@ -26,7 +26,7 @@ struct FilterCall {
         return {logits + source * row_stride, first_token, tokens};
     }
 
-    // Copies the row of draw i. All threads call it.
+    // Copies the row of draw i. All threads call this.
     __device__ __forceinline__ void begin(u32 i, Row& row) const {
         copy_row(&row, rows + i);
         __syncthreads();
@@ -46,7 +46,7 @@ FS_LAYOUT(FilterCall, 72,
 
 #ifdef __CUDACC__
 
-// The best of the tokens before a place, for scan(). Other tokens' scores say nothing of it.
+// Keeps the best of the tokens before a place, for scan(). Scores of other tokens do not raise its cutoff.
 struct KeepBefore {
     static constexpr bool RAISES = false;
     u32* shared_cut;

@@ -1,8 +1,8 @@
-// The draw of a row where min-p comes first or there is a top-k, from its logits in memory. One block a row.
+// The draw of a row with min-p first or a top-k, from its logits in memory or from lists of them. One block per row.
 //
-// Few tokens are kept, a run of the order of falling logits from its first place on: they are gathered while the row streams
-// past once, sorted, walked as core's Selector does, and drawn from. Rows with more tokens than there is room for are
-// left to the host. (Where top-p comes first: top_p.cuh.)
+// The filters keep few tokens, the first in the order of falling logits. One pass over the row gathers them as candidates; the
+// block sorts them, applies the filters as core's Selector does, and draws. The host decides rows with more candidates than
+// there is room for. (top_p.cuh handles rows with top-p first.)
 #pragma once
 
 #include "candidates.cuh"
@@ -17,7 +17,7 @@ namespace flash_sampling {
 struct FilterRow {
     static constexpr u32 THREADS = 512;
     static constexpr u32 WARPS = THREADS / 32;
-    // Tokens that the block takes at a time, and the most that it gathers.
+    // Tokens per step of the block, and the most candidates that the filters are applied to.
     static constexpr u32 STEP = WARPS * SCAN_TOKENS;
     static constexpr u32 KEPT = 2048;
     static constexpr u32 CAPACITY = STEP + KEPT;
@@ -34,9 +34,9 @@ struct FilterRow {
         u32 end;
     };
 
-    // The double words of the walk lie where candidates were gathered: at most KEPT are left by then.
-    static_assert(CAPACITY >= 3 * KEPT, "two doubles for each that is kept, after the keys");
-    static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
+    // The sums of `walk` lie behind the candidates' keys, of which at most KEPT are left by then.
+    static_assert(CAPACITY >= 3 * KEPT, "two doubles per kept token, behind the keys");
+    static_assert(sizeof(Shared) <= 99 * 1024, "the least of compute capability 8.0 and up");
     __device__ __forceinline__ double* cumulative() const { return reinterpret_cast<double*>(shared.candidates.keys + KEPT); }
     __device__ __forceinline__ double* weights() const { return cumulative() + KEPT; }
 
@@ -44,8 +44,8 @@ struct FilterRow {
     const ExistingRow logits;
     Shared& shared;
 
-    // Visits every transformed logit once; those of one call are a lane's eight of 256 tokens from `first` on. All threads
-    // visit equally often. `between` is called by all threads after each step of STEP tokens.
+    // Calls visit(first, l) for each part of 256 tokens from `first` on, with a lane's eight transformed logits. All threads call
+    // between() after each step of STEP tokens.
     template <class Visit, class Between>
     __device__ __forceinline__ void stream(Visit visit, Between between) {
         const u32 lane = threadIdx.x % 32, begin = logits.begin_part(), end = logits.end_part();
@@ -96,7 +96,7 @@ struct FilterRow {
             [&] {
                 __syncthreads();
                 const u32 count = c.count, settled = c.settled;
-                // All decide alike, before anybody gathers more.
+                // All threads have read both before any thread adds candidates.
                 __syncthreads();
                 const bool is_full = count > KEPT && count > settled;
                 if (!is_full && !(settled == 0 && count > 0)) return;
@@ -106,7 +106,7 @@ struct FilterRow {
                     least = kth > least ? kth : least;
                 }
                 if (count <= CAPACITY) c.compact(least);
-                // Tokens that come later lose against an equal logit; min-p keeps equals.
+                // A later token loses top-k against an equal logit; min-p keeps equal logits.
                 if (threadIdx.x == 0) {
                     const u32 above_kth = k && c.count >= k && static_cast<u32>(least >> 32) > 1 && static_cast<u32>(least);
                     c.cut = max(c.cut, static_cast<u32>(least >> 32) + (above_kth ? 1 : 0));
@@ -123,7 +123,7 @@ struct FilterRow {
         c.compact(least);
     }
 
-    // Walks the filters over the sorted candidates; how many of them are kept.
+    // Sorts the candidates and applies the filters. Returns how many are kept.
     __device__ __noinline__ u32 walk() {
         auto& c = shared.candidates;
         u32 size = 32;
@@ -164,7 +164,7 @@ struct FilterRow {
                 if (cumulative()[i] >= limit) atomicMin(&shared.end, i + 1);
             __syncthreads();
             length = shared.end;
-            // All have read it, before min-p puts its own there.
+            // All threads have read `end` before min-p writes it.
             __syncthreads();
         }
         if (filters.has_min_p() && filters.min_p_last) {
@@ -178,7 +178,7 @@ struct FilterRow {
         return length;
     }
 
-    // The best of the first `length` candidates.
+    // Returns the best of the first `length` candidates, as ordered bits.
     __device__ __noinline__ u64 best_of(u32 length) {
         auto& c = shared.candidates;
         const Row& row = shared.row;
@@ -197,14 +197,14 @@ struct FilterRow {
         return shared.best;
     }
 
-    // The transformed logit of a token, as it is drawn with.
+    // Returns the transformed logit of a token, as the draw has it.
     __device__ __forceinline__ float logit_of(u32 token) const {
         const float raw = static_cast<const float*>(logits.logits)[token - logits.first_token];
         const float logit = shared.row.transform().apply(raw, token);
         return filters.rescale != 1.0f ? mul_rn(logit, filters.rescale) : logit;
     }
 
-    // The best token before a place, as ordered bits; 0 = there is none.
+    // Returns the best token before a place, as ordered bits; 0 = none.
     __device__ __noinline__ u64 best_before(float limit, u32 token_limit) {
         if (threadIdx.x == 0) {
             shared.best = 0;
@@ -224,7 +224,7 @@ struct FilterRow {
         return best;
     }
 
-    // Puts the keys of a list among the candidates. All threads call it.
+    // Copies the keys of a list to the candidates. All threads call this.
     __device__ __forceinline__ void take(const u64* list, u32 count) {
         auto& c = shared.candidates;
         c.begin();
@@ -238,7 +238,7 @@ struct FilterRow {
         took(top, count);
     }
 
-    // There are `count` candidates, of which this thread's have these monotone bits at most. All threads call it.
+    // Ends the copy of `count` candidates; `top` is the largest of this thread, as monotone bits. All threads call this.
     __device__ __forceinline__ void took(u32 top, u32 count) {
         auto& c = shared.candidates;
         top = __reduce_max_sync(0xffffffffu, top);
@@ -247,20 +247,20 @@ struct FilterRow {
         __syncthreads();
     }
 
-    // The least key that a min-p in the first place keeps.
+    // Returns the least key that a first min-p keeps.
     __device__ __forceinline__ u64 least_by_min_p(float largest) const {
         return filters.is_min_p_first() ? static_cast<u64>(to_monotone_bits(filters.least(largest))) << 32 : 1;
     }
 
-    // Of the list of a shard, what the row may keep of it whatever other shards have, among the candidates; `largest`: of
-    // all the row's logits. Returns what to tell the others: how many, and the list's cut. Where they do not fit, none, and
-    // a cut that leaves the row undecided. All threads call it.
+    // Copies to the candidates the tokens of a shard's list that the row may keep, whatever the other shards have; `largest` is
+    // the largest logit of the row. Returns the counters to send. If the candidates exceed `room`, sends none, with a cutoff
+    // that leaves the row undecided. All threads call this.
     __device__ __forceinline__ ListCounters shorten(const u64* list, const ListCounters& counters, float largest, u32 room) {
         const ListCounters lost{0, 0xffffffffu};
         if (counters.count > RowLists::ROOM) return lost;
         take(list, counters.count);
         auto& c = shared.candidates;
-        // A list by top-k that had fewer than k would decide nothing: there min-p waits until all lists are one.
+        // A top-k list with fewer than k tokens decides nothing. There min-p is applied after the merge of all lists.
         u64 least = filters.is_listed_by_min_p() ? least_by_min_p(largest) : 1;
         if (filters.top_k && counters.count > filters.top_k) {
             const u64 kth = c.find(filters.top_k);
@@ -270,22 +270,22 @@ struct FilterRow {
         return c.count > room ? lost : ListCounters{c.count, counters.cut};
     }
 
-    // The draw of a listed row from its list: undecided where the list may miss a token that is kept. All threads call it;
-    // `row` is there.
+    // Returns the draw of a row from its list; undecided if the list may lack a kept token. All threads call this; `row` is in
+    // shared memory.
     __device__ __forceinline__ Draw draw_listed(const u64* list, const ListCounters& counters) {
         if (counters.count == 0 || counters.count > RowLists::ROOM) return {0, 0.0f, 0.0f, Status::Undecided};
         take(list, counters.count);
         return draw_taken(counters.cut);
     }
 
-    // The same from the candidates, of which there is one at least: all tokens whose monotone bits reach the cut are there.
+    // The same from at least one candidate. The candidates contain every token whose monotone bits reach the cutoff.
     __device__ __forceinline__ Draw draw_taken(u32 cut) {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         auto& c = shared.candidates;
         const u32 count = c.count;
         u64 least = least_by_min_p(from_monotone_bits(c.largest));
         if (filters.top_k && count >= filters.top_k) {
-            // The least key is one that all reach where there are no more than k.
+            // With exactly k candidates, all are kept.
             const u64 kth = count > filters.top_k ? c.find(filters.top_k) : 1;
             const u64 reached = count > filters.top_k ? kth : smallest();
             if (static_cast<u32>(reached >> 32) < cut) return undecided;
@@ -303,12 +303,12 @@ struct FilterRow {
                 shared.cut = f32_to_bits(from_ordered_bits(c.keys[i]).score);
         __syncthreads();
         const float found = bits_to_f32(shared.cut), logit = filters.rescale != 1.0f ? mul_rn(found, filters.rescale) : found;
-        // The host names what a temperature after the filters makes infinite.
+        // The host reports logits that a temperature after the filters makes infinite.
         if (!is_finite(logit)) return undecided;
         return {winner.token, winner.score, logit, Status::Drawn};
     }
 
-    // The smallest of the candidates. All threads call it.
+    // Returns the smallest candidate. All threads call this.
     __device__ __noinline__ u64 smallest() {
         const auto& c = shared.candidates;
         if (threadIdx.x == 0) shared.best = ~0ull;
@@ -320,14 +320,14 @@ struct FilterRow {
         return found;
     }
 
-    // The draw of the row. All threads call it; the row is in shared memory.
+    // Returns the draw of the row, which is in shared memory. All threads call this.
     __device__ __forceinline__ Draw draw() {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         gather();
         const auto& c = shared.candidates;
         u64 best = 0;
         if (c.count > CAPACITY || c.count > KEPT) {
-            // More than there is room for: where min-p is all there is, they are drawn from in one more pass.
+            // Too many candidates: with min-p alone, one more pass draws from all tokens above its limit.
             if (filters.top_k || filters.has_top_p() || filters.rescale != 1.0f) return undecided;
             best = best_before(filters.least(from_monotone_bits(c.largest)), 0xffffffffu);
         } else {
@@ -336,7 +336,7 @@ struct FilterRow {
         if (best == 0) return undecided;
         const Winner winner = from_ordered_bits(best);
         const float logit = logit_of(winner.token);
-        // The host names what a temperature after the filters makes infinite.
+        // The host reports logits that a temperature after the filters makes infinite.
         if (!is_finite(logit)) return undecided;
         return {winner.token, winner.score, logit, Status::Drawn};
     }

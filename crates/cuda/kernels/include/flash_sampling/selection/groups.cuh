@@ -1,13 +1,13 @@
-// The second halves of the grouped and online variants (paper Alg. I.2 and I.3): from the groups' log-masses and samples
-// to a row's draw.
+// The second pass of the grouped and online variants (paper Alg. I.2 and I.3): from the groups' log-masses and samples to the
+// draw of a row.
 //
 //   fresh    the group with the largest log-mass + Gumbel noise of its own gives its sample
-//   online   groups in ascending order; group B replaces what is kept, A, with probability e^L_B / (e^L_A + e^L_B)
+//   online   groups in ascending order; group B replaces the sample of A, all before, with probability e^L_B / (e^L_A + e^L_B)
 //   maxima   the best of the groups' samples: the tiled draw
 //
-// A block works on a row. The online rule looks sequential, but what is kept at the end is the sample of the last group
-// that replaced what was kept, and whether a group does depends only on its own mass, its coin and the mass of all before
-// it: a prefix sum. A head may come in several launches, ascending: `Running` is what is kept between them.
+// A block handles a row. The online rule looks sequential, but its result is the sample of the last group that replaced, and
+// whether a group replaces depends only on its own mass, its coin and the mass of all groups before it: a prefix sum. A head
+// may arrive in several launches, ascending; `Running` is the state between them.
 #pragma once
 
 #include "../epilogue/partial.cuh"
@@ -17,7 +17,7 @@ namespace flash_sampling {
 
 enum class Rule : u32 { Fresh = 0, Online = 1, Maxima = 2 };
 
-// What is known of a row after some of its groups.
+// The state of a row after some of its groups.
 struct Running {
     GroupSummary summary;
     double score;  // of the best group, for the fresh rule
@@ -30,7 +30,7 @@ static_assert(sizeof(Running) == 40, "the host allocates this size");
 struct Selection {
     const Row* rows;          // [row_count]
     const Partial* partials;  // [row_count, slots]
-    Running* running;         // [row_count]; not used where one launch takes the whole head
+    Running* running;         // [row_count]; not used if one launch handles the whole head
     u64* invalid;             // [row_count] first invalid logit; all ones between calls
     Draw* draws;              // [row_count]
     double* log_z;            // [row_count], or null
@@ -63,7 +63,7 @@ struct Select {
     const Partial* partials;
     Shared& shared;
 
-    // The mass of a group, of the blocks in ascending order.
+    // Returns the mass of a group, merged over its blocks in ascending order.
     __device__ __forceinline__ LogMass mass_of(u32 group) const {
         u32 from, to;
         call.groups.blocks_of(group, from, to);
@@ -81,7 +81,7 @@ struct Select {
         return sample;
     }
 
-    // The masses of all threads before this one, after `before`; and all of them.
+    // Returns the mass of `before` and of all threads before this one; `all`: of all threads.
     __device__ __forceinline__ LogMass prefix_masses(LogMass mine, LogMass before, LogMass& all) {
         const u32 thread = threadIdx.x;
         if (thread == 0) mine = before.merge(mine);
@@ -97,7 +97,7 @@ struct Select {
         return thread == 0 ? before : shared.mass[thread - 1];
     }
 
-    // The group of the largest score, then the lower group; the score is left in `score`.
+    // Returns the group with the largest score, then the lower group, and its score.
     __device__ __forceinline__ u32 best_group(double& score, u32 group) {
         const u32 thread = threadIdx.x;
         shared.score[thread] = score;

@@ -1,4 +1,4 @@
-// The filters of a row that the selection on the GPU knows: min-p, top-k and top-p, in the orders of core's filters.rs.
+// The filters of a row that kernels support: min-p, top-k and top-p, in the orders of core's filters.rs.
 #pragma once
 
 #include "../abi.cuh"
@@ -10,7 +10,7 @@ struct RowFilters {
     double ln_min_p;  // -inf = off
     float top_p;      // 1 = off
     u32 top_k;        // 0 = off; at most 1024
-    float rescale;    // from a logit that filters look at to the logit drawn with
+    float rescale;    // factor from the logits of the filters to the logits of the draw
     u32 min_p_last;   // 0: min-p, top-k, top-p; 1: top-k, top-p, min-p
 
     FS_FUNCTION bool has_min_p() const { return ln_min_p > -1e300; }
@@ -19,14 +19,14 @@ struct RowFilters {
     FS_FUNCTION bool is_any() const { return has_min_p() || has_top_p() || top_k; }
     // Whether top-p comes first, so that masses decide: top_p.cuh.
     FS_FUNCTION bool is_by_mass() const { return has_top_p() && !top_k && !is_min_p_first(); }
-    // Whether what they keep lies a few nats at most below the largest logit.
+    // Whether min-p keeps only tokens at most 8 nats below the largest logit.
     FS_FUNCTION bool is_listed_by_min_p() const { return ln_min_p > -8.0 && !min_p_last; }
     FS_FUNCTION bool is_min_p_alone() const { return is_listed_by_min_p() && !top_k && !has_top_p(); }
-    // How far below the largest logit min-p keeps, for `losing_dot`: more than the rounding to float32.
+    // Returns the distance of min-p's limit below the largest logit, for `losing_dot`, rounded up.
     FS_FUNCTION float min_p_cut() const { return static_cast<float>(-ln_min_p) * 1.000001f; }
     FS_FUNCTION bool is_listed() const { return is_listed_by_min_p() || top_k; }
 
-    // The smallest logit that min-p keeps: the smallest float that is not below the sum.
+    // Returns the smallest logit that min-p keeps: the sum, rounded up to float32.
     FS_FUNCTION float least(float largest) const {
         const double t = add_rn(static_cast<double>(largest), ln_min_p);
         const float x = static_cast<float>(t);

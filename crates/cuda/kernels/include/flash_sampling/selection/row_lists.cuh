@@ -1,4 +1,4 @@
-// Lists of the largest logits of rows, from the fused kernel to the selection.
+// Lists of the largest logits of rows: the output of the fused kernel, and the input of filter_list.cu.
 #pragma once
 
 #include "row_filters.cuh"
@@ -6,10 +6,10 @@
 
 namespace flash_sampling {
 
-// What is counted of a row; zeros between launches.
+// The counters of a row; zeros between launches.
 struct ListCounters {
     u32 count;  // listed tokens; more than ROOM: some were dropped
-    u32 cut;    // monotone bits of the largest cut that a block has used; 0 = none
+    u32 cut;    // the largest cutoff that a block has used, as monotone bits; 0 = none
 };
 FS_LAYOUT(ListCounters, 8, FS_AT(count, 0) && FS_AT(cut, 4));
 
@@ -19,7 +19,7 @@ struct RowLists {
 
     const RowFilters* filters;  // [row_count]
     ListCounters* counters;     // [row_count]
-    u32* posted;                // [row_count, POSTS] monotone bits of some blocks' largest logits; zeros between launches
+    u32* posted;                // [row_count, POSTS] some blocks' largest logits as monotone bits; zeros between launches
     u64* keys;                  // [row_count, ROOM]
 };
 FS_LAYOUT(RowLists, 32, FS_AT(filters, 0) && FS_AT(counters, 8) && FS_AT(posted, 16) && FS_AT(keys, 24));
@@ -32,7 +32,7 @@ struct FilterListCall {
 };
 FS_LAYOUT(FilterListCall, 48, FS_AT(lists, 0) && FS_AT(rows, 32) && FS_AT(draws, 40));
 
-// The least of the largest of the whole groups of SIZE posts.
+// Returns the minimum, over whole groups of SIZE posts, of the group's maximum.
 template <u32 SIZE>
 FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
     u32 least = ~0u;
@@ -44,15 +44,15 @@ FS_FUNCTION u32 least_of_groups(const u32 (&posted)[RowLists::POSTS]) {
     return least;
 }
 
-// A guess at a logit that `k` of `tokens` tokens reach and few more, from the largest logits of 16 parts of `part` tokens:
-// the least of the largest of some groups, or of all parts where a group would hold too many of the k. 0 while too few
-// have been posted. What is not posted (0) makes a group's largest smaller.
+// Guesses a logit that `k` of `tokens` tokens reach and few more, from the largest logits of 16 parts of `part` tokens each:
+// the minimum over some groups of parts of the group's maximum, or over all parts if a group would hold too many of the k.
+// Returns 0 while too few parts are posted. A part that is not posted (0) makes its group's maximum smaller.
 //
-// Of tokens in no order, all of G groups of S parts hold one of the k with probability (S part k / tokens)^G at most; then the
-// guess is too high, and the selection sees it. Four groups of four, or five of three for a larger k: at 50 of 151936 tokens
-// and parts of 128 that is 3e-5 in place of 8e-4, for a list half as long again. Where four groups would hold too many, eight of two
-// do while they hold a quarter of the k each at most, 2e-5: of half as many tokens the least of all parts makes a list beyond ROOM
-// in one row of 60.
+// With tokens in random order, all of G groups of S parts hold one of the k with probability at most (S part k / tokens)^G.
+// Then the guess is too high, and filter_list.cu detects it. There are four groups of four, or five of three for a larger k: at
+// k = 50 of 151936 tokens and parts of 128, that is 3e-5 in place of 8e-4, for a list 1.5 times as long. If four groups would
+// hold too many, there are eight of two while each holds at most a quarter of the k (2e-5). At half as many tokens, the minimum
+// of all parts makes a list longer than ROOM in one row of 60.
 FS_FUNCTION u32 guessed_cut(const u32 (&posted)[RowLists::POSTS], u32 k, u32 part, u32 tokens) {
     u32 of_all = ~0u;
     for (u32 i = 0; i < RowLists::POSTS; ++i) of_all = posted[i] < of_all ? posted[i] : of_all;

@@ -1,4 +1,4 @@
-// Blocks that work on one row together: the blocks of a cluster, or one block where GPUs have no clusters.
+// The blocks that share a row: the blocks of a cluster, or one block on GPUs without clusters.
 #pragma once
 
 #include "../ptx/cluster.cuh"
@@ -11,9 +11,9 @@ struct Team {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     static __device__ __forceinline__ u32 size() { return ptx::cluster_size(); }
     static __device__ __forceinline__ u32 rank() { return ptx::cluster_rank(); }
-    // All threads of all blocks: what was stored before, in shared memory too, all have stored afterwards.
+    // Waits for all threads of all blocks; orders their stores, to shared memory too.
     static __device__ __forceinline__ void sync() { ptx::cluster_sync(); }
-    // The same, for reads alone.
+    // Waits for all threads of all blocks; orders only reads.
     static __device__ __forceinline__ void sync_relaxed() { ptx::cluster_sync_relaxed(); }
     static __device__ __forceinline__ u64 load(const u64* pointer, u32 of) { return ptx::load_cluster(pointer, of); }
 #else

@@ -1,16 +1,16 @@
-// The draw of a row where top-p comes first, from its logits in memory and the draw without filters, by a team of blocks.
+// The draw of a row with top-p first, from its logits in memory and the draw without filters, by a team of blocks.
 //
-// What top-p keeps is a run of the order of falling logits, from its first place on, and may be long. But whether it holds one
-// token takes two sums: the mass before the token and the mass of all. The winner of the draw without filters is tried
-// first, and it is kept as often as top-p says. If it is not kept, nor is any token after it: the best of those before it is
-// tried next, and so on.
+// Top-p keeps the first tokens in the order of falling logits, perhaps many. But two sums decide whether it keeps one token:
+// the mass before the token and the total mass. The search tries the winner of the draw without filters first; top-p keeps
+// that winner with probability p. If it does not, it keeps no later token either, so the search tries the best token before
+// it, and so on.
 //
-//   loop: before, all = masses before `place` and of all       each block its share, then the team adds up
+//   loop: before, all = mass before `place`, total mass        per block, then over the team
 //         if before < p all: the draw is the token at `place`
-//         place = the best of the tokens before `place`        each block its share, then the team's best
+//         place = the best of the tokens before `place`        per block, then over the team
 //
-// The sums are in float32, with a bound: a decision that is within the bound is left to the host, which sums integers as core
-// does. So the draw is the same however many blocks there are.
+// The sums are in float32, with an error bound. The host, which sums core's integers, makes decisions within the bound. So the
+// draw does not depend on the number of blocks.
 #pragma once
 
 #include "../scan/row_lines.cuh"
@@ -24,18 +24,18 @@ namespace flash_sampling {
 struct TopPSearch {
     static constexpr u32 THREADS = 512;
     static constexpr u32 WARPS = THREADS / 32;
-    // Tokens that a block takes at a time.
+    // Tokens per step of a block.
     static constexpr u32 STEP = WARPS * SCAN_TOKENS;
     using Lines = RowLines<4>;
     static constexpr u32 TURNS = 8;
-    // No score of the tokens before a place is so far below the logarithm of their mass, but once in 10^8 (e^-e^3); then all
-    // are scored.
+    // The best score of the tokens before a place is less than this far below the logarithm of their mass, except once in 10^8
+    // (e^-e^3). Then the search scores all tokens.
     static constexpr float BELOW_MASS = 3.0f;
 
-    // A bound on the relative error of a sum of which a thread adds up so many tokens, and of the exponentials in it.
+    // Returns a bound on the relative error of a sum, including its exponentials, of which a thread adds up `tokens` tokens.
     static __device__ __forceinline__ double error_of(u32 tokens) { return 2e-5 + 1.2e-7 * (tokens + 8); }
 
-    // What a block tells the others: sums as the bits of doubles; the largest logit, or the best score, as ordered bits.
+    // A block's message to its team: sums as bits of doubles; the largest logit or the best score as ordered bits.
     struct Share {
         u64 before;
         u64 all;
@@ -47,7 +47,7 @@ struct TopPSearch {
         float largest;
     };
     struct Shared {
-        Share shares[2];  // of this meeting and of the one before, which others may still read
+        Share shares[2];  // of this exchange, and of the one before, which other blocks may still read
         double before[WARPS], all[WARPS];
         u64 best;
         u64 invalid;
@@ -61,8 +61,8 @@ struct TopPSearch {
     Shared& shared;
     u32 exchanges = 0;
 
-    // The shares of all blocks: lane r has block r's, other lanes nothing. All threads of all blocks call it, after this
-    // block's share was stored by its first thread.
+    // Returns block r's share in lane r, nothing in other lanes. The first thread of each block has stored the block's share.
+    // All threads of the team call this.
     __device__ __forceinline__ Share gather_shares() {
         Team::sync();
         const Share* const own = &shared.shares[exchanges % 2];
@@ -78,14 +78,14 @@ struct TopPSearch {
         return x;
     }
 
-    // This warp's first part, the parts' end, and how far it is to the warp's next.
+    // This warp's first part, the end of the parts, and the step to the warp's next part.
     __device__ __forceinline__ u32 first_part() const {
         return logits.first_token / SCAN_TOKENS + Team::rank() * WARPS + threadIdx.x / 32;
     }
     __device__ __forceinline__ u32 end_part() const { return (logits.first_token + logits.tokens - 1) / SCAN_TOKENS + 1; }
     static __device__ __forceinline__ u32 part_step() { return Team::size() * WARPS; }
 
-    // A thread's masses, relative to the logit of a place. The exponent of that logit, rounded, is a factor of every mass.
+    // A thread's masses, relative to the logit of a place. The rounded exponent of that logit is a factor of every mass.
     struct Weights {
         static constexpr float LOG2_E = 1.44269504088896340736f;
         float place, shift;
@@ -102,7 +102,7 @@ struct TopPSearch {
         }
         __device__ __forceinline__ float mass_of(float l) const { return exp2(fma_rn(l, LOG2_E, shift)); }
 
-        // Four tokens from `first` on.
+        // Adds four tokens from `first` on.
         __device__ __forceinline__ void add(const float (&l)[4], u32 first) {
             bool is_equal = false;
 #pragma unroll
@@ -125,7 +125,7 @@ struct TopPSearch {
         }
     };
 
-    // Adds this warp's parts of any row.
+    // Adds this warp's parts of a row with any transform.
     static __device__ __noinline__ void weigh_parts(Weights& weights, const ExistingRow& logits, const Row& row, u32 part, u32 end,
                                                     u32 step) {
         const u32 lane = threadIdx.x % 32;
@@ -144,12 +144,12 @@ struct TopPSearch {
         }
     }
 
-    // The mass of the tokens before a place, the mass of all, relative to the place's logit, and the largest logit.
+    // Returns the mass before a place and the total mass, relative to the place's logit, and the largest logit.
     __device__ __noinline__ Masses masses(float place, u32 token) {
         const ExistingRow row = logits;
         Weights weights(place, token);
         if (Lines::takes(row) && !shared.row.mask && !shared.row.biases) {
-            // A short loop, which the instruction cache holds.
+            // A short loop, which fits the instruction cache.
             Lines lines(row, Team::rank() * WARPS + threadIdx.x / 32, part_step());
             lines.each(shared.row.inv_temperature, [&](const float(&l)[4], u32 first) { weights.add(l, first); });
         } else {
@@ -181,7 +181,7 @@ struct TopPSearch {
     static __device__ __forceinline__ u64 bits_of(double x) { return static_cast<u64>(__double_as_longlong(x)); }
     static __device__ __forceinline__ double of_bits(u64 x) { return __longlong_as_double(static_cast<long long>(x)); }
 
-    // The best token before a place whose score reaches the cut, as ordered bits; 0 = there is none.
+    // Returns the best token before a place whose score reaches the cutoff, as ordered bits; 0 = none.
     __device__ __noinline__ u64 best_before(float limit, u32 token_limit, float cut) {
         if (threadIdx.x == 0) {
             shared.best = 0;
@@ -201,14 +201,14 @@ struct TopPSearch {
         return largest_of_warp(gather_shares().best);
     }
 
-    // The transformed logit of a token.
+    // Returns the transformed logit of a token.
     __device__ __forceinline__ float logit_of(u32 token) const {
         const float raw = static_cast<const float*>(logits.logits)[token - logits.first_token];
         return shared.row.transform().apply(raw, token);
     }
 
-    // The draw of the row. `plain` is the draw without filters, or another token, if none with a better score is kept. All
-    // threads of the team call it; the row is in shared memory.
+    // Returns the draw of the row, which is in shared memory. `plain` is the draw without filters, or a token that no kept token
+    // beats. All threads of the team call this.
     __device__ __forceinline__ Draw draw(const Draw& plain) {
         const Draw undecided{0, 0.0f, 0.0f, Status::Undecided};
         if (filters.rescale != 1.0f) return undecided;
@@ -225,7 +225,7 @@ struct TopPSearch {
             if (is_within && place >= least) {
                 const Winner winner = from_ordered_bits(best);
                 const float logit = logit_of(winner.token);
-                // The host names what a temperature after the filters makes infinite.
+                // The host reports logits that a temperature after the filters makes infinite.
                 return is_finite(logit) ? Draw{winner.token, winner.score, logit, Status::Drawn} : undecided;
             }
             const bool is_below = place < least;

@@ -1,8 +1,8 @@
-// The draws of rows with top-p alone, in one launch whose blocks are all resident: BlockMaxSums sums what decides most rows, and after
-// a barrier all blocks decide the others together, as TopPResolve does.
+// The draws of rows with top-p alone, in one launch whose blocks are all resident: the sums of BlockMaxSums decide most rows,
+// and after a barrier all blocks decide the other rows, as TopPResolve does.
 //
-// Every block finds by itself which rows are open, from the same sums: none waits for a list. Sums of two launches take turns, so
-// that each launch clears those of the one before.
+// Every block finds the undecided rows from the same sums, so no block waits for a list. Two sets of sums alternate: each
+// launch clears the set of the launch before.
 #pragma once
 
 #include "top_p_resolve.cuh"
@@ -26,7 +26,7 @@ struct TopPBlockMax {
         u32 opened[ROOM / 32];
         u32 chosen;
     };
-    static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
+    static_assert(sizeof(Shared) <= 99 * 1024, "the least of compute capability 8.0 and up");
 
     const FilterCall& call;
     const UndecidedRows& open;
@@ -83,7 +83,7 @@ struct TopPBlockMax {
     }
 
   private:
-    // What this block's threads stored before a barrier of theirs is there for all that wait.
+    // Makes this block's stores before its last barrier visible to all waiting blocks.
     __device__ __forceinline__ void arrive(u32 launch) const {
         if (ptx::add_ordered(&open.barrier[0], 1) != gridDim.x - 1) return;
         open.barrier[0] = 0;

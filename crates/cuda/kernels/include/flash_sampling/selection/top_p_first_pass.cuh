@@ -1,7 +1,7 @@
-// One pass over a row of raw float32 logits: is the winner of the plain draw kept by top-p?
+// One pass over a row of raw float32 logits: does top-p keep the winner of the plain draw?
 //
-// A team's blocks read the row's lines in turn. The first loads are under way before filters and draw are read, and nothing is
-// copied: what a pass takes besides its reads is what it waits for at both ends.
+// The blocks of a team read the row's lines in turn. The first loads are in flight before filters and draw are read, and nothing
+// is copied, because the time beyond the reads is latency at both ends.
 #pragma once
 
 #include "undecided_rows.cuh"
@@ -16,7 +16,7 @@ struct TopPFirstPass {
 
     TopPSearch::Lines lines;
 
-    // Whether this row's logits need no more than a temperature, and top-p alone filters.
+    // Whether the row's only transform is a temperature, and its only filter top-p.
     static __device__ __forceinline__ bool takes(const RowFilters& filters, const Row& row) {
         return !filters.has_min_p() && filters.rescale == 1.0f && !row.mask && !row.biases;
     }
@@ -24,8 +24,8 @@ struct TopPFirstPass {
     __device__ __forceinline__ explicit TopPFirstPass(const ExistingRow& row)
         : lines(row, Team::rank() * WARPS + threadIdx.x / 32, Team::size() * WARPS) {}
 
-    // The masses before a place and of all, in the first thread of the team; nothing elsewhere. All threads call it, and
-    // Team::sync_relaxed() after it.
+    // Returns the mass before a place and the total mass in the first thread of the team, nothing elsewhere. All threads call
+    // this, and then Team::sync_relaxed().
     __device__ __forceinline__ TopPSearch::Masses masses(TopPSearch::Shared& shared, float place, u32 token,
                                                          float inv_temperature) {
         TopPSearch::Weights weights(place, token);
@@ -33,8 +33,8 @@ struct TopPFirstPass {
         return masses_of(shared, weights);
     }
 
-    // The masses of all threads of the team, in its first thread; nothing elsewhere. All threads call it, and Team::sync_relaxed() after
-    // it.
+    // Adds up the masses of all threads, in the first thread of the team; nothing elsewhere. All threads call this, and then
+    // Team::sync_relaxed().
     static __device__ __forceinline__ TopPSearch::Masses masses_of(TopPSearch::Shared& shared, const TopPSearch::Weights& weights) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const double of_warp[2] = {TopPSearch::sum_of_warp(weights.before), TopPSearch::sum_of_warp(weights.all)};

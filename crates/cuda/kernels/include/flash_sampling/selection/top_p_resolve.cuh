@@ -1,14 +1,14 @@
-// The draws of the rows that TopPFirstPass leaves open, by all blocks of a launch together.
+// The draws of the rows that the first pass leaves undecided, by all blocks of a launch.
 //
-//   1. Blocks are shared out evenly among the open rows; each reads its share of a row once.
-//   2. Only tokens before the plain winner's place can be the draw. They fall into bins by their place: above all the largest
-//      logits, below them those equal to the winner's, by token. Bins are narrow where top-p is likely to end. A bin has a
-//      mass, and the best of its tokens' scores. Every thread has its own column of masses, so that none waits. The mass of all
-//      is summed too: what tells whether the plain winner is kept, where the first pass did not read enough for that.
-//   3. The last block of a row adds up the bins from the largest logits on. A bin's best token is surely kept if the mass to
-//      the bin's end, its own left out, is below the limit, and surely lost if the mass to the bin's beginning is beyond.
-//   4. If the best of those surely kept beats all in doubt, it is the draw. Else the block draws as TopPSearch does, alone,
-//      and tries the best in doubt first: about one open row of a hundred.
+//   1. The blocks are divided evenly among the undecided rows. Each block reads its share of a row once.
+//   2. Only tokens before the plain winner's place can be the draw. They fall into bins by place: larger logits by value, then
+//      logits equal to the winner's by token. Bins are narrow where top-p is likely to end. A bin has a mass, and the best
+//      score of its tokens. Each thread has its own column of masses, so no thread waits. The blocks also sum the total mass,
+//      which decides whether top-p keeps the plain winner if the first pass has only a bound.
+//   3. The last block of a row adds up the bins from the largest logits on. A bin's best token is surely kept if the mass up to
+//      the bin's end, without its own, is below the limit, and surely lost if the mass up to the bin's beginning is beyond it.
+//   4. If the best surely kept token beats every token in doubt, it is the draw. Otherwise the block alone searches as
+//      TopPSearch does, from the best token in doubt on: about one undecided row of a hundred.
 #pragma once
 
 #include "top_p_first_pass.cuh"
@@ -18,28 +18,28 @@
 
 namespace flash_sampling {
 
-// All tokens are this GPU's.
+// The policy for one GPU, which has all tokens.
 struct NoRanks {
-    // Whether a block can decide alone what bins leave in doubt.
+    // Whether a block alone can decide a row that bins leave in doubt.
     static constexpr bool DRAWS_ALONE = true;
 
     // The first token of the vocabulary.
     __device__ __forceinline__ u32 first_token(const FilterCall& call) const { return call.first_token; }
-    // From a shard's bins, of which each lane of a warp has one, its mass, its best token and the logit of that, to those of the
-    // vocabulary; false where a rank did not come, of which the draw then tells.
+    // Replaces a shard's bins by the vocabulary's. Each lane of a warp has one bin: its mass, its best token and that token's
+    // logit. False if a rank is late; the draw then names it.
     __device__ __forceinline__ bool bins(u32, double&, u64&, float&, double&, double&) const { return true; }
 };
 
-// `Ranks`: what makes bins of a shard those of the vocabulary.
+// `Ranks` merges the bins of shards: NoRanks, or RankSums of rank_sums.cuh.
 template <class Ranks>
 struct TopPResolve {
     static constexpr u32 THREADS = TopPSearch::THREADS, WARPS = TopPSearch::WARPS;
     static constexpr u32 TIES = 8, BINS = UndecidedRows::BINS;
-    // Rows that a block loads before it knows which is its own.
+    // Rows that a block loads before it knows its own row.
     static constexpr u32 GUESSED = UndecidedRows::LEAST;
     using Lines = RowLines<2, true>;
-    static_assert(BINS == 32 && TIES == 8, "a lane each, and four of either side where equal logits end");
-    // No score and token have these bits.
+    static_assert(BINS == 32 && TIES == 8, "a lane per bin; four bins on either side of the end among equal logits");
+    // Ordered bits that no score and token have.
     static constexpr u64 DECIDED = ~0ull;
 
     struct Shared {
@@ -50,33 +50,33 @@ struct TopPResolve {
         TopPSearch::Shared select;
         u32 is_last;
     };
-    static_assert(sizeof(Shared) <= 99 * 1024, "what every GPU of compute capability 8.0 and up has");
+    static_assert(sizeof(Shared) <= 99 * 1024, "the least of compute capability 8.0 and up");
 
-    // The bins of the tokens before a place: monotone in the place, so that rounding moves edges, and no token past another;
-    // one and the same wherever it is compiled.
+    // The bins of the tokens before a place. The bin is monotone in the place, so rounding moves edges, but no token past
+    // another, and has the same bits in every kernel.
     struct Bins {
         float place, per_nat, per_tie;
         u32 token, shift;
 
         __device__ __forceinline__ Bins(const UndecidedRow& row, u32 first_token) : place(row.place), token(row.token) {
-            // How much of the mass before the place is lost: the more, the further from the place top-p ends.
+            // The lost share of the mass before the place. The larger, the further from the place top-p ends.
             const float lost = static_cast<float>((row.before - row.top_p * row.all) / row.before);
-            // What is 1 at the place falls into four bins for each of six doublings, into eight for each of three, or evenly. By
-            // simulation of a normal bulk that leaves no more rows in doubt than square roots do, of a top-p of 0.95, 0.5 and 0.05.
+            // A distance that is 1 at the place has four bins for each of six doublings, eight for each of three, or equal bins.
+            // In simulations with a normal bulk and top-p 0.95, 0.5 and 0.05, square roots leave no fewer rows in doubt.
             const bool is_near = lost < 0.1f, is_far = lost >= 0.8f;
             static_assert(BINS - TIES == 24, "6 * 4 = 3 * 8 = 0.75 * 32");
             shift = is_near ? 21 : is_far ? 18 : 20;
-            // No logit is above the logarithm of the mass of all, of which `all` has the largest at least.
+            // No logit exceeds the logarithm of the total mass; `all` contains at least the largest logit.
             per_nat = (is_near ? 63.0f : is_far ? 0.75f : 7.0f) / fmaxf(logf(static_cast<float>(row.all)), 0.25f);
-            // If equal logits make all the mass before the place, and lie evenly, so many tokens from there top-p ends.
+            // Top-p ends this many tokens before the place if equal, evenly spread logits are all the mass before the place.
             per_tie = 1.0f / fmaxf(lost * static_cast<float>(token - first_token), 1.0f);
         }
-        // Of a token above the place. Infinite products too are in the last bin.
+        // The bin of a token above the place. Infinite products fall into the last bin.
         __device__ __forceinline__ u32 of_above(float l) const {
             const u32 bin = (f32_to_bits(fma_rn(sub_rn(l, place), per_nat, 1.0f)) - f32_to_bits(1.0f)) >> shift;
             return min(TIES + bin, BINS - 1);
         }
-        // Of one at the place.
+        // The bin of a token with the place's logit.
         __device__ __forceinline__ u32 of_tie(u32 t) const {
             const float beyond = fma_rn(static_cast<float>(token - t), per_tie, -1.0f), far = fabsf(beyond);
             const u32 steps = (far >= 0.0625f) + (far >= 0.25f) + (far >= 0.5625f);
@@ -90,11 +90,11 @@ struct TopPResolve {
     const Ranks& ranks;
     Shared& shared;
 
-    // Decides what a launch before it has listed.
+    // Decides the rows that an earlier launch has listed.
     __device__ __forceinline__ void run() {
         const u32 count = prepare();
         if (count == 0) return;
-        // NOTE: as many blocks as rows at least, which the launch sees to.
+        // NOTE: the host launches at least one block per row.
         const u32 at = blockIdx.x % count, share = blockIdx.x / count, shares = gridDim.x / count;
         if (share >= shares) return;
         const UndecidedRow row = at < GUESSED ? shared.rows[at] : open.rows[at];
@@ -102,13 +102,13 @@ struct TopPResolve {
         if (atomicAdd(&open.counters[1], 1u) == count - 1) open.counters[0] = 0, open.counters[1] = 0;
     }
 
-    // Decides a row together with other blocks, one of `shares`; `at`: which of the open rows it is. Bins are empty. Returns
-    // whether this block was the row's last. All threads call it.
+    // Decides a row as one of `shares` blocks; `at` is the row's index among the undecided rows. Bins are clear. Returns whether
+    // this block was the row's last. All threads call this.
     __device__ __forceinline__ bool decide(const UndecidedRow& row, u32 at, u32 share, u32 shares) {
         Lines lines(call.row(row.index), share * WARPS + threadIdx.x / 32, shares * WARPS);
         const Bins bins(row, ranks.first_token(call));
         const TopPSearch::Weights weights(row.place, row.token);
-        // The tokens that are kept have p of the mass at least. A score below the cut is of no use.
+        // Kept tokens have at least p of the mass. So a score below this cutoff cannot win, except once in 10^8.
         const float cut = row.place + logf(row.top_p * static_cast<float>(row.all)) - TopPSearch::BELOW_MASS;
         __syncthreads();
         float all = 0.0f;
@@ -130,7 +130,7 @@ struct TopPResolve {
         return true;
     }
 
-    // Empties all bins, for threads after a barrier.
+    // Clears all bins; a barrier must follow.
     __device__ __forceinline__ void empty() {
 #pragma unroll
         for (u32 b = 0; b < BINS; ++b) shared.masses[b][threadIdx.x] = 0.0f;
@@ -138,7 +138,7 @@ struct TopPResolve {
     }
 
   private:
-    // How many rows are open. The first of them are then in shared memory, and all bins are empty.
+    // Returns the number of undecided rows, copies the first of them to shared memory, and clears all bins.
     __device__ __forceinline__ u32 prepare() {
         const u32 count = __ldcg(&open.counters[0]);
         constexpr u32 PIECES = sizeof(UndecidedRow) / 16;
@@ -151,7 +151,7 @@ struct TopPResolve {
         return count;
     }
 
-    // Masses and best scores of four tokens.
+    // Adds the masses and scores of four tokens to their bins.
     __device__ __forceinline__ void add_to_bins(const float (&l)[4], u32 first, const UndecidedRow& row, const Bins& bins,
                                            const TopPSearch::Weights& weights, float cut, float& all) {
         float mass[4];
@@ -192,7 +192,7 @@ struct TopPResolve {
         }
     }
 
-    // The block's bins, and its warps' sums of all, join those of the others. All threads call it.
+    // Adds the block's bins and total mass to those of the row. All threads call this.
     __device__ __forceinline__ void publish(u32 at) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         constexpr u32 EACH = BINS / WARPS;
@@ -201,7 +201,7 @@ struct TopPResolve {
         for (u32 e = 0; e < EACH; ++e)
 #pragma unroll
             for (u32 i = 0; i < THREADS; i += 32) sums[e] += shared.masses[warp + e * WARPS][i + lane];
-        // One warp's more.
+        // One warp also adds the total mass.
         const bool has_all = warp == WARPS - 1;
         sums[EACH] = lane < WARPS ? shared.all[lane] : 0.0f;
 #pragma unroll
@@ -222,8 +222,8 @@ struct TopPResolve {
         return x;
     }
 
-    // The draw, if it is sure; else the best token that may be kept goes to shared.best[0], 0 if there is none. Leaves zeros. One
-    // warp calls it.
+    // Writes the draw if it is sure. Otherwise puts the best token in doubt into shared.best[0], 0 if there is none. Clears the
+    // row's bins. One warp calls this.
     __device__ __forceinline__ void conclude(u32 at, const UndecidedRow& row, const TopPSearch::Weights& weights, double own_error) {
         const u32 lane = threadIdx.x;
         double mass = __ldcg(&open.masses[at * BINS + lane]), all = __ldcg(&open.all[at]);
@@ -240,7 +240,7 @@ struct TopPResolve {
             if (lane == 0) shared.best[0] = DECIDED;
             return;
         }
-        double upto = mass;  // of this bin and of all above
+        double upto = mass;  // of this bin and of larger logits
 #pragma unroll
         for (u32 distance = 1; distance < 32; distance *= 2) {
             const double more = __shfl_down_sync(0xffffffffu, upto, distance);
@@ -255,25 +255,25 @@ struct TopPResolve {
         const u64 kept = largest_of_warp(is_kept ? best : 0);
         const u64 perhaps = largest_of_warp(!is_kept && !is_lost ? best : 0);
         if (!(row.before * (1.0 - row.error) > most)) {
-            // The plain winner is kept, or in doubt, which the host decides.
+            // The plain winner is kept, or the host decides.
             if (lane == 0 && !(row.before * (1.0 + row.error) < least))
                 call.draws[row.index] = {0, 0.0f, 0.0f, Status::Undecided};
             if (lane == 0) shared.best[0] = DECIDED;
             return;
         }
         const bool is_decided = kept > perhaps;
-        // One lane's: scores have their tokens beside them.
+        // One lane has these ordered bits, because they contain the token.
         if (is_decided && best == kept) call.draws[row.index] = {winner.token, winner.score, logit, Status::Drawn};
         if (lane == 0) shared.best[0] = is_decided ? DECIDED : perhaps;
         if constexpr (!Ranks::DRAWS_ALONE) {
-            // The host decides it.
             if (lane == 0 && !is_decided) call.draws[row.index] = {0, 0.0f, 0.0f, Status::Undecided};
             if (lane == 0) shared.best[0] = DECIDED;
         }
     }
 
-    // A block decides the row, from the best token on that may be kept, or from the plain winner.
-    // NOTE: no function of an object: it would be kept in memory, and what it points to would not be known to be shared.
+    // Decides the row by one block, from the best token in doubt on, or from the plain winner.
+    // NOTE: static, because an object would lie in memory, and the compiler would not know that its pointers are to shared
+    // memory.
     static __device__ __noinline__ void draw_alone(const FilterCall& call, TopPSearch::Shared& shared, u32 i, u64 best) {
         const RowFilters filters = call.filters[i];
         call.begin(i, shared.row);

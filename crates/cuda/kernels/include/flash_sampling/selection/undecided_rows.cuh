@@ -1,15 +1,15 @@
-// Rows with top-p first whose plain winner is not kept, or may not be: the first pass lists them, and all blocks together decide
-// them.
+// Rows with top-p first whose plain winner is not surely kept. The first pass lists them; then all blocks decide them
+// (top_p_resolve.cuh).
 #pragma once
 
 #include "filter_call.cuh"
 
 namespace flash_sampling {
 
-// All that is needed to decide such a row, so that a block waits for one load. Sums are relative to `place`.
+// Everything that decides such a row, in one load. Sums are relative to `place`.
 struct alignas(16) UndecidedRow {
     double before;  // the mass before the winner
-    double all;     // of all, or less
+    double all;     // a lower bound of the total mass
     u64 seed;
     u64 position;
     float place;    // the winner's logit
@@ -25,14 +25,14 @@ struct alignas(16) UndecidedRow {
 struct UndecidedRows {
     static constexpr u32 BINS = 32, LEAST = 32, ROOM = 256;
 
-    u32* counters;   // how many rows are open, and how many of them are decided; zeros between calls
+    u32* counters;   // listed rows, and those decided since; zeros between calls
     u32* arrived;    // [draws] zeros between calls
     double* masses;  // [draws, BINS] zeros between calls
     double* all;     // [draws] zeros between calls
     u64* best;       // [draws, BINS] ordered bits; zeros between calls
     UndecidedRow* rows;   // [draws], and LEAST at least
     double* sums;    // [2, ROOM, 2] of the rows of TopPBlockMax; zeros before the first call
-    u32* barrier;    // how many blocks of it have arrived, zero between calls, and how often all have
+    u32* barrier;    // its arrived blocks, zero between calls, and its launches
 
 #ifdef __CUDACC__
     __device__ __forceinline__ void add(const UndecidedRow& row) const { rows[atomicAdd(&counters[0], 1u)] = row; }
