@@ -1,5 +1,5 @@
-// The canonical arithmetic of core's canonical.rs: a warp evaluates a token again in float64, lane j summing the
-// products whose place is j modulo 32, in ascending order; then the lanes are halved.
+// The canonical arithmetic of core's canonical.rs: a warp recomputes a token's logit in float64. Lane j sums the products whose
+// index is j modulo 32, in ascending order; then the lanes are added by halving.
 #include "flash_sampling/element.cuh"
 #include "flash_sampling/noise/noise.cuh"
 #include "flash_sampling/scan/stored.cuh"

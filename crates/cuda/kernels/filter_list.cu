@@ -1,9 +1,9 @@
-// The entry point of the draws with filters from lists of the largest logits: one block a row.
+// The entry point of draws with filters from lists of the largest logits: one block per row.
 #include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
 
-// What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
+// For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {
 __constant__ u32 filter_list_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
 }
@@ -18,11 +18,11 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_list(
     const Row* const given = call.rows + i;
     const bool is_greedy = given->greedy;
     copy_row(&shared.row, given);
-    // All have read; the scratch is left as it was found.
+    // All threads have read. Clears the counters and posts.
     __syncthreads();
     if (threadIdx.x == 0) call.lists.counters[i] = {0, 0};
     if (threadIdx.x < RowLists::POSTS) call.lists.posted[i * RowLists::POSTS + threadIdx.x] = 0;
-    // What is invalid stays so.
+    // Invalid rows stay invalid.
     if (plain.status != Status::Drawn || is_greedy || !filters.is_any()) return;
     Draw draw{0, 0.0f, 0.0f, Status::Undecided};
     if (filters.is_listed()) {

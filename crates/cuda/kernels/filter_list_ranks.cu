@@ -1,24 +1,24 @@
-// The entry point of the draws with filters from lists of the largest logits of the shards of several ranks: one block a row, after
-// the exchange of the draws without filters, which tells what is invalid. The plain version:
+// The entry point of draws with filters from the lists of several ranks: one block per row. The launch follows the exchange of
+// the draws without filters, which reports invalid rows. The plain version:
 //
-//   list = what the row may keep of this shard's list: its first k, or what min-p keeps
+//   list = the tokens of this shard's list that the row may keep: its first k, or those above min-p's limit
 //   send list to all ranks; lists = those of all ranks
-//   draw = the draw of filter_list.cu from all lists as one, and the largest of their cuts
+//   draw = the draw of filter_list.cu from all lists as one, with the largest of their cutoffs
 //
-// A token that is not sent is kept by no filter: k tokens of its shard alone come before it, or one that min-p sets far above.
-// Every rank has the same lists, and so the same draw. The draw of a listed row without filters is its largest logit; so where
-// min-p is all there is, what it keeps of a shard is known, and only the best of that is sent, however much it is.
+// No filter keeps a token that is not sent: k tokens of its shard come before it, or it is below min-p's limit. Every rank has
+// the same lists, and so the same draw. The draw of a listed row without filters is its largest logit. So with min-p alone a
+// rank knows what min-p keeps of its shard, and sends only the best of it.
 #include "flash_sampling/exchange/peer_records.cuh"
 #include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
 
-// What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
+// For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {
 __constant__ u32 filter_list_ranks_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
 }
 
-// Tokens that a rank sends; their count stands before them.
+// The most tokens that a rank sends, behind their count.
 constexpr u32 SENT = PeerRecords::WORDS - 1;
 static_assert(MAX_PEERS * SENT <= FilterRow::CAPACITY, "the lists of all ranks are candidates");
 
@@ -28,14 +28,14 @@ struct ReceivedCounters {
     u32 late;
 };
 
-// Sends the candidates, and takes those of all ranks in their place; the largest cut. Ranks that do not come are noted.
+// Sends the candidates, replaces them by those of all ranks, and returns the largest cutoff. Records late ranks.
 static __device__ u32 exchange(FilterRow& select, ReceivedCounters& received, const RecordsStep& step, u32 row, const ListCounters& mine) {
     auto& c = select.shared.candidates;
     for (u32 i = threadIdx.x; i < step.world() * (1 + mine.count); i += FilterRow::THREADS) {
         const u32 to = i / (1 + mine.count), at = i % (1 + mine.count);
         step.send(to, row, at, at ? c.keys[at - 1] : static_cast<u64>(mine.count) << 32 | mine.cut);
     }
-    // What was sent has been read.
+    // All threads have read what they sent.
     __syncthreads();
     c.begin();
     if (threadIdx.x < step.world()) {
@@ -47,7 +47,7 @@ static __device__ u32 exchange(FilterRow& select, ReceivedCounters& received, co
     __syncthreads();
     u32 count = 0, cut = 0, top = 0;
     for (u32 from = 0; from < step.world(); ++from) {
-        // Ranks are shared out among the warps.
+        // Divides the ranks among the warps.
         const u32 first = (threadIdx.x + FilterRow::THREADS - from * SENT % FilterRow::THREADS) % FilterRow::THREADS;
         for (u32 at = first; at < received.counts[from]; at += FilterRow::THREADS) {
             u64 key = 0;
@@ -62,10 +62,10 @@ static __device__ u32 exchange(FilterRow& select, ReceivedCounters& received, co
     return cut;
 }
 
-// The draw of a row with min-p alone; `largest`: of all its logits. In the first thread; all threads call it.
+// Returns the draw of a row with min-p alone in the first thread; `largest` is the row's largest logit. All threads call this.
 static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step, u32 row, const u64* list,
                                      const ListCounters& counters, float largest) {
-    // No score and token have these bits.
+    // Ordered bits that no score and token have.
     constexpr u64 LOST = ~0ull;
     auto& shared = select.shared;
     auto& c = shared.candidates;
@@ -80,7 +80,7 @@ static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step,
         __syncthreads();
     }
     if (threadIdx.x >= 32) return {};
-    // A lane for each rank.
+    // One lane per rank.
     const u32 lane = threadIdx.x;
     bool is_late = false;
     u64 logit = shared.cut;
@@ -99,7 +99,7 @@ static __device__ Draw draw_by_min_p(FilterRow& select, const RecordsStep& step,
     if (late) return step.blame(late);
     const Winner winner = from_ordered_bits(best);
     const float found = mul_rn(bits_to_f32(static_cast<u32>(logit)), select.filters.rescale);
-    // The host names what a temperature after the filters makes infinite.
+    // The host reports logits that a temperature after the filters makes infinite.
     if (best == 0 || best == LOST || !is_finite(found)) return {0, 0.0f, 0.0f, Status::Undecided};
     return {winner.token, winner.score, found, Status::Drawn};
 }
@@ -117,14 +117,14 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2)
     const Row* const given = call.rows + i;
     const bool is_greedy = given->greedy;
     copy_row(&shared.row, given);
-    // One answer for all threads: another block may note a late rank at this moment.
+    // One value for all threads, because another block may record a late rank at this moment.
     if (threadIdx.x == 0) received.late = step.missed;
-    // All have read; the scratch is left as it was found.
+    // All threads have read. Clears the counters and posts.
     __syncthreads();
     const u32 missed = received.late;
     if (threadIdx.x == 0) call.lists.counters[i] = {0, 0};
     if (threadIdx.x < RowLists::POSTS) call.lists.posted[i * RowLists::POSTS + threadIdx.x] = 0;
-    // What is invalid stays so.
+    // Invalid rows stay invalid.
     if (plain.status == Status::Drawn && !is_greedy && filters.is_any()) {
         Draw draw{0, 0.0f, 0.0f, Status::Undecided};
         if (missed) {

@@ -1,9 +1,9 @@
-// The entry point of the draws with min-p or top-k first, from all logits: one block a draw.
+// The entry point of draws with min-p or top-k first, from all logits: one block per draw.
 #include "flash_sampling/selection/filter_row.cuh"
 
 using namespace flash_sampling;
 
-// What the host must know to launch it: dynamic shared memory in bytes, threads of a block.
+// For the host's launch: bytes of dynamic shared memory, threads per block.
 extern "C" {
 __constant__ u32 filter_row_launch[2] = {sizeof(FilterRow::Shared), FilterRow::THREADS};
 }
@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(FilterRow::THREADS, 2) filter_row(c
     const u32 i = blockIdx.x;
     const RowFilters filters = call.filters[i];
     const Draw plain = call.draws[i];
-    // What is invalid stays so.
+    // Invalid rows stay invalid.
     if (plain.status != Status::Drawn || !filters.is_any() || filters.is_by_mass()) return;
     call.begin(i, shared.row);
     FilterRow select{filters, call.row(i), shared};

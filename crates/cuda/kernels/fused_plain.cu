@@ -1,5 +1,5 @@
-// The entry point of the fused kernel without tensor cores: any pair of types. FS_COLUMNS (rows of the batch at a time)
-// and FS_EPILOGUE are given by the build.
+// The entry point of the fused kernel without tensor cores, for any pair of types. The build defines FS_COLUMNS (rows of the batch
+// at a time) and FS_EPILOGUE.
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/fused_portable.cuh"
@@ -10,7 +10,7 @@ using Mainloop = PlainMainloop<FS_COLUMNS>;
 using Epilogue = FS_EPILOGUE<Mainloop::MOST_ROWS>;
 using Kernel = FusedPortable<Mainloop, Epilogue>;
 
-// What the host must know to launch it: dynamic shared memory in bytes, threads of a block, blocks of a multiprocessor.
+// For the host's launch: bytes of dynamic shared memory, threads per block, blocks per multiprocessor.
 extern "C" {
 __constant__ u32 fused_launch[3] = {Kernel::SHARED_BYTES, Kernel::THREADS, Kernel::BLOCKS};
 }

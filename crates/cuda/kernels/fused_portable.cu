@@ -1,5 +1,5 @@
-// The entry points of the fused kernel on tensor cores of compute capability 8.0 and up. FS_COLUMNS (rows of the batch),
-// FS_OPERAND and FS_EPILOGUE are given by the build.
+// The entry points of the fused kernel on tensor cores of compute capability 8.0 and up. The build defines FS_COLUMNS (rows of the
+// batch), FS_OPERAND and FS_EPILOGUE.
 #include "flash_sampling/epilogue/draw.cuh"
 #include "flash_sampling/epilogue/summary.cuh"
 #include "flash_sampling/fused_portable.cuh"
@@ -10,7 +10,7 @@ using Epilogue = FS_EPILOGUE<FS_COLUMNS>;
 template <bool ALIGNED>
 using Kernel = FusedPortable<TensorMainloop<FS_COLUMNS, ptx::Operand::FS_OPERAND, ALIGNED>, Epilogue>;
 
-// What the host must know to launch it: dynamic shared memory in bytes, threads of a block, blocks of a multiprocessor.
+// For the host's launch: bytes of dynamic shared memory, threads per block, blocks per multiprocessor.
 extern "C" {
 __constant__ u32 fused_launch[3] = {Kernel<true>::SHARED_BYTES, Kernel<true>::THREADS, Kernel<true>::BLOCKS};
 }

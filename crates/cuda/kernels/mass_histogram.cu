@@ -1,12 +1,12 @@
-// The masses of stored logits: the twin of core's MassHistogram, integer for integer. First the largest logit of each row,
-// then the sums: what a bin holds does not depend on the order, so any number of blocks may share a row.
+// The masses of stored logits: the twin of core's MassHistogram, integer for integer. One kernel finds the largest logit of each
+// row, the other sums. Integer sums do not depend on the order, so any number of blocks may share a row.
 #include "flash_sampling/summary/mass_histogram.cuh"
 #include "flash_sampling/scan/stored.cuh"
 
 using namespace flash_sampling;
 
 constexpr u32 THREADS = 256;
-// Tokens that a block sums before it hands its sums on: what 32 bits hold.
+// Tokens per block: as many as 32-bit sums can hold.
 constexpr u32 TOKENS = 1 << 14;
 
 // [rows] monotone bits of each row's largest logit; zero before.

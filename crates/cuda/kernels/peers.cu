@@ -1,4 +1,4 @@
-// The entry point of the exchange over NVLink: 256 pairs of row and rank a block.
+// The entry point of the exchange over NVLink: 256 pairs of row and rank per block.
 #include "flash_sampling/exchange/peers.cuh"
 
 using namespace flash_sampling;

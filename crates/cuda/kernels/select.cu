@@ -1,4 +1,4 @@
-// The entry point of the selection: one block a row.
+// The entry point of draws from groups: one block per row.
 #include "flash_sampling/selection/groups.cuh"
 
 using namespace flash_sampling;

@@ -1,6 +1,6 @@
-// The sampler over existing logits (paper Alg. I.1): one launch, several blocks a draw, the last of them concludes.
-// FS_ELEMENT (BF16, F16 or F32) is given by the build, for fast-math FS_FAST_MATH, and FS_LOG_Z for the instance that tells
-// log Z too.
+// The sampler over existing logits (paper Alg. I.1) in one launch with several blocks per draw; the last block writes the draw.
+// The build defines FS_ELEMENT (BF16, F16 or F32), FS_FAST_MATH for the fast outer logarithm, and FS_LOG_Z for an instance that
+// also computes log Z.
 #include "flash_sampling/ptx/ordered.cuh"
 #include "flash_sampling/summary/row_mass.cuh"
 #include "flash_sampling/scan/scan.cuh"
@@ -32,7 +32,7 @@ struct Existing {
 FS_LAYOUT(Existing, 32,
           FS_AT(logits, 0) && FS_AT(sources, 8) && FS_AT(row_stride, 16) && FS_AT(blocks, 24) && FS_AT(parts_of_block, 28));
 
-// The best of a thread, and the block's best score, which raises the cut; and the thread's mass.
+// Keeps the best of a thread, the block's best score, which is the cutoff, and the thread's mass.
 struct KeepBest {
     static constexpr bool RAISES = true;
     u32* shared_cut;  // monotone bits
@@ -65,7 +65,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     __shared__ RowMass weights[HAS_LOG_Z ? WARPS : 1];
     const u32 draw = blockIdx.x / existing.blocks, block = blockIdx.x % existing.blocks;
     float2* const parts = masses.parts + static_cast<u64>(draw) * existing.blocks;
-    // The first logits are on their way while the row is read.
+    // The first loads are in flight while the row is read.
     const u32 source = existing.sources ? existing.sources[draw] : draw;
     const u64 offset = source * existing.row_stride * element_bytes(TYPE);
     const ExistingRow logits{static_cast<const u8*>(existing.logits) + offset, call.first_token, call.tokens};
@@ -77,7 +77,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     if (begin < end) start = of_row.load(begin);
 
     copy_row(&row, call.rows + draw);
-    // Blocks that were faster have raised the cut already.
+    // Faster blocks have already raised the cutoff.
     if (threadIdx.x == 64) {
         const u64 found = *static_cast<volatile u64*>(call.best + draw);
         cut = found ? static_cast<u32>(found >> 32) : to_monotone_bits(-f32_infinity());
@@ -94,7 +94,7 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
         if (threadIdx.x % 32 == 0) weights[warp] = of_warp;
     }
     __syncthreads();
-    // One thread goes on, or one warp, which adds up the masses.
+    // One thread continues, or the warp that adds up the masses.
     if (threadIdx.x >= (HAS_LOG_Z ? 32 : 1)) return;
     for (u32 w = 1; w < WARPS; ++w) best = max(best, bests[w]);
     u32 arrived = 0;
@@ -109,12 +109,12 @@ __device__ __forceinline__ void draw_existing(const Call& call, const Existing& 
     }
     if (HAS_LOG_Z) {
         arrived = __shfl_sync(0xffffffffu, arrived, 0);
-        // What the first lane has seen, all have.
+        // Orders all lanes after the first lane's atomic.
         __syncwarp();
     }
     if (arrived != existing.blocks - 1) return;
 
-    // The draw's last block concludes, and leaves the scratch as it was found.
+    // The last block writes the draw, and clears the scratch.
     if constexpr (HAS_LOG_Z) {
         RowMass mass = RowMass::empty();
         for (u32 b = threadIdx.x; b < existing.blocks; b += 32) mass = mass.merge(RowMass::of_part(__ldcg(parts + b)));

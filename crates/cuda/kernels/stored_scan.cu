@@ -1,10 +1,10 @@
-// What a shard tells of stored rows that have filters, beside the largest logits (top_list.cu) and the masses
-// (mass_histogram.cu): the passes of core's survey.rs, over logits that stay where they are.
+// Scans of stored logits for rows with filters, beside the largest logits (top_list.cu) and the masses (mass_histogram.cu): the
+// requests of core's backend/row_summary.rs.
 //
-//   frontiers      of each draw the tokens that no other token of the same part of the row beats in logit and score:
-//                  the row's frontier is among them, as a frontier of parts is that of the row
-//   tokens_above   the tokens with a logit of at least a floor
-//   prefix_masses  the mass in the bin of a place that comes before it
+//   frontiers      for each draw, the tokens that no other token of the same part of the row beats in logit and score; they
+//                  contain the frontier of the row
+//   tokens_above   the tokens with a logit of at least a cutoff
+//   prefix_masses  the mass before a logit rank, within the rank's bin
 //   moments        count, sum and squares of the logits on the grid of core's Moments
 //
 // All sums are of integers, so blocks add to them in any order.
@@ -15,22 +15,22 @@
 using namespace flash_sampling;
 
 constexpr u32 THREADS = 256;
-// Tokens of a warp at a time: four of a granule a lane.
+// Tokens per step of a warp: four of one granule per lane.
 constexpr u32 TILE = 128;
 // Tokens of a block.
 constexpr u32 TOKENS = 4096;
-// Points that a block can compare once more. Those that find no room are handed on as they are.
+// Points that a block can compare a second time. Further points go to the output as they are.
 constexpr u32 POINTS = 512;
 
 struct ScanTokens {
     StoredLogits stored;
     KeptTokens out;
-    const Row* rows;    // [items] the noise; `inv_temperature` is what logits are multiplied by for scores
-    const Item* items;  // [items] `slack` is the floor of tokens_above
+    const Row* rows;    // [items] the noise; `inv_temperature` is the factor from logits to scores
+    const Item* items;  // [items] `slack` is the cutoff of tokens_above
 };
 FS_LAYOUT(ScanTokens, 64, FS_AT(stored, 0) && FS_AT(out, 24) && FS_AT(rows, 48) && FS_AT(items, 56));
 
-// A place in a stored row, or what its logits are multiplied by.
+// A logit rank in a stored row, or the factor of the row's logits.
 struct SumQuery {
     u32 source;
     u32 token;
@@ -46,7 +46,7 @@ struct ScanSums {
 };
 FS_LAYOUT(ScanSums, 40, FS_AT(stored, 0) && FS_AT(queries, 24) && FS_AT(sums, 32));
 
-// The place of a token in the order of falling logits: larger comes first. Zero has one sign here.
+// A token's rank in the order of falling logits. The larger key comes first; zero has one sign.
 struct PlaceKey {
     u32 logit;
     u32 token;  // inverted
@@ -72,8 +72,8 @@ struct Offer {
     }
 };
 
-// The frontier of a warp's candidates, one point a round: the first place of those that beat the point before it. `offer`
-// says what a lane has, `take` gets the points, on the lane that offered them.
+// Finds the frontier of a warp's candidates, one point per round: the first in rank of those that beat the point before.
+// offer(last) returns a lane's best candidate; take(point) runs on the lane that offered the point.
 template <class OfferOf, class Take>
 __device__ __forceinline__ void frontier_of_warp(const OfferOf& offer, const Take& take) {
     Winner last = Winner::none();
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) frontiers(const __grid_con
     if (threadIdx.x == 0) count = 0;
     __syncthreads();
 
-    // Parts of the vocabulary, not of the row: a lane's tokens lie in one granule.
+    // Tiles are aligned to the vocabulary, so that a lane's tokens lie in one granule.
     const u32 begin = stored.first_token / TILE * TILE + blockIdx.x * TOKENS, end = stored.first_token + stored.tokens;
     for (u32 tile = begin + warp * TILE; tile < min(begin + TOKENS, end); tile += THREADS / 32 * TILE) {
         const u32 first = tile + 4 * lane;

@@ -1,9 +1,9 @@
 // The best tokens of stored rows by score (Gumbel-top-k, Kool et al. 2019) or by logit: the twin of core's TopList. A
 // block takes an item at a time.
 //
-// The plain version sorts all tokens by (score, then lower token) and cuts. Here the key of the last one that is kept is
-// found digit by digit, from the top: a histogram of the next 11 bits among the keys that agree with the digits so far.
-// Keys are 64 bits and differ, so the cut is exact, ties and all; most often the digits of the score decide.
+// The plain version sorts all tokens by (score, then lower token) and keeps the first. This kernel finds the key of the last kept
+// token by radix select: a histogram of the next 11 bits among the keys that share the digits found so far. Keys have 64 bits
+// and differ, so the limit is exact, ties included. Most often the digits of the score decide.
 #include "flash_sampling/selection/digit.cuh"
 #include "flash_sampling/noise/noise.cuh"
 #include "flash_sampling/scan/stored.cuh"

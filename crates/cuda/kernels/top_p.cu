@@ -1,8 +1,10 @@
-// The entry points of the draws with top-p first, from all logits. The first is launched with a cluster of blocks a draw, or one
-// block where there are no clusters: 1, 2, 4 or 8. `top_p_resolve` decides what it leaves open, with as many blocks as multiprocessors
-// hold, and one a draw at least. In place of both `top_p_block_max` takes calls whose rows have top-p alone, if any filter, and
-// neither masks nor biases, where BlockMaxima lie beside the logits and the first token is a multiple of 4: in a cooperative launch
-// of as many blocks as multiprocessors hold. Open rows are read by RowLines alone.
+// The entry points of draws with top-p first, from all logits.
+//
+//   top_p            a cluster of 1, 2, 4 or 8 blocks per draw, or one block on GPUs without clusters
+//   top_p_resolve    decides the rows that `top_p` leaves undecided, with as many blocks as the GPU holds, at least one per draw
+//   top_p_block_max  replaces both for calls with block maxima beside the logits, in a cooperative launch of as many blocks as
+//                    the GPU holds. The rows have top-p alone or no filter, and neither masks nor biases; the first token is a
+//                    multiple of 4, because undecided rows are read by RowLines alone
 #include "flash_sampling/selection/top_p_block_max.cuh"
 
 using namespace flash_sampling;
@@ -10,20 +12,20 @@ using namespace flash_sampling;
 static_assert(TopPBlockMax::THREADS == TopPSearch::THREADS && TopPResolve<NoRanks>::THREADS == TopPSearch::THREADS,
               "the host launches all three with as many threads");
 
-// What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and
-// the second's bytes of shared memory.
+// For the host's launches: threads per block, tokens per step of a block of `top_p`, and the bytes of dynamic shared memory of
+// the other two.
 extern "C" {
 __constant__ u32 top_p_launch[4] = {TopPSearch::THREADS, TopPSearch::STEP, sizeof(TopPResolve<NoRanks>::Shared),
                                          sizeof(TopPBlockMax::Shared)};
 }
 
-// Rows that one pass does not take.
+// Draws for rows that TopPFirstPass does not support.
 static __device__ __noinline__ void draw_by_turns(const FilterCall& call, TopPSearch::Shared& shared, u32 i, const Draw& plain) {
     const RowFilters filters = call.filters[i];
     call.begin(i, shared.row);
     TopPSearch select{filters, call.row(i), shared};
     const Draw draw = select.draw(plain);
-    // Nobody leaves before all have read its share.
+    // No block ends before the others have read its share.
     Team::sync_relaxed();
     if (threadIdx.x == 0 && Team::rank() == 0) call.draws[i] = draw;
 }
@@ -33,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(TopPSearch::THREADS, 2)
     __shared__ TopPSearch::Shared shared;
     const u32 i = blockIdx.x / Team::size();
     const bool has_lines = TopPSearch::Lines::takes(call.row(i)) && !call.is_transformed;
-    // No lines: the loads do not come to pass.
+    // Without lines, the pass loads nothing.
     TopPFirstPass pass(has_lines ? call.row(i) : ExistingRow{nullptr, 0, 0});
     const RowFilters filters = call.filters[i];
     const Draw plain = call.draws[i];
-    // What is invalid stays so.
+    // Invalid rows stay invalid.
     if (plain.status != Status::Drawn || !filters.is_by_mass()) return;
     if (!has_lines || !TopPFirstPass::takes(filters, call.rows[i])) return draw_by_turns(call, shared, i, plain);
     const TopPSearch::Masses sums = pass.masses(shared, plain.logit, plain.token, call.rows[i].inv_temperature);
@@ -49,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(TopPSearch::THREADS, 2)
     if (sums.before * (1.0 - error) > limit * (1.0 + error))
         return open.add({sums.before, sums.all, row.seed, row.position, plain.logit, plain.token, row.inv_temperature,
                          filters.top_p, static_cast<float>(error) * 1.000001f, row.draw, i, 0});
-    // The host names what is in doubt.
+    // The host decides rows in doubt.
     call.draws[i] = {0, 0.0f, 0.0f, Status::Undecided};
 }
 

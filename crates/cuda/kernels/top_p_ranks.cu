@@ -1,8 +1,12 @@
-// The entry points of the draws with top-p alone over shards on several ranks, after the exchange of the draws without filters, the
-// plain winners of the vocabulary: TopPBlockMaxRanks, or the first pass of `top_p`, and `top_p_resolve` of top_p.cu, whose sums
-// are of a shard, with an exchange of the sums of each row, and then of the bins of each row that is open. The first pass leaves
-// the transformed logits of rows with masks or biases in place of the raw ones. Every rank adds up the same sums in the order
-// of ranks, so that all decide alike. Rows that the bins leave in doubt are left to the host.
+// The entry points of draws with top-p alone over the shards of several ranks. They follow the exchange of the draws without
+// filters, which gives the plain winners of the vocabulary.
+//
+//   top_p_ranks            sums the masses of a shard, exchanges the sums, and lists the undecided rows
+//   top_p_block_max_ranks  the same with block maxima (top_p_block_max_ranks.cuh)
+//   top_p_resolve_ranks    top_p_resolve.cuh over a shard, with an exchange of the bins of undecided rows
+//
+// `top_p_ranks` replaces the raw logits of rows with masks or biases by transformed ones. Every rank adds up the same sums in
+// the order of ranks, so all ranks decide alike. The host decides rows that the bins leave in doubt.
 #include "flash_sampling/exchange/top_p_block_max_ranks.cuh"
 #include "flash_sampling/selection/top_p_resolve.cuh"
 
@@ -10,16 +14,16 @@ using namespace flash_sampling;
 
 using Select = TopPResolve<RankSums>;
 
-// What the host must know to launch them: threads of a block, of how many tokens each of several blocks should have some, and the
-// bytes of shared memory of the last one and of `top_p_block_max_ranks`.
+// For the host's launches: threads per block, tokens per step of a block of `top_p_ranks`, and the bytes of dynamic shared memory
+// of `top_p_resolve_ranks` and `top_p_block_max_ranks`.
 extern "C" {
 __constant__ u32 top_p_ranks_launch[4] = {TopPSearch::THREADS, TopPSearch::STEP, sizeof(Select::Shared), sizeof(TopPBlockMaxRanks::Shared)};
 }
 static_assert(TopPBlockMaxRanks::THREADS == TopPSearch::THREADS && Select::THREADS == TopPSearch::THREADS,
               "the host launches all with as many threads");
 
-// A thread's share of a row's sums; where the row has masks or biases its logits are transformed in place. Returns the tokens that
-// a thread adds up.
+// Adds a thread's share of a row's masses; transforms the logits of a row with masks or biases in place. Returns the most tokens
+// that a thread adds up.
 static __device__ u32 weigh(TopPSearch::Weights& weights, const ExistingRow& row, float* logits, const Row& parameters) {
     const u32 warp = Team::rank() * TopPSearch::WARPS + threadIdx.x / 32, warps = Team::size() * TopPSearch::WARPS;
     if (!parameters.mask && !parameters.biases) {
@@ -33,7 +37,7 @@ static __device__ u32 weigh(TopPSearch::Weights& weights, const ExistingRow& row
         const u32 first = part * SCAN_TOKENS;
         float4 four[2];
         float l[8];
-        // Modulo 2^32: the first part may begin before the row does. Four tokens are the row's, or none but for its last.
+        // Modulo 2^32, because the first part may begin before the row. All four tokens are in the row or none, except at its end.
         u32 at[2];
 #pragma unroll
         for (u32 g = 0; g < 2; ++g) {
@@ -63,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(TopPSearch::THREADS, 2)
     const u32 i = blockIdx.x / Team::size();
     const RowFilters filters = call.filters[i];
     const Draw plain = call.draws[i];
-    // What is invalid stays so.
+    // Invalid rows stay invalid.
     if (plain.status == Status::Drawn && filters.is_by_mass()) {
         call.begin(i, shared.row);
         const Row& row = shared.row;

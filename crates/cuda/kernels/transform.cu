@@ -1,4 +1,4 @@
-// From raw logits that exist to stored, transformed ones; invalid rows are noted.
+// Transforms existing raw logits, stores the results, and records invalid rows.
 #include "flash_sampling/element.cuh"
 #include "flash_sampling/perturb.cuh"
 

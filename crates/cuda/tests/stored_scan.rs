@@ -1,5 +1,5 @@
-//! The kernels of a shard's survey on the processor: the system's C++ compiler builds them with a small emulator of a block's
-//! threads, and all that they find is compared with the core's plain survey.
+//! The scans of stored logits on the processor: the system's C++ compiler builds the kernels with a small emulator of a block's
+//! threads, and the test compares every result with the core's plain scan.
 
 mod emulated;
 
@@ -39,7 +39,14 @@ fn shifted(number: u64, by: u32) -> [u128; 2] {
     [u128::from(number) << by, high.into()]
 }
 
-fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &[PrefixMass], logits: &[f32]) -> Found {
+fn scan(
+    program: &Path,
+    params: &RowParams<'_>,
+    first: u32,
+    floor: f32,
+    doubts: &[PrefixMass],
+    logits: &[f32],
+) -> Found {
     let mut input = Vec::new();
     for word in [first, logits.len() as u32] {
         input.extend(word.to_le_bytes());
@@ -62,7 +69,7 @@ fn ask(program: &Path, params: &RowParams<'_>, first: u32, floor: f32, doubts: &
 }
 
 #[test]
-fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
+fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
     let Some(program) = emulated::program("stored_scan") else { return };
     let noise = Noise::new(9, 4).unwrap();
     let normal = |i: u32| {
@@ -107,13 +114,13 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         let head = Head::new(Matrix::new(&weight, weight.len(), 1).unwrap()).unwrap();
         let can = Reference::new(head, Plan::default(), ReferenceVariant::Tiled).capabilities();
         let row = params.check(&[], &can, &Plan::default(), first + tokens).unwrap();
-        let told = |inquiry| {
-            let mut survey = RowSummary::default();
-            survey.of(&row, inquiry, first, &logits);
-            survey
+        let summary = |request| {
+            let mut summary = RowSummary::default();
+            summary.of(&row, request, first, &logits);
+            summary
         };
-        let mut found = ask(&program, &params, first, floor, &doubts, &logits);
-        let overview = told(Request::Overview);
+        let mut found = scan(&program, &params, first, floor, &doubts, &logits);
+        let overview = summary(Request::Overview);
         let (points, mut frontier) = (found.kept(), Frontier::default());
         points.iter().for_each(|&point| frontier.push(point));
         assert_eq!(&frontier, &overview.frontiers()[0], "case {case}");
@@ -122,8 +129,8 @@ fn the_kernels_of_a_survey_find_what_the_plain_survey_says() {
         most_points = most_points.max(frontier.len());
         let mut above = found.kept();
         above.sort_by(flash_sampling_core::backend::by_logit_rank);
-        assert_eq!(above, told(Request::List { floor }).list, "case {case}");
-        for before in told(Request::PrefixMass { points: &doubts, below: f32::NEG_INFINITY }).prefix_masses {
+        assert_eq!(above, summary(Request::List { floor }).list, "case {case}");
+        for before in summary(Request::PrefixMass { points: &doubts, below: f32::NEG_INFINITY }).prefix_masses {
             assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.rank);
         }
         // Of |x| = 2^40 a + 2^20 b + c the products of two of them.

@@ -1,5 +1,5 @@
-// The draw of a listed row on the processor, from the list of one GPU and from those of several ranks: reads a row and what is
-// asked of it from standard input, writes its draws to standard output. crates/cuda/tests/lists.rs compares with the reference.
+// The draw of a listed row on the processor, from the list of one GPU and from the lists of several ranks: reads a row and its
+// filters from standard input, and writes its draws to standard output. crates/cuda/tests/lists.rs compares with the reference.
 #include "emulator.hpp"
 
 #include "flash_sampling/selection/filter_row.cuh"
@@ -15,7 +15,7 @@ static T get() {
     return value;
 }
 
-// What a fused kernel leaves of the tokens of a shard: those that reach the cut.
+// The fused kernel's list of a shard: the tokens that reach the cutoff.
 struct List {
     std::vector<u64> keys;
     ListCounters counters;
@@ -37,7 +37,7 @@ static void run(const RowFilters& filters, const std::function<void(FilterRow&)>
     });
 }
 
-// As filter_list_ranks.cu does, without the way between: each shard shortens its list, and the row is drawn from all.
+// As filter_list_ranks.cu, without the exchange: each shard shortens its list, and the draw is from all lists.
 static Draw draw_joined(const RowFilters& filters, const std::vector<List>& lists, float largest, u32 room) {
     List all{{}, {0, 0}};
     for (const List& list : lists) {

@@ -1,5 +1,5 @@
-// The kernels of a shard's survey on the processor: reads a stored row and what is asked of it from standard input, writes
-// what the kernels find to standard output. crates/cuda/tests/stored_scan.rs compares with core's plain survey.
+// The scans of stored logits on the processor: reads a stored row and requests from standard input, and writes the kernels'
+// results to standard output. crates/cuda/tests/stored_scan.rs compares them with core's plain scan.
 #include "emulator.hpp"
 
 #include "../stored_scan.cu"

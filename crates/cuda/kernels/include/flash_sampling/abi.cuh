@@ -36,7 +36,7 @@ __device__ __forceinline__ void copy_row(Row* to, const Row* from) {
 }
 #endif
 
-// The last two come of an exchange between ranks; `token` is then the rank.
+// For LateRank and OtherCall, which exchanges between ranks report, `token` is the rank.
 enum class Status : u32 {
     Drawn = 0,
     NoFiniteLogit = 1,
@@ -44,7 +44,7 @@ enum class Status : u32 {
     PositiveInfinity = 3,
     LateRank = 4,
     OtherCall = 5,
-    Undecided = 6,  // the filters of the row are left to the host
+    Undecided = 6,  // the host applies the row's filters
 };
 
 // The result of a row; for an invalid row `token` is the offending one, and `score` is 1 where its raw logit was valid and a

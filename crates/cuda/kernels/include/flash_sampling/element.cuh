@@ -1,4 +1,4 @@
-// Existing numbers of one of three types, read as float32.
+// Numbers of three types, read as float32.
 #pragma once
 
 #include "platform.cuh"
@@ -26,14 +26,14 @@ __device__ __forceinline__ float widen(u32 word, bool high) {
     return widen_f16(high ? word >> 16 : word & 0xffffu);
 }
 
-// One number, wherever it lies.
+// Loads one number at any address.
 template <Element TYPE>
 __device__ __forceinline__ float element(const void* from, u64 at) {
     if (TYPE == Element::F32) return static_cast<const float*>(from)[at];
     return widen<TYPE>(static_cast<const u16*>(from)[at], false);
 }
 
-// The same for a type that is known when the kernel runs.
+// The same for a type known at run time.
 __device__ __forceinline__ float element(Element type, const void* from, u64 at) {
     if (type == Element::F32) return element<Element::F32>(from, at);
     return type == Element::BF16 ? element<Element::BF16>(from, at) : element<Element::F16>(from, at);

@@ -1,4 +1,4 @@
-// One logit on its way to a winner: which errors it can be, what surely loses, and the draw at the end.
+// From one logit to a winner: errors of invalid logits, thresholds below which tokens surely lose, and the final draw.
 #pragma once
 
 #include "abi.cuh"
@@ -15,24 +15,24 @@ FS_FUNCTION u64 invalid_key(float logit, u32 token, u32 stage) {
     return static_cast<u64>(stage) << 33 | static_cast<u64>(token) << 1 | static_cast<u64>(!is_nan(logit));
 }
 
-// Below `l`, which is finite or an overflow, by more than the rounding of it and of what was `added`. What is too small for
-// a normal number, or for any, rounds by more than a share of it.
+// Returns a value below `l`, which is finite or an overflow, by more than the rounding error of `l` and of the summand `added`.
+// The constant covers denormals.
 FS_FUNCTION float lowered(float l, float added = 0.0f) {
     l = fminf(l, bits_to_f32(0x7f7fffffu));
     return l - 1e-6f * (fabsf(l) + added) - 1e-37f;
 }
 
-// The threshold below which no logit of a row can win any more, as a bound on the dot product (bias added), but for the head's
-// soft-cap: see `before_cap`.
+// Returns the threshold below which no token of a row can win, as a bound on the dot product with the head's bias, before the
+// head's soft-cap (`before_cap` undoes it).
 //
-// `losing_logit` bounds the transformed logit. Then the transforms are undone, each widened by more than its own rounding. NaN and
-// +inf are above every threshold. As a function of the noise bound the threshold falls, and is concave.
+// `losing_logit` bounds the transformed logit. Then the function undoes the transforms, each widened by more than its rounding.
+// NaN and +inf exceed every threshold. The threshold is a falling, concave function of the noise bound.
 FS_FUNCTION float losing_capped(float best, float noise_bound, const HeadTransform& head, const Row& row) {
     if (best == -f32_infinity()) return best;
     float l = losing_logit(best, noise_bound);
     if (row.inv_temperature != 1.0f) l = lowered(l / row.inv_temperature);
     if (row.transform().is_penalised()) {
-        // What no penalty lifts above l: the smallest of them lift most.
+        // The bound for every penalty of the row: the smallest values raise a logit most.
         const Penalty least = *row.transform().penalties();
         l = lowered(l + least.subtract, fabsf(least.subtract));
         l = lowered(l < 0.0f ? l / least.repetition : l * least.repetition);
@@ -86,7 +86,7 @@ struct LosingLine {
         if (is_plain && winner.token < next_token) return flat(winner.score);
         return flat(losing_capped(winner.score, 0.0f, head, row));
     }
-    // NaN, which nothing is at or below, where the chord is beyond the range of floats.
+    // NaN if the chord is beyond the range of floats; no dot product is at or below NaN.
     FS_FUNCTION float losing_dot(float noise_bound, const HeadTransform& head) const {
         return before_cap(fma_rn(slope, noise_bound, at_zero), head);
     }
@@ -94,7 +94,7 @@ struct LosingLine {
 
 #ifdef __CUDACC__
 
-// The transformed logit of a raw one. Whether it is valid; where not, that is noted in the row's `invalid`.
+// Computes the transformed logit of a raw one. Returns whether it is valid, and records an invalid one in the row's `invalid`.
 template <class RowOrTransform>
 __device__ __forceinline__ bool check_logit(float raw, const RowOrTransform& row, u32 token, u64* invalid, float& logit) {
     u64 key = invalid_key(raw, token, 0);
@@ -107,14 +107,14 @@ __device__ __forceinline__ bool check_logit(float raw, const RowOrTransform& row
     return false;
 }
 
-// The same, with an invalid one as -inf.
+// The same, with -inf for an invalid logit.
 template <class RowOrTransform>
 __device__ __forceinline__ float checked_logit(float raw, const RowOrTransform& row, u32 token, u64* invalid) {
     float logit = 0.0f;
     return check_logit(raw, row, token, invalid, logit) ? logit : -f32_infinity();
 }
 
-// The draw of a row, once every block has arrived.
+// Returns the draw of a row, after every block has arrived.
 __device__ __forceinline__ Draw conclude(u64 best, u64 invalid, float logit) {
     if (invalid != ~0ull) {
         const Status status = invalid & 1 ? Status::PositiveInfinity : Status::NaN;

@@ -1,4 +1,4 @@
-// What a header needs to be both CUDA and plain C++: fixed-width names, bit casts, and arithmetic that no compiler fuses.
+// The basis of headers that are CUDA and plain C++: fixed-width types, bit casts, and arithmetic that no compiler fuses.
 //
 // Noise has the same bits everywhere because every operation below is one IEEE operation, rounded to nearest. On the
 // device the intrinsics forbid contraction; a plain C++ build must pass -ffp-contract=off.

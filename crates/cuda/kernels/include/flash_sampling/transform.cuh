@@ -1,4 +1,4 @@
-// From raw to transformed logits, for what needs one row only: the twin of core's transform.rs.
+// From raw to transformed logits of one row: the twin of core's transform.rs.
 // The order is mask, sparse bias, penalties, temperature.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace flash_sampling {
 
-// A kernel whose launches have no rows with penalties may leave them out: FS_NO_PENALTIES.
+// FS_NO_PENALTIES: a kernel whose launches have no rows with penalties.
 #ifdef FS_NO_PENALTIES
 constexpr bool HAS_PENALTIES = false;
 #else
@@ -19,7 +19,7 @@ struct LogitBias {
 };
 FS_LAYOUT(LogitBias, 8, FS_AT(token, 0) && FS_AT(value, 4));
 
-// What is done to a biased logit: the rest of core's Adjustment.
+// The penalties of a biased logit: the rest of core's Adjustment.
 struct Penalty {
     float repetition;  // divides a positive logit and multiplies another; 1 = none
     float subtract;
@@ -31,8 +31,8 @@ struct Penalty {
 };
 FS_LAYOUT(Penalty, 8, FS_AT(repetition, 0) && FS_AT(subtract, 4));
 
-// Added to the number of a row's biases: penalties follow them. The first has the smallest values of all, and at most 1
-// and 0; then there is one for each bias.
+// Added to the number of a row's biases if penalties follow them: first one with the smallest values of all, at most 1 and 0,
+// then one for each bias.
 constexpr u32 PENALISED = 1u << 31;
 
 struct RowTransform {
@@ -46,7 +46,7 @@ struct RowTransform {
     FS_FUNCTION bool is_penalised() const { return HAS_PENALTIES && (biases & PENALISED); }
     FS_FUNCTION const Penalty* penalties() const { return reinterpret_cast<const Penalty*>(bias + bias_count()); }
 
-    // A logit with the bias of this number, and with its penalty.
+    // Returns a logit with bias `at` and its penalty.
     FS_FUNCTION float adjust(float l, u32 at) const {
         l = add_rn(l, bias[at].value);
         return is_penalised() ? penalties()[1 + at].apply(l) : l;
@@ -57,7 +57,7 @@ struct RowTransform {
         return (token >> 5) < mask_words && (mask[token >> 5] >> (token & 31) & 1);
     }
 
-    // The place of a token among the biases, or of the first larger one.
+    // Returns the index of a token's bias, or of the first larger token's.
     FS_FUNCTION u32 find_bias(u32 token) const {
         u32 low = 0, high = bias_count();
         while (low < high) {

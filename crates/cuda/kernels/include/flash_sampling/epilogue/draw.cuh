@@ -1,13 +1,13 @@
-// Draws (paper Alg. 1): of each row the token whose perturbed score is largest. On request it keeps the logits as well.
+// Draws (paper Alg. 1): for each row, the token with the largest perturbed score. On request stores the logits.
 //
-// The plain version: score every token of the tile, keep the best. What differs, and why the answer stays the same:
+// The plain version scores every token of the tile, and keeps the best. The deviations, and why each keeps the result:
 //
 // 1. A granule's word bounds the noise of its tokens, and so gives a limit: no token of the granule wins with a dot product at
 //    or below it (see `LosingLine`). All threads make the limits of a tile first.
-// 2. The limits come from the best winner that any block has found; an old one only scores more tokens.
+// 2. The limits come from the best winner of all blocks; an old winner only scores more tokens.
 // 3. In a block's first tile the leaders of granules are guesses: their scores have cheap lower bounds. The best guess of all
 //    blocks makes the limits.
-// 4. What is left waits in a queue of the warp, so that full warps score it exactly.
+// 4. The remaining tokens wait in a queue of the warp, so that full warps score them exactly.
 #pragma once
 
 #include "sample.cuh"
@@ -44,7 +44,7 @@ struct DrawEpilogue {
         shared.queued[threadIdx.x] = 0;
     }
 
-    // Publishes the best of this block for a row, and takes the best of all blocks.
+    // Publishes the block's best of a row, and sets the row's limits from the best of all blocks.
     __device__ __forceinline__ void refresh_limits(u32 column, u32 next_token) {
         const u64 mine = shared.winners.key(column), theirs = __ldcg(&call.best[column]);
         if (mine > theirs) atomicMax(&call.best[column], mine);
@@ -82,7 +82,7 @@ struct DrawEpilogue {
 
     __device__ __forceinline__ void tile(const DotTile& tile) {
         const u32 thread = thread_index(), warp = thread / 32, lane = thread % 32;
-        // Once for all parts of a tile: the latency of one read.
+        // Once for all parts of a tile, at the latency of one read.
         if (tile.column == 0) {
             for (u32 column = thread; column < call.row_count; column += EPILOGUE_THREADS)
                 refresh_limits(column, call.first_token + tile.first);
@@ -131,7 +131,7 @@ struct DrawEpilogue {
         }
     }
 
-    // Scores what waits in the warp's queue, and empties it.
+    // Scores the warp's queue, and clears it.
     __device__ __forceinline__ void score_queue(const DotTile& tile, u32 lane, const Waiting* queue, u32& queued) {
         __syncwarp();
         u32 column = 0;
@@ -147,7 +147,7 @@ struct DrawEpilogue {
             const float logit = checked_logit(raw, row, token, &call.invalid[column]);
             if (logit != -f32_infinity()) candidate = {Winner::of(add_rn(logit, gumbel), token), logit};
         }
-        // Candidates that beat the row's best are merged one after the other, each by the lane that keeps that best: no lock.
+        // The lane that keeps a row's best merges the candidates that beat it, one after another, without a lock.
         const bool beats = !candidate.winner.is_none() && candidate.winner.beats(shared.winners.best[column].winner);
         __syncwarp();
 #pragma unroll 1
@@ -162,7 +162,7 @@ struct DrawEpilogue {
         queued = 0;
     }
 
-    // Four dot products of a row of the tile with the head's bias; what is no token is -inf.
+    // Reads four dot products of a row of the tile, with the head's bias; -inf beyond the tile.
     __device__ __forceinline__ void read_quad(const DotTile& tile, u32 c, u32 t, bool is_aligned, float (&d)[4]) {
         const float* const dots = tile.dots + c * tile.stride;
         if (is_aligned) {

@@ -1,8 +1,7 @@
-// What one block of a launch knows of one group of one row: the rows of the scratch between the two kernels of the
-// grouped and online variants.
+// A block's summary of one group of one row: the scratch between the two kernels of the grouped and online variants.
 //
-// Groups lie on the absolute grid of multiples of their size. A block's run of tokens is contiguous, so it meets
-// contiguous groups, and neighbouring blocks share at most the group at their border. Hence the slot of (block b, group k)
+// Groups lie on the absolute grid of multiples of their size. A block's run of tokens is contiguous, so it overlaps contiguous
+// groups, and neighbouring blocks share at most the group at their border. Hence the slot of (block b, group k)
 // is b + k - (the first group), which no two pairs share: groups + blocks slots a row are enough.
 #pragma once
 
@@ -27,7 +26,7 @@ struct Partial {
 };
 static_assert(sizeof(Partial) == 24, "the host allocates this size");
 
-// The groups of a launch and who works on them.
+// The groups of a launch and their blocks.
 struct Groups {
     static constexpr u32 GRANULE = 64;  // runs of blocks begin and end at multiples of it
 
@@ -41,7 +40,7 @@ struct Groups {
     FS_FUNCTION u32 slots() const { return count() + blocks; }
     FS_FUNCTION u32 slot(u32 block, u32 group) const { return block + (group - first()); }
 
-    // The blocks that meet a group: the first, and one beyond the last.
+    // Computes the blocks that overlap a group: the first, and one beyond the last.
     FS_FUNCTION void blocks_of(u32 group, u32& from, u32& to) const {
         const u32 before = group * size;
         const u32 start = before > first_token ? before - first_token : 0;

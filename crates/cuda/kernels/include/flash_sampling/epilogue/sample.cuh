@@ -25,8 +25,8 @@ __device__ __forceinline__ u32 granule_of_tile(u32 first, u32 token) {
     return min(token / Granule::TOKENS - first / Granule::TOKENS, TILE_GRANULES - 1);
 }
 
-// Returns threadIdx.x, which the compiler loads again. It would keep what it makes of an earlier one in registers that the
-// products need.
+// Reads threadIdx.x again, because the compiler would keep values derived from an earlier one in registers that the products
+// need.
 __device__ __forceinline__ u32 thread_index() {
 #ifdef __CUDA_ARCH__
     u32 index;

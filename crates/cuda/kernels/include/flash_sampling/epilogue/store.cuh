@@ -9,7 +9,7 @@ namespace flash_sampling {
 struct LogitStore {
     float* logits;  // null = nowhere
     u64 stride;     // floats from one row to the next
-    u16* block_maxima;      // where the instance that stores BlockMaxima leaves them; there the rows have room for whole octets
+    u16* block_maxima;      // for the variant that stores BlockMaxima; it needs room for whole octets of rows
 };
 FS_LAYOUT(LogitStore, 24, FS_AT(logits, 0) && FS_AT(stride, 8) && FS_AT(block_maxima, 16));
 

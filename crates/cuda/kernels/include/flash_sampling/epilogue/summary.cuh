@@ -1,5 +1,5 @@
-// The epilogue of the grouped and online variants (paper Alg. I.2 and I.3, their first halves): of every row and group a
-// log-mass and an exact local sample.
+// The epilogue of the grouped and online variants (paper Alg. I.2 and I.3, first pass): a log-mass and an exact local sample for
+// every row and group.
 //
 // The plain version, for a row:
 //
@@ -8,7 +8,7 @@
 //       mass = mass + e^l
 //       sample = max(sample, l + gumbel(seed, position, draw, token))
 //
-// What differs, and why the answer stays the same:
+// The deviations, and why each keeps the result:
 //
 // 1. A warp takes 32 x 4 tokens at a time. e^l is e^edge e^r with edge the lower multiple of 1/8, so that r is exact in
 //    float32; e^(edge - largest edge) comes from two small tables. Relative error of a mass: below 2^-26.
@@ -28,7 +28,7 @@ FS_FUNCTION float expm1_of_rest(float r) {
     return fma_rn(mul_rn(r, r), p, r);
 }
 
-// Where the summaries of groups go: the kernel's last parameter.
+// The output for the summaries of groups: the kernel's last parameter.
 struct Summaries {
     Partial* partials;  // [row_count, slots]
     u32 size;           // tokens of a group: a multiple of 64
@@ -89,7 +89,7 @@ struct SummaryEpilogue {
         for (u32 row = threadIdx.x / 32; row < call.row_count; row += WARPS) flush(row, group);
     }
 
-    // The mass of an edge below another one.
+    // Returns e^(edge - top).
     __device__ __forceinline__ double weight(float top, float edge) const {
         const float steps = (top - edge) * 8.0f;
         if (!(steps < static_cast<float>(MASS_BINS))) return 0.0;
@@ -97,7 +97,7 @@ struct SummaryEpilogue {
         return shared.nats[i / 8] * shared.eighths[i % 8];
     }
 
-    // Writes down what is known of a group. The warp of the row calls it.
+    // Stores the summary of a group. The warp of the row calls this.
     __device__ __forceinline__ void flush(u32 row, u32 group) {
         const u32 slot = run.block + (group - call.first_token / arguments.size);
         if (threadIdx.x % 32 == 0) arguments.partials[static_cast<u64>(row) * arguments.slots + slot] = shared.open[row];
@@ -122,7 +122,7 @@ struct SummaryEpilogue {
         __syncwarp();
     }
 
-    // Adds four tokens a lane, from `mine` on; those outside [token, stop] are left out.
+    // Adds four tokens per lane, from `mine` on; ignores tokens outside [token, stop].
     __device__ __forceinline__ void add_quads(const DotTile& tile, u32 c, const Row& row, u32 mine, u32 token, u32 stop,
                                               GroupSummary& open) {
         float logits[4];
@@ -149,7 +149,7 @@ struct SummaryEpilogue {
         raise_best(row, logits, mine, shared.words[c][granule_of_tile(call.first_token + tile.first, mine)], open.sample);
     }
 
-    // Transformed logits of four tokens; -inf for those left out, and for invalid ones, which are written down.
+    // Computes transformed logits of four tokens; -inf outside [token, stop] and for invalid logits, which are recorded.
     __device__ __forceinline__ void load(const DotTile& tile, u32 c, const Row& row, u32 mine, u32 token, u32 stop,
                                          float (&logits)[4]) const {
 #pragma unroll

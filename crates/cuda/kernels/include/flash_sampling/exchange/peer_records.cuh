@@ -1,12 +1,12 @@
-// What ranks tell one another of rows with filters, by peers' memory: a record of words for each row and rank.
+// The exchange of rows with filters through peers' memory: a record of words for each row and rank.
 //
-// As the draws of peers.cuh go: each half of a word has the step beside it, so nothing has to follow a flag. The step is that of the
-// exchange of the call's draws, which stands before on the stream. One mailbox for each kind of record is enough:
+// As in peers.cuh, each half of a word has the step number beside it, so no flag follows the data. The step is that of the
+// exchange of the call's draws, which precedes on the stream. One mailbox for each kind of record is enough:
 //
-//   a rank stores records of a call after its exchange of that call's draws, for which every rank had sent its own; and a rank
-//   sends these in a launch that begins when all its launches of the call before have ended, which read that call's records.
+//   a rank stores records of a call after its exchange of that call's draws, and thus after every rank has sent its draws. A
+//   rank sends draws in a launch that begins after its launches of the call before, which read that call's records, have ended.
 //
-// Records of both kinds are of one step, so one mailbox for the two would not do: it is the negative control of the test.
+// Records of both kinds belong to one step, so they need separate mailboxes. One mailbox for both is the test's negative control.
 #pragma once
 
 #include "peers.cuh"
@@ -18,11 +18,11 @@ struct PeerRecords {
     static constexpr u32 WORDS = 129;  // of a record
 
     Peers peers;  // without rows and draws
-    u64 offset;   // bytes from the begin of a mailbox to its records: [kinds, world, max_rows, WORDS]
+    u64 offset;   // bytes from the start of a mailbox to its records: [kinds, world, max_rows, WORDS]
 };
 FS_LAYOUT(PeerRecords, 336, FS_AT(peers, 0) && FS_AT(offset, 328));
 
-// A word on its way.
+// A word in transit.
 struct alignas(16) HalvedWord {
     u64 high;
     u64 low;
@@ -31,15 +31,15 @@ static_assert(sizeof(HalvedWord) == 16, "the host allocates this size");
 
 #ifdef __CUDACC__
 
-// What a record is of: a list or sums, or bins.
+// The content of a record. First: a list, or sums. Second: bins.
 enum class RecordKind : u32 { First = 0, Second = 1 };
 
 struct RecordsStep {
     const PeerRecords& records;
     RecordKind kind;
     u32 step;
-    u32 missed;  // a bit for each rank that did not come before: nothing is sent then
-    u64 begun;   // one limit for all waits of a block: several ranks may be gone, and each has many words
+    u32 missed;  // a bit for each rank that was already late; if any, nothing is sent
+    u64 begun;   // start of one time limit for all waits of a block, because several ranks may be gone, each with many words
 
     __device__ __forceinline__ RecordsStep(const PeerRecords& records, RecordKind kind)
         : records(records),
@@ -50,7 +50,7 @@ struct RecordsStep {
 
     __device__ __forceinline__ u32 world() const { return records.peers.world; }
 
-    // Where word `at` of what rank `from` tells of a row is in the mailbox of a rank.
+    // Returns the address, in a rank's mailbox, of word `at` of rank `from`'s record of a row.
     __device__ __forceinline__ HalvedWord* place(u32 mailbox, u32 from, u32 row, u32 at) const {
         const Peers& peers = records.peers;
         u8* const begin = reinterpret_cast<u8*>(peers.mailboxes[mailbox]) + records.offset;
@@ -66,9 +66,9 @@ struct RecordsStep {
                      : "memory");
     }
 
-    // Waits for a word; false = it did not come.
+    // Waits for a word; false = timeout.
     __device__ __forceinline__ bool receive(u32 from, u32 row, u32 at, u64& word) const {
-        constexpr u32 LOOKS = 64;  // loads between two looks at the clock
+        constexpr u32 LOOKS = 64;  // loads before each reading of the clock
         const HalvedWord* const there = place(records.peers.rank, from, row, at);
         pause(records.peers.pause);
         do {
@@ -85,7 +85,7 @@ struct RecordsStep {
         return false;
     }
 
-    // The draw of a row whose ranks did not all come: a bit for each of those. Noted for good.
+    // Returns the draw of a row with late ranks, one bit each, and keeps them in the state for good.
     __device__ __forceinline__ Draw blame(u32 late) const {
         atomicOr(&records.peers.state->late, late);
         return {static_cast<u32>(__ffs(static_cast<int>(late))) - 1, 0.0f, 0.0f, Status::LateRank};

@@ -1,4 +1,4 @@
-// From sums over a shard to those of the vocabulary, by records that ranks send one another.
+// Merges the sums and bins of shards into those of the vocabulary, through records between ranks.
 #pragma once
 
 #include "../selection/undecided_rows.cuh"
@@ -11,7 +11,7 @@ namespace flash_sampling {
 
 struct RankSums {
     static constexpr bool DRAWS_ALONE = false;
-    // Words of a record: of a row's sums; of a row's bins, three for each lane, and then two.
+    // Words of a record: a row's sums; a row's bins, three words per lane, and two more.
     static constexpr u32 SUMS = 3, BINS = UndecidedRows::BINS;
     static_assert(3 * BINS + 2 <= PeerRecords::WORDS, "a record has room");
 
@@ -20,7 +20,7 @@ struct RankSums {
 
     __device__ __forceinline__ u32 first_token(const FilterCall&) const { return 0; }
 
-    // One thread.
+    // Merges a row's sums; false if a rank is late. One thread calls this.
     __device__ __forceinline__ bool sums(u32 row, double& before, double& all, double& error) const {
         u32 late = step.missed;
         if (!late) {
@@ -44,7 +44,7 @@ struct RankSums {
         return !late;
     }
 
-    // One warp.
+    // Merges a row's bins, as NoRanks::bins describes. One warp calls this.
     __device__ __forceinline__ bool bins(u32 row, double& mass, u64& best, float& logit, double& all, double& error) const {
         const u32 lane = threadIdx.x % 32;
         u32 late = __shfl_sync(0xffffffffu, step.missed, 0);

@@ -1,5 +1,5 @@
-// The first pass over a shard's part of rows with top-p alone, from the largest logits of their granules: what BlockMaxSums sums of the
-// shard is joined with the sums of the other ranks by the last block, which lists the rows that stay open.
+// The first pass over a shard of rows with top-p alone, from the largest logit of each granule (block_max_sums.cuh). The last
+// block merges the sums with those of the other ranks, and lists the undecided rows.
 #pragma once
 
 #include "rank_sums.cuh"
@@ -18,7 +18,7 @@ struct TopPBlockMaxRanks {
         UndecidedRow rows[UndecidedRows::ROOM];
         u32 is_last;
     };
-    // A block takes 1 KiB beside its own.
+    // The driver reserves 1 KiB per block.
     static_assert(2 * (sizeof(Shared) + 1024) <= 228 * 1024, "a multiprocessor of Hopper holds two blocks");
 
     const FilterCall& call;
@@ -28,7 +28,7 @@ struct TopPBlockMaxRanks {
 
     __device__ __forceinline__ void run() {
         BlockMaxSums pass{call, shared.rows, shared.pass};
-        // The first sums of bins, which are zeros again below: no row is open yet.
+        // Uses the memory of the bins, which is cleared below, because no row is listed yet.
         double* const sums = open.masses;
         pass.add_to(sums, [&, own = pass.row_of_thread(0.0f)] {
             if (threadIdx.x < UndecidedRows::ROOM) shared.rows[threadIdx.x] = own;
@@ -42,7 +42,7 @@ struct TopPBlockMaxRanks {
     }
 
   private:
-    // Lists the row, unless its winner is surely kept.
+    // Lists the row unless its winner is surely kept.
     __device__ __forceinline__ void conclude(u32 i, double* sums, double error) const {
         UndecidedRow& row = shared.rows[i];
         double before = __ldcg(sums), all = __ldcg(sums + 1);

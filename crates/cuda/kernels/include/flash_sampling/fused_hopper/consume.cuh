@@ -44,7 +44,7 @@ __device__ __forceinline__ void consume(const Call& call, const LogitStore& stor
         if (is_masked && may_be_invalid(d, self)) count_all();
 
         if (filter(pending, d, counted, self)) enqueue(pending, queued, d, self);
-        // The scouts score the queue, while the next tile's products run.
+        // The scouts score the queue while the next tile's products run.
         if (self.lane == 0) shared.queued[self.warp] = queued;
         ptx::mbarrier_arrive(&shared.filtered);
     }

@@ -1,5 +1,5 @@
-// The filter: which elements of a tile can still win, as bits of a thread's accumulators. They move to a warp's queue, so that they
-// are scored by full warps.
+// The filter: finds the elements of a tile that can still win, as bits of a thread's accumulators, and moves them to the warp's
+// queue, so that full warps score them.
 #pragma once
 
 #include "multiply.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Calls `take(i, is_above)` for each accumulator of a word: whether it is not at or below its threshold.
+// Calls take(i, is_above) for each accumulator of a word; is_above also for NaN.
 template <class T, class Take>
 __device__ __forceinline__ void compare(const float (&d)[T::ACCUMULATORS], int w, const Consumer<T>& self, const Take& take) {
 #pragma unroll
@@ -29,7 +29,7 @@ __device__ __forceinline__ bool filter(u32 (&pending)[T::WORDS], const float (&d
         compare(d, w, self, [&](int, bool is_above) { above |= is_above; });
         u32 bits = 0;
         if (above) {
-            // NOTE: thresholds of its own, or the compiler makes bits of comparisons before the branch.
+            // NOTE: loads the thresholds again, or the compiler computes the bits before the branch.
             Consumer<T> other = self;
             asm volatile("" : "+r"(other.lane));
             compare(d, w, other, [&](int i, bool is_above) { bits |= is_above ? 1u << i : 0; });
@@ -39,10 +39,10 @@ __device__ __forceinline__ bool filter(u32 (&pending)[T::WORDS], const float (&d
     return __any_sync(0xffffffffu, any);
 }
 
-// The largest power of two below a length, which is above 1.
+// Returns the largest power of two below a length above 1.
 FS_FUNCTION constexpr int power_below(int length) { return length <= 2 ? 1 : 2 * power_below((length + 1) / 2); }
 
-// One of LENGTH registers from FIRST on, picked by a run-time index through selects.
+// Returns one of LENGTH registers from FIRST on, by a run-time index, through selects.
 template <int FIRST, int LENGTH, int ALL>
 __device__ __forceinline__ float pick(const float (&d)[ALL], u32 index) {
     if constexpr (LENGTH == 1) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ float pick(const float (&d)[ALL], u32 index) {
     }
 }
 
-// The same within word `at` of a thread's accumulators, the same in all lanes.
+// The same within word `at` of a thread's accumulators; all lanes have the same word.
 template <class T, int W = 0>
 __device__ __forceinline__ float pick_of_word(const float (&d)[T::ACCUMULATORS], u32 at, u32 index) {
     if constexpr (W + 1 < T::WORDS) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ float pick_of_word(const float (&d)[T::ACCUMULATORS],
     return pick<W * T::WORD_BITS, T::WORD_BITS>(d, index);
 }
 
-// Scores the queue, and empties it.
+// Scores the queue, and clears it.
 template <class T>
 __device__ __forceinline__ void flush(u32& queued, const Consumer<T>& self) {
     __syncwarp();
@@ -73,13 +73,13 @@ __device__ __forceinline__ void flush(u32& queued, const Consumer<T>& self) {
     queued = 0;
 }
 
-// Moves the pending elements to the queue, word after word: of one word an element takes a fourth of the selects that it takes
-// of all accumulators, and a column of a mask that all rows share comes as many elements of few lanes.
+// Moves the pending elements to the queue, word by word. An element of one word takes a fourth of the selects of an element of all
+// accumulators, and a mask that all rows share leaves many elements in few lanes.
 template <class T>
 __device__ __forceinline__ void enqueue(u32 (&pending)[T::WORDS], u32& queued, const float (&d)[T::ACCUMULATORS],
                                         const Consumer<T>& self) {
     for (;;) {
-        // The first word in which any lane has an element, and the lane's first element of it.
+        // The first word in which any lane has an element, and the lane's first element in it.
         u32 at = T::WORDS, bits = 0;
 #pragma unroll
         for (int w = 0; w < T::WORDS; ++w) {

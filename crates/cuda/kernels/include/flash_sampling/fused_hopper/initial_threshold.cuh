@@ -1,8 +1,8 @@
-// A block's first thresholds, before anything has been scored. For each row each block publishes a bound on the score of one
-// token of its first tile that is likely to have the tile's best score; the best of these bounds by the time that a block
-// looks is near the best score of all first tiles.
+// A block's first thresholds, before any token has a score. For each row, each block publishes a guess: a lower bound of the
+// score of one token of its first tile that is likely to be the tile's best. The best guess of the blocks so far is close to
+// the best score of all first tiles.
 //
-// Until then `losing` holds bounds on the noise of granules, with the places of their leaders in the last four bits.
+// Until then `losing` holds bounds on the noise of granules, with the indices of their leaders in the last four bits.
 #pragma once
 
 #include "../ptx/arithmetic.cuh"
@@ -11,32 +11,32 @@
 
 namespace flash_sampling::fused_hopper {
 
-// A block whose guesses are published, in the launch's count of finished blocks: these are in the low half.
+// Added to the launch's counter of finished blocks (low half) by a block that has published its guesses.
 constexpr u32 GUESSED = 1u << 16;
 
-// How often an early block looks for the guesses of others at most.
+// The most times that an early block checks for the guesses of others.
 constexpr u32 MOST_LOOKS = 16;
 
-// A bound, rounded up to make room for a leader's place.
+// Returns a bound, rounded up, with a leader's index in the last four bits.
 __device__ __forceinline__ float with_leader(float bound, u32 leader) {
     return bits_to_f32(((f32_to_bits(bound) | 15) + 1) | leader);
 }
 
-// The dot product of a unit of noise. Zero, so that no token is likelier for its noise, for rows without noise, and where a
-// consumer's sixteen tokens are of two granules.
+// Returns the dot product that is worth noise of 1. It is 0 for rows without noise, and if a consumer's sixteen tokens belong to
+// two granules: then noise makes no token likelier.
 __device__ __forceinline__ float nat_of(const Call& call, const Row& row) {
     const float nat = 1.0f / (row.inv_temperature * call.head.scale);
     return !row.greedy && call.first_token % Granule::TOKENS == 0 && nat < 1e28f ? nat : 0.0f;
 }
 
-// Leaves the likeliest token of each row's first tile in `largest`: the largest dot product, with a leader's noise added, and
-// the token's number in the last bits. Eight lanes hold the tokens of a column.
+// Writes the likeliest token of each row's first tile to `largest`: the largest dot product, plus the noise of leaders, with the
+// token's index in the last bits. Eight lanes hold the tokens of a column.
 template <class T>
 __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
                                             const Consumer<T>& self) {
     constexpr int HELD = T::ACCUMULATORS / 2;  // columns of a lane
     constexpr int AT_ONCE = HELD < 16 ? HELD : HELD % 16 ? 8 : 16;
-    // NOTE: opaque, or the compiler looks at products before they have ended, and serialises them.
+    // NOTE: opaque, or the compiler reads products before they have ended, and serialises them.
     const u32 kept = ptx::opaque<~(T::TOKENS - 1u)>();
 #pragma unroll
     for (int first = 0; first < HELD; first += AT_ONCE) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
                 const float bound = e & 1 ? bounds.y : bounds.x, bonus = bound * (e & 1 ? nats.y : nats.x);
                 const u32 place = self.lane / 4 + (e & 2 ? 8 : 0);
                 const float likely = f32_to_bits(bound) % T::GRANULE == place ? d[at + e] + bonus : d[at + e];
-                // Without masks the bits of all accumulators of a token are alike.
+                // Without masks, all accumulators of a token have equal bits.
                 const bool counts = counted[at / T::WORD_BITS] >> (T::MASKS_PENALTIES ? at % T::WORD_BITS + e : e) & 1;
                 const float tagged = counts ? ptx::tagged(likely, kept, self.slab() + place) : -f32_infinity();
                 float& largest = m[at / 2 - first + e % 2];
@@ -64,9 +64,9 @@ __device__ __forceinline__ void find_likely(const float (&d)[T::ACCUMULATORS], c
     }
 }
 
-// The guess of a row: a score that the likeliest token's own is not below, as a winner; 0 where there is none. The block
-// scores the token later, since its dot product passes every threshold that comes of a score not above its own. So no guess
-// stays a row's winner unless the token's score is the same.
+// Returns the guess of a row: a lower bound of the likeliest token's score, as a winner; 0 = none. The block scores the token
+// later, because its dot product passes every threshold from a score not above its own. So no guess stays a row's winner unless
+// it equals the token's score.
 template <class T>
 __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& shared, u32 first, u32 column) {
     const float largest = from_monotone_bits(shared.largest[column]);
@@ -75,7 +75,7 @@ __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& share
     const u32 m = f32_to_bits(largest) % T::TOKENS, token = call.first_token + first + m;
     const float bound = shared.losing[m / T::GRANULE][column];
     const float bonus = f32_to_bits(bound) % T::GRANULE == m % T::GRANULE ? bound * shared.nat[column] : 0.0f;
-    // Lower by more than the change by the token's number and the bonus, of the smallest floats too, and by more than the
+    // Lowered by more than the error from the token's index and the bonus, also for the smallest floats, and by more than the
     // rounding of a soft-cap.
     const float dot = largest - bonus - 1e-4f * (fabsf(largest) + fabsf(bonus)) - 1e-37f;
     const float logit = row.apply(lowered(call.head.apply(dot, 0.0f, false)), token);
@@ -85,8 +85,8 @@ __device__ __forceinline__ u64 guess_of(const Call& call, const Shared<T>& share
     return to_ordered_bits(Winner::of(score, token));
 }
 
-// The best guess of a row. A block that is early looks again until half of the blocks have published theirs: by its own
-// guesses alone, many tokens of flat logits would pass.
+// Returns the best guess of a row. An early block waits until half of the blocks have published: with its own guesses alone, many
+// tokens of flat logits would pass.
 template <class T>
 __device__ __forceinline__ u64 best_guess(const Call& call, u32 column) {
     u64 best;
@@ -98,7 +98,7 @@ __device__ __forceinline__ u64 best_guess(const Call& call, u32 column) {
     return best;
 }
 
-// Publishes the guesses of a block's first tile, and turns the bounds into thresholds. A thread has a row.
+// Publishes the guesses of a block's first tile, and turns the bounds into thresholds. One thread per row.
 template <class T>
 __device__ __forceinline__ void guess(const float (&d)[T::ACCUMULATORS], const u32 (&counted)[T::WORDS],
                                       const Consumer<T>& self) {

@@ -1,5 +1,5 @@
-// Fused tiled sampling on Hopper (paper Alg. 1): the weight streams once past the tensor cores, and every tile of logits
-// dies in registers.
+// Fused tiled sampling on Hopper (paper Alg. 1): the weight streams once through the tensor cores, and the logits of a tile stay
+// in registers.
 //
 // The plain version:
 //
@@ -43,7 +43,7 @@ __device__ __forceinline__ void clear_rest(const Call& call, u8* stages, u32 han
     ptx::shared_writes_fence();
 }
 
-// Scouts and consumers fill in their shared memory; the first loads are under way meanwhile.
+// Initialises the shared memory of scouts and consumers while the first loads are in flight.
 template <class T>
 __device__ __forceinline__ void prepare(const Call& call, const RowLists& lists, u8* stages, Shared<T>& shared) {
     constexpr u32 HANDS = T::THREADS - 32;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
     if (T::CLUSTER == 2) ptx::cluster_sync();
 
     if (threadIdx.x >= 32) prepare(call, lists, stages, shared);
-    // The same in every lane, and known to be: the compiler serialises wgmma behind branches that may diverge.
+    // A shuffle, so that the compiler knows the value to be uniform: it serialises wgmma behind branches that may diverge.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup < T::FIRST_CONSUMER / 128) {
         ptx::lower_registers<T::SCOUT_REGISTERS>();
@@ -101,7 +101,7 @@ __device__ __forceinline__ void block(const Call& call, const Maps& maps, const 
         consume<T, OPERAND>(call, stored, stages, shared, schedule);
         publish(call, masses, peers, shared);
     }
-    // No block leaves while its peer may still write here or arrive here.
+    // No block ends while its peer may still write to it or arrive at its barriers.
     if (T::CLUSTER == 2) {
         __syncwarp();
         ptx::cluster_sync();

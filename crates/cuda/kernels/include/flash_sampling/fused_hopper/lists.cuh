@@ -1,12 +1,12 @@
-// The instance for rows with filters: the tokens that min-p or top-k may keep leave as a short list a row,
-// in place of the row's logits.
+// The variant for rows with filters: it writes, for each row, a short list of the tokens that min-p or top-k may keep, in place of
+// the row's logits.
 //
-// A listed row runs as a greedy one: its best is the largest logit that any block has found, and it has no noise. Its
-// threshold lies below the best by the cut of min-p, or at a cut for its top-k, which is a guess from the first tiles. Every
-// token that passes the filter is listed, once.
+// A listed row runs as a greedy row: its best is the largest logit that any block has found, without noise. Its threshold lies
+// below the best by min-p's distance, or at a cutoff for top-k, guessed from the first tiles. Every token above the threshold is
+// listed once.
 //
-// No cut can make a result wrong: the largest cut that a block has used is noted, and the selection takes a row only when
-// the kept tokens end above it. Every token above it is listed then.
+// No cutoff can make a result wrong: the counters keep the largest cutoff that a block has used, and filter_list.cu decides a row
+// only if all its kept tokens lie above it. Every token above it is listed.
 #pragma once
 
 #include "../perturb.cuh"
@@ -15,7 +15,7 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The threshold of a row that takes no more tokens, the largest finite float: no finite dot product is above it.
+// The threshold of a row without further candidates: the largest finite float, which no finite dot product exceeds.
 constexpr u32 LOSES_ALWAYS = 0x7f7fffffu;
 
 // The kinds of rows in the shared copy's `greedy`.
@@ -26,11 +26,11 @@ template <int COLUMNS, bool LISTS>
 struct ListShared {};
 template <int COLUMNS>
 struct ListShared<COLUMNS, true> {
-    float cut[COLUMNS];  // min-p: how far below the best; top-k: a logit
+    float cut[COLUMNS];  // min-p: the distance below the best; top-k: a logit
     RowLists lists;
 };
 
-// Sets the kinds of the rows, whose copies are there; a barrier must follow.
+// Sets the kinds of the copied rows; a barrier must follow.
 template <class Shared>
 __device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& lists, Shared& shared, u32 hand, u32 hands) {
     if (hand == 0) shared.lists = lists;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void prepare_lists(const Call& call, const RowLists& 
     }
 }
 
-// The threshold of a listed row, but for the head's soft-cap. A list that has lost a token decides nothing, and takes no more.
+// Returns the threshold of a listed row, before the head's soft-cap. A list that has lost a token gets no more tokens.
 template <class Shared>
 __device__ __forceinline__ float listed_losing_capped(const Call& call, const Shared& shared, u32 column, u64 key) {
     const Row& row = shared.rows[column];
@@ -57,7 +57,8 @@ __device__ __forceinline__ float listed_losing_capped(const Call& call, const Sh
     return key ? losing_capped(from_ordered_bits(key).score, shared.cut[column], call.head, row) : -f32_infinity();
 }
 
-// Some blocks post the largest logit of their first tiles, or a little less: the score of `key`. One thread for each row.
+// Posts the largest logit of a block's first tile, or a little less (the score of `key`), from some of the blocks. One thread per
+// row.
 template <class Shared>
 __device__ __forceinline__ void post(const Shared& shared, u32 column, u64 key) {
     const u32 every = gridDim.x / RowLists::POSTS, at = every ? blockIdx.x / every : RowLists::POSTS;
@@ -67,11 +68,11 @@ __device__ __forceinline__ void post(const Shared& shared, u32 column, u64 key) 
     *const_cast<volatile u32*>(&shared.lists.posted[column * RowLists::POSTS + at]) = largest;
 }
 
-// Sets the cut of a row from the posts. One thread for each row; waits a little for late ones.
+// Sets the cutoff of a row from the posts, after a short wait for late ones. One thread per row.
 template <class Shared>
 __device__ __forceinline__ void guess_cut(const Call& call, Shared& shared, u32 column, u32 tile_tokens) {
     if (shared.rows[column].greedy != LISTED_BY_TOP_K) return;
-    // Where all tokens fit, or few blocks are there, all are listed.
+    // With few tokens or few blocks, all tokens are listed.
     if (call.tokens <= RowLists::ROOM || gridDim.x < RowLists::POSTS) return;
     const u32 k = shared.lists.filters[column].top_k;
     const volatile u32* const posted = shared.lists.posted + column * RowLists::POSTS;

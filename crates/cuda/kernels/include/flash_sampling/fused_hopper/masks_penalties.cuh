@@ -1,5 +1,5 @@
-// The instance for rows with all knobs: it keeps the raw logits of a tile on request, and applies masks
-// before anything is scored, so that forbidden tokens cost nothing however many there are.
+// The variant for rows with masks, biases and penalties. It stores the raw logits of a tile on request, and applies masks before
+// it scores, so that forbidden tokens cost nothing.
 #pragma once
 
 #include "../epilogue/store.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_raw_of(const float (&d)[T::ACCUMULATORS], 
     }
 }
 
-// The same. Two loops: with the head's transform between them, the stores of one are more than the instruction cache holds.
+// Stores the raw logits. Two loops, because one loop with the head's transform exceeds the instruction cache.
 template <class T>
 __device__ __forceinline__ void store_raw(const float (&d)[T::ACCUMULATORS], u32 real, const LogitStore& stored,
                                           const Consumer<T>& self) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_raw(const float (&d)[T::ACCUMULATORS], u32
         store_raw_of<T, false>(d, real, stored, self);
 }
 
-// Whether any row has a mask; read each time, which takes no register.
+// Whether any row has a mask. Reads the rows each time, and so needs no register.
 template <class T>
 __device__ __forceinline__ bool has_masks(const Consumer<T>& self) {
     bool any = false;
@@ -42,7 +42,7 @@ __device__ __forceinline__ bool has_masks(const Consumer<T>& self) {
     return __any_sync(0xffffffffu, any);
 }
 
-// The mask of sixteen tokens from `at` on in the low bits; ones where there is none.
+// Returns the mask of sixteen tokens from `at` on in the low bits; ones without a mask.
 __device__ __forceinline__ u32 mask_of_slab(const Row& row, u32 at) {
     if (!row.mask) return ~0u;
     const u32 word = at >> 5, shift = at & 31;
@@ -51,13 +51,13 @@ __device__ __forceinline__ u32 mask_of_slab(const Row& row, u32 at) {
     return __funnelshift_r(low, high, shift);
 }
 
-// Clears, in `counted`, the bits of the elements that a mask forbids. Each lane reads its warp's sixteen tokens in the columns
-// 32 apart, and the lanes pass on what they read: a load for 16 elements. All lanes call it.
+// Clears, in `counted`, the bits of the elements that a mask forbids. Each lane loads the masks of its warp's sixteen tokens in
+// every 32nd column, and shuffles distribute them: one load per 16 elements. All lanes call this.
 template <class T>
 __device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Consumer<T>& self) {
     constexpr int AT_ONCE = T::WORD_BITS < 16 ? T::WORD_BITS : 16;  // accumulators of 32 columns
     constexpr int HALVES = T::WORD_BITS / AT_ONCE;
-    // All loads are under way before the first is needed.
+    // Starts all loads before the first is needed.
     u32 slabs[T::WORDS];
 #pragma unroll
     for (int w = 0; w < T::WORDS; ++w) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Cons
 #pragma unroll 1
         for (int half = 0; half < HALVES; ++half) {
             const u32 slab = slabs[w] >> half * 16 & 0xffff;
-            // Where a mask allows little, few slabs have anything.
+            // Under strict masks most slabs are empty.
             if (!__any_sync(0xffffffffu, slab)) continue;
 #pragma unroll
             for (int i = 0; i < AT_ONCE / 2; ++i) {
@@ -88,11 +88,11 @@ __device__ __forceinline__ void apply_masks(u32 (&counted)[T::WORDS], const Cons
     }
 }
 
-// Dot products below the first are finite, and after a scale of at most the second still.
+// Dot products below the first constant are finite, also after a scale of at most the second.
 constexpr float SURELY_VALID = 1e18f, LARGEST_SCALE = 1e20f;
 
-// Whether a warp's elements may have an invalid logit, which is its row's error under a mask as well. Then masks are applied to
-// each element as it is scored. All lanes call it.
+// Whether a warp's elements may have an invalid logit, which is an error of the row even if masked. Then scoring applies the
+// masks. All lanes call this.
 template <class T>
 __device__ __forceinline__ bool may_be_invalid(const float (&d)[T::ACCUMULATORS], const Consumer<T>& self) {
     float largest = d[0];

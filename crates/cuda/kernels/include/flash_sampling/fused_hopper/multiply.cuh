@@ -5,13 +5,13 @@
 
 namespace flash_sampling::fused_hopper {
 
-// A consumer thread at a tile: its warpgroup holds a unit of the tile, its warp a granule of it.
+// A consumer thread in a tile: its warpgroup holds a unit of the tile, its warp a granule.
 template <class T>
 struct Consumer {
     const Call& call;
     Shared<T>& shared;
     u32 thread, lane, warp, group;
-    u32 first, size;  // the tile's first token, and how many there are
+    u32 first, size;  // the tile's first token, and its number of tokens
 
     __device__ __forceinline__ Consumer(const Call& call, Shared<T>& shared, u32 thread)
         : call(call), shared(shared), thread(thread), lane(thread % 32), warp(thread / 32), group(thread / 128) {}
@@ -26,11 +26,10 @@ struct Consumer {
     __device__ __forceinline__ void barrier() const { ptx::named_barrier(CONSUMERS_BARRIER, T::CONSUMERS); }
 };
 
-// Multiplies a tile: one accumulator over hidden, ascending. A warpgroup without tokens has no steps, and accumulators that
-// are worth nothing.
+// Multiplies a tile: one accumulator over hidden, ascending. A warpgroup without tokens has no steps, and undefined accumulators.
 //
-// The tensor cores have few products queued, so they wait for all instructions between a step's last product and the next one's
-// first. NOTE: stage and descriptors are in uniform registers because all of them come from `uniform`; from ordinary ones each
+// Few products are queued, so the tensor cores wait for every instruction between a step's last product and the next step's first.
+// NOTE: stage and descriptors are in uniform registers because all of them come from `uniform`; from ordinary registers each
 // product takes four moves.
 template <class T, ptx::Operand OPERAND>
 __device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* stages, Ring<T>& ring, u32 steps,
@@ -58,7 +57,7 @@ __device__ __forceinline__ void multiply(float (&d)[T::ACCUMULATORS], const u8* 
         }
         ptx::wgmma_commit();
         ptx::wgmma_wait<T::AHEAD>();
-        // The stage that has been read: this one or the one before.
+        // Releases the stage that has been read: this one or the one before.
         if (T::AHEAD == 0 || step > 0) release(T::AHEAD ? ring.before() : stage);
         ring.advance();
     }

@@ -1,14 +1,14 @@
-// Which tokens a block works on. A cluster's blocks halve each tile. Clusters share the granules evenly, either in one run
-// each, or tile by tile in turn with one last tile each that shares the rest. A short run is dealt evenly to its tiles where
-// the reads are the limit: a tile of few tokens keeps few loads under way.
+// The tokens of a block. The blocks of a cluster halve each tile. Clusters divide the granules evenly: either each has one run, or
+// they alternate tile by tile, with one last tile each for the rest. A short run is divided evenly into its tiles if reads are
+// the limit, because a tile of few tokens keeps few loads in flight.
 #pragma once
 
 #include "../abi.cuh"
 
 namespace flash_sampling::fused_hopper {
 
-// The rows of the batch that each block of a cluster loads, of which the host makes boxes (fused_hopper.rs): as few groups of
-// eight, the swizzle's, as hold the batch. The copy engine takes longer to fill rows beyond it with zeros than to read rows.
+// Returns the rows of the batch that each block of a cluster loads, for which the host makes boxes (fused_hopper.rs): the fewest
+// groups of eight (the swizzle's) that hold the batch. The copy engine takes longer to fill absent rows with zeros than to read.
 // Measured, of all columns loaded: 151936 x 4096, 130 of 192 columns 0.89, 100 of 128 0.97, 40 of 64 0.97; with 256 columns,
 // 240 rows of 37984 x 4096 1.05.
 FS_FUNCTION u32 loaded_rows(u32 columns, u32 cluster, u32 row_count) {
@@ -33,7 +33,7 @@ struct Schedule {
         tiles = waves + (end - begin + FULL - 1) / FULL;
     }
 
-    // The first token of a tile, and how many there are.
+    // Computes the first token and the size of a tile.
     FS_FUNCTION void tile(u32 t, u32& start, u32& size) const { tile_of(rank, t, start, size); }
     FS_FUNCTION void tile_of(u32 rank, u32 t, u32& start, u32& size) const {
         const bool in_turn = t < waves;
@@ -59,7 +59,7 @@ struct Schedule {
         return warps;
     }
 
-    // The block that works on a token.
+    // Returns the block of a token.
     static FS_FUNCTION u32 owner(u32 tokens, bool in_turn, u32 groups, u32 token) {
         const u32 granules = (tokens + T::GRANULE - 1) / T::GRANULE, granule = token / T::GRANULE;
         const u32 whole = in_turn ? granules / (groups * FULL) * groups * FULL : 0;

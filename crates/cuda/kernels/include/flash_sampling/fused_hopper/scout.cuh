@@ -6,8 +6,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-// Calls `take` with the word of each granule of a tile that begins with token `base`. Where the shard begins within a granule a
-// tile's sixteen tokens are of two: the smaller word has the larger bound.
+// Calls take(g, word) for each granule g of a tile that begins with token `base`. If the shard begins within a granule, sixteen
+// tokens belong to two granules; the smaller word has the larger bound.
 template <class T, class Take>
 __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Take& take) {
     const Noise noise{row.seed, row.position};
@@ -24,7 +24,7 @@ __device__ __forceinline__ void for_granules(const Row& row, u32 base, const Tak
     }
 }
 
-// Fills `losing` for a tile: thresholds, in a block's first tile the bounds that initial_threshold.cuh takes.
+// Fills `losing` for a tile: thresholds, or in a block's first tile the noise bounds for initial_threshold.cuh.
 template <class T>
 __device__ __forceinline__ void make_thresholds(const Call& call, Shared<T>& shared, u32 t, u32 base, u32 hand) {
     for (u32 column = hand; column < T::COLUMNS; column += T::SCOUTS) {

@@ -1,4 +1,4 @@
-// Thresholds: bounds on the dot products of a tile, from the best that all blocks have found.
+// Thresholds: bounds on the dot products of a tile, from the best score of all blocks.
 #pragma once
 
 #include "../ptx/atomic.cuh"
@@ -6,7 +6,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The thresholds of a row, by the bound on a granule's noise, from its best winner so far, for tokens from `next_token` on.
+// Returns a row's thresholds, as a function of a granule's noise bound, from its best winner so far, for tokens from
+// `next_token` on.
 template <class T>
 __device__ __forceinline__ LosingLine thresholds_of(const Call& call, const Shared<T>& shared, u32 column, u64 key,
                                                     u32 next_token) {
@@ -24,7 +25,7 @@ __device__ __forceinline__ bool has_noise(const Call& call, const Shared<T>& sha
     return column < call.row_count && !shared.rows[column].greedy;
 }
 
-// The best winner of a row that any block has found, of which the others learn here.
+// Publishes the block's best winner of a row, and returns the best of all blocks.
 template <class T>
 __device__ __forceinline__ u64 exchange_best(const Call& call, const Shared<T>& shared, u32 column) {
     if (column >= call.row_count) return 0;
@@ -34,8 +35,8 @@ __device__ __forceinline__ u64 exchange_best(const Call& call, const Shared<T>& 
     return mine > theirs ? mine : theirs;
 }
 
-// Takes the candidate where it is better. A key never stands beside another's logit: the exchange is one access. The first
-// exchange only reads, in all rows that have a best.
+// Replaces the best candidate if the new one is better. One 16-byte exchange keeps key and logit consistent. If the row has a
+// best, the first exchange only reads.
 __device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
     u64 old_key = 0, old_logit = 0;
     while (key > old_key) {
@@ -45,7 +46,7 @@ __device__ __forceinline__ void improve(Best* best, u64 key, float logit) {
     }
 }
 
-// Scores one token exactly, and offers or lists it. `dot` has the head's bias already.
+// Scores one token exactly, and lists or keeps it. `dot` includes the head's bias.
 template <class T>
 __device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 column, u32 token, float dot) {
     // A column beyond the batch is all zeros; its products with an infinite or NaN weight are NaN.
@@ -62,7 +63,7 @@ __device__ __forceinline__ void offer(const Call& call, Shared<T>& shared, u32 c
     improve(&shared.best[column], to_ordered_bits(Winner::of(score, token)), logit);
 }
 
-// Scores a queue of a tile that begins with token `first`, by hands that each take every `hands`-th entry.
+// Scores a queue of a tile that begins with token `first`, by threads that each handle every `hands`-th entry.
 template <class T>
 __device__ __forceinline__ void score(const Call& call, Shared<T>& shared, u32 queue, u32 queued, u32 first, u32 hand, u32 hands) {
     for (u32 slot = hand; slot < queued; slot += hands) {

@@ -9,7 +9,8 @@
 
 namespace flash_sampling::fused_hopper {
 
-// The work of an instance beside the plain draw: see masks_penalties.cuh, lists.cuh (with knobs), masses.cuh, fan_out.cuh, store_logits.cuh.
+// What an instance computes besides the plain draw: masks_penalties.cuh, lists.cuh (and masks), masses.cuh, fan_out.cuh,
+// store_logits.cuh.
 enum class FusedVariant { Plain, MasksPenalties, Lists, LogZ, FanOut, StoreLogits };
 
 // COLUMNS rows of the batch (wgmma's N), a unit of 64 tokens for each of the two consumer warpgroups, SLABS slabs of 64 hidden
@@ -26,7 +27,7 @@ struct Tile {
     static constexpr int CLUSTER = CLUSTER_;
 
     static constexpr int UNIT = 64;
-    static constexpr int GRANULE = 16;  // tokens are shared out among blocks in granules; a consumer warp has one of a tile
+    static constexpr int GRANULE = 16;  // blocks divide tokens by granules; a consumer warp has one granule of a tile
     static constexpr int DEPTH = 64;    // hidden elements of a slab: one 128-byte swizzle row
     static constexpr int TILE_UNITS = 2;
     static constexpr int UNIT_GRANULES = UNIT / GRANULE;
@@ -35,11 +36,11 @@ struct Tile {
     static_assert(GRANULE == Granule::TOKENS, "a slab of a shard that begins with a granule is a granule of the noise");
     static constexpr bool EVEN = COLUMNS <= 96;    // see schedule.cuh
     static constexpr bool SKIPS = COLUMNS >= 192;  // see schedule.cuh
-    // Steps of products under way when the next one begins. With none a stage is free for loads a step sooner, which counts
-    // where loads are the limit. Measured: 37984 x 4096, 64 and 128 rows, 0.97 and 0.94 of the time, with one step ahead 0.975
+    // Steps of products in flight when the next one begins. With none, a stage is free for loads a step sooner, which counts if
+    // loads are the limit. Measured: 37984 x 4096, 64 and 128 rows, 0.97 and 0.94 of the time, with one step ahead 0.975
     // and 0.95.
     static constexpr u32 AHEAD = COLUMNS == 256;
-    // Whether early blocks wait a little for the guesses of others. Measured at 37984 x 4096, logits of deviation 2.2, noise
+    // Whether early blocks wait for the guesses of others. Measured at 37984 x 4096, logits of deviation 2.2, noise
     // version 1: 256 rows 1.08 without it, 192 rows 1.07, 128 rows 1.00 and 1.09 on two GPUs.
     static constexpr bool AWAITS_GUESSES = COLUMNS >= 64;
 
@@ -53,7 +54,7 @@ struct Tile {
     static FS_FUNCTION u32 loaded_rows(u32 row_count) { return fused_hopper::loaded_rows(COLUMNS, CLUSTER, row_count); }
     static constexpr u32 ROW_BYTES = DEPTH * 2;
 
-    // A thread's accumulators, and the words that hold a bit of each; the words are alike.
+    // A thread's accumulators, and the words with a bit for each; all words have as many bits.
     static constexpr int ACCUMULATORS = COLUMNS / 2;
     static constexpr int WORD_BITS = ACCUMULATORS < 32 ? ACCUMULATORS : ACCUMULATORS % 32 ? 16 : 32;
     static constexpr int WORDS = ACCUMULATORS / WORD_BITS;
@@ -67,7 +68,7 @@ struct Tile {
     static constexpr int THREADS = FIRST_CONSUMER + CONSUMERS;
     static_assert(CONSUMER_WARPS == GRANULES, "a consumer warp has a granule of a tile");
 
-    // A block gets the same number of registers for every thread at its start; then they are dealt out again.
+    // A block starts with equally many registers per thread; then they are redistributed.
     static constexpr int SCOUT_REGISTERS = 72;
     static constexpr int CONSUMER_REGISTERS = 216;
     static_assert(FIRST_CONSUMER * SCOUT_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536 / THREADS / 8 * 8),
@@ -103,10 +104,10 @@ template <class T>
 struct Shared : ListShared<T::COLUMNS, T::LISTS>, MassShared<T, T::LOG_Z> {
     Best best[T::COLUMNS];
     Row rows[T::COLUMNS];
-    // For each granule of a tile and each row the dot product up to which a token surely loses. Before a block's first
-    // thresholds a bound on the granule's noise instead: see initial_threshold.cuh.
+    // For each granule of a tile and each row, the dot product up to which a token surely loses; before a block's first
+    // thresholds a bound on the granule's noise (initial_threshold.cuh).
     float losing[T::GRANULES][T::COLUMNS];
-    float nat[T::COLUMNS];    // the dot product that counts as much as noise of 1; 0 where no noise is known
+    float nat[T::COLUMNS];    // the dot product that is worth noise of 1; 0 if noise does not count
     u32 largest[T::COLUMNS];  // the first tile's likeliest token, as monotone bits
     Contender queue[T::CONSUMER_WARPS][QUEUE];
     u32 queued[T::CONSUMER_WARPS];

@@ -1,7 +1,7 @@
-// Where a mainloop ends and an epilogue begins: a finished tile of dot products in shared memory.
+// The interface between a mainloop and an epilogue: a finished tile of dot products in shared memory.
 //
-// A mainloop multiplies; an epilogue makes of the products what a variant keeps of them. All 256 threads of a block call
-// the epilogue's functions together, in this order:
+// A mainloop multiplies; an epilogue reduces the products to a variant's results. All 256 threads of a block call the epilogue's
+// functions, in this order:
 //
 //   begin()                                  once
 //   for each tile of the block's run, ascending in `first`
@@ -9,7 +9,7 @@
 //           tile(DotTile)                    the products may be read until it returns
 //   end()                                    once
 //
-// The mainloop puts a barrier before and after each call. An epilogue is made of:
+// The mainloop has a barrier before and after each call. An epilogue has this form:
 //
 //   template <int COLUMNS>                   // most rows of the batch
 //   struct SomeEpilogue {
@@ -22,8 +22,8 @@
 //       __device__ void end();
 //   };
 //
-// In `tile` a warp takes a row of the batch at a time and a lane four tokens of one granule: what a row keeps lies in
-// `Shared`, and since warp `row % WARPS` is always a row's, it needs no lock.
+// In `tile` a warp handles one row of the batch at a time, and a lane four tokens of one granule. A row's results lie in `Shared`.
+// They need no lock, because warp `row % WARPS` always handles the row.
 #pragma once
 
 #include "../abi.cuh"
@@ -35,19 +35,19 @@ constexpr u32 EPILOGUE_THREADS = 256;
 [[maybe_unused]] constexpr u32 TILE_TOKENS = 128;
 [[maybe_unused]] constexpr u32 TILE_COLUMNS = 64;
 
-// The tokens of a block: contiguous, as rows of the weight. Together the blocks' runs are all tokens, ascending.
+// The tokens of a block, contiguous rows of the weight. The runs of all blocks cover all tokens, ascending.
 struct Run {
     u32 block, blocks;
     u32 first, end;
 
-    // Granules are shared out evenly.
+    // Divides the granules evenly.
     FS_FUNCTION static Run of(u32 block, u32 blocks, u32 tokens, u32 granule) {
         const u64 granules = (tokens + granule - 1) / granule;
         const u32 first = static_cast<u32>(granules * block / blocks) * granule;
         const u32 end = static_cast<u32>(granules * (block + 1) / blocks) * granule;
         return {block, blocks, first < tokens ? first : tokens, end < tokens ? end : tokens};
     }
-    // The block that works on a token.
+    // Returns the block of a token.
     FS_FUNCTION static u32 owner(u32 blocks, u32 tokens, u32 granule, u32 token) {
         const u64 granules = (tokens + granule - 1) / granule;
         return static_cast<u32>(((token / granule + 1ull) * blocks - 1) / granules);

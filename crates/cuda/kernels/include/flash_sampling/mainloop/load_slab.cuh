@@ -1,4 +1,4 @@
-// From device memory into slabs, whatever the layout.
+// Loads slabs from device memory of any layout.
 #pragma once
 
 #include "matrices.cuh"
@@ -31,13 +31,13 @@ struct SlabLoader {
         policy = keep_policy;
     }
 
-    // How many bytes of the thread's chunk the matrix has, of the slab that begins at element k.
+    // Returns how many bytes of the thread's chunk, in the slab from element k on, the matrix has.
     static __device__ __forceinline__ u32 bytes(u32 k, u32 width) {
         const u32 begin = k + threadIdx.x % Place::CHUNKS * 8;
         return begin < width ? min(16u, (width - begin) * 2) : 0;
     }
 
-    // One of COPIES. What lies beyond the width becomes zero; rows beyond the matrix keep what they had.
+    // Makes one of COPIES copies. Elements beyond the width become zero; rows beyond the matrix stay as they are.
     template <bool ALIGNED>
     __device__ __forceinline__ void copy(int i, u32 slab, u32 bytes, u32 unit) const {
         const u32 to = slab + place + i * AT_ONCE * Place::ROW_BYTES;

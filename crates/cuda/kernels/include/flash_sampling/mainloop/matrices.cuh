@@ -1,4 +1,4 @@
-// The two factors in device memory, in any layout, and how 16 bytes of them are read.
+// The two factors in device memory, in any layout, and a load of 16 bytes.
 #pragma once
 
 #include "../element.cuh"
@@ -21,7 +21,7 @@ FS_LAYOUT(Matrices, 48,
 
 #ifdef __CUDACC__
 
-// The first `bytes` of 16 (an even number) at any address that `unit` divides, then zeros; nothing beyond is read.
+// Loads the first `bytes` of 16 (an even number) from an address that `unit` divides, and fills with zeros. Reads nothing beyond.
 __device__ __forceinline__ uint4 gather(const u8* from, u32 bytes, u32 unit) {
     if (bytes == 16 && unit >= 8) {
         const uint2* const at = reinterpret_cast<const uint2*>(from);

@@ -1,4 +1,4 @@
-// Shared memory that a block may have.
+// The limit of a block's shared memory.
 #pragma once
 
 #include "../platform.cuh"

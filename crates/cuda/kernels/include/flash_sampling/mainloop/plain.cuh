@@ -7,8 +7,8 @@
 
 namespace flash_sampling {
 
-// COLUMNS rows of the batch at a time; the weight is read again for each further COLUMNS rows, by when the
-// multiplications take longer than the reads.
+// Handles COLUMNS rows of the batch at a time, and reads the weight again for each further COLUMNS rows. At that size
+// multiplications take longer than reads.
 template <int COLUMNS>
 struct PlainMainloop {
     static constexpr int MOST_ROWS = 256;

@@ -1,5 +1,5 @@
-// A slab of a matrix in shared memory: rows of DEPTH 16-bit elements in chunks of 16 bytes, whose places are exchanged by
-// the row's number, so that eight rows of one column of chunks lie in eight different banks of 16 bytes.
+// A slab of a matrix in shared memory: rows of DEPTH 16-bit elements in chunks of 16 bytes. The row's number permutes the
+// chunks, so that eight rows of one column of chunks lie in eight different banks of 16 bytes.
 #pragma once
 
 #include "../platform.cuh"

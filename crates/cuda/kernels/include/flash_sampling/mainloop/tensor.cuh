@@ -6,7 +6,7 @@
 //       D[tokens, rows] = weight[tokens, hidden] x hidden[rows, hidden]^T
 //       epilogue.tile(D)
 //
-// What differs, and why the answer stays the same:
+// The deviations, and why each keeps the result:
 //
 // 1. Slabs of DEPTH elements of both factors run through a ring of STAGES; loads are STAGES - 1 slabs ahead, also over the
 //    border of tiles, so that memory is busy while an epilogue runs.
@@ -47,7 +47,7 @@ struct TensorMainloop {
 
     static constexpr int WEIGHT_BYTES = TILE_TOKENS * DEPTH * 2;
     static constexpr int STAGE_BYTES = WEIGHT_BYTES + COLUMNS * DEPTH * 2;
-    static constexpr int DOTS_STRIDE = TILE_TOKENS + 4;  // no two lanes of a fragment meet in a bank
+    static constexpr int DOTS_STRIDE = TILE_TOKENS + 4;  // the lanes of a fragment use different banks
     static constexpr int DOTS_BYTES = PART * DOTS_STRIDE * 4;
 
     // The ring takes what the epilogue's KEPT bytes leave.
@@ -61,13 +61,13 @@ struct TensorMainloop {
 
     static constexpr int STEPS = DEPTH / 16;
 
-    // What a step of 16 elements multiplies. With WIDE == 1 a B holds two steps.
+    // The operands of a step of 16 elements. With WIDE == 1, a B holds two steps.
     struct Fragments {
         u32 a[HIGH][4];
         u32 b[WIDE == 1 ? 1 : WIDE / 2][4];
     };
 
-    // Where a warp finds its fragments.
+    // The position of a warp's fragments.
     struct Place {
         u32 down, across, lane;
 
@@ -99,7 +99,7 @@ struct TensorMainloop {
         }
     }
 
-    // Gives the accumulators of a tile to the epilogue.
+    // Passes the accumulators of a tile to the epilogue.
     template <class Epilogue>
     static __device__ __forceinline__ void hand_over(const float (&d)[HIGH][WIDE][4], float* dots, Epilogue& epilogue,
                                                      u32 row_count, u32 first, u32 tokens, const Place& place) {
@@ -191,7 +191,7 @@ struct TensorMainloop {
         Fragments f[2];
         const auto await = [&] {
             ptx::copy_async_wait<STAGES - 2>();
-            // The slab is there for all, and all have read the one before, which is loaded over.
+            // All threads see the slab, and have read the one before, which the next load replaces.
             __syncthreads();
         };
         await();

@@ -1,4 +1,4 @@
-// Where every random word comes from: the twin of core's noise/counter.rs.
+// The counter of every random word: the twin of core's noise/counter.rs.
 //
 //   key      k0 = seed bits 0..32      k1 = seed bits 32..64
 //   counter  c0 = block                c1 = draw
@@ -25,7 +25,7 @@ enum class Domain : u8 {
 FS_FUNCTION u32 domain_code(Domain domain) { return static_cast<u32>(domain); }
 FS_FUNCTION u32 refinement_code(Domain domain) { return static_cast<u32>(domain) | 0x80u; }
 
-// Whether the indices of a domain are tokens, whose noise comes by granules, and the domain of these.
+// Whether a domain's noise comes from granules, as that of tokens does, and the domain of the granules.
 FS_FUNCTION bool has_granules(Domain domain) { return domain == Domain::Token || domain == Domain::Residual; }
 FS_FUNCTION Domain granules_of(Domain domain) {
     return domain == Domain::Residual ? Domain::ResidualGranule : Domain::Granule;

@@ -31,11 +31,11 @@ struct Noise {
         const u32 of_granule = word(granules_of(domain), draw, index / Granule::TOKENS);
         return gumbel_in(granule(domain, draw, index, of_granule), domain, draw, index);
     }
-    // The granule of a token, whose word is at hand.
+    // Returns the granule of a token from the granule's word.
     FS_FUNCTION Granule granule(Domain domain, u32 draw, u32 token, u32 word) const {
         return Granule::of_word(word, [&] { return refinement(granules_of(domain), draw, token / Granule::TOKENS); });
     }
-    // The standard Gumbel of a token whose granule is known.
+    // The standard Gumbel of a token of a computed granule.
     FS_FUNCTION float gumbel_in(const Granule& granule, Domain domain, u32 draw, u32 token) const {
         return -outer_ln(granule.exponential_of(token, [&] { return word(domain, draw, token); }));
     }
@@ -50,7 +50,7 @@ struct Noise {
         const Words w = words(Domain::MergeCoin, draw, group);
         return coin_open(w.w[0], w.w[1]);
     }
-    // Selects, so that the words stay in registers.
+    // Returns a word by selects, so that the words stay in registers.
     FS_FUNCTION static u32 pick(const Words& w, u32 i) {
         const u32 low = i & 1 ? w.w[1] : w.w[0];
         const u32 high = i & 1 ? w.w[3] : w.w[2];

@@ -13,11 +13,12 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// A value that is the same in all lanes, known to be so. What comes of it alone stays in uniform registers, where wgmma takes
-// its descriptors from. NOTE: of a shuffle's result the compiler does not always know it, of a reduction's it does.
+// Returns a value that all lanes share, in a form that the compiler knows to be uniform. Values computed from it alone stay in
+// uniform registers, from which wgmma reads its descriptors. NOTE: a reduction, because the compiler does not always recognise a
+// shuffle's result as uniform.
 __device__ __forceinline__ u32 uniform(u32 value) { return __reduce_or_sync(0xffffffffu, value); }
 
-// Lines keep their places in the order of eviction: what passes by once pushes nothing else out.
+// Lines keep their eviction order, so data that is read once evicts nothing else.
 __device__ __forceinline__ u64 policy_evict_unchanged() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy));

@@ -1,4 +1,4 @@
-// Single instructions on registers that the compiler does not choose by itself.
+// Single instructions on registers that the compiler does not generate by itself.
 #pragma once
 
 #include "address.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_sampling::ptx {
 
-// A constant that the compiler does not know, in a register that no instruction before this point can need.
+// Returns a constant that the compiler does not know, in a register that no earlier instruction can use.
 template <u32 VALUE>
 __device__ __forceinline__ u32 opaque() {
     u32 value;

@@ -1,4 +1,4 @@
-// Atomic accesses for which CUDA C++ has no function that NVRTC of every version knows.
+// Atomic accesses without a CUDA C++ function in every version of NVRTC.
 #pragma once
 
 #include "address.cuh"

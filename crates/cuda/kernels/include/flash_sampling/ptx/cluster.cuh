@@ -1,4 +1,4 @@
-// Blocks of a cluster that read one another's shared memory. Compute capability 9.0 and up; before, a block is alone.
+// Clusters, whose blocks read one another's shared memory. Compute capability 9.0 and up.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ void cluster_sync_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// What block `rank` of the cluster has at the same place of its shared memory.
+// Loads from the same place in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ u64 load_cluster(const u64* pointer, u32 rank) {
     u64 value;
     asm volatile(

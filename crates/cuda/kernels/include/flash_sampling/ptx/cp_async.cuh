@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_async(u32 to, const void* from, u32 bytes, 
 // Ends a group: what this thread has copied since the last one.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most the last `PENDING` groups of this thread are under way.
+// Waits until at most the last `PENDING` groups of this thread are in flight.
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

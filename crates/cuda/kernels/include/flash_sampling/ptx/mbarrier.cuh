@@ -66,7 +66,7 @@ __device__ __forceinline__ void named_barrier(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// blockIdx.x, asked for anew: the compiler would keep an earlier one.
+// Reads blockIdx.x again, because the compiler would keep an earlier value in a register.
 __device__ __forceinline__ u32 block_index() {
     u32 index;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));

@@ -1,5 +1,5 @@
-// Words by which blocks of a launch tell one another that what they stored is there. A fence for all of a block's stores where one
-// thread calls these between barriers of the block; less than __threadfence(), which orders among all threads.
+// Atomic words by which the blocks of a launch order their stores. They order all stores of a block if one thread calls them
+// between two barriers of the block, at less cost than __threadfence().
 #pragma once
 
 #include "../platform.cuh"
@@ -8,8 +8,8 @@
 
 namespace flash_sampling::ptx {
 
-// Adds, and returns what was there. What was stored before is there for whoever sees the sum; what those stored whose sums this
-// sees is there afterwards.
+// Adds, and returns the old value. Releases earlier stores to every thread that sees the sum, and acquires the stores of threads
+// whose sums it sees.
 __device__ __forceinline__ u32 add_ordered(u32* to, u32 more) {
 #ifdef __CUDA_ARCH__
     u32 before;

@@ -5,7 +5,7 @@
 
 namespace flash_sampling::ptx {
 
-// What the driver encodes; opaque here.
+// A tensor map, which the driver encodes; opaque here.
 struct alignas(64) TensorMap {
     u64 words[16];
 };

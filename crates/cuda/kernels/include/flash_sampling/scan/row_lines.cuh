@@ -1,4 +1,4 @@
-// One pass over the float32 logits of a row by many warps, with loads of 16 bytes a lane that are under way ahead of their use.
+// A pass over the float32 logits of a row by many warps, with 16-byte loads in flight ahead of their use.
 #pragma once
 
 #include "scan.cuh"
@@ -7,9 +7,8 @@
 
 namespace flash_sampling {
 
-// This warp's part of a row: every `warps`-th line of 128 tokens, counted from the row's first. The first loads begin with
-// the construction. SHORT: what is done with a line is there once, not AHEAD times, for a kernel that runs so shortly that the
-// instructions' way from memory counts.
+// This warp's part of a row: every `warps`-th line of 128 tokens, from the row's first token on. The constructor starts the first
+// loads. SHORT: the code for a line exists once, not AHEAD times, for kernels so short that instruction fetches count.
 template <u32 AHEAD, bool SHORT = false>
 struct RowLines {
     static constexpr u32 LINE = 128;
@@ -17,11 +16,11 @@ struct RowLines {
     const float* logits;
     u32 first_token, tokens;
     u32 end;       // tokens in whole 16 bytes
-    u32 at, step;  // the lane's next tokens, and how far it is from line to line
+    u32 at, step;  // the lane's next tokens, and the step from line to line
     u32 warp;
     u32 next[AHEAD][4];
 
-    // Whether 16 bytes can be loaded, and hold the tokens of one block of noise.
+    // Whether 16-byte loads are possible, and load the tokens of one Philox block.
     static __device__ __forceinline__ bool takes(const ExistingRow& row) {
         return reinterpret_cast<u64>(row.logits) % 16 == 0 && row.first_token % 4 == 0;
     }
@@ -33,14 +32,14 @@ struct RowLines {
         for (u32 a = 0; a < AHEAD; ++a) load(at + a * step, next[a]);
     }
 
-    // A thread's tokens at most.
+    // Returns the most tokens of a thread.
     __device__ __forceinline__ u32 most() const { return 4 * (end / step + 2); }
 
-    // add(l, first): four transformed logits from token `first` on, -inf where there is no token. All lanes of a warp call it
-    // together.
+    // Calls add(l, first) with four transformed logits from token `first` on, -inf beyond the row. All lanes of a warp call add
+    // at once.
     template <class Add>
     __device__ __forceinline__ void each(float inv_temperature, Add add) {
-        // NOTE: all lanes go on while the warp's first has tokens.
+        // NOTE: all lanes continue while the warp's first lane has tokens.
         const u32 lane_offset = 4 * (threadIdx.x % 32);
         if constexpr (SHORT) {
 #pragma unroll 1

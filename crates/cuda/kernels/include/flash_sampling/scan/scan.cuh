@@ -35,8 +35,8 @@ struct Queued {
     u32 word;
 };
 
-// The shared memory of one scanning warp: the words and noise bounds of PARTS parts at a time, and a queue with room for at least
-// a token per lane.
+// The shared memory of one scanning warp: the words and noise bounds of PARTS parts at a time, and a queue with room for at
+// least one token per lane.
 template <u32 QUEUE, u32 PARTS = 8>
 struct WarpScan {
     static constexpr u32 GRANULES = PARTS * SCAN_TOKENS / Granule::TOKENS;

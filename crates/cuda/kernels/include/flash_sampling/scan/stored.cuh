@@ -1,5 +1,5 @@
-// Transformed logits that were stored, and what is asked of them: the types of top_list.cu, near_ties.cu, canonical.cu
-// and mass_histogram.cu. The host's module abi holds the same ones.
+// Stored, transformed logits, and requests about them: the types of top_list.cu, near_ties.cu, canonical.cu, mass_histogram.cu
+// and stored_scan.cu. The host's module abi has the same types.
 #pragma once
 
 #include "../abi.cuh"
@@ -18,8 +18,8 @@ struct StoredLogits {
 };
 FS_LAYOUT(StoredLogits, 24, FS_AT(logits, 0) && FS_AT(row_stride, 8) && FS_AT(first_token, 16) && FS_AT(tokens, 20));
 
-// Something asked of a stored row: the `limit` best by score under the noise of a Row (greedy: by logit), and all within
-// `slack` of the last of those.
+// A request about a stored row: the `limit` best tokens by score under the noise of a Row (greedy: by logit), and all tokens
+// within `slack` of the last of them.
 struct Item {
     u32 source;  // row of the stored logits
     u32 limit;
@@ -28,7 +28,7 @@ struct Item {
 };
 FS_LAYOUT(Item, 16, FS_AT(source, 0) && FS_AT(limit, 4) && FS_AT(slack, 8) && FS_AT(padding, 12));
 
-// A token that an item keeps; in no order.
+// A token that an item keeps, in no order.
 struct KeptToken {
     u64 key;  // ordered bits of score and token
     float logit;
@@ -36,14 +36,14 @@ struct KeptToken {
 };
 FS_LAYOUT(KeptToken, 16, FS_AT(key, 0) && FS_AT(logit, 8) && FS_AT(item, 12));
 
-// What items keep.
+// The kept tokens of all items.
 struct KeptTokens {
     KeptToken* tokens;  // [capacity]
-    u64* count;         // how many there are; more than `capacity` = the rest was dropped
+    u64* count;         // if it exceeds `capacity`, the rest was dropped
     u64 capacity;
 
 #ifdef __CUDACC__
-    // Any set of lanes may call it.
+    // Any set of lanes may call this.
     __device__ __forceinline__ void push(const KeptToken& token) const {
         const u32 active = __activemask();
         const u32 lane = threadIdx.x % 32, leader = __ffs(static_cast<int>(active)) - 1;

@@ -21,6 +21,8 @@
 
 namespace flash_sampling {
 
+// NOTE: the compiler orders functions that are not inlined by their mangled names, and another order changes the machine code.
+// So this name is one that sorts before TopPResolve.
 struct TopPSearch {
     static constexpr u32 THREADS = 512;
     static constexpr u32 WARPS = THREADS / 32;

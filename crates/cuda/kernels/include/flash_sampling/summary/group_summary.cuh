@@ -1,4 +1,4 @@
-// What a group of the vocabulary leaves behind, and the binary merge: the twin of core's group_summary.rs.
+// The summary of a group of the vocabulary, and the binary merge: the twin of core's group_summary.rs.
 #pragma once
 
 #include "log_mass.cuh"

@@ -1,14 +1,14 @@
-// The log-mass of a row beside its draw (paper App. L), for kernels that see every logit anyway: fast exponentials in
-// float32, added up in float64. log Z of it is within 2e-6: an exponential of a logit that is x away from the reference is off by
-// at most 2.5e-7 + 2^-23 |x|, and what lies further down than the logarithm of the tokens' number has no share. LogMass and the
-// integer masses of mass_histogram.cuh are for what must be closer, or the same everywhere.
+// The log-mass of a row beside its draw (paper App. L), for kernels that read every logit anyway: fast float32 exponentials, added
+// up in float64. Its log Z is within 2e-6: the exponential of a logit at distance x from the reference is off by at most
+// 2.5e-7 + 2^-23 |x|, and logits further below than the logarithm of the number of tokens do not count. LogMass and the integer
+// masses of mass_histogram.cuh are more exact, and have the same bits everywhere.
 #pragma once
 
 #include "../math.cuh"
 
 namespace flash_sampling {
 
-// Where masses go: the last parameter of the kernels that tell log Z.
+// The output of kernels that compute log Z: their last parameter.
 struct Masses {
     float2* parts;  // the blocks' masses: high and sum
     double* log_z;  // one for each draw
@@ -36,7 +36,7 @@ struct RowMass {
 
     static __device__ __forceinline__ RowMass empty() { return {-f32_infinity(), 0.0}; }
 
-    // The sum relative to a logit that is no smaller. Scaled again and again, so by the exact exponential.
+    // Returns the sum relative to a logit that is no smaller. By the exact exponential, because a sum is scaled many times.
     __device__ __forceinline__ double sum_at(float to) const {
         return high == to ? sum : sum * static_cast<double>(exp(sub_rn(high, to)));
     }
@@ -59,7 +59,7 @@ struct RowMass {
         return {to, sum_at(to) + other.sum_at(to)};
     }
 
-    // This mass and those of some parts.
+    // Merges this mass with those of some parts.
     template <int COUNT>
     __device__ __forceinline__ RowMass with(const float2 (&parts)[COUNT]) const {
         static_assert(COUNT % 2 == 0, "two parts are added in float32");
@@ -74,7 +74,7 @@ struct RowMass {
         return {to, all};
     }
 
-    // That of all lanes, in every lane.
+    // Merges the masses of all lanes, in every lane.
     __device__ __forceinline__ RowMass of_warp() const {
         RowMass mass = *this;
 #pragma unroll

@@ -45,7 +45,7 @@ __device__ __forceinline__ u64 largest_of_warp(u64 key) {
 }
 #endif
 
-// A winner together with the transformed logit that it was drawn with.
+// A winner and its transformed logit.
 struct Candidate {
     Winner winner;
     float logit;
