@@ -47,6 +47,23 @@ pub(crate) struct KernelSource {
     pub(crate) instances: fn() -> Vec<Instance>,
 }
 
+impl KernelSource {
+    /// A source with one instance, without macro definitions.
+    pub(crate) const fn single(file: &'static str, serves: fn(Architecture) -> bool) -> KernelSource {
+        KernelSource { file, serves, instances: || vec![Instance::new(&[])] }
+    }
+
+    /// As [`KernelSource::single`], cold: its rare functions are calls, which keep registers in local memory.
+    pub(crate) const fn single_cold(file: &'static str, serves: fn(Architecture) -> bool) -> KernelSource {
+        KernelSource { file, serves, instances: || vec![Instance::new(&[]).cold()] }
+    }
+
+    /// The first instance, which is the only one of a single source.
+    pub(crate) fn instance(&self) -> Instance {
+        (self.instances)().swap_remove(0)
+    }
+}
+
 /// Serves every GPU that this crate knows: compute capability 8.0 and up.
 pub(crate) fn any(architecture: Architecture) -> bool {
     architecture.capability().0 >= 8
@@ -68,7 +85,6 @@ impl Instance {
     }
 
     /// The same, where time does not count: CI reports its spills and does not refuse them.
-    #[allow(dead_code)] // not every set of features has such a kernel
     pub(crate) fn cold(self) -> Instance {
         Instance { hot: false, ..self }
     }

@@ -2,20 +2,14 @@
 #![allow(unsafe_code)]
 
 use crate::abi::FilterListCall;
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{self, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::argument;
 use crate::device::launch_config::ConfiguredKernel;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "filter_list.cu", serves: kernels::any, instances: || vec![instance()] };
-
-/// Cold: functions that run seldom are not inlined, and keep registers in local memory.
-fn instance() -> Instance {
-    Instance::new(&[]).cold()
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("filter_list.cu", kernels::any);
 
 /// The kernel in a device.
 #[derive(Debug)]
@@ -24,7 +18,7 @@ pub(crate) struct FilterList(ConfiguredKernel);
 impl FilterList {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(FilterList(ConfiguredKernel::load(device, &SOURCE, &instance(), "filter_list")?))
+        Ok(FilterList(ConfiguredKernel::load(device, &SOURCE, "filter_list")?))
     }
 
     /// Replaces the draws of rows with filters by draws with filters, or by `UNDECIDED`.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{FilterListCall, PeerRecords};
-use crate::compile::kernels::{Instance, KernelSource};
+use crate::compile::kernels::KernelSource;
 use crate::device::fused_hopper;
 use crate::device::gpu::Device;
 use crate::device::launch::argument;
@@ -10,13 +10,7 @@ use crate::device::launch_config::ConfiguredKernel;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "filter_list_ranks.cu", serves: fused_hopper::serves, instances: || vec![instance()] };
-
-/// Cold: functions that run seldom are not inlined, and keep registers in local memory.
-fn instance() -> Instance {
-    Instance::new(&[]).cold()
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("filter_list_ranks.cu", fused_hopper::serves);
 
 /// The kernel in a device.
 #[derive(Debug)]
@@ -25,7 +19,7 @@ pub(crate) struct FilterListRanks(ConfiguredKernel);
 impl FilterListRanks {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(FilterListRanks(ConfiguredKernel::load(device, &SOURCE, &instance(), "filter_list_ranks")?))
+        Ok(FilterListRanks(ConfiguredKernel::load(device, &SOURCE, "filter_list_ranks")?))
     }
 
     /// Replaces the draws of rows with filters by draws with filters, by `UNDECIDED`, or by the rank that is late.

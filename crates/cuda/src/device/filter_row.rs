@@ -2,20 +2,14 @@
 #![allow(unsafe_code)]
 
 use crate::abi::FilterCall;
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{self, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::argument;
 use crate::device::launch_config::ConfiguredKernel;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "filter_row.cu", serves: kernels::any, instances: || vec![instance()] };
-
-/// Cold: functions that run seldom are not inlined, and keep registers in local memory.
-fn instance() -> Instance {
-    Instance::new(&[]).cold()
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("filter_row.cu", kernels::any);
 
 /// The kernel in a device.
 #[derive(Debug)]
@@ -24,7 +18,7 @@ pub(crate) struct FilterRow(ConfiguredKernel);
 impl FilterRow {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(FilterRow(ConfiguredKernel::load(device, &SOURCE, &instance(), "filter_row")?))
+        Ok(FilterRow(ConfiguredKernel::load(device, &SOURCE, "filter_row")?))
     }
 
     /// Replaces the draws of rows with filters by draws with filters, except rows that have top-p first.

@@ -1,7 +1,7 @@
 //! The launch configuration that a kernel exports, and a kernel loaded with it.
 #![allow(unsafe_code)]
 
-use crate::compile::kernels::{Instance, KernelSource};
+use crate::compile::kernels::KernelSource;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, launch};
 use crate::error::CudaError;
@@ -41,14 +41,9 @@ pub(crate) struct ConfiguredKernel {
 }
 
 impl ConfiguredKernel {
-    /// Compiled and loaded at first use.
-    pub(crate) fn load(
-        device: &Device,
-        source: &'static KernelSource,
-        instance: &Instance,
-        name: &str,
-    ) -> Result<Self, CudaError> {
-        let module = device.module(source, instance)?;
+    /// A kernel of a source with one instance, compiled and loaded at first use.
+    pub(crate) fn load(device: &Device, source: &'static KernelSource, name: &str) -> Result<Self, CudaError> {
+        let module = device.module(source, &source.instance())?;
         let function = module.load_function(name).map_err(CudaError::driver("load a kernel"))?;
         let [shared_bytes, threads] = launch_words(&module, &format!("{name}_launch"), device)?;
         allow_shared(&function, shared_bytes)?;

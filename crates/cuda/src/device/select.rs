@@ -2,19 +2,14 @@
 #![allow(unsafe_code)]
 
 use crate::abi::Selection;
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{self, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
 use crate::error::CudaError;
 use cudarc::driver::{CudaFunction, CudaStream};
 
 /// One instance, for every GPU.
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "select.cu", serves: kernels::any, instances: || vec![instance()] };
-
-fn instance() -> Instance {
-    Instance::new(&[])
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single("select.cu", kernels::any);
 
 /// Threads of a block, which takes a row.
 const THREADS: u32 = 256;
@@ -39,7 +34,7 @@ pub(crate) struct SelectKernel(CudaFunction);
 impl SelectKernel {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(SelectKernel(device.function(&SOURCE, &instance(), "select_groups")?))
+        Ok(SelectKernel(device.function(&SOURCE, &SOURCE.instance(), "select_groups")?))
     }
 
     /// Launches it.

@@ -2,27 +2,19 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{Canonical, NearTies, StoredLogits, TopLists, Transform};
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{self, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
 use crate::device::standalone::WARPS;
 use crate::error::CudaError;
 use cudarc::driver::{CudaFunction, CudaStream};
 
-const fn source(file: &'static str) -> KernelSource {
-    KernelSource { file, serves: kernels::any, instances: || vec![Instance::new(&[])] }
-}
-pub(crate) static MASS_HISTOGRAM: KernelSource = source("mass_histogram.cu");
-pub(crate) static TOP_LIST: KernelSource = source("top_list.cu");
-pub(crate) static NEAR_TIES: KernelSource = source("near_ties.cu");
-pub(crate) static CANONICAL: KernelSource = source("canonical.cu");
-pub(crate) static TRANSFORM: KernelSource =
-    KernelSource { file: "transform.cu", serves: kernels::any, instances: || vec![transform()] };
-
-/// The one instance of transform.cu: copying logits up takes much longer.
-fn transform() -> Instance {
-    Instance::new(&[]).cold()
-}
+pub(crate) static MASS_HISTOGRAM: KernelSource = KernelSource::single("mass_histogram.cu", kernels::any);
+pub(crate) static TOP_LIST: KernelSource = KernelSource::single("top_list.cu", kernels::any);
+pub(crate) static NEAR_TIES: KernelSource = KernelSource::single("near_ties.cu", kernels::any);
+pub(crate) static CANONICAL: KernelSource = KernelSource::single("canonical.cu", kernels::any);
+/// Cold, because the copy of logits to the device takes much longer.
+pub(crate) static TRANSFORM: KernelSource = KernelSource::single_cold("transform.cu", kernels::any);
 
 /// Tokens that a block of mass_histogram.cu sums.
 const MASS_TOKENS: u32 = 1 << 14;
@@ -42,7 +34,7 @@ pub(crate) struct StoredKernels {
 impl StoredKernels {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        let function = |kernel, name| device.function(kernel, &Instance::new(&[]), name);
+        let function = |kernel: &'static KernelSource, name| device.function(kernel, &kernel.instance(), name);
         Ok(StoredKernels {
             row_tops: function(&MASS_HISTOGRAM, "row_tops")?,
             row_masses: function(&MASS_HISTOGRAM, "row_masses")?,
@@ -110,7 +102,7 @@ pub(crate) struct TransformKernel(CudaFunction);
 impl TransformKernel {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(TransformKernel(device.function(&TRANSFORM, &transform(), "transform")?))
+        Ok(TransformKernel(device.function(&TRANSFORM, &TRANSFORM.instance(), "transform")?))
     }
 
     /// Transforms `rows` rows.

@@ -2,19 +2,14 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{ScanSums, ScanTokens, StoredLogits};
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{self, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch};
 use crate::error::CudaError;
 use cudarc::driver::{CudaFunction, CudaStream};
 
 /// One instance, for every GPU.
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "stored_scan.cu", serves: kernels::any, instances: || vec![instance()] };
-
-fn instance() -> Instance {
-    Instance::new(&[])
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single("stored_scan.cu", kernels::any);
 
 /// Constants of stored_scan.cu with the same names.
 const THREADS: u32 = 256;
@@ -41,7 +36,7 @@ fn blocks_of(stored: &StoredLogits) -> u32 {
 impl StoredScanKernels {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        let function = |name| device.function(&SOURCE, &instance(), name);
+        let function = |name| device.function(&SOURCE, &SOURCE.instance(), name);
         Ok(StoredScanKernels {
             frontiers: function("frontiers")?,
             tokens_above: function("tokens_above")?,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{FilterCall, UndecidedRows};
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{self, KernelSource};
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters, launch_resident};
 use crate::device::launch_config::{allow_shared, launch_words};
@@ -10,13 +10,7 @@ use crate::error::CudaError;
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaFunction, CudaStream};
 
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "top_p.cu", serves: kernels::any, instances: || vec![instance()] };
-
-/// Cold: functions that run seldom are not inlined, and keep registers in local memory.
-fn instance() -> Instance {
-    Instance::new(&[]).cold()
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("top_p.cu", kernels::any);
 
 /// The most blocks of a draw: the largest portable cluster.
 const MAX_BLOCKS: u32 = 8;
@@ -49,7 +43,7 @@ impl TopP {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         let failed = CudaError::driver("load a kernel");
-        let module = device.module(&SOURCE, &instance())?;
+        let module = device.module(&SOURCE, &SOURCE.instance())?;
         let function = module.load_function("top_p").map_err(&failed)?;
         let by_maxima = module.load_function("top_p_block_max").map_err(&failed)?;
         let open = module.load_function("top_p_resolve").map_err(&failed)?;

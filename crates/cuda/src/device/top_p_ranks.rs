@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{FilterCall, PeerRecords, UndecidedRows};
-use crate::compile::kernels::{Instance, KernelSource};
+use crate::compile::kernels::KernelSource;
 use crate::device::fused_hopper;
 use crate::device::gpu::Device;
 use crate::device::launch::{Grid, argument, launch, launch_clusters};
@@ -11,13 +11,7 @@ use crate::device::top_p::blocks_of;
 use crate::error::CudaError;
 use cudarc::driver::{CudaFunction, CudaStream};
 
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "top_p_ranks.cu", serves: fused_hopper::serves, instances: || vec![instance()] };
-
-/// Cold, as [`top_p`](crate::device::top_p)'s.
-fn instance() -> Instance {
-    Instance::new(&[]).cold()
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("top_p_ranks.cu", fused_hopper::serves);
 
 /// Returns the number of blocks that read the block maxima of `draws` draws: two per multiprocessor, a multiple of the octets
 /// of draws, each with at least 64 granules (block_max_sums.cuh).
@@ -43,7 +37,7 @@ impl TopPRanks {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
         let failed = CudaError::driver("load a kernel");
-        let module = device.module(&SOURCE, &instance())?;
+        let module = device.module(&SOURCE, &SOURCE.instance())?;
         let masses = module.load_function("top_p_ranks").map_err(&failed)?;
         let by_maxima = module.load_function("top_p_block_max_ranks").map_err(&failed)?;
         let open = module.load_function("top_p_resolve_ranks").map_err(&failed)?;

@@ -7,7 +7,7 @@ mod id;
 mod tests;
 
 use crate::abi::{Draw, Reduction, status};
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{self, KernelSource};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
@@ -26,12 +26,7 @@ use std::sync::Arc;
 pub use id::NcclId;
 
 /// One instance, for every GPU.
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "reduction.cu", serves: kernels::any, instances: || vec![instance()] };
-
-fn instance() -> Instance {
-    Instance::new(&[])
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single("reduction.cu", kernels::any);
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -120,8 +115,8 @@ impl NcclEndpoint {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
-        let to_words = device.function(&SOURCE, &instance(), "to_words")?;
-        let from_words = device.function(&SOURCE, &instance(), "from_words")?;
+        let to_words = device.function(&SOURCE, &SOURCE.instance(), "to_words")?;
+        let from_words = device.function(&SOURCE, &SOURCE.instance(), "from_words")?;
         let size = 8 * (max_rows + REDUCED + OWN);
         let all_zero = 0..size;
         let words = Scratch::new(size, &[all_zero], device)?;

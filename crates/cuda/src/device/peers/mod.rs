@@ -9,7 +9,7 @@ mod mailbox;
 pub(crate) mod tests;
 
 use crate::abi::{self, Draw, MAX_PEERS, PeerState, status};
-use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::compile::kernels::{self, KernelSource};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
@@ -27,12 +27,7 @@ use std::sync::Arc;
 const THREADS: u32 = 256;
 
 /// The kernel of the exchange, with one instance for every GPU.
-pub(crate) static SOURCE: KernelSource =
-    KernelSource { file: "peers.cu", serves: kernels::any, instances: || vec![instance()] };
-
-fn instance() -> Instance {
-    Instance::new(&[])
-}
+pub(crate) static SOURCE: KernelSource = KernelSource::single("peers.cu", kernels::any);
 
 /// A rank that has allocated its mailbox and is not yet connected to the other ranks.
 ///
@@ -67,7 +62,7 @@ impl PeerEndpoint {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
-        let kernel = device.function(&SOURCE, &instance(), "join_peers")?;
+        let kernel = device.function(&SOURCE, &SOURCE.instance(), "join_peers")?;
         let mailbox = Mailbox::new(world, max_rows, device)?;
         let card = PeerDescriptor {
             process: PeerDescriptor::this_process(),
