@@ -140,7 +140,7 @@ impl Driver {
     /// Decides a row with filters from its overview, unless the scan did.
     fn decide(&mut self, r: usize, row: &CheckedRow<'_>, vocab_size: u32) {
         let (summary, pending) = (&mut self.overviews[r], &mut self.pending[r]);
-        pending.passes = 1;
+        pending.passes = summary.passes.max(1);
         pending.doubts.clear();
         let Ok(row) = row else { return };
         let follow_up = match (summary.progress, &row.filters) {

@@ -31,6 +31,8 @@ pub enum Progress {
 pub struct RowSummary {
     /// The state of the row. Unless the row is summarized, all fields after `error` are unspecified.
     pub progress: Progress,
+    /// The passes over the row's logits that the scan made; 0 counts as 1.
+    pub passes: u32,
     /// The result of a decided row.
     pub result: RowResult,
     /// The row's first bad logit; all other fields are then unspecified. A row without a finite logit has no error, but
@@ -86,7 +88,7 @@ pub fn by_logit_rank(a: &Candidate, b: &Candidate) -> Ordering {
 impl RowSummary {
     /// Empties the summary, and keeps its memory.
     pub fn clear(&mut self) {
-        self.progress = Progress::Summarized;
+        (self.progress, self.passes) = (Progress::Summarized, 1);
         (self.tail, self.listed) = (TailMass::default(), None);
         self.error = None;
         self.clear_sample();

@@ -62,6 +62,9 @@ pub trait Scan {
     /// `requests` and `out` have one entry per row. The entries of skipped and of invalid rows do not change. A row
     /// without filters gets [`RowError::NoFiniteLogit`](crate::RowError) for a request that is only for filters.
     ///
+    /// A pass without an overview belongs to the call of the last pass with one: the batch is the same, and the scan may
+    /// have kept its logits.
+    ///
     /// # Errors
     /// The errors of [`sample`](crate::PerturbedArgmax::sample); [`SampleError::RowCount`] also for too few requests or
     /// entries.

@@ -50,11 +50,6 @@ impl QueryResults {
         self.ends.clear();
     }
 
-    /// Number of wishes.
-    pub(crate) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
     /// The candidates of a wish, best first, at most its limit.
     pub(crate) fn get(&self, wish: usize) -> &[Candidate] {
         let start = wish.checked_sub(1).map_or(0, |before| self.ends[before]);

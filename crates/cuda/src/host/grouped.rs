@@ -6,7 +6,7 @@ use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::host::host_sampler::{HostSampler, planned};
-use crate::host::results::impl_sampler;
+use crate::host::impl_sampler::impl_sampler;
 use crate::host::tiled::{CudaTiled, RAW_TOO};
 use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
 use std::sync::Arc;

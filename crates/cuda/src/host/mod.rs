@@ -1,24 +1,22 @@
 //! The samplers over host memory: core's trait on top of the entry points over device memory.
 //!
-//! `tiled`, `grouped` and `online` are one `frame` with what each can do: rows are packed (`staging`, lists and masks as
-//! `gathered`), drawn by a head that stays on the GPU (`resident`), and those that ask for more are answered from stored
-//! logits (`answers`, `filtered` for filters, `raw` for raw log-probabilities). `standalone` takes logits, `streamed` a
-//! weight that comes in blocks. `shared` borrows weight and hidden states in device memory. `exchange` makes one draw of
-//! the draws of several GPUs; `together` says which rows with filters these decide.
+//! A sampler is core's driver over the passes of a `row_scan`, which launches kernels through a source of logits: a head
+//! that was uploaded (`host_sampler`, for `tiled`, `grouped` and `online`), a head in the caller's device memory
+//! (`device_sampler`), or existing logits (`standalone`). Rows are packed by `staging`, lists and masks as `pinned_items`.
+//! `streamed` takes a weight that comes in blocks. `exchange` makes one draw of the draws of several GPUs; `sharded` says
+//! which rows with filters these decide.
 
 pub(crate) mod device_sampler;
 pub(crate) mod exchange;
-pub(crate) mod filtered;
 pub(crate) mod grouped;
 pub(crate) mod host_sampler;
+pub(crate) mod impl_sampler;
 pub(crate) mod online;
 pub(crate) mod pinned_items;
-pub(crate) mod raw;
-pub(crate) mod results;
+pub(crate) mod row_scan;
 pub(crate) mod sharded;
 pub(crate) mod staging;
 pub(crate) mod standalone;
-pub(crate) mod stored_results;
 pub(crate) mod streamed;
 pub(crate) mod tiled;
 pub(crate) mod uploaded_head;

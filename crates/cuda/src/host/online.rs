@@ -7,7 +7,7 @@ use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::host::grouped::in_distribution;
 use crate::host::host_sampler::HostSampler;
-use crate::host::results::impl_sampler;
+use crate::host::impl_sampler::impl_sampler;
 use crate::host::tiled::CudaTiled;
 use flash_sampling_core::{Capabilities, Head, Plan, Variant};
 use std::sync::Arc;

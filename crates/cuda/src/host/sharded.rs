@@ -3,7 +3,7 @@
 use crate::abi::{RECORD_WORDS, RowFilters};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::host::exchange::number_of;
-use crate::host::uploaded_head::FilterSource;
+use crate::host::row_scan::FilterSource;
 use flash_sampling_core::DType;
 
 /// The most tokens of a list that a rank sends for a row; their count goes before them.

@@ -5,11 +5,10 @@ use crate::device::row_features::KernelChoice;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
 use crate::host::host_sampler::{HostSampler, planned};
+use crate::host::impl_sampler::impl_sampler;
 use crate::host::pinned_items::ROOM;
-use crate::host::results::impl_sampler;
 use crate::host::staging::most_listed;
 use crate::host::uploaded_head::UploadedHead;
-use flash_sampling_core::backend::{Batch, Request, RowSummary};
 use flash_sampling_core::{
     Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, Plan, RowParams, SampleError, Samples, Scan, Variant,
 };
@@ -22,19 +21,20 @@ use std::sync::Arc;
 /// types without them. Which of the two depends on the types alone, so that a row's bits do not depend on its
 /// neighbours. Sums are in float32.
 ///
-/// Rows with min-p, top-k or top-p that ask for draws alone are decided on the GPU, on Hopper in the same launch as rows without
-/// filters: see [`DeviceFilters`](crate::DeviceFilters). [`RowSample::passes`](flash_sampling_core::RowSample::passes) counts the
-/// ways that were tried: 1 where a list, or stored logits at once, told.
+/// The GPU decides rows with min-p, top-k or top-p that request draws and nothing else, on Hopper in the same launch as rows
+/// without filters: see [`DeviceFilters`](crate::DeviceFilters).
+/// [`RowSample::passes`](flash_sampling_core::RowSample::passes) counts the passes: 1 where a list of the largest logits, or
+/// the stored logits, decided at once.
 ///
-/// Rows that ask for log-probabilities, for lists without replacement or for other filters, the few that the GPU leaves
-/// undecided, and all rows of a canonical plan, take another way: their transformed logits are stored on the GPU, up to 64 MiB
-/// of them at a time, and kernels over those draw, sum the masses, and find the best tokens. Only results are copied down.
-/// The memory for it (about 130 MiB for a vocabulary of 152k) is allocated when the first such row comes; and it grows when
-/// a call brings more masks and biases than any before it. For raw log-probabilities the logits are stored once more, without
-/// the row's transforms. A canonical plan reads the weight once more when it is planned, on the host, for its norms.
+/// Rows with log-probabilities, draws without replacement or other filters, the few rows that stay undecided, and all rows
+/// of a canonical plan are drawn from stored logits: up to 64 MiB of transformed logits are stored on the GPU at a time, and
+/// kernels over those draw, sum the masses, and find the best tokens. Only results are copied down. The first such row
+/// allocates the memory (about 130 MiB for a vocabulary of 152k), and a call with more masks and biases than any before it
+/// allocates more. For raw log-probabilities the logits are stored once more, without the row's transforms. A canonical plan
+/// reads the weight once more when it is planned, on the host, for its norms.
 ///
-/// As a shard it [surveys](Scan) rows with filters and rows with raw log-probabilities from stored logits, on the GPU;
-/// summaries come down, some kilobytes a row, and lists where filters need them.
+/// As a [shard](Scan) it summarizes rows with filters or log-probabilities on the GPU; some kilobytes a row are copied down,
+/// and lists where filters need them.
 #[derive(Debug)]
 pub struct CudaTiled<'w>(HostSampler<'w>);
 
@@ -111,7 +111,7 @@ impl<'w> CudaTiled<'w> {
     /// # Errors
     /// Those of [`PerturbedArgmax::sample`](flash_sampling_core::PerturbedArgmax::sample). A
     /// [`SampleError::Backend`] with [`CudaError::LateRanks`] or [`CudaError::OtherCall`] when the exchange fails, with
-    /// [`CudaError::NotTogether`] when a row asks for more than draws. A rank that fails before the exchange does not take
+    /// [`CudaError::NotTogether`] when a row requests more than draws. A rank that fails before the exchange does not take
     /// part in it, and is late for the others; its next call is refused with [`CudaError::OtherCall`], as it finds what they
     /// sent for the one before.
     pub fn sample_sharded(
@@ -122,7 +122,7 @@ impl<'w> CudaTiled<'w> {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         exchange.begin(input.dtype());
-        let drawn = self.0.sample_with(input, rows, out, Some(exchange));
+        let drawn = self.0.sample_with(input, rows, exchange, None, out);
         if drawn.is_err() {
             out.clear();
         }
@@ -168,7 +168,7 @@ impl CudaTiled<'_> {
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         exchange.begin(input.dtype());
-        let drawn = self.0.sample_filtered_with(input, rows, exchange, open, out);
+        let drawn = self.0.sample_with(input, rows, exchange, Some(open), out);
         if drawn.is_err() {
             out.clear();
         }
@@ -180,25 +180,6 @@ impl_sampler!(
     CudaTiled,
     fn scan(&mut self) -> Option<&mut dyn Scan> {
         // Canonical logits are known of near ties alone.
-        (!self.0.plan().canonical).then_some(self as _)
+        (!self.0.plan().canonical).then_some(&mut self.0)
     }
 );
-
-impl Scan for CudaTiled<'_> {
-    fn scan(
-        &mut self,
-        batch: &Batch<'_, '_>,
-        requests: &[Request<'_>],
-        out: &mut [RowSummary],
-    ) -> Result<(), SampleError> {
-        self.0.survey(batch, requests, out)?;
-        let mut sampled = core::mem::take(&mut self.0.sampled);
-        let params_of = |r: usize| {
-            let row = batch.rows[r].as_ref().ok()?;
-            (requests[r].is_overview() && row.filters.is_none()).then_some(batch.params[r])
-        };
-        let filled = sampled.fill(self, batch.input, batch.rows.len(), params_of, out);
-        self.0.sampled = sampled;
-        filled
-    }
-}

@@ -18,6 +18,7 @@ use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
 use crate::host::pinned_items::ROOM;
+use crate::host::row_scan::FilterSource;
 use crate::host::staging::Staging;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{Head, Matrix, Plan, RowParams};
@@ -25,15 +26,6 @@ use std::sync::Arc;
 
 /// Bytes of the weight that are laid out and copied at a time.
 const PART: usize = 64 << 20;
-
-/// What draws with filters are decided from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FilterSource {
-    /// Lists of the largest logits.
-    Lists,
-    /// The stored logits.
-    Logits,
-}
 
 /// A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #[derive(Debug)]
@@ -340,14 +332,14 @@ impl UploadedHead {
         Ok((hidden, rows))
     }
 
-    /// Copies the first draws down, and waits.
+    /// Appends the first `count` draws of a launch, and waits.
     fn copy_draws(&mut self, count: usize, draws: &mut Vec<Draw>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
-        draws.clear();
-        draws.resize(count, Draw::default());
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(draws);
+        let from = draws.len();
+        draws.resize(from + count, Draw::default());
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut draws[from..]);
         stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(CudaError::driver("copy the draws"))?;
         stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
-        results::written(draws)?;
+        results::written(&draws[from..])?;
         self.fused.settle();
         self.filters.iter_mut().for_each(|(selection, _)| selection.settle());
         self.groups.iter_mut().for_each(DeviceGroups::settle);

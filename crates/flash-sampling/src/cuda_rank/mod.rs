@@ -8,7 +8,7 @@ use core::time::Duration;
 use flash_sampling_core::backend::{Batch, Request, RowSummary};
 use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{
-    Candidate, Capabilities, Draw, Head, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
+    Candidate, Capabilities, Draw, Head, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowError, RowParams, SampleError,
     Samples, Scan, Shape, Winner,
 };
 use flash_sampling_cuda::{CudaError, CudaExchange, CudaTiled, Device, PeerEndpoint};
@@ -412,6 +412,9 @@ impl Scan for Shared<'_> {
         requests: &[Request<'_>],
         out: &mut [RowSummary],
     ) -> Result<(), SampleError> {
-        self.with(|sampler| Scan::scan(sampler, batch, requests, out))
+        self.with(|sampler| match PerturbedArgmax::scan(sampler) {
+            Some(scan) => scan.scan(batch, requests, out),
+            None => Err(SampleError::Unsupported { knob: Knob::Canonical }),
+        })
     }
 }

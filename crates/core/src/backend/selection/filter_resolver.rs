@@ -57,17 +57,18 @@ impl SummarySpec {
     /// The parts that the first pass of a row needs.
     pub fn of(row: &Row<'_>, filters: &Filters) -> SummarySpec {
         let k = filters.smallest_k().filter(|&k| k <= LONG_LIST);
-        let listed = k.is_some() || row.without_replacement || row.draws > FRONTIERS;
+        let more = row.without_replacement || row.logprobs.is_some() || row.kept;
+        let listed = k.is_some() || more || row.draws > FRONTIERS;
         let thresholds = filters.steps().iter().all(|f| matches!(f, Filter::MinP(_) | Filter::TopNSigma(_)));
         let list = match k {
             // The largest logit and the frontier decide.
-            None if thresholds && !listed && row.logprobs.is_none() && !row.kept => 1,
+            None if thresholds && !listed => 1,
             // Later filters read only these tokens.
             Some(k) if matches!(filters.steps().first(), Some(Filter::TopK(first)) if *first == k) => k as usize,
             k => LIST.max(k.unwrap_or(0) as usize).max(row.logprobs.unwrap_or(0) as usize),
         };
         let frontiers = if listed { 0 } else { row.draws as usize };
-        let prefix = filters.lone_top_p().is_some() && frontiers > 0 && row.logprobs.is_none() && !row.kept;
+        let prefix = filters.lone_top_p().is_some() && frontiers > 0;
         SummarySpec { list, frontiers, mass: filters.need_mass_beyond(list), prefix }
     }
 }
@@ -103,9 +104,9 @@ impl FilterResolver {
         doubts: &mut Vec<PrefixMass>,
         result: &mut RowResult,
     ) -> Option<FollowUp> {
-        let FilteredRow { row, filters, .. } = *of;
+        let FilteredRow { filters, .. } = *of;
         let selection = self.selector.select(filters, view);
-        let from_list = row.logprobs.is_some() || row.kept || frontiers.is_empty();
+        let from_list = frontiers.is_empty();
         if let (true, Selection::Listed(kept)) = (from_list, &selection) {
             self.draw(of, &view.list[kept.clone()], result);
             return None;

@@ -2,27 +2,24 @@
 //! are on the GPU already.
 #![allow(unsafe_code)]
 
-mod launch;
-mod stored_rows;
+mod source;
 
-use crate::abi::{Draw, Row, RowFilters};
-use crate::device::filtered::DeviceFilters;
+use crate::abi::{Draw, Row};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::{Scratch, wait};
-use crate::device::stored_rows::StoredRows;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::host::check_plan;
-use crate::host::results::{note_tries, push_row};
+use crate::host::row_scan::{PassPlace, RowScan};
 use crate::host::staging::Staging;
-use crate::host::stored_results::{StoredRequest, StoredResults};
 use crate::host::tiled::CudaTiled;
-use core::ops::Range;
 use cudarc::driver::CudaStream;
-use flash_sampling_core::{Adjustments, Capabilities, HeadError, Plan, RowParams, SampleError, Samples, Shape, params};
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary};
+use flash_sampling_core::{Capabilities, DType, HeadError, Matrix, Plan, RowParams, SampleError, Samples, Scan, Shape};
+use source::{DeviceInputs, DeviceLaunches};
 use std::sync::Arc;
 
 /// Draws for hidden states in device memory by a weight in device memory, neither of which is copied, with the parameters and
@@ -30,64 +27,21 @@ use std::sync::Arc;
 /// [`CudaTiled`].
 ///
 /// A call launches on the caller's stream, once for every 256 rows and again for every further draw of a row, and waits for the
-/// results once. Min-p, top-k and top-p are decided on the GPU ([`DeviceFilters`]): on Hopper from lists of the largest
-/// logits where the filters of all rows of a launch are [listed](RowFilters::is_listed), else from stored logits; the few
-/// rows whose list does not tell are launched once more. The first call with filters allocates the room for either, and the
-/// first of each kind loads kernels. Rows that ask for log-probabilities, for lists without replacement, or for filters
-/// beyond min-p, top-k and top-p, are then drawn from stored logits, as [`CudaTiled`] draws them. For calls that wait for
-/// nothing there is [`DeviceTiled`].
+/// results once. The GPU decides min-p, top-k and top-p ([`DeviceFilters`](crate::DeviceFilters)): on Hopper from lists of the largest logits where
+/// the filters of a row are [listed](crate::abi::RowFilters::is_listed), else from stored logits; the few rows whose list does not
+/// decide are launched once more. The first call with filters allocates the memory for either, and the first of each kind
+/// loads kernels. Rows with log-probabilities, draws without replacement, or filters beyond min-p, top-k and top-p are drawn
+/// from stored logits, as [`CudaTiled`] draws them. For calls that wait for nothing there is [`DeviceTiled`].
 #[derive(Debug)]
 pub struct DeviceSampler {
-    fused: DeviceTiled,
-    head: DeviceHead,
+    launches: DeviceLaunches,
     shape: Shape,
     plan: Plan,
     device: Arc<Device>,
-    /// Rows of a launch.
-    most: usize,
-    staging: Staging,
-    adjustments: Adjustments,
-    /// What is staged, and the draws of a call.
-    inputs: Scratch,
-    draws: Scratch,
-    /// Of each row of the call; and the rows of each launch, with the most draws of a row of them.
-    ways: Vec<RowRoute>,
-    parts: Vec<(Range<usize>, u32)>,
-    results: Vec<Draw>,
-    of_row: Vec<Draw>,
-    /// Of each launch, whether lists decided its filters; of each row, how many times it was launched, where it was.
-    listed: Vec<bool>,
-    tried: Vec<u32>,
-    filters: Vec<RowFilters>,
-    selection: Option<(DeviceFilters, Scratch)>,
-    /// For the rows that ask, with a stream of their own, made when the first of them comes.
-    stored: Option<(StoredRows, Arc<CudaStream>)>,
-    answers: StoredResults,
-    asked: Vec<StoredRequest>,
-}
-
-/// How a row is drawn.
-#[derive(Clone, Copy, Debug)]
-enum RowRoute {
-    /// Not at all: its parameters are wrong.
-    Refused,
-    /// By the fused kernel; filters, where it has any, on the GPU.
-    Launched(RowFilters),
-    /// From stored logits.
-    Asked,
-}
-
-impl RowRoute {
-    fn of(row: &params::Row<'_>) -> RowRoute {
-        if row.kept || row.without_replacement || row.logprobs.is_some() {
-            return RowRoute::Asked;
-        }
-        match row.filters.as_ref().map(RowFilters::of) {
-            None => RowRoute::Launched(RowFilters::OFF),
-            Some(Some(filters)) => RowRoute::Launched(filters),
-            Some(None) => RowRoute::Asked,
-        }
-    }
+    /// For stored logits, beside the stream of a call.
+    own: Arc<CudaStream>,
+    driver: Driver,
+    scan: RowScan,
 }
 
 impl DeviceSampler {
@@ -114,29 +68,24 @@ impl DeviceSampler {
             return Err(HeadError::Vocab { vocab_size: vocab_size as usize, vocab_start, vocab_end }.into());
         }
         let shape = Shape { tokens, vocab_size, input: head.weight.cols };
-        Ok(DeviceSampler {
+        let launches = DeviceLaunches {
             fused,
-            head,
-            plan,
+            selection: None,
+            weight_rows: head.weight.rows,
             most,
             staging: Staging::of(shape.tokens.clone(), vocab_size),
-            shape,
-            adjustments: Adjustments::default(),
+            adjustments: Default::default(),
             inputs: Scratch::new(most * size_of::<Row>() + 16, &[], device)?,
             draws: Scratch::new(most * size_of::<Draw>(), &[], device)?,
-            ways: Vec::new(),
-            parts: Vec::new(),
-            results: Vec::new(),
-            of_row: Vec::new(),
-            listed: Vec::new(),
-            tried: Vec::new(),
             filters: Vec::new(),
-            selection: None,
-            stored: None,
-            answers: StoredResults::default(),
-            asked: Vec::new(),
+            slots: Vec::new(),
+            plans: Vec::new(),
+            stored: Vec::new(),
+            results: Vec::new(),
             device: device.clone(),
-        })
+        };
+        let (device, own) = (device.clone(), device.stream()?);
+        Ok(DeviceSampler { launches, shape, plan, device, own, driver: Driver::default(), scan: RowScan::default() })
     }
 
     /// What it can do.
@@ -182,105 +131,46 @@ impl DeviceSampler {
         if rows.len() > self.plan.max_rows {
             return Err(SampleError::TooManyRows { rows: rows.len(), max_rows: self.plan.max_rows });
         }
-        self.sort(rows);
-        // SAFETY: this function's contract.
-        let drawn = unsafe { self.launch_and_wait(stream, hidden, rows) };
         let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
-        drawn.map_err(failed)?;
-        self.emit(rows, out);
-        // SAFETY: this function's contract; `launch_and_wait` has waited for the hidden states.
-        let noted = unsafe { self.note_raw(hidden, rows, out) };
-        noted.map_err(|error| {
-            self.wait_own();
-            out.clear();
-            failed(error)
-        })
-    }
-
-    /// # Safety
-    /// As [`DeviceSampler::sample`].
-    unsafe fn launch_and_wait(
-        &mut self,
-        stream: &CudaStream,
-        hidden: &DeviceMatrix,
-        rows: &[RowParams<'_>],
-    ) -> Result<(), CudaError> {
         // A thread may have no current context.
-        self.device.context().bind_to_thread().map_err(CudaError::driver("use the GPU on this thread"))?;
-        // SAFETY: the caller's contract.
-        let drawn = unsafe { self.draw(stream, hidden, rows).and_then(|()| self.ask(hidden, rows)) };
-        if drawn.is_err() {
-            // What was launched before the error reads the caller's memory.
-            wait(stream.context(), || stream.synchronize());
-            self.wait_own();
-        }
-        drawn
-    }
-
-    /// Waits for the stream of the rows that ask, after an error.
-    fn wait_own(&self) {
-        if let Some((_, own)) = &self.stored {
+        let bound = self.device.context().bind_to_thread();
+        bound.map_err(|error| failed(CudaError::driver("use the GPU on this thread")(error)))?;
+        let (can, plan, vocab_size) = (self.capabilities(), self.plan, self.shape.vocab_size);
+        // The hidden states are not on the host.
+        let input = Matrix::from_bytes(&[], DType::F32, 0, hidden.cols, hidden.cols);
+        let input = input.map_err(|source| SampleError::Backend { backend: "cuda", source: source.into() })?;
+        let DeviceSampler { launches, shape, device, own, driver, scan, .. } = self;
+        let place = PassPlace { can: &can, plan: &plan, tokens: shape.tokens.clone(), vocab_size, device, stream: own };
+        // SAFETY: this function's contract.
+        let source = unsafe { DeviceInputs::new(launches, stream, hidden, own) };
+        let sampled =
+            driver.sample(&mut DevicePass { source, place, scan }, (&can, &plan, vocab_size), input, rows, out);
+        // What was launched before an error, and what was enqueued on the stream for a call without launches, reads or
+        // writes the caller's memory.
+        let waited = wait(stream.context(), || stream.synchronize());
+        if sampled.is_err() || !waited {
             wait(own.context(), || own.synchronize());
         }
+        sampled
     }
+}
 
-    /// Says of each row how it is drawn, and which rows are launched together.
-    fn sort(&mut self, rows: &[RowParams<'_>]) {
-        let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
-        self.adjustments.collect_within(rows, self.shape.tokens.clone());
-        self.ways.clear();
-        self.tried.clear();
-        self.parts.clear();
-        for from in (0..rows.len()).step_by(self.most) {
-            let part = from..(from + self.most).min(rows.len());
-            let mut draws = 0;
-            for params in &rows[part.clone()] {
-                let way = match params.check(&[], &can, &self.plan, vocab_size) {
-                    Err(_) => RowRoute::Refused,
-                    Ok(row) => RowRoute::of(&row),
-                };
-                let is_launched = matches!(way, RowRoute::Launched(_));
-                if is_launched {
-                    draws = draws.max(params.draws);
-                }
-                self.tried.push(is_launched.into());
-                self.ways.push(way);
-            }
-            self.parts.push((part, draws));
-        }
-    }
+/// The passes of a call.
+#[derive(Debug)]
+struct DevicePass<'s> {
+    source: DeviceInputs<'s>,
+    place: PassPlace<'s>,
+    scan: &'s mut RowScan,
+}
 
-    /// Says what the rows came to.
-    fn emit(&mut self, rows: &[RowParams<'_>], out: &mut Samples) {
-        let (can, vocab_size) = (self.capabilities(), self.shape.vocab_size);
-        let (mut asked, mut launched) = (0, 0);
-        for (part, draws) in &self.parts {
-            for r in part.clone() {
-                let row = match rows[r].check(&[], &can, &self.plan, vocab_size) {
-                    Ok(row) => row,
-                    Err(error) => {
-                        out.push_error(error);
-                        continue;
-                    }
-                };
-                let outcome = match self.ways[r] {
-                    RowRoute::Asked => {
-                        asked += 1;
-                        self.answers.emit(asked - 1, &row, vocab_size, out)
-                    }
-                    _ => {
-                        self.of_row.clear();
-                        let at = |number: u32| launched + number as usize * part.len() + (r - part.start);
-                        self.of_row.extend((0..row.draws).map(|number| self.results[at(number)]));
-                        push_row(&mut self.of_row.as_slice(), &row, None, &[], out)
-                    }
-                };
-                match outcome {
-                    Err(error) => out.push_error(error),
-                    Ok(()) => note_tries(self.tried[r], matches!(self.ways[r], RowRoute::Asked), out),
-                }
-            }
-            launched += part.len() * *draws as usize;
-        }
+impl Scan for DevicePass<'_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        let scanned = self.scan.scan(&mut self.source, &self.place, batch, requests, out);
+        scanned.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })
     }
 }

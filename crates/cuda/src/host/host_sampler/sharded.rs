@@ -1,25 +1,32 @@
-//! The calls of ranks whose rows have filters that the GPUs decide together.
+//! Calls of ranks whose draws, and whose filters, are decided by an exchange between their GPUs.
 
-use super::{HostSampler, of_call};
-use crate::abi::{Draw, RowFilters, status};
+use super::source::stage;
+use super::{HostSampler, failed, of_call};
+use crate::abi::RowFilters;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
-use crate::host::results::push_row;
+use crate::host::row_scan::{CallRows, DrawItem, DrawItems, FilterSource, decide, quick_filters, write_draws};
 use crate::host::sharded::FiltersTogether;
-use crate::host::uploaded_head::FilterSource;
+use crate::host::uploaded_head::UploadedHead;
+use core::mem::take;
+use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary};
 use flash_sampling_core::sampler::check_call;
-use flash_sampling_core::{Matrix, RowError, RowParams, SampleError, Samples, params};
+use flash_sampling_core::{
+    Capabilities, Exactness, Knobs, Matrix, RowError, RowParams, SampleError, Samples, Scan, Stage, StagedError, params,
+};
 
 const NOT_DECIDED: CudaError = CudaError::NotTogether { reason: "its ranks do not decide the filters of a row" };
+const NOT_DRAWN: CudaError = CudaError::NotTogether { reason: "a row requests more than draws" };
 
 impl HostSampler<'_> {
     /// What this head can do in an exchange by peers.
-    pub(crate) fn filters_together(&self) -> FiltersTogether {
-        let Some(resident) = self.resident.as_ref().filter(|_| !self.plan.canonical && self.draws_from_stored()) else {
+    fn filters_together(&self) -> FiltersTogether {
+        let pathwise = self.can.exactness == Exactness::Pathwise;
+        let Some(uploaded) = self.uploaded.as_ref().filter(|_| !self.plan.canonical && pathwise) else {
             return FiltersTogether::default();
         };
-        let (lists, masses) = resident.can_together();
-        FiltersTogether { lists, masses, most: resident.most_together() }
+        let (lists, masses) = uploaded.can_together();
+        FiltersTogether { lists, masses, most: uploaded.most_together() }
     }
 
     /// The same, for the other ranks.
@@ -29,7 +36,7 @@ impl HostSampler<'_> {
 
     /// Loads and allocates all that such calls need.
     pub(crate) fn prepare_sharded(&mut self) -> Result<(), CudaError> {
-        self.resident.as_mut().map_or(Ok(()), |resident| resident.prepare_sharded(&self.stream))
+        self.uploaded.as_mut().map_or(Ok(()), |uploaded| uploaded.prepare_sharded(&self.stream))
     }
 
     /// Whether all valid rows of a call are drawn, or decided, together: a function of what all ranks know.
@@ -37,110 +44,158 @@ impl HostSampler<'_> {
         let (own, plan, vocab_size) = (&self.can, &self.plan, self.head.vocab_size());
         let decides = |params: &RowParams<'_>| {
             let row = params.check(&[], own, plan, vocab_size);
-            row.map_or(true, |row| self.way(can, &row).is_some())
+            row.map_or(true, |row| filters_of(can, &row).is_some())
         };
         can.is_any() && rows.iter().all(decides)
     }
 
-    fn checked<'r>(&'r self, r: usize, rows: &[RowParams<'r>]) -> Option<params::Row<'r>> {
-        rows[r].check(&[], &self.can, &self.plan, self.head.vocab_size()).ok()
-    }
-
-    /// The filters of a row, and what decides it; `None` where nothing does together.
-    fn way(&self, can: FiltersTogether, row: &params::Row<'_>) -> Option<(RowFilters, FilterSource)> {
-        let asks_more = row.without_replacement || row.kept || row.logprobs.is_some() || row.raw_logprobs.is_some();
-        let filters = match row.filters {
-            _ if asks_more => None,
-            None => Some(RowFilters::OFF),
-            Some(_) => self.quick(row),
-        }?;
-        Some((filters, can.decides(&filters)?))
-    }
-
-    /// Draws together with the other ranks of an exchange, rows with filters too; every row is one that is
-    /// [decided together](HostSampler::can_filter_sharded). Rows that stay open are noted; an error stands in their place. All do where
-    /// the hidden states of all ranks have another type than the weight.
-    pub(crate) fn sample_filtered_with(
+    /// Draws together with the other ranks of an exchange. With `open` rows may have filters, such as are
+    /// [decided together](HostSampler::can_filter_sharded): rows that stay undecided are noted there, and an error stands in
+    /// their place. All do where the hidden states of all ranks have another type than the weight.
+    pub(crate) fn sample_with(
         &mut self,
         input: Matrix<'_>,
         rows: &[RowParams<'_>],
         exchange: &mut CudaExchange,
-        open: &mut Vec<usize>,
+        mut open: Option<&mut Vec<usize>>,
         out: &mut Samples,
     ) -> Result<(), SampleError> {
         out.clear();
-        open.clear();
+        open.iter_mut().for_each(|open| open.clear());
         check_call(&input, rows, &self.shape(), &self.plan)?;
-        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
-        self.draw_filtered_with(&input, rows, exchange).map_err(failed)?;
-        let (can, vocab_size) = (self.can, self.head.vocab_size());
-        let (mut filtered, mut filtering) = (self.filtered.as_slice(), self.filtering.iter().peekable());
-        for (r, params) in rows.iter().enumerate() {
-            let mut draws = 0;
-            while filtering.next_if(|(row, ..)| *row == r).is_some() {
-                draws += 1;
+        // Which tokens other filters keep depends on the other ranks; what acts on single logits does not.
+        let knobs = if open.is_some() { self.can.knobs } else { self.can.knobs.intersection(Knobs::ADJUSTMENTS) };
+        let can = Capabilities { knobs, ..self.can };
+        let (plan, vocab_size) = (self.plan, self.head.vocab_size());
+        let mut driver = take(&mut self.driver);
+        let sampled = driver.sample(
+            &mut ExchangePass { sampler: self, exchange, open },
+            (&can, &plan, vocab_size),
+            input,
+            rows,
+            out,
+        );
+        self.driver = driver;
+        sampled
+    }
+}
+
+/// The filters of a row, and what decides them; `None` where nothing does together.
+fn filters_of(can: FiltersTogether, row: &params::Row<'_>) -> Option<(RowFilters, FilterSource)> {
+    let draws_only = !row.without_replacement && !row.kept && row.logprobs.is_none() && row.raw_logprobs.is_none();
+    let filters = match row.filters {
+        None => RowFilters::OFF,
+        Some(_) => quick_filters(row)?,
+    };
+    Some((filters, can.decides(&filters)?)).filter(|_| draws_only)
+}
+
+/// The one pass of a call: all draws by the exchange.
+#[derive(Debug)]
+struct ExchangePass<'s, 'w> {
+    sampler: &'s mut HostSampler<'w>,
+    exchange: &'s mut CudaExchange,
+    /// Takes the rows that stay undecided, in calls with filters.
+    open: Option<&'s mut Vec<usize>>,
+}
+
+impl Scan for ExchangePass<'_, '_> {
+    fn scan(&mut self, batch: &Batch<'_, '_>, _: &[Request<'_>], out: &mut [RowSummary]) -> Result<(), SampleError> {
+        let valid = batch.rows.iter().enumerate().filter_map(|(r, row)| Some((r, row.as_ref().ok()?)));
+        valid.clone().for_each(|(r, row)| out[r].begin(row));
+        let has_filters = self.open.is_some();
+        let drawn = if has_filters { self.draw_filtered(batch, out) } else { self.draw(batch, out) };
+        drawn.map_err(failed)?;
+        let Some(open) = &mut self.open else { return Ok(()) };
+        for (r, row) in valid {
+            if row.filters.is_some() {
+                decide(&mut out[r]);
             }
-            let (mut own, rest) = filtered.split_at(draws);
-            filtered = rest;
-            if own.iter().any(|draw| draw.status == status::UNDECIDED) {
+            if out[r].progress == Progress::Open {
                 open.push(r);
-                out.push_error(RowError::NoFiniteLogit);
-                continue;
-            }
-            let checked = params.check(&[], &can, &self.plan, vocab_size);
-            if let Err(error) = checked.and_then(|row| push_row(&mut own, &row, None, &[], out)) {
-                out.push_error(error);
+                out[r].progress = Progress::Summarized;
+                out[r].error = Some(StagedError { stage: Stage::Transformed, error: RowError::NoFiniteLogit });
             }
         }
         Ok(())
     }
+}
 
-    /// Makes all draws of a call: those from lists, then those from stored logits.
-    fn draw_filtered_with(
-        &mut self,
-        input: &Matrix<'_>,
-        rows: &[RowParams<'_>],
-        exchange: &mut CudaExchange,
-    ) -> Result<(), CudaError> {
-        let (can, weight) = (exchange.filters(), self.head.weight().dtype());
-        let mut filtering = core::mem::take(&mut self.filtering);
-        filtering.clear();
-        // Rows without filters go with rows of either kind.
-        let (mut ways, mut any) = (Vec::new(), [false; 2]);
-        for r in 0..rows.len() {
-            let Some(row) = self.checked(r, rows) else { continue };
-            let (filters, from) = self.way(can, &row).ok_or(NOT_DECIDED)?;
-            let from = (filters != RowFilters::OFF).then_some(from);
-            from.into_iter().for_each(|from| any[usize::from(from == FilterSource::Logits)] = true);
-            for draw in row.first_draw..row.first_draw + row.draws {
-                filtering.push((r, draw, filters));
-                ways.push(from);
+impl ExchangePass<'_, '_> {
+    /// Makes draws without filters.
+    fn draw(&mut self, batch: &Batch<'_, '_>, out: &mut [RowSummary]) -> Result<(), CudaError> {
+        let HostSampler { head, plan, can, stream, uploaded, staging, adjustments, scan, .. } = &mut *self.sampler;
+        let (input, rows) = (&batch.input, &CallRows::new(batch, can, plan, head.vocab_size()));
+        scan.items.clear();
+        let DrawItems { plain: items, draws, .. } = &mut scan.items;
+        for (r, row) in batch.rows.iter().enumerate() {
+            let Ok(row) = row else { continue };
+            if plan.canonical || row.without_replacement || row.logprobs.is_some() {
+                return Err(NOT_DRAWN);
             }
+            let draws = row.first_draw..row.first_draw + row.draws;
+            items.extend(draws.map(|draw| DrawItem { row: r, draw, filters: RowFilters::OFF }));
         }
-        self.filtering = filtering;
-        let of_plain = if any == [false, true] { FilterSource::Logits } else { FilterSource::Lists };
-        self.filtered.clear();
-        self.filtered.resize(self.filtering.len(), Draw { status: status::UNDECIDED, ..Draw::default() });
-        for from in [FilterSource::Lists, FilterSource::Logits] {
-            self.open.clear();
-            self.open.extend((0..ways.len()).filter(|&i| ways[i].unwrap_or(of_plain) == from));
-            for first in (0..self.open.len()).step_by(can.most) {
-                let part = first..self.open.len().min(first + can.most);
-                self.stage_filtered(part.clone(), rows)?;
-                let part = &self.open[part];
-                let Some(resident) = &mut self.resident else { return Err(NOT_DECIDED) };
-                let asked = (self.filters.as_slice(), from);
-                let (staging, draws) = (&mut self.staging, &mut self.draws);
-                let drawn = match input.dtype() == weight {
-                    true => resident.draw_filtered_with(staging, asked, input, draws, &self.stream, (exchange, rows)),
-                    false => exchange.draw_nothing((staging.staged(), rows), draws, &self.stream),
+        // Draws of one launch: as many on every rank, with tokens or without.
+        for part in items.chunks(UploadedHead::most_of(plan).min(self.exchange.max_rows())) {
+            stage(staging, adjustments, head, rows, part)?;
+            staging.expect_penalties_of(batch.params);
+            draws.clear();
+            let exchange = &mut *self.exchange;
+            let drawn = match uploaded {
+                Some(uploaded) => uploaded.draw(staging, input, draws, stream, Some((exchange, batch.params))),
+                None => exchange.draw_nothing((staging.staged(), batch.params), draws, stream),
+            };
+            drawn.map_err(|error| of_call(error, |at| part[at].row))?;
+            write_draws(part, draws, out);
+        }
+        Ok(())
+    }
+
+    /// Makes all draws of a call with filters: those from lists, then those from stored logits.
+    fn draw_filtered(&mut self, batch: &Batch<'_, '_>, out: &mut [RowSummary]) -> Result<(), CudaError> {
+        let together = self.exchange.filters();
+        let HostSampler { head, plan, can, stream, uploaded, staging, adjustments, scan, filters, .. } =
+            &mut *self.sampler;
+        let (input, rows) = (&batch.input, &CallRows::new(batch, can, plan, head.vocab_size()));
+        scan.items.clear();
+        let DrawItems { plain, listed, by_logits, draws } = &mut scan.items;
+        for (r, row) in batch.rows.iter().enumerate() {
+            let Ok(row) = row else { continue };
+            let (filters, from) = filters_of(together, row).ok_or(NOT_DECIDED)?;
+            let items = match from {
+                _ if filters == RowFilters::OFF => &mut *plain,
+                FilterSource::Lists => &mut *listed,
+                FilterSource::Logits => &mut *by_logits,
+            };
+            let draws = row.first_draw..row.first_draw + row.draws;
+            items.extend(draws.map(|draw| DrawItem { row: r, draw, filters }));
+        }
+        // Rows without filters go with rows of either kind.
+        let with_plain = if listed.is_empty() && !by_logits.is_empty() { &mut *by_logits } else { &mut *listed };
+        with_plain.append(plain);
+        for (from, items) in [(FilterSource::Lists, listed), (FilterSource::Logits, by_logits)] {
+            items.sort_unstable_by_key(|item| (item.row, item.draw));
+            for part in items.chunks(together.most) {
+                stage(staging, adjustments, head, rows, part)?;
+                filters.clear();
+                filters.extend(part.iter().map(|item| item.filters));
+                let Some(uploaded) = uploaded else { return Err(NOT_DECIDED) };
+                let exchange = (&mut *self.exchange, batch.params);
+                draws.clear();
+                let is_other = input.dtype() != head.weight().dtype();
+                let drawn = match is_other {
+                    false => uploaded.draw_filtered_with(staging, (filters, from), input, draws, stream, exchange),
+                    true => exchange.0.draw_nothing((staging.staged(), batch.params), draws, stream),
                 };
-                drawn.map_err(|error| of_call(error, |at| self.filtering[part[at]].0))?;
-                // The mark of the exchange tells types apart: the other ranks, too, have this one, and leave all rows open.
-                if input.dtype() != weight {
+                drawn.map_err(|error| of_call(error, |at| part[at].row))?;
+                // The mark of the exchange tells types apart: the other ranks have this one, too, and leave all rows open.
+                if is_other {
+                    let valid = batch.rows.iter().zip(out).filter(|(row, _)| row.is_ok());
+                    valid.for_each(|(_, out)| out.progress = Progress::Open);
                     return Ok(());
                 }
-                part.iter().zip(&self.draws).for_each(|(&i, &draw)| self.filtered[i] = draw);
+                write_draws(part, draws, out);
             }
         }
         Ok(())

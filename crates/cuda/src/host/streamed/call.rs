@@ -1,7 +1,7 @@
 //! A call over a streamed head: rows are staged, every block is multiplied by all launches, draws come down.
 #![allow(unsafe_code)]
 
-use super::stored_rows::Asked;
+use super::logprobs::StreamedLogprobs;
 use super::{CudaStreamed, hidden_stride};
 use crate::abi::{Draw, RUNNING_BYTES, Row};
 use crate::device::fused_hopper::MAX_ROWS;
@@ -10,37 +10,29 @@ use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::error::CudaError;
-use crate::host::raw;
-use crate::host::results::candidate;
+use crate::host::row_scan::CallRows;
 use cudarc::driver::{CudaSlice, DevicePtr, result};
-use flash_sampling_core::{Matrix, RowParams};
+use flash_sampling_core::Matrix;
 
 impl CudaStreamed<'_> {
     /// Gathers the rows of a call: hidden states as they are dealt out, draws in the order in which they are made.
-    pub(super) fn stage(&mut self, input: &Matrix<'_>, rows: &[RowParams<'_>]) -> Result<(), CudaError> {
-        let (can, plan, vocab_size) = (self.can, self.plan, self.head.vocab_size as u32);
+    pub(super) fn stage(&mut self, rows: &CallRows<'_, '_>) -> Result<(), CudaError> {
+        let (input, tokens) = (&rows.batch.input, 0..self.head.vocab_size as u32);
         let stride = hidden_stride(self.head.hidden) * input.dtype().size();
         self.work.clear();
-        self.asking.clear();
         self.staging.clear();
-        self.asked.iter_mut().for_each(Asked::clear);
-        self.adjustments.collect(rows);
-        for (r, params) in rows.iter().enumerate() {
-            let Ok(row) = params.check(self.adjustments.row(r), &can, &plan, vocab_size) else { continue };
-            // Raw log-probabilities are those of a row without transforms.
-            let bare = raw::bare(params);
-            let bare = bare.as_ref().map(|bare| {
-                let row = bare.check(&[], &can, &plan, vocab_size);
-                (bare, row.expect("log-probabilities of the row were checked"))
-            });
-            let asks = bare.as_ref().map(|(bare, row)| (*bare, row)).or(row.logprobs.map(|_| (params, &row)));
-            if let (Some(asked), Some((params, row))) = (&mut self.asked, asks) {
-                asked.push(params, row, input.row_bytes(r), stride)?;
-                self.asking.push((r, self.staging.rows() as u32));
+        self.logprobs.iter_mut().for_each(StreamedLogprobs::clear);
+        for (r, row) in rows.batch.rows.iter().enumerate() {
+            if row.is_err() {
+                continue;
+            }
+            let row = rows.adjusted(r, &mut self.adjustments, tokens.clone())?;
+            if let Some(logprobs) = &mut self.logprobs {
+                logprobs.push(rows, r, &row, self.staging.rows(), stride)?;
             }
             self.work.push((r, row.draws));
             let draws = row.first_draw..row.first_draw + row.draws;
-            self.staging.push(params, &row, draws)?;
+            self.staging.push(&rows.batch.params[r], &row, draws)?;
         }
         self.deal.deal(self.work.iter().copied(), self.room);
         self.deal.copies.iter().for_each(|copy| self.staging.push_hidden(input.row_bytes(copy.row), stride));
@@ -64,8 +56,8 @@ impl CudaStreamed<'_> {
         unsafe { result::memset_d8_async(invalid, 0xff, bytes, self.stream.cu_stream()) }.map_err(&failed)?;
         results::poison(&self.draws, self.deal.order.len(), &self.stream)?;
         let (cols, row_stride) = (input.cols(), hidden_stride(input.cols()));
-        if let Some(asked) = &mut self.asked {
-            asked.begin(input, row_stride, self.head.vocab_size as u32, &self.stream)?;
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.begin(input, row_stride, self.head.vocab_size as u32, &self.stream)?;
         }
         Ok(DeviceMatrix { address, dtype: input.dtype(), rows: self.deal.copies.len(), cols, row_stride })
     }
@@ -119,15 +111,15 @@ impl CudaStreamed<'_> {
             }
             before += layer as usize;
         }
-        if let Some(asked) = &mut self.asked {
+        if let Some(logprobs) = &mut self.logprobs {
             // SAFETY: as above.
-            unsafe { asked.store(&head, &self.stream) }?;
+            unsafe { logprobs.store(&head, &self.stream) }?;
         }
         self.blocks.release(block, &self.stream)
     }
 
-    /// Copies the draws down, and waits; asks for the rows that ask.
-    pub(super) fn end(&mut self) -> Result<(), CudaError> {
+    /// Copies the draws down, and waits; summarizes the rows with log-probabilities.
+    pub(super) fn end(&mut self, rows: &CallRows<'_, '_>) -> Result<(), CudaError> {
         self.made.resize(self.deal.order.len(), Draw::default());
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.made);
         let there = self.draws.slice(..bytes.len());
@@ -139,8 +131,9 @@ impl CudaStreamed<'_> {
         for (&number, draw) in self.deal.order.iter().zip(&self.made) {
             self.results[number as usize] = *draw;
         }
-        let Some(asked) = &mut self.asked else { return Ok(()) };
-        let outcomes = self.asking.iter().map(|&(_, first)| candidate(&self.results[first as usize]).map(drop));
-        asked.end(outcomes, &self.stream)
+        match &mut self.logprobs {
+            Some(logprobs) => logprobs.summarize(rows, &self.results, &self.stream),
+            None => Ok(()),
+        }
     }
 }

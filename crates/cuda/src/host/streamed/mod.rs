@@ -1,14 +1,14 @@
 //! Heads larger than device memory: blocks of the weight come from the host while others are multiplied (paper Alg. I.3).
 //!
-//! `call` is a call step by step, `blocks` moves the weight, `deal` says which launch makes which draw, `asked` has the rows
-//! that ask for log-probabilities.
+//! `call` is a call step by step, `blocks` moves the weight, `deal` says which launch makes which draw, `logprobs` has the
+//! rows with log-probabilities.
 
 mod blocks;
 mod call;
 mod deal;
-mod stored_rows;
+mod logprobs;
 
-use crate::abi::{Draw, RUNNING_BYTES, Row, status};
+use crate::abi::{self, Draw, RUNNING_BYTES, status};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::group_pass::{GroupPass, check_group};
@@ -19,20 +19,23 @@ use crate::device::select::GroupRule;
 use crate::error::CudaError;
 use crate::host::check_plan;
 use crate::host::grouped::in_distribution;
-use crate::host::raw;
-use crate::host::results::push_row;
+use crate::host::row_scan::{CallRows, candidate};
 use crate::host::staging::Staging;
 use crate::host::tiled::{CudaTiled, RAW_TOO};
 use blocks::Blocks;
+use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream};
 use deal::Deal;
-use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::backend::{Batch, CheckedRow, RowSummary, check_rows};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::sampler::{check_call, reuse_vec};
 use flash_sampling_core::{
-    Adjustments, Capabilities, Matrix, Plan, RowParams, SampleError, Samples, Shape, StreamError, StreamHead, Variant,
+    Adjustments, Capabilities, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
+    Variant,
 };
+use logprobs::StreamedLogprobs;
 use std::io::Read;
 use std::sync::Arc;
-use stored_rows::Asked;
 
 /// Tokens of a group of the tiled variant, whose draws do not depend on it.
 const TILED_GROUP: u32 = 1024;
@@ -47,8 +50,8 @@ const MAX_DRAWS: usize = 1 << 22;
 /// distribution: the draws are those of [`CudaOnline`](crate::CudaOnline). [`CudaStreamed::tiled`] keeps the winner, exact
 /// pathwise: the draws are those of [`CudaTiled`].
 ///
-/// Log-probabilities are those of [`CudaTiled`] too. For the rows that ask, every block is multiplied once more, and their
-/// float32 logits are kept on the GPU, `[rows, vocab]`; the memory is allocated when the first such rows come.
+/// Log-probabilities are those of [`CudaTiled`] too. For rows that request them, every block is multiplied once more, and
+/// their float32 logits are kept on the GPU, `[rows, vocab]`; the first such rows allocate the memory.
 ///
 /// Beside the blocks and those logits the GPU holds a hidden state for each row of the plan, of 256 draws at least, and
 /// about 120 bytes for each draw of the plan; that grows only when a call brings more masks and biases than any before it.
@@ -78,9 +81,9 @@ pub struct CudaStreamed<'a> {
     /// In the order in which they were made, and row by row.
     made: Vec<Draw>,
     results: Vec<Draw>,
-    /// For plans with log-probabilities; and the rows of the call that ask, each with its first draw.
-    asked: Option<Asked>,
-    asking: Vec<(usize, u32)>,
+    /// For plans with log-probabilities.
+    logprobs: Option<StreamedLogprobs>,
+    checked: Vec<CheckedRow<'static>>,
 }
 
 impl<'a> CudaStreamed<'a> {
@@ -146,10 +149,10 @@ impl<'a> CudaStreamed<'a> {
         let first = first_block(&head, &blocks, tokens);
         let pass = GroupPass::new(&first, most.min(MAX_ROWS), group, rule, device)?;
         let vocab = head.vocab_size as u32;
-        let asks = plan.max_logprobs.is_some();
-        let asked = asks.then(|| Asked::new(&first, vocab, plan.max_rows, device, &stream)).transpose()?;
+        let logprobs = plan.max_logprobs.map(|_| StreamedLogprobs::new(&first, vocab, plan.max_rows, device, &stream));
+        let logprobs = logprobs.transpose()?;
         let room = plan.max_rows.max(most.min(MAX_ROWS));
-        let size = room * hidden_stride(head.hidden) * size_of::<f32>() + most * size_of::<Row>() + 16;
+        let size = room * hidden_stride(head.hidden) * size_of::<f32>() + most * size_of::<abi::Row>() + 16;
         let inputs = stream.alloc_zeros(size).map_err(&failed)?;
         let running = stream.alloc_zeros(most * RUNNING_BYTES).map_err(&failed)?;
         let invalid = stream.alloc_zeros(most).map_err(&failed)?;
@@ -175,8 +178,8 @@ impl<'a> CudaStreamed<'a> {
             deal: Deal::default(),
             made: Vec::new(),
             results: Vec::new(),
-            asked,
-            asking: Vec::new(),
+            logprobs,
+            checked: Vec::new(),
         })
     }
 
@@ -210,14 +213,33 @@ impl<'a> CudaStreamed<'a> {
     ) -> Result<(), StreamError> {
         out.clear();
         check_call(&input, rows, &self.shape(), &self.plan)?;
+        let (can, plan, vocab_size) = (self.can, self.plan, self.head.vocab_size as u32);
+        let mut checked = reuse_vec(take(&mut self.checked));
+        check_rows(rows, &can, &plan, vocab_size, &mut checked);
+        let batch = Batch { input, params: rows, rows: &checked };
+        let drawn = self.draw(weight, &CallRows::new(&batch, &can, &plan, vocab_size));
+        if drawn.is_ok() {
+            let mut draws = self.results.as_slice();
+            for (r, row) in checked.iter().enumerate() {
+                if let Err(error) = row.and_then(|row| self.emit(r, &row, &mut draws, out)) {
+                    out.push_error(error);
+                }
+            }
+        }
+        self.checked = reuse_vec(checked);
+        drawn
+    }
+
+    /// Makes the draws of a call, row by row in `results`.
+    fn draw(&mut self, weight: &mut impl Read, rows: &CallRows<'_, '_>) -> Result<(), StreamError> {
         let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
-        self.stage(&input, rows).map_err(failed)?;
+        self.stage(rows).map_err(failed)?;
         self.results.clear();
         if self.head.vocab_size == 0 {
             let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
             self.results.resize(self.deal.order.len(), nothing);
         } else if !self.work.is_empty() {
-            let hidden = self.begin(&input).map_err(failed)?;
+            let hidden = self.begin(&rows.batch.input).map_err(failed)?;
             let row_bytes = self.head.hidden * self.head.dtype.size();
             for (block, start) in (0..self.head.vocab_size).step_by(self.tokens).enumerate() {
                 let count = self.tokens.min(self.head.vocab_size - start);
@@ -225,27 +247,22 @@ impl<'a> CudaStreamed<'a> {
                 weight.read_exact(bytes).map_err(|source| StreamError::Read { token: start, source })?;
                 self.multiply(block, start, count, &hidden).map_err(failed)?;
             }
-            self.end().map_err(failed)?;
+            self.end(rows).map_err(failed)?;
         }
-        let (mut results, mut asking) = (self.results.as_slice(), self.asking.iter().enumerate().peekable());
-        let (can, plan, vocab_size) = (self.can, self.plan, self.head.vocab_size as u32);
-        for (r, params) in rows.iter().enumerate() {
-            let asked = asking.next_if(|(_, (row, _))| *row == r).map(|(i, _)| i).filter(|_| vocab_size > 0);
-            let is_raw = raw::bare(params).is_some();
-            let (mass, top) = match (&self.asked, asked) {
-                (Some(answers), Some(i)) if !is_raw => answers.extras(i),
-                _ => (None, [].as_slice()),
-            };
-            let row = params.check(self.adjustments.row(r), &can, &plan, vocab_size);
-            if let Err(error) = row.and_then(|row| push_row(&mut results, &row, mass, top, out)) {
-                out.push_error(error);
-            } else if let (true, Some(answers), Some(i)) = (is_raw, &mut self.asked, asked) {
-                let noted = answers.note_raw(i, r, &self.stream, out);
-                noted.map_err(|error| {
-                    out.clear();
-                    failed(error)
-                })?;
-            }
+        Ok(())
+    }
+
+    /// Appends the result of row `r`, whose draws are the next of `draws`.
+    fn emit(&self, r: usize, row: &Row<'_>, draws: &mut &[Draw], out: &mut Samples) -> Result<(), RowError> {
+        let (own, rest) = draws.split_at(row.draws as usize);
+        *draws = rest;
+        own.iter().try_for_each(|draw| candidate(draw).map(drop))?;
+        let summary = self.logprobs.as_ref().and_then(|logprobs| logprobs.summary(r));
+        let listed = summary.filter(|_| row.logprobs.is_some());
+        out.push_row(own.iter().flat_map(candidate), listed.map(|s| &s.mass), listed.map_or(&[], |s| &s.list));
+        let raw = summary.filter(|_| row.raw_logprobs.is_some());
+        if let Some(RowSummary { raw_mass: Some(mass), raw_top, raw_logits, .. }) = raw {
+            out.set_raw(r, mass, raw_top.as_slice(), raw_logits.iter().map(|(_, logit)| *logit));
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! Log-probabilities of a streamed head: the transformed logits of the rows that ask for them are stored block by block,
-//! and asked when the last block is there.
+//! Log-probabilities of a streamed head: the logits of the rows that request them are stored block by block, and summarized
+//! when the last block is there.
 #![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row};
+use crate::abi::{Draw, Row, status};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
@@ -11,31 +11,47 @@ use crate::device::row_features::KernelChoice;
 use crate::device::stored_rows::StoredRows;
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
+use crate::host::row_scan::{CallRows, ScanRow, StoredQueries, StoredScan, idle};
 use crate::host::staging::Staging;
-use crate::host::stored_results::{StoredRequest, StoredResults};
+use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling_core::{Candidate, MassHistogram, Matrix, RowError, RowParams, Samples, params};
+use flash_sampling_core::backend::{Request, RowSummary};
+use flash_sampling_core::sampler::reuse_vec;
+use flash_sampling_core::{Matrix, params};
 use std::sync::Arc;
 
-/// The rows of a call that ask, and what they come to.
+/// A row with log-probabilities.
+#[derive(Clone, Copy, Debug)]
+struct StoredRow {
+    /// Its index in the call, and of its first draw among those of the call.
+    at: usize,
+    first_draw: usize,
+}
+
+/// The rows of a call with log-probabilities, and their summaries.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct StreamedLogprobs {
     device: Arc<Device>,
     max_rows: usize,
     /// Stores logits; of the block that it was moved to last.
     fused: DeviceTiled,
-    /// Made when the first rows ask, and more when more do.
+    /// Made for the first row, and more for more rows.
     stored: Vec<StoredRows>,
     staging: Staging,
     inputs: CudaSlice<u8>,
     /// Results of the storing launches, which nobody reads.
     draws: CudaSlice<u8>,
     hidden: Option<DeviceMatrix>,
-    asking: Vec<StoredRequest>,
-    answers: StoredResults,
+    rows: Vec<StoredRow>,
+    /// At least one for each of the rows.
+    summaries: Vec<RowSummary>,
+    members: Vec<ScanRow<'static>>,
+    queries: StoredQueries,
+    /// The drawn tokens of the call.
+    tokens: Vec<u32>,
 }
 
-impl Asked {
+impl StreamedLogprobs {
     /// Plans for heads like this one, at any place of a vocabulary of this size, and up to `max_rows` rows.
     pub(super) fn new(
         head: &DeviceHead,
@@ -48,7 +64,7 @@ impl Asked {
         // SAFETY: every launch is of a head that it was moved to.
         let fused = unsafe { DeviceTiled::unplanned(*head, most, device, KernelChoice::Portable) }?;
         let failed = CudaError::driver("allocate what log-probabilities need");
-        Ok(Asked {
+        Ok(StreamedLogprobs {
             device: device.clone(),
             max_rows,
             fused,
@@ -57,30 +73,38 @@ impl Asked {
             inputs: stream.alloc_zeros(16).map_err(&failed)?,
             draws: stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?,
             hidden: None,
-            asking: Vec::new(),
-            answers: StoredResults::default(),
+            rows: Vec::new(),
+            summaries: Vec::new(),
+            members: Vec::new(),
+            queries: StoredQueries::default(),
+            tokens: Vec::new(),
         })
     }
 
     /// A call begins.
     pub(super) fn clear(&mut self) {
         self.staging.clear();
-        self.asking.clear();
-        self.answers.clear();
+        self.rows.clear();
         self.hidden = None;
     }
 
-    /// Takes a row that asks, with `hidden` in rows of `stride` bytes.
+    /// Adds row `at` of the call if it requests log-probabilities; its hidden states take `stride` bytes. `first_draw`: the
+    /// number of its first draw among those of the call.
     pub(super) fn push(
         &mut self,
-        params: &RowParams<'_>,
+        rows: &CallRows<'_, '_>,
+        at: usize,
         row: &params::Row<'_>,
-        hidden: &[u8],
+        first_draw: usize,
         stride: usize,
     ) -> Result<(), CudaError> {
-        self.staging.push_hidden(hidden, stride);
-        self.staging.push(params, row, [row.first_draw])?;
-        self.asking.push(StoredRequest::new(params, row, None));
+        match row.raw_logprobs {
+            Some(_) => self.staging.push(&idle(), &rows.raw()?, [0])?,
+            None if row.logprobs.is_none() => return Ok(()),
+            None => self.staging.push(&rows.batch.params[at], row, [row.first_draw])?,
+        }
+        self.staging.push_hidden(rows.batch.input.row_bytes(at), stride);
+        self.rows.push(StoredRow { at, first_draw });
         Ok(())
     }
 
@@ -92,11 +116,11 @@ impl Asked {
         vocab_size: u32,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let rows = self.asking.len();
+        let rows = self.rows.len();
         if rows == 0 {
             return Ok(());
         }
-        let failed = CudaError::driver("copy the rows that ask");
+        let failed = CudaError::driver("copy the rows with log-probabilities");
         while self.stored.iter().map(StoredRows::rows).sum::<usize>() < rows {
             self.stored.push(StoredRows::new(0..vocab_size, self.max_rows, &self.device, stream)?);
         }
@@ -137,53 +161,50 @@ impl Asked {
         Ok(())
     }
 
-    /// Asks the stored logits, all of which are there when the stream has passed what was enqueued; waits. `outcomes` tells
-    /// of each row that asked whether it can be drawn from.
-    pub(super) fn end(
+    /// Summarizes the stored logits, all of which are there when the stream has passed what was enqueued; waits. `draws` are
+    /// those of the call. A row whose draws are errors has no summary.
+    pub(super) fn summarize(
         &mut self,
-        mut outcomes: impl Iterator<Item = Result<(), RowError>>,
+        rows: &CallRows<'_, '_>,
+        draws: &[Draw],
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let mut rest = self.asking.as_slice();
-        for stored in &mut self.stored {
-            let (part, after) = rest.split_at(rest.len().min(stored.rows()));
-            rest = after;
-            if !part.is_empty() {
-                let outcomes = outcomes.by_ref().take(part.len());
-                self.answers.ask(part, outcomes, false, None, stored, stream)?;
+        let most = self.rows.len().max(self.summaries.len());
+        self.summaries.resize_with(most, RowSummary::default);
+        self.tokens.clear();
+        self.tokens.extend(draws.iter().map(|draw| draw.token));
+        let StreamedLogprobs { rows: own, summaries, stored, queries, tokens, .. } = self;
+        let mut next = own.iter().zip(summaries);
+        let mut members = reuse_vec(take(&mut self.members));
+        for stored in stored {
+            members.clear();
+            for (slot, (&StoredRow { at, first_draw }, out)) in next.by_ref().take(stored.rows()).enumerate() {
+                let (Ok(row), params) = (rows.batch.rows[at], &rows.batch.params[at]) else { continue };
+                let drawn = first_draw..first_draw + row.draws as usize;
+                if draws[drawn.clone()].iter().all(|draw| draw.status == status::DRAWN) {
+                    out.begin(&row);
+                    let request = Request::Overview;
+                    let member = ScanRow { at, slot, params, row, request, draws: false, bound: None, out };
+                    members.push(member);
+                }
             }
+            let mut scan = StoredScan::new(&mut members, queries, stored, None, stream);
+            scan.find()?;
+            scan.find_raw()?;
+            for member in members.iter_mut().filter(|member| member.row.raw_logprobs.is_some()) {
+                let first = own[own.partition_point(|row| row.at < member.at)].first_draw;
+                member.request = Request::RawLogits(&tokens[first..first + member.row.draws as usize]);
+            }
+            StoredScan::new(&mut members, queries, stored, None, stream).find_raw()?;
         }
+        self.members = reuse_vec(members);
         self.fused.settle();
         Ok(())
     }
 
-    /// The mass and the largest logits of the row that was pushed as number `i`.
-    pub(super) fn extras(&self, i: usize) -> (Option<&MassHistogram>, &[Candidate]) {
-        self.answers.extras(i)
-    }
-
-    /// Gives row `row` of `out`, which was drawn, its raw log-probabilities: those of the row that was pushed as number `i`.
-    pub(super) fn note_raw(
-        &mut self,
-        i: usize,
-        row: usize,
-        stream: &Arc<CudaStream>,
-        out: &mut Samples,
-    ) -> Result<(), CudaError> {
-        let mut at = i;
-        let mut places = self.stored.iter_mut();
-        let place = places.find(|place| {
-            let is_here = at < place.rows();
-            at -= if is_here { 0 } else { place.rows() };
-            is_here
-        });
-        let (Some(mass), top) = self.answers.extras(i) else {
-            return Err(CudaError::Corrupt { what: "masses" });
-        };
-        if let (Some(stored), Ok(drawn)) = (place, out.row(row)) {
-            let logits = stored.read_some(at, drawn.draws.iter().map(|draw| draw.token), stream)?;
-            out.set_raw(row, mass, top, logits.iter().copied());
-        }
-        Ok(())
+    /// The summary of row `at` of the call, if it has one.
+    pub(super) fn summary(&self, at: usize) -> Option<&RowSummary> {
+        let i = self.rows.binary_search_by_key(&at, |row| row.at).ok()?;
+        self.summaries.get(i)
     }
 }
