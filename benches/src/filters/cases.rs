@@ -25,15 +25,21 @@ pub enum Case {
     Penalties,
     /// A mask that leaves [`ALLOWED`] tokens.
     Mask,
+    /// The largest 5 log-probabilities.
+    FewLogprobs,
+    /// The largest [`MOST_LOGPROBS`] log-probabilities.
+    Logprobs,
 }
 
 /// Tokens that a row's history names.
 pub const PENALISED: u64 = 1000;
+/// The most log-probabilities of a row.
+pub const MOST_LOGPROBS: u32 = 20;
 /// Tokens that a row's mask allows.
 pub const ALLOWED: u64 = 100;
 
 impl Case {
-    /// All cases, the plain draw first.
+    /// The cases that one pass on the device may decide, the plain draw first.
     pub const ALL: [Case; 7] =
         [Case::Plain, Case::MinP, Case::TopK, Case::TopKTopP, Case::TopP, Case::Penalties, Case::Mask];
 
@@ -47,6 +53,8 @@ impl Case {
             Case::TopP => "top-p 0.95",
             Case::Penalties => "penalties, 1000 tokens",
             Case::Mask => "mask of 100 tokens",
+            Case::FewLogprobs => "5 log-probabilities",
+            Case::Logprobs => "20 log-probabilities",
         }
     }
 
@@ -67,6 +75,8 @@ impl Case {
                 ..row
             },
             Case::Mask => RowParams { mask: Some(&lists.masks[r]), ..row },
+            Case::FewLogprobs => RowParams { logprobs: Some(5), temperature: 0.8, ..row },
+            Case::Logprobs => RowParams { logprobs: Some(MOST_LOGPROBS), temperature: 0.8, ..row },
         }
     }
 }

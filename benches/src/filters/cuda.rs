@@ -238,7 +238,10 @@ pub fn run(
                     section.peers = peers.of(vocab, hidden_size, rows);
                 }
                 drop(contenders);
-                let open = whole_calls::undecided(&section);
+                let mut open = whole_calls::undecided(&section);
+                if *kind == Kind::LlmLike {
+                    open.extend([Case::FewLogprobs, Case::Logprobs]);
+                }
                 tell(record, section, out, table::of_one_pass)?;
                 if !open.is_empty() {
                     let (cases, of) = ((&*open, &inputs.lists), (head, &hidden));

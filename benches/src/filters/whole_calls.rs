@@ -1,7 +1,7 @@
 //! Whole calls over device memory by the host's clock: parameters go up and draws come down, and between them is the second
 //! pass of the rows that the first leaves undecided, which events around one pass do not see.
 
-use super::cases::{Case, Lists, draw, noted};
+use super::cases::{Case, Lists, MOST_LOGPROBS, draw, noted};
 use cudarc::driver::CudaStream;
 use flash_sampling::cuda::{Device, DeviceHead, DeviceMatrix, DeviceSampler};
 use flash_sampling::{Plan, RowParams, Samples};
@@ -36,7 +36,7 @@ pub fn time(
     (device, stream): (&Arc<Device>, &Arc<CudaStream>),
     interrupt: &Interrupt,
 ) -> Result<Section, CommandError> {
-    let plan = Plan { max_rows: hidden.rows, ..Plan::default() };
+    let plan = Plan { max_rows: hidden.rows, max_logprobs: Some(MOST_LOGPROBS), ..Plan::default() };
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
     // SAFETY: the weight is device memory of this size, which the caller holds and nothing writes to.
     let sampler = unsafe { DeviceSampler::new(head, weight.rows as u32, plan, device) }.map_err(failed)?;
