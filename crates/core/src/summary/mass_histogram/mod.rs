@@ -386,8 +386,18 @@ impl MassHistogram {
 
     /// The whole mass, summed in the fixed order of the bins.
     pub fn log_mass(&self) -> LogMass {
-        let top = f64::from(self.top);
-        let sum = self.bins().map(|(edge, mass)| mass * (edge - top).exp()).sum();
+        let mass = |(units, weight): (u64, f64)| units as f64 * Self::ONE_UNIT * weight;
+        let sum = if self.falling_from().is_some() {
+            let (_, [low, high]) = self.run();
+            high.iter()
+                .rev()
+                .chain(low.iter().rev())
+                .zip(weights())
+                .map(|(&units, &weight)| mass((units, weight)))
+                .sum()
+        } else {
+            self.integer_bins().map(|(edge, units)| mass((units, weight_of(edge, self.top)))).sum()
+        };
         LogMass { max: self.top, sum }
     }
 
