@@ -1,4 +1,4 @@
-// Scans of stored logits for rows with filters, beside the largest logits (top_list.cu) and the masses (mass_histogram.cu): the
+// Scans of stored logits for rows with filters, beside the largest logits (top_list.cu) and the masses (row_summary.cu): the
 // requests of core's backend/row_summary.rs.
 //
 //   frontiers      for each draw, the tokens that no other token of the same part of the row beats in logit and score; they

@@ -27,7 +27,8 @@ pub(crate) use peers::{MAX_PEERS, PeerRecords, PeerState, Peers, RECORD_BYTES, R
 #[cfg(feature = "nccl")]
 pub(crate) use reduction::Reduction;
 pub(crate) use stored::{
-    Canonical, Existing, Item, KeptToken, KeptTokens, Masses, NearTies, StoredLogits, TopLists, Transform,
+    Canonical, Existing, Item, KeptToken, KeptTokens, Masses, NearTies, PART_MASSES_BYTES, RowSummaries,
+    SUMMARY_COUNTERS_BYTES, SUMMARY_LISTED, SUMMARY_TOKENS, StoredLogits, SummaryRequest, TopLists,
 };
 pub(crate) use stored_scan::{ScanSums, ScanTokens, SumQuery};
 

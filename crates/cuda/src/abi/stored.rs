@@ -3,6 +3,7 @@
 use crate::abi::fused::HeadTransform;
 use crate::abi::layout::layout;
 use bytemuck::{Pod, Zeroable};
+use flash_sampling_core::MassHistogram;
 
 /// The logits that the standalone kernel draws from.
 #[repr(C)]
@@ -124,23 +125,45 @@ layout!(Canonical 112:
     weight_type 96, hidden_type 100, width 104, first_token 108
 );
 
-/// The argument of transform.cu.
+/// A request about a row, for row_summary.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub(crate) struct SummaryRequest {
+    /// Largest logits.
+    pub(crate) limit: u32,
+    /// Whether transformed logits are stored: 1 or 0.
+    pub(crate) stores: u32,
+}
+layout!(SummaryRequest 8: limit 0, stores 4);
+
+/// The argument of row_summary.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Transform {
+pub(crate) struct RowSummaries {
+    pub(crate) stored: StoredLogits,
+    pub(crate) out: KeptTokens,
     pub(crate) raw: u64,
-    pub(crate) stored: u64,
-    pub(crate) invalid: u64,
-    pub(crate) rows: u64,
     pub(crate) sources: u64,
+    pub(crate) rows: u64,
+    pub(crate) requests: u64,
+    pub(crate) invalid: u64,
+    pub(crate) words: u64,
+    pub(crate) parts: u64,
+    pub(crate) listed: u64,
+    pub(crate) counters: u64,
     pub(crate) raw_stride: u64,
-    pub(crate) stored_stride: u64,
     pub(crate) element: u32,
-    pub(crate) first_token: u32,
-    pub(crate) tokens: u32,
     pub(crate) padding: u32,
 }
-layout!(Transform 72:
-    raw 0, stored 8, invalid 16, rows 24, sources 32, raw_stride 40, stored_stride 48, element 56, first_token 60,
-    tokens 64, padding 68
+layout!(RowSummaries 136:
+    stored 0, out 24, raw 48, sources 56, rows 64, requests 72, invalid 80, words 88, parts 96, listed 104, counters 112,
+    raw_stride 120, element 128, padding 132
 );
+
+/// Tokens of a block of row_summary.cu.
+pub(crate) const SUMMARY_TOKENS: usize = 8192;
+/// Bytes of a block's masses, and of a row's counters.
+pub(crate) const PART_MASSES_BYTES: usize = 8 + 8 * (MassHistogram::WORDS - 1);
+pub(crate) const SUMMARY_COUNTERS_BYTES: usize = 8;
+/// Tokens that the blocks of a row may list.
+pub(crate) const SUMMARY_LISTED: usize = 4096;

@@ -28,11 +28,10 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     #[cfg(feature = "nccl")]
     &nccl::SOURCE,
     &standalone::SOURCE,
-    &stored_kernels::MASS_HISTOGRAM,
+    &stored_kernels::ROW_SUMMARY,
     &stored_kernels::TOP_LIST,
     &stored_kernels::NEAR_TIES,
     &stored_kernels::CANONICAL,
-    &stored_kernels::TRANSFORM,
     &stored_scan::SOURCE,
 ];
 

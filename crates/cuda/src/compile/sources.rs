@@ -101,17 +101,16 @@ const FILES: &[(&str, &str)] = &[
     file!("include/flash_sampling/summary/row_mass.cuh"),
     file!("include/flash_sampling/summary/winner.cuh"),
     file!("include/flash_sampling/transform.cuh"),
-    file!("mass_histogram.cu"),
     file!("near_ties.cu"),
     file!("peers.cu"),
     file!("reduction.cu"),
+    file!("row_summary.cu"),
     file!("select.cu"),
     file!("standalone.cu"),
     file!("stored_scan.cu"),
     file!("top_list.cu"),
     file!("top_p.cu"),
     file!("top_p_ranks.cu"),
-    file!("transform.cu"),
 ];
 
 /// The text of a kernel with every header in place of its first `#include "..."`: NVRTC looks names up literally, so it

@@ -27,9 +27,9 @@ use std::sync::Arc;
 /// the stored logits, decided at once.
 ///
 /// Rows with log-probabilities, draws without replacement or other filters, the few rows that stay undecided, and all rows
-/// of a canonical plan are drawn from stored logits: up to 64 MiB of transformed logits are stored on the GPU at a time, and
-/// kernels over those draw, sum the masses, and find the best tokens. Only results are copied down. The first such row
-/// allocates the memory (about 130 MiB for a vocabulary of 152k), and a call with more masks and biases than any before it
+/// of a canonical plan are drawn from stored logits: the kernel that draws stores up to 256 MiB of logits on the GPU at a time,
+/// and others draw again, sum the masses, and find the best tokens. Only results are copied down. The first such row
+/// allocates the memory (for a vocabulary of 152k about 90 MiB, and 0.7 MiB for each row of the plan up to 256), and a call with more masks and biases than any before it
 /// allocates more. For raw log-probabilities the logits are stored once more, without the row's transforms. A canonical plan
 /// reads the weight once more when it is planned, on the host, for its norms.
 ///

@@ -14,6 +14,7 @@ use crate::device::queries::CanonicalInputs;
 use crate::device::results;
 use crate::device::row_features::KernelChoice;
 use crate::device::select::GroupRule;
+use crate::device::stored_rows::{StoredRows, SummaryInput};
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::host::exchange::CudaExchange;
@@ -274,23 +275,33 @@ impl UploadedHead {
         exchange.check(draws)
     }
 
-    /// Stores the transformed logits of the rows that are staged, at most [`UploadedHead::most`] rows, `row_stride` floats
-    /// apart from the device address `logits` on, and waits. Each row's draw is left in `draws`, and tells of invalid
-    /// rows. Returns what the logits were made of, for the canonical arithmetic.
+    /// Stores and summarizes the logits of the rows that are staged, at most [`UploadedHead::most`] rows, and waits. Each
+    /// row's draw is left in `draws`, with its first invalid logit. Returns the inputs of the logits, for a canonical plan,
+    /// whose bounds are those of the portable kernel.
     pub(crate) fn store(
         &mut self,
         staging: &mut Staging,
         input: &Matrix<'_>,
-        logits: u64,
-        row_stride: usize,
+        is_canonical: bool,
+        stored: &mut StoredRows,
         draws: &mut Vec<Draw>,
         stream: &Arc<CudaStream>,
     ) -> Result<CanonicalInputs, CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
-        let out = self.draws.device_ptr(stream).0;
-        // SAFETY: as above; the caller has room for the logits of as many rows as are staged.
-        unsafe { self.fused.launch_storing(stream, &hidden, rows, out, logits, row_stride) }?;
+        let (out, to) = (self.draws.device_ptr(stream).0, stored.place(0, stream));
+        // SAFETY: as above; there is room for the logits of as many rows as are staged.
+        let is_transformed = unsafe {
+            if is_canonical {
+                let launched = self.fused.launch_storing(stream, &hidden, rows, out, to.logits, to.stride as usize);
+                launched.map(|()| true)
+            } else {
+                self.fused.launch_storing_fast(stream, &hidden, (rows, out), staging.kinds(), to)
+            }
+        }?;
+        let rows_to_apply = if is_transformed { 0 } else { rows };
+        stored.summarize(&SummaryInput { raw: None, sources: 0, rows: rows_to_apply }, stream)?;
         self.copy_draws(hidden.rows, draws, stream)?;
+        stored.finish_summaries(stream)?;
         Ok(CanonicalInputs { head: self.head, hidden, rows })
     }
 

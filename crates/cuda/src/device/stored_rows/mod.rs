@@ -1,20 +1,21 @@
-//! Transformed logits that are stored on the GPU, and what is asked of them: masses, the best tokens by score or by
+//! Transformed logits that are stored on the GPU, and what is requested of them: masses, the best tokens by score or by
 //! logit, draws, and near ties evaluated canonically.
 //!
 //! ```text
-//! store -> masses
+//! store -> masses, the largest logits: row_summary
 //!       -> draws: standalone -> near_ties -> canonical      (the last two for a canonical plan)
 //!       -> lists: top_list               -> canonical
-//!       -> surveys: frontiers, tokens above floors, sums
+//!       -> frontiers, tokens above floors, sums: stored_scan
 //! ```
 #![allow(unsafe_code)]
 
 mod launches;
 mod query_results;
 mod reads;
+mod summaries;
 mod sums;
 
-use crate::abi::{Draw, Item, KeptToken, Row, StoredLogits};
+use crate::abi::{Draw, Item, KeptToken, LogitStore, Row, StoredLogits, block_maxima_bytes};
 use crate::device::gpu::Device;
 use crate::device::pinned::Pinned;
 use crate::device::standalone::DeviceStandalone;
@@ -25,9 +26,14 @@ use core::ops::Range;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::{DType, MassHistogram};
 use std::sync::Arc;
+use summaries::Summaries;
+pub(crate) use summaries::{LONGEST_LIST, SummaryInput};
 
 /// Bytes of stored logits, and of scores, beyond the first row of each.
-const SCRATCH: usize = 64 << 20;
+const LOGITS_BYTES: usize = 256 << 20;
+const SCORES_BYTES: usize = 64 << 20;
+/// The fused kernel stores whole octets of rows.
+const OCTET: usize = 8;
 /// The most rows that are stored at a time.
 pub(crate) const MAX_ROWS: usize = 256;
 /// The most items of a launch.
@@ -48,7 +54,10 @@ pub(crate) struct StoredRows {
     surveys: Option<StoredScanKernels>,
     draw: DeviceStandalone,
     logits: CudaSlice<f32>,
-    tops: CudaSlice<u32>,
+    /// Beside the logits, for the kernel that stores both.
+    block_maxima: CudaSlice<u8>,
+    summaries: Summaries,
+    /// Sums of places and moments.
     words: CudaSlice<u64>,
     /// The items of a launch: their noise, themselves, their sources.
     inputs: CudaSlice<u8>,
@@ -61,7 +70,7 @@ pub(crate) struct StoredRows {
     capacity: usize,
     staged: Vec<u8>,
     draws_here: Vec<Draw>,
-    /// What comes down: masses, or the count of kept tokens and behind it the tokens.
+    /// The count of kept tokens, and behind it the tokens.
     results: Pinned,
     /// How many kept tokens are fetched with their count, of items whose number is not known.
     expected: usize,
@@ -75,7 +84,7 @@ pub(crate) struct StoredRows {
 }
 
 impl StoredRows {
-    /// Plans for the tokens `tokens` and up to `max_rows` rows, fewer where they do not fit into 64 MiB.
+    /// Plans for the tokens `tokens` and up to `max_rows` rows, fewer where they do not fit into 256 MiB.
     pub(crate) fn new(
         tokens: Range<u32>,
         max_rows: usize,
@@ -83,10 +92,10 @@ impl StoredRows {
         stream: &Arc<CudaStream>,
     ) -> Result<Self, CudaError> {
         let kernels = StoredKernels::load(device)?;
-        let stride = tokens.len().next_multiple_of(4);
-        let fitting = (SCRATCH / (4 * stride)).max(1);
-        let rows = max_rows.min(MAX_ROWS).min(fitting);
-        let list_blocks = fitting.min(device.multiprocessors() as usize).min(max_rows.saturating_mul(2));
+        let stride = tokens.len().next_multiple_of(8);
+        let fitting = |bytes: usize| (bytes / (4 * stride)).max(1);
+        let rows = max_rows.min(MAX_ROWS).min(fitting(LOGITS_BYTES));
+        let list_blocks = fitting(SCORES_BYTES).min(device.multiprocessors() as usize).min(max_rows.saturating_mul(2));
         let capacity = tokens.len().max(1 << 16);
         let allocate = CudaError::driver("allocate room for stored logits");
         let draw = DeviceStandalone::new(tokens.clone(), DType::F32, MAX_ITEMS, device)?;
@@ -98,8 +107,9 @@ impl StoredRows {
             kernels,
             surveys: None,
             draw,
-            logits: stream.alloc_zeros(rows * stride).map_err(&allocate)?,
-            tops: stream.alloc_zeros(rows).map_err(&allocate)?,
+            logits: stream.alloc_zeros((rows.next_multiple_of(OCTET) + OCTET) * stride).map_err(&allocate)?,
+            block_maxima: stream.alloc_zeros(block_maxima_bytes(rows, tokens.len())).map_err(&allocate)?,
+            summaries: Summaries::new(rows, tokens.len(), stream)?,
             words: stream.alloc_zeros(rows * MassHistogram::WORDS).map_err(&allocate)?,
             inputs: stream.alloc_zeros(MAX_ITEMS * each).map_err(&allocate)?,
             draws: stream.alloc_zeros(MAX_ITEMS * size_of::<Draw>()).map_err(&allocate)?,
@@ -111,7 +121,7 @@ impl StoredRows {
             tokens,
             staged: Vec::new(),
             draws_here: Vec::new(),
-            results: Pinned::new((KEPT_AT + capacity * KEPT).max(8 * rows * MassHistogram::WORDS), stream)?,
+            results: Pinned::new(KEPT_AT + capacity * KEPT, stream)?,
             expected: 0,
             kept_here: Vec::new(),
             kept_ends: Vec::new(),
@@ -145,30 +155,43 @@ impl StoredRows {
         self.tokens.clone()
     }
 
-    /// Where the transformed logits are to be stored: device address of the first row, floats from one row to the next.
-    pub(crate) fn place(&self, stream: &Arc<CudaStream>) -> (u64, usize) {
-        (self.logits.device_ptr(stream).0, self.stride)
+    /// Where the logits are to be stored, from row `first` on.
+    pub(crate) fn place(&self, first: usize, stream: &Arc<CudaStream>) -> LogitStore {
+        let logits = self.logits.device_ptr(stream).0 + (first * self.stride * size_of::<f32>()) as u64;
+        LogitStore { logits, stride: self.stride as u64, block_maxima: self.block_maxima.device_ptr(stream).0 }
     }
 
     fn logits(&self, stream: &Arc<CudaStream>) -> StoredLogits {
-        let (logits, stride) = self.place(stream);
+        let (logits, row_stride) = (self.logits.device_ptr(stream).0, self.stride as u64);
         let (first_token, tokens) = (self.tokens.start, self.tokens.len() as u32);
-        StoredLogits { logits, row_stride: stride as u64, first_token, tokens }
+        StoredLogits { logits, row_stride, first_token, tokens }
     }
+}
 
-    /// The masses of each of the first `rows` stored rows, as words for [`MassHistogram::from_words`]. Waits.
-    pub(crate) fn masses(&mut self, rows: usize, stream: &Arc<CudaStream>) -> Result<&[u64], CudaError> {
-        let failed = CudaError::driver("sum the masses of stored logits");
-        stream.memset_zeros(&mut self.tops).map_err(&failed)?;
-        stream.memset_zeros(&mut self.words).map_err(&failed)?;
-        let stored = self.logits(stream);
-        let (tops, words) = (self.tops.device_ptr(stream).0, self.words.device_ptr(stream).0);
-        // SAFETY: logits, tops and words are this value's, sized by `new`; the last two were just cleared.
-        unsafe { self.kernels.sum_masses(stream, &stored, rows as u32, tops, words) }?;
-        let bytes = 8 * rows.min(self.rows) * MassHistogram::WORDS;
-        // SAFETY: the words are this value's, and as many.
-        unsafe { self.results.copy_down(words, 0, bytes, stream) }?;
-        stream.synchronize().map_err(&failed)?;
-        Ok(bytemuck::cast_slice(&self.results.bytes()?[..bytes]))
+/// Puts kept tokens into the order of their items, by counting, so that no sort is longer than an item's; `ends` are those of
+/// the items' tokens.
+fn by_item(
+    kept: &[KeptToken],
+    items: usize,
+    sorted: &mut Vec<KeptToken>,
+    ends: &mut Vec<usize>,
+) -> Result<(), CudaError> {
+    if kept.iter().any(|kept| kept.item as usize >= items) {
+        return Err(CudaError::Corrupt { what: "the item of a token" });
     }
+    // First how many each item has, then where it begins, and as its tokens come, where it ends.
+    ends.clear();
+    ends.resize(items, 0);
+    kept.iter().for_each(|kept| ends[kept.item as usize] += 1);
+    let mut begin = 0;
+    for place in &mut *ends {
+        begin += core::mem::replace(place, begin);
+    }
+    sorted.resize(kept.len(), KeptToken::default());
+    for kept in kept {
+        let place = &mut ends[kept.item as usize];
+        sorted[*place] = *kept;
+        *place += 1;
+    }
+    Ok(())
 }

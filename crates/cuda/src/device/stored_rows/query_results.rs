@@ -1,8 +1,8 @@
 //! What wishes come to: draws, or kept tokens, which come down in no order and are sorted here.
 #![allow(unsafe_code)]
 
-use super::{KEPT, KEPT_AT, MAX_ITEMS, StoredRows};
-use crate::abi::{Draw, KeptToken, status};
+use super::{KEPT, KEPT_AT, MAX_ITEMS, StoredRows, by_item};
+use crate::abi::{Draw, status};
 use crate::device::queries::{CanonicalInputs, Kind, Query, QueryResults};
 use crate::device::results;
 use crate::error::CudaError;
@@ -70,7 +70,8 @@ impl StoredRows {
             // A little more than this time: rows of a model are alike.
             self.expected = count + count / 4;
         }
-        self.arrange(count, wishes.len())?;
+        let kept = bytemuck::cast_slice(&self.results.bytes()?[KEPT_AT..KEPT_AT + count * KEPT]);
+        by_item(kept, wishes.len(), &mut self.kept_here, &mut self.kept_ends)?;
         self.grant_kept(wishes, granted);
         Ok(())
     }
@@ -116,30 +117,6 @@ impl StoredRows {
             stream.synchronize().map_err(&failed)?;
         }
         Ok(count)
-    }
-
-    /// Puts the `count` kept tokens that came down into the order of their items: by counting, so that no sort is longer than
-    /// an item's.
-    fn arrange(&mut self, count: usize, items: usize) -> Result<(), CudaError> {
-        let kept: &[KeptToken] = bytemuck::cast_slice(&self.results.bytes()?[KEPT_AT..KEPT_AT + count * KEPT]);
-        if kept.iter().any(|kept| kept.item as usize >= items) {
-            return Err(CudaError::Corrupt { what: "the item of a token" });
-        }
-        // First how many each item has, then where it begins, and as its tokens come, where it ends.
-        self.kept_ends.clear();
-        self.kept_ends.resize(items, 0);
-        kept.iter().for_each(|kept| self.kept_ends[kept.item as usize] += 1);
-        let mut begin = 0;
-        for place in &mut self.kept_ends {
-            begin += core::mem::replace(place, begin);
-        }
-        self.kept_here.resize(count, KeptToken::default());
-        for kept in kept {
-            let place = &mut self.kept_ends[kept.item as usize];
-            self.kept_here[*place] = *kept;
-            *place += 1;
-        }
-        Ok(())
     }
 
     /// The best of each item's tokens, which lie in the order of their items.

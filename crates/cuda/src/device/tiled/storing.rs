@@ -6,6 +6,7 @@ use crate::abi::{HeadTransform, LogitStore};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::DType;
@@ -46,6 +47,29 @@ impl DeviceTiled {
                 LogitStore { logits, stride: row_stride as u64, block_maxima: 0 },
             )
         }
+    }
+
+    /// As [`DeviceTiled::launch`], and stores the logits by the fastest kernel for rows of these features. Returns whether they
+    /// are the transformed ones, and not the raw ones.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`].
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`]; what `stored` names too is device memory of this device until the launch has run, with room
+    /// for whole octets of rows.
+    pub(crate) unsafe fn launch_storing_fast(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        (rows, draws): (u64, u64),
+        features: RowFeatures,
+        stored: LogitStore,
+    ) -> Result<bool, CudaError> {
+        let has_maxima = features == RowFeatures::Bare && self.stores_block_maxima(hidden);
+        let output = if has_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };
+        // SAFETY: the same contract.
+        unsafe { self.launch_any(stream, hidden, rows, draws, output) }
     }
 
     /// Whether calls with these hidden states can leave the largest logits of granules beside the logits.

@@ -80,7 +80,6 @@ impl DeviceSampler {
             filters: Vec::new(),
             slots: Vec::new(),
             plans: Vec::new(),
-            stored: Vec::new(),
             results: Vec::new(),
             device: device.clone(),
         };

@@ -1,14 +1,14 @@
 //! Launches over hidden states in device memory.
 #![allow(unsafe_code)]
 
-use crate::abi::{Draw, RowFilters};
+use crate::abi::{Draw, Row, RowFilters};
 use crate::device::filtered::{DeviceFilters, FilterKinds, rows_within};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::queries::CanonicalInputs;
 use crate::device::results;
 use crate::device::scratch::Scratch;
-use crate::device::stored_rows::StoredRows;
+use crate::device::stored_rows::{StoredRows, SummaryInput};
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::host::row_scan::{CallRows, DrawItem, FilterSource, LogitSource, idle};
@@ -37,8 +37,6 @@ pub(super) struct DeviceLaunches {
     pub(super) slots: Vec<Option<usize>>,
     /// Of each launch its first row, and its slots.
     pub(super) plans: Vec<(usize, Range<usize>)>,
-    /// The rows whose logits are stored.
-    pub(super) stored: Vec<DrawItem>,
     pub(super) results: Vec<Draw>,
     pub(super) device: Arc<Device>,
 }
@@ -286,36 +284,48 @@ impl LogitSource for DeviceInputs<'_> {
         rows: &CallRows<'_, '_>,
         which: &[usize],
         is_raw: bool,
-        stored: &StoredRows,
+        stored: &mut StoredRows,
         draws: &mut Vec<Draw>,
     ) -> Result<Option<CanonicalInputs>, CudaError> {
         if !self.is_ready {
             // The logits are stored on another stream.
-            self.stream.synchronize().map_err(CudaError::driver("wait for the hidden states"))?;
+            self.own.join(self.stream).map_err(CudaError::driver("wait for the hidden states"))?;
             self.is_ready = true;
         }
-        let (logits, stride) = stored.place(self.own);
         let to = self.launches.poisoned_draws(which.len(), self.own)?;
-        let mut at = 0;
+        let DeviceLaunches { staging, adjustments, fused, .. } = &mut *self.launches;
+        staging.clear();
+        for &r in which {
+            match is_raw {
+                true => staging.push(&idle(), &rows.raw()?, [0])?,
+                false => {
+                    let row = rows.adjusted(r, adjustments, fused.tokens())?;
+                    staging.push(&rows.batch.params[r], &row, [row.first_draw])?;
+                }
+            }
+        }
+        let there = self.launches.copy(self.own)?;
+        let features = self.launches.staging.kinds();
+        let (mut at, mut is_transformed) = (0, false);
         for run in which.chunk_by(|a, b| a + 1 == *b) {
-            let (mut items, mut slots) = (take(&mut self.launches.stored), take(&mut self.launches.slots));
-            items.clear();
-            slots.clear();
-            let item = |&row: &usize| DrawItem { row, draw: rows.first_draw(row), filters: RowFilters::OFF };
-            items.extend(run.iter().map(item));
-            slots.extend((0..run.len()).map(|i| Some(i).filter(|_| !is_raw)));
-            self.launches.stage(rows, run[0], &items, &slots)?;
-            (self.launches.stored, self.launches.slots) = (items, slots);
-            let there = self.launches.copy(self.own)?;
             let hidden = self.rows_of(run[0]..run[0] + run.len());
-            let (to, logits) = (to + (at * size_of::<Draw>()) as u64, logits + (at * stride * size_of::<f32>()) as u64);
+            let (of_rows, to) = (there + (at * size_of::<Row>()) as u64, to + (at * size_of::<Draw>()) as u64);
+            let place = stored.place(at, self.own);
+            let fused = &mut self.launches.fused;
             // SAFETY: the contract of `new`; there is room for the draws and logits of these rows.
-            unsafe { self.launches.fused.launch_storing(self.own, &hidden, there, to, logits, stride) }?;
+            is_transformed = unsafe { fused.launch_storing_fast(self.own, &hidden, (of_rows, to), features, place) }?;
             at += run.len();
         }
+        let rows_to_apply = if is_transformed { 0 } else { there };
+        stored.summarize(&SummaryInput { raw: None, sources: 0, rows: rows_to_apply }, self.own)?;
         self.launches.copy_down(which.len(), self.own)?;
+        stored.finish_summaries(self.own)?;
         draws.clone_from(&self.launches.results);
         Ok(None)
+    }
+
+    fn stores_draws(&self) -> bool {
+        true
     }
 }
 

@@ -87,7 +87,7 @@ impl LogitSource for UploadedInputs<'_, '_> {
         rows: &CallRows<'_, '_>,
         which: &[usize],
         is_raw: bool,
-        stored: &StoredRows,
+        stored: &mut StoredRows,
         draws: &mut Vec<Draw>,
     ) -> Result<Option<CanonicalInputs>, CudaError> {
         self.staging.clear();
@@ -101,9 +101,13 @@ impl LogitSource for UploadedInputs<'_, '_> {
             }
         }
         draws.clear();
-        let (logits, stride) = stored.place(self.stream);
-        let inputs = self.uploaded.store(self.staging, &rows.batch.input, logits, stride, draws, self.stream)?;
+        let is_canonical = self.error_bounds.is_some();
+        let inputs = self.uploaded.store(self.staging, &rows.batch.input, is_canonical, stored, draws, self.stream)?;
         Ok(Some(inputs))
+    }
+
+    fn stores_draws(&self) -> bool {
+        true
     }
 
     fn score_bound(&mut self, rows: &CallRows<'_, '_>, r: usize) -> Result<Option<RowScoreBound>, CudaError> {

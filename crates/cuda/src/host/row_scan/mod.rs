@@ -58,11 +58,6 @@ impl<'c, 'a> CallRows<'c, 'a> {
         Ok(row.with_adjustments(adjustments.row(0)))
     }
 
-    /// The number of a row's first draw.
-    pub(crate) fn first_draw(&self, r: usize) -> u32 {
-        self.batch.rows[r].map_or(0, |row| row.first_draw)
-    }
-
     /// A row without transforms.
     pub(crate) fn raw(&self) -> Result<params::Row<'static>, CudaError> {
         self.raw.map_err(|_| UNCHECKED)
@@ -119,16 +114,21 @@ pub(crate) trait LogitSource {
     /// The most rows whose logits are stored by one call.
     fn most_stored(&self) -> usize;
 
-    /// Stores the logits of ascending rows, transformed or raw, in the first rows of `stored`, and waits. Of each row a draw
-    /// is left that has its first invalid logit. Returns the inputs of the logits, for a canonical plan.
+    /// Stores the logits of ascending rows, transformed or raw, in the first rows of `stored`, summarizes them, and waits. Of
+    /// each row a draw is left that has its first invalid logit. Returns the inputs of the logits, for a canonical plan.
     fn store(
         &mut self,
         rows: &CallRows<'_, '_>,
         which: &[usize],
         is_raw: bool,
-        stored: &StoredRows,
+        stored: &mut StoredRows,
         draws: &mut Vec<Draw>,
     ) -> Result<Option<CanonicalInputs>, CudaError>;
+
+    /// Whether [`LogitSource::store`] makes the first draw of each row.
+    fn stores_draws(&self) -> bool {
+        false
+    }
 
     /// The error bound of a row's scores, in a canonical plan.
     fn score_bound(&mut self, _rows: &CallRows<'_, '_>, _r: usize) -> Result<Option<RowScoreBound>, CudaError> {
@@ -362,6 +362,10 @@ impl RowScan {
                 held.clear();
                 held.extend(part.iter().map(|member| member.at));
                 *holds_raw = is_raw;
+                stored.requests().clear();
+                stored
+                    .requests()
+                    .extend(part.iter().map(|member| member.summary_request(is_raw, source.stores_draws())));
                 inputs = source.store(rows, held, is_raw, stored, draws)?.filter(|_| place.plan.canonical);
                 for (slot, (member, draw)) in part.iter_mut().zip(&*draws).enumerate() {
                     member.slot = slot;
@@ -369,6 +373,8 @@ impl RowScan {
                     member.out.error = bad_logit(draw).filter(|_| !is_raw);
                     if place.plan.canonical {
                         member.bound = source.score_bound(rows, member.at)?;
+                    } else if source.stores_draws() && !is_raw {
+                        member.take_draw(draw);
                     }
                 }
             }

@@ -2,20 +2,22 @@
 //!
 //! | part of a summary | kernel | copied to the host |
 //! | --- | --- | --- |
-//! | draws | `standalone.cu`, with canonical sums `near_ties.cu` and `canonical.cu` | 16 bytes each |
-//! | largest logits, draws without replacement | `top_list.cu` | 16 bytes each |
+//! | draws | the fused kernel the first, `standalone.cu`, with canonical sums `near_ties.cu` and `canonical.cu` | 16 bytes each |
+//! | largest logits | `row_summary.cu`, long lists `top_list.cu` | 16 bytes each |
+//! | draws without replacement | `top_list.cu` | 16 bytes each |
 //! | tokens from a floor on | `stored_scan.cu` | 16 bytes each |
-//! | masses, of raw logits too | `mass_histogram.cu` | 513 words of 8 bytes |
+//! | masses, of raw logits too | `row_summary.cu` | 513 words of 8 bytes |
 //! | moments | `stored_scan.cu` | 9 words |
 //! | frontier of a draw | `stored_scan.cu`: a few tokens of each 4096, of which the host makes the frontier | 16 bytes each |
 //! | mass before a point | `stored_scan.cu` | one word |
 //!
 //! A row whose filters come before a temperature that takes logits beyond float32 is copied and summarized by the host.
 
-use crate::abi::{Item, Row, SumQuery};
+use crate::abi::{Draw, Item, Row, SumQuery, SummaryRequest};
 use crate::device::queries::{CanonicalInputs, Kind, Query, QueryResults};
-use crate::device::stored_rows::StoredRows;
+use crate::device::stored_rows::{LONGEST_LIST, StoredRows};
 use crate::error::CudaError;
+use crate::host::row_scan::candidate;
 use cudarc::driver::CudaStream;
 use flash_sampling_core::backend::error_bounds::RowScoreBound;
 use flash_sampling_core::backend::selection::{PrefixMass, SummarySpec};
@@ -43,6 +45,11 @@ pub(crate) struct ScanRow<'a> {
 }
 
 impl ScanRow<'_> {
+    /// Whether it has raw log-probabilities.
+    pub(crate) fn is_raw(&self) -> bool {
+        self.row.raw_logprobs.is_some()
+    }
+
     fn is_overview(&self) -> bool {
         self.out.error.is_none() && self.request.is_overview()
     }
@@ -76,6 +83,28 @@ impl ScanRow<'_> {
     /// Whether the draws of a row without filters are requested, and not as a list without replacement.
     fn needs_draws(&self) -> bool {
         self.draws && self.row.filters.is_none() && !self.row.without_replacement && self.is_overview()
+    }
+
+    /// The number of draws that are made: a greedy row makes one, and copies it.
+    fn made_draws(&self) -> u32 {
+        if self.row.greedy { 1 } else { self.row.draws }
+    }
+
+    /// What the pass that stores the row finds. `has_draw`: it makes the first draw, too.
+    pub(crate) fn summary_request(&self, is_raw: bool, has_draw: bool) -> SummaryRequest {
+        let most = if is_raw { self.row.raw_logprobs.filter(|_| self.is_overview()) } else { self.list_len() };
+        let limit = most.filter(|&most| most <= LONGEST_LIST).unwrap_or(0);
+        let is_done = has_draw && self.needs_draws() && self.made_draws() == 1;
+        let reads_logits = self.row.filters.is_some() || (self.draws && !is_done);
+        SummaryRequest { limit, stores: (is_raw || reads_logits).into() }
+    }
+
+    /// Takes the first draw of the row, if that is all it needs.
+    pub(crate) fn take_draw(&mut self, draw: &Draw) {
+        if self.needs_draws() && self.made_draws() == 1 {
+            let copies = self.row.draws as usize;
+            self.out.draws.extend(candidate(draw).into_iter().flat_map(|best| core::iter::repeat_n(best, copies)));
+        }
     }
 
     /// Noise as the kernels take it, without the transforms, which are done.
@@ -165,14 +194,14 @@ impl<'s, 'a> StoredScan<'s, 'a> {
     /// Draws of rows without filters. A greedy row makes one, and copies it.
     fn find_draws(&mut self) -> Result<(), CudaError> {
         let found = |member: &mut ScanRow<'_>, best: &[Candidate]| {
-            let copies = if member.row.greedy { member.row.draws } else { 1 };
+            let copies = member.row.draws / member.made_draws();
             member.out.draws.extend(best.iter().flat_map(|&best| core::iter::repeat_n(best, copies as usize)));
         };
         self.memory.clear();
         for m in 0..self.part.len() {
             let member = &self.part[m];
-            let draws = if member.row.greedy { 1 } else { member.row.draws };
-            for draw in (member.row.first_draw..).take(if member.needs_draws() { draws as usize } else { 0 }) {
+            let draws = if member.needs_draws() && member.out.draws.is_empty() { member.made_draws() } else { 0 };
+            for draw in (member.row.first_draw..).take(draws as usize) {
                 let member = &self.part[m];
                 self.memory.push(m, member.best(1, member.noise(draw)));
                 if self.memory.queries.len() == DRAWS {
@@ -190,8 +219,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
             is_list.then(|| member.best(row.draws, member.noise(row.first_draw)))
         });
         self.keep(Kind::Lists, |member, best| member.out.draws.extend_from_slice(best))?;
-        self.query(|member| Some(member.best(member.list_len()?, BY_LOGIT())));
-        self.keep(Kind::Lists, |member, best| member.out.list.extend_from_slice(best))?;
+        self.find_largest(|member| member.list_len(), |out, c| out.list.push(c))?;
         self.query(|member| match (member.request, member.filters()) {
             (Request::List { floor }, Some(_)) => {
                 let item = Item { source: member.slot as u32, limit: u32::MAX, slack: floor, padding: 0 };
@@ -202,19 +230,34 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         self.keep(Kind::Above, |member, best| member.out.list.extend_from_slice(best))
     }
 
+    /// The largest logits: of the pass that stored the row, or by queries where they are too many, or near ties count.
+    fn find_largest(
+        &mut self,
+        len: impl Fn(&ScanRow<'_>) -> Option<u32>,
+        push: fn(&mut RowSummary, Candidate),
+    ) -> Result<(), CudaError> {
+        self.memory.clear();
+        for (m, member) in self.part.iter_mut().enumerate() {
+            let Some(most) = len(member) else { continue };
+            match self.stored.list(member.slot)?.filter(|_| member.bound.is_none()) {
+                Some(list) => list.for_each(|c| push(member.out, c)),
+                None => self.memory.push(m, member.best(most, BY_LOGIT())),
+            }
+        }
+        if !self.memory.queries.is_empty() {
+            self.stored.store_rest(self.stream)?;
+        }
+        self.keep(Kind::Lists, |member, best| best.iter().for_each(|&c| push(member.out, c)))
+    }
+
     /// The masses of rows.
     fn find_masses(
         &mut self,
         needs: impl Fn(&ScanRow<'_>) -> bool,
         place: fn(&mut RowSummary) -> &mut MassHistogram,
     ) -> Result<(), CudaError> {
-        let Some(last) = self.part.iter().filter(|member| needs(member)).map(|member| member.slot).max() else {
-            return Ok(());
-        };
-        let masses = self.stored.masses(last + 1, self.stream)?;
         for member in self.part.iter_mut().filter(|member| needs(member)) {
-            let words = &masses[member.slot * MassHistogram::WORDS..][..MassHistogram::WORDS];
-            if !place(member.out).assign_words(words) {
+            if !place(member.out).assign_words(self.stored.mass(member.slot)?) {
                 return Err(CudaError::Corrupt { what: "masses" });
             }
         }
@@ -290,13 +333,10 @@ impl<'s, 'a> StoredScan<'s, 'a> {
 
     /// Adds what rows request of their raw logits, which are stored.
     pub(crate) fn find_raw(&mut self) -> Result<(), CudaError> {
-        let is_raw = |member: &ScanRow<'_>| member.row.raw_logprobs.is_some() && member.is_overview();
+        let is_raw = |member: &ScanRow<'_>| member.is_raw() && member.is_overview();
         self.find_masses(is_raw, |out| out.raw_mass.get_or_insert_default())?;
-        self.query(|member| {
-            let most = member.row.raw_logprobs.filter(|&most| most > 0 && member.is_overview())?;
-            Some(member.best(most, BY_LOGIT()))
-        });
-        self.keep(Kind::Lists, |member, best| best.iter().for_each(|&c| member.out.raw_top.push(c)))?;
+        let raw_len = |member: &ScanRow<'_>| member.row.raw_logprobs.filter(|&most| most > 0 && member.is_overview());
+        self.find_largest(raw_len, |out, c| out.raw_top.push(c))?;
         let (own, tokens) = (self.stored.tokens(), &mut self.memory.tokens);
         for member in self.part.iter_mut() {
             let Request::RawLogits(drawn) = member.request else { continue };

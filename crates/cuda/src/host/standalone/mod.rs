@@ -60,7 +60,7 @@ impl CudaStandalone {
             return Err(CudaError::TooLarge { what: "tokens", found: vocab_size, limit: 1 << 31 });
         }
         let stream = device.stream()?;
-        let kernels = LogitDraws::new(vocab_size as u32, plan.max_rows, math, device, &stream)?;
+        let kernels = LogitDraws::new(vocab_size as u32, math, device, &stream)?;
         let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());
         Ok(CudaStandalone { vocab_size: vocab_size as u32, plan, device, stream, kernels, driver, scan })
     }

@@ -2,15 +2,14 @@
 #![allow(unsafe_code)]
 
 use super::MOST;
-use crate::abi::{self, Draw, Row, Transform, status};
+use crate::abi::{self, Draw, Row, status};
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::noise_math::NoiseMath;
 use crate::device::queries::CanonicalInputs;
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, DeviceStandalone};
-use crate::device::stored_kernels::TransformKernel;
-use crate::device::stored_rows::{MAX_ROWS, StoredRows};
+use crate::device::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
 use crate::error::CudaError;
 use crate::host::row_scan::{CallRows, DrawItem, LogitSource, idle};
 use crate::host::staging::Staging;
@@ -25,9 +24,6 @@ pub(super) struct LogitDraws {
     math: NoiseMath,
     /// For bf16, f16 and f32, each made when the first such logits come.
     samplers: [Option<DeviceStandalone>; 3],
-    transform: TransformKernel,
-    /// The first bad logit of each row whose logits are stored.
-    invalid: CudaSlice<u64>,
     logits: CudaSlice<u8>,
     /// Rows and sources of a launch.
     inputs: CudaSlice<u8>,
@@ -38,13 +34,11 @@ pub(super) struct LogitDraws {
     /// Logits whose rows lie apart.
     gathered: Vec<u8>,
     sources_here: Vec<u32>,
-    invalid_here: Vec<u64>,
 }
 
 impl LogitDraws {
     pub(super) fn new(
         vocab_size: u32,
-        max_rows: usize,
         math: NoiseMath,
         device: &Arc<Device>,
         stream: &Arc<CudaStream>,
@@ -55,8 +49,6 @@ impl LogitDraws {
             vocab_size,
             math,
             samplers: [None, None, Some(f32s)],
-            transform: TransformKernel::load(device)?,
-            invalid: stream.alloc_zeros(max_rows.min(MAX_ROWS)).map_err(&allocate)?,
             logits: stream.alloc_zeros(16).map_err(&allocate)?,
             inputs: stream.alloc_zeros(MOST * size_of::<Row>() + 16).map_err(&allocate)?,
             sources: stream.alloc_zeros(MOST).map_err(&allocate)?,
@@ -65,7 +57,6 @@ impl LogitDraws {
             adjustments: Adjustments::default(),
             gathered: Vec::new(),
             sources_here: Vec::new(),
-            invalid_here: Vec::new(),
         };
         stream.synchronize().map_err(allocate)?;
         Ok(kernels)
@@ -176,7 +167,7 @@ impl LogitSource for CopiedLogits<'_> {
         rows: &CallRows<'_, '_>,
         which: &[usize],
         is_raw: bool,
-        stored: &StoredRows,
+        stored: &mut StoredRows,
         draws: &mut Vec<Draw>,
     ) -> Result<Option<CanonicalInputs>, CudaError> {
         let CopiedLogits { kernels, logits, stream, .. } = self;
@@ -191,30 +182,13 @@ impl LogitSource for CopiedLogits<'_> {
             }
         }
         let (there, sources) = kernels.copy_rows(which.iter().copied(), stream)?;
-        let (to, stride) = stored.place(stream);
-        let failed = CudaError::driver("transform logits");
-        kernels.invalid_here.clear();
-        kernels.invalid_here.resize(which.len(), u64::MAX);
-        stream.memcpy_htod(&kernels.invalid_here, &mut kernels.invalid.slice_mut(..which.len())).map_err(&failed)?;
-        let call = Transform {
-            raw: logits.address,
-            stored: to,
-            invalid: kernels.invalid.device_ptr(stream).0,
-            rows: there,
-            sources,
-            raw_stride: logits.row_stride as u64,
-            stored_stride: stride as u64,
-            element: abi::element(logits.dtype),
-            first_token: 0,
-            tokens: kernels.vocab_size,
-            padding: 0,
-        };
-        // SAFETY: logits, rows and sources were just copied on this stream, and `stored` has room for as many rows.
-        unsafe { kernels.transform.launch(stream, &call, which.len() as u32) }?;
-        stream.memcpy_dtoh(&kernels.invalid.slice(..which.len()), &mut kernels.invalid_here).map_err(&failed)?;
-        stream.synchronize().map_err(failed)?;
+        stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows: there }, stream)?;
+        stream.synchronize().map_err(CudaError::driver("transform logits"))?;
+        stored.finish_summaries(stream)?;
         draws.clear();
-        draws.extend(kernels.invalid_here.iter().map(|&key| invalid(key)));
+        for slot in 0..which.len() {
+            draws.push(invalid(stored.invalid(slot)?));
+        }
         Ok(None)
     }
 }

@@ -2,13 +2,13 @@
 //! when the last block is there.
 #![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row, status};
+use crate::abi::{Draw, Row, SummaryRequest, status};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::KernelChoice;
-use crate::device::stored_rows::StoredRows;
+use crate::device::stored_rows::{StoredRows, SummaryInput};
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::host::row_scan::{CallRows, ScanRow, StoredQueries, StoredScan, idle};
@@ -150,8 +150,8 @@ impl StreamedLogprobs {
                 break;
             }
             let part = DeviceMatrix { address: hidden.address + first as u64 * hidden.stride_bytes(), rows, ..hidden };
-            let (logits, stride) = stored.place(stream);
-            let logits = logits + 4 * u64::from(head.first_token);
+            let place = stored.place(0, stream);
+            let (logits, stride) = (place.logits + 4 * u64::from(head.first_token), place.stride as usize);
             let rows_at = rows_at + (first * size_of::<Row>()) as u64;
             // SAFETY: hidden states and rows are this value's, copied on this stream; there is room for as many draws and
             // logits; the head by this function's contract.
@@ -188,10 +188,18 @@ impl StreamedLogprobs {
                     members.push(member);
                 }
             }
+            let requests = members.iter().map(|member| (member.slot, member.summary_request(member.is_raw(), true)));
+            stored.requests().clear();
+            for (slot, request) in requests {
+                stored.requests().resize(slot, SummaryRequest::default());
+                stored.requests().push(request);
+            }
+            stored.summarize(&SummaryInput { raw: None, sources: 0, rows: 0 }, stream)?;
+            stored.finish_summaries(stream)?;
             let mut scan = StoredScan::new(&mut members, queries, stored, None, stream);
             scan.find()?;
             scan.find_raw()?;
-            for member in members.iter_mut().filter(|member| member.row.raw_logprobs.is_some()) {
+            for member in members.iter_mut().filter(|member| member.is_raw()) {
                 let first = own[own.partition_point(|row| row.at < member.at)].first_draw;
                 member.request = Request::RawLogits(&tokens[first..first + member.row.draws as usize]);
             }

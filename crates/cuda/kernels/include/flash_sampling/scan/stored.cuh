@@ -1,4 +1,4 @@
-// Stored, transformed logits, and requests about them: the types of top_list.cu, near_ties.cu, canonical.cu, mass_histogram.cu
+// Stored, transformed logits, and requests about them: the types of top_list.cu, near_ties.cu, canonical.cu, row_summary.cu
 // and stored_scan.cu. The host's module abi has the same types.
 #pragma once
 

@@ -28,7 +28,7 @@ FS_FUNCTION u32 mass_slot(float edge) {
 FS_FUNCTION u64 mass_units(float logit, float edge) {
     const float r = sub_rn(logit, edge);
     const float p = fma_rn(fma_rn(bits_to_f32(0x3d341741u), r, bits_to_f32(0x3e2a7721u)), r, bits_to_f32(0x3f000057u));
-    return 1073741824ull + static_cast<u64>(mul_rn(fma_rn(mul_rn(r, r), p, r), 1073741824.0f));
+    return 1073741824ull + static_cast<u32>(mul_rn(fma_rn(mul_rn(r, r), p, r), 1073741824.0f));
 }
 
 }  // namespace flash_sampling

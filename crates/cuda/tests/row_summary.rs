@@ -1,0 +1,105 @@
+//! The summaries of stored rows on the processor: the system's C++ compiler builds the kernel with a small emulator of a block's
+//! threads, and the test compares every mass, the largest logits and the stored logits with core's.
+
+mod emulated;
+
+use flash_sampling_core::backend::by_logit_rank;
+use flash_sampling_core::{Candidate, Domain, MassHistogram, Noise, Winner};
+
+/// The sizes of a case: first token, tokens, length of the list; and what the logits are.
+#[derive(Clone, Copy, Debug)]
+#[expect(dead_code, reason = "printed where a case fails")]
+struct Case {
+    first: u32,
+    tokens: u32,
+    limit: u32,
+    is_raw: bool,
+    kind: u32,
+}
+
+fn words<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
+    let (word, rest) = bytes.split_first_chunk().unwrap();
+    *bytes = rest;
+    *word
+}
+
+#[test]
+fn a_pass_over_a_row_finds_its_masses_and_largest_logits() {
+    let Some(program) = emulated::program("row_summary") else { return };
+    let noise = Noise::new(5, 3).unwrap();
+    let normal = |i: u32| {
+        let unit = |i| (f64::from(noise.word(Domain::Generator, 1, i)) + 0.5) * 2f64.powi(-32);
+        ((-2.0 * unit(2 * i).ln()).sqrt() * (core::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32
+    };
+    let shapes = [(0, 8192), (5, 1), (4097, 20_000), (64, 8193), (3, 300)];
+    let (mut shortest, mut lost) = (usize::MAX, 0);
+    for (case, (first, tokens)) in (0u32..).zip(shapes.into_iter().cycle().take(40)) {
+        let case =
+            Case { first, tokens, limit: [20, 0, 128, 1][case as usize % 4], is_raw: case % 3 != 0, kind: case / 5 };
+        let logit = |t: u32| match case.kind {
+            0 => 2.0 * normal(t),
+            1 => (2.0 * normal(t)).round() / 2.0,
+            2 if t.is_multiple_of(3) => f32::NEG_INFINITY,
+            // Beyond the window of masses, and beyond the grid: more tokens than there is room to list.
+            3 => 200.0 * normal(t),
+            4 => 4e6 * normal(t),
+            5 => f32::NEG_INFINITY,
+            // The same of equal logits.
+            6 => 1.5,
+            // A row whose first part is below the window of the second.
+            7 if t < 9000 => normal(t) - 90.0,
+            _ => 2.0 * normal(t),
+        };
+        let raw: Vec<f32> = (0..tokens).map(logit).collect();
+        let mask: Vec<u32> = (0..(first + tokens).div_ceil(32)).map(|w| w.wrapping_mul(0x9e37_79b9) | 1).collect();
+        let inv_temperature = if case.is_raw { 1.25f32 } else { 1.0 };
+        let transformed = |(t, &raw): (usize, &f32)| {
+            let token = first as usize + t;
+            let is_allowed = !case.is_raw || mask[token / 32] >> (token % 32) & 1 == 1;
+            if is_allowed { raw * inv_temperature } else { f32::NEG_INFINITY }
+        };
+        let logits: Vec<f32> = raw.iter().enumerate().map(transformed).collect();
+
+        let mut input = Vec::new();
+        [first, tokens, case.limit, case.is_raw.into()].iter().for_each(|word| input.extend(word.to_le_bytes()));
+        input.extend(inv_temperature.to_le_bytes());
+        mask.iter().for_each(|word| input.extend(word.to_le_bytes()));
+        raw.iter().for_each(|logit| input.extend(logit.to_le_bytes()));
+        let output = emulated::answer(&program, input);
+        let mut rest = output.as_slice();
+
+        let mut mass = MassHistogram::default();
+        logits.iter().for_each(|&logit| mass.push(logit));
+        let mut expected = Vec::new();
+        mass.to_words(&mut expected);
+        let found: Vec<u64> = (0..MassHistogram::WORDS).map(|_| u64::from_le_bytes(words(&mut rest))).collect();
+        assert!(found == expected, "{case:?}");
+        assert_eq!(u64::from_le_bytes(words(&mut rest)), u64::MAX, "{case:?}");
+
+        let count = u64::from_le_bytes(words(&mut rest));
+        let candidate = |_| {
+            let winner = Winner::from_ordered_bits(u64::from_le_bytes(words(&mut rest)));
+            Candidate { winner, logit: f32::from_le_bytes(words(&mut rest)) }
+        };
+        let mut kept: Vec<Candidate> = (0..count).map(candidate).collect();
+        kept.sort_by(by_logit_rank);
+        let finite = (first..).zip(&logits).filter(|(_, logit)| logit.is_finite());
+        let mut best: Vec<_> = finite.map(|(token, &logit)| (logit, token)).collect();
+        best.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        best.truncate(case.limit as usize);
+        lost += usize::from(kept.is_empty() && !best.is_empty());
+        let may_be_lost = matches!(case.kind, 3 | 4 | 6) && tokens > 4096;
+        if case.limit > 0 && !(may_be_lost && kept.is_empty()) {
+            let found: Vec<_> = kept.iter().take(best.len()).map(|c| (c.logit, c.winner.token)).collect();
+            assert_eq!(found, best, "{case:?}");
+            shortest = shortest.min(kept.len() - best.len());
+        }
+        assert!(case.limit > 0 || kept.is_empty(), "{case:?}");
+        for (t, logit) in logits.iter().enumerate() {
+            assert_eq!(f32::from_le_bytes(words(&mut rest)).to_bits(), logit.to_bits(), "{case:?}, token {t}");
+        }
+        assert!(rest.is_empty());
+    }
+    assert_eq!(shortest, 0, "every list is too long");
+    assert!(lost > 0, "no list is lost");
+}
