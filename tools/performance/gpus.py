@@ -5,6 +5,7 @@ from records import Bench, lines, peers, printed
 
 H200 = "2026-11-23-h200-bench-da2adbe.json"
 RIVALS = "2026-11-23-h200-peers.jsonl"
+H100 = "2026-11-24-h100-bench.json"
 PIPELINE = "2026-11-23-h200-pipeline-4f2cdf9.json"
 
 
@@ -19,6 +20,8 @@ class Draw:
         products = 2 * rows * head[0] * head[1] / bench.data["gpu"]["matrix_flops"]
         self.ceiling = max(read, products) / self.time
         self.rivals = peers(RIVALS, head, rows)
+        self.over_cublas = self.time / best["cuBLAS"]
+        self.inverse_cdf = best["cuBLAS + inverse CDF"] / self.time
 
     def over(self, rival):
         """The rival's time over ours, or nothing where the rival was not run."""
@@ -26,25 +29,33 @@ class Draw:
 
 
 def one_gpu():
-    bench, body = Bench(H200), []
+    bench, second, body = Bench(H200), Bench(H100), []
+
+    def noise(draw):
+        return " / ".join(percent(1 - draw.best["greedy"] / draw.best[name]) for name in DRAWS)
+
     for head in HEADS:
         for i, rows in enumerate([1, 64, 128, 192, 256]):
-            draw = Draw(bench, head, rows)
-            best = draw.best
+            draw, h100 = Draw(bench, head, rows), Draw(second, head, rows)
             body.append([
                 "" if i else head_name(head),
                 rows,
-                " / ".join(us(best[name], 1) for name in DRAWS),
+                " / ".join(us(draw.best[name], 1) for name in DRAWS),
                 f"{draw.ceiling:.3f}",
-                f"{draw.time / best['cuBLAS']:.3f}",
+                f"{draw.over_cublas:.3f}",
                 draw.over("triton"),
                 draw.over("fi2"),
-                f"{best['cuBLAS + inverse CDF'] / draw.time:.2f}",
-                " / ".join(percent(1 - best["greedy"] / best[name]) for name in DRAWS),
+                f"{draw.inverse_cdf:.2f}",
+                noise(draw),
+                us(h100.time, 1),
+                f"{h100.over_cublas:.3f}",
+                f"{h100.inverse_cdf:.2f}",
+                noise(h100),
             ])
     return table(
         ["head", "rows", "draw, us", "of the ceiling", "over bare cuBLAS", "paper's Triton kernel", "cuBLAS + FlashInfer",
-         "cuBLAS + inverse CDF", "noise, %"], body)
+         "cuBLAS + inverse CDF", "noise, %", "H100: draw, us", "over bare cuBLAS", "cuBLAS + inverse CDF", "noise, %"],
+        body)
 
 
 def readme():
@@ -73,8 +84,6 @@ def other_kernels():
         bests = [bench.best("matmul and draw", rows, head) for rows in [64, 256]]
         row(f"portable kernel on the H200, {head_name(head)}, 64 / 256", bests, ["portable, peaked"], "portable, greedy", 1,
             "portable, logits kept")
-    log = printed("2026-11-23-h100-noise2.txt")[HEADS[2]]
-    row(f"Hopper kernel on an H100, {head_name(HEADS[2])}, 192 / 256", [log[192], log[256]], DRAWS, "greedy", 1e-6)
     return table(["kernel, head, rows", "draw, us", "over bare cuBLAS", "noise, %", "with stored logits, over the draw"], body)
 
 
