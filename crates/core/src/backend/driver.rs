@@ -243,8 +243,12 @@ impl Driver {
         if row.without_replacement && available < row.draws {
             return Err(RowError::SupportTooSmall { draws: row.draws, available });
         }
-        let mass = row.logprobs.is_some().then_some(&summary.mass);
+        let log_z = summary.log_mass.filter(|_| row.logprobs.is_some());
+        let mass = (row.logprobs.is_some() && log_z.is_none()).then_some(&summary.mass);
         out.push_row(summary.draws.iter().copied(), mass, &summary.list);
+        if let Some(log_z) = log_z {
+            out.set_log_z(log_z);
+        }
         Ok(())
     }
 

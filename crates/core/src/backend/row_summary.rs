@@ -51,7 +51,8 @@ pub struct RowSummary {
     pub tail: TailMass,
     /// The length of the list, if it is shorter than requested. Only for [`Request::Decide`].
     pub listed: Option<usize>,
-    /// `ln sum e^l` in nats, for a row that was [sampled](RowSummary::set_sample) with log-probabilities.
+    /// `ln sum e^l` in nats, for a row that was [sampled](RowSummary::set_sample) with log-probabilities. For
+    /// [`Request::Decide`] a scan may set it in place of `mass`, to the bits of [`MassHistogram::log_z`].
     pub log_mass: Option<f64>,
     /// The moments, if the filters [need](crate::Filters::need_moments) them.
     pub moments: Moments,

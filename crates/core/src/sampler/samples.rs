@@ -46,7 +46,8 @@ pub struct RowSample<'a> {
     pub top: &'a [Candidate],
     /// The raw logit of each draw, when raw log-probabilities were asked for; otherwise empty.
     pub raw_logits: &'a [f32],
-    /// The masses behind `log_z`, to be merged with those of other shards.
+    /// The masses behind `log_z`, to be merged with those of other shards. `None` also for a sampler over device memory,
+    /// which is no shard.
     pub mass: Option<&'a MassHistogram>,
     /// The tokens that the filters kept, when asked for.
     pub kept: Option<Kept<'a>>,
@@ -193,6 +194,13 @@ impl Samples {
     pub fn set_passes(&mut self, passes: u32) {
         if let Some(slot) = self.slots.last_mut() {
             slot.passes = passes;
+        }
+    }
+
+    /// For implementers: sets log Z of the row appended last, which was appended without masses.
+    pub fn set_log_z(&mut self, log_z: f64) {
+        if let Some(slot) = self.slots.last_mut() {
+            slot.log_z = Some(log_z);
         }
     }
 

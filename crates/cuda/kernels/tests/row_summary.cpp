@@ -22,35 +22,53 @@ int main() {
     const u32 first = get<u32>(), tokens = get<u32>(), limit = get<u32>(), is_raw = get<u32>();
     Row row{};
     row.inv_temperature = get<float>();
-    std::vector<u32> mask((first + tokens + 31) / 32);
+    std::vector<u32> mask(get<u32>());
     for (u32& word : mask) word = get<u32>();
-    row.mask = mask.data();
+    row.mask = mask.empty() ? nullptr : mask.data();
     row.mask_words = static_cast<u32>(mask.size());
-    // Row 1 of two; the other one makes no list, and stores nothing.
+    // Row 1 of three; the others make no list, and store nothing. Row 2 is the first one's logits again.
     const u64 stride = (tokens + 3) / 4 * 4;
     std::vector<float> logits(2 * stride);
     for (u32 t = 0; t < tokens; ++t) logits[t] = logits[stride + t] = get<float>();
-    const u32 blocks = (tokens + TOKENS - 1) / TOKENS;
-    const std::vector<Row> rows{row, row};
-    const std::vector<SummaryRequest> requests{{0, 0}, {limit, 1}};
-    std::vector<u64> invalid(2, ~0ull), words(2 * (1 + MASS_BINS), 7);
-    std::vector<PartMasses> parts(2 * blocks);
-    std::vector<KeptToken> listed(2 * RowSummaries::LISTED), kept(tokens);
-    std::vector<SummaryCounters> counters(2);
-    u64 count = 0;
-    const RowSummaries call{{logits.data(), stride, first, tokens}, {kept.data(), &count, kept.size()}, logits.data(), nullptr,
-                            is_raw ? rows.data() : nullptr, requests.data(), invalid.data(), words.data(), parts.data(),
-                            listed.data(), counters.data(), stride, Element::F32, 0};
-    emulator::launch(blocks, 2, THREADS, [&] { row_summaries(call); });
+    std::vector<double> weights(MASS_BINS);
+    for (double& weight : weights) weight = get<double>();
+    const u32 blocks = (tokens + TOKENS - 1) / TOKENS, top_stride = limit + 1;
+    const std::vector<Row> rows{row, row, row};
+    const std::vector<u32> sources{0, 1, 0};
+    const std::vector<SummaryRequest> requests{{0, 0, 1, 0}, {limit, 1, 1, 0}, {0, 0, 0, 0}};
+    std::vector<SummaryResult> results(3);
+    memset(results.data(), 0xff, sizeof(SummaryResult) * results.size());
+    std::vector<u64> words(3 * (1 + MASS_BINS), 7);
+    std::vector<PartMasses> parts(3 * blocks);
+    std::vector<KeptToken> listed(3 * RowSummaries::LISTED), top(3 * top_stride);
+    std::vector<SummaryCounters> counters(3);
+    const RowSummaries call{{logits.data(), stride, first, tokens}, logits.data(), sources.data(), is_raw ? rows.data() : nullptr,
+                            requests.data(), results.data(), top.data(), words.data(), parts.data(), listed.data(),
+                            counters.data(), weights.data(), stride, Element::F32, top_stride};
+    emulator::launch(3, blocks, THREADS, [&] { row_summaries(call); });
     for (const SummaryCounters& each : counters)
         if (each.arrived || each.listed) abort();
+    // All rows have the same masses; the last one writes their sum alone.
     if (memcmp(&words[0], &words[1 + MASS_BINS], 8 * (1 + MASS_BINS))) abort();
-    for (u32 i = 0; i < 1 + MASS_BINS; ++i) put(words[1 + MASS_BINS + i]);
-    put(invalid[1]);
-    put(count);
-    for (u64 i = 0; i < count; ++i) {
-        if (kept[i].item != 1) abort();
-        put(kept[i].key), put(kept[i].logit);
+    for (u32 i = 0; i < 1 + MASS_BINS; ++i) {
+        if (words[2 * (1 + MASS_BINS) + i] != 7) abort();
+        put(words[1 + MASS_BINS + i]);
     }
+    const SummaryResult& result = results[1];
+    for (const SummaryResult& each : results)
+        if (memcmp(&each, &result, __builtin_offsetof(SummaryResult, listed))) abort();
+    put(result);
+    if (results[0].listed || results[2].listed) abort();
+    for (u32 i = 0; i < result.listed && result.listed != LOST; ++i) {
+        if (top[top_stride + i].item != 1) abort();
+        put(top[top_stride + i].key), put(top[top_stride + i].logit);
+    }
+    // Two sums that are wrong: from the lowest bin up, and with a rounding too few.
+    double upwards = 0.0, fused = 0.0;
+    const u32 slot = result.max == -f32_infinity() ? 0 : mass_slot(result.max);
+    const auto mass = [&](u32 i) { return static_cast<double>(words[1 + MASS_BINS + 1 + ((slot - i) & (MASS_BINS - 1))]) / 1073741824.0; };
+    for (u32 i = MASS_BINS; i-- > 0;) upwards += mass(i) * weights[i];
+    for (u32 i = 0; i < MASS_BINS; ++i) fused = fma(mass(i), weights[i], fused);
+    put(upwards), put(fused);
     for (u32 t = 0; t < tokens; ++t) put(logits[stride + t]);
 }

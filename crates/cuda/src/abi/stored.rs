@@ -133,31 +133,49 @@ pub(crate) struct SummaryRequest {
     pub(crate) limit: u32,
     /// Whether transformed logits are stored: 1 or 0.
     pub(crate) stores: u32,
+    /// Whether the masses are written, beside their sum: 1 or 0.
+    pub(crate) masses: u32,
+    pub(crate) padding: u32,
 }
-layout!(SummaryRequest 8: limit 0, stores 4);
+layout!(SummaryRequest 16: limit 0, stores 4, masses 8, padding 12);
+
+/// The summary of a row by row_summary.cu: its mass is `sum * e^max`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub(crate) struct SummaryResult {
+    /// The first bad logit; all ones without one.
+    pub(crate) invalid: u64,
+    pub(crate) sum: f64,
+    /// -inf: no finite logit.
+    pub(crate) max: f32,
+    /// Largest logits, at most as many as requested; all ones: too many may belong to the list.
+    pub(crate) listed: u32,
+}
+layout!(SummaryResult 24: invalid 0, sum 8, max 16, listed 20);
 
 /// The argument of row_summary.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSummaries {
     pub(crate) stored: StoredLogits,
-    pub(crate) out: KeptTokens,
     pub(crate) raw: u64,
     pub(crate) sources: u64,
     pub(crate) rows: u64,
     pub(crate) requests: u64,
-    pub(crate) invalid: u64,
+    pub(crate) results: u64,
+    pub(crate) top: u64,
     pub(crate) words: u64,
     pub(crate) parts: u64,
     pub(crate) listed: u64,
     pub(crate) counters: u64,
+    pub(crate) weights: u64,
     pub(crate) raw_stride: u64,
     pub(crate) element: u32,
-    pub(crate) padding: u32,
+    pub(crate) top_stride: u32,
 }
-layout!(RowSummaries 136:
-    stored 0, out 24, raw 48, sources 56, rows 64, requests 72, invalid 80, words 88, parts 96, listed 104, counters 112,
-    raw_stride 120, element 128, padding 132
+layout!(RowSummaries 128:
+    stored 0, raw 24, sources 32, rows 40, requests 48, results 56, top 64, words 72, parts 80, listed 88, counters 96,
+    weights 104, raw_stride 112, element 120, top_stride 124
 );
 
 /// Tokens of a block of row_summary.cu.

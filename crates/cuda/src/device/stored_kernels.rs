@@ -47,9 +47,9 @@ impl StoredKernels {
         call: &RowSummaries,
         rows: u32,
     ) -> Result<(), CudaError> {
-        let blocks = (call.stored.tokens.div_ceil(SUMMARY_TOKENS as u32), rows);
+        let blocks = (rows, call.stored.tokens.div_ceil(SUMMARY_TOKENS as u32));
         // SAFETY: as above.
-        unsafe { launch(&self.row_summaries, stream, Grid { blocks, threads: 256, shared_bytes: 0 }, [argument(call)]) }
+        unsafe { launch(&self.row_summaries, stream, Grid { blocks, threads: 512, shared_bytes: 0 }, [argument(call)]) }
     }
 
     /// Keeps the best tokens of each item, `blocks` items at a time.

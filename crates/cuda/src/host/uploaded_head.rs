@@ -301,7 +301,6 @@ impl UploadedHead {
         let rows_to_apply = if is_transformed { 0 } else { rows };
         stored.summarize(&SummaryInput { raw: None, sources: 0, rows: rows_to_apply }, stream)?;
         self.copy_draws(hidden.rows, draws, stream)?;
-        stored.finish_summaries(stream)?;
         Ok(CanonicalInputs { head: self.head, hidden, rows })
     }
 

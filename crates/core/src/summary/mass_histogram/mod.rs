@@ -401,6 +401,12 @@ impl MassHistogram {
         LogMass { max: self.top, sum }
     }
 
+    /// The weights `e^(-n/8)` of the bins below the highest one. For implementers: [`MassHistogram::log_mass`] adds
+    /// `mass * 2^-30 * weight` of these bins from the highest down, each operation a float64 rounded to nearest.
+    pub fn weights() -> &'static [f64] {
+        weights()
+    }
+
     /// `ln sum e^l` in nats; -inf when empty. Error below 1e-8, and 2^-53 of its size.
     pub fn log_z(&self) -> f64 {
         self.log_mass().value()

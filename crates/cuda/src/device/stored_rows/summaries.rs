@@ -1,28 +1,24 @@
 //! The masses and the largest logits of rows, made when their logits are stored.
 #![allow(unsafe_code)]
 
-use super::{StoredRows, by_item};
+use super::StoredRows;
 use crate::abi::{
-    self, KeptToken, KeptTokens, PART_MASSES_BYTES, RowSummaries, SUMMARY_COUNTERS_BYTES, SUMMARY_LISTED,
-    SUMMARY_TOKENS, SummaryRequest,
+    self, KeptToken, PART_MASSES_BYTES, RowSummaries, SUMMARY_COUNTERS_BYTES, SUMMARY_LISTED, SUMMARY_TOKENS,
+    SummaryRequest, SummaryResult,
 };
 use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
 use crate::error::CudaError;
-use core::cmp::Reverse;
-use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
-use flash_sampling_core::{Candidate, DType, MassHistogram, Winner};
+use flash_sampling_core::{Candidate, DType, LogMass, MassHistogram, Winner};
 use std::sync::Arc;
 
 /// The longest list that is made with a summary: the blocks of a row list a little more each.
 pub(crate) const LONGEST_LIST: u32 = 128;
-/// Bytes of a row's masses and of its invalid key.
-const ROW: usize = 8 * MassHistogram::WORDS + 8;
-/// Tokens of all lists that are copied with the masses: a little more than the lists' lengths.
-const fn tokens_for(limit: usize) -> usize {
-    limit + limit / 4 + 8
-}
+/// Bytes of a row's result, of a token of its list, and of its masses.
+const RESULT: usize = size_of::<SummaryResult>();
+const TOKEN: usize = size_of::<KeptToken>();
+const MASSES: usize = 8 * MassHistogram::WORDS;
 
 /// The logits that a pass reads.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,49 +31,65 @@ pub(crate) struct SummaryInput {
     pub(crate) rows: u64,
 }
 
+/// The places of what a pass finds, in bytes: first the results of all rows, then their lists, then their masses.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    /// The longest list: each row has room for as many tokens.
+    list_len: usize,
+    lists: usize,
+    masses: usize,
+    /// All masses are copied, or none.
+    end: usize,
+}
+
+impl Layout {
+    fn of(requests: &[SummaryRequest]) -> Self {
+        let list_len = requests.iter().map(|request| request.limit as usize).max().unwrap_or(0);
+        let lists = requests.len() * RESULT;
+        let masses = lists + requests.len() * list_len * TOKEN;
+        let has_masses = requests.iter().any(|request| request.masses == 1);
+        Layout { list_len, lists, masses, end: if has_masses { masses + requests.len() * MASSES } else { masses } }
+    }
+}
+
 /// Memory of the passes.
 #[derive(Debug)]
 pub(super) struct Summaries {
     /// Of the last pass, one request for each row.
     input: SummaryInput,
     requests: Vec<SummaryRequest>,
+    layout: Layout,
     requests_there: CudaSlice<u64>,
-    /// Invalid keys of all rows, then their masses.
-    words: CudaSlice<u64>,
+    found: CudaSlice<u64>,
+    weights: CudaSlice<f64>,
     parts: CudaSlice<u8>,
     listed: CudaSlice<u8>,
     counters: CudaSlice<u8>,
-    /// Invalid keys, masses, the count of listed tokens, and the tokens.
+    /// A copy of what the last pass found.
     results: Pinned,
-    /// Listed tokens by rows, each row's the largest first, and the end of each row's; no ends: lists were lost.
-    tokens: Vec<KeptToken>,
-    ends: Vec<usize>,
 }
 
 impl Summaries {
     pub(super) fn new(rows: usize, tokens: usize, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         let allocate = CudaError::driver("allocate room for summaries");
         let blocks = tokens.div_ceil(SUMMARY_TOKENS);
+        let found = rows * (RESULT + LONGEST_LIST as usize * TOKEN + MASSES);
         Ok(Summaries {
             input: SummaryInput::default(),
             requests: Vec::new(),
-            requests_there: stream.alloc_zeros(rows).map_err(&allocate)?,
-            words: stream.alloc_zeros(rows * ROW / 8).map_err(&allocate)?,
+            layout: Layout::default(),
+            requests_there: stream.alloc_zeros(rows * size_of::<SummaryRequest>() / 8).map_err(&allocate)?,
+            found: stream.alloc_zeros(found / 8).map_err(&allocate)?,
+            weights: stream.clone_htod(MassHistogram::weights()).map_err(&allocate)?,
             parts: stream.alloc_zeros(rows * blocks * PART_MASSES_BYTES).map_err(&allocate)?,
-            listed: stream.alloc_zeros(rows * SUMMARY_LISTED * size_of::<KeptToken>()).map_err(&allocate)?,
+            listed: stream.alloc_zeros(rows * SUMMARY_LISTED * TOKEN).map_err(&allocate)?,
             counters: stream.alloc_zeros(rows * SUMMARY_COUNTERS_BYTES).map_err(&allocate)?,
-            results: Pinned::new(
-                rows * ROW + 16 + rows * tokens_for(LONGEST_LIST as usize) * size_of::<KeptToken>(),
-                stream,
-            )?,
-            tokens: Vec::new(),
-            ends: Vec::new(),
+            results: Pinned::new(found, stream)?,
         })
     }
 
-    /// Where the count of listed tokens begins in the results.
-    fn count_at(&self) -> usize {
-        self.requests.len() * ROW
+    fn result(&mut self, row: usize) -> Result<SummaryResult, CudaError> {
+        Ok(bytemuck::pod_read_unaligned(&self.results.bytes()?[row * RESULT..][..RESULT]))
     }
 }
 
@@ -87,67 +99,56 @@ impl StoredRows {
         &mut self.summaries.requests
     }
 
-    /// Enqueues a pass over the first rows, as many as there are requests, and copies of what it finds.
+    /// Enqueues a pass over the first rows, as many as there are requests, and a copy of what it finds.
     pub(crate) fn summarize(&mut self, input: &SummaryInput, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         if self.summaries.requests.is_empty() {
             return Ok(());
         }
         self.summaries.input = *input;
-        let requests = take(&mut self.summaries.requests);
-        let launched = self.launch_summaries(input, &requests, stream);
-        self.summaries.requests = requests;
-        let (words, count, kept) = launched?;
-        let (at, expected) = (self.summaries.count_at(), self.summaries.expected());
-        let results = &mut self.summaries.results;
-        // SAFETY: words, count and tokens are this value's, and as many.
-        unsafe {
-            results.copy_down(words, 0, at, stream)?;
-            results.copy_down(count, at, size_of::<u64>(), stream)?;
-            results.copy_down(kept, at + 16, expected * size_of::<KeptToken>(), stream)
-        }
+        let found = self.launch_summaries(stream)?;
+        let Summaries { requests, layout, results, .. } = &mut self.summaries;
+        *layout = Layout::of(requests);
+        // SAFETY: as many bytes lie there.
+        unsafe { results.copy_down(found, 0, layout.end, stream) }
     }
 
-    /// Enqueues a pass. Returns where the invalid keys and masses, the count of listed tokens, and the tokens lie.
-    fn launch_summaries(
-        &mut self,
-        input: &SummaryInput,
-        requests: &[SummaryRequest],
-        stream: &Arc<CudaStream>,
-    ) -> Result<(u64, u64, u64), CudaError> {
+    /// Enqueues a pass. Returns the address of what it finds.
+    fn launch_summaries(&mut self, stream: &Arc<CudaStream>) -> Result<u64, CudaError> {
         let failed = CudaError::driver("summarize stored logits");
         let stored = self.logits(stream);
-        let Summaries { requests_there, words, parts, listed, counters, .. } = &mut self.summaries;
+        let Layout { list_len, lists, masses, .. } = Layout::of(&self.summaries.requests);
+        let Summaries { input, requests, requests_there, found, weights, parts, listed, counters, .. } =
+            &mut self.summaries;
         let rows = requests.len();
         let bytes: &[u64] = bytemuck::cast_slice(requests);
-        stream.memcpy_htod(bytes, &mut requests_there.slice_mut(..rows)).map_err(&failed)?;
-        stream.memset_zeros(&mut self.count).map_err(&failed)?;
-        let address = words.device_ptr(stream).0;
-        // SAFETY: as many invalid keys lie there.
-        unsafe { result::memset_d8_async(address, 0xff, 8 * rows, stream.cu_stream()) }.map_err(&failed)?;
-        let (count, kept) = (self.count.device_ptr(stream).0, self.kept.device_ptr(stream).0);
+        stream.memcpy_htod(bytes, &mut requests_there.slice_mut(..bytes.len())).map_err(&failed)?;
+        let found = found.device_ptr(stream).0;
+        // SAFETY: as many results lie there.
+        unsafe { result::memset_d8_async(found, 0xff, lists, stream.cu_stream()) }.map_err(&failed)?;
         let raw = input.raw.map_or((stored.logits, stored.row_stride, DType::F32), |raw| {
             (raw.address, raw.row_stride as u64, raw.dtype)
         });
         let call = RowSummaries {
             stored,
-            out: KeptTokens { tokens: kept, count, capacity: self.capacity as u64 },
             raw: raw.0,
             sources: input.sources,
             rows: input.rows,
             requests: requests_there.device_ptr(stream).0,
-            invalid: address,
-            words: address + 8 * rows as u64,
+            results: found,
+            top: found + lists as u64,
+            words: found + masses as u64,
             parts: parts.device_ptr(stream).0,
             listed: listed.device_ptr(stream).0,
             counters: counters.device_ptr(stream).0,
+            weights: weights.device_ptr(stream).0,
             raw_stride: raw.1,
             element: abi::element(raw.2),
-            padding: 0,
+            top_stride: list_len as u32,
         };
         // SAFETY: everything but raw logits, sources and rows is this value's, sized by `new` for as many rows; those the
         // caller enqueued on the same stream, or were just copied on it.
         unsafe { self.kernels.row_summaries(stream, &call, rows as u32) }?;
-        Ok((address, count, kept))
+        Ok(found)
     }
 
     /// Enqueues the store of the transformed logits that the last pass did not store; its input is still there.
@@ -157,69 +158,54 @@ impl StoredRows {
             return Ok(());
         }
         // Those that are stored were transformed in place.
-        let rest = |request: &SummaryRequest| SummaryRequest { limit: 0, stores: 1 - request.stores };
-        let (input, rest): (_, Vec<_>) = (*input, requests.iter().map(rest).collect());
+        let rest =
+            |request: &SummaryRequest| SummaryRequest { stores: 1 - request.stores, ..SummaryRequest::default() };
+        let rest = requests.iter().map(rest).collect();
         requests.iter_mut().for_each(|request| request.stores = 1);
-        self.launch_summaries(&input, &rest, stream).map(drop)
+        let made = core::mem::replace(requests, rest);
+        let launched = self.launch_summaries(stream);
+        self.summaries.requests = made;
+        launched.map(drop)
     }
 
-    /// Waits for a pass, and arranges its lists.
-    pub(crate) fn finish_summaries(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
-        let (at, expected) = (self.summaries.count_at(), self.summaries.expected());
-        let kept = self.kept.device_ptr(stream).0;
-        let Summaries { requests, results, tokens, ends, .. } = &mut self.summaries;
-        if requests.is_empty() {
-            return Ok(());
-        }
-        let count = bytemuck::pod_read_unaligned::<u64>(&results.bytes()?[at..at + size_of::<u64>()]) as usize;
-        tokens.clear();
-        ends.clear();
-        if count > (results.len() - at - 16) / size_of::<KeptToken>() {
-            return Ok(());
-        }
-        if count > expected {
-            let (from, size) = (expected * size_of::<KeptToken>(), (count - expected) * size_of::<KeptToken>());
-            // SAFETY: as many tokens were listed.
-            unsafe { results.copy_down(kept + from as u64, at + 16 + from, size, stream) }?;
-        }
-        let listed = bytemuck::cast_slice(&results.bytes()?[at + 16..][..count * size_of::<KeptToken>()]);
-        by_item(listed, requests.len(), tokens, ends)?;
-        let mut from = 0;
-        for &end in &*ends {
-            tokens[from..end].sort_unstable_by_key(|kept| Reverse(kept.key));
-            from = end;
-        }
-        Ok(())
+    /// Waits for a pass.
+    pub(crate) fn wait_for_summaries(&mut self) -> Result<(), CudaError> {
+        self.summaries.results.bytes().map(drop)
     }
 
     /// The first bad logit of a row of the last pass: stage, token, and whether it is infinite; all ones without one.
     pub(crate) fn invalid(&mut self, row: usize) -> Result<u64, CudaError> {
-        Ok(bytemuck::pod_read_unaligned(&self.summaries.results.bytes()?[8 * row..8 * row + 8]))
+        Ok(self.summaries.result(row)?.invalid)
     }
 
-    /// The masses of a row of the last pass, as words for [`MassHistogram::from_words`].
+    /// The whole mass of a row of the last pass: [`MassHistogram::log_mass`] of its logits.
+    pub(crate) fn log_mass(&mut self, row: usize) -> Result<LogMass, CudaError> {
+        let SummaryResult { max, sum, .. } = self.summaries.result(row)?;
+        let is_mass = max.is_finite() && max == MassHistogram::edge(max) && sum.is_finite() && sum >= 1.0;
+        match (is_mass, max) {
+            (true, _) => Ok(LogMass { max, sum }),
+            (false, f32::NEG_INFINITY) => Ok(LogMass::EMPTY),
+            _ => Err(CudaError::Corrupt { what: "the mass of a row" }),
+        }
+    }
+
+    /// The masses of a row of the last pass that requested them, as words for [`MassHistogram::from_words`].
     pub(crate) fn mass(&mut self, row: usize) -> Result<&[u64], CudaError> {
-        let at = 8 * (self.summaries.requests.len() + row * MassHistogram::WORDS);
-        Ok(bytemuck::cast_slice(&self.summaries.results.bytes()?[at..at + 8 * MassHistogram::WORDS]))
+        let at = self.summaries.layout.masses + row * MASSES;
+        Ok(bytemuck::cast_slice(&self.summaries.results.bytes()?[at..at + MASSES]))
     }
 
     /// The largest logits of a row of the last pass, as many as were requested; `None` where they are too many to be listed.
     pub(crate) fn list(&mut self, row: usize) -> Result<Option<impl Iterator<Item = Candidate>>, CudaError> {
-        let is_empty = self.mass(row)?.first() == Some(&u64::from(f32::NEG_INFINITY.to_bits()));
-        let Summaries { requests, tokens, ends, .. } = &self.summaries;
-        let (limit, Some(&end)) = (requests[row].limit as usize, ends.get(row)) else { return Ok(None) };
-        let own = &tokens[row.checked_sub(1).map_or(0, |before| ends[before])..end];
+        let (listed, limit) = (self.summaries.result(row)?.listed, self.summaries.requests[row].limit);
+        if limit == 0 || listed > limit {
+            return Ok(None);
+        }
+        let Layout { list_len, lists, .. } = self.summaries.layout;
+        let at = lists + row * list_len * TOKEN;
+        let own: &[KeptToken] =
+            bytemuck::cast_slice(&self.summaries.results.bytes()?[at..at + listed as usize * TOKEN]);
         let candidate = |kept: &KeptToken| Candidate { winner: Winner::from_ordered_bits(kept.key), logit: kept.logit };
-        Ok((is_empty || !own.is_empty()).then(|| own.iter().take(limit).map(candidate)))
-    }
-}
-
-impl Summaries {
-    /// Tokens that are copied with their count.
-    fn expected(&self) -> usize {
-        self.requests
-            .iter()
-            .map(|request| if request.limit == 0 { 0 } else { tokens_for(request.limit as usize) })
-            .sum()
+        Ok(Some(own.iter().map(candidate)))
     }
 }

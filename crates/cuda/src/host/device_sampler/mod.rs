@@ -139,7 +139,8 @@ impl DeviceSampler {
         let input = Matrix::from_bytes(&[], DType::F32, 0, hidden.cols, hidden.cols);
         let input = input.map_err(|source| SampleError::Backend { backend: "cuda", source: source.into() })?;
         let DeviceSampler { launches, shape, device, own, driver, scan, .. } = self;
-        let place = PassPlace { can: &can, plan: &plan, tokens: shape.tokens.clone(), vocab_size, device, stream: own };
+        let (tokens, finishes_log_z) = (shape.tokens.clone(), true);
+        let place = PassPlace { can: &can, plan: &plan, tokens, vocab_size, device, stream: own, finishes_log_z };
         // SAFETY: this function's contract.
         let source = unsafe { DeviceInputs::new(launches, stream, hidden, own) };
         let sampled =

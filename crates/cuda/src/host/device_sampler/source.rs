@@ -319,7 +319,6 @@ impl LogitSource for DeviceInputs<'_> {
         let rows_to_apply = if is_transformed { 0 } else { there };
         stored.summarize(&SummaryInput { raw: None, sources: 0, rows: rows_to_apply }, self.own)?;
         self.launches.copy_down(which.len(), self.own)?;
-        stored.finish_summaries(self.own)?;
         draws.clone_from(&self.launches.results);
         Ok(None)
     }

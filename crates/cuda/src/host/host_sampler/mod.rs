@@ -142,7 +142,8 @@ impl Scan for HostSampler<'_> {
             return Ok(());
         };
         let device = &uploaded.device().clone();
-        let place = PassPlace { can, plan, tokens, vocab_size, device, stream };
+        // Its results may be those of a shard, whose masses are merged.
+        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z: false };
         let mut source = UploadedInputs { head, uploaded, staging, adjustments, stream, error_bounds, hidden, filters };
         scan.scan(&mut source, &place, batch, requests, out).map_err(failed)
     }

@@ -194,6 +194,8 @@ pub(crate) struct PassPlace<'s> {
     pub(crate) vocab_size: u32,
     pub(crate) device: &'s Arc<crate::device::gpu::Device>,
     pub(crate) stream: &'s Arc<CudaStream>,
+    /// Whether the rows of [`Request::Decide`] get log Z in place of its masses, which then nobody can merge.
+    pub(crate) finishes_log_z: bool,
 }
 
 impl PassPlace<'_> {
@@ -331,8 +333,9 @@ impl RowScan {
                     }
                 };
                 if needs && out.progress != Progress::Open && out.error.is_none() {
-                    let params = &rows.batch.params[r];
-                    members.push(ScanRow { at: r, slot: 0, params, row, request, draws, bound: None, out });
+                    let (params, bound) = (&rows.batch.params[r], None);
+                    let finishes_log_z = place.finishes_log_z && request == Request::Decide;
+                    members.push(ScanRow { at: r, slot: 0, params, row, request, draws, finishes_log_z, bound, out });
                 }
             }
             let scanned =

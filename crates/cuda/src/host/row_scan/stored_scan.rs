@@ -6,6 +6,7 @@
 //! | largest logits | `row_summary.cu`, long lists `top_list.cu` | 16 bytes each |
 //! | draws without replacement | `top_list.cu` | 16 bytes each |
 //! | tokens from a floor on | `stored_scan.cu` | 16 bytes each |
+//! | log Z | `row_summary.cu` | 16 bytes |
 //! | masses, of raw logits too | `row_summary.cu` | 513 words of 8 bytes |
 //! | moments | `stored_scan.cu` | 9 words |
 //! | frontier of a draw | `stored_scan.cu`: a few tokens of each 4096, of which the host makes the frontier | 16 bytes each |
@@ -39,6 +40,8 @@ pub(crate) struct ScanRow<'a> {
     pub(crate) request: Request<'a>,
     /// Whether its draws are made from stored logits, if it has no filters.
     pub(crate) draws: bool,
+    /// Whether it gets log Z in place of its masses, if it has no filters.
+    pub(crate) finishes_log_z: bool,
     /// In a canonical plan.
     pub(crate) bound: Option<RowScoreBound>,
     pub(crate) out: &'a mut RowSummary,
@@ -68,8 +71,12 @@ impl ScanRow<'_> {
     fn needs_mass(&self) -> bool {
         match self.row.filters {
             Some(_) => self.overview().is_some_and(|(spec, _)| spec.mass),
-            None => self.is_overview() && self.row.logprobs.is_some(),
+            None => !self.finishes_log_z && self.is_overview() && self.row.logprobs.is_some(),
         }
+    }
+
+    fn needs_log_z(&self) -> bool {
+        self.finishes_log_z && self.row.filters.is_none() && self.is_overview() && self.row.logprobs.is_some()
     }
 
     /// The number of largest logits in an overview.
@@ -96,7 +103,8 @@ impl ScanRow<'_> {
         let limit = most.filter(|&most| most <= LONGEST_LIST).unwrap_or(0);
         let is_done = has_draw && self.needs_draws() && self.made_draws() == 1;
         let reads_logits = self.row.filters.is_some() || (self.draws && !is_done);
-        SummaryRequest { limit, stores: (is_raw || reads_logits).into() }
+        let masses = if is_raw { self.is_raw() && self.is_overview() } else { self.needs_mass() };
+        SummaryRequest { limit, stores: (is_raw || reads_logits).into(), masses: masses.into(), padding: 0 }
     }
 
     /// Takes the first draw of the row, if that is all it needs.
@@ -186,6 +194,9 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         self.find_draws()?;
         self.find_lists()?;
         self.find_masses(|member| member.needs_mass(), |out| &mut out.mass)?;
+        for member in self.part.iter_mut().filter(|member| member.needs_log_z()) {
+            member.out.log_mass = Some(self.stored.log_mass(member.slot)?.value());
+        }
         self.find_moments()?;
         self.find_frontiers()?;
         self.find_prefix_masses()

@@ -97,7 +97,8 @@ impl PerturbedArgmax for CudaStandalone {
         let CudaStandalone { device, stream, kernels, driver, scan, .. } = self;
         let copied = kernels.copy_logits(&input, stream);
         let logits = copied.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })?;
-        let place = PassPlace { can: &can, plan: &plan, tokens: 0..vocab_size, vocab_size, device, stream };
+        let (can, plan, tokens, finishes_log_z) = (&can, &plan, 0..vocab_size, false);
+        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
         let mut pass = LogitsPass { source: CopiedLogits { kernels, logits, stream, device }, place, scan };
         driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out)
     }

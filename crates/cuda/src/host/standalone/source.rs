@@ -184,7 +184,6 @@ impl LogitSource for CopiedLogits<'_> {
         let (there, sources) = kernels.copy_rows(which.iter().copied(), stream)?;
         stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows: there }, stream)?;
         stream.synchronize().map_err(CudaError::driver("transform logits"))?;
-        stored.finish_summaries(stream)?;
         draws.clear();
         for slot in 0..which.len() {
             draws.push(invalid(stored.invalid(slot)?));

@@ -184,7 +184,8 @@ impl StreamedLogprobs {
                 if draws[drawn.clone()].iter().all(|draw| draw.status == status::DRAWN) {
                     out.begin(&row);
                     let request = Request::Overview;
-                    let member = ScanRow { at, slot, params, row, request, draws: false, bound: None, out };
+                    let (draws, finishes_log_z, bound) = (false, false, None);
+                    let member = ScanRow { at, slot, params, row, request, draws, finishes_log_z, bound, out };
                     members.push(member);
                 }
             }
@@ -195,7 +196,7 @@ impl StreamedLogprobs {
                 stored.requests().push(request);
             }
             stored.summarize(&SummaryInput { raw: None, sources: 0, rows: 0 }, stream)?;
-            stored.finish_summaries(stream)?;
+            stored.wait_for_summaries()?;
             let mut scan = StoredScan::new(&mut members, queries, stored, None, stream);
             scan.find()?;
             scan.find_raw()?;
