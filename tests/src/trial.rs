@@ -153,6 +153,9 @@ struct Drawn {
     top: Vec<(u32, Bits)>,
     /// raw logits of the draws
     raw: Vec<Bits>,
+    ranks: Vec<u32>,
+    /// token, logit; zero has one sign
+    tokens: Vec<(u32, Bits)>,
 }
 
 /// A float that equals another with the same bits alone, and prints both.
@@ -191,6 +194,8 @@ impl RowBits {
             log_z: row.log_z.map(Bits::from),
             top: row.top.iter().map(|c| (c.winner.token, c.logit.into())).collect(),
             raw: row.raw_logits.iter().map(|&logit| logit.into()).collect(),
+            ranks: row.ranks.to_vec(),
+            tokens: row.token_logits.iter().map(|&(token, logit)| (token, (logit + 0.0).into())).collect(),
         });
         RowBits { outcome }
     }

@@ -68,6 +68,8 @@ const CONTROLS: &[(Fault, &str)] = &[
     (Fault::RowNoise, "verified_blocks_emit_what_the_target_draws"),
     (Fault::NeighboursBans, "knobs_do_not_reach_other_rows"),
     (Fault::ProcessedCalledRaw, "raw_logprobs_are_the_models_own"),
+    (Fault::RankBehindTies, "ranks_and_given_tokens_are_right"),
+    (Fault::NextTokensLogit, "ranks_and_given_tokens_are_right"),
     (Fault::Bf16Mass, "log_z_and_top_logprobs_are_right"),
     (Fault::NanIgnored, "bad_rows_are_errors_that_name_themselves"),
     (Fault::FiltersDropped, "impossible_knobs_are_errors"),

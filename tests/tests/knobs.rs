@@ -31,6 +31,7 @@ const LAWS: &[(&[Knob], &[&str])] = &[
     (&[Knob::WithoutReplacement], &["lists_follow_plackett_luce", "lists_extend_the_single_draw"]),
     (&[Knob::Logprobs], &["log_z_and_top_logprobs_are_right"]),
     (&[Knob::LogprobsMode], &["raw_logprobs_are_the_models_own"]),
+    (&[Knob::LogprobTokenIds, Knob::Ranks], &["ranks_and_given_tokens_are_right"]),
     (&[Knob::Mask], &["adjusted_draws_follow_their_softmax", "masks_forbid_and_allow"]),
     (&[Knob::LogitBias], &["adjusted_draws_follow_their_softmax", "logit_bias_shifts_logits"]),
     (
@@ -86,18 +87,19 @@ fn line(name: &str, can: &Capabilities) -> String {
     };
     let exact = if can.exactness == Exactness::Pathwise { "pathwise" } else { "in distribution" };
     format!(
-        "| {name} | {exact} | {} | {} | {} | {} | {} | {} |",
+        "| {name} | {exact} | {} | {} | {} | {} | {} | {} | {} |",
         yes(can.without_replacement),
         all(Knobs::ADJUSTMENTS),
         all(Knobs::FILTERS),
         yes(can.knobs.contains(Knob::Kept)),
         yes(can.knobs.contains(Knob::LogprobsMode)),
+        yes(can.knobs.contains(Knob::LogprobTokenIds) && can.knobs.contains(Knob::Ranks)),
         yes(can.canonical),
     )
 }
 
 /// All that a row may ask of a sampler.
-const OPTIONAL: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
+const OPTIONAL: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept);
 
 fn lacks(can: &Capabilities) -> (Knobs, bool) {
     (OPTIONAL.without(can.knobs), !can.without_replacement)

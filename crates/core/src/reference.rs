@@ -229,6 +229,23 @@ impl<'w> Reference<'w> {
         out.set_raw(row, &mass, top.as_slice(), drawn);
     }
 
+    /// Logits of requested tokens and ranks of drawn ones in the law of `logits`, for the row that was appended last.
+    fn note_tokens(&self, row: &Row<'_>, logits: &[f32], out: &mut Samples) {
+        let (first, last) = (self.head.tokens().start, out.len() - 1);
+        let logit = |token: u32| {
+            let at = token.checked_sub(first).map(|at| at as usize);
+            at.and_then(|at| logits.get(at)).copied().unwrap_or(f32::NEG_INFINITY)
+        };
+        let rank = |drawn: u32| {
+            let own = logit(drawn);
+            let is_before = |&(token, &l): &(u32, &f32)| l > own || (l == own && token < drawn);
+            1 + (first..).zip(logits).filter(is_before).count() as u32
+        };
+        let draws = out.row(last).map_or(&[][..], |row| row.draws);
+        let ranks: Vec<u32> = draws.iter().filter(|_| row.ranks).map(|d| rank(d.token)).collect();
+        out.set_tokens(last, row.logprob_token_ids.iter().map(|&token| (token, logit(token))), ranks);
+    }
+
     fn row(&self, row: &Row<'_>, raw: &[f32], out: &mut Samples) -> Result<(), RowError> {
         let first = self.head.tokens().start;
         let mut logits = transformed(row, raw, first)?;
@@ -256,6 +273,9 @@ impl<'w> Reference<'w> {
         if let Some(most) = row.raw_logprobs {
             self.note_raw(most, &greedy, raw, out);
         }
+        if row.logprobs.or(row.raw_logprobs).is_some() {
+            self.note_tokens(row, if row.logprobs.is_some() { &logits } else { raw }, out);
+        }
         if row.kept {
             let kept = (first..).zip(&logits).filter(|(_, l)| **l > f32::NEG_INFINITY);
             out.set_kept(kept.map(|(token, _)| token), log_mass(&logits), self.head.vocab_size());
@@ -278,7 +298,7 @@ impl PerturbedArgmax for Reference<'_> {
             exactness,
             input: Input::Hidden,
             without_replacement: exactness == Exactness::Pathwise,
-            knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode])),
+            knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
             canonical: true,
         }
     }

@@ -5,6 +5,7 @@
 //                  contain the frontier of the row
 //   tokens_above   the tokens with a logit of at least a cutoff
 //   prefix_masses  the mass before a logit rank, within the rank's bin
+//   prefix_counts  the number of tokens before a logit rank
 //   moments        count, sum and squares of the logits on the grid of core's Moments
 //
 // All sums are of integers, so blocks add to them in any order.
@@ -160,21 +161,33 @@ __device__ __forceinline__ void add_warp(u64* to, u64 sum) {
     if (threadIdx.x % 32 == 0 && sum) atomicAdd(to, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) prefix_masses(const __grid_constant__ ScanSums call) {
+// Sums the values of the tokens before a query's logit rank. Its own token is not before it.
+template <class ValueOf>
+__device__ __forceinline__ void sum_before(const ScanSums& call, const ValueOf& value) {
     const u32 i = blockIdx.y;
     const StoredLogits& stored = call.stored;
     const SumQuery query = call.queries[i];
     const float* const logits = stored.row(query.source);
-    const float edge = mass_edge(query.value);
     u64 sum = 0;
     for (u32 t = blockIdx.x * THREADS + threadIdx.x; t < stored.tokens; t += gridDim.x * THREADS) {
         const float logit = logits[t];
         const u32 token = stored.first_token + t;
         const bool is_before = logit > query.value || (logit == query.value && token < query.token);
-        if (is_before && token != query.token && mass_edge(logit) == edge) sum += mass_units(logit, edge);
+        if (is_before && token != query.token) sum += value(logit, query.value);
     }
     __syncwarp();
     add_warp(call.sums + i, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) prefix_masses(const __grid_constant__ ScanSums call) {
+    sum_before(call, [](float logit, float own) {
+        const float edge = mass_edge(own);
+        return mass_edge(logit) == edge ? mass_units(logit, edge) : 0;
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) prefix_counts(const __grid_constant__ ScanSums call) {
+    sum_before(call, [](float, float) { return 1u; });
 }
 
 // Nine words: count; of x = 2^30 h + l the sums of h, in two's complement, and of l; of |x| = 2^40 a + 2^20 b + c the sums of

@@ -116,6 +116,8 @@ impl Case {
             without_replacement: false,
             logprobs: None,
             raw_logprobs: None,
+            logprob_token_ids: &[],
+            ranks: false,
             filters: None,
             kept: false,
         };

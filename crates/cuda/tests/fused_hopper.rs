@@ -139,6 +139,8 @@ impl Launch {
             without_replacement: false,
             logprobs: None,
             raw_logprobs: None,
+            logprob_token_ids: &[],
+            ranks: false,
             filters: None,
             kept: false,
         }

@@ -133,6 +133,9 @@ fn the_kernels_of_scans_find_what_the_plain_scan_finds() {
         for before in summary(Request::PrefixMass { points: &doubts, below: f32::NEG_INFINITY }).prefix_masses {
             assert_eq!(found.u64(), before.mass(), "case {case}, {:?}", before.rank);
         }
+        for rank in doubts.iter().map(|doubt| doubt.rank) {
+            assert_eq!(found.u64(), u64::from(rank.count_before(first, &logits)), "case {case}, {rank:?}");
+        }
         // Of |x| = 2^40 a + 2^20 b + c the products of two of them.
         let [count, high, low, products @ ..] = [(); 9].map(|()| found.u64());
         let squares = products.into_iter().zip([80, 61, 41, 40, 21, 0]).map(|(sum, by)| shifted(sum, by));

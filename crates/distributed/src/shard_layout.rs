@@ -230,11 +230,11 @@ impl ShardedVocab {
     }
 }
 
-/// The knobs of the sampler. A shard applies adjustments of single logits by itself. Filters and raw log-probabilities
-/// depend on all shards: they need a scan on every shard, and the merge by winners.
+/// The knobs of the sampler. A shard applies adjustments of single logits by itself. Filters, and log-probabilities
+/// other than those of the law that is drawn from, depend on all shards: they need a scan on every shard, and the merge by winners.
 fn knobs(shards: &[ShardInfo], merge: ShardMerge) -> Knobs {
     let adjustments = if shards.iter().all(|s| s.adjusts) { Knobs::ADJUSTMENTS } else { Knobs::NONE };
-    let filters = Knobs::FILTERS.union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
+    let filters = Knobs::FILTERS.union(Knobs::LOGPROBS).with(Knob::Kept);
     let has_scans = merge == ShardMerge::Winners && shards.iter().all(|s| s.scans);
     adjustments.union(if has_scans { filters } else { Knobs::NONE })
 }

@@ -23,12 +23,14 @@ pub(super) fn one_of_each<'a>(row: RowParams<'a>, history: &'a History) -> Vec<(
         (Knob::TypicalP, RowParams { typical_p: 0.6, ..row }),
         (Knob::XtcThreshold, RowParams { xtc_threshold: 0.01, xtc_probability: 1.0, ..row }),
         (Knob::Kept, RowParams { kept: true, ..row }),
+        (Knob::LogprobTokenIds, RowParams { logprobs: Some(2), logprob_token_ids: &[7, 3], ..row }),
+        (Knob::Ranks, RowParams { logprobs: Some(2), ranks: true, ..row }),
         (Knob::LogprobsMode, RowParams { logprobs: Some(2), logprobs_mode: LogprobsMode::Raw, ..row }),
     ]
 }
 
 /// Every knob that a sampler may lack.
-const OPTIONAL: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]));
+const OPTIONAL: Knobs = Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept);
 
 /// Checks that each knob of `wanted` does what the capabilities under `plan` say: a row with it is refused by name, or
 /// drawn. Returns those that are drawn.

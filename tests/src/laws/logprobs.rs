@@ -7,7 +7,8 @@ use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{RowBits, Trial};
 use flash_sampling_core::reference::log_mass;
 use flash_sampling_core::{
-    DType, History, Knob, Knobs, LogprobsMode, MassHistogram, PerturbedArgmax, Plan, RowParams, Samples,
+    DType, History, Knob, Knobs, LogprobsMode, MassHistogram, Order, PerturbedArgmax, Plan, RowError, RowParams,
+    Samples,
 };
 
 pub(super) fn log_z_and_top_logprobs_are_right(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
@@ -147,5 +148,103 @@ pub(super) fn raw_logprobs_are_the_models_own(trial: &Trial<'_>, report: &mut La
     let same = out.row(0)?;
     ensure!(same.raw_logits.iter().zip(same.draws).all(|(raw, d)| *raw == d.logit), "a raw logit has other bits");
     report.agreed("raw logits of real inputs", raw.len());
+    Ok(())
+}
+
+pub(super) fn ranks_and_given_tokens_are_right(trial: &Trial<'_>, report: &mut LawReport) -> Result<(), Broken> {
+    let size = Size::new(10, 1003, 40);
+    let plan = Plan { max_rows: 10, max_draws: 5, max_logprobs: Some(6), canonical: false };
+    let wanted = Knobs::of(&[Knob::LogprobTokenIds, Knob::Ranks]);
+    if refused_by_name(trial, report, wanted, plan)? != wanted {
+        return Ok(());
+    }
+    let can = trial.capabilities()?;
+    // Small integers, so that most logits tie.
+    let mut problem = Problem::integers(size, DType::BF16, DType::BF16, 982);
+    problem.bias = Some((0..size.vocab).map(|t| if t % 50 == 7 { f32::NEG_INFINITY } else { 0.125 }).collect());
+    let history = History::new(&(0..500).collect::<Vec<u32>>());
+    let base = RowParams { seed: 99, draws: 5, logprobs: Some(6), ..RowParams::default() };
+    let mut plain = [
+        base,
+        RowParams { temperature: 8.0, logprobs: Some(0), ..base },
+        RowParams { temperature: 0.0, logprobs: Some(0), ..base },
+        RowParams { logit_bias: &[(1, 30.0), (2, f32::NEG_INFINITY)], ..base },
+        RowParams { mask: Some(&[0x1234_5678; 9]), temperature: 3.0, ..base },
+        RowParams { without_replacement: can.without_replacement, temperature: 5.0, logprobs: Some(1), ..base },
+        RowParams { repetition_penalty: 1.5, banned: &[3, 4], history: Some(&history), temperature: 2.0, ..base },
+        RowParams { top_k: 200, temperature: 9.0, logprobs: Some(2), ..base },
+        RowParams { top_p: 0.9, min_p: 0.01, temperature: 1e3, order: Order::LlamaCpp, logprobs: Some(2), ..base },
+        RowParams { xtc_threshold: 0.001, xtc_probability: 1.0, temperature: 4.0, logprobs: Some(1), ..base },
+    ];
+    for (row, position) in plain.iter_mut().zip(0..) {
+        let supported = row.enabled().without(can.knobs).is_empty();
+        *row = RowParams { position, ..if supported { *row } else { base } };
+    }
+    let given = [2, 7, 1002, 1, 500, 1];
+    let modes = [LogprobsMode::Processed, LogprobsMode::Raw];
+    for mode in
+        modes.into_iter().filter(|mode| *mode == LogprobsMode::Processed || can.knobs.contains(Knob::LogprobsMode))
+    {
+        let rows = plain.map(|row| RowParams { logprobs_mode: mode, ..row });
+        let asked = rows.map(|row| RowParams { ranks: true, logprob_token_ids: &given, ..row });
+        let mut sampler = trial.sampler(problem.head(), plan)?;
+        let (mut without, mut out, mut want) = (Samples::new(), Samples::new(), Samples::new());
+        sampler.sample(problem.input(), &rows, &mut without)?;
+        sampler.sample(problem.input(), &asked, &mut out)?;
+        let mut beyond = 0;
+        for r in 0..rows.len() {
+            let (row, without) = (out.row(r)?, without.row(r)?);
+            ensure!(row.draws == without.draws && row.log_z == without.log_z, "row {r}: ranks change the draws");
+            ensure!(
+                without.ranks.is_empty() && without.token_logits.is_empty(),
+                "row {r}: ranks that nobody asked for"
+            );
+            let tokens: Vec<u32> = row.token_log_probs().map(|(token, _)| token).collect();
+            ensure!(tokens == given, "row {r}: log-probabilities of {tokens:?}, not of {given:?}");
+            ensure!(row.ranks.len() == row.draws.len(), "row {r}: {} ranks", row.ranks.len());
+            for (i, (c, rank)) in row.top.iter().zip(1..).enumerate() {
+                let drawn = row.draws.iter().zip(row.ranks).filter(|(d, _)| d.token == c.winner.token);
+                ensure!(drawn.clone().all(|(_, found)| *found == rank), "row {r}: rank of token {} of the list", i);
+            }
+            beyond += row.ranks.iter().filter(|rank| **rank as usize > row.top.len()).count();
+            if mode == LogprobsMode::Raw {
+                let logits = problem.raw_logits(r);
+                let logit = |token: u32| logits[token as usize];
+                ensure!(row.token_logits.iter().all(|&(t, l)| l == logit(t)), "row {r}: {:?}", row.token_logits);
+                for (d, &found) in row.draws.iter().zip(row.ranks) {
+                    let before = |&t: &u32| logit(t) > logit(d.token) || (logit(t) == logit(d.token) && t < d.token);
+                    let rank = 1 + (0..size.vocab as u32).filter(before).count() as u32;
+                    ensure!(found == rank, "row {r}: token {} has rank {found}, not {rank}", d.token);
+                }
+            }
+        }
+        ensure!(beyond > 5, "only {beyond} ranks beyond the lists");
+        if let Some(mut reference) = trial.reference(problem.head(), plan) {
+            reference.sample(problem.input(), &asked, &mut want)?;
+            for r in 0..rows.len() {
+                let (found, want) = (RowBits::of(&out, r), RowBits::of(&want, r));
+                ensure!(found == want, "{mode:?}, row {r}: {found:?}, the reference has {want:?}");
+            }
+        }
+        report.agreed(format!("{mode:?}: rows with ranks and given tokens"), rows.len());
+    }
+    // A token that there is not.
+    let vocab_size = size.vocab as u32;
+    let unknown = RowParams { logprob_token_ids: &[5, 1003], ..base };
+    let out = trial.sample(
+        &problem,
+        plan,
+        &[base, unknown, RowParams { ranks: true, logprobs: None, ..base }, base, base, base, base, base, base, base],
+    )?;
+    let named = RowError::UnknownToken { knob: Knob::LogprobTokenIds, token: 1003, vocab_size };
+    let needs = RowError::Invalid { knob: Knob::Ranks, reason: "needs logprobs" };
+    ensure!(out.row(0).is_ok() && out.row(3).is_ok(), "an error of a row reaches its neighbours");
+    ensure!(
+        out.row(1).err() == Some(named) && out.row(2).err() == Some(needs),
+        "{:?}, {:?}",
+        out.row(1).err(),
+        out.row(2).err()
+    );
+    report.agreed("bad tokens refused", 2);
     Ok(())
 }

@@ -101,6 +101,7 @@ macro_rules! each_law {
             (filters, knobs_do_not_reach_other_rows, "A row with any knob on leaves its neighbours' bits alone.")
             (parameters, any_parameters_have_the_reference_bits, "Rows whose knobs, filters and penalties are drawn at random, tiny and huge values among them, have the reference's bits and kept tokens.")
             (logprobs, raw_logprobs_are_the_models_own, "Raw log-probabilities are of the logits before anything that belongs to the row, to the bits of the reference, and change no draw.")
+            (logprobs, ranks_and_given_tokens_are_right, "The rank of each drawn token and the log-probabilities of given tokens are the reference's, ties included, in either law, and change no draw.")
             (logprobs, log_z_and_top_logprobs_are_right, "log Z is within 2e-8 of the float64 value, and the top list holds the largest logits.")
             (bad_rows, bad_rows_are_errors_that_name_themselves, "NaN, +inf, all masked and all -inf rows give the reference's error, and the other rows keep their bits.")
             (calls, impossible_knobs_are_errors, "A knob out of range, beyond the plan or beyond the sampler is an error that names it.")

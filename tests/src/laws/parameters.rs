@@ -11,7 +11,7 @@ use flash_sampling_core::{
 };
 
 const SIZE: Size = Size::new(4, 1003, 40);
-const BESIDE: Knobs = Knobs::of(&[Knob::Kept, Knob::LogprobsMode]);
+const BESIDE: Knobs = Knobs::LOGPROBS.with(Knob::Kept);
 const CALLS: usize = 60;
 const PLAN: Plan = Plan { max_rows: SIZE.rows, max_draws: 12, max_logprobs: Some(5), canonical: false };
 
@@ -73,6 +73,8 @@ impl Dice {
         }
         for knob in can.iter() {
             let one_in = match knob {
+                // Beside half of the log-probabilities.
+                Knob::LogprobTokenIds | Knob::Ranks => continue,
                 Knob::TopK | Knob::TopP | Knob::MinP => 2,
                 _ if is_usual => continue,
                 _ => 4,
@@ -100,6 +102,10 @@ impl Dice {
                 Knob::DryMultiplier => (row.dry_multiplier, row.dry_allowed_length) = (self.magnitude(0.1, 2.0), 1),
                 _ => {}
             }
+        }
+        if row.logprobs.is_some() && self.thrown.is_multiple_of(2) {
+            row.ranks = can.contains(Knob::Ranks);
+            row.logprob_token_ids = if can.contains(Knob::LogprobTokenIds) { &[500, 2, 77, 1002, 2] } else { &[] };
         }
         row
     }

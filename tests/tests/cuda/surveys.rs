@@ -7,7 +7,8 @@ use flash_sampling_core::backend::selection::PrefixMass;
 use flash_sampling_core::backend::{Batch, Request, RowSummary, check_rows};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
-    DType, Domain, Head, LogitRank, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams, StagedError,
+    DType, Domain, Head, LogitRank, LogprobsMode, Matrix, Noise, Order, PerturbedArgmax, Plan, RowParams, Stage,
+    StagedError,
 };
 use flash_sampling_cuda::{CudaTiled, Device};
 
@@ -50,11 +51,11 @@ fn rows<'a>(mask: &'a [u32], none: &'a [u32]) -> Vec<RowParams<'a>> {
 fn told(row: &RowParams<'_>, survey: &RowSummary) -> Result<String, StagedError> {
     survey.error.map_or(Ok(()), Err)?;
     let is_raw = row.logprobs_mode == LogprobsMode::Raw;
-    let raw =
-        is_raw.then(|| (survey.raw_mass.clone().unwrap_or_default(), survey.raw_top.as_slice(), &survey.raw_logits));
+    let raw = is_raw.then(|| (survey.raw_mass.clone().unwrap_or_default(), survey.raw_top.as_slice()));
+    let tokens = (raw, &survey.logits, &survey.prefix_counts);
     // Every float as its shortest digits, which differ where bits do; the two zeros are equal logits.
     let all =
-        (&survey.draws, &survey.list, &survey.mass, survey.moments, survey.frontiers(), &survey.prefix_masses, raw);
+        (&survey.draws, &survey.list, &survey.mass, survey.moments, survey.frontiers(), &survey.prefix_masses, tokens);
     Ok([",", " ", ")", "}"]
         .iter()
         .fold(format!("{all:?}"), |all, end| all.replace(&format!("-0.0{end}"), &format!("0.0{end}"))))
@@ -132,8 +133,16 @@ fn compare(name: &str, head: Head<'_>, input: Matrix<'_>, rows: &[RowParams<'_>]
     assert!(lists.iter().any(|survey| survey.list.len() > 64));
 
     let (few, many) = ([first, u32::MAX - 1, first + 1], (0..20).map(|i| first + i / 2).collect::<Vec<_>>());
-    let drawn = |r: usize| if r.is_multiple_of(2) { Request::RawLogits(&few) } else { Request::RawLogits(&many) };
-    same("raw logits", rows, &(0..rows.len()).map(drawn).collect::<Vec<_>>());
+    for stage in [Stage::Raw, Stage::Transformed] {
+        let tokens = |r: usize| if r.is_multiple_of(2) { &few[..] } else { &many };
+        let logits = |r: usize| Request::Logits { tokens: tokens(r), stage };
+        same("logits", rows, &(0..rows.len()).map(logits).collect::<Vec<_>>());
+        let ranks: Vec<Vec<LogitRank>> =
+            places.iter().map(|points| points.iter().map(|point| point.rank).collect()).collect();
+        let counts = |r: usize| Request::PrefixCount { ranks: &ranks[r], stage };
+        let counts = same("ranks", rows, &(0..rows.len()).map(counts).collect::<Vec<_>>());
+        assert!(counts.iter().flat_map(|survey| &survey.prefix_counts).any(|&count| count > 0));
+    }
 
     let mixed = |r: usize| match r % 4 {
         0 => before[r],

@@ -95,6 +95,10 @@ pub(crate) enum Fault {
     PenaltyOfOne,
     /// Raw log-probabilities are of the logits that are drawn from.
     ProcessedCalledRaw,
+    /// Ranks count the other tokens with the drawn token's logit.
+    RankBehindTies,
+    /// The logit of a given token is the next token's.
+    NextTokensLogit,
     /// A row's bans are those of its neighbour.
     NeighboursBans,
     /// Any number of row parameters goes.

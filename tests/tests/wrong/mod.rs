@@ -368,6 +368,20 @@ impl Wrong<'_> {
             let drawn: Vec<f32> = out.row(r)?.draws.iter().map(|d| of[(d.token - first) as usize]).collect();
             out.set_raw(r, &mass, top.as_slice(), drawn);
         }
+        if row.logprobs.or(row.raw_logprobs).is_some() {
+            let of = if row.raw_logprobs.is_some() { &raw } else { &drawing.logits };
+            let logit = |t: u32| of.get((t - first) as usize).copied().unwrap_or(f32::NEG_INFINITY);
+            let next = u32::from(self.fault == Fault::NextTokensLogit);
+            let given: Vec<_> = row.logprob_token_ids.iter().map(|&t| (t, logit(t + next))).collect();
+            let behind_ties = self.fault == Fault::RankBehindTies;
+            let rank = |drawn: u32| {
+                let own = logit(drawn);
+                let before = |&(t, &l): &(u32, &f32)| l > own || (l == own && t != drawn && (behind_ties || t < drawn));
+                1 + (first..).zip(of).filter(before).count() as u32
+            };
+            let ranks: Vec<_> = out.row(r)?.draws.iter().filter(|_| row.ranks).map(|d| rank(d.token)).collect();
+            out.set_tokens(r, given, ranks);
+        }
         if row.kept {
             let kept = (first..).zip(&drawing.logits).filter(|(_, l)| **l > f32::NEG_INFINITY).map(|(token, _)| token);
             out.set_kept(kept, mass.log_z(), self.head.vocab_size());

@@ -6,7 +6,8 @@
 //! while a row with filters is not decided:
 //!     scan: what the undecided rows need                    Request::PrefixMass, List or Overview
 //! write the results, row by row
-//! scan: the raw logits of the drawn tokens, on request      Request::RawLogits
+//! scan: logits of single tokens, on request                 Request::Logits
+//! scan: tokens before the drawn ones, on request            Request::PrefixCount
 //! ```
 //!
 //! Decisions depend on integers and on the row's logits alone. So a driver over several shards, whose scan merges their
@@ -16,13 +17,15 @@ use crate::backend::selection::{
     FilterResolver, FilteredRow, FollowUp, LIST_BYTES, PrefixMass, RowView, TailMass, next_pass,
 };
 use crate::backend::{Batch, CheckedRow, Progress, Request, RowSummary, Scan, by_logit_rank, check_rows};
-use crate::error::{RowError, SampleError};
+use crate::error::{RowError, SampleError, Stage};
 use crate::matrix::Matrix;
 use crate::params::{Row, RowParams};
 use crate::sampler::samples::Samples;
 use crate::sampler::{Capabilities, Plan, reuse_vec};
-use crate::summary::winner::Candidate;
+use crate::summary::winner::{Candidate, LogitRank};
 use core::mem::{swap, take};
+
+mod logprobs;
 
 /// The most tokens for which the list of one of `rows` rows keeps its memory between calls.
 pub fn kept_list(rows: usize) -> usize {
@@ -33,7 +36,8 @@ pub fn kept_list(rows: usize) -> usize {
 #[derive(Clone, Copy, Debug)]
 enum RowFollowUp {
     Filters(FollowUp),
-    RawLogits,
+    Logits(Stage),
+    PrefixCount(Stage),
 }
 
 /// The state of a row during a call, beside its summary.
@@ -43,7 +47,12 @@ struct PendingRow {
     doubts: Vec<PrefixMass>,
     follow_up: Option<RowFollowUp>,
     passes: u32,
-    drawn: Vec<u32>,
+    /// The tokens whose logits are requested, and the ranks before which tokens are counted.
+    tokens: Vec<u32>,
+    ranks: Vec<LogitRank>,
+    drawn_ranks: Vec<u32>,
+    /// The logits of given tokens, and the raw logits of the draws.
+    token_logits: Vec<(u32, f32)>,
     raw_logits: Vec<f32>,
 }
 
@@ -116,11 +125,7 @@ impl Driver {
                 out.push_error(error);
             }
         }
-        if self.request_raw_logits(batch.rows, out) {
-            self.pass(scan, batch)?;
-            self.write_raw_logits(out)?;
-        }
-        Ok(())
+        self.find_tokens(scan, batch, out)
     }
 
     /// Makes the first pass.
@@ -180,7 +185,8 @@ impl Driver {
                     Request::PrefixMass { points: &pending[r].doubts, below: overviews[r].tail.floor() }
                 }
                 Some(RowFollowUp::Filters(FollowUp::List { floor, .. })) => Request::List { floor },
-                Some(RowFollowUp::RawLogits) => Request::RawLogits(&pending[r].drawn),
+                Some(RowFollowUp::Logits(stage)) => Request::Logits { tokens: &pending[r].tokens, stage },
+                Some(RowFollowUp::PrefixCount(stage)) => Request::PrefixCount { ranks: &pending[r].ranks, stage },
                 None => Request::Skip,
             };
         }
@@ -222,7 +228,7 @@ impl Driver {
                 let of = FilteredRow { row, filters, vocab_size, passes: pending.passes };
                 resolver.resolve_list(&of, &view, &mut overview.result)
             }
-            Some(RowFollowUp::RawLogits) | None => None,
+            Some(RowFollowUp::Logits(_) | RowFollowUp::PrefixCount(_)) | None => None,
         };
         self.undecided.extend(follow_up.map(|follow_up| (r, follow_up)));
     }
@@ -248,43 +254,6 @@ impl Driver {
         out.push_row(summary.draws.iter().copied(), mass, &summary.list);
         if let Some(log_z) = log_z {
             out.set_log_z(log_z);
-        }
-        Ok(())
-    }
-
-    /// Requests the raw logits of drawn tokens for rows with raw log-probabilities; false if there are no such rows.
-    fn request_raw_logits(&mut self, rows: &[CheckedRow<'_>], out: &Samples) -> bool {
-        self.members.clear();
-        for (r, row) in rows.iter().enumerate() {
-            if let (Ok(Row { raw_logprobs: Some(_), .. }), Ok(sample)) = (row, out.row(r)) {
-                let pending = &mut self.pending[r];
-                pending.drawn.clear();
-                pending.drawn.extend(sample.draws.iter().map(|draw| draw.token));
-                pending.follow_up = Some(RowFollowUp::RawLogits);
-                self.members.push(r);
-            }
-        }
-        !self.members.is_empty()
-    }
-
-    /// Writes the raw log-probabilities of the selected rows.
-    fn write_raw_logits(&mut self, out: &mut Samples) -> Result<(), SampleError> {
-        for &r in &self.members {
-            let (pending, found) = (&mut self.pending[r], &self.further[r].raw_logits);
-            let missing = |what: String| {
-                let source = format!("no scan has {what}, of row {r}");
-                SampleError::Backend { backend: "driver", source: source.into() }
-            };
-            pending.raw_logits.clear();
-            for (i, &token) in pending.drawn.iter().enumerate() {
-                // One scan leaves them in order, shards do not.
-                let at = found.get(i).filter(|(own, _)| *own == token);
-                let logit = at.or_else(|| found.iter().find(|(own, _)| *own == token));
-                pending.raw_logits.push(logit.ok_or_else(|| missing(format!("the raw logit of token {token}")))?.1);
-            }
-            let RowSummary { raw_mass, raw_top, .. } = &self.overviews[r];
-            let raw_mass = raw_mass.as_ref().ok_or_else(|| missing("the mass of the raw logits".into()))?;
-            out.set_raw(r, raw_mass, raw_top.as_slice(), pending.raw_logits.iter().copied());
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use crate::backend::selection::{PrefixMass, SummarySpec};
 use crate::backend::{Request, RowSummary, by_logit_rank};
+use crate::error::Stage;
 use crate::noise::Domain;
 use crate::params::Row;
 use crate::summary::winner::{Candidate, TopList, Winner};
@@ -10,8 +11,8 @@ impl RowSummary {
     /// Summarizes the transformed logits of tokens `first ..` without optimisation: the definition for every fast path.
     pub fn of(&mut self, row: &Row<'_>, request: Request<'_>, first: u32, logits: &[f32]) {
         self.begin(row);
-        if matches!(request, Request::RawLogits(_)) {
-            return;
+        if let Request::Logits { .. } | Request::PrefixCount { .. } = request {
+            return self.look_up(request, Stage::Transformed, first, logits);
         }
         let Some(filters) = &row.filters else {
             match request {
@@ -24,7 +25,7 @@ impl RowSummary {
         let finite = || (first..).zip(logits.iter().copied()).filter(|(_, l)| *l > f32::NEG_INFINITY);
         let listed = |(token, logit)| Candidate { winner: Winner::new(logit, token), logit };
         match request {
-            Request::Skip | Request::RawLogits(_) => {}
+            Request::Skip | Request::Logits { .. } | Request::PrefixCount { .. } => {}
             Request::Overview | Request::Decide => {
                 self.list.extend(finite().map(listed));
                 self.list.sort_by(by_logit_rank);
@@ -64,9 +65,19 @@ impl RowSummary {
                 let listed = finite.map(|(token, &logit)| Candidate { winner: Winner::new(logit, token), logit });
                 listed.for_each(|c| self.raw_top.push(c));
             }
-            Request::RawLogits(tokens) => {
-                let own = |token: &u32| token.checked_sub(first).and_then(|at| Some((*token, *raw.get(at as usize)?)));
-                self.raw_logits.extend(tokens.iter().filter_map(own));
+            _ => self.look_up(request, Stage::Raw, first, raw),
+        }
+    }
+
+    /// Looks up the logits of tokens, or counts the tokens before ranks, if the request is for this stage.
+    fn look_up(&mut self, request: Request<'_>, of: Stage, first: u32, logits: &[f32]) {
+        match request {
+            Request::Logits { tokens, stage } if stage == of => {
+                let own = |&token: &u32| Some((token, *logits.get(token.checked_sub(first)? as usize)?));
+                self.logits.extend(tokens.iter().filter_map(own));
+            }
+            Request::PrefixCount { ranks, stage } if stage == of => {
+                self.prefix_counts.extend(ranks.iter().map(|rank| rank.count_before(first, logits)));
             }
             _ => {}
         }

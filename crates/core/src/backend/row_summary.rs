@@ -66,8 +66,10 @@ pub struct RowSummary {
     pub raw_mass: Option<MassHistogram>,
     /// The largest raw logits, as many as the row requests; scores are logits.
     pub raw_top: TopList,
-    /// The requested raw logits.
-    pub raw_logits: Vec<(u32, f32)>,
+    /// The requested logits of tokens.
+    pub logits: Vec<(u32, f32)>,
+    /// The requested numbers of tokens before ranks.
+    pub prefix_counts: Vec<u32>,
     /// The concatenated lists of merged summaries; [`RowSummary::merge_lists`] makes one list of them.
     parts: Vec<Candidate>,
     /// The end of each list in `parts`.
@@ -102,7 +104,8 @@ impl RowSummary {
             mass.clear();
         }
         self.raw_top.reset(0, 0.0);
-        self.raw_logits.clear();
+        self.logits.clear();
+        self.prefix_counts.clear();
     }
 
     /// Empties the summary, and prepares it to merge the overviews of a row.
@@ -159,7 +162,11 @@ impl RowSummary {
                 self.prefix_masses.iter_mut().zip(&other.prefix_masses).for_each(|(a, b)| a.merge(b))
             }
             Request::List { .. } => self.copy_list(&other.list),
-            Request::RawLogits(_) => self.raw_logits.extend_from_slice(&other.raw_logits),
+            Request::Logits { .. } => self.logits.extend_from_slice(&other.logits),
+            Request::PrefixCount { ranks, .. } => {
+                self.prefix_counts.resize(ranks.len(), 0);
+                self.prefix_counts.iter_mut().zip(&other.prefix_counts).for_each(|(a, b)| *a += b);
+            }
             Request::Skip => {}
         }
     }

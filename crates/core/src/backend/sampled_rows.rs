@@ -40,7 +40,7 @@ impl SampledRows {
         let drawn = |r| {
             params_of(r).map(|row: RowParams<'a>| {
                 let logprobs = row.logprobs.filter(|_| row.logprobs_mode != LogprobsMode::Raw);
-                RowParams { logprobs, ..row }
+                RowParams { logprobs, logprob_token_ids: &[], ranks: false, ..row }
             })
         };
         self.sample(sampler, input, (0..rows).filter_map(|r| Some((r, drawn(r)?))))?;

@@ -8,8 +8,9 @@
 
 use crate::backend::selection::PrefixMass;
 use crate::backend::{Batch, RowSummary};
-use crate::error::SampleError;
+use crate::error::{SampleError, Stage};
 use crate::sampler::{Plan, Shape, check_call};
+use crate::summary::winner::LogitRank;
 
 /// A request for one row of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,8 +39,20 @@ pub enum Request<'a> {
         /// In nats; -inf: every token.
         floor: f32,
     },
-    /// The raw logits of these tokens, in order; tokens of other shards are skipped.
-    RawLogits(&'a [u32]),
+    /// The logits of these tokens at a stage, in order; tokens of other shards are skipped.
+    Logits {
+        /// Global token ids.
+        tokens: &'a [u32],
+        /// Before or after the row's transforms.
+        stage: Stage,
+    },
+    /// How many tokens come before each of these ranks in the order of falling logits, by the logits of a stage.
+    PrefixCount {
+        /// The ranks.
+        ranks: &'a [LogitRank],
+        /// Before or after the row's transforms.
+        stage: Stage,
+    },
 }
 
 impl Request<'_> {

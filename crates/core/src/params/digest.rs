@@ -10,7 +10,8 @@ impl RowParams<'_> {
     /// The groups of [`RowParams::digests`], as an error names them. Those of several fields:
     ///
     /// * `draws`: `draws`, `first_draw`, `without_replacement`
-    /// * `log-probabilities and kept tokens`: `logprobs`, `logprobs_mode`, `kept`
+    /// * `log-probabilities and kept tokens`: `logprobs`, `logprobs_mode`,
+    ///   `logprob_token_ids`, `ranks`, `kept`
     /// * `filters`: `top_k`, `top_p`, `min_p`, `top_n_sigma`, `epsilon_cutoff`, `typical_p`, `xtc_threshold`,
     ///   `xtc_probability`, `order`
     /// * `penalties`: `repetition_penalty`, `frequency_penalty`, `presence_penalty`, and the fields `dry_*`
@@ -49,6 +50,8 @@ impl RowParams<'_> {
             kept,
             logprobs,
             logprobs_mode,
+            logprob_token_ids,
+            ranks,
             mask,
             logit_bias,
             banned,
@@ -79,7 +82,12 @@ impl RowParams<'_> {
             seed,
             position,
             of_words([pair(draws, first_draw), u64::from(without_replacement)]),
-            of_words([logprobs.map_or(u64::MAX, u64::from), logprobs_mode as u64, u64::from(kept)]),
+            of_words([
+                logprobs.map_or(u64::MAX, u64::from),
+                logprobs_mode as u64,
+                pair(ranks.into(), kept.into()),
+                of_list(logprob_token_ids),
+            ]),
             u64::from(temperature.to_bits()),
             of_words([
                 pair(top_k, order as u32),
@@ -130,6 +138,9 @@ mod tests {
             RowParams { kept: true, ..row },
             RowParams { logprobs: Some(0), ..row },
             RowParams { logprobs_mode: LogprobsMode::Raw, ..row },
+            RowParams { logprob_token_ids: &[1], ..row },
+            RowParams { logprob_token_ids: &[2], ..row },
+            RowParams { ranks: true, ..row },
             RowParams { top_k: 1, ..row },
             RowParams { top_p: 0.5, ..row },
             RowParams { min_p: 0.5, ..row },

@@ -30,6 +30,8 @@ knobs! {
     WithoutReplacement "without_replacement",
     Logprobs "logprobs",
     LogprobsMode "logprobs_mode",
+    LogprobTokenIds "logprob_token_ids",
+    Ranks "ranks",
     Mask "mask",
     Banned "banned",
     MinTokens "min_tokens",
@@ -81,6 +83,9 @@ impl Knobs {
         Knob::TypicalP,
         Knob::XtcThreshold,
     ]);
+
+    /// What a row requests of its log-probabilities beside those of the law that is drawn from.
+    pub const LOGPROBS: Knobs = Knobs::of(&[Knob::LogprobsMode, Knob::LogprobTokenIds, Knob::Ranks]);
 
     /// Knobs that act on single logits, beside mask and logit bias.
     pub const ADJUSTMENTS: Knobs = Knobs::of(&[

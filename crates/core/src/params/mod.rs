@@ -70,6 +70,12 @@ pub struct RowParams<'a> {
     pub logprobs: Option<u32>,
     /// Which law's log-probabilities `logprobs` asks for.
     pub logprobs_mode: LogprobsMode,
+    /// Tokens whose log-probabilities are requested, in the law that `logprobs_mode` names: in any order, also more than
+    /// once. Needs `logprobs`. vLLM's `logprob_token_ids`.
+    pub logprob_token_ids: &'a [u32],
+    /// Return the [rank](crate::RowSample::ranks) of each drawn token in the law that `logprobs_mode` names. Needs
+    /// `logprobs`. A drawn token that is not among the `logprobs` largest takes a further pass over the logits.
+    pub ranks: bool,
     /// Return which tokens the filters kept ([`Kept`](crate::sampler::samples::Kept)); refused on a greedy row, which has no law.
     pub kept: bool,
     /// Bitmap over global token ids, 1 = allowed: token `t` is bit `t % 32` of word `t / 32`, the least significant bit
@@ -138,6 +144,8 @@ impl Default for RowParams<'_> {
             without_replacement: false,
             logprobs: None,
             logprobs_mode: LogprobsMode::Processed,
+            logprob_token_ids: &[],
+            ranks: false,
             kept: false,
             mask: None,
             logit_bias: &[],

@@ -32,6 +32,10 @@ pub struct Row<'a> {
     pub logprobs: Option<u32>,
     /// Log-probabilities asked for, of the model's own law.
     pub raw_logprobs: Option<u32>,
+    /// The tokens whose log-probabilities are requested, of the law that either of the two names.
+    pub logprob_token_ids: &'a [u32],
+    /// Whether the ranks of the drawn tokens are requested, in that law.
+    pub ranks: bool,
     /// Whether the kept tokens are asked for.
     pub kept: bool,
     /// The filters, when there are any and the row is not greedy.
@@ -46,6 +50,12 @@ impl<'a> Row<'a> {
     {
         let row: Row<'b> = *self;
         Row { transform: RowTransform { adjustments, ..row.transform }, ..row }
+    }
+
+    /// The same row without transforms, filters and log-probabilities. Its transformed logits are the raw ones.
+    pub fn without_transforms(&self) -> Row<'a> {
+        let transform = RowTransform { mask: None, adjustments: &[], inv_temperature: 1.0 };
+        Row { transform, filters: None, logprobs: None, raw_logprobs: None, ..*self }
     }
 }
 
@@ -87,6 +97,8 @@ impl<'a> RowParams<'a> {
             without_replacement: self.without_replacement,
             logprobs: self.logprobs.filter(|_| self.logprobs_mode == LogprobsMode::Processed),
             raw_logprobs: self.logprobs.filter(|_| self.logprobs_mode == LogprobsMode::Raw),
+            logprob_token_ids: self.logprob_token_ids,
+            ranks: self.ranks,
             kept: self.kept,
             filters,
         })
@@ -109,7 +121,11 @@ impl<'a> RowParams<'a> {
             }
             previous = Some(token);
         }
-        for (knob, tokens) in [(Knob::Banned, self.banned), (Knob::StopTokenIds, self.stop_token_ids)] {
+        for (knob, tokens) in [
+            (Knob::Banned, self.banned),
+            (Knob::StopTokenIds, self.stop_token_ids),
+            (Knob::LogprobTokenIds, self.logprob_token_ids),
+        ] {
             if let Some(&token) = tokens.iter().find(|&&token| token >= vocab_size) {
                 return unknown(knob, token);
             }
@@ -136,6 +152,8 @@ impl<'a> RowParams<'a> {
             (Knob::XtcThreshold, self.xtc_probability != 0.0),
             (Knob::Kept, self.kept),
             (Knob::LogprobsMode, self.logprobs.is_some() && self.logprobs_mode != LogprobsMode::Processed),
+            (Knob::LogprobTokenIds, !self.logprob_token_ids.is_empty()),
+            (Knob::Ranks, self.ranks),
         ];
         let with = |all: Knobs, (knob, is_on)| if is_on { all.with(knob) } else { all };
         knobs.into_iter().fold(Knobs::NONE, with)
@@ -206,6 +224,11 @@ impl<'a> RowParams<'a> {
         let enabled = self.enabled();
         if self.temperature == 0.0 && self.kept {
             return invalid(Knob::Kept, "is not defined for a greedy row");
+        }
+        for knob in [Knob::LogprobTokenIds, Knob::Ranks] {
+            if self.logprobs.is_none() && enabled.contains(knob) {
+                return invalid(knob, "needs logprobs");
+            }
         }
         // The knobs that put them on.
         for (filter, knob) in [(Knob::TypicalP, Knob::TypicalP), (Knob::XtcThreshold, Knob::XtcProbability)] {

@@ -46,6 +46,14 @@ pub struct RowSample<'a> {
     pub top: &'a [Candidate],
     /// The raw logit of each draw, when raw log-probabilities were asked for; otherwise empty.
     pub raw_logits: &'a [f32],
+    /// The rank of each draw in the law of `log_z`, when [requested](crate::RowParams::ranks); otherwise empty. The most
+    /// probable token has rank 1. Of equal logits the lower token comes first, so all ranks of a law differ. vLLM instead
+    /// counts all tokens with an equal logit as before the drawn one, so there its rank is larger where logits tie.
+    pub ranks: &'a [u32],
+    /// The tokens of [`RowParams::logprob_token_ids`](crate::RowParams::logprob_token_ids) with their logits of those that
+    /// `log_z` sums, in order; -inf for a token that cannot be drawn. [`RowSample::token_log_probs`] makes log-probabilities
+    /// of them.
+    pub token_logits: &'a [(u32, f32)],
     /// The masses behind `log_z`, to be merged with those of other shards. `None` also for a sampler over device memory,
     /// which is no shard.
     pub mass: Option<&'a MassHistogram>,
@@ -79,6 +87,12 @@ impl RowSample<'_> {
         self.top.iter().map(move |c| (c.winner.token, log_prob(c.logit, log_z)))
     }
 
+    /// The requested tokens with their log-probabilities in nats, in order; -inf for a token that cannot be drawn.
+    pub fn token_log_probs(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
+        let log_z = self.log_z.unwrap_or(f64::NAN);
+        self.token_logits.iter().map(move |&(token, logit)| (token, log_prob(logit, log_z)))
+    }
+
     /// The log-probability of a logit of those that `log_z` sums, in nats; `None` when log Z was not asked for.
     pub fn log_prob(&self, logit: f32) -> Option<f64> {
         self.log_z.map(|log_z| log_prob(logit, log_z))
@@ -99,6 +113,8 @@ struct Slot {
     draws: (usize, usize),
     top: (usize, usize),
     raw_logits: (usize, usize),
+    ranks: (usize, usize),
+    token_logits: (usize, usize),
     log_z: Option<f64>,
     mass: Option<usize>,
     /// Count, log-mass, and where the bitmap lies.
@@ -113,6 +129,8 @@ pub struct Samples {
     draws: Vec<Draw>,
     top: Vec<Candidate>,
     raw_logits: Vec<f32>,
+    ranks: Vec<u32>,
+    token_logits: Vec<(u32, f32)>,
     /// The first `used` are of this call.
     masses: Vec<MassHistogram>,
     used: usize,
@@ -154,6 +172,8 @@ impl Samples {
             log_z: slot.log_z,
             top: &self.top[slot.top.0..slot.top.1],
             raw_logits: &self.raw_logits[slot.raw_logits.0..slot.raw_logits.1],
+            ranks: &self.ranks[slot.ranks.0..slot.ranks.1],
+            token_logits: &self.token_logits[slot.token_logits.0..slot.token_logits.1],
             mass: slot.mass.map(|i| &self.masses[i]),
             kept: slot.kept.map(|(count, log_mass, (from, to))| Kept { count, log_mass, tokens: &self.kept[from..to] }),
             passes: slot.passes,
@@ -171,6 +191,8 @@ impl Samples {
         self.draws.clear();
         self.top.clear();
         self.raw_logits.clear();
+        self.ranks.clear();
+        self.token_logits.clear();
         self.kept.clear();
         self.used = 0;
     }
@@ -183,6 +205,8 @@ impl Samples {
             draws: none,
             top: none,
             raw_logits: none,
+            ranks: none,
+            token_logits: none,
             log_z: None,
             mass: None,
             kept: None,
@@ -235,6 +259,21 @@ impl Samples {
         (slot.log_z, slot.mass) = (Some(mass.log_z()), Some(mass_at));
     }
 
+    /// For implementers: sets the logits of the requested tokens of a row, and the ranks of its draws. Panics if there is no
+    /// such row, like a slice.
+    pub fn set_tokens(
+        &mut self,
+        row: usize,
+        logits: impl IntoIterator<Item = (u32, f32)>,
+        ranks: impl IntoIterator<Item = u32>,
+    ) {
+        let (logits_from, ranks_from) = (self.token_logits.len(), self.ranks.len());
+        self.token_logits.extend(logits);
+        self.ranks.extend(ranks);
+        let slot = &mut self.slots[row];
+        (slot.token_logits, slot.ranks) = ((logits_from, self.token_logits.len()), (ranks_from, self.ranks.len()));
+    }
+
     /// Keeps a copy of a mass; its number.
     fn keep(&mut self, mass: &MassHistogram) -> usize {
         match self.masses.get_mut(self.used) {
@@ -261,6 +300,8 @@ impl Samples {
             draws: (draws_from, self.draws.len()),
             top: (top_from, self.top.len()),
             raw_logits: (0, 0),
+            ranks: (0, 0),
+            token_logits: (0, 0),
             log_z: mass.map(MassHistogram::log_z),
             mass: kept,
             kept: None,

@@ -73,6 +73,15 @@ impl LogitRank {
     pub fn is_at_or_before(&self, other: &LogitRank) -> bool {
         self.logit > other.logit || (self.logit == other.logit && self.token <= other.token)
     }
+
+    /// How many of the tokens `first ..` with these logits come before this rank. Its own token never does.
+    #[inline(always)]
+    pub fn count_before(&self, first: u32, logits: &[f32]) -> u32 {
+        let is_before = |(token, &logit): (u32, &f32)| {
+            (logit > self.logit) & (token != self.token) | (logit == self.logit) & (token < self.token)
+        };
+        (first..).zip(logits).map(|of| u32::from(is_before(of))).sum()
+    }
 }
 
 /// A winner together with the transformed logit that it was drawn with.

@@ -7,7 +7,7 @@ use crate::options::{CpuOptions, Threads};
 use crate::scan::filter_state::ListBudget;
 use crate::scan::mass_cutoff::SharedBounds;
 use crate::scan::parallel_adjustments::ParallelAdjustments;
-use crate::scan::requests::RawDraw;
+use crate::scan::requests::RequestedLogit;
 use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Simd, Source, Worker};
 use core::ops::Range;
@@ -59,7 +59,7 @@ pub(crate) struct Engine {
     /// The rows that take part in a pass, ascending.
     pub(crate) members: Vec<usize>,
     pub(crate) known: Arc<SharedBounds>,
-    pub(crate) raw_draws: Vec<RawDraw>,
+    pub(crate) requested_logits: Vec<RequestedLogit>,
 }
 
 impl Engine {
@@ -107,7 +107,7 @@ impl Engine {
             resolvers,
             known,
             members: Vec::new(),
-            raw_draws: Vec::new(),
+            requested_logits: Vec::new(),
         })
     }
 
@@ -122,10 +122,10 @@ impl Engine {
             without_replacement: pathwise,
             knobs: match (self.plan.canonical, pathwise) {
                 (true, _) => Knobs::ADJUSTMENTS,
-                (false, false) => Knobs::ADJUSTMENTS.union(Knobs::of(&[Knob::LogprobsMode])),
-                (false, true) => {
-                    Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept, Knob::LogprobsMode]))
-                }
+                // Single tokens of groups that are gone have no logits.
+                (false, false) if variant == Variant::Online => Knobs::ADJUSTMENTS.with(Knob::LogprobsMode),
+                (false, false) => Knobs::ADJUSTMENTS.union(Knobs::LOGPROBS),
+                (false, true) => Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
             },
             canonical: pathwise,
         }

@@ -22,6 +22,8 @@ pub(crate) enum PassKind {
     Summary,
     /// The mass before the points in doubt, and that of all logits below `below`.
     PrefixMass { below: f32 },
+    /// The numbers of tokens before ranks.
+    PrefixCount,
     /// Every token with a logit of at least `floor`, in this list of the worker.
     List { floor: f32, slot: usize },
 }

@@ -6,13 +6,14 @@ use crate::scan::engine::Engine;
 use crate::scan::filter_state::PassKind;
 use crate::scan::finish::Summary;
 use crate::scan::packed_input::PackedInput;
+use crate::scan::parallel_adjustments::ParallelAdjustments;
 use crate::scan::row_state::RowState;
 use crate::scan::tile::{Planned, Source};
 use core::ops::Range;
 use flash_sampling_core::backend::selection::{LIST_BYTES, PrefixMass};
 use flash_sampling_core::backend::{Batch, Progress, Request, RowSummary, by_logit_rank};
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, Head, Matrix, RowError};
+use flash_sampling_core::{Candidate, Head, IndexedAdjustments, Matrix, RowError, Stage};
 
 /// The source of a call's logits: a head and hidden states, or existing logits.
 pub(crate) trait Logits {
@@ -93,9 +94,9 @@ impl Logits for ExistingLogits {
     }
 }
 
-/// A drawn token whose raw logit is requested. Sorted by token, so that one evaluation serves all rows.
+/// A token whose logit is requested. Sorted by token, so that one evaluation serves all rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RawDraw {
+pub(crate) struct RequestedLogit {
     token: u32,
     row: usize,
     /// Its index in the request.
@@ -123,9 +124,10 @@ impl Engine {
         rows.extend(batch.rows.iter().zip(requests).enumerate().map(|(r, (row, request))| {
             let row = (*row)?;
             let kind = match request {
-                // The raw logits of single tokens need no pass.
-                Request::Skip | Request::RawLogits(_) => return Err(RowError::NoFiniteLogit),
+                // The logits of single tokens need no pass.
+                Request::Skip | Request::Logits { .. } => return Err(RowError::NoFiniteLogit),
                 Request::Overview | Request::Decide => PassKind::Summary,
+                Request::PrefixCount { .. } => PassKind::PrefixCount,
                 _ if row.filters.is_none() => return Err(RowError::NoFiniteLogit),
                 Request::PrefixMass { below, .. } => PassKind::PrefixMass { below: *below },
                 Request::List { floor } => {
@@ -135,18 +137,30 @@ impl Engine {
             };
             members.push(r);
             let (slack, is_whole) = (logits.slack(&row, &batch.input, r), *request == Request::Decide);
-            Ok(Planned { slack, at: members.len() - 1, kind, is_whole, ..Planned::new(&row, r, &adjustments) })
+            let planned =
+                Planned { slack, at: members.len() - 1, kind, is_whole, ..Planned::new(&row, r, &adjustments) };
+            Ok(match request {
+                Request::PrefixCount { stage: Stage::Raw, .. } => {
+                    Planned { row: row.without_transforms(), adjustments: IndexedAdjustments::default(), ..planned }
+                }
+                _ => planned,
+            })
         }));
         if !members.is_empty() {
             for worker in &mut self.workers {
                 worker.lists.resize_with(lists.max(worker.lists.len()), Vec::new);
                 worker.lists.iter_mut().for_each(Vec::clear);
             }
-            let begin_row = |r: usize, state: &mut RowState| {
-                if let Some(Request::PrefixMass { points, .. }) = requests.get(r) {
+            let begin_row = |r: usize, state: &mut RowState| match requests.get(r) {
+                Some(Request::PrefixMass { points, .. }) => {
                     state.filter.doubts.clear();
                     state.filter.doubts.extend(points.iter().map(|doubt| PrefixMass::new(doubt.rank)));
                 }
+                Some(Request::PrefixCount { ranks, .. }) => {
+                    state.prefix_counts.clear();
+                    state.prefix_counts.extend(ranks.iter().map(|&rank| (rank, 0)));
+                }
+                _ => {}
             };
             let (tokens, vocab_size) = (logits.tokens(), logits.vocab_size());
             let source = logits.source(self.isa, batch.input, &members);
@@ -156,7 +170,7 @@ impl Engine {
         for (r, (summary, request)) in out.iter_mut().zip(requests).enumerate() {
             match (request, &rows[r], &batch.rows[r]) {
                 (Request::Skip, ..) | (.., Err(_)) => {}
-                (Request::RawLogits(_), ..) => summary.clear(),
+                (Request::Logits { .. }, ..) => summary.clear(),
                 (_, Ok(planned), _) => self.write(r, planned, logits, &batch.input, summary),
                 (_, Err(_), Ok(row)) => {
                     summary.begin(row);
@@ -166,40 +180,47 @@ impl Engine {
         }
         self.trim();
         self.end(rows);
+        self.write_logits(logits, batch, requests, &adjustments, &mut members, out);
         self.keep(adjustments);
-        self.write_raw_logits(logits, batch, requests, &mut members, out);
         self.members = members;
     }
 
-    /// Writes the raw logits of requested tokens. They have the bits of a pass, since the kernel is the same.
-    fn write_raw_logits(
+    /// Writes the logits of requested tokens. They have the bits of a pass, since the kernel is the same.
+    fn write_logits(
         &mut self,
         logits: &mut impl Logits,
         batch: &Batch<'_, '_>,
         requests: &[Request<'_>],
+        adjustments: &ParallelAdjustments,
         members: &mut Vec<usize>,
         out: &mut [RowSummary],
     ) {
-        let (own, mut draws) = (logits.tokens(), core::mem::take(&mut self.raw_draws));
-        draws.clear();
+        let (own, mut requested) = (logits.tokens(), core::mem::take(&mut self.requested_logits));
+        requested.clear();
         members.clear();
         for (r, request) in requests.iter().enumerate() {
-            let (Request::RawLogits(tokens), Ok(_)) = (request, &batch.rows[r]) else { continue };
+            let (Request::Logits { tokens, .. }, Ok(_)) = (request, &batch.rows[r]) else { continue };
             let tokens = tokens.iter().filter(|token| own.contains(token)).enumerate();
-            draws.extend(tokens.map(|(at, &token)| RawDraw { token, row: members.len(), at, logit: 0.0 }));
+            requested.extend(tokens.map(|(at, &token)| RequestedLogit { token, row: members.len(), at, logit: 0.0 }));
             members.push(r);
         }
-        if !draws.is_empty() {
+        if !requested.is_empty() {
             let source = logits.source(self.isa, batch.input, members);
-            draws.sort_unstable_by_key(|d| d.token);
-            for same in draws.chunk_by_mut(|a, b| a.token == b.token) {
+            requested.sort_unstable_by_key(|d| d.token);
+            for same in requested.chunk_by_mut(|a, b| a.token == b.token) {
                 let logits = self.workers[0].raw_logits(&source, same[0].token);
                 same.iter_mut().for_each(|d| d.logit = logits(d.row));
             }
-            draws.sort_unstable_by_key(|d| (d.row, d.at));
-            draws.iter().for_each(|d| out[members[d.row]].raw_logits.push((d.token, d.logit)));
+            requested.sort_unstable_by_key(|d| (d.row, d.at));
+            for &RequestedLogit { token, row, logit, .. } in &requested {
+                let (r, mut logit) = (members[row], [logit]);
+                if let (Request::Logits { stage: Stage::Transformed, .. }, Ok(row)) = (requests[r], &batch.rows[r]) {
+                    row.with_adjustments(adjustments.row(r)).transform.apply(token, &mut logit);
+                }
+                out[r].logits.push((token, logit[0]));
+            }
         }
-        self.raw_draws = draws;
+        self.requested_logits = requested;
     }
 
     /// Writes the summary of a row after the pass.
@@ -235,6 +256,11 @@ impl Engine {
                 others.iter().for_each(|other| filter.merge_prefix_mass(&other.rows[r].filter));
                 summary.prefix_masses.extend_from_slice(&filter.doubts);
                 mass.iter().for_each(|mass| summary.mass.clone_from(mass));
+            }
+            PassKind::PrefixCount => {
+                let total = |i: usize, own: u32| own + others.iter().map(|o| o.rows[r].prefix_counts[i].1).sum::<u32>();
+                let counts = first.rows[r].prefix_counts.iter().enumerate().map(|(i, (_, own))| total(i, *own));
+                summary.prefix_counts.extend(counts);
             }
             PassKind::List { slot, .. } => {
                 summary.list.append(&mut first.lists[slot]);
@@ -289,6 +315,7 @@ mod tests {
 
     const VOCAB: usize = 3000;
     const WIDTH: usize = 16;
+    const TOKENS: [u32; 5] = [2, 2999, 1503, 1027, 2];
 
     fn integers(n: usize, salt: u64) -> Vec<f32> {
         let mut state = salt;
@@ -343,7 +370,7 @@ mod tests {
                         assert_eq!(a.error, b.error, "row {r}");
                         if a.error.is_none() {
                             assert_eq!((raw(a), a.raw_top.as_slice()), (raw(b), b.raw_top.as_slice()), "row {r}");
-                            assert_eq!(a.raw_logits, b.raw_logits, "row {r}");
+                            assert_eq!((&a.logits, &a.prefix_counts), (&b.logits, &b.prefix_counts), "row {r}");
                             assert_eq!((&a.draws, &a.list, &a.mass), (&b.draws, &b.list, &b.mass), "row {r}");
                             assert_eq!(
                                 (a.moments.to_words(), &a.prefix_masses),
@@ -364,19 +391,27 @@ mod tests {
                 );
                 assert!(overview[6].list.is_empty());
                 let place = flash_sampling_core::LogitRank { logit: 1.0, token: 1600 };
-                let before = [PrefixMass::new(place)];
+                let (before, ranks) = ([PrefixMass::new(place)], [place; 2]);
                 let mut requests = [Request::Skip; 11];
                 requests[0] = Request::PrefixMass { points: &before, below: 0.5 };
                 requests[2] = Request::List { floor: 0.5 };
                 requests[5] = Request::List { floor: f32::NEG_INFINITY };
-                requests[8] = Request::RawLogits(&[2, 2999, 1027, 2]);
+                requests[8] = Request::Logits { tokens: &TOKENS, stage: Stage::Raw };
+                requests[9] = Request::Logits { tokens: &TOKENS, stage: Stage::Transformed };
+                requests[10] = Request::PrefixCount { ranks: &ranks, stage: Stage::Transformed };
                 let summaries = scan_both(&requests);
-                assert_eq!(
-                    summaries[8].raw_logits.len(),
-                    [2, 2999, 1027, 2].iter().filter(|t| shard.tokens().contains(t)).count()
-                );
+                let own = TOKENS.iter().filter(|t| shard.tokens().contains(t)).count();
+                assert_eq!((summaries[8].logits.len(), summaries[9].logits.len()), (own, own));
+                let counts = summaries[10].prefix_counts.clone();
+                assert!(counts.len() == 2 && counts[0] == counts[1] && (own == 0 || counts[0] > 0));
                 assert!(overview[7].raw_top.as_slice().len() == 4.min(shard.tokens().len()));
                 assert_eq!(summaries[5].list.len(), shard.tokens().len());
+                // By raw logits, and by those that masks and biases leave.
+                let mut requests = [Request::Skip; 11];
+                requests[7] = Request::PrefixCount { ranks: &ranks, stage: Stage::Raw };
+                requests[2] = Request::PrefixCount { ranks: &ranks, stage: Stage::Transformed };
+                requests[8] = Request::PrefixCount { ranks: &ranks, stage: Stage::Raw };
+                scan_both(&requests);
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::scan::filter_state::{FilterState, ListBudget};
 use crate::scan::prefetch::prefetch;
 use crate::scan::raw_logprobs::RawState;
 use flash_sampling_core::params::Row;
-use flash_sampling_core::{Candidate, MassHistogram, Plan, StagedError, TopList};
+use flash_sampling_core::{Candidate, LogitRank, MassHistogram, Plan, StagedError, TopList};
 
 /// The best candidates of a row's draws, over some set of tokens.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +89,8 @@ pub(crate) struct RowState {
     pub(crate) weighed: bool,
     /// The largest logits of a row without filters.
     pub(crate) top: TopList,
+    /// Ranks, and the number of tokens before each.
+    pub(crate) prefix_counts: Vec<(LogitRank, u32)>,
     pub(crate) invalid: Option<StagedError>,
     /// Whether any logit was finite.
     pub(crate) has_finite: bool,
@@ -108,6 +110,7 @@ impl RowState {
             weigh,
             weighed: false,
             top: TopList::new(plan.max_logprobs.unwrap_or(0) as usize, 0.0),
+            prefix_counts: Vec::new(),
             invalid: None,
             has_finite: false,
             shares: false,

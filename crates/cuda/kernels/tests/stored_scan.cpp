@@ -52,6 +52,9 @@ int main() {
     const ScanSums of_places{stored, places.data(), sums.data()};
     if (!places.empty()) emulator::launch(blocks, static_cast<u32>(places.size()), THREADS, [&] { prefix_masses(of_places); });
     for (const u64 sum : sums) put(sum);
+    std::fill(sums.begin(), sums.end(), 0);
+    if (!places.empty()) emulator::launch(blocks, static_cast<u32>(places.size()), THREADS, [&] { prefix_counts(of_places); });
+    for (const u64 sum : sums) put(sum);
     u64 words[9] = {};
     const ScanSums of_row{stored, &scale, words};
     emulator::launch(blocks, 1, THREADS, [&] { moments(of_row); });

@@ -3,6 +3,7 @@
 use crate::abi::layout::layout;
 use crate::abi::stored::{KeptTokens, StoredLogits};
 use bytemuck::{Pod, Zeroable};
+use flash_sampling_core::LogitRank;
 
 /// The argument of the kernels that keep tokens.
 #[repr(C)]
@@ -25,6 +26,13 @@ pub(crate) struct SumQuery {
     pub(crate) padding: u32,
 }
 layout!(SumQuery 16: source 0, token 4, value 8, padding 12);
+
+impl SumQuery {
+    /// What comes before a rank in a stored row.
+    pub(crate) fn before(source: usize, rank: &LogitRank) -> Self {
+        SumQuery { source: source as u32, token: rank.token, value: rank.logit, padding: 0 }
+    }
+}
 
 /// The argument of the kernels that sum.
 #[repr(C)]

@@ -24,6 +24,7 @@ pub(crate) struct StoredScanKernels {
     frontiers: CudaFunction,
     tokens_above: CudaFunction,
     prefix_masses: CudaFunction,
+    prefix_counts: CudaFunction,
     moments: CudaFunction,
 }
 
@@ -41,6 +42,7 @@ impl StoredScanKernels {
             frontiers: function("frontiers")?,
             tokens_above: function("tokens_above")?,
             prefix_masses: function("prefix_masses")?,
+            prefix_counts: function("prefix_counts")?,
             moments: function("moments")?,
         })
     }
@@ -86,6 +88,21 @@ impl StoredScanKernels {
         let grid = Grid { blocks: (blocks_of(&call.stored), queries), threads: THREADS, shared_bytes: 0 };
         // SAFETY: as above.
         unsafe { launch(&self.prefix_masses, stream, grid, [argument(call)]) }
+    }
+
+    /// Counts the tokens before `queries` logit ranks, a word each.
+    ///
+    /// # Safety
+    /// As [`StoredScanKernels::prefix_masses`].
+    pub(crate) unsafe fn prefix_counts(
+        &self,
+        stream: &CudaStream,
+        call: &ScanSums,
+        queries: u32,
+    ) -> Result<(), CudaError> {
+        let grid = Grid { blocks: (blocks_of(&call.stored), queries), threads: THREADS, shared_bytes: 0 };
+        // SAFETY: as above.
+        unsafe { launch(&self.prefix_counts, stream, grid, [argument(call)]) }
     }
 
     /// Sums the moments of `queries` rows, [`MOMENTS`] words each.

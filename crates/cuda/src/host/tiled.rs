@@ -41,7 +41,7 @@ pub struct CudaTiled<'w>(HostSampler<'w>);
 /// What a pathwise sampler that can store logits does.
 pub(crate) const FILTERS_TOO: Knobs = RAW_TOO.union(Knobs::FILTERS).union(Knobs::of(&[Knob::Kept]));
 /// What every sampler that can store logits does.
-pub(crate) const RAW_TOO: Knobs = Knobs::ADJUSTMENTS.union(Knobs::of(&[Knob::LogprobsMode]));
+pub(crate) const RAW_TOO: Knobs = Knobs::ADJUSTMENTS.union(Knobs::LOGPROBS);
 
 impl<'w> CudaTiled<'w> {
     pub(crate) const CAPABILITIES: Capabilities = Capabilities {

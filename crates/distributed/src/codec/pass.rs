@@ -3,7 +3,8 @@
 //! ```text
 //! row        number u32 | masses: count u32 | u64 ...          by request: masses before points,
 //!            number u32 | list                                 tokens down to a logit,
-//!            number u32 | raw logits of own tokens, as a list  or raw logits
+//!            number u32 | logits of own tokens, as a list      logits,
+//!            number u32 | count u32 ...                        or tokens before ranks
 //! ```
 //!
 //! An overview in a further pass has the bytes of [`summary`](crate::codec::summary).
@@ -30,13 +31,17 @@ pub(crate) fn encode_row_of_pass(
             bytes.extend_from_slice(&(summary.prefix_masses.len() as u32).to_le_bytes());
             summary.prefix_masses.iter().for_each(|before| bytes.extend_from_slice(&before.mass().to_le_bytes()));
         }
-        Request::RawLogits(_) => put_tokens(bytes, summary.raw_logits.iter().copied()),
+        Request::Logits { .. } => put_tokens(bytes, summary.logits.iter().copied()),
+        Request::PrefixCount { .. } => {
+            bytes.extend_from_slice(&(summary.prefix_counts.len() as u32).to_le_bytes());
+            summary.prefix_counts.iter().for_each(|count| bytes.extend_from_slice(&count.to_le_bytes()));
+        }
         Request::List { .. } => put_list(bytes, &summary.list),
     }
 }
 
 /// Reads the summary of row `r` from a pass over the shard with `tokens`, and merges it into `out`. The row has filters
-/// or raw log-probabilities. The inner error is the reason why the shard's summary cannot be used.
+/// or log-probabilities. The inner error is the reason why the shard's summary cannot be used.
 pub(crate) fn decode_row_of_pass(
     reader: &mut Reader<'_>,
     tokens: &Range<u32>,
@@ -67,18 +72,31 @@ pub(crate) fn decode_row_of_pass(
         Request::List { floor } => {
             out.add_list(read_list(reader, tokens, *floor, tokens.len())?)?;
         }
-        Request::RawLogits(drawn) => {
+        Request::Logits { tokens: requested, .. } => {
             let count = reader.count(LISTED)?;
-            let own = drawn.iter().filter(|token| tokens.contains(token));
+            let own = requested.iter().filter(|token| tokens.contains(token));
             if count != own.clone().count() {
-                return Err(reader.invalid("another number of raw logits than requested"));
+                return Err(reader.invalid("another number of logits than requested"));
             }
             for &token in own {
                 let (found, logit) = (reader.u32()?, reader.f32()?);
-                if found != token || !logit.is_finite() {
-                    return Err(reader.invalid("another raw logit than requested"));
+                if found != token || logit.is_nan() || logit == f32::INFINITY {
+                    return Err(reader.invalid("another logit than requested"));
                 }
-                out.raw_logits.push((token, logit));
+                out.logits.push((token, logit));
+            }
+        }
+        Request::PrefixCount { ranks, .. } => {
+            if reader.u32()? as usize != ranks.len() {
+                return Err(reader.invalid("another number of ranks than requested"));
+            }
+            out.prefix_counts.resize(ranks.len(), 0);
+            for total in &mut out.prefix_counts {
+                let count = reader.u32()?;
+                if count as usize > tokens.len() {
+                    return Err(reader.invalid("more tokens than the shard has"));
+                }
+                *total += count;
             }
         }
     }
@@ -92,7 +110,7 @@ mod tests {
     use crate::error::ShardError;
     use flash_sampling_core::params::Row;
     use flash_sampling_core::reference::{Reference, ReferenceVariant};
-    use flash_sampling_core::{Head, LogitRank, Matrix, PerturbedArgmax, Plan, RowParams};
+    use flash_sampling_core::{Head, LogitRank, Matrix, PerturbedArgmax, Plan, RowParams, Stage};
 
     const TOKENS: Range<u32> = 100..400;
     const DRAWN: [u32; 3] = [250, 7, 399];
@@ -109,11 +127,14 @@ mod tests {
         [(6.0, 398), (2.5, 399)].map(|(logit, token)| PrefixMass::new(LogitRank { logit, token }))
     }
 
-    fn requests(points: &[PrefixMass]) -> [(usize, Request<'_>); 3] {
+    const RANKS: [LogitRank; 2] = [LogitRank { logit: 6.0, token: 250 }, LogitRank { logit: 2.5, token: 399 }];
+
+    fn requests(points: &[PrefixMass]) -> [(usize, Request<'_>); 4] {
         [
             (1, Request::PrefixMass { points, below: f32::NEG_INFINITY }),
             (4, Request::List { floor: 9.0 }),
-            (5, Request::RawLogits(&DRAWN)),
+            (5, Request::Logits { tokens: &DRAWN, stage: Stage::Raw }),
+            (7, Request::PrefixCount { ranks: &RANKS, stage: Stage::Transformed }),
         ]
     }
 
@@ -159,7 +180,8 @@ mod tests {
                 && got[0].prefix_masses.iter().all(|before| before.mass() > 0)
         );
         assert!(got[1].list == want[1].list && !got[1].list.is_empty());
-        assert!(got[2].raw_logits == want[2].raw_logits && got[2].raw_logits.len() == 2);
+        assert!(got[2].logits == want[2].logits && got[2].logits.len() == 2);
+        assert!(got[3].prefix_counts == want[3].prefix_counts && got[3].prefix_counts.iter().all(|&count| count > 0));
         // Another number of points than requested.
         assert!(decode(&bytes, &points[..1]).is_err());
         for end in 0..bytes.len() {

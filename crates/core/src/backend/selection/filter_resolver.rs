@@ -201,6 +201,14 @@ impl FilterResolver {
         }
         largest(kept, filters.rescale, row.logprobs.unwrap_or(0), &mut self.list);
         result.top.extend_from_slice(self.list.as_slice());
+        if row.logprobs.is_some() {
+            result.token_logits.extend(row.logprob_token_ids.iter().map(|&token| {
+                let own = kept.iter().find(|c| c.winner.token == token);
+                (token, own.map_or(f32::NEG_INFINITY, |c| c.logit * filters.rescale))
+            }));
+            let ranked = result.draws.iter().take(if row.ranks { usize::MAX } else { 0 });
+            result.ranks.extend(ranked.map(|c| rank_among(kept, filters.rescale, c)));
+        }
         result.outcome = Some(Ok(()));
     }
 }
@@ -229,6 +237,13 @@ pub fn largest(kept: &[Candidate], rescale: f32, most: u32, list: &mut TopList) 
         }
         list.push(Candidate { winner: Winner::new(logit, c.winner.token), logit });
     }
+}
+
+/// The rank of a kept token among kept tokens, which are sorted by falling logits, with logits times `rescale`.
+fn rank_among(kept: &[Candidate], rescale: f32, of: &Candidate) -> u32 {
+    let before = kept.partition_point(|c| c.logit * rescale > of.logit);
+    let equal = kept[before..].iter().take_while(|c| c.logit * rescale == of.logit);
+    1 + (before + equal.filter(|c| c.winner.token < of.winner.token).count()) as u32
 }
 
 /// The winner of a draw among kept tokens, with scores from logits times `rescale`:

@@ -16,6 +16,10 @@ pub struct RowResult {
     pub top: Vec<Candidate>,
     /// The mass of the kept tokens, on request.
     pub mass: Option<MassHistogram>,
+    /// The logits of given tokens, on request; -inf for tokens that are not kept.
+    pub token_logits: Vec<(u32, f32)>,
+    /// The rank of each draw among the kept tokens, on request.
+    pub ranks: Vec<u32>,
     /// Whether the row requests log-probabilities.
     pub has_logprobs: bool,
     /// Whether the row requests the kept tokens.
@@ -30,6 +34,8 @@ impl RowResult {
         self.outcome = None;
         self.draws.clear();
         self.top.clear();
+        self.token_logits.clear();
+        self.ranks.clear();
         (self.has_logprobs, self.has_kept) = (false, false);
         self.kept.clear();
     }
@@ -57,6 +63,7 @@ impl RowResult {
         self.outcome.unwrap_or(Err(RowError::NoFiniteLogit))?;
         let mass = self.mass.as_ref().filter(|_| self.has_logprobs || self.has_kept);
         out.push_row(self.draws.iter().copied(), mass.filter(|_| self.has_logprobs), &self.top);
+        out.set_tokens(out.len() - 1, self.token_logits.iter().copied(), self.ranks.iter().copied());
         if let (true, Some(mass)) = (self.has_kept, mass) {
             let bits =
                 |(word, &bits): (u32, &u32)| (0..32).filter(move |i| bits >> i & 1 == 1).map(move |i| word * 32 + i);

@@ -176,6 +176,10 @@ fields! {
     logprobs: Option<u32> [Most] = None;
     /// See [`RowParams::logprobs_mode`]. (vLLM has this for all requests alike, and its default is the raw ones.)
     logprobs_mode: LogprobsMode = LogprobsMode::Processed;
+    /// See [`RowParams::logprob_token_ids`]. Without `logprobs` they imply 0 of them.
+    logprob_token_ids: Vec<u32> = Vec::new();
+    /// See [`RowParams::ranks`].
+    ranks: bool = false;
     /// See [`RowParams::top_n_sigma`].
     top_n_sigma: f32 [Number] = 0.0;
     /// See [`RowParams::epsilon_cutoff`].
@@ -275,6 +279,7 @@ impl SamplingParamsBuilder {
             ("logit_bias", self.logit_bias.keys().next_back()),
             ("banned_token_ids", self.banned_token_ids.iter().max()),
             ("stop_token_ids", self.stop_token_ids.iter().max()),
+            ("logprob_token_ids", self.logprob_token_ids.iter().max()),
         ];
         match last.into_iter().find(|(_, token)| token.is_some_and(|&token| token >= vocab_size)) {
             Some((field, token)) => {
@@ -329,8 +334,10 @@ impl SamplingParams {
             draws: fields.n,
             first_draw: 0,
             without_replacement: fields.without_replacement,
-            logprobs: fields.logprobs,
+            logprobs: fields.logprobs.or((!fields.logprob_token_ids.is_empty()).then_some(0)),
             logprobs_mode: fields.logprobs_mode,
+            logprob_token_ids: &fields.logprob_token_ids,
+            ranks: fields.ranks,
             kept: fields.kept,
             mask: self.mask.as_deref(),
             logit_bias: &self.logit_bias,

@@ -217,7 +217,6 @@ const BESIDE_THE_DRAW: &[(&str, Plain)] = &[
     ("include_stop_str_in_output", Plain::Bool(false)),
     ("length_penalty", Plain::Number(1.0)),
     ("logits_processors", Plain::Empty),
-    ("logprob_token_ids", Plain::Null),
     ("max_tokens", Plain::Null),
     ("output_kind", Plain::Number(0.0)),
     ("output_text_buffer_length", Plain::Number(0.0)),

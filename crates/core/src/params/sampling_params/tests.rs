@@ -56,6 +56,8 @@ fn values_out_of_range_name_their_field() {
         (b().banned_token_ids(vec![!0]), "banned_token_ids names token 4294967295, but there are 300 tokens"),
         (b().stop_token_ids(vec![2, 300]), "stop_token_ids names token 300, but there are 300 tokens"),
         (b().logprobs(Some(301)), "logprobs is 301, but there are 300 tokens"),
+        (b().logprob_token_ids(vec![1, 300]), "logprob_token_ids names token 300, but there are 300 tokens"),
+        (b().ranks(true), "ranks needs logprobs"),
         (b().top_n_sigma(-1.0), "top_n_sigma is -1.0, but must be finite and not negative"),
         (b().epsilon_cutoff(2.0), "epsilon_cutoff is 2.0, but must be between 0 and 1"),
         (b().typical_p(0.0), "typical_p is 0.0, but must be above 0 and at most 1"),
@@ -76,13 +78,14 @@ fn a_request_of_vllm_maps_without_a_table() {
     let json = r#"{"n": 2, "temperature": 0.7, "top_p": 0.95, "top_k": -1, "min_p": 0.05, "seed": 42,
         "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"11": -1.5, "2": 3},
         "allowed_token_ids": null, "min_tokens": 4, "stop_token_ids": [2], "logprobs": 5,
-        "logprobs_mode": "raw_logprobs", "order": "llama-cpp"}"#;
+        "logprobs_mode": "raw_logprobs", "logprob_token_ids": [7, 2, 7], "ranks": true, "order": "llama-cpp"}"#;
     let read = |json: &str| serde_json::from_str::<SamplingParamsBuilder>(json);
     let params = read(json).unwrap().build(300).unwrap();
     let row = params.row(0, 0, None);
     assert_eq!((row.draws, row.temperature, row.top_k, row.seed, row.logprobs), (2, 0.7, 0, 42, Some(5)));
     assert_eq!((row.logit_bias, row.stop_token_ids), (&[(2, 3.0), (11, -1.5)][..], &[2][..]));
     assert_eq!((row.logprobs_mode, row.order), (LogprobsMode::Raw, Order::LlamaCpp));
+    assert_eq!((row.logprob_token_ids, row.ranks), (&[7, 2, 7][..], true));
     let again = serde_json::to_string(params.fields()).unwrap();
     assert_eq!(&read(&again).unwrap(), params.fields());
     for (json, says) in [
@@ -157,6 +160,8 @@ proptest! {
             stop_token_ids: lists[2].clone(),
             logprobs,
             logprobs_mode: [LogprobsMode::Processed, LogprobsMode::Raw][choices / 2 % 2],
+            logprob_token_ids: lists[1].clone(),
+            ranks: n % 3 == 0,
             top_n_sigma,
             epsilon_cutoff,
             typical_p,

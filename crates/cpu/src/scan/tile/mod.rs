@@ -300,6 +300,11 @@ unsafe fn summarize<V: Vector>(span: Span<'_, '_>, state: &mut RowState) {
                 mass.extend_below(spans.as_flattened(), below);
             }
         }
+        PassKind::PrefixCount => {
+            for (rank, count) in state.prefix_counts.iter_mut().filter(|(rank, _)| top >= rank.logit) {
+                *count += rank.count_before(first, spans.as_flattened());
+            }
+        }
         // SAFETY: by this function's contract.
         PassKind::List { floor, slot } => unsafe {
             rank::<V>(first, spans, tops.1, floor, |c| {

@@ -15,6 +15,7 @@ const MOST_SUMMED: usize = 1 << 23;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sum {
     PrefixMasses,
+    PrefixCounts,
     Moments,
 }
 
@@ -34,6 +35,15 @@ impl StoredRows {
         stream: &Arc<CudaStream>,
     ) -> Result<&[u64], CudaError> {
         self.sum(Sum::PrefixMasses, queries, 1, stream)
+    }
+
+    /// The number of tokens before each of these ranks. Waits.
+    pub(crate) fn prefix_counts(
+        &mut self,
+        queries: &[SumQuery],
+        stream: &Arc<CudaStream>,
+    ) -> Result<&[u64], CudaError> {
+        self.sum(Sum::PrefixCounts, queries, 1, stream)
     }
 
     /// The moments of rows whose logits are multiplied by the queries' values, as [`Moments::from_words`] takes them. Waits.
@@ -74,6 +84,7 @@ impl StoredRows {
             unsafe {
                 match what {
                     Sum::PrefixMasses => kernels.prefix_masses(stream, &call, part.len() as u32),
+                    Sum::PrefixCounts => kernels.prefix_counts(stream, &call, part.len() as u32),
                     Sum::Moments => kernels.moments(stream, &call, part.len() as u32),
                 }
             }?;

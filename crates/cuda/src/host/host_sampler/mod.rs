@@ -137,6 +137,7 @@ impl Scan for HostSampler<'_> {
             for ((row, request), out) in batch.rows.iter().zip(requests).zip(out) {
                 if let (Ok(row), false) = (row, *request == Request::Skip) {
                     out.of(row, *request, tokens.start, &[]);
+                    out.of_raw(row, *request, tokens.start, &[]);
                 }
             }
             return Ok(());

@@ -325,7 +325,9 @@ impl RowScan {
                 let draws = place.draws_from_stored(&row);
                 let needs = match request {
                     Request::Skip => false,
-                    Request::RawLogits(_) => is_raw,
+                    Request::Logits { stage, .. } | Request::PrefixCount { stage, .. } => {
+                        is_raw == (stage == Stage::Raw)
+                    }
                     _ if is_raw => request.is_overview() && row.raw_logprobs.is_some(),
                     _ => {
                         out.progress == Progress::Summarized

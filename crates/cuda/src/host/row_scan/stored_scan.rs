@@ -10,7 +10,7 @@
 //! | masses, of raw logits too | `row_summary.cu` | 513 words of 8 bytes |
 //! | moments | `stored_scan.cu` | 9 words |
 //! | frontier of a draw | `stored_scan.cu`: a few tokens of each 4096, of which the host makes the frontier | 16 bytes each |
-//! | mass before a point | `stored_scan.cu` | one word |
+//! | mass or number of tokens before a rank | `stored_scan.cu` | one word |
 //!
 //! A row whose filters come before a temperature that takes logits beyond float32 is copied and summarized by the host.
 
@@ -102,7 +102,8 @@ impl ScanRow<'_> {
         let most = if is_raw { self.row.raw_logprobs.filter(|_| self.is_overview()) } else { self.list_len() };
         let limit = most.filter(|&most| most <= LONGEST_LIST).unwrap_or(0);
         let is_done = has_draw && self.needs_draws() && self.made_draws() == 1;
-        let reads_logits = self.row.filters.is_some() || (self.draws && !is_done);
+        let has_tokens = self.row.ranks || !self.row.logprob_token_ids.is_empty();
+        let reads_logits = self.row.filters.is_some() || (self.draws && !is_done) || has_tokens;
         let masses = if is_raw { self.is_raw() && self.is_overview() } else { self.needs_mass() };
         SummaryRequest { limit, stores: (is_raw || reads_logits).into(), masses: masses.into(), padding: 0 }
     }
@@ -199,7 +200,8 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         }
         self.find_moments()?;
         self.find_frontiers()?;
-        self.find_prefix_masses()
+        self.find_prefix_masses()?;
+        self.find_tokens()
     }
 
     /// Draws of rows without filters. A greedy row makes one, and copies it.
@@ -322,11 +324,7 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         members.clear();
         for (m, member) in self.part.iter().enumerate().filter(|(_, member)| member.filters().is_some()) {
             let Request::PrefixMass { points, .. } = member.request else { continue };
-            let sum = |point: &PrefixMass| {
-                let (token, value) = (point.rank.token, point.rank.logit);
-                SumQuery { source: member.slot as u32, token, value, padding: 0 }
-            };
-            sums.extend(points.iter().map(sum));
+            sums.extend(points.iter().map(|point| SumQuery::before(member.slot, &point.rank)));
             members.push(m);
         }
         if sums.is_empty() {
@@ -348,13 +346,32 @@ impl<'s, 'a> StoredScan<'s, 'a> {
         self.find_masses(is_raw, |out| out.raw_mass.get_or_insert_default())?;
         let raw_len = |member: &ScanRow<'_>| member.row.raw_logprobs.filter(|&most| most > 0 && member.is_overview());
         self.find_largest(raw_len, |out, c| out.raw_top.push(c))?;
+        self.find_tokens()
+    }
+
+    /// The logits of tokens, and the numbers of tokens before ranks, by the stored logits.
+    fn find_tokens(&mut self) -> Result<(), CudaError> {
         let (own, tokens) = (self.stored.tokens(), &mut self.memory.tokens);
         for member in self.part.iter_mut() {
-            let Request::RawLogits(drawn) = member.request else { continue };
+            let Request::Logits { tokens: requested, .. } = member.request else { continue };
             tokens.clear();
-            tokens.extend(drawn.iter().filter(|token| own.contains(token)));
+            tokens.extend(requested.iter().filter(|token| own.contains(token)));
             let logits = self.stored.read_some(member.slot, tokens.iter().copied(), self.stream)?;
-            member.out.raw_logits.extend(tokens.iter().copied().zip(logits.iter().copied()));
+            member.out.logits.extend(tokens.iter().copied().zip(logits.iter().copied()));
+        }
+        let sums = &mut self.memory.sums;
+        sums.clear();
+        for member in &*self.part {
+            let Request::PrefixCount { ranks, .. } = member.request else { continue };
+            sums.extend(ranks.iter().map(|rank| SumQuery::before(member.slot, rank)));
+        }
+        if sums.is_empty() {
+            return Ok(());
+        }
+        let mut counts = self.stored.prefix_counts(sums, self.stream)?.iter();
+        for member in self.part.iter_mut() {
+            let Request::PrefixCount { ranks, .. } = member.request else { continue };
+            member.out.prefix_counts.extend(counts.by_ref().take(ranks.len()).map(|&count| count as u32));
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::sampler::reuse_vec;
-use flash_sampling_core::{Matrix, params};
+use flash_sampling_core::{Matrix, Stage, params};
 use std::sync::Arc;
 
 /// A row with log-probabilities.
@@ -202,7 +202,8 @@ impl StreamedLogprobs {
             scan.find_raw()?;
             for member in members.iter_mut().filter(|member| member.is_raw()) {
                 let first = own[own.partition_point(|row| row.at < member.at)].first_draw;
-                member.request = Request::RawLogits(&tokens[first..first + member.row.draws as usize]);
+                let tokens = &tokens[first..first + member.row.draws as usize];
+                member.request = Request::Logits { tokens, stage: Stage::Raw };
             }
             StoredScan::new(&mut members, queries, stored, None, stream).find_raw()?;
         }

@@ -21,7 +21,7 @@ use crate::host::check_plan;
 use crate::host::grouped::in_distribution;
 use crate::host::row_scan::{CallRows, candidate};
 use crate::host::staging::Staging;
-use crate::host::tiled::{CudaTiled, RAW_TOO};
+use crate::host::tiled::CudaTiled;
 use blocks::Blocks;
 use core::mem::take;
 use cudarc::driver::{CudaSlice, CudaStream};
@@ -30,8 +30,8 @@ use flash_sampling_core::backend::{Batch, CheckedRow, RowSummary, check_rows};
 use flash_sampling_core::params::Row;
 use flash_sampling_core::sampler::{check_call, reuse_vec};
 use flash_sampling_core::{
-    Adjustments, Capabilities, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape, StreamError, StreamHead,
-    Variant,
+    Adjustments, Capabilities, Knob, Knobs, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape,
+    StreamError, StreamHead, Variant,
 };
 use logprobs::StreamedLogprobs;
 use std::io::Read;
@@ -118,7 +118,7 @@ impl<'a> CudaStreamed<'a> {
         device: &Arc<Device>,
     ) -> Result<Self, CudaError> {
         let can = CudaTiled::CAPABILITIES;
-        let can = Capabilities { knobs: RAW_TOO, without_replacement: false, canonical: false, ..can };
+        let can = Capabilities { without_replacement: false, canonical: false, ..can };
         CudaStreamed::new(head, plan, (TILED_GROUP, GroupRule::Maxima), block_bytes, can, device)
     }
 
@@ -133,6 +133,7 @@ impl<'a> CudaStreamed<'a> {
         check_group(group)?;
         head.check()?;
         check_plan(&plan, false)?;
+        let can = Capabilities { knobs: Knobs::ADJUSTMENTS.with(Knob::LogprobsMode), ..can };
         let most = plan.max_rows.saturating_mul(plan.max_draws as usize);
         if most > MAX_DRAWS {
             return Err(CudaError::TooLarge { what: "draws", found: most, limit: MAX_DRAWS });
@@ -261,8 +262,8 @@ impl<'a> CudaStreamed<'a> {
         let listed = summary.filter(|_| row.logprobs.is_some());
         out.push_row(own.iter().flat_map(candidate), listed.map(|s| &s.mass), listed.map_or(&[], |s| &s.list));
         let raw = summary.filter(|_| row.raw_logprobs.is_some());
-        if let Some(RowSummary { raw_mass: Some(mass), raw_top, raw_logits, .. }) = raw {
-            out.set_raw(r, mass, raw_top.as_slice(), raw_logits.iter().map(|(_, logit)| *logit));
+        if let Some(RowSummary { raw_mass: Some(mass), raw_top, logits, .. }) = raw {
+            out.set_raw(r, mass, raw_top.as_slice(), logits.iter().map(|(_, logit)| *logit));
         }
         Ok(())
     }
