@@ -90,6 +90,8 @@ fn sequence(request: &Request, max_tokens: u32, eos: &[u32], vocab_size: u32) ->
         (fields.n != 1, "n is not supported by generate; use --num-sequences"),
         (fields.without_replacement, "without_replacement is not supported by generate"),
         (fields.kept, "kept is not supported by generate"),
+        (fields.ranks, "ranks is not supported by generate"),
+        (!fields.logprob_token_ids.is_empty(), "logprob_token_ids is not supported by generate"),
     ];
     if let Some((_, reason)) = wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
         return Err(reason.into());

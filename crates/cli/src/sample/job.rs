@@ -146,18 +146,20 @@ impl<'a> Job<'a> {
         let request = self.requests.of(row);
         let params = request.params.row(seed, position, request.history.as_ref());
         let mask = self.masks.as_ref().map_or(params.mask, |masks| Some(masks.row(row)));
-        // Every portion of a row's draws has the same log Z and largest logits, but other raw logits.
+        // Every portion of a row's draws has the same log Z, largest logits and given tokens, but other raw logits and ranks.
         let logprobs = match params.logprobs_mode {
             _ if self.has_separate_logprobs(&params) => None,
             _ if draws.start == 0 => Some(params.logprobs.unwrap_or(0)),
+            _ if params.ranks => Some(0),
             LogprobsMode::Raw => Some(0),
             _ => None,
         };
+        let logprob_token_ids = if draws.start == 0 { params.logprob_token_ids } else { &[] };
         // A finished row draws once more beside unfinished ones; this draw is dropped.
         let count = draws.end.min(self.draws(row)).saturating_sub(draws.start).max(1);
         // Every portion keeps the same tokens.
         let kept = params.kept && draws.start == 0;
-        RowParams { first_draw: draws.start, draws: count, logprobs, kept, mask, ..params }
+        RowParams { first_draw: draws.start, draws: count, logprobs, logprob_token_ids, kept, mask, ..params }
     }
 
     /// The error of a row on one line. If it is about a flag, it applies to every row and ends the command.
@@ -183,7 +185,8 @@ impl<'a> Job<'a> {
 
     /// Whether a row's log-probabilities take a call of their own.
     fn has_separate_logprobs(&self, params: &RowParams<'_>) -> bool {
-        self.on_gpus && params.logprobs_mode != LogprobsMode::Raw && !params.without_replacement
+        let has_tokens = params.ranks || !params.logprob_token_ids.is_empty();
+        self.on_gpus && params.logprobs_mode != LogprobsMode::Raw && !params.without_replacement && !has_tokens
     }
 
     /// Adds log Z and the largest logits to rows of [`Job::has_separate_logprobs`]. The call repeats the first draw of
@@ -244,6 +247,8 @@ impl<'a> Job<'a> {
                         drawn.extend(row.draws, row.raw_logits);
                         drawn.log_z = row.log_z.unwrap_or(drawn.log_z);
                         drawn.top.extend_from_slice(row.top);
+                        drawn.ranks.extend_from_slice(row.ranks);
+                        drawn.given.extend_from_slice(row.token_logits);
                         drawn.kept = row.kept.map(KeptTokens::of).or(drawn.kept.take());
                     }
                     (Ok(_), Err(error)) => *outcome = Err(self.failure(&error, input, at, params[at].mask)?),

@@ -14,6 +14,10 @@ struct Row<'a> {
     drawn: &'a Drawn,
     log_z: f64,
     top: Vec<Top>,
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    ranks: &'a [u32],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    given: Vec<Top>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<&'a KeptTokens>,
 }
@@ -37,14 +41,15 @@ fn logprobs<S: Serializer>(drawn: &Drawn, serializer: S) -> Result<S::Ok, S::Err
 
 /// Writes one row as one line:
 /// `{"row":0,"tokens":[..],"scores":[..],"logprobs":[..],"log_z":..,"top":[{"token":..,"logprob":..}]}`, with `--kept` also
-/// `"kept":{"count":..,"log_mass":..,"tokens":[..]}`. A failed row is `{"row":0,"error":"..."}`.
+/// `"kept":{"count":..,"log_mass":..,"tokens":[..]}`, and on request `"ranks":[..]` and `"given":[{"token":..,"logprob":..}]`. A failed row is `{"row":0,"error":"..."}`.
 pub(super) fn write_json(out: &mut dyn Write, row: usize, outcome: &RowOutcome) -> io::Result<()> {
     match outcome {
         Ok(drawn) => {
             let (tokens, scores, log_z, kept) = (&drawn.tokens, &drawn.scores, drawn.log_z, drawn.kept.as_ref());
-            let top =
-                drawn.top.iter().map(|c| Top { token: c.winner.token, logprob: drawn.log_prob(c.logit) }).collect();
-            serde_json::to_writer(&mut *out, &Row { row, tokens, scores, drawn, log_z, top, kept })?;
+            let with_logprob = |(token, logit)| Top { token, logprob: drawn.log_prob(logit) };
+            let top = drawn.top.iter().map(|c| with_logprob((c.winner.token, c.logit))).collect();
+            let (ranks, given) = (&drawn.ranks, drawn.given.iter().copied().map(with_logprob).collect());
+            serde_json::to_writer(&mut *out, &Row { row, tokens, scores, drawn, log_z, top, ranks, given, kept })?;
         }
         Err(error) => serde_json::to_writer(&mut *out, &Failed { row, error })?,
     }

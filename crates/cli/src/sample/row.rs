@@ -15,6 +15,10 @@ pub(super) struct Drawn {
     pub(super) log_z: f64,
     /// The largest of these logits, largest first.
     pub(super) top: Vec<Candidate>,
+    /// The ranks of the drawn tokens, with `ranks`.
+    pub(super) ranks: Vec<u32>,
+    /// The tokens of `logprob_token_ids` and their logits.
+    pub(super) given: Vec<(u32, f32)>,
     /// The kept tokens, with `--kept`.
     pub(super) kept: Option<KeptTokens>,
 }

@@ -32,22 +32,21 @@ pub(super) fn write_text(out: &mut dyn Write, row: usize, outcome: &RowOutcome, 
     if let Some(kept) = &drawn.kept {
         writeln!(out, "  kept   {}  log mass {:.4}", line::count(kept.count, "token"), kept.log_mass)?;
     }
-    for c in &drawn.top {
-        let logprob = drawn.log_prob(c.logit);
-        writeln!(
-            out,
-            "  top    token {:>7}  logprob {:>9.4}  probability {:.6}",
-            c.winner.token,
-            rounded(logprob),
-            logprob.exp()
-        )?;
-    }
-    Ok(())
+    let mut line = |name: &str, token: u32, logit: f32| {
+        let logprob = drawn.log_prob(logit);
+        let (rounded, probability) = (rounded(logprob), logprob.exp());
+        writeln!(out, "  {name:<5}  token {token:>7}  logprob {rounded:>9.4}  probability {probability:.6}")
+    };
+    drawn.top.iter().try_for_each(|c| line("top", c.winner.token, c.logit))?;
+    drawn.given.iter().try_for_each(|&(token, logit)| line("given", token, logit))
 }
 
 fn list(out: &mut dyn Write, drawn: &Drawn) -> io::Result<()> {
-    for ((token, score), &logit) in drawn.tokens.iter().zip(&drawn.scores).zip(&drawn.logits).take(LISTED) {
-        writeln!(out, "  drawn  token {token:>7}  logprob {:>9.4}  score {score:.4}", rounded(drawn.log_prob(logit)))?;
+    let draws = drawn.tokens.iter().zip(&drawn.scores).zip(&drawn.logits);
+    for (i, ((token, score), &logit)) in draws.take(LISTED).enumerate() {
+        let rank = drawn.ranks.get(i).map_or(String::new(), |rank| format!("  rank {rank}"));
+        let logprob = rounded(drawn.log_prob(logit));
+        writeln!(out, "  drawn  token {token:>7}  logprob {logprob:>9.4}  score {score:.4}{rank}")?;
     }
     Ok(())
 }

@@ -11,15 +11,18 @@ fn limits(args: &SamplerArgs, canonical: bool) -> impl Iterator<Item = (Knobs, &
     let kept = Knobs::FILTERS.with(Knob::Kept);
     let sampled = kept.with(Knob::WithoutReplacement);
     let of_plan = (canonical && args.variant != VariantName::Reference).then_some((
-        kept.with(Knob::LogprobsMode),
+        kept.union(Knobs::LOGPROBS),
         "--canonical",
         "leave out --canonical",
     ));
     let of_variant = match args.variant {
         _ if shard_merge(args) == ShardMerge::LogMass => {
-            Some((sampled.with(Knob::LogprobsMode), "--merge log-mass", "use --merge winners"))
+            Some((sampled.union(Knobs::LOGPROBS), "--merge log-mass", "use --merge winners"))
         }
-        VariantName::Online => Some((sampled, "--variant online", "use --variant tiled")),
+        VariantName::Online => {
+            let lacks = sampled.with(Knob::LogprobTokenIds).with(Knob::Ranks);
+            Some((lacks, "--variant online", "use --variant tiled"))
+        }
         VariantName::Grouped if args.group_draw != Some(GroupDraw::Reuse) => {
             Some((sampled, "--variant grouped", "use --variant tiled, or --group-draw reuse"))
         }
