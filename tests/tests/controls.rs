@@ -26,6 +26,7 @@ const CONTROLS: &[(Fault, &str)] = &[
     (Fault::Bf16Maxima, "exact_inputs_have_the_reference_bits"),
     (Fault::NextCoin, "exact_inputs_have_the_reference_bits"),
     (Fault::SkipsTooMuch, "many_draws_have_the_reference_bits"),
+    (Fault::StaleThreshold, "low_logits_change_no_draw"),
     (Fault::Bf16Logits, "real_inputs_stay_within_the_rounding_bound"),
     (Fault::NotCanonical, "canonical_plans_have_the_reference_bits"),
     (Fault::Bf16Maxima, "scores_are_logit_plus_noise"),

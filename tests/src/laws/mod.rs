@@ -72,6 +72,7 @@ macro_rules! each_law {
             (batch, results_do_not_depend_on_earlier_calls, "A sampler that has served other calls, failed ones included, answers like a new one.")
             (agreement, exact_inputs_have_the_reference_bits, "Where dot products are exact, token, score, logit and log Z have the bits of the float64 reference, for all dtypes.")
             (agreement, many_draws_have_the_reference_bits, "Of two hundred thousand draws each has the bits of the reference: what a sampler skips could not have won.")
+            (agreement, low_logits_change_no_draw, "Tokens with logits of -1e4 to -1e9, before the others and among them, leave every draw with the bits of the reference.")
             (agreement, real_inputs_stay_within_the_rounding_bound, "On real inputs scores stay within the float32 rounding bound, and only near ties may change a token.")
             (agreement, canonical_plans_have_the_reference_bits, "With a canonical plan, token, score and logit have the bits of the reference on real inputs too.")
             (agreement, scores_are_logit_plus_noise, "Every draw's score is its logit plus the noise of its token, rounded once, in every variant.")

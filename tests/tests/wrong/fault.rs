@@ -43,6 +43,8 @@ pub(crate) enum Fault {
     DroppedTile,
     /// Tokens behind the first are passed over when the best score is less than 1e-4 above the largest logit.
     SkipsTooMuch,
+    /// A token's threshold is made for the first token's score, and moved to the best score.
+    StaleThreshold,
     /// Of equal scores the higher token wins.
     HigherTie,
     /// The binary merge tosses the coin of the next group.

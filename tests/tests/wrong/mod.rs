@@ -120,6 +120,15 @@ impl Drawing<'_> {
             let add = |best: Candidate, c| if able(&best) { best.merge(c) } else { best };
             return self.candidates(draw, tokens).fold(Candidate::NONE, add);
         }
+        if self.fault == Fault::StaleThreshold {
+            let mut first = None;
+            return self.candidates(draw, tokens).fold(Candidate::NONE, |best, c| {
+                let first = *first.get_or_insert(c.winner.score);
+                // The true threshold is the best score less the noise.
+                let threshold = (first - (c.winner.score - c.logit)) + (best.winner.score - first);
+                if c.logit >= threshold - 1e-3 { best.merge(c) } else { best }
+            });
+        }
         let higher = |a: Candidate, b: Candidate| if b.winner.score >= a.winner.score { b } else { a };
         let merge = if self.fault == Fault::HigherTie { higher } else { Candidate::merge };
         self.candidates(draw, tokens).fold(Candidate::NONE, merge)

@@ -1,4 +1,4 @@
-//! Words and thresholds of a batch of granules.
+//! The words of a batch of granules, and which spans may hold a candidate.
 //!
 //! A 32-bit word occupies the low half of a 64-bit lane. A widening multiplication reads only low halves, so high
 //! halves may hold any bits. A Philox round takes two multiplications, two shifts and four exclusive ors for all
@@ -25,13 +25,11 @@ pub(crate) fn round_keys(noise: &Noise) -> RoundKeys {
     core::array::from_fn(|round| [of_round(round as u32, 0), of_round(round as u32, 1)])
 }
 
-/// The words and thresholds of a batch of granules; `[j][b]` belongs to granule `4 b + j`.
+/// The words of a batch of granules; `words[j][b]` belongs to granule `4 b + j`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Granules {
     pub(crate) words: [[u32; BLOCKS]; 4],
-    /// The logit threshold of each granule: no token with a lower logit reaches the score cutoff (see [`Threshold`]).
-    pub(crate) thresholds: [[f32; BLOCKS]; 4],
-    /// One bit per block: set if the span's largest logit reaches the lowest threshold of the block's granules.
+    /// One bit per block: set if the span's largest logit reaches the lowest [`Threshold`] of the block's granules.
     pub(crate) open: u32,
 }
 
@@ -41,6 +39,8 @@ pub(crate) fn slack(cut: f32) -> f32 {
     4e-5 + 3e-7 * cut.abs()
 }
 
+/// The logit thresholds for a score cutoff: no token of a granule with a lower logit reaches the cutoff.
+///
 /// The map from the minimum bits `u` of a granule to a logit threshold: `base + SCALE bits(u)`, at least `floor`.
 ///
 /// `bits(u)` is the bit pattern of the float `u`. `log2 u >= 2^-23 bits(u) - 127`, because `log2(1 + f) >= f` on
@@ -58,6 +58,14 @@ impl Threshold {
     #[inline(always)]
     pub(crate) fn of(cut: f32, floor: f32) -> Self {
         Threshold { base: cut - slack(cut) - (127.0 + 32.0) * core::f32::consts::LN_2, floor }
+    }
+
+    /// Returns the logit threshold of a granule with this word.
+    #[inline(always)]
+    pub(crate) fn of_word(self, word: u32) -> f32 {
+        let bits = (granule::minimum_bits(word) as i32 as f32).to_bits() as i32;
+        let threshold = self.base + bits as f32 * Threshold::SCALE;
+        if threshold > self.floor { threshold } else { self.floor }
     }
 }
 
@@ -91,12 +99,10 @@ pub(crate) fn granules(counter: [u32; 4], keys: &RoundKeys, threshold: Threshold
         }
     }
     let mut least = [f32::INFINITY; BLOCKS];
-    for (thresholds, words) in batch.thresholds.iter_mut().zip(&batch.words) {
-        for b in 0..BLOCKS {
-            let bits = (granule::minimum_bits(words[b]) as i32 as f32).to_bits() as i32;
-            let of_word = threshold.base + bits as f32 * Threshold::SCALE;
-            thresholds[b] = if of_word > threshold.floor { of_word } else { threshold.floor };
-            least[b] = if thresholds[b] < least[b] { thresholds[b] } else { least[b] };
+    for words in &batch.words {
+        for (least, &word) in least.iter_mut().zip(words) {
+            let of_word = threshold.of_word(word);
+            *least = if of_word < *least { of_word } else { *least };
         }
     }
     for (b, (&top, least)) in tops.iter().zip(least).enumerate() {
@@ -115,8 +121,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn threshold(word: u32, cut: f32) -> f32 {
-        let bits = (granule::minimum_bits(word) as f32).to_bits();
-        Threshold::of(cut, 0.0).base + bits as f32 * Threshold::SCALE
+        Threshold::of(cut, f32::NEG_INFINITY).of_word(word)
     }
 
     /// # Safety
@@ -131,10 +136,7 @@ mod tests {
                 let batch = unsafe { V::granules(counter, &round_keys(&noise), Threshold::of(12.5, floor), &tops) };
                 for (b, block) in (0..BLOCKS).map(|b| (b, block.wrapping_add(b as u32))) {
                     assert_eq!(batch.words.map(|words| words[b]), noise.words(Domain::Granule, draw, block));
-                    let thresholds = batch.thresholds.map(|of| of[b]);
-                    for (found, words) in thresholds.iter().zip(batch.words) {
-                        assert!((found - threshold(words[b], 12.5).max(floor)).abs() < 2e-5);
-                    }
+                    let thresholds = batch.words.map(|words| threshold(words[b], 12.5).max(floor));
                     assert_eq!(batch.open >> b & 1 == 1, thresholds.iter().any(|&t| tops[b] >= t));
                 }
             }

@@ -38,7 +38,6 @@ impl Vector for Avx512 {
                 let bits = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(words)));
                 let of_word = _mm256_fmadd_ps(_mm256_cvtepi32_ps(bits), scale, base);
                 let of_word = _mm256_max_ps(of_word, _mm256_set1_ps(threshold.floor));
-                _mm256_storeu_ps(batch.thresholds[j].as_mut_ptr(), of_word);
                 least = _mm256_min_ps(least, of_word);
             }
             let reached = _mm256_cmp_ps::<_CMP_GE_OQ>(_mm256_loadu_ps(tops.as_ptr()), least);
