@@ -77,12 +77,16 @@ mod emulated;
 #[cfg(feature = "driver")]
 mod error;
 #[cfg(feature = "driver")]
-mod host;
+mod exchange;
+#[cfg(feature = "driver")]
+mod sampler;
+#[cfg(feature = "driver")]
+mod selection;
 
 pub use probe::Probe;
 
 #[cfg(feature = "nccl")]
-pub use crate::device::nccl::{DeviceNccl, NcclEndpoint, NcclId, nccl_version};
+pub use crate::exchange::nccl::{DeviceNccl, NcclEndpoint, NcclId, nccl_version};
 #[cfg(feature = "driver")]
 pub use crate::{
     compile::{
@@ -94,23 +98,26 @@ pub use crate::{
         resources::Resources,
     },
     device::{
-        filtered::{DeviceFilters, FilterKinds},
         gpu::Device,
         groups::DeviceGroups,
         head::DeviceHead,
         matrix::DeviceMatrix,
         noise_math::NoiseMath,
-        peers::{DevicePeers, PeerEndpoint},
         row_features::{KernelChoice, RowFeatures},
         select::GroupRule,
         standalone::{DeviceDraws, DeviceStandalone},
         tiled::DeviceTiled,
     },
     error::CudaError,
-    host::{
-        device_sampler::DeviceSampler, exchange::CudaExchange, grouped::CudaGrouped, online::CudaOnline,
-        standalone::CudaStandalone, streamed::CudaStreamed, tiled::CudaTiled,
+    exchange::{
+        cuda_exchange::CudaExchange,
+        peers::{DevicePeers, PeerEndpoint},
     },
+    sampler::{
+        device_sampler::DeviceSampler, grouped::CudaGrouped, logits::CudaStandalone, online::CudaOnline,
+        streamed::CudaStreamed, tiled::CudaTiled,
+    },
+    selection::filtered::{DeviceFilters, FilterKinds},
 };
 #[cfg(feature = "driver")]
 pub use cudarc;

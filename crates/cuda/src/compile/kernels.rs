@@ -5,12 +5,11 @@
 //! its instances.
 
 use crate::compile::architecture::Architecture;
+use crate::device::{fused_hopper, fused_portable, select, standalone};
 #[cfg(feature = "nccl")]
-use crate::device::nccl;
-use crate::device::{
-    filter_list, filter_list_ranks, filter_row, fused_hopper, fused_portable, peers, select, standalone,
-    stored_kernels, stored_scan, top_p, top_p_ranks,
-};
+use crate::exchange::nccl;
+use crate::exchange::peers;
+use crate::selection::{filter_list, filter_list_ranks, filter_row, stored_kernels, stored_scan, top_p, top_p_ranks};
 use core::fmt;
 
 /// Every kernel of this crate.

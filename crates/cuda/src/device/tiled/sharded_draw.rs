@@ -5,9 +5,9 @@ use super::DeviceTiled;
 use crate::abi::Peers;
 use crate::device::fused_hopper::FusedOutput;
 use crate::device::matrix::DeviceMatrix;
-use crate::device::peers::DevicePeers;
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
+use crate::exchange::peers::DevicePeers;
 use cudarc::driver::CudaStream;
 
 impl DeviceTiled {

@@ -1,0 +1,144 @@
+//! The exchange by NCCL, draws made by hand, a GPU for each rank. Skipped where there are not two, unless
+//! `FLASH_SAMPLING_REQUIRE` names nccl.
+
+use super::*;
+use crate::abi::Row;
+use crate::device::row_features::RowFeatures;
+use crate::exchange::peers::tests::fan_out::{Part, rows};
+use crate::exchange::peers::tests::{alone, shard_draw, whole_draw};
+use cudarc::driver::DevicePtr;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use std::io::Write;
+use std::thread;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// As many GPUs as there are, up to four.
+fn devices() -> Option<Vec<Arc<Device>>> {
+    let devices: Vec<_> = (0..4).map_while(|ordinal| Device::new(ordinal).ok()).collect();
+    if devices.len() > 1 && is_present() {
+        return Some(devices);
+    }
+    let required = std::env::var("FLASH_SAMPLING_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|r| r == "nccl"), "no library, or one GPU; FLASH_SAMPLING_REQUIRE names nccl");
+    // The test harness captures what the print macros write, not this.
+    let _ = writeln!(std::io::stderr(), "skipped: 1 test of cuda/nccl: no library, or no GPU for each of two ranks");
+    None
+}
+
+/// Token, score and status: the logit is score minus noise, which draws made by hand know nothing of.
+fn told(draw: &Draw) -> (u32, u32, u32) {
+    (draw.token, draw.score.to_bits(), draw.status)
+}
+
+/// A graph of the three launches, replayed on other draws.
+#[test]
+fn a_captured_launch_is_replayed() {
+    const ROWS: usize = 9;
+    let Some(devices) = devices() else { return };
+    let _alone = alone();
+    let (id, world) = (NcclId::new().unwrap(), devices.len());
+    let rank = |number: usize, device: &Arc<Device>| {
+        let mut nccl = DeviceNccl::new(&id, number, world, ROWS, device, LIMIT).unwrap();
+        let stream = device.stream().unwrap();
+        let rows: Vec<_> = (0..ROWS).map(|row| Row { seed: row as u64, ..Row::default() }).collect();
+        let (rows, mut held) = (stream.clone_htod(&rows).unwrap(), stream.alloc_zeros(ROWS).unwrap());
+        // Asking for them during a capture would be part of it.
+        let (rows_at, draws_at) = (rows.device_ptr(&stream).0, held.device_ptr(&stream).0);
+        stream.synchronize().unwrap();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        // SAFETY: as many rows and draws, held until the last replay is waited for; one stream.
+        let captured = unsafe { nccl.launch(&stream, rows_at, draws_at, ROWS) };
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).unwrap().unwrap();
+        captured.unwrap();
+        for step in 0..20 {
+            let draws: Vec<_> = (0..ROWS).map(|row| shard_draw(step, number, row)).collect();
+            stream.memcpy_htod(&draws, &mut held).unwrap();
+            graph.launch().unwrap();
+            nccl.wait(&stream).unwrap();
+            let found = stream.clone_dtoh(&held).unwrap();
+            stream.synchronize().unwrap();
+            nccl.check(&found).unwrap();
+            for (row, found) in found.iter().enumerate() {
+                let expected = whole_draw(step, world, row);
+                assert_eq!(told(found), told(&expected), "rank {number} of {world}, step {step}, row {row}");
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for (number, device) in devices.iter().enumerate() {
+            let rank = &rank;
+            scope.spawn(move || rank(number, device));
+        }
+    });
+}
+
+/// The draws of each shard and their reduction as a graph, replayed with other rows and hidden states.
+#[test]
+fn a_captured_step_draws_as_one_gpu_does() {
+    const REPLAYS: u64 = 10;
+    let Some(mut devices) = devices() else { return };
+    let _alone = alone();
+    // As many as there are shards.
+    devices.truncate(3);
+    let (id, world) = (NcclId::new().unwrap(), devices.len());
+    let expected = steps(0, 1, &devices[0], REPLAYS, None);
+    let invalid = expected.iter().flatten().filter(|draw| draw.status != status::DRAWN).count();
+    assert_eq!((invalid, expected.windows(2).any(|two| two[0] == two[1])), (REPLAYS as usize, false));
+    thread::scope(|scope| {
+        for (number, device) in devices.iter().enumerate() {
+            let (id, expected) = (&id, &expected);
+            scope.spawn(move || {
+                let found = steps(number, world, device, REPLAYS, Some(id));
+                for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+                    for (row, (found, expected)) in found.iter().zip(expected).enumerate() {
+                        assert_eq!(told(found), told(expected), "rank {number} of {world}, replay {step}, row {row}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// The draws of a rank's steps, by a graph; or, without an id, of the whole head, a launch each.
+fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Option<&NcclId>) -> Vec<Vec<Draw>> {
+    let stream = device.stream().unwrap();
+    let mut part = Part::new(number, world, device, &stream);
+    let (hidden, count) = (part.hidden, rows(0).len());
+    let mut nccl = id.map(|id| DeviceNccl::new(id, number, world, count, device, LIMIT).unwrap());
+    let (mut held, draws) = (stream.clone_htod(&rows(0)).unwrap(), stream.alloc_zeros(count).unwrap());
+    let (rows_at, draws_at) = (held.device_ptr(&stream).0, draws.device_ptr(&stream).0);
+    stream.synchronize().unwrap();
+    let graph = nccl.as_mut().map(|nccl| {
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        // SAFETY: as many rows and draws, held until the last replay is waited for; one stream; the rows are bare.
+        let captured = unsafe {
+            let drawn = part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowFeatures::Bare);
+            drawn.and_then(|_| nccl.launch(&stream, rows_at, draws_at, count))
+        };
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).unwrap().unwrap();
+        captured.unwrap();
+        graph
+    });
+    let step = |replay| {
+        part.renew(replay, &stream);
+        stream.memcpy_htod(&rows(replay), &mut held).unwrap();
+        match (&graph, &mut nccl) {
+            (Some(graph), Some(nccl)) => {
+                graph.launch().unwrap();
+                nccl.wait(&stream).unwrap();
+            }
+            // SAFETY: as above.
+            _ => unsafe { part.tiled.launch(&stream, &hidden, rows_at, draws_at, RowFeatures::Bare) }.unwrap(),
+        }
+        let found = stream.clone_dtoh(&draws).unwrap();
+        stream.synchronize().unwrap();
+        if let Some(nccl) = &nccl {
+            nccl.check(&found).unwrap();
+        }
+        found
+    };
+    (0..replays).map(step).collect()
+}

@@ -1,0 +1,114 @@
+//! Which rows with filters ranks decide together on their GPUs.
+
+use crate::abi::{RECORD_WORDS, RowFilters};
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::exchange::cuda_exchange::number_of;
+use crate::sampler::row_scan::FilterSource;
+use flash_sampling_core::DType;
+
+/// The most tokens of a list that a rank sends for a row; their count goes before them.
+const SENT: u32 = RECORD_WORDS as u32 - 1;
+
+/// What a rank can do with rows that have filters, or all of a group can: with hidden states of the weight's type. Ranks do
+/// not know one another's hidden states, so that these decide nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FiltersTogether {
+    /// Whether draws are decided from lists, and top-p alone from stored logits.
+    pub(crate) lists: bool,
+    pub(crate) masses: bool,
+    /// Draws of a launch.
+    pub(crate) most: usize,
+}
+
+impl FiltersTogether {
+    /// What a rank with a weight of this type tells the others.
+    pub(crate) fn encode(&self, weight: DType) -> Vec<u8> {
+        let flags = [number_of(weight), self.lists.into(), self.masses.into()];
+        flags.into_iter().chain((self.most.min(MAX_ROWS) as u32).to_le_bytes()).collect()
+    }
+
+    /// What all ranks can do, from what each told: nothing where one told nothing, or has a weight of another type.
+    pub(crate) fn of_all(told: &[Vec<u8>]) -> Self {
+        let decode = |bytes: &Vec<u8>| {
+            let &[weight, lists, masses, a, b, c, d] = bytes.as_slice() else { return None };
+            let most = u32::from_le_bytes([a, b, c, d]) as usize;
+            Some((weight, FiltersTogether { lists: lists == 1, masses: masses == 1, most }))
+        };
+        let both = |(weight, a): (u8, FiltersTogether), (other, b): (u8, FiltersTogether)| {
+            let all =
+                FiltersTogether { lists: a.lists && b.lists, masses: a.masses && b.masses, most: a.most.min(b.most) };
+            (weight == other).then_some((weight, all))
+        };
+        let mut all = told.iter().map(decode);
+        let first = all.next().flatten();
+        all.fold(first, |all, rank| both(all?, rank?)).map(|(_, all)| all).unwrap_or_default()
+    }
+
+    /// Whether anything is decided together.
+    pub(crate) fn is_any(&self) -> bool {
+        self.most > 0 && (self.lists || self.masses)
+    }
+
+    /// What draws with these filters are decided from; draws without filters go either way.
+    pub(crate) fn decides(&self, filters: &RowFilters) -> Option<FilterSource> {
+        // A shard may have all tokens that a top-k keeps, unless min-p leaves fewer.
+        let is_long = filters.top_k > SENT && !filters.begins_with_min_p();
+        if self.most == 0 || is_long {
+            return None;
+        }
+        if *filters == RowFilters::OFF || filters.is_listed() {
+            return self.lists.then_some(FilterSource::Lists);
+        }
+        (self.masses && filters.is_top_p_alone()).then_some(FilterSource::Logits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_decide_what_all_of_them_can() {
+        let of = |most, lists, masses| FiltersTogether { lists, masses, most };
+        let all = |ranks: &[FiltersTogether]| {
+            FiltersTogether::of_all(&ranks.iter().map(|rank| rank.encode(DType::BF16)).collect::<Vec<_>>())
+        };
+        let both = of(64, true, true);
+        assert_eq!(all(&[both]), both);
+        assert_eq!(all(&[both, of(40, true, false)]), of(40, true, false));
+        assert!(!all(&[of(64, false, true), of(40, true, false)]).is_any() && !all(&[]).is_any());
+        for other in [Vec::new(), both.encode(DType::F16)] {
+            let told = [both.encode(DType::BF16), other, both.encode(DType::BF16)];
+            assert_eq!(FiltersTogether::of_all(&told), FiltersTogether::default());
+        }
+    }
+
+    #[test]
+    fn rows_go_where_they_are_decided() {
+        let can = FiltersTogether { lists: true, masses: true, most: 8 };
+        let top_p = RowFilters { top_p: 0.9, ..RowFilters::OFF };
+        let listed = RowFilters { top_k: 5, ..top_p };
+        let of = |filters| can.decides(&filters);
+        assert_eq!([of(RowFilters::OFF), of(listed)], [Some(FilterSource::Lists); 2]);
+        assert_eq!(of(top_p), Some(FilterSource::Logits));
+        assert_eq!(of(RowFilters { rescale: 2.0, ..top_p }), None);
+        assert_eq!(FiltersTogether { most: 0, ..can }.decides(&listed), None);
+    }
+
+    #[test]
+    fn a_record_has_as_many_words_as_the_kernels_send() {
+        let kernels = include_str!("../../kernels/include/flash_sampling/exchange/peer_records.cuh");
+        assert!(kernels.contains(&format!("u32 WORDS = {RECORD_WORDS};")));
+    }
+
+    #[test]
+    fn lists_longer_than_a_rank_sends_are_left_to_the_hosts() {
+        let can = FiltersTogether { lists: true, masses: true, most: 8 };
+        let of = |top_k, ln_min_p, min_p_last| {
+            can.decides(&RowFilters { top_k, ln_min_p, min_p_last, ..RowFilters::OFF }).is_some()
+        };
+        let none = f64::NEG_INFINITY;
+        assert_eq!([of(128, none, 0), of(129, none, 0), of(1024, none, 0)], [true, false, false]);
+        assert_eq!([of(129, -3.0, 0), of(129, -3.0, 1), of(129, -9.0, 0)], [true, false, false]);
+    }
+}

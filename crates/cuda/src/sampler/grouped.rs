@@ -1,0 +1,62 @@
+//! The parallel-group variant over host memory (paper Alg. I.2).
+
+use crate::device::gpu::Device;
+use crate::device::group_pass::check_group;
+use crate::device::row_features::KernelChoice;
+use crate::device::select::GroupRule;
+use crate::error::CudaError;
+use crate::sampler::host_sampler::{HostSampler, planned};
+use crate::sampler::impl_sampler::impl_sampler;
+use crate::sampler::tiled::{CudaTiled, RAW_TOO};
+use flash_sampling_core::{Capabilities, Exactness, GroupDraw, Head, Plan, Variant};
+use std::sync::Arc;
+
+/// Log-mass and local sample of each group of tokens on a GPU, then a draw of the group, for inputs in host memory (paper
+/// Alg. I.2). Groups lie on the absolute grid of multiples of their size.
+///
+/// With [`GroupDraw::Fresh`] it is exact in distribution: [`DeviceGroups`](crate::DeviceGroups) with
+/// [`GroupRule::Fresh`]. With [`GroupDraw::Reuse`] the best of the groups' maxima wins, which is the tiled draw whatever
+/// the groups (paper section D.3): the fused tiled kernel makes it, whose groups are its tiles.
+///
+/// Memory and log-probabilities are as [`CudaTiled`] has them.
+#[derive(Debug)]
+pub struct CudaGrouped<'w>(HostSampler<'w>);
+
+impl<'w> CudaGrouped<'w> {
+    /// The capabilities of a sampler of this plan, without a head or a GPU; with [`GroupDraw::Fresh`] it takes no canonical
+    /// plan.
+    pub fn capabilities_of(draw: GroupDraw, plan: &Plan) -> Capabilities {
+        let can = Capabilities { variant: Variant::Grouped, ..CudaTiled::CAPABILITIES };
+        match draw {
+            GroupDraw::Reuse => planned(can, plan),
+            GroupDraw::Fresh => in_distribution(can),
+        }
+    }
+
+    /// Plans a sampler with groups of `group` tokens: copies the weight, compiles and loads the kernels.
+    ///
+    /// # Errors
+    /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
+    /// * [`CudaError::Unsupported`]: a canonical plan with [`GroupDraw::Fresh`], which is not pathwise.
+    /// * Those of [`CudaTiled::new`].
+    pub fn new(
+        head: Head<'w>,
+        plan: Plan,
+        group: u32,
+        draw: GroupDraw,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        check_group(group)?;
+        let can = CudaGrouped::capabilities_of(draw, &plan);
+        let groups = (draw == GroupDraw::Fresh).then_some((group, GroupRule::Fresh));
+        Ok(CudaGrouped(HostSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
+    }
+}
+
+/// Without what only pathwise samplers can do.
+pub(crate) fn in_distribution(can: Capabilities) -> Capabilities {
+    let (exactness, knobs) = (Exactness::InDistribution, RAW_TOO);
+    Capabilities { exactness, knobs, without_replacement: false, canonical: false, ..can }
+}
+
+impl_sampler!(CudaGrouped);

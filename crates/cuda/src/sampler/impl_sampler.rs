@@ -1,0 +1,32 @@
+//! The samplers that are a [`HostSampler`](crate::sampler::host_sampler::HostSampler).
+
+/// Makes a public sampler of a [`HostSampler`](crate::sampler::host_sampler::HostSampler) in a tuple struct.
+macro_rules! impl_sampler {
+    ($sampler:ident $(, $($more:item)*)?) => {
+        impl flash_sampling_core::PerturbedArgmax for $sampler<'_> {
+            fn capabilities(&self) -> flash_sampling_core::Capabilities {
+                self.0.capabilities()
+            }
+
+            fn shape(&self) -> flash_sampling_core::Shape {
+                self.0.shape()
+            }
+
+            fn plan(&self) -> flash_sampling_core::Plan {
+                self.0.plan()
+            }
+
+            fn sample(
+                &mut self,
+                input: flash_sampling_core::Matrix<'_>,
+                rows: &[flash_sampling_core::RowParams<'_>],
+                out: &mut flash_sampling_core::Samples,
+            ) -> Result<(), flash_sampling_core::SampleError> {
+                self.0.sample(input, rows, out)
+            }
+
+            $($($more)*)?
+        }
+    };
+}
+pub(crate) use impl_sampler;

@@ -1,0 +1,125 @@
+//! The standalone sampler over logits in host memory (paper Alg. I.1).
+
+mod source;
+
+use crate::device::gpu::Device;
+use crate::device::noise_math::NoiseMath;
+use crate::error::CudaError;
+use crate::sampler::check_plan;
+use crate::sampler::row_scan::{PassPlace, RowScan};
+use crate::sampler::tiled::FILTERS_TOO;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary};
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{
+    Capabilities, Exactness, Input, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Scan, Shape,
+    Variant,
+};
+use source::{CopiedLogits, LogitDraws};
+use std::sync::Arc;
+
+/// Draws of a launch.
+const MOST: usize = 4096;
+
+/// Draws from existing logits in host memory, `[rows, vocab]` in bf16, f16 or f32, on a GPU (paper Alg. I.1). Exact
+/// pathwise: the draws are those of [`CudaTiled`](crate::CudaTiled) on the same logits.
+///
+/// A call copies the logits up, draws, copies the draws down and waits: copying is most of its time. For logits that are
+/// on the GPU already there is [`DeviceStandalone`](crate::DeviceStandalone). Memory on the GPU grows to the largest call.
+#[derive(Debug)]
+pub struct CudaStandalone {
+    vocab_size: u32,
+    plan: Plan,
+    device: Arc<Device>,
+    stream: Arc<CudaStream>,
+    kernels: LogitDraws,
+    driver: Driver,
+    scan: RowScan,
+}
+
+impl CudaStandalone {
+    /// Plans a sampler for logits of `vocab_size` columns.
+    ///
+    /// # Errors
+    /// * [`CudaError::Unsupported`]: [`Plan::canonical`], since logits are taken as they are.
+    /// * [`CudaError::EmptyPlan`]: the plan has no rows or no draws.
+    /// * [`CudaError::Layout`], [`CudaError::TooLarge`]: `vocab_size` is zero or above 2^31.
+    /// * [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn new(vocab_size: usize, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
+        CudaStandalone::with_math(vocab_size, plan, device, NoiseMath::Exact)
+    }
+
+    /// [`CudaStandalone::new`] with a choice of math, which [`Capabilities::backend`] names. Rows with log-probabilities, draws
+    /// without replacement or filters always use exact math.
+    ///
+    /// # Errors
+    /// As [`CudaStandalone::new`].
+    pub fn with_math(vocab_size: usize, plan: Plan, device: &Arc<Device>, math: NoiseMath) -> Result<Self, CudaError> {
+        check_plan(&plan, false)?;
+        if vocab_size > 1 << 31 {
+            return Err(CudaError::TooLarge { what: "tokens", found: vocab_size, limit: 1 << 31 });
+        }
+        let stream = device.stream()?;
+        let kernels = LogitDraws::new(vocab_size as u32, math, device, &stream)?;
+        let (device, driver, scan) = (device.clone(), Driver::default(), RowScan::default());
+        Ok(CudaStandalone { vocab_size: vocab_size as u32, plan, device, stream, kernels, driver, scan })
+    }
+}
+
+impl PerturbedArgmax for CudaStandalone {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: match self.kernels.math() {
+                NoiseMath::Exact => "cuda",
+                NoiseMath::Fast => "cuda (fast-math)",
+            },
+            variant: Variant::Standalone,
+            exactness: Exactness::Pathwise,
+            input: Input::Logits,
+            without_replacement: true,
+            knobs: FILTERS_TOO,
+            canonical: false,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { tokens: 0..self.vocab_size, vocab_size: self.vocab_size, input: self.vocab_size as usize }
+    }
+
+    fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
+        check_call(&input, rows, &self.shape(), &self.plan)?;
+        let (can, plan, vocab_size) = (self.capabilities(), self.plan, self.vocab_size);
+        let CudaStandalone { device, stream, kernels, driver, scan, .. } = self;
+        let copied = kernels.copy_logits(&input, stream);
+        let logits = copied.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })?;
+        let (can, plan, tokens, finishes_log_z) = (&can, &plan, 0..vocab_size, false);
+        let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
+        let mut pass = LogitsPass { source: CopiedLogits { kernels, logits, stream, device }, place, scan };
+        driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out)
+    }
+}
+
+/// The passes of a call.
+#[derive(Debug)]
+struct LogitsPass<'s> {
+    source: CopiedLogits<'s>,
+    place: PassPlace<'s>,
+    scan: &'s mut RowScan,
+}
+
+impl Scan for LogitsPass<'_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        let scanned = self.scan.scan(&mut self.source, &self.place, batch, requests, out);
+        scanned.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })
+    }
+}

@@ -1,0 +1,203 @@
+//! Draws from logits that were copied to the GPU.
+#![allow(unsafe_code)]
+
+use super::MOST;
+use crate::abi::{self, Draw, Row, status};
+use crate::device::gpu::Device;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::noise_math::NoiseMath;
+use crate::device::results;
+use crate::device::standalone::{DeviceDraws, DeviceStandalone};
+use crate::error::CudaError;
+use crate::sampler::row_scan::{CallRows, DrawItem, LogitSource, idle};
+use crate::sampler::staging::Staging;
+use crate::selection::queries::CanonicalInputs;
+use crate::selection::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_core::{Adjustments, DType, Matrix};
+use std::sync::Arc;
+
+/// The kernels over existing logits, and memory for the inputs and draws of a launch.
+#[derive(Debug)]
+pub(super) struct LogitDraws {
+    vocab_size: u32,
+    math: NoiseMath,
+    /// For bf16, f16 and f32, each made when the first such logits come.
+    samplers: [Option<DeviceStandalone>; 3],
+    logits: CudaSlice<u8>,
+    /// Rows and sources of a launch.
+    inputs: CudaSlice<u8>,
+    sources: CudaSlice<u32>,
+    draws: CudaSlice<u8>,
+    staging: Staging,
+    adjustments: Adjustments,
+    /// Logits whose rows lie apart.
+    gathered: Vec<u8>,
+    sources_here: Vec<u32>,
+}
+
+impl LogitDraws {
+    pub(super) fn new(
+        vocab_size: u32,
+        math: NoiseMath,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CudaError> {
+        let f32s = DeviceStandalone::with_math(0..vocab_size, DType::F32, MOST, device, math)?;
+        let allocate = CudaError::driver("allocate room for logits");
+        let kernels = LogitDraws {
+            vocab_size,
+            math,
+            samplers: [None, None, Some(f32s)],
+            logits: stream.alloc_zeros(16).map_err(&allocate)?,
+            inputs: stream.alloc_zeros(MOST * size_of::<Row>() + 16).map_err(&allocate)?,
+            sources: stream.alloc_zeros(MOST).map_err(&allocate)?,
+            draws: stream.alloc_zeros(MOST * size_of::<Draw>()).map_err(&allocate)?,
+            staging: Staging::of(0..vocab_size, vocab_size),
+            adjustments: Adjustments::default(),
+            gathered: Vec::new(),
+            sources_here: Vec::new(),
+        };
+        stream.synchronize().map_err(allocate)?;
+        Ok(kernels)
+    }
+
+    pub(super) fn math(&self) -> NoiseMath {
+        self.math
+    }
+
+    /// Copies the logits up, rows one after the other.
+    pub(super) fn copy_logits(
+        &mut self,
+        input: &Matrix<'_>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<DeviceMatrix, CudaError> {
+        let failed = CudaError::driver("copy logits to the GPU");
+        let (dtype, rows, cols) = (input.dtype(), input.rows(), input.cols());
+        let bytes = rows * cols * dtype.size();
+        if bytes > self.logits.len() {
+            self.logits = stream.alloc_zeros(bytes).map_err(&failed)?;
+        }
+        let from = if input.row_stride() == cols {
+            input.bytes()
+        } else {
+            self.gathered.clear();
+            (0..rows).for_each(|row| self.gathered.extend_from_slice(input.row_bytes(row)));
+            &self.gathered
+        };
+        if bytes > 0 {
+            stream.memcpy_htod(&from[..bytes], &mut self.logits.slice_mut(..bytes)).map_err(&failed)?;
+        }
+        Ok(DeviceMatrix { address: self.logits.device_ptr(stream).0, dtype, rows, cols, row_stride: cols })
+    }
+
+    /// Copies the staged rows up, and the row of logits of each; returns their addresses.
+    fn copy_rows(
+        &mut self,
+        sources: impl Iterator<Item = usize>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(u64, u64), CudaError> {
+        let failed = CudaError::driver("copy the rows of a call");
+        if self.staging.len() > self.inputs.len() {
+            self.inputs = stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
+        }
+        let base = self.inputs.device_ptr(stream).0;
+        let rows = base + self.staging.rows_at() as u64;
+        stream.memcpy_htod(self.staging.finish(base), &mut self.inputs).map_err(&failed)?;
+        self.sources_here.clear();
+        self.sources_here.extend(sources.map(|row| row as u32));
+        let mut there = self.sources.slice_mut(..self.sources_here.len());
+        stream.memcpy_htod(&self.sources_here, &mut there).map_err(&failed)?;
+        Ok((rows, self.sources.device_ptr(stream).0))
+    }
+}
+
+/// The logits of a call, on the GPU.
+#[derive(Debug)]
+pub(super) struct CopiedLogits<'s> {
+    pub(super) kernels: &'s mut LogitDraws,
+    pub(super) logits: DeviceMatrix,
+    pub(super) stream: &'s Arc<CudaStream>,
+    pub(super) device: &'s Arc<Device>,
+}
+
+impl LogitSource for CopiedLogits<'_> {
+    fn draw(&mut self, rows: &CallRows<'_, '_>, items: &[DrawItem], draws: &mut Vec<Draw>) -> Result<(), CudaError> {
+        let CopiedLogits { kernels, logits, stream, device } = self;
+        draws.clear();
+        for part in items.chunks(MOST) {
+            kernels.staging.clear();
+            for same in part.chunk_by(|a, b| a.row == b.row) {
+                let row = rows.adjusted(same[0].row, &mut kernels.adjustments, 0..kernels.vocab_size)?;
+                let params = &rows.batch.params[same[0].row];
+                kernels.staging.push(params, &row, same.iter().map(|item| item.draw))?;
+            }
+            let (rows, sources) = kernels.copy_rows(part.iter().map(|item| item.row), stream)?;
+            results::poison(&kernels.draws, part.len(), stream)?;
+            let there = kernels.draws.device_ptr(stream).0;
+            let launch = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there, log_z: None };
+            let sampler = match &mut kernels.samplers[abi::element(logits.dtype) as usize] {
+                Some(sampler) => sampler,
+                none => {
+                    let tokens = 0..kernels.vocab_size;
+                    none.insert(DeviceStandalone::with_math(tokens, logits.dtype, MOST, device, kernels.math)?)
+                }
+            };
+            // SAFETY: logits, rows and sources were just copied on this stream, draws has room for MOST; the sources are
+            // rows of the logits; the call waits below, so launches follow each other.
+            unsafe { sampler.launch(stream, logits, &launch) }?;
+            let from = draws.len();
+            draws.resize(from + part.len(), Draw::default());
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut draws[from..]);
+            let failed = CudaError::driver("copy the draws");
+            stream.memcpy_dtoh(&kernels.draws.slice(..bytes.len()), bytes).map_err(&failed)?;
+            stream.synchronize().map_err(&failed)?;
+            sampler.settle();
+            results::written(&draws[from..])?;
+        }
+        Ok(())
+    }
+
+    fn most_stored(&self) -> usize {
+        MAX_ROWS
+    }
+
+    fn store(
+        &mut self,
+        rows: &CallRows<'_, '_>,
+        which: &[usize],
+        is_raw: bool,
+        stored: &mut StoredRows,
+        draws: &mut Vec<Draw>,
+    ) -> Result<Option<CanonicalInputs>, CudaError> {
+        let CopiedLogits { kernels, logits, stream, .. } = self;
+        kernels.staging.clear();
+        for &r in which {
+            match is_raw {
+                true => kernels.staging.push(&idle(), &rows.raw()?, [0])?,
+                false => {
+                    let row = rows.adjusted(r, &mut kernels.adjustments, 0..kernels.vocab_size)?;
+                    kernels.staging.push(&rows.batch.params[r], &row, [row.first_draw])?;
+                }
+            }
+        }
+        let (there, sources) = kernels.copy_rows(which.iter().copied(), stream)?;
+        stored.summarize(&SummaryInput { raw: Some(*logits), sources, rows: there }, stream)?;
+        stream.synchronize().map_err(CudaError::driver("transform logits"))?;
+        draws.clear();
+        for slot in 0..which.len() {
+            draws.push(invalid(stored.invalid(slot)?));
+        }
+        Ok(None)
+    }
+}
+
+/// The result of a row by its first bad logit: stage, token, and whether it is infinite; all ones: it has none.
+fn invalid(key: u64) -> Draw {
+    let status = match key {
+        u64::MAX => status::DRAWN,
+        _ if key & 1 == 1 => status::POSITIVE_INFINITY,
+        _ => status::NAN,
+    };
+    Draw { token: (key >> 1) as u32, score: (key >> 33) as f32, status, ..Draw::default() }
+}

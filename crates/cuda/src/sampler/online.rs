@@ -1,0 +1,44 @@
+//! The online variant over host memory (paper Alg. I.3): groups through the binary merge.
+
+use crate::device::gpu::Device;
+use crate::device::group_pass::check_group;
+use crate::device::row_features::KernelChoice;
+use crate::device::select::GroupRule;
+use crate::error::CudaError;
+use crate::sampler::grouped::in_distribution;
+use crate::sampler::host_sampler::HostSampler;
+use crate::sampler::impl_sampler::impl_sampler;
+use crate::sampler::tiled::CudaTiled;
+use flash_sampling_core::{Capabilities, Head, Plan, Variant};
+use std::sync::Arc;
+
+/// Groups of tokens on a GPU, merged in ascending order by a coin, for inputs in host memory (paper Alg. I.3). Exact in
+/// distribution. Groups lie on the absolute grid of multiples of their size.
+///
+/// The groups' log-masses and samples are made in parallel and kept, 24 bytes each; which group was the last to replace
+/// what was kept follows from a prefix sum. [`CudaStreamed`](crate::CudaStreamed) is the one that keeps nothing but the
+/// running state between blocks of a weight. Memory and log-probabilities are as [`CudaTiled`] has them.
+#[derive(Debug)]
+pub struct CudaOnline<'w>(HostSampler<'w>);
+
+impl<'w> CudaOnline<'w> {
+    /// The capabilities of a sampler, without a head or a GPU; it takes no canonical plan.
+    pub fn capabilities_of() -> Capabilities {
+        in_distribution(Capabilities { variant: Variant::Online, ..CudaTiled::CAPABILITIES })
+    }
+
+    /// Plans a sampler with groups of `group` tokens: copies the weight, compiles and loads the kernels.
+    ///
+    /// # Errors
+    /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
+    /// * [`CudaError::Unsupported`]: a canonical plan, as this variant is not pathwise.
+    /// * Those of [`CudaTiled::new`].
+    pub fn new(head: Head<'w>, plan: Plan, group: u32, device: &Arc<Device>) -> Result<Self, CudaError> {
+        let can = CudaOnline::capabilities_of();
+        let groups = Some((group, GroupRule::Online));
+        check_group(group)?;
+        Ok(CudaOnline(HostSampler::new(head, plan, can, device, KernelChoice::default(), groups)?))
+    }
+}
+
+impl_sampler!(CudaOnline);

@@ -1,0 +1,414 @@
+//! One pass over the rows of a call on a GPU, whatever launches the kernels: a head with hidden states from the host or on
+//! the device, or existing logits.
+//!
+//! | a row that requests | is served by |
+//! | --- | --- |
+//! | draws | the fused kernel |
+//! | draws with min-p, top-k or top-p | the fused kernel and the selection kernels; undecided rows take a second pass |
+//! | log-probabilities, other filters, draws without replacement, canonical draws, raw logits | stored logits |
+
+mod stored_scan;
+
+use crate::abi::{Draw, RowFilters, status};
+use crate::error::CudaError;
+use crate::selection::queries::CanonicalInputs;
+use crate::selection::stored_rows::StoredRows;
+use core::mem::take;
+use core::ops::Range;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::backend::error_bounds::RowScoreBound;
+use flash_sampling_core::backend::{Batch, CheckedRow, Progress, Request, RowSummary};
+use flash_sampling_core::sampler::reuse_vec;
+use flash_sampling_core::{Adjustments, Candidate, Capabilities, Exactness, Plan, RowError, RowParams, Winner, params};
+use flash_sampling_core::{Stage, StagedError};
+use std::sync::Arc;
+pub(crate) use stored_scan::{ScanRow, StoredQueries, StoredScan};
+
+/// The rows of a call.
+#[derive(Debug)]
+pub(crate) struct CallRows<'c, 'a> {
+    pub(crate) batch: &'c Batch<'c, 'a>,
+    /// A row without transforms, whose transformed logits are the raw ones.
+    raw: CheckedRow<'static>,
+}
+
+/// The parameters of a row without transforms, whose transformed logits are the raw ones.
+pub(crate) fn idle() -> RowParams<'static> {
+    RowParams { temperature: 0.0, ..RowParams::default() }
+}
+
+impl<'c, 'a> CallRows<'c, 'a> {
+    pub(crate) fn new(batch: &'c Batch<'c, 'a>, can: &Capabilities, plan: &Plan, vocab_size: u32) -> Self {
+        CallRows { batch, raw: idle().check(&[], can, plan, vocab_size) }
+    }
+
+    /// A row with its adjustments of `tokens`. They are collected one row at a time, so that they are still in the cache
+    /// when the row is staged.
+    pub(crate) fn adjusted<'r>(
+        &self,
+        r: usize,
+        adjustments: &'r mut Adjustments,
+        tokens: Range<u32>,
+    ) -> Result<params::Row<'r>, CudaError>
+    where
+        'a: 'r,
+    {
+        adjustments.collect_within([&self.batch.params[r]], tokens);
+        let row = self.batch.rows[r].map_err(|_| UNCHECKED)?;
+        Ok(row.with_adjustments(adjustments.row(0)))
+    }
+
+    /// A row without transforms.
+    pub(crate) fn raw(&self) -> Result<params::Row<'static>, CudaError> {
+        self.raw.map_err(|_| UNCHECKED)
+    }
+}
+
+const UNCHECKED: CudaError = CudaError::Corrupt { what: "a row that is not valid" };
+
+/// A draw that a kernel makes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrawItem {
+    pub(crate) row: usize,
+    pub(crate) draw: u32,
+    pub(crate) filters: RowFilters,
+}
+
+/// The logits by which a launch decides filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FilterSource {
+    /// Lists of the largest logits.
+    Lists,
+    /// The stored logits.
+    Logits,
+}
+
+/// The kernels over the logits of a call, and what is launched with them.
+pub(crate) trait LogitSource {
+    /// Makes draws without filters, by ascending rows; one result each.
+    fn draw(&mut self, rows: &CallRows<'_, '_>, items: &[DrawItem], draws: &mut Vec<Draw>) -> Result<(), CudaError>;
+
+    /// The most draws of a launch with filters; 0: filters take stored logits.
+    fn most_filtered(&self) -> usize {
+        0
+    }
+
+    /// Whether lists of the largest logits decide filters.
+    fn has_lists(&self, _rows: &CallRows<'_, '_>) -> bool {
+        false
+    }
+
+    /// Makes draws with filters, by ascending rows; one result each. From lists filters that are
+    /// [listed](RowFilters::is_listed), or off.
+    fn draw_filtered(
+        &mut self,
+        _rows: &CallRows<'_, '_>,
+        _items: &[DrawItem],
+        _from: FilterSource,
+        draws: &mut Vec<Draw>,
+    ) -> Result<(), CudaError> {
+        draws.clear();
+        Ok(())
+    }
+
+    /// The most rows whose logits are stored by one call.
+    fn most_stored(&self) -> usize;
+
+    /// Stores the logits of ascending rows, transformed or raw, in the first rows of `stored`, summarizes them, and waits. Of
+    /// each row a draw is left that has its first invalid logit. Returns the inputs of the logits, for a canonical plan.
+    fn store(
+        &mut self,
+        rows: &CallRows<'_, '_>,
+        which: &[usize],
+        is_raw: bool,
+        stored: &mut StoredRows,
+        draws: &mut Vec<Draw>,
+    ) -> Result<Option<CanonicalInputs>, CudaError>;
+
+    /// Whether [`LogitSource::store`] makes the first draw of each row.
+    fn stores_draws(&self) -> bool {
+        false
+    }
+
+    /// The error bound of a row's scores, in a canonical plan.
+    fn score_bound(&mut self, _rows: &CallRows<'_, '_>, _r: usize) -> Result<Option<RowScoreBound>, CudaError> {
+        Ok(None)
+    }
+}
+
+/// The draws of a pass, by the launches that make them.
+#[derive(Debug, Default)]
+pub(crate) struct DrawItems {
+    /// Without filters.
+    pub(crate) plain: Vec<DrawItem>,
+    pub(crate) listed: Vec<DrawItem>,
+    /// With filters that lists do not decide.
+    pub(crate) by_logits: Vec<DrawItem>,
+    /// The results of a launch.
+    pub(crate) draws: Vec<Draw>,
+}
+
+impl DrawItems {
+    pub(crate) fn clear(&mut self) {
+        [&mut self.plain, &mut self.listed, &mut self.by_logits].into_iter().for_each(Vec::clear);
+    }
+}
+
+/// Makes the passes of calls. Reuses its memory between calls.
+#[derive(Debug, Default)]
+pub(crate) struct RowScan {
+    pub(crate) items: DrawItems,
+    /// The rows of a pass over stored logits.
+    members: Vec<ScanRow<'static>>,
+    queries: StoredQueries,
+    /// Made when the first row needs it.
+    stored: Option<StoredRows>,
+    /// The rows whose logits are stored, and whether raw: valid for further passes over the rows of the same call.
+    held: Vec<usize>,
+    holds_raw: bool,
+}
+
+/// The result of a kernel.
+pub(crate) fn candidate(draw: &Draw) -> Result<Candidate, RowError> {
+    match draw.status {
+        status::DRAWN => Ok(Candidate { winner: Winner::new(draw.score, draw.token), logit: draw.logit }),
+        status::NAN => Err(RowError::NaN { token: draw.token }),
+        status::POSITIVE_INFINITY => Err(RowError::PositiveInfinity { token: draw.token }),
+        _ => Err(RowError::NoFiniteLogit),
+    }
+}
+
+/// The row's bad logit, if it has one. No finite logit is no error: other shards may have one.
+pub(crate) fn bad_logit(draw: &Draw) -> Option<StagedError> {
+    let error = candidate(draw).err().filter(RowError::is_bad_logit)?;
+    let stage = if draw.score == 0.0 { Stage::Raw } else { Stage::Transformed };
+    Some(StagedError { stage, error })
+}
+
+/// Where the kernels run that a pass needs beside those of the source.
+#[derive(Debug)]
+pub(crate) struct PassPlace<'s> {
+    pub(crate) can: &'s Capabilities,
+    pub(crate) plan: &'s Plan,
+    pub(crate) tokens: Range<u32>,
+    pub(crate) vocab_size: u32,
+    pub(crate) device: &'s Arc<crate::device::gpu::Device>,
+    pub(crate) stream: &'s Arc<CudaStream>,
+    /// Whether the rows of [`Request::Decide`] get log Z in place of its masses, which then nobody can merge.
+    pub(crate) finishes_log_z: bool,
+}
+
+impl PassPlace<'_> {
+    /// Whether the draws of a row without filters are made from stored logits. A sampler that is not pathwise makes them
+    /// by its own kernels.
+    fn draws_from_stored(&self, row: &params::Row<'_>) -> bool {
+        let needs = self.plan.canonical || row.without_replacement || row.logprobs.is_some();
+        needs && self.can.exactness == Exactness::Pathwise
+    }
+}
+
+/// The filters that the selection kernels decide, of a row that requests draws and nothing else.
+pub(crate) fn quick_filters(row: &params::Row<'_>) -> Option<RowFilters> {
+    let draws_only = !row.kept && !row.without_replacement && row.logprobs.is_none();
+    row.filters.as_ref().filter(|_| draws_only).and_then(RowFilters::of)
+}
+
+impl RowScan {
+    /// Makes one pass; see [`Scan`](flash_sampling_core::Scan).
+    pub(crate) fn scan(
+        &mut self,
+        source: &mut impl LogitSource,
+        place: &PassPlace<'_>,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), CudaError> {
+        let rows = &CallRows::new(batch, place.can, place.plan, place.vocab_size);
+        // There may be more entries than rows.
+        let requests = &requests[..batch.rows.len()];
+        if requests.iter().any(Request::is_overview) {
+            self.held.clear();
+        }
+        for ((row, request), out) in batch.rows.iter().zip(requests).zip(&mut *out) {
+            if let (Ok(row), false) = (row, *request == Request::Skip) {
+                out.begin(row);
+            }
+        }
+        self.draw(source, place, rows, requests, out)?;
+        let scanned = self.scan_stored(source, place, rows, requests, out);
+        if scanned.is_err() {
+            self.held.clear();
+        }
+        scanned
+    }
+
+    /// Makes the draws that need no stored logits.
+    fn draw(
+        &mut self,
+        source: &mut impl LogitSource,
+        place: &PassPlace<'_>,
+        rows: &CallRows<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), CudaError> {
+        self.items.clear();
+        let DrawItems { plain, listed, by_logits, draws } = &mut self.items;
+        let most = source.most_filtered();
+        for (r, (row, request)) in rows.batch.rows.iter().zip(requests).enumerate() {
+            let (Ok(row), true) = (row, request.is_overview()) else { continue };
+            let quick = quick_filters(row).filter(|_| most > 0 && *request == Request::Decide);
+            let (items, filters) = match quick {
+                Some(filters) if filters.is_listed() && source.has_lists(rows) => (&mut *listed, filters),
+                Some(filters) => (&mut *by_logits, filters),
+                None if row.filters.is_some() || place.draws_from_stored(row) => continue,
+                None => (&mut *plain, RowFilters::OFF),
+            };
+            let draws = row.first_draw..row.first_draw + row.draws;
+            items.extend(draws.map(|draw| DrawItem { row: r, draw, filters }));
+        }
+        // One launch where all fits: every launch reads the weight.
+        let filtered = listed.len() + by_logits.len();
+        if filtered > 0 && plain.len() + filtered <= most {
+            let items = if by_logits.is_empty() { &mut *listed } else { &mut *by_logits };
+            items.append(plain);
+            if !by_logits.is_empty() {
+                by_logits.append(listed);
+            }
+        }
+        if !plain.is_empty() {
+            source.draw(rows, plain, draws)?;
+            write_draws(plain, draws, out);
+        }
+        for from in [FilterSource::Lists, FilterSource::Logits] {
+            let items = if from == FilterSource::Lists { &mut *listed } else { &mut *by_logits };
+            items.sort_unstable_by_key(|item| (item.row, item.draw));
+            for item in &*items {
+                let out = &mut out[item.row];
+                if out.progress == Progress::Open {
+                    out.draws.clear();
+                    out.passes += 1;
+                    out.progress = Progress::Summarized;
+                }
+            }
+            if !items.is_empty() {
+                source.draw_filtered(rows, items, from, draws)?;
+                write_draws(items, draws, out);
+            }
+            if from == FilterSource::Lists {
+                by_logits.extend(listed.iter().filter(|item| out[item.row].progress == Progress::Open));
+            }
+        }
+        let filtered = listed.iter().chain(&*by_logits).filter(|item| item.filters != RowFilters::OFF);
+        filtered.for_each(|item| decide(&mut out[item.row]));
+        Ok(())
+    }
+
+    /// Serves the requests that need stored logits, as many rows at a time as are stored.
+    fn scan_stored(
+        &mut self,
+        source: &mut impl LogitSource,
+        place: &PassPlace<'_>,
+        rows: &CallRows<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), CudaError> {
+        for (r, (row, request)) in rows.batch.rows.iter().zip(requests).enumerate() {
+            let of_filters = matches!(request, Request::PrefixMass { .. } | Request::List { .. });
+            if of_filters && row.is_ok_and(|row| row.filters.is_none()) {
+                out[r].refuse();
+            }
+        }
+        for is_raw in [false, true] {
+            let mut members = reuse_vec(take(&mut self.members));
+            for (r, ((row, &request), out)) in rows.batch.rows.iter().zip(requests).zip(&mut *out).enumerate() {
+                let Ok(row) = *row else { continue };
+                let draws = place.draws_from_stored(&row);
+                let needs = match request {
+                    Request::Skip => false,
+                    Request::Logits { stage, .. } | Request::PrefixCount { stage, .. } => {
+                        is_raw == (stage == Stage::Raw)
+                    }
+                    _ if is_raw => request.is_overview() && row.raw_logprobs.is_some(),
+                    _ => {
+                        out.progress == Progress::Summarized
+                            && (draws || row.filters.is_some() || row.logprobs.is_some())
+                    }
+                };
+                if needs && out.progress != Progress::Open && out.error.is_none() {
+                    let (params, bound) = (&rows.batch.params[r], None);
+                    let finishes_log_z = place.finishes_log_z && request == Request::Decide;
+                    members.push(ScanRow { at: r, slot: 0, params, row, request, draws, finishes_log_z, bound, out });
+                }
+            }
+            let scanned =
+                if members.is_empty() { Ok(()) } else { self.store(source, place, rows, &mut members, is_raw) };
+            self.members = reuse_vec(members);
+            scanned?;
+        }
+        Ok(())
+    }
+
+    /// Stores the logits of rows, as many at a time as there is room for, unless they are held, and summarizes them.
+    fn store(
+        &mut self,
+        source: &mut impl LogitSource,
+        place: &PassPlace<'_>,
+        rows: &CallRows<'_, '_>,
+        members: &mut [ScanRow<'_>],
+        is_raw: bool,
+    ) -> Result<(), CudaError> {
+        let RowScan { queries, stored, held, holds_raw, items: DrawItems { draws, .. }, .. } = self;
+        let stored =
+            StoredRows::made_in(stored, place.tokens.clone(), place.plan.max_rows, place.device, place.stream)?;
+        for part in members.chunks_mut(stored.rows().min(source.most_stored())) {
+            let slot = |r: usize| held.iter().position(|&held| held == r).filter(|_| *holds_raw == is_raw);
+            let mut inputs = None;
+            if !part.iter_mut().all(|member| slot(member.at).map(|slot| member.slot = slot).is_some()) {
+                held.clear();
+                held.extend(part.iter().map(|member| member.at));
+                *holds_raw = is_raw;
+                stored.requests().clear();
+                stored
+                    .requests()
+                    .extend(part.iter().map(|member| member.summary_request(is_raw, source.stores_draws())));
+                inputs = source.store(rows, held, is_raw, stored, draws)?.filter(|_| place.plan.canonical);
+                for (slot, (member, draw)) in part.iter_mut().zip(&*draws).enumerate() {
+                    member.slot = slot;
+                    // A mask may hide a bad raw logit, and every other one was found before.
+                    member.out.error = bad_logit(draw).filter(|_| !is_raw);
+                    if place.plan.canonical {
+                        member.bound = source.score_bound(rows, member.at)?;
+                    } else if source.stores_draws() && !is_raw {
+                        member.take_draw(draw);
+                    }
+                }
+            }
+            let mut scan = StoredScan::new(part, queries, stored, inputs.as_ref(), place.stream);
+            if is_raw { scan.find_raw() } else { scan.find() }?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the draws of rows, or their bad logits.
+pub(crate) fn write_draws(items: &[DrawItem], draws: &[Draw], out: &mut [RowSummary]) {
+    for (item, draw) in items.iter().zip(draws) {
+        let out = &mut out[item.row];
+        match bad_logit(draw) {
+            Some(error) => out.error = Some(error),
+            None if draw.status == status::UNDECIDED => out.progress = Progress::Open,
+            None => out.draws.extend(candidate(draw)),
+        }
+    }
+}
+
+/// Makes the draws of a row with filters its result, unless it is open.
+pub(crate) fn decide(out: &mut RowSummary) {
+    if out.progress == Progress::Summarized {
+        out.progress = Progress::Decided;
+        out.result.begin();
+        core::mem::swap(&mut out.result.draws, &mut out.draws);
+        let is_drawn = !out.result.draws.is_empty();
+        out.result.outcome = Some(if is_drawn { Ok(()) } else { Err(RowError::NoFiniteLogit) });
+    }
+}

@@ -1,0 +1,366 @@
+//! The inputs of one launch as one block of bytes: hidden states, rows, masks, biases and penalties. One copy takes them
+//! up, or two where lists are page-locked.
+
+mod lists;
+
+use crate::abi::{PENALISED, Row};
+use crate::device::row_features::RowFeatures;
+use crate::error::CudaError;
+use crate::sampler::pinned_items::{ITEM, PinnedItems};
+use core::ops::Range;
+use cudarc::driver::CudaStream;
+use flash_sampling_core::{Matrix, RowParams, params};
+use lists::may_penalise;
+use std::sync::Arc;
+
+/// The block, with offsets where the device will see addresses.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    hidden: Vec<u8>,
+    /// Or the rows of the input that they are, and the bytes of each here.
+    sources: Vec<usize>,
+    stride: usize,
+    rows: Vec<Row>,
+    /// The tokens that are drawn from, and of how many.
+    tokens: Range<u32>,
+    vocab_size: u32,
+    /// The mask that was appended last, by address and length, and where: the draws of a row share it.
+    last_mask: Option<(usize, usize, u64)>,
+    /// What rows point to: biases, and where a row has penalties those behind its biases, which take eight bytes each; and masks,
+    /// two words an item.
+    lists: PinnedItems,
+    /// Whether any row has a mask that forbids most tokens, or penalties.
+    has_knobs: bool,
+    /// For [`Staging::arrange`].
+    arranged: Vec<Row>,
+    bytes: Vec<u8>,
+}
+
+/// Words of a mask that tokens before a shard's first may have in the first 256 that kernels take.
+const WORDS_BEFORE: usize = 255 / 32;
+
+/// Whether a mask forbids most of a vocabulary. It is not read beyond what tells.
+fn forbids_most(mask: &[u32], vocab_size: u32) -> bool {
+    let most = u64::from(vocab_size).div_ceil(8);
+    let mut allowed = 0;
+    mask.chunks(64).all(|words| {
+        allowed += words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+        allowed < most
+    }) && allowed < most
+}
+
+/// Bytes of lists and masks that a call with these rows takes at most, whatever tokens a shard has.
+pub(crate) fn most_listed(rows: &[RowParams<'_>], vocab_size: u32) -> usize {
+    let of_row = |row: &RowParams<'_>| {
+        let biases = row.logit_bias.len() + row.banned.len() + row.stop_token_ids.len();
+        let items = biases + row.history.map_or(0, |history| history.occurrences().len());
+        let words = row.mask.map_or(0, |mask| mask.len().min(vocab_size.div_ceil(32) as usize));
+        ITEM * (2 * items + 1 + words.div_ceil(2))
+    };
+    rows.iter().map(of_row).sum()
+}
+
+impl Staging {
+    /// For draws from some tokens of a vocabulary.
+    pub(crate) fn of(tokens: Range<u32>, vocab_size: u32) -> Self {
+        Staging { tokens, vocab_size, ..Staging::default() }
+    }
+
+    /// The same for a launch whose lists go up from page-locked memory: [`Staging::finish_rows`], and the lists behind.
+    pub(crate) fn locked(tokens: Range<u32>, vocab_size: u32, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
+        Ok(Staging { lists: PinnedItems::locked(stream)?, ..Staging::of(tokens, vocab_size) })
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.hidden.clear();
+        self.sources.clear();
+        self.rows.clear();
+        self.lists.clear();
+        (self.last_mask, self.has_knobs) = (None, false);
+    }
+
+    /// What the rows have: anything where one has a mask that forbids most tokens, or penalties that are more than biases.
+    pub(crate) fn kinds(&self) -> RowFeatures {
+        match self.has_knobs {
+            true => RowFeatures::Any,
+            false if self.rows.iter().all(|row| row.mask == 0 && row.biases == 0) => RowFeatures::Bare,
+            false => RowFeatures::Unpenalised,
+        }
+    }
+
+    /// Takes rows for such with anything where some shard's list of one may be more than biases: ranks load the same kernels. One
+    /// that a rank alone loads would stand behind the wait of another on the same GPU.
+    pub(crate) fn expect_penalties_of(&mut self, rows: &[RowParams<'_>]) {
+        self.has_knobs |= rows.iter().any(may_penalise);
+    }
+
+    /// Appends words of a mask; which item they begin with.
+    fn push_words(&mut self, words: &[u32]) -> Result<u64, CudaError> {
+        let at = self.lists.len();
+        if !words.is_empty() {
+            let items = self.lists.grow(words.len().div_ceil(2), at)?;
+            // Of an odd number the last half is nobody's.
+            items.last_mut().into_iter().for_each(|last| *last = 0);
+            bytemuck::cast_slice_mut::<u64, u32>(items)[..words.len()].copy_from_slice(words);
+        }
+        Ok(at as u64)
+    }
+
+    /// Makes room for lists and masks of as many bytes, so that a call with fewer allocates nothing.
+    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), CudaError> {
+        self.lists.reserve(bytes.div_ceil(ITEM))
+    }
+
+    /// Appends a row's hidden states, filled up with zeros to `stride` bytes.
+    pub(crate) fn push_hidden(&mut self, row: &[u8], stride: usize) {
+        let end = self.hidden.len() + stride;
+        self.hidden.extend_from_slice(row);
+        self.hidden.resize(end, 0);
+    }
+
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The rows, with offsets where the device will see addresses.
+    pub(crate) fn staged(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Appends draws of the row `r` of the input, each with the row's hidden states, which [`Staging::finish_rows`] copies. All
+    /// rows of a launch go this way, or none.
+    pub(crate) fn push_of(
+        &mut self,
+        r: usize,
+        params: &RowParams<'_>,
+        row: &params::Row<'_>,
+        draws: impl IntoIterator<Item = u32>,
+    ) -> Result<(), CudaError> {
+        self.push(params, row, draws)?;
+        self.sources.resize(self.rows.len(), r);
+        Ok(())
+    }
+
+    /// Appends draws of a row with these parameters. Of a mask the words of the tokens that are drawn from are taken, and the
+    /// address is that of the first word, which is not there. Kernels take tokens in parts that begin at multiples of 256
+    /// (`scan.cuh`), so that they may read up to [`WORDS_BEFORE`] words before those that are: of other things in the block.
+    pub(crate) fn push(
+        &mut self,
+        params: &RowParams<'_>,
+        row: &params::Row<'_>,
+        draws: impl IntoIterator<Item = u32>,
+    ) -> Result<(), CudaError> {
+        // Offsets are kept as addresses plus one, 0 being the null address.
+        let (mask, mask_words) = match row.transform.mask {
+            None => (0, 0),
+            Some(mask) => {
+                let cut = |end: u32| mask.len().min(end.div_ceil(32) as usize);
+                let own = &mask[mask.len().min(self.tokens.start as usize / 32)..cut(self.tokens.end)];
+                let at = match self.last_mask {
+                    Some((address, length, at)) if address == mask.as_ptr().addr() && length == mask.len() => at,
+                    _ => {
+                        self.has_knobs = self.has_knobs || forbids_most(&mask[..cut(self.vocab_size)], self.vocab_size);
+                        self.push_words(own)?
+                    }
+                };
+                self.last_mask = Some((mask.as_ptr().addr(), mask.len(), at));
+                (at + 1, cut(self.tokens.end) as u32)
+            }
+        };
+        let list = lists::push(row.transform.adjustments, &mut self.lists)?;
+        self.has_knobs |= list.biases & PENALISED != 0;
+        self.rows.extend(draws.into_iter().map(|draw| Row {
+            seed: params.seed,
+            position: params.position,
+            mask,
+            bias: list.at,
+            mask_words,
+            biases: list.biases,
+            inv_temperature: row.transform.inv_temperature,
+            largest_bias: list.largest_bias,
+            draw,
+            greedy: row.greedy.into(),
+        }));
+        Ok(())
+    }
+
+    /// The bytes of a row's hidden states, with the zeros that fill it up, for rows of [`Staging::push_of`].
+    pub(crate) fn take_hidden_in(&mut self, stride: usize) {
+        self.stride = stride;
+    }
+
+    /// Puts the rows into the order in which `order` names them.
+    pub(crate) fn arrange(&mut self, order: &[u32]) {
+        self.arranged.clear();
+        self.arranged.extend(order.iter().map(|&row| self.rows[row as usize]));
+        core::mem::swap(&mut self.rows, &mut self.arranged);
+    }
+
+    /// Bytes of the block.
+    pub(crate) fn len(&self) -> usize {
+        self.lists_at() + ITEM * self.lists.len()
+    }
+
+    /// Where the rows begin.
+    pub(crate) fn rows_at(&self) -> usize {
+        (self.hidden.len() + self.sources.len() * self.stride).next_multiple_of(16)
+    }
+
+    /// Where lists and masks begin, behind the rows.
+    pub(crate) fn lists_at(&self) -> usize {
+        self.rows_at() + size_of_val(self.rows.as_slice())
+    }
+
+    /// The block for the device address `base`, a multiple of 16.
+    pub(crate) fn finish(&mut self, base: u64) -> &[u8] {
+        let mut bytes = core::mem::take(&mut self.bytes);
+        bytes.resize(self.len(), 0);
+        let (hidden, zeros) = bytes[..self.rows_at()].split_at_mut(self.hidden.len());
+        hidden.copy_from_slice(&self.hidden);
+        zeros.fill(0);
+        let lists_at = self.lists_at();
+        self.place_rows(base, &mut bytes[..lists_at]);
+        bytes[lists_at..].copy_from_slice(bytemuck::cast_slice(self.lists.own()));
+        self.bytes = bytes;
+        &self.bytes
+    }
+
+    /// The block before the lists, for the device address `base`, into `out` of [`Staging::lists_at`] bytes, with the hidden
+    /// states of the input's rows.
+    pub(crate) fn finish_rows(&mut self, input: &Matrix<'_>, base: u64, out: &mut [u8]) {
+        let (hidden, zeros) = out[..self.rows_at()].split_at_mut(self.sources.len() * self.stride);
+        for (&row, out) in self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1))) {
+            let states = input.row_bytes(row);
+            out[..states.len()].copy_from_slice(states);
+            out[states.len()..].fill(0);
+        }
+        zeros.fill(0);
+        self.place_rows(base, out);
+    }
+
+    /// Lists and masks, to be copied behind the rows where they are page-locked.
+    pub(crate) fn lists(&mut self) -> &mut PinnedItems {
+        &mut self.lists
+    }
+
+    /// Writes the rows, which stand behind the hidden states.
+    fn place_rows(&mut self, base: u64, out: &mut [u8]) {
+        let (rows_at, lists_at) = (self.rows_at(), self.lists_at());
+        debug_assert!(self.rows.is_empty() || lists_at >= 4 * WORDS_BEFORE, "a row lies before the words");
+        for row in &mut self.rows {
+            row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
+            let first_word = (base + lists_at as u64).wrapping_sub(4 * u64::from(self.tokens.start / 32));
+            row.mask = if row.mask == 0 { 0 } else { first_word.wrapping_add(8 * (row.mask - 1)) };
+        }
+        out[rows_at..].copy_from_slice(bytemuck::cast_slice(&self.rows));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_sampling_core::{Adjustments, Capabilities, Exactness, History, Input, Plan, Variant};
+
+    #[test]
+    fn a_mask_forbids_most_where_it_allows_less_than_an_eighth() {
+        for vocab_size in [0u32, 1, 8, 9, 4000, 151_936] {
+            let words = vocab_size.div_ceil(32) as usize;
+            for allowed in [0, 1, vocab_size / 8, vocab_size.div_ceil(8), vocab_size / 4, vocab_size] {
+                // From the end, so that the last words tell.
+                let mut mask = vec![0u32; words];
+                (0..allowed.min(vocab_size)).rev().for_each(|i| {
+                    let token = vocab_size - 1 - i;
+                    mask[token as usize / 32] |= 1 << (token % 32);
+                });
+                let count: u32 = mask.iter().map(|word| word.count_ones()).sum();
+                assert_eq!(forbids_most(&mask, vocab_size), 8 * count < vocab_size, "{allowed} of {vocab_size}");
+            }
+        }
+    }
+
+    #[test]
+    fn hidden_states_come_from_the_input_or_from_a_copy_alike() {
+        let states: Vec<f32> = (0..18).map(|i| i as f32).collect();
+        let input = Matrix::new(&states, 6, 3).unwrap();
+        let (params, plan) = (RowParams::default(), Plan::default());
+        let row = params.check(&[], &CAN, &plan, 64).unwrap();
+        let (mut copied, mut named) = (Staging::of(0..64, 64), Staging::of(0..64, 64));
+        for (r, draws) in [(4, 0..1), (0, 0..2), (4, 1..2)] {
+            draws.clone().for_each(|_| copied.push_hidden(input.row_bytes(r), 20));
+            copied.push(&params, &row, draws.clone()).unwrap();
+            named.push_of(r, &params, &row, draws).unwrap();
+        }
+        named.take_hidden_in(20);
+        let mut bytes = vec![1; named.lists_at()];
+        named.finish_rows(&input, 64, &mut bytes);
+        assert_eq!((bytes.len(), bytes.as_slice()), (80 + 4 * 56, copied.finish(64)));
+        // What was there goes.
+        named.clear();
+        assert_eq!(named.len(), 0);
+    }
+
+    const CAN: Capabilities = Capabilities {
+        backend: "cuda",
+        variant: Variant::Tiled,
+        exactness: Exactness::Pathwise,
+        input: Input::Hidden,
+        without_replacement: false,
+        knobs: flash_sampling_core::Knobs::ADJUSTMENTS,
+        canonical: false,
+    };
+
+    #[test]
+    fn a_shard_takes_its_words_of_a_mask() {
+        let mask: Vec<u32> = (0..10).collect();
+        for (len, tokens, own) in [(10, 70..200, 2..7), (5, 70..200, 2..5), (1, 70..200, 1..1), (10, 64..64, 2..2)] {
+            let params = RowParams { mask: Some(&mask[..len]), ..RowParams::default() };
+            let row = params.check(&[], &CAN, &Plan::default(), 320).unwrap();
+            let mut staging = Staging::of(tokens.clone(), 320);
+            staging.push(&params, &row, [0]).unwrap();
+            let bytes = staging.finish(4096).to_vec();
+            let row: Row = bytemuck::pod_read_unaligned(&bytes[..56]);
+            assert_eq!((row.mask, row.mask_words), (4096 + 56 - 4 * 2, own.end), "{len} words, {tokens:?}");
+            let mut words: Vec<u32> = own.collect();
+            words.resize(words.len().next_multiple_of(2), 0);
+            assert_eq!(bytes[56..], *bytemuck::cast_slice::<u32, u8>(&words));
+        }
+    }
+
+    #[test]
+    fn rows_find_their_masks_and_biases() {
+        let plan = Plan { max_draws: 2, ..Plan::default() };
+        let masked = RowParams { mask: Some(&[1, 2, 3, 4]), ..RowParams::default() };
+        let biased = RowParams { logit_bias: &[(3, -1.0), (9, 2.5)], mask: Some(&[]), ..RowParams::default() };
+        let history = History::new(&[5, 9]);
+        let penalised = RowParams { history: Some(&history), repetition_penalty: 0.5, ..biased };
+        let mut staging = Staging::of(0..64, 64);
+        staging.push_hidden(&[7; 18], 20);
+        let all = [(masked, 0), (masked, 1), (biased, 0), (penalised, 0)];
+        let mut adjustments = Adjustments::default();
+        adjustments.collect(all.iter().map(|(params, _)| params));
+        for (r, (params, draw)) in all.into_iter().enumerate() {
+            let row = params.check(adjustments.row(r), &CAN, &plan, 64).unwrap();
+            staging.push(&params, &row, [draw]).unwrap();
+        }
+        let (size, most) = (staging.len(), most_listed(&all.map(|(params, _)| params), 64));
+        assert!(most >= size - staging.lists_at(), "{most}");
+        let bytes = staging.finish(4096).to_vec();
+        assert_eq!(bytes.len(), size);
+        let rows: Vec<Row> = bytes[32..32 + 4 * 56].chunks_exact(56).map(bytemuck::pod_read_unaligned).collect();
+        let words_at = 4096 + 32 + 4 * 56;
+        let lists_at = words_at + 8;
+        assert_eq!((rows[0].mask, rows[0].mask_words, rows[0].bias), (words_at, 2, 0));
+        assert_eq!((rows[1].mask, rows[1].draw), (words_at, 1));
+        assert_eq!((rows[2].mask, rows[2].mask_words), (words_at + 8, 0));
+        assert_eq!((rows[2].bias, rows[2].biases, rows[2].largest_bias), (lists_at, 2, 2.5));
+        let (at, biases) = (lists_at + 16, 3 | PENALISED);
+        assert_eq!((rows[3].bias, rows[3].biases, rows[3].largest_bias), (at, biases, 2.5));
+        let list: [f32; 14] = bytemuck::pod_read_unaligned(&bytes[(at - 4096) as usize..][..56]);
+        let tokens = [list[0], list[2], list[4]].map(f32::to_bits);
+        assert_eq!((tokens, [list[1], list[3], list[5]]), ([3, 5, 9], [-1.0, 0.0, 2.5]));
+        assert_eq!(list[6..], [0.5, 0.0, 1.0, 0.0, 0.5, 0.0, 0.5, 0.0]);
+        assert_eq!(bytes[(words_at - 4096) as usize..][..8], bytemuck::cast::<[u32; 2], [u8; 8]>([1, 2]));
+        assert_eq!(size, 32 + 4 * 56 + 8 * (1 + 2 + 3 + 4));
+    }
+}

@@ -1,0 +1,220 @@
+//! Log-probabilities of a streamed head: the logits of the rows that request them are stored block by block, and summarized
+//! when the last block is there.
+#![allow(unsafe_code)]
+
+use crate::abi::{Draw, Row, SummaryRequest, status};
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::head::DeviceHead;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::KernelChoice;
+use crate::device::tiled::DeviceTiled;
+use crate::error::CudaError;
+use crate::sampler::row_scan::{CallRows, ScanRow, StoredQueries, StoredScan, idle};
+use crate::sampler::staging::Staging;
+use crate::selection::stored_rows::{StoredRows, SummaryInput};
+use core::mem::take;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_core::backend::{Request, RowSummary};
+use flash_sampling_core::sampler::reuse_vec;
+use flash_sampling_core::{Matrix, Stage, params};
+use std::sync::Arc;
+
+/// A row with log-probabilities.
+#[derive(Clone, Copy, Debug)]
+struct StoredRow {
+    /// Its index in the call, and of its first draw among those of the call.
+    at: usize,
+    first_draw: usize,
+}
+
+/// The rows of a call with log-probabilities, and their summaries.
+#[derive(Debug)]
+pub(super) struct StreamedLogprobs {
+    device: Arc<Device>,
+    max_rows: usize,
+    /// Stores logits; of the block that it was moved to last.
+    fused: DeviceTiled,
+    /// Made for the first row, and more for more rows.
+    stored: Vec<StoredRows>,
+    staging: Staging,
+    inputs: CudaSlice<u8>,
+    /// Results of the storing launches, which nobody reads.
+    draws: CudaSlice<u8>,
+    hidden: Option<DeviceMatrix>,
+    rows: Vec<StoredRow>,
+    /// At least one for each of the rows.
+    summaries: Vec<RowSummary>,
+    members: Vec<ScanRow<'static>>,
+    queries: StoredQueries,
+    /// The drawn tokens of the call.
+    tokens: Vec<u32>,
+}
+
+impl StreamedLogprobs {
+    /// Plans for heads like this one, at any place of a vocabulary of this size, and up to `max_rows` rows.
+    pub(super) fn new(
+        head: &DeviceHead,
+        vocab_size: u32,
+        max_rows: usize,
+        device: &Arc<Device>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CudaError> {
+        let most = max_rows.min(MAX_ROWS);
+        // SAFETY: every launch is of a head that it was moved to.
+        let fused = unsafe { DeviceTiled::unplanned(*head, most, device, KernelChoice::Portable) }?;
+        let failed = CudaError::driver("allocate what log-probabilities need");
+        Ok(StreamedLogprobs {
+            device: device.clone(),
+            max_rows,
+            fused,
+            stored: Vec::new(),
+            staging: Staging::of(0..vocab_size, vocab_size),
+            inputs: stream.alloc_zeros(16).map_err(&failed)?,
+            draws: stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?,
+            hidden: None,
+            rows: Vec::new(),
+            summaries: Vec::new(),
+            members: Vec::new(),
+            queries: StoredQueries::default(),
+            tokens: Vec::new(),
+        })
+    }
+
+    /// A call begins.
+    pub(super) fn clear(&mut self) {
+        self.staging.clear();
+        self.rows.clear();
+        self.hidden = None;
+    }
+
+    /// Adds row `at` of the call if it requests log-probabilities; its hidden states take `stride` bytes. `first_draw`: the
+    /// number of its first draw among those of the call.
+    pub(super) fn push(
+        &mut self,
+        rows: &CallRows<'_, '_>,
+        at: usize,
+        row: &params::Row<'_>,
+        first_draw: usize,
+        stride: usize,
+    ) -> Result<(), CudaError> {
+        match row.raw_logprobs {
+            Some(_) => self.staging.push(&idle(), &rows.raw()?, [0])?,
+            None if row.logprobs.is_none() => return Ok(()),
+            None => self.staging.push(&rows.batch.params[at], row, [row.first_draw])?,
+        }
+        self.staging.push_hidden(rows.batch.input.row_bytes(at), stride);
+        self.rows.push(StoredRow { at, first_draw });
+        Ok(())
+    }
+
+    /// Copies the rows up, of which the hidden states are `row_stride` elements apart, and makes room for their logits.
+    pub(super) fn begin(
+        &mut self,
+        input: &Matrix<'_>,
+        row_stride: usize,
+        vocab_size: u32,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let rows = self.rows.len();
+        if rows == 0 {
+            return Ok(());
+        }
+        let failed = CudaError::driver("copy the rows with log-probabilities");
+        while self.stored.iter().map(StoredRows::rows).sum::<usize>() < rows {
+            self.stored.push(StoredRows::new(0..vocab_size, self.max_rows, &self.device, stream)?);
+        }
+        if self.staging.len() > self.inputs.len() {
+            self.inputs = stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
+        }
+        let address = self.inputs.device_ptr(stream).0;
+        stream.memcpy_htod(self.staging.finish(address), &mut self.inputs).map_err(&failed)?;
+        self.hidden = Some(DeviceMatrix { address, dtype: input.dtype(), rows, cols: input.cols(), row_stride });
+        Ok(())
+    }
+
+    /// Enqueues the launches that store the logits of a block.
+    ///
+    /// # Safety
+    /// The head is a part of the planned one, on the GPU when the stream gets there, and stays until it has passed.
+    pub(super) unsafe fn store(&mut self, head: &DeviceHead, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        let Some(hidden) = self.hidden else { return Ok(()) };
+        // SAFETY: the same contract.
+        unsafe { self.fused.move_to(*head) };
+        let rows_at = self.inputs.device_ptr(stream).0 + self.staging.rows_at() as u64;
+        let draws = self.draws.device_ptr(stream).0;
+        let mut first = 0;
+        for stored in &self.stored {
+            let rows = stored.rows().min(hidden.rows - first);
+            if rows == 0 {
+                break;
+            }
+            let part = DeviceMatrix { address: hidden.address + first as u64 * hidden.stride_bytes(), rows, ..hidden };
+            let place = stored.place(0, stream);
+            let (logits, stride) = (place.logits + 4 * u64::from(head.first_token), place.stride as usize);
+            let rows_at = rows_at + (first * size_of::<Row>()) as u64;
+            // SAFETY: hidden states and rows are this value's, copied on this stream; there is room for as many draws and
+            // logits; the head by this function's contract.
+            unsafe { self.fused.launch_storing(stream, &part, rows_at, draws, logits, stride) }?;
+            first += rows;
+        }
+        Ok(())
+    }
+
+    /// Summarizes the stored logits, all of which are there when the stream has passed what was enqueued; waits. `draws` are
+    /// those of the call. A row whose draws are errors has no summary.
+    pub(super) fn summarize(
+        &mut self,
+        rows: &CallRows<'_, '_>,
+        draws: &[Draw],
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let most = self.rows.len().max(self.summaries.len());
+        self.summaries.resize_with(most, RowSummary::default);
+        self.tokens.clear();
+        self.tokens.extend(draws.iter().map(|draw| draw.token));
+        let StreamedLogprobs { rows: own, summaries, stored, queries, tokens, .. } = self;
+        let mut next = own.iter().zip(summaries);
+        let mut members = reuse_vec(take(&mut self.members));
+        for stored in stored {
+            members.clear();
+            for (slot, (&StoredRow { at, first_draw }, out)) in next.by_ref().take(stored.rows()).enumerate() {
+                let (Ok(row), params) = (rows.batch.rows[at], &rows.batch.params[at]) else { continue };
+                let drawn = first_draw..first_draw + row.draws as usize;
+                if draws[drawn.clone()].iter().all(|draw| draw.status == status::DRAWN) {
+                    out.begin(&row);
+                    let request = Request::Overview;
+                    let (draws, finishes_log_z, bound) = (false, false, None);
+                    let member = ScanRow { at, slot, params, row, request, draws, finishes_log_z, bound, out };
+                    members.push(member);
+                }
+            }
+            let requests = members.iter().map(|member| (member.slot, member.summary_request(member.is_raw(), true)));
+            stored.requests().clear();
+            for (slot, request) in requests {
+                stored.requests().resize(slot, SummaryRequest::default());
+                stored.requests().push(request);
+            }
+            stored.summarize(&SummaryInput { raw: None, sources: 0, rows: 0 }, stream)?;
+            stored.wait_for_summaries()?;
+            let mut scan = StoredScan::new(&mut members, queries, stored, None, stream);
+            scan.find()?;
+            scan.find_raw()?;
+            for member in members.iter_mut().filter(|member| member.is_raw()) {
+                let first = own[own.partition_point(|row| row.at < member.at)].first_draw;
+                let tokens = &tokens[first..first + member.row.draws as usize];
+                member.request = Request::Logits { tokens, stage: Stage::Raw };
+            }
+            StoredScan::new(&mut members, queries, stored, None, stream).find_raw()?;
+        }
+        self.members = reuse_vec(members);
+        self.fused.settle();
+        Ok(())
+    }
+
+    /// The summary of row `at` of the call, if it has one.
+    pub(super) fn summary(&self, at: usize) -> Option<&RowSummary> {
+        let i = self.rows.binary_search_by_key(&at, |row| row.at).ok()?;
+        self.summaries.get(i)
+    }
+}

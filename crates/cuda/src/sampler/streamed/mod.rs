@@ -1,0 +1,292 @@
+//! Heads larger than device memory: blocks of the weight come from the host while others are multiplied (paper Alg. I.3).
+//!
+//! `call` is a call step by step, `blocks` moves the weight, `deal` says which launch makes which draw, `logprobs` has the
+//! rows with log-probabilities.
+
+mod blocks;
+mod call;
+mod deal;
+mod logprobs;
+
+use crate::abi::{self, Draw, RUNNING_BYTES, status};
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::group_pass::{GroupPass, check_group};
+use crate::device::head::DeviceHead;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::scratch::wait;
+use crate::device::select::GroupRule;
+use crate::error::CudaError;
+use crate::sampler::check_plan;
+use crate::sampler::grouped::in_distribution;
+use crate::sampler::row_scan::{CallRows, candidate};
+use crate::sampler::staging::Staging;
+use crate::sampler::tiled::CudaTiled;
+use blocks::Blocks;
+use core::mem::take;
+use cudarc::driver::{CudaSlice, CudaStream};
+use deal::Deal;
+use flash_sampling_core::backend::{Batch, CheckedRow, RowSummary, check_rows};
+use flash_sampling_core::params::Row;
+use flash_sampling_core::sampler::{check_call, reuse_vec};
+use flash_sampling_core::{
+    Adjustments, Capabilities, Knob, Knobs, Matrix, Plan, RowError, RowParams, SampleError, Samples, Shape,
+    StreamError, StreamHead, Variant,
+};
+use logprobs::StreamedLogprobs;
+use std::io::Read;
+use std::sync::Arc;
+
+/// Tokens of a group of the tiled variant, whose draws do not depend on it.
+const TILED_GROUP: u32 = 1024;
+/// The most draws of a call, rows times draws of a row: half a GiB on the GPU, and less than a GiB beside it on the host.
+const MAX_DRAWS: usize = 1 << 22;
+
+/// Draws over a reader that yields the weight, row-major and in native byte order: a head larger than device memory. Two
+/// blocks of the weight are on the GPU, and two beside them in host memory that the GPU copies from: while one block is
+/// multiplied the next is copied and the one after is read.
+///
+/// [`CudaStreamed::online`] keeps of each draw one log-mass and one sample between blocks (paper Alg. I.3), exact in
+/// distribution: the draws are those of [`CudaOnline`](crate::CudaOnline). [`CudaStreamed::tiled`] keeps the winner, exact
+/// pathwise: the draws are those of [`CudaTiled`].
+///
+/// Log-probabilities are those of [`CudaTiled`] too. For rows that request them, every block is multiplied once more, and
+/// their float32 logits are kept on the GPU, `[rows, vocab]`; the first such rows allocate the memory.
+///
+/// Beside the blocks and those logits the GPU holds a hidden state for each row of the plan, of 256 draws at least, and
+/// about 120 bytes for each draw of the plan; that grows only when a call brings more masks and biases than any before it.
+#[derive(Debug)]
+pub struct CudaStreamed<'a> {
+    head: StreamHead<'a>,
+    plan: Plan,
+    can: Capabilities,
+    stream: Arc<CudaStream>,
+    pass: GroupPass,
+    /// Tokens of a block: whole groups.
+    tokens: usize,
+    blocks: Blocks,
+    bias: Option<CudaSlice<f32>>,
+    /// Hidden states that there is room for.
+    room: usize,
+    staging: Staging,
+    inputs: CudaSlice<u8>,
+    /// Of each draw: what is known of it, its first invalid logit, its result.
+    running: CudaSlice<u8>,
+    invalid: CudaSlice<u64>,
+    draws: CudaSlice<u8>,
+    adjustments: Adjustments,
+    /// The rows of the call that can be drawn from, and how many draws they make.
+    work: Vec<(usize, u32)>,
+    deal: Deal,
+    /// In the order in which they were made, and row by row.
+    made: Vec<Draw>,
+    results: Vec<Draw>,
+    /// For plans with log-probabilities.
+    logprobs: Option<StreamedLogprobs>,
+    checked: Vec<CheckedRow<'static>>,
+}
+
+impl<'a> CudaStreamed<'a> {
+    /// Plans the online variant with groups of `group` tokens. A block has as many whole groups as `block_bytes` hold, and
+    /// one at least.
+    ///
+    /// # Errors
+    /// * [`CudaError::GroupSize`]: `group` is not a positive multiple of 64.
+    /// * [`CudaError::Head`]: the head's shape or transforms cannot be used.
+    /// * [`CudaError::Unsupported`]: a canonical plan.
+    /// * [`CudaError::TooLarge`]: also more than 2^22 draws of a call.
+    /// * Those of [`CudaTiled::new`].
+    pub fn online(
+        head: StreamHead<'a>,
+        plan: Plan,
+        group: u32,
+        block_bytes: usize,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        let can = in_distribution(Capabilities { variant: Variant::Online, ..CudaTiled::CAPABILITIES });
+        CudaStreamed::new(head, plan, (group, GroupRule::Online), block_bytes, can, device)
+    }
+
+    /// Plans the tiled variant; the rest is as [`CudaStreamed::online`] has it.
+    ///
+    /// # Errors
+    /// Those of [`CudaStreamed::online`].
+    pub fn tiled(
+        head: StreamHead<'a>,
+        plan: Plan,
+        block_bytes: usize,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        let can = CudaTiled::CAPABILITIES;
+        let can = Capabilities { without_replacement: false, canonical: false, ..can };
+        CudaStreamed::new(head, plan, (TILED_GROUP, GroupRule::Maxima), block_bytes, can, device)
+    }
+
+    fn new(
+        head: StreamHead<'a>,
+        plan: Plan,
+        (group, rule): (u32, GroupRule),
+        block_bytes: usize,
+        can: Capabilities,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
+        check_group(group)?;
+        head.check()?;
+        check_plan(&plan, false)?;
+        let can = Capabilities { knobs: Knobs::ADJUSTMENTS.with(Knob::LogprobsMode), ..can };
+        let most = plan.max_rows.saturating_mul(plan.max_draws as usize);
+        if most > MAX_DRAWS {
+            return Err(CudaError::TooLarge { what: "draws", found: most, limit: MAX_DRAWS });
+        }
+        let stream = device.stream()?;
+        let row_bytes = head.hidden * head.dtype.size();
+        // Of a head without tokens a block of one, which no call fills.
+        let vocab_size = head.vocab_size.max(1);
+        let groups = (block_bytes / row_bytes / group as usize).clamp(1, vocab_size.div_ceil(group as usize));
+        let tokens = (groups * group as usize).min(vocab_size);
+        let blocks = Blocks::new(tokens * row_bytes, device, &stream)?;
+        let failed = CudaError::driver("allocate what a call needs");
+        let bias = head.bias.map(|bias| stream.clone_htod(&bias[..head.vocab_size])).transpose().map_err(&failed)?;
+        let first = first_block(&head, &blocks, tokens);
+        let pass = GroupPass::new(&first, most.min(MAX_ROWS), group, rule, device)?;
+        let vocab = head.vocab_size as u32;
+        let logprobs = plan.max_logprobs.map(|_| StreamedLogprobs::new(&first, vocab, plan.max_rows, device, &stream));
+        let logprobs = logprobs.transpose()?;
+        let room = plan.max_rows.max(most.min(MAX_ROWS));
+        let size = room * hidden_stride(head.hidden) * size_of::<f32>() + most * size_of::<abi::Row>() + 16;
+        let inputs = stream.alloc_zeros(size).map_err(&failed)?;
+        let running = stream.alloc_zeros(most * RUNNING_BYTES).map_err(&failed)?;
+        let invalid = stream.alloc_zeros(most).map_err(&failed)?;
+        let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        Ok(CudaStreamed {
+            head,
+            plan,
+            can,
+            stream,
+            pass,
+            tokens,
+            blocks,
+            bias,
+            room,
+            staging: Staging::of(0..vocab, vocab),
+            inputs,
+            running,
+            invalid,
+            draws,
+            adjustments: Adjustments::default(),
+            work: Vec::new(),
+            deal: Deal::default(),
+            made: Vec::new(),
+            results: Vec::new(),
+            logprobs,
+            checked: Vec::new(),
+        })
+    }
+
+    /// What this sampler can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.can
+    }
+
+    /// The size of its head.
+    pub fn shape(&self) -> Shape {
+        let tokens = self.head.vocab_size as u32;
+        Shape { tokens: 0..tokens, vocab_size: tokens, input: self.head.hidden }
+    }
+
+    /// Tokens of a block of the weight.
+    pub fn block_tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Draws for `input [rows, hidden]`, reading the weight once, in order, from `weight`. Where no row can be drawn from,
+    /// nothing is read.
+    ///
+    /// # Errors
+    /// [`StreamError::Read`] when the reader fails or ends early; [`StreamError::Call`] for what is wrong with the call.
+    pub fn sample(
+        &mut self,
+        weight: &mut impl Read,
+        input: Matrix<'_>,
+        rows: &[RowParams<'_>],
+        out: &mut Samples,
+    ) -> Result<(), StreamError> {
+        out.clear();
+        check_call(&input, rows, &self.shape(), &self.plan)?;
+        let (can, plan, vocab_size) = (self.can, self.plan, self.head.vocab_size as u32);
+        let mut checked = reuse_vec(take(&mut self.checked));
+        check_rows(rows, &can, &plan, vocab_size, &mut checked);
+        let batch = Batch { input, params: rows, rows: &checked };
+        let drawn = self.draw(weight, &CallRows::new(&batch, &can, &plan, vocab_size));
+        if drawn.is_ok() {
+            let mut draws = self.results.as_slice();
+            for (r, row) in checked.iter().enumerate() {
+                if let Err(error) = row.and_then(|row| self.emit(r, &row, &mut draws, out)) {
+                    out.push_error(error);
+                }
+            }
+        }
+        self.checked = reuse_vec(checked);
+        drawn
+    }
+
+    /// Makes the draws of a call, row by row in `results`.
+    fn draw(&mut self, weight: &mut impl Read, rows: &CallRows<'_, '_>) -> Result<(), StreamError> {
+        let failed = |error| SampleError::Backend { backend: "cuda", source: Box::new(error) };
+        self.stage(rows).map_err(failed)?;
+        self.results.clear();
+        if self.head.vocab_size == 0 {
+            let nothing = Draw { status: status::NO_FINITE_LOGIT, ..Draw::default() };
+            self.results.resize(self.deal.order.len(), nothing);
+        } else if !self.work.is_empty() {
+            let hidden = self.begin(&rows.batch.input).map_err(failed)?;
+            let row_bytes = self.head.hidden * self.head.dtype.size();
+            for (block, start) in (0..self.head.vocab_size).step_by(self.tokens).enumerate() {
+                let count = self.tokens.min(self.head.vocab_size - start);
+                let bytes = self.blocks.place_of(block, count * row_bytes).map_err(failed)?;
+                weight.read_exact(bytes).map_err(|source| StreamError::Read { token: start, source })?;
+                self.multiply(block, start, count, &hidden).map_err(failed)?;
+            }
+            self.end(rows).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Appends the result of row `r`, whose draws are the next of `draws`.
+    fn emit(&self, r: usize, row: &Row<'_>, draws: &mut &[Draw], out: &mut Samples) -> Result<(), RowError> {
+        let (own, rest) = draws.split_at(row.draws as usize);
+        *draws = rest;
+        own.iter().try_for_each(|draw| candidate(draw).map(drop))?;
+        let summary = self.logprobs.as_ref().and_then(|logprobs| logprobs.summary(r));
+        let listed = summary.filter(|_| row.logprobs.is_some());
+        out.push_row(own.iter().flat_map(candidate), listed.map(|s| &s.mass), listed.map_or(&[], |s| &s.list));
+        let raw = summary.filter(|_| row.raw_logprobs.is_some());
+        if let Some(RowSummary { raw_mass: Some(mass), raw_top, logits, .. }) = raw {
+            out.set_raw(r, mass, raw_top.as_slice(), logits.iter().map(|(_, logit)| *logit));
+        }
+        Ok(())
+    }
+}
+
+/// Elements from one hidden state to the next.
+pub(super) fn hidden_stride(hidden: usize) -> usize {
+    hidden.next_multiple_of(8)
+}
+
+impl Drop for CudaStreamed<'_> {
+    /// Waits for what a call that failed left behind: it uses this value's memory.
+    fn drop(&mut self) {
+        let copied = self.blocks.wait();
+        if wait(self.stream.context(), || self.stream.synchronize()) && copied {
+            self.pass.settle();
+        }
+    }
+}
+
+/// The head of the first block, without bias: each block's is told as the block comes.
+fn first_block(head: &StreamHead<'_>, blocks: &Blocks, tokens: usize) -> DeviceHead {
+    let (dtype, cols) = (head.dtype, head.hidden);
+    let weight = DeviceMatrix { address: blocks.address(0), dtype, rows: tokens, cols, row_stride: cols };
+    DeviceHead { weight, first_token: 0, bias: None, soft_cap: head.soft_cap, scale: head.scale }
+}

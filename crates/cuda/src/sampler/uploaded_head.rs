@@ -1,0 +1,382 @@
+//! A head in device memory with its kernels, and room for the inputs and draws of a launch.
+#![allow(unsafe_code)]
+
+use crate::abi::{Draw, Row, RowFilters};
+use crate::device::fused_hopper::MAX_ROWS;
+use crate::device::gpu::Device;
+use crate::device::groups::DeviceGroups;
+use crate::device::head::DeviceHead;
+use crate::device::matrix::DeviceMatrix;
+use crate::device::pinned::Pinned;
+use crate::device::results;
+use crate::device::row_features::KernelChoice;
+use crate::device::select::GroupRule;
+use crate::device::tiled::DeviceTiled;
+use crate::error::CudaError;
+use crate::exchange::cuda_exchange::CudaExchange;
+use crate::sampler::pinned_items::ROOM;
+use crate::sampler::row_scan::FilterSource;
+use crate::sampler::staging::Staging;
+use crate::selection::filtered::NOT_PREPARED;
+use crate::selection::filtered::{DeviceFilters, FilterKinds, rows_within};
+use crate::selection::queries::CanonicalInputs;
+use crate::selection::stored_rows::{StoredRows, SummaryInput};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_core::{Head, Matrix, Plan, RowParams};
+use std::sync::Arc;
+
+/// Bytes of the weight that are laid out and copied at a time.
+const PART: usize = 64 << 20;
+
+/// A head in device memory with its kernels, and room for the inputs and draws of a launch.
+#[derive(Debug)]
+pub(crate) struct UploadedHead {
+    fused: DeviceTiled,
+    /// Draws in place of `fused`, for the variants that have groups.
+    groups: Option<DeviceGroups>,
+    /// Draws of a launch.
+    most: usize,
+    device: Arc<Device>,
+    head: DeviceHead,
+    /// Elements from one row to the next, of the weight and of hidden states.
+    row_stride: usize,
+    inputs: CudaSlice<u8>,
+    /// The inputs of a call but its lists, on their way there.
+    staged: Pinned,
+    draws: CudaSlice<u8>,
+    /// Draws with filters, and room for those; made when the first of them come.
+    filters: Option<(DeviceFilters, CudaSlice<u8>)>,
+    /// Held for the kernels, which know their addresses; freed after them.
+    _weight: CudaSlice<u8>,
+    _bias: Option<CudaSlice<f32>>,
+}
+
+impl UploadedHead {
+    pub(crate) fn new(
+        head: &Head<'_>,
+        plan: &Plan,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+        groups: Option<(u32, GroupRule)>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, CudaError> {
+        let failed = CudaError::driver("copy the head to the GPU");
+        let tokens = head.tokens();
+        let rows = head.weight_row(tokens.start)..head.weight_row(tokens.start) + tokens.len();
+        let row_stride = head.hidden().next_multiple_of(8);
+        let dtype = head.weight().dtype();
+        let weight = upload(&head.weight().row_range(rows.clone()), row_stride, stream)?;
+        let bias = head.bias().map(|bias| stream.clone_htod(&bias[rows])).transpose().map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+        let on_device = DeviceHead {
+            weight: DeviceMatrix {
+                address: weight.device_ptr(stream).0,
+                dtype,
+                rows: tokens.len(),
+                cols: head.hidden(),
+                row_stride,
+            },
+            first_token: tokens.start,
+            bias: bias.as_ref().map(|bias| bias.device_ptr(stream).0),
+            soft_cap: head.soft_cap(),
+            scale: head.scale(),
+        };
+        let most = UploadedHead::most_of(plan);
+        // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are freed after the kernels.
+        let new = |(size, rule)| unsafe { DeviceGroups::new(on_device, most, size, rule, device) };
+        let groups = groups.map(new).transpose()?;
+        // SAFETY: as above.
+        let fused = unsafe {
+            match groups {
+                // It only stores logits.
+                Some(_) => DeviceTiled::unplanned(on_device, most, device, KernelChoice::Portable),
+                None => DeviceTiled::with_kernels(on_device, most, device, choice),
+            }
+        }?;
+        let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
+        let (inputs, staged) = (stream.alloc_zeros(size + ROOM).map_err(&failed)?, Pinned::new(size, stream)?);
+        let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
+        Ok(UploadedHead {
+            fused,
+            groups,
+            most,
+            row_stride,
+            inputs,
+            staged,
+            draws,
+            filters: None,
+            device: device.clone(),
+            head: on_device,
+            _weight: weight,
+            _bias: bias,
+        })
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Draws of a launch by a plan.
+    pub(crate) fn most_of(plan: &Plan) -> usize {
+        plan.max_rows.saturating_mul(plan.max_draws as usize).min(MAX_ROWS)
+    }
+
+    /// Draws of a launch.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Draws what is staged, at most [`UploadedHead::most`] draws, and waits; one result a draw is left in `draws`: of this
+    /// head, or by an exchange of the whole vocabulary, in a call with these parameters. `input` tells the hidden states' type
+    /// and width.
+    pub(crate) fn draw(
+        &mut self,
+        staging: &mut Staging,
+        input: &Matrix<'_>,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+        exchange: Option<(&mut CudaExchange, &[RowParams<'_>])>,
+    ) -> Result<(), CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws; the call waits below,
+        // so launches follow each other.
+        unsafe {
+            match &mut self.groups {
+                Some(groups) => groups.launch(stream, &hidden, rows, out, None),
+                None => self.fused.launch(stream, &hidden, rows, out, staging.kinds()),
+            }
+        }?;
+        let Some((exchange, params)) = exchange else { return self.copy_draws(hidden.rows, draws, stream) };
+        // SAFETY: the rows and draws of the launch before it, on the same stream.
+        unsafe { exchange.launch(stream, (rows, out), hidden.rows, params) }?;
+        self.copy_draws(hidden.rows, draws, stream)?;
+        exchange.check(draws)
+    }
+
+    /// The most draws with filters of a launch.
+    pub(crate) fn most_filtered(&self) -> usize {
+        self.most.min(rows_within(self.head.weight.rows))
+    }
+
+    /// Whether draws from these hidden states can be decided from lists.
+    pub(crate) fn lists(&self, input: &Matrix<'_>) -> bool {
+        let (dtype, row_stride) = (input.dtype(), self.row_stride);
+        self.fused.lists(&DeviceMatrix { address: 0, dtype, rows: 1, cols: input.cols(), row_stride })
+    }
+
+    /// Draws as [`UploadedHead::draw`] does, with filters, one for each draw; at most [`UploadedHead::most_filtered`] of them. From
+    /// lists only where [`UploadedHead::lists`].
+    pub(crate) fn draw_filtered(
+        &mut self,
+        staging: &mut Staging,
+        (filters, from): (&[RowFilters], FilterSource),
+        input: &Matrix<'_>,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let there = self.copy_filters(filters, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
+        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws, and there are as many
+        // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
+        unsafe {
+            match from {
+                FilterSource::Lists
+                    if selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out)? => {}
+                _ => {
+                    let kinds = FilterKinds::of(filters).with_rows(staging.kinds());
+                    selection.launch_kinds(stream, &mut self.fused, &hidden, (rows, there), out, kinds)?;
+                }
+            }
+        }
+        self.copy_draws(hidden.rows, draws, stream)
+    }
+
+    /// Copies the filters of a call up; where they are.
+    fn copy_filters(&mut self, filters: &[RowFilters], stream: &Arc<CudaStream>) -> Result<u64, CudaError> {
+        let failed = CudaError::driver("copy the filters of a call");
+        let (_, room) = self.selection(stream)?;
+        let bytes: &[u8] = bytemuck::cast_slice(filters);
+        stream.memcpy_htod(bytes, &mut room.slice_mut(..bytes.len())).map_err(&failed)?;
+        Ok(room.device_ptr(stream).0)
+    }
+
+    /// What draws with filters, made when it is first needed.
+    fn selection(&mut self, stream: &Arc<CudaStream>) -> Result<&mut (DeviceFilters, CudaSlice<u8>), CudaError> {
+        let (tokens, most) = (self.fused.tokens(), self.most_filtered());
+        match &mut self.filters {
+            Some(filters) => Ok(filters),
+            none => {
+                let failed = CudaError::driver("allocate room for filters");
+                let selection = DeviceFilters::new(tokens, most, &self.device)?;
+                let room = stream.alloc_zeros(most * size_of::<RowFilters>()).map_err(&failed)?;
+                Ok(none.insert((selection, room)))
+            }
+        }
+    }
+
+    /// The most draws with filters of a launch of ranks: the blocks that wait for other ranks, one a draw, are no more than
+    /// the GPU holds at a time, two a multiprocessor. Of ranks that share a GPU this one knows nothing: with many rows their
+    /// blocks may take the places of those that they wait for, until the time limit.
+    pub(crate) fn most_together(&self) -> usize {
+        self.most_filtered().min(2 * self.device.multiprocessors() as usize)
+    }
+
+    /// Of hidden states of the weight's type: whether ranks decide draws from lists, and top-p alone from stored logits, which
+    /// shards that begin at multiples of 4 do.
+    pub(crate) fn can_together(&self) -> (bool, bool) {
+        let DeviceMatrix { dtype, cols, .. } = self.head.weight;
+        let hidden = DeviceMatrix { address: 0, dtype, rows: 1, cols, row_stride: self.row_stride };
+        let lists = self.fused.lists(&hidden);
+        (lists, lists && self.head.first_token.is_multiple_of(4))
+    }
+
+    /// Loads and allocates what [`UploadedHead::draw_filtered_with`] needs.
+    pub(crate) fn prepare_sharded(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        self.selection(stream)?;
+        let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
+        selection.prepare_sharded(&mut self.fused)
+    }
+
+    /// Draws as [`UploadedHead::draw_filtered`] does, by an exchange of the whole vocabulary: from lists or logits only where
+    /// [`UploadedHead::can_together`], and from logits rows with top-p alone or no filters.
+    pub(crate) fn draw_filtered_with(
+        &mut self,
+        staging: &mut Staging,
+        (filters, from): (&[RowFilters], FilterSource),
+        input: &Matrix<'_>,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+        (exchange, params): (&mut CudaExchange, &[RowParams<'_>]),
+    ) -> Result<(), CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let there = self.copy_filters(filters, stream)?;
+        let out = self.draws.device_ptr(stream).0;
+        let Some((peers, mark)) = exchange.peers() else {
+            return Err(CudaError::NotTogether { reason: "filters are decided by peers alone" });
+        };
+        let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
+        let (fused, asked, kinds) = (&mut self.fused, (rows, there), staging.kinds());
+        let mark = || mark.of(params);
+        let peers = (peers, mark);
+        // SAFETY: as for draws of this head alone; every rank of the group makes the same launches.
+        unsafe {
+            match from {
+                FilterSource::Lists => selection.launch_listed_together(stream, fused, &hidden, asked, out, peers),
+                FilterSource::Logits => {
+                    selection.launch_by_mass_together(stream, fused, &hidden, asked, (out, kinds), peers)
+                }
+            }
+        }?;
+        self.copy_draws(hidden.rows, draws, stream)?;
+        exchange.check(draws)
+    }
+
+    /// Stores and summarizes the logits of the rows that are staged, at most [`UploadedHead::most`] rows, and waits. Each
+    /// row's draw is left in `draws`, with its first invalid logit. Returns the inputs of the logits, for a canonical plan,
+    /// whose bounds are those of the portable kernel.
+    pub(crate) fn store(
+        &mut self,
+        staging: &mut Staging,
+        input: &Matrix<'_>,
+        is_canonical: bool,
+        stored: &mut StoredRows,
+        draws: &mut Vec<Draw>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<CanonicalInputs, CudaError> {
+        let (hidden, rows) = self.copy(staging, input, stream)?;
+        let (out, to) = (self.draws.device_ptr(stream).0, stored.place(0, stream));
+        // SAFETY: as above; there is room for the logits of as many rows as are staged.
+        let is_transformed = unsafe {
+            if is_canonical {
+                let launched = self.fused.launch_storing(stream, &hidden, rows, out, to.logits, to.stride as usize);
+                launched.map(|()| true)
+            } else {
+                self.fused.launch_storing_fast(stream, &hidden, (rows, out), staging.kinds(), to)
+            }
+        }?;
+        let rows_to_apply = if is_transformed { 0 } else { rows };
+        stored.summarize(&SummaryInput { raw: None, sources: 0, rows: rows_to_apply }, stream)?;
+        self.copy_draws(hidden.rows, draws, stream)?;
+        Ok(CanonicalInputs { head: self.head, hidden, rows })
+    }
+
+    /// Makes room for inputs of as many bytes.
+    fn reserve(&mut self, size: usize, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        if size > self.inputs.len() {
+            let failed = CudaError::driver("allocate for the inputs of a call");
+            self.inputs = stream.alloc_zeros(size.next_power_of_two()).map_err(&failed)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room for the inputs of calls with lists and masks of as many bytes.
+    pub(crate) fn reserve_lists(&mut self, bytes: usize, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        self.reserve(self.staged.len() + bytes, stream)
+    }
+
+    /// Copies what is staged up: the hidden states, and where the rows are.
+    fn copy(
+        &mut self,
+        staging: &mut Staging,
+        input: &Matrix<'_>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(DeviceMatrix, u64), CudaError> {
+        staging.take_hidden_in(self.row_stride * input.dtype().size());
+        self.reserve(staging.len(), stream)?;
+        let count = staging.rows();
+        results::poison(&self.draws, count, stream)?;
+        let base = self.inputs.device_ptr(stream).0;
+        let (rows, size) = (base + staging.rows_at() as u64, staging.lists_at());
+        staging.finish_rows(input, base, &mut self.staged.bytes()?[..size]);
+        // SAFETY: the inputs have room for the block, and are freed on this stream.
+        unsafe {
+            self.staged.copy_up(base, size, stream)?;
+            staging.lists().copy_up(base + size as u64, stream)?;
+        }
+        let (dtype, cols, row_stride) = (input.dtype(), input.cols(), self.row_stride);
+        let hidden = DeviceMatrix { address: base, dtype, rows: count, cols, row_stride };
+        Ok((hidden, rows))
+    }
+
+    /// Appends the first `count` draws of a launch, and waits.
+    fn copy_draws(&mut self, count: usize, draws: &mut Vec<Draw>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        let from = draws.len();
+        draws.resize(from + count, Draw::default());
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut draws[from..]);
+        stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(CudaError::driver("copy the draws"))?;
+        stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
+        results::written(&draws[from..])?;
+        self.fused.settle();
+        self.filters.iter_mut().for_each(|(selection, _)| selection.settle());
+        self.groups.iter_mut().for_each(DeviceGroups::settle);
+        Ok(())
+    }
+}
+
+/// Copies a weight to the GPU, in rows of `row_stride` elements.
+fn upload(weight: &Matrix<'_>, row_stride: usize, stream: &Arc<CudaStream>) -> Result<CudaSlice<u8>, CudaError> {
+    let failed = CudaError::driver("copy the weight to the GPU");
+    let bytes = row_stride * weight.dtype().size();
+    let mut to = stream.alloc_zeros::<u8>(weight.rows() * bytes).map_err(&failed)?;
+    if weight.row_stride() == row_stride && weight.cols() == row_stride {
+        stream.memcpy_htod(weight.bytes(), &mut to).map_err(&failed)?;
+        return Ok(to);
+    }
+    let rows_of_part = (PART / bytes).max(1);
+    let mut part = Vec::with_capacity(rows_of_part.min(weight.rows()) * bytes);
+    for first in (0..weight.rows()).step_by(rows_of_part) {
+        let last = (first + rows_of_part).min(weight.rows());
+        part.clear();
+        for row in first..last {
+            part.extend_from_slice(weight.row_bytes(row));
+            part.resize((row + 1 - first) * bytes, 0);
+        }
+        stream.memcpy_htod(&part, &mut to.slice_mut(first * bytes..last * bytes)).map_err(&failed)?;
+        stream.synchronize().map_err(&failed)?;
+    }
+    Ok(to)
+}

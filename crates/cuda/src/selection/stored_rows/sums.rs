@@ -1,0 +1,109 @@
+//! Sums over stored logits for a shard's survey: masses before places, moments.
+
+use super::{MAX_ITEMS, StoredRows};
+use crate::abi::{ScanSums, SumQuery};
+use crate::error::CudaError;
+use crate::selection::stored_scan::{MOMENTS, StoredScanKernels};
+use cudarc::driver::{CudaStream, DevicePtr};
+use flash_sampling_core::Moments;
+use std::sync::Arc;
+
+/// Tokens of a row of which 64 bits hold the sums of moments.
+const MOST_SUMMED: usize = 1 << 23;
+
+/// What is summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sum {
+    PrefixMasses,
+    PrefixCounts,
+    Moments,
+}
+
+impl StoredRows {
+    /// The kernels of surveys, loaded at first use.
+    pub(super) fn stored_scan(&mut self) -> Result<&StoredScanKernels, CudaError> {
+        match &mut self.surveys {
+            Some(kernels) => Ok(kernels),
+            empty => Ok(empty.insert(StoredScanKernels::load(&self.device)?)),
+        }
+    }
+
+    /// The mass before each of these places, in its bin. Waits.
+    pub(crate) fn prefix_masses(
+        &mut self,
+        queries: &[SumQuery],
+        stream: &Arc<CudaStream>,
+    ) -> Result<&[u64], CudaError> {
+        self.sum(Sum::PrefixMasses, queries, 1, stream)
+    }
+
+    /// The number of tokens before each of these ranks. Waits.
+    pub(crate) fn prefix_counts(
+        &mut self,
+        queries: &[SumQuery],
+        stream: &Arc<CudaStream>,
+    ) -> Result<&[u64], CudaError> {
+        self.sum(Sum::PrefixCounts, queries, 1, stream)
+    }
+
+    /// The moments of rows whose logits are multiplied by the queries' values, as [`Moments::from_words`] takes them. Waits.
+    pub(crate) fn moments(
+        &mut self,
+        queries: &[SumQuery],
+        stream: &Arc<CudaStream>,
+    ) -> Result<impl Iterator<Item = [u64; Moments::WORDS]>, CudaError> {
+        let (found, limit) = (self.tokens.len(), MOST_SUMMED);
+        if found > limit {
+            return Err(CudaError::TooLarge { what: "tokens whose moments are summed", found, limit });
+        }
+        let sums = self.sum(Sum::Moments, queries, MOMENTS, stream)?;
+        Ok(sums.as_chunks::<MOMENTS>().0.iter().map(|&sums| words_of(sums)))
+    }
+
+    /// `each` words for each look, in their order.
+    #[allow(unsafe_code)]
+    fn sum(
+        &mut self,
+        what: Sum,
+        queries: &[SumQuery],
+        each: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<&[u64], CudaError> {
+        let failed = CudaError::driver("sum over stored logits");
+        self.stored_scan()?;
+        self.words_here.clear();
+        for part in queries.chunks(MAX_ITEMS.min(self.words.len() / each)) {
+            let bytes: &[u8] = bytemuck::cast_slice(part);
+            stream.memcpy_htod(bytes, &mut self.inputs.slice_mut(..bytes.len())).map_err(&failed)?;
+            let count = part.len() * each;
+            stream.memset_zeros(&mut self.words.slice_mut(..count)).map_err(&failed)?;
+            let (queries, sums) = (self.inputs.device_ptr(stream).0, self.words.device_ptr(stream).0);
+            let call = ScanSums { stored: self.logits(stream), queries, sums };
+            let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
+            // SAFETY: logits, queries and sums are this value's, sized by `new`; the last were just cleared.
+            unsafe {
+                match what {
+                    Sum::PrefixMasses => kernels.prefix_masses(stream, &call, part.len() as u32),
+                    Sum::PrefixCounts => kernels.prefix_counts(stream, &call, part.len() as u32),
+                    Sum::Moments => kernels.moments(stream, &call, part.len() as u32),
+                }
+            }?;
+            let from = self.words_here.len();
+            self.words_here.resize(from + count, 0);
+            stream.memcpy_dtoh(&self.words.slice(..count), &mut self.words_here[from..]).map_err(&failed)?;
+            stream.synchronize().map_err(&failed)?;
+        }
+        Ok(&self.words_here)
+    }
+}
+
+/// The words of [`Moments`] of the kernel's sums: of |x| = 2^40 a + 2^20 b + c the products of two of them.
+fn words_of(sums: [u64; MOMENTS]) -> [u64; Moments::WORDS] {
+    let [count, high, low, aa, ab, ac, bb, bc, cc] = sums;
+    let sum = (i128::from(high.cast_signed()) << 30) + i128::from(low);
+    let wide = u128::from;
+    let rest = (wide(ab) << 61) + (wide(ac) << 41) + (wide(bb) << 40) + (wide(bc) << 21) + wide(cc);
+    let (squares, came_around) = rest.overflowing_add(wide(aa) << 80);
+    let carries = (aa >> 48) + u64::from(came_around);
+    [count, sum as u64, (sum >> 64) as u64, squares as u64, (squares >> 64) as u64, carries]
+}
