@@ -1,8 +1,9 @@
 //! The reads and the rivals on a GPU compute what they promise. Skipped without a GPU, unless `FLASH_SAMPLING_REQUIRE` names cuda.
 #![cfg(feature = "cuda")]
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::DType;
+use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::{Architecture, Device, DeviceMatrix, compiler};
 use flash_sampling_benches::rivals::{InverseCdf, Matmul};
 use flash_sampling_cli::bench::cuda::{Read, Way, machine_code};
@@ -28,7 +29,7 @@ fn bf16(value: f32) -> u16 {
 }
 
 fn matrix(held: &CudaSlice<u16>, stream: &Arc<CudaStream>, rows: usize, cols: usize) -> DeviceMatrix {
-    DeviceMatrix { address: held.device_ptr(stream).0, dtype: DType::BF16, rows, cols, row_stride: cols }
+    DeviceMatrix { address: DeviceAddress::of(held, stream).cast(), dtype: DType::BF16, rows, cols, row_stride: cols }
 }
 
 /// Counts of the tokens that `calls` calls of `rows` equal rows draw.
@@ -44,9 +45,9 @@ fn counts(logits: &[f32], rows: usize, calls: u64, device: &Device) -> Vec<u64> 
     for position in 0..calls {
         let positions = stream.clone_htod(&vec![position; rows]).unwrap();
         let tokens = stream.clone_htod(&vec![u32::MAX; rows]).unwrap();
-        let (from, to) = (positions.device_ptr(&stream).0, tokens.device_ptr(&stream).0);
+        let (from, to) = (DeviceAddress::of(&positions, &stream), DeviceAddress::of(&tokens, &stream));
         // SAFETY: rows of logits, positions and tokens as they were just allocated; the stream is waited for below.
-        unsafe { sampler.launch(&stream, &logits, 1.0, from, to) }.unwrap();
+        unsafe { sampler.launch(&stream, &logits, 1.0, from.get(), to.get()) }.unwrap();
         stream.clone_dtoh(&tokens).unwrap().iter().for_each(|&token| counts[token as usize] += 1);
     }
     counts
@@ -105,7 +106,7 @@ fn the_product_is_hidden_times_the_weight_transposed() {
     // SAFETY: the matrices are of these sizes, and so is the output.
     unsafe {
         let (w, h) = (matrix(&w, &stream, vocab, cols), matrix(&h, &stream, rows, cols));
-        matmul.launch(&w, &h, out.device_ptr(&stream).0).unwrap();
+        matmul.launch(&w, &h, DeviceAddress::of(&out, &stream).get()).unwrap();
     }
     let found = stream.clone_dtoh(&out).unwrap();
     for r in 0..rows {
@@ -139,11 +140,11 @@ fn reads_of_any_length_run() {
     let Some(device) = device() else { return };
     let stream = device.context().new_stream().unwrap();
     let memory = stream.alloc_zeros::<u8>(50_000_000).unwrap();
-    let address = memory.device_ptr(&stream).0;
+    let address = DeviceAddress::of(&memory, &stream);
     for read in [Way::Streaming, Way::Bulk].into_iter().filter_map(|way| Read::new(way, &device).unwrap()) {
         for bytes in [0, 16, 16_384, 16_400, 49_999_984] {
             // SAFETY: within the memory.
-            unsafe { read.launch(&stream, address, bytes) }.unwrap();
+            unsafe { read.launch(&stream, address.get(), bytes) }.unwrap();
             stream.synchronize().unwrap();
         }
     }

@@ -7,7 +7,7 @@ use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{DType, Head, Matrix, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{
     CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures, abi,
@@ -102,14 +102,14 @@ fn captured_call(choice: KernelChoice, kinds: RowFeatures) {
     let mut rows_there = stream.alloc_zeros::<abi::Row>(5).unwrap();
     let draws_there = stream.alloc_zeros::<abi::Draw>(5).unwrap();
     let [weight, hidden] = [(&weight, 3001), (&hidden, 5)].map(|(slice, rows)| DeviceMatrix {
-        address: slice.device_ptr(&stream).0,
+        address: DeviceAddress::of(slice, &stream),
         dtype: DType::BF16,
         rows,
         cols: 136,
         row_stride: 136,
     });
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
-    let (rows_at, draws_at) = (rows_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
+    let (rows_at, draws_at) = (DeviceAddress::of(&rows_there, &stream), DeviceAddress::of(&draws_there, &stream));
     stream.synchronize().unwrap();
     // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
     let mut sampler = unsafe { DeviceTiled::with_kernels(head, 5, &device, choice) }.unwrap();
@@ -166,14 +166,14 @@ fn a_sampler_that_is_moved_to_another_thread_draws_there() {
     let rows_there = stream.clone_htod(&(0..5).map(row).collect::<Vec<_>>()).unwrap();
     let draws_there = stream.alloc_zeros::<abi::Draw>(5).unwrap();
     let [weight, hidden] = [(&weight, 3001), (&hidden, 5)].map(|(slice, rows)| DeviceMatrix {
-        address: slice.device_ptr(&stream).0,
+        address: DeviceAddress::of(slice, &stream),
         dtype: DType::BF16,
         rows,
         cols: 136,
         row_stride: 136,
     });
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
-    let (rows_at, draws_at) = (rows_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
+    let (rows_at, draws_at) = (DeviceAddress::of(&rows_there, &stream), DeviceAddress::of(&draws_there, &stream));
     stream.synchronize().unwrap();
     let params: Vec<RowParams<'_>> = (0..5).map(|seed| RowParams { seed, ..RowParams::default() }).collect();
     let mut want = Samples::new();

@@ -15,7 +15,7 @@ use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::runs;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::{DType, GroupDraw, History, Matrix, PerturbedArgmax, Plan, RowParams, Samples, StreamHead};
-use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::{
     CudaGrouped, CudaOnline, CudaStandalone, CudaStreamed, CudaTiled, Device, DeviceDraws, DeviceHead, DeviceMatrix,
     DeviceStandalone, DeviceTiled, RowFeatures, abi,
@@ -120,9 +120,9 @@ fn log_z(device: &Arc<Device>) -> usize {
     let row = abi::Row { inv_temperature: 1.0, ..abi::Row::default() };
     let there = stream.clone_htod(&vec![row; ROWS]).unwrap();
     let (draws, told) = (stream.alloc_zeros::<abi::Draw>(ROWS).unwrap(), stream.alloc_zeros::<f64>(ROWS).unwrap());
-    let (rows, draws) = (there.device_ptr(&stream).0, draws.device_ptr(&stream).0);
-    let log_z = told.device_ptr(&stream).0;
-    let address = logits.device_ptr(&stream).0;
+    let (rows, draws) = (DeviceAddress::of(&there, &stream), DeviceAddress::of(&draws, &stream));
+    let log_z = DeviceAddress::of(&told, &stream);
+    let address = DeviceAddress::of(&logits, &stream).cast();
     let logits = DeviceMatrix { address, dtype: DType::F32, rows: ROWS, cols: 5003, row_stride: 5003 };
     let asked = DeviceDraws { count: ROWS, rows, sources: None, draws, log_z: Some(log_z) };
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };

@@ -6,7 +6,7 @@ use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_conformance::{BuildError, SamplerFactory, suite};
 use flash_sampling_core::reference::{Reference, ReferenceVariant, log_mass};
 use flash_sampling_core::{DType, GroupDraw, Head, PerturbedArgmax, Plan, RowParams, Samples};
-use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{
     CudaError, CudaGrouped, CudaOnline, CudaTiled, Device, DeviceGroups, DeviceHead, DeviceMatrix, GroupRule, abi,
@@ -165,15 +165,15 @@ fn captured_calls_draw_by_every_rule_and_tell_log_z() {
     let draws_there = stream.alloc_zeros::<abi::Draw>(ROWS).unwrap();
     let log_z_there = stream.alloc_zeros::<f64>(ROWS).unwrap();
     let [weight, hidden] = [(&weight, 30_001), (&hidden, ROWS)].map(|(slice, rows)| DeviceMatrix {
-        address: slice.device_ptr(&stream).0,
+        address: DeviceAddress::of(slice, &stream),
         dtype: DType::BF16,
         rows,
         cols: 136,
         row_stride: 136,
     });
     let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale: 1.0 };
-    let (rows_at, draws_at) = (rows_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
-    let log_z_at = log_z_there.device_ptr(&stream).0;
+    let (rows_at, draws_at) = (DeviceAddress::of(&rows_there, &stream), DeviceAddress::of(&draws_there, &stream));
+    let log_z_at = DeviceAddress::of(&log_z_there, &stream);
     stream.synchronize().unwrap();
     let rules = [
         (GroupRule::Fresh, ReferenceVariant::Grouped(256)),

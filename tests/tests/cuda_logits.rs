@@ -12,7 +12,7 @@ use flash_sampling_conformance::trial::RowBits;
 use flash_sampling_core::reference::{log_mass, tiled};
 use flash_sampling_core::{DType, LogprobsMode, PerturbedArgmax, Plan, RowParams, Samples};
 use flash_sampling_cpu::{CpuOptions, Isa, Standalone};
-use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{CudaStandalone, Device, DeviceDraws, DeviceMatrix, DeviceStandalone, NoiseMath, abi};
 
@@ -173,7 +173,7 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
         let poison = abi::Draw { token: 0xdead, score: f32::NAN, logit: f32::NAN, status: 77 };
         let mut draws_there = stream.clone_htod(&[poison; 5]).unwrap();
         let logits = DeviceMatrix {
-            address: there.device_ptr(&stream).0 + 4 * lead as u64,
+            address: DeviceAddress::of(&there, &stream).add(lead as usize).cast(),
             dtype: DType::F32,
             rows,
             cols: count as usize,
@@ -181,9 +181,9 @@ fn a_captured_call_draws_from_strided_logits_with_fresh_positions() {
         };
         let draws = DeviceDraws {
             count: 5,
-            rows: rows_there.device_ptr(&stream).0,
-            sources: Some(sources_there.device_ptr(&stream).0),
-            draws: draws_there.device_ptr(&stream).0,
+            rows: DeviceAddress::of(&rows_there, &stream),
+            sources: Some(DeviceAddress::of(&sources_there, &stream)),
+            draws: DeviceAddress::of(&draws_there, &stream),
             log_z: None,
         };
         stream.synchronize().unwrap();
@@ -249,7 +249,8 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
         };
         let tensor = Tensor::from_fn(dtype, rows, count, value);
         let there = stream.clone_htod(tensor.matrix().bytes()).unwrap();
-        let logits = DeviceMatrix { address: there.device_ptr(&stream).0, dtype, rows, cols: count, row_stride: count };
+        let logits =
+            DeviceMatrix { address: DeviceAddress::of(&there, &stream), dtype, rows, cols: count, row_stride: count };
         let temperature = |r: usize| if r.is_multiple_of(2) { 0.7f32 } else { 1.0 };
         let row = |r: usize| {
             let greedy = u32::from(r % 5 == 4);
@@ -259,9 +260,10 @@ fn log_z_of_existing_logits_comes_with_the_same_draws() {
         let rows_there = stream.clone_htod(&(0..rows).map(row).collect::<Vec<_>>()).unwrap();
         let mut found = Vec::new();
         let log_z_there = stream.clone_htod(&vec![f64::NAN; rows]).unwrap();
-        for log_z in [None, Some(log_z_there.device_ptr(&stream).0)] {
+        for log_z in [None, Some(DeviceAddress::of(&log_z_there, &stream))] {
             let draws_there = stream.alloc_zeros::<abi::Draw>(rows).unwrap();
-            let (rows_at, draws_at) = (rows_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
+            let (rows_at, draws_at) =
+                (DeviceAddress::of(&rows_there, &stream), DeviceAddress::of(&draws_there, &stream));
             let draws = DeviceDraws { count: rows, rows: rows_at, sources: None, draws: draws_at, log_z };
             let tokens = first..first + count as u32;
             let mut sampler = DeviceStandalone::new(tokens, dtype, rows, &device).unwrap();
@@ -308,7 +310,7 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
     let value = |r: usize, t: usize| if t.is_multiple_of(kinds[r].2) { kinds[r].0 } else { kinds[r].1 };
     let tensor = Tensor::from_fn(DType::F32, kinds.len(), COUNT, value);
     let there = stream.clone_htod(tensor.matrix().bytes()).unwrap();
-    let address = there.device_ptr(&stream).0;
+    let address = DeviceAddress::of(&there, &stream);
     let logits = DeviceMatrix { address, dtype: DType::F32, rows: kinds.len(), cols: COUNT, row_stride: COUNT };
     let row = abi::Row { seed: 5, inv_temperature: 1.0, ..abi::Row::default() };
     let rows_there = stream.clone_htod(&vec![row; DRAWS]).unwrap();
@@ -321,10 +323,10 @@ fn log_z_of_two_valued_rows_keeps_its_promise() {
         let log_z_there = stream.clone_htod(&vec![f64::NAN; count]).unwrap();
         let draws = DeviceDraws {
             count,
-            rows: rows_there.device_ptr(&stream).0,
-            sources: Some(sources_there.device_ptr(&stream).0),
-            draws: draws_there.device_ptr(&stream).0,
-            log_z: Some(log_z_there.device_ptr(&stream).0),
+            rows: DeviceAddress::of(&rows_there, &stream),
+            sources: Some(DeviceAddress::of(&sources_there, &stream)),
+            draws: DeviceAddress::of(&draws_there, &stream),
+            log_z: Some(DeviceAddress::of(&log_z_there, &stream)),
         };
         // SAFETY: all of it is on this device until the copy below, which is on the same stream.
         unsafe { sampler.launch(&stream, &logits, &draws) }.unwrap();

@@ -7,11 +7,13 @@ use crate::args::GpuArgs;
 use crate::gpu::clock::{PROTOCOL, calls};
 use crate::gpu::head::copy;
 use crate::gpu::peers::Peers;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use flash_sampling::backend::{Adjustment, Adjustments};
-use flash_sampling::cuda::abi::{Draw, LogitBias, PENALISED, Penalty, Row, RowFilters, status};
-use flash_sampling::cuda::{Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowFeatures};
-use flash_sampling::{Capabilities, Exactness, Input, Knobs, Plan, RowParams, Variant};
+use cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling::RowParams;
+use flash_sampling::cuda::DeviceAddress;
+use flash_sampling::cuda::abi::{Draw, Row, RowFilters, status};
+use flash_sampling::cuda::{
+    Device, DeviceFilters, DeviceHead, DeviceMatrix, DeviceTiled, FilterKinds, RowEncoder, RowFeatures,
+};
 use flash_sampling_cli::bench::cuda::{driver, failed};
 use flash_sampling_cli::bench::record::{Passes, Record};
 use flash_sampling_cli::bench::timing::Contender;
@@ -24,17 +26,6 @@ use std::sync::Arc;
 /// Calls of each case whose draws are looked at.
 const LOOKED_AT: usize = 16;
 
-/// What the checks of parameters need to know.
-const CAN: Capabilities = Capabilities {
-    backend: "cuda",
-    variant: Variant::Tiled,
-    exactness: Exactness::Pathwise,
-    input: Input::Hidden,
-    without_replacement: false,
-    knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS),
-    canonical: false,
-};
-
 /// A head in device memory, its sampler, and room for draws.
 struct Bench {
     stream: Arc<CudaStream>,
@@ -45,15 +36,15 @@ struct Bench {
 
 /// The parameters of all calls of a case, in device memory; a call takes the next ones.
 struct Calls {
-    rows: u64,
-    filters: Option<u64>,
+    rows: DeviceAddress<Row>,
+    filters: Option<DeviceAddress<RowFilters>>,
     is_listed: bool,
     filter_kinds: FilterKinds,
     kinds: RowFeatures,
     of_call: usize,
     calls: usize,
     next: usize,
-    _held: (CudaSlice<u64>, CudaSlice<Row>, CudaSlice<u8>),
+    _held: (CudaSlice<u8>, CudaSlice<Row>, CudaSlice<RowFilters>),
 }
 
 impl Calls {
@@ -66,76 +57,38 @@ impl Calls {
     ) -> Result<Calls, CommandError> {
         let failed = driver("copy the parameters of the calls");
         let params: Vec<RowParams<'_>> = (0..rows).map(|r| case.row(lists, r, r as u64, 0)).collect();
-        let mut adjustments = Adjustments::default();
-        adjustments.collect(&params);
-        // Offsets in words of eight bytes at first, addresses then.
-        let (mut words, mut all, mut filters) = (Vec::<u64>::new(), Vec::new(), Vec::new());
-        for (r, params) in params.iter().enumerate() {
-            let row = params.check(adjustments.row(r), &CAN, &Plan::default(), vocab as u32);
-            let row = row.map_err(|error| CommandError::usage(format!("a row of the benchmark: {error}")))?;
-            filters.push(row.filters.as_ref().and_then(RowFilters::of).unwrap_or(RowFilters::OFF));
-            let mut here = Row { seed: params.seed, inv_temperature: 1.0, ..Row::default() };
-            if let Some(mask) = row.transform.mask {
-                (here.mask, here.mask_words) = (8 * words.len() as u64 + 1, mask.len() as u32);
-                words.extend(mask.chunks(2).map(|w| u64::from(w[0]) | u64::from(w.get(1).copied().unwrap_or(0)) << 32));
-            }
-            let list = row.transform.adjustments;
-            if !list.is_empty() {
-                (here.bias, here.biases) = (8 * words.len() as u64 + 1, list.len() as u32 | PENALISED);
-                let pair = |low: u32, high: f32| u64::from(low) | u64::from(high.to_bits()) << 32;
-                let word = |p: Penalty| pair(p.repetition.to_bits(), p.subtract);
-                let penalty = |a: &Adjustment| Penalty { repetition: a.repetition, subtract: a.subtract };
-                let biases = list.iter().map(|a| LogitBias { token: a.token, value: a.bias });
-                words.extend(biases.map(|bias| pair(bias.token, bias.value)));
-                let none = Penalty { repetition: 1.0, subtract: 0.0 };
-                let least = list.iter().map(penalty).fold(none, |least, p| Penalty {
-                    repetition: least.repetition.min(p.repetition),
-                    subtract: least.subtract.min(p.subtract),
-                });
-                words.extend(std::iter::once(least).chain(list.iter().map(penalty)).map(word));
-                here.largest_bias = list.iter().fold(0.0, |largest, a| largest.max(a.bias));
-            }
-            all.push(here);
-        }
-        words.push(0);
-        let held_words = stream.clone_htod(&words).map_err(&failed)?;
-        let base = held_words.device_ptr(stream).0;
-        let place = |at: u64| if at == 0 { 0 } else { base + at - 1 };
-        let of_call = |call: u64| {
-            all.iter().map(move |row| Row { position: call, mask: place(row.mask), bias: place(row.bias), ..*row })
-        };
+        let mut encoder = RowEncoder::new(0..vocab as u32, vocab as u32);
+        let encoded = encoder.encode(&params);
+        encoded.map_err(|error| CommandError::usage(format!("a case of the benchmark: {error}")))?;
+        let mut held_block = stream.alloc_zeros::<u8>(encoder.len()).map_err(&failed)?;
+        let base = DeviceAddress::of(&held_block, stream);
+        stream.memcpy_htod(encoder.block(base), &mut held_block).map_err(&failed)?;
+        let of_call = |call: u64| encoder.rows().iter().map(move |row| Row { position: call, ..*row });
         let held_rows = stream.clone_htod(&(0..calls as u64).flat_map(of_call).collect::<Vec<_>>()).map_err(&failed)?;
-        let bytes: Vec<u8> = filters.iter().flat_map(bytes_of).collect();
-        let held_filters = stream.clone_htod(&bytes).map_err(&failed)?;
+        let filters = encoder.filters();
+        let held_filters = stream.clone_htod(filters).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
-        let (rows_at, filters_at) = (held_rows.device_ptr(stream).0, held_filters.device_ptr(stream).0);
-        let kinds =
-            if all.iter().any(|row| row.mask != 0 || row.bias != 0) { RowFeatures::Any } else { RowFeatures::Bare };
+        let (rows_at, filters_at) = (DeviceAddress::of(&held_rows, stream), DeviceAddress::of(&held_filters, stream));
+        // Lists and masks are timed by the kernel that takes all of them.
+        let kinds = if encoder.features() == RowFeatures::Bare { RowFeatures::Bare } else { RowFeatures::Any };
         Ok(Calls {
             rows: rows_at,
             filters: filters.iter().any(|f| *f != RowFilters::OFF).then_some(filters_at),
             is_listed: filters.iter().any(RowFilters::is_listed),
-            filter_kinds: FilterKinds::of(&filters).with_rows(kinds),
+            filter_kinds: FilterKinds::of(filters).with_rows(kinds),
             kinds,
             of_call: rows,
             calls,
             next: 0,
-            _held: (held_words, held_rows, held_filters),
+            _held: (held_block, held_rows, held_filters),
         })
     }
 
-    fn advance(&mut self) -> u64 {
+    fn advance(&mut self) -> DeviceAddress<Row> {
         let at = self.next % self.calls * self.of_call;
         self.next += 1;
-        self.rows + (at * size_of::<Row>()) as u64
+        self.rows.add(at)
     }
-}
-
-/// The bytes of a row's filters as the device reads them.
-fn bytes_of(filters: &RowFilters) -> Vec<u8> {
-    let RowFilters { ln_min_p, top_p, top_k, rescale, min_p_last } = *filters;
-    let rest = [top_p.to_bits(), top_k, rescale.to_bits(), min_p_last].map(u32::to_le_bytes);
-    [&ln_min_p.to_le_bytes()[..], rest.as_flattened()].concat()
 }
 
 impl Bench {
@@ -155,7 +108,7 @@ impl Bench {
 
     /// Enqueues one call.
     fn call(&mut self, hidden: &DeviceMatrix, calls: &mut Calls) -> Result<(), CommandError> {
-        let (rows, draws) = (calls.advance(), self.draws.device_ptr(&self.stream).0);
+        let (rows, draws) = (calls.advance(), DeviceAddress::of(&self.draws, &self.stream));
         let (stream, tiled) = (&self.stream, &mut self.tiled);
         // SAFETY: hidden states, rows with their lists, filters and draws are device memory of at least `hidden.rows` rows,
         // held by the caller; one stream; top-k is bounded by `RowFilters::of`.

@@ -4,9 +4,10 @@ use super::clock::{self, Clock};
 use super::head::{Calls, OnDevice};
 use super::{EXISTING, INVERSE, LOG_Z, OURS, PORTABLE, STANDALONE};
 use crate::rivals::{InverseCdf, Matmul};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling::DType;
-use flash_sampling::cuda::abi::{Draw, status};
+use flash_sampling::cuda::DeviceAddress;
+use flash_sampling::cuda::abi::{Draw, Row, status};
 use flash_sampling::cuda::{
     Device, DeviceDraws, DeviceMatrix, DeviceStandalone, DeviceTiled, KernelChoice, RowFeatures,
 };
@@ -150,7 +151,7 @@ impl<'h> Contenders<'h> {
         for (name, read) in &self.reads {
             list.push(Contender::new(*name, move || {
                 // SAFETY: the whole weight, which `head` holds.
-                unsafe { read.launch(stream, weight.address, bytes) }
+                unsafe { read.launch(stream, weight.address.get(), bytes) }
             }));
         }
         let timings = clock.time(&mut list, rounds, interrupt)?;
@@ -162,14 +163,15 @@ impl<'h> Contenders<'h> {
         let weight = head.weight();
         let mut list = Vec::new();
         let peaked = head.states(Logits::Peaked, rows);
-        let (address, tokens) = (self.logits.device_ptr(&self.stream).0, self.tokens.device_ptr(&self.stream).0);
+        let (address, tokens) =
+            (DeviceAddress::of(&self.logits, &self.stream), DeviceAddress::of(&self.tokens, &self.stream));
         let logits = DeviceMatrix { address, dtype: weight.dtype, rows, cols: weight.rows, row_stride: weight.rows };
         if let Some(matmul) = &self.matmul {
             // SAFETY: operands that `head` holds, and room for `rows` rows of logits.
-            let product = move || unsafe { matmul.launch(&weight, &peaked, logits.address) };
+            let product = move || unsafe { matmul.launch(&weight, &peaked, logits.address.get()) };
             list.push(Contender::new(CUBLAS, product));
             let mut of_standalone = Calls::new(rows, calls, false, &self.stream)?;
-            let (standalone, draws) = (&mut self.standalone, self.draws.device_ptr(&self.stream).0);
+            let (standalone, draws) = (&mut self.standalone, DeviceAddress::of(&self.draws, &self.stream));
             list.push(Contender::new(STANDALONE, move || {
                 product()?;
                 let draws =
@@ -184,7 +186,7 @@ impl<'h> Contenders<'h> {
                 list.push(Contender::new(INVERSE, move || {
                     product()?;
                     // SAFETY: the logits just made, the positions of this call, room for a token a row.
-                    unsafe { inverse.launch(stream, &logits, 1.0, calls.advance().1, tokens) }
+                    unsafe { inverse.launch(stream, &logits, 1.0, calls.advance().1.get(), tokens.get()) }
                 }));
             }
         }
@@ -196,7 +198,8 @@ impl<'h> Contenders<'h> {
             ));
         }
         let Existing { logits: existing, standalone, draws } = &mut self.existing;
-        let (address, draws) = (existing.device_ptr(&self.stream).0, draws.device_ptr(&self.stream).0);
+        let (address, draws) =
+            (DeviceAddress::of(existing, &self.stream).cast(), DeviceAddress::of(draws, &self.stream));
         let logits = DeviceMatrix { address, dtype: DType::F32, ..logits };
         let mut calls = Calls::new(rows, calls, false, &self.stream)?;
         list.push(Contender::new(EXISTING[0], move || {
@@ -207,7 +210,7 @@ impl<'h> Contenders<'h> {
         let (_, read) = &self.reads[0];
         list.push(Contender::new(EXISTING[1], move || {
             // SAFETY: the same logits.
-            unsafe { read.launch(stream, logits.address, (rows * logits.cols * size_of::<f32>()) as u64) }
+            unsafe { read.launch(stream, logits.address.get(), (rows * logits.cols * size_of::<f32>()) as u64) }
         }));
         Ok(list)
     }
@@ -241,10 +244,10 @@ impl<'h> Contenders<'h> {
         };
         let out: CudaSlice<u8> = self.stream.alloc_zeros(side).map_err(driver("allocate memory"))?;
         let a = DeviceMatrix { rows: SQUARE, cols: SQUARE, row_stride: SQUARE, ..weight };
-        let b = DeviceMatrix { address: weight.address + side as u64, ..a };
-        let to = out.device_ptr(&self.stream).0;
+        let b = DeviceMatrix { address: weight.address.add(side), ..a };
+        let to = DeviceAddress::of(&out, &self.stream);
         // SAFETY: both operands lie in the weight, which is that large; `out` has room for the product.
-        let product = Contender::new(CUBLAS, move || unsafe { matmul.launch(&a, &b, to) });
+        let product = Contender::new(CUBLAS, move || unsafe { matmul.launch(&a, &b, to.get()) });
         let timing = clock.time(&mut [product], 20, &Interrupt::default())?;
         Ok(Some(2.0 * (SQUARE as f64).powi(3) / timing[0].best))
     }
@@ -263,7 +266,7 @@ impl Existing {
         let logits = stream.alloc_zeros(rows * vocab).map_err(&allocate)?;
         let draws = stream.alloc_zeros(rows).map_err(&allocate)?;
         let mut calls = Calls::new(rows, 1, true, stream)?;
-        let (to, drawn) = (logits.device_ptr(stream).0, draws.device_ptr(stream).0);
+        let (to, drawn) = (DeviceAddress::of(&logits, stream), DeviceAddress::of(&draws, stream));
         // SAFETY: hidden states and parameters of these rows, room for a draw a row and for every logit.
         unsafe {
             let hidden = head.states(Logits::Peaked, rows);
@@ -287,12 +290,12 @@ impl Ours {
         stream: &'a CudaStream,
         owner: &Arc<CudaStream>,
         rows: usize,
-        mut next: impl FnMut() -> u64 + 'a,
+        mut next: impl FnMut() -> DeviceAddress<Row> + 'a,
     ) -> impl FnMut() -> Result<(), CommandError> + 'a {
         let hidden = head.states(self.states, rows);
-        let draws = self.draws.device_ptr(owner).0;
-        let kept = self.kept.as_ref().map(|kept| kept.device_ptr(owner).0);
-        let log_z = self.log_z.as_ref().map(|log_z| log_z.device_ptr(owner).0);
+        let draws = DeviceAddress::of(&self.draws, owner);
+        let kept = self.kept.as_ref().map(|kept| DeviceAddress::of(kept, owner));
+        let log_z = self.log_z.as_ref().map(|log_z| DeviceAddress::of(log_z, owner));
         let (tiled, vocab) = (&mut self.tiled, head.weight().rows);
         move || {
             let rows = next();

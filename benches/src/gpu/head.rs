@@ -1,6 +1,7 @@
 //! A head in device memory, with hidden states of both kinds of logits and the parameters of every call.
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::Row;
 use flash_sampling::cuda::{DeviceHead, DeviceMatrix};
 use flash_sampling::{DType, Matrix};
@@ -66,7 +67,7 @@ impl OnDevice {
 pub fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatrix, CudaSlice<u8>), CommandError> {
     let held = stream.clone_htod(matrix.bytes()).map_err(driver("copy the inputs"))?;
     let (rows, cols) = (matrix.rows(), matrix.cols());
-    let address = held.device_ptr(stream).0;
+    let address = DeviceAddress::of(&held, stream);
     Ok((DeviceMatrix { address, dtype: matrix.dtype(), rows, cols, row_stride: cols }, held))
 }
 
@@ -74,8 +75,8 @@ pub fn copy(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> Result<(DeviceMatri
 /// of another, and nothing but the call itself is timed.
 #[derive(Debug)]
 pub struct Calls {
-    rows: u64,
-    positions: u64,
+    rows: DeviceAddress<Row>,
+    positions: DeviceAddress<u64>,
     of_call: usize,
     calls: usize,
     next: usize,
@@ -100,15 +101,15 @@ impl Calls {
         let positions: Vec<u64> = params.iter().map(|row| row.position).collect();
         let failed = driver("copy the parameters of the calls");
         let held = (stream.clone_htod(&params).map_err(&failed)?, stream.clone_htod(&positions).map_err(&failed)?);
-        let (rows_at, positions_at) = (held.0.device_ptr(stream).0, held.1.device_ptr(stream).0);
+        let (rows_at, positions_at) = (DeviceAddress::of(&held.0, stream), DeviceAddress::of(&held.1, stream));
         stream.synchronize().map_err(&failed)?;
         Ok(Calls { rows: rows_at, positions: positions_at, of_call: rows, calls, next: 0, _held: held })
     }
 
     /// Device addresses of the next call's rows and of its positions; after the last call the first one again.
-    pub fn advance(&mut self) -> (u64, u64) {
-        let at = (self.next % self.calls * self.of_call) as u64;
+    pub fn advance(&mut self) -> (DeviceAddress<Row>, DeviceAddress<u64>) {
+        let at = self.next % self.calls * self.of_call;
         self.next += 1;
-        (self.rows + at * size_of::<Row>() as u64, self.positions + at * size_of::<u64>() as u64)
+        (self.rows.add(at), self.positions.add(at))
     }
 }

@@ -2,9 +2,10 @@
 
 use super::head::{Calls, OnDevice};
 use super::{LOG_Z, OURS};
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::CudaStream;
 use flash_sampling::backend::group_size;
-use flash_sampling::cuda::abi::Draw;
+use flash_sampling::cuda::DeviceAddress;
+use flash_sampling::cuda::abi::{Draw, Row};
 use flash_sampling::cuda::{
     CudaError, Device, DeviceDraws, DeviceGroups, DeviceMatrix, DeviceStandalone, DeviceTiled, GroupRule, RowFeatures,
 };
@@ -35,8 +36,8 @@ pub fn times(
     let held = stream.alloc_zeros::<Draw>(rows).map_err(&allocate)?;
     let held_log_z = stream.alloc_zeros::<f64>(rows).map_err(&allocate)?;
     let held_logits = stream.alloc_zeros::<u8>(rows * vocab * dtype.size()).map_err(&allocate)?;
-    let (draws, log_z) = (held.device_ptr(stream).0, held_log_z.device_ptr(stream).0);
-    let address = held_logits.device_ptr(stream).0;
+    let (draws, log_z) = (DeviceAddress::of(&held, stream), DeviceAddress::of(&held_log_z, stream));
+    let address = DeviceAddress::of(&held_logits, stream);
     let logits = DeviceMatrix { address, dtype, rows, cols: vocab, row_stride: vocab };
     // SAFETY: the weight is device memory of this size, which `head` holds and nothing writes to.
     let (mut tiled, mut groups) = unsafe {
@@ -46,7 +47,7 @@ pub fn times(
     let mut standalone = DeviceStandalone::new(0..vocab as u32, dtype, rows, device).map_err(failed)?;
     let mut params = Calls::new(rows, calls, false, stream)?;
     let mut list = Vec::new();
-    let mut time = |what: &str, call: &mut dyn FnMut(u64) -> Result<(), CudaError>| {
+    let mut time = |what: &str, call: &mut dyn FnMut(DeviceAddress<Row>) -> Result<(), CudaError>| {
         // The first one may load kernels.
         call(params.advance().0).map_err(failed)?;
         let mut times = Vec::with_capacity(calls);

@@ -3,7 +3,8 @@
 use super::{GPU_LIMIT, Group, gather, slowest};
 use crate::gpu::head::copy;
 use cudarc::driver::sys::{CUevent_flags::CU_EVENT_DEFAULT, CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::{Draw, Row, status};
 use flash_sampling::cuda::{CudaError, Device, DeviceHead, DeviceMatrix};
 use flash_sampling::distributed::{Loopback, Transport};
@@ -42,7 +43,7 @@ pub struct Rank {
     pub whole: Option<DeviceHead>,
     hidden: DeviceMatrix,
     /// Parameters of a row each, of all ranks' rows: the rivals draw from every rank's logits.
-    pub rows: u64,
+    pub rows: DeviceAddress<Row>,
     gathered: Vec<Vec<u8>>,
     _held: (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<Row>),
 }
@@ -69,7 +70,7 @@ impl Rank {
         let row = |seed| Row { seed, position: 5, inv_temperature: 1.0, ..Row::default() };
         let rows: Vec<_> = (0..world * most).map(|row_of| row((row_of % most) as u64)).collect();
         let held_rows = stream.clone_htod(&rows).map_err(driver("copy the parameters"))?;
-        let rows_at = held_rows.device_ptr(&stream).0;
+        let rows_at = DeviceAddress::of(&held_rows, &stream);
         stream.synchronize().map_err(driver("copy the inputs"))?;
         Ok(Rank {
             transport,

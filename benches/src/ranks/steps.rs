@@ -4,7 +4,8 @@ use super::rank::Rank;
 use super::{ALONE, CUBLAS, Group, SHARD, name};
 use crate::args::GpuTransport;
 use crate::rivals::Matmul;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
+use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::cuda::abi::{Draw, status};
 use flash_sampling::cuda::{DeviceDraws, DeviceMatrix, DevicePeers, DeviceStandalone, DeviceTiled, RowFeatures};
 use flash_sampling_cli::bench::cuda::{driver, failed};
@@ -44,9 +45,9 @@ pub struct Steps {
     matmul: Option<Matmul>,
     standalone: DeviceStandalone,
     draws: CudaSlice<Draw>,
-    draws_at: u64,
+    draws_at: DeviceAddress<Draw>,
     /// This rank's logits, and those of all.
-    logits: [u64; 2],
+    logits: [DeviceAddress<u8>; 2],
     _logits: [CudaSlice<u8>; 2],
 }
 
@@ -68,7 +69,8 @@ impl Steps {
         let draws = stream.alloc_zeros(world * most).map_err(&allocate)?;
         let room = |ranks: usize| stream.alloc_zeros::<u8>(ranks * most * tokens * dtype.size()).map_err(&allocate);
         let held = [room(1)?, room(world)?];
-        let (draws_at, logits) = (draws.device_ptr(&stream).0, held.each_ref().map(|held| held.device_ptr(&stream).0));
+        let (draws_at, logits) =
+            (DeviceAddress::of(&draws, &stream), held.each_ref().map(|held| DeviceAddress::of(held, &stream)));
         let matmul = Matmul::new(&stream)?;
         let standalone = DeviceStandalone::new(0..tokens as u32, dtype, world * most, &device).map_err(failed)?;
         #[cfg(feature = "nccl")]
@@ -200,11 +202,11 @@ impl Steps {
             // SAFETY: operands that `rank` holds; room for the logits of as many rows, of this rank and of all, and for a
             // draw of each of their rows; one stream.
             unsafe {
-                matmul.launch(&weight, &hidden, mine)?;
+                matmul.launch(&weight, &hidden, mine.get())?;
                 #[cfg(feature = "nccl")]
                 if let Some(gather) = gather.as_mut().filter(|_| stage > 0) {
                     let bytes = rows * weight.rows * weight.dtype.size();
-                    gather.launch(stream, mine, all, bytes)?;
+                    gather.launch(stream, mine.get(), all.get(), bytes)?;
                 }
                 if stage > 1 {
                     let draws = DeviceDraws { count: world * rows, rows: params, sources: None, draws, log_z: None };

@@ -76,7 +76,7 @@ impl Matmul {
         }
         let (one, zero) = (1.0f32, 0.0f32);
         let scalar = |value: &f32| core::ptr::from_ref(value).cast::<c_void>();
-        let operand = |matrix: &DeviceMatrix| (matrix.address as *const c_void, matrix.row_stride as c_int);
+        let operand = |matrix: &DeviceMatrix| (matrix.address.get() as *const c_void, matrix.row_stride as c_int);
         let ((a, lda), (b, ldb)) = (operand(weight), operand(hidden));
         let (vocab, rows, cols) = (weight.rows as c_int, hidden.rows as c_int, weight.cols as c_int);
         self.stream.context().bind_to_thread().map_err(driver("bind the context"))?;

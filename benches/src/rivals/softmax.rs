@@ -81,7 +81,7 @@ impl InverseCdf {
         positions: u64,
         tokens: u64,
     ) -> Result<(), CommandError> {
-        let is_aligned = logits.address.is_multiple_of(16) && logits.row_stride.is_multiple_of(8);
+        let is_aligned = logits.address.get().is_multiple_of(16) && logits.row_stride.is_multiple_of(8);
         if logits.dtype != self.dtype || !is_aligned || logits.rows > self.max_rows || logits.cols > 1 << 30 {
             return Err(CommandError::usage("the inverse CDF was not planned for these logits"));
         }
@@ -92,7 +92,7 @@ impl InverseCdf {
         let usual = if logits.rows < MANY_ROWS { STEP } else { 4 * STEP };
         let part = vocab.div_ceil(THREADS).next_multiple_of(STEP).max(usual);
         let softmax = Softmax {
-            logits: logits.address,
+            logits: logits.address.get(),
             positions,
             parts: self.parts.device_ptr(self.parts.stream()).0,
             tokens,

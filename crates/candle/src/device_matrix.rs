@@ -5,7 +5,7 @@ use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use candle_core::{Result, Storage, Tensor, bail};
 use flash_sampling::DType;
-use flash_sampling::cuda::DeviceMatrix;
+use flash_sampling::cuda::{DeviceAddress, DeviceMatrix};
 use std::sync::Arc;
 
 /// Calls `work` with a tensor `[rows, cols]` of bf16, f16 or f32 on a GPU as a [`DeviceMatrix`]: its own storage, no copy, at
@@ -51,10 +51,10 @@ fn address<'a, T>(
     at: usize,
     end: usize,
     stream: &'a CudaStream,
-) -> Result<(u64, impl Drop + use<'a, T>)> {
+) -> Result<(DeviceAddress<u8>, impl Drop + use<'a, T>)> {
     if end > data.len() {
         bail!("the tensor reaches beyond its storage");
     }
     let (address, kept) = data.device_ptr(stream);
-    Ok((address + (at * size_of::<T>()) as u64, kept))
+    Ok((DeviceAddress::<T>::new(address).add(at).cast(), kept))
 }

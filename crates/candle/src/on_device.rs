@@ -31,7 +31,8 @@ impl OnDevice {
             Some(bias) => Some(Tensor::from_slice(bias, (1, tokens), weight.device())?),
             None => None,
         };
-        let bias_at = bias.as_ref().map(|bias| with_device_matrix(bias, |_, bias| Ok(bias.address))).transpose()?;
+        let bias_at =
+            bias.as_ref().map(|bias| with_device_matrix(bias, |_, bias| Ok(bias.address.cast()))).transpose()?;
         let device = wrap(Device::new(gpu_id))?;
         with_device_matrix(weight, |stream, matrix| {
             let scale = options.scale.unwrap_or(1.0);

@@ -10,6 +10,7 @@
 //! | [`CudaTiled`] | host memory | copies rows and hidden states up, launches, copies the draws down, waits |
 //! | [`DeviceSampler`] | weight and hidden states in device memory | copies row parameters up, launches on the caller's stream, copies the draws down, waits |
 //! | [`DeviceTiled`] | device memory, on the caller's stream | one launch; allocates nothing, waits for nothing |
+//! | [`RowEncoder`] | row parameters | none: encodes the rows of a launch, which a captured graph finds at a fixed address |
 //! | [`DevicePeers`] | draws of one shard in device memory | one launch: the draws of all ranks' shards, over NVLink |
 //! | `DeviceNccl` (feature `nccl`) | the same | three launches: the same, by NCCL |
 //! | [`DeviceFilters`] after [`DeviceTiled`] | device memory, on the caller's stream | two or three launches; allocates nothing, but for the first that stores logits, waits for nothing |
@@ -89,6 +90,7 @@ pub use probe::Probe;
 pub use crate::exchange::nccl::{DeviceNccl, NcclEndpoint, NcclId, nccl_version};
 #[cfg(feature = "driver")]
 pub use crate::{
+    abi::DeviceAddress,
     compile::{
         ahead,
         architecture::{Architecture, UnknownArchitecture},
@@ -114,8 +116,13 @@ pub use crate::{
         peers::{DevicePeers, PeerEndpoint},
     },
     sampler::{
-        device_sampler::DeviceSampler, grouped::CudaGrouped, logits::CudaStandalone, online::CudaOnline,
-        streamed::CudaStreamed, tiled::CudaTiled,
+        device_sampler::DeviceSampler,
+        grouped::CudaGrouped,
+        logits::CudaStandalone,
+        online::CudaOnline,
+        row_encoder::{RowEncodeError, RowEncoder},
+        streamed::CudaStreamed,
+        tiled::CudaTiled,
     },
     selection::filtered::{DeviceFilters, FilterKinds},
 };

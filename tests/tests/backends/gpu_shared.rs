@@ -4,7 +4,8 @@ use super::boxed;
 use flash_sampling_conformance::{BuildError, SamplerFactory};
 use flash_sampling_core::reference::ReferenceVariant;
 use flash_sampling_core::{Capabilities, Head, Matrix, PerturbedArgmax, Plan, RowParams, SampleError, Samples, Shape};
-use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_cuda::DeviceAddress;
+use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_cuda::{CudaError, CudaTiled, Device, DeviceHead, DeviceMatrix, DeviceSampler};
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ pub(crate) fn copied(matrix: Matrix<'_>, stream: &Arc<CudaStream>) -> (CudaSlice
     let mut bytes: Vec<u8> = (0..rows).flat_map(|row| matrix.row_bytes(row).iter().copied()).collect();
     bytes.resize(bytes.len().max(16), 0);
     let memory = stream.clone_htod(&bytes).unwrap();
-    let address = memory.device_ptr(stream).0;
+    let address = DeviceAddress::of(&memory, stream);
     (memory, DeviceMatrix { address, dtype, rows, cols, row_stride: cols })
 }
 
@@ -38,7 +39,7 @@ impl Copied {
         let on_device = DeviceHead {
             weight,
             first_token: tokens.start,
-            bias: bias.as_ref().map(|bias| bias.device_ptr(&stream).0),
+            bias: bias.as_ref().map(|bias| DeviceAddress::of(bias, &stream)),
             soft_cap: head.soft_cap(),
             scale: head.scale(),
         };

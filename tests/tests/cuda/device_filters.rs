@@ -9,8 +9,9 @@ use flash_sampling_core::reference::{Reference, ReferenceVariant};
 use flash_sampling_core::{
     Capabilities, DType, Exactness, Input, Knobs, PerturbedArgmax, Plan, RowParams, Samples, Variant,
 };
+use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_cuda::{
     CudaError, CudaTiled, Device, DeviceDraws, DeviceFilters, DeviceHead, DeviceMatrix, DeviceStandalone, DeviceTiled,
     FilterKinds, KernelChoice, RowFeatures, abi,
@@ -36,12 +37,12 @@ pub(super) struct There {
     hidden: DeviceMatrix,
     vocab: u32,
     rows: CudaSlice<abi::Row>,
-    row_filters: CudaSlice<u64>,
+    row_filters: CudaSlice<abi::RowFilters>,
     draws: CudaSlice<abi::Draw>,
     /// What is known of the filters that were set last.
     kinds: FilterKinds,
     /// Of rows, filters and draws: to ask for them orders streams, which a capture must not see.
-    addresses: [u64; 3],
+    addresses: (DeviceAddress<abi::Row>, DeviceAddress<abi::RowFilters>, DeviceAddress<abi::Draw>),
     _held: [CudaSlice<u8>; 2],
     /// The last to be dropped.
     dropping: Option<MutexGuard<'static, ()>>,
@@ -60,7 +61,7 @@ impl There {
         let held = [problem.weight.matrix(), problem.input()].map(|m| stream.clone_htod(m.bytes()).unwrap());
         let (count, vocab) = (problem.rows(), problem.weight.rows());
         let at = |memory: &CudaSlice<u8>, rows| DeviceMatrix {
-            address: memory.device_ptr(&stream).0,
+            address: DeviceAddress::of(memory, &stream),
             dtype: DType::BF16,
             rows,
             cols: problem.weight.cols(),
@@ -70,13 +71,13 @@ impl There {
         let scale = problem.scale.unwrap_or(1.0);
         let head = DeviceHead { weight, first_token: 0, bias: None, soft_cap: None, scale };
         let rows = stream.alloc_zeros(count).unwrap();
-        let row_filters = stream.alloc_zeros(3 * count).unwrap();
+        let row_filters = stream.alloc_zeros(count).unwrap();
         let draws = stream.alloc_zeros(count).unwrap();
-        let addresses = {
-            let (rows, filters): (&CudaSlice<abi::Row>, &CudaSlice<u64>) = (&rows, &row_filters);
-            let draws: &CudaSlice<abi::Draw> = &draws;
-            [rows.device_ptr(&stream).0, filters.device_ptr(&stream).0, draws.device_ptr(&stream).0]
-        };
+        let addresses = (
+            DeviceAddress::of(&rows, &stream),
+            DeviceAddress::of(&row_filters, &stream),
+            DeviceAddress::of(&draws, &stream),
+        );
         stream.synchronize().unwrap();
         // SAFETY: the weight is on this device, of this size, and is dropped after the sampler, whose calls are waited for.
         let sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
@@ -99,14 +100,10 @@ impl There {
 
     /// Copies the parameters of the next launches up, and poisons the draws.
     pub(super) fn set(&mut self, params: &[RowParams<'_>]) {
-        let (mut rows, mut words, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rows, mut all) = (Vec::new(), Vec::new());
         for params in params {
             let row = params.check(&[], &CAN, &Plan::default(), self.vocab).unwrap();
-            let filters = row.filters.as_ref().and_then(abi::RowFilters::of).unwrap_or(abi::RowFilters::OFF);
-            all.push(filters);
-            let abi::RowFilters { ln_min_p, top_p, top_k, rescale, min_p_last } = filters;
-            let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-            words.extend([ln_min_p.to_bits(), pair(top_p.to_bits(), top_k), pair(rescale.to_bits(), min_p_last)]);
+            all.push(row.filters.as_ref().and_then(abi::RowFilters::of).unwrap_or(abi::RowFilters::OFF));
             rows.push(abi::Row {
                 seed: params.seed,
                 position: params.position,
@@ -117,13 +114,13 @@ impl There {
         }
         self.kinds = FilterKinds::of(&all).with_rows(RowFeatures::Bare);
         self.stream.memcpy_htod(&rows, &mut self.rows).unwrap();
-        self.stream.memcpy_htod(&words, &mut self.row_filters).unwrap();
+        self.stream.memcpy_htod(&all, &mut self.row_filters).unwrap();
         self.stream.memcpy_htod(&vec![POISON; rows.len()], &mut self.draws).unwrap();
     }
 
     /// Enqueues a call, by lists or by stored logits; whether it is one.
     pub(super) fn launch(&mut self, by_lists: bool) -> Result<bool, CudaError> {
-        let [rows, filters, draws] = self.addresses;
+        let (rows, filters, draws) = self.addresses;
         let There { stream, filters: selection, sampler, hidden, .. } = self;
         // SAFETY: rows, filters and draws are this value's, one for each hidden state; one stream is used, and it is waited
         // for before anything is dropped.
@@ -137,7 +134,7 @@ impl There {
 
     /// Enqueues a call that knows its rows.
     pub(super) fn launch_known(&mut self) -> Result<(), CudaError> {
-        let [rows, filters, draws] = self.addresses;
+        let (rows, filters, draws) = self.addresses;
         let There { stream, filters: selection, sampler, hidden, kinds, .. } = self;
         // SAFETY: as above; no row has a mask or biases, and the filters were set last.
         unsafe { selection.launch_kinds(stream, sampler, hidden, (rows, filters), draws, *kinds) }
@@ -359,6 +356,11 @@ fn captured(count: usize, choice: KernelChoice, way: Way) {
     assert!(tokens.len() > 1, "every replay drew {tokens:?}");
 }
 
+/// An address some bytes further on, of the type that a call expects.
+fn within<T, U>(address: DeviceAddress<T>, bytes: u64) -> DeviceAddress<U> {
+    DeviceAddress::new(address.get() + bytes)
+}
+
 /// Launched, they would end every later call on the GPU.
 #[test]
 fn addresses_within_an_element_are_layout_errors() {
@@ -368,11 +370,11 @@ fn addresses_within_an_element_are_layout_errors() {
     let problem = Problem::integers(Size::new(3, 700, 64), DType::BF16, DType::BF16, 107);
     let mut there = There::new(&problem, KernelChoice::Fastest);
     there.set(&[RowParams { top_k: 5, ..RowParams::default() }; 3]);
-    let [rows, filters, draws] = there.addresses;
+    let (rows, filters, draws) = there.addresses;
     let device = Device::new(0).unwrap();
     let logits = there.stream.alloc_zeros::<f32>(3 * 700).unwrap();
     let matrix = DeviceMatrix {
-        address: logits.device_ptr(&there.stream).0,
+        address: DeviceAddress::of(&logits, &there.stream).cast(),
         dtype: DType::F32,
         rows: 3,
         cols: 700,
@@ -385,18 +387,24 @@ fn addresses_within_an_element_are_layout_errors() {
     // SAFETY: nothing is launched: each call is refused.
     let refused = unsafe {
         [
-            ("rows", sampler.launch(&stream, hidden, rows + 4, draws, RowFeatures::Bare)),
-            ("draws", sampler.launch(&stream, hidden, rows, draws + 2, RowFeatures::Any)),
-            ("rows", sampler.launch_storing(&stream, hidden, rows + 1, draws, matrix.address, 700)),
-            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, draws + 4, RowFeatures::Bare)),
-            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, draws + 4, RowFeatures::Any)),
-            ("draws", sampler.launch_with_log_z(&stream, hidden, rows, draws + 1, draws, RowFeatures::Any)),
-            ("filters", selection.launch(&stream, sampler, hidden, (rows, filters + 4), draws)),
-            ("rows", selection.launch(&stream, sampler, hidden, (rows + 4, filters), draws)),
-            ("filters", selection.launch_listed(&stream, sampler, hidden, (rows, filters + 4), draws).map(drop)),
-            ("rows", standalone.launch(&stream, &matrix, &DeviceDraws { rows: rows + 4, ..existing })),
-            ("sources", standalone.launch(&stream, &matrix, &DeviceDraws { sources: Some(rows + 2), ..existing })),
-            ("log Z", standalone.launch(&stream, &matrix, &DeviceDraws { log_z: Some(rows + 4), ..existing })),
+            ("rows", sampler.launch(&stream, hidden, within(rows, 4), draws, RowFeatures::Bare)),
+            ("draws", sampler.launch(&stream, hidden, rows, within(draws, 2), RowFeatures::Any)),
+            ("rows", sampler.launch_storing(&stream, hidden, within(rows, 1), draws, matrix.address.cast(), 700)),
+            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, within(draws, 4), RowFeatures::Bare)),
+            ("log Z", sampler.launch_with_log_z(&stream, hidden, rows, draws, within(draws, 4), RowFeatures::Any)),
+            (
+                "draws",
+                sampler.launch_with_log_z(&stream, hidden, rows, within(draws, 1), draws.cast(), RowFeatures::Any),
+            ),
+            ("filters", selection.launch(&stream, sampler, hidden, (rows, within(filters, 4)), draws)),
+            ("rows", selection.launch(&stream, sampler, hidden, (within(rows, 4), filters), draws)),
+            ("filters", selection.launch_listed(&stream, sampler, hidden, (rows, within(filters, 4)), draws).map(drop)),
+            ("rows", standalone.launch(&stream, &matrix, &DeviceDraws { rows: within(rows, 4), ..existing })),
+            (
+                "sources",
+                standalone.launch(&stream, &matrix, &DeviceDraws { sources: Some(within(rows, 2)), ..existing }),
+            ),
+            ("log Z", standalone.launch(&stream, &matrix, &DeviceDraws { log_z: Some(within(rows, 4)), ..existing })),
         ]
     };
     for (i, (what, refused)) in refused.into_iter().enumerate() {

@@ -6,7 +6,8 @@ use flash_sampling_conformance::suite::drop_alone;
 use flash_sampling_conformance::tensor::Tensor;
 use flash_sampling_core::params::transform::RowTransform;
 use flash_sampling_core::{DType, HeadError};
-use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use flash_sampling_cuda::DeviceAddress;
+use flash_sampling_cuda::cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_cuda::{
     CudaError, Device, DeviceGroups, DeviceHead, DeviceMatrix, DeviceTiled, GroupRule, KernelChoice, RowFeatures, abi,
 };
@@ -22,7 +23,7 @@ impl There {
     fn new(tensor: &Tensor, before: usize, gap: usize, stream: &Arc<CudaStream>) -> There {
         let (bytes, row_stride) = tensor.strided(before, gap);
         let memory = stream.clone_htod(&bytes).unwrap();
-        let address = memory.device_ptr(stream).0 + before as u64;
+        let address = DeviceAddress::of(&memory, stream).add(before);
         let (dtype, rows, cols) = (tensor.matrix().dtype(), tensor.rows(), tensor.cols());
         There { _memory: memory, matrix: DeviceMatrix { address, dtype, rows, cols, row_stride } }
     }
@@ -58,19 +59,19 @@ fn draws(
     let rows = stream.clone_htod(&rows(hidden.rows)).unwrap();
     let poison = abi::Draw { token: !0, score: f32::NAN, logit: f32::NAN, status: !0 };
     let mut out = stream.clone_htod(&vec![poison; hidden.rows]).unwrap();
-    let rows_at = rows.device_ptr(stream).0;
+    let rows_at = DeviceAddress::of(&rows, stream);
     // Twice: the scratch must be left as it was found.
     for _ in 0..2 {
         stream.memcpy_htod(&vec![poison; hidden.rows], &mut out).unwrap();
-        let out_at = out.device_ptr(stream).0;
+        let out_at = DeviceAddress::of(&out, stream);
         match logits {
             // SAFETY: all of it is memory of this device, of the stated sizes, and is freed after the stream was waited for.
             None => unsafe { sampler.launch(stream, hidden, rows_at, out_at, RowFeatures::Any) }.unwrap(),
             Some(logits) => {
                 let stride = logits.len() / 4 / hidden.rows;
+                let logits = DeviceAddress::of(logits, stream).cast();
                 // SAFETY: as above.
-                unsafe { sampler.launch_storing(stream, hidden, rows_at, out_at, logits.device_ptr(stream).0, stride) }
-                    .unwrap();
+                unsafe { sampler.launch_storing(stream, hidden, rows_at, out_at, logits, stride) }.unwrap();
             }
         }
     }
@@ -192,7 +193,7 @@ fn nonsense_is_refused() {
     for wrong in [
         DeviceMatrix { cols: 0, ..weight.matrix },
         DeviceMatrix { row_stride: 15, ..weight.matrix },
-        DeviceMatrix { address: weight.matrix.address + 1, ..weight.matrix },
+        DeviceMatrix { address: weight.matrix.address.add(1), ..weight.matrix },
     ] {
         assert!(matches!(plan(wrong), Some(CudaError::Layout { what: "weight", .. })), "{wrong:?}");
     }
@@ -218,7 +219,7 @@ fn nonsense_is_refused() {
     for error in plans(DeviceHead { first_token: u32::MAX - 39, ..good }) {
         assert!(matches!(error, Some(CudaError::Head(HeadError::Vocab { .. }))), "{error:?}");
     }
-    for error in plans(DeviceHead { bias: Some(weight.matrix.address + 2), ..good }) {
+    for error in plans(DeviceHead { bias: Some(weight.matrix.address.add(2).cast()), ..good }) {
         assert!(matches!(error, Some(CudaError::Layout { what: "bias", .. })), "{error:?}");
     }
     assert_eq!(plans(good), [None, None]);
@@ -226,10 +227,12 @@ fn nonsense_is_refused() {
     let mut sampler = unsafe { DeviceTiled::new(head(weight.matrix), 2, &device) }.unwrap();
     for wrong in [DeviceMatrix { cols: 8, ..hidden.matrix }, DeviceMatrix { row_stride: 3, ..hidden.matrix }] {
         // SAFETY: as above.
-        let refused = unsafe { sampler.launch(&stream, &wrong, 0, 0, RowFeatures::Any) };
+        let refused =
+            unsafe { sampler.launch(&stream, &wrong, DeviceAddress::NULL, DeviceAddress::NULL, RowFeatures::Any) };
         assert!(matches!(refused, Err(CudaError::Layout { what: "hidden states", .. })), "{wrong:?}");
     }
+    let (rows, draws, logits) = (DeviceAddress::NULL, DeviceAddress::NULL, DeviceAddress::new(4096));
     // SAFETY: as above.
-    let refused = unsafe { sampler.launch_storing(&stream, &hidden.matrix, 0, 0, 4096, 39) };
+    let refused = unsafe { sampler.launch_storing(&stream, &hidden.matrix, rows, draws, logits, 39) };
     assert!(matches!(refused, Err(CudaError::Layout { what: "logits", .. })));
 }

@@ -5,7 +5,7 @@ use flash_sampling_conformance::problem::{Problem, Size};
 use flash_sampling_conformance::suite::{alone, drop_alone};
 use flash_sampling_core::DType;
 use flash_sampling_core::reference::log_mass;
-use flash_sampling_cuda::cudarc::driver::DevicePtr;
+use flash_sampling_cuda::DeviceAddress;
 use flash_sampling_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flash_sampling_cuda::{Device, DeviceHead, DeviceMatrix, DeviceTiled, KernelChoice, RowFeatures, abi};
 
@@ -38,7 +38,7 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     let mask_there = mask.map(|mask| stream.clone_htod(mask).unwrap());
     let (vocab, count, cols) = (problem.weight.rows(), problem.rows(), problem.weight.cols());
     let [weight, hidden] = [(&weight_there, vocab), (&hidden_there, count)].map(|(slice, rows)| DeviceMatrix {
-        address: slice.device_ptr(&stream).0,
+        address: DeviceAddress::of(slice, &stream),
         dtype: problem.weight.matrix().dtype(),
         rows,
         cols,
@@ -48,14 +48,14 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     let mut rows: Vec<abi::Row> = (0..count).map(row).collect();
     if let (Some(there), Some(mask)) = (&mask_there, mask) {
         rows.iter_mut().step_by(2).for_each(|row| {
-            (row.mask, row.mask_words) = (there.device_ptr(&stream).0, mask.len() as u32);
+            (row.mask, row.mask_words) = (DeviceAddress::of(there, &stream), mask.len() as u32);
         });
     }
     let rows_there = stream.clone_htod(&rows).unwrap();
     let [mut plain_there, mut draws_there] = [(), ()].map(|()| stream.clone_htod(&vec![POISON; count]).unwrap());
     let mut log_z_there = stream.clone_htod(&vec![f64::NAN; count]).unwrap();
-    let (rows_at, log_z_at) = (rows_there.device_ptr(&stream).0, log_z_there.device_ptr(&stream).0);
-    let (plain_at, draws_at) = (plain_there.device_ptr(&stream).0, draws_there.device_ptr(&stream).0);
+    let (rows_at, log_z_at) = (DeviceAddress::of(&rows_there, &stream), DeviceAddress::of(&log_z_there, &stream));
+    let (plain_at, draws_at) = (DeviceAddress::of(&plain_there, &stream), DeviceAddress::of(&draws_there, &stream));
     stream.synchronize().unwrap();
     // SAFETY: the weight is on this device, of this size, and outlives the sampler's launches.
     let mut sampler = unsafe { DeviceTiled::with_kernels(head, count, &device, choice) }.unwrap();
@@ -85,7 +85,7 @@ fn worst(problem: &Problem, scale: f32, mask: Option<&[u32]>, choice: KernelChoi
     assert_eq!(bits(&draws), bits(&plain), "{choice:?}, {kinds:?}: log Z changes draws");
     let mut worst = 0.0f64;
     for (r, row) in rows.iter().enumerate() {
-        let allowed = |t: usize| match mask.filter(|_| row.mask != 0) {
+        let allowed = |t: usize| match mask.filter(|_| !row.mask.is_null()) {
             Some(mask) => mask.get((t + 6) / 32).is_some_and(|word| word >> ((t + 6) % 32) & 1 == 1),
             None => true,
         };

@@ -4,6 +4,7 @@
 use candle_core::{D, DType, Error, Result, Tensor};
 use candle_nn::sampling::gumbel_softmax;
 use candle_transformers::generation::{LogitsProcessor, Sampling};
+use flash_sampling::cuda::DeviceAddress;
 use flash_sampling::{CpuOptions, PerturbedArgmax, Plan, RowParams, Samples, cpu};
 use flash_sampling_candle::{FusedHead, HeadOptions, with_matrix};
 
@@ -105,7 +106,7 @@ impl Head {
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
+    use candle_core::cuda_backend::cudarc::driver::CudaSlice;
     use candle_core::{DeviceLocation, Error, Result, Tensor, bail};
     use flash_sampling::RowParams;
     use flash_sampling::cuda::{Device, DeviceDraws, DeviceStandalone, abi};
@@ -141,9 +142,9 @@ mod gpu {
                 let there = stream.clone_htod(&rows.iter().map(row).collect::<Vec<_>>()).map_err(Error::wrap)?;
                 let places = DeviceDraws {
                     count: rows.len(),
-                    rows: there.device_ptr(stream).0,
+                    rows: DeviceAddress::of(&there, stream),
                     sources: None,
-                    draws: self.draws.device_ptr(stream).0,
+                    draws: DeviceAddress::of(&self.draws, stream),
                     log_z: None,
                 };
                 // SAFETY: logits, rows and draws are device memory of this device and of these sizes; the stream is waited

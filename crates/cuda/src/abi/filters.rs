@@ -1,6 +1,8 @@
 //! The filters that the GPU supports, and the arguments of their kernels.
 
+use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
+use crate::abi::{Draw, Row};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::{Filter, Filters};
 
@@ -74,6 +76,7 @@ pub(crate) const LIST_POSTS: usize = 16;
 
 /// The counters of a row's list.
 #[repr(C)]
+#[derive(Debug)]
 pub(crate) struct ListCounters {
     count: u32,
     cut: u32,
@@ -86,13 +89,13 @@ pub(crate) const LIST_COUNTERS_BYTES: usize = size_of::<ListCounters>();
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowLists {
     /// One [`RowFilters`] a row.
-    pub(crate) filters: u64,
+    pub(crate) filters: DeviceAddress<RowFilters>,
     /// One `ListCounters` a row, zeros between launches.
-    pub(crate) counters: u64,
+    pub(crate) counters: DeviceAddress<ListCounters>,
     /// [`LIST_POSTS`] words a row, zeros between launches.
-    pub(crate) posted: u64,
+    pub(crate) posted: DeviceAddress<u32>,
     /// [`LIST_ROOM`] words of 64 bits a row.
-    pub(crate) keys: u64,
+    pub(crate) keys: DeviceAddress<u64>,
 }
 layout!(RowLists 32: filters 0, counters 8, posted 16, keys 24);
 
@@ -101,8 +104,8 @@ layout!(RowLists 32: filters 0, counters 8, posted 16, keys 24);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FilterListCall {
     pub(crate) lists: RowLists,
-    pub(crate) rows: u64,
-    pub(crate) draws: u64,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) draws: DeviceAddress<Draw>,
 }
 layout!(FilterListCall 48: lists 0, rows 32, draws 40);
 
@@ -110,17 +113,17 @@ layout!(FilterListCall 48: lists 0, rows 32, draws 40);
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FilterCall {
-    pub(crate) logits: u64,
+    pub(crate) logits: DeviceAddress<f32>,
     pub(crate) row_stride: u64,
-    pub(crate) sources: u64,
-    pub(crate) rows: u64,
-    pub(crate) filters: u64,
-    pub(crate) draws: u64,
+    pub(crate) sources: DeviceAddress<u32>,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) filters: DeviceAddress<RowFilters>,
+    pub(crate) draws: DeviceAddress<Draw>,
     pub(crate) first_token: u32,
     pub(crate) tokens: u32,
     pub(crate) is_transformed: u32,
     pub(crate) count: u32,
-    pub(crate) block_maxima: u64,
+    pub(crate) block_maxima: DeviceAddress<u16>,
 }
 layout!(FilterCall 72:
     logits 0, row_stride 8, sources 16, rows 24, filters 32, draws 40, first_token 48, tokens 52, is_transformed 56,
@@ -137,14 +140,14 @@ pub(crate) const UNDECIDED_ROWS_SUMMED: usize = 256;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UndecidedRows {
-    pub(crate) counters: u64,
-    pub(crate) arrived: u64,
-    pub(crate) masses: u64,
-    pub(crate) all: u64,
-    pub(crate) best: u64,
-    pub(crate) rows: u64,
-    pub(crate) sums: u64,
-    pub(crate) barrier: u64,
+    pub(crate) counters: DeviceAddress<u32>,
+    pub(crate) arrived: DeviceAddress<u32>,
+    pub(crate) masses: DeviceAddress<u64>,
+    pub(crate) all: DeviceAddress<u64>,
+    pub(crate) best: DeviceAddress<u64>,
+    pub(crate) rows: DeviceAddress<u8>,
+    pub(crate) sums: DeviceAddress<u64>,
+    pub(crate) barrier: DeviceAddress<u32>,
 }
 layout!(UndecidedRows 64: counters 0, arrived 8, masses 16, all 24, best 32, rows 40, sums 48, barrier 56);
 
@@ -156,13 +159,13 @@ impl UndecidedRows {
     }
 
     /// In memory that begins at `base`, a multiple of 16.
-    pub(crate) fn at(base: u64, draws: usize) -> UndecidedRows {
-        let sums = base + (UNDECIDED_ROW_BYTES * draws.max(UNDECIDED_ROWS_LEAST)) as u64;
-        let masses = sums + (2 * 2 * 8 * UNDECIDED_ROWS_SUMMED) as u64;
-        let bins = (8 * OPEN_BINS * draws) as u64;
-        let (best, all) = (masses + bins, masses + 2 * bins);
-        let counters = all + 8 * draws as u64;
-        let (barrier, arrived) = (counters + 8, counters + 16);
+    pub(crate) fn at(base: DeviceAddress<u8>, draws: usize) -> UndecidedRows {
+        let sums = base.add(UNDECIDED_ROW_BYTES * draws.max(UNDECIDED_ROWS_LEAST)).cast::<u64>();
+        let masses = sums.add(2 * 2 * UNDECIDED_ROWS_SUMMED);
+        let best = masses.add(OPEN_BINS * draws);
+        let all = best.add(OPEN_BINS * draws);
+        let counters = all.add(draws).cast::<u32>();
+        let (barrier, arrived) = (counters.add(2), counters.add(4));
         UndecidedRows { counters, arrived, masses, all, best, rows: base, sums, barrier }
     }
 }
@@ -193,8 +196,10 @@ mod tests {
     #[test]
     fn the_parts_of_undecided_rows_do_not_overlap() {
         for draws in [1, 31, 32, 33, 256] {
-            let UndecidedRows { counters, arrived, masses, all, best, rows, sums, barrier } =
-                UndecidedRows::at(4096, draws);
+            let open = UndecidedRows::at(DeviceAddress::new(4096), draws);
+            let [counters, arrived, barrier] = [open.counters, open.arrived, open.barrier].map(DeviceAddress::get);
+            let [masses, all, best, sums] = [open.masses, open.all, open.best, open.sums].map(DeviceAddress::get);
+            let rows = open.rows.get();
             assert_eq!((rows, sums % 16, counters % 8), (4096, 0, 0));
             assert!(sums - rows >= (64 * draws.max(32)) as u64, "{draws}");
             assert_eq!(

@@ -1,6 +1,8 @@
 //! The arguments of the fused kernels.
 
+use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
+use crate::abi::{Draw, Row};
 use flash_sampling_core::DType;
 
 /// From dot products to raw logits.
@@ -22,13 +24,13 @@ impl HeadTransform {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    pub(crate) rows: u64,
-    pub(crate) bias: u64,
-    pub(crate) best: u64,
-    pub(crate) invalid: u64,
-    pub(crate) logits: u64,
-    pub(crate) arrived: u64,
-    pub(crate) draws: u64,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) bias: DeviceAddress<f32>,
+    pub(crate) best: DeviceAddress<u64>,
+    pub(crate) invalid: DeviceAddress<u64>,
+    pub(crate) logits: DeviceAddress<f32>,
+    pub(crate) arrived: DeviceAddress<u32>,
+    pub(crate) draws: DeviceAddress<Draw>,
     pub(crate) head: HeadTransform,
     pub(crate) row_count: u32,
     pub(crate) hidden: u32,
@@ -44,8 +46,8 @@ layout!(Call 80:
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
-    pub(crate) weight: u64,
-    pub(crate) hidden: u64,
+    pub(crate) weight: DeviceAddress<u8>,
+    pub(crate) hidden: DeviceAddress<u8>,
     /// Bytes from one row to the next.
     pub(crate) weight_stride: u64,
     pub(crate) hidden_stride: u64,
@@ -65,11 +67,11 @@ layout!(Matrices 48:
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LogitStore {
-    pub(crate) logits: u64,
+    pub(crate) logits: DeviceAddress<f32>,
     /// Floats from one row to the next.
     pub(crate) stride: u64,
     /// The largest logit of each granule, if the kernel stores it: block_maxima.cuh.
-    pub(crate) block_maxima: u64,
+    pub(crate) block_maxima: DeviceAddress<u16>,
 }
 layout!(LogitStore 24: logits 0, stride 8, block_maxima 16);
 

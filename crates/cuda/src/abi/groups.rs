@@ -1,12 +1,14 @@
 //! The arguments of the kernels of groups.
 
+use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
+use crate::abi::{Draw, Row};
 
 /// Where the summaries of groups go: `[rows, slots]` of [`PARTIAL_BYTES`] each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Summaries {
-    pub(crate) partials: u64,
+    pub(crate) partials: DeviceAddress<u8>,
     /// Tokens of a group: a multiple of 64.
     pub(crate) size: u32,
     /// Of a row.
@@ -38,13 +40,13 @@ impl Groups {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Selection {
-    pub(crate) rows: u64,
-    pub(crate) partials: u64,
-    pub(crate) running: u64,
-    pub(crate) invalid: u64,
-    pub(crate) draws: u64,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) partials: DeviceAddress<u8>,
+    pub(crate) running: DeviceAddress<u8>,
+    pub(crate) invalid: DeviceAddress<u64>,
+    pub(crate) draws: DeviceAddress<Draw>,
     /// 0 = not wanted.
-    pub(crate) log_z: u64,
+    pub(crate) log_z: DeviceAddress<f64>,
     pub(crate) groups: Groups,
     pub(crate) row_count: u32,
     /// A [`GroupRule`](crate::GroupRule).

@@ -1,9 +1,10 @@
 //! The types that cross from the host to the kernels. Each has a twin of its name in `kernels/`; both sides state sizes
 //! and places of fields, and a test that they state the same. Rust asserts all of it, the kernels' compilers too where they
-//! know how (see platform.cuh). Pointers are device addresses.
+//! know how (see platform.cuh). Pointers are of type [`DeviceAddress`].
 //!
 //! Public is what callers of the entry points over device memory write and read.
 
+mod address;
 mod filters;
 mod fused;
 mod groups;
@@ -14,6 +15,7 @@ mod reduction;
 mod stored;
 mod stored_scan;
 
+pub use address::DeviceAddress;
 pub(crate) use filters::{
     FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, RowLists, UNDECIDED_ROWS_SUMMED,
     UndecidedRows,
@@ -71,9 +73,9 @@ pub struct Row {
     /// The token's place in its sequence, below 2^56.
     pub position: u64,
     /// `mask_words` words, 1 = allowed, by global token id; 0 = every token is allowed.
-    pub mask: u64,
+    pub mask: DeviceAddress<u32>,
     /// `biases` entries of [`LogitBias`], tokens strictly ascending; penalties follow where there is [`PENALISED`].
-    pub bias: u64,
+    pub bias: DeviceAddress<LogitBias>,
     /// Words of the mask; tokens beyond them are forbidden.
     pub mask_words: u32,
     /// Number of biases; with [`PENALISED`] where penalties follow them.
@@ -108,18 +110,18 @@ pub struct Draw {
 }
 layout!(Draw 16: token 0, score 4, logit 8, status 12);
 
-// SAFETY: both are plain data with the layout that the kernels know, and all zeros is a value of each.
-#[allow(unsafe_code)]
-unsafe impl DeviceRepr for Row {}
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl ValidAsZeroBits for Row {}
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl DeviceRepr for Draw {}
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl ValidAsZeroBits for Draw {}
+/// Lets these types lie in typed device memory.
+macro_rules! device_repr {
+    ($($type:ty),+) => {$(
+        // SAFETY: plain data, as `Pod` states, with the layout that `layout!` asserts.
+        #[allow(unsafe_code)]
+        unsafe impl DeviceRepr for $type {}
+        // SAFETY: all zeros is a value, as `Pod` states.
+        #[allow(unsafe_code)]
+        unsafe impl ValidAsZeroBits for $type {}
+    )+};
+}
+device_repr!(Row, Draw, RowFilters, KeptToken, Item, SumQuery, SummaryRequest);
 
 /// What a row came to.
 pub mod status {

@@ -1,6 +1,8 @@
 //! The arguments of the exchange over NVLink.
 
+use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
+use crate::abi::{Draw, Row};
 use bytemuck::{Pod, Zeroable};
 
 /// The most ranks of a group.
@@ -32,10 +34,10 @@ layout!(PeerState 16: step 0, arrived 4, late 8, unused 12);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Peers {
     /// Of every rank, as this rank's device sees it: `[turns, world, max_rows]` slots.
-    pub(crate) mailboxes: [u64; MAX_PEERS],
-    pub(crate) rows: u64,
-    pub(crate) draws: u64,
-    pub(crate) state: u64,
+    pub(crate) mailboxes: [DeviceAddress<u8>; MAX_PEERS],
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) draws: DeviceAddress<Draw>,
+    pub(crate) state: DeviceAddress<PeerState>,
     /// Nanoseconds that a wait may take.
     pub(crate) limit: u64,
     /// Nanoseconds between sending and receiving; 0 but in tests.

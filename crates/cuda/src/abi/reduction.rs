@@ -1,15 +1,17 @@
 //! The arguments of the kernels around a max all-reduce.
 
+use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
+use crate::abi::{Draw, Row};
 
 /// The parameters of both launches.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     /// `max_rows + 3` words.
-    pub(crate) words: u64,
-    pub(crate) rows: u64,
-    pub(crate) draws: u64,
+    pub(crate) words: DeviceAddress<u64>,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) draws: DeviceAddress<Draw>,
     /// Of the call, the same on every rank.
     pub(crate) mark: u64,
     pub(crate) row_count: u32,

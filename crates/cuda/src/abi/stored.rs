@@ -1,7 +1,9 @@
 //! The arguments of the kernels over logits that exist or were stored.
 
+use crate::abi::address::DeviceAddress;
 use crate::abi::fused::HeadTransform;
 use crate::abi::layout::layout;
+use crate::abi::{Draw, Row};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::MassHistogram;
 
@@ -9,9 +11,9 @@ use flash_sampling_core::MassHistogram;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Existing {
-    pub(crate) logits: u64,
+    pub(crate) logits: DeviceAddress<u8>,
     /// The row of each draw, u32; 0 = draw `i` takes row `i`.
-    pub(crate) sources: u64,
+    pub(crate) sources: DeviceAddress<u32>,
     pub(crate) row_stride: u64,
     pub(crate) blocks: u32,
     pub(crate) parts_of_block: u32,
@@ -23,9 +25,9 @@ layout!(Existing 32: logits 0, sources 8, row_stride 16, blocks 24, parts_of_blo
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Masses {
     /// The blocks' masses, 8 bytes each.
-    pub(crate) parts: u64,
+    pub(crate) parts: DeviceAddress<u8>,
     /// A float64 for each draw.
-    pub(crate) log_z: u64,
+    pub(crate) log_z: DeviceAddress<f64>,
 }
 layout!(Masses 16: parts 0, log_z 8);
 
@@ -33,7 +35,7 @@ layout!(Masses 16: parts 0, log_z 8);
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoredLogits {
-    pub(crate) logits: u64,
+    pub(crate) logits: DeviceAddress<f32>,
     pub(crate) row_stride: u64,
     pub(crate) first_token: u32,
     pub(crate) tokens: u32,
@@ -67,8 +69,8 @@ layout!(KeptToken 16: key 0, logit 8, item 12);
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptTokens {
-    pub(crate) tokens: u64,
-    pub(crate) count: u64,
+    pub(crate) tokens: DeviceAddress<KeptToken>,
+    pub(crate) count: DeviceAddress<u64>,
     pub(crate) capacity: u64,
 }
 layout!(KeptTokens 24: tokens 0, count 8, capacity 16);
@@ -79,9 +81,9 @@ layout!(KeptTokens 24: tokens 0, count 8, capacity 16);
 pub(crate) struct TopLists {
     pub(crate) stored: StoredLogits,
     pub(crate) out: KeptTokens,
-    pub(crate) rows: u64,
-    pub(crate) items: u64,
-    pub(crate) scores: u64,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) items: DeviceAddress<Item>,
+    pub(crate) scores: DeviceAddress<u32>,
     pub(crate) item_count: u32,
     pub(crate) padding: u32,
 }
@@ -93,9 +95,9 @@ layout!(TopLists 80: stored 0, out 24, rows 48, items 56, scores 64, item_count 
 pub(crate) struct NearTies {
     pub(crate) stored: StoredLogits,
     pub(crate) out: KeptTokens,
-    pub(crate) rows: u64,
-    pub(crate) items: u64,
-    pub(crate) draws: u64,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) items: DeviceAddress<Item>,
+    pub(crate) draws: DeviceAddress<Draw>,
     pub(crate) blocks: u32,
     pub(crate) parts_of_block: u32,
 }
@@ -106,12 +108,12 @@ layout!(NearTies 80: stored 0, out 24, rows 48, items 56, draws 64, blocks 72, p
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Canonical {
     pub(crate) out: KeptTokens,
-    pub(crate) items: u64,
-    pub(crate) noise: u64,
-    pub(crate) rows: u64,
-    pub(crate) weight: u64,
-    pub(crate) hidden: u64,
-    pub(crate) bias: u64,
+    pub(crate) items: DeviceAddress<Item>,
+    pub(crate) noise: DeviceAddress<Row>,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) weight: DeviceAddress<u8>,
+    pub(crate) hidden: DeviceAddress<u8>,
+    pub(crate) bias: DeviceAddress<f32>,
     pub(crate) weight_stride: u64,
     pub(crate) hidden_stride: u64,
     pub(crate) head: HeadTransform,
@@ -158,17 +160,17 @@ layout!(SummaryResult 24: invalid 0, sum 8, max 16, listed 20);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSummaries {
     pub(crate) stored: StoredLogits,
-    pub(crate) raw: u64,
-    pub(crate) sources: u64,
-    pub(crate) rows: u64,
-    pub(crate) requests: u64,
-    pub(crate) results: u64,
-    pub(crate) top: u64,
-    pub(crate) words: u64,
-    pub(crate) parts: u64,
-    pub(crate) listed: u64,
-    pub(crate) counters: u64,
-    pub(crate) weights: u64,
+    pub(crate) raw: DeviceAddress<u8>,
+    pub(crate) sources: DeviceAddress<u32>,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) requests: DeviceAddress<SummaryRequest>,
+    pub(crate) results: DeviceAddress<SummaryResult>,
+    pub(crate) top: DeviceAddress<KeptToken>,
+    pub(crate) words: DeviceAddress<u64>,
+    pub(crate) parts: DeviceAddress<u8>,
+    pub(crate) listed: DeviceAddress<u8>,
+    pub(crate) counters: DeviceAddress<u8>,
+    pub(crate) weights: DeviceAddress<f64>,
     pub(crate) raw_stride: u64,
     pub(crate) element: u32,
     pub(crate) top_stride: u32,

@@ -1,7 +1,9 @@
 //! The arguments of stored_scan.cu.
 
+use crate::abi::Row;
+use crate::abi::address::DeviceAddress;
 use crate::abi::layout::layout;
-use crate::abi::stored::{KeptTokens, StoredLogits};
+use crate::abi::stored::{Item, KeptTokens, StoredLogits};
 use bytemuck::{Pod, Zeroable};
 use flash_sampling_core::LogitRank;
 
@@ -11,8 +13,8 @@ use flash_sampling_core::LogitRank;
 pub(crate) struct ScanTokens {
     pub(crate) stored: StoredLogits,
     pub(crate) out: KeptTokens,
-    pub(crate) rows: u64,
-    pub(crate) items: u64,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) items: DeviceAddress<Item>,
 }
 layout!(ScanTokens 64: stored 0, out 24, rows 48, items 56);
 
@@ -39,7 +41,7 @@ impl SumQuery {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScanSums {
     pub(crate) stored: StoredLogits,
-    pub(crate) queries: u64,
-    pub(crate) sums: u64,
+    pub(crate) queries: DeviceAddress<SumQuery>,
+    pub(crate) sums: DeviceAddress<u64>,
 }
 layout!(ScanSums 40: stored 0, queries 24, sums 32);

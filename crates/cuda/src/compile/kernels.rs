@@ -9,7 +9,7 @@ use crate::device::{fused_hopper, fused_portable, select, standalone};
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl;
 use crate::exchange::peers;
-use crate::selection::{filter_list, filter_list_ranks, filter_row, stored_kernels, stored_scan, top_p, top_p_ranks};
+use crate::selection::{filtered, stored_kernels, stored_scan, top_p};
 use core::fmt;
 
 /// Every kernel of this crate.
@@ -18,11 +18,11 @@ pub(crate) static KERNELS: &[&KernelSource] = &[
     &fused_portable::TENSOR,
     &fused_portable::PLAIN,
     &select::SOURCE,
-    &filter_row::SOURCE,
+    &filtered::FILTER_ROW,
     &top_p::SOURCE,
-    &filter_list::SOURCE,
-    &filter_list_ranks::SOURCE,
-    &top_p_ranks::SOURCE,
+    &filtered::FILTER_LIST,
+    &filtered::FILTER_LIST_RANKS,
+    &top_p::RANKS,
     &peers::SOURCE,
     #[cfg(feature = "nccl")]
     &nccl::SOURCE,

@@ -1,16 +1,17 @@
 //! The fused Hopper kernel: its tiles, its options, and its launch.
-#![allow(unsafe_code)]
 
 use crate::abi::{self, Call, LogitStore, Maps, Masses, Peers, RowLists};
 use crate::compile::architecture::Architecture;
 use crate::compile::kernels::{Instance, KernelSource};
+use crate::device::entries;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
-use crate::device::launch_config::{allow_shared, launch_words};
+use crate::device::launch::{Entry, Grid, Kernel, Queue};
+use crate::device::launch_config::launch_words;
 use crate::error::CudaError;
 use core::fmt::Display;
-use cudarc::driver::{CudaFunction, CudaStream};
+use cudarc::driver::CudaModule;
 use flash_sampling_core::DType;
+use std::sync::Arc;
 
 /// Six variants for each tile and operand type, on Hopper alone.
 pub(crate) static SOURCE: KernelSource = KernelSource {
@@ -147,18 +148,38 @@ impl Tile {
     /// Loads the kernel into a device.
     pub(crate) fn load(self, device: &Device) -> Result<Loaded, CudaError> {
         let module = device.module(&SOURCE, &self.instance())?;
-        let function = module.load_function("fused_hopper").map_err(CudaError::driver("load a kernel"))?;
         let [shared_bytes, threads] = launch_words(&module, "fused_hopper_launch", device)?;
-        allow_shared(&function, shared_bytes)?;
-        Ok(Loaded { tile: self, function, shared_bytes, threads })
+        fn load<A>(module: &Arc<CudaModule>, entry: &Entry<A>, shared_bytes: u32) -> Result<Kernel<A>, CudaError> {
+            Kernel::load(module, entry)?.with_shared(shared_bytes)
+        }
+        let kernel = match self.variant {
+            FusedVariant::Plain => HopperKernel::Plain(load(&module, &entries::FUSED_HOPPER, shared_bytes)?),
+            FusedVariant::MasksPenalties | FusedVariant::StoreLogits => {
+                HopperKernel::Stores(load(&module, &entries::FUSED_HOPPER_STORES, shared_bytes)?)
+            }
+            FusedVariant::Lists => HopperKernel::Lists(load(&module, &entries::FUSED_HOPPER_LISTS, shared_bytes)?),
+            FusedVariant::LogZ => HopperKernel::LogZ(load(&module, &entries::FUSED_HOPPER_LOG_Z, shared_bytes)?),
+            FusedVariant::FanOut => HopperKernel::FanOut(load(&module, &entries::FUSED_HOPPER_FAN_OUT, shared_bytes)?),
+        };
+        Ok(Loaded { tile: self, kernel, shared_bytes, threads })
     }
+}
+
+/// A kernel, by the output of its variant.
+#[derive(Debug)]
+enum HopperKernel {
+    Plain(Kernel<(Call, Maps)>),
+    Stores(Kernel<(Call, Maps, LogitStore)>),
+    Lists(Kernel<(Call, Maps, RowLists)>),
+    LogZ(Kernel<(Call, Maps, Masses)>),
+    FanOut(Kernel<(Call, Maps, Peers)>),
 }
 
 /// A kernel in a device.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) tile: Tile,
-    function: CudaFunction,
+    kernel: HopperKernel,
     shared_bytes: u32,
     threads: u32,
 }
@@ -170,41 +191,26 @@ impl Loaded {
         (multiprocessors / cluster).min(tokens.div_ceil(GRANULE).div_ceil(cluster)) * cluster
     }
 
-    /// Launches it.
-    ///
-    /// # Safety
-    /// * Every pointer of `call` and every tensor of `maps` is device memory of this kernel's device, of the sizes that
-    ///   abi.cuh states for `blocks` blocks, and stays so until the stream has passed the launch.
-    /// * `call.row_count` is at most the tile's columns, and at least 1; `call.tokens` is at least 1.
-    /// * The scratch is as abi.cuh states between launches, and no other launch uses it at the same time.
-    /// * `output` is of this tile's variant ([`Tile::with`]).
-    pub(crate) unsafe fn launch(
+    /// Launches it with an output of this tile's variant ([`Tile::with`]). `call` has at least one row and one token, and no
+    /// more rows than the tile has columns. The scratch is as abi.cuh states between launches.
+    pub(crate) fn launch(
         &self,
-        stream: &CudaStream,
+        queue: Queue<'_>,
         blocks: u32,
-        call: &Call,
-        maps: &Maps,
+        call: Call,
+        maps: Maps,
         output: &FusedOutput,
     ) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: the kernel takes a Call, Maps and its variant's output by value, whose layouts abi asserts; the rest is the
-        // caller's.
-        unsafe {
-            match output {
-                FusedOutput::Plain => launch(&self.function, stream, grid, [argument(call), argument(maps)]),
-                FusedOutput::MasksPenalties(to) | FusedOutput::StoreLogits(to) => {
-                    launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
-                }
-                FusedOutput::Lists(to) => {
-                    launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
-                }
-                FusedOutput::LogZ(to) => {
-                    launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
-                }
-                FusedOutput::FanOut(to) => {
-                    launch(&self.function, stream, grid, [argument(call), argument(maps), argument(to)])
-                }
+        match (&self.kernel, *output) {
+            (HopperKernel::Plain(kernel), FusedOutput::Plain) => queue.launch(kernel, grid, (call, maps)),
+            (HopperKernel::Stores(kernel), FusedOutput::MasksPenalties(to) | FusedOutput::StoreLogits(to)) => {
+                queue.launch(kernel, grid, (call, maps, to))
             }
+            (HopperKernel::Lists(kernel), FusedOutput::Lists(to)) => queue.launch(kernel, grid, (call, maps, to)),
+            (HopperKernel::LogZ(kernel), FusedOutput::LogZ(to)) => queue.launch(kernel, grid, (call, maps, to)),
+            (HopperKernel::FanOut(kernel), FusedOutput::FanOut(to)) => queue.launch(kernel, grid, (call, maps, to)),
+            _ => Err(CudaError::Corrupt { what: "the variant of a kernel" }),
         }
     }
 }

@@ -1,15 +1,16 @@
 //! The fused kernels for every GPU from compute capability 8.0 on: their instances and their launch.
-#![allow(unsafe_code)]
 
-use crate::abi::{self, Call, Matrices};
+use crate::abi::{self, Call, LogitStore, Matrices, Summaries};
 use crate::compile::kernels::{self, Instance, KernelSource};
+use crate::device::entries;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
-use crate::device::launch_config::{allow_shared, launch_words};
+use crate::device::launch::{Entry, Grid, Kernel, Queue};
+use crate::device::launch_config::launch_words;
 use crate::error::CudaError;
-use cudarc::driver::{CudaFunction, CudaStream};
+use cudarc::driver::CudaModule;
 use flash_sampling_core::DType;
+use std::sync::Arc;
 
 /// On tensor cores: an instance for each number of columns and each operand type.
 pub(crate) static TENSOR: KernelSource = KernelSource {
@@ -102,29 +103,64 @@ impl Portable {
 
     /// Loads the kernel into a device.
     pub(crate) fn load(self, device: &Device) -> Result<LoadedPortable, CudaError> {
-        let failed = CudaError::driver("load a kernel");
         let source = if self.operand.is_some() { &TENSOR } else { &PLAIN };
         let module = device.module(source, &self.instance())?;
-        let function = module.load_function("fused").map_err(&failed)?;
-        let unaligned = match self.operand {
-            Some(_) => module.load_function("fused_unaligned").map_err(&failed)?,
-            None => function.clone(),
-        };
         let [shared_bytes, threads, blocks] = launch_words(&module, "fused_launch", device)?;
-        allow_shared(&function, shared_bytes)?;
-        allow_shared(&unaligned, shared_bytes)?;
+        let kernels = match self.epilogue {
+            Epilogue::Draw => {
+                let entries = [&entries::FUSED_DRAW, &entries::FUSED_DRAW_UNALIGNED];
+                PortableKernels::Draw(self.both(&module, entries, shared_bytes)?)
+            }
+            Epilogue::Summary => {
+                let entries = [&entries::FUSED_SUMMARY, &entries::FUSED_SUMMARY_UNALIGNED];
+                PortableKernels::Summary(self.both(&module, entries, shared_bytes)?)
+            }
+        };
         let blocks = blocks.clamp(1, MAX_BLOCKS as u32) * device.multiprocessors();
-        Ok(LoadedPortable { portable: self, function, unaligned, shared_bytes, threads, blocks })
+        Ok(LoadedPortable { portable: self, kernels, shared_bytes, threads, blocks })
     }
+
+    /// The kernel for aligned factors, and the one for others, which without tensor cores is the same.
+    fn both<E>(
+        self,
+        module: &Arc<CudaModule>,
+        [aligned, unaligned]: [&Entry<(Call, Matrices, E)>; 2],
+        shared_bytes: u32,
+    ) -> Result<Both<E>, CudaError> {
+        let unaligned = if self.operand.is_some() { unaligned } else { aligned };
+        let load = |entry| Kernel::load(module, entry)?.with_shared(shared_bytes);
+        Ok(Both { aligned: load(aligned)?, unaligned: load(unaligned)? })
+    }
+}
+
+/// A kernel, and the same for factors that asynchronous copies cannot read.
+#[derive(Debug)]
+struct Both<E> {
+    aligned: Kernel<(Call, Matrices, E)>,
+    unaligned: Kernel<(Call, Matrices, E)>,
+}
+
+/// The kernels of an instance, by its epilogue.
+#[derive(Debug)]
+enum PortableKernels {
+    Draw(Both<LogitStore>),
+    Summary(Both<Summaries>),
+}
+
+/// The output of an instance besides the draws.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PortableOutput {
+    /// Logits, or nothing; of [`Epilogue::Draw`].
+    Draw(LogitStore),
+    /// Log-masses and samples of groups; of [`Epilogue::Summary`].
+    Summary(Summaries),
 }
 
 /// A kernel in a device.
 #[derive(Debug)]
 pub(crate) struct LoadedPortable {
     pub(crate) portable: Portable,
-    function: CudaFunction,
-    /// The same for factors that asynchronous copies cannot read.
-    unaligned: CudaFunction,
+    kernels: PortableKernels,
     shared_bytes: u32,
     threads: u32,
     /// The most blocks of a launch.
@@ -132,37 +168,51 @@ pub(crate) struct LoadedPortable {
 }
 
 impl LoadedPortable {
+    /// The kernel of an instance among those that were loaded, or loaded now.
+    pub(crate) fn of<'k>(
+        loaded: &'k mut Vec<Arc<LoadedPortable>>,
+        instance: Portable,
+        device: &Device,
+    ) -> Result<&'k LoadedPortable, CudaError> {
+        let at = match loaded.iter().position(|kernel| kernel.portable == instance) {
+            Some(at) => at,
+            None => {
+                loaded.push(device.portable(instance)?);
+                loaded.len() - 1
+            }
+        };
+        Ok(&loaded[at])
+    }
+
     /// Blocks of a launch over `tokens` tokens: at most one for each granule.
     pub(crate) fn blocks(&self, tokens: u32) -> u32 {
         self.blocks.min(tokens.div_ceil(self.portable.epilogue.granule()))
     }
 
-    /// Launches it.
-    ///
-    /// # Safety
-    /// * `A` is the type that [`Epilogue`] states for this instance; `blocks` is at least 1 and at most
-    ///   [`LoadedPortable::blocks`].
-    /// * Every pointer is device memory of this kernel's device, of the sizes that abi.cuh and matrices.cuh state for
-    ///   [`MAX_BLOCKS`] blocks on each multiprocessor, and stays so until the stream has passed the launch.
-    /// * The matrices' types are those that this instance multiplies, and their units divide addresses and strides.
-    /// * `call.row_count` is at most [`MAX_ROWS`] and what [`Portable::for_rows`] says of this instance, and at least 1;
-    ///   `call.tokens` is at least 1.
-    /// * The scratch is as abi.cuh states between launches, and no other launch uses it at the same time.
-    pub(crate) unsafe fn launch<A>(
+    /// Launches it with `blocks` blocks, at least 1 and at most [`LoadedPortable::blocks`], of an output of this instance's
+    /// epilogue. The factors are of types that it multiplies; `call` has at least one row and one token, and no more rows
+    /// than [`Portable::for_rows`] allows. The scratch is as abi.cuh states between launches.
+    pub(crate) fn launch(
         &self,
-        stream: &CudaStream,
-        call: &Call,
-        matrices: &Matrices,
-        of_epilogue: &A,
+        queue: Queue<'_>,
+        call: Call,
+        matrices: Matrices,
+        output: PortableOutput,
         blocks: u32,
     ) -> Result<(), CudaError> {
         let is_aligned = matrices.weight_unit == 16 && matrices.hidden_unit == 16;
-        let function = if is_aligned { &self.function } else { &self.unaligned };
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        let arguments = [argument(call), argument(matrices), argument(of_epilogue)];
-        // SAFETY: the kernel takes a Call, Matrices and the epilogue's arguments by value, whose layouts abi asserts; the
-        // rest is the caller's.
-        unsafe { launch(function, stream, grid, arguments) }
+        match (&self.kernels, output) {
+            (PortableKernels::Draw(both), PortableOutput::Draw(to)) => {
+                let kernel = if is_aligned { &both.aligned } else { &both.unaligned };
+                queue.launch(kernel, grid, (call, matrices, to))
+            }
+            (PortableKernels::Summary(both), PortableOutput::Summary(to)) => {
+                let kernel = if is_aligned { &both.aligned } else { &both.unaligned };
+                queue.launch(kernel, grid, (call, matrices, to))
+            }
+            _ => Err(CudaError::Corrupt { what: "the epilogue of a kernel" }),
+        }
     }
 }
 

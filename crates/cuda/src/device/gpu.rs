@@ -6,10 +6,11 @@ use crate::compile::kernels::{Instance, KernelSource};
 use crate::compile::loader::Request;
 use crate::device::fused_hopper::{Loaded, Tile};
 use crate::device::fused_portable::{LoadedPortable, Portable};
+use crate::device::launch::{Entry, Kernel};
 use crate::error::CudaError;
 use core::fmt;
 use cudarc::driver::sys::{CUdevice_attribute, CUresult};
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
+use cudarc::driver::{CudaContext, CudaModule, CudaStream};
 use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -120,19 +121,19 @@ impl Device {
     }
 
     /// A kernel of an instance, which is compiled and loaded at first use and kept.
-    pub(crate) fn function(
+    pub(crate) fn function<A>(
         &self,
         kernel: &'static KernelSource,
         instance: &Instance,
-        name: &str,
-    ) -> Result<CudaFunction, CudaError> {
+        entry: &Entry<A>,
+    ) -> Result<Kernel<A>, CudaError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (kernel.file, instance.to_string());
         let module = match modules.get(&key) {
             Some(module) => module.clone(),
             None => modules.entry(key).or_insert(self.module(kernel, instance)?).clone(),
         };
-        module.load_function(name).map_err(CudaError::driver("load a kernel"))
+        Kernel::load(&module, entry)
     }
 
     /// A portable kernel, compiled and loaded at first use.

@@ -1,16 +1,15 @@
 //! The two launches of the variants with groups, over a head or a part of one.
-#![allow(unsafe_code)]
 
-use crate::abi::{Call, Groups, Matrices, PARTIAL_BYTES, Selection, Summaries};
-use crate::device::alignment::{check_by_8, check_rows};
-use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable};
+use crate::abi::{Call, DeviceAddress, Draw, Groups, Matrices, PARTIAL_BYTES, Row, Selection, Summaries};
+use crate::device::alignment::{check_aligned, check_rows};
+use crate::device::fused_portable::{Epilogue, LoadedPortable, Portable, PortableOutput};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::Scratch;
 use crate::device::select::{GroupRule, SelectKernel};
 use crate::error::CudaError;
-use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
 /// Groups are multiples of this many tokens.
@@ -31,14 +30,14 @@ fn partial_bytes_of_row(tokens: usize, size: u32, blocks: u32) -> usize {
 /// The device addresses of what a pass reads and writes a row, and which part of the head it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Results {
-    pub(crate) rows: u64,
-    pub(crate) draws: u64,
-    /// 0 = not wanted.
-    pub(crate) log_z: u64,
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) draws: DeviceAddress<Draw>,
+    /// Null = not wanted.
+    pub(crate) log_z: DeviceAddress<f64>,
     /// All ones before the first part.
-    pub(crate) invalid: u64,
+    pub(crate) invalid: DeviceAddress<u64>,
     /// Not used where one part is the whole head.
-    pub(crate) running: u64,
+    pub(crate) running: DeviceAddress<u8>,
     pub(crate) begins: bool,
     pub(crate) ends: bool,
 }
@@ -96,46 +95,35 @@ impl GroupPass {
         self.partials.settle();
     }
 
-    /// Enqueues both launches over `head`.
-    ///
-    /// # Safety
-    /// * As [`DeviceTiled::new`](crate::DeviceTiled::new) for the head, and
-    ///   [`DeviceTiled::launch`](crate::DeviceTiled::launch) for the rest.
-    /// * The head has at most the tokens that were planned.
-    /// * Parts come in ascending order and begin at multiples of the group's size, but for the first.
-    pub(crate) unsafe fn launch(
+    /// Enqueues both launches over `head`, which has at most the tokens that were planned. Parts come in ascending order and
+    /// begin at multiples of the group's size, but for the first.
+    pub(crate) fn launch(
         &mut self,
-        stream: &CudaStream,
+        queue: Queue<'_>,
         head: &DeviceHead,
         hidden: &DeviceMatrix,
         results: &Results,
     ) -> Result<(), CudaError> {
         check_rows(results.rows, results.draws)?;
-        check_by_8("log Z", results.log_z)?;
+        check_aligned("log Z", results.log_z)?;
         if !head.takes(hidden, self.max_rows)? {
             return Ok(());
         }
         let operand = Portable::operand(head.weight.dtype, hidden.dtype);
         let instance = Portable::for_rows(hidden.rows, operand, Epilogue::Summary);
-        let kernel = match self.portable.iter().find(|kernel| kernel.portable == instance) {
-            Some(kernel) => kernel,
-            None => {
-                self.portable.push(self.device.portable(instance)?);
-                self.portable.last().expect("one was just added")
-            }
-        };
+        let kernel = LoadedPortable::of(&mut self.portable, instance, &self.device)?;
         let (tokens, first_token, row_count) = (head.weight.rows as u32, head.first_token, hidden.rows as u32);
         let groups = Groups { size: self.size, first_token, tokens, blocks: kernel.blocks(tokens).min(self.blocks) };
         let partials = self.partials.lend();
         let summaries = Summaries { partials, size: self.size, slots: groups.slots() };
         let call = Call {
             rows: results.rows,
-            bias: head.bias.unwrap_or(0),
-            best: 0,
+            bias: head.bias.unwrap_or_default(),
+            best: DeviceAddress::NULL,
             invalid: results.invalid,
-            logits: 0,
-            arrived: 0,
-            draws: 0,
+            logits: DeviceAddress::NULL,
+            arrived: DeviceAddress::NULL,
+            draws: DeviceAddress::NULL,
             head: head.transform(),
             row_count,
             hidden: hidden.cols as u32,
@@ -155,12 +143,9 @@ impl GroupPass {
             begins: results.begins.into(),
             ends: results.ends.into(),
         };
-        // SAFETY: head, inputs and results by this function's contract; the scratch is this value's, sized by `new` for the
-        // most blocks; the instance is the one for these rows and types, and its epilogue takes Summaries.
-        unsafe {
-            kernel.launch(stream, &call, &Matrices::of(&head.weight, hidden, 16), &summaries, groups.blocks)?;
-            self.select.launch(stream, &selection)
-        }
+        let matrices = Matrices::of(&head.weight, hidden, 16);
+        kernel.launch(queue, call, matrices, PortableOutput::Summary(summaries), groups.blocks)?;
+        self.select.launch(queue, selection)
     }
 }
 

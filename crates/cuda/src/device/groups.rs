@@ -1,13 +1,16 @@
 //! The grouped and online variants over device memory (paper Alg. I.2 and I.3).
 #![allow(unsafe_code)]
 
+use crate::abi::{DeviceAddress, Draw, Row};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::group_pass::{GroupPass, Results};
 use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::scratch::Scratch;
 use crate::device::select::GroupRule;
+use crate::device::tiled::RowsAndDraws;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
@@ -50,6 +53,17 @@ impl DeviceGroups {
         rule: GroupRule,
         device: &Arc<Device>,
     ) -> Result<Self, CudaError> {
+        DeviceGroups::plan(head, max_rows, group, rule, device)
+    }
+
+    /// [`DeviceGroups::new`]. Reads no device memory: whoever makes the [`Queue`] of a launch answers for the head.
+    pub(crate) fn plan(
+        head: DeviceHead,
+        max_rows: usize,
+        group: u32,
+        rule: GroupRule,
+        device: &Arc<Device>,
+    ) -> Result<Self, CudaError> {
         let pass = GroupPass::new(&head, max_rows, group, rule, device)?;
         let invalid = Scratch::new(MAX_ROWS * size_of::<u64>(), &[], device)?;
         Ok(DeviceGroups { head, pass, invalid })
@@ -73,8 +87,8 @@ impl DeviceGroups {
 
     /// Draws for `hidden [rows, hidden]`: enqueues two launches on `stream` and returns.
     ///
-    /// `rows` is the device address of one [`abi::Row`](crate::abi::Row) a row, `draws` of room for one
-    /// [`abi::Draw`](crate::abi::Draw) a row. `log_z`, where given, is of room for one float64 a row: the logarithm of the
+    /// `rows` has one [`abi::Row`](crate::abi::Row) a row, `draws` room for one
+    /// [`abi::Draw`](crate::abi::Draw) a row. `log_z`, where given, has room for one float64 a row: the logarithm of the
     /// row's mass, `ln sum e^l` over the transformed logits, within 1e-8 (paper App. L); the log-probability of the drawn
     /// token is its logit less that.
     ///
@@ -87,13 +101,25 @@ impl DeviceGroups {
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
-        log_z: Option<u64>,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        log_z: Option<DeviceAddress<f64>>,
     ) -> Result<(), CudaError> {
-        let invalid = self.invalid.lend();
-        let results = Results { rows, draws, log_z: log_z.unwrap_or(0), invalid, running: 0, begins: true, ends: true };
-        // SAFETY: the same contract; the invalid keys are this value's and as the kernels leave them.
-        unsafe { self.pass.launch(stream, &self.head, hidden, &results) }
+        // SAFETY: the bullets of this function and of `new`; the scratch is this value's.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue(queue, hidden, (rows, draws), log_z.unwrap_or_default())
+    }
+
+    /// [`DeviceGroups::launch`]; log Z may be null.
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        hidden: &DeviceMatrix,
+        (rows, draws): RowsAndDraws,
+        log_z: DeviceAddress<f64>,
+    ) -> Result<(), CudaError> {
+        let (invalid, running) = (self.invalid.lend(), DeviceAddress::NULL);
+        let results = Results { rows, draws, log_z, invalid, running, begins: true, ends: true };
+        self.pass.launch(queue, &self.head, hidden, &results)
     }
 }

@@ -1,6 +1,6 @@
 //! An LM head in device memory, and what is checked of it.
 
-use crate::abi::HeadTransform;
+use crate::abi::{DeviceAddress, HeadTransform};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::matrix::DeviceMatrix;
@@ -18,7 +18,7 @@ pub struct DeviceHead {
     /// Global id of the weight's first row; no token's id exceeds 2^32 - 2.
     pub first_token: u32,
     /// Device address, a multiple of 4, of one float32 per weight row, added before soft-cap and scale.
-    pub bias: Option<u64>,
+    pub bias: Option<DeviceAddress<f32>>,
     /// `cap * tanh(l / cap)`; finite and positive.
     pub soft_cap: Option<f32>,
     /// Multiplies the logits; finite and positive.
@@ -65,7 +65,7 @@ impl DeviceHead {
         if vocab_end > u32::MAX as usize - 1 {
             return Err(HeadError::Vocab { vocab_size: vocab_end, vocab_start, vocab_end }.into());
         }
-        if self.bias.is_some_and(|bias| !bias.is_multiple_of(size_of::<f32>() as u64)) {
+        if self.bias.is_some_and(|bias| !bias.is_aligned()) {
             return Err(CudaError::Layout { what: "bias", reason: "its address lies within an element" });
         }
         Ok(())

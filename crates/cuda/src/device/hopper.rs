@@ -1,13 +1,12 @@
 //! The Hopper kernels of a planned head, and the weight as they read it.
-#![allow(unsafe_code)]
 
 use crate::abi::{Call, Maps, TensorMap};
 use crate::device::fused_hopper::{FusedOutput, FusedVariant, Loaded, Tile};
 use crate::device::gpu::Device;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::tensor_map;
 use crate::error::CudaError;
-use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
 /// The Hopper kernels, and the weight as they read it.
@@ -32,14 +31,11 @@ impl Hopper {
     }
 
     /// Launches the kernel for these rows, within the plan.
-    ///
-    /// # Safety
-    /// As [`Loaded::launch`], for `call`, `hidden`, `output` and the weight, which are device memory.
-    pub(crate) unsafe fn launch(
+    pub(crate) fn launch(
         &mut self,
-        stream: &CudaStream,
+        queue: Queue<'_>,
         hidden: &DeviceMatrix,
-        call: &Call,
+        call: Call,
         output: &FusedOutput,
         device: &Device,
     ) -> Result<(), CudaError> {
@@ -48,8 +44,7 @@ impl Hopper {
         let map = tensor_map::encode(hidden, kernel.tile.loaded_rows(hidden.rows))?;
         let maps = Maps { weight, granule, hidden: map };
         let blocks = kernel.blocks(call.tokens, device.multiprocessors());
-        // SAFETY: the caller's; the kernel is the one for these rows and for `output`.
-        unsafe { kernel.launch(stream, blocks, call, &maps, output) }
+        kernel.launch(queue, blocks, call, maps, output)
     }
 
     /// Loads the kernels of this variant, for every planned number of rows.

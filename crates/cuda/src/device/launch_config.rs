@@ -1,13 +1,10 @@
 //! The launch configuration that a kernel exports, and a kernel loaded with it.
-#![allow(unsafe_code)]
 
 use crate::compile::kernels::KernelSource;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, launch};
+use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue};
 use crate::error::CudaError;
-use core::ffi::c_void;
-use cudarc::driver::sys::CUfunction_attribute;
-use cudarc::driver::{CudaFunction, CudaModule, CudaStream};
+use cudarc::driver::CudaModule;
 use std::sync::Arc;
 
 /// Reads the words of a module's exported launch-configuration constant.
@@ -25,43 +22,27 @@ pub(crate) fn launch_words<const N: usize>(
     Ok(words)
 }
 
-/// Raises the limit on dynamic shared memory per block to `bytes`.
-pub(crate) fn allow_shared(function: &CudaFunction, bytes: u32) -> Result<(), CudaError> {
-    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    function.set_attribute(attribute, bytes as i32).map_err(CudaError::driver("load a kernel"))
-}
-
 /// A kernel in a device, with the dynamic shared memory of a block, in bytes, and its threads, as the constant
 /// `NAME_launch` of its source states.
 #[derive(Debug)]
-pub(crate) struct ConfiguredKernel {
-    function: CudaFunction,
+pub(crate) struct ConfiguredKernel<A> {
+    kernel: Kernel<A>,
     shared_bytes: u32,
     threads: u32,
 }
 
-impl ConfiguredKernel {
+impl<A: Arguments> ConfiguredKernel<A> {
     /// A kernel of a source with one instance, compiled and loaded at first use.
-    pub(crate) fn load(device: &Device, source: &'static KernelSource, name: &str) -> Result<Self, CudaError> {
+    pub(crate) fn load(device: &Device, source: &'static KernelSource, entry: &Entry<A>) -> Result<Self, CudaError> {
         let module = device.module(source, &source.instance())?;
-        let function = module.load_function(name).map_err(CudaError::driver("load a kernel"))?;
-        let [shared_bytes, threads] = launch_words(&module, &format!("{name}_launch"), device)?;
-        allow_shared(&function, shared_bytes)?;
-        Ok(ConfiguredKernel { function, shared_bytes, threads })
+        let [shared_bytes, threads] = launch_words(&module, &format!("{}_launch", entry.name), device)?;
+        let kernel = Kernel::load(&module, entry)?.with_shared(shared_bytes)?;
+        Ok(ConfiguredKernel { kernel, shared_bytes, threads })
     }
 
     /// Enqueues it.
-    ///
-    /// # Safety
-    /// As [`launch()`].
-    pub(crate) unsafe fn launch<const N: usize>(
-        &self,
-        stream: &CudaStream,
-        blocks: u32,
-        arguments: [*mut c_void; N],
-    ) -> Result<(), CudaError> {
+    pub(crate) fn launch(&self, queue: Queue<'_>, blocks: u32, arguments: A) -> Result<(), CudaError> {
         let grid = Grid { shared_bytes: self.shared_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: the same contract.
-        unsafe { launch(&self.function, stream, grid, arguments) }
+        queue.launch(&self.kernel, grid, arguments)
     }
 }

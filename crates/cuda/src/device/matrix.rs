@@ -1,7 +1,8 @@
 //! Matrices in device memory.
 
-use crate::abi::{self, Matrices};
+use crate::abi::{self, DeviceAddress, Matrices};
 use crate::error::CudaError;
+use core::ops::Range;
 use flash_sampling_core::DType;
 
 /// A row-major matrix `[rows, cols]` in device memory.
@@ -11,7 +12,7 @@ use flash_sampling_core::DType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMatrix {
     /// Device address; a multiple of the element's size.
-    pub address: u64,
+    pub address: DeviceAddress<u8>,
     /// Element type.
     pub dtype: DType,
     /// Number of rows.
@@ -28,10 +29,16 @@ impl DeviceMatrix {
         let reason = match () {
             () if self.cols == 0 => "it has no columns",
             () if self.row_stride < self.cols => "the stride is smaller than a row",
-            () if !self.address.is_multiple_of(self.dtype.size() as u64) => "its address lies within an element",
+            () if !self.address.get().is_multiple_of(self.dtype.size() as u64) => "its address lies within an element",
             () => return Ok(()),
         };
         Err(CudaError::Layout { what, reason })
+    }
+
+    /// Some neighbouring rows.
+    pub(crate) fn rows(&self, which: Range<usize>) -> DeviceMatrix {
+        let address = self.address.add(which.start * self.row_stride * self.dtype.size());
+        DeviceMatrix { address, rows: which.len(), ..*self }
     }
 
     /// Bytes from one row to the next.
@@ -41,7 +48,7 @@ impl DeviceMatrix {
 
     /// The largest power of two, up to 16, that divides the address of every row.
     pub(crate) fn unit(&self) -> u32 {
-        1 << (self.address | self.stride_bytes()).trailing_zeros().min(4)
+        1 << (self.address.get() | self.stride_bytes()).trailing_zeros().min(4)
     }
 
     /// Whether the tensor cores take it as it lies, by the copy engine or by asynchronous copies.
@@ -72,18 +79,23 @@ mod tests {
 
     #[test]
     fn layouts_are_told_apart() {
-        let matrix = DeviceMatrix { address: 4096, dtype: DType::BF16, rows: 3, cols: 9, row_stride: 16 };
+        let matrix =
+            DeviceMatrix { address: DeviceAddress::new(4096), dtype: DType::BF16, rows: 3, cols: 9, row_stride: 16 };
         assert!(matrix.check("weight").is_ok() && matrix.is_aligned());
         let units = [(4096, 12, 8), (4096, 10, 4), (4096, 9, 2), (4098, 16, 2), (4104, 16, 8), (0, 64, 16)];
         for (address, row_stride, unit) in units {
-            assert_eq!(DeviceMatrix { address, row_stride, ..matrix }.unit(), unit, "{address} {row_stride}");
+            assert_eq!(
+                DeviceMatrix { address: DeviceAddress::new(address), row_stride, ..matrix }.unit(),
+                unit,
+                "{address} {row_stride}"
+            );
         }
         assert!(!DeviceMatrix { dtype: DType::F32, ..matrix }.is_aligned());
         for wrong in [
             DeviceMatrix { cols: 0, ..matrix },
             DeviceMatrix { row_stride: 8, ..matrix },
-            DeviceMatrix { address: 4097, ..matrix },
-            DeviceMatrix { address: 4098, dtype: DType::F32, ..matrix },
+            DeviceMatrix { address: DeviceAddress::new(4097), ..matrix },
+            DeviceMatrix { address: DeviceAddress::new(4098), dtype: DType::F32, ..matrix },
         ] {
             assert!(matches!(wrong.check("weight"), Err(CudaError::Layout { what: "weight", .. })), "{wrong:?}");
         }

@@ -7,6 +7,7 @@
 //! | `standalone` | its own | |
 
 pub(crate) mod alignment;
+pub(crate) mod entries;
 pub(crate) mod fused_hopper;
 pub(crate) mod fused_portable;
 pub(crate) mod gpu;

@@ -1,9 +1,12 @@
 //! Page-locked host memory on the way to a GPU or from it.
 #![allow(unsafe_code)]
 
+use crate::abi::DeviceAddress;
+use crate::device::launch::Queue;
 use crate::error::CudaError;
 use core::ptr::NonNull;
-use cudarc::driver::{CudaStream, HostSlice, PinnedHostSlice, result};
+use cudarc::driver::{CudaContext, CudaStream, HostSlice, PinnedHostSlice, result};
+use std::sync::Arc;
 
 /// Page-locked bytes, which the GPU reads and writes by itself; other memory the driver copies once more, on the caller's
 /// thread.
@@ -21,15 +24,22 @@ unsafe impl Send for Pinned {}
 // SAFETY: as above; a shared value gives no access to it.
 unsafe impl Sync for Pinned {}
 
+/// Page-locked memory of zeros.
+pub(crate) fn page_locked(size: usize, context: &Arc<CudaContext>) -> Result<PinnedHostSlice<u8>, CudaError> {
+    let failed = CudaError::driver("allocate page-locked memory");
+    // SAFETY: it is filled before it is read; reads by the processor rule out write-combined memory.
+    let mut memory = unsafe { context.alloc_pinned_with_flags::<u8>(size, 0) }.map_err(&failed)?;
+    let address = memory.as_mut_ptr().map_err(&failed)?;
+    // SAFETY: as many bytes as were allocated.
+    unsafe { address.write_bytes(0, size) };
+    Ok(memory)
+}
+
 impl Pinned {
     /// `size` bytes of zeros.
     pub(crate) fn new(size: usize, stream: &CudaStream) -> Result<Self, CudaError> {
-        let failed = CudaError::driver("allocate page-locked memory");
-        // SAFETY: it is filled before it is read; reads by the processor rule out write-combined memory.
-        let mut memory = unsafe { stream.context().alloc_pinned_with_flags::<u8>(size, 0) }.map_err(&failed)?;
-        let address = memory.as_mut_ptr().map_err(&failed)?;
-        // SAFETY: as many bytes as were allocated.
-        unsafe { address.write_bytes(0, size) };
+        let mut memory = page_locked(size, stream.context())?;
+        let address = memory.as_mut_ptr().map_err(CudaError::driver("allocate page-locked memory"))?;
         let address = NonNull::new(address).ok_or(CudaError::Corrupt { what: "an address of page-locked memory" })?;
         Ok(Pinned { memory, address, is_pending: false })
     }
@@ -50,39 +60,35 @@ impl Pinned {
     }
 
     /// Enqueues a copy of the first `size` bytes to device memory.
-    ///
-    /// # Safety
-    /// There is device memory of `size` bytes at `to`, until the stream has passed the copy.
-    pub(crate) unsafe fn copy_up(&mut self, to: u64, size: usize, stream: &CudaStream) -> Result<(), CudaError> {
+    pub(crate) fn copy_up(&mut self, to: DeviceAddress<u8>, size: usize, queue: Queue<'_>) -> Result<(), CudaError> {
+        let stream = queue.stream();
         let failed = CudaError::driver("copy inputs to the GPU");
         stream.context().bind_to_thread().map_err(&failed)?;
         self.is_pending = true;
-        // SAFETY: the caller's; `bytes` waits for the event that the guard records behind the copy, and so does freeing.
+        // SAFETY: *Memory* of the queue; `bytes` waits for the event that the guard records behind the copy, and so does freeing.
         unsafe {
             let (bytes, _until_copied) = self.memory.stream_synced_slice(stream);
-            result::memcpy_htod_async(to, &bytes[..size], stream.cu_stream())
+            result::memcpy_htod_async(to.get(), &bytes[..size], stream.cu_stream())
         }
         .map_err(failed)
     }
 
     /// Enqueues a copy of `size` bytes of device memory to the bytes from `at` on.
-    ///
-    /// # Safety
-    /// There is device memory of `size` bytes at `from`, until the stream has passed the copy.
-    pub(crate) unsafe fn copy_down(
+    pub(crate) fn copy_down<T>(
         &mut self,
-        from: u64,
+        from: DeviceAddress<T>,
         at: usize,
         size: usize,
-        stream: &CudaStream,
+        queue: Queue<'_>,
     ) -> Result<(), CudaError> {
+        let stream = queue.stream();
         let failed = CudaError::driver("copy results from the GPU");
         stream.context().bind_to_thread().map_err(&failed)?;
         self.is_pending = true;
         // SAFETY: as in `copy_up`.
         unsafe {
             let (bytes, _until_copied) = self.memory.stream_synced_mut_slice(stream);
-            result::memcpy_dtoh_async(&mut bytes[at..at + size], from, stream.cu_stream())
+            result::memcpy_dtoh_async(&mut bytes[at..at + size], from.get(), stream.cu_stream())
         }
         .map_err(failed)
     }

@@ -1,18 +1,12 @@
 //! Room for the results of launches, poisoned so that a result that no kernel wrote is seen.
-#![allow(unsafe_code)]
 
-use crate::abi::{Draw, status};
+use crate::abi::{DeviceAddress, Draw, status};
+use crate::device::launch::Queue;
 use crate::error::CudaError;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
-use std::sync::Arc;
 
 /// Fills the first `count` draws with ones before a launch writes them.
-pub(crate) fn poison(draws: &CudaSlice<u8>, count: usize, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
-    let bytes = (count * size_of::<Draw>()).min(draws.len());
-    let address = draws.device_ptr(stream).0;
-    // SAFETY: these are the memory's own bytes; the stream orders this before the launches.
-    unsafe { result::memset_d8_async(address, 0xff, bytes, stream.cu_stream()) }
-        .map_err(CudaError::driver("poison the draws"))
+pub(crate) fn poison(draws: DeviceAddress<Draw>, count: usize, queue: Queue<'_>) -> Result<(), CudaError> {
+    queue.fill(draws, 0xff, count)
 }
 
 /// # Errors

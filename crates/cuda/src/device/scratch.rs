@@ -1,10 +1,12 @@
 //! Device memory that kernels use by its address, freed after them.
 #![allow(unsafe_code)]
 
+use crate::abi::DeviceAddress;
 use crate::device::gpu::Device;
+use crate::device::launch::Queue;
 use crate::error::CudaError;
 use core::ops::Range;
-use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, DriverError, result};
+use cudarc::driver::{CudaContext, CudaSlice, DriverError};
 use std::sync::Arc;
 
 /// Device memory that launches on the callers' streams use by its address. Dropping it waits for the GPU when launches may
@@ -12,7 +14,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: CudaSlice<u8>,
-    address: u64,
+    address: DeviceAddress<u8>,
     is_pending: bool,
 }
 
@@ -22,16 +24,16 @@ impl Scratch {
         let failed = CudaError::driver("allocate scratch");
         let stream = device.stream()?;
         let memory = stream.alloc_zeros::<u8>(size).map_err(&failed)?;
-        let base = memory.device_ptr(&stream).0;
-        let fill = |range: &Range<usize>, byte| {
+        let address = DeviceAddress::of(&memory, &stream);
+        // SAFETY: *Memory*: every range is a part of the memory just allocated, which this value frees after the launches.
+        let queue = unsafe { Queue::new(&stream) };
+        queue.fill(address, 0xff, size)?;
+        for range in zeros {
             let range = range.start.min(size)..range.end.min(size);
-            // SAFETY: this is a part of the memory.
-            unsafe { result::memset_d8_async(base + range.start as u64, byte, range.len(), stream.cu_stream()) }
-        };
-        fill(&(0..size), 0xff).map_err(&failed)?;
-        zeros.iter().try_for_each(|range| fill(range, 0)).map_err(&failed)?;
+            queue.fill(address.add(range.start), 0, range.len())?;
+        }
         stream.synchronize().map_err(&failed)?;
-        Ok(Scratch { memory, address: base, is_pending: false })
+        Ok(Scratch { memory, address, is_pending: false })
     }
 
     /// Bytes.
@@ -40,9 +42,9 @@ impl Scratch {
     }
 
     /// The device address, for a launch that may be pending from now on.
-    pub(crate) fn lend(&mut self) -> u64 {
+    pub(crate) fn lend<T>(&mut self) -> DeviceAddress<T> {
         self.is_pending = true;
-        self.address
+        self.address.cast()
     }
 
     /// Every launch that used the memory has run: its stream was waited for, without an error.

@@ -1,12 +1,11 @@
 //! The second launch of the grouped and online variants: from the groups' log-masses and samples to draws.
-#![allow(unsafe_code)]
 
 use crate::abi::Selection;
 use crate::compile::kernels::{self, KernelSource};
+use crate::device::entries;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
+use crate::device::launch::{Grid, Kernel, Queue};
 use crate::error::CudaError;
-use cudarc::driver::{CudaFunction, CudaStream};
 
 /// One instance, for every GPU.
 pub(crate) static SOURCE: KernelSource = KernelSource::single("select.cu", kernels::any);
@@ -29,22 +28,16 @@ pub enum GroupRule {
 
 /// The kernel in a device.
 #[derive(Debug)]
-pub(crate) struct SelectKernel(CudaFunction);
+pub(crate) struct SelectKernel(Kernel<(Selection,)>);
 
 impl SelectKernel {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        Ok(SelectKernel(device.function(&SOURCE, &SOURCE.instance(), "select_groups")?))
+        Ok(SelectKernel(device.function(&SOURCE, &SOURCE.instance(), &entries::SELECT_GROUPS)?))
     }
 
-    /// Launches it.
-    ///
-    /// # Safety
-    /// * Every pointer of `selection` is device memory of this kernel's device, of the sizes that groups.cuh states, and
-    ///   stays so until the stream has passed the launch.
-    /// * The partial summaries are those of a launch over the same groups with as many blocks, earlier on the stream.
-    pub(crate) unsafe fn launch(&self, stream: &CudaStream, selection: &Selection) -> Result<(), CudaError> {
-        // SAFETY: the kernel takes a Selection by value, whose layout abi asserts; the rest is the caller's.
-        unsafe { launch(&self.0, stream, Grid::of(selection.row_count, THREADS), [argument(selection)]) }
+    /// Draws for every row, from the partial summaries of an earlier launch over the same groups with as many blocks.
+    pub(crate) fn launch(&self, queue: Queue<'_>, selection: Selection) -> Result<(), CudaError> {
+        queue.launch(&self.0, Grid::of(selection.row_count, THREADS), (selection,))
     }
 }

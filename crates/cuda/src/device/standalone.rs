@@ -1,18 +1,19 @@
 //! The standalone sampler over logits in device memory (paper Alg. I.1).
 #![allow(unsafe_code)]
 
-use crate::abi::{self, Call, Existing, HeadTransform, Masses};
+use crate::abi::{self, Call, DeviceAddress, Draw, Existing, HeadTransform, Masses, Row};
 use crate::compile::kernels::{self, Instance, KernelSource};
-use crate::device::alignment::{check_by_4, check_by_8, check_rows};
+use crate::device::alignment::{check_aligned, check_rows};
+use crate::device::entries;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
+use crate::device::launch::{Grid, Kernel, Queue};
 use crate::device::matrix::DeviceMatrix;
 use crate::device::noise_math::NoiseMath;
 use crate::device::scratch::Scratch;
 use crate::error::CudaError;
 use core::fmt::Display;
 use core::ops::Range;
-use cudarc::driver::{CudaFunction, CudaStream};
+use cudarc::driver::CudaStream;
 use flash_sampling_core::{DType, Knob};
 use std::sync::Arc;
 
@@ -57,19 +58,19 @@ pub(crate) fn split(tokens: &Range<u32>, items: usize, multiprocessors: u32) -> 
     (parts.div_ceil(parts_of_block), parts_of_block)
 }
 
-/// Which draws are made of existing logits. Addresses are of device memory.
+/// Which draws are made of existing logits.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceDraws {
     /// Number of draws.
     pub count: usize,
     /// One [`abi::Row`](crate::abi::Row) a draw.
-    pub rows: u64,
+    pub rows: DeviceAddress<Row>,
     /// The row of the logits that each draw takes, one `u32` a draw; `None`: draw `i` takes row `i`.
-    pub sources: Option<u64>,
+    pub sources: Option<DeviceAddress<u32>>,
     /// Room for one [`abi::Draw`](crate::abi::Draw) a draw.
-    pub draws: u64,
+    pub draws: DeviceAddress<Draw>,
     /// Room for one float64 a draw, for log Z; `None`: it is not wanted.
-    pub log_z: Option<u64>,
+    pub log_z: Option<DeviceAddress<f64>>,
 }
 
 /// Draws from logits that exist in device memory (paper Alg. I.1): one streaming pass, one launch a call, on the
@@ -86,9 +87,9 @@ pub struct DeviceDraws {
 #[derive(Debug)]
 pub struct DeviceStandalone {
     device: Arc<Device>,
-    kernel: CudaFunction,
+    kernel: Kernel<(Call, Existing)>,
     /// The kernel that tells log Z, and room for its blocks' masses.
-    with_log_z: Option<(CudaFunction, Scratch)>,
+    with_log_z: Option<(Kernel<(Call, Existing, Masses)>, Scratch)>,
     tokens: Range<u32>,
     dtype: DType,
     math: NoiseMath,
@@ -132,7 +133,7 @@ impl DeviceStandalone {
                 return Err(CudaError::TooLarge { what, found, limit });
             }
         }
-        let kernel = device.function(&SOURCE, &instance(dtype, math, false), "standalone")?;
+        let kernel = device.function(&SOURCE, &instance(dtype, math, false), &entries::STANDALONE)?;
         let keys = 8 * max_draws..16 * max_draws;
         let scratch = Scratch::new(20 * max_draws, &[0..keys.start, keys.end..20 * max_draws], device)?;
         let (device, with_log_z) = (device.clone(), None);
@@ -150,10 +151,12 @@ impl DeviceStandalone {
         self.with_log_z.iter_mut().for_each(|(_, parts)| parts.settle());
     }
 
-    /// Loads the kernel that tells log Z, at the first call.
-    fn with_log_z(&mut self) -> Result<(&CudaFunction, u64), CudaError> {
+    /// The kernel with log Z, loaded at the first call, and room for its masses.
+    #[allow(clippy::type_complexity)] // a kernel and an address
+    fn with_log_z(&mut self) -> Result<(&Kernel<(Call, Existing, Masses)>, DeviceAddress<u8>), CudaError> {
         if self.with_log_z.is_none() {
-            let kernel = self.device.function(&SOURCE, &instance(self.dtype, self.math, true), "standalone")?;
+            let kernel =
+                self.device.function(&SOURCE, &instance(self.dtype, self.math, true), &entries::STANDALONE_LOG_Z)?;
             let most = self.max_draws.max((BLOCKS * self.device.multiprocessors()) as usize);
             self.with_log_z = Some((kernel, Scratch::new(most * PART_BYTES, &[], &self.device)?));
         }
@@ -183,11 +186,23 @@ impl DeviceStandalone {
         logits: &DeviceMatrix,
         draws: &DeviceDraws,
     ) -> Result<(), CudaError> {
+        // SAFETY: the bullets of this function; the scratch is this value's, sized by `new`.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue(queue, logits, draws)
+    }
+
+    /// [`DeviceStandalone::launch`].
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        logits: &DeviceMatrix,
+        draws: &DeviceDraws,
+    ) -> Result<(), CudaError> {
         let reason = match () {
             () if logits.dtype != self.dtype => "their type is not the planned one",
             () if logits.cols != self.tokens.len() => "their width is not the planned number of tokens",
             () if logits.row_stride < logits.cols => "the stride is smaller than a row",
-            () if !logits.address.is_multiple_of(self.dtype.size() as u64) => {
+            () if !logits.address.get().is_multiple_of(self.dtype.size() as u64) => {
                 "their address is not a multiple of an element"
             }
             () if draws.sources.is_none() && logits.rows < draws.count => "there are fewer rows than draws",
@@ -200,20 +215,20 @@ impl DeviceStandalone {
             return Err(CudaError::TooLarge { what: "draws", found: draws.count, limit: self.max_draws });
         }
         check_rows(draws.rows, draws.draws)?;
-        check_by_4("sources", draws.sources.unwrap_or(0))?;
-        check_by_8("log Z", draws.log_z.unwrap_or(0))?;
+        check_aligned("sources", draws.sources.unwrap_or_default())?;
+        check_aligned("log Z", draws.log_z.unwrap_or_default())?;
         if draws.count == 0 {
             return Ok(());
         }
         let (blocks, parts_of_block) = split(&self.tokens, draws.count, self.device.multiprocessors());
-        let (scratch, each) = (self.scratch.lend(), 8 * self.max_draws as u64);
+        let best = self.scratch.lend::<u64>();
         let call = Call {
             rows: draws.rows,
-            bias: 0,
-            best: scratch,
-            invalid: scratch + each,
-            logits: 0,
-            arrived: scratch + 2 * each,
+            bias: DeviceAddress::NULL,
+            best,
+            invalid: best.add(self.max_draws),
+            logits: DeviceAddress::NULL,
+            arrived: best.add(2 * self.max_draws).cast(),
             draws: draws.draws,
             head: HeadTransform { soft_cap: 0.0, scale: 1.0 },
             row_count: draws.count as u32,
@@ -223,7 +238,7 @@ impl DeviceStandalone {
         };
         let existing = Existing {
             logits: logits.address,
-            sources: draws.sources.unwrap_or(0),
+            sources: draws.sources.unwrap_or_default(),
             row_stride: logits.row_stride as u64,
             blocks,
             parts_of_block,
@@ -231,14 +246,11 @@ impl DeviceStandalone {
         let all = blocks * draws.count as u32;
         let grid = Grid::of(all, THREADS);
         let Some(log_z) = draws.log_z else {
-            // SAFETY: the kernel takes a Call and an Existing by value, whose layouts abi asserts; the scratch is this
-            // value's, sized by `new`, and the kernel leaves it as it found it; the rest is the caller's.
-            return unsafe { launch(&self.kernel, stream, grid, [argument(&call), argument(&existing)]) };
+            return queue.launch(&self.kernel, grid, (call, existing));
         };
         let (kernel, parts) = self.with_log_z()?;
         let masses = Masses { parts, log_z };
-        // SAFETY: as above, and this one takes Masses too; there is room for the parts of as many blocks as `split` makes.
-        unsafe { launch(kernel, stream, grid, [argument(&call), argument(&existing), argument(&masses)]) }
+        queue.launch(kernel, grid, (call, existing, masses))
     }
 }
 

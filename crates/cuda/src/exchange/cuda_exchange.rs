@@ -1,14 +1,15 @@
 //! Draws over host memory that ranks make together on their GPUs.
-#![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row, status};
+use crate::abi::{DeviceAddress, Draw, Row, status};
 use crate::device::gpu::Device;
+use crate::device::launch::Queue;
+use crate::device::tiled::RowsAndDraws;
 use crate::error::CudaError;
 #[cfg(feature = "nccl")]
 use crate::exchange::nccl::DeviceNccl;
 use crate::exchange::peers::DevicePeers;
 use crate::exchange::sharded::FiltersTogether;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::CudaSlice;
 use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, Order, RowParams};
 use std::sync::Arc;
@@ -151,14 +152,12 @@ impl CudaExchange {
     }
 
     /// Enqueues the exchange of the draws that a launch on the stream makes, of a call with these parameters, and waits for it
-    /// where nothing on the GPU ends the wait for a rank that does not come.
-    ///
-    /// # Safety
-    /// As [`DevicePeers::launch`].
-    pub(crate) unsafe fn launch(
+    /// where nothing on the GPU ends the wait for a rank that does not come. No draw is
+    /// [`UNDECIDED`](crate::abi::status::UNDECIDED).
+    pub(crate) fn launch(
         &mut self,
-        stream: &CudaStream,
-        (rows, draws): (u64, u64),
+        queue: Queue<'_>,
+        rows: RowsAndDraws,
         row_count: usize,
         params: &[RowParams<'_>],
     ) -> Result<(), CudaError> {
@@ -166,15 +165,13 @@ impl CudaExchange {
         match &mut self.way {
             Way::Peers(peers) => {
                 peers.set_mark(mark);
-                // SAFETY: the same contract.
-                unsafe { peers.launch(stream, rows, draws, row_count) }
+                peers.enqueue(queue, rows, row_count)
             }
             #[cfg(feature = "nccl")]
             Way::Nccl(nccl) => {
                 nccl.set_mark(mark);
-                // SAFETY: the same contract.
-                unsafe { nccl.launch(stream, rows, draws, row_count) }?;
-                nccl.wait(stream)
+                nccl.enqueue(queue, rows, row_count)?;
+                nccl.wait(queue.stream())
             }
         }
     }
@@ -196,9 +193,8 @@ impl CudaExchange {
         &mut self,
         (rows, params): (&[Row], &[RowParams<'_>]),
         draws: &mut Vec<Draw>,
-        stream: &Arc<CudaStream>,
+        queue: Queue<'_>,
     ) -> Result<(), CudaError> {
-        let failed = CudaError::driver("exchange the draws of an empty shard");
         let nothing = Draw {
             token: u32::MAX,
             score: f32::NEG_INFINITY,
@@ -208,18 +204,16 @@ impl CudaExchange {
         draws.clear();
         draws.resize(rows.len(), nothing);
         self.make_room()?;
-        let Some((rows_there, draws_there)) = &mut self.empty else { return Ok(()) };
+        let Some((rows_there, draws_there)) = &self.empty else { return Ok(()) };
         if rows.len() > rows_there.len() {
             return Err(CudaError::TooLarge { what: "rows", found: rows.len(), limit: rows_there.len() });
         }
-        stream.memcpy_htod(rows, rows_there).map_err(&failed)?;
-        stream.memcpy_htod(draws.as_slice(), draws_there).map_err(&failed)?;
-        let (rows_at, draws_at) = (rows_there.device_ptr(stream).0, draws_there.device_ptr(stream).0);
-        // SAFETY: both were just copied on this stream, and are as long; the call waits below.
-        unsafe { self.launch(stream, (rows_at, draws_at), rows.len(), params) }?;
-        let Some((_, draws_there)) = &self.empty else { return Ok(()) };
-        stream.memcpy_dtoh(&draws_there.slice(..rows.len()), draws).map_err(&failed)?;
-        stream.synchronize().map_err(&failed)?;
+        let stream = queue.stream();
+        let there = (DeviceAddress::of(rows_there, stream), DeviceAddress::of(draws_there, stream));
+        queue.copy_up(rows, there.0)?;
+        queue.copy_up(draws, there.1)?;
+        self.launch(queue, there, rows.len(), params)?;
+        queue.copy_down(there.1, draws)?;
         self.check(draws)
     }
 }

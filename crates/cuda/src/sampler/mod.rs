@@ -12,6 +12,7 @@ pub(crate) mod impl_sampler;
 pub(crate) mod logits;
 pub(crate) mod online;
 pub(crate) mod pinned_items;
+pub(crate) mod row_encoder;
 pub(crate) mod row_scan;
 pub(crate) mod staging;
 pub(crate) mod streamed;

@@ -1,6 +1,7 @@
 //! Items of eight bytes that are gathered row by row: where a GPU reads them by itself, or in memory of the host alone.
-#![allow(unsafe_code)]
 
+use crate::abi::DeviceAddress;
+use crate::device::launch::Queue;
 use crate::device::pinned::Pinned;
 use crate::error::CudaError;
 use cudarc::driver::CudaStream;
@@ -83,13 +84,9 @@ impl PinnedItems {
     }
 
     /// Enqueues a copy of page-locked items to device memory.
-    ///
-    /// # Safety
-    /// There is room for them at `to`, until the stream has passed the copy.
-    pub(crate) unsafe fn copy_up(&mut self, to: u64, stream: &CudaStream) -> Result<(), CudaError> {
+    pub(crate) fn copy_up(&mut self, to: DeviceAddress<u8>, queue: Queue<'_>) -> Result<(), CudaError> {
         match self {
-            // SAFETY: the caller's contract.
-            PinnedItems::Locked { memory, len: len @ 1.., .. } => unsafe { memory.copy_up(to, *len * ITEM, stream) },
+            PinnedItems::Locked { memory, len: len @ 1.., .. } => memory.copy_up(to, *len * ITEM, queue),
             _ => Ok(()),
         }
     }

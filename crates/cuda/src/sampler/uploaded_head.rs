@@ -1,11 +1,12 @@
 //! A head in device memory with its kernels, and room for the inputs and draws of a launch.
 #![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row, RowFilters};
+use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::groups::DeviceGroups;
 use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
 use crate::device::results;
@@ -17,11 +18,10 @@ use crate::exchange::cuda_exchange::CudaExchange;
 use crate::sampler::pinned_items::ROOM;
 use crate::sampler::row_scan::FilterSource;
 use crate::sampler::staging::Staging;
-use crate::selection::filtered::NOT_PREPARED;
-use crate::selection::filtered::{DeviceFilters, FilterKinds, rows_within};
+use crate::selection::filtered::{DeviceFilters, FilterKinds, FilteredRows, NOT_PREPARED, rows_within};
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{Head, Matrix, Plan, RowParams};
 use std::sync::Arc;
 
@@ -43,9 +43,9 @@ pub(crate) struct UploadedHead {
     inputs: CudaSlice<u8>,
     /// The inputs of a call but its lists, on their way there.
     staged: Pinned,
-    draws: CudaSlice<u8>,
+    draws: CudaSlice<Draw>,
     /// Draws with filters, and room for those; made when the first of them come.
-    filters: Option<(DeviceFilters, CudaSlice<u8>)>,
+    filters: Option<(DeviceFilters, CudaSlice<RowFilters>)>,
     /// Held for the kernels, which know their addresses; freed after them.
     _weight: CudaSlice<u8>,
     _bias: Option<CudaSlice<f32>>,
@@ -70,32 +70,28 @@ impl UploadedHead {
         stream.synchronize().map_err(&failed)?;
         let on_device = DeviceHead {
             weight: DeviceMatrix {
-                address: weight.device_ptr(stream).0,
+                address: DeviceAddress::of(&weight, stream),
                 dtype,
                 rows: tokens.len(),
                 cols: head.hidden(),
                 row_stride,
             },
             first_token: tokens.start,
-            bias: bias.as_ref().map(|bias| bias.device_ptr(stream).0),
+            bias: bias.as_ref().map(|bias| DeviceAddress::of(bias, stream)),
             soft_cap: head.soft_cap(),
             scale: head.scale(),
         };
         let most = UploadedHead::most_of(plan);
-        // SAFETY: weight and bias are of these sizes, nothing writes to them, and they are freed after the kernels.
-        let new = |(size, rule)| unsafe { DeviceGroups::new(on_device, most, size, rule, device) };
+        let new = |(size, rule)| DeviceGroups::plan(on_device, most, size, rule, device);
         let groups = groups.map(new).transpose()?;
-        // SAFETY: as above.
-        let fused = unsafe {
-            match groups {
-                // It only stores logits.
-                Some(_) => DeviceTiled::unplanned(on_device, most, device, KernelChoice::Portable),
-                None => DeviceTiled::with_kernels(on_device, most, device, choice),
-            }
+        let fused = match groups {
+            // It only stores logits.
+            Some(_) => DeviceTiled::unplanned(on_device, most, device, KernelChoice::Portable),
+            None => DeviceTiled::plan(on_device, most, device, choice),
         }?;
         let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
         let (inputs, staged) = (stream.alloc_zeros(size + ROOM).map_err(&failed)?, Pinned::new(size, stream)?);
-        let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
+        let draws = stream.alloc_zeros(most).map_err(&failed)?;
         Ok(UploadedHead {
             fused,
             groups,
@@ -139,18 +135,13 @@ impl UploadedHead {
         exchange: Option<(&mut CudaExchange, &[RowParams<'_>])>,
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
-        let out = self.draws.device_ptr(stream).0;
-        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws; the call waits below,
-        // so launches follow each other.
-        unsafe {
-            match &mut self.groups {
-                Some(groups) => groups.launch(stream, &hidden, rows, out, None),
-                None => self.fused.launch(stream, &hidden, rows, out, staging.kinds()),
-            }
+        let (queue, rows) = (UploadedHead::queue(stream), (rows, DeviceAddress::of(&self.draws, stream)));
+        match &mut self.groups {
+            Some(groups) => groups.enqueue(queue, &hidden, rows, DeviceAddress::NULL),
+            None => self.fused.enqueue(queue, &hidden, rows, staging.kinds()),
         }?;
         let Some((exchange, params)) = exchange else { return self.copy_draws(hidden.rows, draws, stream) };
-        // SAFETY: the rows and draws of the launch before it, on the same stream.
-        unsafe { exchange.launch(stream, (rows, out), hidden.rows, params) }?;
+        exchange.launch(queue, rows, hidden.rows, params)?;
         self.copy_draws(hidden.rows, draws, stream)?;
         exchange.check(draws)
     }
@@ -163,7 +154,7 @@ impl UploadedHead {
     /// Whether draws from these hidden states can be decided from lists.
     pub(crate) fn lists(&self, input: &Matrix<'_>) -> bool {
         let (dtype, row_stride) = (input.dtype(), self.row_stride);
-        self.fused.lists(&DeviceMatrix { address: 0, dtype, rows: 1, cols: input.cols(), row_stride })
+        self.fused.lists(&DeviceMatrix { address: DeviceAddress::NULL, dtype, rows: 1, cols: input.cols(), row_stride })
     }
 
     /// Draws as [`UploadedHead::draw`] does, with filters, one for each draw; at most [`UploadedHead::most_filtered`] of them. From
@@ -177,42 +168,52 @@ impl UploadedHead {
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
-        let there = self.copy_filters(filters, stream)?;
-        let out = self.draws.device_ptr(stream).0;
+        let (queue, rows) = (UploadedHead::queue(stream), self.filtered_rows(rows, filters, stream)?);
         let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
-        // SAFETY: the inputs were just copied on the same stream; `draws` has room for `most` draws, and there are as many
-        // filters as rows; the call waits below, so launches follow each other; `RowFilters::of` bounds top-k.
-        unsafe {
-            match from {
-                FilterSource::Lists
-                    if selection.launch_listed(stream, &mut self.fused, &hidden, (rows, there), out)? => {}
-                _ => {
-                    let kinds = FilterKinds::of(filters).with_rows(staging.kinds());
-                    selection.launch_kinds(stream, &mut self.fused, &hidden, (rows, there), out, kinds)?;
-                }
+        match from {
+            FilterSource::Lists if selection.enqueue_listed(queue, &mut self.fused, &hidden, rows)? => {}
+            _ => {
+                let kinds = FilterKinds::of(filters).with_rows(staging.kinds());
+                selection.enqueue_kinds(queue, &mut self.fused, &hidden, rows, kinds)?;
             }
         }
         self.copy_draws(hidden.rows, draws, stream)
     }
 
-    /// Copies the filters of a call up; where they are.
-    fn copy_filters(&mut self, filters: &[RowFilters], stream: &Arc<CudaStream>) -> Result<u64, CudaError> {
+    /// Copies the filters of a call up.
+    fn filtered_rows(
+        &mut self,
+        rows: DeviceAddress<Row>,
+        filters: &[RowFilters],
+        stream: &Arc<CudaStream>,
+    ) -> Result<FilteredRows, CudaError> {
         let failed = CudaError::driver("copy the filters of a call");
+        let draws = DeviceAddress::of(&self.draws, stream);
         let (_, room) = self.selection(stream)?;
-        let bytes: &[u8] = bytemuck::cast_slice(filters);
-        stream.memcpy_htod(bytes, &mut room.slice_mut(..bytes.len())).map_err(&failed)?;
-        Ok(room.device_ptr(stream).0)
+        stream.memcpy_htod(filters, &mut room.slice_mut(..filters.len())).map_err(&failed)?;
+        Ok(FilteredRows { rows, filters: DeviceAddress::of(room, stream), draws })
+    }
+
+    /// For the kernels over this value's memory.
+    pub(crate) fn queue(stream: &CudaStream) -> Queue<'_> {
+        // SAFETY: *Memory*: weight, bias, inputs and draws are those of an `UploadedHead`, sized by `new` for the most draws,
+        // and freed behind the work on the same stream. *Order*: one stream is used, and every call waits at its end.
+        // *Rows*: `Staging` makes them of checked parameters; `RowFilters::of` bounds top-k.
+        unsafe { Queue::new(stream) }
     }
 
     /// What draws with filters, made when it is first needed.
-    fn selection(&mut self, stream: &Arc<CudaStream>) -> Result<&mut (DeviceFilters, CudaSlice<u8>), CudaError> {
+    fn selection(
+        &mut self,
+        stream: &Arc<CudaStream>,
+    ) -> Result<&mut (DeviceFilters, CudaSlice<RowFilters>), CudaError> {
         let (tokens, most) = (self.fused.tokens(), self.most_filtered());
         match &mut self.filters {
             Some(filters) => Ok(filters),
             none => {
                 let failed = CudaError::driver("allocate room for filters");
                 let selection = DeviceFilters::new(tokens, most, &self.device)?;
-                let room = stream.alloc_zeros(most * size_of::<RowFilters>()).map_err(&failed)?;
+                let room = stream.alloc_zeros(most).map_err(&failed)?;
                 Ok(none.insert((selection, room)))
             }
         }
@@ -229,7 +230,7 @@ impl UploadedHead {
     /// shards that begin at multiples of 4 do.
     pub(crate) fn can_together(&self) -> (bool, bool) {
         let DeviceMatrix { dtype, cols, .. } = self.head.weight;
-        let hidden = DeviceMatrix { address: 0, dtype, rows: 1, cols, row_stride: self.row_stride };
+        let hidden = DeviceMatrix { address: DeviceAddress::NULL, dtype, rows: 1, cols, row_stride: self.row_stride };
         let lists = self.fused.lists(&hidden);
         (lists, lists && self.head.first_token.is_multiple_of(4))
     }
@@ -253,23 +254,17 @@ impl UploadedHead {
         (exchange, params): (&mut CudaExchange, &[RowParams<'_>]),
     ) -> Result<(), CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
-        let there = self.copy_filters(filters, stream)?;
-        let out = self.draws.device_ptr(stream).0;
+        let rows = self.filtered_rows(rows, filters, stream)?;
         let Some((peers, mark)) = exchange.peers() else {
             return Err(CudaError::NotTogether { reason: "filters are decided by peers alone" });
         };
         let Some((selection, _)) = &mut self.filters else { return Err(NOT_PREPARED) };
-        let (fused, asked, kinds) = (&mut self.fused, (rows, there), staging.kinds());
+        let (queue, fused, kinds) = (UploadedHead::queue(stream), &mut self.fused, staging.kinds());
         let mark = || mark.of(params);
         let peers = (peers, mark);
-        // SAFETY: as for draws of this head alone; every rank of the group makes the same launches.
-        unsafe {
-            match from {
-                FilterSource::Lists => selection.launch_listed_together(stream, fused, &hidden, asked, out, peers),
-                FilterSource::Logits => {
-                    selection.launch_by_mass_together(stream, fused, &hidden, asked, (out, kinds), peers)
-                }
-            }
+        match from {
+            FilterSource::Lists => selection.enqueue_listed_ranks(queue, fused, &hidden, rows, peers),
+            FilterSource::Logits => selection.enqueue_by_mass_ranks(queue, fused, &hidden, (rows, kinds), peers),
         }?;
         self.copy_draws(hidden.rows, draws, stream)?;
         exchange.check(draws)
@@ -288,18 +283,16 @@ impl UploadedHead {
         stream: &Arc<CudaStream>,
     ) -> Result<CanonicalInputs, CudaError> {
         let (hidden, rows) = self.copy(staging, input, stream)?;
-        let (out, to) = (self.draws.device_ptr(stream).0, stored.place(0, stream));
-        // SAFETY: as above; there is room for the logits of as many rows as are staged.
-        let is_transformed = unsafe {
-            if is_canonical {
-                let launched = self.fused.launch_storing(stream, &hidden, rows, out, to.logits, to.stride as usize);
-                launched.map(|()| true)
-            } else {
-                self.fused.launch_storing_fast(stream, &hidden, (rows, out), staging.kinds(), to)
-            }
-        }?;
-        let rows_to_apply = if is_transformed { 0 } else { rows };
-        stored.summarize(&SummaryInput { raw: None, sources: 0, rows: rows_to_apply }, stream)?;
+        let (queue, to) = (UploadedHead::queue(stream), stored.place(0, stream));
+        let rows_and_draws = (rows, DeviceAddress::of(&self.draws, stream));
+        let is_transformed = if is_canonical {
+            self.fused.enqueue_storing(queue, &hidden, rows_and_draws, to.logits, to.stride as usize)?;
+            true
+        } else {
+            self.fused.enqueue_storing_fast(queue, &hidden, rows_and_draws, staging.kinds(), to)?
+        };
+        let rows_to_apply = if is_transformed { DeviceAddress::NULL } else { rows };
+        stored.summarize(&SummaryInput { rows: rows_to_apply, ..SummaryInput::default() }, stream)?;
         self.copy_draws(hidden.rows, draws, stream)?;
         Ok(CanonicalInputs { head: self.head, hidden, rows })
     }
@@ -324,19 +317,17 @@ impl UploadedHead {
         staging: &mut Staging,
         input: &Matrix<'_>,
         stream: &Arc<CudaStream>,
-    ) -> Result<(DeviceMatrix, u64), CudaError> {
+    ) -> Result<(DeviceMatrix, DeviceAddress<Row>), CudaError> {
         staging.take_hidden_in(self.row_stride * input.dtype().size());
         self.reserve(staging.len(), stream)?;
         let count = staging.rows();
-        results::poison(&self.draws, count, stream)?;
-        let base = self.inputs.device_ptr(stream).0;
-        let (rows, size) = (base + staging.rows_at() as u64, staging.lists_at());
+        let queue = UploadedHead::queue(stream);
+        results::poison(DeviceAddress::of(&self.draws, stream), count, queue)?;
+        let base = DeviceAddress::of(&self.inputs, stream);
+        let (rows, size) = (base.add(staging.rows_at()).cast(), staging.lists_at());
         staging.finish_rows(input, base, &mut self.staged.bytes()?[..size]);
-        // SAFETY: the inputs have room for the block, and are freed on this stream.
-        unsafe {
-            self.staged.copy_up(base, size, stream)?;
-            staging.lists().copy_up(base + size as u64, stream)?;
-        }
+        self.staged.copy_up(base, size, queue)?;
+        staging.lists().copy_up(base.add(size), queue)?;
         let (dtype, cols, row_stride) = (input.dtype(), input.cols(), self.row_stride);
         let hidden = DeviceMatrix { address: base, dtype, rows: count, cols, row_stride };
         Ok((hidden, rows))
@@ -346,8 +337,8 @@ impl UploadedHead {
     fn copy_draws(&mut self, count: usize, draws: &mut Vec<Draw>, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         let from = draws.len();
         draws.resize(from + count, Draw::default());
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut draws[from..]);
-        stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(CudaError::driver("copy the draws"))?;
+        let copied = stream.memcpy_dtoh(&self.draws.slice(..count), &mut draws[from..]);
+        copied.map_err(CudaError::driver("copy the draws"))?;
         stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
         results::written(&draws[from..])?;
         self.fused.settle();

@@ -1,6 +1,6 @@
 //! What is asked of stored logits, and what that comes to.
 
-use crate::abi::{Item, Row};
+use crate::abi::{DeviceAddress, Item, Row};
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use flash_sampling_core::Candidate;
@@ -34,7 +34,7 @@ pub(crate) struct CanonicalInputs {
     /// `[rows, hidden]`, a row for each stored one.
     pub(crate) hidden: DeviceMatrix,
     /// Mask, bias and temperature of each stored row.
-    pub(crate) rows: u64,
+    pub(crate) rows: DeviceAddress<Row>,
 }
 
 /// What wishes came to, in their order.

@@ -1,13 +1,12 @@
 //! The kernels over stored logits: their sources and their launches.
-#![allow(unsafe_code)]
 
 use crate::abi::{Canonical, NearTies, RowSummaries, SUMMARY_TOKENS, TopLists};
 use crate::compile::kernels::{self, KernelSource};
+use crate::device::entries;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
+use crate::device::launch::{Entry, Grid, Kernel, Queue};
 use crate::device::standalone::WARPS;
 use crate::error::CudaError;
-use cudarc::driver::{CudaFunction, CudaStream};
 
 pub(crate) static ROW_SUMMARY: KernelSource = KernelSource::single("row_summary.cu", kernels::any);
 pub(crate) static TOP_LIST: KernelSource = KernelSource::single("top_list.cu", kernels::any);
@@ -16,68 +15,48 @@ pub(crate) static CANONICAL: KernelSource = KernelSource::single("canonical.cu",
 /// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct StoredKernels {
-    row_summaries: CudaFunction,
-    top_list: CudaFunction,
-    near_ties: CudaFunction,
-    canonical: CudaFunction,
+    row_summaries: Kernel<(RowSummaries,)>,
+    top_list: Kernel<(TopLists,)>,
+    near_ties: Kernel<(NearTies,)>,
+    canonical: Kernel<(Canonical,)>,
     multiprocessors: u32,
 }
 
-// SAFETY (of all launches): the kernels take these arguments by value, whose layouts abi asserts; the rest is the caller's.
 impl StoredKernels {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        let function = |kernel: &'static KernelSource, name| device.function(kernel, &kernel.instance(), name);
+        fn load<A>(device: &Device, source: &'static KernelSource, entry: &Entry<A>) -> Result<Kernel<A>, CudaError> {
+            device.function(source, &source.instance(), entry)
+        }
         Ok(StoredKernels {
-            row_summaries: function(&ROW_SUMMARY, "row_summaries")?,
-            top_list: function(&TOP_LIST, "top_list")?,
-            near_ties: function(&NEAR_TIES, "near_ties")?,
-            canonical: function(&CANONICAL, "canonical")?,
+            row_summaries: load(device, &ROW_SUMMARY, &entries::ROW_SUMMARIES)?,
+            top_list: load(device, &TOP_LIST, &entries::TOP_LIST)?,
+            near_ties: load(device, &NEAR_TIES, &entries::NEAR_TIES)?,
+            canonical: load(device, &CANONICAL, &entries::CANONICAL)?,
             multiprocessors: device.multiprocessors(),
         })
     }
 
     /// Summarizes the first `rows` rows.
-    ///
-    /// # Safety
-    /// Every pointer is device memory of the sizes that row_summary.cu states until the stream has passed the launch.
-    pub(crate) unsafe fn row_summaries(
-        &self,
-        stream: &CudaStream,
-        call: &RowSummaries,
-        rows: u32,
-    ) -> Result<(), CudaError> {
+    pub(crate) fn row_summaries(&self, queue: Queue<'_>, call: RowSummaries, rows: u32) -> Result<(), CudaError> {
         let blocks = (rows, call.stored.tokens.div_ceil(SUMMARY_TOKENS as u32));
-        // SAFETY: as above.
-        unsafe { launch(&self.row_summaries, stream, Grid { blocks, threads: 512, shared_bytes: 0 }, [argument(call)]) }
+        queue.launch(&self.row_summaries, Grid { blocks, ..Grid::of(0, 512) }, (call,))
     }
 
     /// Keeps the best tokens of each item, `blocks` items at a time.
-    ///
-    /// # Safety
-    /// Every pointer is device memory of the sizes that top_list.cu states until the stream has passed the launch.
-    pub(crate) unsafe fn top_list(&self, stream: &CudaStream, call: &TopLists, blocks: u32) -> Result<(), CudaError> {
-        // SAFETY: as above.
-        unsafe { launch(&self.top_list, stream, Grid::of(blocks, 1024), [argument(call)]) }
+    pub(crate) fn top_list(&self, queue: Queue<'_>, call: TopLists, blocks: u32) -> Result<(), CudaError> {
+        queue.launch(&self.top_list, Grid::of(blocks, 1024), (call,))
     }
 
     /// Keeps the tokens of each of `items` items that are near its draw.
-    ///
-    /// # Safety
-    /// Every pointer is device memory of the sizes that near_ties.cu states until the stream has passed the launch.
-    pub(crate) unsafe fn near_ties(&self, stream: &CudaStream, call: &NearTies, items: u32) -> Result<(), CudaError> {
+    pub(crate) fn near_ties(&self, queue: Queue<'_>, call: NearTies, items: u32) -> Result<(), CudaError> {
         let grid = Grid::of(call.blocks * items, 32 * WARPS);
-        // SAFETY: as above.
-        unsafe { launch(&self.near_ties, stream, grid, [argument(call)]) }
+        queue.launch(&self.near_ties, grid, (call,))
     }
 
     /// Evaluates what items keep again, canonically.
-    ///
-    /// # Safety
-    /// Every pointer is device memory of the sizes that canonical.cu states until the stream has passed the launch.
-    pub(crate) unsafe fn canonical(&self, stream: &CudaStream, call: &Canonical) -> Result<(), CudaError> {
+    pub(crate) fn canonical(&self, queue: Queue<'_>, call: Canonical) -> Result<(), CudaError> {
         let grid = Grid::of(8 * self.multiprocessors, 256);
-        // SAFETY: as above.
-        unsafe { launch(&self.canonical, stream, grid, [argument(call)]) }
+        queue.launch(&self.canonical, grid, (call,))
     }
 }

@@ -1,12 +1,11 @@
 //! Scans of stored logits for rows with filters.
-#![allow(unsafe_code)]
 
 use crate::abi::{ScanSums, ScanTokens, StoredLogits};
 use crate::compile::kernels::{self, KernelSource};
+use crate::device::entries;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
+use crate::device::launch::{Entry, Grid, Kernel, Queue};
 use crate::error::CudaError;
-use cudarc::driver::{CudaFunction, CudaStream};
 
 /// One instance, for every GPU.
 pub(crate) static SOURCE: KernelSource = KernelSource::single("stored_scan.cu", kernels::any);
@@ -21,11 +20,11 @@ pub(crate) const MOMENTS: usize = 9;
 /// The kernels in a device.
 #[derive(Debug)]
 pub(crate) struct StoredScanKernels {
-    frontiers: CudaFunction,
-    tokens_above: CudaFunction,
-    prefix_masses: CudaFunction,
-    prefix_counts: CudaFunction,
-    moments: CudaFunction,
+    frontiers: Kernel<(ScanTokens,)>,
+    tokens_above: Kernel<(ScanTokens,)>,
+    prefix_masses: Kernel<(ScanSums,)>,
+    prefix_counts: Kernel<(ScanSums,)>,
+    moments: Kernel<(ScanSums,)>,
 }
 
 /// Blocks of a row for the kernels that take any number.
@@ -33,85 +32,51 @@ fn blocks_of(stored: &StoredLogits) -> u32 {
     stored.tokens.div_ceil(TOKENS).max(1)
 }
 
-// SAFETY (of all launches): the kernels take these arguments by value, whose layouts abi asserts; the rest is the caller's.
 impl StoredScanKernels {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        let function = |name| device.function(&SOURCE, &SOURCE.instance(), name);
+        fn load<A>(device: &Device, entry: &Entry<A>) -> Result<Kernel<A>, CudaError> {
+            device.function(&SOURCE, &SOURCE.instance(), entry)
+        }
         Ok(StoredScanKernels {
-            frontiers: function("frontiers")?,
-            tokens_above: function("tokens_above")?,
-            prefix_masses: function("prefix_masses")?,
-            prefix_counts: function("prefix_counts")?,
-            moments: function("moments")?,
+            frontiers: load(device, &entries::FRONTIERS)?,
+            tokens_above: load(device, &entries::TOKENS_ABOVE)?,
+            prefix_masses: load(device, &entries::PREFIX_MASSES)?,
+            prefix_counts: load(device, &entries::PREFIX_COUNTS)?,
+            moments: load(device, &entries::MOMENTS)?,
         })
     }
 
     /// Keeps tokens that contain the frontier of each of `items` draws.
-    ///
-    /// # Safety
-    /// Every pointer is device memory of the sizes that stored_scan.cu states until the stream has passed the launch.
-    pub(crate) unsafe fn frontiers(&self, stream: &CudaStream, call: &ScanTokens, items: u32) -> Result<(), CudaError> {
+    pub(crate) fn frontiers(&self, queue: Queue<'_>, call: ScanTokens, items: u32) -> Result<(), CudaError> {
         let stored = &call.stored;
         let from = stored.first_token / TILE * TILE;
         let blocks = (stored.first_token + stored.tokens - from).div_ceil(TOKENS);
-        let grid = Grid { blocks: (blocks, items), threads: THREADS, shared_bytes: 0 };
-        // SAFETY: as above.
-        unsafe { launch(&self.frontiers, stream, grid, [argument(call)]) }
+        let grid = Grid { blocks: (blocks, items), ..Grid::of(0, THREADS) };
+        queue.launch(&self.frontiers, grid, (call,))
     }
 
     /// Keeps the tokens of each of `items` rows with a logit of at least the row's cutoff.
-    ///
-    /// # Safety
-    /// As [`StoredScanKernels::frontiers`].
-    pub(crate) unsafe fn tokens_above(
-        &self,
-        stream: &CudaStream,
-        call: &ScanTokens,
-        items: u32,
-    ) -> Result<(), CudaError> {
-        let grid = Grid { blocks: (blocks_of(&call.stored), items), threads: THREADS, shared_bytes: 0 };
-        // SAFETY: as above.
-        unsafe { launch(&self.tokens_above, stream, grid, [argument(call)]) }
+    pub(crate) fn tokens_above(&self, queue: Queue<'_>, call: ScanTokens, items: u32) -> Result<(), CudaError> {
+        let grid = Grid { blocks: (blocks_of(&call.stored), items), ..Grid::of(0, THREADS) };
+        queue.launch(&self.tokens_above, grid, (call,))
     }
 
     /// Sums the masses before `queries` logit ranks, a word each.
-    ///
-    /// # Safety
-    /// As [`StoredScanKernels::frontiers`]; the sums are zeros.
-    pub(crate) unsafe fn prefix_masses(
-        &self,
-        stream: &CudaStream,
-        call: &ScanSums,
-        queries: u32,
-    ) -> Result<(), CudaError> {
-        let grid = Grid { blocks: (blocks_of(&call.stored), queries), threads: THREADS, shared_bytes: 0 };
-        // SAFETY: as above.
-        unsafe { launch(&self.prefix_masses, stream, grid, [argument(call)]) }
+    pub(crate) fn prefix_masses(&self, queue: Queue<'_>, call: ScanSums, queries: u32) -> Result<(), CudaError> {
+        let grid = Grid { blocks: (blocks_of(&call.stored), queries), ..Grid::of(0, THREADS) };
+        queue.launch(&self.prefix_masses, grid, (call,))
     }
 
     /// Counts the tokens before `queries` logit ranks, a word each.
-    ///
-    /// # Safety
-    /// As [`StoredScanKernels::prefix_masses`].
-    pub(crate) unsafe fn prefix_counts(
-        &self,
-        stream: &CudaStream,
-        call: &ScanSums,
-        queries: u32,
-    ) -> Result<(), CudaError> {
-        let grid = Grid { blocks: (blocks_of(&call.stored), queries), threads: THREADS, shared_bytes: 0 };
-        // SAFETY: as above.
-        unsafe { launch(&self.prefix_counts, stream, grid, [argument(call)]) }
+    pub(crate) fn prefix_counts(&self, queue: Queue<'_>, call: ScanSums, queries: u32) -> Result<(), CudaError> {
+        let grid = Grid { blocks: (blocks_of(&call.stored), queries), ..Grid::of(0, THREADS) };
+        queue.launch(&self.prefix_counts, grid, (call,))
     }
 
     /// Sums the moments of `queries` rows, [`MOMENTS`] words each.
-    ///
-    /// # Safety
-    /// As [`StoredScanKernels::prefix_masses`].
-    pub(crate) unsafe fn moments(&self, stream: &CudaStream, call: &ScanSums, queries: u32) -> Result<(), CudaError> {
-        let grid = Grid { blocks: (blocks_of(&call.stored), queries), threads: THREADS, shared_bytes: 0 };
-        // SAFETY: as above.
-        unsafe { launch(&self.moments, stream, grid, [argument(call)]) }
+    pub(crate) fn moments(&self, queue: Queue<'_>, call: ScanSums, queries: u32) -> Result<(), CudaError> {
+        let grid = Grid { blocks: (blocks_of(&call.stored), queries), ..Grid::of(0, THREADS) };
+        queue.launch(&self.moments, grid, (call,))
     }
 }

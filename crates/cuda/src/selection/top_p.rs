@@ -1,66 +1,109 @@
-//! Draws with top-p first, from logits in device memory and the draws without filters.
-#![allow(unsafe_code)]
+//! Draws with top-p first, from logits in device memory and the draws without filters: of one GPU, or of several ranks.
 
-use crate::abi::{FilterCall, UndecidedRows};
+use crate::abi::{FilterCall, PeerRecords, UndecidedRows};
 use crate::compile::kernels::{self, KernelSource};
+use crate::device::entries;
+use crate::device::fused_hopper;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch, launch_clusters, launch_resident};
-use crate::device::launch_config::{allow_shared, launch_words};
+use crate::device::launch::{Arguments, Entry, Grid, Kernel, Queue, Residency};
+use crate::device::launch_config::launch_words;
 use crate::error::CudaError;
+use cudarc::driver::CudaModule;
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaFunction, CudaStream};
+use std::sync::Arc;
 
 pub(crate) static SOURCE: KernelSource = KernelSource::single_cold("top_p.cu", kernels::any);
+pub(crate) static RANKS: KernelSource = KernelSource::single_cold("top_p_ranks.cu", fused_hopper::serves);
 
 /// The most blocks of a draw: the largest portable cluster.
 const MAX_BLOCKS: u32 = 8;
 
 /// Returns the number of blocks per draw of `tokens` tokens, of which each block reads `step` at a time. The blocks fill the
 /// multiprocessors; a draw has at least two if there is a multiprocessor for each draw.
-pub(crate) fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
+fn blocks_of(tokens: u32, step: u32, draws: u32, multiprocessors: u32) -> u32 {
     let least = if draws <= multiprocessors { 2 } else { 1 };
     let most = (multiprocessors / draws.max(1)).clamp(least, MAX_BLOCKS).min(tokens / step).max(1);
     1 << most.ilog2()
 }
 
-/// The kernels in a device.
+/// Returns the number of blocks that read the block maxima of `draws` draws: two per multiprocessor, a multiple of the octets
+/// of draws, each with at least 64 granules (block_max_sums.cuh).
+fn maxima_blocks(tokens: u32, draws: u32, multiprocessors: u32) -> u32 {
+    let octets = draws.div_ceil(8).max(1);
+    octets * (2 * multiprocessors / octets).min(tokens / (2 * 32 * 16)).max(1)
+}
+
+/// The arguments of the kernels of one GPU, and of ranks.
+pub(crate) type OneGpu = (FilterCall, UndecidedRows);
+pub(crate) type Ranks = (FilterCall, UndecidedRows, PeerRecords);
+
+/// The kernels in a device: one that sums masses, one that takes few logits by their block maxima, and one that draws for
+/// the rows that either leaves undecided.
 #[derive(Debug)]
-pub(crate) struct TopP {
-    function: CudaFunction,
-    by_maxima: CudaFunction,
-    open: CudaFunction,
-    open_bytes: u32,
+pub(crate) struct TopP<A> {
+    masses: Kernel<A>,
+    by_maxima: Kernel<A>,
+    resolve: Kernel<A>,
+    resolve_bytes: u32,
     by_maxima_bytes: u32,
-    /// Blocks of `by_maxima` that the device holds at once; 0 without cooperative launches.
-    maxima_blocks: u32,
+    /// Blocks of `by_maxima` that the device holds at once, which decide all rows; 0 without cooperative launches. `None`
+    /// for ranks, whose undecided rows `resolve` takes.
+    resident_blocks: Option<u32>,
     threads: u32,
     step: u32,
     has_clusters: bool,
     multiprocessors: u32,
 }
 
-impl TopP {
+impl TopP<OneGpu> {
     /// Compiled and loaded at first use.
     pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
-        let failed = CudaError::driver("load a kernel");
         let module = device.module(&SOURCE, &SOURCE.instance())?;
-        let function = module.load_function("top_p").map_err(&failed)?;
-        let by_maxima = module.load_function("top_p_block_max").map_err(&failed)?;
-        let open = module.load_function("top_p_resolve").map_err(&failed)?;
-        let [threads, step, open_bytes, by_maxima_bytes] = launch_words(&module, "top_p_launch", device)?;
-        allow_shared(&open, open_bytes)?;
-        allow_shared(&by_maxima, by_maxima_bytes)?;
+        let entries = [&entries::TOP_P, &entries::TOP_P_BLOCK_MAX, &entries::TOP_P_RESOLVE];
+        let mut kernels = TopP::of(&module, entries, "top_p_launch", device)?;
         let may_wait = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
-        let may_wait = device.context().attribute(may_wait).map_err(&failed)? != 0;
-        let of_one = by_maxima.occupancy_max_active_blocks_per_multiprocessor(threads, by_maxima_bytes as usize, None);
-        let of_one = of_one.map_err(&failed)?;
+        let may_wait = device.context().attribute(may_wait).map_err(CudaError::driver("load a kernel"))? != 0;
+        let of_one = kernels.by_maxima.blocks_per_multiprocessor(kernels.threads, kernels.by_maxima_bytes)?;
+        kernels.resident_blocks = Some(if may_wait { of_one * device.multiprocessors() } else { 0 });
+        Ok(kernels)
+    }
+
+    /// Whether calls may have block maxima. Their draws are then `call.count`, at most
+    /// [`UNDECIDED_ROWS_SUMMED`](crate::abi::UNDECIDED_ROWS_SUMMED), of rows with neither masks nor biases, and with top-p alone or
+    /// no filter; the first token is a multiple of 4.
+    pub(crate) fn takes_block_maxima(&self) -> bool {
+        self.resident_blocks > Some(0)
+    }
+}
+
+impl TopP<Ranks> {
+    /// Compiled and loaded at first use. Blocks wait for other ranks: the last block of `top_p_block_max_ranks`, at most one
+    /// block per draw of the other kernels. So the draws of all ranks on one GPU may be no more than the blocks that it holds
+    /// at once, two per multiprocessor. Rows have top-p alone or no filters, the logits may be written to and lie at multiples
+    /// of 16 bytes, and the first token is a multiple of 4, with block maxima or without. A draw may become the rank that is
+    /// late. The exchange of the draws of the same rows stands before a launch on the stream, with the same peers.
+    pub(crate) fn load(device: &Device) -> Result<Self, CudaError> {
+        let module = device.module(&RANKS, &RANKS.instance())?;
+        let entries = [&entries::TOP_P_RANKS, &entries::TOP_P_BLOCK_MAX_RANKS, &entries::TOP_P_RESOLVE_RANKS];
+        TopP::of(&module, entries, "top_p_ranks_launch", device)
+    }
+}
+
+impl<A: Arguments + Copy> TopP<A> {
+    fn of(
+        module: &Arc<CudaModule>,
+        [masses, by_maxima, resolve]: [&Entry<A>; 3],
+        launch: &str,
+        device: &Device,
+    ) -> Result<Self, CudaError> {
+        let [threads, step, resolve_bytes, by_maxima_bytes] = launch_words(module, launch, device)?;
         Ok(TopP {
-            function,
-            by_maxima,
-            open,
-            open_bytes,
+            masses: Kernel::load(module, masses)?,
+            by_maxima: Kernel::load(module, by_maxima)?.with_shared(by_maxima_bytes)?,
+            resolve: Kernel::load(module, resolve)?.with_shared(resolve_bytes)?,
+            resolve_bytes,
             by_maxima_bytes,
-            maxima_blocks: if may_wait { of_one * device.multiprocessors() } else { 0 },
+            resident_blocks: None,
             threads,
             step,
             has_clusters: device.capability().0 >= 9,
@@ -68,49 +111,35 @@ impl TopP {
         })
     }
 
-    /// Whether calls may have block maxima.
-    pub(crate) fn takes_block_maxima(&self) -> bool {
-        self.maxima_blocks > 0
-    }
-
-    /// Replaces the draws of rows that have top-p first by draws with filters.
-    ///
-    /// # Safety
-    /// * Every pointer is device memory of this kernel's device, of the sizes that filter_call.cuh and undecided_rows.cuh state for
-    ///   `draws` draws, until the stream has passed the launches.
-    /// * What `open` points to is zeros, or what the launch before left; no other launch uses it at the same time.
-    /// * Block maxima only if [`TopP::takes_block_maxima`]; the draws are then `call.count`, at most
-    ///   [`UNDECIDED_ROWS_SUMMED`](crate::abi::UNDECIDED_ROWS_SUMMED), of rows with neither masks nor biases, and with top-p alone or
-    ///   no filter; the first token is a multiple of 4.
-    pub(crate) unsafe fn launch(
+    /// Replaces the draws of rows that have top-p first by draws with filters; ranks leave some `UNDECIDED`. `arguments` has
+    /// the call. The undecided rows' memory is zeros, or what the launch before left.
+    pub(crate) fn launch(
         &self,
-        stream: &CudaStream,
+        queue: Queue<'_>,
         call: &FilterCall,
-        open: &UndecidedRows,
+        arguments: A,
         draws: u32,
     ) -> Result<(), CudaError> {
-        let arguments = [argument(call), argument(open)];
-        if call.block_maxima != 0 {
-            debug_assert!(self.takes_block_maxima());
-            let grid = Grid { shared_bytes: self.by_maxima_bytes, ..Grid::of(self.maxima_blocks, self.threads) };
-            // SAFETY: as below.
-            return unsafe { launch_resident(&self.by_maxima, stream, grid, arguments) };
-        }
-        if self.has_clusters {
+        if !call.block_maxima.is_null() {
+            let blocks = maxima_blocks(call.tokens, draws, self.multiprocessors);
+            let grid = Grid::of(self.resident_blocks.unwrap_or(blocks), self.threads);
+            let residency = if self.resident_blocks.is_some() { Residency::All } else { Residency::Free };
+            let grid = Grid { shared_bytes: self.by_maxima_bytes, residency, ..grid };
+            queue.launch(&self.by_maxima, grid, arguments)?;
+            if self.resident_blocks.is_some() {
+                return Ok(());
+            }
+        } else if self.has_clusters {
             let blocks = blocks_of(call.tokens, self.step, draws, self.multiprocessors);
-            let grid = Grid::of(draws * blocks, self.threads);
-            // SAFETY: the kernels take a FilterCall and an UndecidedRows by value, whose layouts abi asserts; the rest is the
-            // caller's.
-            unsafe { launch_clusters(&self.function, stream, grid, blocks, arguments) }?;
+            let grid = Grid { residency: Residency::Clusters(blocks), ..Grid::of(draws * blocks, self.threads) };
+            queue.launch(&self.masses, grid, arguments)?;
         } else {
-            // SAFETY: as above.
-            unsafe { launch(&self.function, stream, Grid::of(draws, self.threads), arguments) }?;
+            queue.launch(&self.masses, Grid::of(draws, self.threads), arguments)?;
         }
         // Two blocks per multiprocessor, and at least one per draw, so that each undecided row has a block.
         let blocks = (2 * self.multiprocessors).max(draws);
-        let grid = Grid { shared_bytes: self.open_bytes, ..Grid::of(blocks, self.threads) };
-        // SAFETY: as above.
-        unsafe { launch(&self.open, stream, grid, arguments) }
+        let grid = Grid { shared_bytes: self.resolve_bytes, ..Grid::of(blocks, self.threads) };
+        queue.launch(&self.resolve, grid, arguments)
     }
 }
 
@@ -124,5 +153,12 @@ mod tests {
         assert_eq!([1, 2047, 2048, 4096, 6143, 8192, 30_011, 151_936, 1 << 30].map(of), [1, 1, 1, 2, 2, 4, 8, 8, 8]);
         let of = |draws| blocks_of(151_936, 4096, draws, 132);
         assert_eq!([0, 1, 16, 33, 64, 132, 133, 256, 1 << 20].map(of), [8, 8, 8, 4, 2, 2, 1, 1, 1]);
+    }
+
+    #[test]
+    fn every_octet_of_draws_has_as_many_blocks_for_its_tops() {
+        let of = |draws| maxima_blocks(151_936, draws, 132);
+        assert_eq!([1, 8, 9, 64, 65, 250, 256].map(of), [148, 148, 264, 264, 261, 256, 256]);
+        assert_eq!([1, 1023, 4096].map(|tokens| maxima_blocks(tokens, 17, 132)), [3, 3, 12]);
     }
 }

@@ -1,22 +1,23 @@
-//! The fused tiled variant over device memory (paper Alg. 1): what is planned, and the plain launch. Those that tell log Z, and
-//! those that leave logits, stand beside.
+//! The fused tiled variant over device memory (paper Alg. 1): what is planned, and the public launches. The work of those that
+//! compute log Z, and of those that store logits, stands beside.
 #![allow(unsafe_code)]
 
 mod log_z;
-mod sharded_draw;
 mod storing;
 
-use crate::abi::{Call, LogitStore, Matrices};
+use crate::abi::{Call, DeviceAddress, Draw, LogitStore, Matrices, Peers, Row};
 use crate::device::alignment::check_rows;
 use crate::device::fused_hopper::{FusedOutput, MAX_ROWS};
-use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable};
+use crate::device::fused_portable::{Epilogue, LoadedPortable, MAX_BLOCKS, Portable, PortableOutput};
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
 use crate::device::hopper::Hopper;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::{KernelChoice, RowFeatures};
 use crate::device::scratch::Scratch;
 use crate::error::CudaError;
+use crate::exchange::peers::DevicePeers;
 use core::ops::Range;
 use cudarc::driver::CudaStream;
 use log_z::LogZ;
@@ -44,10 +45,14 @@ pub struct DeviceTiled {
     max_rows: usize,
 }
 
-const BEST: u64 = 0;
-const INVALID: u64 = BEST + 8 * MAX_ROWS as u64;
-const ARRIVED: u64 = INVALID + 8 * MAX_ROWS as u64;
-const LOGITS: u64 = ARRIVED + 256;
+/// Where the parts of the scratch begin, in bytes.
+const BEST: usize = 0;
+const INVALID: usize = BEST + 8 * MAX_ROWS;
+const ARRIVED: usize = INVALID + 8 * MAX_ROWS;
+const LOGITS: usize = ARRIVED + 256;
+
+/// The addresses of a launch's rows and of its draws.
+pub(crate) type RowsAndDraws = (DeviceAddress<Row>, DeviceAddress<Draw>);
 
 impl DeviceTiled {
     /// Plans for calls of up to `max_rows` rows, 256 at most: compiles and loads the kernels, allocates the scratch.
@@ -67,8 +72,7 @@ impl DeviceTiled {
     /// * This value outlives its launches and every launch of a graph that captured them. Dropping it waits for the GPU when
     ///   launches may be pending, so it is not dropped while a stream of the context captures.
     pub unsafe fn new(head: DeviceHead, max_rows: usize, device: &Arc<Device>) -> Result<Self, CudaError> {
-        // SAFETY: this function's contract is the same.
-        unsafe { DeviceTiled::with_kernels(head, max_rows, device, KernelChoice::default()) }
+        DeviceTiled::plan(head, max_rows, device, KernelChoice::default())
     }
 
     /// [`DeviceTiled::new`] with a choice of kernels.
@@ -84,9 +88,18 @@ impl DeviceTiled {
         device: &Arc<Device>,
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
+        DeviceTiled::plan(head, max_rows, device, choice)
+    }
+
+    /// [`DeviceTiled::with_kernels`]. Reads no device memory: whoever makes the [`Queue`] of a launch answers for the head.
+    pub(crate) fn plan(
+        head: DeviceHead,
+        max_rows: usize,
+        device: &Arc<Device>,
+        choice: KernelChoice,
+    ) -> Result<Self, CudaError> {
         let is_hopper = device.capability() == (9, 0) && choice == KernelChoice::Fastest && head.weight.is_aligned();
-        // SAFETY: this function's contract is the same.
-        let mut planned = unsafe { DeviceTiled::unplanned(head, max_rows, device, choice) }?;
+        let mut planned = DeviceTiled::unplanned(head, max_rows, device, choice)?;
         if is_hopper {
             planned.hopper = Some(Hopper::new(&head.weight, max_rows, device)?);
         } else {
@@ -98,20 +111,17 @@ impl DeviceTiled {
         Ok(planned)
     }
 
-    /// [`DeviceTiled::with_kernels`] for the portable kernels, which are loaded when they are used.
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::new`].
-    pub(crate) unsafe fn unplanned(
+    /// [`DeviceTiled::plan`] for the portable kernels, which are loaded when they are used.
+    pub(crate) fn unplanned(
         head: DeviceHead,
         max_rows: usize,
         device: &Arc<Device>,
         choice: KernelChoice,
     ) -> Result<Self, CudaError> {
         head.check(max_rows, device)?;
-        let size = LOGITS as usize + 4 * MAX_BLOCKS * device.multiprocessors() as usize * max_rows;
+        let size = LOGITS + 4 * MAX_BLOCKS * device.multiprocessors() as usize * max_rows;
         // Ones are what the invalid keys begin with, and NaN for the logits, which nobody reads before they are written.
-        let zeros = [BEST as usize..INVALID as usize, ARRIVED as usize..LOGITS as usize];
+        let zeros = [BEST..INVALID, ARRIVED..LOGITS];
         let scratch = Scratch::new(size, &zeros, device)?;
         let device = device.clone();
         let (hopper, portable, log_z) = (None, Vec::new(), LogZ::default());
@@ -135,10 +145,7 @@ impl DeviceTiled {
 
     /// Goes on with another head like the planned one, of any number of tokens at any place of the vocabulary; of an
     /// [unplanned](DeviceTiled::unplanned) value alone.
-    ///
-    /// # Safety
-    /// As [`DeviceTiled::new`] for the head, until it is moved on and the launches until then have run.
-    pub(crate) unsafe fn move_to(&mut self, head: DeviceHead) {
+    pub(crate) fn move_to(&mut self, head: DeviceHead) {
         assert!(self.hopper.is_none(), "its maps are of the planned weight");
         self.log_z = LogZ::default();
         self.head = head;
@@ -168,7 +175,7 @@ impl DeviceTiled {
     /// Draws for `hidden [rows, hidden]`: enqueues one launch on `stream` and returns. Tokens that cannot win are left out
     /// of it, so it cannot tell log Z: [`DeviceTiled::launch_with_log_z`] does.
     ///
-    /// `rows` is the device address of one [`abi::Row`](crate::abi::Row) a row, `draws` of room for one
+    /// `rows` has one [`abi::Row`](crate::abi::Row) a row, `draws` room for one
     /// [`abi::Draw`](crate::abi::Draw) a row; `kinds` says what the rows may have. On Hopper those of
     /// [`RowFeatures::Any`] take a kernel of their own, which the first such launch loads.
     ///
@@ -188,8 +195,115 @@ impl DeviceTiled {
         &mut self,
         stream: &CudaStream,
         hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        kinds: RowFeatures,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the bullets of this function and of `new`; the scratch is this value's, sized for every multiprocessor.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue(queue, hidden, (rows, draws), kinds)
+    }
+
+    /// Draws as [`DeviceTiled::launch`] does, and computes log Z (paper App. L): `log_z` has room for one float64 a row, the
+    /// logarithm of the row's mass, `ln sum e^l` over the transformed logits. The log-probability of the drawn token is its
+    /// logit less that; of a row whose draw is an error it is not to be read.
+    ///
+    /// Rows that are [bare](RowFeatures::Bare), of a head without soft-cap, take one launch where the Hopper kernel serves them,
+    /// and log Z is within 2e-6; if such a row has a mask or biases after all, NaN. Others take the two launches of
+    /// [`DeviceGroups`](crate::DeviceGroups) by [`GroupRule::Maxima`](crate::GroupRule::Maxima), and log Z is within 1e-8. The first
+    /// call of either kind loads kernels and allocates scratch: make one before a capture.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also where `log_z` is not a multiple of 8.
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`], for `log_z` too.
+    pub unsafe fn launch_with_log_z(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        log_z: DeviceAddress<f64>,
+        kinds: RowFeatures,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the bullets of this function and of `new`; the scratch is this value's.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue_with_log_z(queue, hidden, (rows, draws), log_z, kinds)
+    }
+
+    /// Draws as [`DeviceTiled::launch`] does, and stores the transformed logits (paper App. K), float32: that of row `r`
+    /// and of the weight's row `t` at `logits + r * row_stride + t`. An invalid logit is stored as -inf, and its row's draw
+    /// says so. Always the portable kernel's work, on Hopper too.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`]; [`CudaError::Layout`] also when the logits' address is not a multiple of 4 or
+    /// `row_stride` is smaller than the weight's rows.
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`]; the logits too are device memory of this device until the launch has run.
+    pub unsafe fn launch_storing(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        logits: DeviceAddress<f32>,
+        row_stride: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the bullets of this function and of `new`; the scratch is this value's.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue_storing(queue, hidden, (rows, draws), logits, row_stride)
+    }
+
+    /// Loads the kernels that contain the exchange, for every number of rows of the plan.
+    ///
+    /// The first [`DeviceTiled::launch_together`] then loads no kernel, and can be captured. Ranks that share a GPU
+    /// call this before any of them launches.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], [`CudaError::Driver`].
+    pub fn prepare_fan_out(&mut self) -> Result<(), CudaError> {
+        self.prepare_leaving(&FusedOutput::FanOut(Peers::default()))
+    }
+
+    /// Draws from the whole vocabulary, with the same draws on every rank: [`DeviceTiled::launch`], then
+    /// [`DevicePeers::launch`].
+    ///
+    /// Both are one launch if the Hopper kernel draws and the rows are not [`RowFeatures::Any`]: the last block makes the
+    /// exchange. Each rank may use one launch or two, whatever the other ranks use.
+    ///
+    /// # Errors
+    /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`].
+    ///
+    /// # Safety
+    /// As [`DeviceTiled::launch`] and [`DevicePeers::launch`], on the same device.
+    pub unsafe fn launch_together(
+        &mut self,
+        stream: &CudaStream,
+        hidden: &DeviceMatrix,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        kinds: RowFeatures,
+        peers: &mut DevicePeers,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the bullets of this function and of `new`; the exchange follows the draws on one stream.
+        let queue = unsafe { Queue::new(stream) };
+        if kinds != RowFeatures::Any && self.is_hoppers(hidden) && self.head.weight.rows > 0 {
+            let call = peers.call_within(rows, draws, hidden.rows)?;
+            return self.launch_any(queue, hidden, (rows, draws), FusedOutput::FanOut(call)).map(drop);
+        }
+        peers.check_call(rows, draws, hidden.rows)?;
+        self.enqueue(queue, hidden, (rows, draws), kinds)?;
+        peers.enqueue(queue, (rows, draws), hidden.rows)
+    }
+
+    /// [`DeviceTiled::launch`].
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        hidden: &DeviceMatrix,
+        rows: RowsAndDraws,
         kinds: RowFeatures,
     ) -> Result<(), CudaError> {
         let output = if kinds == RowFeatures::Any {
@@ -197,8 +311,7 @@ impl DeviceTiled {
         } else {
             FusedOutput::Plain
         };
-        // SAFETY: the same contract.
-        unsafe { self.launch_any(stream, hidden, rows, draws, output) }.map(drop)
+        self.launch_any(queue, hidden, rows, output).map(drop)
     }
 
     /// Whether the Hopper kernel takes these hidden states.
@@ -206,17 +319,20 @@ impl DeviceTiled {
         self.hopper.is_some() && hidden.dtype == self.head.weight.dtype && hidden.is_aligned()
     }
 
-    /// Returns whether it was the portable kernel.
+    /// As [`DeviceTiled::launch`] with an output besides the draws, which is device memory too:
+    /// * [`FusedOutput::MasksPenalties`]: the logits of all rows, by the fastest kernel;
+    /// * [`FusedOutput::Lists`], where [`DeviceTiled::lists`]: the largest logits of rows with filters, which are drawn as
+    ///   greedy ones where these decide;
+    /// * [`FusedOutput::StoreLogits`], where [`DeviceTiled::stores_block_maxima`]: the raw logits of all rows and the largest
+    ///   of each granule, of [`RowFeatures::Bare`] alone.
     ///
-    /// # Safety
-    /// As [`DeviceTiled::launch`]; with knobs or lists rows may be [`PENALISED`](crate::abi::PENALISED). What `output` names
-    /// is device memory too. Lists only where [`DeviceTiled::lists`].
-    unsafe fn launch_any(
+    /// Rows may be [`PENALISED`](crate::abi::PENALISED) with masks and penalties or lists. Returns whether stored logits are
+    /// the transformed ones, of the portable kernel, and not the raw ones.
+    pub(crate) fn launch_any(
         &mut self,
-        stream: &CudaStream,
+        queue: Queue<'_>,
         hidden: &DeviceMatrix,
-        rows: u64,
-        draws: u64,
+        (rows, draws): RowsAndDraws,
         output: FusedOutput,
     ) -> Result<bool, CudaError> {
         // A thread may have no current context, and the driver encodes maps by it.
@@ -227,25 +343,24 @@ impl DeviceTiled {
         }
         let call = self.call(hidden, rows, draws);
         let takes = self.is_hoppers(hidden);
-        let Some(hopper) = self.hopper.as_mut().filter(|_| takes) else {
-            let stored = if let FusedOutput::MasksPenalties(stored) = output { stored } else { LogitStore::default() };
-            // SAFETY: the same contract.
-            return unsafe { self.launch_portable(stream, hidden, &call, stored) }.map(|()| true);
-        };
-        // SAFETY: head and inputs by this function's and `new`'s contract; the scratch is this value's, sized by `new`
-        // for every multiprocessor, and the kernel leaves it as it found it.
-        unsafe { hopper.launch(stream, hidden, &call, &output, &self.device) }.map(|()| false)
+        match self.hopper.as_mut().filter(|_| takes) {
+            Some(hopper) => hopper.launch(queue, hidden, call, &output, &self.device).map(|()| false),
+            None => {
+                let to = if let FusedOutput::MasksPenalties(to) = output { to } else { LogitStore::default() };
+                self.launch_portable(queue, hidden, call, to).map(|()| true)
+            }
+        }
     }
 
-    fn call(&mut self, hidden: &DeviceMatrix, rows: u64, draws: u64) -> Call {
-        let scratch = self.scratch.lend();
+    fn call(&mut self, hidden: &DeviceMatrix, rows: DeviceAddress<Row>, draws: DeviceAddress<Draw>) -> Call {
+        let scratch = self.scratch.lend::<u8>();
         Call {
             rows,
-            bias: self.head.bias.unwrap_or(0),
-            best: scratch + BEST,
-            invalid: scratch + INVALID,
-            logits: scratch + LOGITS,
-            arrived: scratch + ARRIVED,
+            bias: self.head.bias.unwrap_or_default(),
+            best: scratch.add(BEST).cast(),
+            invalid: scratch.add(INVALID).cast(),
+            logits: scratch.add(LOGITS).cast(),
+            arrived: scratch.add(ARRIVED).cast(),
             draws,
             head: self.head.transform(),
             row_count: hidden.rows as u32,
@@ -255,13 +370,12 @@ impl DeviceTiled {
         }
     }
 
-    /// # Safety
-    /// As [`DeviceTiled::launch_storing`]; the logits may be null.
-    unsafe fn launch_portable(
+    /// The portable kernel; the logits may be null.
+    fn launch_portable(
         &mut self,
-        stream: &CudaStream,
+        queue: Queue<'_>,
         hidden: &DeviceMatrix,
-        call: &Call,
+        call: Call,
         stored: LogitStore,
     ) -> Result<(), CudaError> {
         let weight = &self.head.weight;
@@ -269,15 +383,7 @@ impl DeviceTiled {
         // The smallest unit that an element of 16 bits allows.
         let largest = if self.choice == KernelChoice::PortableUnaligned { 2 } else { 16 };
         let matrices = Matrices::of(weight, hidden, largest);
-        let kernel = match self.portable.iter().find(|kernel| kernel.portable == instance) {
-            Some(kernel) => kernel,
-            None => {
-                self.portable.push(self.device.portable(instance)?);
-                self.portable.last().expect("one was just added")
-            }
-        };
-        // SAFETY: head and inputs by the caller's and `new`'s contract; the scratch is this value's, sized by `new` for the
-        // most blocks, and the kernel leaves it as it found it; the instance is the one for these rows and types.
-        unsafe { kernel.launch(stream, call, &matrices, &stored, kernel.blocks(call.tokens)) }
+        let kernel = LoadedPortable::of(&mut self.portable, instance, &self.device)?;
+        kernel.launch(queue, call, matrices, PortableOutput::Draw(stored), kernel.blocks(call.tokens))
     }
 }

@@ -1,5 +1,4 @@
 //! What ranks of NCCL must share before they meet.
-#![allow(unsafe_code)]
 
 use super::{failed, is_present};
 use crate::error::CudaError;

@@ -6,18 +6,20 @@ mod id;
 #[cfg(test)]
 mod tests;
 
-use crate::abi::{Draw, Reduction, status};
+use crate::abi::{DeviceAddress, Draw, Reduction, Row, status};
 use crate::compile::kernels::{self, KernelSource};
 use crate::device::alignment::check_rows;
+use crate::device::entries;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
+use crate::device::launch::{Grid, Kernel, Queue};
 use crate::device::scratch::Scratch;
+use crate::device::tiled::RowsAndDraws;
 use crate::error::CudaError;
 use communicator::Communicator;
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
-use cudarc::driver::{CudaFunction, CudaStream};
+use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError};
 use cudarc::nccl::sys;
 use flash_sampling_core::Knob;
@@ -73,8 +75,8 @@ pub struct DeviceNccl {
     world: usize,
     max_rows: usize,
     mark: u64,
-    to_words: CudaFunction,
-    from_words: CudaFunction,
+    to_words: Kernel<(Reduction,)>,
+    from_words: Kernel<(Reduction,)>,
     device: Arc<Device>,
     words: Scratch,
 }
@@ -86,8 +88,8 @@ pub struct NcclEndpoint {
     rank: usize,
     world: usize,
     max_rows: usize,
-    to_words: CudaFunction,
-    from_words: CudaFunction,
+    to_words: Kernel<(Reduction,)>,
+    from_words: Kernel<(Reduction,)>,
     device: Arc<Device>,
     words: Scratch,
 }
@@ -115,8 +117,8 @@ impl NcclEndpoint {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
-        let to_words = device.function(&SOURCE, &SOURCE.instance(), "to_words")?;
-        let from_words = device.function(&SOURCE, &SOURCE.instance(), "from_words")?;
+        let to_words = device.function(&SOURCE, &SOURCE.instance(), &entries::TO_WORDS)?;
+        let from_words = device.function(&SOURCE, &SOURCE.instance(), &entries::FROM_WORDS)?;
         let size = 8 * (max_rows + REDUCED + OWN);
         let all_zero = 0..size;
         let words = Scratch::new(size, &[all_zero], device)?;
@@ -184,7 +186,7 @@ impl DeviceNccl {
     }
 
     /// Makes the draws of the whole vocabulary out of this shard's: enqueues three launches on `stream` and returns. `rows`
-    /// and `draws` are the device addresses that the shard's own launch was given; the draws are replaced.
+    /// and `draws` are those of the shard's own launch; the draws are replaced.
     ///
     /// # Errors
     /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: rows whose address is not a multiple of 8, draws
@@ -201,8 +203,20 @@ impl DeviceNccl {
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
-        rows: u64,
-        draws: u64,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        row_count: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the bullets of this function; the words are this value's, as many as it states.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue(queue, (rows, draws), row_count)
+    }
+
+    /// [`DeviceNccl::launch`].
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        (rows, draws): RowsAndDraws,
         row_count: usize,
     ) -> Result<(), CudaError> {
         let limit = self.max_rows;
@@ -216,19 +230,16 @@ impl DeviceNccl {
         let (words, max_rows) = (self.words.lend(), self.max_rows as u32);
         let call = Reduction { words, rows, draws, mark: self.mark, row_count: row_count as u32, max_rows };
         let blocks = call.row_count.div_ceil(THREADS);
-        // SAFETY: the kernels take a Reduction by value, whose layout abi asserts; the words are this value's, as many as
-        // it says; the rest is the caller's.
-        unsafe { launch(&self.to_words, stream, Grid::of(1, THREADS), [argument(&call)]) }?;
-        self.reduce(stream)?;
-        // SAFETY: as above.
-        unsafe { launch(&self.from_words, stream, Grid::of(blocks, THREADS), [argument(&call)]) }
+        queue.launch(&self.to_words, Grid::of(1, THREADS), (call,))?;
+        self.reduce(queue.stream())?;
+        queue.launch(&self.from_words, Grid::of(blocks, THREADS), (call,))
     }
 
     /// Enqueues the reduction of the words.
     fn reduce(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         let comm = self.comm.raw()?;
         stream.context().bind_to_thread().map_err(CudaError::driver("bind the context"))?;
-        let words = self.words.lend() as *mut c_void;
+        let words = self.words.lend::<u64>().get() as *mut c_void;
         let (kind, maximum) = (sys::ncclDataType_t::ncclUint64, sys::ncclRedOp_t::ncclMax);
         let (count, stream) = (self.max_rows + REDUCED, stream.cu_stream().cast());
         // SAFETY: that many words of this value's, reduced in place; the communicator is alive.

@@ -2,11 +2,11 @@
 //! `FLASH_SAMPLING_REQUIRE` names nccl.
 
 use super::*;
+use crate::abi::DeviceAddress;
 use crate::abi::Row;
 use crate::device::row_features::RowFeatures;
 use crate::exchange::peers::tests::fan_out::{Part, rows};
 use crate::exchange::peers::tests::{alone, shard_draw, whole_draw};
-use cudarc::driver::DevicePtr;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use std::io::Write;
 use std::thread;
@@ -44,7 +44,7 @@ fn a_captured_launch_is_replayed() {
         let rows: Vec<_> = (0..ROWS).map(|row| Row { seed: row as u64, ..Row::default() }).collect();
         let (rows, mut held) = (stream.clone_htod(&rows).unwrap(), stream.alloc_zeros(ROWS).unwrap());
         // Asking for them during a capture would be part of it.
-        let (rows_at, draws_at) = (rows.device_ptr(&stream).0, held.device_ptr(&stream).0);
+        let (rows_at, draws_at) = (DeviceAddress::of(&rows, &stream), DeviceAddress::of(&held, &stream));
         stream.synchronize().unwrap();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         // SAFETY: as many rows and draws, held until the last replay is waited for; one stream.
@@ -108,7 +108,7 @@ fn steps(number: usize, world: usize, device: &Arc<Device>, replays: u64, id: Op
     let (hidden, count) = (part.hidden, rows(0).len());
     let mut nccl = id.map(|id| DeviceNccl::new(id, number, world, count, device, LIMIT).unwrap());
     let (mut held, draws) = (stream.clone_htod(&rows(0)).unwrap(), stream.alloc_zeros(count).unwrap());
-    let (rows_at, draws_at) = (held.device_ptr(&stream).0, draws.device_ptr(&stream).0);
+    let (rows_at, draws_at) = (DeviceAddress::of(&held, &stream), DeviceAddress::of(&draws, &stream));
     stream.synchronize().unwrap();
     let graph = nccl.as_mut().map(|nccl| {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::descriptor::{HANDLE, PeerDescriptor};
-use crate::abi::{PeerState, RECORD_BYTES, SLOT_BYTES};
+use crate::abi::{DeviceAddress, PeerState, RECORD_BYTES, SLOT_BYTES};
 use crate::device::gpu::Device;
 use crate::error::CudaError;
 use core::ffi::c_int;
@@ -29,7 +29,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 pub(crate) struct Mailbox {
     id: u64,
     device: Arc<Device>,
-    address: u64,
+    address: DeviceAddress<u8>,
     /// Bytes of the slots, and of all.
     slots: usize,
     size: usize,
@@ -46,11 +46,11 @@ impl Mailbox {
         let records = KINDS * world * max_rows * RECORD_BYTES;
         let size = slots + records + size_of::<PeerState>();
         // SAFETY: the context is bound; the memory is owned by the value made below.
-        let address = unsafe { result::malloc_sync(size) }.map_err(&failed)?;
+        let address = DeviceAddress::new(unsafe { result::malloc_sync(size) }.map_err(&failed)?);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let mailbox = Arc::new(Mailbox { id, device: device.clone(), address, slots, size, is_shared: false.into() });
         // SAFETY: the memory just allocated; the second call waits for the first.
-        unsafe { sys::cuMemsetD8_v2(address, 0, size) }.result().map_err(&failed)?;
+        unsafe { sys::cuMemsetD8_v2(address.get(), 0, size) }.result().map_err(&failed)?;
         device.context().synchronize().map_err(&failed)?;
         let mut all = MAILBOXES.lock().unwrap_or_else(PoisonError::into_inner);
         let all = all.get_or_insert_default();
@@ -65,8 +65,18 @@ impl Mailbox {
     }
 
     /// Where the state of the rank that receives is.
-    pub(crate) fn state(&self) -> u64 {
-        self.address + (self.size - size_of::<PeerState>()) as u64
+    pub(crate) fn state(&self) -> DeviceAddress<PeerState> {
+        self.address.add(self.size - size_of::<PeerState>()).cast()
+    }
+
+    /// Reads the state of the rank that receives, when its launches have run.
+    pub(crate) fn read_state(&self) -> Result<PeerState, CudaError> {
+        let failed = CudaError::driver("read the state of an exchange");
+        let mut state = [PeerState::default()];
+        self.device.context().bind_to_thread().map_err(&failed)?;
+        // SAFETY: the state is device memory of this value, and of that size.
+        unsafe { result::memcpy_dtoh_sync(&mut state, self.state().get()) }.map_err(failed)?;
+        Ok(state[0])
     }
 
     /// Bytes before the records.
@@ -84,7 +94,7 @@ impl Mailbox {
         let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE] };
         let bound = self.device.context().bind_to_thread().is_ok();
         // SAFETY: memory of this value, a handle to write to.
-        let code = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.address) };
+        let code = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.address.get()) };
         if bound && code.result().is_ok() { handle.reserved.map(|byte| byte as u8) } else { [0; HANDLE] }
     }
 }
@@ -96,7 +106,7 @@ impl Drop for Mailbox {
             return;
         }
         // SAFETY: allocated by `new`, freed once; every rank of this process that writes to it holds it.
-        let _ = unsafe { result::free_sync(self.address) };
+        let _ = unsafe { result::free_sync(self.address.get()) };
     }
 }
 
@@ -108,7 +118,7 @@ pub(crate) enum MappedMailbox {
     /// One of another process, mapped into this one.
     There {
         /// Where.
-        address: u64,
+        address: DeviceAddress<u8>,
         /// By which device.
         device: Arc<Device>,
     },
@@ -143,7 +153,7 @@ impl MappedMailbox {
         if code.result().is_err() {
             return Err(unreachable(code));
         }
-        let opened = MappedMailbox::There { address, device: device.clone() };
+        let opened = MappedMailbox::There { address: DeviceAddress::new(address), device: device.clone() };
         let (mut base, mut size) = (0, 0);
         // SAFETY: an address that was just mapped, and places to write to.
         let code = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address) };
@@ -156,7 +166,7 @@ impl MappedMailbox {
         Ok(opened)
     }
 
-    pub(crate) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> DeviceAddress<u8> {
         match self {
             MappedMailbox::Here(mailbox) => mailbox.address,
             MappedMailbox::There { address, .. } => *address,
@@ -170,7 +180,7 @@ impl Drop for MappedMailbox {
             && device.context().bind_to_thread().is_ok()
         {
             // SAFETY: mapped by `new`, unmapped once, after the launches that store there.
-            let _ = unsafe { sys::cuIpcCloseMemHandle(*address) };
+            let _ = unsafe { sys::cuIpcCloseMemHandle(address.get()) };
         }
     }
 }

@@ -8,16 +8,18 @@ mod mailbox;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::abi::{self, Draw, MAX_PEERS, PeerState, status};
+use crate::abi::{self, DeviceAddress, Draw, MAX_PEERS, Row, status};
 use crate::compile::kernels::{self, KernelSource};
 use crate::device::alignment::check_rows;
+use crate::device::entries;
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
-use crate::device::launch::{Grid, argument, launch};
+use crate::device::launch::{Grid, Kernel, Queue};
 use crate::device::scratch::wait;
+use crate::device::tiled::RowsAndDraws;
 use crate::error::CudaError;
 use core::time::Duration;
-use cudarc::driver::{CudaFunction, CudaStream, result};
+use cudarc::driver::CudaStream;
 use descriptor::PeerDescriptor;
 use flash_sampling_core::Knob;
 use mailbox::{Mailbox, MappedMailbox, TURNS};
@@ -37,7 +39,7 @@ pub(crate) static SOURCE: KernelSource = KernelSource::single("peers.cu", kernel
 pub struct PeerEndpoint {
     card: PeerDescriptor,
     mailbox: Arc<Mailbox>,
-    kernel: CudaFunction,
+    kernel: Kernel<(abi::Peers,)>,
     device: Arc<Device>,
 }
 
@@ -62,7 +64,7 @@ impl PeerEndpoint {
         if max_rows == 0 {
             return Err(CudaError::EmptyPlan { knob: Knob::MaxRows });
         }
-        let kernel = device.function(&SOURCE, &SOURCE.instance(), "join_peers")?;
+        let kernel = device.function(&SOURCE, &SOURCE.instance(), &entries::JOIN_PEERS)?;
         let mailbox = Mailbox::new(world, max_rows, device)?;
         let card = PeerDescriptor {
             process: PeerDescriptor::this_process(),
@@ -100,14 +102,14 @@ impl PeerEndpoint {
         }
         let opened =
             opened.iter().map(|card| MappedMailbox::new(card, &mailbox, &device)).collect::<Result<Vec<_>, _>>()?;
-        let mut mailboxes = [0; MAX_PEERS];
+        let mut mailboxes = [DeviceAddress::NULL; MAX_PEERS];
         for (to, mailbox) in mailboxes.iter_mut().zip(&opened) {
             *to = mailbox.address();
         }
         let call = abi::Peers {
             mailboxes,
-            rows: 0,
-            draws: 0,
+            rows: DeviceAddress::NULL,
+            draws: DeviceAddress::NULL,
             state: mailbox.state(),
             limit: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
             pause: 0,
@@ -149,7 +151,7 @@ impl PeerEndpoint {
 #[derive(Debug)]
 pub struct DevicePeers {
     call: abi::Peers,
-    kernel: CudaFunction,
+    kernel: Kernel<(abi::Peers,)>,
     device: Arc<Device>,
     limit: Duration,
     /// Whether launches may be pending.
@@ -204,7 +206,7 @@ impl DevicePeers {
 
     /// Replaces this shard's draws by the draws of the whole vocabulary: enqueues one launch on `stream` and returns.
     ///
-    /// `rows` and `draws` are the device addresses that the shard's own launch took.
+    /// `rows` and `draws` are those of the shard's own launch.
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: more rows than planned.
@@ -223,8 +225,20 @@ impl DevicePeers {
     pub unsafe fn launch(
         &mut self,
         stream: &CudaStream,
-        rows: u64,
-        draws: u64,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        row_count: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the bullets of this function; this value holds mailboxes and state, sized for as many rows and ranks.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue(queue, (rows, draws), row_count)
+    }
+
+    /// [`DevicePeers::launch`].
+    pub(crate) fn enqueue(
+        &mut self,
+        queue: Queue<'_>,
+        (rows, draws): RowsAndDraws,
         row_count: usize,
     ) -> Result<(), CudaError> {
         let call = self.call(rows, draws, row_count)?;
@@ -233,24 +247,32 @@ impl DevicePeers {
         }
         self.is_pending = true;
         let blocks = (call.row_count * call.lanes).div_ceil(THREADS);
-        // SAFETY: the kernel takes Peers by value, and abi asserts the layout of Peers. This value holds mailboxes and
-        // state, sized for as many rows and ranks. The caller guarantees the rest.
-        unsafe { launch(&self.kernel, stream, Grid::of(blocks, THREADS), [argument(&call)]) }
+        queue.launch(&self.kernel, Grid::of(blocks, THREADS), (call,))
     }
 
     /// Checks the arguments of a step, so that a step fails before any of its launches is enqueued.
     ///
     /// # Errors
     /// As [`DevicePeers::call`].
-    pub(crate) fn check_call(&self, rows: u64, draws: u64, row_count: usize) -> Result<(), CudaError> {
+    pub(crate) fn check_call(
+        &self,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        row_count: usize,
+    ) -> Result<(), CudaError> {
         self.call(rows, draws, row_count).map(drop)
     }
 
-    /// Builds the arguments of a step of the exchange; `rows` and `draws` are device addresses.
+    /// Builds the arguments of a step of the exchange.
     ///
     /// # Errors
     /// [`CudaError::TooLarge`]: more rows than planned. [`CudaError::Layout`]: misaligned rows or draws.
-    fn call(&self, rows: u64, draws: u64, row_count: usize) -> Result<abi::Peers, CudaError> {
+    fn call(
+        &self,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        row_count: usize,
+    ) -> Result<abi::Peers, CudaError> {
         let limit = self.max_rows();
         if row_count > limit {
             return Err(CudaError::TooLarge { what: "rows", found: row_count, limit });
@@ -263,7 +285,12 @@ impl DevicePeers {
     ///
     /// # Errors
     /// As [`DevicePeers::call`].
-    pub(crate) fn call_within(&mut self, rows: u64, draws: u64, row_count: usize) -> Result<abi::Peers, CudaError> {
+    pub(crate) fn call_within(
+        &mut self,
+        rows: DeviceAddress<Row>,
+        draws: DeviceAddress<Draw>,
+        row_count: usize,
+    ) -> Result<abi::Peers, CudaError> {
         let call = self.call(rows, draws, row_count)?;
         self.is_pending |= row_count > 0;
         Ok(call)
@@ -282,7 +309,7 @@ impl DevicePeers {
         if draws.iter().all(|draw| draw.status != status::LATE_RANK) {
             return Ok(());
         }
-        let late = self.state()?.late;
+        let late = self.mailbox.read_state()?.late;
         let ranks = (0..MAX_PEERS).filter(|rank| late >> rank & 1 == 1).collect();
         Err(CudaError::LateRanks { ranks, limit: self.limit })
     }
@@ -297,15 +324,6 @@ impl DevicePeers {
     pub(crate) fn records(&mut self) -> abi::PeerRecords {
         self.is_pending = true;
         abi::PeerRecords { peers: self.call, offset: self.mailbox.records() }
-    }
-
-    fn state(&self) -> Result<PeerState, CudaError> {
-        let failed = CudaError::driver("read the state of an exchange");
-        let mut bytes = [0u8; size_of::<PeerState>()];
-        self.device.context().bind_to_thread().map_err(&failed)?;
-        // SAFETY: the state is device memory of that size, and this value holds it.
-        unsafe { result::memcpy_dtoh_sync(&mut bytes, self.call.state) }.map_err(failed)?;
-        Ok(bytemuck::cast(bytes))
     }
 }
 

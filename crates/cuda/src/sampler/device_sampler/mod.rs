@@ -8,7 +8,9 @@ use crate::abi::{Draw, Row};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
+use crate::device::row_features::KernelChoice;
 use crate::device::scratch::{Scratch, wait};
 use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
@@ -60,8 +62,7 @@ impl DeviceSampler {
     pub unsafe fn new(head: DeviceHead, vocab_size: u32, plan: Plan, device: &Arc<Device>) -> Result<Self, CudaError> {
         check_plan(&plan, false)?;
         let most = plan.max_rows.min(MAX_ROWS);
-        // SAFETY: this function's contract; the value is dropped with this one, which waits at the end of each call.
-        let fused = unsafe { DeviceTiled::new(head, most, device) }?;
+        let fused = DeviceTiled::plan(head, most, device, KernelChoice::default())?;
         let tokens = fused.tokens();
         if vocab_size < tokens.end {
             let (vocab_start, vocab_end) = (tokens.start as usize, tokens.end as usize);
@@ -141,8 +142,12 @@ impl DeviceSampler {
         let DeviceSampler { launches, shape, device, own, driver, scan, .. } = self;
         let (tokens, finishes_log_z) = (shape.tokens.clone(), true);
         let place = PassPlace { can: &can, plan: &plan, tokens, vocab_size, device, stream: own, finishes_log_z };
-        // SAFETY: this function's contract.
-        let source = unsafe { DeviceInputs::new(launches, stream, hidden, own) };
+        // SAFETY: *Memory*: weight and bias by the contract of `new`, hidden states by that of this function; the rest is this
+        // value's, sized before each launch. *Order*: one launch follows the other, and `own` joins `stream`; both are waited
+        // for below. *Rows*: `Staging` makes them of checked parameters, of which greedy ones have no filters;
+        // `RowFilters::of` bounds top-k.
+        let (queue, own_queue) = unsafe { (Queue::new(stream), Queue::new(own)) };
+        let source = DeviceInputs { launches, queue, hidden, own, own_queue, is_ready: false };
         let sampled =
             driver.sample(&mut DevicePass { source, place, scan }, (&can, &plan, vocab_size), input, rows, out);
         // What was launched before an error, and what was enqueued on the stream for a call without launches, reads or

@@ -1,8 +1,8 @@
 //! Launches over hidden states in device memory.
-#![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row, RowFilters};
+use crate::abi::{DeviceAddress, Draw, Row, RowFilters};
 use crate::device::gpu::Device;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::device::scratch::Scratch;
@@ -10,12 +10,12 @@ use crate::device::tiled::DeviceTiled;
 use crate::error::CudaError;
 use crate::sampler::row_scan::{CallRows, DrawItem, FilterSource, LogitSource, idle};
 use crate::sampler::staging::Staging;
-use crate::selection::filtered::{DeviceFilters, FilterKinds, rows_within};
+use crate::selection::filtered::{DeviceFilters, FilterKinds, FilteredRows, rows_within};
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
 use core::mem::take;
 use core::ops::Range;
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::CudaStream;
 use flash_sampling_core::Adjustments;
 use std::sync::Arc;
 
@@ -72,37 +72,31 @@ impl DeviceLaunches {
     }
 
     /// Copies what is staged up; returns the address of the rows.
-    fn copy(&mut self, stream: &CudaStream) -> Result<u64, CudaError> {
+    fn copy(&mut self, queue: Queue<'_>) -> Result<DeviceAddress<Row>, CudaError> {
         if self.staging.len() > self.inputs.len() {
             self.inputs = Scratch::new(self.staging.len().next_power_of_two(), &[], &self.device)?;
         }
         let base = self.inputs.lend();
-        copy_up(base, self.staging.finish(base), stream)?;
-        Ok(base + self.staging.rows_at() as u64)
+        queue.copy_up(self.staging.finish(base), base)?;
+        Ok(base.add(self.staging.rows_at()).cast())
     }
 
     /// Room for draws that no kernel has written.
-    fn poisoned_draws(&mut self, count: usize, stream: &CudaStream) -> Result<u64, CudaError> {
+    fn poisoned_draws(&mut self, count: usize, queue: Queue<'_>) -> Result<DeviceAddress<Draw>, CudaError> {
         let bytes = count * size_of::<Draw>();
         if bytes > self.draws.len() {
             self.draws = Scratch::new(bytes.next_power_of_two(), &[], &self.device)?;
         }
         let draws = self.draws.lend();
-        // SAFETY: they are this value's memory, sized above; the stream orders this before the launches.
-        unsafe { result::memset_d8_async(draws, 0xff, bytes, stream.cu_stream()) }
-            .map_err(CudaError::driver("poison the draws"))?;
+        results::poison(draws, count, queue)?;
         Ok(draws)
     }
 
     /// Copies the draws of all launches down to `results`, and waits.
-    fn copy_down(&mut self, count: usize, stream: &CudaStream) -> Result<(), CudaError> {
-        let failed = CudaError::driver("copy the draws");
+    fn copy_down(&mut self, count: usize, queue: Queue<'_>) -> Result<(), CudaError> {
         self.results.clear();
         self.results.resize(count, Draw::default());
-        // SAFETY: as many draws lie there; the stream is waited for while they are borrowed.
-        unsafe { result::memcpy_dtoh_async(&mut self.results, self.draws.lend(), stream.cu_stream()) }
-            .map_err(&failed)?;
-        stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
+        queue.copy_down(self.draws.lend(), &mut self.results)?;
         results::written(&self.results)?;
         self.fused.settle();
         self.inputs.settle();
@@ -118,32 +112,16 @@ impl DeviceLaunches {
 /// The launches of a call over its hidden states.
 #[derive(Debug)]
 pub(super) struct DeviceInputs<'s> {
-    launches: &'s mut DeviceLaunches,
-    stream: &'s CudaStream,
-    hidden: &'s DeviceMatrix,
-    /// For stored logits; and whether the hidden states are there for it.
-    own: &'s Arc<CudaStream>,
-    is_ready: bool,
+    pub(super) launches: &'s mut DeviceLaunches,
+    pub(super) queue: Queue<'s>,
+    pub(super) hidden: &'s DeviceMatrix,
+    /// For stored logits: the stream, and whether the hidden states are there for it.
+    pub(super) own: &'s Arc<CudaStream>,
+    pub(super) own_queue: Queue<'s>,
+    pub(super) is_ready: bool,
 }
 
 impl<'s> DeviceInputs<'s> {
-    /// # Safety
-    /// As [`DeviceSampler::sample`](super::DeviceSampler::sample), as long as this value is used.
-    pub(super) unsafe fn new(
-        launches: &'s mut DeviceLaunches,
-        stream: &'s CudaStream,
-        hidden: &'s DeviceMatrix,
-        own: &'s Arc<CudaStream>,
-    ) -> Self {
-        DeviceInputs { launches, stream, hidden, own, is_ready: false }
-    }
-
-    /// Some neighbouring rows of the hidden states.
-    fn rows_of(&self, which: Range<usize>) -> DeviceMatrix {
-        let address = self.hidden.address + which.start as u64 * self.hidden.stride_bytes();
-        DeviceMatrix { address, rows: which.len(), ..*self.hidden }
-    }
-
     /// Makes the draws of items by ascending rows: launches over neighbouring rows, as many as the most draws of a row of
     /// them. Waits once.
     fn launch_all(
@@ -201,16 +179,15 @@ impl<'s> DeviceInputs<'s> {
         plans: &[(usize, Range<usize>)],
         slots: &[Option<usize>],
     ) -> Result<(), CudaError> {
-        let to = self.launches.poisoned_draws(slots.len(), self.stream)?;
+        let to = self.launches.poisoned_draws(slots.len(), self.queue)?;
         for (first, own) in plans {
             self.launches.stage(rows, *first, items, &slots[own.clone()])?;
-            let there = self.launches.copy(self.stream)?;
-            let hidden = self.rows_of(*first..first + own.len());
-            let to = to + (own.start * size_of::<Draw>()) as u64;
+            let there = self.launches.copy(self.queue)?;
+            let hidden = self.hidden.rows(*first..first + own.len());
+            let to = to.add(own.start);
             let kinds = self.launches.staging.kinds();
             let Some(from) = from else {
-                // SAFETY: the contract of `new`; the rows were just copied on the same stream; there is room for the draws.
-                unsafe { self.launches.fused.launch(self.stream, &hidden, there, to, kinds) }?;
+                self.launches.fused.enqueue(self.queue, &hidden, (there, to), kinds)?;
                 continue;
             };
             let filters = self.copy_filters()?;
@@ -218,25 +195,20 @@ impl<'s> DeviceInputs<'s> {
             else {
                 continue;
             };
-            let (stream, inputs) = (self.stream, (there, filters));
-            // SAFETY: as above, for the filters too; `RowFilters::of` bounds top-k, and rows that are drawn for nobody
-            // have no filters; of the others `RowParams::check` takes greedy rows' filters away.
-            unsafe {
-                let listed =
-                    from == FilterSource::Lists && selection.launch_listed(stream, fused, &hidden, inputs, to)?;
-                if !listed {
-                    let kinds = FilterKinds::of(of_rows).with_rows(kinds);
-                    selection.launch_kinds(stream, fused, &hidden, inputs, to, kinds)?;
-                }
+            let (queue, rows) = (self.queue, FilteredRows { rows: there, filters, draws: to });
+            let listed = from == FilterSource::Lists && selection.enqueue_listed(queue, fused, &hidden, rows)?;
+            if !listed {
+                let kinds = FilterKinds::of(of_rows).with_rows(kinds);
+                selection.enqueue_kinds(queue, fused, &hidden, rows, kinds)?;
             }
         }
-        self.launches.copy_down(slots.len(), self.stream)?;
+        self.launches.copy_down(slots.len(), self.queue)?;
         self.is_ready = true;
         Ok(())
     }
 
     /// Copies the filters of what is staged up; returns their address.
-    fn copy_filters(&mut self) -> Result<u64, CudaError> {
+    fn copy_filters(&mut self) -> Result<DeviceAddress<RowFilters>, CudaError> {
         let most = self.launches.most_filtered();
         let DeviceLaunches { fused, selection, filters, device, .. } = &mut *self.launches;
         let (_, room) = match selection {
@@ -247,7 +219,7 @@ impl<'s> DeviceInputs<'s> {
             }
         };
         let there = room.lend();
-        copy_up(there, bytemuck::cast_slice(filters), self.stream)?;
+        self.queue.copy_up(filters, there)?;
         Ok(there)
     }
 }
@@ -289,10 +261,10 @@ impl LogitSource for DeviceInputs<'_> {
     ) -> Result<Option<CanonicalInputs>, CudaError> {
         if !self.is_ready {
             // The logits are stored on another stream.
-            self.own.join(self.stream).map_err(CudaError::driver("wait for the hidden states"))?;
+            self.own.join(self.queue.stream()).map_err(CudaError::driver("wait for the hidden states"))?;
             self.is_ready = true;
         }
-        let to = self.launches.poisoned_draws(which.len(), self.own)?;
+        let to = self.launches.poisoned_draws(which.len(), self.own_queue)?;
         let DeviceLaunches { staging, adjustments, fused, .. } = &mut *self.launches;
         staging.clear();
         for &r in which {
@@ -304,21 +276,20 @@ impl LogitSource for DeviceInputs<'_> {
                 }
             }
         }
-        let there = self.launches.copy(self.own)?;
+        let there = self.launches.copy(self.own_queue)?;
         let features = self.launches.staging.kinds();
         let (mut at, mut is_transformed) = (0, false);
         for run in which.chunk_by(|a, b| a + 1 == *b) {
-            let hidden = self.rows_of(run[0]..run[0] + run.len());
-            let (of_rows, to) = (there + (at * size_of::<Row>()) as u64, to + (at * size_of::<Draw>()) as u64);
+            let hidden = self.hidden.rows(run[0]..run[0] + run.len());
+            let of_rows = (there.add(at), to.add(at));
             let place = stored.place(at, self.own);
             let fused = &mut self.launches.fused;
-            // SAFETY: the contract of `new`; there is room for the draws and logits of these rows.
-            is_transformed = unsafe { fused.launch_storing_fast(self.own, &hidden, (of_rows, to), features, place) }?;
+            is_transformed = fused.enqueue_storing_fast(self.own_queue, &hidden, of_rows, features, place)?;
             at += run.len();
         }
-        let rows_to_apply = if is_transformed { 0 } else { there };
-        stored.summarize(&SummaryInput { raw: None, sources: 0, rows: rows_to_apply }, self.own)?;
-        self.launches.copy_down(which.len(), self.own)?;
+        let rows = if is_transformed { DeviceAddress::NULL } else { there };
+        stored.summarize(&SummaryInput { rows, ..SummaryInput::default() }, self.own)?;
+        self.launches.copy_down(which.len(), self.own_queue)?;
         draws.clone_from(&self.launches.results);
         Ok(None)
     }
@@ -326,12 +297,4 @@ impl LogitSource for DeviceInputs<'_> {
     fn stores_draws(&self) -> bool {
         true
     }
-}
-
-/// Copies to memory of [`Scratch`], which has the room.
-fn copy_up(to: u64, bytes: &[u8], stream: &CudaStream) -> Result<(), CudaError> {
-    let failed = CudaError::driver("copy the rows of a call");
-    stream.context().bind_to_thread().map_err(&failed)?;
-    // SAFETY: the caller sized the memory; the driver has taken the bytes when this returns, since they are pageable.
-    unsafe { result::memcpy_htod_async(to, bytes, stream.cu_stream()) }.map_err(failed)
 }

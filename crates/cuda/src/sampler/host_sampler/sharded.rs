@@ -144,7 +144,7 @@ impl ExchangePass<'_, '_> {
             let exchange = &mut *self.exchange;
             let drawn = match uploaded {
                 Some(uploaded) => uploaded.draw(staging, input, draws, stream, Some((exchange, batch.params))),
-                None => exchange.draw_nothing((staging.staged(), batch.params), draws, stream),
+                None => exchange.draw_nothing((staging.staged(), batch.params), draws, UploadedHead::queue(stream)),
             };
             drawn.map_err(|error| of_call(error, |at| part[at].row))?;
             write_draws(part, draws, out);
@@ -186,7 +186,9 @@ impl ExchangePass<'_, '_> {
                 let is_other = input.dtype() != head.weight().dtype();
                 let drawn = match is_other {
                     false => uploaded.draw_filtered_with(staging, (filters, from), input, draws, stream, exchange),
-                    true => exchange.0.draw_nothing((staging.staged(), batch.params), draws, stream),
+                    true => {
+                        exchange.0.draw_nothing((staging.staged(), batch.params), draws, UploadedHead::queue(stream))
+                    }
                 };
                 drawn.map_err(|error| of_call(error, |at| part[at].row))?;
                 // The mark of the exchange tells types apart: the other ranks have this one, too, and leave all rows open.

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::MOST;
-use crate::abi::{self, Draw, Row, status};
+use crate::abi::{self, DeviceAddress, Draw, Row, status};
 use crate::device::gpu::Device;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::noise_math::NoiseMath;
 use crate::device::results;
@@ -13,7 +14,7 @@ use crate::sampler::row_scan::{CallRows, DrawItem, LogitSource, idle};
 use crate::sampler::staging::Staging;
 use crate::selection::queries::CanonicalInputs;
 use crate::selection::stored_rows::{MAX_ROWS, StoredRows, SummaryInput};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{Adjustments, DType, Matrix};
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ pub(super) struct LogitDraws {
     /// Rows and sources of a launch.
     inputs: CudaSlice<u8>,
     sources: CudaSlice<u32>,
-    draws: CudaSlice<u8>,
+    draws: CudaSlice<Draw>,
     staging: Staging,
     adjustments: Adjustments,
     /// Logits whose rows lie apart.
@@ -52,7 +53,7 @@ impl LogitDraws {
             logits: stream.alloc_zeros(16).map_err(&allocate)?,
             inputs: stream.alloc_zeros(MOST * size_of::<Row>() + 16).map_err(&allocate)?,
             sources: stream.alloc_zeros(MOST).map_err(&allocate)?,
-            draws: stream.alloc_zeros(MOST * size_of::<Draw>()).map_err(&allocate)?,
+            draws: stream.alloc_zeros(MOST).map_err(&allocate)?,
             staging: Staging::of(0..vocab_size, vocab_size),
             adjustments: Adjustments::default(),
             gathered: Vec::new(),
@@ -88,7 +89,7 @@ impl LogitDraws {
         if bytes > 0 {
             stream.memcpy_htod(&from[..bytes], &mut self.logits.slice_mut(..bytes)).map_err(&failed)?;
         }
-        Ok(DeviceMatrix { address: self.logits.device_ptr(stream).0, dtype, rows, cols, row_stride: cols })
+        Ok(DeviceMatrix { address: DeviceAddress::of(&self.logits, stream), dtype, rows, cols, row_stride: cols })
     }
 
     /// Copies the staged rows up, and the row of logits of each; returns their addresses.
@@ -96,19 +97,19 @@ impl LogitDraws {
         &mut self,
         sources: impl Iterator<Item = usize>,
         stream: &Arc<CudaStream>,
-    ) -> Result<(u64, u64), CudaError> {
+    ) -> Result<(DeviceAddress<Row>, DeviceAddress<u32>), CudaError> {
         let failed = CudaError::driver("copy the rows of a call");
         if self.staging.len() > self.inputs.len() {
             self.inputs = stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
         }
-        let base = self.inputs.device_ptr(stream).0;
-        let rows = base + self.staging.rows_at() as u64;
+        let base = DeviceAddress::of(&self.inputs, stream);
+        let rows = base.add(self.staging.rows_at()).cast();
         stream.memcpy_htod(self.staging.finish(base), &mut self.inputs).map_err(&failed)?;
         self.sources_here.clear();
         self.sources_here.extend(sources.map(|row| row as u32));
         let mut there = self.sources.slice_mut(..self.sources_here.len());
         stream.memcpy_htod(&self.sources_here, &mut there).map_err(&failed)?;
-        Ok((rows, self.sources.device_ptr(stream).0))
+        Ok((rows, DeviceAddress::of(&self.sources, stream)))
     }
 }
 
@@ -133,8 +134,11 @@ impl LogitSource for CopiedLogits<'_> {
                 kernels.staging.push(params, &row, same.iter().map(|item| item.draw))?;
             }
             let (rows, sources) = kernels.copy_rows(part.iter().map(|item| item.row), stream)?;
-            results::poison(&kernels.draws, part.len(), stream)?;
-            let there = kernels.draws.device_ptr(stream).0;
+            let there = DeviceAddress::of(&kernels.draws, stream);
+            // SAFETY: *Memory*: logits, rows and sources were just copied on this stream, draws has room for MOST, and all are
+            // freed behind the launch; the sources are rows of the logits. *Order*: the call waits below. *Rows*: `Staging`.
+            let queue = unsafe { Queue::new(stream) };
+            results::poison(there, part.len(), queue)?;
             let launch = DeviceDraws { count: part.len(), rows, sources: Some(sources), draws: there, log_z: None };
             let sampler = match &mut kernels.samplers[abi::element(logits.dtype) as usize] {
                 Some(sampler) => sampler,
@@ -143,14 +147,11 @@ impl LogitSource for CopiedLogits<'_> {
                     none.insert(DeviceStandalone::with_math(tokens, logits.dtype, MOST, device, kernels.math)?)
                 }
             };
-            // SAFETY: logits, rows and sources were just copied on this stream, draws has room for MOST; the sources are
-            // rows of the logits; the call waits below, so launches follow each other.
-            unsafe { sampler.launch(stream, logits, &launch) }?;
+            sampler.enqueue(queue, logits, &launch)?;
             let from = draws.len();
             draws.resize(from + part.len(), Draw::default());
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut draws[from..]);
             let failed = CudaError::driver("copy the draws");
-            stream.memcpy_dtoh(&kernels.draws.slice(..bytes.len()), bytes).map_err(&failed)?;
+            stream.memcpy_dtoh(&kernels.draws.slice(..part.len()), &mut draws[from..]).map_err(&failed)?;
             stream.synchronize().map_err(&failed)?;
             sampler.settle();
             results::written(&draws[from..])?;

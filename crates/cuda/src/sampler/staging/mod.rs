@@ -3,7 +3,7 @@
 
 mod lists;
 
-use crate::abi::{PENALISED, Row};
+use crate::abi::{DeviceAddress, PENALISED, Row};
 use crate::device::row_features::RowFeatures;
 use crate::error::CudaError;
 use crate::sampler::pinned_items::{ITEM, PinnedItems};
@@ -83,7 +83,7 @@ impl Staging {
     pub(crate) fn kinds(&self) -> RowFeatures {
         match self.has_knobs {
             true => RowFeatures::Any,
-            false if self.rows.iter().all(|row| row.mask == 0 && row.biases == 0) => RowFeatures::Bare,
+            false if self.rows.iter().all(|row| row.mask.is_null() && row.biases == 0) => RowFeatures::Bare,
             false => RowFeatures::Unpenalised,
         }
     }
@@ -173,8 +173,8 @@ impl Staging {
         self.rows.extend(draws.into_iter().map(|draw| Row {
             seed: params.seed,
             position: params.position,
-            mask,
-            bias: list.at,
+            mask: DeviceAddress::new(mask),
+            bias: DeviceAddress::new(list.at),
             mask_words,
             biases: list.biases,
             inv_temperature: row.transform.inv_temperature,
@@ -213,7 +213,7 @@ impl Staging {
     }
 
     /// The block for the device address `base`, a multiple of 16.
-    pub(crate) fn finish(&mut self, base: u64) -> &[u8] {
+    pub(crate) fn finish(&mut self, base: DeviceAddress<u8>) -> &[u8] {
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.resize(self.len(), 0);
         let (hidden, zeros) = bytes[..self.rows_at()].split_at_mut(self.hidden.len());
@@ -228,7 +228,7 @@ impl Staging {
 
     /// The block before the lists, for the device address `base`, into `out` of [`Staging::lists_at`] bytes, with the hidden
     /// states of the input's rows.
-    pub(crate) fn finish_rows(&mut self, input: &Matrix<'_>, base: u64, out: &mut [u8]) {
+    pub(crate) fn finish_rows(&mut self, input: &Matrix<'_>, base: DeviceAddress<u8>, out: &mut [u8]) {
         let (hidden, zeros) = out[..self.rows_at()].split_at_mut(self.sources.len() * self.stride);
         for (&row, out) in self.sources.iter().zip(hidden.chunks_exact_mut(self.stride.max(1))) {
             let states = input.row_bytes(row);
@@ -245,13 +245,15 @@ impl Staging {
     }
 
     /// Writes the rows, which stand behind the hidden states.
-    fn place_rows(&mut self, base: u64, out: &mut [u8]) {
+    fn place_rows(&mut self, base: DeviceAddress<u8>, out: &mut [u8]) {
         let (rows_at, lists_at) = (self.rows_at(), self.lists_at());
         debug_assert!(self.rows.is_empty() || lists_at >= 4 * WORDS_BEFORE, "a row lies before the words");
         for row in &mut self.rows {
-            row.bias = if row.biases == 0 { 0 } else { base + lists_at as u64 + 8 * row.bias };
-            let first_word = (base + lists_at as u64).wrapping_sub(4 * u64::from(self.tokens.start / 32));
-            row.mask = if row.mask == 0 { 0 } else { first_word.wrapping_add(8 * (row.mask - 1)) };
+            let lists = base.get() + lists_at as u64;
+            let bias = if row.biases == 0 { 0 } else { lists + 8 * row.bias.get() };
+            let first_word = lists.wrapping_sub(4 * u64::from(self.tokens.start / 32));
+            let mask = if row.mask.is_null() { 0 } else { first_word.wrapping_add(8 * (row.mask.get() - 1)) };
+            (row.bias, row.mask) = (DeviceAddress::new(bias), DeviceAddress::new(mask));
         }
         out[rows_at..].copy_from_slice(bytemuck::cast_slice(&self.rows));
     }
@@ -293,8 +295,8 @@ mod tests {
         }
         named.take_hidden_in(20);
         let mut bytes = vec![1; named.lists_at()];
-        named.finish_rows(&input, 64, &mut bytes);
-        assert_eq!((bytes.len(), bytes.as_slice()), (80 + 4 * 56, copied.finish(64)));
+        named.finish_rows(&input, DeviceAddress::new(64), &mut bytes);
+        assert_eq!((bytes.len(), bytes.as_slice()), (80 + 4 * 56, copied.finish(DeviceAddress::new(64))));
         // What was there goes.
         named.clear();
         assert_eq!(named.len(), 0);
@@ -318,9 +320,9 @@ mod tests {
             let row = params.check(&[], &CAN, &Plan::default(), 320).unwrap();
             let mut staging = Staging::of(tokens.clone(), 320);
             staging.push(&params, &row, [0]).unwrap();
-            let bytes = staging.finish(4096).to_vec();
+            let bytes = staging.finish(DeviceAddress::new(4096)).to_vec();
             let row: Row = bytemuck::pod_read_unaligned(&bytes[..56]);
-            assert_eq!((row.mask, row.mask_words), (4096 + 56 - 4 * 2, own.end), "{len} words, {tokens:?}");
+            assert_eq!((row.mask.get(), row.mask_words), (4096 + 56 - 4 * 2, own.end), "{len} words, {tokens:?}");
             let mut words: Vec<u32> = own.collect();
             words.resize(words.len().next_multiple_of(2), 0);
             assert_eq!(bytes[56..], *bytemuck::cast_slice::<u32, u8>(&words));
@@ -345,17 +347,17 @@ mod tests {
         }
         let (size, most) = (staging.len(), most_listed(&all.map(|(params, _)| params), 64));
         assert!(most >= size - staging.lists_at(), "{most}");
-        let bytes = staging.finish(4096).to_vec();
+        let bytes = staging.finish(DeviceAddress::new(4096)).to_vec();
         assert_eq!(bytes.len(), size);
         let rows: Vec<Row> = bytes[32..32 + 4 * 56].chunks_exact(56).map(bytemuck::pod_read_unaligned).collect();
         let words_at = 4096 + 32 + 4 * 56;
         let lists_at = words_at + 8;
-        assert_eq!((rows[0].mask, rows[0].mask_words, rows[0].bias), (words_at, 2, 0));
-        assert_eq!((rows[1].mask, rows[1].draw), (words_at, 1));
-        assert_eq!((rows[2].mask, rows[2].mask_words), (words_at + 8, 0));
-        assert_eq!((rows[2].bias, rows[2].biases, rows[2].largest_bias), (lists_at, 2, 2.5));
+        assert_eq!((rows[0].mask.get(), rows[0].mask_words, rows[0].bias.get()), (words_at, 2, 0));
+        assert_eq!((rows[1].mask.get(), rows[1].draw), (words_at, 1));
+        assert_eq!((rows[2].mask.get(), rows[2].mask_words), (words_at + 8, 0));
+        assert_eq!((rows[2].bias.get(), rows[2].biases, rows[2].largest_bias), (lists_at, 2, 2.5));
         let (at, biases) = (lists_at + 16, 3 | PENALISED);
-        assert_eq!((rows[3].bias, rows[3].biases, rows[3].largest_bias), (at, biases, 2.5));
+        assert_eq!((rows[3].bias.get(), rows[3].biases, rows[3].largest_bias), (at, biases, 2.5));
         let list: [f32; 14] = bytemuck::pod_read_unaligned(&bytes[(at - 4096) as usize..][..56]);
         let tokens = [list[0], list[2], list[4]].map(f32::to_bits);
         assert_eq!((tokens, [list[1], list[3], list[5]]), ([3, 5, 9], [-1.0, 0.0, 2.5]));

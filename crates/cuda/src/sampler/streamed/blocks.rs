@@ -1,11 +1,12 @@
 //! Blocks of a weight on their way: from a reader to memory that the GPU copies from, and from there to the GPU, by turns
 //! in two places each.
-#![allow(unsafe_code)]
 
+use crate::abi::DeviceAddress;
 use crate::device::gpu::Device;
+use crate::device::pinned::page_locked;
 use crate::device::scratch::wait;
 use crate::error::CudaError;
-use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice};
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, PinnedHostSlice};
 use std::sync::Arc;
 
 /// Two blocks on the GPU and two beside them in host memory: while one is multiplied the next is copied and the one after
@@ -30,9 +31,7 @@ impl Place {
     fn new(bytes: usize, device: &Device, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         let failed = CudaError::driver("allocate a block of the weight");
         let context = device.context();
-        // SAFETY: it is filled before anything reads it.
-        let mut pinned = unsafe { context.alloc_pinned_with_flags::<u8>(bytes, 0) }.map_err(&failed)?;
-        pinned.as_mut_slice().map_err(&failed)?.fill(0);
+        let pinned = page_locked(bytes, context)?;
         let weight = stream.alloc_zeros(bytes).map_err(&failed)?;
         let event = || context.new_event(None).map_err(&failed);
         Ok(Place { pinned, weight, copied: event()?, used: event()? })
@@ -46,10 +45,10 @@ impl Blocks {
         Ok(Blocks { copies: device.stream()?, places })
     }
 
-    /// Device address of the block that has the number `block`.
-    pub(super) fn address(&self, block: usize) -> u64 {
+    /// Where the block that has the number `block` lies.
+    pub(super) fn address(&self, block: usize) -> DeviceAddress<u8> {
         let weight = &self.places[block % 2].weight;
-        weight.device_ptr(weight.stream()).0
+        DeviceAddress::of(weight, weight.stream())
     }
 
     /// Where the `bytes` of a block are to be read to; waits until they may be.

@@ -3,16 +3,25 @@
 
 use super::logprobs::StreamedLogprobs;
 use super::{CudaStreamed, hidden_stride};
-use crate::abi::{Draw, RUNNING_BYTES, Row};
+use crate::abi::{DeviceAddress, Draw, RUNNING_BYTES};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::group_pass::Results;
 use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::error::CudaError;
 use crate::sampler::row_scan::CallRows;
-use cudarc::driver::{CudaSlice, DevicePtr, result};
+use cudarc::driver::CudaStream;
 use flash_sampling_core::Matrix;
+
+/// For the kernels over a streamed head.
+fn queue(stream: &CudaStream) -> Queue<'_> {
+    // SAFETY: *Memory*: everything is a `CudaStreamed`'s, with room for every draw of the plan; a block is on the device when the
+    // stream gets there. *Order*: one stream multiplies, and a block is not written before it is released; parts come in
+    // ascending order. *Rows*: `Staging` makes them of checked parameters.
+    unsafe { Queue::new(stream) }
+}
 
 impl CudaStreamed<'_> {
     /// Gathers the rows of a call: hidden states as they are dealt out, draws in the order in which they are made.
@@ -49,12 +58,11 @@ impl CudaStreamed<'_> {
         if self.staging.len() > self.inputs.len() {
             self.inputs = self.stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
         }
-        let address = self.inputs.device_ptr(&self.stream).0;
+        let address = DeviceAddress::of(&self.inputs, &self.stream);
         self.stream.memcpy_htod(self.staging.finish(address), &mut self.inputs).map_err(&failed)?;
-        let (invalid, bytes) = (self.invalid.device_ptr(&self.stream).0, self.invalid.len() * size_of::<u64>());
-        // SAFETY: this is the whole of the invalid keys.
-        unsafe { result::memset_d8_async(invalid, 0xff, bytes, self.stream.cu_stream()) }.map_err(&failed)?;
-        results::poison(&self.draws, self.deal.order.len(), &self.stream)?;
+        let queue = queue(&self.stream);
+        queue.fill(DeviceAddress::of(&self.invalid, &self.stream), 0xff, self.invalid.len())?;
+        results::poison(DeviceAddress::of(&self.draws, &self.stream), self.deal.order.len(), queue)?;
         let (cols, row_stride) = (input.cols(), hidden_stride(input.cols()));
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.begin(input, row_stride, self.head.vocab_size as u32, &self.stream)?;
@@ -81,39 +89,35 @@ impl CudaStreamed<'_> {
                 row_stride: self.head.hidden,
             },
             first_token: start as u32,
-            bias: self.bias.as_ref().map(|bias| bias.device_ptr(&self.stream).0 + 4 * start as u64),
+            bias: self.bias.as_ref().map(|bias| DeviceAddress::of(bias, &self.stream).add(start)),
             soft_cap: self.head.soft_cap,
             scale: self.head.scale,
         };
-        let address = |slice: &CudaSlice<u8>| slice.device_ptr(slice.stream()).0;
-        let (running, draws) = (address(&self.running), address(&self.draws));
-        let invalid = self.invalid.device_ptr(&self.stream).0;
-        let rows_at = address(&self.inputs) + self.staging.rows_at() as u64;
+        let (queue, stream) = (queue(&self.stream), &self.stream);
+        let (running, draws) = (DeviceAddress::of(&self.running, stream), DeviceAddress::of(&self.draws, stream));
+        let invalid = DeviceAddress::of(&self.invalid, stream);
+        let rows_at = DeviceAddress::of(&self.inputs, stream).add(self.staging.rows_at()).cast();
         // The draws before this layer.
         let mut before = 0;
         for &layer in &self.deal.layers {
             for first in (0..layer as usize).step_by(MAX_ROWS) {
                 let (rows, at) = (MAX_ROWS.min(layer as usize - first), before + first);
-                let address = hidden.address + first as u64 * hidden.stride_bytes();
-                let part = DeviceMatrix { address, rows, ..*hidden };
+                let part = hidden.rows(first..first + rows);
                 let results = Results {
-                    rows: rows_at + (at * size_of::<Row>()) as u64,
-                    draws: draws + (at * size_of::<Draw>()) as u64,
-                    log_z: 0,
-                    invalid: invalid + (at * size_of::<u64>()) as u64,
-                    running: running + (at * RUNNING_BYTES) as u64,
+                    rows: rows_at.add(at),
+                    draws: draws.add(at),
+                    log_z: DeviceAddress::NULL,
+                    invalid: invalid.add(at),
+                    running: running.add(at * RUNNING_BYTES),
                     begins: start == 0,
                     ends: start + count == self.head.vocab_size,
                 };
-                // SAFETY: everything is this value's, with room for every draw of the plan; the block is on the device
-                // when the stream gets here, and is not written before it is released; parts come in ascending order.
-                unsafe { self.pass.launch(&self.stream, &head, &part, &results) }?;
+                self.pass.launch(queue, &head, &part, &results)?;
             }
             before += layer as usize;
         }
         if let Some(logprobs) = &mut self.logprobs {
-            // SAFETY: as above.
-            unsafe { logprobs.store(&head, &self.stream) }?;
+            logprobs.store(&head, queue)?;
         }
         self.blocks.release(block, &self.stream)
     }
@@ -121,9 +125,8 @@ impl CudaStreamed<'_> {
     /// Copies the draws down, and waits; summarizes the rows with log-probabilities.
     pub(super) fn end(&mut self, rows: &CallRows<'_, '_>) -> Result<(), CudaError> {
         self.made.resize(self.deal.order.len(), Draw::default());
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.made);
-        let there = self.draws.slice(..bytes.len());
-        self.stream.memcpy_dtoh(&there, bytes).map_err(CudaError::driver("copy the draws"))?;
+        let there = self.draws.slice(..self.made.len());
+        self.stream.memcpy_dtoh(&there, &mut self.made).map_err(CudaError::driver("copy the draws"))?;
         self.stream.synchronize().map_err(CudaError::driver("run the kernels"))?;
         self.pass.settle();
         results::written(&self.made)?;

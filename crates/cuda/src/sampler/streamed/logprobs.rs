@@ -1,11 +1,11 @@
 //! Log-probabilities of a streamed head: the logits of the rows that request them are stored block by block, and summarized
 //! when the last block is there.
-#![allow(unsafe_code)]
 
-use crate::abi::{Draw, Row, SummaryRequest, status};
+use crate::abi::{DeviceAddress, Draw, SummaryRequest, status};
 use crate::device::fused_hopper::MAX_ROWS;
 use crate::device::gpu::Device;
 use crate::device::head::DeviceHead;
+use crate::device::launch::Queue;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::KernelChoice;
 use crate::device::tiled::DeviceTiled;
@@ -14,7 +14,7 @@ use crate::sampler::row_scan::{CallRows, ScanRow, StoredQueries, StoredScan, idl
 use crate::sampler::staging::Staging;
 use crate::selection::stored_rows::{StoredRows, SummaryInput};
 use core::mem::take;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::backend::{Request, RowSummary};
 use flash_sampling_core::sampler::reuse_vec;
 use flash_sampling_core::{Matrix, Stage, params};
@@ -40,7 +40,7 @@ pub(super) struct StreamedLogprobs {
     staging: Staging,
     inputs: CudaSlice<u8>,
     /// Results of the storing launches, which nobody reads.
-    draws: CudaSlice<u8>,
+    draws: CudaSlice<Draw>,
     hidden: Option<DeviceMatrix>,
     rows: Vec<StoredRow>,
     /// At least one for each of the rows.
@@ -61,8 +61,7 @@ impl StreamedLogprobs {
         stream: &Arc<CudaStream>,
     ) -> Result<Self, CudaError> {
         let most = max_rows.min(MAX_ROWS);
-        // SAFETY: every launch is of a head that it was moved to.
-        let fused = unsafe { DeviceTiled::unplanned(*head, most, device, KernelChoice::Portable) }?;
+        let fused = DeviceTiled::unplanned(*head, most, device, KernelChoice::Portable)?;
         let failed = CudaError::driver("allocate what log-probabilities need");
         Ok(StreamedLogprobs {
             device: device.clone(),
@@ -71,7 +70,7 @@ impl StreamedLogprobs {
             stored: Vec::new(),
             staging: Staging::of(0..vocab_size, vocab_size),
             inputs: stream.alloc_zeros(16).map_err(&failed)?,
-            draws: stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?,
+            draws: stream.alloc_zeros(most).map_err(&failed)?,
             hidden: None,
             rows: Vec::new(),
             summaries: Vec::new(),
@@ -127,35 +126,29 @@ impl StreamedLogprobs {
         if self.staging.len() > self.inputs.len() {
             self.inputs = stream.alloc_zeros(self.staging.len().next_power_of_two()).map_err(&failed)?;
         }
-        let address = self.inputs.device_ptr(stream).0;
+        let address = DeviceAddress::of(&self.inputs, stream);
         stream.memcpy_htod(self.staging.finish(address), &mut self.inputs).map_err(&failed)?;
         self.hidden = Some(DeviceMatrix { address, dtype: input.dtype(), rows, cols: input.cols(), row_stride });
         Ok(())
     }
 
-    /// Enqueues the launches that store the logits of a block.
-    ///
-    /// # Safety
-    /// The head is a part of the planned one, on the GPU when the stream gets there, and stays until it has passed.
-    pub(super) unsafe fn store(&mut self, head: &DeviceHead, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+    /// Enqueues the launches that store the logits of a block, a part of the planned head.
+    pub(super) fn store(&mut self, head: &DeviceHead, queue: Queue<'_>) -> Result<(), CudaError> {
         let Some(hidden) = self.hidden else { return Ok(()) };
-        // SAFETY: the same contract.
-        unsafe { self.fused.move_to(*head) };
-        let rows_at = self.inputs.device_ptr(stream).0 + self.staging.rows_at() as u64;
-        let draws = self.draws.device_ptr(stream).0;
+        self.fused.move_to(*head);
+        let stream = queue.stream();
+        let rows_at = DeviceAddress::of(&self.inputs, stream).add(self.staging.rows_at()).cast();
+        let draws = DeviceAddress::of(&self.draws, stream);
         let mut first = 0;
         for stored in &self.stored {
             let rows = stored.rows().min(hidden.rows - first);
             if rows == 0 {
                 break;
             }
-            let part = DeviceMatrix { address: hidden.address + first as u64 * hidden.stride_bytes(), rows, ..hidden };
+            let part = hidden.rows(first..first + rows);
             let place = stored.place(0, stream);
-            let (logits, stride) = (place.logits + 4 * u64::from(head.first_token), place.stride as usize);
-            let rows_at = rows_at + (first * size_of::<Row>()) as u64;
-            // SAFETY: hidden states and rows are this value's, copied on this stream; there is room for as many draws and
-            // logits; the head by this function's contract.
-            unsafe { self.fused.launch_storing(stream, &part, rows_at, draws, logits, stride) }?;
+            let (logits, stride) = (place.logits.add(head.first_token as usize), place.stride as usize);
+            self.fused.enqueue_storing(queue, &part, (rows_at.add(first), draws), logits, stride)?;
             first += rows;
         }
         Ok(())
@@ -195,7 +188,7 @@ impl StreamedLogprobs {
                 stored.requests().resize(slot, SummaryRequest::default());
                 stored.requests().push(request);
             }
-            stored.summarize(&SummaryInput { raw: None, sources: 0, rows: 0 }, stream)?;
+            stored.summarize(&SummaryInput::default(), stream)?;
             stored.wait_for_summaries()?;
             let mut scan = StoredScan::new(&mut members, queries, stored, None, stream);
             scan.find()?;

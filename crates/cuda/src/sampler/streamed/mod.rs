@@ -73,7 +73,7 @@ pub struct CudaStreamed<'a> {
     /// Of each draw: what is known of it, its first invalid logit, its result.
     running: CudaSlice<u8>,
     invalid: CudaSlice<u64>,
-    draws: CudaSlice<u8>,
+    draws: CudaSlice<Draw>,
     adjustments: Adjustments,
     /// The rows of the call that can be drawn from, and how many draws they make.
     work: Vec<(usize, u32)>,
@@ -157,7 +157,7 @@ impl<'a> CudaStreamed<'a> {
         let inputs = stream.alloc_zeros(size).map_err(&failed)?;
         let running = stream.alloc_zeros(most * RUNNING_BYTES).map_err(&failed)?;
         let invalid = stream.alloc_zeros(most).map_err(&failed)?;
-        let draws = stream.alloc_zeros(most * size_of::<Draw>()).map_err(&failed)?;
+        let draws = stream.alloc_zeros(most).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         Ok(CudaStreamed {
             head,

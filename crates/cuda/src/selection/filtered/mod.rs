@@ -5,27 +5,48 @@
 mod sharded_filters;
 
 use crate::abi::{
-    FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, RowFilters, RowLists,
-    UNDECIDED_ROWS_SUMMED, UndecidedRows, block_maxima_bytes,
+    DeviceAddress, Draw, FilterCall, FilterListCall, LIST_COUNTERS_BYTES, LIST_POSTS, LIST_ROOM, LogitStore, Row,
+    RowFilters, RowLists, UNDECIDED_ROWS_SUMMED, UndecidedRows, block_maxima_bytes,
 };
-use crate::device::alignment::check_by_8;
-use crate::device::fused_hopper::{FusedOutput, MAX_ROWS};
+use crate::compile::kernels::{self, KernelSource};
+use crate::device::alignment::check_aligned;
+use crate::device::entries;
+use crate::device::fused_hopper::{self, FusedOutput, MAX_ROWS};
 use crate::device::gpu::Device;
+use crate::device::launch::Queue;
+use crate::device::launch_config::ConfiguredKernel;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::RowFeatures;
 use crate::device::scratch::Scratch;
-use crate::device::tiled::DeviceTiled;
+use crate::device::tiled::{DeviceTiled, RowsAndDraws};
 use crate::error::CudaError;
-use crate::selection::filter_list::FilterList;
-use crate::selection::filter_row::FilterRow;
-use crate::selection::top_p::TopP;
+use crate::selection::top_p::{self, TopP};
 use core::ops::Range;
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUstreamCaptureStatus;
-use cudarc::driver::{CudaStream, result};
 use flash_sampling_core::{DType, Knob};
 pub(crate) use sharded_filters::NOT_PREPARED;
 use sharded_filters::Together;
 use std::sync::Arc;
+
+pub(crate) static FILTER_LIST: KernelSource = KernelSource::single_cold("filter_list.cu", kernels::any);
+pub(crate) static FILTER_LIST_RANKS: KernelSource =
+    KernelSource::single_cold("filter_list_ranks.cu", fused_hopper::serves);
+pub(crate) static FILTER_ROW: KernelSource = KernelSource::single_cold("filter_row.cu", kernels::any);
+
+/// The device addresses of a call: rows and their filters, and room for the draws.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FilteredRows {
+    pub(crate) rows: DeviceAddress<Row>,
+    pub(crate) filters: DeviceAddress<RowFilters>,
+    pub(crate) draws: DeviceAddress<Draw>,
+}
+
+impl FilteredRows {
+    fn unfiltered(&self) -> RowsAndDraws {
+        (self.rows, self.draws)
+    }
+}
 
 /// Draws with min-p, top-k and top-p after a [`DeviceTiled`]: two to four launches a call on the caller's
 /// stream, which wait for nothing and, but for the first of each kind, allocate nothing and load nothing
@@ -36,15 +57,17 @@ use std::sync::Arc;
 /// such rows on the host.
 #[derive(Debug)]
 pub struct DeviceFilters {
-    kernel: FilterRow,
-    by_mass: TopP,
+    /// Filters a row, except rows that have top-p first.
+    by_row: ConfiguredKernel<(FilterCall,)>,
+    by_mass: TopP<top_p::OneGpu>,
     tokens: Range<u32>,
     stride: usize,
     max_rows: usize,
     device: Arc<Device>,
     /// Room for the logits of `max_rows` rows, and then for the largest of their granules, once they are needed.
     logits: Option<Scratch>,
-    listed: FilterList,
+    /// Filters a row by its list.
+    by_list: ConfiguredKernel<(FilterListCall,)>,
     /// The keys of lists, then their counters and posts; these are zeros but after a launch that failed half-way.
     lists: Scratch,
     are_zeros: bool,
@@ -78,17 +101,18 @@ impl DeviceFilters {
         let lists = Scratch::new(zeros.end, &[zeros], device)?;
         let bytes = UndecidedRows::bytes(max_rows);
         let open = Scratch::new(bytes, std::slice::from_ref(&(0..bytes)), device)?;
-        let (kernel, listed) = (FilterRow::load(device)?, FilterList::load(device)?);
-        let by_mass = TopP::load(device)?;
+        let by_row = ConfiguredKernel::load(device, &FILTER_ROW, &entries::FILTER_ROW)?;
+        let by_list = ConfiguredKernel::load(device, &FILTER_LIST, &entries::FILTER_LIST)?;
+        let by_mass = TopP::<top_p::OneGpu>::load(device)?;
         Ok(DeviceFilters {
-            kernel,
+            by_row,
             by_mass,
             tokens,
             stride,
             max_rows,
             device: device.clone(),
             logits: None,
-            listed,
+            by_list,
             lists,
             are_zeros: true,
             open,
@@ -138,8 +162,13 @@ impl DeviceFilters {
         }
     }
 
-    fn check(&self, hidden: &DeviceMatrix, sampler: &DeviceTiled, filters: u64) -> Result<(), CudaError> {
-        check_by_8("filters", filters)?;
+    fn check(
+        &self,
+        hidden: &DeviceMatrix,
+        sampler: &DeviceTiled,
+        filters: DeviceAddress<RowFilters>,
+    ) -> Result<(), CudaError> {
+        check_aligned("filters", filters)?;
         if hidden.rows > self.max_rows {
             return Err(CudaError::TooLarge { what: "rows", found: hidden.rows, limit: self.max_rows });
         }
@@ -164,20 +193,31 @@ impl DeviceFilters {
         stream: &CudaStream,
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
-        (rows, filters): (u64, u64),
-        draws: u64,
+        (rows, filters): (DeviceAddress<Row>, DeviceAddress<RowFilters>),
+        draws: DeviceAddress<Draw>,
     ) -> Result<bool, CudaError> {
-        self.check(hidden, sampler, filters)?;
+        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the sampler's.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue_listed(queue, sampler, hidden, FilteredRows { rows, filters, draws })
+    }
+
+    /// [`DeviceFilters::launch_listed`].
+    pub(crate) fn enqueue_listed(
+        &mut self,
+        queue: Queue<'_>,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        rows: FilteredRows,
+    ) -> Result<bool, CudaError> {
+        self.check(hidden, sampler, rows.filters)?;
         if !sampler.lists(hidden) {
             return Ok(false);
         }
-        let (lists, are_zeros) = self.begin_lists(stream, filters)?;
-        // SAFETY: this function's contract; there is room for the lists of as many rows, and the selection leaves zeros.
-        unsafe { sampler.launch_leaving(stream, hidden, rows, draws, FusedOutput::Lists(lists)) }?;
+        let (lists, are_zeros) = self.begin_lists(queue, rows.filters)?;
+        sampler.launch_any(queue, hidden, rows.unfiltered(), FusedOutput::Lists(lists))?;
         if hidden.rows > 0 {
-            let call = FilterListCall { lists, rows, draws };
-            // SAFETY: this function's contract; the lists were left on the same stream.
-            unsafe { self.listed.launch(stream, &call, hidden.rows as u32) }?;
+            let call = FilterListCall { lists, rows: rows.rows, draws: rows.draws };
+            self.by_list.launch(queue, hidden.rows as u32, (call,))?;
         }
         self.are_zeros = are_zeros;
         Ok(true)
@@ -185,26 +225,28 @@ impl DeviceFilters {
 
     /// Where lists go, whose counters and posts are zeros for the launches that follow; and whether they are outside of a capture
     /// too, once these leave zeros.
-    fn begin_lists(&mut self, stream: &CudaStream, filters: u64) -> Result<(RowLists, bool), CudaError> {
-        let keys = self.lists.lend();
-        let counters = keys + (8 * LIST_ROOM * self.max_rows) as u64;
-        let posted = counters + (LIST_COUNTERS_BYTES * self.max_rows) as u64;
+    fn begin_lists(
+        &mut self,
+        queue: Queue<'_>,
+        filters: DeviceAddress<RowFilters>,
+    ) -> Result<(RowLists, bool), CudaError> {
+        let keys = self.lists.lend::<u64>();
+        let counters = keys.add(LIST_ROOM * self.max_rows).cast();
+        let posted = counters.add(self.max_rows).cast::<u32>();
         let size = (LIST_COUNTERS_BYTES + 4 * LIST_POSTS) * self.max_rows;
-        // SAFETY: counters and posts are this value's, and one launch follows the other.
-        let are_zeros = std::mem::replace(&mut self.are_zeros, false) || unsafe { clear(stream, counters, size) }?;
+        let are_zeros = std::mem::replace(&mut self.are_zeros, false) || clear(queue, counters.cast(), size)?;
         Ok((RowLists { filters, counters, posted, keys }, are_zeros))
     }
 
     /// The same of where open rows go.
-    fn begin_open(&mut self, stream: &CudaStream) -> Result<(UndecidedRows, bool), CudaError> {
+    fn begin_open(&mut self, queue: Queue<'_>) -> Result<(UndecidedRows, bool), CudaError> {
         let (base, size) = (self.open.lend(), self.open.len());
-        // SAFETY: the memory is this value's, and one launch follows the other.
-        let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || unsafe { clear(stream, base, size) }?;
+        let are_zeros = std::mem::replace(&mut self.are_open_zeros, false) || clear(queue, base, size)?;
         Ok((UndecidedRows::at(base, self.max_rows), are_zeros))
     }
 
-    /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch`] does, with filters: `filters` is the device
-    /// address of one [`abi::RowFilters`](crate::abi::RowFilters) a row.
+    /// Draws for `hidden [rows, hidden]`, as [`DeviceTiled::launch`] does, with filters: `filters` has one
+    /// [`abi::RowFilters`](crate::abi::RowFilters) a row.
     ///
     /// # Errors
     /// * [`CudaError::TooLarge`]: more rows than planned.
@@ -221,10 +263,10 @@ impl DeviceFilters {
         stream: &CudaStream,
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
-        (rows, filters): (u64, u64),
-        draws: u64,
+        (rows, filters): (DeviceAddress<Row>, DeviceAddress<RowFilters>),
+        draws: DeviceAddress<Draw>,
     ) -> Result<(), CudaError> {
-        // SAFETY: the same contract.
+        // SAFETY: the bullets of this function; all rows are of these kinds.
         unsafe { self.launch_kinds(stream, sampler, hidden, (rows, filters), draws, FilterKinds::ALL) }
     }
 
@@ -241,61 +283,77 @@ impl DeviceFilters {
         stream: &CudaStream,
         sampler: &mut DeviceTiled,
         hidden: &DeviceMatrix,
-        (rows, filters): (u64, u64),
-        draws: u64,
+        (rows, filters): (DeviceAddress<Row>, DeviceAddress<RowFilters>),
+        draws: DeviceAddress<Draw>,
         kinds: FilterKinds,
     ) -> Result<(), CudaError> {
-        self.check(hidden, sampler, filters)?;
-        let logits = self.room()?.lend();
-        let by_block_maxima =
+        // SAFETY: the bullets of this function and of [`DeviceTiled::new`]; the scratch is this value's and the sampler's.
+        let queue = unsafe { Queue::new(stream) };
+        self.enqueue_kinds(queue, sampler, hidden, FilteredRows { rows, filters, draws }, kinds)
+    }
+
+    /// [`DeviceFilters::launch_kinds`].
+    pub(crate) fn enqueue_kinds(
+        &mut self,
+        queue: Queue<'_>,
+        sampler: &mut DeviceTiled,
+        hidden: &DeviceMatrix,
+        rows: FilteredRows,
+        kinds: FilterKinds,
+    ) -> Result<(), CudaError> {
+        self.check(hidden, sampler, rows.filters)?;
+        let has_maxima =
             kinds.is_by_block_maxima() && self.by_mass.takes_block_maxima() && sampler.stores_block_maxima(hidden);
-        let block_maxima = if by_block_maxima { logits + self.logits_bytes() as u64 } else { 0 };
-        let stored = LogitStore { logits, stride: self.stride as u64, block_maxima };
-        let more = if by_block_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };
-        // SAFETY: this function's contract; there is room for the logits of as many rows, and for their block maxima.
-        let is_transformed = unsafe { sampler.launch_leaving(stream, hidden, rows, draws, more) }?;
+        let (stored, output) = self.logit_store(has_maxima)?;
+        let is_transformed = sampler.launch_any(queue, hidden, rows.unfiltered(), output)?;
         if hidden.rows == 0 {
             return Ok(());
         }
-        let call = FilterCall {
-            logits,
-            row_stride: self.stride as u64,
-            sources: 0,
-            rows,
-            filters,
-            draws,
-            first_token: self.tokens.start,
-            tokens: self.tokens.len() as u32,
-            is_transformed: is_transformed.into(),
-            count: hidden.rows as u32,
-            block_maxima,
-        };
+        let (call, draws) = (self.filter_call(stored, &rows, is_transformed, hidden.rows), hidden.rows as u32);
         if kinds.by_mass {
-            let (open, are_zeros) = self.begin_open(stream)?;
-            // SAFETY: this function's contract; the logits were stored on the same stream; there is room for the open rows of
-            // as many draws, and the launches leave zeros.
-            unsafe { self.by_mass.launch(stream, &call, &open, hidden.rows as u32) }?;
+            let (open, are_zeros) = self.begin_open(queue)?;
+            self.by_mass.launch(queue, &call, (call, open), draws)?;
             self.are_open_zeros = are_zeros;
         }
         if kinds.gathered {
-            // SAFETY: as above.
-            unsafe { self.kernel.launch(stream, &call, hidden.rows as u32) }?;
+            self.by_row.launch(queue, draws, (call,))?;
         }
         Ok(())
+    }
+
+    /// Room for the logits of a call, with block maxima or without, and the output that stores them there.
+    fn logit_store(&mut self, has_maxima: bool) -> Result<(LogitStore, FusedOutput), CudaError> {
+        let (bytes, stride) = (self.logits_bytes(), self.stride as u64);
+        let base = self.room()?.lend::<u8>();
+        let block_maxima = if has_maxima { base.add(bytes).cast() } else { DeviceAddress::NULL };
+        let stored = LogitStore { logits: base.cast(), stride, block_maxima };
+        let output = if has_maxima { FusedOutput::StoreLogits(stored) } else { FusedOutput::MasksPenalties(stored) };
+        Ok((stored, output))
+    }
+
+    /// The argument of the selections over logits that were just stored.
+    fn filter_call(&self, stored: LogitStore, rows: &FilteredRows, is_transformed: bool, count: usize) -> FilterCall {
+        FilterCall {
+            logits: stored.logits,
+            row_stride: stored.stride,
+            sources: DeviceAddress::NULL,
+            rows: rows.rows,
+            filters: rows.filters,
+            draws: rows.draws,
+            first_token: self.tokens.start,
+            tokens: self.tokens.len() as u32,
+            is_transformed: is_transformed.into(),
+            count: count as u32,
+            block_maxima: stored.block_maxima,
+        }
     }
 }
 
 /// Zeros for the launches that follow on the stream. Whether those of other streams find them too: not where a graph captures this,
 /// which clears when it runs.
-///
-/// # Safety
-/// `size` bytes from `address` on are device memory until the stream has passed this, and nothing else uses them meanwhile.
-unsafe fn clear(stream: &CudaStream, address: u64, size: usize) -> Result<bool, CudaError> {
-    let failed = CudaError::driver("clear what a failed launch left");
-    stream.context().bind_to_thread().map_err(&failed)?;
-    // SAFETY: the caller's.
-    unsafe { result::memset_d8_async(address, 0, size, stream.cu_stream()) }.map_err(&failed)?;
-    let status = stream.capture_status().map_err(&failed)?;
+fn clear(queue: Queue<'_>, address: DeviceAddress<u8>, size: usize) -> Result<bool, CudaError> {
+    queue.fill(address, 0, size)?;
+    let status = queue.stream().capture_status().map_err(CudaError::driver("clear what a failed launch left"))?;
     Ok(status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 

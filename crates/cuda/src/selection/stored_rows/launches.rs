@@ -1,23 +1,22 @@
 //! The kernels that grant a part's wishes.
-#![allow(unsafe_code)]
 
 use super::StoredRows;
-use crate::abi::{self, Canonical, KeptTokens, NearTies, ScanTokens, StoredLogits, TopLists};
+use crate::abi::{self, Canonical, DeviceAddress, Item, KeptTokens, NearTies, Row, ScanTokens, StoredLogits, TopLists};
 use crate::device::matrix::DeviceMatrix;
 use crate::device::results;
 use crate::device::standalone::{DeviceDraws, split};
 use crate::error::CudaError;
 use crate::selection::queries::{CanonicalInputs, Kind, Query};
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::CudaStream;
 use flash_sampling_core::DType;
 use std::sync::Arc;
 
 /// Where a part's items lie on the device, and how many they are.
 #[derive(Clone, Copy, Debug)]
 struct Items {
-    rows: u64,
-    items: u64,
-    sources: u64,
+    rows: DeviceAddress<Row>,
+    items: DeviceAddress<Item>,
+    sources: DeviceAddress<u32>,
     count: usize,
 }
 
@@ -36,8 +35,8 @@ impl StoredRows {
         let items = self.copy_up(wishes, stream)?;
         let stored = self.logits(stream);
         let out = KeptTokens {
-            tokens: self.kept.device_ptr(stream).0,
-            count: self.count.device_ptr(stream).0,
+            tokens: DeviceAddress::of(&self.kept, stream),
+            count: DeviceAddress::of(&self.count, stream),
             capacity: self.capacity as u64,
         };
         match kind {
@@ -46,12 +45,10 @@ impl StoredRows {
             Kind::Frontiers | Kind::Above => {
                 let call = ScanTokens { stored, out, rows: items.rows, items: items.items };
                 let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
-                // SAFETY: logits, items and room for tokens are this value's, sized by `new`; one stream is used.
-                unsafe {
-                    match kind {
-                        Kind::Frontiers => kernels.frontiers(stream, &call, items.count as u32),
-                        _ => kernels.tokens_above(stream, &call, items.count as u32),
-                    }
+                let queue = StoredRows::queue(stream);
+                match kind {
+                    Kind::Frontiers => kernels.frontiers(queue, call, items.count as u32),
+                    _ => kernels.tokens_above(queue, call, items.count as u32),
                 }?;
             }
         }
@@ -69,9 +66,9 @@ impl StoredRows {
         wishes.iter().for_each(|wish| self.staged.extend_from_slice(bytemuck::bytes_of(&wish.item.source)));
         stream.memcpy_htod(&self.staged, &mut self.inputs.slice_mut(..self.staged.len())).map_err(&failed)?;
         stream.memset_zeros(&mut self.count).map_err(&failed)?;
-        let rows = self.inputs.device_ptr(stream).0;
-        let (items, sources) = (rows + items_at as u64, rows + sources_at as u64);
-        Ok(Items { rows, items, sources, count: wishes.len() })
+        let base = DeviceAddress::of(&self.inputs, stream);
+        let (items, sources) = (base.add(items_at).cast(), base.add(sources_at).cast());
+        Ok(Items { rows: base.cast(), items, sources, count: wishes.len() })
     }
 
     /// A draw each; the tokens that may be the winner in canonical sums, too, where there is room for them.
@@ -83,22 +80,20 @@ impl StoredRows {
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
         let logits = DeviceMatrix {
-            address: stored.logits,
+            address: stored.logits.cast(),
             dtype: DType::F32,
             rows: self.rows,
             cols: self.tokens.len(),
             row_stride: self.stride,
         };
-        results::poison(&self.draws, count, stream)?;
-        let draws = self.draws.device_ptr(stream).0;
+        let (queue, draws) = (StoredRows::queue(stream), DeviceAddress::of(&self.draws, stream));
+        results::poison(draws, count, queue)?;
         let asked = DeviceDraws { count, rows, sources: Some(sources), draws, log_z: None };
-        // SAFETY: logits, items and draws are this value's, sized by `new`; one stream is used.
-        unsafe { self.draw.launch(stream, &logits, &asked) }?;
+        self.draw.enqueue(queue, &logits, &asked)?;
         let Some(out) = ties else { return Ok(()) };
         let (blocks, parts_of_block) = split(&self.tokens, count, self.device.multiprocessors());
         let call = NearTies { stored, out, rows, items, draws, blocks, parts_of_block };
-        // SAFETY: as above; the draws are before it on the stream.
-        unsafe { self.kernels.near_ties(stream, &call, count as u32) }
+        self.kernels.near_ties(queue, call, count as u32)
     }
 
     /// A list each, of the best by score or by logit.
@@ -109,10 +104,9 @@ impl StoredRows {
         out: KeptTokens,
         stream: &Arc<CudaStream>,
     ) -> Result<(), CudaError> {
-        let scores = self.scores.device_ptr(stream).0;
+        let scores = DeviceAddress::of(&self.scores, stream);
         let call = TopLists { stored, out, rows, items, scores, item_count: count as u32, padding: 0 };
-        // SAFETY: logits, items, scores and room for tokens are this value's, sized by `new`; one stream is used.
-        unsafe { self.kernels.top_list(stream, &call, self.list_blocks.min(count) as u32) }
+        self.kernels.top_list(StoredRows::queue(stream), call, self.list_blocks.min(count) as u32)
     }
 
     /// Canonical scores and logits of the kept tokens.
@@ -130,7 +124,7 @@ impl StoredRows {
             rows: inputs.rows,
             weight: inputs.head.weight.address,
             hidden: inputs.hidden.address,
-            bias: inputs.head.bias.unwrap_or(0),
+            bias: inputs.head.bias.unwrap_or_default(),
             weight_stride: inputs.head.weight.row_stride as u64,
             hidden_stride: inputs.hidden.row_stride as u64,
             head: inputs.head.transform(),
@@ -139,7 +133,6 @@ impl StoredRows {
             width: inputs.hidden.cols as u32,
             first_token: self.tokens.start,
         };
-        // SAFETY: items and kept tokens are this value's; the rest is the caller's inputs, of which the stored logits are.
-        unsafe { self.kernels.canonical(stream, &call) }
+        self.kernels.canonical(StoredRows::queue(stream), call)
     }
 }

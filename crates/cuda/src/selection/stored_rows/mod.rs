@@ -15,15 +15,16 @@ mod reads;
 mod summaries;
 mod sums;
 
-use crate::abi::{Draw, Item, KeptToken, LogitStore, Row, StoredLogits, block_maxima_bytes};
+use crate::abi::{DeviceAddress, Draw, Item, KeptToken, LogitStore, Row, StoredLogits, block_maxima_bytes};
 use crate::device::gpu::Device;
+use crate::device::launch::Queue;
 use crate::device::pinned::Pinned;
 use crate::device::standalone::DeviceStandalone;
 use crate::error::CudaError;
 use crate::selection::stored_kernels::StoredKernels;
 use crate::selection::stored_scan::StoredScanKernels;
 use core::ops::Range;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{DType, MassHistogram};
 use std::sync::Arc;
 use summaries::Summaries;
@@ -55,17 +56,17 @@ pub(crate) struct StoredRows {
     draw: DeviceStandalone,
     logits: CudaSlice<f32>,
     /// Beside the logits, for the kernel that stores both.
-    block_maxima: CudaSlice<u8>,
+    block_maxima: CudaSlice<u16>,
     summaries: Summaries,
     /// Sums of places and moments.
     words: CudaSlice<u64>,
     /// The items of a launch: their noise, themselves, their sources.
     inputs: CudaSlice<u8>,
-    draws: CudaSlice<u8>,
+    draws: CudaSlice<Draw>,
     /// `[list_blocks, tokens]`.
     scores: CudaSlice<u32>,
     list_blocks: usize,
-    kept: CudaSlice<u8>,
+    kept: CudaSlice<KeptToken>,
     count: CudaSlice<u64>,
     capacity: usize,
     staged: Vec<u8>,
@@ -108,14 +109,14 @@ impl StoredRows {
             surveys: None,
             draw,
             logits: stream.alloc_zeros((rows.next_multiple_of(OCTET) + OCTET) * stride).map_err(&allocate)?,
-            block_maxima: stream.alloc_zeros(block_maxima_bytes(rows, tokens.len())).map_err(&allocate)?,
+            block_maxima: stream.alloc_zeros(block_maxima_bytes(rows, tokens.len()) / 2).map_err(&allocate)?,
             summaries: Summaries::new(rows, tokens.len(), stream)?,
             words: stream.alloc_zeros(rows * MassHistogram::WORDS).map_err(&allocate)?,
             inputs: stream.alloc_zeros(MAX_ITEMS * each).map_err(&allocate)?,
-            draws: stream.alloc_zeros(MAX_ITEMS * size_of::<Draw>()).map_err(&allocate)?,
+            draws: stream.alloc_zeros(MAX_ITEMS).map_err(&allocate)?,
             scores: stream.alloc_zeros(list_blocks * tokens.len()).map_err(&allocate)?,
             list_blocks,
-            kept: stream.alloc_zeros(capacity * size_of::<KeptToken>()).map_err(&allocate)?,
+            kept: stream.alloc_zeros(capacity).map_err(&allocate)?,
             count: stream.alloc_zeros(1).map_err(&allocate)?,
             capacity,
             tokens,
@@ -156,13 +157,21 @@ impl StoredRows {
     }
 
     /// Where the logits are to be stored, from row `first` on.
-    pub(crate) fn place(&self, first: usize, stream: &Arc<CudaStream>) -> LogitStore {
-        let logits = self.logits.device_ptr(stream).0 + (first * self.stride * size_of::<f32>()) as u64;
-        LogitStore { logits, stride: self.stride as u64, block_maxima: self.block_maxima.device_ptr(stream).0 }
+    pub(crate) fn place(&self, first: usize, stream: &CudaStream) -> LogitStore {
+        let logits = DeviceAddress::of(&self.logits, stream).add(first * self.stride);
+        LogitStore { logits, stride: self.stride as u64, block_maxima: DeviceAddress::of(&self.block_maxima, stream) }
+    }
+
+    /// For the kernels over this value's memory.
+    fn queue(stream: &CudaStream) -> Queue<'_> {
+        // SAFETY: *Memory*: logits, items and room for results are those of a `StoredRows`, sized by `new` and freed behind
+        // the work on the same stream; raw logits and canonical inputs are those that a sampler copied on it, or of which
+        // its own contract is. *Order*: one stream is used. *Rows*: `Staging` makes them.
+        unsafe { Queue::new(stream) }
     }
 
     fn logits(&self, stream: &Arc<CudaStream>) -> StoredLogits {
-        let (logits, row_stride) = (self.logits.device_ptr(stream).0, self.stride as u64);
+        let (logits, row_stride) = (DeviceAddress::of(&self.logits, stream), self.stride as u64);
         let (first_token, tokens) = (self.tokens.start, self.tokens.len() as u32);
         StoredLogits { logits, row_stride, first_token, tokens }
     }

@@ -1,13 +1,12 @@
 //! What wishes come to: draws, or kept tokens, which come down in no order and are sorted here.
-#![allow(unsafe_code)]
 
 use super::{KEPT, KEPT_AT, MAX_ITEMS, StoredRows, by_item};
-use crate::abi::{Draw, status};
+use crate::abi::{DeviceAddress, Draw, status};
 use crate::device::results;
 use crate::error::CudaError;
 use crate::selection::queries::{CanonicalInputs, Kind, Query, QueryResults};
 use core::cmp::Reverse;
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::CudaStream;
 use flash_sampling_core::{Candidate, Winner};
 use std::sync::Arc;
 
@@ -85,8 +84,7 @@ impl StoredRows {
     ) -> Result<(), CudaError> {
         let failed = CudaError::driver("fetch draws from stored logits");
         self.draws_here.resize(count, Draw::default());
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.draws_here);
-        stream.memcpy_dtoh(&self.draws.slice(..bytes.len()), bytes).map_err(&failed)?;
+        stream.memcpy_dtoh(&self.draws.slice(..count), &mut self.draws_here).map_err(&failed)?;
         stream.synchronize().map_err(&failed)?;
         self.draw.settle();
         results::written(&self.draws_here)?;
@@ -101,19 +99,15 @@ impl StoredRows {
     /// with their count, the rest after it.
     fn fetch_kept(&mut self, expected: usize, stream: &Arc<CudaStream>) -> Result<usize, CudaError> {
         let failed = CudaError::driver("fetch tokens kept of stored logits");
-        let (count, kept) = (self.count.device_ptr(stream).0, self.kept.device_ptr(stream).0);
-        // SAFETY: count and tokens are this value's, and as many.
-        unsafe {
-            self.results.copy_down(count, 0, size_of::<u64>(), stream)?;
-            self.results.copy_down(kept, KEPT_AT, expected * KEPT, stream)?;
-        }
+        let (queue, kept) = (StoredRows::queue(stream), DeviceAddress::of(&self.kept, stream));
+        self.results.copy_down(DeviceAddress::of(&self.count, stream), 0, size_of::<u64>(), queue)?;
+        self.results.copy_down(kept, KEPT_AT, expected * KEPT, queue)?;
         stream.synchronize().map_err(&failed)?;
         self.draw.settle();
         let count = bytemuck::pod_read_unaligned::<u64>(&self.results.bytes()?[..size_of::<u64>()]) as usize;
         if (expected + 1..=self.capacity).contains(&count) {
             let (from, size) = (expected * KEPT, (count - expected) * KEPT);
-            // SAFETY: as above.
-            unsafe { self.results.copy_down(kept + from as u64, KEPT_AT + from, size, stream) }?;
+            self.results.copy_down(kept.add(expected), KEPT_AT + from, size, queue)?;
             stream.synchronize().map_err(&failed)?;
         }
         Ok(count)

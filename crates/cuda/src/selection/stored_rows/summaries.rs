@@ -1,15 +1,14 @@
 //! The masses and the largest logits of rows, made when their logits are stored.
-#![allow(unsafe_code)]
 
 use super::StoredRows;
 use crate::abi::{
-    self, KeptToken, PART_MASSES_BYTES, RowSummaries, SUMMARY_COUNTERS_BYTES, SUMMARY_LISTED, SUMMARY_TOKENS,
-    SummaryRequest, SummaryResult,
+    self, DeviceAddress, KeptToken, PART_MASSES_BYTES, Row, RowSummaries, SUMMARY_COUNTERS_BYTES, SUMMARY_LISTED,
+    SUMMARY_TOKENS, SummaryRequest, SummaryResult,
 };
 use crate::device::matrix::DeviceMatrix;
 use crate::device::pinned::Pinned;
 use crate::error::CudaError;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
+use cudarc::driver::{CudaSlice, CudaStream};
 use flash_sampling_core::{Candidate, DType, LogMass, MassHistogram, Winner};
 use std::sync::Arc;
 
@@ -25,10 +24,10 @@ const MASSES: usize = 8 * MassHistogram::WORDS;
 pub(crate) struct SummaryInput {
     /// Raw logits in other memory; without them the stored ones are read.
     pub(crate) raw: Option<DeviceMatrix>,
-    /// Device address of the raw row of each row, u32; 0 = its number.
-    pub(crate) sources: u64,
-    /// Device address of the rows, whose transforms are applied; 0 = the logits are transformed.
-    pub(crate) rows: u64,
+    /// The raw row of each row; null = its number.
+    pub(crate) sources: DeviceAddress<u32>,
+    /// The rows, whose transforms are applied; null = the logits are transformed.
+    pub(crate) rows: DeviceAddress<Row>,
 }
 
 /// The places of what a pass finds, in bytes: first the results of all rows, then their lists, then their masses.
@@ -108,12 +107,11 @@ impl StoredRows {
         let found = self.launch_summaries(stream)?;
         let Summaries { requests, layout, results, .. } = &mut self.summaries;
         *layout = Layout::of(requests);
-        // SAFETY: as many bytes lie there.
-        unsafe { results.copy_down(found, 0, layout.end, stream) }
+        results.copy_down(found, 0, layout.end, StoredRows::queue(stream))
     }
 
     /// Enqueues a pass. Returns the address of what it finds.
-    fn launch_summaries(&mut self, stream: &Arc<CudaStream>) -> Result<u64, CudaError> {
+    fn launch_summaries(&mut self, stream: &Arc<CudaStream>) -> Result<DeviceAddress<u8>, CudaError> {
         let failed = CudaError::driver("summarize stored logits");
         let stored = self.logits(stream);
         let Layout { list_len, lists, masses, .. } = Layout::of(&self.summaries.requests);
@@ -122,10 +120,9 @@ impl StoredRows {
         let rows = requests.len();
         let bytes: &[u64] = bytemuck::cast_slice(requests);
         stream.memcpy_htod(bytes, &mut requests_there.slice_mut(..bytes.len())).map_err(&failed)?;
-        let found = found.device_ptr(stream).0;
-        // SAFETY: as many results lie there.
-        unsafe { result::memset_d8_async(found, 0xff, lists, stream.cu_stream()) }.map_err(&failed)?;
-        let raw = input.raw.map_or((stored.logits, stored.row_stride, DType::F32), |raw| {
+        let (queue, found) = (StoredRows::queue(stream), DeviceAddress::of(found, stream).cast::<u8>());
+        queue.fill(found, 0xff, lists)?;
+        let raw = input.raw.map_or((stored.logits.cast(), stored.row_stride, DType::F32), |raw| {
             (raw.address, raw.row_stride as u64, raw.dtype)
         });
         let call = RowSummaries {
@@ -133,28 +130,26 @@ impl StoredRows {
             raw: raw.0,
             sources: input.sources,
             rows: input.rows,
-            requests: requests_there.device_ptr(stream).0,
-            results: found,
-            top: found + lists as u64,
-            words: found + masses as u64,
-            parts: parts.device_ptr(stream).0,
-            listed: listed.device_ptr(stream).0,
-            counters: counters.device_ptr(stream).0,
-            weights: weights.device_ptr(stream).0,
+            requests: DeviceAddress::of(requests_there, stream).cast(),
+            results: found.cast(),
+            top: found.add(lists).cast(),
+            words: found.add(masses).cast(),
+            parts: DeviceAddress::of(parts, stream),
+            listed: DeviceAddress::of(listed, stream),
+            counters: DeviceAddress::of(counters, stream),
+            weights: DeviceAddress::of(weights, stream),
             raw_stride: raw.1,
             element: abi::element(raw.2),
             top_stride: list_len as u32,
         };
-        // SAFETY: everything but raw logits, sources and rows is this value's, sized by `new` for as many rows; those the
-        // caller enqueued on the same stream, or were just copied on it.
-        unsafe { self.kernels.row_summaries(stream, &call, rows as u32) }?;
+        self.kernels.row_summaries(queue, call, rows as u32)?;
         Ok(found)
     }
 
     /// Enqueues the store of the transformed logits that the last pass did not store; its input is still there.
     pub(crate) fn store_rest(&mut self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         let Summaries { requests, input, .. } = &mut self.summaries;
-        if input.rows == 0 || requests.iter().all(|request| request.stores == 1) {
+        if input.rows.is_null() || requests.iter().all(|request| request.stores == 1) {
             return Ok(());
         }
         // Those that are stored were transformed in place.

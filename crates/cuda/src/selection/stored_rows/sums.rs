@@ -1,10 +1,10 @@
 //! Sums over stored logits for a shard's survey: masses before places, moments.
 
 use super::{MAX_ITEMS, StoredRows};
-use crate::abi::{ScanSums, SumQuery};
+use crate::abi::{DeviceAddress, ScanSums, SumQuery};
 use crate::error::CudaError;
 use crate::selection::stored_scan::{MOMENTS, StoredScanKernels};
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::CudaStream;
 use flash_sampling_core::Moments;
 use std::sync::Arc;
 
@@ -61,7 +61,6 @@ impl StoredRows {
     }
 
     /// `each` words for each look, in their order.
-    #[allow(unsafe_code)]
     fn sum(
         &mut self,
         what: Sum,
@@ -77,16 +76,14 @@ impl StoredRows {
             stream.memcpy_htod(bytes, &mut self.inputs.slice_mut(..bytes.len())).map_err(&failed)?;
             let count = part.len() * each;
             stream.memset_zeros(&mut self.words.slice_mut(..count)).map_err(&failed)?;
-            let (queries, sums) = (self.inputs.device_ptr(stream).0, self.words.device_ptr(stream).0);
-            let call = ScanSums { stored: self.logits(stream), queries, sums };
+            let (queries, sums) = (DeviceAddress::of(&self.inputs, stream), DeviceAddress::of(&self.words, stream));
+            let call = ScanSums { stored: self.logits(stream), queries: queries.cast(), sums };
             let kernels = self.surveys.as_ref().ok_or(CudaError::Corrupt { what: "kernels of surveys" })?;
-            // SAFETY: logits, queries and sums are this value's, sized by `new`; the last were just cleared.
-            unsafe {
-                match what {
-                    Sum::PrefixMasses => kernels.prefix_masses(stream, &call, part.len() as u32),
-                    Sum::PrefixCounts => kernels.prefix_counts(stream, &call, part.len() as u32),
-                    Sum::Moments => kernels.moments(stream, &call, part.len() as u32),
-                }
+            let queue = StoredRows::queue(stream);
+            match what {
+                Sum::PrefixMasses => kernels.prefix_masses(queue, call, part.len() as u32),
+                Sum::PrefixCounts => kernels.prefix_counts(queue, call, part.len() as u32),
+                Sum::Moments => kernels.moments(queue, call, part.len() as u32),
             }?;
             let from = self.words_here.len();
             self.words_here.resize(from + count, 0);

@@ -2,6 +2,7 @@
 //! exchanges within the kernel or by a launch of its own. Only the Hopper kernel does; skipped on other GPUs.
 
 use super::*;
+use crate::abi::DeviceAddress;
 use crate::device::head::DeviceHead;
 use crate::device::matrix::DeviceMatrix;
 use crate::device::row_features::RowFeatures;
@@ -53,7 +54,7 @@ impl Part {
         let held = copied(&weight()[tokens.start * HIDDEN..tokens.end * HIDDEN]);
         let states = copied(&states(0));
         let matrix = |at: &CudaSlice<u16>, rows| DeviceMatrix {
-            address: at.device_ptr(stream).0,
+            address: DeviceAddress::of(at, stream).cast(),
             dtype: DType::BF16,
             rows,
             cols: HIDDEN,
@@ -90,8 +91,8 @@ impl Shard {
     /// The draws of a shard and their exchange: within the fused kernel, or by a second launch.
     fn launch(&mut self, step: usize, is_within: bool) {
         let (at, count) = self.rank.steps[step];
-        let rows = self.rank.rows_at + (at * size_of::<Row>()) as u64;
-        let draws = self.rank.draws_at + (at * size_of::<Draw>()) as u64;
+        let rows = self.rank.rows_at.add(at);
+        let draws = self.rank.draws_at.add(at);
         let hidden = DeviceMatrix { rows: count, ..self.part.hidden };
         let (stream, peers) = (&self.rank.stream, &mut self.rank.peers);
         // Rows of any kind take a second launch.

@@ -6,9 +6,10 @@ mod processes;
 mod records;
 
 use super::*;
+use crate::abi::DeviceAddress;
 use crate::abi::Row;
+use cudarc::driver::CudaSlice;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaSlice, DevicePtr};
 use flash_sampling_core::Winner;
 use flash_sampling_core::noise::{Domain, Noise};
 use std::io::Write;
@@ -89,8 +90,8 @@ struct Rank {
     rows: CudaSlice<Row>,
     draws: CudaSlice<Draw>,
     /// Where both begin; asking for it during a capture would be part of it.
-    rows_at: u64,
-    draws_at: u64,
+    rows_at: DeviceAddress<Row>,
+    draws_at: DeviceAddress<Draw>,
     /// Where each step's rows begin, and how many they are.
     steps: Vec<(usize, usize)>,
 }
@@ -106,15 +107,15 @@ impl Rank {
             draws.extend((0..count).map(|row| shard_draw(step, peers.rank(), row)));
         }
         let (rows, draws) = (stream.clone_htod(&rows).unwrap(), stream.clone_htod(&draws).unwrap());
-        let (rows_at, draws_at) = (rows.device_ptr(&stream).0, draws.device_ptr(&stream).0);
+        let (rows_at, draws_at) = (DeviceAddress::of(&rows, &stream), DeviceAddress::of(&draws, &stream));
         stream.synchronize().unwrap();
         Rank { peers, stream, rows, draws, rows_at, draws_at, steps }
     }
 
     fn launch(&mut self, step: usize) {
         let (at, count) = self.steps[step];
-        let rows = self.rows_at + (at * size_of::<Row>()) as u64;
-        let draws = self.draws_at + (at * size_of::<Draw>()) as u64;
+        let rows = self.rows_at.add(at);
+        let draws = self.draws_at.add(at);
         // SAFETY: both hold as many rows from there on, and this value holds them; one stream.
         unsafe { self.peers.launch(&self.stream, rows, draws, count) }.unwrap();
     }

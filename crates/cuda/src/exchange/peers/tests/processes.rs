@@ -1,6 +1,7 @@
 //! Ranks in two processes, which meet by files in a folder.
 
 use super::*;
+use crate::abi::DeviceAddress;
 use std::path::Path;
 
 /// Names the rank of a process that the next test starts, and the folder where ranks meet.
@@ -83,7 +84,7 @@ fn by_nccl(rank: &mut Rank, world: usize, folder: &Path) {
         let (_, count) = rank.steps[1];
         let draws: Vec<_> = (0..count).map(|row| shard_draw(step, number, row)).collect();
         let held = rank.stream.clone_htod(&draws).unwrap();
-        let (rows, draws) = (rank.rows_at, held.device_ptr(&rank.stream).0);
+        let (rows, draws) = (rank.rows_at, DeviceAddress::of(&held, &rank.stream));
         // SAFETY: as many rows and draws, held until the wait is over; one stream.
         unsafe { nccl.launch(&rank.stream, rows, draws, count) }.unwrap();
         nccl.wait(&rank.stream).unwrap();

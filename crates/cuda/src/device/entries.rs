@@ -1,0 +1,57 @@
+//! The kernels' entry points: the name of each in its source, and the types of its arguments.
+#![allow(unsafe_code)]
+
+#[cfg(feature = "nccl")]
+use crate::abi::Reduction;
+use crate::abi::{
+    Call, Canonical, Existing, FilterCall, FilterListCall, LogitStore, Maps, Masses, Matrices, NearTies, PeerRecords,
+    Peers, RowLists, RowSummaries, ScanSums, ScanTokens, Selection, Summaries, TopLists, UndecidedRows,
+};
+use crate::device::launch::Entry;
+
+/// States entry points.
+macro_rules! entries {
+    ($($(#[$attribute:meta])* $entry:ident $name:literal ($($argument:ty),+);)+) => {$(
+        $(#[$attribute])*
+        // SAFETY: the source of this kernel has these parameters; `layout!` asserts that both sides lay them out alike.
+        pub(crate) const $entry: Entry<($($argument,)+)> = unsafe { Entry::new($name) };
+    )+};
+}
+
+entries! {
+    FUSED_HOPPER "fused_hopper" (Call, Maps);
+    FUSED_HOPPER_STORES "fused_hopper" (Call, Maps, LogitStore);
+    FUSED_HOPPER_LISTS "fused_hopper" (Call, Maps, RowLists);
+    FUSED_HOPPER_LOG_Z "fused_hopper" (Call, Maps, Masses);
+    FUSED_HOPPER_FAN_OUT "fused_hopper" (Call, Maps, Peers);
+    FUSED_DRAW "fused" (Call, Matrices, LogitStore);
+    FUSED_DRAW_UNALIGNED "fused_unaligned" (Call, Matrices, LogitStore);
+    FUSED_SUMMARY "fused" (Call, Matrices, Summaries);
+    FUSED_SUMMARY_UNALIGNED "fused_unaligned" (Call, Matrices, Summaries);
+    SELECT_GROUPS "select_groups" (Selection);
+    STANDALONE "standalone" (Call, Existing);
+    STANDALONE_LOG_Z "standalone" (Call, Existing, Masses);
+    FILTER_LIST "filter_list" (FilterListCall);
+    FILTER_LIST_RANKS "filter_list_ranks" (FilterListCall, PeerRecords);
+    FILTER_ROW "filter_row" (FilterCall);
+    TOP_P "top_p" (FilterCall, UndecidedRows);
+    TOP_P_BLOCK_MAX "top_p_block_max" (FilterCall, UndecidedRows);
+    TOP_P_RESOLVE "top_p_resolve" (FilterCall, UndecidedRows);
+    TOP_P_RANKS "top_p_ranks" (FilterCall, UndecidedRows, PeerRecords);
+    TOP_P_BLOCK_MAX_RANKS "top_p_block_max_ranks" (FilterCall, UndecidedRows, PeerRecords);
+    TOP_P_RESOLVE_RANKS "top_p_resolve_ranks" (FilterCall, UndecidedRows, PeerRecords);
+    ROW_SUMMARIES "row_summaries" (RowSummaries);
+    TOP_LIST "top_list" (TopLists);
+    NEAR_TIES "near_ties" (NearTies);
+    CANONICAL "canonical" (Canonical);
+    FRONTIERS "frontiers" (ScanTokens);
+    TOKENS_ABOVE "tokens_above" (ScanTokens);
+    PREFIX_MASSES "prefix_masses" (ScanSums);
+    PREFIX_COUNTS "prefix_counts" (ScanSums);
+    MOMENTS "moments" (ScanSums);
+    JOIN_PEERS "join_peers" (Peers);
+    #[cfg(feature = "nccl")]
+    TO_WORDS "to_words" (Reduction);
+    #[cfg(feature = "nccl")]
+    FROM_WORDS "from_words" (Reduction);
+}

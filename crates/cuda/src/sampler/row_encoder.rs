@@ -1,0 +1,141 @@
+//! Row parameters as the kernels read them, for callers of the entry points over device memory.
+
+use crate::abi::{DeviceAddress, Row, RowFilters};
+use crate::device::row_features::RowFeatures;
+use crate::sampler::staging::Staging;
+use crate::sampler::tiled::CudaTiled;
+use core::ops::Range;
+use flash_sampling_core::{Adjustments, Capabilities, Knob, Knobs, Plan, RowError, RowParams};
+
+/// Encodes [`RowParams`] as one block of bytes: one [`abi::Row`](crate::abi::Row) for each row, and behind the rows their
+/// masks, biases and penalties. Reuses its memory.
+///
+/// A launch of [`DeviceTiled`](crate::DeviceTiled) reads the block from a fixed device address. So a CUDA graph can capture
+/// the launch once, and be replayed after each copy of a new block to this address.
+#[derive(Debug)]
+pub struct RowEncoder {
+    vocab_size: u32,
+    tokens: Range<u32>,
+    staging: Staging,
+    adjustments: Adjustments,
+    filters: Vec<RowFilters>,
+}
+
+/// A row that the kernels cannot draw.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("row {row}: {error}")]
+pub struct RowEncodeError {
+    /// Its number.
+    pub row: usize,
+    /// The reason.
+    #[source]
+    pub error: RowError,
+}
+
+impl RowEncoder {
+    /// What a launch decides by itself.
+    const CAPABILITIES: Capabilities = Capabilities {
+        without_replacement: false,
+        knobs: Knobs::ADJUSTMENTS.union(Knobs::of(&[Knob::MinP, Knob::TopK, Knob::TopP])),
+        canonical: false,
+        ..CudaTiled::CAPABILITIES
+    };
+
+    /// For a head of the tokens `tokens` (global ids, `0..vocab_size` without shards) of a vocabulary of `vocab_size`.
+    pub fn new(tokens: Range<u32>, vocab_size: u32) -> Self {
+        let staging = Staging::of(tokens.clone(), vocab_size);
+        RowEncoder { vocab_size, tokens, staging, adjustments: Adjustments::default(), filters: Vec::new() }
+    }
+
+    /// Encodes one draw for each row, the row's first, in place of the rows before.
+    ///
+    /// # Errors
+    /// The first row that is not valid, or that requests more than a draw with masks, penalties, biases, and the filters that
+    /// [`RowFilters::of`] supports.
+    pub fn encode(&mut self, rows: &[RowParams<'_>]) -> Result<(), RowEncodeError> {
+        self.staging.clear();
+        self.filters.clear();
+        for (r, params) in rows.iter().enumerate() {
+            let encoded = self.push(params);
+            encoded.map_err(|error| RowEncodeError { row: r, error })?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, params: &RowParams<'_>) -> Result<(), RowError> {
+        self.adjustments.collect_within([params], self.tokens.clone());
+        let (can, plan) = (&Self::CAPABILITIES, &Plan::default());
+        let row = params.check(self.adjustments.row(0), can, plan, self.vocab_size)?;
+        // Another order of filters, or a longer top-k.
+        let refused = || RowError::Unsupported { knob: Knob::TopK, alternative: can.alternative(plan) };
+        let filters = match &row.filters {
+            None => RowFilters::OFF,
+            Some(filters) => RowFilters::of(filters).ok_or_else(refused)?,
+        };
+        let staged = self.staging.push(params, &row, [row.first_draw]);
+        staged.expect("lists in memory that is not page-locked always have room");
+        self.filters.push(filters);
+        Ok(())
+    }
+
+    /// Bytes of the block.
+    pub fn len(&self) -> usize {
+        self.staging.len()
+    }
+
+    /// Whether no rows are encoded.
+    pub fn is_empty(&self) -> bool {
+        self.staging.rows() == 0
+    }
+
+    /// The block for the device address `base`, a multiple of 16, to which the caller copies it. The rows begin at `base`.
+    /// Call it once after each [`RowEncoder::encode`]: it replaces offsets by addresses.
+    pub fn block(&mut self, base: DeviceAddress<u8>) -> &[u8] {
+        self.staging.finish(base)
+    }
+
+    /// The rows of the last block, with the addresses of what they point to.
+    pub fn rows(&self) -> &[Row] {
+        self.staging.staged()
+    }
+
+    /// The filters of each row, [`RowFilters::OFF`] without any: [`DeviceTiled`](crate::DeviceTiled) does not apply them,
+    /// [`DeviceFilters`](crate::DeviceFilters) does.
+    pub fn filters(&self) -> &[RowFilters] {
+        &self.filters
+    }
+
+    /// What the rows have. A captured launch keeps the features that it was captured with.
+    pub fn features(&self) -> RowFeatures {
+        self.staging.kinds()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_the_rows_and_what_they_point_to() {
+        let mut encoder = RowEncoder::new(0..64, 64);
+        let biased = RowParams { seed: 7, position: 3, logit_bias: &[(9, 2.5)], ..RowParams::default() };
+        let masked = RowParams { mask: Some(&[6, 1]), top_k: 4, ..RowParams::default() };
+        encoder.encode(&[biased, masked]).unwrap();
+        assert_eq!((encoder.features(), encoder.len()), (RowFeatures::Any, 2 * 56 + 8 + 8));
+        assert_eq!(encoder.filters(), [RowFilters::OFF, RowFilters { top_k: 4, ..RowFilters::OFF }]);
+        let block = encoder.block(DeviceAddress::new(4096)).to_vec();
+        let rows: [Row; 2] = bytemuck::pod_read_unaligned(&block[..112]);
+        assert_eq!((rows[0].seed, rows[0].position, rows[0].biases, rows[0].largest_bias), (7, 3, 1, 2.5));
+        assert_eq!((rows[0].bias.get(), rows[1].mask.get(), rows[1].mask_words), (4096 + 112, 4096 + 120, 2));
+        // What was there goes.
+        encoder.encode(&[RowParams::default()]).unwrap();
+        assert_eq!((encoder.features(), encoder.len(), encoder.filters().len()), (RowFeatures::Bare, 56, 1));
+    }
+
+    #[test]
+    fn a_row_that_requests_more_than_a_draw_is_named() {
+        let mut encoder = RowEncoder::new(0..64, 64);
+        let more = RowParams { typical_p: 0.5, ..RowParams::default() };
+        assert_eq!(encoder.encode(&[RowParams::default(), more]).map_err(|error| error.row), Err(1));
+    }
+}
