@@ -1,0 +1,120 @@
+//! A backend of one's own, judged by the suite.
+//!
+//! `cargo run --release -p flash-sampling-conformance --example own_backend [WORD]` runs the laws with this word in their
+//! name, or all.
+//!
+//! The backend has a matmul of its own. Core summarizes the logits of a row ([`RowSummary`]), and makes draws of the
+//! summaries ([`Driver`]). A fast backend makes the summaries itself.
+
+use flash_sampling_conformance::{BuildError, SamplerFactory, Trial, laws};
+use flash_sampling_core::backend::{Batch, Driver, Request, RowSummary, Scan, check_scan};
+use flash_sampling_core::params::transform::first_invalid;
+use flash_sampling_core::reference::ReferenceVariant;
+use flash_sampling_core::sampler::check_call;
+use flash_sampling_core::{
+    Adjustments, Capabilities, Exactness, Head, Input, Knob, Knobs, Matrix, PerturbedArgmax, Plan, RowParams,
+    SampleError, Samples, Shape, Stage, StagedError, Variant,
+};
+
+struct Own<'w> {
+    head: Head<'w>,
+    plan: Plan,
+    driver: Driver,
+}
+
+impl Scan for Own<'_> {
+    fn scan(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        requests: &[Request<'_>],
+        out: &mut [RowSummary],
+    ) -> Result<(), SampleError> {
+        check_scan(batch, requests, out, &self.shape(), &self.plan)?;
+        let (first, width) = (self.head.tokens().start, batch.input.cols());
+        let (mut hidden, mut weight) = (vec![0.0; width], vec![0.0; width]);
+        let mut adjustments = Adjustments::default();
+        adjustments.collect(batch.params);
+        for (r, ((row, &request), out)) in batch.rows.iter().zip(requests).zip(out).enumerate() {
+            let (Ok(row), false) = (row, request == Request::Skip) else { continue };
+            let row = row.with_adjustments(adjustments.row(r));
+            batch.input.row_to_f32(r, &mut hidden);
+            // The matmul with the weight, and the head's bias, soft-cap and scale.
+            let dot = |token| {
+                self.head.weight().row_to_f32(self.head.weight_row(token), &mut weight);
+                weight.iter().zip(&hidden).fold(0.0, |sum, (w, h)| sum + w * h)
+            };
+            let mut raw: Vec<f32> = self.head.tokens().map(dot).collect();
+            self.head.transform(first, &mut raw);
+            let mut logits = raw.clone();
+            row.transform.apply(first, &mut logits);
+            out.of(&row, request, first, &logits);
+            out.of_raw(&row, request, first, &raw);
+            // A bad logit is the error of its row, and raw logits come first.
+            let bad = |stage, logits: &[f32]| first_invalid(first, logits).map(|error| StagedError { stage, error });
+            out.error = bad(Stage::Raw, &raw).or(bad(Stage::Transformed, &logits)).or(out.error);
+        }
+        Ok(())
+    }
+}
+
+impl PerturbedArgmax for Own<'_> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: "own",
+            variant: Variant::Tiled,
+            exactness: Exactness::Pathwise,
+            input: Input::Hidden,
+            without_replacement: true,
+            knobs: Knobs::ADJUSTMENTS.union(Knobs::FILTERS).union(Knobs::LOGPROBS).with(Knob::Kept),
+            canonical: false,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { tokens: self.head.tokens(), vocab_size: self.head.vocab_size(), input: self.head.hidden() }
+    }
+
+    fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
+        out.clear();
+        let (can, plan, shape) = (self.capabilities(), self.plan(), self.shape());
+        check_call(&input, rows, &shape, &plan)?;
+        let mut driver = std::mem::take(&mut self.driver);
+        let sampled = driver.sample(self, (&can, &plan, shape.vocab_size), input, rows, out);
+        self.driver = driver;
+        sampled
+    }
+
+    fn scan(&mut self) -> Option<&mut dyn Scan> {
+        Some(self)
+    }
+}
+
+struct Factory;
+
+impl SamplerFactory for Factory {
+    fn name(&self) -> String {
+        "own/tiled".into()
+    }
+
+    fn reference_variant(&self, _: &Head<'_>) -> Option<ReferenceVariant> {
+        Some(ReferenceVariant::Tiled)
+    }
+
+    fn build<'w>(&self, head: Head<'w>, plan: Plan) -> Result<Box<dyn PerturbedArgmax + 'w>, BuildError> {
+        if plan.canonical {
+            return Err(BuildError("canonical is not supported".into()));
+        }
+        Ok(Box::new(Own { head, plan, driver: Driver::default() }))
+    }
+}
+
+fn main() {
+    let word = std::env::args().nth(1).unwrap_or_default();
+    for law in laws::ALL.iter().filter(|law| law.name.contains(&word)) {
+        println!("{}", law.check(&Trial::new(&Factory)).unwrap_or_else(|failure| panic!("{failure}")));
+    }
+}
