@@ -38,16 +38,16 @@
 //! # All samplers
 //! | sampler | where | input |
 //! | --- | --- | --- |
-//! | `cpu::Tiled`, `cpu::Grouped`, `cpu::Online` | processor | hidden states |
-//! | `cpu::OnlineStream` | processor | hidden states, over a weight that arrives in blocks |
-//! | `cpu::Standalone` | processor | existing logits |
-//! | `cuda::CudaTiled`, `cuda::CudaGrouped`, `cuda::CudaOnline` | GPU, host memory in and out | hidden states |
-//! | `cuda::CudaStreamed` | GPU | hidden states, over a weight that arrives in blocks |
-//! | `cuda::CudaStandalone` | GPU | existing logits |
-//! | `cuda::DeviceSampler`, `cuda::DeviceTiled` | GPU, device memory | hidden states |
-//! | `distributed::Sharded` | shards in one process | that of the shards |
-//! | `distributed::ShardSampler` | one rank of a `distributed::Transport` | that of its shard |
-//! | `CudaRank` | one rank on a GPU | hidden states |
+//! | [`cpu::Tiled`], [`cpu::Grouped`], [`cpu::Online`] | processor | hidden states |
+//! | [`cpu::OnlineStream`] | processor | hidden states, over a weight that arrives in blocks |
+//! | [`cpu::Standalone`] | processor | existing logits |
+//! | [`cuda::CudaTiled`], [`cuda::CudaGrouped`], [`cuda::CudaOnline`] | GPU, host memory in and out | hidden states |
+//! | [`cuda::CudaStreamed`] | GPU | hidden states, over a weight that arrives in blocks |
+//! | [`cuda::CudaStandalone`] | GPU | existing logits |
+//! | [`cuda::DeviceSampler`], [`cuda::DeviceTiled`] | GPU, device memory | hidden states |
+//! | [`distributed::Sharded`] | shards in one process | that of the shards |
+//! | [`distributed::ShardSampler`] | one rank of a [`distributed::Transport`] | that of its shard |
+//! | [`CudaRank`] | one rank on a GPU | hidden states |
 //! | [`reference::Reference`] | anywhere, slow | hidden states |
 //!
 //! `CudaTiled` copies a weight from host memory once, and hidden states in every call. `DeviceSampler` reads both in place
@@ -67,7 +67,19 @@
 //! | `serde` | no | [`SamplingParamsBuilder`] and [`BackendConfig`] from and to JSON and its kin |
 //!
 //! Without any feature there remains the reference, which is exact and slow.
+//!
+//! # What may grow
+//! * What a user writes stays a literal: [`RowParams`], [`Plan`], [`BackendConfig`] and the backends' options. End it with
+//!   `..Default::default()`; a new field's default changes nothing.
+//! * What a user reads is `non_exhaustive`: [`RowSample`], [`Draw`] and [`Kept`], errors, knobs, variants and backends.
+//! * [`backend`] and the methods "for implementers" of [`Samples`] may change in any release, and [`Capabilities`] may get
+//!   a field.
 #![forbid(unsafe_code)]
+// The table of samplers links to those of features that may be off.
+#![cfg_attr(
+    not(all(feature = "cpu", feature = "cuda", feature = "distributed")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 mod build;
 mod config;

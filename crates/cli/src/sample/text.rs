@@ -89,7 +89,7 @@ mod tests {
 
     /// Draws of these tokens, each with logit 0.
     fn drawn(tokens: impl Iterator<Item = u32>, log_z: f64) -> Drawn {
-        let draws: Vec<_> = tokens.map(|token| Draw { token, score: 0.0, logit: 0.0 }).collect();
+        let draws: Vec<_> = tokens.map(|token| Draw::new(token, 0.0, 0.0)).collect();
         let mut drawn = Drawn { log_z, ..Drawn::default() };
         drawn.extend(&draws, &[]);
         drawn

@@ -6,6 +6,7 @@ use crate::summary::winner::Candidate;
 
 /// One drawn token.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Draw {
     /// Global token id.
     pub token: u32,
@@ -15,14 +16,22 @@ pub struct Draw {
     pub logit: f32,
 }
 
+impl Draw {
+    /// A drawn token with its score and logit.
+    pub const fn new(token: u32, score: f32, logit: f32) -> Self {
+        Draw { token, score, logit }
+    }
+}
+
 impl From<Candidate> for Draw {
     fn from(c: Candidate) -> Self {
-        Draw { token: c.winner.token, score: c.winner.score, logit: c.logit }
+        Draw::new(c.winner.token, c.winner.score, c.logit)
     }
 }
 
 /// Which tokens the filters of a row kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Kept<'a> {
     /// How many.
     pub count: u32,
@@ -35,6 +44,7 @@ pub struct Kept<'a> {
 
 /// The result of one row, borrowed from [`Samples`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct RowSample<'a> {
     /// The draws, in order, as many as the row asked for; without replacement: best score first.
     pub draws: &'a [Draw],
