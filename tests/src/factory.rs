@@ -100,4 +100,8 @@ impl<S: PerturbedArgmax> PerturbedArgmax for FromLogits<'_, S> {
             .expect("one row of the vocabulary per row of the input");
         self.sampler.sample(logits, rows, out)
     }
+
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.sampler.replan(max_rows)
+    }
 }

@@ -329,6 +329,11 @@ impl PerturbedArgmax for Reference<'_> {
         Ok(())
     }
 
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.plan.max_rows = max_rows;
+        Ok(())
+    }
+
     fn scan(&mut self) -> Option<&mut dyn Scan> {
         (self.variant == ReferenceVariant::Tiled).then_some(self as _)
     }

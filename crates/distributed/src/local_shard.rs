@@ -50,6 +50,11 @@ impl<'s> LocalShard<'s> {
         }
     }
 
+    /// Plans for another number of rows.
+    pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.sampler.replan(max_rows)
+    }
+
     /// Frees the memory of a row's long lists.
     pub(crate) fn trim(&mut self, row: usize, rows: usize) {
         self.summaries[row].trim(kept_list(rows));

@@ -215,6 +215,11 @@ impl ShardedVocab {
         (&self.capabilities, &self.plan, self.shape.vocab_size)
     }
 
+    /// Takes the number of rows that the shards are planned for now.
+    pub(crate) fn replan(&mut self, max_rows: usize) {
+        (self.plan.max_rows, self.shards_plan.max_rows) = (max_rows, max_rows);
+    }
+
     /// Restricts the plan to one within the shards' own.
     pub(crate) fn restrict(&mut self, asked: Plan) -> Result<(), ShardError> {
         let planned = self.shards_plan;

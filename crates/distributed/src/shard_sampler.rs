@@ -326,6 +326,13 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
         }
         Ok(())
     }
+
+    /// Every rank does the same before its next call.
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.group.local.replan(max_rows)?;
+        self.vocab.replan(max_rows);
+        Ok(())
+    }
 }
 
 /// The parts of a row's summary; `None` if its parameters are invalid.

@@ -122,4 +122,15 @@ impl PerturbedArgmax for Sharded<'_> {
         check_call(&input, rows, &vocab.shape, &vocab.plan)?;
         driver.sample(group, vocab.driver_args(), input, rows, out)
     }
+
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        let (shards, planned) = (&mut self.group.shards, self.vocab.shards_plan.max_rows);
+        if let Some(failed) = shards.iter_mut().find_map(|shard| shard.replan(max_rows).err()) {
+            // All shards have one plan.
+            shards.iter_mut().try_for_each(|shard| shard.replan(planned))?;
+            return Err(failed);
+        }
+        self.vocab.replan(max_rows);
+        Ok(())
+    }
 }

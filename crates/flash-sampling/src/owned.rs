@@ -71,6 +71,10 @@ impl PerturbedArgmax for Owned {
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError> {
         self.with_dependent_mut(|_, sampler| sampler.sample(input, rows, out))
     }
+
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.with_dependent_mut(|_, sampler| sampler.replan(max_rows))
+    }
 }
 
 /// [`build`] for a sampler that owns its weight, and so borrows nothing: a server keeps it as long as it likes.

@@ -5,7 +5,7 @@ use crate::problem::{Problem, Size};
 use crate::report::{Broken, LawReport, ensure};
 use crate::trial::{RowBits, Trial};
 use flash_sampling_core::noise::POSITION_MAX;
-use flash_sampling_core::{DType, History, Knobs, LogprobsMode, Plan, RowError, RowParams, SampleError, Samples};
+use flash_sampling_core::{DType, History, Knob, Knobs, LogprobsMode, Plan, RowError, RowParams, SampleError, Samples};
 
 const PLAN: Plan = Plan { max_rows: 64, max_draws: 4, max_logprobs: Some(3), canonical: false };
 
@@ -132,5 +132,22 @@ pub(super) fn wrong_shapes_are_errors(trial: &Trial<'_>, report: &mut LawReport)
     sampler.sample(problem.input().row_range(0..4), &rows[..4], &mut out)?;
     ensure!(RowBits::all(&out) == first, "after failed calls the sampler answers differently");
     report.agreed("calls of wrong shape", 6);
+
+    // Another number of rows, over the same weight.
+    match sampler.replan(6) {
+        Ok(()) => {
+            ensure!(sampler.plan().max_rows == 6, "planned for 6 rows, the plan is {:?}", sampler.plan());
+            sampler.sample(problem.input(), &rows[..5], &mut out)?;
+            ensure!(RowBits::all(&out)[..4] == first, "planned for more rows the sampler answers differently");
+            ensure!(sampler.replan(2).is_ok(), "the sampler takes more rows, but not fewer");
+            let found = sampler.sample(problem.input().row_range(0..3), &rows[..3], &mut out);
+            ensure!(matches!(found, Err(SampleError::TooManyRows { rows: 3, max_rows: 2 })), "3 rows for 2: {found:?}");
+            report.agreed("plans for other numbers of rows", 2);
+        }
+        Err(SampleError::Unsupported { knob: Knob::MaxRows }) => {
+            ensure!(sampler.plan().max_rows == 4, "the sampler has lost its plan");
+        }
+        Err(error) => return Err(error.into()),
+    }
     Ok(())
 }

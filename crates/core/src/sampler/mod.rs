@@ -4,7 +4,7 @@ use crate::backend::Scan;
 use crate::error::SampleError;
 use crate::matrix::Matrix;
 use crate::params::RowParams;
-use crate::params::knob::Knobs;
+use crate::params::knob::{Knob, Knobs};
 use crate::sampler::samples::Samples;
 use core::ops::Range;
 
@@ -175,6 +175,18 @@ pub trait PerturbedArgmax: Send {
     /// What concerns one row only is that row's error in `out`.
     fn sample(&mut self, input: Matrix<'_>, rows: &[RowParams<'_>], out: &mut Samples) -> Result<(), SampleError>;
 
+    /// Plans for calls of up to `max_rows` rows, and keeps the rest of the plan. The weight is not copied or packed again.
+    ///
+    /// # Errors
+    /// * [`SampleError::Unsupported`]: the sampler cannot. This is the default.
+    /// * [`SampleError::Backend`]: the backend cannot plan for so many rows.
+    ///
+    /// After an error the sampler keeps its plan.
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        let _ = max_rows;
+        Err(SampleError::Unsupported { knob: Knob::MaxRows })
+    }
+
     /// What vocabulary shards need of this sampler for rows with filters or raw log-probabilities; `None`: it cannot be
     /// a shard of such rows. A sampler that has it can do all of [`Knobs::FILTERS`], [`Knob::Kept`](crate::Knob::Kept)
     /// and [`Knob::LogprobsMode`](crate::Knob::LogprobsMode).
@@ -206,6 +218,10 @@ macro_rules! forward {
                 out: &mut Samples,
             ) -> Result<(), SampleError> {
                 (**self).sample(input, rows, out)
+            }
+
+            fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+                (**self).replan(max_rows)
             }
 
             fn scan(&mut self) -> Option<&mut dyn Scan> {

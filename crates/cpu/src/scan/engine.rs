@@ -14,7 +14,9 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use flash_sampling_core::backend::selection::FilterResolver;
 use flash_sampling_core::sampler::reuse_vec;
-use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, Variant};
+use flash_sampling_core::{
+    Capabilities, DType, Exactness, Input, Knob, Knobs, Plan, RowError, RowParams, SampleError, Variant,
+};
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -46,6 +48,8 @@ pub(crate) type Rows<'a> = Vec<Result<Planned<'a>, RowError>>;
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) plan: Plan,
+    /// Whether rows keep masses always.
+    weigh: bool,
     weight: DType,
     pub(crate) isa: Isa,
     simd: Simd,
@@ -62,41 +66,51 @@ pub(crate) struct Engine {
     pub(crate) requested_logits: Vec<RequestedLogit>,
 }
 
+/// Refuses plans without rows or draws, and plans that would exhaust memory.
+fn check_size(plan: &Plan) -> Result<(), CpuError> {
+    if plan.max_rows == 0 {
+        return Err(CpuError::EmptyPlan { knob: Knob::MaxRows });
+    }
+    if plan.max_draws == 0 {
+        return Err(CpuError::EmptyPlan { knob: Knob::Draws });
+    }
+    let limits = [
+        (Knob::MaxRows, plan.max_rows as u64, MAX_ROWS),
+        (Knob::Draws, u64::from(plan.max_draws), MAX_DRAWS / plan.max_rows as u64),
+        (Knob::Logprobs, u64::from(plan.max_logprobs.unwrap_or(0)), MAX_LOGPROBS / plan.max_rows as u64),
+    ];
+    match limits.into_iter().find(|(_, asked, limit)| asked > limit) {
+        Some((knob, asked, limit)) => Err(CpuError::PlanSize { knob, asked, limit }),
+        None => Ok(()),
+    }
+}
+
+/// The scratch of a plan: bounds that workers share, and one worker per thread.
+fn workers(plan: &Plan, isa: Isa, weigh: bool, count: usize) -> (Arc<SharedBounds>, Vec<Worker>) {
+    let known = Arc::new(SharedBounds::new(plan.max_rows));
+    let worker = |_| {
+        let rows = (0..plan.max_rows).map(|_| RowState::new(plan, weigh)).collect();
+        Worker::new(rows, Dot::scratch(isa, plan.max_rows), Arc::clone(&known))
+    };
+    let workers = (0..count).map(worker).collect();
+    (known, workers)
+}
+
 impl Engine {
     /// Plans for a weight's type. `weigh`: rows keep masses always.
     pub(crate) fn new(plan: Plan, weight: DType, options: &CpuOptions, weigh: bool) -> Result<Self, CpuError> {
-        if plan.max_rows == 0 {
-            return Err(CpuError::EmptyPlan { knob: Knob::MaxRows });
-        }
-        if plan.max_draws == 0 {
-            return Err(CpuError::EmptyPlan { knob: Knob::Draws });
-        }
-        let limits = [
-            (Knob::MaxRows, plan.max_rows as u64, MAX_ROWS),
-            (Knob::Draws, u64::from(plan.max_draws), MAX_DRAWS / plan.max_rows as u64),
-            (Knob::Logprobs, u64::from(plan.max_logprobs.unwrap_or(0)), MAX_LOGPROBS / plan.max_rows as u64),
-        ];
-        for (knob, asked, limit) in limits {
-            if asked > limit {
-                return Err(CpuError::PlanSize { knob, asked, limit });
-            }
-        }
+        check_size(&plan)?;
         let isa = options.isa.unwrap_or_else(|| Isa::best_for(DType::BF16, DType::BF16));
         if !isa.is_available() {
             return Err(CpuError::IsaUnavailable { isa, available: Isa::available() });
         }
         let threads = Threads::new(options.threads)?;
-        let known = Arc::new(SharedBounds::new(plan.max_rows));
-        let workers = (0..threads.count())
-            .map(|_| {
-                let rows = (0..plan.max_rows).map(|_| RowState::new(&plan, weigh)).collect();
-                Worker::new(rows, Dot::scratch(isa, plan.max_rows), Arc::clone(&known))
-            })
-            .collect();
+        let (known, workers) = workers(&plan, isa, weigh, threads.count());
         let rows = Vec::with_capacity(plan.max_rows);
         let resolvers = (0..threads.count()).map(|_| FilterResolver::default()).collect();
         Ok(Engine {
             plan,
+            weigh,
             weight,
             isa,
             simd: Simd::of(isa),
@@ -109,6 +123,15 @@ impl Engine {
             members: Vec::new(),
             requested_logits: Vec::new(),
         })
+    }
+
+    /// Plans for another number of rows; see [`PerturbedArgmax::replan`](flash_sampling_core::PerturbedArgmax::replan).
+    pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        let plan = Plan { max_rows, ..self.plan };
+        check_size(&plan).map_err(|error| SampleError::Backend { backend: "cpu", source: error.into() })?;
+        (self.known, self.workers) = workers(&plan, self.isa, self.weigh, self.threads.count());
+        self.plan = plan;
+        Ok(())
     }
 
     /// The capabilities of a variant over hidden states.

@@ -28,6 +28,11 @@ impl PackedInput {
         }
     }
 
+    /// Makes room for another number of rows.
+    pub(crate) fn replan(&mut self, max_rows: usize) {
+        self.packed = Packed::new(max_rows, self.packed.cols());
+    }
+
     /// Packs all hidden states for a weight's kernel.
     pub(crate) fn pack(&mut self, isa: Isa, weight: DType, input: &Matrix<'_>) -> Dot {
         let dot = Dot::new(isa, weight, input.dtype());

@@ -40,15 +40,19 @@ impl<'w> Grouped<'w> {
         if plan.canonical && draw == GroupDraw::Fresh {
             return Err(CpuError::Unsupported { knob: Knob::Canonical });
         }
-        let fresh = draw == GroupDraw::Fresh;
-        let mut scan = HeadScan::new(head, plan, options, fresh)?;
+        let mut scan = HeadScan::new(head, plan, options, draw == GroupDraw::Fresh)?;
         scan.chunk = group;
-        if fresh {
-            for worker in &mut scan.engine.workers {
-                worker.chosen = (0..plan.max_rows).map(|_| BestGroup::new(&plan)).collect();
-            }
+        let mut grouped = Grouped { scan, draw, driver: Driver::default() };
+        grouped.make_groups();
+        Ok(grouped)
+    }
+
+    /// Makes the states of the chosen groups, one per row.
+    fn make_groups(&mut self) {
+        let plan = self.scan.engine.plan;
+        for worker in self.scan.engine.workers.iter_mut().filter(|_| self.draw == GroupDraw::Fresh) {
+            worker.chosen = (0..plan.max_rows).map(|_| BestGroup::new(&plan)).collect();
         }
-        Ok(Grouped { scan, draw, driver: Driver::default() })
     }
 }
 
@@ -83,6 +87,12 @@ impl PerturbedArgmax for Grouped<'_> {
             GroupDraw::Reuse => self.driver.sample(&mut self.scan, sampler, input, rows, out),
             GroupDraw::Fresh => self.driver.sample(&mut GroupScan(&mut self.scan), sampler, input, rows, out),
         }
+    }
+
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.scan.replan(max_rows)?;
+        self.make_groups();
+        Ok(())
     }
 }
 

@@ -203,4 +203,11 @@ impl PerturbedArgmax for Online<'_> {
         engine.keep(adjustments);
         Ok(())
     }
+
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.engine.replan(max_rows)?;
+        self.hidden.replan(max_rows);
+        self.running.resize_with(max_rows, || Running::new(&self.engine.plan));
+        Ok(())
+    }
 }

@@ -80,4 +80,8 @@ impl PerturbedArgmax for Standalone {
         check_call(&input, rows, &shape, &plan)?;
         self.driver.sample(&mut self.scan, (&can, &plan, shape.vocab_size), input, rows, out)
     }
+
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.scan.engine.replan(max_rows)
+    }
 }

@@ -38,6 +38,12 @@ impl<'w> HeadScan<'w> {
         Ok(HeadScan { logits: HeadLogits { hidden: PackedInput::new(&head, &plan), head }, engine, chunk: CHUNK })
     }
 
+    pub(super) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.engine.replan(max_rows)?;
+        self.logits.hidden.replan(max_rows);
+        Ok(())
+    }
+
     pub(super) fn shape(&self) -> Shape {
         let head = &self.logits.head;
         Shape { tokens: head.tokens(), vocab_size: head.vocab_size(), input: head.hidden() }
@@ -86,6 +92,10 @@ impl PerturbedArgmax for Tiled<'_> {
         let (can, shape, plan) = (self.capabilities(), self.shape(), self.plan());
         check_call(&input, rows, &shape, &plan)?;
         self.driver.sample(&mut self.scan, (&can, &plan, shape.vocab_size), input, rows, out)
+    }
+
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        self.scan.replan(max_rows)
     }
 
     fn scan(&mut self) -> Option<&mut dyn Scan> {

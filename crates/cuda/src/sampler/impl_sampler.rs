@@ -25,6 +25,10 @@ macro_rules! impl_sampler {
                 self.0.sample(input, rows, out)
             }
 
+            fn replan(&mut self, max_rows: usize) -> Result<(), flash_sampling_core::SampleError> {
+                self.0.replan(max_rows)
+            }
+
             $($($more)*)?
         }
     };

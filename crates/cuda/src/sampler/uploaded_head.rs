@@ -34,6 +34,8 @@ pub(crate) struct UploadedHead {
     fused: DeviceTiled,
     /// Draws in place of `fused`, for the variants that have groups.
     groups: Option<DeviceGroups>,
+    /// The choice of kernels, and of groups with their tokens.
+    choice: (KernelChoice, Option<(u32, GroupRule)>),
     /// Draws of a launch.
     most: usize,
     device: Arc<Device>,
@@ -49,6 +51,33 @@ pub(crate) struct UploadedHead {
     /// Held for the kernels, which know their addresses; freed after them.
     _weight: CudaSlice<u8>,
     _bias: Option<CudaSlice<f32>>,
+}
+
+/// The kernels of launches of `most` draws; with groups, the first only stores logits.
+fn kernels(
+    head: DeviceHead,
+    most: usize,
+    (choice, groups): (KernelChoice, Option<(u32, GroupRule)>),
+    device: &Arc<Device>,
+) -> Result<(DeviceTiled, Option<DeviceGroups>), CudaError> {
+    let groups = groups.map(|(size, rule)| DeviceGroups::plan(head, most, size, rule, device)).transpose()?;
+    let fused = match groups {
+        Some(_) => DeviceTiled::unplanned(head, most, device, KernelChoice::Portable),
+        None => DeviceTiled::plan(head, most, device, choice),
+    }?;
+    Ok((fused, groups))
+}
+
+/// Room for the inputs of launches of `most` draws, on the GPU and on their way there, and for the draws.
+fn room(
+    most: usize,
+    row_stride: usize,
+    stream: &Arc<CudaStream>,
+) -> Result<(CudaSlice<u8>, Pinned, CudaSlice<Draw>), CudaError> {
+    let failed = CudaError::driver("allocate room for a launch");
+    let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
+    let (inputs, staged) = (stream.alloc_zeros(size + ROOM).map_err(&failed)?, Pinned::new(size, stream)?);
+    Ok((inputs, staged, stream.alloc_zeros(most).map_err(&failed)?))
 }
 
 impl UploadedHead {
@@ -81,20 +110,13 @@ impl UploadedHead {
             soft_cap: head.soft_cap(),
             scale: head.scale(),
         };
-        let most = UploadedHead::most_of(plan);
-        let new = |(size, rule)| DeviceGroups::plan(on_device, most, size, rule, device);
-        let groups = groups.map(new).transpose()?;
-        let fused = match groups {
-            // It only stores logits.
-            Some(_) => DeviceTiled::unplanned(on_device, most, device, KernelChoice::Portable),
-            None => DeviceTiled::plan(on_device, most, device, choice),
-        }?;
-        let size = most * (row_stride * size_of::<f32>() + size_of::<Row>()) + 16;
-        let (inputs, staged) = (stream.alloc_zeros(size + ROOM).map_err(&failed)?, Pinned::new(size, stream)?);
-        let draws = stream.alloc_zeros(most).map_err(&failed)?;
+        let (most, choice) = (UploadedHead::most_of(plan), (choice, groups));
+        let (fused, groups) = kernels(on_device, most, choice, device)?;
+        let (inputs, staged, draws) = room(most, row_stride, stream)?;
         Ok(UploadedHead {
             fused,
             groups,
+            choice,
             most,
             row_stride,
             inputs,
@@ -106,6 +128,18 @@ impl UploadedHead {
             _weight: weight,
             _bias: bias,
         })
+    }
+
+    /// Plans for another number of rows. No launch is under way.
+    pub(crate) fn replan(&mut self, plan: &Plan, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        let most = UploadedHead::most_of(plan);
+        if most == self.most {
+            return Ok(());
+        }
+        let (fused, groups) = kernels(self.head, most, self.choice, &self.device)?;
+        (self.inputs, self.staged, self.draws) = room(most, self.row_stride, stream)?;
+        (self.fused, self.groups, self.filters, self.most) = (fused, groups, None, most);
+        Ok(())
     }
 
     /// The device.

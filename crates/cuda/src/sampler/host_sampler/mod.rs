@@ -106,6 +106,16 @@ impl<'w> HostSampler<'w> {
         self.plan
     }
 
+    pub(crate) fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        let plan = Plan { max_rows, ..self.plan };
+        check_plan(&plan, true).map_err(failed)?;
+        if let Some(uploaded) = &mut self.uploaded {
+            uploaded.replan(&plan, &self.stream).map_err(failed)?;
+        }
+        (self.scan, self.plan) = (RowScan::default(), plan);
+        Ok(())
+    }
+
     pub(crate) fn sample(
         &mut self,
         input: Matrix<'_>,

@@ -100,7 +100,15 @@ impl PerturbedArgmax for CudaStandalone {
         let (can, plan, tokens, finishes_log_z) = (&can, &plan, 0..vocab_size, false);
         let place = PassPlace { can, plan, tokens, vocab_size, device, stream, finishes_log_z };
         let mut pass = LogitsPass { source: CopiedLogits { kernels, logits, stream, device }, place, scan };
-        driver.sample(&mut pass, (&can, &plan, vocab_size), input, rows, out)
+        driver.sample(&mut pass, (can, plan, vocab_size), input, rows, out)
+    }
+
+    fn replan(&mut self, max_rows: usize) -> Result<(), SampleError> {
+        let plan = Plan { max_rows, ..self.plan };
+        let checked = check_plan(&plan, false);
+        checked.map_err(|error| SampleError::Backend { backend: "cuda", source: Box::new(error) })?;
+        (self.scan, self.plan) = (RowScan::default(), plan);
+        Ok(())
     }
 }
 
