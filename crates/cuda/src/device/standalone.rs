@@ -58,6 +58,9 @@ pub(crate) fn split(tokens: &Range<u32>, items: usize, multiprocessors: u32) -> 
     (parts.div_ceil(parts_of_block), parts_of_block)
 }
 
+/// The kernel that computes log Z too.
+type WithLogZ = Kernel<(Call, Existing, Masses)>;
+
 /// Which draws are made of existing logits.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceDraws {
@@ -89,7 +92,7 @@ pub struct DeviceStandalone {
     device: Arc<Device>,
     kernel: Kernel<(Call, Existing)>,
     /// The kernel that tells log Z, and room for its blocks' masses.
-    with_log_z: Option<(Kernel<(Call, Existing, Masses)>, Scratch)>,
+    with_log_z: Option<(WithLogZ, Scratch)>,
     tokens: Range<u32>,
     dtype: DType,
     math: NoiseMath,
@@ -152,8 +155,7 @@ impl DeviceStandalone {
     }
 
     /// The kernel with log Z, loaded at the first call, and room for its masses.
-    #[allow(clippy::type_complexity)] // a kernel and an address
-    fn with_log_z(&mut self) -> Result<(&Kernel<(Call, Existing, Masses)>, DeviceAddress<u8>), CudaError> {
+    fn with_log_z(&mut self) -> Result<(&WithLogZ, DeviceAddress<u8>), CudaError> {
         if self.with_log_z.is_none() {
             let kernel =
                 self.device.function(&SOURCE, &instance(self.dtype, self.math, true), &entries::STANDALONE_LOG_Z)?;
