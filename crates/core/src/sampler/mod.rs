@@ -68,10 +68,9 @@ pub struct Capabilities {
     pub input: Input,
     /// Whether it can draw lists without replacement.
     pub without_replacement: bool,
-    /// Filters, penalties and bans that it can do, and whether it tells the kept tokens
-    /// ([`Knob::Kept`](crate::Knob::Kept)) and raw log-probabilities
-    /// ([`Knob::LogprobsMode`](crate::Knob::LogprobsMode)). Temperature, mask, logit bias, draws and log-probabilities
-    /// of the law that is drawn from are every sampler's.
+    /// The supported filters, penalties and bans; whether it returns kept tokens ([`Knob::Kept`]); and what of
+    /// [`Knobs::LOGPROBS`]. Temperature, mask, logit bias, draws and log-probabilities of the law that is drawn from are
+    /// every sampler's.
     pub knobs: Knobs,
     /// Whether [`Plan::canonical`] is done.
     pub canonical: bool,
@@ -188,8 +187,8 @@ pub trait PerturbedArgmax: Send {
     }
 
     /// What vocabulary shards need of this sampler for rows with filters or raw log-probabilities; `None`: it cannot be
-    /// a shard of such rows. A sampler that has it can do all of [`Knobs::FILTERS`], [`Knob::Kept`](crate::Knob::Kept)
-    /// and [`Knob::LogprobsMode`](crate::Knob::LogprobsMode).
+    /// a shard of such rows. A sampler that has it can do all of [`Knobs::FILTERS`], [`Knobs::LOGPROBS`] and
+    /// [`Knob::Kept`].
     fn scan(&mut self) -> Option<&mut dyn Scan> {
         None
     }
