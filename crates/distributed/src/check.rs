@@ -1,7 +1,7 @@
 //! A debug check that all ranks have the same call and the same results.
 
 use crate::codec::call::{Head, begin_check, head, none_is_late};
-use crate::codec::wire::{Reader, WireError};
+use crate::codec::wire::{Reader, Wire, WireError};
 use crate::error::ShardError;
 use flash_sampling_core::backend::digest::{of_bytes, of_words};
 use flash_sampling_core::{Matrix, RowParams, Samples};
@@ -15,7 +15,7 @@ pub(crate) fn encode(input: Matrix<'_>, rows: &[RowParams<'_>], samples: &Sample
             Err(error) => of_bytes(error.to_string().as_bytes()),
         };
         let words = [of_bytes(input.row_bytes(r))].into_iter().chain(params.digests()).chain([result]);
-        words.for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+        words.for_each(|word| word.put(bytes));
     }
 }
 

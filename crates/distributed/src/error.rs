@@ -1,11 +1,9 @@
 //! The errors of shards and ranks.
 
 use crate::codec::wire::WireError;
-use crate::merge::ShardMerge;
-use crate::options::Transforms;
 use crate::transport::{TransportError, named};
 use core::time::Duration;
-use flash_sampling_core::{DType, Plan, SampleError};
+use flash_sampling_core::{Plan, SampleError};
 
 /// An error of shards or ranks. `shard` is the number of the shard, which is its rank.
 #[derive(Debug, thiserror::Error)]
@@ -44,35 +42,20 @@ pub enum ShardError {
         /// Size of the vocabulary.
         vocab_size: u32,
     },
-    /// A shard is part of another vocabulary than shard 0.
-    #[error("shard {shard} has a vocabulary of {found} tokens, but shard 0 one of {expected}")]
-    VocabSize {
+    /// A shard differs from another: in the handshake from the first shard that states the value, in a call from this
+    /// rank's shard.
+    #[error("shard {shard} has {what} {found}, but shard {other} has {expected}")]
+    Mismatch {
         /// The shard.
         shard: usize,
-        /// Shard 0's vocabulary.
-        expected: u32,
-        /// The shard's.
-        found: u32,
-    },
-    /// A shard takes an input of another width than shard 0.
-    #[error("shard {shard} has hidden size {found}, but shard 0 has {expected}")]
-    Hidden {
-        /// The shard.
-        shard: usize,
-        /// Shard 0's hidden size.
-        expected: usize,
-        /// The shard's.
-        found: usize,
-    },
-    /// A shard has another plan than shard 0.
-    #[error("shard {shard} was planned with {}, but shard 0 with {}", unlike(found, expected), unlike(expected, found))]
-    Plan {
-        /// The shard.
-        shard: usize,
-        /// Shard 0's plan.
-        expected: Plan,
-        /// The shard's.
-        found: Plan,
+        /// The shard that it is compared with.
+        other: usize,
+        /// The name of the value.
+        what: &'static str,
+        /// The value of the other shard.
+        expected: String,
+        /// The value of the shard.
+        found: String,
     },
     /// A shard takes logits; shards take hidden states.
     #[error("shard {shard} takes logits rather than hidden states")]
@@ -95,51 +78,6 @@ pub enum ShardError {
     /// [`ShardMerge::LogMass`] needs each shard's log Z, for which its plan has no room.
     #[error("the merge by log-mass needs log Z of each shard: plan shards with max_logprobs")]
     NoLogMass,
-    /// Ranks disagree about the merge.
-    #[error("shard {shard} merges by {found}, but shard 0 by {expected}")]
-    Merge {
-        /// The shard.
-        shard: usize,
-        /// Shard 0's merge.
-        expected: ShardMerge,
-        /// The shard's.
-        found: ShardMerge,
-    },
-    /// Ranks disagree about [`ShardOptions::check_tokens`](crate::ShardOptions::check_tokens).
-    #[error("shard {shard} draws {} check_tokens, but shard 0 {}", with(*found), with(*expected))]
-    CheckTokens {
-        /// The shard.
-        shard: usize,
-        /// Whether shard 0 checks tokens.
-        expected: bool,
-        /// Whether the shard does.
-        found: bool,
-    },
-    /// A weight or hidden states are of another type than elsewhere.
-    #[error("shard {shard} has {what} of {found:?}, but {expected:?} is expected")]
-    Type {
-        /// The shard.
-        shard: usize,
-        /// Whose type: the weight's (against the first shard that states one) or the hidden states' (against this
-        /// rank's).
-        what: &'static str,
-        /// The type expected.
-        expected: DType,
-        /// The shard's.
-        found: DType,
-    },
-    /// Ranks have heads with different transforms.
-    #[error("shard {shard} is of a head with {found}, shard {other} of one with {expected}")]
-    Transforms {
-        /// The shard.
-        shard: usize,
-        /// The first shard that has tokens.
-        other: usize,
-        /// The transforms of that shard.
-        expected: Transforms,
-        /// The shard's.
-        found: Transforms,
-    },
     /// A rank reports another rank or world than its place in the group.
     #[error("shard {shard} says that it is rank {found_rank} of {found_world}, but there are {world} ranks")]
     Rank {
@@ -179,16 +117,6 @@ pub enum ShardError {
         /// What is wrong with it.
         #[source]
         source: WireError,
-    },
-    /// Ranks were called with different numbers of rows.
-    #[error("shard {shard} was called with {found} rows, this one with {expected}")]
-    Rows {
-        /// The shard.
-        shard: usize,
-        /// Rows here.
-        expected: usize,
-        /// Rows there.
-        found: usize,
     },
     /// Ranks were called with different parameters for a row.
     #[error("shard {shard} was called with other parameters for row {row}: {what}")]
@@ -248,7 +176,7 @@ pub enum ShardError {
 }
 
 /// The fields of a plan that differ from another plan.
-fn unlike(plan: &Plan, other: &Plan) -> String {
+pub(crate) fn unlike(plan: &Plan, other: &Plan) -> String {
     let fields = |plan: &Plan| {
         let Plan { max_rows, max_draws, max_logprobs, canonical } = *plan;
         let max_logprobs = max_logprobs.map_or("no max_logprobs".into(), |most| format!("max_logprobs {most}"));
@@ -267,10 +195,6 @@ fn within(plan: &Plan, other: &Plan) -> Plan {
         max_logprobs: plan.max_logprobs.min(other.max_logprobs),
         canonical: other.canonical,
     }
-}
-
-fn with(check_tokens: bool) -> &'static str {
-    if check_tokens { "with" } else { "without" }
 }
 
 fn came(ranks: &[usize]) -> String {

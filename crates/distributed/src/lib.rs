@@ -23,7 +23,7 @@
 //! | `shard_layout` | the handshake, and the check that shards form a vocabulary |
 //! | `local_shard`, `merge` | a shard of this process, and the two merges of summaries |
 //! | `sharded`, `shard_sampler` | the two samplers: all shards in one process, and one rank of many |
-//! | `codec` | the bytes of messages: calls, summaries, further passes |
+//! | `codec` | the bytes of messages: calls, and summaries of rows |
 //! | `options`, `check` | common options of ranks, and a debug check of their results |
 //! | `mismatch` | names a parameter that differs between ranks |
 //! | `transport`, `loopback` | the exchange |

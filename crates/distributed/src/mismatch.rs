@@ -1,14 +1,14 @@
 //! Names the parameter that differs between ranks, from digests of each row's groups of parameters. Ranks exchange them
 //! only after a mismatch.
 
-use crate::codec::wire::WireError;
+use crate::codec::wire::{Wire, WireError};
 use crate::error::ShardError;
 use flash_sampling_core::RowParams;
 
 /// Encodes the digests of each row's groups.
 pub(crate) fn encode(rows: &[RowParams<'_>], bytes: &mut Vec<u8>) {
     bytes.clear();
-    rows.iter().flat_map(RowParams::digests).for_each(|digest| bytes.extend_from_slice(&digest.to_le_bytes()));
+    rows.iter().flat_map(RowParams::digests).for_each(|digest| digest.put(bytes));
 }
 
 /// The first shard that differs from this rank, with the first row and group that differ.

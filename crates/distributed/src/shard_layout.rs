@@ -1,15 +1,14 @@
 //! The handshake: what each shard reports, and the check that the shards form one vocabulary.
 
-use crate::codec::call::{element, of_element};
-use crate::codec::wire::{Reader, WireError};
-use crate::error::ShardError;
+use crate::codec::wire::{Reader, Wire, WireError, wire_enum, wire_struct};
+use crate::error::{ShardError, unlike};
 use crate::merge::ShardMerge;
 use crate::options::{ShardOptions, Transforms};
 use core::ops::Range;
 use flash_sampling_core::{Capabilities, DType, Exactness, Input, Knob, Knobs, PerturbedArgmax, Plan, Shape, Variant};
 
 /// First bytes of a description; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"FS07");
+const MAGIC: u32 = u32::from_le_bytes(*b"FS08");
 
 /// The report of a shard in the handshake.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,8 +22,10 @@ pub(crate) struct ShardInfo {
     check_tokens: bool,
     weight: Option<DType>,
     transforms: Option<Transforms>,
-    /// Its own rank and world.
-    rank: (usize, usize),
+    /// Its own rank.
+    rank: usize,
+    /// The number of ranks that it reports.
+    world: usize,
     takes_hidden: bool,
     pathwise: bool,
     /// Whether it draws shards of its own, with the noise of shards.
@@ -37,9 +38,31 @@ pub(crate) struct ShardInfo {
     canonical: bool,
 }
 
+wire_enum!(ShardMerge, "an unknown merge" { 0 = Winners, 1 = LogMass });
+wire_struct!(Transforms { bias, soft_cap, scale });
+wire_struct!(ShardInfo {
+    tokens,
+    vocab_size,
+    input,
+    plan,
+    merge,
+    check_tokens,
+    weight,
+    transforms,
+    rank,
+    world,
+    takes_hidden,
+    pathwise,
+    draws_shards,
+    without_replacement,
+    adjusts,
+    scans,
+    canonical,
+});
+
 impl ShardInfo {
-    /// The report of a sampler; `rank` is the shard's number, and the number of shards.
-    pub(crate) fn of(sampler: &mut dyn PerturbedArgmax, options: &ShardOptions, rank: (usize, usize)) -> Self {
+    /// The report of a sampler that is shard number `rank` of `world`.
+    pub(crate) fn of(sampler: &mut dyn PerturbedArgmax, options: &ShardOptions, rank: usize, world: usize) -> Self {
         let (shape, can) = (sampler.shape(), sampler.capabilities());
         ShardInfo {
             tokens: shape.tokens,
@@ -51,6 +74,7 @@ impl ShardInfo {
             weight: options.weight,
             transforms: options.transforms,
             rank,
+            world,
             takes_hidden: can.input == Input::Hidden,
             pathwise: can.exactness == Exactness::Pathwise,
             draws_shards: can.variant == Variant::Sharded && can.exactness == Exactness::InDistribution,
@@ -63,102 +87,39 @@ impl ShardInfo {
 
     pub(crate) fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.clear();
-        for word in [MAGIC, self.tokens.start, self.tokens.end, self.vocab_size, self.plan.max_draws] {
-            bytes.extend_from_slice(&word.to_le_bytes());
-        }
-        bytes.extend_from_slice(&self.plan.max_logprobs.unwrap_or(0).to_le_bytes());
-        for size in [self.input, self.plan.max_rows, self.rank.0, self.rank.1] {
-            bytes.extend_from_slice(&(size as u64).to_le_bytes());
-        }
-        let flags = [
-            self.plan.max_logprobs.is_some(),
-            self.plan.canonical,
-            self.merge == ShardMerge::LogMass,
-            self.check_tokens,
-            self.takes_hidden,
-            self.pathwise,
-            self.draws_shards,
-            self.without_replacement,
-            self.adjusts,
-            self.scans,
-            self.canonical,
-        ];
-        bytes.extend(flags.map(u8::from));
-        bytes.push(self.weight.map_or(u8::MAX, element));
-        bytes.push(u8::from(self.transforms.is_some()));
-        if let Some(Transforms { bias, soft_cap, scale }) = self.transforms {
-            bytes.extend([u8::from(bias), u8::from(soft_cap.is_some())]);
-            bytes.extend_from_slice(&soft_cap.unwrap_or(0.0).to_le_bytes());
-            bytes.extend_from_slice(&scale.to_le_bytes());
-        }
+        MAGIC.put(bytes);
+        self.put(bytes);
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
-        match reader.u32()? {
+        match u32::take(&mut reader)? {
             MAGIC => {}
             magic if magic as u16 == MAGIC as u16 => return Err(reader.invalid("the description of another version")),
             _ => return Err(reader.invalid("not a shard's description")),
         }
-        let tokens = reader.u32()?..reader.u32()?;
-        let (vocab_size, max_draws, logprobs) = (reader.u32()?, reader.u32()?, reader.u32()?);
-        let (input, max_rows) = (reader.size()?, reader.size()?);
-        let rank = (reader.size()?, reader.size()?);
-        let max_logprobs = reader.flag()?.then_some(logprobs);
-        let plan = Plan { max_rows, max_draws, max_logprobs, canonical: reader.flag()? };
-        let mut info = ShardInfo {
-            tokens,
-            vocab_size,
-            input,
-            plan,
-            merge: if reader.flag()? { ShardMerge::LogMass } else { ShardMerge::Winners },
-            check_tokens: reader.flag()?,
-            weight: None,
-            transforms: None,
-            rank,
-            takes_hidden: reader.flag()?,
-            pathwise: reader.flag()?,
-            draws_shards: reader.flag()?,
-            without_replacement: reader.flag()?,
-            adjusts: reader.flag()?,
-            scans: reader.flag()?,
-            canonical: reader.flag()?,
-        };
-        info.weight = match reader.u8()? {
-            u8::MAX => None,
-            number => Some(of_element(number).ok_or_else(|| reader.invalid("an unknown type"))?),
-        };
-        if reader.flag()? {
-            let (bias, has_cap) = (reader.flag()?, reader.flag()?);
-            let (cap, scale) = (f32::from_bits(reader.u32()?), f32::from_bits(reader.u32()?));
-            info.transforms = Some(Transforms { bias, soft_cap: has_cap.then_some(cap), scale });
-        }
+        let info = ShardInfo::take(&mut reader)?;
         reader.finish().map(|()| info)
     }
 
     /// Checks that this is shard number `shard` of `world`, can be one, and agrees with the first.
     fn check_beside(&self, first: &ShardInfo, shard: usize, world: usize) -> Result<(), ShardError> {
-        let (found_rank, found_world) = self.rank;
-        if self.rank != (shard, world) {
-            return Err(ShardError::Rank { shard, world, found_rank, found_world });
-        }
-        if self.merge != first.merge {
-            return Err(ShardError::Merge { shard, expected: first.merge, found: self.merge });
-        }
-        if self.check_tokens != first.check_tokens {
-            return Err(ShardError::CheckTokens { shard, expected: first.check_tokens, found: self.check_tokens });
+        if (self.rank, self.world) != (shard, world) {
+            return Err(ShardError::Rank { shard, world, found_rank: self.rank, found_world: self.world });
         }
         if !self.takes_hidden {
             return Err(ShardError::Input { shard });
         }
-        if self.vocab_size != first.vocab_size {
-            return Err(ShardError::VocabSize { shard, expected: first.vocab_size, found: self.vocab_size });
-        }
-        if self.input != first.input {
-            return Err(ShardError::Hidden { shard, expected: first.input, found: self.input });
-        }
-        if self.plan != first.plan {
-            return Err(ShardError::Plan { shard, expected: first.plan, found: self.plan });
+        for (what, found, expected) in [
+            ("merge", self.merge.to_string(), first.merge.to_string()),
+            ("check_tokens", self.check_tokens.to_string(), first.check_tokens.to_string()),
+            ("vocabulary size", self.vocab_size.to_string(), first.vocab_size.to_string()),
+            ("hidden size", self.input.to_string(), first.input.to_string()),
+            ("a plan with", unlike(&self.plan, &first.plan), unlike(&first.plan, &self.plan)),
+        ] {
+            if found != expected {
+                return Err(ShardError::Mismatch { shard, other: 0, what, expected, found });
+            }
         }
         if self.merge == ShardMerge::Winners && !self.pathwise {
             return Err(ShardError::NotPathwise { shard });
@@ -247,20 +208,19 @@ fn knobs(shards: &[ShardInfo], merge: ShardMerge) -> Knobs {
 /// Checks that all shards that state their head's type and transforms agree. Shards without tokens have no transforms.
 fn check_heads(shards: &[ShardInfo]) -> Result<(), ShardError> {
     let numbered = || shards.iter().enumerate();
-    let mut weights = numbered().filter_map(|(shard, s)| Some((shard, s.weight?)));
-    if let Some((_, expected)) = weights.next()
-        && let Some((shard, found)) = weights.find(|(_, found)| *found != expected)
-    {
-        return Err(ShardError::Type { shard, what: "a weight", expected, found });
+    let weights = numbered().filter_map(|(shard, s)| Some((shard, format!("{:?}", s.weight?))));
+    check_equal("a weight of type", weights)?;
+    let heads = numbered().filter(|(_, s)| !s.tokens.is_empty());
+    check_equal("a head with", heads.filter_map(|(shard, s)| Some((shard, s.transforms?.to_string()))))
+}
+
+/// Checks that all shards that state a value state the same.
+fn check_equal(what: &'static str, mut stated: impl Iterator<Item = (usize, String)>) -> Result<(), ShardError> {
+    let Some((other, expected)) = stated.next() else { return Ok(()) };
+    match stated.find(|(_, found)| *found != expected) {
+        Some((shard, found)) => Err(ShardError::Mismatch { shard, other, what, expected, found }),
+        None => Ok(()),
     }
-    let mut heads =
-        numbered().filter(|(_, s)| !s.tokens.is_empty()).filter_map(|(shard, s)| Some((shard, s.transforms?)));
-    if let Some((other, expected)) = heads.next()
-        && let Some((shard, found)) = heads.find(|(_, found)| *found != expected)
-    {
-        return Err(ShardError::Transforms { shard, other, expected, found });
-    }
-    Ok(())
 }
 
 /// Checks that the shards cover the vocabulary in order. Shards without tokens may have any position.
@@ -298,7 +258,8 @@ mod tests {
             check_tokens: false,
             weight: Some(DType::BF16),
             transforms: Some(Transforms { bias: false, soft_cap: Some(30.0), scale: 2.0 }),
-            rank: (0, 1),
+            rank: 0,
+            world: 1,
             takes_hidden: true,
             pathwise: true,
             draws_shards: false,
@@ -315,7 +276,7 @@ mod tests {
         for merge in [ShardMerge::Winners, ShardMerge::LogMass] {
             for max_logprobs in [None, Some(0), Some(7)] {
                 let weight = max_logprobs.map(|_| DType::F32);
-                let mut d = ShardInfo { merge, weight, rank: (3, 7), ..info(3..9) };
+                let mut d = ShardInfo { merge, weight, rank: 3, world: 7, ..info(3..9) };
                 d.transforms =
                     max_logprobs.map(|_| Transforms { bias: true, soft_cap: weight.map(|_| 5.0), scale: -1.0 });
                 d.check_tokens = weight.is_none();
@@ -336,8 +297,8 @@ mod tests {
     /// Numbers the shards that do not say otherwise.
     fn whole(shards: &[ShardInfo]) -> Result<ShardedVocab, ShardError> {
         let number = |(r, d): (usize, &ShardInfo)| {
-            let rank = if d.rank == (0, 1) { (r, shards.len()) } else { d.rank };
-            ShardInfo { rank, ..d.clone() }
+            let (rank, world) = if (d.rank, d.world) == (0, 1) { (r, shards.len()) } else { (d.rank, d.world) };
+            ShardInfo { rank, world, ..d.clone() }
         };
         ShardedVocab::of(&shards.iter().enumerate().map(number).collect::<Vec<_>>(), "test")
     }
@@ -367,30 +328,39 @@ mod tests {
             change(&mut other);
             whole(&[info(0..5), other]).unwrap_err()
         };
-        assert!(matches!(with(|d| d.vocab_size = 11), ShardError::VocabSize { shard: 1, expected: 10, found: 11 }));
-        assert!(matches!(with(|d| d.input = 5), ShardError::Hidden { shard: 1, expected: 4, found: 5 }));
-        assert!(matches!(with(|d| d.plan.max_rows = 2), ShardError::Plan { shard: 1, .. }));
+        let mismatch = |error: ShardError| match error {
+            ShardError::Mismatch { shard, other, what, expected, found } => ((shard, other, what), expected, found),
+            error => panic!("{error}"),
+        };
+        let differs = |what, expected: &str, found: &str, change| {
+            assert_eq!(mismatch(with(change)), ((1, 0, what), expected.into(), found.into()));
+        };
+        differs("vocabulary size", "10", "11", |d| d.vocab_size = 11);
+        differs("hidden size", "4", "5", |d| d.input = 5);
+        differs("a plan with", "max_rows 3", "max_rows 2", |d| d.plan.max_rows = 2);
+        differs("merge", "winners", "log-mass", |d| d.merge = ShardMerge::LogMass);
+        differs("check_tokens", "false", "true", |d| d.check_tokens = true);
+        differs("a weight of type", "BF16", "F16", |d| d.weight = Some(DType::F16));
+        let head = Transforms { bias: true, soft_cap: None, scale: 2.0 };
+        differs("a head with", "no bias, soft-cap 30, scale 2", "a bias, no soft-cap, scale 2", |d| {
+            d.transforms = Some(Transforms { bias: true, soft_cap: None, scale: 2.0 });
+        });
         assert!(matches!(with(|d| d.takes_hidden = false), ShardError::Input { shard: 1 }));
         assert!(matches!(with(|d| d.pathwise = false), ShardError::NotPathwise { shard: 1 }));
-        assert!(matches!(with(|d| d.merge = ShardMerge::LogMass), ShardError::Merge { shard: 1, .. }));
-        assert!(matches!(with(|d| d.check_tokens = true), ShardError::CheckTokens { shard: 1, found: true, .. }));
-        assert!(matches!(with(|d| d.rank = (1, 3)), ShardError::Rank { shard: 1, world: 2, found_world: 3, .. }));
-        assert!(matches!(with(|d| d.rank = (0, 2)), ShardError::Rank { shard: 1, found_rank: 0, .. }));
-        let error = with(|d| d.transforms = Some(Transforms { bias: true, soft_cap: None, scale: 2.0 }));
-        let says =
-            "shard 1 is of a head with a bias, no soft-cap, scale 2, shard 0 of one with no bias, soft-cap 30, scale 2";
-        assert_eq!(error.to_string(), says);
+        let rank = |error| match error {
+            ShardError::Rank { shard: 1, world: 2, found_rank, found_world } => (found_rank, found_world),
+            error => panic!("{error}"),
+        };
+        assert_eq!(rank(with(|d| (d.rank, d.world) = (1, 3))), (1, 3));
+        assert_eq!(rank(with(|d| (d.rank, d.world) = (0, 2))), (0, 2));
         // A shard that states nothing, or has no tokens, is not what the others are compared with.
         let silent = ShardInfo { weight: None, ..info(0..0) };
-        let head = Transforms { bias: true, soft_cap: None, scale: 2.0 };
         let others = [info(0..5), ShardInfo { transforms: Some(head), ..info(5..10) }];
         let error = whole(&[&[silent.clone()][..], &others].concat()).unwrap_err();
-        assert!(matches!(error, ShardError::Transforms { shard: 2, other: 1, found, .. } if found == head));
+        assert_eq!(mismatch(error).0, (2, 1, "a head with"));
         let others = [info(0..5), ShardInfo { weight: Some(DType::F16), ..info(5..10) }];
         let error = whole(&[&[silent][..], &others].concat()).unwrap_err();
-        assert!(matches!(error, ShardError::Type { shard: 2, expected: DType::BF16, found: DType::F16, .. }));
-        let error = with(|d| d.weight = Some(DType::F16));
-        assert!(matches!(error, ShardError::Type { shard: 1, expected: DType::BF16, found: DType::F16, .. }));
+        assert_eq!(mismatch(error).0, (2, 1, "a weight of type"));
     }
 
     #[test]

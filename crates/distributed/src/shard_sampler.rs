@@ -1,9 +1,8 @@
 //! One rank of a group of shards.
 
 use crate::codec::call::{
-    Call, CallStatus, begin, begin_pass, encode_failure, encode_waited, header, is_same_call, pass_header,
+    Call, CallStatus, begin, begin_pass, digest_of, encode_failure, encode_waited, header, is_same_call, pass_header,
 };
-use crate::codec::pass::{decode_row_of_pass, encode_row_of_pass};
 use crate::codec::summary::{Layout, decode_row, encode_row};
 use crate::codec::wire::Reader;
 use crate::error::ShardError;
@@ -87,9 +86,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     /// plans, options and capabilities.
     ///
     /// # Errors
-    /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Merge`], [`ShardError::CheckTokens`],
-    /// [`ShardError::Type`] and [`ShardError::Rank`] if ranks differ in these; the errors of an exchange. Every rank
-    /// gets the same error about the shards.
+    /// Those of [`Sharded::new`](crate::Sharded::new), [`ShardError::Rank`]; the errors of an exchange. Every rank gets
+    /// the same error about the shards.
     pub fn new(
         mut local: Box<dyn PerturbedArgmax + 's>,
         mut transport: T,
@@ -98,7 +96,7 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
         let options = options.into();
         let (mut message, mut messages) = (Vec::new(), Vec::new());
         let rank = (transport.rank(), transport.world());
-        ShardInfo::of(&mut *local, &options, rank).encode(&mut message);
+        ShardInfo::of(&mut *local, &options, rank.0, rank.1).encode(&mut message);
         exchange(&mut transport, &message, &mut messages)?;
         let shard_info = |(shard, bytes): (usize, &Vec<u8>)| {
             ShardInfo::decode(bytes).map_err(|source| ShardError::Message { shard, source })
@@ -146,8 +144,8 @@ impl<'s, T: Transport> ShardSampler<'s, T> {
     ///
     /// # Errors
     /// [`ShardError::Failed`] if another rank cannot make the call; [`ShardError::Late`] if ranks passed a call that
-    /// another rank gave up; [`ShardError::Type`], [`ShardError::Rows`] and [`ShardError::Params`] if ranks have
-    /// different parameters; the errors of an exchange.
+    /// another rank gave up; [`ShardError::Mismatch`] and [`ShardError::Params`] if ranks have different calls; the
+    /// errors of an exchange.
     pub fn can_call(
         &mut self,
         input: Matrix<'_>,
@@ -187,7 +185,7 @@ impl<T: Transport> RankGroup<'_, T> {
 
     /// Compares this rank's call with all messages, and names a mismatch.
     fn compare(&mut self, call: Call, params: &[RowParams<'_>]) -> Result<(), ShardError> {
-        if is_same_call(&self.messages, call)? {
+        if is_same_call(&self.messages, self.transport.rank(), call)? {
             return Ok(());
         }
         mismatch::encode(params, &mut self.message);
@@ -205,17 +203,13 @@ impl<T: Transport> RankGroup<'_, T> {
     /// Writes the summaries of the local shard.
     fn encode(&mut self, call: Option<Call>, rows: &[CheckedRow<'_>], requests: &[Request<'_>]) {
         let RankGroup { local, merge, message, .. } = self;
-        if let Some(call) = call {
-            begin(message, call);
-            for (r, row) in rows.iter().enumerate() {
-                encode_row(message, layout(*merge, row), local.summary(r));
-            }
-            return;
+        match call {
+            Some(call) => begin(message, call),
+            None => begin_pass(message, requests),
         }
-        begin_pass(message, requests.iter().filter(|request| **request != Request::Skip).count());
         for (r, (row, request)) in rows.iter().zip(requests).enumerate() {
-            if let (Some(layout), false) = (layout(*merge, row), *request == Request::Skip) {
-                encode_row_of_pass(message, r, layout, request, local.summary(r));
+            if let Some(layout) = layout(*merge, row, request) {
+                encode_row(message, layout, local.summary(r));
                 local.trim(r, rows.len());
             }
         }
@@ -230,39 +224,32 @@ impl<T: Transport> RankGroup<'_, T> {
         out: &mut [RowSummary],
     ) -> Result<(), ShardError> {
         let RankGroup { merge, tokens, messages, read, received, merger, .. } = self;
-        let count = requests.iter().filter(|request| **request != Request::Skip).count();
+        let digest = digest_of(requests);
         read.clear();
         for (shard, bytes) in messages.iter().enumerate() {
             let mut reader = Reader::new(bytes);
             if is_first {
                 header(&mut reader, shard).map(drop)?
             } else {
-                pass_header(&mut reader, shard, count)?
+                pass_header(&mut reader, shard, digest)?
             }
             read.push(reader.at());
         }
         for (r, (row, request)) in rows.iter().zip(requests).enumerate() {
-            let layout = layout(*merge, row);
-            if let Some(Layout { row, .. }) = layout {
-                merger.begin(row, &mut out[r]);
-            }
+            let Some(layout) = layout(*merge, row, request) else { continue };
+            merger.begin(layout.row, &mut out[r]);
             for (shard, ((bytes, at), tokens)) in messages.iter().zip(&mut *read).zip(&*tokens).enumerate() {
                 let answer = |reason| ShardError::Answer { shard, row: r, reason };
-                let is_drawn = is_first && layout.is_some_and(|layout| layout.row.filters.is_none());
-                if let (true, Some(Layout { row, .. })) = (is_drawn, layout) {
-                    received.begin(row);
+                let mut reader = Reader::from(bytes, *at);
+                let is_drawn = request.is_overview() && layout.row.filters.is_none();
+                if is_drawn {
+                    received.begin(layout.row);
                 }
-                let (mut reader, into) =
-                    (Reader::from(bytes, *at), if is_drawn { &mut *received } else { &mut out[r] });
-                let decoded = match (is_first, layout, request) {
-                    (true, ..) => decode_row(&mut reader, tokens, layout, into),
-                    (false, _, Request::Skip) | (false, None, _) => continue,
-                    (false, Some(layout), _) => decode_row_of_pass(&mut reader, tokens, r, layout, request, into),
-                };
+                let decoded = decode_row(&mut reader, tokens, layout, if is_drawn { received } else { &mut out[r] });
                 decoded.map_err(|source| ShardError::Message { shard, source })?.map_err(answer)?;
                 *at = reader.at();
-                if let (true, Some(Layout { row, .. })) = (is_drawn, layout) {
-                    merger.add(*merge, row, request, (shard, &*received), &mut out[r]).map_err(answer)?;
+                if is_drawn {
+                    merger.add(*merge, layout.row, request, (shard, &*received), &mut out[r]).map_err(answer)?;
                 }
             }
         }
@@ -335,9 +322,10 @@ impl<T: Transport> PerturbedArgmax for ShardSampler<'_, T> {
     }
 }
 
-/// The parts of a row's summary; `None` if its parameters are invalid.
-fn layout<'r, 'a>(merge: ShardMerge, row: &'r CheckedRow<'a>) -> Option<Layout<'r, 'a>> {
-    row.as_ref().ok().map(|row| Layout { row, by_mass: merge.draws_by_mass(row) })
+/// The parts of a row's summary; `None` if the row is skipped or its parameters are invalid.
+fn layout<'r, 'a>(merge: ShardMerge, row: &'r CheckedRow<'a>, request: &'r Request<'r>) -> Option<Layout<'r, 'a>> {
+    let row = row.as_ref().ok().filter(|_| *request != Request::Skip)?;
+    Some(Layout { row, request, by_mass: merge.draws_by_mass(row) })
 }
 
 fn exchange(transport: &mut impl Transport, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), ShardError> {

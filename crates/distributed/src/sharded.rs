@@ -52,14 +52,13 @@ impl<'s> Sharded<'s> {
     /// # Errors
     /// * [`ShardError::NoShards`], [`ShardError::Gap`], [`ShardError::Overlap`], [`ShardError::Beyond`]: the shards do
     ///   not form a vocabulary.
-    /// * [`ShardError::VocabSize`], [`ShardError::Hidden`], [`ShardError::Plan`], [`ShardError::Input`]: the shards
-    ///   differ.
+    /// * [`ShardError::Mismatch`], [`ShardError::Input`]: the shards differ, or take logits.
     /// * [`ShardError::NotPathwise`], [`ShardError::NoLogMass`], [`ShardError::Nested`]: the shards do not support
     ///   the merge.
     pub fn new(mut shards: Vec<Box<dyn PerturbedArgmax + 's>>, merge: ShardMerge) -> Result<Self, ShardError> {
         let (options, world) = (ShardOptions::new(merge), shards.len());
         let describe = |(rank, shard): (usize, &mut Box<dyn PerturbedArgmax + 's>)| {
-            ShardInfo::of(&mut **shard, &options, (rank, world))
+            ShardInfo::of(&mut **shard, &options, rank, world)
         };
         let descriptions: Vec<_> = shards.iter_mut().enumerate().map(describe).collect();
         let mut backends = shards.iter().map(|s| s.capabilities().backend);

@@ -42,49 +42,35 @@ pub trait Transport: Send {
     fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError>;
 }
 
-impl<T: Transport + ?Sized> Transport for Box<T> {
-    fn rank(&self) -> usize {
-        (**self).rank()
-    }
+/// Implements [`Transport`] for a pointer to a transport.
+macro_rules! transport_behind {
+    ($pointer:ty) => {
+        impl<T: Transport + ?Sized> Transport for $pointer {
+            fn rank(&self) -> usize {
+                (**self).rank()
+            }
 
-    fn world(&self) -> usize {
-        (**self).world()
-    }
+            fn world(&self) -> usize {
+                (**self).world()
+            }
 
-    fn time_limit(&self) -> Duration {
-        (**self).time_limit()
-    }
+            fn time_limit(&self) -> Duration {
+                (**self).time_limit()
+            }
 
-    fn set_time_limit(&mut self, limit: Duration) {
-        (**self).set_time_limit(limit);
-    }
+            fn set_time_limit(&mut self, limit: Duration) {
+                (**self).set_time_limit(limit);
+            }
 
-    fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
-        (**self).all_gather(mine, all)
-    }
+            fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
+                (**self).all_gather(mine, all)
+            }
+        }
+    };
 }
 
-impl<T: Transport + ?Sized> Transport for &mut T {
-    fn rank(&self) -> usize {
-        (**self).rank()
-    }
-
-    fn world(&self) -> usize {
-        (**self).world()
-    }
-
-    fn time_limit(&self) -> Duration {
-        (**self).time_limit()
-    }
-
-    fn set_time_limit(&mut self, limit: Duration) {
-        (**self).set_time_limit(limit);
-    }
-
-    fn all_gather(&mut self, mine: &[u8], all: &mut Vec<Vec<u8>>) -> Result<(), TransportError> {
-        (**self).all_gather(mine, all)
-    }
-}
+transport_behind!(Box<T>);
+transport_behind!(&mut T);
 
 /// Why an exchange failed.
 #[derive(Debug, thiserror::Error)]

@@ -1,21 +1,22 @@
 //! The head of a message: the call of a rank, or its status.
 //!
 //! ```text
-//! call      magic u32 | 0 u8 | number u64 | rows u32 | type u8 | digest of the rows' parameters u64
+//! call      magic u32 | 0 u8 | number u64 | rows u64 | type u8 | digest of the rows' parameters u64
 //! waited    magic u32 | 3 u8 | the same | nanoseconds u64 | ranks u32 | rank u32 ...   a call that a rank gave up
-//! pass      magic u32 | 2 u8 | rows u32                                               see `pass`
+//! pass      magic u32 | 2 u8 | digest of the requests u64                               a further pass of a call
 //! failed    magic u32 | 1 u8 | text
 //! checks    magic u32 | 4 u8 | results to compare                                      see `check`
 //! ```
 
-use crate::codec::wire::{Reader, WireError, put_items, put_text};
+use crate::codec::wire::{Reader, Wire, WireError, put_items, put_text, wire_struct};
 use crate::error::ShardError;
 use core::time::Duration;
+use flash_sampling_core::backend::Request;
 use flash_sampling_core::backend::digest::of_words;
 use flash_sampling_core::{DType, RowParams};
 
 /// First bytes of a message; the last two digits are the version of the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"fs09");
+const MAGIC: u32 = u32::from_le_bytes(*b"fs10");
 
 const ROWS: u8 = 0;
 const FAILED: u8 = 1;
@@ -55,25 +56,26 @@ impl Call {
     pub(crate) fn of(number: u64, rows: &[RowParams<'_>], dtype: DType) -> Call {
         Call { number, rows: rows.len(), dtype, digest: of_words(rows.iter().map(RowParams::digest)) }
     }
+}
 
-    fn put(self, bytes: &mut Vec<u8>) {
-        bytes.extend_from_slice(&self.number.to_le_bytes());
-        bytes.extend_from_slice(&(self.rows as u32).to_le_bytes());
-        bytes.push(element(self.dtype));
-        bytes.extend_from_slice(&self.digest.to_le_bytes());
-    }
+wire_struct!(Call { number, rows, dtype, digest });
 
-    fn read(reader: &mut Reader<'_>) -> Result<Call, WireError> {
-        let (number, rows) = (reader.u64()?, reader.u32()? as usize);
-        let dtype = of_element(reader.u8()?).ok_or_else(|| reader.invalid("an unknown type"))?;
-        Ok(Call { number, rows, dtype, digest: reader.u64()? })
-    }
+/// A digest of the requests of a pass, from their kinds, counts and floors.
+pub(crate) fn digest_of(requests: &[Request<'_>]) -> u64 {
+    of_words(requests.iter().flat_map(|request| match request {
+        Request::Skip => [0, 0],
+        Request::Overview | Request::Decide => [1, 0],
+        Request::PrefixMass { points, .. } => [2, points.len() as u64],
+        Request::List { floor } => [3, u64::from(floor.to_bits())],
+        Request::Logits { tokens, stage } => [4 + *stage as u64, tokens.len() as u64],
+        Request::PrefixCount { ranks, stage } => [6 + *stage as u64, ranks.len() as u64],
+    }))
 }
 
 fn begin_with(bytes: &mut Vec<u8>, status: u8) {
     bytes.clear();
-    bytes.extend_from_slice(&MAGIC.to_le_bytes());
-    bytes.push(status);
+    MAGIC.put(bytes);
+    status.put(bytes);
 }
 
 /// The message of a rank that failed.
@@ -82,10 +84,10 @@ pub(crate) fn encode_failure(bytes: &mut Vec<u8>, reason: &str) {
     put_text(bytes, reason);
 }
 
-/// Begins the message of a further pass for `rows` rows.
-pub(crate) fn begin_pass(bytes: &mut Vec<u8>, rows: usize) {
+/// Begins the message of a further pass.
+pub(crate) fn begin_pass(bytes: &mut Vec<u8>, requests: &[Request<'_>]) {
     begin_with(bytes, PASS);
-    bytes.extend_from_slice(&(rows as u32).to_le_bytes());
+    digest_of(requests).put(bytes);
 }
 
 /// Begins the message of a call.
@@ -103,31 +105,16 @@ pub(crate) fn begin_check(bytes: &mut Vec<u8>) {
 pub(crate) fn encode_waited(bytes: &mut Vec<u8>, call: Call, ranks: &[usize], limit: Duration) {
     begin_with(bytes, WAITED);
     call.put(bytes);
-    bytes.extend_from_slice(&u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
-    bytes.extend_from_slice(&(ranks.len() as u32).to_le_bytes());
+    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).put(bytes);
     put_items(bytes, ranks.iter().map(|&rank| (rank as u32).to_le_bytes()));
-}
-
-/// The number of a type in messages.
-pub(crate) fn element(dtype: DType) -> u8 {
-    match dtype {
-        DType::BF16 => 0,
-        DType::F16 => 1,
-        DType::F32 => 2,
-    }
-}
-
-/// The type of a number.
-pub(crate) fn of_element(number: u8) -> Option<DType> {
-    [DType::BF16, DType::F16, DType::F32].into_iter().find(|&dtype| element(dtype) == number)
 }
 
 /// The head of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Head<'m> {
     Call(Call),
-    /// A further pass of a call, for so many rows.
-    Pass(usize),
+    /// A further pass of a call, with a digest of its requests.
+    Pass(u64),
     /// A call that the rank gave up, its waiting time, and the ranks that did not come.
     Waited(Call, Duration, &'m [[u8; 4]]),
     /// Results to compare.
@@ -148,16 +135,16 @@ impl Head<'_> {
 /// Reads the head of a shard's message.
 pub(crate) fn head<'m>(reader: &mut Reader<'m>, shard: usize) -> Result<Head<'m>, ShardError> {
     let head = (|| {
-        if reader.u32()? != MAGIC {
+        if u32::take(reader)? != MAGIC {
             return Err(reader.invalid("not a shard's summaries"));
         }
-        match reader.u8()? {
-            ROWS => Call::read(reader).map(|call| Ok(Head::Call(call))),
+        match u8::take(reader)? {
+            ROWS => Call::take(reader).map(|call| Ok(Head::Call(call))),
             WAITED => {
-                let (call, limit) = (Call::read(reader)?, Duration::from_nanos(reader.u64()?));
+                let (call, limit) = (Call::take(reader)?, Duration::from_nanos(u64::take(reader)?));
                 Ok(Ok(Head::Waited(call, limit, reader.items()?)))
             }
-            PASS => Ok(Ok(Head::Pass(reader.u32()? as usize))),
+            PASS => u64::take(reader).map(|digest| Ok(Head::Pass(digest))),
             CHECKS => Ok(Ok(Head::Checks)),
             FAILED => Ok(Err(reader.text()?.to_owned())),
             _ => Err(reader.invalid("an unknown status")),
@@ -183,12 +170,12 @@ pub(crate) fn header(reader: &mut Reader<'_>, shard: usize) -> Result<Call, Shar
     }
 }
 
-/// Reads the head of a shard's message of a further pass for `rows` rows.
-pub(crate) fn pass_header(reader: &mut Reader<'_>, shard: usize, rows: usize) -> Result<(), ShardError> {
+/// Reads the head of a shard's message of a further pass.
+pub(crate) fn pass_header(reader: &mut Reader<'_>, shard: usize, digest: u64) -> Result<(), ShardError> {
     match head(reader, shard)? {
-        Head::Pass(found) if found == rows => Ok(()),
+        Head::Pass(theirs) if theirs == digest => Ok(()),
         _ => {
-            Err(ShardError::Message { shard, source: reader.invalid("another call or number of rows than this pass") })
+            Err(ShardError::Message { shard, source: reader.invalid("another call or other requests than this pass") })
         }
     }
 }
@@ -216,19 +203,21 @@ pub(crate) fn none_is_late(messages: &[Vec<u8>]) -> Result<(), ShardError> {
     Err(ShardError::Late { shard, ranks: if late.is_empty() { beyond } else { late }, limit })
 }
 
-/// Whether all shards have this rank's call. If one rank gets an error or `false`, every rank does: all have the same
-/// messages, and each rank of a mismatch differs from some other.
-pub(crate) fn is_same_call(messages: &[Vec<u8>], mine: Call) -> Result<bool, ShardError> {
+/// Whether all shards have the call of this rank, `mine`. If one rank gets an error or `false`, every rank does: all have
+/// the same messages, and each rank of a mismatch differs from some other.
+pub(crate) fn is_same_call(messages: &[Vec<u8>], rank: usize, mine: Call) -> Result<bool, ShardError> {
     none_is_late(messages)?;
     let mut is_same = true;
     for (shard, bytes) in messages.iter().enumerate() {
         let theirs = header(&mut Reader::new(bytes), shard)?;
+        let mismatch = |what, [found, expected]: [String; 2]| {
+            Err(ShardError::Mismatch { shard, other: rank, what, expected, found })
+        };
         if theirs.rows != mine.rows {
-            return Err(ShardError::Rows { shard, expected: mine.rows, found: theirs.rows });
+            return mismatch("row count", [theirs, mine].map(|call| call.rows.to_string()));
         }
         if theirs.dtype != mine.dtype {
-            let (expected, found) = (mine.dtype, theirs.dtype);
-            return Err(ShardError::Type { shard, what: "hidden states", expected, found });
+            return mismatch("hidden states of type", [theirs, mine].map(|call| format!("{:?}", call.dtype)));
         }
         is_same &= theirs.digest == mine.digest;
     }

@@ -1,4 +1,7 @@
-//! Reading and writing the bytes that ranks exchange: little-endian, unaligned, checked.
+//! The bytes of values: little-endian, unaligned, checked.
+
+use core::ops::Range;
+use flash_sampling_core::{DType, Plan, Stage};
 
 /// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +29,107 @@ pub enum WireError {
         /// One past the field.
         at: usize,
     },
+}
+
+/// A value in a message.
+pub(crate) trait Wire: Sized {
+    /// Appends the value.
+    fn put(&self, bytes: &mut Vec<u8>);
+
+    /// Takes the value from the front of a message.
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError>;
+}
+
+/// Implements [`Wire`] for numbers.
+macro_rules! wire_numbers {
+    ($($number:ty)*) => {$(
+        impl Wire for $number {
+            fn put(&self, bytes: &mut Vec<u8>) {
+                bytes.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+                reader.array().map(<$number>::from_le_bytes)
+            }
+        }
+    )*};
+}
+
+/// Implements [`Wire`] for an enum without fields, as one byte.
+macro_rules! wire_enum {
+    ($type:ty, $unknown:literal { $($code:literal = $variant:ident),* }) => {
+        impl Wire for $type {
+            fn put(&self, bytes: &mut Vec<u8>) {
+                bytes.push(match self { $(<$type>::$variant => $code),* });
+            }
+
+            fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+                match u8::take(reader)? {
+                    $($code => Ok(<$type>::$variant),)*
+                    _ => Err(reader.invalid($unknown)),
+                }
+            }
+        }
+    };
+}
+
+/// Implements [`Wire`] for a struct, as its fields in this order.
+macro_rules! wire_struct {
+    ($type:ty { $($field:ident),* $(,)? }) => {
+        impl Wire for $type {
+            fn put(&self, bytes: &mut Vec<u8>) {
+                let Self { $($field),* } = self;
+                $($field.put(bytes);)*
+            }
+
+            fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+                $(let $field = Wire::take(reader)?;)*
+                Ok(Self { $($field),* })
+            }
+        }
+    };
+}
+pub(crate) use {wire_enum, wire_struct};
+
+wire_numbers!(u8 u32 u64 f32 f64);
+wire_enum!(DType, "an unknown type" { 0 = BF16, 1 = F16, 2 = F32 });
+wire_enum!(Stage, "an unknown stage" { 0 = Raw, 1 = Transformed });
+wire_struct!(Plan { max_rows, max_draws, max_logprobs, canonical });
+wire_struct!(Range<u32> { start, end });
+
+impl Wire for bool {
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.push(u8::from(*self));
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        match u8::take(reader)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(reader.invalid("a flag that is neither 0 nor 1")),
+        }
+    }
+}
+
+impl Wire for usize {
+    fn put(&self, bytes: &mut Vec<u8>) {
+        (*self as u64).put(bytes);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        usize::try_from(u64::take(reader)?).map_err(|_| reader.invalid("a size beyond this machine's"))
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn put(&self, bytes: &mut Vec<u8>) {
+        self.is_some().put(bytes);
+        self.iter().for_each(|value| value.put(bytes));
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        bool::take(reader)?.then(|| T::take(reader)).transpose()
+    }
 }
 
 /// Takes fields from the front of a message.
@@ -56,43 +160,9 @@ impl<'a> Reader<'a> {
         Ok(*array)
     }
 
-    pub(crate) fn u8(&mut self) -> Result<u8, WireError> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
-    pub(crate) fn u32(&mut self) -> Result<u32, WireError> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    pub(crate) fn u64(&mut self) -> Result<u64, WireError> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    pub(crate) fn f32(&mut self) -> Result<f32, WireError> {
-        self.array().map(f32::from_le_bytes)
-    }
-
-    pub(crate) fn f64(&mut self) -> Result<f64, WireError> {
-        self.array().map(f64::from_le_bytes)
-    }
-
-    /// Reads a 64-bit size that fits this machine's `usize`.
-    pub(crate) fn size(&mut self) -> Result<usize, WireError> {
-        let size = self.u64()?;
-        usize::try_from(size).map_err(|_| self.invalid("a size beyond this machine's"))
-    }
-
-    pub(crate) fn flag(&mut self) -> Result<bool, WireError> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(self.invalid("a flag that is neither 0 nor 1")),
-        }
-    }
-
     /// Reads a count of items of `size` bytes each, and checks that the message has them.
     pub(crate) fn count(&mut self, size: usize) -> Result<usize, WireError> {
-        let count = self.u32()? as usize;
+        let count = u32::take(self)? as usize;
         let needed = count.checked_mul(size).filter(|needed| *needed <= self.rest.len());
         needed.map(|_| count).ok_or(WireError::Truncated { at: self.length })
     }
@@ -127,12 +197,18 @@ impl<'a> Reader<'a> {
 
 /// Appends the length of a text, and the text.
 pub(crate) fn put_text(bytes: &mut Vec<u8>, text: &str) {
-    bytes.extend_from_slice(&(text.len() as u32).to_le_bytes());
+    (text.len() as u32).put(bytes);
     bytes.extend_from_slice(text.as_bytes());
 }
 
-/// Appends items of `N` bytes each, after one allocation.
+/// Appends the number of items of `N` bytes each, and the items.
 pub(crate) fn put_items<const N: usize>(bytes: &mut Vec<u8>, items: impl ExactSizeIterator<Item = [u8; N]>) {
+    (items.len() as u32).put(bytes);
+    put_all(bytes, items);
+}
+
+/// Appends items of `N` bytes each, after one allocation.
+pub(crate) fn put_all<const N: usize>(bytes: &mut Vec<u8>, items: impl ExactSizeIterator<Item = [u8; N]>) {
     let at = bytes.len();
     bytes.resize(at + N * items.len(), 0);
     bytes[at..].as_chunks_mut().0.iter_mut().zip(items).for_each(|(place, item)| *place = item);

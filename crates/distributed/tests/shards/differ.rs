@@ -95,9 +95,9 @@ fn heads_that_do_something_else_to_their_dot_products_are_refused() {
         (
             plain,
             capped,
-            "shard 1 is of a head with no bias, soft-cap 30, scale 0.125, shard 0 of one with no bias, no soft-cap, scale 0.125",
+            "shard 1 has a head with no bias, soft-cap 30, scale 0.125, but shard 0 has no bias, no soft-cap, scale 0.125",
         ),
-        (capped, capped.with_scale(2.0).unwrap(), "shard 1 is of a head with no bias, soft-cap 30, scale 2"),
+        (capped, capped.with_scale(2.0).unwrap(), "shard 1 has a head with no bias, soft-cap 30, scale 2"),
     ] {
         let heads = [mine, theirs];
         let errors = thread::scope(|scope| {
@@ -110,9 +110,8 @@ fn heads_that_do_something_else_to_their_dot_products_are_refused() {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
         });
         for error in errors {
-            assert!(
-                matches!(&error, ShardError::Transforms { shard: 1, found, .. } if *found == Transforms::of(&theirs))
-            );
+            let ShardError::Mismatch { shard: 1, other: 0, found, .. } = &error else { panic!("{error}") };
+            assert_eq!(*found, Transforms::of(&theirs).to_string());
             assert!(error.to_string().starts_with(says), "{error}");
         }
     }

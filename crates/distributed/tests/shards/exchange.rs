@@ -98,7 +98,7 @@ fn ranks_must_agree_on_the_merge() {
         let local = shards(&head, &STARTS, PLAN).swap_remove(rank);
         ShardSampler::new(local, transport, MERGES[usize::from(rank == 6)]).unwrap_err()
     });
-    assert!(errors.iter().all(|e| matches!(e, ShardError::Merge { shard: 6, .. })));
+    assert!(errors.iter().all(|e| matches!(e, ShardError::Mismatch { shard: 6, what: "merge", .. })));
 }
 
 #[test]
@@ -113,12 +113,18 @@ fn other_seeds_rows_or_types_on_a_rank_are_an_error_on_every_rank() {
             "{error:?}"
         );
         let error = call(sampler, &seeds[..if rank == 5 { 1 } else { 2 }], HIDDEN).unwrap_err();
-        assert!(matches!(source(&error), ShardError::Rows { shard, .. } if *shard == other), "{error:?}");
+        let differs = |error: &SampleError, value| {
+            let found = source(error);
+            let is_named = matches!(found, ShardError::Mismatch { shard, other: mine, what, .. }
+                if (*shard, *mine, *what) == (other, rank, value));
+            assert!(is_named, "{found:?}");
+        };
+        differs(&error, "row count");
         // Another type of hidden states on one rank.
         let (f32s, f16s) = ([0.5f32; HIDDEN], [half::f16::from_f32(0.5); HIDDEN]);
         let input = if rank == 5 { Matrix::new(&f16s, 1, HIDDEN) } else { Matrix::new(&f32s, 1, HIDDEN) }.unwrap();
         let error = sampler.sample(input, &seeds[..1], &mut Samples::new()).unwrap_err();
-        assert!(matches!(source(&error), ShardError::Type { shard, .. } if *shard == other), "{error:?}");
+        differs(&error, "hidden states of type");
         // Ranks that agree again go on.
         call(sampler, &[RowParams::default(); 2], HIDDEN).unwrap();
     });
@@ -245,15 +251,15 @@ fn a_rank_with_another_plan_merge_or_check_is_named_with_what_differs() {
         (
             more,
             options,
-            "shard 1 was planned with max_rows 17, no max_logprobs, but shard 0 with max_rows 16, max_logprobs 6",
+            "shard 1 has a plan with max_rows 17, no max_logprobs, but shard 0 has max_rows 16, max_logprobs 6",
         ),
         (
             Plan { canonical: true, max_draws: 1, ..PLAN },
             options,
-            "shard 1 was planned with max_draws 1, canonical, but shard 0 with max_draws 12, not canonical",
+            "shard 1 has a plan with max_draws 1, canonical, but shard 0 has max_draws 12, not canonical",
         ),
-        (PLAN, ShardMerge::LogMass.into(), "shard 1 merges by log-mass, but shard 0 by winners"),
-        (PLAN, ShardOptions { check_tokens: true, ..options }, "shard 1 draws with check_tokens, but shard 0 without"),
+        (PLAN, ShardMerge::LogMass.into(), "shard 1 has merge log-mass, but shard 0 has winners"),
+        (PLAN, ShardOptions { check_tokens: true, ..options }, "shard 1 has check_tokens true, but shard 0 has false"),
     ] {
         let errors = group(2, |rank, transport| {
             let (plan, options) = [(PLAN, options), (plan, other)][rank];

@@ -85,9 +85,7 @@ impl<T: Transport> CudaRank<'_, T> {
         let answer = self.by_host.can_call(input, rows, told.standing());
         self.by_host.transport().set_time_limit(whole);
         match answer {
-            Err(named @ (ShardError::Type { .. } | ShardError::Rows { .. } | ShardError::Params { .. })) => {
-                named.into()
-            }
+            Err(named @ (ShardError::Mismatch { .. } | ShardError::Params { .. })) => named.into(),
             Err(failed @ ShardError::Failed { .. }) => failed.into(),
             // They came, if late: the limit is the GPUs'.
             Err(ShardError::Late { ranks, .. }) if told.names(&ranks, mine) => error,

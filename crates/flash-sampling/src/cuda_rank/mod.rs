@@ -64,7 +64,7 @@ pub struct CudaRankOptions {
 /// Half of it an exchange waits on the GPUs; a rank that nobody met there, or that met another call, asks over the transport
 /// for as long as is left, and for an eighth at least, as giving NCCL up may take all the rest. Where ranks are called with
 /// different rows or parameters, all of them ask, also where one of them goes by the transport alone, and each learns of which
-/// row and what: [`ShardError::Params`], [`ShardError::Rows`] or [`ShardError::Type`]. A rank that comes when another has given
+/// row and what: [`ShardError::Params`] or [`ShardError::Mismatch`]. A rank that comes when another has given
 /// the call up still draws, alone; where its next exchange over the transport meets the one that waited it learns so:
 /// [`ShardError::Late`].
 ///

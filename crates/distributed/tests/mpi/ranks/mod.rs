@@ -120,7 +120,7 @@ fn differ(mpi: Mpi) {
     let with_type = ShardOptions { weight: Some(weight_type), ..options };
     let local = || shards(&head, &starts, PLAN).swap_remove(rank);
     let error = ShardSampler::new(local(), &mut transport, with_type).unwrap_err();
-    assert!(matches!(error, ShardError::Type { shard, .. } if shard == last), "{error}");
+    assert!(matches!(error, ShardError::Mismatch { shard, .. } if shard == last), "{error}");
 
     let mut sampler = ShardSampler::new(local(), &mut transport, options).unwrap();
     let row = [RowParams { seed: is_last.into(), ..RowParams::default() }];
